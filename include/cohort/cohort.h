@@ -1,0 +1,11 @@
+// Everything of Cohort that does not need libtorch. For libtorch add <cohort/torch.h>.
+#pragma once
+
+#include <cohort/buffer.h>
+#include <cohort/communicator.h>
+#include <cohort/dtype.h>
+#include <cohort/error.h>
+#include <cohort/join.h>
+#include <cohort/observer.h>
+#include <cohort/store.h>
+#include <cohort/work.h>

@@ -1,0 +1,36 @@
+// How a process becomes a rank: find out who it is, meet the others, form the communicator.
+// `join` may be called from several threads at once; each call makes its own communicator.
+#pragma once
+
+#include <cohort/communicator.h>
+
+#include <chrono>
+#include <string>
+
+namespace cohort {
+
+struct JoinOptions {
+  /// Where to meet. Empty: what the launcher set up (`cohort run`; else RANK, WORLD_SIZE, MASTER_ADDR and
+  /// MASTER_PORT as torchrun sets them; else a world of one). "env://": those four variables.
+  /// "tcp://HOST:PORT": rank 0 listens there. "file:///PATH": a fresh file that all ranks can lock.
+  std::string init_method = {};
+  int rank = -1;        ///< required by tcp:// and file:// (or ?rank=R&world_size=N in the address)
+  int world_size = -1;  ///< required by tcp:// and file://
+  /// A file of 0600 that holds the job's secret, for worlds without `cohort run`; default: COHORT_SECRET_FILE.
+  /// Without one only processes of the same user on the same host are let in.
+  std::string secret_file = {};
+  /// Several worlds of one process meet under different names.
+  std::string group_name = "world";
+  /// For all ranks to appear.
+  std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
+  /// Deadline of operations that give none of their own; default: COHORT_TIMEOUT, else 30 minutes.
+  std::chrono::milliseconds timeout = std::chrono::milliseconds(0);
+  /// Run as a world of one on purpose, also under a launcher of more (as COHORT_ALONE=1).
+  bool alone = false;
+};
+
+/// Throws InvalidArgument when sources contradict each other (the message names both), Timeout when ranks do not
+/// appear (it names them), Unavailable when there is no secret and one is needed, PeerLost when one dies meanwhile.
+Communicator join(const JoinOptions& options = {});
+
+}  // namespace cohort

@@ -1,0 +1,47 @@
+// What happened, told as it happens: lower rooms call an Observer, `track/` and tests implement one. Methods are
+// called on the thread where the thing happened, often the progress thread: be quick, do not throw, do not call
+// the communicator. An Observer must outlive what it observes.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace cohort {
+
+/// One finished collective. Times are of the steady clock.
+struct CollectiveEvent {
+  std::string_view operation;              ///< "all_reduce", ...
+  std::uint64_t sequence = 0;              ///< on its communicator, from 1
+  std::size_t bytes = 0;                   ///< of this rank's payload
+  std::chrono::steady_clock::time_point called, begun, ended;
+  std::chrono::nanoseconds waited{0};      ///< for peers to arrive
+  bool zero_copy = false;                  ///< all buffers were in communicator memory
+  bool failed = false;
+};
+
+/// One gradient bucket of a DistributedDataParallel, when its last gradient has come.
+struct BucketEvent {
+  int index = 0;
+  std::size_t bytes = 0;
+  std::chrono::steady_clock::time_point ready;
+};
+
+/// One optimizer step as the training loop saw it.
+struct StepEvent {
+  std::int64_t step = 0;
+  std::int64_t samples = 0;                ///< over all ranks
+  double seconds = 0;
+  double exposed_communication_seconds = 0;  ///< waiting for reductions after backward had ended
+};
+
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void on_collective(const CollectiveEvent&) {}
+  virtual void on_bucket_ready(const BucketEvent&) {}
+  virtual void on_step(const StepEvent&) {}
+};
+
+}  // namespace cohort

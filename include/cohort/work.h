@@ -1,0 +1,49 @@
+// A collective under way. It progresses without being attended; `wait` delivers its result or its error.
+// A Work may be waited for from any thread, by one thread at a time; callbacks run on the thread that finishes it.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+
+namespace cohort {
+
+class Error;
+
+namespace comm {
+class WorkState;
+}
+
+class [[nodiscard]] Work {
+ public:
+  /// A finished Work without an error.
+  Work() noexcept;
+  explicit Work(std::shared_ptr<comm::WorkState> state) noexcept;
+  Work(Work&&) noexcept;
+  /// The Work that is replaced is waited for first, as by the destructor.
+  Work& operator=(Work&&) noexcept;
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  /// Waits for an unfinished operation until its deadline, which aborts the communicator; an error that nobody
+  /// waited for is logged as a warning. Never throws.
+  ~Work();
+
+  /// Blocks until the operation is done. Throws cohort::Error: Mismatch, PeerLost, Aborted, Timeout
+  /// (the operation's own deadline passed). May be called again; it then gives the same answer.
+  void wait();
+  /// As `wait()`, but gives up waiting (not the operation) after `limit`; returns false then.
+  bool wait_for(std::chrono::nanoseconds limit);
+  /// True once the operation has finished, with or without an error. Never blocks.
+  bool done() const noexcept;
+  /// The error of a finished operation; empty while it runs and when it succeeded.
+  std::optional<Error> error() const;
+  /// Calls `callback` once the operation has finished, at once if it has. It must not throw, block, or start
+  /// another operation of the same communicator.
+  void on_done(std::function<void()> callback);
+
+ private:
+  std::shared_ptr<comm::WorkState> state_;
+};
+
+}  // namespace cohort

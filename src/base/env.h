@@ -1,0 +1,49 @@
+// The one table of environment variables that Cohort reads or sets for its workers. To add one, add a row here and in
+// kVariables (env.cpp); help texts and docs/reference/environment.md are made from it.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace cohort::env {
+
+// Read by the library and the command.
+inline constexpr std::string_view kLog = "COHORT_LOG";
+inline constexpr std::string_view kTimeout = "COHORT_TIMEOUT";
+inline constexpr std::string_view kAlone = "COHORT_ALONE";
+inline constexpr std::string_view kSecretFile = "COHORT_SECRET_FILE";
+inline constexpr std::string_view kInit = "COHORT_INIT";
+
+// Set by `cohort run` for its workers.
+inline constexpr std::string_view kStore = "COHORT_STORE";
+inline constexpr std::string_view kSecretFd = "COHORT_SECRET_FD";
+inline constexpr std::string_view kJobId = "COHORT_JOB_ID";
+inline constexpr std::string_view kRunDir = "COHORT_RUN_DIR";
+inline constexpr std::string_view kHost = "COHORT_HOST";
+
+// Set by `cohort run` as torchrun does, and read by env://.
+inline constexpr std::string_view kRank = "RANK";
+inline constexpr std::string_view kWorldSize = "WORLD_SIZE";
+inline constexpr std::string_view kLocalRank = "LOCAL_RANK";
+inline constexpr std::string_view kLocalWorldSize = "LOCAL_WORLD_SIZE";
+inline constexpr std::string_view kMasterAddr = "MASTER_ADDR";
+inline constexpr std::string_view kMasterPort = "MASTER_PORT";
+inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
+
+struct Variable {
+  std::string_view name;
+  std::string_view value;        ///< what it holds, e.g. "seconds"
+  std::string_view default_value;
+  std::string_view meaning;
+  bool set_by_cohort_run = false;
+};
+
+/// Every row, in the order of the documentation.
+std::span<const Variable> variables() noexcept;
+
+/// The variable's value; nullopt if it is not set or empty.
+std::optional<std::string> get(std::string_view name);
+
+}  // namespace cohort::env

@@ -1,0 +1,38 @@
+// The logging facade: one level per subsystem, chosen by COHORT_LOG ("warn", "info,net=debug"), written to stderr.
+// Any thread may log. A library prints nothing unless something is wrong: the default level is warn.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+namespace cohort::log {
+
+enum class Level : std::uint8_t { Debug, Info, Warn, Error, Off };
+
+/// True if a message of this subsystem ("net", "comm", "launch", ...) and level would be written.
+bool enabled(std::string_view subsystem, Level level) noexcept;
+void write(std::string_view subsystem, Level level, std::string_view message) noexcept;
+/// Replaces what COHORT_LOG said. Throws cohort::Error (InvalidArgument) on a level it does not know.
+void configure(std::string_view specification);
+
+template <class... Args>
+void debug(std::string_view subsystem, fmt::format_string<Args...> format, Args&&... args) {
+  if (enabled(subsystem, Level::Debug)) write(subsystem, Level::Debug, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void info(std::string_view subsystem, fmt::format_string<Args...> format, Args&&... args) {
+  if (enabled(subsystem, Level::Info)) write(subsystem, Level::Info, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void warn(std::string_view subsystem, fmt::format_string<Args...> format, Args&&... args) {
+  if (enabled(subsystem, Level::Warn)) write(subsystem, Level::Warn, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void error(std::string_view subsystem, fmt::format_string<Args...> format, Args&&... args) {
+  if (enabled(subsystem, Level::Error)) write(subsystem, Level::Error, fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace cohort::log

@@ -1,0 +1,41 @@
+// Result<T>: a value or an Error, for what fails in ordinary use (parsing, probing, planning), so that several
+// problems can be reported at once. At the public boundary `value_or_throw` turns it into an exception.
+#pragma once
+
+#include <cohort/error.h>
+
+#include <fmt/format.h>
+#include <tl/expected.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace cohort {
+
+template <class T>
+using Result = tl::expected<T, Error>;
+
+/// A failed Result with a formatted message: `return fail(ErrorCode::Corrupt, "{}: ...", path);`
+template <class... Args>
+tl::unexpected<Error> fail(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
+  return tl::unexpected<Error>(Error(code, fmt::format(format, std::forward<Args>(args)...)));
+}
+
+/// Throws an Error with a formatted message.
+template <class... Args>
+[[noreturn]] void raise(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(code, fmt::format(format, std::forward<Args>(args)...));
+}
+
+template <class T>
+T value_or_throw(Result<T> result) {
+  if (!result) throw std::move(result).error();
+  if constexpr (!std::is_void_v<T>) return *std::move(result);
+}
+
+/// "No such file or directory (ENOENT)".
+std::string errno_text(int error_number);
+
+}  // namespace cohort

@@ -1,0 +1,73 @@
+// What a backend has to implement, and the table row by which it is found. A backend is a folder under comm/ and one
+// row in `backends()`: no static registration, no conditional compilation in callers.
+#pragma once
+
+#include "cluster/placement.h"
+
+#include <cohort/communicator.h>
+#include <cohort/store.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace cohort::comm {
+
+/// A registered segment; its destructor gives the memory back once all copies of its Memory are gone.
+struct MemoryBlock {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  virtual ~MemoryBlock() = default;
+};
+
+/// The operations of `Communicator`, with the same contracts.
+class CommunicatorImpl {
+ public:
+  virtual ~CommunicatorImpl() = default;
+
+  virtual const cluster::Placement& placement() const noexcept = 0;
+  virtual std::chrono::milliseconds timeout() const noexcept = 0;
+
+  virtual Work all_reduce(ConstBuffer input, Buffer output, const AllReduceOptions& options) = 0;
+  virtual Work reduce_scatter(ConstBuffer input, Buffer output, const ReduceScatterOptions& options) = 0;
+  virtual Work all_gather(ConstBuffer input, Buffer output, const AllGatherOptions& options) = 0;
+  virtual Work broadcast(Buffer data, const BroadcastOptions& options) = 0;
+  virtual Work barrier(const BarrierOptions& options) = 0;
+  virtual std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, Device device) = 0;
+  virtual int join(const BarrierOptions& options) = 0;
+  virtual void abort(std::string_view reason) = 0;
+  virtual void set_observer(Observer* observer) noexcept = 0;
+};
+
+/// What the ranks of a world have when they form it.
+struct FormOptions {
+  std::shared_ptr<Store> store;  ///< shared by exactly the ranks of this world; keys are free to use
+  cluster::Placement placement;
+  std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+struct Availability {
+  bool available = false;
+  std::string version;
+  std::string reason;  ///< why not, and how to get it
+};
+
+struct Capabilities {
+  std::span<const DType> dtypes;
+  std::span<const ReduceOp> ops;
+  std::span<const DeviceType> devices;
+  bool several_hosts = false;
+};
+
+struct Backend {
+  std::string_view name;
+  Availability (*probe)();
+  Capabilities (*capabilities)();
+  std::shared_ptr<CommunicatorImpl> (*create)(const FormOptions& options);
+};
+
+std::span<const Backend> backends() noexcept;
+
+}  // namespace cohort::comm

@@ -1,0 +1,1 @@
+#include "sys/unique_fd.h"
