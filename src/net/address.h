@@ -1,0 +1,38 @@
+// Where to listen or to connect: a TCP address or a name in Linux's abstract Unix namespace. Plain data and pure
+// functions; nothing here touches the network.
+#pragma once
+
+#include "base/result.h"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace cohort::net {
+
+/// Host name or numeric address (IPv6 without brackets) and port.
+struct Address {
+  std::string host;
+  std::uint16_t port = 0;
+  bool operator==(const Address&) const = default;
+};
+
+/// "host:port" or "[v6]:port". Fails with InvalidArgument, naming the text.
+Result<Address> parse_address(std::string_view text);
+/// As `parse_address` reads it.
+std::string to_string(const Address& address);
+
+/// "localhost", 127.0.0.0/8 or ::1, by spelling alone.
+bool is_loopback_name(std::string_view host);
+
+/// One of the two: `unix_name` if it is not empty, else `tcp`.
+struct Endpoint {
+  Address tcp;
+  std::string unix_name;  ///< without the leading NUL; at most 100 bytes
+  bool is_unix() const noexcept { return !unix_name.empty(); }
+};
+
+/// "127.0.0.1:4711" or "@name".
+std::string to_string(const Endpoint& endpoint);
+
+}  // namespace cohort::net

@@ -1,0 +1,77 @@
+// A stream of messages between two processes that have proved to each other that they belong together: TLS 1.3 with
+// the job's secret as pre-shared key and a fresh Diffie-Hellman exchange (no certificates, no resumption), or, on one
+// host without a secret, a Unix socket whose other end the kernel says runs as the same user.
+// Owns its socket. One thread at a time. Never raises SIGPIPE. After an error it is dead: destroy it.
+#pragma once
+
+#include "base/result.h"
+#include "net/deadline.h"
+#include "net/secret.h"
+#include "sys/unique_fd.h"
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace cohort::net {
+
+enum class Role { Client, Server };
+
+struct SecureOptions {
+  /// Both ends have to say the same. Keys differ by purpose, so nobody can be led from one service to another.
+  std::string purpose = "store";
+  /// Longer messages are refused on both ends; memory for one grows with what has arrived, not with what was announced.
+  std::size_t longest_message = (std::size_t{64} << 20) + (std::size_t{64} << 10);
+};
+
+class SecureConnection {
+ public:
+  /// Does no I/O yet. `socket` is a connected, non-blocking stream socket.
+  static Result<SecureConnection> with_secret(sys::UniqueFd socket, Role role, const Secret& secret,
+                                              const SecureOptions& options = {});
+  /// Refuses (InvalidArgument, says how to give a secret) a Unix socket whose other end is another user's.
+  static Result<SecureConnection> same_user(sys::UniqueFd socket, Role role, const SecureOptions& options = {});
+
+  SecureConnection(SecureConnection&&) noexcept;
+  SecureConnection& operator=(SecureConnection&&) noexcept;
+  ~SecureConnection();
+
+  int fd() const noexcept;
+  /// True once the other end has proved itself. Before that not a byte of its messages is looked at.
+  bool established() const noexcept;
+  /// The other end, for messages.
+  const std::string& peer() const noexcept;
+
+  // Event-driven use, with level-triggered poll or epoll: watch POLLIN, and POLLOUT while `wants_write()`; call
+  // `advance()` when either shows; then take all messages. To push back, stop watching POLLIN.
+
+  /// Goes on with the handshake, sends and receives what is possible at once (at most about 256 KiB of input a call).
+  /// Errors: InvalidArgument "authentication failed: ..." (the secrets differ), Corrupt (bad framing), PeerLost
+  /// (reset), Unavailable (the other end went away before the handshake was over).
+  Result<void> advance();
+  bool wants_write() const noexcept;
+  /// A complete message, in order; nullopt if none is there.
+  std::optional<std::string> next_message();
+  /// Takes a message over for sending, also before the handshake is over. Sends what is possible at once.
+  Result<void> queue(std::string_view message);
+  std::size_t unsent_bytes() const noexcept;
+  /// The other end has closed its side in good order and all messages have been taken.
+  bool at_end() const noexcept;
+
+  // Blocking use. Timeout when the deadline passes; the connection is then as good as before.
+
+  Result<void> handshake(Deadline deadline);
+  /// Returns once the system has taken the whole message.
+  Result<void> send(std::string_view message, Deadline deadline);
+  /// PeerLost when the other end has closed.
+  Result<std::string> receive(Deadline deadline);
+
+ private:
+  struct Impl;
+  explicit SecureConnection(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohort::net

@@ -1,0 +1,52 @@
+// Stream sockets: listen, connect, ask who is there. All sockets are CLOEXEC and non-blocking, TCP ones NODELAY.
+// Functions are free of state and may be called from any thread.
+#pragma once
+
+#include "base/result.h"
+#include "net/address.h"
+#include "net/deadline.h"
+#include "sys/unique_fd.h"
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+
+namespace cohort::net {
+
+/// Listens. Port 0 lets the system choose one: ask `local_endpoint`. Fails with Unavailable; if the place is taken the
+/// message names the process that holds it, where /proc shows it.
+Result<sys::UniqueFd> listen_on(const Endpoint& endpoint);
+/// Where the socket is bound.
+Result<Endpoint> local_endpoint(int fd);
+/// "127.0.0.1:40312", or "pid 4711 (uid 1000)" over a Unix socket. For messages.
+std::string describe_peer(int fd);
+
+/// One pending connection; nullopt if there is none.
+Result<std::optional<sys::UniqueFd>> accept_one(int listener);
+
+enum class ConnectFailure { NameUnknown, Refused, NoAnswer, Other };
+struct ConnectError {
+  ConnectFailure kind = ConnectFailure::Other;
+  Error error;
+};
+/// One attempt over all addresses of the name. Never waits past the deadline.
+tl::expected<sys::UniqueFd, ConnectError> connect_once(const Endpoint& endpoint, Deadline deadline);
+
+/// Waits until `events` (POLLIN, POLLOUT) or an error shows on `fd`. False when the deadline has passed.
+Result<bool> wait_ready(int fd, short events, Deadline deadline);
+
+struct PeerCredentials {
+  pid_t pid = 0;
+  uid_t uid = 0;
+};
+/// Of the other end of a Unix socket, as the kernel recorded them.
+Result<PeerCredentials> peer_credentials(int fd);
+
+/// True if all addresses of the name belong to this host. Fails with Unavailable if the name does not resolve.
+Result<bool> is_local_host(const std::string& host, Deadline deadline);
+
+/// The process that listens at the endpoint, e.g. "pid 4711 (python3 train.py)"; empty if /proc does not show it.
+std::string describe_holder(const Endpoint& endpoint);
+
+}  // namespace cohort::net

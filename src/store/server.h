@@ -1,0 +1,48 @@
+// The store that processes meet in: keys and values in one process, served to others over authenticated connections.
+// It runs on a thread of its own from construction to destruction. Its methods may be called from any thread.
+#pragma once
+
+#include "net/address.h"
+#include "net/secret.h"
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace cohort::store {
+
+struct StoreServerOptions {
+  /// Loopback and a port of the system's choice unless said otherwise.
+  net::Endpoint endpoint = {{"127.0.0.1", 0}, {}};
+  /// Required for TCP. Without one, on a Unix name, only this user's processes are let in.
+  std::optional<net::Secret> secret = {};
+  /// Clients ask for a meeting by name and are told to look again when it is not this one (an earlier world's server
+  /// may still hold the place for a moment).
+  std::string meeting = {};
+  /// Connections that have not proved the secret yet: how many at once and for how long.
+  std::size_t half_open_limit = 128;
+  std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);
+};
+
+class StoreServer {
+ public:
+  /// Throws Unavailable if the place is taken (names the holder), InvalidArgument for TCP without a secret.
+  explicit StoreServer(const StoreServerOptions& options);
+  /// Closes all connections; clients get PeerLost.
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+  /// Where it listens, with the port that the system chose.
+  const net::Endpoint& endpoint() const noexcept;
+  /// Lets nobody in any more; connections that exist go on.
+  void close_listener();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohort::store
