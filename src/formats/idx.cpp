@@ -1,0 +1,142 @@
+#include "formats/idx.h"
+
+#include "formats/gzip.h"
+#include "sys/files.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+
+namespace cohort::formats {
+namespace {
+
+struct IdxType {
+  std::uint8_t code;
+  DType dtype;
+};
+constexpr std::array<IdxType, 6> kTypes = {{{0x08, DType::UInt8},
+                                            {0x09, DType::Int8},
+                                            {0x0B, DType::Int16},
+                                            {0x0C, DType::Int32},
+                                            {0x0D, DType::Float32},
+                                            {0x0E, DType::Float64}}};
+constexpr std::size_t kMostDimensions = 8;
+
+/// Elements of a shape; nullopt on overflow.
+std::optional<std::uint64_t> product(std::span<const std::int64_t> shape) {
+  std::uint64_t elements = 1;
+  for (const std::int64_t dimension : shape) {
+    if (dimension < 0 || __builtin_mul_overflow(elements, static_cast<std::uint64_t>(dimension), &elements)) return {};
+  }
+  return elements;
+}
+
+void swap_bytes(std::span<std::byte> data, std::size_t element_size) {
+  if (element_size == 1) return;
+  for (std::size_t at = 0; at + element_size <= data.size(); at += element_size) {
+    std::reverse(data.begin() + static_cast<std::ptrdiff_t>(at),
+                 data.begin() + static_cast<std::ptrdiff_t>(at + element_size));
+  }
+}
+
+std::string dimensions_text(std::span<const std::int64_t> shape) {
+  std::string text;
+  for (const std::int64_t dimension : shape) text += fmt::format("{}{}", text.empty() ? "" : " x ", dimension);
+  return text.empty() ? "one" : text;
+}
+
+}  // namespace
+
+std::int64_t IdxArray::elements() const noexcept {
+  std::int64_t count = 1;
+  for (const std::int64_t dimension : shape) count *= dimension;
+  return count;
+}
+
+Result<IdxArray> parse_idx(std::span<const std::byte> bytes, const std::string& name, const ReadIdxOptions& options) {
+  std::vector<std::byte> unpacked;
+  if (is_gzip(bytes)) {
+    auto content = gunzip(bytes, options.max_bytes, name);
+    if (!content) return tl::unexpected(content.error());
+    unpacked = std::move(*content);
+    bytes = unpacked;
+  }
+  if (bytes.size() > options.max_bytes) {
+    return fail(ErrorCode::Corrupt, "{}: {} bytes where at most {} make sense -- is it the right file?", name,
+                bytes.size(), options.max_bytes);
+  }
+  if (bytes.size() < 4 || bytes[0] != std::byte{0} || bytes[1] != std::byte{0}) {
+    return fail(ErrorCode::Corrupt,
+                "{}: not an IDX file (it has to begin with two zero bytes) -- is it the right file?", name);
+  }
+  const auto code = std::to_integer<std::uint8_t>(bytes[2]);
+  const auto* const type =
+      std::find_if(kTypes.begin(), kTypes.end(), [code](const IdxType& row) { return row.code == code; });
+  if (type == kTypes.end()) {
+    return fail(ErrorCode::Corrupt, "{}: unknown IDX element type 0x{:02x} (known: 08, 09, 0b, 0c, 0d, 0e)", name,
+                code);
+  }
+  const auto dimensions = std::to_integer<std::size_t>(bytes[3]);
+  if (dimensions > kMostDimensions) {
+    return fail(ErrorCode::Corrupt, "{}: {} dimensions where at most {} make sense", name, dimensions, kMostDimensions);
+  }
+  const std::size_t header = 4 + 4 * dimensions;
+  if (bytes.size() < header) return fail(ErrorCode::Corrupt, "{}: ends within its header -- get the file again", name);
+
+  IdxArray array;
+  array.dtype = type->dtype;
+  for (std::size_t i = 0; i < dimensions; ++i) {
+    std::int64_t dimension = 0;
+    for (std::size_t j = 0; j < 4; ++j)
+      dimension = dimension << 8 | std::to_integer<std::int64_t>(bytes[4 + 4 * i + j]);
+    array.shape.push_back(dimension);
+  }
+  const auto elements = product(array.shape);
+  std::uint64_t expected = 0;
+  if (!elements || __builtin_mul_overflow(*elements, std::uint64_t{size_of(array.dtype)}, &expected) ||
+      expected != bytes.size() - header) {
+    return fail(ErrorCode::Corrupt,
+                "{}: holds {} bytes of data, but its header promises {} elements of {} -- get the file again", name,
+                bytes.size() - header, dimensions_text(array.shape), to_string(array.dtype));
+  }
+  array.data.assign(bytes.begin() + static_cast<std::ptrdiff_t>(header), bytes.end());
+  swap_bytes(array.data, size_of(array.dtype));
+  return array;
+}
+
+Result<IdxArray> read_idx(const std::string& path, const ReadIdxOptions& options) {
+  auto bytes = sys::read_file(path, {.max_bytes = options.max_bytes});
+  if (!bytes) return tl::unexpected(bytes.error());
+  return parse_idx(bytes->bytes(), path, options);
+}
+
+Result<void> write_idx(const std::string& path, const IdxArray& array, IdxPacking packing) {
+  const auto* const type =
+      std::find_if(kTypes.begin(), kTypes.end(), [&](const IdxType& row) { return row.dtype == array.dtype; });
+  if (type == kTypes.end()) {
+    return fail(ErrorCode::InvalidArgument, "cannot write {} -- IDX has no type for {} -- convert it first", path,
+                to_string(array.dtype));
+  }
+  const auto elements = product(array.shape);
+  const bool dimensions_fit =
+      array.shape.size() <= kMostDimensions && std::all_of(array.shape.begin(), array.shape.end(), [](std::int64_t d) {
+        return d <= std::int64_t{std::numeric_limits<std::uint32_t>::max()};
+      });
+  if (!elements || !dimensions_fit || *elements != array.data.size() / size_of(array.dtype) ||
+      array.data.size() % size_of(array.dtype) != 0) {
+    return fail(ErrorCode::InvalidArgument, "cannot write {} -- {} elements of {} are not {} bytes", path,
+                dimensions_text(array.shape), to_string(array.dtype), array.data.size());
+  }
+  std::vector<std::byte> bytes = {std::byte{0}, std::byte{0}, std::byte{type->code},
+                                  static_cast<std::byte>(array.shape.size())};
+  for (const std::int64_t dimension : array.shape) {
+    for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<std::byte>(dimension >> shift & 0xff));
+  }
+  const std::size_t header = bytes.size();
+  bytes.insert(bytes.end(), array.data.begin(), array.data.end());
+  swap_bytes(std::span(bytes).subspan(header), size_of(array.dtype));
+  return sys::write_file_atomically(path, packing == IdxPacking::Gzip ? gzip(bytes) : bytes);
+}
+
+}  // namespace cohort::formats

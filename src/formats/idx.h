@@ -1,0 +1,43 @@
+// IDX, the format of MNIST's files: two zero bytes, a type, the number of dimensions, the dimensions as big-endian
+// 32-bit numbers, then the elements, big-endian, row-major; often inside gzip. Format: Yann LeCun's page on MNIST.
+// Pure functions over values: any thread may call.
+#pragma once
+
+#include "base/result.h"
+
+#include <cohort/dtype.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cohort::formats {
+
+/// An array as it stands in memory: row-major, elements in the host's byte order.
+struct IdxArray {
+  DType dtype = DType::UInt8;       ///< UInt8, Int8, Int16, Int32, Float32 or Float64
+  std::vector<std::int64_t> shape;  ///< at most 8 dimensions here, each below 2^32; MNIST's images: {60000, 28, 28}
+  std::vector<std::byte> data;      ///< elements() * size_of(dtype) bytes
+
+  std::int64_t elements() const noexcept;
+};
+
+struct ReadIdxOptions {
+  std::uint64_t max_bytes = std::uint64_t{4} << 30;  ///< unpacked; more is refused
+};
+
+/// Plain or gzip, told apart by content. The file has to be exactly as long as its header says. Unavailable if it
+/// does not exist, Io if it cannot be read, Corrupt (naming the file and what is wrong) otherwise.
+Result<IdxArray> read_idx(const std::string& path, const ReadIdxOptions& options = {});
+/// The same from memory; `name` is for messages.
+Result<IdxArray> parse_idx(std::span<const std::byte> bytes, const std::string& name,
+                           const ReadIdxOptions& options = {});
+
+enum class IdxPacking : std::uint8_t { Plain, Gzip };
+
+/// Replaces the file as a whole. InvalidArgument if the dtype has no IDX type or shape and data do not agree.
+Result<void> write_idx(const std::string& path, const IdxArray& array, IdxPacking packing = IdxPacking::Plain);
+
+}  // namespace cohort::formats
