@@ -1,0 +1,126 @@
+// Which rank reads which sample. One permutation per epoch for the whole world, cut into steps of a global batch, each
+// step spread evenly over the ranks: every sample exactly once, whatever the number of ranks. Pure arithmetic: no
+// communication. One thread at a time per sampler.
+#pragma once
+
+#include <cohort/torch/torch_api.h>
+
+#include <cohort/communicator.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace cohort::data {
+
+/// What happens to the last samples of an epoch when they do not fill a global batch.
+enum class Remainder : std::uint8_t {
+  Keep,  ///< they make a smaller step, spread over the ranks; some may get none (weight 0)
+  Drop,  ///< they are left out in this epoch
+  Pad,   ///< the step is filled up with the first samples of the epoch's permutation
+};
+
+struct DistributedSamplerOptions {
+  std::int64_t batch_size = 1;  ///< samples per rank and step
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+  Remainder remainder = Remainder::Keep;
+  int rank = 0;        ///< used where no Communicator is given
+  int world_size = 1;  ///< likewise
+};
+
+/// All that is needed to go on, with any number of ranks and any batch size. Plain numbers, for checkpoints.
+struct SamplerState {
+  std::uint64_t seed = 0;
+  std::int64_t epoch = 0;
+  std::int64_t cursor = 0;  ///< samples of this epoch that optimizer steps have used, over all ranks
+  std::int64_t size = 0;    ///< of the data set
+  friend bool operator==(const SamplerState&, const SamplerState&) = default;
+};
+
+namespace detail {
+// libtorch's optional is c10's in 1.13 and std's in 2.x: ask the functions that we override.
+template <class>
+struct Signature;
+template <class Class, class Result, class Argument>
+struct Signature<Result (Class::*)(Argument)> {
+  using result = Result;
+  using argument = Argument;
+};
+template <class Member>
+using ResultOf = typename Signature<Member>::result;
+template <class Member>
+using ArgumentOf = typename Signature<Member>::argument;
+}  // namespace detail
+
+/// With torch's DataLoader, or by itself:
+///
+///   while (auto batch = sampler.next_batch()) { ...; optimizer.step(); sampler.step(); }
+///   sampler.next_epoch();
+///
+/// All ranks see the same number of steps. In the last one of an epoch a rank may get fewer samples, or none: an empty
+/// batch, which DistributedDataParallel weights with 0.
+///
+/// The permutation is the same for every world size, platform and version of Cohort and torch: a Fisher-Yates shuffle
+/// (for i = size-1 .. 1 swap element i with element draw(i+1)) on std::mt19937_64 seeded with
+/// splitmix64(splitmix64(seed) + epoch); draw(n) is the high word of x * n (Lemire 2019, arXiv 1805.10941, with its
+/// rejection, so that it is unbiased).
+class DistributedSampler : public torch::data::samplers::Sampler<> {
+ public:
+  using OptionalBatch = detail::ResultOf<decltype(&torch::data::samplers::Sampler<>::next)>;
+  using OptionalSize = detail::ArgumentOf<decltype(&torch::data::samplers::Sampler<>::reset)>;
+
+  /// `size` samples, numbered from 0. Throws InvalidArgument for negative sizes, batch sizes below 1, a rank outside
+  /// the world.
+  DistributedSampler(std::int64_t size, const DistributedSamplerOptions& options = {});
+  DistributedSampler(std::int64_t size, const Communicator& comm, DistributedSamplerOptions options = {});
+
+  /// This rank's samples of the next step, possibly none; nullopt at the end of the epoch. Draws ahead of `step`: what
+  /// has been drawn and not been stepped over is drawn again after `reset` or a restored state.
+  std::optional<std::vector<std::int64_t>> next_batch();
+  /// The oldest step drawn has been used by the optimizer: the cursor moves on. Throws InvalidArgument if none was
+  /// drawn.
+  void step();
+
+  /// Samples over all ranks of the oldest step drawn and not stepped over (0 if there is none): the global batch.
+  std::int64_t global_batch() const noexcept;
+  /// Steps from the cursor to the end of the epoch, the same on all ranks.
+  std::int64_t steps_left() const noexcept;
+  /// Steps in a whole epoch.
+  std::int64_t steps_per_epoch() const noexcept;
+
+  std::int64_t epoch() const noexcept { return state_.epoch; }
+  std::int64_t cursor() const noexcept { return state_.cursor; }
+  std::int64_t size() const noexcept { return state_.size; }
+  /// Goes to the beginning of an epoch.
+  void set_epoch(std::int64_t epoch);
+  void next_epoch() { set_epoch(state_.epoch + 1); }
+
+  SamplerState state() const noexcept { return state_; }
+  /// Goes on from there. Throws InvalidArgument if it is of a data set of another size.
+  void load_state(const SamplerState& state);
+
+  // For torch's DataLoader. Its batch size stands in for the options'; give both the same. It calls `reset` when an
+  // epoch begins: that goes on at the cursor, and if the epoch was used up (or drawn to its end without any `step`)
+  // begins the next one.
+  void reset(OptionalSize new_size = {}) override;
+  OptionalBatch next(std::size_t batch_size) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  std::optional<std::vector<std::int64_t>> draw(std::int64_t batch_size);
+  void permute();
+
+  DistributedSamplerOptions options_;
+  SamplerState state_;
+  std::int64_t drawn_ = 0;                 // samples of this epoch handed out, over all ranks
+  std::vector<std::int64_t> steps_drawn_;  // ends of the steps drawn and not stepped over, oldest first
+  std::vector<std::int64_t> order_;
+  std::int64_t ordered_epoch_ = -1;
+};
+
+/// The permutation itself; see DistributedSampler.
+std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
+
+}  // namespace cohort::data

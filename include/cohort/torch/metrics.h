@@ -1,0 +1,51 @@
+// Averages of losses and scores over all ranks, weighted by samples, so that they equal those of one process. Sums and
+// counts are doubles. One thread at a time per object.
+#pragma once
+
+#include <cohort/communicator.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace cohort::metrics {
+
+/// One mean over what this rank has seen, or, with `reduce`, over what all ranks have.
+struct Mean {
+  double value = 0;  ///< 0 if there were no samples
+  double count = 0;
+};
+
+/// Named means, all reduced in one collective:
+///
+///   cohort::metrics::Averages averages({"loss", "accuracy"});
+///   averages.add("loss", loss.item<double>(), n);      // a mean over n samples
+///   auto result = averages.reduce(comm);               // the same on all ranks
+///   result.at("loss").value
+class Averages {
+ public:
+  /// All ranks give the same names. Throws InvalidArgument if one stands there twice.
+  explicit Averages(std::vector<std::string> names);
+
+  /// `mean` over `samples` samples. With 0 samples the value is ignored, NaN too. Throws InvalidArgument for
+  /// an unknown name or a negative number.
+  void add(const std::string& name, double mean, std::int64_t samples);
+  /// What this rank has seen.
+  std::map<std::string, Mean> local() const;
+  /// What all ranks have seen; collective (one all_reduce), waits. This rank's sums stay as they are.
+  std::map<std::string, Mean> reduce(Communicator& comm) const;
+  void clear();
+
+ private:
+  std::size_t index_of(const std::string& name) const;
+
+  std::vector<std::string> names_;
+  std::vector<double> sums_;  // of mean * samples
+  std::vector<double> counts_;
+};
+
+/// The mean of one number over all ranks, weighted by `samples`; collective, waits.
+Mean average(Communicator& comm, double mean, std::int64_t samples);
+
+}  // namespace cohort::metrics

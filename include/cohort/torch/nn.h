@@ -1,0 +1,226 @@
+// Data-parallel training of a torch::nn::Module: every rank holds a replica and its own part of each batch, and
+// backward() leaves the exact average gradient in every replica's parameters. Owns the gradients' memory, not the
+// communicator's world. One thread per rank calls it (forward, backward, join); ranks may be threads of one process.
+//
+//   cohort::Communicator comm = cohort::join();
+//   Net net;                                                  // a module holder, or a shared_ptr to a module
+//   cohort::nn::DistributedDataParallel model(net, comm);
+//   torch::optim::SGD optimizer(model.parameters(), 0.1);
+//   ...  auto loss = torch::nll_loss(model(images), labels);  loss.backward();  optimizer.step();
+#pragma once
+
+#include <cohort/torch/torch_api.h>
+
+#include <cohort/communicator.h>
+#include <cohort/observer.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace cohort::nn {
+
+struct DistributedDataParallelOptions {
+  /// Size of a gradient bucket, that is of one all_reduce: bytes of its gradients (one larger than this gets a bucket
+  /// of its own).
+  std::size_t bucket_bytes = std::size_t{25} << 20;
+  /// Size of the bucket that is ready first, so that communication begins early.
+  std::size_t first_bucket_bytes = std::size_t{1} << 20;
+  /// Buffers (running statistics) of all ranks are overwritten with rank 0's before each synchronising forward.
+  bool broadcast_buffers = true;
+  /// Is told of each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
+  Observer* observer = nullptr;
+};
+
+/// What the reducer did. Times are of this rank.
+struct ReducerStats {
+  std::int64_t steps = 0;  ///< synchronised backward passes, with those without samples
+  int buckets = 0;
+  std::size_t bucket_bytes = 0;              ///< of all buckets together
+  double exposed_communication_seconds = 0;  ///< of the last step: waiting after its backward had ended
+  double exposed_communication_seconds_total = 0;
+  std::int64_t gradients_written = 0;  ///< gradients written into a bucket by assignment, in all steps
+  std::int64_t gradients_moved =
+      0;  ///< gradients found outside their bucket and copied in (order rebuilt, .grad replaced)
+};
+
+/// Where a gradient lies; for tests and tools.
+struct BucketSlot {
+  int bucket = -1;
+  const void* begin = nullptr;  ///< of the bucket's memory
+  std::size_t bytes = 0;        ///< of the bucket's memory
+  std::size_t offset = 0;       ///< of the gradient in it
+};
+
+class Reducer;
+
+/// Local accumulation: while one lives, forward and backward passes do not communicate. Their gradients are summed
+/// by autograd and their sample counts added, and the next synchronising backward reduces them together. Scale the
+/// losses so that the sum is this rank's mean, as in any accumulation (k equal micro-batches: loss / k). Nests.
+class [[nodiscard]] NoSyncGuard {
+ public:
+  explicit NoSyncGuard(std::shared_ptr<Reducer> reducer);
+  NoSyncGuard(NoSyncGuard&&) noexcept = default;
+  NoSyncGuard& operator=(NoSyncGuard&&) = delete;
+  NoSyncGuard(const NoSyncGuard&) = delete;
+  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+  ~NoSyncGuard();
+
+ private:
+  std::shared_ptr<Reducer> reducer_;
+};
+
+/// One forward pass, from `DataParallelCore::before_forward` until a backward has used it up.
+struct ForwardRecord;
+
+/// All of DistributedDataParallel that does not depend on the module's type.
+class DataParallelCore {
+ public:
+  DataParallelCore(std::shared_ptr<torch::nn::Module> module, Communicator comm,
+                   const DistributedDataParallelOptions& options);
+  ~DataParallelCore();
+  DataParallelCore(const DataParallelCore&) = delete;
+  DataParallelCore& operator=(const DataParallelCore&) = delete;
+
+  Communicator& communicator() noexcept;
+
+  /// Module's, for optimizers and checkpoints: the names have no prefix.
+  std::vector<at::Tensor> parameters() const;
+  /// Parameters, then buffers, by their names in the module; the tensors themselves, not copies.
+  torch::OrderedDict<std::string, at::Tensor> state_dict() const;
+  void train(bool on = true);
+  void eval();
+  /// Makes all gradients undefined: the cheapest way, since the next backward then writes instead of adding.
+  /// torch's own zero_grad, in either form, is just as correct.
+  void zero_grad();
+
+  /// The number of samples of the next forward: the weight of this rank's mean gradient in the average over ranks.
+  /// Needed only where dimension 0 of the first tensor input is not it (tokens, graphs). 0: this rank contributes
+  /// nothing, and whatever its backward yields (NaN, too) does no harm. Throws InvalidArgument if negative.
+  void set_sample_count(std::int64_t samples);
+
+  NoSyncGuard no_sync();
+
+  /// Takes the place of forward and backward on a rank that has no sample, for models that cannot run an empty batch
+  /// (BatchNorm): takes part in the buffers' broadcast and all reductions with weight 0, and leaves the others' average
+  /// in the gradients. Returns false if no rank had samples; then there are no gradients and nothing is to be done. So
+  /// ranks whose inputs end early can stay in step, optimizer included, until all have ended:
+  /// `while (model.step_without_samples()) { optimizer.step(); optimizer.zero_grad(); }`. Not inside no_sync.
+  bool step_without_samples();
+
+  /// This rank has no more input: serves the others' steps with weight 0 until all ranks have called `join`. Then
+  /// ranks that missed steps receive parameters and buffers of the lowest rank that took the most (all of them equal).
+  /// Optimizer states are not sent: where training goes on afterwards, use `step_without_samples` instead. Returns the
+  /// rank whose model all have now. Blocks for as long as the others train, each of its waits under the communicator's
+  /// timeout.
+  int join();
+
+  /// Overwrites all ranks' buffers with rank 0's, now; collective. Worth doing before an evaluation spread over the
+  /// ranks: forwards in no_grad mode do not communicate.
+  void sync_buffers();
+
+  ReducerStats stats() const;
+  /// Where the gradient of parameter `name` lies; throws InvalidArgument if there is none.
+  BucketSlot slot_of(const std::string& name) const;
+
+ protected:
+  /// Begins a forward pass. `samples`: dimension 0 of the first tensor input, nullopt if there is no tensor.
+  std::shared_ptr<ForwardRecord> before_forward(std::optional<std::int64_t> samples);
+  /// Learns from an output of the pass when the backward of it begins.
+  void after_forward(const std::shared_ptr<ForwardRecord>& record, const std::vector<at::Tensor>& outputs);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// The tensors in what forward takes and returns: tensors, optionals, vectors, arrays, pairs and tuples of
+/// them, nested as may be. Other types are passed over.
+template <class T>
+void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
+  if constexpr (std::convertible_to<const T&, const at::Tensor&>) {
+    const at::Tensor& tensor = value;
+    if (tensor.defined()) out.push_back(tensor);
+  } else if constexpr (requires {
+                         value.has_value();
+                         *value;
+                       }) {
+    if (value.has_value()) collect_tensors(*value, out);
+  } else if constexpr (requires { std::tuple_size<T>::value; }) {
+    std::apply([&out](const auto&... items) { (collect_tensors(items, out), ...); }, value);
+  } else if constexpr (requires { value.begin() != value.end(); } && !std::convertible_to<const T&, std::string>) {
+    if constexpr (!std::is_arithmetic_v<std::decay_t<decltype(*value.begin())>>) {
+      for (const auto& item : value) collect_tensors(item, out);
+    }
+  }
+}
+
+/// See the head of this file. M is the module's type (`NetImpl`); deduced from a holder or a shared_ptr.
+///
+/// Construction is collective. It checks that all ranks have the same model (numbers, names, shapes, types) and
+/// options, and throws Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers
+/// become rank 0's. Throws InvalidArgument if no parameter requires a gradient, or one is not dense, floating-point and
+/// on the CPU. Parameters must not be added, replaced or frozen afterwards.
+///
+/// Averages are exact: losses are means over a rank's samples, ranks may have different numbers of them, and
+/// the result is the gradient of the mean over all samples. See set_sample_count.
+///
+/// Gradients live in the communicator's memory: after a backward, `.grad()` of each parameter is a tensor over its
+/// place in a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient as it was,
+/// undefined or not. Sparse gradients are made dense. Double backward (create_graph) through the reduction is not
+/// supported.
+///
+/// Errors of collectives surface in backward(), forward() and the calls above, as cohort::Error. A backward
+/// that ends in an exception leaves the ranks out of step: the next call says so (Aborted).
+template <class M>
+class DistributedDataParallel : public DataParallelCore {
+ public:
+  DistributedDataParallel(std::shared_ptr<M> module, Communicator comm,
+                          const DistributedDataParallelOptions& options = {})
+      : DataParallelCore(module, std::move(comm), options), module_(std::move(module)) {}
+  template <class Holder>
+  requires requires(Holder h) {
+    { h.ptr() } -> std::convertible_to<std::shared_ptr<M>>;
+  }
+  DistributedDataParallel(const Holder& holder, Communicator comm, const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallel(std::shared_ptr<M>(holder.ptr()), std::move(comm), options) {}
+
+  /// The module's forward, synchronising as said above unless in no_sync or in no_grad mode.
+  template <class... Args>
+  decltype(auto) forward(Args&&... args) {
+    std::vector<at::Tensor> inputs;
+    (collect_tensors(args, inputs), ...);
+    std::optional<std::int64_t> samples;
+    if (!inputs.empty()) samples = inputs.front().dim() > 0 ? inputs.front().size(0) : 1;
+    inputs.clear();  // what forward frees early should not be held here
+    const std::shared_ptr<ForwardRecord> record = before_forward(samples);
+    decltype(auto) output = module_->forward(std::forward<Args>(args)...);
+    std::vector<at::Tensor> outputs;
+    collect_tensors(output, outputs);
+    after_forward(record, outputs);
+    return output;
+  }
+  template <class... Args>
+  decltype(auto) operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  const std::shared_ptr<M>& module() const noexcept { return module_; }
+  M* operator->() const noexcept { return module_.get(); }
+
+ private:
+  std::shared_ptr<M> module_;
+};
+
+template <class Holder>
+requires requires { typename Holder::ContainedType; }
+DistributedDataParallel(const Holder&, Communicator, const DistributedDataParallelOptions& = {})
+    ->DistributedDataParallel<typename Holder::ContainedType>;
+
+}  // namespace cohort::nn

@@ -1,0 +1,52 @@
+// Between at::Tensor and cohort::Buffer: types, views without copies, tensors that lie in communicator memory, and the
+// collectives on whole tensors. The functions own nothing that outlives the call except where they say so. They call
+// the communicator, so the rule for it holds: one thread at a time. Thread-safe otherwise.
+#pragma once
+
+#include <cohort/torch/torch_api.h>
+
+#include <cohort/communicator.h>
+
+namespace cohort {
+
+/// The DType of a tensor's elements. Throws InvalidArgument for types that collectives do not know (bool, complex,
+/// quantised), naming the type and what to do.
+DType dtype_of(const at::Tensor& tensor);
+DType to_dtype(at::ScalarType type);
+/// Throws InvalidArgument for UInt16, UInt32 and UInt64, which libtorch 1.13 does not have.
+at::ScalarType to_scalar_type(DType dtype);
+
+/// The tensor's elements as a Buffer; no copy, the tensor keeps owning them. Throws InvalidArgument unless the tensor
+/// is defined, dense, contiguous and on the CPU.
+Buffer to_buffer(const at::Tensor& tensor);
+
+/// A tensor in memory that the communicator's collectives read in place (Communicator::allocate), zero-filled,
+/// contiguous. The memory lives until the last tensor over it is gone, after the communicator too.
+at::Tensor empty_in(Communicator& comm, at::IntArrayRef sizes, at::ScalarType type = at::kFloat);
+
+// Collectives on tensors, as Communicator's of the same names, which say what they throw. The returned Work keeps the
+// tensors alive until it is done. Tensors from `empty_in` are reduced without staging copies.
+
+/// Reduces `tensor` over all ranks, in place.
+Work all_reduce(Communicator& comm, const at::Tensor& tensor, const AllReduceOptions& options = {});
+/// Copies `tensor` from the root to all other ranks. Any dense type: travels as bytes.
+Work broadcast(Communicator& comm, const at::Tensor& tensor, const BroadcastOptions& options = {});
+/// Waits. Every rank brings a tensor of the same shape [...]; returns [size(), ...] by ascending rank.
+at::Tensor all_gather(Communicator& comm, const at::Tensor& tensor, const AllGatherOptions& options = {});
+/// `input` is [size() * n, ...]; `output`, [n, ...], receives the reduction of part rank().
+Work reduce_scatter(Communicator& comm, const at::Tensor& input, const at::Tensor& output,
+                    const ReduceScatterOptions& options = {});
+
+struct BroadcastParametersOptions {
+  int root = 0;
+  /// At most this many bytes travel in one broadcast, through a staging buffer of this size.
+  std::size_t chunk_bytes = std::size_t{64} << 20;
+};
+
+/// Waits. Overwrites the tensors of all ranks with those of the root, many tensors per broadcast, mixed types
+/// as bytes. All ranks give tensors of the same shapes and types in the same order (what differs in bytes is refused:
+/// Mismatch). For a module: `broadcast_parameters(comm, net->parameters())`, and the same with its buffers().
+void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& tensors,
+                          const BroadcastParametersOptions& options = {});
+
+}  // namespace cohort
