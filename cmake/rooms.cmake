@@ -4,8 +4,20 @@
 #     the static library cohort_comm of src/comm
 #   cohort_test(comm_tests SOURCES a_test.cpp DEPENDS comm [LINK ...] [LABELS unit] [TIMEOUT 60] [RUN_SERIAL])
 #     a GoogleTest program; each TEST becomes one ctest test unless WHOLE is given
+#
+# Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, house; and torch for whatever needs
+# libtorch. `ninja torch-tests` builds what `ctest -L torch` runs: ./check does only that against the second libtorch.
 
 include(GoogleTest)
+
+if(COHORT_BUILD_TESTS)
+  add_custom_target(torch-tests)
+endif()
+
+# For tests that are not made by cohort_test: `ninja torch-tests` shall build these targets.
+function(cohort_torch_tests)
+  add_dependencies(torch-tests ${ARGN})
+endfunction()
 
 function(cohort_settings target)
   target_compile_features(${target} PUBLIC cxx_std_20)
@@ -41,7 +53,12 @@ function(cohort_test name)
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
-  set(properties TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+  if("torch" IN_LIST ARG_LABELS)
+    cohort_torch_tests(${name})
+  endif()
+  # gtest_discover_tests cannot pass on a list. `ctest -L` searches for a part of a label, so unit-torch is both.
+  list(JOIN ARG_LABELS "-" labels)
+  set(properties TIMEOUT ${ARG_TIMEOUT} LABELS ${labels})
   if(ARG_RUN_SERIAL)
     list(APPEND properties RUN_SERIAL ON)
   endif()
@@ -49,6 +66,6 @@ function(cohort_test name)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES ${properties})
   else()
-    gtest_discover_tests(${name} PROPERTIES ${properties} DISCOVERY_MODE PRE_TEST)
+    gtest_discover_tests(${name} PROPERTIES ${properties} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120)
   endif()
 endfunction()
