@@ -1,0 +1,180 @@
+#include "net/secret.h"
+
+#include <fcntl.h>
+#include <openssl/crypto.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace cohort::net {
+namespace {
+
+constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+constexpr std::size_t kDigits = 2 * Secret::kBytes;
+
+int digit_value(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+// write(2) may take less than everything.
+bool write_all(int fd, const void* data, std::size_t size) {
+  const char* next = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t n = ::write(fd, next, size);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    next += n;
+    size -= static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
+}  // namespace
+
+Result<Secret> Secret::generate() {
+  Secret secret;
+  std::size_t have = 0;
+  while (have < kBytes) {
+    const ssize_t n = ::getrandom(secret.bytes_.data() + have, kBytes - have, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return fail(ErrorCode::Io, "cannot make a secret: getrandom: {}", errno_text(errno));
+    have += static_cast<std::size_t>(n);
+  }
+  return secret;
+}
+
+Secret Secret::from_bytes(std::span<const std::uint8_t, kBytes> bytes) {
+  Secret secret;
+  std::copy(bytes.begin(), bytes.end(), secret.bytes_.begin());
+  return secret;
+}
+
+Result<Secret> Secret::from_sealed_memfd(int fd) {
+  constexpr std::string_view kHint =
+      "was this process started through a program that closes inherited descriptors (torchrun, Python's subprocess "
+      "with close_fds=True, sudo)? Start it by `cohort run` directly, pass the descriptor on (pass_fds), or give the "
+      "secret in a file by COHORT_SECRET_FILE";
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0) {
+    if (errno == EBADF)
+      return fail(ErrorCode::Unavailable, "the job's secret: descriptor {} is not open -- {}", fd, kHint);
+    return fail(ErrorCode::Unavailable, "the job's secret: descriptor {} is not a memory file: {} -- {}", fd,
+                errno_text(errno), kHint);
+  }
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) {
+    return fail(ErrorCode::Io, "the job's secret: fstat of descriptor {}: {}", fd, errno_text(errno));
+  }
+  if ((seals & kSeals) != kSeals || status.st_size != static_cast<off_t>(kBytes)) {
+    return fail(
+        ErrorCode::Unavailable,
+        "the job's secret: descriptor {} is another file ({} bytes, seals {:#x}; expected {} bytes, seals {:#x}) -- {}",
+        fd, status.st_size, seals, kBytes, kSeals, kHint);
+  }
+  Secret secret;
+  const ssize_t n = ::pread(fd, secret.bytes_.data(), kBytes, 0);
+  if (n != static_cast<ssize_t>(kBytes)) {
+    return fail(ErrorCode::Io, "the job's secret: reading descriptor {}: {}", fd,
+                n < 0 ? errno_text(errno) : "short read");
+  }
+  return secret;
+}
+
+Result<Secret> Secret::from_file(const std::string& path) {
+  // NONBLOCK so that a FIFO in its place cannot hold us up.
+  const sys::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file) {
+    return fail(ErrorCode::Unavailable, "secret file {}: {} -- make one with `cohort secret {}`", path,
+                errno_text(errno), path);
+  }
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0)
+    return fail(ErrorCode::Io, "secret file {}: fstat: {}", path, errno_text(errno));
+  if (!S_ISREG(status.st_mode)) return fail(ErrorCode::InvalidArgument, "secret file {} is not a regular file", path);
+  if (status.st_uid != ::geteuid()) {
+    return fail(ErrorCode::InvalidArgument,
+                "secret file {} belongs to uid {}, and this process runs as uid {} -- use a file of your own: `cohort "
+                "secret FILE`",
+                path, status.st_uid, ::geteuid());
+  }
+  if ((status.st_mode & 077) != 0) {
+    return fail(
+        ErrorCode::InvalidArgument,
+        "secret file {} has mode {:04o}: others may read or change it -- `chmod 600 {}`, and make a new secret if "
+        "somebody may have read this one",
+        path, status.st_mode & 07777, path);
+  }
+  std::array<char, kDigits + 3> text{};
+  const ssize_t n = ::read(file.get(), text.data(), text.size());
+  if (n < 0) return fail(ErrorCode::Io, "secret file {}: {}", path, errno_text(errno));
+  std::size_t size = static_cast<std::size_t>(n);
+  while (size > 0 && (text[size - 1] == '\n' || text[size - 1] == '\r')) --size;
+  Secret secret;
+  bool good = size == kDigits;
+  for (std::size_t i = 0; good && i < kBytes; ++i) {
+    const int high = digit_value(text[2 * i]);
+    const int low = digit_value(text[2 * i + 1]);
+    good = high >= 0 && low >= 0;
+    if (good) secret.bytes_[i] = static_cast<std::uint8_t>(high * 16 + low);
+  }
+  ::OPENSSL_cleanse(text.data(), text.size());
+  if (!good) {
+    return fail(ErrorCode::Corrupt,
+                "secret file {} does not hold 64 hexadecimal digits -- make one with `cohort secret FILE`", path);
+  }
+  return secret;
+}
+
+Result<sys::UniqueFd> Secret::to_sealed_memfd() const {
+  sys::UniqueFd file(::memfd_create("cohort-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file) return fail(ErrorCode::Unavailable, "cannot hand the secret on: memfd_create: {}", errno_text(errno));
+  if (!write_all(file.get(), bytes_.data(), kBytes)) {
+    return fail(ErrorCode::Io, "cannot hand the secret on: writing a memory file: {}", errno_text(errno));
+  }
+  if (::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0) {
+    return fail(ErrorCode::Io, "cannot hand the secret on: sealing a memory file: {}", errno_text(errno));
+  }
+  return file;
+}
+
+bool Secret::operator==(const Secret& other) const noexcept {
+  return ::CRYPTO_memcmp(bytes_.data(), other.bytes_.data(), kBytes) == 0;
+}
+
+Secret::~Secret() { ::OPENSSL_cleanse(bytes_.data(), kBytes); }
+
+Result<void> write_new_secret_file(const std::string& path) {
+  const auto secret = Secret::generate();
+  if (!secret) return tl::unexpected(secret.error());
+  std::array<char, kDigits + 1> text{};
+  for (std::size_t i = 0; i < Secret::kBytes; ++i) {
+    constexpr char kHex[] = "0123456789abcdef";
+    text[2 * i] = kHex[secret->bytes()[i] >> 4];
+    text[2 * i + 1] = kHex[secret->bytes()[i] & 15];
+  }
+  text[kDigits] = '\n';
+  const sys::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file) {
+    const bool exists = errno == EEXIST;
+    return fail(exists ? ErrorCode::Unavailable : ErrorCode::Io, "cannot write a secret to {}: {}{}", path,
+                errno_text(errno),
+                exists ? " -- secrets are never overwritten: remove it first or choose another name" : "");
+  }
+  const bool written = write_all(file.get(), text.data(), text.size()) && ::fsync(file.get()) == 0;
+  const int error_number = errno;
+  ::OPENSSL_cleanse(text.data(), text.size());
+  if (!written) {
+    ::unlink(path.c_str());
+    return fail(ErrorCode::Io, "cannot write a secret to {}: {}", path, errno_text(error_number));
+  }
+  return {};
+}
+
+}  // namespace cohort::net

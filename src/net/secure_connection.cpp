@@ -1,0 +1,332 @@
+#include "net/secure_connection.h"
+
+#include "net/socket.h"
+#include "net/tls.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace cohort::net {
+namespace {
+
+constexpr std::size_t kReadChunk = 16 << 10;
+constexpr std::size_t kReadPerAdvance = 256 << 10;
+constexpr std::size_t kHandshakeLimit = 4096;
+// Sent first where the kernel vouches for the other end; a TLS handshake starts with 0x16 instead.
+constexpr std::string_view kPlainGreeting = "COHORT1\n";
+// A TLS alert, handshake_failure: what a peer without a secret gets to see.
+constexpr std::string_view kTlsRefusal("\x15\x03\x03\x00\x02\x02\x28", 7);
+
+constexpr std::string_view kHowToGiveASecret =
+    "give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or JoinOptions::secret_file "
+    "names "
+    "it; `cohort run` does all that itself";
+
+// Bytes taken from the front, without moving the rest each time.
+class ByteQueue {
+ public:
+  void append(std::string_view bytes) { bytes_.append(bytes); }
+  std::string_view view() const noexcept { return std::string_view(bytes_).substr(taken_); }
+  std::size_t size() const noexcept { return bytes_.size() - taken_; }
+  void take(std::size_t count) {
+    taken_ += count;
+    if (taken_ == bytes_.size()) {
+      bytes_.clear();
+      taken_ = 0;
+      if (bytes_.capacity() > (1 << 20)) bytes_.shrink_to_fit();
+    } else if (taken_ > (64 << 10) && taken_ > bytes_.size() / 2) {
+      bytes_.erase(0, taken_);
+      taken_ = 0;
+    }
+  }
+
+ private:
+  std::string bytes_;
+  std::size_t taken_ = 0;
+};
+
+}  // namespace
+
+struct SecureConnection::Impl {
+  sys::UniqueFd socket;
+  Role role = Role::Client;
+  SecureOptions options;
+  std::string peer;
+  std::unique_ptr<TlsSession> tls;  // none where the kernel vouches for the peer
+  bool established = false;
+  bool end_of_input = false;
+  std::size_t handshake_bytes = 0;
+  std::string waiting;  // framed, to be sent once established
+  ByteQueue incoming;   // decrypted
+  ByteQueue outgoing;   // as it goes to the socket
+
+  tl::unexpected<Error> not_authenticated(std::string_view why) const {
+    return fail(ErrorCode::InvalidArgument, "authentication failed with {}: {}", peer, why);
+  }
+
+  Result<void> become_established() {
+    established = true;
+    const std::string frames = std::exchange(waiting, {});
+    return frames.empty() ? Result<void>() : encrypt(frames);
+  }
+
+  Result<void> encrypt(std::string_view bytes) {
+    if (!tls) {
+      outgoing.append(bytes);
+      return {};
+    }
+    auto result = tls->write(bytes);
+    if (!result) return result;
+    outgoing.append(tls->take_output());
+    return {};
+  }
+
+  Result<void> feed_plain(std::string_view bytes) {
+    incoming.append(bytes);
+    if (established) return {};
+    const std::string_view have = incoming.view().substr(0, kPlainGreeting.size());
+    if (!have.empty() && have != kPlainGreeting.substr(0, have.size())) {
+      (void)flush();  // our greeting tells the other end what is wrong
+      if (have.front() == 0x16 || have.front() == 0x15) {
+        return not_authenticated(fmt::format("it has a secret and this process has none -- {}", kHowToGiveASecret));
+      }
+      return not_authenticated("it is not a Cohort process of this version");
+    }
+    if (have.size() < kPlainGreeting.size()) return {};
+    incoming.take(kPlainGreeting.size());
+    return become_established();
+  }
+
+  Result<void> feed_tls(std::string_view bytes) {
+    if (!established) {
+      handshake_bytes += bytes.size();
+      if (role == Role::Server && handshake_bytes == bytes.size() && bytes.front() == kPlainGreeting.front()) {
+        outgoing.append(kTlsRefusal);
+        (void)flush();
+        return not_authenticated(fmt::format("it brings no secret -- {}", kHowToGiveASecret));
+      }
+      if (role == Role::Client && handshake_bytes == bytes.size() && bytes.front() == kPlainGreeting.front()) {
+        return not_authenticated(fmt::format("it has no secret and this process has one -- {}", kHowToGiveASecret));
+      }
+    }
+    if (auto fed = tls->feed(bytes); !fed) return fed;
+    if (!established) {
+      auto done = tls->handshake();
+      outgoing.append(tls->take_output());  // an alert for the other end, if it failed
+      if (!done) {
+        (void)flush();
+        return not_authenticated(done.error().what());
+      }
+      if (!*done && handshake_bytes >= kHandshakeLimit) return not_authenticated("its handshake is too long");
+      if (!*done) return {};
+      if (auto result = become_established(); !result) return result;
+    }
+    std::string plain;
+    auto open = tls->read(plain);
+    incoming.append(plain);
+    if (!open) return fail(ErrorCode::Corrupt, "connection with {}: {}", peer, open.error().what());
+    if (!*open) end_of_input = true;
+    return {};
+  }
+
+  Result<void> receive_some() {
+    std::size_t total = 0;
+    char chunk[kReadChunk];
+    while (!end_of_input && total < kReadPerAdvance) {
+      std::size_t room = sizeof chunk;
+      if (tls && !established) room = std::min(room, kHandshakeLimit - std::min(handshake_bytes, kHandshakeLimit - 1));
+      const ssize_t n = ::recv(socket.get(), chunk, room, 0);
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+        return fail(established ? ErrorCode::PeerLost : ErrorCode::Unavailable, "connection with {} lost: {}", peer,
+                    errno_text(errno));
+      }
+      if (n == 0) {
+        if (!established) {
+          return fail(ErrorCode::Unavailable,
+                      "connection with {} closed by the other end before the handshake was over", peer);
+        }
+        // TLS says good-bye itself; without it, somebody may have cut the stream short.
+        if (tls) return fail(ErrorCode::PeerLost, "connection with {} lost: it ended without a good-bye", peer);
+        end_of_input = true;
+        break;
+      }
+      const std::string_view bytes(chunk, static_cast<std::size_t>(n));
+      total += bytes.size();
+      if (auto result = tls ? feed_tls(bytes) : feed_plain(bytes); !result) return result;
+    }
+    return {};
+  }
+
+  Result<void> flush() {
+    while (outgoing.size() > 0) {
+      const std::string_view bytes = outgoing.view();
+      const ssize_t n = ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
+        return fail(established ? ErrorCode::PeerLost : ErrorCode::Unavailable, "connection with {} lost: {}", peer,
+                    errno_text(errno));
+      }
+      outgoing.take(static_cast<std::size_t>(n));
+    }
+    return {};
+  }
+
+  // Length of the next frame's message; nullopt if its header is not complete.
+  std::optional<std::uint32_t> announced() const {
+    std::uint32_t length = 0;
+    if (incoming.size() < sizeof length) return std::nullopt;
+    std::memcpy(&length, incoming.view().data(), sizeof length);
+    return length;
+  }
+
+  Result<void> check_frame() const {
+    const auto length = established ? announced() : std::nullopt;
+    if (length && *length > options.longest_message) {
+      return fail(ErrorCode::Corrupt, "{} announced a message of {} bytes where at most {} are allowed", peer, *length,
+                  options.longest_message);
+    }
+    if (end_of_input && incoming.size() > 0 && (!length || incoming.size() < sizeof *length + *length)) {
+      return fail(ErrorCode::PeerLost, "connection with {} ended within a message", peer);
+    }
+    return {};
+  }
+};
+
+SecureConnection::SecureConnection(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+SecureConnection::SecureConnection(SecureConnection&&) noexcept = default;
+SecureConnection& SecureConnection::operator=(SecureConnection&&) noexcept = default;
+
+SecureConnection::~SecureConnection() {
+  if (!impl_ || !impl_->tls || !impl_->established) return;
+  // Good-bye, as far as the socket takes it at once.
+  impl_->tls->close();
+  impl_->outgoing.append(impl_->tls->take_output());
+  (void)impl_->flush();
+}
+
+Result<SecureConnection> SecureConnection::with_secret(sys::UniqueFd socket, Role role, const Secret& secret,
+                                                       const SecureOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  impl->peer = describe_peer(socket.get());
+  impl->socket = std::move(socket);
+  impl->role = role;
+  impl->options = options;
+  auto tls = TlsSession::make(role == Role::Server, secret, options.purpose);
+  if (!tls) return tl::unexpected(tls.error());
+  impl->tls = *std::move(tls);
+  if (role == Role::Client) {
+    if (auto started = impl->tls->handshake(); !started) return tl::unexpected(started.error());
+    impl->outgoing.append(impl->tls->take_output());
+  }
+  return SecureConnection(std::move(impl));
+}
+
+Result<SecureConnection> SecureConnection::same_user(sys::UniqueFd socket, Role role, const SecureOptions& options) {
+  const auto credentials = peer_credentials(socket.get());
+  if (!credentials) return tl::unexpected(credentials.error());
+  if (credentials->uid != ::geteuid()) {
+    return fail(
+        ErrorCode::InvalidArgument,
+        "authentication failed: the other process (pid {}) belongs to uid {}, this one (pid {}) to uid {}, and without "
+        "a secret only processes of the same user are let in -- {}",
+        credentials->pid, credentials->uid, ::getpid(), ::geteuid(), kHowToGiveASecret);
+  }
+  auto impl = std::make_unique<Impl>();
+  impl->peer = describe_peer(socket.get());
+  impl->socket = std::move(socket);
+  impl->role = role;
+  impl->options = options;
+  impl->outgoing.append(kPlainGreeting);
+  return SecureConnection(std::move(impl));
+}
+
+int SecureConnection::fd() const noexcept { return impl_->socket.get(); }
+bool SecureConnection::established() const noexcept { return impl_->established; }
+const std::string& SecureConnection::peer() const noexcept { return impl_->peer; }
+bool SecureConnection::wants_write() const noexcept { return impl_->outgoing.size() > 0; }
+std::size_t SecureConnection::unsent_bytes() const noexcept { return impl_->outgoing.size() + impl_->waiting.size(); }
+bool SecureConnection::at_end() const noexcept { return impl_->end_of_input && impl_->incoming.size() == 0; }
+
+Result<void> SecureConnection::advance() {
+  // Input first: what the other end said last explains why it does not take our output.
+  if (auto result = impl_->receive_some(); !result) return result;
+  if (auto result = impl_->flush(); !result) return result;
+  return impl_->check_frame();
+}
+
+std::optional<std::string> SecureConnection::next_message() {
+  if (!impl_->established) return std::nullopt;
+  const auto length = impl_->announced();
+  if (!length || *length > impl_->options.longest_message || impl_->incoming.size() < sizeof *length + *length) {
+    return std::nullopt;
+  }
+  std::string message(impl_->incoming.view().substr(sizeof *length, *length));
+  impl_->incoming.take(sizeof *length + *length);
+  return message;
+}
+
+Result<void> SecureConnection::queue(std::string_view message) {
+  if (message.size() > impl_->options.longest_message) {
+    return fail(ErrorCode::InvalidArgument, "a message of {} bytes to {}, where at most {} are allowed", message.size(),
+                impl_->peer, impl_->options.longest_message);
+  }
+  const auto length = static_cast<std::uint32_t>(message.size());
+  std::string frame;
+  frame.reserve(sizeof length + message.size());
+  frame.append(reinterpret_cast<const char*>(&length), sizeof length).append(message);
+  if (!impl_->established) {
+    impl_->waiting += frame;
+    return {};
+  }
+  if (auto result = impl_->encrypt(frame); !result) return result;
+  return impl_->flush();
+}
+
+Result<void> SecureConnection::handshake(Deadline deadline) {
+  while (true) {
+    if (auto result = advance(); !result) return result;
+    if (established()) return {};
+    const auto ready = wait_ready(fd(), static_cast<short>(wants_write() ? POLLIN | POLLOUT : POLLIN), deadline);
+    if (!ready) return tl::unexpected(ready.error());
+    if (!*ready) return fail(ErrorCode::Timeout, "no handshake with {} in time", peer());
+  }
+}
+
+Result<void> SecureConnection::send(std::string_view message, Deadline deadline) {
+  if (auto result = queue(message); !result) return result;
+  while (unsent_bytes() > 0) {
+    if (auto result = advance(); !result) return result;
+    if (unsent_bytes() == 0) break;
+    const auto ready = wait_ready(fd(), static_cast<short>(wants_write() ? POLLIN | POLLOUT : POLLIN), deadline);
+    if (!ready) return tl::unexpected(ready.error());
+    if (!*ready)
+      return fail(ErrorCode::Timeout, "{} did not take a message of {} bytes in time", peer(), message.size());
+  }
+  return {};
+}
+
+Result<std::string> SecureConnection::receive(Deadline deadline) {
+  while (true) {
+    if (auto message = next_message()) return *std::move(message);
+    if (at_end()) return fail(ErrorCode::PeerLost, "connection closed by {}", peer());
+    if (auto result = advance(); !result) {
+      if (auto message = next_message()) return *std::move(message);
+      return tl::unexpected(result.error());
+    }
+    if (auto message = next_message()) return *std::move(message);
+    if (at_end()) continue;
+    const auto ready = wait_ready(fd(), static_cast<short>(wants_write() ? POLLIN | POLLOUT : POLLIN), deadline);
+    if (!ready) return tl::unexpected(ready.error());
+    if (!*ready) return fail(ErrorCode::Timeout, "no message from {} in time", peer());
+  }
+}
+
+}  // namespace cohort::net

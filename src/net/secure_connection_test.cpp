@@ -1,0 +1,222 @@
+#include "net/secure_connection.h"
+
+#include "net/socket.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <random>
+#include <string>
+#include <thread>
+
+namespace cohort::net {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+struct Pair {
+  sys::UniqueFd client, server;
+};
+
+Pair tcp_pair() {
+  auto listener = value_or_throw(listen_on({{"127.0.0.1", 0}, {}}));
+  const auto endpoint = value_or_throw(local_endpoint(listener.get()));
+  auto client = connect_once(endpoint, deadline_in(seconds(10)));
+  if (!client) throw client.error().error;
+  if (!value_or_throw(wait_ready(listener.get(), 1 /* POLLIN */, deadline_in(seconds(10)))))
+    throw std::runtime_error("no connection");
+  auto server = value_or_throw(accept_one(listener.get()));
+  return {*std::move(client), *std::move(server)};
+}
+
+Secret secret_of(std::uint8_t byte) {
+  std::array<std::uint8_t, Secret::kBytes> bytes;
+  bytes.fill(byte);
+  return Secret::from_bytes(bytes);
+}
+
+struct Outcome {
+  Result<void> client, server;
+};
+
+// Both handshakes, each on its own thread.
+Outcome shake(SecureConnection& client, SecureConnection& server) {
+  Outcome outcome;
+  std::thread other([&] { outcome.server = server.handshake(deadline_in(seconds(10))); });
+  outcome.client = client.handshake(deadline_in(seconds(10)));
+  other.join();
+  return outcome;
+}
+
+TEST(SecureConnection, CarriesMessagesBothWays) {
+  Pair pair = tcp_pair();
+  auto client = value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret_of(7)));
+  auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret_of(7)));
+  const Outcome outcome = shake(client, server);
+  ASSERT_TRUE(outcome.client) << outcome.client.error().what();
+  ASSERT_TRUE(outcome.server) << outcome.server.error().what();
+  ASSERT_TRUE(client.send("hello", deadline_in(seconds(10))));
+  ASSERT_TRUE(client.send("", deadline_in(seconds(10))));
+  EXPECT_EQ(value_or_throw(server.receive(deadline_in(seconds(10)))), "hello");
+  EXPECT_EQ(value_or_throw(server.receive(deadline_in(seconds(10)))), "");
+  std::string large(5'000'000, 'x');
+  for (std::size_t i = 0; i < large.size(); ++i) large[i] = static_cast<char>(i * 2654435761U >> 24);
+  std::thread sender([&] { EXPECT_TRUE(server.send(large, deadline_in(seconds(30)))); });
+  EXPECT_TRUE(value_or_throw(client.receive(deadline_in(seconds(30)))) == large);
+  sender.join();
+}
+
+TEST(SecureConnection, MessagesQueuedBeforeTheHandshakeArrive) {
+  Pair pair = tcp_pair();
+  auto client = value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret_of(7)));
+  auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret_of(7)));
+  ASSERT_TRUE(client.queue("early"));
+  ASSERT_TRUE(server.queue("bird"));
+  const Outcome outcome = shake(client, server);
+  ASSERT_TRUE(outcome.client && outcome.server);
+  ASSERT_TRUE(client.advance());
+  EXPECT_EQ(value_or_throw(server.receive(deadline_in(seconds(10)))), "early");
+  EXPECT_EQ(value_or_throw(client.receive(deadline_in(seconds(10)))), "bird");
+}
+
+TEST(SecureConnection, RefusesAnotherSecretOnBothSides) {
+  Pair pair = tcp_pair();
+  auto client = value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret_of(1)));
+  auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret_of(2)));
+  ASSERT_TRUE(client.queue("payload"));
+  const Outcome outcome = shake(client, server);
+  ASSERT_FALSE(outcome.client);
+  ASSERT_FALSE(outcome.server);
+  EXPECT_NE(std::string(outcome.client.error().what()).find("the secret differs"), std::string::npos)
+      << outcome.client.error().what();
+  EXPECT_NE(std::string(outcome.server.error().what()).find("the secret differs"), std::string::npos)
+      << outcome.server.error().what();
+  EXPECT_EQ(outcome.client.error().code(), ErrorCode::InvalidArgument);
+  EXPECT_FALSE(client.established());
+  EXPECT_FALSE(server.established());
+  EXPECT_FALSE(server.next_message());
+}
+
+TEST(SecureConnection, RefusesAnotherPurpose) {
+  Pair pair = tcp_pair();
+  auto client = value_or_throw(
+      SecureConnection::with_secret(std::move(pair.client), Role::Client, secret_of(1), {.purpose = "store"}));
+  auto server = value_or_throw(
+      SecureConnection::with_secret(std::move(pair.server), Role::Server, secret_of(1), {.purpose = "agent"}));
+  const Outcome outcome = shake(client, server);
+  EXPECT_FALSE(outcome.client);
+  EXPECT_FALSE(outcome.server);
+}
+
+TEST(SecureConnection, PlainTextGetsNothing) {
+  for (const std::string& probe :
+       {std::string("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), std::string("COHORT1\n"), std::string(5000, '\x16')}) {
+    Pair pair = tcp_pair();
+    auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret_of(1)));
+    ASSERT_EQ(::send(pair.client.get(), probe.data(), probe.size(), MSG_NOSIGNAL), static_cast<ssize_t>(probe.size()));
+    const auto result = server.handshake(deadline_in(seconds(10)));
+    ASSERT_FALSE(result);
+    EXPECT_NE(std::string(result.error().what()).find("authentication failed"), std::string::npos)
+        << result.error().what();
+    EXPECT_FALSE(server.established());
+  }
+}
+
+TEST(SecureConnection, GarbageAtAnyPointIsAnErrorNotAMessage) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 50; ++round) {
+    Pair pair = tcp_pair();
+    auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret_of(1)));
+    std::string probe(1 + random() % 6000, '\0');
+    for (char& c : probe) c = static_cast<char>(random());
+    if (round % 2 == 0)
+      probe.replace(0, std::min<std::size_t>(probe.size(), 6),
+                    std::string("\x16\x03\x01\x0f\xff\x01", 6).substr(0, probe.size()));
+    ASSERT_GT(::send(pair.client.get(), probe.data(), probe.size(), MSG_NOSIGNAL), 0);
+    ::shutdown(pair.client.get(), SHUT_WR);
+    EXPECT_FALSE(server.handshake(deadline_in(seconds(10))));
+    EXPECT_FALSE(server.established());
+    EXPECT_FALSE(server.next_message());
+  }
+}
+
+TEST(SecureConnection, CutStreamIsPeerLostAndGoodByeIsNot) {
+  for (const bool cut : {true, false}) {
+    Pair pair = tcp_pair();
+    const int raw = pair.client.get();
+    auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret_of(1)));
+    {
+      auto client = value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret_of(1)));
+      const Outcome outcome = shake(client, server);
+      ASSERT_TRUE(outcome.client && outcome.server);
+      if (cut) ::shutdown(raw, SHUT_RDWR);
+    }
+    const auto message = server.receive(deadline_in(seconds(10)));
+    ASSERT_FALSE(message);
+    EXPECT_EQ(message.error().code(), ErrorCode::PeerLost);
+    EXPECT_EQ(server.at_end(), !cut);
+  }
+}
+
+TEST(SecureConnection, RefusesMessagesThatAreTooLong) {
+  Pair pair = tcp_pair();
+  auto client = value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret_of(1)));
+  auto server = value_or_throw(
+      SecureConnection::with_secret(std::move(pair.server), Role::Server, secret_of(1), {.longest_message = 100}));
+  const Outcome outcome = shake(client, server);
+  ASSERT_TRUE(outcome.client && outcome.server);
+  EXPECT_FALSE(server.queue(std::string(101, 'x')));
+  ASSERT_TRUE(client.queue(std::string(101, 'x')));
+  const auto message = server.receive(deadline_in(seconds(10)));
+  ASSERT_FALSE(message);
+  EXPECT_EQ(message.error().code(), ErrorCode::Corrupt);
+}
+
+TEST(SecureConnection, WaitsEndAtTheirDeadline) {
+  Pair pair = tcp_pair();
+  auto client = value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret_of(1)));
+  const auto shaken = client.handshake(deadline_in(milliseconds(50)));
+  ASSERT_FALSE(shaken);
+  EXPECT_EQ(shaken.error().code(), ErrorCode::Timeout);
+  auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret_of(1)));
+  const Outcome outcome = shake(client, server);
+  ASSERT_TRUE(outcome.client && outcome.server);
+  const auto message = client.receive(deadline_in(milliseconds(50)));
+  ASSERT_FALSE(message);
+  EXPECT_EQ(message.error().code(), ErrorCode::Timeout);
+  ASSERT_TRUE(server.send("late", deadline_in(seconds(10))));
+  EXPECT_EQ(value_or_throw(client.receive(deadline_in(seconds(10)))), "late");
+}
+
+TEST(SecureConnection, SameUserWorksWithoutASecret) {
+  int fds[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+  auto client = value_or_throw(SecureConnection::same_user(sys::UniqueFd(fds[0]), Role::Client));
+  auto server = value_or_throw(SecureConnection::same_user(sys::UniqueFd(fds[1]), Role::Server));
+  const Outcome outcome = shake(client, server);
+  ASSERT_TRUE(outcome.client && outcome.server);
+  ASSERT_TRUE(client.send("hello", deadline_in(seconds(10))));
+  EXPECT_EQ(value_or_throw(server.receive(deadline_in(seconds(10)))), "hello");
+}
+
+TEST(SecureConnection, SaysSoWhenOnlyOneSideHasASecret) {
+  for (const bool server_has_it : {true, false}) {
+    int fds[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+    const auto make = [&](int fd, Role role, bool secret) {
+      return value_or_throw(secret ? SecureConnection::with_secret(sys::UniqueFd(fd), role, secret_of(1))
+                                   : SecureConnection::same_user(sys::UniqueFd(fd), role));
+    };
+    auto client = make(fds[0], Role::Client, !server_has_it);
+    auto server = make(fds[1], Role::Server, server_has_it);
+    const Outcome outcome = shake(client, server);
+    ASSERT_FALSE(outcome.server);
+    EXPECT_NE(std::string(outcome.server.error().what()).find("COHORT_SECRET_FILE"), std::string::npos)
+        << outcome.server.error().what();
+  }
+}
+
+}  // namespace
+}  // namespace cohort::net

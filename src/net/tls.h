@@ -1,0 +1,36 @@
+// TLS 1.3 as a machine that does no I/O: bytes of the peer in, bytes for the peer out. Authentication is by a
+// pre-shared key alone, made from the job's secret; every session has a fresh X25519 exchange. One thread at a time.
+// (RFC 8446 section 2.2; external PSKs as RFC 9257 asks for: 256 bits from a generator, one per job and purpose.)
+#pragma once
+
+#include "base/result.h"
+#include "net/secret.h"
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace cohort::net {
+
+class TlsSession {
+ public:
+  static Result<std::unique_ptr<TlsSession>> make(bool server, const Secret& secret, std::string_view purpose);
+  ~TlsSession();
+
+  Result<void> feed(std::string_view bytes);
+  /// True when it is over and the peer has proved the secret; an error says what was wrong with the peer.
+  Result<bool> handshake();
+  /// Appends what has been decrypted; false when the peer has said good-bye.
+  Result<bool> read(std::string& plain);
+  Result<void> write(std::string_view plain);
+  void close();
+  /// Bytes for the peer, to be sent after each of the calls above.
+  std::string take_output();
+
+ private:
+  struct Impl;
+  explicit TlsSession(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohort::net
