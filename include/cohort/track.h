@@ -26,12 +26,12 @@ class Value {
  public:
   Value(bool value) : value_(value) {}  // NOLINT(google-explicit-constructor): `{"epoch", 2}` should read well
   template <std::integral T>
-    requires(!std::same_as<T, bool>)
-  Value(T value) : value_(static_cast<std::int64_t>(value)) {}              // NOLINT(google-explicit-constructor)
-  Value(double value) : value_(value) {}                                    // NOLINT(google-explicit-constructor)
-  Value(std::string value) : value_(std::move(value)) {}                    // NOLINT(google-explicit-constructor)
-  Value(const char* value) : value_(std::string(value)) {}                  // NOLINT(google-explicit-constructor)
-  Value(const std::filesystem::path& value) : value_(value.string()) {}     // NOLINT(google-explicit-constructor)
+  requires(!std::same_as<T, bool>) Value(T value)
+      : value_(static_cast<std::int64_t>(value)) {}                      // NOLINT(google-explicit-constructor)
+  Value(double value) : value_(value) {}                                 // NOLINT(google-explicit-constructor)
+  Value(std::string value) : value_(std::move(value)) {}                 // NOLINT(google-explicit-constructor)
+  Value(const char* value) : value_(std::string(value)) {}               // NOLINT(google-explicit-constructor)
+  Value(const std::filesystem::path& value) : value_(value.string()) {}  // NOLINT(google-explicit-constructor)
 
   const std::variant<bool, std::int64_t, double, std::string>& get() const noexcept { return value_; }
 
@@ -83,7 +83,8 @@ class RunRecord final : public Observer {
 
 /// Draws the curves of a run record (losses and accuracy over epochs, or over steps where it has no epochs) as a
 /// self-contained SVG picture. Replaces `svg_file` at once or not at all. What a resumed run did again is drawn
-/// once. Throws Io if a file cannot be read or written, Corrupt if `record_file` holds no run record.
+/// once. Throws Unavailable if there is no such record, Io if a file cannot be read or written, Corrupt if
+/// `record_file` is no run record.
 void plot(const std::filesystem::path& record_file, const std::filesystem::path& svg_file);
 
 struct ProgressOptions {
@@ -108,8 +109,8 @@ class Progress {
 
   /// After each step: steps done in all, the latest loss, samples of this step over all ranks.
   void update(std::int64_t step, double loss, std::int64_t samples);
-  /// Time that is no training (evaluation, checkpoints) passes before the next step: leave it out of the speed.
-  void pause();
+  /// Leaves the time since the last step out of the speed: it was spent on evaluation or a checkpoint.
+  void skip_time();
   /// A line that stays, above the bar.
   void line(std::string_view text);
   /// Takes the bar away. Further calls do nothing.

@@ -1,11 +1,9 @@
 #include "track/record_reader.h"
 
 #include "base/result.h"
+#include "sys/files.h"
 
-#include <fstream>
 #include <limits>
-#include <optional>
-#include <sstream>
 
 namespace cohort::track {
 
@@ -32,18 +30,12 @@ RecordLines parse_record(std::string_view text) {
 }
 
 RecordLines read_record(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream content;
-  // An empty file sets failbit on `content`, not on `in`.
-  if (in) content << in.rdbuf();
-  if (!in || in.bad()) {
-    raise(ErrorCode::Io, "reading the run record failed -- {} -- {} -- give the folder of a run, or its run.jsonl",
-          file.string(), errno_text(errno));
-  }
-  const std::string text = content.str();
-  RecordLines lines = parse_record(text);
+  const auto content = sys::read_file(file.string());
+  if (!content) throw content.error();
+  RecordLines lines = parse_record(content->text());
   if (lines.events.empty() && lines.damaged > 0) {
-    raise(ErrorCode::Corrupt, "reading the run record failed -- {} -- none of its {} lines is an event -- is it a run record?",
+    raise(ErrorCode::Corrupt,
+          "reading the run record failed -- {} -- none of its {} lines is an event -- is it a run record?",
           file.string(), lines.damaged);
   }
   return lines;

@@ -18,7 +18,7 @@ struct RecordLines {
 
 /// Never fails: what is no event is counted.
 RecordLines parse_record(std::string_view text);
-/// Throws Io if the file cannot be read, Corrupt if it has content but not one event.
+/// Throws Unavailable if there is no such file, Io if it cannot be read, Corrupt if it has lines but not one event.
 RecordLines read_record(const std::filesystem::path& file);
 
 /// A number of an event, also one of the texts "NaN", "Infinity", "-Infinity"; nullopt if it is not there or no number.

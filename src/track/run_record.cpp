@@ -103,7 +103,8 @@ struct RunRecord::Impl {
     if (!fd) fail_with("opening the run record", errno);
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       raise(ErrorCode::Unavailable,
-            "opening the run record failed -- {} -- another process is writing to it -- give this run a folder of its own",
+            "opening the run record failed -- {} -- another process is writing to it -- give this run a folder of its "
+            "own",
             file.string());
     }
     struct stat status {};
@@ -144,12 +145,8 @@ RunRecord::RunRecord(const std::filesystem::path& file, const RunRecordOptions& 
     : impl_(std::make_unique<Impl>()) {
   impl_->file = file;
   impl_->open();
-  Json line = {{"event", "start"},
-               {"time", unix_seconds()},
-               {"schema", kSchema},
-               {"program", options.program},
-               {"world_size", options.world_size},
-               {"pid", ::getpid()}};
+  Json line = {{"event", "start"},           {"time", unix_seconds()},           {"schema", kSchema},
+               {"program", options.program}, {"world_size", options.world_size}, {"pid", ::getpid()}};
   char host[256] = {};
   if (::gethostname(host, sizeof host - 1) == 0) line["host"] = host;
   if (const auto job = env::get(env::kJobId)) line["job"] = *job;
@@ -185,12 +182,9 @@ void RunRecord::write_communication() {
                {"buckets", totals.buckets}};
   Json operations = Json::object();
   for (const auto& [name, operation] : totals.operations) {
-    operations[name] = {{"count", operation.count},
-                        {"bytes", operation.bytes},
-                        {"seconds", seconds(operation.time)},
-                        {"waited_seconds", seconds(operation.waited)},
-                        {"zero_copy", operation.zero_copy},
-                        {"failed", operation.failed}};
+    operations[name] = {{"count", operation.count},           {"bytes", operation.bytes},
+                        {"seconds", seconds(operation.time)}, {"waited_seconds", seconds(operation.waited)},
+                        {"zero_copy", operation.zero_copy},   {"failed", operation.failed}};
   }
   line["operations"] = std::move(operations);
   impl_->append(line);

@@ -1,0 +1,135 @@
+#include "track/figure.h"
+#include "track/axis.h"
+#include "track/curves.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace cohort::track {
+namespace {
+
+std::size_t count(const std::string& text, std::string_view part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+std::vector<std::string> labels(const Axis& axis) {
+  std::vector<std::string> out;
+  for (const Tick& tick : axis.ticks()) out.push_back(tick.label);
+  return out;
+}
+
+// No tag may be left open, and no number may be "nan" or "inf".
+void expect_sound(const std::string& svg) {
+  EXPECT_TRUE(svg.starts_with("<svg "));
+  EXPECT_TRUE(svg.ends_with("</svg>\n"));
+  EXPECT_EQ(count(svg, "<text "), count(svg, "</text>"));
+  EXPECT_EQ(count(svg, "\"") % 2, 0U);
+  for (const char* bad : {"nan", "inf,", "inf\"", "-inf"}) EXPECT_EQ(count(svg, bad), 0U) << bad;
+}
+
+Figure one_panel(std::vector<Point> points) {
+  Curve curve{.name = "a", .colour = "#123456", .latest = {}, .points = std::move(points)};
+  return {.title = "t", .subtitle = "s", .x_label = "epoch", .panels = {{"Loss", false, {std::move(curve)}, ""}}};
+}
+
+TEST(Axis, TicksAreNiceNumbers) {
+  EXPECT_EQ(labels(Axis::around(0, 1, Scale::Linear, 5)),
+            (std::vector<std::string>{"0", "0.2", "0.4", "0.6", "0.8", "1.0"}));
+  EXPECT_EQ(labels(Axis::exactly(0, 12, 6)), (std::vector<std::string>{"0", "2", "4", "6", "8", "10", "12"}));
+  EXPECT_EQ(labels(Axis::exactly(0, 4000, 4)), (std::vector<std::string>{"0", "1,000", "2,000", "3,000", "4,000"}));
+  EXPECT_EQ(labels(Axis::around(0.001, 1, Scale::Log, 5)), (std::vector<std::string>{"0.001", "0.01", "0.1", "1"}));
+}
+
+TEST(Axis, CoversItsDataWhateverTheyAre) {
+  constexpr double kHuge = 1e300;
+  const double cases[][2] = {{0, 0}, {5, 5}, {-1, 1}, {0.97, 0.9701}, {1e-12, 2e-12}, {1e9, 1e9 + 1}, {-kHuge, kHuge}};
+  for (const auto& range : cases) {
+    const Axis axis = Axis::around(range[0], range[1], Scale::Linear, 5);
+    EXPECT_LE(axis.low(), range[0]);
+    EXPECT_GE(axis.high(), range[1]);
+    EXPECT_GE(axis.ticks().size(), 2U) << range[0] << " " << range[1];
+    EXPECT_LE(axis.ticks().size(), 20U) << range[0] << " " << range[1];
+    EXPECT_NEAR(axis.position(axis.low()), 0, 1e-9);
+    EXPECT_NEAR(axis.position(axis.high()), 1, 1e-9);
+  }
+}
+
+TEST(Figure, EmptySaysSo) {
+  const std::string svg = render_svg(figure_of({}));
+  expect_sound(svg);
+  EXPECT_EQ(count(svg, "no values yet"), 2U);
+}
+
+TEST(Figure, OnePointIsADot) {
+  const std::string svg = render_svg(one_panel({{3, 0.5}}));
+  expect_sound(svg);
+  EXPECT_EQ(count(svg, "<circle"), 1U);
+}
+
+TEST(Figure, LeavesOutWhatIsNotFiniteAndSaysSo) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  const std::string svg = render_svg(one_panel({{1, 1}, {2, nan}, {3, inf}, {4, 2}}));
+  expect_sound(svg);
+  EXPECT_EQ(count(svg, "2 values that are not finite are left out"), 1U);
+  const std::string all_bad = render_svg(one_panel({{1, nan}}));
+  expect_sound(all_bad);
+  EXPECT_EQ(count(all_bad, "no values yet"), 1U);
+}
+
+TEST(Figure, ManyPointsMakeASmallPicture) {
+  std::vector<Point> points;
+  for (int i = 0; i < 500'000; ++i) points.push_back({i * 1.0, 1 + std::sin(i * 0.001)});
+  Figure figure = one_panel(std::move(points));
+  figure.panels[0].curves[0].smooth = true;
+  const std::string svg = render_svg(figure);
+  expect_sound(svg);
+  EXPECT_LT(svg.size(), 100'000U);
+}
+
+TEST(Figure, EscapesText) {
+  Figure figure = one_panel({{1, 1}, {2, 2}});
+  figure.title = "</text><script>alert(1)</script>&\"'\x01";
+  figure.panels[0].curves[0].name = "<b>";
+  figure.panels[0].curves[0].colour = "\"/><script>";
+  const std::string svg = render_svg(figure);
+  EXPECT_EQ(count(svg, "<script"), 0U);
+  EXPECT_EQ(count(svg, "<b>"), 0U);
+  EXPECT_EQ(count(svg, "\x01"), 0U);
+  EXPECT_NE(svg.find("&lt;/text&gt;&lt;script&gt;alert(1)&lt;/script&gt;&amp;&quot;&#39;\xEF\xBF\xBD"),
+            std::string::npos);
+}
+
+TEST(Curves, WhatAResumedRunDidAgainCountsOnce) {
+  const RecordLines record = parse_record(
+      "{\"event\":\"start\",\"program\":\"p\",\"world_size\":2}\n"
+      "{\"event\":\"step\",\"step\":1,\"epoch\":0.5,\"train_loss\":3}\n"
+      "{\"event\":\"step\",\"step\":2,\"epoch\":1.0,\"train_loss\":2}\n"
+      "{\"event\":\"epoch\",\"step\":2,\"epoch\":1,\"test_loss\":2.5,\"test_accuracy\":0.5}\n"
+      "{\"event\":\"step\",\"step\":3,\"epoch\":1.5,\"train_loss\":9}\n"
+      "{\"event\":\"resume\",\"step\":2}\n"
+      "{\"event\":\"step\",\"step\":3,\"epoch\":1.5,\"train_loss\":1}\n");
+  const Figure figure = figure_of(record);
+  EXPECT_EQ(figure.x_label, "epoch");
+  ASSERT_EQ(figure.panels.size(), 2U);
+  const auto& points = figure.panels[0].curves[0].points;
+  ASSERT_EQ(points.size(), 3U);
+  EXPECT_EQ(points[2].x, 1.5);
+  EXPECT_EQ(points[2].y, 1);
+  ASSERT_EQ(figure.panels[0].curves.size(), 2U);
+  EXPECT_EQ(figure.panels[0].curves[1].points.size(), 1U);
+  expect_sound(render_svg(figure));
+}
+
+TEST(Curves, OverStepsWhereThereAreNoEpochs) {
+  const Figure figure = figure_of(parse_record("{\"event\":\"step\",\"step\":10,\"train_loss\":3}\n"));
+  EXPECT_EQ(figure.x_label, "step");
+  ASSERT_EQ(figure.panels[0].curves[0].points.size(), 1U);
+  EXPECT_EQ(figure.panels[0].curves[0].points[0].x, 10);
+}
+
+}  // namespace
+}  // namespace cohort::track
