@@ -61,6 +61,7 @@ struct SecureConnection::Impl {
   bool established = false;
   bool end_of_input = false;
   std::size_t handshake_bytes = 0;
+  pid_t process = ::getpid();
   std::string waiting;  // framed, to be sent once established
   ByteQueue incoming;   // decrypted
   ByteQueue outgoing;   // as it goes to the socket
@@ -205,7 +206,8 @@ SecureConnection::SecureConnection(SecureConnection&&) noexcept = default;
 SecureConnection& SecureConnection::operator=(SecureConnection&&) noexcept = default;
 
 SecureConnection::~SecureConnection() {
-  if (!impl_ || !impl_->tls || !impl_->established) return;
+  // In a forked child it would be the parent's stream that got our good-bye.
+  if (!impl_ || !impl_->tls || !impl_->established || impl_->process != ::getpid()) return;
   // Good-bye, as far as the socket takes it at once.
   impl_->tls->close();
   impl_->outgoing.append(impl_->tls->take_output());
