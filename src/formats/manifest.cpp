@@ -1,0 +1,196 @@
+#include "formats/manifest.h"
+
+#include "formats/digest.h"
+#include "formats/sink.h"
+#include "formats/tensor.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace cohort::formats {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kFormat = "cohort-checkpoint";
+constexpr int kVersion = 1;
+
+std::string finished(const Json& body) {
+  const Json whole = {{"manifest", body}, {"sha256", sha256(as_bytes(body.dump()))}};
+  return whole.dump(2) + '\n';
+}
+
+Json to_json(const ManifestValue& value) {
+  if (const auto* real = std::get_if<double>(&value); real != nullptr && !std::isfinite(*real)) {
+    return {{"float64", fmt::format("{:016x}", std::bit_cast<std::uint64_t>(*real))}};  // JSON has no NaN
+  }
+  return std::visit([](const auto& plain) { return Json(plain); }, value);
+}
+
+/// Fields of an object, with the first thing that is wrong.
+class Fields {
+ public:
+  explicit Fields(const Json& object) : object_(object) {}
+
+  std::int64_t integer(const char* key, std::int64_t lowest = 0) {
+    const Json* const value = get(key);
+    if (value == nullptr) return 0;
+    const bool fits =
+        value->is_number_integer() &&
+        (!value->is_number_unsigned() ||
+         value->get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()));
+    if (!fits || value->get<std::int64_t>() < lowest) {
+      complain(fmt::format("'{}' is no whole number from {} on", key, lowest));
+      return 0;
+    }
+    return value->get<std::int64_t>();
+  }
+  std::uint64_t natural(const char* key) {
+    const Json* const value = get(key);
+    if (value == nullptr) return 0;
+    if (!value->is_number_unsigned()) {
+      complain(fmt::format("'{}' is no whole number from 0 on", key));
+      return 0;
+    }
+    return value->get<std::uint64_t>();
+  }
+  std::string text(const char* key) {
+    const Json* const value = get(key);
+    if (value == nullptr) return {};
+    if (!value->is_string()) {
+      complain(fmt::format("'{}' is no text", key));
+      return {};
+    }
+    return value->get<std::string>();
+  }
+  const Json& object(const char* key) {
+    static const Json kEmpty = Json::object();
+    const Json* const value = get(key);
+    if (value == nullptr) return kEmpty;
+    if (!value->is_object()) {
+      complain(fmt::format("'{}' is no object", key));
+      return kEmpty;
+    }
+    return *value;
+  }
+  void complain(std::string what) {
+    if (problem_.empty()) problem_ = std::move(what);
+  }
+  const std::string& problem() const { return problem_; }
+
+ private:
+  const Json* get(const char* key) {
+    if (!object_.is_object() || !object_.contains(key)) {
+      complain(fmt::format("'{}' is missing", key));
+      return nullptr;
+    }
+    return &object_.at(key);
+  }
+
+  const Json& object_;
+  std::string problem_;
+};
+
+std::optional<ManifestValue> value_of(const Json& json) {
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_unsigned() &&
+      json.get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+    return std::nullopt;
+  }
+  if (json.is_number_integer()) return json.get<std::int64_t>();
+  if (json.is_number_float()) return json.get<double>();
+  if (json.is_string()) return json.get<std::string>();
+  if (json.is_object() && json.size() == 1 && json.contains("float64") && json["float64"].is_string()) {
+    const auto digits = json["float64"].get<std::string>();
+    if (digits.size() != 16 || digits.find_first_not_of("0123456789abcdef") != std::string::npos) return std::nullopt;
+    return std::bit_cast<double>(static_cast<std::uint64_t>(std::stoull(digits, nullptr, 16)));
+  }
+  return std::nullopt;
+}
+
+bool is_plain_name(std::string_view name) {
+  return !name.empty() && name.size() < 200 && name.front() != '.' && name != "manifest.json" &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-.") == std::string_view::npos;
+}
+
+}  // namespace
+
+Result<std::string> to_json(const Manifest& manifest) {
+  Json body = {{"format", kFormat},           {"version", kVersion},         {"generation", manifest.generation},
+               {"step", manifest.step},       {"epoch", manifest.epoch},     {"world_size", manifest.world_size},
+               {"created", manifest.created}, {"program", manifest.program}, {"values", Json::object()},
+               {"files", Json::object()}};
+  if (manifest.sampler) {
+    body["sampler"] = {{"seed", manifest.sampler->seed},
+                       {"epoch", manifest.sampler->epoch},
+                       {"cursor", manifest.sampler->cursor},
+                       {"size", manifest.sampler->size}};
+  }
+  for (const auto& [name, value] : manifest.values) {
+    const auto* const text = std::get_if<std::string>(&value);
+    if (!is_utf8(name) || (text != nullptr && !is_utf8(*text))) {
+      return fail(ErrorCode::InvalidArgument, "cannot save the checkpoint -- its value '{}' is not UTF-8 -- encode it",
+                  name);
+    }
+    body["values"][name] = to_json(value);
+  }
+  for (const auto& [name, digest] : manifest.files)
+    body["files"][name] = {{"bytes", digest.bytes}, {"sha256", digest.sha256}};
+  return finished(body);
+}
+
+Result<Manifest> parse_manifest(std::string_view text, const std::string& name) {
+  const auto corrupt = [&](std::string_view what) {
+    return fail(ErrorCode::Corrupt, "{}: the checkpoint's manifest is damaged -- {}", name, what);
+  };
+  const Json whole = Json::parse(text.begin(), text.end(), nullptr, false);
+  if (whole.is_discarded() || !whole.is_object() || !whole.contains("manifest"))
+    return corrupt("it is not the JSON that was written");
+  const Json& body = whole["manifest"];
+  if (!body.is_object()) return corrupt("it is not the JSON that was written");
+  if (finished(body) != text) return corrupt("its bytes do not agree with its SHA-256");
+
+  Fields fields(body);
+  if (const std::string format = fields.text("format"); format != kFormat)
+    fields.complain(fmt::format("its format is '{}'", format));
+  if (const std::int64_t version = fields.integer("version"); version != kVersion) {
+    fields.complain(fmt::format("its version is {} where {} is known: a newer Cohort wrote it", version, kVersion));
+  }
+  Manifest manifest;
+  manifest.generation = fields.integer("generation", 1);
+  manifest.step = fields.integer("step");
+  manifest.epoch = fields.integer("epoch");
+  const std::int64_t world_size = fields.integer("world_size", 1);
+  if (world_size > std::numeric_limits<int>::max()) fields.complain("'world_size' is too large");
+  manifest.world_size = static_cast<int>(std::min<std::int64_t>(world_size, std::numeric_limits<int>::max()));
+  manifest.created = fields.text("created");
+  manifest.program = fields.text("program");
+  if (body.contains("sampler")) {
+    Fields sampler(body["sampler"]);
+    manifest.sampler = SamplerPosition{sampler.natural("seed"), sampler.integer("epoch"), sampler.integer("cursor"),
+                                       sampler.integer("size")};
+    if (!sampler.problem().empty()) fields.complain(sampler.problem());
+  }
+  for (const auto& [key, json] : fields.object("values").items()) {
+    auto value = value_of(json);
+    if (!value)
+      fields.complain(fmt::format("the value '{}' is of no known type", key));
+    else
+      manifest.values.emplace(key, std::move(*value));
+  }
+  for (const auto& [key, json] : fields.object("files").items()) {
+    Fields file(json);
+    if (!is_plain_name(key)) file.complain(fmt::format("'{}' is no name of a file", key));
+    const FileDigest digest{file.natural("bytes"), file.text("sha256")};
+    if (!file.problem().empty()) fields.complain(file.problem());
+    manifest.files.emplace(key, digest);
+  }
+  if (!fields.problem().empty()) return corrupt(fields.problem());
+  return manifest;
+}
+
+}  // namespace cohort::formats

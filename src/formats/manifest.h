@@ -1,0 +1,49 @@
+// manifest.json, the last file of a checkpoint to be written: where training stood, and every other file's size and
+// SHA-256. It carries its own digest and has exactly one form, so that no byte of it can change unnoticed. Values; any
+// thread.
+#pragma once
+
+#include "base/result.h"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+namespace cohort::formats {
+
+/// The same type as cohort::CheckpointValue.
+using ManifestValue = std::variant<bool, std::int64_t, double, std::string>;
+
+struct SamplerPosition {
+  std::uint64_t seed = 0;
+  std::int64_t epoch = 0;
+  std::int64_t cursor = 0;
+  std::int64_t size = 0;
+};
+
+struct FileDigest {
+  std::uint64_t bytes = 0;
+  std::string sha256;  ///< 64 hexadecimal digits
+};
+
+struct Manifest {
+  std::int64_t generation = 0;
+  std::int64_t step = 0;
+  std::int64_t epoch = 0;
+  int world_size = 1;
+  std::string created;  ///< "2026-11-21T09:00:00Z"
+  std::string program;  ///< "cohort 0.1.0, libtorch 2.13.0"
+  std::optional<SamplerPosition> sampler;
+  std::map<std::string, ManifestValue> values;
+  std::map<std::string, FileDigest> files;
+};
+
+/// InvalidArgument for text that is not UTF-8.
+Result<std::string> to_json(const Manifest& manifest);
+/// Corrupt, naming `name`, if one byte is not as to_json wrote it, or a field is missing or of another type.
+Result<Manifest> parse_manifest(std::string_view text, const std::string& name);
+
+}  // namespace cohort::formats

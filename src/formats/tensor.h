@@ -1,0 +1,69 @@
+// Element types and tensors as files hold them: little-endian, row-major. Plain data; bytes are not owned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::formats {
+
+/// Wider than cohort::DType, since files hold what collectives do not reduce.
+enum class ElementType : std::uint8_t {
+  Float64,
+  Float32,
+  Float16,
+  BFloat16,
+  Int64,
+  Int32,
+  Int16,
+  Int8,
+  UInt64,
+  UInt32,
+  UInt16,
+  UInt8,
+  Bool,
+  Complex64,
+  Float8E4M3,
+  Float8E5M2,
+};
+inline constexpr int kElementTypeCount = 16;
+
+struct ElementTypeInfo {
+  ElementType type;
+  std::size_t bytes;
+  std::string_view safetensors;    ///< "BF16"
+  std::string_view torch;          ///< the name in Python's module torch: "bfloat16"
+  std::string_view torch_storage;  ///< "BFloat16Storage"; empty for types that torch saves as untyped storages
+};
+
+const ElementTypeInfo& info(ElementType type) noexcept;
+/// By the name in safetensors, in torch, of torch's storage; nullptr if unknown.
+const ElementTypeInfo* find_safetensors_type(std::string_view name) noexcept;
+const ElementTypeInfo* find_torch_type(std::string_view name) noexcept;
+const ElementTypeInfo* find_torch_storage(std::string_view name) noexcept;
+
+struct TensorView {
+  ElementType type = ElementType::Float32;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> bytes;  ///< row-major without gaps
+};
+
+struct NamedTensor {
+  std::string name;
+  TensorView tensor;
+};
+
+/// Elements of a shape; nullopt if a dimension is negative or the product overflows (int64).
+std::optional<std::int64_t> element_count(std::span<const std::int64_t> shape) noexcept;
+/// Bytes of a tensor; nullopt likewise.
+std::optional<std::uint64_t> byte_count(ElementType type, std::span<const std::int64_t> shape) noexcept;
+/// "[2, 3]".
+std::string shape_text(std::span<const std::int64_t> shape);
+/// True for well-formed UTF-8 (RFC 3629).
+bool is_utf8(std::string_view text) noexcept;
+
+}  // namespace cohort::formats
