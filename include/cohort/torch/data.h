@@ -8,6 +8,7 @@
 #include <cohort/communicator.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -58,6 +59,7 @@ using ArgumentOf = typename Signature<Member>::argument;
 ///   while (auto batch = sampler.next_batch()) { ...; optimizer.step(); sampler.step(); }
 ///   sampler.next_epoch();
 ///
+/// A handle: copies are the same sampler (the DataLoader keeps one, `step` is called on yours).
 /// All ranks see the same number of steps. In the last one of an epoch a rank may get fewer samples, or none: an empty
 /// batch, which DistributedDataParallel weights with 0.
 ///
@@ -89,14 +91,14 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// Steps in a whole epoch.
   std::int64_t steps_per_epoch() const noexcept;
 
-  std::int64_t epoch() const noexcept { return state_.epoch; }
-  std::int64_t cursor() const noexcept { return state_.cursor; }
-  std::int64_t size() const noexcept { return state_.size; }
+  std::int64_t epoch() const noexcept;
+  std::int64_t cursor() const noexcept;
+  std::int64_t size() const noexcept;
   /// Goes to the beginning of an epoch.
   void set_epoch(std::int64_t epoch);
-  void next_epoch() { set_epoch(state_.epoch + 1); }
+  void next_epoch();
 
-  SamplerState state() const noexcept { return state_; }
+  SamplerState state() const noexcept;
   /// Goes on from there. Throws InvalidArgument if it is of a data set of another size.
   void load_state(const SamplerState& state);
 
@@ -109,15 +111,13 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
+  struct Shared;
   std::optional<std::vector<std::int64_t>> draw(std::int64_t batch_size);
+  std::int64_t steps_from(std::int64_t cursor) const noexcept;
   void permute();
+  void rewind();
 
-  DistributedSamplerOptions options_;
-  SamplerState state_;
-  std::int64_t drawn_ = 0;                 // samples of this epoch handed out, over all ranks
-  std::vector<std::int64_t> steps_drawn_;  // ends of the steps drawn and not stepped over, oldest first
-  std::vector<std::int64_t> order_;
-  std::int64_t ordered_epoch_ = -1;
+  std::shared_ptr<Shared> shared_;
 };
 
 /// The permutation itself; see DistributedSampler.

@@ -1,0 +1,221 @@
+#include "base/result.h"
+#include "torch/reducer.h"
+#include "torch/same_model.h"
+
+#include <cohort/torch/nn.h>
+#include <cohort/torch/tensor.h>
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_set>
+
+namespace cohort::nn {
+
+namespace {
+
+std::string describe(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  std::string strides;
+  if (!tensor.is_contiguous()) strides = fmt::format(" with strides [{}]", fmt::join(tensor.strides().vec(), ", "));
+  return fmt::format("{} '{}' of {} [{}]{}{}", kind, name, at::toString(tensor.scalar_type()),
+                     fmt::join(tensor.sizes().vec(), ", "), strides, tensor.requires_grad() ? "" : ", frozen");
+}
+
+struct Contents {
+  std::vector<NamedParameter> trained;
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> buffers;
+  std::vector<std::string> description;
+};
+
+Contents contents_of(const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
+  Contents contents;
+  contents.description.push_back(fmt::format("options bucket_bytes={}, first_bucket_bytes={}, broadcast_buffers={}",
+                                             options.bucket_bytes, options.first_bucket_bytes,
+                                             options.broadcast_buffers));
+  std::unordered_set<const void*> seen;  // a module registered twice lists its parameters twice
+  for (const auto& item : module.named_parameters(/*recurse=*/true)) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    contents.parameters.push_back(tensor);
+    contents.description.push_back(describe("parameter", item.key(), tensor));
+    if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+      raise(ErrorCode::InvalidArgument, "DistributedDataParallel: parameter '{}' is not a dense CPU tensor",
+            item.key());
+    }
+    if (!tensor.requires_grad()) continue;
+    const at::ScalarType type = tensor.scalar_type();
+    if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16) {
+      raise(ErrorCode::InvalidArgument,
+            "DistributedDataParallel: parameter '{}' is of {} -- only Float, Double, Half and BFloat16 can be averaged",
+            item.key(), at::toString(type));
+    }
+    contents.trained.push_back({item.key(), tensor});
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/true)) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    contents.buffers.push_back(tensor);
+    contents.description.push_back(describe("buffer", item.key(), tensor));
+  }
+  if (contents.trained.empty()) {
+    raise(ErrorCode::InvalidArgument, "DistributedDataParallel: no parameter of the module requires a gradient");
+  }
+  return contents;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------- no_sync
+
+NoSyncGuard::NoSyncGuard(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) { reducer_->enter_no_sync(); }
+NoSyncGuard::~NoSyncGuard() {
+  if (reducer_) reducer_->leave_no_sync();
+}
+
+// ------------------------------------------------------------------------------------------------- core
+
+struct DataParallelCore::State {
+  std::shared_ptr<torch::nn::Module> module;
+  Communicator comm;
+  DistributedDataParallelOptions options;
+  std::vector<at::Tensor> everything;  // parameters and buffers
+  std::vector<at::Tensor> buffers;
+  std::size_t buffer_bytes = 0;
+  Memory staged_buffers;
+  std::optional<std::int64_t> next_samples;
+  std::shared_ptr<Reducer> reducer;
+
+  void broadcast_buffers();
+};
+
+// All buffers in one broadcast, as bytes. Every rank packs its own: if rank 0 has joined, the lowest active one's are
+// sent.
+void DataParallelCore::State::broadcast_buffers() {
+  if (buffer_bytes == 0 || comm.size() == 1) return;
+  auto* stage = static_cast<char*>(staged_buffers.data());
+  for (const at::Tensor& buffer : buffers) {
+    const at::Tensor flat = buffer.detach().contiguous();
+    std::memcpy(stage, flat.data_ptr(), flat.nbytes());
+    stage += flat.nbytes();
+  }
+  comm.broadcast(Buffer(staged_buffers.data(), static_cast<std::int64_t>(buffer_bytes), DType::UInt8)).wait();
+  if (comm.rank() == 0) return;
+  const char* source = static_cast<const char*>(staged_buffers.data());
+  for (const at::Tensor& buffer : buffers) {
+    if (buffer.is_contiguous()) {
+      // Not through copy_: running statistics are not part of an earlier pass's gradient, and must not invalidate it.
+      std::memcpy(buffer.data_ptr(), source, buffer.nbytes());
+    } else {
+      at::Tensor flat = at::empty(buffer.sizes(), buffer.options().requires_grad(false));
+      std::memcpy(flat.data_ptr(), source, flat.nbytes());
+      buffer.detach().copy_(flat);
+    }
+    source += buffer.nbytes();
+  }
+}
+
+DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Communicator comm,
+                                   const DistributedDataParallelOptions& options)
+    : state_(std::make_unique<State>()) {
+  if (module == nullptr) raise(ErrorCode::InvalidArgument, "DistributedDataParallel: the module is empty");
+  if (!comm) raise(ErrorCode::InvalidArgument, "DistributedDataParallel: the communicator is empty");
+  if (options.bucket_bytes == 0 || options.first_bucket_bytes == 0) {
+    raise(ErrorCode::InvalidArgument, "DistributedDataParallel: a bucket of 0 bytes");
+  }
+  Contents contents = contents_of(*module, options);
+  require_same_on_all_ranks(comm, contents.description);
+
+  state_->module = std::move(module);
+  state_->comm = comm;
+  state_->options = options;
+  state_->buffers = contents.buffers;
+  state_->everything = contents.parameters;
+  state_->everything.insert(state_->everything.end(), contents.buffers.begin(), contents.buffers.end());
+  broadcast_parameters(comm, state_->everything);
+
+  for (const at::Tensor& buffer : state_->buffers) state_->buffer_bytes += buffer.nbytes();
+  if (state_->buffer_bytes > 0) state_->staged_buffers = comm.allocate(state_->buffer_bytes);
+  state_->reducer = std::make_shared<Reducer>(comm, std::move(contents.trained), options);
+  state_->reducer->attach();
+}
+
+DataParallelCore::~DataParallelCore() = default;
+
+Communicator& DataParallelCore::communicator() noexcept { return state_->comm; }
+
+std::vector<at::Tensor> DataParallelCore::parameters() const { return state_->module->parameters(); }
+
+torch::OrderedDict<std::string, at::Tensor> DataParallelCore::state_dict() const {
+  torch::OrderedDict<std::string, at::Tensor> all;
+  for (const auto& item : state_->module->named_parameters(/*recurse=*/true)) all.insert(item.key(), item.value());
+  for (const auto& item : state_->module->named_buffers(/*recurse=*/true)) all.insert(item.key(), item.value());
+  return all;
+}
+
+void DataParallelCore::train(bool on) { state_->module->train(on); }
+void DataParallelCore::eval() { state_->module->eval(); }
+void DataParallelCore::zero_grad() { state_->reducer->zero_grad(); }
+
+void DataParallelCore::set_sample_count(std::int64_t samples) {
+  if (samples < 0)
+    raise(ErrorCode::InvalidArgument, "set_sample_count({}): a number of samples is not negative", samples);
+  state_->next_samples = samples;
+}
+
+NoSyncGuard DataParallelCore::no_sync() { return NoSyncGuard(state_->reducer); }
+
+std::shared_ptr<ForwardRecord> DataParallelCore::before_forward(std::optional<std::int64_t> samples) {
+  const std::optional<std::int64_t> chosen = std::exchange(state_->next_samples, std::nullopt);
+  if (!at::GradMode::is_enabled()) return nullptr;
+  if (!chosen && !samples) {
+    raise(ErrorCode::InvalidArgument,
+          "forward was given no tensor from which to tell the number of samples -- call set_sample_count(n) before it");
+  }
+  const bool sync = !state_->reducer->in_no_sync();
+  if (sync) {
+    state_->reducer->prepare_synchronising_pass();
+    if (state_->options.broadcast_buffers) state_->broadcast_buffers();
+  } else {
+    state_->reducer->require_whole();
+  }
+  return state_->reducer->begin_forward(chosen ? *chosen : *samples, sync);
+}
+
+void DataParallelCore::after_forward(const std::shared_ptr<ForwardRecord>& record,
+                                     const std::vector<at::Tensor>& outputs) {
+  if (record) state_->reducer->end_forward(record, outputs);
+}
+
+bool DataParallelCore::step_without_samples() {
+  if (state_->reducer->in_no_sync()) {
+    raise(ErrorCode::InvalidArgument, "step_without_samples inside no_sync: there is nothing to take part in");
+  }
+  state_->next_samples.reset();
+  state_->reducer->prepare_synchronising_pass();
+  if (state_->options.broadcast_buffers) state_->broadcast_buffers();
+  return state_->reducer->reduce_without_backward();
+}
+
+int DataParallelCore::join() {
+  state_->reducer->require_whole();
+  Communicator& comm = state_->comm;
+  (void)comm.join();
+  const std::int64_t mine = state_->reducer->stats().steps;
+  std::vector<std::int64_t> steps(static_cast<std::size_t>(comm.size()));
+  comm.all_gather(ConstBuffer(&mine, 1, DType::Int64), std::span(steps)).wait();
+  // Not the rank that joined last: which one that is depends on timing.
+  const auto most = std::max_element(steps.begin(), steps.end());
+  const int source = static_cast<int>(most - steps.begin());
+  const bool all_equal = std::all_of(steps.begin(), steps.end(), [&](std::int64_t n) { return n == *most; });
+  if (!all_equal) broadcast_parameters(comm, state_->everything, {.root = source});
+  return source;
+}
+
+void DataParallelCore::sync_buffers() { state_->broadcast_buffers(); }
+
+ReducerStats DataParallelCore::stats() const { return state_->reducer->stats(); }
+BucketSlot DataParallelCore::slot_of(const std::string& name) const { return state_->reducer->slot_of(name); }
+
+}  // namespace cohort::nn

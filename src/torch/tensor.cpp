@@ -1,0 +1,190 @@
+#include <cohort/torch/tensor.h>
+
+#include "base/result.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace cohort {
+
+namespace {
+
+// Keeps tensors alive until the operation over their memory has finished.
+Work keep_until_done(Work work, std::vector<at::Tensor> tensors) {
+  work.on_done([kept = std::move(tensors)] {});
+  return work;
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::string text = "[";
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) text += fmt::format("{}{}", d > 0 ? ", " : "", tensor.size(d));
+  return text + "]";
+}
+
+void require_plain(const at::Tensor& tensor) {
+  if (!tensor.defined()) raise(ErrorCode::InvalidArgument, "collective on an undefined tensor");
+  if (!tensor.device().is_cpu()) {
+    raise(ErrorCode::InvalidArgument,
+          "collective on a tensor on {} -- only CPU tensors are supported -- move it with .cpu()",
+          tensor.device().str());
+  }
+  if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) {
+    raise(ErrorCode::InvalidArgument,
+          "collective on a tensor of shape {} that is not dense and contiguous -- use .contiguous() (and copy the "
+          "result back)",
+          shape_text(tensor));
+  }
+}
+
+ConstBuffer as_bytes(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), static_cast<std::int64_t>(tensor.nbytes()), DType::UInt8};
+}
+
+}  // namespace
+
+DType to_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return DType::Float32;
+    case at::kDouble: return DType::Float64;
+    case at::kHalf: return DType::Float16;
+    case at::kBFloat16: return DType::BFloat16;
+    case at::kChar: return DType::Int8;
+    case at::kShort: return DType::Int16;
+    case at::kInt: return DType::Int32;
+    case at::kLong: return DType::Int64;
+    case at::kByte: return DType::UInt8;
+    default: break;
+  }
+  raise(ErrorCode::InvalidArgument,
+        "collectives do not know tensors of type {} -- convert it first, e.g. bool with .to(at::kByte)",
+        at::toString(type));
+}
+
+DType dtype_of(const at::Tensor& tensor) { return to_dtype(tensor.scalar_type()); }
+
+at::ScalarType to_scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::Float32: return at::kFloat;
+    case DType::Float64: return at::kDouble;
+    case DType::Float16: return at::kHalf;
+    case DType::BFloat16: return at::kBFloat16;
+    case DType::Int8: return at::kChar;
+    case DType::Int16: return at::kShort;
+    case DType::Int32: return at::kInt;
+    case DType::Int64: return at::kLong;
+    case DType::UInt8: return at::kByte;
+    case DType::UInt16:
+    case DType::UInt32:
+    case DType::UInt64: break;
+  }
+  raise(ErrorCode::InvalidArgument, "libtorch 1.13 has no tensors of type {}", to_string(dtype));
+}
+
+Buffer to_buffer(const at::Tensor& tensor) {
+  require_plain(tensor);
+  return {tensor.data_ptr(), tensor.numel(), dtype_of(tensor)};
+}
+
+at::Tensor empty_in(Communicator& comm, at::IntArrayRef sizes, at::ScalarType type) {
+  std::int64_t elements = 1;
+  for (const std::int64_t size : sizes) elements *= size;
+  if (elements == 0) return at::empty(sizes, type);
+  const Memory memory = comm.allocate(static_cast<std::size_t>(elements) * size_of(to_dtype(type)));
+  return at::from_blob(
+      memory.data(), sizes, [memory](void*) {}, at::TensorOptions().dtype(type));
+}
+
+Work all_reduce(Communicator& comm, const at::Tensor& tensor, const AllReduceOptions& options) {
+  return keep_until_done(comm.all_reduce(to_buffer(tensor), options), {tensor});
+}
+
+Work broadcast(Communicator& comm, const at::Tensor& tensor, const BroadcastOptions& options) {
+  require_plain(tensor);
+  const Buffer bytes(tensor.data_ptr(), static_cast<std::int64_t>(tensor.nbytes()), DType::UInt8);
+  return keep_until_done(comm.broadcast(bytes, options), {tensor});
+}
+
+at::Tensor all_gather(Communicator& comm, const at::Tensor& tensor, const AllGatherOptions& options) {
+  require_plain(tensor);
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  sizes.insert(sizes.begin(), comm.size());
+  at::Tensor output = at::empty(sizes, tensor.options().requires_grad(false));
+  const Buffer bytes(output.data_ptr(), static_cast<std::int64_t>(output.nbytes()), DType::UInt8);
+  comm.all_gather(as_bytes(tensor), bytes, options).wait();
+  return output;
+}
+
+Work reduce_scatter(Communicator& comm, const at::Tensor& input, const at::Tensor& output,
+                    const ReduceScatterOptions& options) {
+  const Buffer in = to_buffer(input);
+  const Buffer out = to_buffer(output);
+  return keep_until_done(comm.reduce_scatter(in, out, options), {input, output});
+}
+
+void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& tensors,
+                          const BroadcastParametersOptions& options) {
+  if (options.chunk_bytes == 0) raise(ErrorCode::InvalidArgument, "broadcast_parameters: chunk_bytes is 0");
+  std::size_t total = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+      raise(ErrorCode::InvalidArgument, "broadcast_parameters: a tensor is undefined, not dense, or not on the CPU");
+    }
+    total += tensor.nbytes();
+  }
+  if (total == 0 || comm.size() == 1) return;
+
+  // One staging buffer through which the bytes of all tensors pass as one stream, so that neither their number nor
+  // their types matter.
+  const at::NoGradGuard no_grad;
+  const std::size_t chunk = std::min(options.chunk_bytes, total);
+  const Memory staging = comm.allocate(chunk);
+  auto* const stage = static_cast<char*>(staging.data());
+  const bool is_root = comm.rank() == options.root;
+
+  struct Piece {
+    char* data;
+    std::size_t bytes;
+  };
+  std::vector<Piece> pieces;
+  std::size_t filled = 0;
+  const auto send = [&] {
+    if (filled == 0) return;
+    if (is_root) {
+      std::size_t at = 0;
+      for (const Piece& piece : pieces)
+        std::memcpy(stage + std::exchange(at, at + piece.bytes), piece.data, piece.bytes);
+    }
+    comm.broadcast(Buffer(stage, static_cast<std::int64_t>(filled), DType::UInt8), {.root = options.root}).wait();
+    if (!is_root) {
+      std::size_t at = 0;
+      for (const Piece& piece : pieces)
+        std::memcpy(piece.data, stage + std::exchange(at, at + piece.bytes), piece.bytes);
+    }
+    pieces.clear();
+    filled = 0;
+  };
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> write_back;  // (tensor, its contiguous copy)
+  for (const at::Tensor& tensor : tensors) {
+    at::Tensor flat = tensor.detach();
+    if (!flat.is_contiguous()) {
+      flat = flat.contiguous();
+      if (!is_root) write_back.emplace_back(tensor, flat);
+    }
+    auto* data = static_cast<char*>(flat.data_ptr());
+    for (std::size_t left = flat.nbytes(); left > 0;) {
+      const std::size_t bytes = std::min(left, chunk - filled);
+      pieces.push_back({data, bytes});
+      data += bytes;
+      left -= bytes;
+      filled += bytes;
+      if (filled == chunk) send();
+    }
+    if (flat.data_ptr() != tensor.data_ptr() && is_root) write_back.emplace_back(tensor, flat);  // alive until sent
+  }
+  send();
+  if (is_root) return;
+  for (auto& [tensor, flat] : write_back) tensor.detach().copy_(flat);
+}
+
+}  // namespace cohort
