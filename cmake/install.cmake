@@ -1,0 +1,43 @@
+# The two targets that users link, cohort::cohort and cohort::torch, and what `cmake --install` puts where. They are
+# interfaces over the rooms' static libraries (exported as cohort::room_*, which are nobody's business).
+
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+get_property(rooms GLOBAL PROPERTY COHORT_ROOMS)
+set(core_rooms ${rooms})
+# launch/ is the command's; torch/ is the second target's.
+list(REMOVE_ITEM core_rooms cohort_launch cohort_torch)
+
+add_library(cohort_core INTERFACE)
+add_library(cohort::cohort ALIAS cohort_core)
+set_target_properties(cohort_core PROPERTIES EXPORT_NAME cohort)
+target_link_libraries(cohort_core INTERFACE ${core_rooms})
+install(TARGETS cohort_core ${core_rooms} EXPORT cohort-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/cohort)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cohort)
+install(EXPORT cohort-targets NAMESPACE cohort:: DESTINATION ${package_dir})
+install(DIRECTORY include/cohort DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        PATTERN torch EXCLUDE PATTERN torch.h EXCLUDE)
+
+if(TARGET cohort_torch)
+  add_library(cohort_with_torch INTERFACE)
+  add_library(cohort::torch ALIAS cohort_with_torch)
+  set_target_properties(cohort_with_torch PROPERTIES EXPORT_NAME torch)
+  target_link_libraries(cohort_with_torch INTERFACE cohort_torch cohort_core)
+  install(TARGETS cohort_with_torch cohort_torch EXPORT cohort-torch-targets
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/cohort)
+  install(EXPORT cohort-torch-targets NAMESPACE cohort:: DESTINATION ${package_dir})
+  install(DIRECTORY include/cohort/torch DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cohort)
+  install(FILES include/cohort/torch.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cohort)
+  set(COHORT_BUILT_WITH_TORCH ${Torch_VERSION})
+endif()
+
+install(TARGETS cohort RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/cohort)
+
+configure_package_config_file(cmake/cohortConfig.cmake.in ${PROJECT_BINARY_DIR}/package/cohortConfig.cmake
+                              INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/cohortConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/package/cohortConfig.cmake ${PROJECT_BINARY_DIR}/package/cohortConfigVersion.cmake
+        DESTINATION ${package_dir})

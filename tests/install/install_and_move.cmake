@@ -1,0 +1,22 @@
+# usage: cmake -DBUILD_DIR=... -DPREFIX=... -P install_and_move.cmake
+file(REMOVE_RECURSE ${PREFIX} ${PREFIX}.first)
+execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${PREFIX}.first COMMAND_ERROR_IS_FATAL ANY)
+file(RENAME ${PREFIX}.first ${PREFIX})
+
+# No file may name the folder it was built in or first installed to.
+file(GLOB_RECURSE texts ${PREFIX}/*.cmake ${PREFIX}/*.h)
+foreach(text ${texts})
+  file(READ ${text} content)
+  foreach(folder ${BUILD_DIR} ${PREFIX}.first)
+    string(FIND "${content}" "${folder}" found)
+    if(NOT found EQUAL -1)
+      message(SEND_ERROR "${text} names ${folder}")
+    endif()
+  endforeach()
+endforeach()
+foreach(file bin/cohort include/cohort/cohort.h share/doc/cohort/LICENSE)
+  if(NOT EXISTS ${PREFIX}/${file})
+    message(SEND_ERROR "${file} is not installed")
+  endif()
+endforeach()
+execute_process(COMMAND ${PREFIX}/bin/cohort version COMMAND_ERROR_IS_FATAL ANY)
