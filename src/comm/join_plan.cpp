@@ -1,0 +1,254 @@
+#include "comm/join_plan.h"
+
+#include "base/env.h"
+#include "base/parse.h"
+#include "cluster/init_method.h"
+#include "net/digest.h"
+#include "net/socket.h"
+
+#include <cmath>
+#include <cstdlib>
+
+namespace cohort::comm {
+namespace {
+
+using cluster::Environment;
+using cluster::InitMethod;
+using std::chrono::milliseconds;
+
+constexpr std::string_view kHowToGiveASecret =
+    "to meet over a network, give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or "
+    "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts); `cohort run` "
+    "does all that itself";
+
+std::string value_of(const Environment& environment, std::string_view name) {
+  const auto found = environment.find(name);
+  return found == environment.end() ? std::string() : found->second;
+}
+
+Result<milliseconds> default_timeout(const Environment& environment) {
+  const std::string text = value_of(environment, env::kTimeout);
+  if (text.empty()) return milliseconds(std::chrono::minutes(30));
+  char* end = nullptr;
+  const double seconds = std::strtod(text.c_str(), &end);
+  if (*end != '\0' || !std::isfinite(seconds) || seconds <= 0 || seconds > 1e9) {
+    return fail(ErrorCode::InvalidArgument,
+                "COHORT_TIMEOUT='{}' is not a number of seconds above 0 -- correct or unset it", text);
+  }
+  return milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
+}
+
+Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const Environment& environment,
+                                               JoinPlan::Place place) {
+  const std::string descriptor = value_of(environment, env::kSecretFd);
+  // The job's store knows the launcher's secret and no other.
+  const bool inherited = !descriptor.empty() && (place == JoinPlan::Place::Job || options.secret_file.empty());
+  const std::string file = !options.secret_file.empty() ? options.secret_file : value_of(environment, env::kSecretFile);
+  Result<net::Secret> secret = fail(ErrorCode::Unavailable, "no secret");
+  if (inherited && (place == JoinPlan::Place::Job || file.empty())) {
+    const auto number = parse_integer<int>(descriptor);
+    if (!number || *number < 0) {
+      return fail(ErrorCode::InvalidArgument, "COHORT_SECRET_FD='{}' is not a descriptor -- `cohort run` sets it",
+                  descriptor);
+    }
+    secret = net::Secret::from_sealed_memfd(*number);
+    // Outside of its job the variable is only a leftover.
+    if (!secret && place != JoinPlan::Place::Job) return std::optional<net::Secret>();
+  } else if (!file.empty()) {
+    secret = net::Secret::from_file(file);
+  } else {
+    return std::optional<net::Secret>();
+  }
+  if (!secret) return tl::unexpected(secret.error());
+  return std::optional<net::Secret>(*secret);
+}
+
+// Where the ranks of one host meet without a port: a name that only the same place and run give.
+std::string unix_name(std::string_view kind, const net::Address& address, const Environment& environment) {
+  const std::string host = net::is_loopback_name(address.host) ? "localhost" : address.host;
+  const std::string text =
+      fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, value_of(environment, "TORCHELASTIC_RUN_ID"));
+  return "cohort-" + net::sha256_hex(text).substr(0, 24);
+}
+
+// tcp:// and env://. With a secret, TCP at the address; what surely is one host meets on a Unix name, which needs no
+// port (under torchrun MASTER_PORT belongs to its agent).
+Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Address& address, bool surely_one_host,
+                          const Environment& environment, net::Deadline deadline) {
+  plan.place = JoinPlan::Place::Rank0;
+  if (!plan.secret && !surely_one_host) {
+    const auto local = net::is_local_host(address.host, deadline);
+    if (!local) return tl::unexpected(local.error());
+    if (!*local) {
+      return fail(ErrorCode::Unavailable,
+                  "{}{}: without a secret only processes of the same user on the same host are let in, and '{}' is not "
+                  "this host -- {}",
+                  kind, net::to_string(address), address.host, kHowToGiveASecret);
+    }
+  }
+  if (!plan.secret || surely_one_host) {
+    plan.endpoint.unix_name = unix_name(kind, address, environment);
+  } else {
+    plan.endpoint.tcp = address;
+  }
+  return {};
+}
+
+Result<void> settle_master(JoinPlan& plan, const Environment& environment, net::Deadline deadline) {
+  const std::string host = value_of(environment, env::kMasterAddr);
+  const std::string port_text = value_of(environment, env::kMasterPort);
+  if (host.empty() || port_text.empty()) {
+    return fail(ErrorCode::InvalidArgument,
+                "{} are set, but {} is not: ranks have to know where to meet -- set MASTER_ADDR and MASTER_PORT to the "
+                "same values for all",
+                plan.source, host.empty() ? "MASTER_ADDR" : "MASTER_PORT");
+  }
+  const auto port = parse_integer<std::uint16_t>(port_text);
+  if (!port || *port == 0) {
+    return fail(ErrorCode::InvalidArgument, "MASTER_PORT='{}' is not a port from 1 to 65535 -- correct it", port_text);
+  }
+  const bool surely_one_host = net::is_loopback_name(host) || (plan.local_size && *plan.local_size == plan.size);
+  return settle_place(plan, "env://", {host, *port}, surely_one_host, environment, deadline);
+}
+
+Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
+  auto address = net::parse_address(value_of(environment, env::kStore));
+  if (!address) {
+    return fail(ErrorCode::InvalidArgument, "COHORT_STORE: {}", address.error().what());
+  }
+  if (!plan.secret) {
+    return fail(ErrorCode::Unavailable,
+                "COHORT_STORE is set but neither COHORT_SECRET_FD nor COHORT_SECRET_FILE: the job's store lets nobody "
+                "in without its secret -- "
+                "keep COHORT_SECRET_FD in the environment and its descriptor open, or start by `cohort run`");
+  }
+  plan.place = JoinPlan::Place::Job;
+  plan.endpoint.tcp = *std::move(address);
+  return {};
+}
+
+// Rank and world size of an explicit address: the options, else its query, else the launcher.
+Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitMethod& method,
+                         const Environment& environment) {
+  const auto choose = [](int option, const std::optional<int>& query) {
+    return option >= 0 ? std::optional<int>(option) : query;
+  };
+  if (options.rank >= 0 && method.rank && *method.rank != options.rank) {
+    return fail(ErrorCode::InvalidArgument, "JoinOptions::rank is {} but init_method says rank={} -- give one of them",
+                options.rank, *method.rank);
+  }
+  if (options.world_size >= 0 && method.world_size && *method.world_size != options.world_size) {
+    return fail(ErrorCode::InvalidArgument,
+                "JoinOptions::world_size is {} but init_method says world_size={} -- give one of them",
+                options.world_size, *method.world_size);
+  }
+  const std::optional<int> rank = choose(options.rank, method.rank);
+  const std::optional<int> size = choose(options.world_size, method.world_size);
+  if (rank && size) {
+    plan.rank = *rank;
+    plan.size = *size;
+    plan.source = fmt::format("rank={}, world_size={} given by the program", *rank, *size);
+    return {};
+  }
+  auto detected = cluster::detect(environment);
+  if (!detected) return tl::unexpected(detected.error());
+  if (detected->meeting == cluster::Meeting::None) {
+    return fail(ErrorCode::InvalidArgument,
+                "'{}' needs rank and world_size, and {} is given -- set JoinOptions::rank and world_size, or write "
+                "?rank=R&world_size=N behind the address",
+                options.init_method.empty() ? value_of(environment, env::kInit) : options.init_method,
+                rank   ? "only the rank"
+                : size ? "only the world size"
+                       : "neither");
+  }
+  plan.rank = rank.value_or(detected->rank);
+  plan.size = size.value_or(detected->size);
+  plan.local_rank = detected->local_rank;
+  plan.local_size = detected->local_size;
+  plan.source = detected->source;
+  return {};
+}
+
+}  // namespace
+
+Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& environment) {
+  JoinPlan plan;
+  plan.join_timeout = options.join_timeout;
+  if (options.join_timeout <= milliseconds(0) || options.timeout < milliseconds(0)) {
+    return fail(ErrorCode::InvalidArgument, "join: a timeout of {} ms has no meaning -- give one above 0",
+                options.join_timeout <= milliseconds(0) ? options.join_timeout.count() : options.timeout.count());
+  }
+  if (options.group_name.empty() || options.group_name.size() > 200) {
+    return fail(ErrorCode::InvalidArgument, "join: group_name has {} bytes; it takes 1 to 200",
+                options.group_name.size());
+  }
+  const net::Deadline deadline = net::deadline_in(options.join_timeout);
+  plan.timeout = options.timeout;
+  if (plan.timeout == milliseconds(0)) {
+    const auto timeout = default_timeout(environment);
+    if (!timeout) return tl::unexpected(timeout.error());
+    plan.timeout = *timeout;
+  }
+  if (options.alone || value_of(environment, env::kAlone) == "1") {
+    plan.source = options.alone ? "JoinOptions::alone" : "COHORT_ALONE=1";
+    return plan;
+  }
+  const std::string init = !options.init_method.empty() ? options.init_method : value_of(environment, env::kInit);
+  std::optional<InitMethod> method;
+  if (!init.empty()) {
+    auto parsed = cluster::parse_init_method(init);
+    if (!parsed) return tl::unexpected(parsed.error());
+    method = *std::move(parsed);
+  }
+  const bool from_launcher = !method || method->kind == InitMethod::Kind::Env;
+  cluster::Meeting meeting = cluster::Meeting::None;
+  const bool rank_is_given =
+      options.rank >= 0 || options.world_size >= 0 || (method && (method->rank || method->world_size));
+  if (!method && rank_is_given) {
+    return fail(ErrorCode::InvalidArgument,
+                "join: rank or world_size is given without an init_method -- say where to meet, as in tcp://HOST:PORT");
+  }
+  if (from_launcher && !rank_is_given) {
+    auto detected = cluster::detect(environment);
+    if (!detected) return tl::unexpected(detected.error());
+    if (method && detected->meeting == cluster::Meeting::None) {
+      return fail(ErrorCode::InvalidArgument,
+                  "env:// needs RANK and WORLD_SIZE, and neither is set -- start by `cohort run` or torchrun, or set "
+                  "them for each process");
+    }
+    plan.rank = detected->rank;
+    plan.size = detected->size;
+    plan.local_rank = detected->local_rank;
+    plan.local_size = detected->local_size;
+    plan.source = detected->source;
+    meeting = detected->meeting;
+  } else {
+    if (auto settled = settle_rank(plan, options, *method, environment); !settled)
+      return tl::unexpected(settled.error());
+    if (from_launcher) meeting = cluster::Meeting::Master;
+  }
+  if (plan.size < 1 || plan.rank < 0 || plan.rank >= plan.size) {
+    return fail(ErrorCode::InvalidArgument, "join: there is no rank {} in a world of {} ({}) -- ranks count from 0",
+                plan.rank, plan.size, plan.source);
+  }
+  if (auto meant = cluster::refuse_unmeant_world_of_one(environment, plan.size, plan.source); !meant) {
+    return tl::unexpected(meant.error());
+  }
+  if (plan.size == 1) return plan;
+  const bool job = from_launcher && meeting == cluster::Meeting::JobStore;
+  if (!from_launcher && method->kind == InitMethod::Kind::File) {
+    plan.place = JoinPlan::Place::File;
+    plan.path = method->path;
+    return plan;  // the file's owner and mode say who may come
+  }
+  auto secret = find_secret(options, environment, job ? JoinPlan::Place::Job : JoinPlan::Place::Rank0);
+  if (!secret) return tl::unexpected(secret.error());
+  plan.secret = *std::move(secret);
+  const auto settled = job             ? settle_job(plan, environment)
+                       : from_launcher ? settle_master(plan, environment, deadline)
+                                       : settle_place(plan, "tcp://", method->address, false, environment, deadline);
+  if (!settled) return tl::unexpected(settled.error());
+  return plan;
+}
+
+}  // namespace cohort::comm

@@ -1,0 +1,41 @@
+// What `join` is going to do, from its options and the environment: which rank of how many, and where to meet. Touches
+// nothing but the secret (its file or descriptor) and the name service.
+#pragma once
+
+#include "base/result.h"
+#include "cluster/detect.h"
+#include "net/address.h"
+#include "net/secret.h"
+
+#include <cohort/join.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+namespace cohort::comm {
+
+struct JoinPlan {
+  enum class Place {
+    None,   ///< a world of one
+    Job,    ///< the store of `cohort run`, at `endpoint`
+    Rank0,  ///< rank 0 listens at `endpoint`
+    File,   ///< `path`
+  };
+  int rank = 0;
+  int size = 1;
+  std::optional<int> local_rank;  ///< as the launcher says
+  std::optional<int> local_size;
+  std::string source;  ///< who said which rank this is
+  Place place = Place::None;
+  net::Endpoint endpoint;
+  std::optional<net::Secret> secret;
+  std::string path;
+  std::chrono::milliseconds join_timeout{0};
+  std::chrono::milliseconds timeout{0};
+};
+
+/// The errors of `cohort::join` about its arguments, the environment and the secret.
+Result<JoinPlan> plan_join(const JoinOptions& options, const cluster::Environment& environment);
+
+}  // namespace cohort::comm

@@ -1,0 +1,44 @@
+// Sets the thread's floating-point mode to IEEE defaults (round to nearest, denormals kept) for a scope. Numerical
+// libraries switch denormals off per thread, and the bits of a sum must not depend on who did. One thread's own state.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace cohort::comm {
+
+class FloatEnvironment {
+ public:
+  FloatEnvironment() noexcept : saved_(read()) { write(kDefault); }
+  ~FloatEnvironment() { write(saved_); }
+  FloatEnvironment(const FloatEnvironment&) = delete;
+  FloatEnvironment& operator=(const FloatEnvironment&) = delete;
+
+ private:
+#if defined(__x86_64__) || defined(__i386__)
+  using Word = unsigned;
+  static constexpr Word kDefault = 0x1F80;  // all exceptions masked, nearest, no FTZ, no DAZ
+  static Word read() noexcept { return _mm_getcsr(); }
+  static void write(Word word) noexcept { _mm_setcsr(word); }
+#elif defined(__aarch64__)
+  using Word = std::uint64_t;
+  static constexpr Word kDefault = 0;
+  static Word read() noexcept {
+    Word word;
+    asm volatile("mrs %0, fpcr" : "=r"(word));
+    return word;
+  }
+  static void write(Word word) noexcept { asm volatile("msr fpcr, %0" ::"r"(word)); }
+#else
+  using Word = int;
+  static constexpr Word kDefault = 0;
+  static Word read() noexcept { return 0; }
+  static void write(Word) noexcept {}
+#endif
+  Word saved_;
+};
+
+}  // namespace cohort::comm

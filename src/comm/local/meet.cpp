@@ -1,0 +1,326 @@
+#include "comm/local/meet.h"
+
+#include "base/result.h"
+
+#include <fmt/ranges.h>
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <thread>
+
+namespace cohort::comm::local {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t kMagic = 0x314f4c4548484f43;  // "COHHELO1"
+constexpr std::size_t kTokenBytes = 32;
+constexpr auto kSlice = 100ms;
+constexpr const char* kFailedKey = "local/failed";
+
+using Token = std::array<char, kTokenBytes>;
+
+struct Hello {
+  std::uint64_t magic = kMagic;
+  Token token{};  ///< the receiver's
+  std::int32_t rank = 0;
+  std::int32_t pid = 0;
+  std::uint64_t start_time = 0;
+};
+
+std::string key_of(int rank) { return fmt::format("local/rank/{}", rank); }
+
+struct Listener {
+  sys::UniqueFd socket;
+  std::string name;  // abstract, without the leading zero byte
+  Token token{};
+};
+
+[[noreturn]] void throw_system(std::string_view what) {
+  raise(ErrorCode::Io, "cannot form the world on this host -- {}: {}", what, errno_text(errno));
+}
+
+Listener listen_anywhere(int backlog) {
+  Listener listener;
+  if (::getrandom(listener.token.data(), kTokenBytes, 0) != static_cast<ssize_t>(kTokenBytes))
+    throw_system("getrandom");
+  listener.socket.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.socket) throw_system("socket");
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  // With the family alone the kernel picks a free abstract name: nothing appears in the file system.
+  if (::bind(listener.socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address.sun_family) != 0) {
+    throw_system("bind");
+  }
+  socklen_t length = sizeof address;
+  if (::getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    throw_system("getsockname");
+  }
+  listener.name.assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
+  if (::listen(listener.socket.get(), backlog) != 0) throw_system("listen");
+  return listener;
+}
+
+/// The pid as this process sees it; nullopt for a process of another user.
+std::optional<pid_t> trusted_pid(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return std::nullopt;
+  if (credentials.uid != ::geteuid()) return std::nullopt;
+  return credentials.pid;
+}
+
+class Gathering {
+ public:
+  explicit Gathering(const FormOptions& options)
+      : options_(options),
+        rank_(options.placement.rank),
+        size_(options.placement.size),
+        deadline_(Clock::now() + options.join_timeout),
+        self_(sys::own_process()),
+        peers_(static_cast<std::size_t>(size_)),
+        met_(static_cast<std::size_t>(size_)) {}
+
+  Meeting run() {
+    const Listener listener = listen_anywhere(size_);
+    options_.store->set(key_of(rank_), listener.name + std::string(listener.token.data(), kTokenBytes));
+    for (int rank = 0; rank < rank_; ++rank) connect_to(rank);
+    while (std::count(met_.begin(), met_.end(), true) < size_ - 1) accept_one(listener);
+    Meeting meeting;
+    meeting.control = rank_ == 0 ? give_control() : take_control();
+    meeting.mesh = std::make_unique<Mesh>(rank_, std::move(peers_));
+    return meeting;
+  }
+
+ private:
+  void check(std::string_view waiting_for) {
+    if (const auto failure = options_.store->try_get(kFailedKey)) {
+      raise(ErrorCode::Aborted, "rank {} could not form the world -- {}", rank_, *failure);
+    }
+    for (int rank = 0; rank < size_; ++rank) {
+      if (met_[static_cast<std::size_t>(rank)] && sys::PeerProcess(peer(rank).process).gone()) {
+        raise(
+            ErrorCode::PeerLost,
+            "cannot form the world -- rank {} on {} lost rank {} (pid {}) while the ranks met -- its process ended -- "
+            "see its output",
+            rank_, options_.placement.host, rank, peer(rank).process.pid);
+      }
+    }
+    if (Clock::now() < deadline_) return;
+    raise(ErrorCode::Timeout, "cannot form the world -- rank {} on {} waited {} ms for {} -- were all ranks started?",
+          rank_, options_.placement.host, options_.join_timeout.count(), waiting_for);
+  }
+
+  std::string get_key(int rank) {
+    while (true) {
+      if (auto value = options_.store->try_get(key_of(rank))) return *std::move(value);
+      check(fmt::format("rank {}", rank));
+      try {
+        return options_.store->get(key_of(rank), std::min(deadline_, Clock::now() + kSlice));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::Timeout) throw;
+      }
+    }
+  }
+
+  void connect_to(int rank) {
+    const std::string entry = get_key(rank);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (entry.size() <= kTokenBytes || entry.size() - kTokenBytes >= sizeof address.sun_path) {
+      raise(ErrorCode::Corrupt, "cannot form the world -- rank {}'s entry in the store has {} bytes", rank,
+            entry.size());
+    }
+    const std::size_t name = entry.size() - kTokenBytes;
+    std::memcpy(address.sun_path + 1, entry.data(), name);
+    sys::UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket) throw_system("socket");
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name);
+    while (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+      if (errno != EAGAIN && errno != EINTR) {
+        const std::string why = errno_text(errno);
+        check(fmt::format("rank {}", rank));
+        raise(ErrorCode::PeerLost,
+              "cannot form the world -- rank {} on {} cannot connect to rank {}: {} -- it may have ended, or be in "
+              "another network namespace",
+              rank_, options_.placement.host, rank, why);
+      }
+      check(fmt::format("rank {}", rank));  // its queue is full: it will accept
+      std::this_thread::sleep_for(1ms);
+    }
+    Hello hello;
+    std::memcpy(hello.token.data(), entry.data() + name, kTokenBytes);
+    hello.rank = rank_;
+    hello.pid = self_.pid;
+    hello.start_time = self_.start_time;
+    if (::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) throw_system("send");
+    // The answer proves that this is the rank and tells its process's start time.
+    await(socket.get(), fmt::format("rank {}", rank));
+    Hello answer;
+    const ssize_t got = ::recv(socket.get(), &answer, sizeof answer, 0);
+    const auto pid = trusted_pid(socket.get());
+    if (got != sizeof answer || answer.magic != kMagic || answer.rank != rank || answer.token != hello.token || !pid) {
+      check(fmt::format("rank {}", rank));
+      raise(ErrorCode::PeerLost,
+            "cannot form the world -- rank {} did not answer rank {} as it should -- it may have ended", rank, rank_);
+    }
+    admit(rank, std::move(socket), *pid, answer);
+  }
+
+  void accept_one(const Listener& listener) {
+    await(listener.socket.get(), missing());
+    sys::UniqueFd socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+      throw_system("accept");
+    }
+    const auto pid = trusted_pid(socket.get());
+    if (!pid) return;  // another user's process
+    Hello hello;
+    pollfd event{socket.get(), POLLIN, 0};
+    if (::poll(&event, 1, 2000) <= 0) return;  // says nothing; the ranks speak at once
+    if (::recv(socket.get(), &hello, sizeof hello, 0) != sizeof hello || hello.magic != kMagic) return;
+    if (hello.token != listener.token || hello.rank <= rank_ || hello.rank >= size_) return;
+    if (met_[static_cast<std::size_t>(hello.rank)]) return;
+    Hello answer;
+    answer.token = listener.token;
+    answer.rank = rank_;
+    answer.pid = self_.pid;
+    answer.start_time = self_.start_time;
+    if (::send(socket.get(), &answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer) return;
+    admit(hello.rank, std::move(socket), *pid, hello);
+  }
+
+  void admit(int rank, sys::UniqueFd socket, pid_t pid, const Hello& hello) {
+    // In another PID namespace the kernel's number is 0 or differs from the peer's own: then only the socket can tell.
+    sys::ProcessId process;
+    if (pid == hello.pid && pid != self_.pid) process = {pid, hello.start_time};
+    peers_[static_cast<std::size_t>(rank)] = Peer{std::move(socket), process};
+    met_[static_cast<std::size_t>(rank)] = true;
+  }
+
+  void await(int fd, const std::string& whom) {
+    while (true) {
+      pollfd event{fd, POLLIN, 0};
+      if (::poll(&event, 1, static_cast<int>(std::chrono::milliseconds(kSlice).count())) > 0) return;
+      check(whom);
+    }
+  }
+
+  std::string missing() const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank != rank_ && !met_[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
+    }
+    return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+  }
+
+  Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+
+  sys::Mapping give_control() {
+    const ControlLayout layout(size_);
+    auto segment = value_or_throw(sys::create_shared_segment("cohort-control", layout.bytes()));
+    void* const base = segment.mapping.data();
+    Header* const header = new (base) Header{};
+    header->magic = Header::kMagic;
+    header->ranks = static_cast<std::uint32_t>(size_);
+    header->chunk_bytes = static_cast<std::uint32_t>(layout.chunk_bytes());
+    for (int rank = 0; rank < size_; ++rank) new (&layout.state(base, rank)) RankState{};
+    for (int rank = 1; rank < size_; ++rank) {
+      char byte = 'C';
+      iovec part{&byte, 1};
+      alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = control.data();
+      message.msg_controllen = control.size();
+      cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+      rights->cmsg_level = SOL_SOCKET;
+      rights->cmsg_type = SCM_RIGHTS;
+      rights->cmsg_len = CMSG_LEN(sizeof(int));
+      const int fd = segment.fd.get();
+      std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+      while (::sendmsg(peer(rank).socket.get(), &message, MSG_NOSIGNAL) < 0) {
+        if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) throw_system("sendmsg");
+        check(fmt::format("rank {}", rank));
+        std::this_thread::sleep_for(1ms);
+      }
+    }
+    return std::move(segment.mapping);
+  }
+
+  sys::Mapping take_control() {
+    const int socket = peer(0).socket.get();
+    await(socket, "rank 0");
+    char byte = 0;
+    iovec part{&byte, 1};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    const cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+    if (got != 1 || rights == nullptr || rights->cmsg_type != SCM_RIGHTS) {
+      check("rank 0");
+      raise(ErrorCode::PeerLost,
+            "cannot form the world -- rank {} on {} lost rank 0 while the ranks met -- see its output", rank_,
+            options_.placement.host);
+    }
+    int number = -1;
+    std::memcpy(&number, CMSG_DATA(rights), sizeof number);
+    const sys::UniqueFd fd(number);
+    const ControlLayout layout(size_);
+    sys::Mapping mapping = value_or_throw(sys::map_shared_segment(fd.get(), layout.bytes()));
+    const Header& header = ControlLayout::header(mapping.data());
+    if (header.magic != Header::kMagic || header.ranks != static_cast<std::uint32_t>(size_) ||
+        header.chunk_bytes != layout.chunk_bytes()) {
+      raise(
+          ErrorCode::Mismatch,
+          "cannot form the world -- rank 0 made control memory for {} ranks and chunks of {} bytes, rank {} expects {} "
+          "and {} -- do all ranks run the same build?",
+          header.ranks, header.chunk_bytes, rank_, size_, layout.chunk_bytes());
+    }
+    return mapping;
+  }
+
+  const FormOptions& options_;
+  const int rank_;
+  const int size_;
+  const Clock::time_point deadline_;
+  const sys::ProcessId self_;
+  std::vector<Peer> peers_;
+  std::vector<bool> met_;
+};
+
+}  // namespace
+
+Meeting meet(const FormOptions& options) {
+  try {
+    return Gathering(options).run();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Aborted) {  // the first reason is everyone's
+      try {
+        options.store->compare_and_set(kFailedKey, std::nullopt,
+                                       fmt::format("rank {}: {}", options.placement.rank, error.what()));
+      } catch (const Error&) {  // the store may be gone with its host; the error itself matters more
+      }
+    }
+    throw;
+  }
+}
+
+}  // namespace cohort::comm::local

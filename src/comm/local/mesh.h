@@ -1,0 +1,98 @@
+// The sockets between the ranks of a host, used for nothing but passing memory: each rank tells its peers about its
+// segments (with the descriptor to map them) and about those it has freed. One stream of messages per pair of ranks.
+// Sending may happen on any thread (a Memory may die anywhere); receiving only on the thread that runs operations.
+#pragma once
+
+#include "comm/local/control.h"
+#include "sys/peer_process.h"
+#include "sys/shared_memory.h"
+#include "sys/unique_fd.h"
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace cohort::comm::local {
+
+/// A peer as it was met.
+struct Peer {
+  sys::UniqueFd socket;
+  sys::ProcessId process;
+};
+
+class Mesh {
+ public:
+  /// `peers[rank]` has no socket.
+  Mesh(int rank, std::vector<Peer> peers);
+
+  // --- any thread ---
+
+  /// Makes a segment, registers it and tells the peers. Unavailable if there is not enough memory.
+  Result<std::shared_ptr<sys::SharedSegment>> create_segment(std::size_t bytes, std::uint32_t& id);
+  /// Tells the peers that they need not keep the segment mapped.
+  void free_segment(std::uint32_t id) noexcept;
+  /// Where [data, data + bytes) lies, if it is all in one of this rank's own segments.
+  std::optional<Location> locate(const void* data, std::size_t bytes) const;
+  /// Sends what the sockets had no room for. Cheap when there is nothing.
+  void flush() noexcept;
+  /// Tells peers nothing any more: the communicator is gone, or this is a forked child.
+  void close() noexcept;
+
+  /// Messages made for each peer so far.
+  std::uint64_t announcements() const noexcept { return announcements_.load(std::memory_order_acquire); }
+
+  // --- the thread that runs operations ---
+
+  /// Reads messages of peer `rank`, up to its `announcements`-th. Fewer if they are not here yet.
+  Result<void> receive(int rank, std::uint64_t announcements);
+  /// The address of a peer's memory, mapped if it is not yet. nullopt: not announced yet, call again.
+  Result<std::optional<void*>> address(int rank, const Location& location, std::size_t bytes);
+  std::uint64_t received(int rank) const noexcept { return incoming_[static_cast<std::size_t>(rank)].received; }
+
+  const Peer& peer(int rank) const noexcept { return peers_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  enum class Type : std::uint32_t { Segment = 1, Freed = 2 };
+  struct Message {
+    Type type;
+    std::uint32_t segment;
+    std::uint64_t bytes;
+  };
+  struct Outgoing {
+    Message message;
+    std::shared_ptr<sys::SharedSegment> segment;  // keeps the descriptor open until it is sent
+  };
+  struct Remote {
+    sys::UniqueFd fd;
+    std::uint64_t bytes = 0;
+    sys::Mapping mapping;
+  };
+  struct Incoming {
+    std::unordered_map<std::uint32_t, Remote> segments;
+    std::uint64_t received = 0;
+    bool ended = false;
+  };
+
+  void send_locked(Outgoing outgoing);
+  void flush_locked(std::size_t peer) noexcept;
+
+  const int rank_;
+  std::vector<Peer> peers_;
+  std::vector<Incoming> incoming_;
+
+  mutable std::mutex mutex_;
+  bool closed_ = false;
+  std::uint32_t last_segment_ = 0;
+  std::atomic<std::uint64_t> announcements_{0};
+  std::vector<std::deque<Outgoing>> queues_;
+  std::atomic<bool> pending_{false};
+  std::map<std::uintptr_t, std::pair<std::uint32_t, std::shared_ptr<sys::SharedSegment>>> own_;  // by address
+};
+
+}  // namespace cohort::comm::local

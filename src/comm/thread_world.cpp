@@ -1,0 +1,86 @@
+#include <cohort/communicator.h>
+#include <cohort/store.h>
+
+#include "base/result.h"
+#include "comm/communicator_impl.h"
+
+#include <unistd.h>
+
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace cohort {
+namespace {
+
+std::string host_name() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) != 0) return "localhost";
+  return name;
+}
+
+}  // namespace
+
+std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& options) {
+  if (size < 1) raise(ErrorCode::InvalidArgument, "form_thread_world: a world of {} ranks", size);
+  comm::FormOptions form;
+  form.store = make_in_process_store();
+  form.timeout = options.timeout;
+  form.placement.size = size;
+  form.placement.local_size = size;
+  form.placement.host = host_name();
+  form.placement.source = "threads of one process";
+
+  // Each rank waits for the others to come, so each forms on a thread of its own.
+  std::vector<Communicator> world(static_cast<std::size_t>(size));
+  std::exception_ptr failed;
+  std::mutex mutex;
+  const auto form_rank = [&](int rank) {
+    try {
+      comm::FormOptions own = form;
+      own.placement.rank = rank;
+      own.placement.local_rank = rank;
+      world[static_cast<std::size_t>(rank)] = Communicator(comm::backends().front().create(own));
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failed) failed = std::current_exception();
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (int rank = 1; rank < size; ++rank) threads.emplace_back(form_rank, rank);
+  form_rank(0);
+  threads.clear();
+  if (failed) std::rethrow_exception(failed);
+  return world;
+}
+
+void run_on_threads(int size, const std::function<void(Communicator)>& body, const ThreadWorldOptions& options) {
+  std::vector<Communicator> world = form_thread_world(size, options);
+  std::exception_ptr first;
+  std::mutex mutex;
+  const auto run_rank = [&](Communicator& own) {
+    std::string reason;
+    try {
+      body(own);
+      return;
+    } catch (const std::exception& error) {
+      reason = error.what();
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    } catch (...) {
+      reason = "an exception";
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    }
+    own.abort(reason);
+  };
+  std::vector<std::jthread> threads;
+  for (Communicator& own : world) {
+    threads.emplace_back([&run_rank, own = std::move(own)]() mutable { run_rank(own); });
+  }
+  threads.clear();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace cohort

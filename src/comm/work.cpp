@@ -1,0 +1,85 @@
+#include <cohort/work.h>
+
+#include "base/log.h"
+#include "base/result.h"
+#include "comm/work_state.h"
+
+#include <utility>
+
+namespace cohort {
+namespace {
+
+void give_up(std::shared_ptr<comm::WorkState>& state) noexcept {
+  if (!state) return;
+  try {
+    if (!state->at_home()) {
+      // In a forked child: what it refers to belongs to the parent's threads, so it is left as it is.
+      static_cast<void>(new std::shared_ptr<comm::WorkState>(std::move(state)));
+      return;
+    }
+    state->wait();
+    if (const auto& error = state->outcome(); error && !state->reported.exchange(true)) {
+      log::warn("comm", "an operation failed and nobody waited for it: {}", error->what());
+    }
+  } catch (...) {  // a destructor cannot tell anyone
+  }
+  state.reset();
+}
+
+void check_home(const comm::WorkState& state) {
+  if (!state.at_home()) {
+    raise(ErrorCode::InvalidArgument,
+          "this Work belongs to the process that started it -- a forked child cannot wait for it");
+  }
+}
+
+}  // namespace
+
+Work::Work() noexcept = default;
+Work::Work(std::shared_ptr<comm::WorkState> state) noexcept : state_(std::move(state)) {}
+Work::Work(Work&&) noexcept = default;
+
+Work& Work::operator=(Work&& other) noexcept {
+  if (this != &other) {
+    give_up(state_);
+    state_ = std::move(other.state_);
+  }
+  return *this;
+}
+
+Work::~Work() { give_up(state_); }
+
+void Work::wait() {
+  if (!state_) return;
+  check_home(*state_);
+  state_->wait();
+  if (const auto& error = state_->outcome()) {
+    state_->reported = true;
+    throw *error;
+  }
+}
+
+bool Work::wait_for(std::chrono::nanoseconds limit) {
+  if (!state_) return true;
+  check_home(*state_);
+  if (!state_->wait_for(limit)) return false;
+  wait();
+  return true;
+}
+
+bool Work::done() const noexcept { return !state_ || (state_->at_home() && state_->done()); }
+
+std::optional<Error> Work::error() const {
+  if (!state_ || !done()) return std::nullopt;
+  const auto& error = state_->outcome();
+  if (error) state_->reported = true;
+  return error;
+}
+
+void Work::on_done(std::function<void()> callback) {
+  if (!state_) return callback();
+  check_home(*state_);
+  state_->on_done(std::move(callback));
+}
+
+}  // namespace cohort

@@ -1,0 +1,47 @@
+// What stands behind a Work. A backend derives from it to say how its operations are waited for.
+// Any thread may call; one at a time waits.
+#pragma once
+
+#include <cohort/error.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <optional>
+
+namespace cohort::comm {
+
+class WorkState {
+ public:
+  virtual ~WorkState() = default;
+
+  /// Returns once the operation has finished, which its deadline makes sure of.
+  virtual void wait() = 0;
+  /// The same, but for at most `limit`; true if it has finished.
+  virtual bool wait_for(std::chrono::nanoseconds limit) = 0;
+  virtual bool done() const noexcept = 0;
+  /// Of a finished operation. It does not change any more.
+  virtual const std::optional<Error>& outcome() const noexcept = 0;
+  virtual void on_done(std::function<void()> callback) = 0;
+  /// False in a forked child of the process that started it: then nothing of it may be touched.
+  virtual bool at_home() const noexcept { return true; }
+
+  /// Somebody has been given the error.
+  std::atomic<bool> reported{false};
+};
+
+/// An operation that failed before it was started, or in the caller.
+class FailedWork final : public WorkState {
+ public:
+  explicit FailedWork(Error error) : outcome_(std::move(error)) {}
+  void wait() override {}
+  bool wait_for(std::chrono::nanoseconds) override { return true; }
+  bool done() const noexcept override { return true; }
+  const std::optional<Error>& outcome() const noexcept override { return outcome_; }
+  void on_done(std::function<void()> callback) override { callback(); }
+
+ private:
+  const std::optional<Error> outcome_;
+};
+
+}  // namespace cohort::comm

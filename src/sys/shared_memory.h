@@ -1,0 +1,53 @@
+// Memory that several processes map: anonymous files (memfd) without a name, so nothing can be left behind. Sealed
+// against shrinking, so a peer cannot turn reads into SIGBUS, and faulted in before use, so running out of memory is
+// an error here and not a signal later. Mappings and descriptors have one owner; not thread-safe, owns no globals.
+#pragma once
+
+#include "base/result.h"
+#include "sys/unique_fd.h"
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+namespace cohort::sys {
+
+/// A mapping with one owner, unmapped at the end.
+class Mapping {
+ public:
+  Mapping() noexcept = default;
+  Mapping(void* data, std::size_t bytes) noexcept : data_(data), bytes_(bytes) {}
+  Mapping(Mapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept;
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+
+  void* data() const noexcept { return data_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+struct SharedSegment {
+  UniqueFd fd;
+  Mapping mapping;
+};
+
+/// A zeroed segment of at least `bytes` (rounded up to pages; to huge pages if it is large), all of it in memory.
+/// `name` shows in /proc/PID/maps only. Unavailable if the host, the cgroup or a limit of the process does not allow
+/// it.
+Result<SharedSegment> create_shared_segment(const std::string& name, std::size_t bytes);
+
+/// Maps a segment that another process made. Corrupt if it is smaller than `bytes` or could shrink; Unavailable if it
+/// cannot be mapped.
+Result<Mapping> map_shared_segment(int fd, std::size_t bytes);
+
+/// How many bytes may still be allocated: the least of the host's available memory and what the cgroups leave.
+std::size_t available_memory();
+
+}  // namespace cohort::sys
