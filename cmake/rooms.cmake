@@ -4,6 +4,8 @@
 #     the static library cohort_comm of src/comm
 #   cohort_test(comm_tests SOURCES a_test.cpp DEPENDS comm [LINK ...] [LABELS unit] [TIMEOUT 60] [RUN_SERIAL])
 #     a GoogleTest program; each TEST becomes one ctest test unless WHOLE is given
+#   cohort_fuzz(fuzz_idx SOURCES idx.cpp DEPENDS formats [SEEDS idx] [LINK ...])
+#     a libFuzzer program; ctest runs it for seconds, starting from the files of fuzz/seeds/idx (clang preset only)
 #
 # Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, house; and torch for whatever needs
 # libtorch. `ninja torch-tests` builds what `ctest -L torch` runs: ./check does only that against the second libtorch.
@@ -80,4 +82,25 @@ function(cohort_test name)
   else()
     gtest_discover_tests(${name} PROPERTIES ${properties} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120)
   endif()
+endfunction()
+
+function(cohort_fuzz name)
+  cmake_parse_arguments(ARG "" "SEEDS" "SOURCES;DEPENDS;LINK" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  cohort_settings(${name})
+  set(rooms ${ARG_DEPENDS})
+  list(TRANSFORM rooms PREPEND cohort_)
+  target_link_libraries(${name} PRIVATE ${rooms} ${ARG_LINK})
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  # What it finds worth keeping goes to the build folder; the seeds are only read.
+  set(found ${CMAKE_CURRENT_BINARY_DIR}/${name}.found)
+  file(MAKE_DIRECTORY ${found})
+  set(seeds)
+  if(ARG_SEEDS)
+    set(seeds ${PROJECT_SOURCE_DIR}/fuzz/seeds/${ARG_SEEDS})
+  endif()
+  add_test(NAME fuzz.${name}
+           COMMAND ${name} -max_total_time=5 -timeout=5 -rss_limit_mb=2048 -print_final_stats=1
+                   -artifact_prefix=${found}/ ${found} ${seeds})
+  set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 60)
 endfunction()
