@@ -1,0 +1,164 @@
+#include "base/log.h"
+#include "cluster/detect.h"
+#include "cluster/host_identity.h"
+#include "comm/communicator_impl.h"
+#include "comm/join_meeting.h"
+#include "comm/join_plan.h"
+#include "store/client.h"
+#include "store/file_store.h"
+#include "store/server.h"
+
+#include <cohort/join.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+namespace cohort {
+namespace {
+
+using comm::JoinPlan;
+
+// The store of one meeting; in rank 0's process with its server, which lives as long.
+struct MeetingPlace {
+  std::unique_ptr<store::StoreServer> server;
+  std::shared_ptr<store::MeetingStore> store;  // destroyed first
+};
+
+std::string place_text(const JoinPlan& plan) {
+  return plan.place == JoinPlan::Place::File ? "file://" + plan.path : net::to_string(plan.endpoint);
+}
+
+// A process may join again at the same place under the same name; every time is a meeting of its own. Ranks count
+// alike, because they join alike. (By rank, since ranks may be threads of one process.)
+int next_generation(const JoinPlan& plan, const std::string& group) {
+  static std::mutex mutex;
+  static std::map<std::tuple<std::string, std::string, int>, int> generations;
+  const std::lock_guard lock(mutex);
+  return ++generations[{place_text(plan), group, plan.rank}];
+}
+
+std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline) {
+  auto place = std::make_shared<MeetingPlace>();
+  if (plan.place == JoinPlan::Place::File) {
+    place->store =
+        store::open_file_store({.path = plan.path, .rank = plan.rank, .size = plan.size, .meeting = meeting}, deadline);
+    return place;
+  }
+  store::StoreClientOptions client{.endpoint = plan.endpoint, .secret = plan.secret};
+  if (plan.place == JoinPlan::Place::Rank0) {
+    client.meeting = meeting;
+    if (plan.rank == 0) {
+      place->server = std::make_unique<store::StoreServer>(
+          store::StoreServerOptions{.endpoint = plan.endpoint, .secret = plan.secret, .meeting = meeting});
+    }
+  }
+  place->store = store::connect_store(client, deadline);
+  return place;
+}
+
+std::vector<comm::BackendChoice> known_backends(std::vector<std::string>& available) {
+  std::vector<comm::BackendChoice> known;
+  for (const comm::Backend& backend : comm::backends()) {
+    known.push_back({std::string(backend.name), backend.capabilities().several_hosts});
+    const comm::Availability availability = backend.probe();
+    if (availability.available) {
+      available.emplace_back(backend.name);
+    } else {
+      log::info("comm", "backend {} is not available: {}", backend.name, availability.reason);
+    }
+  }
+  return known;
+}
+
+const comm::Backend& backend_named(std::string_view name) {
+  for (const comm::Backend& backend : comm::backends()) {
+    if (backend.name == name) return backend;
+  }
+  raise(ErrorCode::Mismatch,
+        "join: the ranks chose the backend '{}', which this process does not have -- use the same build everywhere",
+        name);
+}
+
+std::string make_nonce() {
+  const net::Secret random = value_or_throw(net::Secret::generate());
+  return {reinterpret_cast<const char*>(random.bytes().data()), 16};
+}
+
+Communicator form_alone(const JoinPlan& plan) {
+  std::vector<std::string> available;
+  (void)known_backends(available);
+  if (available.empty()) {
+    raise(ErrorCode::Unavailable, "join: no backend is available in this process -- COHORT_LOG=info says why");
+  }
+  comm::FormOptions form;
+  form.store = make_in_process_store();
+  form.placement.host = cluster::host_identity().name;
+  form.placement.source = plan.source;
+  form.join_timeout = plan.join_timeout;
+  form.timeout = plan.timeout;
+  return Communicator(backend_named(available.front()).create(form));
+}
+
+void compare_with_launcher(const JoinPlan& plan, const cluster::Placement& placement) {
+  const bool differs = (plan.local_rank && *plan.local_rank != placement.local_rank) ||
+                       (plan.local_size && *plan.local_size != placement.local_size);
+  if (!differs) return;
+  // Legitimate where one host plays several nodes; what is used is what was found.
+  log::warn("comm",
+            "rank {}: the launcher says local rank {} of {}, but on this host (by boot id, name and namespaces) it is "
+            "{} of {}; using the latter",
+            placement.rank, plan.local_rank.value_or(-1), plan.local_size.value_or(-1), placement.local_rank,
+            placement.local_size);
+}
+
+}  // namespace
+
+Communicator join(const JoinOptions& options) {
+  const JoinPlan plan = value_or_throw(comm::plan_join(options, cluster::current_environment()));
+  if (plan.place == JoinPlan::Place::None) return form_alone(plan);
+  const net::Deadline deadline = net::deadline_in(plan.join_timeout);
+  const std::string meeting = fmt::format("{}#{}", options.group_name, next_generation(plan, options.group_name));
+
+  const cluster::HostIdentity host = cluster::host_identity();
+  comm::JoinCard card;
+  card.rank = plan.rank;
+  card.size = plan.size;
+  card.launcher_local_rank = plan.local_rank.value_or(-1);
+  card.launcher_local_size = plan.local_size.value_or(-1);
+  card.pid = ::getpid();
+  card.nonce = make_nonce();
+  card.host_id = host.id;
+  card.host = host.name;
+  card.build = comm::this_build();
+  card.source = plan.source;
+  comm::MeetingOptions meet;
+  meet.prefix = "join/" + meeting;
+  meet.place = place_text(plan);
+  meet.backends = known_backends(card.backends);
+  meet.deadline = deadline;
+
+  const std::shared_ptr<MeetingPlace> place = go_to(plan, meeting, deadline);
+  meet.serves_store = place->server != nullptr;
+  const comm::Roster roster = comm::hold_meeting(*place->store, card, meet);
+
+  const comm::RosterEntry& entry = roster.entries[static_cast<std::size_t>(plan.rank)];
+  comm::FormOptions form;
+  form.store = make_prefix_store(meet.prefix + "/comm", std::shared_ptr<Store>(place, place->store.get()));
+  form.placement = {plan.rank,        plan.size,        entry.local_rank, entry.local_size,
+                    entry.cross_rank, entry.cross_size, host.name,        plan.source};
+  form.join_timeout =
+      std::max(std::chrono::milliseconds(1),
+               std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
+  form.timeout = plan.timeout;
+  compare_with_launcher(plan, form.placement);
+  Communicator communicator(backend_named(roster.backend).create(form));
+  comm::leave_meeting(*place->store, card, meet);
+  if (place->server) place->server->close_listener();  // the world is complete
+  return communicator;
+}
+
+}  // namespace cohort

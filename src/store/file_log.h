@@ -1,0 +1,54 @@
+// The bytes of a file store: a header, then records, each with its length and checksum. Pure functions; the bytes may
+// be another program's or cut short.
+#pragma once
+
+#include "base/result.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace cohort::store {
+
+/// Who made the file and for what.
+struct FileHeader {
+  std::string nonce;  ///< 16 random bytes
+  std::string boot_id;
+  std::string host;
+  std::int64_t pid = 0;
+  std::int64_t created = 0;  ///< seconds since 1970
+  std::int32_t size = 1;     ///< of the world
+  std::string meeting;
+};
+
+enum class RecordKind : std::uint8_t {
+  Set,       ///< key, value
+  Delete,    ///< key
+  Member,    ///< slot, value = description
+  Will,      ///< slot, key, value
+  Withdraw,  ///< slot, key
+  Left,      ///< slot
+};
+inline constexpr std::uint8_t kRecordKinds = 6;
+
+struct FileRecord {
+  RecordKind kind = RecordKind::Set;
+  std::uint32_t slot = 0;
+  std::string key;
+  std::string value;
+};
+
+std::string encode(const FileHeader& header);
+std::string encode(const FileRecord& record);
+
+template <class T>
+struct Decoded {
+  T value;
+  std::size_t bytes = 0;  ///< taken from the front
+};
+/// nullopt if the bytes end before it does (a writer was killed, or is writing); Corrupt if they are something else.
+Result<std::optional<Decoded<FileHeader>>> decode_header(std::string_view bytes);
+Result<std::optional<Decoded<FileRecord>>> decode_record(std::string_view bytes);
+
+}  // namespace cohort::store
