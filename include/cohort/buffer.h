@@ -29,8 +29,8 @@ struct ConstBuffer {
   ConstBuffer() = default;
   ConstBuffer(const void* pointer, std::int64_t elements, DType type, Device where = {})
       : data(pointer), count(elements), dtype(type), device(where) {}
-  template <class T>
-  ConstBuffer(std::span<T> values)  // NOLINT(google-explicit-constructor): `all_reduce(span)` should read well
+  template <class T, std::size_t Extent>
+  ConstBuffer(std::span<T, Extent> values)  // NOLINT(google-explicit-constructor): `all_reduce(span)` should read well
       : data(values.data()), count(static_cast<std::int64_t>(values.size())),
         dtype(DTypeOf<std::remove_const_t<T>>::value) {}
 
@@ -47,9 +47,9 @@ struct Buffer {
   Buffer() = default;
   Buffer(void* pointer, std::int64_t elements, DType type, Device where = {})
       : data(pointer), count(elements), dtype(type), device(where) {}
-  template <class T>
+  template <class T, std::size_t Extent>
     requires(!std::is_const_v<T>)
-  Buffer(std::span<T> values)  // NOLINT(google-explicit-constructor)
+  Buffer(std::span<T, Extent> values)  // NOLINT(google-explicit-constructor)
       : data(values.data()), count(static_cast<std::int64_t>(values.size())), dtype(DTypeOf<T>::value) {}
 
   operator ConstBuffer() const noexcept { return {data, count, dtype, device}; }
