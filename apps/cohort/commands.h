@@ -1,0 +1,33 @@
+// The sub-commands of `cohort`, one file each. To add one: write `void add_NAME(CLI::App& app, int& exit_status)` in
+// NAME.cpp, declare it here, call it in main.cpp. It adds its options and a callback that does the work, sets
+// `exit_status` where it is not 0, and throws cohort::Error for what the user has to be told: main prints it.
+// Never include torch: the command starts in milliseconds.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::app {
+
+void add_run(CLI::App& app, int& exit_status);
+void add_agent(CLI::App& app, int& exit_status);
+void add_version(CLI::App& app, int& exit_status);
+void add_export(CLI::App& app, int& exit_status);
+void add_secret(CLI::App& app, int& exit_status);
+void add_env(CLI::App& app, int& exit_status);
+
+/// The option that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
+std::string closest(std::string_view word, const std::vector<std::string>& candidates);
+
+/// The words after `cohort run`, so that CLI11 understands them: -np becomes --np, and everything from the program on
+/// stands behind "--". Throws cohort::Error (InvalidArgument) on an option that does not exist, with the one that was
+/// probably meant.
+std::vector<std::string> prepare_run_arguments(const CLI::App& run_command, const std::vector<std::string>& words);
+
+/// The names of the options and sub-commands that `app` knows.
+std::vector<std::string> option_names(const CLI::App& app);
+
+}  // namespace cohort::app

@@ -1,0 +1,31 @@
+#include "base/env.h"
+
+#include "commands.h"
+
+#include <fmt/core.h>
+
+namespace cohort::app {
+namespace {
+
+void print_rows(bool set_by_cohort_run) {
+  for (const env::Variable& variable : env::variables()) {
+    if (variable.set_by_cohort_run != set_by_cohort_run) continue;
+    fmt::print("  {}={}\n      {}", variable.name, variable.value, variable.meaning);
+    if (!variable.default_value.empty()) fmt::print(" (default: {})", variable.default_value);
+    if (const auto value = env::get(variable.name)) fmt::print("  [now: {}]", *value);
+    fmt::print("\n");
+  }
+}
+
+}  // namespace
+
+void add_env(CLI::App& app, int&) {
+  app.add_subcommand("env", "List the environment variables that Cohort reads and sets")->callback([] {
+    fmt::print("Read by the library and the command:\n");
+    print_rows(false);
+    fmt::print("\nSet by `cohort run` for its workers:\n");
+    print_rows(true);
+  });
+}
+
+}  // namespace cohort::app

@@ -1,0 +1,89 @@
+// The command. Parses, hands over to one sub-command, and is the one place that prints errors.
+#include "commands.h"
+
+#include <cohort/error.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::app {
+namespace {
+
+constexpr int kUsageStatus = 2;
+
+int fail_usage(const std::string& message, const std::string& command) {
+  std::fprintf(stderr, "cohort: %s\n(try `%s --help`)\n", message.c_str(), command.c_str());
+  return kUsageStatus;
+}
+
+/// The sub-command that the words chose, for help texts.
+std::string chosen_command(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? "cohort" : "cohort " + chosen.front()->get_name();
+}
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App app("Makes a training program run on N processes as if it were one program.", "cohort");
+  app.require_subcommand(1);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) { return std::string(error.what()) + "\n"; });
+  int exit_status = 0;
+  add_run(app, exit_status);
+  add_export(app, exit_status);
+  add_secret(app, exit_status);
+  add_env(app, exit_status);
+  add_version(app, exit_status);
+  add_agent(app, exit_status);
+
+  std::vector<std::string> names;
+  bool known = false;
+  for (const auto* command : app.get_subcommands({})) {
+    known = known || (argc > 1 && command->get_name() == argv[1]);
+    if (!command->get_group().empty()) names.push_back(command->get_name());
+  }
+  if (argc > 1 && argv[1][0] != '-' && !known) {
+    const std::string meant = closest(argv[1], names);
+    return fail_usage("there is no command '" + std::string(argv[1]) + "'" +
+                          (meant.empty() ? "" : "; did you mean `cohort " + meant + "`?"),
+                      "cohort");
+  }
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  if (!words.empty() && words.front() == "run") {
+    auto rest = prepare_run_arguments(*app.get_subcommand("run"), {words.begin() + 1, words.end()});
+    rest.insert(rest.begin(), "run");
+    words = std::move(rest);
+  }
+  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  try {
+    app.parse(words);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ExtrasError& error) {
+    return fail_usage(error.what(), chosen_command(app));
+  } catch (const CLI::ParseError& error) {
+    if (argc <= 1) {
+      std::fputs(app.help().c_str(), stderr);
+      return kUsageStatus;
+    }
+    return fail_usage(error.what(), chosen_command(app));
+  }
+  return exit_status;
+}
+
+}  // namespace
+}  // namespace cohort::app
+
+int main(int argc, char** argv) {
+  try {
+    return cohort::app::parse_and_run(argc, argv);
+  } catch (const cohort::Error& error) {
+    std::fprintf(stderr, "cohort: %s\n", error.what());
+    return error.code() == cohort::ErrorCode::InvalidArgument ? 2 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "cohort: %s\n", error.what());
+    return 1;
+  }
+}

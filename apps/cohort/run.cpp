@@ -1,0 +1,183 @@
+#include "base/env.h"
+#include "base/parse.h"
+#include "launch/supervisor.h"
+#include "sys/process.h"
+
+#include "commands.h"
+
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+
+namespace cohort::app {
+namespace {
+
+using launch::PrefixStyle;
+using launch::ProgramRequest;
+
+struct Options {
+  std::string processes = "auto";
+  std::string run_folder;
+  std::vector<std::string> environment;
+  std::string prefix = "rank";
+  double timeout = 0;
+  double start_timeout = 30;
+  double grace = 5;
+  bool module = false;
+  bool no_python = false;
+  bool quiet = false;
+  std::vector<std::string> program;
+};
+
+constexpr const char* kFooter = R"(Examples:
+  cohort run -np 4 ./train --epochs 10
+  cohort run -np auto train.py            a .py file runs with the active Python
+  cohort run -np 2 -m package.train       as `python -m`
+  cohort run -np 4 --env OMP_NUM_THREADS=2 -- ./train -np 7
+
+Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
+under torchrun, and what cohort::join() needs (`cohort env` lists all). stdin goes to rank 0. The complete output of every
+rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
+killed; 124 after --timeout; 127 if PROGRAM cannot be started). Ctrl-C asks all ranks to end, a second one kills.)";
+
+/// CLI11's own usage line would put OPTIONS after the program.
+class RunHelp : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: cohort run -np N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n";
+  }
+};
+
+std::chrono::milliseconds milliseconds_of(double seconds, const char* option) {
+  if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e9) {
+    raise(ErrorCode::InvalidArgument, "{} {}: a number of seconds from 0 to 1e9 is wanted", option, seconds);
+  }
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+int processes_of(const std::string& text) {
+  if (text == "auto") return 0;
+  const auto number = parse_integer<long long>(text);
+  if (!number) raise(ErrorCode::InvalidArgument, "-np {}: a number or 'auto' (one process per core) is wanted", text);
+  if (*number < 1) raise(ErrorCode::InvalidArgument, "-np {}: at least one process is needed", text);
+  if (*number > 65536)
+    raise(ErrorCode::InvalidArgument, "-np {}: more than 65536 processes are not started at once", text);
+  return static_cast<int>(*number);
+}
+
+std::vector<std::string> environment_of(const std::vector<std::string>& wishes) {
+  std::vector<std::string> out;
+  for (const std::string& wish : wishes) {
+    const auto equals = wish.find('=');
+    if (equals == 0 || wish.empty()) raise(ErrorCode::InvalidArgument, "--env {}: NAME=VALUE or NAME is wanted", wish);
+    if (equals != std::string::npos) {
+      out.push_back(wish);
+    } else if (const char* value = std::getenv(wish.c_str())) {
+      out.push_back(wish + "=" + value);
+    } else {
+      raise(ErrorCode::InvalidArgument, "--env {}: it is not set here; give a value with --env {}=VALUE", wish, wish);
+    }
+  }
+  return out;
+}
+
+int run(const Options& options, const std::vector<std::string>& command_line) {
+  if (options.program.empty()) {
+    raise(ErrorCode::InvalidArgument, "no program to run; for example: cohort run -np 4 ./train");
+  }
+  launch::RunOptions job;
+  job.processes = processes_of(options.processes);
+  job.program.program = options.program.front();
+  job.program.arguments.assign(options.program.begin() + 1, options.program.end());
+  if (options.module) job.program.python = ProgramRequest::Python::Module;
+  if (options.no_python) job.program.python = ProgramRequest::Python::Never;
+  job.run_folder = options.run_folder;
+  job.environment = environment_of(options.environment);
+  job.prefix = options.prefix == "none"   ? PrefixStyle::None
+               : options.prefix == "full" ? PrefixStyle::Full
+                                          : PrefixStyle::Rank;
+  if (options.timeout > 0) job.timeout = milliseconds_of(options.timeout, "--timeout");
+  job.start_timeout = milliseconds_of(options.start_timeout, "--start-timeout");
+  job.grace = milliseconds_of(options.grace, "--grace");
+  job.quiet = options.quiet;
+  job.command_line = command_line;
+  return launch::run_job(job);
+}
+
+bool takes_value(const CLI::Option& option) { return option.get_items_expected_min() > 0; }
+
+}  // namespace
+
+void add_run(CLI::App& app, int& exit_status) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("run", "Run a program as N processes that form one world");
+  command->formatter(std::make_shared<RunHelp>());
+  command->footer(kFooter);
+  command->add_option("-n,--np,--nproc", options->processes, "Processes (also -np N), or 'auto': one per usable core")
+      ->type_name("N");
+  command->add_flag("-m,--module", options->module, "PROGRAM is a Python module");
+  command->add_flag("--no-python", options->no_python, "Execute PROGRAM itself, also if it ends in .py");
+  command->add_option("--run-dir", options->run_folder, "The run's folder [runs/<UTC time>-<program>-<id>]")
+      ->type_name("DIR");
+  command
+      ->add_option("--env", options->environment,
+                   "Set a variable for the workers, or insist that it is set; repeatable")
+      ->type_name("NAME[=VALUE]")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command
+      ->add_option("--prefix", options->prefix,
+                   "What stands before each line: none, rank (host:rank), full (time, host:rank, stream)")
+      ->check(CLI::IsMember({"none", "rank", "full"}))
+      ->capture_default_str()
+      ->type_name("STYLE");
+  command->add_option("--timeout", options->timeout, "End the job after so many seconds [never]")->type_name("SECONDS");
+  command->add_option("--start-timeout", options->start_timeout, "For all ranks to be running")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command->add_option("--grace", options->grace, "Between asking ranks to end and killing them")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command->add_flag("-q,--quiet", options->quiet, "Print only what the ranks print, and failures");
+  command->add_option("PROGRAM", options->program, "Program or .py file, and its arguments")->type_name("");
+  command->callback([options, &exit_status] { exit_status = run(*options, sys::own_arguments()); });
+}
+
+std::vector<std::string> prepare_run_arguments(const CLI::App& run_command, const std::vector<std::string>& words) {
+  std::vector<std::string> own;
+  std::size_t next = 0;
+  for (; next < words.size(); ++next) {
+    std::string word = words[next];
+    if (word == "--") {
+      ++next;
+      break;
+    }
+    if (word.size() < 2 || word[0] != '-') break;  // the program
+    // -np is one word to everyone who comes from MPI; CLI11 would read -n p.
+    if (word.starts_with("-np")) word = "-" + word;
+    if (word.starts_with("-nproc")) word = "-" + word;
+    const auto equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    const CLI::Option* option = run_command.get_option_no_throw(name.starts_with("--") ? name : name.substr(0, 2));
+    if (option == nullptr) {
+      const std::string meant = closest(name, option_names(run_command));
+      raise(ErrorCode::InvalidArgument, "`cohort run` has no option {}{}; options of the program come after its name",
+            name, meant.empty() ? "" : "; did you mean " + meant + "?");
+    }
+    own.push_back(word);
+    const bool value_inside = equals != std::string::npos || (!name.starts_with("--") && name.size() > 2);
+    if (takes_value(*option) && !value_inside) {
+      if (++next == words.size()) raise(ErrorCode::InvalidArgument, "{} wants a value", name);
+      own.push_back(words[next]);
+    }
+  }
+  if (next < words.size()) {
+    own.emplace_back("--");
+    own.insert(own.end(), words.begin() + static_cast<std::ptrdiff_t>(next), words.end());
+  }
+  return own;
+}
+
+}  // namespace cohort::app

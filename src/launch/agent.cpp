@@ -1,0 +1,390 @@
+#include "launch/agent.h"
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/parse.h"
+#include "launch/channel.h"
+#include "launch/environment.h"
+#include "launch/guard.h"
+#include "launch/sweep.h"
+#include "launch/version.h"
+#include "launch/worker.h"
+#include "net/socket.h"
+#include "sys/cpus.h"
+#include "sys/signals.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace cohort::launch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+/// Number of the secret's descriptor in workers: away from what shell scripts use for redirections.
+constexpr int kWorkerSecretFd = 100;
+constexpr auto kStuckLimit = std::chrono::seconds(10);
+
+class Agent {
+ public:
+  Agent(const AgentOptions& options, net::Secret secret);
+  int run();
+
+ private:
+  enum class Stage { Waiting, Running, Sweeping, Finished };
+
+  void on_message(Message message);
+  void on_closed(std::optional<Error> error);
+  void on_signal();
+  void start_job(StartJob job);
+  Result<void> start_workers(const StartJob& job);
+  void stop(const StopWorkers& order);
+  void kill_all();
+  void reap();
+  void watch_for_dying();
+  void report_exit(Worker& worker, const sys::ExitStatus& status);
+  void forward(Output output);
+  void sweep_further();
+  void all_gone(const std::string& stuck);
+
+  const AgentOptions& options_;
+  net::Secret secret_;
+  Loop loop_;
+  sys::SignalFd signals_;
+  Watch signal_watch_;
+  std::unique_ptr<Channel> channel_;
+  Stage stage_ = Stage::Waiting;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::size_t alive_ = 0;
+  std::size_t unacknowledged_ = 0;
+  bool paused_ = false;
+  bool stopping_ = false;
+  bool lost_supervisor_ = false;
+  std::optional<Clock::time_point> grace_end_;
+  Clock::time_point started_at_;
+  Clock::time_point sweep_since_;
+  std::uint32_t swept_ = 0;
+  std::optional<std::uint64_t> out_of_memory_before_;
+  Timer grace_;
+  Timer dying_;
+  Timer sweeping_;
+  int exit_status_ = 0;
+};
+
+Agent::Agent(const AgentOptions& options, net::Secret secret)
+    : options_(options),
+      secret_(std::move(secret)),
+      signals_(value_or_throw(sys::SignalFd::create({SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT}))),
+      signal_watch_(loop_, signals_.fd()) {}
+
+int Agent::run() {
+  auto socket = net::connect_once(options_.supervisor, net::deadline_in(options_.connect_timeout));
+  if (!socket) throw std::move(socket).error().error;
+  channel_ = std::make_unique<Channel>(
+      loop_,
+      value_or_throw(
+          net::SecureConnection::with_secret(*std::move(socket), net::Role::Client, secret_, control_options())),
+      [this](Message message) { on_message(std::move(message)); },
+      [this](std::optional<Error> error) { on_closed(std::move(error)); });
+  Hello hello;
+  hello.version = kVersion;
+  hello.host_index = options_.host_index;
+  hello.host = sys::host_name();
+  hello.pid = static_cast<std::int32_t>(::getpid());
+  hello.cores = sys::usable_cores();
+  channel_->send(hello);
+  signal_watch_.on_readable([this] { on_signal(); });
+  loop_.run();
+  return exit_status_;
+}
+
+void Agent::on_message(Message message) {
+  if (auto* job = std::get_if<StartJob>(&message)) {
+    if (stage_ == Stage::Waiting) start_job(std::move(*job));
+  } else if (const auto* taken = std::get_if<OutputTaken>(&message)) {
+    unacknowledged_ -= std::min<std::size_t>(unacknowledged_, taken->bytes);
+    if (paused_ && unacknowledged_ < kOutputWindow / 2) {
+      paused_ = false;
+      for (auto& worker : workers_) worker->resume_reading();
+      if (stage_ == Stage::Sweeping) sweep_further();
+    }
+  } else if (const auto* input = std::get_if<Input>(&message)) {
+    if (!workers_.empty()) workers_.front()->give_input(input->bytes);
+  } else if (const auto* signal = std::get_if<SignalWorkers>(&message)) {
+    for (auto& worker : workers_) worker->signal(signal->signal);
+  } else if (const auto* order = std::get_if<StopWorkers>(&message)) {
+    stop(*order);
+  } else if (std::holds_alternative<Finish>(message)) {
+    if (stage_ == Stage::Waiting || stage_ == Stage::Finished)
+      loop_.stop();
+    else
+      kill_all();
+  }
+}
+
+void Agent::on_closed(std::optional<Error> error) {
+  if (stage_ == Stage::Finished) return loop_.stop();
+  log::info("launch", "the supervisor is gone{}", error ? fmt::format(": {}", error->what()) : "");
+  lost_supervisor_ = true;
+  exit_status_ = 1;
+  if (stage_ == Stage::Waiting) return loop_.stop();
+  // Nobody takes output any more; reading on keeps the logs complete.
+  unacknowledged_ = 0;
+  paused_ = false;
+  kill_all();
+}
+
+void Agent::on_signal() {
+  bool ended = false;
+  while (const auto signal = signals_.next()) {
+    if (*signal != SIGCHLD) ended = true;
+  }
+  reap();
+  if (!ended) return;
+  // Somebody ends the agent, or its guard is gone: the job must not go on unguarded.
+  exit_status_ = 1;
+  if (workers_.empty()) return loop_.stop();
+  kill_all();
+}
+
+void Agent::start_job(StartJob job) {
+  stage_ = Stage::Running;
+  out_of_memory_before_ = sys::out_of_memory_kills();
+  if (auto started = start_workers(job); !started) {
+    // Whatever runs already is not a job: end it before anything is said.
+    swept_ = 0;
+    const auto stuck = sweep({}, std::chrono::seconds(2), {});
+    workers_.clear();
+    channel_->send(StartFailed{started.error().context().rank, started.error().what()});
+    stage_ = Stage::Finished;
+    channel_->send(AllGone{0, describe_stuck(stuck)});
+  }
+}
+
+Result<void> Agent::start_workers(const StartJob& job) {
+  const auto fail_for = [](int rank, const Error& error) {
+    ErrorContext context;
+    context.rank = rank;
+    return tl::unexpected(Error(error.code(), error.what(), context));
+  };
+  if (!job.log_folder.empty() && ::mkdir(job.log_folder.c_str(), 0777) != 0 && errno != EEXIST) {
+    return fail(ErrorCode::Io, "folder {}: {}", job.log_folder, errno_text(errno));
+  }
+  auto secret_file = secret_.to_sealed_memfd();
+  if (!secret_file) return tl::unexpected(secret_file.error());
+
+  sys::SpawnOptions program;
+  program.path = job.path;
+  program.arguments = job.arguments;
+  program.folder = job.folder;
+  program.new_session = true;
+  program.parent_death_signal = SIGKILL;
+  program.open_files = job.open_files;
+  program.inherited = {{secret_file->get(), kWorkerSecretFd}};
+
+  Environment environment(job.environment);
+  const int cores = sys::usable_cores();
+  const int threads = std::max(1, cores / static_cast<int>(std::max<std::size_t>(job.workers.size(), 1)));
+  if (!environment.find(env::kOmpNumThreads)) environment.set(env::kOmpNumThreads, std::to_string(threads));
+  environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
+
+  Worker::Events events;
+  events.output = [this](Output output) { forward(std::move(output)); };
+  events.trouble = [this](std::string text) { channel_->send(Trouble{std::move(text)}); };
+  events.input_taken = [this](std::size_t bytes) { channel_->send(InputTaken{bytes}); };
+  for (const WorkerPlan& plan : job.workers) {
+    auto& worker = *workers_.emplace_back(std::make_unique<Worker>(loop_, plan.rank, job.tail_lines, events));
+    if (auto ready = worker.prepare(job.log_folder, job.input && plan.rank == 0); !ready) {
+      return fail_for(plan.rank, ready.error());
+    }
+    Environment own = environment;
+    for (const std::string& assignment : plan.environment) own.set(assignment);
+    program.environment = own.assignments();
+    if (auto started = worker.start(program); !started) return fail_for(plan.rank, started.error());
+  }
+  started_at_ = Clock::now();
+  Started report;
+  report.threads = parse_integer<std::int32_t>(environment.find(env::kOmpNumThreads).value_or("")).value_or(0);
+  for (auto& worker : workers_) {
+    if (auto running = worker->confirm(); !running) return fail_for(worker->rank(), running.error());
+    report.pids.push_back(static_cast<std::int32_t>(worker->pid()));
+  }
+  alive_ = workers_.size();
+  channel_->send(report);
+  watch_for_dying();
+  reap();  // some may have ended before anyone looked
+  return {};
+}
+
+void Agent::forward(Output output) {
+  if (lost_supervisor_) return;
+  unacknowledged_ += output.bytes.size();
+  channel_->send(std::move(output));
+  if (!paused_ && unacknowledged_ >= kOutputWindow) {
+    paused_ = true;
+    for (auto& worker : workers_) worker->pause_reading();
+  }
+}
+
+void Agent::reap() {
+  reap_children([this](pid_t pid, const sys::ExitStatus& status) {
+    for (auto& worker : workers_) {
+      if (worker->pid() != pid || !worker->alive()) continue;
+      worker->set_reaped();
+      --alive_;
+      report_exit(*worker, status);
+      return;
+    }
+  });
+  if (stage_ == Stage::Running && !workers_.empty() && alive_ == 0) {
+    stage_ = Stage::Sweeping;
+    dying_ = Timer();
+    sweep_since_ = Clock::now();
+    sweep_further();
+  } else if (stage_ == Stage::Sweeping) {
+    sweep_further();
+  }
+}
+
+void Agent::watch_for_dying() {
+  // The kernel frees a dying process's memory before it tells the parent, which takes 60 ms per GiB and more; the
+  // process's flags show it at once.
+  for (auto& worker : workers_) {
+    if (!worker->alive() || worker->reported) continue;
+    const auto stat = sys::process_stat(worker->pid());
+    if (stat && stat->exiting && stat->exit_word != 0)
+      report_exit(*worker, sys::exit_status_from_wait(stat->exit_word));
+  }
+  const milliseconds pause(std::max<std::size_t>(100, 2 * workers_.size()));
+  dying_ = Timer(loop_, pause, [this] { watch_for_dying(); });
+}
+
+void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
+  if (worker.reported) return;
+  worker.reported = true;
+  // Its last words are in the pipe; nobody waits for the window now. A pipe holds little, so this ends.
+  for (int piece = 0; piece < 32 && worker.drain(); ++piece) {
+  }
+  Exited report;
+  report.rank = worker.rank();
+  report.status = status;
+  report.before_stop = !stopping_ || worker.ended_before_stop;
+  report.after_ns = static_cast<std::uint64_t>((Clock::now() - started_at_).count());
+  report.last_stderr = worker.tail();
+  if (status.signal == SIGKILL && !stopping_) {
+    const auto now = sys::out_of_memory_kills();
+    report.out_of_memory = now && out_of_memory_before_ && *now > *out_of_memory_before_;
+  }
+  channel_->send(report);
+}
+
+void Agent::stop(const StopWorkers& order) {
+  if (stage_ != Stage::Running) return;
+  if (!stopping_) {
+    stopping_ = true;
+    for (auto& worker : workers_) {
+      if (!worker->alive()) continue;
+      const auto stat = sys::process_stat(worker->pid());
+      worker->ended_before_stop = !stat || stat->exiting || stat->state == 'Z';
+    }
+  }
+  if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
+  for (auto& worker : workers_) {
+    worker->signal(order.signal);
+    worker->signal(SIGCONT);  // a stopped process would not hear it
+  }
+  // Those that left their worker's group (setsid, daemons) are asked too, so that they need not be killed.
+  for (const pid_t pid : sys::descendants(::getpid())) {
+    const bool in_group = std::any_of(workers_.begin(), workers_.end(), [group = ::getpgid(pid)](const auto& worker) {
+      return worker->alive() && worker->pid() == group;
+    });
+    if (!in_group) ::kill(pid, order.signal);
+  }
+  grace_end_ = Clock::now() + milliseconds(order.grace_ms);
+  grace_ = Timer(loop_, milliseconds(order.grace_ms), [this] { kill_all(); });
+}
+
+void Agent::kill_all() {
+  if (!stopping_) {
+    stopping_ = true;
+    for (auto& worker : workers_) worker->ended_before_stop = !worker->alive();
+  }
+  grace_ = Timer();
+  grace_end_.reset();
+  if (stage_ == Stage::Finished || workers_.empty()) return;
+  if (stage_ == Stage::Running) {
+    for (auto& worker : workers_) worker->signal(SIGKILL);
+    stage_ = Stage::Sweeping;
+    dying_ = Timer();
+    sweep_since_ = Clock::now();
+  }
+  sweep_further();
+}
+
+void Agent::sweep_further() {
+  if (stage_ != Stage::Sweeping) return;
+  // Within the grace, what outlives its worker may still end by itself: a shell dies of SIGTERM while its child saves.
+  const bool wait = grace_end_ && Clock::now() < *grace_end_;
+  bool clean = false;
+  const OnReaped on_reaped = [this](pid_t pid, const sys::ExitStatus& status) {
+    for (auto& worker : workers_) {
+      if (worker->pid() != pid || !worker->alive()) continue;
+      worker->set_reaped();
+      --alive_;
+      report_exit(*worker, status);
+    }
+  };
+  if (wait) {
+    clean = !reap_children(on_reaped);
+  } else {
+    const SweepStep step = sweep_once({}, on_reaped);
+    swept_ += static_cast<std::uint32_t>(step.killed);
+    clean = step.clean;
+  }
+  if (!clean) {
+    if (!wait && Clock::now() - sweep_since_ > kStuckLimit) {
+      return all_gone(describe_stuck(sys::descendants(::getpid())));
+    }
+    // SIGCHLD brings us back at once; the timer is for what is not our own child.
+    sweeping_ = Timer(loop_, milliseconds(5), [this] { sweep_further(); });
+    return;
+  }
+  // All writers are gone: what the pipes hold is all that there will be.
+  for (auto& worker : workers_) {
+    while (!paused_ && worker->drain()) {
+    }
+  }
+  if (!paused_) all_gone({});
+}
+
+void Agent::all_gone(const std::string& stuck) {
+  stage_ = Stage::Finished;
+  sweeping_ = Timer();
+  grace_ = Timer();
+  if (!stuck.empty()) exit_status_ = 1;
+  if (lost_supervisor_ || channel_->closed()) return loop_.stop();
+  channel_->send(AllGone{swept_, stuck});
+}
+
+}  // namespace
+
+int run_agent(const AgentOptions& options) {
+  auto secret = net::Secret::from_sealed_memfd(options.secret_fd);
+  if (!secret) throw std::move(secret).error();
+  return run_guarded(options.lifeline_fd, [&options, &secret] {
+    value_or_throw(sys::become_subreaper());
+    Agent agent(options, *secret);
+    return agent.run();
+  });
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,28 @@
+// The agent of one host: a process of its own that starts the host's workers and owns them, and everything that they
+// start, until the last one is gone. It knows its supervisor only through one authenticated connection, so the
+// supervisor may be on another host. Around it stands a guard, a second process that outlives it: if the agent is
+// killed, the guard ends what the agent leaves; if the guard is killed, the agent ends the job.
+#pragma once
+
+#include "net/address.h"
+#include "net/secret.h"
+
+#include <chrono>
+
+namespace cohort::launch {
+
+struct AgentOptions {
+  net::Endpoint supervisor;
+  int secret_fd = -1;  ///< sealed memory file with the job's secret
+  int host_index = 0;
+  /// End of file here means that the supervisor (or what carries its voice, e.g. ssh) is gone.
+  int lifeline_fd = 0;
+  std::chrono::milliseconds connect_timeout = std::chrono::seconds(30);
+};
+
+/// Becomes guard and agent. Returns the process's exit status once nothing of the job is left on this host: 0 if
+/// all went its way, whatever the workers' own statuses; 1 if the supervisor was lost or a process could not be ended.
+/// Has to be called before the process has a second thread.
+int run_agent(const AgentOptions& options);
+
+}  // namespace cohort::launch

@@ -1,0 +1,72 @@
+#include "launch/channel.h"
+
+#include <utility>
+
+namespace cohort::launch {
+
+net::SecureOptions control_options() {
+  net::SecureOptions options;
+  options.purpose = "control";
+  options.longest_message = kLongestMessage;
+  return options;
+}
+
+Channel::Channel(Loop& loop, net::SecureConnection connection, OnMessage on_message, OnClosed on_closed)
+    : connection_(std::move(connection)),
+      watch_(loop, connection_.fd()),
+      on_message_(std::make_shared<OnMessage>(std::move(on_message))),
+      on_closed_(std::make_shared<OnClosed>(std::move(on_closed))) {
+  watch_.on_readable([this] { advance(); });
+  update_interest();
+}
+
+void Channel::redirect(OnMessage on_message, OnClosed on_closed) {
+  on_message_ = std::make_shared<OnMessage>(std::move(on_message));
+  on_closed_ = std::make_shared<OnClosed>(std::move(on_closed));
+}
+
+void Channel::send(const Message& message) {
+  if (closed_) return;
+  if (auto queued = connection_.queue(encode(message)); !queued) return close(queued.error());
+  update_interest();
+}
+
+void Channel::advance() {
+  if (closed_) return;
+  const auto moved = connection_.advance();
+  // What came before the end still counts.
+  while (!closed_) {
+    auto bytes = connection_.next_message();
+    if (!bytes) break;
+    auto message = decode(*bytes);
+    if (!message) return close(message.error());
+    const auto handler = on_message_;
+    (*handler)(*std::move(message));
+  }
+  if (closed_) return;
+  if (!moved) return close(moved.error());
+  if (connection_.at_end()) return close(std::nullopt);
+  update_interest();
+}
+
+void Channel::update_interest() {
+  if (closed_) return;
+  const bool wanted = connection_.wants_write();
+  if (wanted == wants_write_) return;
+  wants_write_ = wanted;
+  if (wanted) {
+    watch_.on_writable([this] { advance(); });
+  } else {
+    watch_.on_writable(nullptr);
+  }
+}
+
+void Channel::close(std::optional<Error> error) {
+  if (closed_) return;
+  closed_ = true;
+  watch_ = Watch();
+  const auto handler = on_closed_;
+  (*handler)(std::move(error));
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,52 @@
+// Messages between supervisor and agent over one authenticated connection, driven by a Loop. Belongs to one thread.
+// The handlers may destroy the Channel's owner's other parts, but not the Channel itself: note it down and do so later.
+#pragma once
+
+#include "launch/loop.h"
+#include "launch/messages.h"
+#include "net/secure_connection.h"
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace cohort::launch {
+
+/// Keeps the control connection's keys apart from the store's.
+net::SecureOptions control_options();
+
+class Channel {
+ public:
+  using OnMessage = std::function<void(Message)>;
+  /// Called once; no error means that the other end closed in good order.
+  using OnClosed = std::function<void(std::optional<Error>)>;
+
+  Channel(Loop& loop, net::SecureConnection connection, OnMessage on_message, OnClosed on_closed);
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  /// Takes effect at once or as soon as the other end reads; messages arrive in order. Does nothing once closed.
+  void send(const Message& message);
+  /// From the next event on, others listen. May be called by a handler.
+  void redirect(OnMessage on_message, OnClosed on_closed);
+  bool closed() const noexcept { return closed_; }
+  bool established() const noexcept { return connection_.established(); }
+  std::size_t unsent_bytes() const noexcept { return connection_.unsent_bytes(); }
+  const std::string& peer() const noexcept { return connection_.peer(); }
+
+ private:
+  void advance();
+  void update_interest();
+  void close(std::optional<Error> error);
+
+  net::SecureConnection connection_;
+  Watch watch_;
+  std::shared_ptr<OnMessage> on_message_;  ///< shared: a handler may replace itself
+  std::shared_ptr<OnClosed> on_closed_;
+  bool closed_ = false;
+  bool wants_write_ = false;
+};
+
+}  // namespace cohort::launch

@@ -1,0 +1,88 @@
+#include "launch/console.h"
+
+#include "base/result.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string_view>
+#include <utility>
+
+namespace cohort::launch {
+
+Console::Console() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!event_) raise(ErrorCode::Unavailable, "eventfd: {}", errno_text(errno));
+}
+
+Console::~Console() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    queue_.clear();
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Console::write(int fd, std::string bytes, std::uint64_t weight) {
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back({fd, std::move(bytes), weight});
+    // Made late: short jobs that print nothing never need it.
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  }
+  changed_.notify_one();
+}
+
+void Console::acknowledge() const {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const auto got = ::read(event_.get(), &count, sizeof count);
+}
+
+bool Console::idle() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty() && !writing_;
+}
+
+void Console::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
+    if (closing_) return;
+    const Item item = std::move(queue_.front());
+    queue_.pop_front();
+    writing_ = true;
+    lock.unlock();
+    put(item);
+    written_.fetch_add(item.weight, std::memory_order_release);
+    lock.lock();
+    writing_ = false;
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto put_one = ::write(event_.get(), &one, sizeof one);
+  }
+}
+
+void Console::put(const Item& item) {
+  std::atomic<bool>& gone = gone_[item.fd == 2];
+  std::string_view rest(item.bytes);
+  while (!rest.empty() && !gone.load(std::memory_order_relaxed)) {
+    // Looked at first, and in pieces that a ready pipe takes whole, so that giving up is possible at any time.
+    pollfd waited{item.fd, POLLOUT, 0};
+    const int ready = ::poll(&waited, 1, 100);
+    if (ready == 0) {
+      const std::lock_guard lock(mutex_);
+      if (closing_) return;
+      continue;
+    }
+    const ssize_t put = ::write(item.fd, rest.data(), std::min<std::size_t>(rest.size(), 4096));
+    if (put > 0)
+      rest.remove_prefix(static_cast<std::size_t>(put));
+    else if (put < 0 && errno != EINTR && errno != EAGAIN)
+      gone.store(true, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace cohort::launch

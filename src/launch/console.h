@@ -1,0 +1,59 @@
+// Writes to stdout and stderr on a thread of its own, so that a reader who does not read (a pager, a stopped terminal)
+// never stops the supervisor. Memory is bounded by who feeds it: `written` says how much has gone out. Methods belong
+// to one thread, except where noted.
+#pragma once
+
+#include "sys/unique_fd.h"
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace cohort::launch {
+
+class Console {
+ public:
+  Console();
+  /// Drops what has not been written: wait until `idle` to keep it.
+  ~Console();
+  Console(const Console&) = delete;
+  Console& operator=(const Console&) = delete;
+
+  /// `weight` is added to `written()` once the bytes are out (or dropped, if the reader is gone).
+  void write(int fd, std::string bytes, std::uint64_t weight = 0);
+  /// Readable after anything has changed; reading is `acknowledge`.
+  int event_fd() const noexcept { return event_.get(); }
+  void acknowledge() const;
+  std::uint64_t written() const noexcept { return written_.load(std::memory_order_acquire); }
+  bool idle() const;
+  /// The reader of stdout (1) or stderr (2) has gone.
+  bool reader_gone(int fd) const noexcept { return gone_[fd == 2].load(std::memory_order_relaxed); }
+
+ private:
+  struct Item {
+    int fd;
+    std::string bytes;
+    std::uint64_t weight;
+  };
+  void run();
+  void put(const Item& item);
+
+  sys::UniqueFd event_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> queue_;
+  bool writing_ = false;
+  bool closing_ = false;
+  std::atomic<std::uint64_t> written_{0};
+  std::array<std::atomic<bool>, 2> gone_{};
+  std::thread thread_;
+};
+
+}  // namespace cohort::launch

@@ -1,0 +1,30 @@
+// A set of environment variables as a value: of this process, or for one that is to be started. Plain; one thread.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::launch {
+
+class Environment {
+ public:
+  Environment() = default;
+  /// From "NAME=value" texts; the last one of a name counts, texts without '=' are dropped.
+  explicit Environment(const std::vector<std::string>& assignments);
+  /// Of this process.
+  static Environment current();
+
+  void set(std::string_view name, std::string_view value);
+  void set(std::string_view assignment);
+  void remove(std::string_view name);
+  std::optional<std::string> find(std::string_view name) const;
+  std::vector<std::string> assignments() const;
+
+ private:
+  std::map<std::string, std::string, std::less<>> variables_;
+};
+
+}  // namespace cohort::launch

@@ -1,0 +1,34 @@
+// job.json: what was run, where, by what, and how it ended.
+#pragma once
+
+#include "launch/plan.h"
+#include "launch/post_mortem.h"
+#include "launch/program.h"
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+struct JobRecord {
+  std::string job_id;
+  std::vector<std::string> command_line;
+  Program program;
+  Plan plan;
+  std::vector<int> pids;  ///< by rank
+  int threads = 0;
+  int master_port = 0;
+  std::string start;  ///< UTC
+  std::string end;    ///< empty while it runs
+  std::optional<int> exit_status;
+  std::string reason;  ///< why it ended, if not by itself
+  std::optional<Ending> failure;
+};
+
+/// Takes the rest (folder, user, host, the environment's variables that matter, versions) from this process.
+nlohmann::ordered_json to_json(const JobRecord& record);
+
+}  // namespace cohort::launch

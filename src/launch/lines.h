@@ -1,0 +1,38 @@
+// Makes whole lines out of the pieces in which a stream arrives. Pure; one thread.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::launch {
+
+/// A longer line is passed on in parts, so that a stream without line ends cannot take all memory.
+inline constexpr std::size_t kLongestLine = std::size_t{64} << 10;
+
+struct Line {
+  std::string text;  ///< without its end
+  enum class End {
+    Newline,
+    Return,  ///< the next one overwrites it: a progress bar
+    Cut,     ///< too long: the next one continues it
+  };
+  End end = End::Newline;
+};
+
+class LineSplitter {
+ public:
+  /// The lines that `bytes` complete. "\r\n" ends a line as "\n" does.
+  std::vector<Line> feed(std::string_view bytes);
+  /// What has no end yet.
+  std::string_view partial() const noexcept { return partial_; }
+  /// Takes it: the stream has ended.
+  std::string take_partial();
+
+ private:
+  std::string partial_;
+  bool after_return_ = false;
+};
+
+}  // namespace cohort::launch

@@ -1,0 +1,130 @@
+// What supervisor and agents say to each other, as values and as bytes. Every message is one tagged record of
+// base/codec.h; decoding checks every length, so that bytes from outside do no harm. Numbers of tags never change, they
+// only grow. Plain data; any thread.
+#pragma once
+
+#include "base/result.h"
+#include "sys/process.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace cohort::launch {
+
+/// Both ends have to speak the same one.
+inline constexpr std::uint32_t kProtocol = 1;
+/// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
+inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
+/// Output and input travel in pieces of this size, and at most a window of them is under way.
+inline constexpr std::size_t kOutputPiece = std::size_t{64} << 10;
+inline constexpr std::size_t kOutputWindow = std::size_t{2} << 20;
+inline constexpr std::size_t kInputWindow = std::size_t{64} << 10;
+
+enum class Stream : std::uint8_t { Stdout = 0, Stderr = 1 };
+
+// From the agent.
+
+struct Hello {
+  std::uint32_t protocol = kProtocol;
+  std::string version;
+  std::int32_t host_index = 0;
+  std::string host;
+  std::int32_t pid = 0;
+  std::int32_t cores = 1;
+};
+
+/// All workers of the host run.
+struct Started {
+  std::vector<std::int32_t> pids;  ///< by local rank
+  std::int32_t threads = 0;        ///< OMP_NUM_THREADS of each; 0 if it is not a number
+};
+
+/// Nothing of the job runs on this host.
+struct StartFailed {
+  std::int32_t rank = -1;
+  std::string reason;
+};
+
+struct Output {
+  std::int32_t rank = 0;
+  Stream stream = Stream::Stdout;
+  std::string bytes;
+};
+
+struct Exited {
+  std::int32_t rank = 0;
+  sys::ExitStatus status;
+  bool before_stop = true;     ///< it was dead or dying when the agent began to stop the job
+  bool out_of_memory = false;  ///< the kernel counted an out-of-memory kill around the same time
+  std::uint64_t after_ns = 0;  ///< since the workers were started, by the agent's clock
+  std::string last_stderr;     ///< its last lines
+};
+
+struct InputTaken {
+  std::uint64_t bytes = 0;
+};
+
+/// Something that the user should know and that does not end the job, e.g. a log that cannot be written.
+struct Trouble {
+  std::string text;
+};
+
+/// No process of the job is left on this host, and all its output has been sent.
+struct AllGone {
+  std::uint32_t swept = 0;  ///< descendants of workers that had to be killed
+  std::string stuck;        ///< processes that even SIGKILL did not end, with where the kernel holds them
+};
+
+// From the supervisor.
+
+struct WorkerPlan {
+  std::int32_t rank = 0;
+  std::vector<std::string> environment;  ///< "NAME=value", over the job's
+};
+
+struct StartJob {
+  std::string path;  ///< executable
+  std::vector<std::string> arguments;
+  std::vector<std::string> environment;
+  std::string folder;
+  std::string log_folder;
+  std::vector<WorkerPlan> workers;  ///< by local rank
+  bool input = false;               ///< stdin of rank 0 comes over this connection, else it is /dev/null
+  std::uint32_t tail_lines = 20;
+  std::uint64_t open_files = 0;  ///< soft limit of the workers
+};
+
+struct Input {
+  std::string bytes;  ///< empty: end of input
+};
+
+struct OutputTaken {
+  std::uint64_t bytes = 0;
+};
+
+/// To every worker's process group.
+struct SignalWorkers {
+  std::int32_t signal = 0;
+};
+
+/// Sends `signal`, and SIGKILL to all that is left after the grace.
+struct StopWorkers {
+  std::int32_t signal = 15;
+  std::uint32_t grace_ms = 5000;
+};
+
+/// Nothing more is wanted: the agent ends.
+struct Finish {};
+
+using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
+                             OutputTaken, SignalWorkers, StopWorkers, Finish>;
+
+std::string encode(const Message& message);
+/// Fails with Corrupt on anything that `encode` would not have made.
+Result<Message> decode(std::string_view bytes);
+
+}  // namespace cohort::launch

@@ -1,0 +1,83 @@
+#include "launch/post_mortem.h"
+
+#include "sys/signals.h"
+
+#include <algorithm>
+#include <csignal>
+#include <string_view>
+#include <tuple>
+
+namespace cohort::launch {
+namespace {
+
+std::string hint(const Ending& ending) {
+  switch (ending.status.signal) {
+    case SIGKILL:
+      return ending.out_of_memory ? "the kernel reports an out-of-memory kill at that time: use a smaller batch, fewer "
+                                    "ranks, or more memory"
+                                  : "somebody sent it, or the kernel was out of memory (see `dmesg`)";
+    case SIGSEGV:
+    case SIGBUS: return "a bug in native code, or a full /dev/shm (see `df /dev/shm`)";
+    case SIGILL: return "an instruction that this processor does not have";
+    case SIGABRT: return "usually an uncaught C++ exception or a failed assertion: see the lines above";
+    case SIGPIPE: return "it wrote to a pipe or socket that nobody reads any more";
+    case SIGXCPU: return "the limit of processor time (ulimit -t)";
+    case SIGXFSZ: return "the limit of file size (ulimit -f)";
+    default: break;
+  }
+  if (ending.status.signal == 0 && ending.status.code == 127) return "a shell's way to say: command not found";
+  return {};
+}
+
+}  // namespace
+
+bool speaks_of_lost_peer(std::string_view text) {
+  constexpr std::string_view kSigns[] = {"PeerLost", "Aborted", "Connection closed by peer",
+                                         "Connection reset by peer"};
+  return std::any_of(std::begin(kSigns), std::end(kSigns),
+                     [text](std::string_view sign) { return text.find(sign) != std::string_view::npos; });
+}
+
+std::optional<Ending> first_failure(const std::vector<Ending>& endings) {
+  const auto order = [](const Ending& ending) {
+    const bool struck = ending.status.signal != 0 && ending.status.signal != SIGABRT;
+    const bool follows = !struck && speaks_of_lost_peer(ending.last_stderr);
+    return std::tuple(!ending.before_stop, follows, !struck, ending.after_seconds, ending.rank);
+  };
+  std::optional<Ending> first;
+  for (const Ending& ending : endings) {
+    if (ending.status.success()) continue;
+    if (!first || order(ending) < order(*first)) first = ending;
+  }
+  return first;
+}
+
+std::string to_string(const PostMortem& post_mortem) {
+  const Ending& first = post_mortem.first;
+  const char* const strong = post_mortem.colour ? "\033[1;31m" : "";
+  const char* const plain = post_mortem.colour ? "\033[0m" : "";
+  std::string text =
+      fmt::format("cohort: {}rank {} failed{}: {} (host {}, pid {}) after {:.1f} s\n", strong, first.rank, plain,
+                  sys::to_string(first.status), first.host, first.pid, first.after_seconds);
+  if (first.last_stderr.empty()) {
+    text += "cohort:   it wrote nothing to stderr\n";
+  } else {
+    text += "cohort:   the last lines of its stderr:\n";
+    std::string_view rest(first.last_stderr);
+    while (!rest.empty()) {
+      const auto end = rest.find('\n');
+      text += fmt::format("cohort:   > {}\n", rest.substr(0, end));
+      if (end == std::string_view::npos) break;
+      rest.remove_prefix(end + 1);
+    }
+  }
+  if (const std::string why = hint(first); !why.empty()) text += fmt::format("cohort:   {}\n", why);
+  const int others = post_mortem.world_size - 1 - post_mortem.ended_well;
+  if (others > 0) text += fmt::format("cohort:   the other {} rank{} ended\n", others, others == 1 ? " was" : "s were");
+  if (!post_mortem.log_folder.empty()) {
+    text += fmt::format("cohort:   complete logs: {}/rank-{}.err and beside it\n", post_mortem.log_folder, first.rank);
+  }
+  return text;
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,43 @@
+// Which failure came first, and what a person is told about it. Pure.
+#pragma once
+
+#include "launch/messages.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+/// How one rank ended.
+struct Ending {
+  int rank = 0;
+  std::string host;
+  int pid = 0;
+  sys::ExitStatus status;
+  bool before_stop = true;
+  bool out_of_memory = false;
+  double after_seconds = 0;
+  std::string last_stderr;
+};
+
+/// The failure that the others follow from: among those that ended before the job was stopped, one that was killed by a
+/// signal comes before one that ended by itself, one that does not speak of a lost peer before one that does, the
+/// earlier before the later. nullopt if none failed. (A peer's death is often noticed, and died of, before the kernel
+/// has finished the first death; the order of the reports alone would accuse the wrong one.)
+std::optional<Ending> first_failure(const std::vector<Ending>& endings);
+
+/// True if these words say that another rank failed before.
+bool speaks_of_lost_peer(std::string_view stderr_text);
+
+struct PostMortem {
+  Ending first;
+  int world_size = 1;
+  int ended_well = 0;  ///< ranks that had ended with 0 before
+  std::string log_folder;
+  bool colour = false;
+};
+/// The block, with "\n" at the end of each line.
+std::string to_string(const PostMortem& post_mortem);
+
+}  // namespace cohort::launch

@@ -1,0 +1,38 @@
+#include "launch/rank_environment.h"
+
+#include "base/env.h"
+
+#include <string_view>
+
+namespace cohort::launch {
+
+std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts) {
+  std::vector<std::string> out;
+  const auto set = [&out](std::string_view name, std::string_view value) {
+    out.push_back(fmt::format("{}={}", name, value));
+  };
+  const auto number = [&set](std::string_view name, int value) { set(name, std::to_string(value)); };
+  number(env::kRank, rank);
+  number(env::kWorldSize, plan.world_size);
+  number(env::kLocalRank, rank - host.first_rank);
+  number(env::kLocalWorldSize, host.ranks);
+  set(env::kMasterAddr, facts.master_address);
+  number(env::kMasterPort, facts.master_port);
+  number("GROUP_RANK", host.index);
+  number("GROUP_WORLD_SIZE", static_cast<int>(plan.hosts.size()));
+  number("ROLE_RANK", rank);
+  number("ROLE_WORLD_SIZE", plan.world_size);
+  set("ROLE_NAME", "default");
+  set("TORCHELASTIC_RUN_ID", facts.job_id);
+  number("TORCHELASTIC_RESTART_COUNT", 0);
+  number("TORCHELASTIC_MAX_RESTARTS", 0);
+  // Rank 0 opens torch's store at MASTER_PORT itself; nobody else listens there.
+  set("TORCHELASTIC_USE_AGENT_STORE", "False");
+  set(env::kJobId, facts.job_id);
+  set(env::kRunDir, facts.run_folder);
+  set(env::kStore, facts.store);
+  set(env::kHost, host.name);
+  return out;
+}
+
+}  // namespace cohort::launch

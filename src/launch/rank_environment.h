@@ -1,0 +1,25 @@
+// The variables that tell a worker who it is. Pure.
+#pragma once
+
+#include "launch/plan.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+struct JobFacts {
+  std::string job_id;
+  std::string run_folder;
+  std::string store;  ///< host:port
+  std::string master_address;
+  std::uint16_t master_port = 0;
+};
+
+/// "NAME=value": what torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, GROUP_RANK, TORCHELASTIC_RUN_ID, ...; names and
+/// meanings are torch.distributed.elastic's, local_elastic_agent.py) and what cohort::join reads. `rank` is of the
+/// plan.
+std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts);
+
+}  // namespace cohort::launch

@@ -1,0 +1,32 @@
+// The folder of one run: logs/, job.json, whatever the program adds. Files stay; nothing here is removed.
+#pragma once
+
+#include "base/result.h"
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <string>
+
+namespace cohort::launch {
+
+struct RunFolderRequest {
+  std::string path;  ///< empty: runs/<UTC time>-<name>-<id>, with runs/latest pointing to it
+  std::string program_name;
+  std::string id;
+};
+
+struct RunFolder {
+  std::string path;   ///< absolute
+  std::string shown;  ///< as the user would type it
+};
+
+/// Makes it. Fails with Io, naming the path, where it cannot be made or written.
+Result<RunFolder> make_run_folder(const RunFolderRequest& request);
+
+/// Replaces PATH/job.json as a whole.
+Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record);
+
+/// "2026-11-21T09:15:02.123Z" of the wall clock now.
+std::string utc_now();
+
+}  // namespace cohort::launch

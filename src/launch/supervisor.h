@@ -1,0 +1,39 @@
+// `cohort run`: makes the plan, has an agent placed on every host, tells them what to start, shows the output, and ends
+// the job as soon as anything in it has failed. It owns the job's store and its lock on MASTER_PORT. It touches workers
+// only through their agents.
+#pragma once
+
+#include "launch/output_view.h"
+#include "launch/program.h"
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+struct RunOptions {
+  int processes = 0;  ///< 0: as many as there are usable cores
+  ProgramRequest program;
+  std::string run_folder;                     ///< empty: runs/<UTC time>-<program>-<id>
+  std::vector<std::string> environment = {};  ///< "NAME=value" for the workers
+  PrefixStyle prefix = PrefixStyle::Rank;
+  std::optional<std::chrono::milliseconds> timeout = {};               ///< for the whole job
+  std::chrono::milliseconds start_timeout = std::chrono::seconds(30);  ///< for agents to report and workers to run
+  std::chrono::milliseconds grace = std::chrono::seconds(5);           ///< between asking ranks to end and killing them
+  bool quiet = false;                          ///< print only what the ranks print, and failures
+  std::vector<std::string> command_line = {};  ///< for the record
+};
+
+/// Exit statuses that are not a rank's.
+inline constexpr int kTimeoutStatus = 124;
+inline constexpr int kCannotStartStatus = 127;
+
+/// Runs the job to its end. Returns the exit status as a shell gives it: 0; the first failing rank's code, or 128 +
+/// signal; 124 after `timeout`; 127 if the program could not be started; 128 + signal if this process was told to end.
+/// Throws cohort::Error where nothing was started. Blocks signals and adopts orphans for this process: call it from a
+/// process that does nothing else, before it has a second thread.
+int run_job(const RunOptions& options);
+
+}  // namespace cohort::launch

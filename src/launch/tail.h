@@ -1,0 +1,24 @@
+// The last lines of a stream, in bounded memory. Plain value; one thread.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace cohort::launch {
+
+class Tail {
+ public:
+  explicit Tail(std::size_t lines, std::size_t longest_bytes = 16 * 1024) : lines_(lines), longest_(longest_bytes) {}
+
+  void append(std::string_view bytes);
+  /// At most so many lines and bytes, the last ones; starts at the beginning of a line where that is possible.
+  std::string text() const;
+
+ private:
+  std::size_t lines_;
+  std::size_t longest_;
+  std::string bytes_;
+};
+
+}  // namespace cohort::launch

@@ -1,0 +1,180 @@
+#include "launch/worker.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+Result<std::pair<sys::UniqueFd, sys::UniqueFd>> make_pipe(int rank) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    return fail(ErrorCode::Unavailable, "pipe for rank {}: {}; raise the limit of open files (ulimit -n)", rank,
+                errno_text(errno));
+  }
+  return std::pair(sys::UniqueFd(ends[0]), sys::UniqueFd(ends[1]));
+}
+
+/// Our end only: the other end is the worker's, and programs do not expect EAGAIN there.
+void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+}  // namespace
+
+Worker::Worker(Loop& loop, int rank, std::size_t tail_lines, Events events)
+    : loop_(loop), rank_(rank), events_(std::move(events)), tail_(tail_lines) {}
+
+Result<void> Worker::prepare(const std::string& log_folder, bool with_input) {
+  constexpr std::array<const char*, 2> kExtensions = {"out", "err"};
+  for (std::size_t i = 0; i < 2; ++i) {
+    auto ends = make_pipe(rank_);
+    if (!ends) return tl::unexpected(ends.error());
+    pipes_[i].fd = std::move(ends->first);
+    child_ends_[i + 1] = std::move(ends->second);
+    set_nonblocking(pipes_[i].fd.get());
+    if (log_folder.empty()) continue;
+    pipes_[i].log_path = fmt::format("{}/rank-{}.{}", log_folder, rank_, kExtensions[i]);
+    pipes_[i].log.reset(::open(pipes_[i].log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (!pipes_[i].log) return fail(ErrorCode::Io, "log {}: {}", pipes_[i].log_path, errno_text(errno));
+  }
+  if (with_input) {
+    auto ends = make_pipe(rank_);
+    if (!ends) return tl::unexpected(ends.error());
+    child_ends_[0] = std::move(ends->first);
+    input_ = std::move(ends->second);
+    set_nonblocking(input_.get());
+  }
+  return {};
+}
+
+Result<void> Worker::start(const sys::SpawnOptions& program) {
+  sys::SpawnOptions options = program;
+  options.stdin_fd = child_ends_[0] ? child_ends_[0].get() : -1;
+  options.stdout_fd = child_ends_[1].get();
+  options.stderr_fd = child_ends_[2].get();
+  auto spawned = sys::spawn(options);
+  for (sys::UniqueFd& end : child_ends_) end.reset();
+  if (!spawned) {
+    return fail(ErrorCode::Unavailable, "{}: {}{}", spawned.error().step, errno_text(spawned.error().error_number),
+                spawned.error().error_number == EAGAIN
+                    ? "; too many processes for this user or control group (ulimit -u)"
+                    : "");
+  }
+  pending_ = std::move(*spawned);
+  return {};
+}
+
+Result<void> Worker::confirm() {
+  auto child = std::move(*pending_).confirm();
+  pending_.reset();
+  if (!child) {
+    return fail(ErrorCode::Unavailable, "{}: {}", child.error().step, errno_text(child.error().error_number));
+  }
+  child_ = *std::move(child);
+  for (const Stream stream : {Stream::Stdout, Stream::Stderr}) {
+    Pipe& pipe = pipes_[static_cast<std::size_t>(stream)];
+    pipe.watch = Watch(loop_, pipe.fd.get());
+  }
+  if (input_) input_watch_ = Watch(loop_, input_.get());
+  resume_reading();
+  return {};
+}
+
+void Worker::signal(int number) const {
+  if (!alive()) return;
+  // Its own group is there from setsid on, which the confirmed exec comes after.
+  ::kill(-child_.pid, number);
+}
+
+void Worker::pause_reading() {
+  for (Pipe& pipe : pipes_) {
+    if (pipe.watch) pipe.watch.on_readable(nullptr);
+  }
+}
+
+void Worker::resume_reading() {
+  for (const Stream stream : {Stream::Stdout, Stream::Stderr}) {
+    Pipe& pipe = pipes_[static_cast<std::size_t>(stream)];
+    if (pipe.watch) pipe.watch.on_readable([this, stream] { read_some(stream); });
+  }
+}
+
+bool Worker::drain() {
+  // stderr first: it explains most.
+  const bool more_errors = read_some(Stream::Stderr);
+  return read_some(Stream::Stdout) || more_errors;
+}
+
+bool Worker::read_some(Stream stream) {
+  Pipe& pipe = pipes_[static_cast<std::size_t>(stream)];
+  if (!pipe.fd) return false;
+  std::string bytes(kOutputPiece, '\0');
+  ssize_t got = 0;
+  do {
+    got = ::read(pipe.fd.get(), bytes.data(), bytes.size());
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && errno == EAGAIN) return false;
+  if (got <= 0) {
+    pipe.watch = Watch();
+    pipe.fd.reset();
+    pipe.log.reset();
+    return false;
+  }
+  bytes.resize(static_cast<std::size_t>(got));
+  write_log(pipe, bytes);
+  if (stream == Stream::Stderr) tail_.append(bytes);
+  events_.output({rank_, stream, std::move(bytes)});
+  return true;
+}
+
+void Worker::write_log(Pipe& pipe, std::string_view bytes) {
+  while (pipe.log && !bytes.empty()) {
+    const ssize_t put = ::write(pipe.log.get(), bytes.data(), bytes.size());
+    if (put > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(put));
+    } else if (put < 0 && errno != EINTR) {
+      const int error = errno;
+      pipe.log.reset();
+      events_.trouble(fmt::format("{} ends here, the job goes on: {}", pipe.log_path, errno_text(error)));
+    }
+  }
+}
+
+void Worker::give_input(std::string_view bytes) {
+  if (!input_) {
+    if (!bytes.empty()) events_.input_taken(bytes.size());
+    return;
+  }
+  if (bytes.empty()) input_ended_ = true;
+  unwritten_.append(bytes);
+  write_input();
+}
+
+void Worker::write_input() {
+  while (!unwritten_.empty()) {
+    const ssize_t put = ::write(input_.get(), unwritten_.data(), unwritten_.size());
+    if (put > 0) {
+      unwritten_.erase(0, static_cast<std::size_t>(put));
+      events_.input_taken(static_cast<std::size_t>(put));
+    } else if (put < 0 && errno == EAGAIN) {
+      input_watch_.on_writable([this] { write_input(); });
+      return;
+    } else if (put < 0 && errno != EINTR) {
+      return close_input();  // the rank has closed its stdin: the rest has no reader
+    }
+  }
+  input_watch_.on_writable(nullptr);
+  if (input_ended_) close_input();
+}
+
+void Worker::close_input() {
+  input_watch_ = Watch();
+  input_.reset();
+  if (!unwritten_.empty()) events_.input_taken(std::exchange(unwritten_, {}).size());
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,19 @@
+// How many cores this process may really use, and how much memory its control group allows. Pure reading.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace cohort::sys {
+
+/// Cores by affinity, cut to the control group's quota (v1 and v2), rounded up; at least 1.
+int usable_cores();
+
+/// How often the kernel has killed a process of this control group for lack of memory; nullopt where it does not say.
+std::optional<std::uint64_t> out_of_memory_kills();
+
+/// Short name of this host: the node name up to the first dot.
+std::string host_name();
+
+}  // namespace cohort::sys

@@ -1,0 +1,324 @@
+#include "sys/process.h"
+
+#include "base/parse.h"
+#include "sys/signals.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <fstream>
+#include <iterator>
+#include <memory>
+
+namespace cohort::sys {
+namespace {
+
+struct ChildReport {
+  int error_number;
+  int step;
+};
+constexpr const char* kSteps[] = {"prctl(PR_SET_PDEATHSIG)", "setsid", "dup2", "chdir", "setrlimit", "execve"};
+enum Step { kDeathSignal, kSession, kDup, kFolder, kLimit, kExec };
+
+/// Everything that the child needs, made before fork: after it only async-signal-safe calls are allowed.
+struct Prepared {
+  const char* path;
+  std::vector<char*> arguments;
+  std::vector<char*> environment;
+  const char* folder;
+  std::array<int, 3> stdio;
+  std::vector<std::pair<int, int>> moved;  ///< (source above every target, target)
+  int highest_target = 2;
+  bool new_session;
+  int death_signal;
+  pid_t parent;
+  std::uint64_t open_files;
+  int report;
+};
+
+[[noreturn]] void give_up(const Prepared& prepared, Step step, int error) {
+  const ChildReport report{error, step};
+  [[maybe_unused]] const auto written = ::write(prepared.report, &report, sizeof report);
+  ::_exit(127);
+}
+
+void reset_signals() {
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  for (int number = 1; number < NSIG; ++number) ::sigaction(number, &action, nullptr);  // KILL and STOP refuse: fine
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+[[noreturn]] void run_child(Prepared& prepared) {
+  if (prepared.death_signal != 0) {
+    if (::prctl(PR_SET_PDEATHSIG, prepared.death_signal) != 0) give_up(prepared, kDeathSignal, errno);
+    // The parent may have died before the call, and its signal will not come any more.
+    if (::getppid() != prepared.parent) ::_exit(127);
+  }
+  if (prepared.new_session && ::setsid() < 0) give_up(prepared, kSession, errno);
+  for (int target = 0; target < 3; ++target) {
+    const int source = prepared.stdio[static_cast<std::size_t>(target)];
+    if (source == target) continue;  // the caller's own: never CLOEXEC
+    if (::dup2(source, target) < 0) give_up(prepared, kDup, errno);
+  }
+  for (const auto& [source, target] : prepared.moved) {
+    if (::dup2(source, target) < 0) give_up(prepared, kDup, errno);
+  }
+  // Close everything else, by number: descriptors that libraries opened without CLOEXEC must not leak into workers.
+  ::syscall(SYS_close_range, static_cast<unsigned>(prepared.highest_target + 1), ~0U, 1U << 2 /* CLOEXEC */);
+  for (int fd = 3; fd <= prepared.highest_target; ++fd) {
+    const bool wanted = std::any_of(prepared.moved.begin(), prepared.moved.end(),
+                                    [fd](const std::pair<int, int>& move) { return move.second == fd; });
+    if (!wanted && fd != prepared.report) ::close(fd);
+  }
+  if (prepared.folder != nullptr && ::chdir(prepared.folder) != 0) give_up(prepared, kFolder, errno);
+  if (prepared.open_files != 0) {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) give_up(prepared, kLimit, errno);
+    limit.rlim_cur = std::min<rlim_t>(prepared.open_files, limit.rlim_max);
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) give_up(prepared, kLimit, errno);
+  }
+  reset_signals();
+  ::execve(prepared.path, prepared.arguments.data(), prepared.environment.data());
+  give_up(prepared, kExec, errno);
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  out.reserve(texts.size() + 1);
+  for (const std::string& text : texts) out.push_back(const_cast<char*>(text.c_str()));  // NOLINT: execve's signature
+  out.push_back(nullptr);
+  return out;
+}
+
+std::string read_small_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+}  // namespace
+
+ExitStatus exit_status_from_wait(int wait_status) noexcept {
+  ExitStatus status;
+  if (WIFSIGNALED(wait_status)) {
+    status.signal = WTERMSIG(wait_status);
+    status.core_dumped = WCOREDUMP(wait_status);
+  } else {
+    status.code = WEXITSTATUS(wait_status);
+  }
+  return status;
+}
+
+std::string to_string(const ExitStatus& status) {
+  if (status.signal == 0) return fmt::format("exit code {}", status.code);
+  return fmt::format("killed by {}{}", signal_name(status.signal), status.core_dumped ? ", core dumped" : "");
+}
+
+tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options) {
+  int report[2];
+  if (::pipe2(report, O_CLOEXEC) != 0) return tl::unexpected(SpawnFailure{errno, "pipe2"});
+  UniqueFd read_end(report[0]);
+  UniqueFd write_end(report[1]);
+  Prepared prepared{};
+  prepared.path = options.path.c_str();
+  prepared.arguments = pointers(options.arguments);
+  prepared.environment = pointers(options.environment);
+  prepared.folder = options.folder.empty() ? nullptr : options.folder.c_str();
+  prepared.new_session = options.new_session;
+  prepared.death_signal = options.parent_death_signal;
+  prepared.parent = ::getpid();
+  prepared.open_files = options.open_files;
+
+  // Sources go above every target first, so that no dup2 overwrites one that is still needed.
+  int highest = 2;
+  for (const auto& [source, target] : options.inherited) highest = std::max(highest, target);
+  prepared.highest_target = highest;
+  std::vector<UniqueFd> lifted;
+  const auto lift = [&](int fd) {
+    const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, highest + 1);
+    if (copy >= 0) lifted.emplace_back(copy);
+    return copy;
+  };
+  UniqueFd null_device;
+  const int given[3] = {options.stdin_fd, options.stdout_fd, options.stderr_fd};
+  for (int target = 0; target < 3; ++target) {
+    int source = given[target];
+    if (source < 0 && target == 0) {
+      null_device.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      if (!null_device) return tl::unexpected(SpawnFailure{errno, "open(/dev/null)"});
+      source = null_device.get();
+    }
+    if (source < 0) source = target;
+    if (source != target && (source = lift(source)) < 0) return tl::unexpected(SpawnFailure{errno, "dup"});
+    prepared.stdio[static_cast<std::size_t>(target)] = source;
+  }
+  for (const auto& [source, target] : options.inherited) {
+    const int copy = lift(source);
+    if (copy < 0) return tl::unexpected(SpawnFailure{errno, "dup"});
+    prepared.moved.emplace_back(copy, target);
+  }
+  prepared.report = lift(write_end.get());
+  if (prepared.report < 0) return tl::unexpected(SpawnFailure{errno, "dup"});
+  write_end.reset();
+
+  // No signal may run a handler of the parent's in the child.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, &before);
+  const pid_t pid = ::fork();
+  if (pid == 0) run_child(prepared);
+  const int fork_error = errno;
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (pid < 0) return tl::unexpected(SpawnFailure{fork_error, "fork"});
+
+  PendingSpawn pending;
+  pending.child_.pid = pid;
+  // Our child cannot be reaped before we wait for it, so the pid cannot mean another process yet.
+  pending.child_.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!pending.child_.pidfd) {
+    const int error = errno;
+    ::kill(pid, SIGKILL);
+    while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    return tl::unexpected(SpawnFailure{error, "pidfd_open"});
+  }
+  ::fcntl(pending.child_.pidfd.get(), F_SETFD, FD_CLOEXEC);
+  pending.report_ = std::move(read_end);
+  return pending;
+}
+
+tl::expected<ChildProcess, SpawnFailure> PendingSpawn::confirm() && {
+  ChildReport report{};
+  ssize_t got = 0;
+  do {
+    got = ::read(report_.get(), &report, sizeof report);
+  } while (got < 0 && errno == EINTR);
+  // End of file: exec closed the other end (or the child was killed before; then its status tells).
+  if (got != static_cast<ssize_t>(sizeof report)) return std::move(child_);
+  while (::waitpid(child_.pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  return tl::unexpected(SpawnFailure{report.error_number, kSteps[report.step]});
+}
+
+std::optional<ProcessStat> parse_process_stat(std::string_view text) {
+  // "pid (name, which may hold anything) S ppid ...": fields are counted from after the last parenthesis.
+  const auto close = text.rfind(')');
+  if (close == std::string_view::npos || close + 2 >= text.size()) return std::nullopt;
+  std::vector<std::string_view> fields;
+  std::string_view rest = text.substr(close + 2);
+  while (!rest.empty()) {
+    const auto space = rest.find_first_of(" \n");
+    fields.push_back(rest.substr(0, space));
+    if (space == std::string_view::npos) break;
+    rest.remove_prefix(space + 1);
+  }
+  constexpr std::size_t kFirst = 3;  // the number of the first field here, as proc(5) counts
+  constexpr std::uint64_t kExiting = 0x4;
+  if (fields.size() < 22 - kFirst + 1 || fields[0].size() != 1) return std::nullopt;
+  ProcessStat stat;
+  stat.state = fields[0][0];
+  const auto parent = parse_integer<pid_t>(fields[4 - kFirst]);
+  const auto flags = parse_integer<std::uint64_t>(fields[9 - kFirst]);
+  const auto start = parse_integer<std::uint64_t>(fields[22 - kFirst]);
+  if (!parent || !flags || !start) return std::nullopt;
+  stat.parent = *parent;
+  stat.exiting = (*flags & kExiting) != 0;
+  stat.start_ticks = *start;
+  if (fields.size() > 52 - kFirst) stat.exit_word = parse_integer<int>(fields[52 - kFirst]).value_or(0);
+  return stat;
+}
+
+std::optional<ProcessStat> process_stat(pid_t pid) {
+  char buffer[1024];
+  const UniqueFd fd(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return std::nullopt;
+  const ssize_t got = ::read(fd.get(), buffer, sizeof buffer);
+  if (got <= 0) return std::nullopt;
+  return parse_process_stat({buffer, static_cast<std::size_t>(got)});
+}
+
+std::vector<pid_t> descendants(pid_t ancestor) {
+  std::vector<pid_t> found{ancestor};
+  for (std::size_t next = 0; next < found.size(); ++next) {
+    // One file per thread: children belong to the thread that forked them.
+    const std::string tasks = fmt::format("/proc/{}/task", found[next]);
+    std::string listing;
+    std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(tasks.c_str()), &::closedir);
+    if (folder == nullptr) continue;
+    while (const dirent* entry = ::readdir(folder.get())) {
+      if (entry->d_name[0] == '.') continue;
+      listing += read_small_file(tasks + "/" + entry->d_name + "/children");
+    }
+    std::string_view rest = listing;
+    while (!rest.empty()) {
+      const auto space = std::min(rest.find(' '), rest.size());
+      if (const auto pid = parse_integer<pid_t>(rest.substr(0, space))) {
+        if (std::find(found.begin(), found.end(), *pid) == found.end()) found.push_back(*pid);
+      }
+      rest.remove_prefix(std::min(space + 1, rest.size()));
+    }
+  }
+  found.erase(found.begin());
+  std::erase_if(found, [](pid_t pid) {
+    const auto stat = process_stat(pid);
+    return !stat || stat->state == 'Z' || stat->state == 'X';
+  });
+  return found;
+}
+
+Result<void> become_subreaper() {
+  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) {
+    return fail(ErrorCode::Unavailable, "prctl(PR_SET_CHILD_SUBREAPER): {}", errno_text(errno));
+  }
+  return {};
+}
+
+std::string command_line(pid_t pid) {
+  std::string line = read_small_file(fmt::format("/proc/{}/cmdline", pid)).substr(0, 200);
+  std::replace(line.begin(), line.end(), '\0', ' ');
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  return line;
+}
+
+std::pair<std::uint64_t, std::uint64_t> raise_open_files_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {0, 0};
+  const std::uint64_t before = limit.rlim_cur;
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return {before, before};
+  return {before, limit.rlim_cur};
+}
+
+std::vector<std::string> own_arguments() {
+  const std::string text = read_small_file("/proc/self/cmdline");
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const auto end = std::min(text.find('\0', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
+Result<std::string> own_executable() {
+  char path[4096];
+  const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
+  if (size <= 0)
+    return fail(ErrorCode::Unavailable, "cannot find this program: readlink(/proc/self/exe): {}", errno_text(errno));
+  return std::string(path, static_cast<std::size_t>(size));
+}
+
+}  // namespace cohort::sys

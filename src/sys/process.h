@@ -1,0 +1,109 @@
+// Processes: start one with everything said in its options, learn how it ended, look others up in /proc.
+// A ChildProcess owns the descriptors it holds, not the process: who starts one has to wait for it. `spawn` may be
+// called by a process with several threads; a child with `parent_death_signal` lives no longer than the thread that
+// started it.
+#pragma once
+
+#include "base/result.h"
+#include "sys/unique_fd.h"
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::sys {
+
+/// How a process ended.
+struct ExitStatus {
+  int code = 0;    ///< exit code, where `signal` is 0
+  int signal = 0;  ///< the signal that killed it
+  bool core_dumped = false;
+
+  bool success() const noexcept { return code == 0 && signal == 0; }
+  /// As a shell gives it: the code, or 128 + signal.
+  int shell_status() const noexcept { return signal != 0 ? 128 + signal : code; }
+};
+
+/// From waitpid's status word.
+ExitStatus exit_status_from_wait(int wait_status) noexcept;
+/// "exit code 3" or "killed by SIGKILL".
+std::string to_string(const ExitStatus& status);
+
+struct SpawnOptions {
+  std::string path;                    ///< executable, no search
+  std::vector<std::string> arguments;  ///< argv, with argv[0]
+  /// "NAME=value"; the complete environment.
+  std::vector<std::string> environment;
+  std::string folder;  ///< working directory; empty: the caller's
+  int stdin_fd = -1;   ///< becomes 0, 1, 2; -1: /dev/null for stdin, the caller's own for the others
+  int stdout_fd = -1;
+  int stderr_fd = -1;
+  /// (the caller's descriptor, its number in the child); the numbers have to be above 2. All others are closed.
+  std::vector<std::pair<int, int>> inherited = {};
+  bool new_session = false;
+  int parent_death_signal = 0;  ///< PR_SET_PDEATHSIG; a parent that has died meanwhile is noticed
+  /// Soft limit of open files to start with; 0 leaves it.
+  std::uint64_t open_files = 0;
+};
+
+struct ChildProcess {
+  pid_t pid = -1;
+  UniqueFd pidfd;
+};
+
+/// Why a program did not start.
+struct SpawnFailure {
+  int error_number = 0;
+  std::string step;  ///< e.g. "execve"
+};
+
+/// A started child whose exec has not been confirmed yet, so that many can be started side by side.
+class PendingSpawn {
+ public:
+  /// Waits until the program runs. On failure the child has been reaped.
+  tl::expected<ChildProcess, SpawnFailure> confirm() &&;
+
+ private:
+  friend tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options);
+  ChildProcess child_;
+  UniqueFd report_;
+};
+
+/// Forks and executes. Signal mask and dispositions are the default ones in the child.
+tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options);
+
+/// What /proc/PID/stat says.
+struct ProcessStat {
+  char state = '?';
+  pid_t parent = 0;
+  std::uint64_t start_ticks = 0;  ///< since boot; tells two processes of the same pid apart
+  bool exiting = false;           ///< the kernel has begun to take it down (PF_EXITING)
+  int exit_word = 0;              ///< as waitpid gives it; 0 where not known yet
+};
+std::optional<ProcessStat> process_stat(pid_t pid);
+/// Pure part of `process_stat`.
+std::optional<ProcessStat> parse_process_stat(std::string_view text);
+
+/// All living descendants (zombies excepted) of a process, nearest first.
+std::vector<pid_t> descendants(pid_t ancestor);
+
+/// This process adopts orphaned descendants (PR_SET_CHILD_SUBREAPER).
+Result<void> become_subreaper();
+
+/// The folded line of /proc/PID/cmdline, at most 200 bytes; empty if it cannot be read.
+std::string command_line(pid_t pid);
+
+/// Raises this process's soft limit of open files to the hard one. Returns {soft limit before, limit now}.
+std::pair<std::uint64_t, std::uint64_t> raise_open_files_limit();
+
+/// This process's arguments, as they were given.
+std::vector<std::string> own_arguments();
+
+/// Path of the running executable.
+Result<std::string> own_executable();
+
+}  // namespace cohort::sys

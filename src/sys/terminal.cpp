@@ -1,0 +1,38 @@
+#include "sys/terminal.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+namespace cohort::sys {
+
+bool wants_colour(int fd) {
+  if (::isatty(fd) == 0) return false;
+  const char* no_colour = std::getenv("NO_COLOR");
+  if (no_colour != nullptr && *no_colour != '\0') return false;
+  const char* kind = std::getenv("TERM");
+  return kind != nullptr && std::string_view(kind) != "dumb";
+}
+
+bool in_foreground(int fd) {
+  const pid_t group = ::tcgetpgrp(fd);
+  // Not our controlling terminal: reading it cannot stop us.
+  return group < 0 || group == ::getpgrp();
+}
+
+TerminalGuard::TerminalGuard(int fd) : fd_(fd) {
+  termios settings{};
+  if (::isatty(fd) != 0 && ::tcgetattr(fd, &settings) == 0) before_ = settings;
+}
+
+TerminalGuard::~TerminalGuard() {
+  if (!before_) return;
+  termios now{};
+  if (::tcgetattr(fd_, &now) != 0 || !in_foreground(fd_)) return;
+  // Only if something changed: setting it needlessly could stop a job in the background.
+  if (std::memcmp(&now, &*before_, sizeof now) != 0) ::tcsetattr(fd_, TCSANOW, &*before_);
+}
+
+}  // namespace cohort::sys

@@ -1,0 +1,28 @@
+// What a terminal is and how it was before us.
+#pragma once
+
+#include <termios.h>
+
+#include <optional>
+
+namespace cohort::sys {
+
+/// True if the descriptor is a terminal on which colours are welcome (NO_COLOR unset, TERM not "dumb").
+bool wants_colour(int fd);
+/// True if reading the terminal would not stop this process: it belongs to the foreground group.
+bool in_foreground(int fd);
+
+/// Remembers the settings of a terminal and restores them when destroyed. Does nothing on anything else.
+class TerminalGuard {
+ public:
+  explicit TerminalGuard(int fd);
+  ~TerminalGuard();
+  TerminalGuard(const TerminalGuard&) = delete;
+  TerminalGuard& operator=(const TerminalGuard&) = delete;
+
+ private:
+  int fd_;
+  std::optional<termios> before_;
+};
+
+}  // namespace cohort::sys
