@@ -67,6 +67,8 @@ const PtValue* PtDict::find(std::string_view key) const noexcept {
   return nullptr;
 }
 
+void PtDict::add(PtValue key, PtValue value) { items.emplace_back(std::move(key), std::move(value)); }
+
 PtValue pt_tensor(const TensorView& tensor) {
   PtTensor value{tensor.type, tensor.shape, std::vector<std::int64_t>(tensor.shape.size(), 1), 0, tensor.bytes};
   for (std::size_t i = tensor.shape.size(); i-- > 1;) {

@@ -56,6 +56,7 @@ struct PtTuple {
 struct PtDict {
   std::vector<std::pair<PtValue, PtValue>> items;
   const PtValue* find(std::string_view key) const noexcept;
+  void add(PtValue key, PtValue value);
 };
 
 /// A tensor without gaps as a value.

@@ -1,0 +1,156 @@
+#include "formats/export.h"
+
+#include "base/log.h"
+#include "formats/checkpoint_folder.h"
+#include "formats/safetensors.h"
+#include "formats/weights.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <memory>
+
+namespace cohort::formats {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kModel = "model.safetensors";
+constexpr const char* kOptimizer = "optimizer.safetensors";
+
+PtValue make_dict(PtDict dict) { return std::make_shared<const PtDict>(std::move(dict)); }
+
+PtValue dict_of(const std::vector<NamedTensor>& tensors) {
+  PtDict dict;
+  for (const NamedTensor& entry : tensors) dict.add(entry.name, pt_tensor(entry.tensor));
+  return make_dict(std::move(dict));
+}
+
+PtValue everything(const Manifest& manifest, const Weights& model, const Weights* optimizer) {
+  PtDict root;
+  root.add("model", dict_of(model.tensors));
+  if (optimizer != nullptr) {
+    PtDict state;
+    state.add("state", dict_of(optimizer->tensors));
+    for (const auto& [key, value] : optimizer->metadata) state.add(key, value);
+    root.add("optimizer", make_dict(std::move(state)));
+  }
+  if (manifest.sampler) {
+    const SamplerPosition& at = *manifest.sampler;
+    PtDict sampler;
+    const bool fits = at.seed <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    sampler.add("seed", fits ? PtValue(static_cast<std::int64_t>(at.seed)) : PtValue(std::to_string(at.seed)));
+    sampler.add("epoch", at.epoch);
+    sampler.add("cursor", at.cursor);
+    sampler.add("size", at.size);
+    root.add("sampler", make_dict(std::move(sampler)));
+  }
+  PtDict values;
+  for (const auto& [key, value] : manifest.values) {
+    values.add(key, std::visit([](const auto& plain) { return PtValue(plain); }, value));
+  }
+  root.add("values", make_dict(std::move(values)));
+  root.add("step", manifest.step);
+  root.add("epoch", manifest.epoch);
+  root.add("world_size", std::int64_t{manifest.world_size});
+  root.add("created", manifest.created);
+  return make_dict(std::move(root));
+}
+
+enum class Target : std::uint8_t { Pt, Safetensors };
+
+Result<Target> target_of(const std::string& path) {
+  const std::string extension = fs::path(path).extension().string();
+  if (extension == ".pt" || extension == ".pth") return Target::Pt;
+  if (extension == ".safetensors") return Target::Safetensors;
+  return fail(ErrorCode::InvalidArgument,
+              "cannot export to {} -- its name says no format -- let it end in .pt or .safetensors", path);
+}
+
+Result<void> write(const ExportOptions& options, Target target, const PtValue& value,
+                   const std::vector<NamedTensor>& tensors) {
+  if (target == Target::Pt) return write_pt(options.to, value, {.floats = options.floats});
+  return write_safetensors(options.to, tensors, {{"format", "pt"}});
+}
+
+Result<Weights> read_file_of(const StoredCheckpoint& checkpoint, const std::string& name) {
+  auto bytes = read_checkpoint_file(checkpoint, name);
+  if (!bytes) return tl::unexpected(bytes.error());
+  auto weights = parse_weights(bytes->bytes(), fmt::format("{}/{}", checkpoint.folder, name));
+  if (weights) weights->file = std::move(*bytes);
+  return weights;
+}
+
+ExportSummary summary_of(std::string from, const std::vector<NamedTensor>& tensors) {
+  ExportSummary summary{std::move(from), tensors.size(), 0};
+  for (const NamedTensor& entry : tensors) summary.bytes += entry.tensor.bytes.size();
+  return summary;
+}
+
+Result<ExportSummary> export_checkpoint(const ExportOptions& options, Target target,
+                                        const StoredCheckpoint& checkpoint) {
+  const auto model = read_file_of(checkpoint, kModel);
+  if (!model) return tl::unexpected(model.error());
+  PtValue value;
+  if (options.content == ExportContent::Weights) {
+    value = dict_of(model->tensors);
+    if (auto done = write(options, target, value, model->tensors); !done) return tl::unexpected(done.error());
+    return summary_of(checkpoint.folder, model->tensors);
+  }
+  Weights optimizer;
+  const bool has_optimizer = checkpoint.manifest.files.contains(kOptimizer);
+  if (has_optimizer) {
+    auto read = read_file_of(checkpoint, kOptimizer);
+    if (!read) return tl::unexpected(read.error());
+    optimizer = std::move(*read);
+  }
+  value = everything(checkpoint.manifest, *model, has_optimizer ? &optimizer : nullptr);
+  if (auto done = write(options, target, value, {}); !done) return tl::unexpected(done.error());
+  return summary_of(checkpoint.folder, model->tensors);
+}
+
+Result<ExportSummary> export_newest(const ExportOptions& options, Target target) {
+  auto list = list_checkpoints(options.from);
+  if (!list) return tl::unexpected(list.error());
+  for (const Error& error : list->damaged) log::warn("checkpoint", "passed over: {}", error.what());
+  for (; !list->sound.empty(); list->sound.pop_back()) {
+    auto summary = export_checkpoint(options, target, list->sound.back());
+    if (summary || summary.error().code() != ErrorCode::Corrupt) return summary;
+    log::warn("checkpoint", "passed over: {}", summary.error().what());
+  }
+  return fail(
+      ErrorCode::InvalidArgument,
+      "cannot export from {} -- it is neither a checkpoint nor a folder with one that is whole -- check the path",
+      options.from);
+}
+
+}  // namespace
+
+Result<ExportSummary> export_weights(const ExportOptions& options) {
+  const auto target = target_of(options.to);
+  if (!target) return tl::unexpected(target.error());
+  if (options.content == ExportContent::Everything && *target != Target::Pt) {
+    return fail(ErrorCode::InvalidArgument,
+                "cannot export everything to {} -- safetensors holds tensors alone -- export to a .pt", options.to);
+  }
+  std::error_code ignored;
+  if (fs::is_directory(options.from, ignored)) {
+    if (!options.key.empty())
+      return fail(ErrorCode::InvalidArgument, "a key makes sense for a .pt only, not for the checkpoint {}",
+                  options.from);
+    if (!fs::exists(fs::path(options.from) / kManifestFile, ignored)) return export_newest(options, *target);
+    const auto checkpoint = read_checkpoint(options.from);
+    if (!checkpoint) return tl::unexpected(checkpoint.error());
+    return export_checkpoint(options, *target, *checkpoint);
+  }
+  if (options.content == ExportContent::Everything) {
+    return fail(ErrorCode::InvalidArgument, "cannot export everything from {} -- it is no checkpoint", options.from);
+  }
+  const auto weights = read_weights(options.from, {.key = options.key});
+  if (!weights) return tl::unexpected(weights.error());
+  if (auto done = write(options, *target, dict_of(weights->tensors), weights->tensors); !done)
+    return tl::unexpected(done.error());
+  return summary_of(options.from, weights->tensors);
+}
+
+}  // namespace cohort::formats

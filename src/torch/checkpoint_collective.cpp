@@ -1,0 +1,86 @@
+#include "torch/checkpoint_collective.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+namespace cohort::checkpoint {
+namespace {
+
+Buffer buffer_of(std::span<std::byte> bytes) {
+  return {bytes.data(), static_cast<std::int64_t>(bytes.size()), DType::UInt8};
+}
+
+/// `text` of the root, on all ranks.
+std::string broadcast_text(Communicator& comm, const std::string& text, int root) {
+  std::int64_t size = static_cast<std::int64_t>(text.size());
+  comm.broadcast(Buffer(&size, 1, DType::Int64), {.root = root}).wait();
+  std::string all = comm.rank() == root ? text : std::string(static_cast<std::size_t>(size), '\0');
+  if (size > 0) comm.broadcast(buffer_of(std::as_writable_bytes(std::span(all))), {.root = root}).wait();
+  return all;
+}
+
+/// Throws the root's error everywhere.
+[[noreturn]] void throw_everywhere(Communicator& comm, const std::optional<Error>& error, int root) {
+  const bool mine = comm.rank() == root;
+  std::string message = mine ? std::string(1, static_cast<char>(error->code())) + error->what() : std::string();
+  message = broadcast_text(comm, message, root);
+  ErrorContext context = mine ? error->context() : ErrorContext();
+  context.rank = root;
+  throw Error(static_cast<ErrorCode>(message.at(0)),
+              mine ? message.substr(1) : "rank " + std::to_string(root) + ": " + message.substr(1), context);
+}
+
+}  // namespace
+
+int rank_of(const Communicator& comm) noexcept { return comm ? comm.rank() : 0; }
+int size_of(const Communicator& comm) noexcept { return comm ? comm.size() : 1; }
+
+void agree(Communicator& comm, const std::optional<Error>& error) {
+  if (size_of(comm) == 1) {
+    if (error) throw *error;
+    return;
+  }
+  constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::max();
+  std::int64_t first = error ? comm.rank() : kNobody;
+  comm.all_reduce(Buffer(&first, 1, DType::Int64), {.op = ReduceOp::Min}).wait();
+  if (first != kNobody) throw_everywhere(comm, error, static_cast<int>(first));
+}
+
+std::string share(Communicator& comm, const std::string& text, const std::optional<Error>& error) {
+  if (size_of(comm) == 1) {
+    if (error) throw *error;
+    return text;
+  }
+  std::int64_t failed = error ? 1 : 0;
+  comm.broadcast(Buffer(&failed, 1, DType::Int64)).wait();
+  if (failed != 0) throw_everywhere(comm, error, 0);
+  return broadcast_text(comm, text, 0);
+}
+
+void share_bytes(Communicator& comm, std::span<std::byte> bytes) {
+  if (size_of(comm) > 1 && !bytes.empty()) comm.broadcast(buffer_of(bytes)).wait();
+}
+
+std::vector<std::string> gather(Communicator& comm, const std::string& text) {
+  if (size_of(comm) == 1) return {text};
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  const auto mine = static_cast<std::int64_t>(text.size());
+  std::vector<std::int64_t> sizes(ranks);
+  comm.all_gather(ConstBuffer(&mine, 1, DType::Int64), Buffer(sizes.data(), comm.size(), DType::Int64)).wait();
+  const auto longest = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  if (longest == 0) return std::vector<std::string>(ranks);
+  std::string padded = text;
+  padded.resize(longest, '\0');
+  std::string all(longest * ranks, '\0');
+  comm.all_gather(ConstBuffer(padded.data(), static_cast<std::int64_t>(longest), DType::UInt8),
+                  Buffer(all.data(), static_cast<std::int64_t>(all.size()), DType::UInt8))
+      .wait();
+  std::vector<std::string> texts;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    texts.push_back(all.substr(rank * longest, static_cast<std::size_t>(sizes[rank])));
+  }
+  return texts;
+}
+
+}  // namespace cohort::checkpoint

@@ -1,0 +1,54 @@
+// Between libtorch's tensors and those of files. Functions own nothing that outlives them, except a Snapshot its
+// copies.
+#pragma once
+
+#include "formats/tensor.h"
+
+#include <cohort/torch/checkpoint.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace cohort::checkpoint {
+
+/// Throws InvalidArgument for types that files do not know, or that this libtorch does not have.
+formats::ElementType to_element_type(at::ScalarType type);
+at::ScalarType to_scalar_type(formats::ElementType type, const std::string& name);
+
+/// Tensors as bytes: views where they are dense and on the CPU, else copies.
+class Snapshot {
+ public:
+  void add(std::string name, const at::Tensor& tensor);
+  const std::vector<formats::NamedTensor>& tensors() const noexcept { return tensors_; }
+
+ private:
+  std::vector<at::Tensor> owned_;
+  std::vector<formats::NamedTensor> tensors_;
+};
+
+/// A copy of a file's tensor.
+at::Tensor to_tensor(const formats::TensorView& view, const std::string& name);
+
+/// Parameters and buffers by name: the tensors themselves. A parameter registered twice has two names here as in
+/// Python.
+std::map<std::string, at::Tensor> named_tensors(const torch::nn::Module& module);
+
+/// Copies that are to be made, once everything has been found to fit.
+struct Assignment {
+  struct Copy {
+    at::Tensor to;
+    formats::TensorView from;
+    std::string name;
+  };
+  std::vector<Copy> copies;
+  LoadedWeights report;
+  /// Overwrites the tensors.
+  void apply() const;
+};
+
+/// Throws InvalidArgument with all differences in one message; `source` is the file's name.
+Assignment match(const std::map<std::string, at::Tensor>& tensors, const std::vector<formats::NamedTensor>& weights,
+                 const std::string& source, const LoadWeightsOptions& options);
+
+}  // namespace cohort::checkpoint
