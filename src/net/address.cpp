@@ -54,6 +54,8 @@ bool is_loopback_name(std::string_view host) {
   return host == "localhost" || host == "ip6-localhost" || host.ends_with(".localhost");
 }
 
+Endpoint any_loopback_port() { return {{"127.0.0.1", 0}, {}}; }
+
 std::string to_string(const Endpoint& endpoint) {
   return endpoint.is_unix() ? fmt::format("@{}", endpoint.unix_name) : to_string(endpoint.tcp);
 }

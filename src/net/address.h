@@ -32,6 +32,9 @@ struct Endpoint {
   bool is_unix() const noexcept { return !unix_name.empty(); }
 };
 
+/// 127.0.0.1 and a port of the system's choice.
+Endpoint any_loopback_port();
+
 /// "127.0.0.1:4711" or "@name".
 std::string to_string(const Endpoint& endpoint);
 

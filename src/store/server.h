@@ -15,7 +15,7 @@ namespace cohort::store {
 
 struct StoreServerOptions {
   /// Loopback and a port of the system's choice unless said otherwise.
-  net::Endpoint endpoint = {{"127.0.0.1", 0}, {}};
+  net::Endpoint endpoint = net::any_loopback_port();
   /// Required for TCP. Without one, on a Unix name, only this user's processes are let in.
   std::optional<net::Secret> secret = {};
   /// Clients ask for a meeting by name and are told to look again when it is not this one (an earlier world's server
