@@ -1,0 +1,76 @@
+#include "options.h"
+
+#include <cohort/error.h>
+
+#include <CLI/CLI.hpp>
+
+#include <cstdlib>
+#include <ctime>
+#include <sstream>
+
+namespace {
+
+// The run's folder if `cohort run` made one, else a new one.
+std::filesystem::path default_out() {
+  if (const char* folder = std::getenv("COHORT_RUN_DIR"); folder != nullptr && *folder != '\0') return folder;
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char name[64];
+  std::strftime(name, sizeof name, "%Y%m%d-%H%M%S-digits", &utc);
+  return std::filesystem::path("runs") / name;
+}
+
+}  // namespace
+
+Options parse_options(int argc, char** argv, int rank, int world_size) {
+  Options options;
+  int64_t batch = 64;
+  CLI::App app(
+      "Trains a small convolutional network on handwritten digits, on as many processes as it is started with.",
+      "digits");
+  app.add_option("--data", options.data, "folder with MNIST's IDX files, plain or .gz (default: the shipped digits)");
+  app.add_option("--out", options.out, "folder for record, curves, checkpoints, weights (default: the run's folder)");
+  app.add_option("--epochs", options.epochs, "times through the data; the learning rate falls to 0 over them")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  auto* global = app.add_option("--batch-size", batch, "samples per step, over all processes together")
+                     ->capture_default_str()
+                     ->check(CLI::PositiveNumber);
+  auto* own =
+      app.add_option("--batch-per-process", options.batch_per_process,
+                     "samples per step of each process instead; the learning rate then grows with their number, "
+                     "during the first epoch")
+          ->check(CLI::PositiveNumber)
+          ->excludes(global);
+  app.add_option("--lr", options.lr, "learning rate")->capture_default_str()->check(CLI::NonNegativeNumber);
+  app.add_option("--seed", options.seed, "of weights and order")->capture_default_str();
+  app.add_option("--threads", options.threads, "threads of each process (default: OMP_NUM_THREADS, else all cores)")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--resume", options.resume, "go on from the newest checkpoint in --out, if there is one");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::ostringstream ignored;
+    std::exit(rank == 0 ? app.exit(error) : app.exit(error, ignored, ignored));
+  }
+
+  const bool out_given = !options.out.empty();
+  if (!out_given) options.out = default_out();
+  if (options.resume && !out_given && std::getenv("COHORT_RUN_DIR") == nullptr) {
+    throw cohort::Error(cohort::ErrorCode::InvalidArgument,
+                        "--resume needs --out, the folder of the run to go on with");
+  }
+  options.batch_grows = own->count() > 0;
+  if (options.batch_grows) return options;
+  // A batch that nobody asked for may be a little larger, so that every number of processes works.
+  if (global->count() == 0) batch = (batch + world_size - 1) / world_size * world_size;
+  if (batch % world_size != 0) {
+    throw cohort::Error(cohort::ErrorCode::InvalidArgument, "--batch-size " + std::to_string(batch) +
+                                                                " cannot be spread evenly over " +
+                                                                std::to_string(world_size) + " processes -- try " +
+                                                                std::to_string((batch / world_size + 1) * world_size));
+  }
+  options.batch_per_process = batch / world_size;
+  return options;
+}

@@ -1,0 +1,22 @@
+// What the program can be told on its command line.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+struct Options {
+  std::filesystem::path data;  ///< empty: the shipped digits
+  std::filesystem::path out;   ///< where record, curves, checkpoints and weights go
+  int64_t epochs = 10;
+  int64_t batch_per_process = 0;
+  bool batch_grows = false;  ///< the global batch, and with it the learning rate, grows with the processes
+  double lr = 0.03;
+  uint64_t seed = 1;
+  int threads = 0;  ///< 0: as OMP_NUM_THREADS says
+  bool resume = false;
+};
+
+/// Exits the program after --help or a mistake, which it prints on rank 0. Throws cohort::Error if the batch cannot be
+/// spread over `world_size` processes.
+Options parse_options(int argc, char** argv, int rank, int world_size);
