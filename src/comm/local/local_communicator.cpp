@@ -160,13 +160,15 @@ void Core::add_callback(QueuedWork& work, std::function<void()> callback) {
 }
 
 void Core::stop() {
+  bool in_callback = false;
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    in_callback = runner_ == std::this_thread::get_id();
   }
   work_to_do_.notify_all();
   if (!progress_.joinable()) return;
-  if (progress_.get_id() == std::this_thread::get_id()) {
+  if (in_callback) {
     progress_.detach();  // the last handle went in a callback; the thread keeps the core and ends by itself
   } else {
     progress_.join();
@@ -176,23 +178,26 @@ void Core::stop() {
 // Runs the first operation in the queue. The lock is held on entry and on return, not while it runs.
 void Core::run_front(std::unique_lock<std::mutex>& lock) {
   running_ = true;
+  runner_ = std::this_thread::get_id();
   const std::shared_ptr<QueuedWork> work = queue_.front();
   limit_waiting();
   lock.unlock();
   std::optional<Error> error = run(work->operation_);
   lock.lock();
   queue_.pop_front();
-  running_ = false;
   work->outcome_ = std::move(error);
   work->done_.store(true, std::memory_order_release);
   const auto callbacks = std::exchange(work->callbacks_, {});
-  const bool more = !queue_.empty();
   work_done_.notify_all();
-  if (more) work_to_do_.notify_one();
-  if (callbacks.empty()) return;
-  lock.unlock();
-  for (const auto& callback : callbacks) callback();
-  lock.lock();
+  if (!callbacks.empty()) {  // still running, so that callbacks come in the order of the operations
+    lock.unlock();
+    for (const auto& callback : callbacks) callback();
+    lock.lock();
+  }
+  running_ = false;
+  runner_ = std::thread::id();
+  work_done_.notify_all();
+  if (!queue_.empty()) work_to_do_.notify_one();
 }
 
 std::optional<Error> Core::run(const Operation& operation) noexcept {

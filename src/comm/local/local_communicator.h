@@ -74,7 +74,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::condition_variable work_to_do_;
   std::condition_variable work_done_;
   std::deque<std::shared_ptr<QueuedWork>> queue_;  // the front one may be running
-  bool running_ = false;
+  bool running_ = false;                           // an operation, or its callbacks
+  std::thread::id runner_;                         // of an operation of the queue
   bool stopping_ = false;
   std::thread progress_;
 };

@@ -1,0 +1,562 @@
+// What a communicator promises beside its results: refusals, deadlines, the same bits, unattended progress, join.
+#include <cohort/communicator.h>
+#include <cohort/error.h>
+#include <cohort/observer.h>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace cohort {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::string what_of(const std::function<void()>& body, ErrorCode code) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+std::span<float> floats(Memory& memory) { return {static_cast<float*>(memory.data()), memory.bytes() / sizeof(float)}; }
+
+// --- refusals ---
+
+TEST(Mismatch, OfEveryKindIsRefusedOnEveryRankByNameAndTheWorldGoesOn) {
+  using Call = std::function<void(Communicator&)>;
+  std::array<float, 64> f{};
+  std::array<double, 64> d{};
+  struct Clash {
+    Call odd, others;
+    std::string named_odd, named_others;
+  };
+  const auto reduce = [](auto values, AllReduceOptions options = {}) {
+    return
+        [=](Communicator& comm) mutable { comm.all_reduce(std::span(values.data(), values.size()), options).wait(); };
+  };
+  std::array<float, 63> shorter{};
+  std::vector<float> big(100000);
+  std::vector<float> bigger(100001);
+  const std::vector<Clash> clashes = {
+      {reduce(f), reduce(d), "all_reduce(float32[64], sum)", "all_reduce(float64[64], sum)"},
+      {reduce(shorter), reduce(f), "all_reduce(float32[63], sum)", "all_reduce(float32[64], sum)"},
+      {reduce(big), reduce(bigger), "all_reduce(float32[100000], sum)", "all_reduce(float32[100001], sum)"},
+      {reduce(f), reduce(big), "all_reduce(float32[64], sum)", "all_reduce(float32[100000], sum)"},
+      {reduce(f, {.op = ReduceOp::Max}), reduce(f), "all_reduce(float32[64], max)", "all_reduce(float32[64], sum)"},
+      {reduce(f, {.op = ReduceOp::Average, .weight = 2}), reduce(f, {.op = ReduceOp::Average}),
+       "all_reduce(float32[64], average, weighted)", "all_reduce(float32[64], average)"},
+      {[](Communicator& comm) { comm.barrier().wait(); }, reduce(f), "barrier()", "all_reduce(float32[64], sum)"},
+      {[f](Communicator& comm) mutable { comm.broadcast(std::span(f), {.root = 0}).wait(); },
+       [f](Communicator& comm) mutable { comm.broadcast(std::span(f), {.root = 1}).wait(); },
+       "broadcast(float32[64], root 0)", "broadcast(float32[64], root 1)"},
+      {[f](Communicator& comm) mutable {
+         std::vector<float> all(f.size() * 3);
+         comm.all_gather(std::span(f), std::span(all)).wait();
+       },
+       [f](Communicator& comm) mutable {
+         std::vector<float> all(f.size() * 3);
+         comm.reduce_scatter(std::span(all), std::span(f)).wait();
+       },
+       "all_gather(float32[64])", "reduce_scatter(float32[64], sum)"},
+      {[](Communicator& comm) {
+         std::vector<std::int32_t> part(5);
+         std::vector<std::int32_t> all(15);
+         comm.all_gather(std::span(part), std::span(all)).wait();
+       },
+       [](Communicator& comm) {
+         std::vector<std::int32_t> part(6);
+         std::vector<std::int32_t> all(18);
+         comm.all_gather(std::span(part), std::span(all)).wait();
+       },
+       "all_gather(int32[5])", "all_gather(int32[6])"},
+  };
+  run_on_threads(3, [&](Communicator comm) {
+    std::uint64_t operation = 0;
+    for (const Clash& clash : clashes) {
+      for (int odd = 0; odd < 3; ++odd) {
+        ++operation;
+        const std::string text =
+            what_of([&] { (comm.rank() == odd ? clash.odd : clash.others)(comm); }, ErrorCode::Mismatch);
+        EXPECT_TRUE(contains(text, clash.named_odd)) << text;
+        EXPECT_TRUE(contains(text, clash.named_others)) << text;
+        EXPECT_TRUE(contains(text, "rank " + std::to_string(odd) + " brought " + clash.named_odd)) << text;
+        EXPECT_TRUE(contains(text, "operation " + std::to_string(operation))) << text;
+        std::array<int, 3> still_works{1, 2, 3};
+        comm.all_reduce(std::span(still_works)).wait();
+        ++operation;
+        EXPECT_EQ(still_works, (std::array<int, 3>{3, 6, 9}));
+      }
+    }
+  });
+}
+
+TEST(Mismatch, DeliversNothing) {
+  run_on_threads(2, [](Communicator comm) {
+    Memory memory = comm.allocate(400000);
+    std::fill(floats(memory).begin(), floats(memory).end(), 5.0F);
+    const std::size_t count = comm.rank() == 0 ? 90000 : 90001;
+    what_of([&] { comm.all_reduce(floats(memory).first(count)).wait(); }, ErrorCode::Mismatch);
+    for (const float value : floats(memory)) ASSERT_EQ(value, 5.0F);
+  });
+}
+
+TEST(Arguments, WithoutMeaningAreRefusedAtOnce) {
+  run_on_threads(2, [](Communicator comm) {
+    std::array<float, 8> a{};
+    std::array<int, 8> i{};
+    const auto invalid = [&](const std::function<void()>& body) { what_of(body, ErrorCode::InvalidArgument); };
+    float* const null = nullptr;
+    invalid([&] { comm.all_reduce(Buffer(a.data(), -1, DType::Float32)).wait(); });
+    invalid([&] { comm.all_reduce(Buffer(null, 3, DType::Float32)).wait(); });
+    invalid([&] { comm.all_reduce(Buffer(a.data(), 3, static_cast<DType>(99))).wait(); });
+    invalid(
+        [&] { comm.all_reduce(Buffer(a.data(), std::numeric_limits<std::int64_t>::max(), DType::Float64)).wait(); });
+    invalid([&] { comm.all_reduce(Buffer(reinterpret_cast<char*>(a.data()) + 1, 3, DType::Float32)).wait(); });
+    invalid([&] { comm.all_reduce(std::span(a), {.op = ReduceOp::Sum, .weight = 1}).wait(); });
+    invalid([&] { comm.all_reduce(std::span(i), {.op = ReduceOp::Average, .weight = 1}).wait(); });
+    for (const double weight : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+      invalid([&] { comm.all_reduce(std::span(a), {.op = ReduceOp::Average, .weight = weight}).wait(); });
+    }
+    invalid([&] { comm.all_reduce(std::span(a), {.timeout = 0ms}).wait(); });
+    invalid([&] {
+      comm.all_reduce(ConstBuffer(a.data(), 4, DType::Float32), Buffer(a.data() + 2, 4, DType::Float32)).wait();
+    });
+    invalid(
+        [&] { comm.all_reduce(ConstBuffer(a.data(), 4, DType::Float32), Buffer(i.data(), 4, DType::Int32)).wait(); });
+    invalid([&] {
+      comm.all_reduce(ConstBuffer(a.data(), 4, DType::Float32), Buffer(a.data() + 4, 3, DType::Float32)).wait();
+    });
+    invalid([&] { comm.broadcast(std::span(a), {.root = 2}).wait(); });
+    invalid([&] { comm.broadcast(std::span(a), {.root = -1}).wait(); });
+    invalid([&] { comm.reduce_scatter(std::span(a), std::span(a).first(3)).wait(); });
+    invalid([&] { comm.reduce_scatter(std::span(a), std::span(a).subspan(2, 4)).wait(); });
+    invalid([&] { comm.all_gather(std::span(a).first(3), std::span(a)).wait(); });
+    invalid([&] { comm.all_gather(std::span(a).subspan(1, 4), std::span(a)).wait(); });
+    comm.barrier().wait();  // nothing of that has reached the others
+  });
+  EXPECT_THROW(Communicator().barrier().wait(), Error);
+  EXPECT_FALSE(Communicator());
+}
+
+// --- how worlds end ---
+
+TEST(Deadline, NamesWhoDidNotComeAndForWhat) {
+  std::vector<Communicator> world = form_thread_world(3);
+  std::array<std::string, 2> told;
+  {
+    std::array<std::jthread, 2> threads;
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      threads[rank] = std::jthread([&, rank] {
+        std::vector<float> values(rank == 0 ? 5000 : 5000);
+        told[rank] =
+            what_of([&] { world[rank].all_reduce(std::span(values), {.timeout = 150ms}).wait(); }, ErrorCode::Timeout);
+      });
+    }
+  }
+  for (const std::string& text : told) {
+    EXPECT_TRUE(contains(text, "all_reduce(float32[5000], sum)")) << text;
+    EXPECT_TRUE(contains(text, "rank 2 did not come")) << text;
+    EXPECT_TRUE(contains(text, "operation 1")) << text;
+  }
+  // The one that was given up learns it when it comes; so does everyone who goes on.
+  what_of([&] { world[2].barrier().wait(); }, ErrorCode::Aborted);
+  what_of([&] { world[0].barrier().wait(); }, ErrorCode::Timeout);
+}
+
+TEST(Abort, ReachesThoseWhoWaitInTheMiddleOfSomething) {
+  std::vector<Communicator> world = form_thread_world(3);
+  std::array<std::string, 2> told;
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    std::array<std::jthread, 2> threads;
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      threads[rank] = std::jthread([&, rank] {
+        std::vector<float> values(1000000);
+        told[rank] = what_of([&] { world[rank].all_reduce(std::span(values)).wait(); }, ErrorCode::Aborted);
+      });
+    }
+    std::this_thread::sleep_for(100ms);
+    world[2].abort("the loss is NaN");
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  for (const std::string& text : told) {
+    EXPECT_TRUE(contains(text, "the loss is NaN") && contains(text, "rank 2")) << text;
+  }
+}
+
+TEST(Leaving, WhileOthersWaitIsALostPeer) {
+  std::vector<Communicator> world = form_thread_world(2);
+  std::jthread other([comm = std::move(world[1])]() mutable {
+    comm.barrier().wait();
+    comm = Communicator();
+  });
+  world[0].barrier().wait();
+  const std::string text = what_of([&] { world[0].barrier().wait(); }, ErrorCode::PeerLost);
+  EXPECT_TRUE(contains(text, "rank 1") && contains(text, "left the world") && contains(text, "operation 2")) << text;
+}
+
+TEST(Leaving, AtTheEndInAnyOrderIsQuiet) {
+  for (int round = 0; round < 20; ++round) {
+    run_on_threads(4, [&](Communicator comm) {
+      std::vector<float> values(20000, 1);
+      for (int i = 0; i < 3; ++i) comm.all_reduce(std::span(values)).wait();
+      EXPECT_EQ(values[0], 64.0F);
+    });
+  }
+}
+
+// --- the same bits ---
+
+TEST(Bits, AreTheSameWhateverTheTiming) {
+  constexpr std::size_t kCount = 3001;
+  for (const bool arena : {true, false}) {
+    run_on_threads(3, [&](Communicator comm) {
+      std::mt19937 random(static_cast<unsigned>(comm.rank()));
+      std::uniform_real_distribution<float> values(-1, 1);
+      std::vector<float> own(kCount);
+      for (float& value : own) value = values(random) * std::exp2(static_cast<float>(random() % 40));
+      Memory memory = comm.allocate(kCount * sizeof(float));
+      std::vector<float> heap(kCount);
+      const std::span<float> data = arena ? floats(memory) : std::span<float>(heap);
+      std::vector<float> first;
+      for (int call = 0; call < 1500; ++call) {
+        std::copy(own.begin(), own.end(), data.begin());
+        if (random() % 16 == 0) std::this_thread::yield();
+        if (random() % 512 == 0) std::this_thread::sleep_for(1ms);
+        comm.all_reduce(data).wait();
+        if (call == 0) first.assign(data.begin(), data.end());
+        ASSERT_EQ(std::memcmp(first.data(), data.data(), kCount * sizeof(float)), 0) << "call " << call;
+      }
+      // At another position, in another kind of memory and in pieces: the same.
+      std::vector<float> pieces(own);
+      for (std::size_t begin = 0; begin < kCount; begin += 700) {
+        comm.all_reduce(std::span(pieces).subspan(begin, std::min<std::size_t>(700, kCount - begin))).wait();
+      }
+      EXPECT_EQ(std::memcmp(first.data(), pieces.data(), kCount * sizeof(float)), 0);
+    });
+  }
+}
+
+// --- weights ---
+
+TEST(Weights, AverageBySamples) {
+  run_on_threads(3, [](Communicator comm) {
+    const std::array<double, 3> weights{1, 0, 3};
+    for (const std::size_t count : {std::size_t{10}, std::size_t{5000}, std::size_t{200000}}) {
+      std::vector<float> values(count, comm.rank() == 1 ? std::nanf("") : static_cast<float>(comm.rank() + 1));
+      comm.all_reduce(std::span(values),
+                      {.op = ReduceOp::Average, .weight = weights[static_cast<std::size_t>(comm.rank())]})
+          .wait();
+      for (const float value : values) ASSERT_EQ(value, 0.25F * 1 + 0.75F * 3);  // the NaN of weight 0 does no harm
+    }
+  });
+}
+
+TEST(Weights, ThatAreEqualGiveTheBitsOfThePlainAverage) {
+  run_on_threads(3, [](Communicator comm) {
+    std::mt19937 random(static_cast<unsigned>(comm.rank()));
+    std::vector<float> plain(9999);
+    for (float& value : plain) value = static_cast<float>(random()) / 3;
+    std::vector<float> weighted = plain;
+    comm.all_reduce(std::span(plain), {.op = ReduceOp::Average}).wait();
+    comm.all_reduce(std::span(weighted), {.op = ReduceOp::Average, .weight = 7.3}).wait();
+    EXPECT_EQ(plain, weighted);
+  });
+}
+
+TEST(Weights, ThatAreAllZeroGiveZero) {
+  for (const int size : {1, 2}) {
+    run_on_threads(size, [](Communicator comm) {
+      std::vector<double> values(3000, 4);
+      comm.all_reduce(std::span(values), {.op = ReduceOp::Average, .weight = 0}).wait();
+      EXPECT_EQ(values, std::vector<double>(3000, 0));
+    });
+  }
+}
+
+// --- works ---
+
+TEST(Work, ProgressesUnattended) {
+  run_on_threads(2, [](Communicator comm) {
+    Memory memory = comm.allocate(1 << 20);
+    std::atomic<bool> called = false;
+    std::fill(floats(memory).begin(), floats(memory).end(), 1.0F);
+    Work work = comm.all_reduce(floats(memory));
+    work.on_done([&] { called = true; });
+    const auto give_up = std::chrono::steady_clock::now() + 20s;
+    while (!called && std::chrono::steady_clock::now() < give_up) std::this_thread::sleep_for(1ms);
+    EXPECT_TRUE(called);
+    EXPECT_TRUE(work.done());
+    EXPECT_FALSE(work.error());
+    EXPECT_EQ(floats(memory)[77], 2.0F);
+    bool at_once = false;
+    work.on_done([&] { at_once = true; });
+    EXPECT_TRUE(at_once);
+    work.wait();
+    work.wait();
+  });
+}
+
+TEST(Work, ManyInFlightRunInOrder) {
+  run_on_threads(3, [](Communicator comm) {
+    constexpr std::size_t kWorks = 40;
+    Memory memory = comm.allocate(kWorks * 100000);
+    std::vector<Work> works;
+    std::mutex mutex;
+    std::vector<std::size_t> order;
+    for (std::size_t i = 0; i < kWorks; ++i) {
+      // Large and small ones by turns: the small ones must not overtake.
+      const auto part = floats(memory).subspan(i * 25000, i % 3 == 0 ? 10 : 25000);
+      std::fill(part.begin(), part.end(), static_cast<float>(i));
+      works.push_back(comm.all_reduce(part));
+      works.back().on_done([&, i] {
+        const std::lock_guard lock(mutex);
+        order.push_back(i);
+      });
+    }
+    // Waiting for a late one first has the earlier ones done as well.
+    works.back().wait();
+    for (std::size_t i = 0; i < kWorks; ++i) {
+      EXPECT_TRUE(works[i].done());
+      EXPECT_EQ(floats(memory)[i * 25000], static_cast<float>(3 * i));
+    }
+    comm.barrier().wait();
+    const std::lock_guard lock(mutex);
+    EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+    EXPECT_EQ(order.size(), kWorks);
+  });
+}
+
+TEST(Work, WaitForGivesUpWaitingButNotTheOperation) {
+  run_on_threads(2, [](Communicator comm) {
+    std::vector<float> values(50000, 1);
+    if (comm.rank() == 0) {
+      Work work = comm.all_reduce(std::span(values));
+      EXPECT_FALSE(work.wait_for(20ms));
+      EXPECT_FALSE(work.done());
+      { const Work behind = comm.barrier(); }  // its destructor waits
+      EXPECT_TRUE(work.done());
+    } else {
+      std::this_thread::sleep_for(200ms);
+      comm.all_reduce(std::span(values)).wait();
+      comm.barrier().wait();
+    }
+    EXPECT_EQ(values[49999], 2.0F);
+  });
+}
+
+TEST(Work, OutlivesItsCommunicator) {
+  std::vector<Communicator> world = form_thread_world(2);
+  std::vector<std::vector<float>> values(2, std::vector<float>(50000, 1));
+  std::vector<std::jthread> threads;
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Work work = world[rank].all_reduce(std::span(values[rank]));
+      world[rank] = Communicator();
+      work.wait();
+    });
+  }
+  threads.clear();
+  EXPECT_EQ(values[0][0], 2.0F);
+  EXPECT_EQ(values[1][0], 2.0F);
+}
+
+// --- memory ---
+
+TEST(MemoryOf, ACommunicatorOutlivesItAndStartsZeroed) {
+  std::vector<Memory> kept(2);
+  run_on_threads(2, [&](Communicator comm) {
+    Memory memory = comm.allocate(300000);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.data()) % 4096, 0u);
+    EXPECT_EQ(memory.bytes(), 300000u);
+    for (const float value : floats(memory)) ASSERT_EQ(value, 0.0F);
+    std::fill(floats(memory).begin(), floats(memory).end(), 1.0F);
+    comm.all_reduce(floats(memory)).wait();
+    kept[static_cast<std::size_t>(comm.rank())] = memory;
+  });
+  for (Memory& memory : kept) {
+    for (const float value : floats(memory)) ASSERT_EQ(value, 2.0F);
+    floats(memory)[0] = 3;
+  }
+}
+
+TEST(MemoryOf, ManySegmentsComeAndGo) {
+  run_on_threads(3, [](Communicator comm) {
+    for (int round = 0; round < 60; ++round) {
+      std::vector<Memory> several;
+      for (int i = 0; i <= round % 7; ++i) several.push_back(comm.allocate(40000));
+      const std::span<float> values = floats(several.back());
+      std::fill(values.begin(), values.end(), static_cast<float>(comm.rank()));
+      comm.all_reduce(values).wait();
+      ASSERT_EQ(values[9999], 3.0F);
+    }
+  });
+}
+
+TEST(MemoryOf, MoreAnnouncementsThanSocketsHold) {
+  run_on_threads(2, [](Communicator comm) {
+    std::vector<Memory> many;
+    for (int i = 0; i < 800; ++i) many.push_back(comm.allocate(16384));
+    for (const std::size_t index : {std::size_t{0}, std::size_t{799}, std::size_t{400}}) {
+      std::fill(floats(many[index]).begin(), floats(many[index]).end(), 1.0F);
+      comm.all_reduce(floats(many[index])).wait();
+      EXPECT_EQ(floats(many[index])[4095], 2.0F);
+    }
+  });
+}
+
+TEST(MemoryOf, MoreThanThereIsIsACleanError) {
+  run_on_threads(2, [](Communicator comm) {
+    const std::string text =
+        what_of([&] { static_cast<void>(comm.allocate(std::size_t{1} << 46)); }, ErrorCode::Unavailable);
+    EXPECT_TRUE(contains(text, "allocate(") && contains(text, "rank")) << text;
+    comm.barrier().wait();
+  });
+}
+
+struct Recorder : Observer {
+  void on_collective(const CollectiveEvent& event) override {
+    const std::lock_guard lock(mutex);
+    events.push_back(event);
+  }
+  std::mutex mutex;
+  std::vector<CollectiveEvent> events;
+};
+
+TEST(Observers, SeeEveryOperationAndWhetherItWasCopied) {
+  run_on_threads(2, [](Communicator comm) {
+    Recorder recorder;
+    comm.set_observer(&recorder);
+    Memory memory = comm.allocate(400000);
+    std::vector<float> heap(100000);
+    comm.all_reduce(floats(memory)).wait();
+    comm.all_reduce(std::span(heap)).wait();
+    comm.all_reduce(comm.rank() == 0 ? floats(memory) : std::span<float>(heap)).wait();
+    comm.barrier().wait();
+    what_of([&] { comm.all_reduce(floats(memory).first(comm.rank() == 0 ? 1 : 2)).wait(); }, ErrorCode::Mismatch);
+    comm.barrier().wait();
+    comm.set_observer(nullptr);
+    const std::lock_guard lock(recorder.mutex);
+    ASSERT_EQ(recorder.events.size(), 6u);
+    EXPECT_TRUE(recorder.events[0].zero_copy);
+    EXPECT_FALSE(recorder.events[1].zero_copy);
+    EXPECT_FALSE(recorder.events[2].zero_copy);
+    EXPECT_TRUE(recorder.events[4].failed);
+    for (std::size_t i = 0; i < 6; ++i) {
+      const CollectiveEvent& event = recorder.events[i];
+      EXPECT_EQ(event.sequence, i + 1);
+      EXPECT_EQ(event.operation, i == 3 || i == 5 ? "barrier" : "all_reduce");
+      EXPECT_LE(event.called, event.begun);
+      EXPECT_LE(event.begun, event.ended);
+      EXPECT_LE(event.waited, event.ended - event.begun);
+    }
+    EXPECT_EQ(recorder.events[0].bytes, 400000u);
+  });
+}
+
+// --- join ---
+
+TEST(Join, ServesTheOthersUntilAllHaveJoined) {
+  run_on_threads(3, [](Communicator comm) {
+    // Rank r brings 2 + r rounds; of each round, those still there are averaged.
+    Memory memory = comm.allocate(100000 * sizeof(float));
+    for (int round = 0; round < 2 + comm.rank(); ++round) {
+      const int lowest = std::max(0, round - 1);  // of the active ranks
+      float sum = 0;
+      for (int rank = lowest; rank < 3; ++rank) sum += static_cast<float>(rank + 1);
+      const float average = sum / static_cast<float>(3 - lowest);
+      for (const std::size_t count : {std::size_t{4}, std::size_t{3000}, std::size_t{100000}}) {
+        for (const bool arena : {true, false}) {
+          std::vector<float> heap(count, static_cast<float>(comm.rank() + 1));
+          std::copy(heap.begin(), heap.end(), floats(memory).begin());
+          const std::span<float> data = arena ? floats(memory).first(count) : std::span<float>(heap);
+          comm.all_reduce(data, {.op = ReduceOp::Average}).wait();
+          ASSERT_EQ(data[count - 1], average);
+          std::fill(data.begin(), data.end(), static_cast<float>(comm.rank() + 1));
+          comm.all_reduce(data, {.op = ReduceOp::Average, .weight = comm.rank() + 1}).wait();
+          std::fill(data.begin(), data.end(), static_cast<float>(comm.rank() + 1));
+          comm.all_reduce(data, {.op = ReduceOp::Min}).wait();
+          ASSERT_EQ(data[0], static_cast<float>(lowest + 1));
+          // Root 0 may have joined: then it comes from the lowest rank that is active.
+          std::fill(data.begin(), data.end(), static_cast<float>(comm.rank() + 1));
+          comm.broadcast(data, {.root = 0}).wait();
+          ASSERT_EQ(data[count - 1], static_cast<float>(lowest + 1));
+        }
+      }
+      comm.barrier().wait();
+      if (lowest > 0) {
+        std::vector<float> own(10);
+        std::vector<float> all(3 * 10);
+        const std::string text =
+            what_of([&] { comm.all_gather(std::span(own), std::span(all)).wait(); }, ErrorCode::Mismatch);
+        EXPECT_TRUE(contains(text, "rank 0 has joined")) << text;
+      } else {
+        std::vector<float> all(3 * 10);
+        comm.all_gather(std::span(all).subspan(static_cast<std::size_t>(comm.rank()) * 10, 10), std::span(all)).wait();
+      }
+    }
+    EXPECT_EQ(comm.join(), 2);
+    // All are back.
+    std::vector<float> values(10, 1);
+    comm.all_reduce(std::span(values)).wait();
+    EXPECT_EQ(values[0], 3.0F);
+    EXPECT_GE(comm.join(), 0);
+  });
+}
+
+TEST(Join, EndsWithTheWorld) {
+  std::vector<Communicator> world = form_thread_world(2);
+  std::jthread joined([&] { what_of([&] { world[0].join(); }, ErrorCode::Aborted); });
+  std::this_thread::sleep_for(20ms);
+  world[1].abort("enough");
+}
+
+// --- fork ---
+
+TEST(Fork, ChildIsRefusedAndLeavesTheWorldAlone) {
+  run_on_threads(1, [](Communicator comm) { comm.barrier().wait(); });
+  Communicator comm = form_thread_world(1)[0];
+  Memory memory = comm.allocate(10000);
+  floats(memory)[0] = 42;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    int status = 1;
+    try {
+      comm.barrier().wait();
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::InvalidArgument && contains(error.what(), "forked child")) status = 0;
+    }
+    if (floats(memory)[0] != 42) status = 2;
+    memory = Memory();
+    comm = Communicator();
+    ::_exit(status);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  comm.barrier().wait();
+  EXPECT_EQ(floats(memory)[0], 42.0F);
+}
+
+}  // namespace
+}  // namespace cohort
