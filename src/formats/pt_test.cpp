@@ -218,11 +218,11 @@ TEST(Pickle, RunsNothing) {
 TEST(Pickle, ChecksTensorsAgainstTheirStorage) {
   // shape, strides and offset over a storage of 4 floats
   const auto tensor = [](const std::string& offset, const std::string& shape, const std::string& strides, int count) {
+    using std::string_view_literals::operator""sv;
     return std::string(
                "\x80\x02"
                "ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\0"
-               "0X\x03\0\0\0cpuK",
-               80) +
+               "0X\x03\0\0\0cpuK"sv) +
            static_cast<char>(count) + "tQ" + offset + "(" + shape + "t(" + strides + "t\x89NtR.";
   };
   const std::string one("K\1", 2), four("K\4", 2), five("K\5", 2), zero("K\0", 2), minus("J\xff\xff\xff\xff", 5);

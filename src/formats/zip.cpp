@@ -141,8 +141,9 @@ Result<ZipReader> ZipReader::parse(std::span<const std::byte> bytes, std::string
     }
     if ((flags & (kFlagEncrypted | kFlagStrong)) != 0)
       return corrupt(file, fmt::format("entry '{}' is encrypted", entry.name));
-    if (method != 0 || packed != entry.size) {
-      return corrupt(file, fmt::format("entry '{}' is compressed, which torch never does", entry.name));
+    entry.stored = method == 0;
+    if (entry.stored && packed != entry.size) {
+      return corrupt(file, fmt::format("entry '{}' has two sizes", entry.name));
     }
     // The local header has to say the same: two readers must not see two archives.
     if (header > directory_begin || directory_begin - header < kLocalSize) {
@@ -167,13 +168,13 @@ Result<ZipReader> ZipReader::parse(std::span<const std::byte> bytes, std::string
       }
     }
     entry.offset = local + kLocalSize + local_name + local_extra;
-    if (entry.size > directory_begin - entry.offset) {
+    if (packed > directory_begin - entry.offset) {
       return corrupt(file, fmt::format("entry '{}' lies outside the archive", entry.name));
     }
     if (!reader.index_.emplace(entry.name, reader.entries_.size()).second) {
       return corrupt(file, fmt::format("the name '{}' stands there twice", entry.name));
     }
-    ranges.emplace_back(local, entry.offset + entry.size);
+    ranges.emplace_back(local, entry.offset + packed);
     reader.entries_.push_back(std::move(entry));
     at += kCentralSize + name_size + extra_size + comment_size;
   }
@@ -191,6 +192,8 @@ const ZipEntry* ZipReader::find(std::string_view name) const noexcept {
 }
 
 Result<std::span<const std::byte>> ZipReader::read(const ZipEntry& entry) const {
+  if (!entry.stored)
+    return corrupt(name_, fmt::format("entry '{}' is compressed, which torch.save never does", entry.name));
   const auto data = bytes_.subspan(static_cast<std::size_t>(entry.offset), static_cast<std::size_t>(entry.size));
   if (crc_of(data) != entry.crc)
     return corrupt(name_, fmt::format("entry '{}' has a wrong CRC-32: its bytes are damaged", entry.name));

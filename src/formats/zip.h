@@ -22,6 +22,7 @@ struct ZipEntry {
   std::uint64_t offset = 0;  ///< of the data, in the archive
   std::uint64_t size = 0;
   std::uint32_t crc = 0;
+  bool stored = true;  ///< false: compressed, so that only its name can be had
 };
 
 class ZipReader {
@@ -32,7 +33,7 @@ class ZipReader {
 
   const std::vector<ZipEntry>& entries() const noexcept { return entries_; }
   const ZipEntry* find(std::string_view name) const noexcept;
-  /// The entry's data, a view. Corrupt if its CRC-32 is wrong.
+  /// The entry's data, a view. Corrupt if its CRC-32 is wrong or it is compressed.
   Result<std::span<const std::byte>> read(const ZipEntry& entry) const;
 
  private:
