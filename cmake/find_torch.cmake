@@ -46,6 +46,8 @@ target_link_libraries(cohort_libtorch INTERFACE ${TORCH_LIBRARIES})
 target_include_directories(cohort_libtorch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
 separate_arguments(torch_flags NATIVE_COMMAND "${TORCH_CXX_FLAGS}")
 target_compile_options(cohort_libtorch INTERFACE ${torch_flags})
+# A wheel's headers bring an fmt of their own, which shadows Debian's and does not match its library.
+target_compile_definitions(cohort_libtorch INTERFACE $<BUILD_INTERFACE:FMT_HEADER_ONLY=1>)
 set(COHORT_TORCH_FOUND TRUE)
 set(COHORT_TORCH_DIR ${Torch_DIR})
 message(STATUS "Cohort: libtorch ${Torch_VERSION} from ${Torch_DIR}")
