@@ -28,17 +28,13 @@ struct MeetingPlace {
   std::shared_ptr<store::MeetingStore> store;  // destroyed first
 };
 
-std::string place_text(const JoinPlan& plan) {
-  return plan.place == JoinPlan::Place::File ? "file://" + plan.path : net::to_string(plan.endpoint);
-}
-
 // A process may join again at the same place under the same name; every time is a meeting of its own. Ranks count
 // alike, because they join alike. (By rank, since ranks may be threads of one process.)
 int next_generation(const JoinPlan& plan, const std::string& group) {
   static std::mutex mutex;
   static std::map<std::tuple<std::string, std::string, int>, int> generations;
   const std::lock_guard lock(mutex);
-  return ++generations[{place_text(plan), group, plan.rank}];
+  return ++generations[{plan.place_name, group, plan.rank}];
 }
 
 std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline) {
@@ -58,6 +54,22 @@ std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& mee
   }
   place->store = store::connect_store(client, deadline);
   return place;
+}
+
+// With what a person needs to know about this process.
+std::shared_ptr<MeetingPlace> reach(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline,
+                                    const std::string& host) {
+  try {
+    return go_to(plan, meeting, deadline);
+  } catch (const Error& error) {
+    ErrorContext context;
+    context.rank = plan.rank;
+    context.host = host;
+    context.operation = "join";
+    throw Error(error.code(),
+                fmt::format("rank {} of {} cannot join at {}: {}", plan.rank, plan.size, plan.place_name, error.what()),
+                std::move(context));
+  }
 }
 
 std::vector<comm::BackendChoice> known_backends(std::vector<std::string>& available) {
@@ -137,11 +149,11 @@ Communicator join(const JoinOptions& options) {
   card.source = plan.source;
   comm::MeetingOptions meet;
   meet.prefix = "join/" + meeting;
-  meet.place = place_text(plan);
+  meet.place = plan.place_name;
   meet.backends = known_backends(card.backends);
   meet.deadline = deadline;
 
-  const std::shared_ptr<MeetingPlace> place = go_to(plan, meeting, deadline);
+  const std::shared_ptr<MeetingPlace> place = reach(plan, meeting, deadline, host.name);
   meet.serves_store = place->server != nullptr;
   const comm::Roster roster = comm::hold_meeting(*place->store, card, meet);
 

@@ -1,5 +1,7 @@
 #include "comm/join_meeting.h"
 
+#include "base/log.h"
+
 #include <algorithm>
 
 namespace cohort::comm {
@@ -79,7 +81,7 @@ void claim(store::MeetingStore& store, const JoinCard& mine, const MeetingOption
   store.leave_will(verdict_key(options), will);
   if (mine.rank != 0) store.leave_will(lost_key(options), will);
   const auto holder = store.compare_and_set(card_key(options, mine.rank), std::nullopt, card);
-  if (holder == card) return;
+  if (holder == card) return log::debug("comm", "rank {} of {} is here", mine.rank, mine.size);
   store.withdraw_will(verdict_key(options));
   store.withdraw_will(lost_key(options));
   const auto first = holder ? decode_card(*holder) : Result<JoinCard>(fail(ErrorCode::Corrupt, "no card"));
@@ -153,8 +155,13 @@ Roster hold_meeting(store::MeetingStore& store, const JoinCard& mine, const Meet
 
 void leave_meeting(store::MeetingStore& store, const JoinCard& mine, const MeetingOptions& options) {
   if (!options.serves_store) {
-    store.set(formed_key(options, mine.rank), "1");
-    store.withdraw_will(lost_key(options));
+    try {
+      store.withdraw_will(lost_key(options));
+      store.set(formed_key(options, mine.rank), "1");
+    } catch (const Error& error) {
+      // The world stands: a store that closes a moment early is nobody's loss.
+      if (error.code() != ErrorCode::PeerLost) throw;
+    }
     return;
   }
   // Whoever dies from here on is seen by the communicator; only those that still need the store matter.

@@ -91,6 +91,7 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
   } else {
     plan.endpoint.tcp = address;
   }
+  plan.place_name = fmt::format("{}{}", kind, net::to_string(address));
   return {};
 }
 
@@ -123,6 +124,7 @@ Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
                 "keep COHORT_SECRET_FD in the environment and its descriptor open, or start by `cohort run`");
   }
   plan.place = JoinPlan::Place::Job;
+  plan.place_name = fmt::format("the job's store {}", net::to_string(*address));
   plan.endpoint.tcp = *std::move(address);
   return {};
 }
@@ -239,6 +241,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& enviro
   if (!from_launcher && method->kind == InitMethod::Kind::File) {
     plan.place = JoinPlan::Place::File;
     plan.path = method->path;
+    plan.place_name = "file://" + plan.path;
     return plan;  // the file's owner and mode say who may come
   }
   auto secret = find_secret(options, environment, job ? JoinPlan::Place::Job : JoinPlan::Place::Rank0);

@@ -31,6 +31,7 @@ struct JoinPlan {
   net::Endpoint endpoint;
   std::optional<net::Secret> secret;
   std::string path;
+  std::string place_name;  ///< for messages, and equal for all joins at this place
   std::chrono::milliseconds join_timeout{0};
   std::chrono::milliseconds timeout{0};
 };

@@ -210,7 +210,7 @@ class RemoteStore final : public MeetingStore {
     if (!advanced) {
       die(advanced.error());
     } else if (connection_.at_end()) {
-      die(Error(ErrorCode::PeerLost, fmt::format("the store server at {} has closed", place_)));
+      die(Error(ErrorCode::PeerLost, "it has closed"));
     }
     replied_.notify_all();
   }
@@ -218,7 +218,7 @@ class RemoteStore final : public MeetingStore {
   void die(const Error& error) {
     if (!dead_) {
       dead_ = Error(ErrorCode::PeerLost,
-                    fmt::format("store at {}: {} -- the process that serves it has ended", place_, error.what()));
+                    fmt::format("store at {} lost: {} -- has the process that serves it ended?", place_, error.what()));
     }
     replied_.notify_all();
   }

@@ -1,0 +1,374 @@
+// Real processes meet, or learn why they cannot.
+#include "child.h"
+#include "net/address.h"
+#include "net/secret.h"
+#include "net/socket.h"
+#include "store/server.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::test {
+namespace {
+
+using std::chrono::seconds;
+using Environment = std::map<std::string, std::string>;
+
+// A folder that others may enter, gone at the end.
+struct Folder {
+  std::filesystem::path path;
+  Folder() {
+    std::string pattern = ::testing::TempDir() + "cohort-join-XXXXXX";
+    path = ::mkdtemp(pattern.data());
+    ::chmod(path.c_str(), 0755);
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::string file(const std::string& name) const { return (path / name).string(); }
+};
+
+// A TCP port that nobody listens at. (It could be taken before it is used; nothing on a test machine does so in
+// practice.)
+std::uint16_t free_port() {
+  const auto listener = value_or_throw(net::listen_on(net::any_loopback_port()));
+  return value_or_throw(net::local_endpoint(listener.get())).tcp.port;
+}
+
+std::string tcp_place() { return fmt::format("tcp://127.0.0.1:{}", free_port()); }
+
+Child worker(std::vector<std::string> arguments, Environment environment = {}, std::optional<uid_t> uid = {}) {
+  arguments.insert(arguments.begin(), COHORT_JOIN_WORKER);
+  return Child({std::move(arguments), std::move(environment), uid});
+}
+
+std::vector<std::string> as_rank(const std::string& init, int rank, int size, std::vector<std::string> more = {}) {
+  std::vector<std::string> arguments = {"init=" + init, fmt::format("rank={}", rank), fmt::format("size={}", size)};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+std::string new_secret(const Folder& folder, const std::string& name = "secret") {
+  value_or_throw(net::write_new_secret_file(folder.file(name)));
+  return folder.file(name);
+}
+
+#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << "in: " << (text)
+
+void expect_all_join(std::vector<Child>& children) {
+  for (std::size_t rank = 0; rank < children.size(); ++rank) {
+    EXPECT_EQ(children[rank].wait(), 0) << children[rank].output();
+    EXPECT_CONTAINS(children[rank].output(), fmt::format("joined rank={} size={} local={}/{} cross=0/1", rank,
+                                                         children.size(), rank, children.size()));
+  }
+}
+
+TEST(Join, OverTcpAddressWithoutASecret) {
+  const std::string place = tcp_place();
+  std::vector<Child> children;
+  for (int rank = 0; rank < 3; ++rank) children.push_back(worker(as_rank(place, rank, 3)));
+  expect_all_join(children);
+}
+
+TEST(Join, OverTcpAddressWithASecret) {
+  const Folder folder;
+  const std::string secret = new_secret(folder);
+  const std::string place = tcp_place();
+  std::vector<Child> children;
+  // Rank 0 comes last: the others wait for its listener.
+  children.reserve(3);
+  std::vector<Child> others;
+  for (int rank = 1; rank < 3; ++rank) others.push_back(worker(as_rank(place, rank, 3, {"secret=" + secret})));
+  children.push_back(worker(as_rank(place, 0, 3), {{"COHORT_SECRET_FILE", secret}}));
+  for (Child& child : others) children.push_back(std::move(child));
+  expect_all_join(children);
+}
+
+TEST(Join, OverAFileThatIsGoneAfterwards) {
+  const Folder folder;
+  const std::string path = folder.file("meeting");
+  std::vector<Child> children;
+  for (int rank = 0; rank < 3; ++rank)
+    children.push_back(worker({fmt::format("init=file://{}?rank={}&world_size=3", path, rank)}));
+  expect_all_join(children);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path));
+}
+
+TEST(Join, ByTheVariablesThatTorchrunSets) {
+  // As under torchrun, MASTER_PORT is held by another process's store.
+  const auto held = value_or_throw(net::listen_on(net::any_loopback_port()));
+  const auto port = value_or_throw(net::local_endpoint(held.get())).tcp.port;
+  std::vector<Child> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.push_back(worker({}, {{"RANK", std::to_string(rank)},
+                                   {"WORLD_SIZE", "2"},
+                                   {"LOCAL_RANK", std::to_string(rank)},
+                                   {"LOCAL_WORLD_SIZE", "2"},
+                                   {"MASTER_ADDR", "localhost"},
+                                   {"MASTER_PORT", std::to_string(port)},
+                                   {"TORCHELASTIC_RUN_ID", "none"}}));
+  }
+  expect_all_join(children);
+}
+
+TEST(Join, AtTheStoreOfALauncher) {
+  const auto secret = value_or_throw(net::Secret::generate());
+  const auto memory = value_or_throw(secret.to_sealed_memfd());
+  ASSERT_EQ(::fcntl(memory.get(), F_SETFD, 0), 0);  // inherited, as a launcher does it
+  const store::StoreServer server({.secret = secret});
+  std::vector<Child> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    // Several joins one after the other: the descriptor is read each time.
+    children.push_back(worker({"times=3"}, {{"RANK", std::to_string(rank)},
+                                            {"WORLD_SIZE", "2"},
+                                            {"COHORT_STORE", net::to_string(server.endpoint())},
+                                            {"COHORT_SECRET_FD", std::to_string(memory.get())},
+                                            {"COHORT_TIMEOUT", "12.5"}}));
+  }
+  expect_all_join(children);
+  EXPECT_CONTAINS(children[0].output(), "timeout_ms=12500");
+}
+
+TEST(Join, TwiceAtTheSamePlace) {
+  const Folder folder;
+  const std::string secret = new_secret(folder);
+  for (const std::string& place : {tcp_place(), tcp_place() + "?world_size=3", "file://" + folder.file("meeting")}) {
+    std::vector<Child> children;
+    const bool with_secret = place.find('?') != std::string::npos;
+    for (int rank = 0; rank < 3; ++rank) {
+      children.push_back(worker(as_rank(place, rank, 3, {"times=4", with_secret ? "secret=" + secret : "secret="})));
+    }
+    expect_all_join(children);
+  }
+}
+
+TEST(Join, AWorldOfOneNeedsNobody) {
+  Child plain = worker({});
+  EXPECT_EQ(plain.wait(), 0) << plain.output();
+  EXPECT_CONTAINS(plain.output(), "joined rank=0 size=1 local=0/1 cross=0/1 timeout_ms=1800000");
+}
+
+TEST(Join, AWorldOfOneWhereSeveralWereMeantIsRefused) {
+  struct Case {
+    std::vector<std::string> arguments;
+    Environment environment;
+    std::string variable;
+  };
+  const std::string place = tcp_place();
+  const Case cases[] = {
+      {{}, {{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "1"}}, "OMPI_COMM_WORLD_SIZE=4"},
+      {{}, {{"PMI_SIZE", "3"}, {"PMI_RANK", "0"}}, "PMI_SIZE=3"},
+      {{}, {{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}}, "SLURM_STEP_NUM_TASKS=2"},
+      {as_rank(place, 0, 1), {{"RANK", "2"}, {"WORLD_SIZE", "4"}}, "WORLD_SIZE=4"},
+      {{},
+       {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1"}},
+       "PMI_SIZE=2"},
+  };
+  for (const Case& one : cases) {
+    Child refused = worker(one.arguments, one.environment);
+    EXPECT_EQ(refused.wait(), 3) << refused.output();
+    EXPECT_CONTAINS(refused.output(), "InvalidArgument: ");
+    EXPECT_CONTAINS(refused.output(), one.variable);
+    Environment alone = one.environment;
+    alone["COHORT_ALONE"] = "1";
+    Child meant = worker(one.arguments, alone);
+    EXPECT_EQ(meant.wait(), 0) << meant.output();
+    EXPECT_CONTAINS(meant.output(), "joined rank=0 size=1");
+  }
+}
+
+TEST(Join, AWrongSecretIsRefusedByName) {
+  const Folder folder;
+  const std::string right = new_secret(folder, "right");
+  const std::string wrong = new_secret(folder, "wrong");
+  const std::string place = tcp_place();
+  Child first = worker(as_rank(place, 0, 2, {"secret=" + right}));
+  Child intruder = worker(as_rank(place, 1, 2, {"secret=" + wrong}));
+  EXPECT_EQ(intruder.wait(), 3);
+  EXPECT_CONTAINS(intruder.output(), "authentication failed");
+  EXPECT_CONTAINS(intruder.output(), "the secret differs");
+  EXPECT_TRUE(first.wait_for_output("the secret differs")) << first.output();
+  Child second = worker(as_rank(place, 1, 2, {"secret=" + right}));
+  EXPECT_EQ(first.wait(), 0) << first.output();
+  EXPECT_EQ(second.wait(), 0) << second.output();
+}
+
+TEST(Join, AnotherUserNeedsASecret) {
+  if (::getuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  constexpr uid_t kNobody = 65534;
+  const std::string place = tcp_place();
+  Child first = worker(as_rank(place, 0, 2), {{"COHORT_LOG", "comm=debug"}});
+  ASSERT_TRUE(first.wait_for_output("rank 0 of 2 is here")) << first.output();
+  Child other = worker(as_rank(place, 1, 2), {}, kNobody);
+  const int status = other.wait();
+  if (status == 126 || status == 127) GTEST_SKIP() << "the worker's program cannot be run by another user here";
+  EXPECT_EQ(status, 3) << other.output();
+  EXPECT_CONTAINS(other.output(), "authentication failed");
+  EXPECT_CONTAINS(other.output(), "uid 65534");
+  EXPECT_CONTAINS(other.output(), "COHORT_SECRET_FILE");
+  Child second = worker(as_rank(place, 1, 2));
+  EXPECT_EQ(first.wait(), 0) << first.output();
+  EXPECT_EQ(second.wait(), 0) << second.output();
+}
+
+TEST(Join, ASecretThatOthersMayReadIsRefused) {
+  const Folder folder;
+  const std::string secret = new_secret(folder);
+  ::chmod(secret.c_str(), 0640);
+  Child child = worker(as_rank(tcp_place(), 0, 2, {"secret=" + secret}));
+  EXPECT_EQ(child.wait(), 3);
+  EXPECT_CONTAINS(child.output(), "chmod 600 " + secret);
+}
+
+TEST(Join, AClosedSecretDescriptorIsExplained) {
+  Child child =
+      worker({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"COHORT_STORE", "127.0.0.1:1"}, {"COHORT_SECRET_FD", "200"}});
+  EXPECT_EQ(child.wait(), 3);
+  EXPECT_CONTAINS(child.output(), "descriptor 200 is not open");
+  EXPECT_CONTAINS(child.output(), "torchrun");
+}
+
+TEST(Join, DifferentWorldSizesAreRefusedOnAllRanks) {
+  const Folder folder;
+  const std::string secret = new_secret(folder);
+  const std::string place = tcp_place();
+  // Ranks 0 and 1 were told 3, rank 2 was told 4.
+  std::vector<Child> children;
+  for (int rank = 0; rank < 3; ++rank)
+    children.push_back(worker(as_rank(place, rank, rank == 2 ? 4 : 3, {"secret=" + secret})));
+  for (Child& child : children) {
+    EXPECT_EQ(child.wait(), 3) << child.output();
+    EXPECT_CONTAINS(child.output(), "Mismatch: ");
+    EXPECT_CONTAINS(child.output(), "has 3 ranks");
+    EXPECT_CONTAINS(child.output(), "says 4");
+  }
+}
+
+TEST(Join, ARankThatIsClaimedTwiceBelongsToTheFirst) {
+  const Folder folder;
+  for (const std::string& place : {tcp_place(), "file://" + folder.file("meeting")}) {
+    Child first = worker(as_rank(place, 1, 3), {{"COHORT_LOG", "comm=debug"}});
+    Child zero = worker(as_rank(place, 0, 3));
+    ASSERT_TRUE(first.wait_for_output("rank 1 of 3 is here")) << first.output();
+    Child second = worker(as_rank(place, 1, 3));
+    EXPECT_EQ(second.wait(), 3) << second.output();
+    EXPECT_CONTAINS(second.output(), "rank 1 is taken");
+    EXPECT_CONTAINS(second.output(), fmt::format("pid {}", first.pid()));
+    // The rank that was refused does not spoil it for the others. (A file counts its visitors: 3 places are taken.)
+    if (place.rfind("file", 0) == 0) continue;
+    Child third = worker(as_rank(place, 2, 3));
+    EXPECT_EQ(third.wait(), 0) << third.output();
+    EXPECT_EQ(first.wait(), 0) << first.output();
+    EXPECT_EQ(zero.wait(), 0) << zero.output();
+  }
+}
+
+TEST(Join, RanksThatDoNotComeAreNamed) {
+  const Folder folder;
+  for (const std::string& place : {tcp_place(), "file://" + folder.file("meeting")}) {
+    Child zero = worker(as_rank(place, 0, 5, {"join_timeout_ms=3000"}));
+    Child three = worker(as_rank(place, 3, 5, {"join_timeout_ms=3000"}));
+    for (Child* child : {&zero, &three}) {
+      EXPECT_EQ(child->wait(), 3) << child->output();
+      EXPECT_CONTAINS(child->output(), "Timeout: ");
+      EXPECT_CONTAINS(child->output(), "3 of 5 ranks did not come in time: 1, 2, 4");
+      EXPECT_CONTAINS(child->output(), fmt::format("pid {}", three.pid()));
+    }
+  }
+}
+
+TEST(Join, ARankThatIsKilledMeanwhileIsNamed) {
+  const Folder folder;
+  for (const std::string& place : {tcp_place(), "file://" + folder.file("meeting")}) {
+    const Environment talking = {{"COHORT_LOG", "comm=debug"}};
+    Child zero = worker(as_rank(place, 0, 4), talking);
+    Child one = worker(as_rank(place, 1, 4), talking);
+    Child two = worker(as_rank(place, 2, 4), talking);
+    for (Child* child : {&zero, &one, &two}) ASSERT_TRUE(child->wait_for_output("of 4 is here")) << child->output();
+    two.kill(SIGKILL);
+    for (Child* child : {&zero, &one}) {
+      EXPECT_EQ(child->wait(seconds(30)), 3) << child->output();
+      EXPECT_CONTAINS(child->output(), "PeerLost: ");
+      EXPECT_CONTAINS(child->output(), fmt::format("pid {}) died before the world was formed", two.pid()));
+    }
+  }
+}
+
+TEST(Join, APortThatIsTakenNamesItsHolder) {
+  const Folder folder;
+  const std::string secret = new_secret(folder);
+  const auto held = value_or_throw(net::listen_on(net::any_loopback_port()));
+  const auto port = value_or_throw(net::local_endpoint(held.get())).tcp.port;
+  Child child = worker(as_rank(fmt::format("tcp://127.0.0.1:{}", port), 0, 2, {"secret=" + secret}));
+  EXPECT_EQ(child.wait(), 3);
+  EXPECT_CONTAINS(child.output(), "cannot listen at");
+  EXPECT_CONTAINS(child.output(), fmt::format("held by pid {} (", ::getpid()));
+}
+
+TEST(Join, ANameThatDoesNotResolveIsSaid) {
+  Child child = worker(as_rank("tcp://no-such-host.invalid:29500", 1, 2));
+  EXPECT_EQ(child.wait(), 3);
+  EXPECT_CONTAINS(child.output(), "Unavailable: ");
+  EXPECT_CONTAINS(child.output(), "no-such-host.invalid");
+}
+
+TEST(Join, AnotherHostNeedsASecret) {
+  // 192.0.2.0/24 is for documentation: nobody's address, so not this host's.
+  Child child = worker(as_rank("tcp://192.0.2.1:29500", 1, 2));
+  EXPECT_EQ(child.wait(), 3);
+  EXPECT_CONTAINS(child.output(), "not this host");
+  EXPECT_CONTAINS(child.output(), "COHORT_SECRET_FILE");
+}
+
+TEST(Join, AFileLeftByAnEarlierJobIsRefused) {
+  const Folder folder;
+  const std::string place = "file://" + folder.file("meeting");
+  Child dead = worker(as_rank(place, 1, 2), {{"COHORT_LOG", "comm=debug"}});
+  ASSERT_TRUE(dead.wait_for_output("rank 1 of 2 is here")) << dead.output();
+  dead.kill(SIGKILL);
+  dead.wait();
+  for (int rank = 0; rank < 2; ++rank) {
+    Child child = worker(as_rank(place, rank, 2));
+    EXPECT_EQ(child.wait(), 3) << child.output();
+    EXPECT_CONTAINS(child.output(), "Unavailable: ");
+    EXPECT_CONTAINS(child.output(), "left by an earlier job");
+    EXPECT_CONTAINS(child.output(), fmt::format("pid {} ", dead.pid()));
+    EXPECT_CONTAINS(child.output(), "rm '" + folder.file("meeting") + "'");
+  }
+}
+
+TEST(Join, SixtyFourProcessesJoin) {
+  constexpr int kRanks = 64;
+  const Folder folder;
+  const std::string secret = new_secret(folder);
+  for (const bool with_secret : {false, true}) {
+    const std::string place = tcp_place();
+    const auto begun = std::chrono::steady_clock::now();
+    std::vector<Child> children;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      children.push_back(
+          worker(as_rank(place, rank, kRanks, {"barrier=0", with_secret ? "secret=" + secret : "secret="})));
+    }
+    for (Child& child : children) ASSERT_TRUE(child.wait_for_output("joined ")) << child.output();
+    const double seconds_taken = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+    for (Child& child : children) EXPECT_EQ(child.wait(), 0) << child.output();
+    fmt::print("64 processes, {}: joined within {:.2f} s of the first one's start\n", with_secret ? "TLS" : "same user",
+               seconds_taken);
+    RecordProperty(with_secret ? "seconds_tls" : "seconds_same_user", fmt::format("{:.3f}", seconds_taken));
+    // The aim is 2 s on a quiet machine of 2 cores; the tests' machine may not be quiet.
+    EXPECT_LT(seconds_taken, 20.0);
+  }
+}
+
+}  // namespace
+}  // namespace cohort::test
