@@ -16,6 +16,7 @@ void add_run(CLI::App& app, int& exit_status);
 void add_agent(CLI::App& app, int& exit_status);
 void add_version(CLI::App& app, int& exit_status);
 void add_export(CLI::App& app, int& exit_status);
+void add_plot(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
 void add_env(CLI::App& app, int& exit_status);
 

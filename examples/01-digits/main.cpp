@@ -12,6 +12,8 @@
 #include <cohort/torch/checkpoint.h>
 #include <cohort/track.h>
 
+#include <torch/optim/sgd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>

@@ -30,7 +30,7 @@ std::string with_commas(const std::string& digits) {
   const std::size_t first = out.starts_with('-') ? 1 : 0;
   for (std::size_t at = std::min(out.find('.'), out.size()); at > first + 3;) {
     at -= 3;
-    out.insert(at, ",");
+    out.insert(at, 1, ',');
   }
   return out;
 }
