@@ -1,0 +1,301 @@
+// Ranks as processes that die, stop, run out of memory or fork, at every stage of a communicator's life.
+#include "comm_processes.h"
+
+#include <gtest/gtest.h>
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace cohort::testing {
+namespace {
+
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+std::span<float> floats(Memory& memory) { return {static_cast<float*>(memory.data()), memory.bytes() / sizeof(float)}; }
+
+TEST(Processes, SumInArenaInOtherMemoryAndMixed) {
+  for (const int size : {2, 3, 5}) {
+    Processes world(size);
+    world.start([&](Communicator comm) -> std::string {
+      for (const std::size_t count : {std::size_t{3}, std::size_t{5000}, std::size_t{300001}}) {
+        Memory memory = comm.allocate(count * sizeof(float));
+        std::vector<float> heap(count);
+        for (int mix = 0; mix < 3; ++mix) {
+          const bool arena = mix == 0 || (mix == 1 && comm.rank() == 1);
+          const std::span<float> data = arena ? floats(memory) : std::span<float>(heap);
+          for (std::size_t i = 0; i < count; ++i)
+            data[i] = static_cast<float>(i % 1000 + static_cast<std::size_t>(comm.rank()));
+          comm.all_reduce(data).wait();
+          for (std::size_t i = 0; i < count; ++i) {
+            const auto expected =
+                static_cast<float>(size) * static_cast<float>(i % 1000) + static_cast<float>(size * (size - 1) / 2);
+            if (data[i] != expected) return "wrong at " + std::to_string(i);
+          }
+        }
+      }
+      return "right";
+    });
+    for (int rank = 0; rank < size; ++rank) {
+      const Ending ending = world.collect(rank);
+      EXPECT_TRUE(ending.exited_well()) << ending.status;
+      EXPECT_EQ(ending.said, "right");
+    }
+  }
+}
+
+/// A rank is killed while the others are in all_reduce after all_reduce: all of them name it, soon.
+void kill_in_all_reduce(std::size_t count, bool arena) {
+  Processes world(3);
+  world.start([&](Communicator comm) -> std::string {
+    Memory memory = comm.allocate(count * sizeof(float));
+    std::vector<float> heap(count);
+    const std::span<float> data = arena ? floats(memory) : std::span<float>(heap);
+    for (int i = 0;; ++i) {
+      if (i == 20 && comm.rank() == 1) world.raise_flag("busy");
+      comm.all_reduce(data).wait();
+    }
+  });
+  ASSERT_TRUE(world.await_flag("busy"));
+  world.kill(1, SIGKILL);
+  const auto killed = Clock::now();
+  for (const int rank : {0, 2}) {
+    const Ending ending = world.collect(rank);
+    EXPECT_TRUE(contains(ending.said, "PeerLost: ")) << ending.said;
+    EXPECT_TRUE(contains(ending.said, "lost rank 1 (testhost, pid " + std::to_string(world.pid(1)) + ")"))
+        << ending.said;
+    EXPECT_TRUE(contains(ending.said, "all_reduce(float32[" + std::to_string(count) + "], sum)")) << ending.said;
+  }
+  EXPECT_LT(Clock::now() - killed, 5s);  // 30 ms on an idle machine
+  EXPECT_TRUE(world.collect(1).killed_by(SIGKILL));
+}
+
+TEST(Killed, InASmallAllReduce) { kill_in_all_reduce(8, false); }
+TEST(Killed, InAZeroCopyAllReduce) { kill_in_all_reduce(2000000, true); }
+TEST(Killed, InAStagedAllReduce) { kill_in_all_reduce(2000000, false); }
+
+// A child of the dead rank still holds its sockets: there is no end-of-file, and it must be found out all the same.
+TEST(Killed, WhileItsForkedChildLivesOn) {
+  Processes world(2);
+  world.start([&](Communicator comm) -> std::string {
+    comm.barrier().wait();
+    if (comm.rank() == 1) {
+      if (::fork() == 0) {
+        ::prctl(PR_SET_PDEATHSIG, 0);
+        std::this_thread::sleep_for(4s);
+        ::_exit(0);
+      }
+      world.raise_flag("forked");
+      std::this_thread::sleep_for(60s);
+    }
+    comm.barrier().wait();
+    return "";
+  });
+  ASSERT_TRUE(world.await_flag("forked"));
+  world.kill(1, SIGKILL);
+  const auto killed = Clock::now();
+  const Ending ending = world.collect(0);
+  EXPECT_LT(Clock::now() - killed, 3s);
+  EXPECT_TRUE(contains(ending.said, "PeerLost: ") && contains(ending.said, "rank 1")) << ending.said;
+}
+
+TEST(Killed, BeforeTheWorldIsFormed) {
+  Processes world(3);
+  for (const int rank : {0, 2}) {
+    world.start_rank(rank, [&world, rank] {
+      Processes::form(world.form_options(rank));
+      return std::string("formed");
+    });
+  }
+  // Rank 1 says where it is and dies before anyone has been answered.
+  world.start_rank(1, [&world]() -> std::string {
+    auto options = world.form_options(1);
+    struct Dying final : Store {
+      std::shared_ptr<Store> store;
+      void set(std::string_view key, std::string_view value) override {
+        store->set(key, value);
+        ::raise(SIGKILL);
+      }
+      std::string get(std::string_view key, Deadline deadline) override { return store->get(key, deadline); }
+      std::optional<std::string> try_get(std::string_view key) override { return store->try_get(key); }
+      void wait(std::span<const std::string> keys, Deadline deadline) override { store->wait(keys, deadline); }
+      std::int64_t add(std::string_view key, std::int64_t amount) override { return store->add(key, amount); }
+      std::optional<std::string> compare_and_set(std::string_view key, std::optional<std::string_view> expected,
+                                                 std::string_view desired) override {
+        return store->compare_and_set(key, expected, desired);
+      }
+      bool delete_key(std::string_view key) override { return store->delete_key(key); }
+    };
+    auto dying = std::make_shared<Dying>();
+    dying->store = options.store;
+    options.store = dying;
+    Processes::form(options);
+    return "formed";
+  });
+  const auto begin = Clock::now();
+  const Ending second = world.collect(2);
+  const Ending zeroth = world.collect(0);
+  EXPECT_LT(Clock::now() - begin, 15s);  // well before the deadline of 20 s
+  EXPECT_TRUE(contains(second.said, "PeerLost: ") && contains(second.said, "rank 1")) << second.said;
+  EXPECT_TRUE(contains(zeroth.said, "Aborted: ") && contains(zeroth.said, "rank 1")) << zeroth.said;
+  EXPECT_TRUE(world.collect(1).killed_by(SIGKILL));
+}
+
+TEST(Missing, RankIsNamedWhenTheWorldCannotForm) {
+  Processes world(3);
+  for (const int rank : {0, 2}) {
+    world.start_rank(rank, [&world, rank] {
+      auto options = world.form_options(rank);
+      options.join_timeout = 300ms;
+      Processes::form(options);
+      return std::string("formed");
+    });
+  }
+  for (const int rank : {0, 2}) {
+    const Ending ending = world.collect(rank);
+    EXPECT_TRUE(contains(ending.said, "rank 1")) << ending.said;
+    EXPECT_TRUE(contains(ending.said, "Timeout: ") || contains(ending.said, "Aborted: ")) << ending.said;
+  }
+}
+
+TEST(Killed, AtTheEndDisturbsNobody) {
+  for (int round = 0; round < 5; ++round) {
+    Processes world(3);
+    world.start([&](Communicator comm) -> std::string {
+      std::vector<float> values(100000, 1);
+      comm.all_reduce(std::span(values)).wait();
+      if (comm.rank() == 1) ::raise(SIGKILL);  // its part is done
+      return values[99999] == 3 ? "right" : "wrong";
+    });
+    EXPECT_EQ(world.collect(0).said, "right");
+    EXPECT_EQ(world.collect(2).said, "right");
+    EXPECT_TRUE(world.collect(1).killed_by(SIGKILL));
+  }
+}
+
+TEST(Stopped, RankIsNamedWhenTheDeadlinePasses) {
+  Processes world(3);
+  world.start([&](Communicator comm) -> std::string {
+    std::vector<double> values(1000);
+    comm.all_reduce(std::span(values)).wait();
+    if (comm.rank() == 2) {
+      world.raise_flag("stopping");
+      ::raise(SIGSTOP);
+    }
+    comm.all_reduce(std::span(values), {.op = ReduceOp::Max, .timeout = 500ms}).wait();
+    return "done";
+  });
+  for (const int rank : {0, 1}) {
+    const Ending ending = world.collect(rank);
+    EXPECT_TRUE(contains(ending.said, "Timeout: ")) << ending.said;
+    EXPECT_TRUE(contains(ending.said, "all_reduce(float64[1000], max)")) << ending.said;
+    EXPECT_TRUE(contains(ending.said, "rank 2 (pid " + std::to_string(world.pid(2)) + ") did not come")) << ending.said;
+    EXPECT_TRUE(contains(ending.said, "operation 2")) << ending.said;
+  }
+  world.kill(2, SIGCONT);
+  const Ending late = world.collect(2);  // it learns that it was given up
+  EXPECT_TRUE(contains(late.said, "Aborted: ") && contains(late.said, "rank 2")) << late.said;
+}
+
+TEST(OutOfMemory, IsACleanErrorBeforeUse) {
+  Processes world(2);
+  world.start([](Communicator comm) -> std::string {
+    const rlimit limit{std::size_t{1} << 30, std::size_t{1} << 30};
+    if (comm.rank() == 0 && ::setrlimit(RLIMIT_AS, &limit) != 0) return "setrlimit";
+    std::vector<Memory> taken;
+    std::string told;
+    try {
+      while (comm.rank() == 0 && taken.size() < 64) taken.push_back(comm.allocate(std::size_t{64} << 20));
+    } catch (const Error& error) {
+      told = std::string(to_string(error.code())) + ": " + error.what();
+    }
+    taken.clear();
+    std::vector<float> values(1000, 1);
+    comm.all_reduce(std::span(values)).wait();  // the world is none the worse
+    return values[0] == 2 ? told : "wrong";
+  });
+  const Ending limited = world.collect(0);
+  EXPECT_TRUE(contains(limited.said, "Unavailable: ") && contains(limited.said, "ulimit -v")) << limited.said;
+  EXPECT_TRUE(world.collect(1).exited_well());
+}
+
+TEST(OutOfMemory, OfFileSizeIsNoSignal) {
+  Processes world(1);
+  world.start([](Communicator comm) -> std::string {
+    const rlimit limit{1 << 20, 1 << 20};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return "setrlimit";
+    static_cast<void>(comm.allocate(std::size_t{8} << 20));
+    return "got it";
+  });
+  const Ending ending = world.collect(0);
+  EXPECT_TRUE(contains(ending.said, "Unavailable: ") && contains(ending.said, "ulimit -f")) << ending.said;
+}
+
+// A peer that cannot map what another has: everybody learns it.
+TEST(OutOfMemory, OfAPeerThatHasToMapIsToldToAll) {
+  Processes world(2);
+  world.start([](Communicator comm) -> std::string {
+    if (comm.rank() == 1) {
+      const rlimit limit{std::size_t{600} << 20, std::size_t{600} << 20};
+      if (::setrlimit(RLIMIT_AS, &limit) != 0) return "setrlimit";
+    }
+    std::vector<Memory> all;
+    for (int i = 0; i < 10; ++i) {
+      all.push_back(comm.allocate(std::size_t{comm.rank() == 0 ? 100u : 1u} << 20));
+      comm.broadcast(floats(all.back()).first(1 << 18)).wait();
+    }
+    return "mapped";
+  });
+  for (const int rank : {0, 1}) {
+    const Ending ending = world.collect(rank);
+    EXPECT_TRUE(contains(ending.said, "Unavailable: ")) << ending.said;
+  }
+}
+
+TEST(Exiting, WithoutDestroyingTheCommunicatorIsALostPeer) {
+  Processes world(2);
+  world.start([](Communicator comm) -> std::string {
+    comm.barrier().wait();
+    if (comm.rank() == 1) ::_exit(0);
+    comm.barrier().wait();
+    return "";
+  });
+  const Ending ending = world.collect(0);
+  EXPECT_TRUE(contains(ending.said, "PeerLost: ") && contains(ending.said, "barrier()")) << ending.said;
+  EXPECT_TRUE(world.collect(1).exited_well());
+}
+
+TEST(NothingIsLeft, InSharedMemoryOrOfDescriptors) {
+  const auto names = [] {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) found.push_back(entry.path().string());
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  const auto descriptors = [] {
+    std::filesystem::directory_iterator open("/proc/self/fd");
+    return std::distance(begin(open), end(open));
+  };
+  const auto before = names();
+  Processes world(1);
+  world.start([&](Communicator) -> std::string {
+    const auto open = descriptors();
+    for (int i = 0; i < 3; ++i) {
+      run_on_threads(4, [](Communicator comm) {
+        Memory memory = comm.allocate(1 << 20);
+        comm.all_reduce(floats(memory)).wait();
+      });
+    }
+    return descriptors() == open ? "none" : "descriptors are left";
+  });
+  EXPECT_EQ(world.collect(0).said, "none");
+  std::vector<std::string> more;
+  const auto after = names();
+  std::set_difference(after.begin(), after.end(), before.begin(), before.end(), std::back_inserter(more));
+  for (const std::string& name : more) EXPECT_FALSE(contains(name, "cohort")) << name;
+}
+
+}  // namespace
+}  // namespace cohort::testing
