@@ -33,6 +33,7 @@ int parse_and_run(int argc, char** argv) {
   int exit_status = 0;
   add_run(app, exit_status);
   add_export(app, exit_status);
+  add_plot(app, exit_status);
   add_secret(app, exit_status);
   add_env(app, exit_status);
   add_version(app, exit_status);
@@ -69,6 +70,10 @@ int parse_and_run(int argc, char** argv) {
       return kUsageStatus;
     }
     return fail_usage(error.what(), chosen_command(app));
+  } catch (const Error& error) {
+    std::fprintf(stderr, "cohort: %s\n", error.what());
+    if (exit_status != 0) return exit_status;
+    return error.code() == ErrorCode::InvalidArgument ? kUsageStatus : 1;
   }
   return exit_status;
 }

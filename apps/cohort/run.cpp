@@ -83,7 +83,7 @@ std::vector<std::string> environment_of(const std::vector<std::string>& wishes) 
   return out;
 }
 
-int run(const Options& options, const std::vector<std::string>& command_line) {
+void run(const Options& options, const std::vector<std::string>& command_line, int& exit_status) {
   if (options.program.empty()) {
     raise(ErrorCode::InvalidArgument, "no program to run; for example: cohort run -np 4 ./train");
   }
@@ -103,7 +103,8 @@ int run(const Options& options, const std::vector<std::string>& command_line) {
   job.grace = milliseconds_of(options.grace, "--grace");
   job.quiet = options.quiet;
   job.command_line = command_line;
-  return launch::run_job(job);
+  exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
+  exit_status = launch::run_job(job);
 }
 
 bool takes_value(const CLI::Option& option) { return option.get_items_expected_min() > 0; }
@@ -142,7 +143,7 @@ void add_run(CLI::App& app, int& exit_status) {
       ->capture_default_str();
   command->add_flag("-q,--quiet", options->quiet, "Print only what the ranks print, and failures");
   command->add_option("PROGRAM", options->program, "Program or .py file, and its arguments")->type_name("");
-  command->callback([options, &exit_status] { exit_status = run(*options, sys::own_arguments()); });
+  command->callback([options, &exit_status] { run(*options, sys::own_arguments(), exit_status); });
 }
 
 std::vector<std::string> prepare_run_arguments(const CLI::App& run_command, const std::vector<std::string>& words) {

@@ -87,6 +87,8 @@ Agent::Agent(const AgentOptions& options, net::Secret secret)
       signal_watch_(loop_, signals_.fd()) {}
 
 int Agent::run() {
+  // A log that reaches the limit of file size is trouble with a log, not the end of the job.
+  ::signal(SIGXFSZ, SIG_IGN);
   auto socket = net::connect_once(options_.supervisor, net::deadline_in(options_.connect_timeout));
   if (!socket) throw std::move(socket).error().error;
   channel_ = std::make_unique<Channel>(

@@ -73,7 +73,7 @@ std::string to_string(const PostMortem& post_mortem) {
   }
   if (const std::string why = hint(first); !why.empty()) text += fmt::format("cohort:   {}\n", why);
   const int others = post_mortem.world_size - 1 - post_mortem.ended_well;
-  if (others > 0) text += fmt::format("cohort:   the other {} rank{} ended\n", others, others == 1 ? " was" : "s were");
+  if (others > 0) text += fmt::format("cohort:   {} other rank{} ended with it\n", others, others == 1 ? "" : "s");
   if (!post_mortem.log_folder.empty()) {
     text += fmt::format("cohort:   complete logs: {}/rank-{}.err and beside it\n", post_mortem.log_folder, first.rank);
   }

@@ -250,10 +250,30 @@ std::optional<ProcessStat> process_stat(pid_t pid) {
   return parse_process_stat({buffer, static_cast<std::size_t>(got)});
 }
 
+/// For kernels without /proc/PID/task/TID/children.
+static std::vector<pid_t> children_by_scan(pid_t parent) {
+  std::vector<pid_t> found;
+  std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), &::closedir);
+  while (const dirent* entry = folder == nullptr ? nullptr : ::readdir(folder.get())) {
+    const auto pid = parse_integer<pid_t>(entry->d_name);
+    if (!pid) continue;
+    const auto stat = process_stat(*pid);
+    if (stat && stat->parent == parent) found.push_back(*pid);
+  }
+  return found;
+}
+
 std::vector<pid_t> descendants(pid_t ancestor) {
+  static const bool kernel_lists = ::access("/proc/thread-self/children", R_OK) == 0;
   std::vector<pid_t> found{ancestor};
   for (std::size_t next = 0; next < found.size(); ++next) {
     // One file per thread: children belong to the thread that forked them.
+    if (!kernel_lists) {
+      for (const pid_t pid : children_by_scan(found[next])) {
+        if (std::find(found.begin(), found.end(), pid) == found.end()) found.push_back(pid);
+      }
+      continue;
+    }
     const std::string tasks = fmt::format("/proc/{}/task", found[next]);
     std::string listing;
     std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(tasks.c_str()), &::closedir);

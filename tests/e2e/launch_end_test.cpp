@@ -1,0 +1,214 @@
+// How a job ends from outside, and that nothing of it is left: signals, terminals, readers that go, and the death of
+// any of the processes that make it up. Ranks here start grandchildren that leave their session.
+#include "launch_harness.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+namespace cohort::test {
+namespace {
+
+/// Every rank leaves a grandchild in its own session, and one that ignores SIGTERM and SIGINT too.
+constexpr const char* kFamily =
+    "setsid sleep 1001 & sh -c 'trap \"\" TERM INT HUP; setsid sleep 1002 & wait' & "
+    "touch ready.$RANK; exec sleep 1000";
+
+class Family : public testing::Test {
+ protected:
+  void start(const std::vector<std::string>& options = {}) {
+    JobOptions job;
+    job.arguments = {"run", "-np", "2"};
+    job.arguments.insert(job.arguments.end(), options.begin(), options.end());
+    job.arguments.insert(job.arguments.end(), {"sh", "-c", kFamily});
+    job_ = std::make_unique<Job>(job);
+    ASSERT_TRUE(eventually([this] { return job_->processes("sleep 100").size() == 6; })) << job_->err();
+  }
+  /// The promise is 2 s; a loaded machine gets some more.
+  void expect_nothing_left() {
+    const auto since = std::chrono::steady_clock::now();
+    EXPECT_TRUE(eventually(
+        [this] {
+          job_->running();
+          return job_->processes().empty();
+        },
+        10s))
+        << "processes are left";
+    const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
+    RecordProperty("seconds", fmt::format("{:.3f}", seconds));
+    EXPECT_LT(seconds, 4);
+    EXPECT_TRUE(std::filesystem::is_empty(job_->folder() + "/tmp"));
+  }
+  std::unique_ptr<Job> job_;
+};
+
+TEST_F(Family, KilledRank) {
+  start({"--grace", "0.5"});
+  ::kill(job_->processes("sleep 1000").front(), SIGKILL);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 137);
+}
+
+TEST_F(Family, KilledSupervisor) {
+  start();
+  job_->signal(SIGKILL);
+  expect_nothing_left();
+}
+
+TEST_F(Family, KilledAgent) {
+  start();
+  ::kill(job_->agent(), SIGKILL);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 1);
+  EXPECT_NE(job_->err().find("the agent of"), std::string::npos) << job_->err();
+}
+
+TEST_F(Family, KilledGuard) {
+  start();
+  ::kill(job_->guard(), SIGKILL);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 1);
+  EXPECT_NE(job_->err().find("the guard of"), std::string::npos) << job_->err();
+}
+
+TEST_F(Family, KilledSupervisorAndAgentAndRanks) {
+  start();
+  const pid_t agent = job_->agent();
+  for (const pid_t pid : job_->processes("sleep 1000")) ::kill(pid, SIGKILL);
+  ::kill(agent, SIGKILL);
+  job_->signal(SIGKILL);
+  expect_nothing_left();
+}
+
+TEST_F(Family, KilledAgentAndGuard) {
+  start();
+  const pid_t guard = job_->guard();
+  const pid_t agent = job_->agent();
+  ::kill(guard, SIGKILL);
+  ::kill(agent, SIGKILL);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 1) << job_->err();
+}
+
+TEST_F(Family, StoppedAgentDoesNotOutliveTheSupervisor) {
+  start();
+  ::kill(job_->agent(), SIGSTOP);
+  job_->signal(SIGKILL);
+  expect_nothing_left();
+}
+
+TEST_F(Family, EndOfAllRanks) {
+  start();
+  for (const pid_t pid : job_->processes("sleep 1000")) ::kill(pid, SIGTERM);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 143);
+}
+
+TEST(LaunchSignals, GrandchildrenOfAGoodEndAreEndedToo) {
+  const auto finished = run({{"run", "-np", "2", "sh", "-c", "setsid sleep 1000 & exit 0"}});
+  EXPECT_EQ(finished.status, 0) << finished.err;
+}
+
+class LaunchSignal : public testing::TestWithParam<int> {};
+TEST_P(LaunchSignal, ReachesTheRanksAndGivesTheStatus) {
+  Job job({{"run", "-np", "2", "sh", "-c",
+            "trap 'echo saved $RANK; exit 0' INT TERM HUP QUIT; echo ready; while :; do sleep 0.05; done"}});
+  ASSERT_TRUE(eventually([&] { return lines_of(job.out()).size() == 2; })) << job.err();
+  job.signal(GetParam());
+  EXPECT_EQ(job.wait(), 128 + GetParam()) << job.err();
+  EXPECT_NE(job.out().find("saved 0"), std::string::npos) << job.out();
+  EXPECT_NE(job.out().find("saved 1"), std::string::npos) << job.out();
+  EXPECT_TRUE(job.processes().empty());
+}
+INSTANTIATE_TEST_SUITE_P(All, LaunchSignal, testing::Values(SIGINT, SIGTERM, SIGHUP, SIGQUIT));
+
+TEST(LaunchSignals, UserSignalsAreForwarded) {
+  Job job({{"run", "-np", "2", "sh", "-c", "trap 'echo usr1; exit 0' USR1; echo ready; while :; do sleep 0.05; done"}});
+  ASSERT_TRUE(eventually([&] { return lines_of(job.out()).size() == 2; })) << job.err();
+  job.signal(SIGUSR1);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(lines_of(job.out()).size(), 4U) << job.out();
+}
+
+TEST(LaunchSignals, GraceEndsInSigkill) {
+  Job job(
+      {{"run", "-np", "2", "--grace", "0.3", "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"}});
+  ASSERT_TRUE(eventually([&] { return lines_of(job.out()).size() == 2; })) << job.err();
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 143) << job.err();
+  EXPECT_TRUE(job.processes().empty());
+}
+
+TEST(LaunchSignals, SecondOneKillsAtOnce) {
+  Job job(
+      {{"run", "-np", "2", "--grace", "1000", "sh", "-c", "trap '' INT; echo ready; while :; do sleep 0.05; done"}});
+  ASSERT_TRUE(eventually([&] { return lines_of(job.out()).size() == 2; })) << job.err();
+  job.signal(SIGINT);
+  ASSERT_TRUE(eventually([&] { return job.err().find("waiting up to 1000 s for 2 ranks") != std::string::npos; }))
+      << job.err();
+  job.signal(SIGINT);
+  EXPECT_EQ(job.wait(), 130) << job.err();
+  EXPECT_TRUE(job.processes().empty());
+}
+
+TEST(LaunchSignals, ControlCOnATerminal) {
+  JobOptions options{{"run", "-np", "2", "sh", "-c", "echo ready; sleep 1000"}};
+  options.terminal = true;
+  options.environment = {"TERM=xterm", "NO_COLOR="};
+  Job job(options);
+  ASSERT_TRUE(eventually([&] {
+    const std::string& screen = job.screen();
+    const auto first = screen.find("ready");
+    return first != std::string::npos && screen.find("ready", first + 1) != std::string::npos;
+  })) << job.screen();
+  EXPECT_NE(job.screen().find("\033[36m"), std::string::npos) << "no colour on a terminal";
+  ASSERT_EQ(::write(job.terminal(), "\003", 1), 1);
+  EXPECT_EQ(job.wait(), 130) << job.screen();
+  EXPECT_NE(job.screen().find("told to end by SIGINT"), std::string::npos) << job.screen();
+  EXPECT_TRUE(job.processes().empty());
+}
+
+TEST(LaunchSignals, TerminalInputAndQuestionsWithoutLineEnd) {
+  JobOptions options{
+      {"run", "-np", "2", "sh", "-c", "[ $RANK = 0 ] || exit 0; printf 'name? '; read name; echo hello $name"}};
+  options.terminal = true;
+  options.environment = {"TERM=xterm", "NO_COLOR=1"};
+  Job job(options);
+  ASSERT_TRUE(eventually([&] { return job.screen().find("name? ") != std::string::npos; })) << job.screen();
+  ASSERT_EQ(::write(job.terminal(), "Ada\n", 4), 4);
+  EXPECT_EQ(job.wait(), 0) << job.screen();
+  EXPECT_NE(job.screen().find("hello Ada"), std::string::npos) << job.screen();
+  EXPECT_EQ(job.screen().find("\033[36m"), std::string::npos) << "colour in spite of NO_COLOR";
+}
+
+TEST(LaunchSignals, AReaderThatGoesEndsTheJobQuietly) {
+  JobOptions options{{"run", "-q", "-np", "2", "yes"}};
+  options.pipe_output = true;
+  Job job(options);
+  char buffer[100];
+  ASSERT_GT(::read(job.output(), buffer, sizeof buffer), 0);
+  job.close_output();
+  EXPECT_EQ(job.wait(), 141);
+  EXPECT_EQ(job.err(), "");
+  EXPECT_TRUE(job.processes().empty());
+}
+
+TEST(LaunchSignals, KilledWhileNobodyReadsTheOutput) {
+  JobOptions options{{"run", "-q", "-np", "2", "yes"}};
+  options.pipe_output = true;
+  Job job(options);
+  ASSERT_TRUE(eventually([&] { return job.processes("yes").size() >= 3; }));
+  job.signal(SIGTERM);
+  // The ranks end; the output that waits is given up with the second signal.
+  ASSERT_TRUE(eventually([&] { return job.processes().size() == 1; })) << job.processes().size();
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 143);
+}
+
+}  // namespace
+}  // namespace cohort::test

@@ -1,0 +1,359 @@
+// What a job sees and shows: environment, output, input, exit statuses, messages.
+#include "launch_harness.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
+
+namespace cohort::test {
+namespace {
+
+using testing::TestWithParam;
+
+std::map<std::string, std::string> environment_of(const std::string& text) {
+  std::map<std::string, std::string> out;
+  for (const std::string& line : lines_of(text)) {
+    const auto equals = line.find('=');
+    if (equals != std::string::npos) out[line.substr(0, equals)] = line.substr(equals + 1);
+  }
+  return out;
+}
+
+TEST(Launch, WorkersFindWhatTorchrunAndCohortPromise) {
+  Job job({{"run", "-np", "3", "--env", "EXTRA=a=b", "env"}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  std::set<std::string> ports;
+  for (int rank = 0; rank < 3; ++rank) {
+    auto env = environment_of(job.log(fmt::format("rank-{}.out", rank)));
+    EXPECT_EQ(env["RANK"], std::to_string(rank));
+    EXPECT_EQ(env["LOCAL_RANK"], std::to_string(rank));
+    EXPECT_EQ(env["ROLE_RANK"], std::to_string(rank));
+    EXPECT_EQ(env["WORLD_SIZE"], "3");
+    EXPECT_EQ(env["LOCAL_WORLD_SIZE"], "3");
+    EXPECT_EQ(env["ROLE_WORLD_SIZE"], "3");
+    EXPECT_EQ(env["GROUP_RANK"], "0");
+    EXPECT_EQ(env["GROUP_WORLD_SIZE"], "1");
+    EXPECT_EQ(env["MASTER_ADDR"], "127.0.0.1");
+    EXPECT_EQ(env["TORCHELASTIC_USE_AGENT_STORE"], "False");
+    EXPECT_EQ(env["TORCHELASTIC_RUN_ID"], env["COHORT_JOB_ID"]);
+    EXPECT_EQ(env["EXTRA"], "a=b");
+    EXPECT_EQ(env["PYTHONUNBUFFERED"], "1");
+    EXPECT_GE(std::stoi(env["OMP_NUM_THREADS"]), 1);
+    EXPECT_TRUE(env["COHORT_STORE"].starts_with("127.0.0.1:")) << env["COHORT_STORE"];
+    EXPECT_TRUE(std::filesystem::equivalent(env["COHORT_RUN_DIR"], job.folder() + "/runs/latest"));
+    EXPECT_FALSE(env["COHORT_HOST"].empty());
+    ports.insert(env["MASTER_PORT"]);
+  }
+  ASSERT_EQ(ports.size(), 1U);
+  int low = 0;
+  int high = 0;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> low >> high;
+  const int port = std::stoi(*ports.begin());
+  EXPECT_TRUE(port < low || port > high) << port << " is ephemeral";
+}
+
+TEST(Launch, ThreadsAreSetUnlessTheUserHasSetThem) {
+  const auto finished =
+      run({{"run", "-np", "2", "--prefix", "none", "sh", "-c", "echo $OMP_NUM_THREADS"}, {"OMP_NUM_THREADS=7"}});
+  EXPECT_EQ(finished.out, "7\n7\n");
+  EXPECT_NE(finished.err.find("7 threads each"), std::string::npos) << finished.err;
+}
+
+TEST(Launch, SecretIsASealedMemoryFileAndNothingElseIsInherited) {
+  const auto finished = run({{"run", "-np", "1", "--prefix", "none", "sh", "-c",
+                              "readlink /proc/$$/fd/$COHORT_SECRET_FD; wc -c < /proc/$$/fd/$COHORT_SECRET_FD;"
+                              "ls /proc/$$/fd | sort -n | tr '\\n' ' '"}});
+  ASSERT_EQ(finished.status, 0) << finished.err;
+  const auto lines = lines_of(finished.out);
+  ASSERT_EQ(lines.size(), 3U) << finished.out;
+  EXPECT_TRUE(lines[0].starts_with("/memfd:")) << lines[0];
+  EXPECT_EQ(lines[1], "32");
+  EXPECT_EQ(lines[2], "0 1 2 100 ");
+}
+
+TEST(Launch, FirstLineSaysWhatWasFormed) {
+  const auto finished = run({{"run", "-np", "2", "true"}});
+  EXPECT_EQ(finished.status, 0);
+  const auto lines = lines_of(finished.err);
+  ASSERT_EQ(lines.size(), 1U) << finished.err;
+  EXPECT_TRUE(lines[0].starts_with("cohort: 2 processes on 1 host (")) << lines[0];
+  EXPECT_NE(lines[0].find(": ranks 0-1), "), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("run runs/"), std::string::npos) << lines[0];
+  EXPECT_EQ(run({{"run", "-q", "-np", "2", "true"}}).err, "");
+}
+
+TEST(Launch, OutputComesInWholeLinesInOrderAndLosesNothing) {
+  constexpr int kLines = 20000;
+  Job job({{"run", "-np", "4", "sh", "-c", fmt::format("seq -f \"$RANK-%.0f-{}\" {}", std::string(60, 'x'), kLines)}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  std::vector<int> next(4, 1);
+  for (const std::string& line : lines_of(job.out())) {
+    const auto bar = line.find(" | ");
+    ASSERT_NE(bar, std::string::npos) << line;
+    const int rank = line[bar - 1] - '0';
+    ASSERT_TRUE(rank >= 0 && rank < 4) << line;
+    ASSERT_EQ(line.substr(bar + 3),
+              fmt::format("{}-{}-{}", rank, next[static_cast<std::size_t>(rank)]++, std::string(60, 'x')));
+  }
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(next[static_cast<std::size_t>(rank)], kLines + 1);
+    EXPECT_EQ(lines_of(job.log(fmt::format("rank-{}.out", rank))).size(), static_cast<std::size_t>(kLines));
+  }
+}
+
+TEST(Launch, PartialLinesAndProgressBars) {
+  Job job(
+      {{"run", "-np", "1", "sh", "-c", R"(printf 'one\r\n10%%\r50%%\r100%%\n'; printf 'no end'; printf 'bad' >&2)"}});
+  ASSERT_EQ(job.wait(), 0);
+  std::vector<std::string> texts;
+  for (const auto& line : lines_of(job.out())) texts.push_back(line.substr(line.find(" | ") + 3));
+  EXPECT_EQ(texts, (std::vector<std::string>{"one", "100%", "no end"}));
+  EXPECT_NE(job.err().find(":0 | bad\n"), std::string::npos) << job.err();
+  EXPECT_EQ(job.log("rank-0.out"), "one\r\n10%\r50%\r100%\nno end");
+  EXPECT_EQ(job.log("rank-0.err"), "bad");
+}
+
+TEST(Launch, WithoutPrefixBytesPassAsTheyAre) {
+  const auto finished = run({{"run", "-np", "1", "--prefix", "none", "printf", R"(a\0b\r\377)"}});
+  EXPECT_EQ(finished.out, std::string("a\0b\r\377", 5));
+}
+
+TEST(Launch, InputGoesToRankZeroAndEndsThere) {
+  std::string input;
+  for (int i = 0; i < 100000; ++i) input += fmt::format("line {}\n", i);
+  const auto finished = run({{"run", "-np", "2", "sh", "-c", "echo $RANK $(wc -c)"}, {}, input});
+  ASSERT_EQ(finished.status, 0) << finished.err;
+  EXPECT_NE(finished.out.find(fmt::format("| 0 {}\n", input.size())), std::string::npos) << finished.out;
+  EXPECT_NE(finished.out.find("| 1 0\n"), std::string::npos) << finished.out;
+}
+
+TEST(Launch, InputThatNobodyReadsDoesNoHarm) {
+  EXPECT_EQ(run({{"run", "-np", "2", "true"}, {}, std::string(1 << 20, 'x')}).status, 0);
+}
+
+struct EndCase {
+  const char* script;
+  int status;
+  const char* words;
+};
+class LaunchEnd : public TestWithParam<EndCase> {};
+TEST_P(LaunchEnd, FirstFailureGivesStatusAndMessage) {
+  const auto finished =
+      run({{"run", "-np", "3", "sh", "-c",
+            fmt::format("[ $RANK = 1 ] && {{ echo 'last words' >&2; {}; }}; exec sleep 100", GetParam().script)}});
+  EXPECT_EQ(finished.status, GetParam().status) << finished.err;
+  EXPECT_NE(finished.err.find(fmt::format("rank 1 failed: {}", GetParam().words)), std::string::npos) << finished.err;
+  EXPECT_NE(finished.err.find("> last words\n"), std::string::npos) << finished.err;
+  EXPECT_NE(finished.err.find("/logs/rank-1.err"), std::string::npos) << finished.err;
+}
+INSTANTIATE_TEST_SUITE_P(Ways, LaunchEnd,
+                         testing::Values(EndCase{"exit 3", 3, "exit code 3"},
+                                         EndCase{"kill -9 $$", 137, "killed by SIGKILL"},
+                                         EndCase{"kill -SEGV $$", 139, "killed by SIGSEGV"},
+                                         EndCase{"kill -TERM $$", 143, "killed by SIGTERM"}));
+
+TEST(Launch, LastTwentyLinesOfStderr) {
+  const auto finished = run({{"run", "-np", "1", "sh", "-c", "seq 1 1000 >&2; exit 1"}});
+  EXPECT_EQ(finished.status, 1);
+  EXPECT_NE(finished.err.find("cohort:   > 981\ncohort:   > 982\n"), std::string::npos) << finished.err;
+  EXPECT_NE(finished.err.find("cohort:   > 1000\n"), std::string::npos);
+  EXPECT_EQ(finished.err.find("cohort:   > 980\n"), std::string::npos);
+}
+
+TEST(Launch, TheRankThatDiedIsBlamedAndNotThoseThatMissedIt) {
+  // Rank 2 dies; the others notice it by themselves and fail at once, as a communicator makes them.
+  const auto finished = run(
+      {{"run", "-np", "4", "sh", "-c",
+        "echo $$ > pid.$RANK.new; mv pid.$RANK.new pid.$RANK;"
+        "while [ ! -e pid.2 ]; do sleep 0.01; done; p=$(cat pid.2);"
+        "if [ $RANK = 2 ]; then while [ ! -e pid.0 -o ! -e pid.1 -o ! -e pid.3 ]; do sleep 0.01; done; kill -9 $$; fi;"
+        "while kill -0 $p 2>/dev/null; do :; done; echo PeerLost: rank 2 >&2; exit 1"}});
+  EXPECT_EQ(finished.status, 137) << finished.err;
+  EXPECT_NE(finished.err.find("rank 2 failed: killed by SIGKILL"), std::string::npos) << finished.err;
+}
+
+TEST(Launch, ARankMayEndWellBeforeTheOthers) {
+  const auto finished = run({{"run", "-np", "3", "sh", "-c", "[ $RANK = 0 ] || { sleep 0.3; echo late $RANK; }"}});
+  EXPECT_EQ(finished.status, 0) << finished.err;
+  EXPECT_NE(finished.out.find("late 1"), std::string::npos);
+  EXPECT_NE(finished.out.find("late 2"), std::string::npos);
+}
+
+TEST(Launch, ManyRanks) {
+  const auto finished = run({{"run", "-np", "64", "true"}});
+  EXPECT_EQ(finished.status, 0) << finished.err;
+}
+
+TEST(Launch, AutoIsTheNumberOfUsableCores) {
+  const auto finished = run({{"run", "-np", "auto", "--prefix", "none", "sh", "-c", "echo $WORLD_SIZE"}});
+  ASSERT_EQ(finished.status, 0) << finished.err;
+  const auto lines = lines_of(finished.out);
+  ASSERT_FALSE(lines.empty());
+  EXPECT_EQ(std::to_string(lines.size()), lines[0]);
+}
+
+TEST(Launch, WhatCannotBeRunIsSaidBeforeAnythingStarts) {
+  const auto none = run({{"run", "-np", "2", "no-such-program"}});
+  EXPECT_EQ(none.status, 127);
+  EXPECT_NE(none.err.find("no such program in PATH ("), std::string::npos) << none.err;
+  EXPECT_EQ(lines_of(none.err).size(), 1U) << none.err;
+  EXPECT_NE(run({{"run", "-np", "2", "./nothing"}}).err.find("No such file or directory (ENOENT)"), std::string::npos);
+  EXPECT_EQ(run({{"run", "-np", "2", "/"}}).status, 127);
+
+  const auto script = run({{"run", "-np", "2", "./input"}, {}, "echo not a script\n"});
+  EXPECT_EQ(script.status, 127);
+  EXPECT_NE(script.err.find("chmod +x"), std::string::npos) << script.err;
+  EXPECT_NE(run({{"run", "-np", "2", "input"}, {}, "x"}).err.find("did you mean ./input?"), std::string::npos);
+  const auto no_head = run({{"run", "-np", "2", "./input"}, {}, "echo x\n", false, false, "chmod +x input"});
+  EXPECT_NE(no_head.err.find("nor does it begin with #!"), std::string::npos) << no_head.err;
+  const auto no_interpreter =
+      run({{"run", "-np", "2", "./input"}, {}, "#!/no/such/sh\n", false, false, "chmod +x input"});
+  EXPECT_NE(no_interpreter.err.find("/no/such/sh, which is not there"), std::string::npos) << no_interpreter.err;
+}
+
+TEST(Launch, WrongOptionsAreExplained) {
+  for (const char* number : {"0", "-3", "x", "70000", "2.5"}) {
+    const auto finished = run({{"run", "-np", number, "true"}});
+    EXPECT_EQ(finished.status, 2) << number << finished.err;
+    EXPECT_NE(finished.err.find("-np"), std::string::npos) << finished.err;
+  }
+  const auto typo = run({{"run", "--tiemout", "3", "true"}});
+  EXPECT_EQ(typo.status, 2);
+  EXPECT_NE(typo.err.find("did you mean --timeout?"), std::string::npos) << typo.err;
+  EXPECT_NE(run({{"rnu"}}).err.find("did you mean `cohort run`?"), std::string::npos);
+  EXPECT_EQ(run({{"run", "-np", "2"}}).status, 2);
+  EXPECT_EQ(run({{"run", "-np"}}).status, 2);
+  EXPECT_EQ(run({{"run", "--env", "SURELY_NOT_SET", "true"}}).status, 2);
+}
+
+TEST(Launch, OptionsAfterTheProgramAreItsOwn) {
+  const auto finished = run({{"run", "-np", "1", "--prefix", "none", "echo", "-np", "--help", "--", "-n", "7"}});
+  EXPECT_EQ(finished.out, "-np --help -- -n 7\n");
+  EXPECT_EQ(run({{"run", "-np=1", "--prefix=none", "--", "echo", "a"}}).out, "a\n");
+}
+
+TEST(Launch, RunFolderIsWhereTheUserWantsItOrSaysWhyNot) {
+  Job job({{"run", "-np", "1", "--run-dir", "my/run", "sh", "-c", "echo $COHORT_RUN_DIR"}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_NE(job.out().find(job.folder() + "/my/run"), std::string::npos) << job.out();
+  EXPECT_NE(job.file("my/run/job.json").find("\"exit_status\": 0"), std::string::npos);
+  EXPECT_EQ(job.file("my/run/logs/rank-0.out"), job.folder() + "/my/run\n");
+  EXPECT_FALSE(std::filesystem::exists(job.folder() + "/runs"));
+  const auto refused = run({{"run", "-np", "1", "--run-dir", "/proc/nowhere", "true"}});
+  EXPECT_EQ(refused.status, 127);
+  EXPECT_NE(refused.err.find("--run-dir"), std::string::npos) << refused.err;
+}
+
+TEST(Launch, RecordTellsTheFailure) {
+  Job job({{"run", "-np", "2", "sh", "-c", "exit 5"}});
+  EXPECT_EQ(job.wait(), 5);
+  const std::string record = job.file("runs/latest/job.json");
+  EXPECT_NE(record.find("\"exit_status\": 5"), std::string::npos) << record;
+  EXPECT_NE(record.find("\"status\": \"exit code 5\""), std::string::npos) << record;
+  EXPECT_NE(record.find("\"world_size\": 2"), std::string::npos) << record;
+}
+
+TEST(Launch, TimeLimit) {
+  const auto finished = run({{"run", "-np", "2", "--timeout", "0.3", "sleep", "100"}});
+  EXPECT_EQ(finished.status, 124);
+  EXPECT_NE(finished.err.find("the time limit of 0.3 s is over"), std::string::npos) << finished.err;
+}
+
+TEST(Launch, TwoJobsAtOnceGetDifferentPorts) {
+  const std::vector<std::string> words = {
+      "run", "-np", "1", "--prefix", "none", "sh", "-c", "echo $MASTER_PORT; while [ ! -e go ]; do sleep 0.02; done"};
+  Job one({words});
+  Job two({words});
+  ASSERT_TRUE(eventually([&] { return !one.out().empty() && !two.out().empty(); }));
+  EXPECT_NE(one.out(), two.out());
+  std::ofstream(one.folder() + "/go");
+  std::ofstream(two.folder() + "/go");
+  EXPECT_EQ(one.wait(), 0);
+  EXPECT_EQ(two.wait(), 0);
+}
+
+TEST(Launch, AFullLogDoesNotEndTheJob) {
+  Job job({{"run", "-np", "1", "sh", "-c", "seq 1 200000"}, {}, {}, false, true, "ulimit -f 100"});
+  std::string out;
+  char buffer[65536];
+  for (ssize_t got = 0; (got = ::read(job.output(), buffer, sizeof buffer)) > 0;)
+    out.append(buffer, static_cast<std::size_t>(got));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(lines_of(out).size(), 200000U);
+  EXPECT_NE(job.err().find("rank-0.out ends here, the job goes on: File too large (EFBIG)"), std::string::npos)
+      << job.err();
+}
+
+TEST(Launch, TooFewOpenFilesAreNamedAtStart) {
+  const auto finished = run({{"run", "-np", "64", "true"}, {}, {}, false, false, "ulimit -n 128"});
+  EXPECT_EQ(finished.status, 127);
+  EXPECT_NE(finished.err.find("open files and the limit is 128"), std::string::npos) << finished.err;
+}
+
+TEST(Launch, AFloodWaitsForASlowReaderInBoundedMemory) {
+  constexpr std::size_t kBytes = 64 << 20;
+  Job job({{"run", "-q", "-np", "2", "--prefix", "none", "sh", "-c", fmt::format("head -c {} /dev/zero", kBytes / 2)},
+           {},
+           {},
+           false,
+           true});
+  std::this_thread::sleep_for(300ms);  // nobody reads
+  std::size_t total = 0;
+  long peak = 0;
+  std::vector<char> buffer(1 << 20);
+  for (ssize_t got = 0; (got = ::read(job.output(), buffer.data(), buffer.size())) > 0;) {
+    total += static_cast<std::size_t>(got);
+    for (const pid_t pid : {job.pid(), job.agent()}) {
+      if (total % (1 << 22) > 65536) break;  // now and then is enough
+      for (const auto& line : lines_of(read_text(fmt::format("/proc/{}/status", pid)))) {
+        if (line.starts_with("VmHWM:")) peak = std::max(peak, std::stol(line.substr(6)));
+      }
+    }
+  }
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(total, kBytes);
+  EXPECT_GT(peak, 0);
+  EXPECT_LT(peak, 40L << 10) << "KiB of memory for output that waits";
+}
+
+TEST(Launch, PythonProgramsAndModules) {
+  const std::string program = "import os, sys\nprint(sys.argv[1:], os.environ['RANK'])\n";
+  const auto script = run(
+      {{"run", "-np", "1", "--prefix", "none", "prog.py", "-x", "--y"}, {}, program, false, false, "cp input prog.py"});
+  EXPECT_EQ(script.out, "['-x', '--y'] 0\n") << script.err;
+  const auto module = run({{"run", "-np", "1", "--prefix", "none", "-m", "json.tool", "input"}, {}, "[1]"});
+  EXPECT_EQ(module.status, 0) << module.err;
+  EXPECT_NE(module.out.find('1'), std::string::npos);
+  const auto no_python =
+      run({{"run", "-np", "1", "prog.py"}, {"VIRTUAL_ENV=/no/such/env"}, program, false, false, "cp input prog.py"});
+  EXPECT_EQ(no_python.status, 127);
+  EXPECT_NE(no_python.err.find("VIRTUAL_ENV is /no/such/env"), std::string::npos) << no_python.err;
+}
+
+TEST(Launch, UnmodifiedTorchDistributedProgramRuns) {
+  const auto has = run({{"run", "-q", "-np", "1", "-m", "torch.utils.collect_env"}});
+  if (has.status != 0) GTEST_SKIP() << "the active Python has no torch";
+  const std::string program =
+      "import torch, torch.distributed as dist\n"
+      "dist.init_process_group('gloo')\n"
+      "t = torch.tensor([dist.get_rank() + 1.0])\n"
+      "dist.all_reduce(t)\n"
+      "print('sum', t.item(), dist.get_world_size(), dist.is_torchelastic_launched())\n"
+      "dist.destroy_process_group()\n";
+  const auto finished = run({{"run", "-np", "3", "train.py"}, {}, program, false, false, "cp input train.py"});
+  ASSERT_EQ(finished.status, 0) << finished.err;
+  const auto lines = lines_of(finished.out);
+  ASSERT_EQ(lines.size(), 3U) << finished.out;
+  for (const auto& line : lines) EXPECT_NE(line.find("| sum 6.0 3 True"), std::string::npos) << line;
+}
+
+}  // namespace
+}  // namespace cohort::test
