@@ -51,8 +51,8 @@ Axis Axis::around(double low, double high, Scale scale, int wanted_ticks) {
   if (scale == Scale::Log) {
     const double lowest = std::floor(std::log10(low) + 1e-9);
     const double highest = std::max(std::ceil(std::log10(high) - 1e-9), lowest + 1);
-    // Less than two decades get 2 and 5 as well; many decades, not each.
-    const bool fine = highest - lowest <= 2;
+    // Few decades get 2 and 5 as well; many decades, not each.
+    const bool fine = std::log10(high / low) < 2.5;
     const double every = std::max(1.0, std::ceil((highest - lowest) / 6));
     for (double power = lowest; power <= highest; power += 1) {
       const bool labelled = std::fmod(power - lowest, every) < 0.5;

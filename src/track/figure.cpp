@@ -20,7 +20,8 @@ constexpr std::size_t kMostMarkers = 60;
 
 using Out = std::back_insert_iterator<std::string>;
 
-bool finite(const Point& point) { return std::isfinite(point.x) && std::isfinite(point.y); }
+// Beyond 1e300 a range could overflow.
+bool finite(const Point& point) { return std::abs(point.x) < 1e300 && std::abs(point.y) < 1e300; }
 
 struct Range {
   double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();

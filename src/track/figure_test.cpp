@@ -42,6 +42,8 @@ TEST(Axis, TicksAreNiceNumbers) {
   EXPECT_EQ(labels(Axis::exactly(0, 12, 6)), (std::vector<std::string>{"0", "2", "4", "6", "8", "10", "12"}));
   EXPECT_EQ(labels(Axis::exactly(0, 4000, 4)), (std::vector<std::string>{"0", "1,000", "2,000", "3,000", "4,000"}));
   EXPECT_EQ(labels(Axis::around(0.001, 1, Scale::Log, 5)), (std::vector<std::string>{"0.001", "0.01", "0.1", "1"}));
+  EXPECT_EQ(labels(Axis::around(0.015, 2.5, Scale::Log, 5)),
+            (std::vector<std::string>{"0.02", "0.05", "0.1", "0.2", "0.5", "1", "2"}));
 }
 
 TEST(Axis, CoversItsDataWhateverTheyAre) {
