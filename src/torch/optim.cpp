@@ -44,15 +44,18 @@ double WarmupScheduler::factor_at(std::int64_t step) const {
 
 double WarmupScheduler::rate_at(std::int64_t step) const { return base_rates_.at(0) * factor_at(step); }
 
-std::vector<double> WarmupScheduler::get_lrs() {
+std::vector<double> WarmupScheduler::rates_at(std::int64_t step) const {
   std::vector<double> rates = base_rates_;
-  for (double& rate : rates) rate *= factor_at(step_count_);
+  for (double& rate : rates) rate *= factor_at(step);
   return rates;
 }
 
+// libtorch asks before it counts the step.
+std::vector<double> WarmupScheduler::get_lrs() { return rates_at(std::int64_t{step_count_} + 1); }
+
 // libtorch's own setter is private, and it sets nothing before the first step().
 void WarmupScheduler::apply() {
-  const std::vector<double> rates = get_lrs();
+  const std::vector<double> rates = rates_at(step_count_);
   for (std::size_t i = 0; i < rates.size(); ++i) optimizer_.param_groups()[i].options().set_lr(rates[i]);
 }
 

@@ -52,6 +52,7 @@ class WarmupScheduler : public torch::optim::LRScheduler {
 
  private:
   double factor_at(std::int64_t step) const;
+  std::vector<double> rates_at(std::int64_t step) const;
   void apply();
 
   torch::optim::Optimizer& optimizer_;

@@ -1,0 +1,299 @@
+// The sampler's promises as properties over any size, world, batch and position; and the arithmetic beside it (bucket
+// plans, averages, learning rates) that needs no model.
+#include <cohort/error.h>
+#include <cohort/torch/data.h>
+#include <cohort/torch/metrics.h>
+#include <cohort/torch/optim.h>
+#include <cohort/torch/tensor.h>
+
+#include "torch/bucket.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <sstream>
+
+namespace cohort {
+namespace {
+
+using data::DistributedSampler;
+using data::DistributedSamplerOptions;
+using data::Remainder;
+
+std::vector<DistributedSampler> samplers_of(std::int64_t size, DistributedSamplerOptions options) {
+  std::vector<DistributedSampler> samplers;
+  for (options.rank = 0; options.rank < options.world_size; ++options.rank) samplers.emplace_back(size, options);
+  return samplers;
+}
+
+// Takes one step on all ranks; false at the end of the epoch, which has to be the same on all. Appends what they drew.
+bool step_all(std::vector<DistributedSampler>& samplers, std::vector<std::int64_t>& drawn) {
+  std::vector<std::size_t> sizes;
+  std::int64_t global = 0;
+  for (DistributedSampler& sampler : samplers) {
+    const auto batch = sampler.next_batch();
+    if (!batch) break;
+    sizes.push_back(batch->size());
+    drawn.insert(drawn.end(), batch->begin(), batch->end());
+    global = sampler.global_batch();
+    sampler.step();
+  }
+  RC_ASSERT(sizes.empty() || sizes.size() == samplers.size());
+  if (sizes.empty()) return false;
+  const auto [least, most] = std::minmax_element(sizes.begin(), sizes.end());
+  RC_ASSERT(*most - *least <= 1U);
+  RC_ASSERT(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}) == static_cast<std::size_t>(global));
+  return true;
+}
+
+DistributedSamplerOptions any_options() {
+  return {.batch_size = *rc::gen::inRange<std::int64_t>(1, 20),
+          .shuffle = *rc::gen::arbitrary<bool>(),
+          .seed = *rc::gen::arbitrary<std::uint64_t>(),
+          .world_size = *rc::gen::inRange(1, 9)};
+}
+
+RC_GTEST_PROP(SamplerTest, EverySampleExactlyOnceInTheSameNumberOfSteps, ()) {
+  const auto size = *rc::gen::inRange<std::int64_t>(0, 300);
+  const DistributedSamplerOptions options = any_options();
+  auto samplers = samplers_of(size, options);
+  for (DistributedSampler& sampler : samplers) sampler.set_epoch(3);
+  std::vector<std::int64_t> drawn;
+  std::int64_t steps = 0;
+  while (step_all(samplers, drawn)) ++steps;
+  RC_ASSERT(steps == samplers[0].steps_per_epoch());
+  RC_ASSERT(samplers[0].steps_left() == 0);
+  // One permutation whatever the world: the ranks' parts in order are the sequence of a single rank.
+  std::vector<std::int64_t> expected(static_cast<std::size_t>(size));
+  std::iota(expected.begin(), expected.end(), std::int64_t{0});
+  if (options.shuffle) expected = data::permutation(size, options.seed, 3);
+  RC_ASSERT(drawn == expected);
+  std::sort(expected.begin(), expected.end());
+  for (std::size_t i = 0; i < expected.size(); ++i) RC_ASSERT(expected[i] == static_cast<std::int64_t>(i));
+}
+
+RC_GTEST_PROP(SamplerTest, GoesOnInAnyOtherWorldWithExactlyTheSamplesNotYetUsed, ()) {
+  const auto size = *rc::gen::inRange<std::int64_t>(1, 300);
+  DistributedSamplerOptions options = any_options();
+  auto before = samplers_of(size, options);
+  std::vector<std::int64_t> drawn;
+  const auto steps = *rc::gen::inRange<std::int64_t>(0, before[0].steps_per_epoch() + 1);
+  for (std::int64_t i = 0; i < steps; ++i) RC_ASSERT(step_all(before, drawn));
+  // Drawn ahead by a prefetching loader and not used by an optimizer: not lost.
+  for (DistributedSampler& sampler : before) (void)sampler.next_batch();
+  const data::SamplerState state = before[static_cast<std::size_t>(*rc::gen::inRange(0, options.world_size))].state();
+  RC_ASSERT(state.cursor == static_cast<std::int64_t>(drawn.size()));
+
+  options.world_size = *rc::gen::inRange(1, 9);
+  options.batch_size = *rc::gen::inRange<std::int64_t>(1, 20);
+  options.seed += 1;  // the state's counts
+  auto after = samplers_of(size, options);
+  for (DistributedSampler& sampler : after) sampler.load_state(state);
+  while (step_all(after, drawn)) {
+  }
+  std::sort(drawn.begin(), drawn.end());
+  RC_ASSERT(drawn.size() == static_cast<std::size_t>(size));
+  for (std::size_t i = 0; i < drawn.size(); ++i) RC_ASSERT(drawn[i] == static_cast<std::int64_t>(i));
+}
+
+RC_GTEST_PROP(SamplerTest, RemaindersCanBeDroppedOrPadded, ()) {
+  const auto size = *rc::gen::inRange<std::int64_t>(1, 200);
+  DistributedSamplerOptions options = any_options();
+  const std::int64_t full = options.batch_size * options.world_size;
+  for (const Remainder remainder : {Remainder::Drop, Remainder::Pad}) {
+    options.remainder = remainder;
+    auto samplers = samplers_of(size, options);
+    std::vector<std::int64_t> drawn;
+    std::int64_t steps = 0;
+    while (step_all(samplers, drawn)) ++steps;
+    RC_ASSERT(steps == samplers[0].steps_per_epoch());
+    RC_ASSERT(static_cast<std::int64_t>(drawn.size()) == steps * full);
+    const std::int64_t whole = size / full * full;
+    RC_ASSERT(steps * full == (remainder == Remainder::Drop || whole == size ? whole : whole + full));
+  }
+}
+
+TEST(SamplerTest, ThePermutationIsDefinedToTheLastBit) {
+  // From tools independent of this code: an implementation of the documented algorithm in Python.
+  EXPECT_EQ(data::permutation(10, 0, 0), (std::vector<std::int64_t>{5, 2, 9, 6, 1, 8, 7, 3, 0, 4}));
+  EXPECT_EQ(data::permutation(10, 42, 7), (std::vector<std::int64_t>{4, 9, 2, 1, 6, 3, 0, 8, 5, 7}));
+  EXPECT_NE(data::permutation(100, 1, 0), data::permutation(100, 0, 1));
+}
+
+TEST(SamplerTest, EpochsFollowEachOtherUnderADataLoader) {
+  DistributedSampler mine(10, {.batch_size = 3, .seed = 5});
+  DistributedSampler loaders = mine;  // the loader's copy: torch takes samplers by value
+  std::vector<std::size_t> first;
+  std::vector<std::size_t> second;
+  loaders.reset();
+  while (true) {
+    auto batch = loaders.next(3);
+    if (!batch.has_value()) break;
+    first.insert(first.end(), batch->begin(), batch->end());
+  }
+  for (int i = 0; i < 4; ++i) mine.step();
+  EXPECT_EQ(mine.cursor(), 10);
+  EXPECT_THROW(mine.step(), Error);
+  loaders.reset();
+  EXPECT_EQ(mine.epoch(), 1);
+  while (true) {
+    auto batch = loaders.next(3);
+    if (!batch.has_value()) break;
+    second.insert(second.end(), batch->begin(), batch->end());
+  }
+  EXPECT_EQ(first.size(), 10U);
+  EXPECT_EQ(second.size(), 10U);
+  EXPECT_NE(first, second);
+  loaders.reset();  // drawn to the end, never stepped
+  EXPECT_EQ(mine.epoch(), 2);
+}
+
+TEST(SamplerTest, PrefetchedBatchesAreDrawnAgainAfterAReset) {
+  DistributedSampler sampler(10, {.batch_size = 2, .seed = 5});
+  const auto first = sampler.next_batch();
+  const auto second = sampler.next_batch();
+  (void)sampler.next_batch();
+  sampler.step();
+  sampler.reset();
+  EXPECT_EQ(sampler.next_batch(), second);
+  EXPECT_NE(first, second);
+}
+
+TEST(SamplerTest, SavesAndLoadsThroughTorchArchives) {
+  DistributedSampler sampler(10, {.batch_size = 2, .seed = 5});
+  sampler.set_epoch(4);
+  (void)sampler.next_batch();
+  sampler.step();
+  torch::serialize::OutputArchive out;
+  sampler.save(out);
+  std::stringstream bytes;
+  out.save_to(bytes);
+  torch::serialize::InputArchive in;
+  in.load_from(bytes);
+  DistributedSampler other(10);
+  other.load(in);
+  EXPECT_EQ(other.state(), sampler.state());
+  EXPECT_EQ(other.cursor(), 2);
+  DistributedSampler another(11);
+  EXPECT_THROW(another.load_state(sampler.state()), Error);
+}
+
+TEST(SamplerTest, RefusesWhatHasNoMeaning) {
+  EXPECT_THROW(DistributedSampler(-1), Error);
+  EXPECT_THROW(DistributedSampler(1, {.batch_size = 0}), Error);
+  EXPECT_THROW(DistributedSampler(1, {.rank = 2, .world_size = 2}), Error);
+  DistributedSampler sampler(5);
+  EXPECT_THROW(sampler.load_state({.seed = 0, .epoch = 0, .cursor = 6, .size = 5}), Error);
+  EXPECT_THROW(sampler.set_epoch(-1), Error);
+}
+
+RC_GTEST_PROP(BucketPlanTest, EveryParameterOnceByTypeAndInOrder, ()) {
+  const auto sizes = *rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 500));
+  std::vector<nn::PlanParameter> parameters;
+  for (const int size : sizes) {
+    parameters.push_back({.bytes = static_cast<std::size_t>(size), .type = size % 3 == 0 ? at::kDouble : at::kFloat});
+  }
+  std::vector<int> order(parameters.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  const nn::BucketPlan plan = nn::plan_buckets(parameters, order, {.first_bucket_bytes = 100, .bucket_bytes = 1000});
+  std::vector<int> seen;
+  int last_complete = std::numeric_limits<int>::max();
+  for (const auto& bucket : plan) {
+    RC_ASSERT(!bucket.empty());
+    RC_ASSERT(bucket.back() < last_complete);  // reverse order: complete ever later
+    last_complete = bucket.back();
+    std::size_t bytes = 0;
+    for (const int index : bucket) {
+      RC_ASSERT(parameters[static_cast<std::size_t>(index)].type ==
+                parameters[static_cast<std::size_t>(bucket[0])].type);
+      bytes += parameters[static_cast<std::size_t>(index)].bytes;
+      seen.push_back(index);
+    }
+    RC_ASSERT(bytes - parameters[static_cast<std::size_t>(bucket.back())].bytes < 1000U);
+  }
+  std::sort(seen.rbegin(), seen.rend());
+  RC_ASSERT(seen == order);
+}
+
+TEST(WarmupTest, ClimbsFromTheRateOfOneRankToThatOfAll) {
+  std::vector<at::Tensor> parameters = {at::zeros({1})};
+  torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1));
+  const auto rate = [&] { return optimizer.param_groups()[0].options().get_lr(); };
+  optim::WarmupScheduler schedule(
+      optimizer, {.world_size = 4, .warmup_steps = 3, .decay = [](std::int64_t step) { return step < 5 ? 1.0 : 0.5; }});
+  std::vector<double> rates;
+  for (int i = 0; i < 6; ++i) {
+    rates.push_back(rate());
+    schedule.step();
+  }
+  const std::vector<double> expected = {0.1, 0.2, 0.3, 0.4, 0.4, 0.2};
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(rates[i], expected[i], 1e-12) << i;
+  schedule.set_step(1);
+  EXPECT_NEAR(rate(), 0.2, 1e-12);
+  EXPECT_EQ(schedule.steps(), 1);
+  EXPECT_DOUBLE_EQ(optim::scale_factor(optim::Scaling::SquareRoot, 9), 3.0);
+  EXPECT_DOUBLE_EQ(optim::scale_factor(optim::Scaling::None, 9), 1.0);
+  EXPECT_THROW(optim::scale_factor(optim::Scaling::None, 0), Error);
+}
+
+TEST(MetricsTest, AveragesEqualThoseOfOneProcess) {
+  run_on_threads(3, [](Communicator comm) {
+    metrics::Averages averages({"loss", "accuracy"});
+    const std::int64_t samples = comm.rank() == 1 ? 0 : comm.rank() + 1;  // 1, 0, 3
+    averages.add("loss", samples == 0 ? std::nan("") : comm.rank() + 1.0, samples);
+    averages.add("accuracy", 0.5, samples);
+    const auto all = averages.reduce(comm);
+    EXPECT_DOUBLE_EQ(all.at("loss").value, (1.0 * 1 + 3.0 * 3) / 4);
+    EXPECT_DOUBLE_EQ(all.at("loss").count, 4.0);
+    EXPECT_DOUBLE_EQ(all.at("accuracy").value, 0.5);
+    EXPECT_DOUBLE_EQ(averages.local().at("loss").count, static_cast<double>(samples));
+    EXPECT_THROW(averages.add("los", 1, 1), Error);
+    EXPECT_DOUBLE_EQ(metrics::average(comm, comm.rank(), 1).value, 1.0);
+  });
+}
+
+TEST(TensorTest, CollectivesOnTensors) {
+  run_on_threads(2, [](Communicator comm) {
+    at::Tensor sum = empty_in(comm, {3, 2});
+    sum.fill_(comm.rank() + 1.0);
+    all_reduce(comm, sum).wait();
+    EXPECT_TRUE(at::equal(sum, at::full({3, 2}, 3.0, at::kFloat)));
+
+    const at::Tensor flags = at::full({3}, comm.rank() == 1, at::kBool);
+    broadcast(comm, flags, {.root = 1}).wait();
+    EXPECT_TRUE(flags.all().item<bool>());
+
+    const at::Tensor gathered = all_gather(comm, at::full({2}, comm.rank(), at::kLong));
+    EXPECT_TRUE(at::equal(gathered, at::arange(2, at::kLong).unsqueeze(1).expand({2, 2})));
+
+    const at::Tensor part = at::zeros({2});
+    reduce_scatter(comm, at::arange(4, at::kFloat), part).wait();
+    EXPECT_TRUE(at::equal(part, at::arange(4, at::kFloat).slice(0, comm.rank() * 2, comm.rank() * 2 + 2) * 2));
+
+    std::vector<at::Tensor> many = {at::full({5}, comm.rank(), at::kDouble),
+                                    at::full({2, 3}, comm.rank(), at::kLong).t(),
+                                    at::full({}, comm.rank() == 1, at::kBool), at::empty({0})};
+    broadcast_parameters(comm, many, {.root = 1, .chunk_bytes = 7});
+    EXPECT_TRUE(at::equal(many[0], at::ones({5}, at::kDouble)));
+    EXPECT_TRUE(at::equal(many[1], at::ones({3, 2}, at::kLong)));
+    EXPECT_TRUE(many[2].item<bool>());
+  });
+  EXPECT_THROW(to_buffer(at::zeros({2, 3}).t()), Error);
+  EXPECT_THROW(to_buffer(at::zeros({2}, at::kBool)), Error);
+  EXPECT_THROW(to_buffer(at::Tensor()), Error);
+}
+
+TEST(TensorTest, MemoryOutlivesTheWorld) {
+  at::Tensor tensor;
+  run_on_threads(1, [&](Communicator comm) { tensor = empty_in(comm, {1000}).fill_(2); });
+  EXPECT_EQ(tensor.sum().item<float>(), 2000.0F);
+}
+
+}  // namespace
+}  // namespace cohort
