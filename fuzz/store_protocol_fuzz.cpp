@@ -1,0 +1,12 @@
+// What a store's server and client read from each other. What decodes has to encode to the same bytes again.
+#include "store/protocol.h"
+
+#include <cstdlib>
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace cohort::store;
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  if (const auto request = decode_request(bytes); request && encode(*request) != bytes) std::abort();
+  if (const auto reply = decode_reply(bytes); reply && encode(*reply) != bytes) std::abort();
+  return 0;
+}
