@@ -21,10 +21,9 @@ constexpr const char* kFamily =
 
 class Family : public testing::Test {
  protected:
-  void start(const std::vector<std::string>& options = {}) {
+  void start() {
     JobOptions job;
-    job.arguments = {"run", "-np", "2"};
-    job.arguments.insert(job.arguments.end(), options.begin(), options.end());
+    job.arguments = {"run", "-np", "2", "--grace", "0.5"};
     job.arguments.insert(job.arguments.end(), {"sh", "-c", kFamily});
     job_ = std::make_unique<Job>(job);
     ASSERT_TRUE(eventually([this] { return job_->processes("sleep 100").size() == 6; })) << job_->err();
@@ -48,7 +47,7 @@ class Family : public testing::Test {
 };
 
 TEST_F(Family, KilledRank) {
-  start({"--grace", "0.5"});
+  start();
   ::kill(job_->processes("sleep 1000").front(), SIGKILL);
   expect_nothing_left();
   EXPECT_EQ(job_->wait(), 137);

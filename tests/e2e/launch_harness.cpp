@@ -186,12 +186,12 @@ std::vector<pid_t> Job::processes() const {
 
 std::vector<pid_t> Job::processes(const std::string& text) const {
   std::vector<pid_t> found = processes();
-  std::erase_if(found, [&text](pid_t pid) { return sys::command_line(pid).find(text) == std::string::npos; });
+  std::erase_if(found, [&text](pid_t pid) { return !sys::command_line(pid).starts_with(text); });
   return found;
 }
 
 pid_t Job::guard() const {
-  for (const pid_t pid : processes(" agent --connect")) {
+  for (const pid_t pid : processes(COHORT_COMMAND " agent --connect")) {
     const auto stat = sys::process_stat(pid);
     if (stat && stat->parent == pid_) return pid;
   }
@@ -200,7 +200,7 @@ pid_t Job::guard() const {
 
 pid_t Job::agent() const {
   const pid_t outer = guard();
-  for (const pid_t pid : processes(" agent --connect")) {
+  for (const pid_t pid : processes(COHORT_COMMAND " agent --connect")) {
     const auto stat = sys::process_stat(pid);
     if (stat && stat->parent == outer) return pid;
   }

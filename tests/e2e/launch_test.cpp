@@ -308,11 +308,14 @@ TEST(Launch, AFloodWaitsForASlowReaderInBoundedMemory) {
   std::this_thread::sleep_for(300ms);  // nobody reads
   std::size_t total = 0;
   long peak = 0;
+  const pid_t agent = job.agent();
+  std::size_t looked_at = 0;
   std::vector<char> buffer(1 << 20);
   for (ssize_t got = 0; (got = ::read(job.output(), buffer.data(), buffer.size())) > 0;) {
     total += static_cast<std::size_t>(got);
-    for (const pid_t pid : {job.pid(), job.agent()}) {
-      if (total % (1 << 22) > 65536) break;  // now and then is enough
+    if (total - looked_at < (8 << 20)) continue;  // now and then is enough
+    looked_at = total;
+    for (const pid_t pid : {job.pid(), agent}) {
       for (const auto& line : lines_of(read_text(fmt::format("/proc/{}/status", pid)))) {
         if (line.starts_with("VmHWM:")) peak = std::max(peak, std::stol(line.substr(6)));
       }
@@ -339,7 +342,12 @@ TEST(Launch, PythonProgramsAndModules) {
 }
 
 TEST(Launch, UnmodifiedTorchDistributedProgramRuns) {
-  const auto has = run({{"run", "-q", "-np", "1", "-m", "torch.utils.collect_env"}});
+  const auto has = run({{"run", "-q", "-np", "1", "probe.py"},
+                        {},
+                        "import importlib.util, sys\nsys.exit(importlib.util.find_spec('torch') is None)\n",
+                        false,
+                        false,
+                        "cp input probe.py"});
   if (has.status != 0) GTEST_SKIP() << "the active Python has no torch";
   const std::string program =
       "import torch, torch.distributed as dist\n"

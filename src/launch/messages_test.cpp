@@ -1,0 +1,89 @@
+#include "launch/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace cohort::launch {
+namespace {
+
+std::vector<Message> samples() {
+  StartJob job;
+  job.path = "/bin/x";
+  job.arguments = {"x", "", std::string("a\0b", 3)};
+  job.environment = {"A=1"};
+  job.folder = "/";
+  job.log_folder = "/l";
+  job.workers = {{0, {"RANK=0"}}, {1, {}}};
+  job.input = true;
+  job.open_files = 1024;
+  Exited exited;
+  exited.rank = 3;
+  exited.status.signal = 9;
+  exited.before_stop = false;
+  exited.last_stderr = "why";
+  return {Hello{1, "0.1.0", 2, "vm", 77, 8},
+          Started{{1, 2, 3}, 4},
+          StartFailed{5, "no"},
+          Output{1, Stream::Stderr, "text"},
+          exited,
+          InputTaken{7},
+          Trouble{"t"},
+          AllGone{1, "stuck"},
+          job,
+          Input{"in"},
+          OutputTaken{std::uint64_t{1} << 40},
+          SignalWorkers{10},
+          StopWorkers{15, 100},
+          Finish{}};
+}
+
+TEST(Messages, ComeBackAsTheyWere) {
+  const auto all = samples();
+  ASSERT_EQ(all.size(), std::variant_size_v<Message>);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    ASSERT_EQ(all[i].index(), i);
+    const std::string bytes = encode(all[i]);
+    const auto again = decode(bytes);
+    ASSERT_TRUE(again) << again.error().what();
+    EXPECT_EQ(again->index(), i);
+    EXPECT_EQ(encode(*again), bytes);
+  }
+  const auto job = std::get<StartJob>(*decode(encode(samples()[8])));
+  EXPECT_EQ(job.arguments[2], std::string("a\0b", 3));
+  EXPECT_EQ(job.workers[0].environment[0], "RANK=0");
+  EXPECT_EQ(job.open_files, 1024U);
+  EXPECT_EQ(std::get<Exited>(*decode(encode(samples()[4]))).status.signal, 9);
+}
+
+TEST(Messages, CutOrLengthenedOnesAreRefused) {
+  for (const Message& message : samples()) {
+    const std::string bytes = encode(message);
+    for (std::size_t size = 0; size < bytes.size(); ++size) {
+      const auto cut = decode(std::string_view(bytes).substr(0, size));
+      ASSERT_FALSE(cut);
+      EXPECT_EQ(cut.error().code(), ErrorCode::Corrupt);
+    }
+    EXPECT_FALSE(decode(bytes + "x"));
+  }
+  EXPECT_FALSE(decode("\x7f"));
+}
+
+TEST(Messages, AFalseCountDoesNotTakeMemory) {
+  std::string bytes = encode(Started{{1}, 0});
+  bytes[1] = bytes[2] = bytes[3] = bytes[4] = '\xff';
+  EXPECT_FALSE(decode(bytes));
+}
+
+TEST(Messages, RandomBytesDoNoHarm) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 20000; ++round) {
+    std::string bytes(random() % 64, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    if (!bytes.empty()) bytes[0] = static_cast<char>(random() % 16);
+    if (const auto message = decode(bytes)) EXPECT_EQ(encode(*message), bytes);
+  }
+}
+
+}  // namespace
+}  // namespace cohort::launch

@@ -1,0 +1,125 @@
+#include "sys/process.h"
+
+#include "sys/cpus.h"
+#include "sys/signals.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+
+namespace cohort::sys {
+namespace {
+
+ExitStatus run(const SpawnOptions& options) {
+  auto pending = spawn(options);
+  EXPECT_TRUE(pending);
+  auto child = std::move(*pending).confirm();
+  EXPECT_TRUE(child);
+  int word = 0;
+  EXPECT_EQ(::waitpid(child->pid, &word, 0), child->pid);
+  return exit_status_from_wait(word);
+}
+
+SpawnOptions shell(const std::string& script) {
+  SpawnOptions options;
+  options.path = "/bin/sh";
+  options.arguments = {"sh", "-c", script};
+  options.environment = {"PATH=/usr/bin:/bin", "X=7"};
+  return options;
+}
+
+TEST(Process, RunsWithItsEnvironmentFolderAndSession) {
+  EXPECT_EQ(run(shell("exit $X")).code, 7);
+  auto options = shell("test \"$(pwd)\" = /");
+  options.folder = "/";
+  options.new_session = true;
+  EXPECT_TRUE(run(options).success());
+}
+
+TEST(Process, EndsAreNamed) {
+  const auto status = run(shell("kill -9 $$"));
+  EXPECT_EQ(status.signal, SIGKILL);
+  EXPECT_EQ(status.shell_status(), 137);
+  EXPECT_EQ(to_string(status), "killed by SIGKILL");
+  EXPECT_EQ(to_string(run(shell("exit 3"))), "exit code 3");
+  EXPECT_EQ(signal_name(SIGRTMIN + 3), "SIGRTMIN+3");
+  EXPECT_EQ(signal_name(99), "signal 99");
+}
+
+TEST(Process, SignalsAreAsANewProcessExpectsThem) {
+  auto blocked = SignalFd::create({SIGTERM});
+  ASSERT_TRUE(blocked);
+  auto* const before = std::signal(SIGPIPE, SIG_IGN);
+  const auto status =
+      run(shell("grep -q '^SigBlk:.0*$' /proc/self/status && grep -q '^SigIgn:.0*$' /proc/self/status"));
+  std::signal(SIGPIPE, before);
+  EXPECT_TRUE(status.success());
+}
+
+TEST(Process, OnlyNamedDescriptorsAreInherited) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);  // without CLOEXEC, as a careless library would
+  auto options = shell("set -- /proc/$$/fd/*; echo \"${*##*/}\" >&2; test \"${*##*/}\" = '0 1 2 50'");
+  options.inherited = {{ends[1], 50}};
+  EXPECT_TRUE(run(options).success());
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+TEST(Process, WhatCannotRunSaysWhere) {
+  auto options = shell("");
+  options.path = "/no/such/program";
+  auto pending = spawn(options);
+  ASSERT_TRUE(pending);
+  const auto child = std::move(*pending).confirm();
+  ASSERT_FALSE(child);
+  EXPECT_EQ(child.error().error_number, ENOENT);
+  EXPECT_EQ(child.error().step, "execve");
+  options = shell("");
+  options.folder = "/no/such/folder";
+  pending = spawn(options);
+  ASSERT_TRUE(pending);
+  EXPECT_EQ(std::move(*pending).confirm().error().step, "chdir");
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
+}
+
+TEST(Process, StatIsReadWhateverTheName) {
+  const auto stat = parse_process_stat("42 (a) b) c) S 7 1 1 0 -1 4194308 1 2 3 4 5 6 7 8 20 0 1 0 12345 0 0");
+  ASSERT_TRUE(stat);
+  EXPECT_EQ(stat->state, 'S');
+  EXPECT_EQ(stat->parent, 7);
+  EXPECT_TRUE(stat->exiting);
+  EXPECT_EQ(stat->start_ticks, 12345U);
+  EXPECT_FALSE(parse_process_stat(""));
+  EXPECT_FALSE(parse_process_stat("42 (x) S 7"));
+  const auto own = process_stat(::getpid());
+  ASSERT_TRUE(own);
+  EXPECT_EQ(own->parent, ::getppid());
+  EXPECT_FALSE(own->exiting);
+}
+
+TEST(Process, DescendantsAreFound) {
+  auto options = shell("sleep 100 & wait");
+  auto child = std::move(*spawn(options)).confirm();
+  ASSERT_TRUE(child);
+  std::vector<pid_t> found;
+  for (int round = 0; round < 1000 && found.size() < 2; ++round) {
+    found = descendants(::getpid());
+    ::usleep(5000);
+  }
+  EXPECT_EQ(found.size(), 2U);
+  for (const pid_t pid : found) ::kill(pid, SIGKILL);
+  ::waitpid(child->pid, nullptr, 0);
+}
+
+TEST(Cpus, ThereIsAtLeastOne) {
+  EXPECT_GE(usable_cores(), 1);
+  EXPECT_FALSE(host_name().empty());
+  EXPECT_EQ(host_name().find('.'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace cohort::sys
