@@ -37,7 +37,17 @@ list(GET torch_dir 0 Torch_DIR)
 # A wheel built with MKL or CUDA names libraries that a CPU program does not need; it prints warnings we cannot act on.
 set(CMAKE_MESSAGE_LOG_LEVEL_SAVED "${CMAKE_MESSAGE_LOG_LEVEL}")
 set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
+# TorchConfig.cmake looks for Caffe2 and for its libraries in the system's folders first: a wheel's headers would be
+# combined with Debian's libtorch. Its own prefix has to come before those, and what an earlier configuration found, go.
+get_filename_component(torch_prefix ${Torch_DIR}/../../.. ABSOLUTE)
+list(PREPEND CMAKE_PREFIX_PATH ${torch_prefix})
+if(NOT TORCH_LIBRARY MATCHES "^${torch_prefix}/" OR NOT Caffe2_DIR MATCHES "^${torch_prefix}/")
+  unset(TORCH_LIBRARY CACHE)
+  unset(c10_LIBRARY CACHE)
+  unset(Caffe2_DIR CACHE)
+endif()
 find_package(Torch REQUIRED CONFIG)
+list(POP_FRONT CMAKE_PREFIX_PATH)
 set(CMAKE_MESSAGE_LOG_LEVEL "${CMAKE_MESSAGE_LOG_LEVEL_SAVED}")
 
 # torch's own flags (an ABI switch, -std) are not wanted in rooms without torch: keep them on one target.
