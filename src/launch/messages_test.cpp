@@ -81,7 +81,9 @@ TEST(Messages, RandomBytesDoNoHarm) {
     std::string bytes(random() % 64, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
     if (!bytes.empty()) bytes[0] = static_cast<char>(random() % 16);
-    if (const auto message = decode(bytes)) EXPECT_EQ(encode(*message), bytes);
+    if (const auto message = decode(bytes)) {
+      EXPECT_EQ(encode(*message), bytes);
+    }
   }
 }
 

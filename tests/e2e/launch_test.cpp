@@ -70,7 +70,7 @@ TEST(Launch, ThreadsAreSetUnlessTheUserHasSetThem) {
 TEST(Launch, SecretIsASealedMemoryFileAndNothingElseIsInherited) {
   const auto finished = run({{"run", "-np", "1", "--prefix", "none", "sh", "-c",
                               "readlink /proc/$$/fd/$COHORT_SECRET_FD; wc -c < /proc/$$/fd/$COHORT_SECRET_FD;"
-                              "ls /proc/$$/fd | sort -n | tr '\\n' ' '"}});
+                              "ls /proc/$$/fd > fds; sort -n fds | tr '\\n' ' '"}});
   ASSERT_EQ(finished.status, 0) << finished.err;
   const auto lines = lines_of(finished.out);
   ASSERT_EQ(lines.size(), 3U) << finished.out;
