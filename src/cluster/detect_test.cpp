@@ -1,0 +1,109 @@
+#include "cluster/detect.h"
+
+#include "cluster/host_identity.h"
+#include "cluster/init_method.h"
+
+#include <gtest/gtest.h>
+
+namespace cohort::cluster {
+namespace {
+
+struct Good {
+  Environment environment;
+  std::string launcher;
+  int rank, size;
+  Meeting meeting;
+};
+
+TEST(Detect, KnowsItsLaunchers) {
+  const Good cases[] = {
+      {{}, "", 0, 1, Meeting::None},
+      {{{"RANK", "2"}, {"WORLD_SIZE", "4"}}, "env://", 2, 4, Meeting::Master},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, "env://", 0, 1, Meeting::Master},
+      {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "x"}}, "torchrun", 1, 2, Meeting::Master},
+      {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"COHORT_STORE", "127.0.0.1:1"}}, "cohort run", 1, 2, Meeting::JobStore},
+      // The innermost of several: a larger world inside of a smaller one is somebody's intention.
+      {{{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_SIZE", "2"}}, "env://", 5, 8, Meeting::Master},
+      {{{"OMPI_COMM_WORLD_SIZE", "1"}, {"PMI_SIZE", "1"}}, "", 0, 1, Meeting::None},
+      // Slurm's batch script is not a task.
+      {{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}, "", 0, 1, Meeting::None},
+  };
+  for (const Good& one : cases) {
+    const auto detected = detect(one.environment);
+    ASSERT_TRUE(detected) << detected.error().what();
+    EXPECT_EQ(detected->launcher, one.launcher);
+    EXPECT_EQ(detected->rank, one.rank);
+    EXPECT_EQ(detected->size, one.size);
+    EXPECT_EQ(detected->meeting, one.meeting);
+  }
+}
+
+TEST(Detect, RefusesContradictionsNamingBothSides) {
+  const struct {
+    Environment environment;
+    const char* first;
+    const char* second;
+  } cases[] = {
+      {{{"RANK", "4"}, {"WORLD_SIZE", "4"}}, "RANK=4", "WORLD_SIZE=4"},
+      {{{"RANK", "1"}}, "RANK=1", "WORLD_SIZE"},
+      {{{"WORLD_SIZE", "2"}}, "WORLD_SIZE", "RANK"},
+      {{{"RANK", "-1"}, {"WORLD_SIZE", "4"}}, "RANK='-1'", "number"},
+      {{{"RANK", "1x"}, {"WORLD_SIZE", "4"}}, "RANK='1x'", "number"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE='0'", "number"},
+      {{{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}},
+       "LOCAL_RANK=2",
+       "LOCAL_WORLD_SIZE=2"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "5"}}, "LOCAL_WORLD_SIZE=5", "WORLD_SIZE=4"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}}, "LOCAL_RANK=1", "RANK=0"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"PMI_SIZE", "4"}}, "WORLD_SIZE=1", "PMI_SIZE=4"},
+      {{{"OMPI_COMM_WORLD_SIZE", "4"}}, "no launcher", "OMPI_COMM_WORLD_SIZE=4"},
+      {{{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "3"}}, "no launcher", "SLURM_STEP_NUM_TASKS=3"},
+      {{{"COHORT_ALONE", "yes"}}, "COHORT_ALONE='yes'", "1"},
+  };
+  for (const auto& one : cases) {
+    const auto detected = detect(one.environment);
+    ASSERT_FALSE(detected) << one.first;
+    const std::string message = detected.error().what();
+    EXPECT_EQ(detected.error().code(), ErrorCode::InvalidArgument);
+    EXPECT_NE(message.find(one.first), std::string::npos) << message;
+    EXPECT_NE(message.find(one.second), std::string::npos) << message;
+  }
+}
+
+TEST(Detect, AloneMeansAlone) {
+  const auto detected = detect({{"COHORT_ALONE", "1"}, {"RANK", "2"}, {"WORLD_SIZE", "4"}, {"PMI_SIZE", "4"}});
+  ASSERT_TRUE(detected);
+  EXPECT_TRUE(detected->alone);
+  EXPECT_EQ(detected->size, 1);
+}
+
+TEST(InitMethod, ReadsWhatItShould) {
+  const auto tcp = parse_init_method("tcp://[::1]:29500?world_size=4&rank=3");
+  ASSERT_TRUE(tcp) << tcp.error().what();
+  EXPECT_EQ(tcp->address, (net::Address{"::1", 29500}));
+  EXPECT_EQ(tcp->rank, 3);
+  EXPECT_EQ(tcp->world_size, 4);
+  const auto file = parse_init_method("file:///a/b");
+  ASSERT_TRUE(file);
+  EXPECT_EQ(file->path, "/a/b");
+  EXPECT_FALSE(file->rank);
+  EXPECT_TRUE(parse_init_method("env://"));
+}
+
+TEST(InitMethod, RefusesTheRest) {
+  for (const char* text : {"", "tcp", "tcp://", "tcp://host", "tcp://host:0", "tcp://host:99999", "tcp://::1:80",
+                           "file://relative", "file:///", "http://host:1", "env://x", "tcp://h:1?rank=-1",
+                           "tcp://h:1?rank=1&rank=1", "tcp://h:1?size=1", "tcp://h:1?rank"}) {
+    const auto parsed = parse_init_method(text);
+    ASSERT_FALSE(parsed) << text;
+    EXPECT_EQ(parsed.error().code(), ErrorCode::InvalidArgument);
+  }
+}
+
+TEST(HostIdentity, IsTheSameEachTime) {
+  EXPECT_EQ(host_identity().id, host_identity().id);
+  EXPECT_FALSE(host_identity().name.empty());
+}
+
+}  // namespace
+}  // namespace cohort::cluster
