@@ -3,8 +3,7 @@
 
 #include "base/result.h"
 #include "comm/communicator_impl.h"
-
-#include <unistd.h>
+#include "sys/cpus.h"
 
 #include <exception>
 #include <mutex>
@@ -12,16 +11,6 @@
 #include <thread>
 
 namespace cohort {
-namespace {
-
-std::string host_name() {
-  char name[256] = {};
-  if (::gethostname(name, sizeof name - 1) != 0) return "localhost";
-  return name;
-}
-
-}  // namespace
-
 std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& options) {
   if (size < 1) raise(ErrorCode::InvalidArgument, "form_thread_world: a world of {} ranks", size);
   comm::FormOptions form;
@@ -29,7 +18,7 @@ std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& 
   form.timeout = options.timeout;
   form.placement.size = size;
   form.placement.local_size = size;
-  form.placement.host = host_name();
+  form.placement.host = sys::host_name();
   form.placement.source = "threads of one process";
 
   // Each rank waits for the others to come, so each forms on a thread of its own.

@@ -1,7 +1,5 @@
 #include "sys/peer_process.h"
 
-#include "base/parse.h"
-
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -12,7 +10,7 @@
 #include <bit>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -105,20 +103,6 @@ int count(const CoreSet& cores) {
   int total = 0;
   for (const std::uint64_t word : cores) total += std::popcount(word);
   return std::max(total, 1);
-}
-
-std::optional<int> cpu_quota() {
-  std::ifstream unified("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  std::string period;
-  if (!(unified >> quota >> period)) {
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
-  }
-  const auto allowed = parse_integer<long>(quota);
-  const auto of = parse_integer<long>(period);
-  if (!allowed || !of || *allowed <= 0 || *of <= 0) return std::nullopt;
-  return static_cast<int>((*allowed + *of - 1) / *of);
 }
 
 }  // namespace cohort::sys

@@ -9,7 +9,6 @@
 
 #include <array>
 #include <cstdint>
-#include <optional>
 
 namespace cohort::sys {
 
@@ -40,7 +39,5 @@ class PeerProcess {
 using CoreSet = std::array<std::uint64_t, 16>;
 CoreSet allowed_cores();
 int count(const CoreSet& cores);
-/// The cgroup's CPU quota in whole cores, rounded up; nullopt if there is none.
-std::optional<int> cpu_quota();
 
 }  // namespace cohort::sys

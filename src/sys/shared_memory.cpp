@@ -177,9 +177,9 @@ Result<Mapping> map_shared_segment(int fd, std::size_t bytes) {
     return fail(ErrorCode::Corrupt, "a peer's memory has {} bytes (seals {:#x}) where {} sealed ones were announced",
                 status.st_size, seals, bytes);
   }
-  auto mapping = map(fd, static_cast<std::size_t>(status.st_size));
-  if (mapping) ::madvise(mapping->data(), mapping->bytes(), MADV_POPULATE_WRITE);  // page tables only; a wish
-  return mapping;
+  return map(fd, static_cast<std::size_t>(status.st_size));
 }
+
+void populate(const Mapping& mapping) noexcept { ::madvise(mapping.data(), mapping.bytes(), MADV_POPULATE_WRITE); }
 
 }  // namespace cohort::sys

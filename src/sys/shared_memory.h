@@ -44,8 +44,10 @@ struct SharedSegment {
 Result<SharedSegment> create_shared_segment(const std::string& name, std::size_t bytes);
 
 /// Maps a segment that another process made. Corrupt if it is smaller than `bytes` or could shrink; Unavailable if it
-/// cannot be mapped.
+/// cannot be mapped. Cheap: page tables are filled at first use, or by `populate`.
 Result<Mapping> map_shared_segment(int fd, std::size_t bytes);
+/// Fills the page tables, so that the first use does not fault. Only a wish: it may do nothing.
+void populate(const Mapping& mapping) noexcept;
 
 /// How many bytes may still be allocated: the least of the host's available memory and what the cgroups leave.
 std::size_t available_memory();

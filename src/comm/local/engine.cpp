@@ -4,6 +4,7 @@
 #include "base/result.h"
 #include "comm/local/meet.h"
 #include "comm/local/waiting.h"
+#include "sys/cpus.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -73,8 +74,10 @@ void Engine::note_cores() {
   for (int rank = 0; rank < size_; ++rank) {
     for (std::size_t i = 0; i < all.size(); ++i) all[i] |= state(rank).cores[i];
   }
-  const int cores = std::min(sys::count(all), sys::cpu_quota().value_or(size_));
-  crowded_ = size_ > cores;
+  // Fewer than the affinity allows: a quota of the control group.
+  const int usable = sys::usable_cores();
+  const bool quota = usable < sys::count(state(rank_).cores);
+  crowded_ = size_ > (quota ? usable : sys::count(all));
 }
 
 void Engine::run(const Operation& operation, CollectiveEvent* event) {

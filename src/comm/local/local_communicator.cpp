@@ -16,23 +16,23 @@ using Clock = std::chrono::steady_clock;
 
 class LocalBlock final : public MemoryBlock {
  public:
-  LocalBlock(std::shared_ptr<sys::SharedSegment> segment, std::size_t asked, std::uint32_t id,
+  LocalBlock(std::shared_ptr<sys::Mapping> segment, std::size_t asked, std::uint32_t id,
              const std::shared_ptr<Mesh>& mesh, std::shared_ptr<ForkGuard> guard)
       : segment_(std::move(segment)), id_(id), mesh_(mesh), guard_(std::move(guard)) {
-    data = segment_->mapping.data();
+    data = segment_->data();
     bytes = asked;
   }
   ~LocalBlock() override {
     if (guard_->in_child()) {
       // The mesh belongs to the parent; this child's mapping goes when the child does.
-      static_cast<void>(new std::shared_ptr<sys::SharedSegment>(std::move(segment_)));
+      static_cast<void>(new std::shared_ptr<sys::Mapping>(std::move(segment_)));
       return;
     }
     if (const auto mesh = mesh_.lock()) mesh->free_segment(id_);
   }
 
  private:
-  std::shared_ptr<sys::SharedSegment> segment_;
+  std::shared_ptr<sys::Mapping> segment_;
   const std::uint32_t id_;
   const std::weak_ptr<Mesh> mesh_;
   const std::shared_ptr<ForkGuard> guard_;

@@ -285,6 +285,7 @@ class Gathering {
     const sys::UniqueFd fd(number);
     const ControlLayout layout(size_);
     sys::Mapping mapping = value_or_throw(sys::map_shared_segment(fd.get(), layout.bytes()));
+    sys::populate(mapping);
     const Header& header = ControlLayout::header(mapping.data());
     if (header.magic != Header::kMagic || header.ranks != static_cast<std::uint32_t>(size_) ||
         header.chunk_bytes != layout.chunk_bytes()) {

@@ -11,15 +11,15 @@ namespace cohort::comm::local {
 Mesh::Mesh(int rank, std::vector<Peer> peers)
     : rank_(rank), peers_(std::move(peers)), incoming_(peers_.size()), queues_(peers_.size()) {}
 
-Result<std::shared_ptr<sys::SharedSegment>> Mesh::create_segment(std::size_t bytes, std::uint32_t& id) {
+Result<std::shared_ptr<sys::Mapping>> Mesh::create_segment(std::size_t bytes, std::uint32_t& id) {
   auto made = sys::create_shared_segment("cohort", bytes);  // without the lock: it may take long
   if (!made) return tl::unexpected(made.error());
-  auto segment = std::make_shared<sys::SharedSegment>(*std::move(made));
+  auto mapping = std::make_shared<sys::Mapping>(std::move(made->mapping));
   const std::lock_guard lock(mutex_);
   id = ++last_segment_;
-  own_.emplace(reinterpret_cast<std::uintptr_t>(segment->mapping.data()), std::make_pair(id, segment));
-  send_locked({{Type::Segment, id, segment->mapping.bytes()}, segment});
-  return segment;
+  own_.emplace(reinterpret_cast<std::uintptr_t>(mapping->data()), std::make_pair(id, mapping));
+  send_locked({{Type::Segment, id, mapping->bytes()}, std::make_shared<sys::UniqueFd>(std::move(made->fd))});
+  return mapping;
 }
 
 void Mesh::free_segment(std::uint32_t id) noexcept {
@@ -39,7 +39,7 @@ std::optional<Location> Mesh::locate(const void* data, std::size_t bytes) const 
   if (entry == own_.begin()) return std::nullopt;
   --entry;
   const std::uint64_t offset = address - entry->first;
-  const std::size_t whole = entry->second.second->mapping.bytes();
+  const std::size_t whole = entry->second.second->bytes();
   if (offset > whole || bytes > whole - offset) return std::nullopt;
   return Location{entry->second.first, offset};
 }
@@ -82,14 +82,14 @@ void Mesh::flush_locked(std::size_t peer) noexcept {
     header.msg_iov = &part;
     header.msg_iovlen = 1;
     alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-    if (next.segment) {
+    if (next.fd) {
       header.msg_control = control.data();
       header.msg_controllen = control.size();
       cmsghdr* const rights = CMSG_FIRSTHDR(&header);
       rights->cmsg_level = SOL_SOCKET;
       rights->cmsg_type = SCM_RIGHTS;
       rights->cmsg_len = CMSG_LEN(sizeof(int));
-      const int fd = next.segment->fd.get();
+      const int fd = next.fd->get();
       std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
     }
     const ssize_t sent = ::sendmsg(peers_[peer].socket.get(), &header, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -139,8 +139,12 @@ Result<void> Mesh::receive(int rank, std::uint64_t announcements) {
                     "no descriptor left for memory of rank {} -- raise the limit of open files (ulimit -n)", rank);
       }
       Remote remote;
-      remote.fd = std::move(fd);
       remote.bytes = message.bytes;
+      if (auto mapping = sys::map_shared_segment(fd.get(), message.bytes)) {
+        remote.mapping = *std::move(mapping);  // and no descriptor is held for it
+      } else {
+        remote.fd = std::move(fd);
+      }
       incoming.segments.insert_or_assign(message.segment, std::move(remote));
     } else if (message.type == Type::Freed) {
       incoming.segments.erase(message.segment);
@@ -165,6 +169,10 @@ Result<std::optional<void*>> Mesh::address(int rank, const Location& location, s
     if (!mapping) return tl::unexpected(mapping.error());
     remote.mapping = *std::move(mapping);
     remote.fd.reset();
+  }
+  if (!remote.populated) {
+    sys::populate(remote.mapping);
+    remote.populated = true;
   }
   return std::optional<void*>(static_cast<std::byte*>(remote.mapping.data()) + location.offset);
 }

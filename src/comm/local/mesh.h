@@ -34,7 +34,7 @@ class Mesh {
   // --- any thread ---
 
   /// Makes a segment, registers it and tells the peers. Unavailable if there is not enough memory.
-  Result<std::shared_ptr<sys::SharedSegment>> create_segment(std::size_t bytes, std::uint32_t& id);
+  Result<std::shared_ptr<sys::Mapping>> create_segment(std::size_t bytes, std::uint32_t& id);
   /// Tells the peers that they need not keep the segment mapped.
   void free_segment(std::uint32_t id) noexcept;
   /// Where [data, data + bytes) lies, if it is all in one of this rank's own segments.
@@ -66,12 +66,13 @@ class Mesh {
   };
   struct Outgoing {
     Message message;
-    std::shared_ptr<sys::SharedSegment> segment;  // keeps the descriptor open until it is sent
+    std::shared_ptr<sys::UniqueFd> fd;  // open until all peers have been sent it
   };
   struct Remote {
-    sys::UniqueFd fd;
+    sys::UniqueFd fd;  // only if it could not be mapped when it came; tried again when it is needed
     std::uint64_t bytes = 0;
     sys::Mapping mapping;
+    bool populated = false;
   };
   struct Incoming {
     std::unordered_map<std::uint32_t, Remote> segments;
@@ -92,7 +93,7 @@ class Mesh {
   std::atomic<std::uint64_t> announcements_{0};
   std::vector<std::deque<Outgoing>> queues_;
   std::atomic<bool> pending_{false};
-  std::map<std::uintptr_t, std::pair<std::uint32_t, std::shared_ptr<sys::SharedSegment>>> own_;  // by address
+  std::map<std::uintptr_t, std::pair<std::uint32_t, std::shared_ptr<sys::Mapping>>> own_;  // by address
 };
 
 }  // namespace cohort::comm::local
