@@ -202,14 +202,17 @@ int DataParallelCore::join() {
   state_->reducer->require_whole();
   Communicator& comm = state_->comm;
   (void)comm.join();
-  const std::int64_t mine = state_->reducer->stats().steps;
+  const std::int64_t mine = state_->reducer->progress();
   std::vector<std::int64_t> steps(static_cast<std::size_t>(comm.size()));
   comm.all_gather(ConstBuffer(&mine, 1, DType::Int64), std::span(steps)).wait();
   // Not the rank that joined last: which one that is depends on timing.
   const auto most = std::max_element(steps.begin(), steps.end());
   const int source = static_cast<int>(most - steps.begin());
   const bool all_equal = std::all_of(steps.begin(), steps.end(), [&](std::int64_t n) { return n == *most; });
-  if (!all_equal) broadcast_parameters(comm, state_->everything, {.root = source});
+  if (!all_equal) {
+    broadcast_parameters(comm, state_->everything, {.root = source});
+    state_->reducer->take_plan_of(source, *most);  // so that training may go on together
+  }
   return source;
 }
 

@@ -2,6 +2,7 @@
 // errors. (tests/multiproc has the same with processes.)
 #include <cohort/error.h>
 #include <cohort/torch/nn.h>
+#include <cohort/torch/tensor.h>
 
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
@@ -479,7 +480,15 @@ TEST(DdpTest, JoinServesTheOthersAndTakesTheirModel) {
     EXPECT_EQ(model.join(), 1);
     for (const auto& item : model.state_dict())
       results[static_cast<std::size_t>(comm.rank())].push_back(item.value().clone());
-    EXPECT_EQ(model.join(), 1);  // again: nothing is missing now, and the world works
+    // Training goes on together: same buckets, same model.
+    for (int step = 0; step < 2; ++step) {
+      model.zero_grad();
+      at::pow(model(pattern({6, 5}, step + comm.rank() * 0.3, at::kFloat)), 3).mean().backward();
+    }
+    const at::Tensor gradient = norm->weight.grad().clone();
+    broadcast(comm, gradient).wait();
+    EXPECT_TRUE(at::equal(gradient, norm->weight.grad()));
+    EXPECT_EQ(model.join(), 0);  // nothing is missing now
   });
   for (const auto& rank : results) expect_equal(rank, results[1]);
   EXPECT_EQ(results[0].back().item<std::int64_t>(), 4);  // num_batches_tracked

@@ -101,13 +101,14 @@ void Reducer::attach() {
 
 // ---------------------------------------------------------------------------------------------------- buckets
 
-void Reducer::build_buckets(const std::vector<int>& order) {
+void Reducer::build_buckets(std::vector<int> order) {
+  order_ = std::move(order);
   std::vector<PlanParameter> described;
   for (const Parameter& parameter : parameters_) {
     described.push_back({.bytes = parameter.tensor.nbytes(), .type = parameter.tensor.scalar_type()});
   }
   BucketPlan plan = plan_buckets(
-      described, order, {.first_bucket_bytes = options_.first_bucket_bytes, .bucket_bytes = options_.bucket_bytes});
+      described, order_, {.first_bucket_bytes = options_.first_bucket_bytes, .bucket_bytes = options_.bucket_bytes});
   if (plan == plan_) return;
   plan_ = std::move(plan);
 
@@ -134,7 +135,7 @@ void Reducer::build_buckets(const std::vector<int>& order) {
 
 void Reducer::prepare_synchronising_pass() {
   require_whole();
-  if (reordered_ || stats_.steps == 0) return;
+  if (reordered_ || progress_ == 0) return;
   reordered_ = true;
   if (parameters_.size() == 1) return;
   // Rank 0's order holds for all (the lowest active rank's, if 0 has joined). Parameters that got no gradient go last.
@@ -146,6 +147,16 @@ void Reducer::prepare_synchronising_pass() {
   }
   comm_.broadcast(std::span(order)).wait();
   build_buckets(std::vector<int>(order.begin(), order.end()));
+}
+
+void Reducer::take_plan_of(int source, std::int64_t progress) {
+  std::vector<std::int64_t> message(order_.begin(), order_.end());
+  message.push_back(reordered_ ? 1 : 0);
+  comm_.broadcast(std::span(message), {.root = source}).wait();
+  reordered_ = message.back() != 0;
+  message.pop_back();
+  build_buckets(std::vector<int>(message.begin(), message.end()));
+  progress_ = progress;
 }
 
 const at::Tensor& Reducer::place_of(const Parameter& parameter) const {
@@ -291,7 +302,7 @@ void Reducer::after_accumulate(std::size_t index) {
   if (phase_ != Phase::Backward || !parameter.received) return;
   move_into_place(parameter);  // nothing to do except under create_graph
   parameter.used = true;
-  if (stats_.steps == 0 && sync_) arrivals_.push_back(static_cast<int>(index));
+  if (progress_ == 0 && sync_) arrivals_.push_back(static_cast<int>(index));
   if (sync_) mark_ready(index);
 }
 
@@ -299,13 +310,16 @@ void Reducer::mark_ready(std::size_t index) {
   Parameter& parameter = parameters_[index];
   parameter.ready = true;
   --pending_[parameter.bucket];
-  if (pending_[parameter.bucket] == 0 && options_.observer != nullptr) {
-    options_.observer->on_bucket_ready({.index = static_cast<int>(parameter.bucket),
-                                        .bytes = buckets_[parameter.bucket].bytes(),
-                                        .ready = std::chrono::steady_clock::now()});
-  }
+  if (pending_[parameter.bucket] == 0) tell_bucket_ready(parameter.bucket);
   // All ranks launch in the order of the plan, whatever the order in which buckets happen to fill.
   while (next_bucket_ < buckets_.size() && pending_[next_bucket_] == 0) launch_next();
+}
+
+void Reducer::tell_bucket_ready(std::size_t bucket) const {
+  if (options_.observer == nullptr) return;
+  options_.observer->on_bucket_ready({.index = static_cast<int>(bucket),
+                                      .bytes = buckets_[bucket].bytes(),
+                                      .ready = std::chrono::steady_clock::now()});
 }
 
 void Reducer::launch_next() {
@@ -342,6 +356,7 @@ void Reducer::reduce_rest_and_wait() {
       Parameter& parameter = parameters_[static_cast<std::size_t>(index)];
       if (!parameter.ready) complete_unused(parameter);
     }
+    if (pending_[next_bucket_] > 0) tell_bucket_ready(next_bucket_);
     launch_next();
   }
   for (Work& work : works_) work.wait();
@@ -390,6 +405,7 @@ void Reducer::finish_backward() {
   }
   settle_unused();
   ++stats_.steps;
+  ++progress_;
   stats_.exposed_communication_seconds = seconds_since(begin);
   stats_.exposed_communication_seconds_total += stats_.exposed_communication_seconds;
 }

@@ -47,6 +47,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void end_forward(const std::shared_ptr<ForwardRecord>& record, const std::vector<at::Tensor>& outputs);
   bool reduce_without_backward();
 
+  /// Synchronised steps of the world, as far as this rank has taken part or been told.
+  std::int64_t progress() const noexcept { return progress_; }
+  /// Collective: all ranks take over the order of `source`, whose progress was `progress`.
+  void take_plan_of(int source, std::int64_t progress);
+
   /// Throws Aborted if a synchronising backward began and did not end.
   void require_whole();
   void zero_grad();
@@ -78,7 +83,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void begin_backward(ForwardRecord* record, const std::string& origin);
   void finish_backward();
 
-  void build_buckets(const std::vector<int>& order);
+  void build_buckets(std::vector<int> order);
+  void tell_bucket_ready(std::size_t bucket) const;
   const at::Tensor& place_of(const Parameter& parameter) const;
   bool lies_in_place(const Parameter& parameter, const at::Tensor& gradient) const;
   void move_into_place(Parameter& parameter);
@@ -94,8 +100,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   BucketPlan plan_;
+  std::vector<int> order_;     // that the plan was made from
   std::vector<int> arrivals_;  // parameters in the order of their gradients in the first synchronising backward
   bool reordered_ = false;
+  std::int64_t progress_ = 0;
   int no_sync_depth_ = 0;
 
   std::vector<std::weak_ptr<ForwardRecord>> records_;  // a pass whose graph is gone does not count

@@ -11,6 +11,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
+#include <torch/data/dataloader.h>
+#include <torch/data/datasets/base.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
@@ -152,6 +154,42 @@ TEST(SamplerTest, EpochsFollowEachOtherUnderADataLoader) {
   EXPECT_NE(first, second);
   loaders.reset();  // drawn to the end, never stepped
   EXPECT_EQ(mine.epoch(), 2);
+}
+
+// Its samples are their own numbers.
+struct Numbers : torch::data::datasets::BatchDataset<Numbers, std::vector<std::size_t>> {
+  std::vector<std::size_t> get_batch(at::ArrayRef<std::size_t> indices) override { return indices.vec(); }
+  DistributedSampler::OptionalSize size() const override { return 10; }
+};
+
+TEST(SamplerTest, DrivesTorchsDataLoaderWithPrefetchAndResume) {
+  DistributedSampler sampler(10, {.batch_size = 2, .seed = 5, .rank = 1, .world_size = 2});
+  const auto loader = torch::data::make_data_loader(Numbers(), sampler, torch::data::DataLoaderOptions(2).workers(1));
+  std::vector<std::size_t> seen;
+  std::size_t steps = 0;
+  for (const std::vector<std::size_t>& batch : *loader) {
+    seen.insert(seen.end(), batch.begin(), batch.end());
+    sampler.step();
+    ++steps;
+    EXPECT_EQ(sampler.cursor(), std::min<std::int64_t>(10, static_cast<std::int64_t>(steps) * 4));
+    if (steps == 2) break;  // more has been drawn ahead
+  }
+  const data::SamplerState state = sampler.state();
+  EXPECT_EQ(state.cursor, 8);
+
+  DistributedSampler later(10, {.batch_size = 2, .rank = 1, .world_size = 2});
+  later.load_state(state);
+  const auto rest = torch::data::make_data_loader(Numbers(), later, torch::data::DataLoaderOptions(2));
+  for (const std::vector<std::size_t>& batch : *rest) {
+    seen.insert(seen.end(), batch.begin(), batch.end());
+    later.step();
+    ++steps;
+  }
+  EXPECT_EQ(steps, 3U);
+  const auto order = data::permutation(10, 5, 0);
+  EXPECT_EQ(seen, (std::vector<std::size_t>{static_cast<std::size_t>(order[2]), static_cast<std::size_t>(order[3]),
+                                            static_cast<std::size_t>(order[6]), static_cast<std::size_t>(order[7]),
+                                            static_cast<std::size_t>(order[9])}));
 }
 
 TEST(SamplerTest, PrefetchedBatchesAreDrawnAgainAfterAReset) {

@@ -104,7 +104,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
 
   // For torch's DataLoader. Its batch size stands in for the options'; give both the same. It calls `reset` when an
   // epoch begins: that goes on at the cursor, and if the epoch was used up (or drawn to its end without any `step`)
-  // begins the next one.
+  // begins the next one. The data set's get_batch has to accept an empty list: a rank may get no sample in the last
+  // step.
   void reset(OptionalSize new_size = {}) override;
   OptionalBatch next(std::size_t batch_size) override;
   void save(torch::serialize::OutputArchive& archive) const override;

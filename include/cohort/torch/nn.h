@@ -155,7 +155,9 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
   } else if constexpr (requires { std::tuple_size<T>::value; }) {
     std::apply([&out](const auto&... items) { (collect_tensors(items, out), ...); }, value);
   } else if constexpr (requires { value.begin() != value.end(); } && !std::convertible_to<const T&, std::string>) {
-    if constexpr (!std::is_arithmetic_v<std::decay_t<decltype(*value.begin())>>) {
+    // Not numbers, and not what consists of its own kind without end (a path).
+    using Item = std::decay_t<decltype(*value.begin())>;
+    if constexpr (!std::is_arithmetic_v<Item> && !std::is_same_v<Item, T>) {
       for (const auto& item : value) collect_tensors(item, out);
     }
   }
