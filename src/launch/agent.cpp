@@ -117,7 +117,6 @@ void Agent::on_message(Message message) {
     if (paused_ && unacknowledged_ < kOutputWindow / 2) {
       paused_ = false;
       for (auto& worker : workers_) worker->resume_reading();
-      if (stage_ == Stage::Sweeping) sweep_further();
     }
   } else if (const auto* input = std::get_if<Input>(&message)) {
     if (!workers_.empty()) workers_.front()->give_input(input->bytes);
@@ -360,12 +359,12 @@ void Agent::sweep_further() {
     sweeping_ = Timer(loop_, milliseconds(5), [this] { sweep_further(); });
     return;
   }
-  // All writers are gone: what the pipes hold is all that there will be.
+  // All writers are gone: what the pipes hold, little enough to ignore the window, is all that there will be.
   for (auto& worker : workers_) {
-    while (!paused_ && worker->drain()) {
+    while (worker->drain()) {
     }
   }
-  if (!paused_) all_gone({});
+  all_gone({});
 }
 
 void Agent::all_gone(const std::string& stuck) {
