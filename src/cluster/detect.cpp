@@ -20,9 +20,12 @@ struct Launcher {
   std::string_view rank, size, local_rank, local_size;
   Meeting meeting;          ///< None: ranks cannot meet under it yet
   std::string_view advice;  ///< for those
+  /// If this variable equals the first marker, another launcher only imitates this one.
+  std::string_view imitator = {};
 };
 
-// The innermost first. (torchrun as a worker of `cohort run` is the inner one: it sets RANK anew.)
+// The innermost first. torchrun as a worker of `cohort run` is the inner one: it sets RANK anew. `cohort run` itself
+// sets torchrun's variables too, for programs that ask whether torchrun started them, with its own job's name in them.
 constexpr std::string_view kStartOtherwise =
     "start it by `cohort run -np N`, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process";
 constexpr Launcher kLaunchers[] = {
@@ -33,7 +36,8 @@ constexpr Launcher kLaunchers[] = {
      "LOCAL_RANK",
      "LOCAL_WORLD_SIZE",
      Meeting::Master,
-     {}},
+     {},
+     env::kJobId},
     {"cohort run",
      {"COHORT_STORE", "WORLD_SIZE"},
      "RANK",
@@ -80,7 +84,8 @@ bool recognised(const Environment& environment, const Launcher& launcher) {
   for (const std::string_view marker : launcher.markers) {
     if (!marker.empty() && find(environment, marker) == nullptr) return false;
   }
-  return true;
+  const std::string* const imitator = find(environment, launcher.imitator);
+  return imitator == nullptr || *imitator != *find(environment, launcher.markers[0]);
 }
 
 // A number that is not below `least`; nullopt if the variable is not set.
