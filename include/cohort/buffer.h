@@ -31,7 +31,8 @@ struct ConstBuffer {
       : data(pointer), count(elements), dtype(type), device(where) {}
   template <class T, std::size_t Extent>
   ConstBuffer(std::span<T, Extent> values)  // NOLINT(google-explicit-constructor): `all_reduce(span)` should read well
-      : data(values.data()), count(static_cast<std::int64_t>(values.size())),
+      : data(values.data()),
+        count(static_cast<std::int64_t>(values.size())),
         dtype(DTypeOf<std::remove_const_t<T>>::value) {}
 
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
@@ -48,8 +49,7 @@ struct Buffer {
   Buffer(void* pointer, std::int64_t elements, DType type, Device where = {})
       : data(pointer), count(elements), dtype(type), device(where) {}
   template <class T, std::size_t Extent>
-    requires(!std::is_const_v<T>)
-  Buffer(std::span<T, Extent> values)  // NOLINT(google-explicit-constructor)
+  requires(!std::is_const_v<T>) Buffer(std::span<T, Extent> values)  // NOLINT(google-explicit-constructor)
       : data(values.data()), count(static_cast<std::int64_t>(values.size())), dtype(DTypeOf<T>::value) {}
 
   operator ConstBuffer() const noexcept { return {data, count, dtype, device}; }

@@ -80,9 +80,9 @@ class Communicator {
 
   int rank() const noexcept;
   int size() const noexcept;
-  int local_rank() const noexcept;   ///< among the ranks of this host
+  int local_rank() const noexcept;  ///< among the ranks of this host
   int local_size() const noexcept;
-  int cross_rank() const noexcept;   ///< among the ranks of the same local rank: the host's number
+  int cross_rank() const noexcept;  ///< among the ranks of the same local rank: the host's number
   int cross_size() const noexcept;
   const std::string& host() const noexcept;
   /// The deadline of operations that give none of their own.

@@ -27,12 +27,12 @@ std::string_view to_string(ErrorCode code) noexcept;
 
 /// Where an error happened. Fields that do not apply are -1, 0 or empty.
 struct ErrorContext {
-  int rank = -1;                ///< the rank that reports
-  std::string host;             ///< its host
-  int peer = -1;                ///< the rank that the operation failed with
-  std::string operation;        ///< e.g. "all_reduce(float32[1024], sum)"
-  std::uint64_t sequence = 0;   ///< number of the operation on its communicator, from 1
-  std::string cause;            ///< errno's text, or the first failing rank's message
+  int rank = -1;               ///< the rank that reports
+  std::string host;            ///< its host
+  int peer = -1;               ///< the rank that the operation failed with
+  std::string operation;       ///< e.g. "all_reduce(float32[1024], sum)"
+  std::uint64_t sequence = 0;  ///< number of the operation on its communicator, from 1
+  std::string cause;           ///< errno's text, or the first failing rank's message
 };
 
 class Error : public std::runtime_error {

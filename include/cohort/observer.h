@@ -12,12 +12,12 @@ namespace cohort {
 
 /// One finished collective. Times are of the steady clock.
 struct CollectiveEvent {
-  std::string_view operation;              ///< "all_reduce", ...
-  std::uint64_t sequence = 0;              ///< on its communicator, from 1
-  std::size_t bytes = 0;                   ///< of this rank's payload
+  std::string_view operation;  ///< "all_reduce", ...
+  std::uint64_t sequence = 0;  ///< on its communicator, from 1
+  std::size_t bytes = 0;       ///< of this rank's payload
   std::chrono::steady_clock::time_point called, begun, ended;
-  std::chrono::nanoseconds waited{0};      ///< for peers to arrive
-  bool zero_copy = false;                  ///< all buffers were in communicator memory
+  std::chrono::nanoseconds waited{0};  ///< for peers to arrive
+  bool zero_copy = false;              ///< all buffers were in communicator memory
   bool failed = false;
 };
 
@@ -31,7 +31,7 @@ struct BucketEvent {
 /// One optimizer step as the training loop saw it.
 struct StepEvent {
   std::int64_t step = 0;
-  std::int64_t samples = 0;                ///< over all ranks
+  std::int64_t samples = 0;  ///< over all ranks
   double seconds = 0;
   double exposed_communication_seconds = 0;  ///< waiting for reductions after backward had ended
 };

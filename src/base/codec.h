@@ -19,8 +19,7 @@ static_assert(std::endian::native == std::endian::little, "messages are little-e
 class Writer {
  public:
   template <class T>
-    requires std::is_arithmetic_v<T>
-  Writer& number(T value) {
+  requires std::is_arithmetic_v<T> Writer& number(T value) {
     char bytes[sizeof value];
     std::memcpy(bytes, &value, sizeof value);
     out_.append(bytes, sizeof value);
@@ -44,8 +43,7 @@ class Reader {
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
 
   template <class T>
-    requires std::is_arithmetic_v<T>
-  Result<T> number() {
+  requires std::is_arithmetic_v<T> Result<T> number() {
     if (rest_.size() < sizeof(T)) return fail(ErrorCode::Corrupt, "message ends within a number");
     T value;
     std::memcpy(&value, rest_.data(), sizeof value);
@@ -56,7 +54,8 @@ class Reader {
   Result<std::string_view> text(std::size_t longest) {
     auto size = number<std::uint32_t>();
     if (!size) return tl::unexpected(size.error());
-    if (*size > longest) return fail(ErrorCode::Corrupt, "text of {} bytes where at most {} are allowed", *size, longest);
+    if (*size > longest)
+      return fail(ErrorCode::Corrupt, "text of {} bytes where at most {} are allowed", *size, longest);
     if (*size > rest_.size()) return fail(ErrorCode::Corrupt, "message ends within a text");
     const std::string_view value = rest_.substr(0, *size);
     rest_.remove_prefix(*size);

@@ -34,7 +34,7 @@ inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
 
 struct Variable {
   std::string_view name;
-  std::string_view value;        ///< what it holds, e.g. "seconds"
+  std::string_view value;  ///< what it holds, e.g. "seconds"
   std::string_view default_value;
   std::string_view meaning;
   bool set_by_cohort_run = false;

@@ -20,7 +20,8 @@ void configure(std::string_view specification);
 
 template <class... Args>
 void debug(std::string_view subsystem, fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(subsystem, Level::Debug)) write(subsystem, Level::Debug, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(subsystem, Level::Debug))
+    write(subsystem, Level::Debug, fmt::format(format, std::forward<Args>(args)...));
 }
 template <class... Args>
 void info(std::string_view subsystem, fmt::format_string<Args...> format, Args&&... args) {
@@ -32,7 +33,8 @@ void warn(std::string_view subsystem, fmt::format_string<Args...> format, Args&&
 }
 template <class... Args>
 void error(std::string_view subsystem, fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(subsystem, Level::Error)) write(subsystem, Level::Error, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(subsystem, Level::Error))
+    write(subsystem, Level::Error, fmt::format(format, std::forward<Args>(args)...));
 }
 
 }  // namespace cohort::log
