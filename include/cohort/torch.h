@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cohort/cohort.h>
+#include <cohort/torch/checkpoint.h>
 #include <cohort/torch/data.h>
 #include <cohort/torch/metrics.h>
 #include <cohort/torch/nn.h>
