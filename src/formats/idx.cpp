@@ -1,12 +1,12 @@
 #include "formats/idx.h"
 
 #include "formats/gzip.h"
+#include "formats/tensor.h"
 #include "sys/files.h"
 
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <optional>
 
 namespace cohort::formats {
 namespace {
@@ -22,15 +22,6 @@ constexpr std::array<IdxType, 6> kTypes = {{{0x08, DType::UInt8},
                                             {0x0D, DType::Float32},
                                             {0x0E, DType::Float64}}};
 constexpr std::size_t kMostDimensions = 8;
-
-/// Elements of a shape; nullopt on overflow.
-std::optional<std::uint64_t> product(std::span<const std::int64_t> shape) {
-  std::uint64_t elements = 1;
-  for (const std::int64_t dimension : shape) {
-    if (dimension < 0 || __builtin_mul_overflow(elements, static_cast<std::uint64_t>(dimension), &elements)) return {};
-  }
-  return elements;
-}
 
 void swap_bytes(std::span<std::byte> data, std::size_t element_size) {
   if (element_size == 1) return;
@@ -92,9 +83,9 @@ Result<IdxArray> parse_idx(std::span<const std::byte> bytes, const std::string& 
       dimension = dimension << 8 | std::to_integer<std::int64_t>(bytes[4 + 4 * i + j]);
     array.shape.push_back(dimension);
   }
-  const auto elements = product(array.shape);
+  const auto elements = element_count(array.shape);
   std::uint64_t expected = 0;
-  if (!elements || __builtin_mul_overflow(*elements, std::uint64_t{size_of(array.dtype)}, &expected) ||
+  if (!elements || __builtin_mul_overflow(*elements, size_of(array.dtype), &expected) ||
       expected != bytes.size() - header) {
     return fail(ErrorCode::Corrupt,
                 "{}: holds {} bytes of data, but its header promises {} elements of {} -- get the file again", name,
@@ -118,12 +109,13 @@ Result<void> write_idx(const std::string& path, const IdxArray& array, IdxPackin
     return fail(ErrorCode::InvalidArgument, "cannot write {} -- IDX has no type for {} -- convert it first", path,
                 to_string(array.dtype));
   }
-  const auto elements = product(array.shape);
+  const auto elements = element_count(array.shape);
   const bool dimensions_fit =
       array.shape.size() <= kMostDimensions && std::all_of(array.shape.begin(), array.shape.end(), [](std::int64_t d) {
         return d <= std::int64_t{std::numeric_limits<std::uint32_t>::max()};
       });
-  if (!elements || !dimensions_fit || *elements != array.data.size() / size_of(array.dtype) ||
+  if (!elements || !dimensions_fit ||
+      static_cast<std::uint64_t>(*elements) != array.data.size() / size_of(array.dtype) ||
       array.data.size() % size_of(array.dtype) != 0) {
     return fail(ErrorCode::InvalidArgument, "cannot write {} -- {} elements of {} are not {} bytes", path,
                 dimensions_text(array.shape), to_string(array.dtype), array.data.size());

@@ -95,6 +95,8 @@ TEST(Idx, RefusesHeadersThatPromiseTooMuch) {
   auto overflow = bytes_of({0, 0, 0x0E, 8});
   overflow.resize(4 + 32, std::byte{0xff});
   EXPECT_FALSE(parse_idx(overflow, "overflow"));
+  EXPECT_FALSE(parse_idx(bytes_of({0, 0, 8, 3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}),
+                         "empty, yet too large"));
   const std::vector<std::byte> zeros(1 << 20);
   const auto bomb = parse_idx(gzip(zeros), "bomb", {.max_bytes = 1000});
   ASSERT_FALSE(bomb);
