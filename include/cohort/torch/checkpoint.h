@@ -75,9 +75,9 @@ class CheckpointFolder {
   /// to all. A damaged one is passed over with a warning (log subsystem "checkpoint") that says what is wrong, and the
   /// one before is taken. nullopt if there is none at all; throws Corrupt if there are some and all are
   /// damaged, InvalidArgument if it does not fit the model (missing, unexpected and misshapen tensors are listed) or
-  /// the optimizer. After these errors module, optimizer and random state are as before, on every rank. With `optimizer` nullptr its state in the checkpoint is
-  /// left alone. Hyperparameters (learning rate, ...) become the saved ones. Rank r gets rank r's random state; ranks
-  /// that the saved world did not have keep theirs.
+  /// the optimizer. After these errors module, optimizer and random state are as before, on every rank. With
+  /// `optimizer` nullptr its state in the checkpoint is left alone. Hyperparameters (learning rate, ...) become the
+  /// saved ones. Rank r gets rank r's random state; ranks that the saved world did not have keep theirs.
   std::optional<CheckpointInfo> load_latest(torch::nn::Module& module, torch::optim::Optimizer* optimizer);
 
   /// The checkpoints that have a sound manifest, oldest first; files are not read, so they may yet prove damaged. Rank
