@@ -49,6 +49,8 @@ class Engine {
 
   /// True if what each rank brings fits beside its announcement. The same on all ranks that agree.
   bool is_small(const Operation& operation) const noexcept { return operation.input_bytes <= layout_.inline_bytes(); }
+  /// True if the operation takes less time than waking a thread for it, once all ranks have come.
+  static bool is_quick(const Operation& operation) noexcept { return operation.input_bytes <= std::size_t{64} << 10; }
   const std::shared_ptr<Mesh>& mesh() const noexcept { return mesh_; }
   /// Somebody waits for the running operation: then waiting for peers may spin. Any thread.
   std::atomic<int>& attended() noexcept { return attended_; }
@@ -129,6 +131,7 @@ class Engine {
   std::shared_ptr<Mesh> mesh_;
   std::vector<sys::PeerProcess> processes_;
   bool crowded_ = false;  // more ranks than cores
+  int spins_ = 2000;      // how long to spin before yielding; adapts (waiting.h)
 
   std::atomic<int> attended_{0};
   std::atomic<std::int64_t> waiting_limit_{std::numeric_limits<std::int64_t>::max()};  // as Clock's ticks

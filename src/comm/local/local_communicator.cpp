@@ -64,7 +64,7 @@ bool QueuedWork::at_home() const noexcept { return !core_->in_child(); }
 Work Core::submit(Operation operation) {
   operation.called = Clock::now();
   std::unique_lock lock(mutex_);
-  if (queue_.empty() && !running_ && engine_.is_small(operation)) {
+  if (queue_.empty() && !running_ && Engine::is_quick(operation)) {
     running_ = true;
     lock.unlock();
     std::optional<Error> error;

@@ -8,6 +8,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <vector>
 
@@ -31,19 +32,30 @@ class Pacer {
   enum class Step { Spin, Yield, Sleep };
   static constexpr auto kSlice = std::chrono::milliseconds(10);
 
-  Pacer(bool crowded, const std::atomic<int>& attended) noexcept : crowded_(crowded), attended_(attended) {}
+  /// `spins` is how long spinning has paid so far; it is kept from wait to wait.
+  Pacer(bool crowded, const std::atomic<int>& attended, int& spins) noexcept
+      : crowded_(crowded), attended_(attended), spins_(spins) {}
+
+  /// To be called when what was waited for has come. Ranks may share a core although there are enough of them (other
+  /// programs run too): then the peer comes only when this one yields, and spinning before that is lost time.
+  void arrived() noexcept {
+    if (yields_ == 0) spins_ = std::min(spins_ * 2, kMostSpins);
+    if (yields_ == 1 || yields_ == 2) spins_ = std::max(spins_ / 2, kLeastSpins);
+  }
+  static constexpr int kMostSpins = 2000;
 
   Step next() noexcept {
     ++steps_;
     // Nobody waits for the result: the core belongs to whoever computes.
     if (attended_.load(std::memory_order_relaxed) == 0) return steps_ <= kUnattendedSpins ? Step::Spin : Step::Sleep;
-    if (!crowded_ && steps_ <= kSpins) return Step::Spin;
+    if (!crowded_ && steps_ <= spins_) return Step::Spin;
     if (!yielding_) {
       yielding_ = true;
       since_ = Clock::now();
     } else if (Clock::now() - since_ > kYielding) {
       return Step::Sleep;
     }
+    ++yields_;
     return Step::Yield;
   }
   /// True once per interval in which the peers should be looked after.
@@ -56,14 +68,16 @@ class Pacer {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr int kSpins = 2000;
+  static constexpr int kLeastSpins = 30;
   static constexpr int kUnattendedSpins = 100;
   static constexpr auto kYielding = std::chrono::microseconds(200);
   static constexpr auto kLook = std::chrono::milliseconds(20);
 
   const bool crowded_;
   const std::atomic<int>& attended_;
+  int& spins_;
   int steps_ = 0;
+  int yields_ = 0;
   bool yielding_ = false;
   Clock::time_point since_{};
   Clock::time_point looked_{};
@@ -78,7 +92,8 @@ void Engine::wait_for_all(Reached reached) {
     return next == size_;
   };
   const auto ended = [&] { return header().abort.state.load() != AbortRecord::kNone; };
-  Pacer pacer(crowded_, attended_);
+  if (all()) return;
+  Pacer pacer(crowded_, attended_, spins_);
   while (!all()) {
     if (ended()) throw_if_ended();
     switch (pacer.next()) {
@@ -107,6 +122,7 @@ void Engine::wait_for_all(Reached reached) {
     }
     judge(missing);
   }
+  pacer.arrived();
 }
 
 inline void Engine::wait_for_counters(CounterOf counter, std::uint64_t target) {
