@@ -379,6 +379,7 @@ void Agent::all_gone(const std::string& stuck) {
 }  // namespace
 
 int run_agent(const AgentOptions& options) {
+  ::signal(SIGPIPE, SIG_IGN);  // a rank may end while its input is written; workers start with the default again
   auto secret = net::Secret::from_sealed_memfd(options.secret_fd);
   if (!secret) throw std::move(secret).error();
   return run_guarded(options.lifeline_fd, [&options, &secret] {
