@@ -25,6 +25,7 @@ struct Options {
   double timeout = 0;
   double start_timeout = 30;
   double grace = 5;
+  double output_timeout = 10;
   bool module = false;
   bool no_python = false;
   bool quiet = false;
@@ -40,7 +41,12 @@ constexpr const char* kFooter = R"(Examples:
 Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
 under torchrun, and what cohort::join() needs (`cohort env` lists all). stdin goes to rank 0. The complete output of every
 rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
-killed; 124 after --timeout; 127 if PROGRAM cannot be started). Ctrl-C asks all ranks to end, a second one kills.)";
+killed; 124 after --timeout; 127 if PROGRAM cannot be started). Ctrl-C asks all ranks to end, a second one kills.
+
+Nothing of a job is left behind, whatever part of it dies. The exception: no cgroup or PID namespace holds the job, so if
+supervisor, guard, agent and ranks are all killed at once (SIGKILL), processes that ranks have started can remain. The
+run's job.json
+says so from the start ("contained": false).)";
 
 /// CLI11's own usage line would put OPTIONS after the program.
 class RunHelp : public CLI::Formatter {
@@ -101,6 +107,7 @@ void run(const Options& options, const std::vector<std::string>& command_line, i
   if (options.timeout > 0) job.timeout = milliseconds_of(options.timeout, "--timeout");
   job.start_timeout = milliseconds_of(options.start_timeout, "--start-timeout");
   job.grace = milliseconds_of(options.grace, "--grace");
+  job.output_timeout = milliseconds_of(options.output_timeout, "--output-timeout");
   job.quiet = options.quiet;
   job.command_line = command_line;
   exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
@@ -139,6 +146,11 @@ void add_run(CLI::App& app, int& exit_status) {
       ->type_name("SECONDS")
       ->capture_default_str();
   command->add_option("--grace", options->grace, "Between asking ranks to end and killing them")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command
+      ->add_option("--output-timeout", options->output_timeout,
+                   "Once the job is over, for a reader that does not read (a pager) to go on")
       ->type_name("SECONDS")
       ->capture_default_str();
   command->add_flag("-q,--quiet", options->quiet, "Print only what the ranks print, and failures");

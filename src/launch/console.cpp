@@ -3,11 +3,13 @@
 #include "base/result.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <string_view>
 #include <utility>
 
@@ -24,7 +26,36 @@ Console::~Console() {
     queue_.clear();
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return ended_; })) interrupt();
+  }
+  thread_.join();
+}
+
+void Console::interrupt() {
+  // A terminal that has room for one byte counts as ready and then holds a write of more: a signal, whose handler does
+  // nothing, gets the thread out of it.
+  static const bool handled = [] {
+    struct sigaction nothing {};
+    nothing.sa_handler = [](int) {};
+    return ::sigaction(SIGRTMIN, &nothing, nullptr) == 0;
+  }();
+  if (handled && thread_.joinable()) ::pthread_kill(thread_.native_handle(), SIGRTMIN);
+}
+
+void Console::drop() {
+  const std::lock_guard lock(mutex_);
+  for (const Item& item : queue_) written_.fetch_add(item.weight, std::memory_order_release);
+  queue_.clear();
+  ++generation_;
+  if (writing_) interrupt();
+}
+
+bool Console::dropped(std::uint64_t generation) const {
+  const std::lock_guard lock(mutex_);
+  return closing_ || generation != generation_;
 }
 
 void Console::write(int fd, std::string bytes, std::uint64_t weight) {
@@ -51,37 +82,37 @@ void Console::run() {
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
-    if (closing_) return;
+    if (closing_) break;
     const Item item = std::move(queue_.front());
     queue_.pop_front();
     writing_ = true;
+    const std::uint64_t generation = generation_;
     lock.unlock();
-    put(item);
+    put(item, generation);
     written_.fetch_add(item.weight, std::memory_order_release);
     lock.lock();
     writing_ = false;
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto put_one = ::write(event_.get(), &one, sizeof one);
   }
+  ended_ = true;
+  changed_.notify_all();
 }
 
-void Console::put(const Item& item) {
+void Console::put(const Item& item, std::uint64_t generation) {
   std::atomic<bool>& gone = gone_[item.fd == 2];
   std::string_view rest(item.bytes);
-  while (!rest.empty() && !gone.load(std::memory_order_relaxed)) {
+  while (!rest.empty() && !gone.load(std::memory_order_relaxed) && !dropped(generation)) {
     // Looked at first, and in pieces that a ready pipe takes whole, so that giving up is possible at any time.
     pollfd waited{item.fd, POLLOUT, 0};
-    const int ready = ::poll(&waited, 1, 100);
-    if (ready == 0) {
-      const std::lock_guard lock(mutex_);
-      if (closing_) return;
-      continue;
-    }
+    if (::poll(&waited, 1, 100) <= 0) continue;
     const ssize_t put = ::write(item.fd, rest.data(), std::min<std::size_t>(rest.size(), 4096));
-    if (put > 0)
+    if (put > 0) {
       rest.remove_prefix(static_cast<std::size_t>(put));
-    else if (put < 0 && errno != EINTR && errno != EAGAIN)
+      taken_.fetch_add(static_cast<std::uint64_t>(put), std::memory_order_relaxed);
+    } else if (put < 0 && errno != EINTR && errno != EAGAIN) {
       gone.store(true, std::memory_order_relaxed);
+    }
   }
 }
 

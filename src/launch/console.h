@@ -21,7 +21,7 @@ namespace cohort::launch {
 class Console {
  public:
   Console();
-  /// Drops what has not been written: wait until `idle` to keep it.
+  /// Drops what has not been written: wait until `idle` to keep it. Never waits for a reader.
   ~Console();
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
@@ -33,6 +33,11 @@ class Console {
   void acknowledge() const;
   std::uint64_t written() const noexcept { return written_.load(std::memory_order_acquire); }
   bool idle() const;
+  /// Bytes that the readers have taken. Any thread.
+  std::uint64_t taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
+  /// Drops what has not been written; what is being written too, as soon as its reader lets go of us. What comes later
+  /// is written.
+  void drop();
   /// The reader of stdout (1) or stderr (2) has gone.
   bool reader_gone(int fd) const noexcept { return gone_[fd == 2].load(std::memory_order_relaxed); }
 
@@ -43,7 +48,9 @@ class Console {
     std::uint64_t weight;
   };
   void run();
-  void put(const Item& item);
+  void put(const Item& item, std::uint64_t generation);
+  bool dropped(std::uint64_t generation) const;
+  void interrupt();
 
   sys::UniqueFd event_;
   mutable std::mutex mutex_;
@@ -51,7 +58,10 @@ class Console {
   std::deque<Item> queue_;
   bool writing_ = false;
   bool closing_ = false;
+  bool ended_ = false;
+  std::uint64_t generation_ = 0;  ///< how often `drop` was called
   std::atomic<std::uint64_t> written_{0};
+  std::atomic<std::uint64_t> taken_{0};
   std::array<std::atomic<bool>, 2> gone_{};
   std::thread thread_;
 };

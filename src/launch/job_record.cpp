@@ -50,6 +50,8 @@ nlohmann::ordered_json to_json(const JobRecord& record) {
   out["pids"] = record.pids;
   out["threads_per_rank"] = record.threads;
   out["master_port"] = record.master_port;
+  out["contained"] = false;
+  out["not_contained_because"] = kNotContained;
   out["environment"] = environment_that_matters();
   utsname system{};
   ::uname(&system);

@@ -9,9 +9,15 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace cohort::launch {
+
+/// Why the record says `"contained": false`, and what that means for the job.
+inline constexpr std::string_view kNotContained =
+    "cohort run places jobs in no cgroup and no PID namespace: if supervisor, guard, agent and ranks are all killed at "
+    "once (SIGKILL), processes that ranks have started themselves can outlive them";
 
 struct JobRecord {
   std::string job_id;

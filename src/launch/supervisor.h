@@ -22,6 +22,8 @@ struct RunOptions {
   std::optional<std::chrono::milliseconds> timeout = {};               ///< for the whole job
   std::chrono::milliseconds start_timeout = std::chrono::seconds(30);  ///< for agents to report and workers to run
   std::chrono::milliseconds grace = std::chrono::seconds(5);           ///< between asking ranks to end and killing them
+  /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
+  std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
   bool quiet = false;                          ///< print only what the ranks print, and failures
   std::vector<std::string> command_line = {};  ///< for the record
 };

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <thread>
 
 namespace cohort::test {
 namespace {
@@ -207,6 +208,50 @@ TEST(LaunchSignals, KilledWhileNobodyReadsTheOutput) {
   ASSERT_TRUE(eventually([&] { return job.processes().size() == 1; })) << job.processes().size();
   job.signal(SIGTERM);
   EXPECT_EQ(job.wait(), 143);
+}
+
+/// More than a pipe holds, less than the agent may have under way to the supervisor.
+constexpr const char* kMuch = "head -c 600000 /dev/zero | tr '\\0' x; exit 3";
+
+TEST(LaunchSignals, OutputThatNobodyTakesIsGivenUpOnceTheJobIsOver) {
+  JobOptions options{{"run", "-q", "-np", "1", "--output-timeout", "1", "sh", "-c", kMuch}};
+  options.pipe_output = true;
+  Job job(options);
+  EXPECT_EQ(job.wait(), 3) << job.err();
+  EXPECT_NE(job.err().find("complete logs are in runs/"), std::string::npos) << job.err();
+  EXPECT_EQ(job.log("rank-0.out").size(), 600000U);
+  EXPECT_NE(job.file("runs/latest/job.json").find("\"exit_status\": 3"), std::string::npos);
+  EXPECT_TRUE(job.processes().empty());
+}
+
+TEST(LaunchSignals, ASlowReaderGetsEverything) {
+  JobOptions options{{"run", "-q", "-np", "1", "--prefix", "none", "--output-timeout", "3", "sh", "-c", kMuch}};
+  options.pipe_output = true;
+  Job job(options);
+  ASSERT_TRUE(eventually([&] { return job.file("runs/latest/job.json").find("exit_status") != std::string::npos; }));
+  // In all it takes longer than the limit, but never long without a byte.
+  std::string buffer(65536, '\0');
+  std::size_t total = 0;
+  while (true) {
+    const auto got = ::read(job.output(), buffer.data(), buffer.size());
+    if (got <= 0) break;
+    total += static_cast<std::size_t>(got);
+    std::this_thread::sleep_for(400ms);
+  }
+  EXPECT_EQ(total, 600000U) << job.err();
+  EXPECT_EQ(job.wait(), 3) << job.err();
+}
+
+TEST(LaunchRecord, SaysFromTheStartThatTheJobIsNotContained) {
+  JobOptions options{{"run", "-np", "1", "sleep", "1000"}};
+  options.environment = {"COHORT_LOG=info"};
+  Job job(options);
+  ASSERT_TRUE(eventually([&] { return job.file("runs/latest/job.json").find("}\n") != std::string::npos; }))
+      << job.err();
+  const std::string record = job.file("runs/latest/job.json");
+  EXPECT_NE(record.find("\"contained\": false"), std::string::npos) << record;
+  EXPECT_NE(record.find("no cgroup"), std::string::npos) << record;
+  EXPECT_TRUE(eventually([&] { return job.err().find("is not contained") != std::string::npos; })) << job.err();
 }
 
 }  // namespace

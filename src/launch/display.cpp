@@ -1,0 +1,120 @@
+#include "launch/display.h"
+
+#include "sys/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+namespace cohort::launch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+/// The limit of `drain` is counted in so many looks, so that a time in which this process was stopped itself (Ctrl-Z)
+/// counts as one and not as the whole.
+constexpr int kLooks = 10;
+/// For the complaint to be read, where stderr has another reader than stdout.
+constexpr milliseconds kComplaintLimit{500};
+
+int terminal_columns() {
+  winsize size{};
+  for (const int fd : {1, 2}) {
+    if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  }
+  return 80;
+}
+
+}  // namespace
+
+Display::Display(Loop& loop, Events events) : loop_(loop), events_(std::move(events)) {
+  watch_ = Watch(loop_, console_.event_fd());
+  watch_.on_readable([this] { on_console(); });
+}
+
+void Display::set_up(PrefixStyle style, std::vector<std::string> hosts) {
+  ViewOptions view;
+  view.style = style;
+  view.hosts = std::move(hosts);
+  view.terminal = {::isatty(1) != 0, ::isatty(2) != 0};
+  view.colour = {sys::wants_colour(1), sys::wants_colour(2)};
+  view.columns = terminal_columns;
+  view_.emplace(std::move(view));
+}
+
+void Display::feed(std::size_t source, const Output& output) {
+  const auto size = static_cast<std::uint64_t>(output.bytes.size());
+  show(view_->feed(output.rank, output.stream, output.bytes, Clock::now()));
+  shown_.emplace_back(source, size);
+  console_.write(1, {}, size);
+  if (view_->has_partial() && !partial_) {
+    partial_ = Timer(loop_, milliseconds(100), [this] {
+      partial_ = Timer();
+      show(view_->show_partial());
+    });
+  }
+}
+
+void Display::on_console() {
+  console_.acknowledge();
+  const std::uint64_t written = console_.written();
+  std::vector<std::pair<std::size_t, std::uint64_t>> credits;
+  while (!shown_.empty() && credited_ + shown_.front().second <= written) {
+    const auto [source, weight] = shown_.front();
+    shown_.pop_front();
+    credited_ += weight;
+    if (!credits.empty() && credits.back().first == source)
+      credits.back().second += weight;
+    else
+      credits.emplace_back(source, weight);
+  }
+  for (const auto& [source, weight] : credits) events_.on_taken(source, weight);
+  if (console_.reader_gone(1)) events_.on_reader_gone();
+  if (on_done_ && console_.idle()) done();
+}
+
+void Display::show(const std::vector<Text>& texts) {
+  for (const Text& text : texts) console_.write(text.fd, text.bytes);
+}
+
+void Display::say(const std::string& text) { write_error("cohort: " + text + "\n"); }
+
+void Display::end_lines() {
+  if (view_) show(view_->finish());
+}
+
+void Display::drain(milliseconds limit, std::string complaint, std::function<void()> on_done) {
+  limit_ = limit;
+  complaint_ = std::move(complaint);
+  on_done_ = std::move(on_done);
+  seen_ = console_.taken();
+  if (console_.idle()) return done();
+  wait_for_reader();
+}
+
+void Display::wait_for_reader() {
+  look_ = Timer(loop_, limit_ / kLooks, [this] { look_at_reader(); });
+}
+
+void Display::look_at_reader() {
+  const std::uint64_t taken = console_.taken();
+  idle_looks_ = taken == seen_ ? idle_looks_ + 1 : 0;
+  seen_ = taken;
+  if (idle_looks_ >= kLooks) return give_up();
+  wait_for_reader();
+}
+
+void Display::give_up() {
+  console_.drop();
+  say(complaint_);
+  look_ = Timer(loop_, kComplaintLimit, [this] { done(); });
+}
+
+void Display::done() {
+  look_ = Timer();
+  watch_ = Watch();
+  const auto on_done = std::exchange(on_done_, nullptr);
+  on_done();
+}
+
+}  // namespace cohort::launch

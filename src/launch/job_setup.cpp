@@ -1,0 +1,68 @@
+#include "launch/job_setup.h"
+
+#include "launch/input_reader.h"
+#include "net/secret.h"
+#include "sys/cpus.h"
+#include "sys/process.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace cohort::launch {
+
+std::string random_hex(std::size_t bytes) {
+  const net::Secret noise = value_or_throw(net::Secret::generate());
+  std::string text;
+  for (const std::uint8_t byte : noise.bytes().first(bytes)) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+JobSetup set_up_job(const RunOptions& options) {
+  JobSetup setup;
+  setup.environment = Environment::current();
+  for (const std::string& assignment : options.environment) setup.environment.set(assignment);
+  if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
+  setup.program = value_or_throw(resolve_program(options.program, setup.environment));
+  const std::string host = sys::host_name();
+  const int processes = options.processes == 0 ? sys::usable_cores() : options.processes;
+  setup.plan = value_or_throw(make_plan({{host, kMostProcesses}}, processes));
+
+  const auto [before, now] = sys::raise_open_files_limit();
+  setup.open_files = before;
+  // Two pipes, two logs and a pidfd for each rank.
+  const auto needed = 5 * static_cast<std::uint64_t>(processes) + 64;
+  if (now != 0 && needed > now) {
+    raise(ErrorCode::Unavailable,
+          "{} processes on one host need {} open files and the limit is {}; raise it (ulimit -Hn {}) or start fewer",
+          processes, needed, now, needed);
+  }
+  return setup;
+}
+
+std::vector<std::string> hosts_of_ranks(const Plan& plan) {
+  std::vector<std::string> hosts(static_cast<std::size_t>(plan.world_size));
+  for (const PlannedHost& host : plan.hosts) {
+    for (int i = 0; i < host.ranks; ++i) hosts[static_cast<std::size_t>(host.first_rank + i)] = host.name;
+  }
+  return hosts;
+}
+
+StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFacts& facts) {
+  StartJob job;
+  job.path = setup.program.path;
+  job.arguments = setup.program.arguments;
+  job.environment = setup.environment.assignments();
+  char* folder = ::get_current_dir_name();
+  if (folder != nullptr) job.folder = folder;
+  std::free(folder);  // NOLINT: get_current_dir_name allocates with malloc
+  job.log_folder = facts.run_folder + "/logs";
+  job.input = InputReader::worth_reading(0);
+  job.open_files = setup.open_files;
+  for (int rank = host.first_rank; rank < host.first_rank + host.ranks; ++rank) {
+    job.workers.push_back({rank, rank_environment(setup.plan, host, rank, facts)});
+  }
+  return job;
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,36 @@
+// What a job consists of, from the wishes of who starts it: plan, program, environment, limits; and the orders that
+// agents get. Looks at this process and its files, starts nothing. One thread.
+#pragma once
+
+#include "launch/environment.h"
+#include "launch/messages.h"
+#include "launch/plan.h"
+#include "launch/program.h"
+#include "launch/rank_environment.h"
+#include "launch/supervisor.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+struct JobSetup {
+  Plan plan;
+  Program program;
+  Environment environment;       ///< of the workers, without what differs between ranks
+  std::uint64_t open_files = 0;  ///< the limit that workers get: what it was before it was raised for ourselves
+};
+
+/// Raises this process's limit of open files. Throws cohort::Error on wishes that cannot be met.
+JobSetup set_up_job(const RunOptions& options);
+
+/// By rank.
+std::vector<std::string> hosts_of_ranks(const Plan& plan);
+/// What the agent of `host` is to start.
+StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFacts& facts);
+
+std::string random_hex(std::size_t bytes);
+
+}  // namespace cohort::launch

@@ -1,0 +1,40 @@
+#include "launch/verdict.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace cohort::launch {
+
+Verdict judge(const JobEnd& end) {
+  Verdict verdict;
+  verdict.status = end.stop_status.value_or(0);
+  const auto failure = first_failure(end.endings);
+  const auto good = std::count_if(end.endings.begin(), end.endings.end(),
+                                  [](const Ending& ending) { return ending.status.success(); });
+  if (!end.start_failure.empty()) {
+    verdict.text = "cohort: " + end.start_failure + "\n";
+  } else if (!end.stop_status && failure) {
+    verdict.status = failure->status.shell_status();
+    verdict.failure = failure;
+    PostMortem post_mortem;
+    post_mortem.first = *failure;
+    post_mortem.world_size = end.world_size;
+    post_mortem.ended_well =
+        static_cast<int>(std::count_if(end.endings.begin(), end.endings.end(), [](const Ending& ending) {
+          return ending.before_stop && ending.status.success();
+        }));
+    post_mortem.log_folder = end.log_folder;
+    post_mortem.colour = end.colour;
+    verdict.text = to_string(post_mortem);
+  } else if (!end.stop_status && good != end.world_size) {
+    verdict.status = 1;
+    verdict.text = "cohort: the job ended without word from all ranks\n";
+  } else if (end.stop_status && !end.quiet) {
+    verdict.text = fmt::format("cohort: {}, after {:.1f} s; logs in {}\n",
+                               end.stop_reason.empty() ? "ended" : end.stop_reason, end.seconds, end.log_folder);
+  }
+  return verdict;
+}
+
+}  // namespace cohort::launch

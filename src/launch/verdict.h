@@ -1,0 +1,33 @@
+// What is said of a job that has ended, and the exit status that it gives. Pure.
+#pragma once
+
+#include "launch/post_mortem.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+/// How a job came to its end.
+struct JobEnd {
+  int world_size = 1;
+  std::vector<Ending> endings;
+  std::string start_failure;       ///< why it could not be started, where it could not
+  std::string stop_reason;         ///< why it was stopped, where it was
+  std::optional<int> stop_status;  ///< the exit status, where it is not a rank's
+  bool quiet = false;              ///< nobody is left to read the reason
+  double seconds = 0;              ///< it ran
+  std::string log_folder;
+  bool colour = false;
+};
+
+struct Verdict {
+  int status = 0;
+  std::string text;               ///< for stderr; whole lines, or nothing
+  std::optional<Ending> failure;  ///< the one that the others follow from, where a rank's failure ended the job
+};
+
+Verdict judge(const JobEnd& end);
+
+}  // namespace cohort::launch
