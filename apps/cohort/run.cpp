@@ -43,10 +43,9 @@ under torchrun, and what cohort::join() needs (`cohort env` lists all). stdin go
 rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
 killed; 124 after --timeout; 127 if PROGRAM cannot be started). Ctrl-C asks all ranks to end, a second one kills.
 
-Nothing of a job is left behind, whatever part of it dies. The exception: no cgroup or PID namespace holds the job, so if
-supervisor, guard, agent and ranks are all killed at once (SIGKILL), processes that ranks have started can remain. The
-run's job.json
-says so from the start ("contained": false).)";
+Nothing of a job is left behind, whatever part of it dies. The exception: no cgroup or PID namespace holds the job, so
+if supervisor, guard, agent and ranks are all killed at once (SIGKILL), processes that ranks have started can remain. The
+run's job.json says so from the start ("contained": false).)";
 
 /// CLI11's own usage line would put OPTIONS after the program.
 class RunHelp : public CLI::Formatter {

@@ -1,0 +1,70 @@
+#include "launch/verdict.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <string>
+
+namespace cohort::launch {
+namespace {
+
+Ending ending(int rank, int code) {
+  Ending out;
+  out.rank = rank;
+  out.status.code = code;
+  return out;
+}
+
+JobEnd two_ranks(int first, int second) {
+  JobEnd end;
+  end.world_size = 2;
+  end.endings = {ending(0, first), ending(1, second)};
+  end.log_folder = "runs/x/logs";
+  return end;
+}
+
+TEST(Verdict, AGoodEndSaysNothing) {
+  const Verdict verdict = judge(two_ranks(0, 0));
+  EXPECT_EQ(verdict.status, 0);
+  EXPECT_EQ(verdict.text, "");
+  EXPECT_FALSE(verdict.failure);
+}
+
+TEST(Verdict, AFailedRankGivesStatusAndPostMortem) {
+  const Verdict verdict = judge(two_ranks(0, 3));
+  EXPECT_EQ(verdict.status, 3);
+  ASSERT_TRUE(verdict.failure);
+  EXPECT_EQ(verdict.failure->rank, 1);
+  EXPECT_NE(verdict.text.find("rank 1 failed"), std::string::npos) << verdict.text;
+}
+
+TEST(Verdict, SilentRanksAreNotSuccess) {
+  JobEnd end = two_ranks(0, 0);
+  end.endings.pop_back();
+  const Verdict verdict = judge(end);
+  EXPECT_EQ(verdict.status, 1);
+  EXPECT_NE(verdict.text.find("without word from all ranks"), std::string::npos) << verdict.text;
+}
+
+TEST(Verdict, WhoStopsTheJobGivesTheStatus) {
+  JobEnd end = two_ranks(143, 143);
+  end.stop_status = 128 + SIGINT;
+  end.stop_reason = "told to end by SIGINT";
+  EXPECT_EQ(judge(end).status, 130);
+  EXPECT_EQ(judge(end).text, "cohort: told to end by SIGINT, after 0.0 s; logs in runs/x/logs\n");
+  EXPECT_FALSE(judge(end).failure);
+  end.quiet = true;
+  EXPECT_EQ(judge(end).text, "");
+}
+
+TEST(Verdict, AJobThatDidNotStartSaysWhy) {
+  JobEnd end;
+  end.start_failure = "cannot start ./x";
+  end.stop_reason = end.start_failure;
+  end.stop_status = 127;
+  EXPECT_EQ(judge(end).status, 127);
+  EXPECT_EQ(judge(end).text, "cohort: cannot start ./x\n");
+}
+
+}  // namespace
+}  // namespace cohort::launch
