@@ -11,6 +11,14 @@ namespace {
 
 constexpr int64_t kSide = 28;
 
+// splitmix64 (S. Vigna, public domain): every bit of the result depends on every bit of the number.
+uint64_t mix(uint64_t number) {
+  number += 0x9E3779B97F4A7C15;
+  number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9;
+  number = (number ^ (number >> 27)) * 0x94D049BB133111EB;
+  return number ^ (number >> 31);
+}
+
 at::Tensor read(const fs::path& folder, const std::string& name) {
   for (const char* ending : {"", ".gz"}) {
     const fs::path path = folder / (name + ending);
@@ -37,7 +45,7 @@ Digits read_part(const fs::path& folder, const std::string& part) {
         "there are " + std::to_string(images.size(0)) + " images and " + std::to_string(labels.size(0)) + " labels");
   check(labels.max().item<int64_t>() <= 9, "a label is above 9");
 
-  Digits digits{images.unsqueeze(1).to(at::kFloat).div_(255), labels.to(at::kLong)};
+  Digits digits{images.unsqueeze(1).to(at::kFloat).div_(255), labels.to(at::kLong), 0};
   if (images.size(1) != kSide || images.size(2) != kSide) {
     digits.images = at::upsample_bilinear2d(digits.images, {kSide, kSide}, /*align_corners=*/false);
   }
@@ -48,14 +56,32 @@ Digits read_part(const fs::path& folder, const std::string& part) {
 
 Digits Digits::select(const std::vector<int64_t>& indices) const {
   const at::Tensor numbers = torch::tensor(indices, at::kLong);
-  return {images.index_select(0, numbers), labels.index_select(0, numbers)};
+  return {images.index_select(0, numbers), labels.index_select(0, numbers), background};
+}
+
+Digits Digits::shifted(const std::vector<int64_t>& indices, uint64_t key, int64_t farthest) const {
+  Digits moved = select(indices);
+  if (farthest == 0) return moved;
+  const at::Tensor framed = at::constant_pad_nd(moved.images, {farthest, farthest, farthest, farthest}, background);
+  const auto places = static_cast<uint64_t>(2 * farthest + 1);
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const uint64_t draw = mix(mix(key) + static_cast<uint64_t>(indices[i]));
+    const auto down = static_cast<int64_t>((draw >> 32) % places);
+    const auto right = static_cast<int64_t>((draw & 0xFFFFFFFF) % places);
+    const auto at = static_cast<int64_t>(i);
+    moved.images[at].copy_(framed[at].narrow(1, down, kSide).narrow(2, right, kSide));
+  }
+  return moved;
 }
 
 DigitSets load_digits(const fs::path& folder) {
   DigitSets sets{read_part(folder, "train"), read_part(folder, "t10k")};
   const at::Tensor mean = sets.train.images.mean();
   const at::Tensor deviation = sets.train.images.std();
-  for (Digits* digits : {&sets.train, &sets.test}) digits->images.sub_(mean).div_(deviation);
+  for (Digits* digits : {&sets.train, &sets.test}) {
+    digits->images.sub_(mean).div_(deviation);
+    digits->background = -mean.item<float>() / deviation.item<float>();
+  }
   return sets;
 }
 

@@ -3,16 +3,21 @@
 
 #include <cohort/torch/torch_api.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <vector>
 
 struct Digits {
-  at::Tensor images;  ///< [n, 1, 28, 28], float
-  at::Tensor labels;  ///< [n], int64, 0 to 9
+  at::Tensor images;     ///< [n, 1, 28, 28], float
+  at::Tensor labels;     ///< [n], int64, 0 to 9
+  float background = 0;  ///< the value of empty paper
 
   int64_t size() const { return labels.size(0); }
   /// The samples of these numbers.
   Digits select(const std::vector<int64_t>& indices) const;
+  /// The same, each image moved by up to `farthest` pixels in both directions. How far depends on the image's number
+  /// and on `key` alone, so that any number of processes sees the same images; give each epoch a key of its own.
+  Digits shifted(const std::vector<int64_t>& indices, uint64_t key, int64_t farthest) const;
 };
 
 struct DigitSets {

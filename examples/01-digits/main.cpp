@@ -109,6 +109,7 @@ void train(int argc, char** argv) {
                                                        {"batch_size", options.batch_per_process * comm.size()},
                                                        {"lr", options.lr},
                                                        {"seed", options.seed},
+                                                       {"shift", options.shift},
                                                        {"threads", torch::get_num_threads()},
                                                        {"train_images", digits.train.size()},
                                                        {"test_images", digits.test.size()},
@@ -132,11 +133,12 @@ void train(int argc, char** argv) {
   std::vector<double> speeds;  // of each whole epoch
   while (sampler.epoch() < options.epochs) {
     cohort::metrics::Averages averages({"train_loss"});
+    const uint64_t shift_key = (options.seed << 32) + static_cast<uint64_t>(sampler.epoch());
     const auto epoch_begin = std::chrono::steady_clock::now();
     int64_t epoch_samples = 0;
     auto step_begin = epoch_begin;
     while (const auto indices = sampler.next_batch()) {
-      const Digits batch = digits.train.select(*indices);
+      const Digits batch = digits.train.shifted(*indices, shift_key, options.shift);
       const at::Tensor loss = torch::nll_loss(model(batch.images), batch.labels);
       model.zero_grad();
       loss.backward();

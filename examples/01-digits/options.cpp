@@ -44,7 +44,10 @@ Options parse_options(int argc, char** argv, int rank, int world_size) {
           ->check(CLI::PositiveNumber)
           ->excludes(global);
   app.add_option("--lr", options.lr, "learning rate")->capture_default_str()->check(CLI::NonNegativeNumber);
-  app.add_option("--seed", options.seed, "of weights and order")->capture_default_str();
+  app.add_option("--seed", options.seed, "of weights, order and shifts")->capture_default_str();
+  app.add_option("--shift", options.shift, "training images are moved by up to this many pixels, anew in each epoch")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 14));
   app.add_option("--threads", options.threads, "threads of each process (default: OMP_NUM_THREADS, else all cores)")
       ->check(CLI::PositiveNumber);
   app.add_flag("--resume", options.resume, "go on from the newest checkpoint in --out, if there is one");

@@ -13,7 +13,8 @@ struct Options {
   bool batch_grows = false;  ///< the global batch, and with it the learning rate, grows with the processes
   double lr = 0.03;
   uint64_t seed = 1;
-  int threads = 0;  ///< 0: as OMP_NUM_THREADS says
+  int64_t shift = 2;  ///< training images are moved by up to this many pixels, anew in each epoch
+  int threads = 0;    ///< 0: as OMP_NUM_THREADS says
   bool resume = false;
 };
 
