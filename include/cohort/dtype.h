@@ -25,7 +25,9 @@ enum class DType : std::uint8_t {
 inline constexpr int kDTypeCount = 12;
 
 /// Reductions. The numbers travel in fingerprints: never change one, only append.
-/// Integers wrap around in Sum and Product; Average of integers divides the wrapped sum, rounding toward zero.
+/// Average divides the sum, folded by ascending rank, once by the number of ranks; with unequal weights it folds each
+/// value times its rank's share of their total. Integers wrap around in Sum and Product; Average of integers divides
+/// the wrapped sum, rounding toward zero.
 /// Min and Max of floating types give NaN where any rank brings NaN.
 enum class ReduceOp : std::uint8_t { Sum = 0, Average = 1, Min = 2, Max = 3, Product = 4 };
 inline constexpr int kReduceOpCount = 5;
