@@ -151,6 +151,7 @@ Result<StoredCheckpoint> CheckpointWriter::commit(int keep) {
   auto done = file->write(*json);
   if (done) done = file->sync();
   if (done) done = sys::sync_folder(aside_);
+  prune(folder_, keep);  // what writers killed between publishing and pruning left: else every such kill adds one
   const std::string name = name_of(manifest_);
   StoredCheckpoint stored{fmt::format("{}/{}", folder_, name), manifest_};
   if (done) done = sys::rename_path(aside_, stored.folder);
