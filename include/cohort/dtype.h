@@ -1,6 +1,7 @@
 // Element types and reduction operations that collectives understand. Plain data: any thread may use it.
 #pragma once
 
+#include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -21,28 +22,69 @@ enum class DType : std::uint8_t {
   UInt16 = 9,
   UInt32 = 10,
   UInt64 = 11,
+  Bool = 12,        ///< one byte; any byte but zero is true, and reductions write 0 or 1
+  Complex64 = 13,   ///< two Float32, real part first
+  Complex128 = 14,  ///< two Float64, real part first
 };
-inline constexpr int kDTypeCount = 12;
+inline constexpr int kDTypeCount = 15;
 
 /// Reductions. The numbers travel in fingerprints: never change one, only append.
 /// Average divides the sum, folded by ascending rank, once by the number of ranks; with unequal weights it folds each
 /// value times its rank's share of their total. Integers wrap around in Sum and Product; Average of integers divides
 /// the wrapped sum, rounding toward zero.
 /// Min and Max of floating types give NaN where any rank brings NaN.
-enum class ReduceOp : std::uint8_t { Sum = 0, Average = 1, Min = 2, Max = 3, Product = 4 };
-inline constexpr int kReduceOpCount = 5;
+/// Of Bool, Sum, Max and BitOr are "or", Product, Min and BitAnd are "and", and BitXor is "exclusive or".
+/// Complex numbers are added and averaged by component; Product is (ac - bd, ad + bc), each operation rounded.
+enum class ReduceOp : std::uint8_t {
+  Sum = 0,
+  Average = 1,
+  Min = 2,
+  Max = 3,
+  Product = 4,
+  BitAnd = 5,
+  BitOr = 6,
+  BitXor = 7,
+};
+inline constexpr int kReduceOpCount = 8;
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) noexcept {
-  constexpr std::uint8_t kSizes[kDTypeCount] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8};
+  constexpr std::uint8_t kSizes[kDTypeCount] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1, 8, 16};
   return kSizes[static_cast<std::uint8_t>(dtype)];
 }
 
+/// The four real floating types.
 constexpr bool is_floating(DType dtype) noexcept { return dtype <= DType::BFloat16; }
+constexpr bool is_complex(DType dtype) noexcept { return dtype == DType::Complex64 || dtype == DType::Complex128; }
 
-/// Names as torch writes them: "float32", "bfloat16", "int64", "uint8".
+/// Whether factors and weights go with this type: floating or complex.
+constexpr bool is_scalable(DType dtype) noexcept { return is_floating(dtype) || is_complex(dtype); }
+
+/// Bytes to which addresses of elements have to be aligned: their size, for complex numbers that of a component.
+constexpr std::size_t alignment_of(DType dtype) noexcept {
+  return is_complex(dtype) ? size_of(dtype) / 2 : size_of(dtype);
+}
+
+/// Whether the reduction exists for the type. The bit operations are for integers and Bool, Min and Max for all but
+/// complex, Average for all but Bool. False for numbers that name no type or no reduction.
+constexpr bool supports(DType dtype, ReduceOp op) noexcept {
+  if (static_cast<std::uint8_t>(dtype) >= kDTypeCount) return false;
+  switch (op) {
+    case ReduceOp::Sum:
+    case ReduceOp::Product: return true;
+    case ReduceOp::Average: return dtype != DType::Bool;
+    case ReduceOp::Min:
+    case ReduceOp::Max: return !is_complex(dtype);
+    case ReduceOp::BitAnd:
+    case ReduceOp::BitOr:
+    case ReduceOp::BitXor: return !is_scalable(dtype);
+  }
+  return false;
+}
+
+/// Names as torch writes them: "float32", "bfloat16", "int64", "uint8", "bool", "complex64".
 std::string_view to_string(DType dtype) noexcept;
-/// "sum", "average", "min", "max", "product".
+/// "sum", "average", "min", "max", "product", "bit_and", "bit_or", "bit_xor".
 std::string_view to_string(ReduceOp op) noexcept;
 
 /// The DType of a C++ arithmetic type; ill-formed for types that have none.
@@ -88,5 +130,18 @@ template <>
 struct DTypeOf<std::uint64_t> {
   static constexpr DType value = DType::UInt64;
 };
+template <>
+struct DTypeOf<bool> {
+  static constexpr DType value = DType::Bool;
+};
+template <>
+struct DTypeOf<std::complex<float>> {
+  static constexpr DType value = DType::Complex64;
+};
+template <>
+struct DTypeOf<std::complex<double>> {
+  static constexpr DType value = DType::Complex128;
+};
+static_assert(sizeof(bool) == 1);
 
 }  // namespace cohort

@@ -55,7 +55,43 @@ TEST(DType, HasSizesAndNames) {
   EXPECT_EQ(size_of(DType::BFloat16), 2u);
   EXPECT_EQ(to_string(DType::BFloat16), "bfloat16");
   EXPECT_EQ(to_string(ReduceOp::Product), "product");
-  EXPECT_FALSE(is_floating(DType::Int8));
+  EXPECT_EQ(to_string(DType::Complex128), "complex128");
+  EXPECT_EQ(to_string(DType::Bool), "bool");
+  EXPECT_EQ(to_string(ReduceOp::BitXor), "bit_xor");
+  EXPECT_EQ(size_of(DType::Complex64), sizeof(std::complex<float>));
+  EXPECT_EQ(size_of(DTypeOf<std::complex<double>>::value), 16u);
+  EXPECT_EQ(alignment_of(DType::Complex128), alignof(std::complex<double>));
+  EXPECT_EQ(size_of(DTypeOf<bool>::value), 1u);
+}
+
+TEST(DType, HasNamesForAll) {
+  std::set<std::string_view> names;
+  for (int d = 0; d < kDTypeCount; ++d) EXPECT_TRUE(names.insert(to_string(static_cast<DType>(d))).second);
+  for (int op = 0; op < kReduceOpCount; ++op) EXPECT_TRUE(names.insert(to_string(static_cast<ReduceOp>(op))).second);
+  EXPECT_EQ(names.count("unknown"), 0u);
+  EXPECT_EQ(to_string(static_cast<DType>(kDTypeCount)), "unknown");
+  EXPECT_EQ(to_string(static_cast<ReduceOp>(kReduceOpCount)), "unknown");
+}
+
+TEST(DType, KnowsWhatCanBeReduced) {
+  int floating = 0;
+  int complex = 0;
+  for (int d = 0; d < kDTypeCount; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    floating += is_floating(dtype) ? 1 : 0;
+    complex += is_complex(dtype) ? 1 : 0;
+    EXPECT_EQ(is_scalable(dtype), is_floating(dtype) || is_complex(dtype));
+    EXPECT_TRUE(supports(dtype, ReduceOp::Sum));
+    EXPECT_TRUE(supports(dtype, ReduceOp::Product));
+    EXPECT_EQ(supports(dtype, ReduceOp::Average), dtype != DType::Bool);
+    EXPECT_EQ(supports(dtype, ReduceOp::Min), !is_complex(dtype));
+    EXPECT_EQ(supports(dtype, ReduceOp::BitXor), !is_scalable(dtype));
+    EXPECT_FALSE(supports(dtype, static_cast<ReduceOp>(kReduceOpCount)));
+  }
+  EXPECT_EQ(floating, 4);
+  EXPECT_EQ(complex, 2);
+  EXPECT_TRUE(supports(DType::Bool, ReduceOp::Max));
+  EXPECT_FALSE(supports(static_cast<DType>(kDTypeCount), ReduceOp::Sum));
 }
 
 }  // namespace

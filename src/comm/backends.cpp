@@ -5,13 +5,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <iterator>
+
 namespace cohort::comm {
 namespace {
 
-constexpr DType kAllDTypes[] = {DType::Float32, DType::Float64, DType::Float16, DType::BFloat16,
-                                DType::Int8,    DType::Int16,   DType::Int32,   DType::Int64,
-                                DType::UInt8,   DType::UInt16,  DType::UInt32,  DType::UInt64};
-constexpr ReduceOp kAllOps[] = {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product};
+constexpr DType kAllDTypes[] = {DType::Float32, DType::Float64, DType::Float16, DType::BFloat16,  DType::Int8,
+                                DType::Int16,   DType::Int32,   DType::Int64,   DType::UInt8,     DType::UInt16,
+                                DType::UInt32,  DType::UInt64,  DType::Bool,    DType::Complex64, DType::Complex128};
+constexpr ReduceOp kAllOps[] = {ReduceOp::Sum,     ReduceOp::Average, ReduceOp::Min,   ReduceOp::Max,
+                                ReduceOp::Product, ReduceOp::BitAnd,  ReduceOp::BitOr, ReduceOp::BitXor};
+static_assert(std::size(kAllDTypes) == kDTypeCount && std::size(kAllOps) == kReduceOpCount);
 constexpr DeviceType kHostMemory[] = {DeviceType::CPU};
 
 Availability probe_local() {

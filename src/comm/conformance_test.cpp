@@ -19,7 +19,8 @@ using comm::testing::Bytes;
 using comm::testing::interesting;
 using comm::testing::reference_fold;
 
-constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product};
+constexpr ReduceOp kOps[] = {ReduceOp::Sum,     ReduceOp::Average, ReduceOp::Min,   ReduceOp::Max,
+                             ReduceOp::Product, ReduceOp::BitAnd,  ReduceOp::BitOr, ReduceOp::BitXor};
 constexpr std::size_t kGuard = 64;
 constexpr std::byte kPattern{0xA5};
 
@@ -89,8 +90,9 @@ std::vector<Case> make_cases(int size) {
   int turn = 0;
   for (int d = 0; d < kDTypeCount; ++d) {
     const auto dtype = static_cast<DType>(d);
+    int nth = 0;
     for (const ReduceOp op : kOps) {
-      if (size > 5 && op != kOps[d % 5]) continue;
+      if (!supports(dtype, op) || (size > 5 && nth++ % 5 != d % 2)) continue;
       // Sizes around the slots' payload and the pages, primes, and each kind of memory in turn.
       for (const std::int64_t count : {0, 1, 7, 1023, 4099}) add(dtype, op, count, kPlaces[++turn % 4]);
     }

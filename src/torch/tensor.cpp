@@ -53,10 +53,13 @@ DType to_dtype(at::ScalarType type) {
     case at::kInt: return DType::Int32;
     case at::kLong: return DType::Int64;
     case at::kByte: return DType::UInt8;
+    case at::kBool: return DType::Bool;
+    case at::kComplexFloat: return DType::Complex64;
+    case at::kComplexDouble: return DType::Complex128;
     default: break;
   }
   raise(ErrorCode::InvalidArgument,
-        "collectives do not know tensors of type {} -- convert it first, e.g. bool with .to(at::kByte)",
+        "collectives do not know tensors of type {} -- convert it first, e.g. with .to(at::kFloat)",
         at::toString(type));
 }
 
@@ -73,6 +76,9 @@ at::ScalarType to_scalar_type(DType dtype) {
     case DType::Int32: return at::kInt;
     case DType::Int64: return at::kLong;
     case DType::UInt8: return at::kByte;
+    case DType::Bool: return at::kBool;
+    case DType::Complex64: return at::kComplexFloat;
+    case DType::Complex128: return at::kComplexDouble;
     case DType::UInt16:
     case DType::UInt32:
     case DType::UInt64: break;

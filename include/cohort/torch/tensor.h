@@ -9,7 +9,7 @@
 
 namespace cohort {
 
-/// The DType of a tensor's elements. Throws InvalidArgument for types that collectives do not know (bool, complex,
+/// The DType of a tensor's elements. Throws InvalidArgument for types that collectives do not know (complex32,
 /// quantised), naming the type and what to do.
 DType dtype_of(const at::Tensor& tensor);
 DType to_dtype(at::ScalarType type);

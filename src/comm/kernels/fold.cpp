@@ -6,10 +6,12 @@
 
 #include "comm/kernels/fold.h"
 
+#include "base/result.h"
 #include "comm/kernels/float_environment.h"
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 HWY_BEFORE_NAMESPACE();
@@ -140,9 +142,7 @@ struct MaxStep {
   }
 };
 
-enum class Finish { None, Divide, Weighted };
-
-template <class Codec, class Step, Finish kFinish>
+template <class Codec, class Step, bool kScaled, bool kFinish>
 void fold_floats(const FoldJob& job) {
   using Element = typename Codec::Element;
   using D = typename Codec::D;
@@ -152,17 +152,21 @@ void fold_floats(const FoldJob& job) {
   const std::size_t count = static_cast<std::size_t>(job.count);
   const std::size_t inputs = job.inputs.size();
   const auto input = [&](std::size_t k) { return static_cast<const Element*>(job.inputs[k]); };
-  const auto divisor = hn::Set(d, static_cast<T>(inputs));
+  const std::int64_t parts = job.op != ReduceOp::Average ? 1
+                             : job.divisor == 0          ? static_cast<std::int64_t>(inputs)
+                                                         : job.divisor;
+  const auto divisor = hn::Set(d, static_cast<T>(parts));
+  const auto postscale = hn::Set(d, static_cast<T>(job.postscale));
   const auto scaled = [&](std::size_t k, auto value) {
-    if constexpr (kFinish == Finish::Weighted) {
-      return hn::Mul(value, hn::Set(d, static_cast<T>(job.fractions[k])));
+    if constexpr (kScaled) {
+      return hn::Mul(value, hn::Set(d, static_cast<T>(job.scales[k])));
     } else {
       return value;
     }
   };
   const auto finished = [&](auto value) {
-    if constexpr (kFinish == Finish::Divide) {
-      return hn::Div(value, divisor);
+    if constexpr (kFinish) {  // dividing by 1 and multiplying by 1 change nothing
+      return hn::Mul(hn::Div(value, divisor), postscale);
     } else {
       return value;
     }
@@ -209,16 +213,70 @@ void fold_floats(const FoldJob& job) {
   }
 }
 
+template <class Codec, class Step>
+void fold_floats(const FoldJob& job) {
+  const bool finish = (job.op == ReduceOp::Average && job.divisor != 1) || job.postscale != 1;
+  if (job.scales.empty()) {
+    return finish ? fold_floats<Codec, Step, false, true>(job) : fold_floats<Codec, Step, false, false>(job);
+  }
+  return finish ? fold_floats<Codec, Step, true, true>(job) : fold_floats<Codec, Step, true, false>(job);
+}
+
 template <class Codec>
 void fold_floating(const FoldJob& job) {
   switch (job.op) {
-    case ReduceOp::Sum: return fold_floats<Codec, AddStep, Finish::None>(job);
-    case ReduceOp::Average:
-      if (job.fractions.empty()) return fold_floats<Codec, AddStep, Finish::Divide>(job);
-      return fold_floats<Codec, AddStep, Finish::Weighted>(job);
-    case ReduceOp::Min: return fold_floats<Codec, MinStep, Finish::None>(job);
-    case ReduceOp::Max: return fold_floats<Codec, MaxStep, Finish::None>(job);
-    case ReduceOp::Product: return fold_floats<Codec, MultiplyStep, Finish::None>(job);
+    case ReduceOp::Sum:
+    case ReduceOp::Average: return fold_floats<Codec, AddStep>(job);
+    case ReduceOp::Min: return fold_floats<Codec, MinStep>(job);
+    case ReduceOp::Max: return fold_floats<Codec, MaxStep>(job);
+    case ReduceOp::Product: return fold_floats<Codec, MultiplyStep>(job);
+    default: return;
+  }
+}
+
+template <class T>
+void fold_complex(const FoldJob& job) {
+  if (job.op != ReduceOp::Product) {
+    FoldJob components = job;
+    components.count *= 2;
+    return fold_floating<PlainCodec<T>>(components);
+  }
+  const auto postscale = static_cast<T>(job.postscale);
+  const auto one_nan = [](T value) { return value == value ? value : std::numeric_limits<T>::quiet_NaN(); };
+  for (std::size_t i = 0; i < static_cast<std::size_t>(job.count); ++i) {
+    T a = 0;
+    T b = 0;
+    for (std::size_t k = 0; k < job.inputs.size(); ++k) {
+      const T scale = job.scales.empty() ? T{1} : static_cast<T>(job.scales[k]);
+      T y[2];
+      std::memcpy(y, static_cast<const T*>(job.inputs[k]) + 2 * i, sizeof(y));
+      const T c = y[0] * scale;
+      const T d = y[1] * scale;
+      const T real = k == 0 ? c : a * c - b * d;
+      b = k == 0 ? d : a * d + b * c;
+      a = real;
+    }
+    const T result[2] = {one_nan(a * postscale), one_nan(b * postscale)};
+    for (void* const output : job.outputs) std::memcpy(static_cast<T*>(output) + 2 * i, result, sizeof(result));
+  }
+}
+
+void fold_bools(const FoldJob& job) {
+  for (std::size_t i = 0; i < static_cast<std::size_t>(job.count); ++i) {
+    bool total = false;
+    for (std::size_t k = 0; k < job.inputs.size(); ++k) {
+      const bool value = static_cast<const unsigned char*>(job.inputs[k])[i] != 0;
+      if (k == 0) {
+        total = value;
+      } else if (job.op == ReduceOp::BitXor) {
+        total = total != value;
+      } else if (job.op == ReduceOp::Sum || job.op == ReduceOp::Max || job.op == ReduceOp::BitOr) {
+        total = total || value;
+      } else {
+        total = total && value;
+      }
+    }
+    for (void* const output : job.outputs) static_cast<unsigned char*>(output)[i] = total ? 1 : 0;
   }
 }
 
@@ -253,12 +311,21 @@ void fold_integers(const FoldJob& job) {
         case ReduceOp::Max:
           for (std::size_t i = 0; i < length; ++i) total[i] = next[i] > total[i] ? next[i] : total[i];
           break;
+        case ReduceOp::BitAnd:
+          for (std::size_t i = 0; i < length; ++i) total[i] = static_cast<T>(total[i] & next[i]);
+          break;
+        case ReduceOp::BitOr:
+          for (std::size_t i = 0; i < length; ++i) total[i] = static_cast<T>(total[i] | next[i]);
+          break;
+        case ReduceOp::BitXor:
+          for (std::size_t i = 0; i < length; ++i) total[i] = static_cast<T>(total[i] ^ next[i]);
+          break;
       }
     }
     if (job.op == ReduceOp::Average) {
       // In 64 bits, where the number of ranks always fits.
       using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
-      const auto divisor = static_cast<Wide>(job.inputs.size());
+      const auto divisor = job.divisor == 0 ? static_cast<Wide>(job.inputs.size()) : static_cast<Wide>(job.divisor);
       for (std::size_t i = 0; i < length; ++i) total[i] = static_cast<T>(static_cast<Wide>(total[i]) / divisor);
     }
     for (void* const output : job.outputs) {
@@ -281,6 +348,9 @@ void fold_target(const FoldJob& job) {
     case DType::UInt16: return fold_integers<std::uint16_t>(job);
     case DType::UInt32: return fold_integers<std::uint32_t>(job);
     case DType::UInt64: return fold_integers<std::uint64_t>(job);
+    case DType::Bool: return fold_bools(job);
+    case DType::Complex64: return fold_complex<float>(job);
+    case DType::Complex128: return fold_complex<double>(job);
   }
 }
 
@@ -292,7 +362,29 @@ namespace cohort::comm {
 
 HWY_EXPORT(fold_target);
 
+namespace {
+
+void check(const FoldJob& job) {
+  constexpr std::int64_t kLargestDivisor = 1 << 24;
+  if (!supports(job.dtype, job.op)) {
+    raise(ErrorCode::InvalidArgument, "fold: {} has no {}", to_string(job.dtype), to_string(job.op));
+  }
+  const bool factors = !job.scales.empty() || job.postscale != 1;
+  if (factors && !is_scalable(job.dtype)) {
+    raise(ErrorCode::InvalidArgument, "fold: factors with elements of type {}", to_string(job.dtype));
+  }
+  if (!job.scales.empty() && job.scales.size() != job.inputs.size()) {
+    raise(ErrorCode::InvalidArgument, "fold: {} scales for {} inputs", job.scales.size(), job.inputs.size());
+  }
+  if (job.divisor < 0 || job.divisor > kLargestDivisor) {
+    raise(ErrorCode::InvalidArgument, "fold: a divisor of {}", job.divisor);
+  }
+}
+
+}  // namespace
+
 void fold(const FoldJob& job) {
+  check(job);
   if (job.count == 0 || job.outputs.empty()) return;
   if (job.inputs.empty()) {
     for (void* const output : job.outputs)

@@ -2,6 +2,17 @@
 // writes the result to all outputs. Pure functions over memory that the caller owns; any thread may call. All dispatch
 // targets give the same bits: no fused multiply-add, denormals kept whatever the thread's flags say, one NaN (quiet, no
 // sign, no payload), and 16-bit floats are widened exactly, folded in float32 and rounded once, to nearest even.
+//
+// Let A be the type that is accumulated in: float32 for float16, bfloat16, float32 and complex64, float64 for float64
+// and complex128. For each element, each step rounded to A:
+//   y[k]   = scales.empty() ? x[k] : x[k] * A(scales[k])
+//   total  = y[0]; then for ascending k: total = op(total, y[k])      (Average: +)
+//   total  = total / A(divisor)                                       (Average only, and not if the divisor is 1)
+//   total  = total * A(postscale)                                     (not if postscale is 1)
+//   result = total rounded to the element's type, any NaN replaced by the one NaN
+// Complex numbers: scales, divisor and postscale apply to each component, Sum and Average add by component, Product is
+// (ac - bd, ad + bc) of total (a, b) and y (c, d), three roundings each, and each component that is NaN is the one NaN.
+// Integers: modulo 2^bits; Average divides the wrapped sum, toward zero. Bool: see ReduceOp.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -13,18 +24,31 @@
 
 namespace cohort::comm {
 
+/// How results are written. The bytes are the same.
+enum class Stores : std::uint8_t {
+  Cached,       ///< ordinary stores
+  NonTemporal,  ///< past the caches, for memory that another core reads next or that does not fit; fenced on return
+};
+
 struct FoldJob {
   DType dtype = DType::Float32;
-  ReduceOp op = ReduceOp::Sum;
+  ReduceOp op = ReduceOp::Sum;          ///< one that `supports(dtype, op)`
   std::span<const void* const> inputs;  ///< none: the result is zero
   std::span<void* const> outputs;       ///< each the same memory as an input or disjoint from all of them
   std::int64_t count = 0;               ///< elements
-  /// With Average of a floating type only, one per input: the result is the sum of fraction * x (each fraction
-  /// rounded to the type that is accumulated in). Empty: Average divides the sum by the number of inputs.
-  std::span<const double> fractions = {};
+  /// One factor per input (a weight's share, a prescale, or their product), or empty: no factors. Scalable types only.
+  std::span<const double> scales = {};
+  /// With Average only: what the sum is divided by. 0: the number of inputs; 1: nothing, as a weighted average wants,
+  /// whose scales add up to 1. At most 2^24, so that it is exact in every type.
+  std::int64_t divisor = 0;
+  /// Factor of the result. Scalable types only.
+  double postscale = 1;
+  Stores stores = Stores::Cached;
 };
 
-/// Elements need only the alignment of their type.
+/// Elements may have any alignment. Throws InvalidArgument for what the fields above do not allow: a reduction that the
+/// type does not have, factors with a type that is not scalable, scales that are not one per input, a divisor that is
+/// negative or too large. Otherwise it cannot fail.
 void fold(const FoldJob& job);
 
 /// What each rank's weight means: ranks of weight 0 are left out, and the rest either have equal weights (the plain
@@ -32,6 +56,9 @@ void fold(const FoldJob& job);
 struct Weighting {
   std::vector<int> members;  ///< positions in `weights` of those that count, ascending
   std::vector<double> fractions;
+
+  /// FoldJob's, if its scales are the fractions: the plain average divides, the weighted one does not.
+  std::int64_t divisor() const noexcept { return fractions.empty() ? 0 : 1; }
 };
 Weighting weigh(std::span<const double> weights);
 

@@ -51,119 +51,187 @@ struct SmallFloat {
 inline constexpr SmallFloat kHalf{10, 15};
 inline constexpr SmallFloat kBrain{7, 127};
 
+/// What FoldJob has besides elements; the same meanings.
+struct Factors {
+  std::vector<double> scales;
+  std::int64_t divisor = 0;
+  double postscale = 1;
+};
+
+template <class T>
+T one_nan(T value) {
+  return std::isnan(value) ? std::numeric_limits<T>::quiet_NaN() : value;
+}
+
 template <class T>
 T reference_step(ReduceOp op, T total, T value) {
-  switch (op) {
-    case ReduceOp::Sum:
-    case ReduceOp::Average: return total + value;
-    case ReduceOp::Product: return total * value;
-    case ReduceOp::Min: return std::isnan(value) || value < total ? value : total;
-    case ReduceOp::Max: return std::isnan(value) || value > total ? value : total;
-  }
+  if (op == ReduceOp::Sum || op == ReduceOp::Average) return total + value;
+  if (op == ReduceOp::Product) return total * value;
+  if (op == ReduceOp::Min) return std::isnan(value) || value < total ? value : total;
+  return std::isnan(value) || value > total ? value : total;
+}
+
+/// A number of each rank at one place; `value` of a rank that is not the first is folded by `step(total, value)`.
+template <class T, class Step>
+T reference_in_order(const std::vector<T>& values, const Step& step) {
+  T total = values[0];
+  for (std::size_t k = 1; k < values.size(); ++k) total = step(total, values[k]);
   return total;
 }
 
-/// `fractions` as FoldJob's.
 template <class T>
-T reference_float(ReduceOp op, const std::vector<T>& values, const std::vector<double>& fractions) {
-  if (values.empty()) return 0;
-  const auto scaled = [&](std::size_t k) {
-    return fractions.empty() ? values[k] : static_cast<T>(values[k] * static_cast<T>(fractions[k]));
-  };
-  T total = scaled(0);
-  for (std::size_t k = 1; k < values.size(); ++k) total = reference_step<T>(op, total, scaled(k));
-  if (op == ReduceOp::Average && fractions.empty()) total = total / static_cast<T>(values.size());
-  return std::isnan(total) ? std::numeric_limits<T>::quiet_NaN() : total;
+T scaled(T value, const Factors& factors, std::size_t k) {
+  return factors.scales.empty() ? value : static_cast<T>(value * static_cast<T>(factors.scales[k]));
 }
 
 template <class T>
-T reference_integer(ReduceOp op, const std::vector<T>& values) {
+T finished(T total, ReduceOp op, std::size_t inputs, const Factors& factors) {
+  const auto divisor = factors.divisor == 0 ? static_cast<T>(inputs) : static_cast<T>(factors.divisor);
+  if (op == ReduceOp::Average && divisor != 1) total = total / divisor;
+  if (factors.postscale != 1) total = total * static_cast<T>(factors.postscale);
+  return one_nan(total);
+}
+
+template <class T>
+T reference_float(ReduceOp op, std::vector<T> values, const Factors& factors) {
+  if (values.empty()) return 0;
+  for (std::size_t k = 0; k < values.size(); ++k) values[k] = scaled(values[k], factors, k);
+  const T total = reference_in_order(values, [&](T sum, T value) { return reference_step<T>(op, sum, value); });
+  return finished(total, op, values.size(), factors);
+}
+
+template <class T>
+struct Pair {
+  T real;
+  T imaginary;
+};
+
+template <class T>
+Pair<T> reference_complex(ReduceOp op, std::vector<Pair<T>> values, const Factors& factors) {
+  if (values.empty()) return {0, 0};
+  for (std::size_t k = 0; k < values.size(); ++k) {
+    values[k] = {scaled(values[k].real, factors, k), scaled(values[k].imaginary, factors, k)};
+  }
+  const Pair<T> total = reference_in_order(values, [&](const Pair<T>& x, const Pair<T>& y) -> Pair<T> {
+    if (op != ReduceOp::Product) return {x.real + y.real, x.imaginary + y.imaginary};
+    return {x.real * y.real - x.imaginary * y.imaginary, x.real * y.imaginary + x.imaginary * y.real};
+  });
+  return {finished(total.real, op, values.size(), factors), finished(total.imaginary, op, values.size(), factors)};
+}
+
+template <class T>
+T reference_integer(ReduceOp op, const std::vector<T>& values, const Factors& factors) {
   if (values.empty()) return 0;
   using U = std::make_unsigned_t<T>;
-  T total = values[0];
-  for (std::size_t k = 1; k < values.size(); ++k) {
-    const T value = values[k];
-    const auto a = static_cast<std::uint64_t>(static_cast<U>(total));
+  T total = reference_in_order(values, [&](T sum, T value) -> T {
+    const auto a = static_cast<std::uint64_t>(static_cast<U>(sum));
     const auto b = static_cast<std::uint64_t>(static_cast<U>(value));
     switch (op) {
       case ReduceOp::Sum:
-      case ReduceOp::Average: total = static_cast<T>(static_cast<U>(a + b)); break;
-      case ReduceOp::Product: total = static_cast<T>(static_cast<U>(a * b)); break;
-      case ReduceOp::Min: total = value < total ? value : total; break;
-      case ReduceOp::Max: total = value > total ? value : total; break;
+      case ReduceOp::Average: return static_cast<T>(static_cast<U>(a + b));
+      case ReduceOp::Product: return static_cast<T>(static_cast<U>(a * b));
+      case ReduceOp::Min: return value < sum ? value : sum;
+      case ReduceOp::Max: return value > sum ? value : sum;
+      case ReduceOp::BitAnd: return static_cast<T>(static_cast<U>(a & b));
+      case ReduceOp::BitOr: return static_cast<T>(static_cast<U>(a | b));
+      case ReduceOp::BitXor: return static_cast<T>(static_cast<U>(a ^ b));
     }
-  }
+    return 0;
+  });
   if (op == ReduceOp::Average) {
     using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
-    total = static_cast<T>(static_cast<Wide>(total) / static_cast<Wide>(values.size()));
+    const auto divisor = factors.divisor == 0 ? static_cast<Wide>(values.size()) : static_cast<Wide>(factors.divisor);
+    total = static_cast<T>(static_cast<Wide>(total) / divisor);
   }
   return total;
+}
+
+inline std::uint8_t reference_bool(ReduceOp op, const std::vector<std::uint8_t>& values) {
+  std::size_t set = 0;
+  for (const std::uint8_t value : values) set += value != 0 ? 1 : 0;
+  switch (op) {
+    case ReduceOp::Sum:
+    case ReduceOp::Max:
+    case ReduceOp::BitOr: return set > 0 ? 1 : 0;
+    case ReduceOp::BitXor: return static_cast<std::uint8_t>(set % 2);
+    default: return !values.empty() && set == values.size() ? 1 : 0;
+  }
 }
 
 using Bytes = std::vector<std::byte>;
 
-template <class T>
-Bytes reference_typed(ReduceOp op, const std::vector<Bytes>& inputs, std::int64_t count,
-                      const std::vector<double>& fractions) {
+/// Elements of T in memory; `element(values)` of one place gives the result there.
+template <class T, class Element>
+Bytes reference_elements(const std::vector<Bytes>& inputs, std::int64_t count, const Element& element) {
   Bytes result(static_cast<std::size_t>(count) * sizeof(T));
+  std::vector<T> values(inputs.size());
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-    std::vector<T> values(inputs.size());
     for (std::size_t k = 0; k < inputs.size(); ++k)
       std::memcpy(&values[k], inputs[k].data() + i * sizeof(T), sizeof(T));
-    T out{};
-    if constexpr (std::is_floating_point_v<T>) {
-      out = reference_float<T>(op, values, fractions);
-    } else {
-      out = reference_integer<T>(op, values);
-    }
+    const T out = element(values);
     std::memcpy(result.data() + i * sizeof(T), &out, sizeof(T));
   }
   return result;
 }
 
-inline Bytes reference_small(const SmallFloat& format, ReduceOp op, const std::vector<Bytes>& inputs,
-                             std::int64_t count, const std::vector<double>& fractions) {
-  Bytes result(static_cast<std::size_t>(count) * 2);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-    std::vector<float> values;
-    for (const Bytes& input : inputs) {
-      std::uint16_t bits = 0;
-      std::memcpy(&bits, input.data() + i * 2, 2);
-      values.push_back(static_cast<float>(format.decode(bits)));
-    }
-    const std::uint16_t out = format.encode(static_cast<double>(reference_float<float>(op, values, fractions)));
-    std::memcpy(result.data() + i * 2, &out, 2);
-  }
-  return result;
-}
-
 inline Bytes reference_fold(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, std::int64_t count,
-                            const std::vector<double>& fractions = {}) {
+                            const Factors& factors = {}) {
+  const auto real = [&](auto zero) {
+    using T = decltype(zero);
+    return reference_elements<T>(inputs, count,
+                                 [&](const std::vector<T>& values) { return reference_float(op, values, factors); });
+  };
+  const auto small = [&](const SmallFloat& format) {
+    return reference_elements<std::uint16_t>(inputs, count, [&](const std::vector<std::uint16_t>& values) {
+      std::vector<float> wide;
+      for (const std::uint16_t bits : values) wide.push_back(static_cast<float>(format.decode(bits)));
+      return format.encode(static_cast<double>(reference_float(op, wide, factors)));
+    });
+  };
+  const auto complex = [&](auto zero) {
+    using T = Pair<decltype(zero)>;
+    return reference_elements<T>(inputs, count,
+                                 [&](const std::vector<T>& values) { return reference_complex(op, values, factors); });
+  };
+  const auto integer = [&](auto zero) {
+    using T = decltype(zero);
+    return reference_elements<T>(inputs, count,
+                                 [&](const std::vector<T>& values) { return reference_integer(op, values, factors); });
+  };
   switch (dtype) {
-    case DType::Float32: return reference_typed<float>(op, inputs, count, fractions);
-    case DType::Float64: return reference_typed<double>(op, inputs, count, fractions);
-    case DType::Float16: return reference_small(kHalf, op, inputs, count, fractions);
-    case DType::BFloat16: return reference_small(kBrain, op, inputs, count, fractions);
-    case DType::Int8: return reference_typed<std::int8_t>(op, inputs, count, fractions);
-    case DType::Int16: return reference_typed<std::int16_t>(op, inputs, count, fractions);
-    case DType::Int32: return reference_typed<std::int32_t>(op, inputs, count, fractions);
-    case DType::Int64: return reference_typed<std::int64_t>(op, inputs, count, fractions);
-    case DType::UInt8: return reference_typed<std::uint8_t>(op, inputs, count, fractions);
-    case DType::UInt16: return reference_typed<std::uint16_t>(op, inputs, count, fractions);
-    case DType::UInt32: return reference_typed<std::uint32_t>(op, inputs, count, fractions);
-    case DType::UInt64: return reference_typed<std::uint64_t>(op, inputs, count, fractions);
+    case DType::Float32: return real(float{});
+    case DType::Float64: return real(double{});
+    case DType::Float16: return small(kHalf);
+    case DType::BFloat16: return small(kBrain);
+    case DType::Int8: return integer(std::int8_t{});
+    case DType::Int16: return integer(std::int16_t{});
+    case DType::Int32: return integer(std::int32_t{});
+    case DType::Int64: return integer(std::int64_t{});
+    case DType::UInt8: return integer(std::uint8_t{});
+    case DType::UInt16: return integer(std::uint16_t{});
+    case DType::UInt32: return integer(std::uint32_t{});
+    case DType::UInt64: return integer(std::uint64_t{});
+    case DType::Bool:
+      return reference_elements<std::uint8_t>(
+          inputs, count, [&](const std::vector<std::uint8_t>& values) { return reference_bool(op, values); });
+    case DType::Complex64: return complex(float{});
+    case DType::Complex128: return complex(double{});
   }
   return {};
 }
 
 /// Elements that show mistakes: ordinary numbers, and (seldom enough that most sums are numbers) zeros of both signs,
-/// denormals, huge ones, infinities and NaN. Integers are any bits.
+/// denormals, huge ones, infinities and NaN. Integers are any bits; half of all bools are false, the rest any byte.
 inline Bytes interesting(DType dtype, std::int64_t count, std::uint64_t seed) {
+  if (is_complex(dtype)) {
+    return interesting(dtype == DType::Complex64 ? DType::Float32 : DType::Float64, 2 * count, seed + 4711);
+  }
   std::mt19937_64 random(seed * 7919 + static_cast<std::uint64_t>(dtype));
   const std::size_t element = size_of(dtype);
   Bytes result(static_cast<std::size_t>(count) * element);
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
     std::uint64_t bits = random();
+    if (dtype == DType::Bool && (bits & 256) != 0) bits = 0;
     if (is_floating(dtype)) {
       const std::uint64_t kind = random() % 64;
       double value = std::ldexp(static_cast<double>(static_cast<std::int64_t>(random() % 20001) - 10000), -7);

@@ -95,7 +95,13 @@ void Engine::all_reduce_small(const Operation& operation) {
     fold_inputs_.push_back(payload_of(round_.active[static_cast<std::size_t>(member)]));
   }
   void* const output = operation.output;
-  fold({operation.dtype, operation.op, fold_inputs_, {&output, 1}, operation.count, weighting.fractions});
+  fold({operation.dtype,
+        operation.op,
+        fold_inputs_,
+        {&output, 1},
+        operation.count,
+        weighting.fractions,
+        weighting.divisor()});
 }
 
 void Engine::all_reduce_zero_copy(const Operation& operation) {
@@ -109,7 +115,8 @@ void Engine::all_reduce_zero_copy(const Operation& operation) {
         at(input_of(round_.active[static_cast<std::size_t>(member)], operation), slice.begin, element));
   }
   for (const int rank : round_.active) fold_outputs_.push_back(at(output_of(rank, operation), slice.begin, element));
-  fold_pieces({operation.dtype, operation.op, fold_inputs_, fold_outputs_, slice.count(), weighting.fractions});
+  fold_pieces({operation.dtype, operation.op, fold_inputs_, fold_outputs_, slice.count(), weighting.fractions,
+               weighting.divisor()});
   post(&RankState::finished, sequence_);
   wait_for_counters(&RankState::finished, sequence_);
 }
@@ -162,7 +169,8 @@ void Engine::all_reduce_staged(const Operation& operation) {
     }
     fold_outputs_.push_back(at(layout_.results(control, rank_, number), own.begin, element));
     if (!serving()) fold_outputs_.push_back(at(operation.output, chunk * per_chunk + own.begin, element));
-    fold({operation.dtype, operation.op, fold_inputs_, fold_outputs_, own.count(), weighting.fractions});
+    fold({operation.dtype, operation.op, fold_inputs_, fold_outputs_, own.count(), weighting.fractions,
+          weighting.divisor()});
     post(&RankState::reduced, number + 1);
     wait_for_counters(&RankState::reduced, number + 1);
     for (int step = 1; step < size_ && !serving(); ++step) {
