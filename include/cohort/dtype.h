@@ -60,11 +60,6 @@ constexpr bool is_complex(DType dtype) noexcept { return dtype == DType::Complex
 /// Whether factors and weights go with this type: floating or complex.
 constexpr bool is_scalable(DType dtype) noexcept { return is_floating(dtype) || is_complex(dtype); }
 
-/// Bytes to which addresses of elements have to be aligned: their size, for complex numbers that of a component.
-constexpr std::size_t alignment_of(DType dtype) noexcept {
-  return is_complex(dtype) ? size_of(dtype) / 2 : size_of(dtype);
-}
-
 /// Whether the reduction exists for the type. The bit operations are for integers and Bool, Min and Max for all but
 /// complex, Average for all but Bool. False for numbers that name no type or no reduction.
 constexpr bool supports(DType dtype, ReduceOp op) noexcept {
