@@ -1,0 +1,188 @@
+"""Starts a peer once, as one group of ranks, and asks it for measurements. Linux; only the standard library.
+
+A Group owns its processes and its folder (FIFOs, flags, logs): `stop` ends and removes all of them. If this process is
+killed first, the ranks end because their FIFOs do, and the folder stays in /tmp.
+"""
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+READY_SECONDS = 60
+# The ranks give up by themselves after 120 s; this is for what is stopped or swapped out.
+ANSWER_SECONDS = 130
+FLAG_BYTES = 256 * 128
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class PeerFailed(Exception):
+    """What failed, with the peer's own last words."""
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def usable_cores():
+    return len(os.sched_getaffinity(0))
+
+
+def program(build, name):
+    path = os.path.join(os.path.abspath(build), "bin", name)
+    return path if os.access(path, os.X_OK) else None
+
+
+def mpi_command(build, library, ranks, folder):
+    """Ranks are not bound: pinned to cores, Open MPI puts ranks of an oversubscribed host onto the same one."""
+    binary, mpirun = program(build, f"{library}_peer"), shutil.which(f"mpirun.{library}")
+    if not binary or not mpirun:
+        return None
+    if library == "openmpi":
+        start = [mpirun, "--bind-to", "none", "--oversubscribe"]
+        start += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        start += ["--mca", "mpi_yield_when_idle", "1"] if ranks > usable_cores() else []
+    else:
+        start = [mpirun, "-bind-to", "none"]
+    return [start + ["-np", str(ranks), binary, folder]]
+
+
+def rank_commands(first_words, ranks, folder):
+    return [first_words + [folder, str(rank), str(ranks)] for rank in range(ranks)]
+
+
+def commands_of(name, build, ranks, folder):
+    """The command lines that make up a peer's group; None where it is not there."""
+    if name in ("openmpi", "mpich"):
+        return mpi_command(build, name, ranks, folder)
+    if name == "torch":
+        return rank_commands([sys.executable, os.path.join(HERE, "torch_gloo_peer.py")], ranks, folder)
+    binary = program(build, f"{name}_peer")
+    return rank_commands([binary], ranks, folder) if binary else None
+
+
+def available(name, build):
+    if name == "torch":
+        return subprocess.run([sys.executable, "-c", "import torch.distributed"], capture_output=True).returncode == 0
+    return commands_of(name, build, 2, "") is not None
+
+
+class Group:
+    def __init__(self, name, build, ranks):
+        self.name, self.ranks = name, ranks
+        self.folder = tempfile.mkdtemp(prefix=f"cohort-peer-{name}-")
+        self.children, self.inputs, self.outputs = [], [], []
+        self.pending = [b""] * ranks
+        try:
+            self._start(build)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, build):
+        with open(f"{self.folder}/flags", "wb") as file:
+            file.write(bytes(FLAG_BYTES))
+        for rank in range(self.ranks):
+            for direction, ends in (("in", self.inputs), ("out", self.outputs)):
+                path = f"{self.folder}/{direction}.{rank}"
+                os.mkfifo(path, 0o600)
+                # Both ends, so that neither side has to wait for the other to open it.
+                ends.append(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": self.folder}
+        for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            environment.pop(variable, None)
+        with open(f"{self.folder}/log", "wb") as log:
+            for command in commands_of(self.name, build, self.ranks, self.folder):
+                self.children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                                      env=environment, start_new_session=True,
+                                                      preexec_fn=die_with_parent))
+        self.version = self._answers(READY_SECONDS)[0]["name"]
+
+    def _fail(self, why):
+        with open(f"{self.folder}/log", encoding="utf-8", errors="replace") as log:
+            words = log.read()[-2000:].strip()
+        raise PeerFailed(f"{self.name} on {self.ranks} ranks: {why}" + (f"; it said:\n{words}" if words else ""))
+
+    def _answers(self, seconds):
+        """One line of every rank."""
+        deadline = time.monotonic() + seconds
+        answers = [None] * self.ranks
+        while None in answers:
+            waiting = [self.outputs[rank] for rank in range(self.ranks) if answers[rank] is None]
+            ready, _, _ = select.select(waiting, [], [], 0.5)
+            for fd in ready:
+                rank = self.outputs.index(fd)
+                self.pending[rank] += os.read(fd, 1 << 16)
+                line, end, rest = self.pending[rank].partition(b"\n")
+                if end:
+                    self.pending[rank] = rest
+                    answers[rank] = json.loads(line)
+            if not ready and any(child.poll() is not None for child in self.children):
+                self._fail("a process has ended")
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(self.ranks) if answers[rank] is None]
+                self._fail(f"no answer of rank {missing[0]} after {seconds} s")
+        return answers
+
+    def measure(self, cell, iterations, memory, check):
+        """{"us": median over iterations of the slowest rank, "wrong": elements}, or None where it is not supported."""
+        line = (f"run {cell.collective} {cell.bytes} {iterations} {cell.state} {memory} {cell.dtype} {int(check)}\n")
+        for fd in self.inputs:
+            os.write(fd, line.encode())
+        answers = self._answers(ANSWER_SECONDS)
+        if not all(answer["ok"] for answer in answers):
+            return None
+        slowest = [max(times) for times in zip(*(answer["us"] for answer in answers))]
+        return {"us": statistics.median(slowest), "wrong": sum(answer["wrong"] for answer in answers)}
+
+    def stop(self):
+        for fd in self.inputs:
+            try:
+                os.write(fd, b"quit\n")
+            except OSError:
+                pass
+        deadline = time.monotonic() + 5
+        for child in self.children:
+            try:
+                child.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        for fd in self.inputs + self.outputs:
+            os.close(fd)
+        self.inputs, self.outputs, self.children = [], [], []
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class CoreDistance:
+    """Nanoseconds of a cache line there and back between the first two cores."""
+
+    def __init__(self, build):
+        self.child = subprocess.Popen([program(build, "core_distance")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                      text=True, preexec_fn=die_with_parent)
+
+    def measure(self):
+        self.child.stdin.write("trip\n")
+        self.child.stdin.flush()
+        return json.loads(self.child.stdout.readline())["round_trip_ns"]
+
+    def stop(self):
+        self.child.stdin.close()
+        self.child.wait(10)
+
+
+def busy_cores(seconds=0.3):
+    """How many cores others keep busy now, from /proc/stat."""
+    def read():
+        with open("/proc/stat", encoding="ascii") as file:
+            fields = [int(word) for word in file.readline().split()[1:9]]
+        return sum(fields) - fields[3] - fields[4]
+    begin = read()
+    time.sleep(seconds)
+    return (read() - begin) / os.sysconf("SC_CLK_TCK") / seconds
