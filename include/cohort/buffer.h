@@ -13,6 +13,12 @@ namespace cohort {
 
 enum class DeviceType : std::uint8_t { CPU = 0 };
 
+/// A C++ type that is a DType's element.
+template <class T>
+concept Element = requires {
+  DTypeOf<std::remove_const_t<T>>::value;
+};
+
 /// Where memory lives. The host's memory is the only kind so far.
 struct Device {
   DeviceType type = DeviceType::CPU;
@@ -29,7 +35,7 @@ struct ConstBuffer {
   ConstBuffer() = default;
   ConstBuffer(const void* pointer, std::int64_t elements, DType type, Device where = {})
       : data(pointer), count(elements), dtype(type), device(where) {}
-  template <class T, std::size_t Extent>
+  template <Element T, std::size_t Extent>
   ConstBuffer(std::span<T, Extent> values)  // NOLINT(google-explicit-constructor): `all_reduce(span)` should read well
       : data(values.data()),
         count(static_cast<std::int64_t>(values.size())),
@@ -48,7 +54,7 @@ struct Buffer {
   Buffer() = default;
   Buffer(void* pointer, std::int64_t elements, DType type, Device where = {})
       : data(pointer), count(elements), dtype(type), device(where) {}
-  template <class T, std::size_t Extent>
+  template <Element T, std::size_t Extent>
   requires(!std::is_const_v<T>) Buffer(std::span<T, Extent> values)  // NOLINT(google-explicit-constructor)
       : data(values.data()), count(static_cast<std::int64_t>(values.size())), dtype(DTypeOf<T>::value) {}
 

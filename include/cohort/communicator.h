@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cohort/buffer.h>
+#include <cohort/collective_options.h>
 #include <cohort/dtype.h>
 #include <cohort/work.h>
 
@@ -14,7 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,34 +43,6 @@ class Memory {
   std::shared_ptr<comm::MemoryBlock> block_;
 };
 
-/// Common to all operations. `timeout` counts from the call; unset means the communicator's own.
-struct BarrierOptions {
-  std::optional<std::chrono::milliseconds> timeout = {};
-};
-
-struct AllReduceOptions {
-  ReduceOp op = ReduceOp::Sum;
-  /// With ReduceOp::Average only: this rank's weight, finite and >= 0, typically its number of samples. The result
-  /// is sum(weight * x) / sum(weight); a rank of weight 0 is skipped, so its NaN does no harm; equal weights
-  /// give the bits of the plain average. All zero: the result is zero. Give it on all ranks or on none.
-  std::optional<double> weight = {};
-  std::optional<std::chrono::milliseconds> timeout = {};
-};
-
-struct ReduceScatterOptions {
-  ReduceOp op = ReduceOp::Sum;
-  std::optional<std::chrono::milliseconds> timeout = {};
-};
-
-struct AllGatherOptions {
-  std::optional<std::chrono::milliseconds> timeout = {};
-};
-
-struct BroadcastOptions {
-  int root = 0;
-  std::optional<std::chrono::milliseconds> timeout = {};
-};
-
 class Communicator {
  public:
   /// Belongs to no world; only assignment and `operator bool` make sense.
@@ -88,19 +61,72 @@ class Communicator {
   /// The deadline of operations that give none of their own.
   std::chrono::milliseconds timeout() const noexcept;
 
+  // --- all ranks take part ---
+  // Buffers of different ranks have the same dtype, and the same counts where nothing else is said. Arguments that have
+  // no meaning throw InvalidArgument at once, ranks that disagree get Mismatch from the Work. An output may be the
+  // input ("in place") where that is said; otherwise the two share no byte.
+
   /// Reduces `data` over all ranks, in place. Every element is folded by ascending rank, so the bits do not
-  /// depend on timing, size or position. Throws InvalidArgument at once if the arguments have no meaning.
+  /// depend on timing, size or position.
   Work all_reduce(Buffer data, const AllReduceOptions& options = {});
-  /// Out of place; `input` and `output` have the same count and dtype and do not overlap, or are the same.
+  /// Out of place, or in place if both are the same; `input` and `output` have the same count.
   Work all_reduce(ConstBuffer input, Buffer output, const AllReduceOptions& options = {});
-  /// `input` holds size() parts of `output.count` elements; rank r receives the reduction of part r.
+  /// In place on the root; all other ranks' `data` stays as it is.
+  Work reduce(Buffer data, const ReduceOptions& options = {});
+  /// `output` is used on the root only, and may be empty elsewhere.
+  Work reduce(ConstBuffer input, Buffer output, const ReduceOptions& options = {});
+  /// `input` holds size() parts of `output.count` elements; rank r receives the reduction of part r. In place: `output`
+  /// is part rank() of `input`.
   Work reduce_scatter(ConstBuffer input, Buffer output, const ReduceScatterOptions& options = {});
-  /// `output` receives size() parts of `input.count` elements, by ascending rank. In place: `input` is part rank().
-  Work all_gather(ConstBuffer input, Buffer output, const AllGatherOptions& options = {});
+  /// Part r has `counts[r]` elements; `counts` is the same on all ranks. In place as reduce_scatter.
+  Work reduce_scatter_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
+                        const ReduceScatterOptions& options = {});
   /// Copies `data` from the root to all other ranks.
   Work broadcast(Buffer data, const BroadcastOptions& options = {});
+  /// `output` receives size() parts of `input.count` elements, by ascending rank. In place: `input` is part rank().
+  Work all_gather(ConstBuffer input, Buffer output, const AllGatherOptions& options = {});
+  /// Rank r brings `counts[r]` elements; `counts` is the same on all ranks. In place as all_gather.
+  Work all_gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
+                    const AllGatherOptions& options = {});
+  /// As all_gather, on the root only: `output` may be empty elsewhere.
+  Work gather(ConstBuffer input, Buffer output, const GatherOptions& options = {});
+  /// Rank r receives part r of the root's `input` (size() parts of `output.count`), which may be empty elsewhere. In
+  /// place on the root: `output` is part rank() of `input`.
+  Work scatter(ConstBuffer input, Buffer output, const ScatterOptions& options = {});
+  /// Rank r's part s goes to rank s, where it becomes part r. Both hold size() parts of the same count.
+  Work all_to_all(ConstBuffer input, Buffer output, const AllToAllOptions& options = {});
+  /// Parts of any size: `input_counts[s]` elements go to rank s, `output_counts[s]` come from it; parts lie one after
+  /// the other. What one rank sends another has to expect, or all get Mismatch.
+  Work all_to_all_v(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
+                    std::span<const std::int64_t> output_counts, const AllToAllOptions& options = {});
   /// Done once every rank has come to it.
   Work barrier(const BarrierOptions& options = {});
+
+  // Grouped forms: one Work for many buffers, of any dtypes and sizes; small ones travel together. The same results, to
+  // the bit, as one call for each.
+  Work all_reduce(std::span<const Buffer> data, const AllReduceOptions& options = {});
+  Work broadcast(std::span<const Buffer> data, const BroadcastOptions& options = {});
+  Work all_gather(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,
+                  const AllGatherOptions& options = {});
+  Work reduce_scatter(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,
+                      const ReduceScatterOptions& options = {});
+
+  // --- two ranks take part ---
+  // These progress apart from the collectives and from each other, in any number: two ranks may each start a send to
+  // the other and then receive. The receiver's dtype and count have to be the sender's, or both get Mismatch.
+
+  /// Done once `data` may be used again; the receiver need not have come if it is small.
+  Work send(ConstBuffer data, int peer, const SendOptions& options = {});
+  Work recv(Buffer data, int peer, const RecvOptions& options = {});
+
+  // --- groups ---
+
+  /// Every rank calls it. Ranks of the same color form a world of their own, which progresses independently. Blocks.
+  /// Returns a Communicator that belongs to no world where the color is kNoColor.
+  Communicator split(const SplitOptions& options);
+  /// The group of these ranks, numbered as listed. Every rank calls it with the same list; those that are
+  /// not in it receive a Communicator that belongs to no world. Blocks.
+  Communicator group(std::span<const int> ranks, const GroupOptions& options = {});
 
   /// Memory for zero-copy collectives. Local, not collective. Pre-faulted, so that no operation pays for
   /// first touches. Throws Unavailable when the host cannot give that much, before any of it is used.
@@ -108,7 +134,7 @@ class Communicator {
 
   /// This rank has no more input: takes part in all further operations of the others without bringing anything
   /// (sums, minima and averages skip it; a broadcast from it comes from the lowest active rank instead;
-  /// all_gather and reduce_scatter are refused with Mismatch on the active ranks) until every rank has
+  /// all other collectives but barrier are refused with Mismatch on the active ranks) until every rank has
   /// called `join`. Blocks; returns the rank that called it last. (Horovod's hvd.join, as a state of the world.)
   int join(const BarrierOptions& options = {});
 

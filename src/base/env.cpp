@@ -6,11 +6,15 @@ namespace cohort::env {
 namespace {
 
 constexpr Variable kVariables[] = {
-    {kLog, "LEVEL[,SUBSYSTEM=LEVEL...]", "warn", "what is logged to stderr: debug, info, warn, error or off"},
+    {kLog, "LEVEL[,SUBSYSTEM=LEVEL...][,plan]", "warn",
+     "what is logged to stderr: debug, info, warn, error or off; plan: how collectives go on this host, and why"},
     {kTimeout, "seconds", "1800", "deadline of collectives that give none of their own"},
     {kAlone, "1", "", "run as a world of one on purpose, also where a launcher started more"},
     {kSecretFile, "path", "", "file of mode 0600 with the job's secret, for worlds without `cohort run`"},
     {kInit, "env://, tcp://HOST:PORT or file:///PATH", "", "where to meet when the program does not say"},
+    {kPlan, "NAME=VALUE[,NAME=VALUE...]", "measured",
+     "forces how collectives go on a host (rank 0's counts): inline=SIZE, cross=on|off|SIZE, zero-copy=on|off, "
+     "stores=cached|nt|auto, chunk=SIZE"},
     {kStore, "HOST:PORT", "", "where the job's store listens", true},
     {kSecretFd, "descriptor", "", "inherited descriptor that holds the job's secret", true},
     {kJobId, "text", "", "name of this run of the job", true},

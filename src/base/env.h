@@ -15,6 +15,7 @@ inline constexpr std::string_view kTimeout = "COHORT_TIMEOUT";
 inline constexpr std::string_view kAlone = "COHORT_ALONE";
 inline constexpr std::string_view kSecretFile = "COHORT_SECRET_FILE";
 inline constexpr std::string_view kInit = "COHORT_INIT";
+inline constexpr std::string_view kPlan = "COHORT_PLAN";
 
 // Set by `cohort run` for its workers.
 inline constexpr std::string_view kStore = "COHORT_STORE";

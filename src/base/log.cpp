@@ -37,6 +37,10 @@ Result<Settings> parse(std::string_view specification) {
     const std::string_view item = specification.substr(0, comma);
     specification = comma == std::string_view::npos ? std::string_view() : specification.substr(comma + 1);
     if (item.empty()) continue;
+    if (item == "plan") {  // what the communicator chose and why is asked for by name
+      settings.of_subsystem.insert_or_assign("plan", Level::Info);
+      continue;
+    }
     const std::size_t equals = item.find('=');
     auto level = parse_level(equals == std::string_view::npos ? item : item.substr(equals + 1));
     if (!level) return tl::unexpected(level.error());

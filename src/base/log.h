@@ -1,4 +1,5 @@
-// The logging facade: one level per subsystem, chosen by COHORT_LOG ("warn", "info,net=debug"), written to stderr.
+// The logging facade: one level per subsystem, chosen by COHORT_LOG ("warn", "info,net=debug"; "plan" is short for
+// "plan=info"), written to stderr.
 // Any thread may log. A library prints nothing unless something is wrong: the default level is warn.
 #pragma once
 

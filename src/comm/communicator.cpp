@@ -1,17 +1,18 @@
 #include <cohort/communicator.h>
 
 #include "base/result.h"
+#include "comm/arguments.h"
 #include "comm/communicator_impl.h"
 
-#include <cmath>
-#include <cstdint>
-#include <limits>
+#include <algorithm>
 #include <utility>
 
 namespace cohort {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
+using comm::Kind;
+using comm::Request;
+using comm::Subject;
 
 comm::CommunicatorImpl& need(const std::shared_ptr<comm::CommunicatorImpl>& impl) {
   if (!impl) {
@@ -20,69 +21,102 @@ comm::CommunicatorImpl& need(const std::shared_ptr<comm::CommunicatorImpl>& impl
   return *impl;
 }
 
-template <class... Args>
-[[noreturn]] void refuse(const comm::CommunicatorImpl& impl, std::string_view operation,
-                         fmt::format_string<Args...> format, Args&&... args) {
-  ErrorContext context;
-  context.rank = impl.placement().rank;
-  context.host = impl.placement().host;
-  context.operation = operation;
-  context.cause = fmt::format(format, std::forward<Args>(args)...);
-  const std::string message =
-      fmt::format("{}: {} -- rank {} ({})", operation, context.cause, context.rank, context.host);
-  throw Error(ErrorCode::InvalidArgument, message, std::move(context));
+template <class Options>
+Request make_request(const Subject& subject, const ConstBuffer& input, const Buffer& output, const Options& options) {
+  comm::check_timeout(subject, options.timeout);
+  Request request;
+  request.kind = subject.kind;
+  request.dtype = output.dtype;
+  request.input = input.data;
+  request.output = output.data;
+  request.input_count = input.count;
+  request.output_count = output.count;
+  request.timeout = options.timeout.value_or(std::chrono::milliseconds(0));
+  return request;
 }
 
-void check_buffer(const comm::CommunicatorImpl& impl, std::string_view operation, std::string_view name,
-                  const ConstBuffer& buffer) {
-  if (static_cast<int>(buffer.dtype) >= kDTypeCount) {
-    refuse(impl, operation, "{} has the unknown dtype {}", name, static_cast<int>(buffer.dtype));
-  }
-  if (buffer.count < 0) refuse(impl, operation, "{} has a count of {}", name, buffer.count);
-  if (buffer.count > std::numeric_limits<std::int64_t>::max() / 8) {
-    refuse(impl, operation, "{} has {} elements, more than any memory", name, buffer.count);
-  }
-  if (buffer.data == nullptr && buffer.count > 0) {
-    refuse(impl, operation, "{} is null, with a count of {}", name, buffer.count);
-  }
-  if (reinterpret_cast<std::uintptr_t>(buffer.data) % size_of(buffer.dtype) != 0) {
-    refuse(impl, operation, "{} is not aligned to its elements of {} bytes", name, size_of(buffer.dtype));
-  }
-  if (buffer.device.type != DeviceType::CPU) refuse(impl, operation, "{} is on a device that is not supported", name);
+void check_buffers(const Subject& subject, const ConstBuffer& input, const Buffer& output) {
+  comm::check_buffer(subject, "the input", input);
+  comm::check_buffer(subject, "the output", output);
+  comm::check_same_type(subject, input, output);
 }
 
-void check_same_type(const comm::CommunicatorImpl& impl, std::string_view operation, const ConstBuffer& input,
-                     const Buffer& output) {
-  if (input.dtype != output.dtype) {
-    refuse(impl, operation, "the input is {} and the output {}", to_string(input.dtype), to_string(output.dtype));
-  }
+template <class Options>
+void set_reduction(const Subject& subject, Request& request, const Options& options) {
+  comm::check_reduction(subject, request.dtype, options.op, options.prescale, options.postscale);
+  request.op = options.op;
+  request.prescale = options.prescale;
+  request.postscale = options.postscale;
 }
 
-/// `allowed`: where the input may begin (in place); anywhere else the two must not share a byte.
-void check_overlap(const comm::CommunicatorImpl& impl, std::string_view operation, const ConstBuffer& input,
-                   const Buffer& output, std::uintptr_t input_begin, std::uintptr_t allowed) {
-  const auto output_begin = reinterpret_cast<std::uintptr_t>(output.data);
-  if (input.count == 0 || output.count == 0 || input_begin == allowed) return;
-  if (input_begin < output_begin + output.bytes() && output_begin < input_begin + input.bytes()) {
-    refuse(impl, operation, "input and output overlap in part");
-  }
+template <class Options>
+void set_weight(const Subject& subject, Request& request, const Options& options) {
+  if (!options.weight) return;
+  comm::check_weight(subject, request.dtype, options.op, *options.weight);
+  request.weighted = true;
+  request.weight = *options.weight;
 }
 
-void check_op(const comm::CommunicatorImpl& impl, std::string_view operation, ReduceOp op) {
-  if (static_cast<int>(op) >= kReduceOpCount) {
-    refuse(impl, operation, "unknown reduction {}", static_cast<int>(op));
-  }
+std::shared_ptr<const comm::Counts> keep(std::span<const std::int64_t> input,
+                                         std::span<const std::int64_t> output = {}) {
+  return std::make_shared<const comm::Counts>(
+      comm::Counts{{input.begin(), input.end()}, {output.begin(), output.end()}});
 }
 
-void check_timeout(const comm::CommunicatorImpl& impl, std::string_view operation,
-                   std::optional<std::chrono::milliseconds> timeout) {
-  if (!timeout) return;
-  if (timeout->count() <= 0 || *timeout > kLongestTimeout) {
-    refuse(impl, operation, "a timeout of {} ms has no meaning (from 1 ms to a year)", timeout->count());
-  }
+/// Where a part begins in a buffer of parts.
+std::size_t offset_of(std::span<const std::int64_t> counts, int part, DType dtype) {
+  std::int64_t before = 0;
+  for (const std::int64_t count : counts.first(static_cast<std::size_t>(part))) before += count;
+  return static_cast<std::size_t>(before) * size_of(dtype);
 }
 
-std::uintptr_t address(const void* data) noexcept { return reinterpret_cast<std::uintptr_t>(data); }
+const void* at(const void* data, std::size_t offset) noexcept { return static_cast<const std::byte*>(data) + offset; }
+
+Request all_reduce_request(const Subject& subject, ConstBuffer input, Buffer output, const AllReduceOptions& options) {
+  check_buffers(subject, input, output);
+  if (input.count != output.count) {
+    comm::refuse_argument(subject,
+                          fmt::format("the input has {} elements and the output {}", input.count, output.count));
+  }
+  comm::check_apart(subject, input, output, output.data);
+  Request request = make_request(subject, input, output, options);
+  set_reduction(subject, request, options);
+  set_weight(subject, request, options);
+  return request;
+}
+
+Request reduce_scatter_request(const Subject& subject, ConstBuffer input, Buffer output,
+                               const ReduceScatterOptions& options) {
+  check_buffers(subject, input, output);
+  comm::check_parts(subject, "the input", input.count, "the output", output.count);
+  // In place: the output is this rank's part of the input.
+  const void* const own = at(input.data, static_cast<std::size_t>(subject.rank()) * output.bytes());
+  comm::check_apart(subject, input, output, output.data == own ? input.data : nullptr);
+  Request request = make_request(subject, input, output, options);
+  set_reduction(subject, request, options);
+  return request;
+}
+
+Request all_gather_request(const Subject& subject, ConstBuffer input, Buffer output, const AllGatherOptions& options) {
+  check_buffers(subject, input, output);
+  comm::check_parts(subject, "the output", output.count, "the input", input.count);
+  comm::check_apart(subject, input, output, at(output.data, static_cast<std::size_t>(subject.rank()) * input.bytes()));
+  return make_request(subject, input, output, options);
+}
+
+Request broadcast_request(const Subject& subject, Buffer data, const BroadcastOptions& options) {
+  comm::check_buffer(subject, "the buffer", data);
+  comm::check_root(subject, options.root);
+  Request request = make_request(subject, data, data, options);
+  request.root = options.root;
+  return request;
+}
+
+void check_same_length(const Subject& subject, std::size_t inputs, std::size_t outputs) {
+  if (inputs != outputs) {
+    comm::refuse_argument(subject, fmt::format("{} inputs and {} outputs in one group", inputs, outputs));
+  }
+}
 
 }  // namespace
 
@@ -110,92 +144,239 @@ Work Communicator::all_reduce(Buffer data, const AllReduceOptions& options) { re
 
 Work Communicator::all_reduce(ConstBuffer input, Buffer output, const AllReduceOptions& options) {
   auto& impl = need(impl_);
-  constexpr std::string_view kName = "all_reduce";
-  check_buffer(impl, kName, "the input", input);
-  check_buffer(impl, kName, "the output", output);
-  check_same_type(impl, kName, input, output);
-  check_op(impl, kName, options.op);
-  check_timeout(impl, kName, options.timeout);
-  if (input.count != output.count) {
-    refuse(impl, kName, "the input has {} elements and the output {}", input.count, output.count);
+  return impl.start(all_reduce_request({impl, Kind::AllReduce}, input, output, options));
+}
+
+Work Communicator::all_reduce(std::span<const Buffer> data, const AllReduceOptions& options) {
+  auto& impl = need(impl_);
+  std::vector<Request> requests;
+  for (const Buffer& one : data) {
+    requests.push_back(all_reduce_request({impl, Kind::AllReduce}, one, one, options));
   }
-  check_overlap(impl, kName, input, output, address(input.data), address(output.data));
-  if (options.weight) {
-    if (options.op != ReduceOp::Average) {
-      refuse(impl, kName, "a weight goes with ReduceOp::Average only, not with {}", to_string(options.op));
+  return impl.start_group(std::move(requests));
+}
+
+Work Communicator::reduce(Buffer data, const ReduceOptions& options) { return reduce(data, data, options); }
+
+Work Communicator::reduce(ConstBuffer input, Buffer output, const ReduceOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::Reduce};
+  comm::check_buffer(subject, "the input", input);
+  comm::check_root(subject, options.root);
+  if (rank() != options.root) {
+    output = Buffer(nullptr, 0, input.dtype);
+  } else {
+    comm::check_buffer(subject, "the output", output);
+    comm::check_same_type(subject, input, output);
+    if (input.count != output.count) {
+      comm::refuse_argument(subject,
+                            fmt::format("the input has {} elements and the output {}", input.count, output.count));
     }
-    if (!is_floating(input.dtype)) {
-      refuse(impl, kName, "a weighted average needs floating-point elements, not {}", to_string(input.dtype));
-    }
-    if (!std::isfinite(*options.weight) || *options.weight < 0) {
-      refuse(impl, kName, "the weight is {}; it has to be finite and >= 0", *options.weight);
-    }
+    comm::check_apart(subject, input, output, output.data);
   }
-  return impl.all_reduce(input, output, options);
+  Request request = make_request(subject, input, output, options);
+  set_reduction(subject, request, options);
+  set_weight(subject, request, options);
+  request.root = options.root;
+  return impl.start(request);
 }
 
 Work Communicator::reduce_scatter(ConstBuffer input, Buffer output, const ReduceScatterOptions& options) {
   auto& impl = need(impl_);
-  constexpr std::string_view kName = "reduce_scatter";
-  check_buffer(impl, kName, "the input", input);
-  check_buffer(impl, kName, "the output", output);
-  check_same_type(impl, kName, input, output);
-  check_op(impl, kName, options.op);
-  check_timeout(impl, kName, options.timeout);
-  if (output.count > input.count || input.count / size() != output.count || input.count % size() != 0) {
-    refuse(impl, kName, "the input has {} elements, which is not {} parts of the output's {}", input.count, size(),
-           output.count);
-  }
-  // In place: the output is this rank's part of the input.
-  const std::uintptr_t own_part = address(input.data) + static_cast<std::size_t>(rank()) * output.bytes();
-  if (address(output.data) != own_part) {
-    check_overlap(impl, kName, input, output, address(input.data), std::numeric_limits<std::uintptr_t>::max());
-  }
-  return impl.reduce_scatter(input, output, options);
+  return impl.start(reduce_scatter_request({impl, Kind::ReduceScatter}, input, output, options));
 }
 
-Work Communicator::all_gather(ConstBuffer input, Buffer output, const AllGatherOptions& options) {
+Work Communicator::reduce_scatter(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,
+                                  const ReduceScatterOptions& options) {
   auto& impl = need(impl_);
-  constexpr std::string_view kName = "all_gather";
-  check_buffer(impl, kName, "the input", input);
-  check_buffer(impl, kName, "the output", output);
-  check_same_type(impl, kName, input, output);
-  check_timeout(impl, kName, options.timeout);
-  if (input.count > output.count || output.count / size() != input.count || output.count % size() != 0) {
-    refuse(impl, kName, "the output has {} elements, which is not {} parts of the input's {}", output.count, size(),
-           input.count);
+  const Subject subject{impl, Kind::ReduceScatter};
+  check_same_length(subject, inputs.size(), outputs.size());
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    requests.push_back(reduce_scatter_request(subject, inputs[i], outputs[i], options));
   }
-  check_overlap(impl, kName, input, output, address(input.data),
-                address(output.data) + static_cast<std::size_t>(rank()) * input.bytes());
-  return impl.all_gather(input, output, options);
+  return impl.start_group(std::move(requests));
+}
+
+Work Communicator::reduce_scatter_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
+                                    const ReduceScatterOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::ReduceScatterV};
+  check_buffers(subject, input, output);
+  comm::check_counts(subject, "the counts", counts, "the input", input.count);
+  comm::check_own_count(subject, counts, "the output", output.count);
+  const void* const own = at(input.data, offset_of(counts, rank(), input.dtype));
+  comm::check_apart(subject, input, output, output.data == own ? input.data : nullptr);
+  Request request = make_request(subject, input, output, options);
+  set_reduction(subject, request, options);
+  request.counts = keep(counts);
+  return impl.start(request);
 }
 
 Work Communicator::broadcast(Buffer data, const BroadcastOptions& options) {
   auto& impl = need(impl_);
-  constexpr std::string_view kName = "broadcast";
-  check_buffer(impl, kName, "the buffer", data);
-  check_timeout(impl, kName, options.timeout);
-  if (options.root < 0 || options.root >= size()) {
-    refuse(impl, kName, "the root is {} in a world of {}", options.root, size());
+  return impl.start(broadcast_request({impl, Kind::Broadcast}, data, options));
+}
+
+Work Communicator::broadcast(std::span<const Buffer> data, const BroadcastOptions& options) {
+  auto& impl = need(impl_);
+  std::vector<Request> requests;
+  for (const Buffer& one : data) requests.push_back(broadcast_request({impl, Kind::Broadcast}, one, options));
+  return impl.start_group(std::move(requests));
+}
+
+Work Communicator::all_gather(ConstBuffer input, Buffer output, const AllGatherOptions& options) {
+  auto& impl = need(impl_);
+  return impl.start(all_gather_request({impl, Kind::AllGather}, input, output, options));
+}
+
+Work Communicator::all_gather(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,
+                              const AllGatherOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::AllGather};
+  check_same_length(subject, inputs.size(), outputs.size());
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    requests.push_back(all_gather_request(subject, inputs[i], outputs[i], options));
   }
-  return impl.broadcast(data, options);
+  return impl.start_group(std::move(requests));
+}
+
+Work Communicator::all_gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
+                                const AllGatherOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::AllGatherV};
+  check_buffers(subject, input, output);
+  comm::check_counts(subject, "the counts", counts, "the output", output.count);
+  comm::check_own_count(subject, counts, "the input", input.count);
+  comm::check_apart(subject, input, output, at(output.data, offset_of(counts, rank(), output.dtype)));
+  Request request = make_request(subject, input, output, options);
+  request.counts = keep(counts);
+  return impl.start(request);
+}
+
+Work Communicator::gather(ConstBuffer input, Buffer output, const GatherOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::Gather};
+  comm::check_buffer(subject, "the input", input);
+  comm::check_root(subject, options.root);
+  if (rank() != options.root) {
+    output = Buffer(nullptr, 0, input.dtype);
+  } else {
+    comm::check_buffer(subject, "the output", output);
+    comm::check_same_type(subject, input, output);
+    comm::check_parts(subject, "the output", output.count, "the input", input.count);
+    comm::check_apart(subject, input, output, at(output.data, static_cast<std::size_t>(rank()) * input.bytes()));
+  }
+  Request request = make_request(subject, input, output, options);
+  request.root = options.root;
+  return impl.start(request);
+}
+
+Work Communicator::scatter(ConstBuffer input, Buffer output, const ScatterOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::Scatter};
+  comm::check_buffer(subject, "the output", output);
+  comm::check_root(subject, options.root);
+  if (rank() != options.root) {
+    input = ConstBuffer(nullptr, 0, output.dtype);
+  } else {
+    comm::check_buffer(subject, "the input", input);
+    comm::check_same_type(subject, input, output);
+    comm::check_parts(subject, "the input", input.count, "the output", output.count);
+    const void* const own = at(input.data, static_cast<std::size_t>(rank()) * output.bytes());
+    comm::check_apart(subject, input, output, output.data == own ? input.data : nullptr);
+  }
+  Request request = make_request(subject, input, output, options);
+  request.root = options.root;
+  return impl.start(request);
+}
+
+Work Communicator::all_to_all(ConstBuffer input, Buffer output, const AllToAllOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::AllToAll};
+  check_buffers(subject, input, output);
+  if (input.count != output.count || input.count % size() != 0) {
+    comm::refuse_argument(subject, fmt::format("the input has {} elements and the output {}, which is not {} equal "
+                                               "parts each",
+                                               input.count, output.count, size()));
+  }
+  comm::check_apart(subject, input, output, nullptr);
+  return impl.start(make_request(subject, input, output, options));
+}
+
+Work Communicator::all_to_all_v(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
+                                std::span<const std::int64_t> output_counts, const AllToAllOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::AllToAllV};
+  check_buffers(subject, input, output);
+  comm::check_counts(subject, "the input counts", input_counts, "the input", input.count);
+  comm::check_counts(subject, "the output counts", output_counts, "the output", output.count);
+  const auto own = static_cast<std::size_t>(rank());
+  if (input_counts[own] != output_counts[own]) {
+    comm::refuse_argument(subject, fmt::format("this rank sends itself {} elements and expects {} from itself",
+                                               input_counts[own], output_counts[own]));
+  }
+  comm::check_apart(subject, input, output, nullptr);
+  Request request = make_request(subject, input, output, options);
+  request.counts = keep(input_counts, output_counts);
+  return impl.start(request);
 }
 
 Work Communicator::barrier(const BarrierOptions& options) {
   auto& impl = need(impl_);
-  check_timeout(impl, "barrier", options.timeout);
-  return impl.barrier(options);
+  return impl.start(make_request({impl, Kind::Barrier}, {}, {}, options));
+}
+
+Work Communicator::send(ConstBuffer data, int peer, const SendOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::Send};
+  comm::check_buffer(subject, "the buffer", data);
+  comm::check_peer(subject, peer, options.tag);
+  Request request = make_request(subject, data, Buffer(nullptr, 0, data.dtype), options);
+  request.root = peer;
+  request.tag = options.tag;
+  return impl.start(request);
+}
+
+Work Communicator::recv(Buffer data, int peer, const RecvOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::Recv};
+  comm::check_buffer(subject, "the buffer", data);
+  comm::check_peer(subject, peer, options.tag);
+  Request request = make_request(subject, ConstBuffer(nullptr, 0, data.dtype), data, options);
+  request.root = peer;
+  request.tag = options.tag;
+  return impl.start(request);
+}
+
+Communicator Communicator::split(const SplitOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::Split};
+  comm::check_timeout(subject, options.timeout);
+  if (options.color < kNoColor) {
+    comm::refuse_argument(subject, fmt::format("the color is {}; colors are from 0, and kNoColor", options.color));
+  }
+  return Communicator(impl.split(options));
+}
+
+Communicator Communicator::group(std::span<const int> ranks, const GroupOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::Split};
+  comm::check_timeout(subject, options.timeout);
+  comm::check_ranks(subject, ranks);
+  return Communicator(impl.group(ranks, options));
 }
 
 Memory Communicator::allocate(std::size_t bytes, Device device) {
   auto& impl = need(impl_);
-  if (device.type != DeviceType::CPU) refuse(impl, "allocate", "the device is not supported");
+  if (device.type != DeviceType::CPU) raise(ErrorCode::InvalidArgument, "allocate: the device is not supported");
   return Memory(impl.allocate(bytes, device));
 }
 
 int Communicator::join(const BarrierOptions& options) {
   auto& impl = need(impl_);
-  check_timeout(impl, "join", options.timeout);
+  comm::check_timeout({impl, Kind::Joined}, options.timeout);
   return impl.join(options);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cluster/placement.h"
+#include "comm/request.h"
 
 #include <cohort/communicator.h>
 #include <cohort/store.h>
@@ -11,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cohort::comm {
 
@@ -29,13 +31,16 @@ class CommunicatorImpl {
   virtual const cluster::Placement& placement() const noexcept = 0;
   virtual std::chrono::milliseconds timeout() const noexcept = 0;
 
-  virtual Work all_reduce(ConstBuffer input, Buffer output, const AllReduceOptions& options) = 0;
-  virtual Work reduce_scatter(ConstBuffer input, Buffer output, const ReduceScatterOptions& options) = 0;
-  virtual Work all_gather(ConstBuffer input, Buffer output, const AllGatherOptions& options) = 0;
-  virtual Work broadcast(Buffer data, const BroadcastOptions& options) = 0;
-  virtual Work barrier(const BarrierOptions& options) = 0;
+  /// Starts what was asked for. The request has been checked against this rank's own view.
+  virtual Work start(const Request& request) = 0;
+  /// The same for several collectives of one kind, as one Work.
+  virtual Work start_group(std::vector<Request> requests) = 0;
   virtual std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, Device device) = 0;
   virtual int join(const BarrierOptions& options) = 0;
+  /// Null where the color is kNoColor.
+  virtual std::shared_ptr<CommunicatorImpl> split(const SplitOptions& options) = 0;
+  /// `ranks` are distinct and within the world.
+  virtual std::shared_ptr<CommunicatorImpl> group(std::span<const int> ranks, const GroupOptions& options) = 0;
   virtual void abort(std::string_view reason) = 0;
   virtual void set_observer(Observer* observer) noexcept = 0;
 };

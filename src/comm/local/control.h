@@ -1,7 +1,9 @@
 // The memory through which the ranks of one host agree: one segment, made by rank 0 and mapped by all. Every word
-// has one writer (its rank), but for the header's abort record, bell and tickets. Counters only grow. Plain layout
-// without pointers; the engine holds the rules.
+// has one writer (its rank), but for the header's abort record, bell and tickets; the header's plan is rank 0's.
+// Counters only grow. Plain layout without pointers; the engine holds the rules.
 #pragma once
+
+#include "comm/request.h"
 
 #include <cohort/dtype.h>
 #include <cohort/error.h>
@@ -17,10 +19,9 @@
 namespace cohort::comm::local {
 
 inline constexpr std::size_t kLine = 64;  // bytes of a cache line
+inline constexpr int kMostRanks = 1024;   // so that a chunk has a line for each
 
-enum class Kind : std::uint8_t { None = 0, AllReduce, ReduceScatter, AllGather, Broadcast, Barrier, Joined };
-
-/// Memory that peers can map: segment 0 is any other memory.
+/// Memory of a rank. Segment 0: not mapped by peers; then the offset is its address in that rank's process.
 struct Location {
   std::uint32_t segment = 0;
   std::uint64_t offset = 0;
@@ -31,10 +32,14 @@ struct Descriptor {
   Kind kind = Kind::None;
   DType dtype = DType::Float32;
   ReduceOp op = ReduceOp::Sum;
-  std::uint8_t weighted = 0;
+  std::uint8_t weighted : 1 = 0;
+  std::uint8_t beside : 1 = 0;  ///< the payload lies in the slot
   std::int32_t root = 0;
-  std::int64_t count = 0;  ///< elements of the smaller buffer; of Joined, its ticket
-  double weight = 0;
+  std::int64_t count = 0;  ///< elements, of the smaller buffer where there are parts; of Joined, its ticket
+  double weight = 1;
+  double prescale = 1;
+  double postscale = 1;
+  std::uint64_t detail = 0;  ///< digest of counts or of a group, where there are any
   std::uint32_t input_segment = 0;
   std::uint32_t output_segment = 0;
   std::uint64_t input_offset = 0;
@@ -44,31 +49,36 @@ struct Descriptor {
   Location input() const noexcept { return {input_segment, input_offset}; }
   Location output() const noexcept { return {output_segment, output_offset}; }
 };
-static_assert(sizeof(Descriptor) == kLine - sizeof(std::uint64_t));
+static_assert(sizeof(Descriptor) == 80);
 
-inline constexpr std::size_t kSlotPayload = 8128;
-
-/// An operation's announcement and its payload if that is small. There are two, by the parity of the sequence: a rank
-/// writes one again only after all ranks have come to the operation between, and so have left the one before.
+/// An operation's announcement. There are two, by the parity of the sequence: a rank writes one again only after all
+/// ranks have come to the operation between, and so have left the one before. The payload, if it is small, lies in
+/// `tiny` or behind the slot.
 struct alignas(kLine) Slot {
-  std::atomic<std::uint64_t> sequence;  ///< of the descriptor below; stored last, with release
+  static constexpr std::size_t kTiny = 48;
+  std::atomic<std::uint64_t> sequence;  ///< of what follows; stored last, with release
+  std::uint64_t fingerprint;            ///< of the descriptor, so that one cache line tells that ranks agree
+  std::byte tiny[kTiny];
   Descriptor descriptor;
-  std::byte payload[kSlotPayload];
 };
-static_assert(sizeof(Slot) == 8192 && offsetof(Slot, payload) == kLine);
+static_assert(sizeof(Slot) == 3 * kLine && offsetof(Slot, descriptor) == kLine);
 
 struct alignas(kLine) Counter {
   std::atomic<std::uint64_t> value;
 };
 
 struct alignas(kLine) RankState {
-  Counter staged;    ///< chunks that this rank has copied into its staging buffers
-  Counter reduced;   ///< chunks from whose inputs this rank has read all it needs
-  Counter copied;    ///< chunks whose results this rank has copied out
-  Counter finished;  ///< sequence of the last zero-copy operation in which this rank has read and written everything
+  Counter staged;   ///< chunks that this rank has copied into its staging buffers
+  Counter reduced;  ///< chunks from whose inputs this rank has read all it needs
+  Counter copied;   ///< chunks whose results this rank has copied out
+  Counter folded;   ///< sequence of the last cross-memory reduction whose own slice this rank has folded
+  Counter
+      finished;   ///< sequence of the last operation without staging in which this rank has read and written everything
+  Counter probe;  ///< turns in the measurement of the cores' distance
   alignas(kLine) std::atomic<std::uint32_t> ready;  ///< has mapped this memory
   std::atomic<std::uint32_t> left;                  ///< its communicator was destroyed
-  std::atomic<std::uint64_t> begun;                 ///< sequence of the last operation that it came to
+  std::atomic<std::uint32_t> reads_peers;           ///< may read all peers' memory (1), or not (2); 0: not known yet
+  std::uint64_t control_address;                    ///< of this memory in its process; written before `ready`
   sys::CoreSet cores;                               ///< written before `ready`
   Slot slots[2];
 };
@@ -84,11 +94,23 @@ struct AbortRecord {
   char text[1024];
 };
 
+/// What rank 0 has decided for all (plan.h). Written before its `ready`.
+struct Plan {
+  std::uint64_t inline_bytes = 0;        ///< payloads up to this size lie beside the announcement: one wait
+  std::uint64_t cross_reduce_bytes = 0;  ///< reductions read peers' memory through the kernel from this size on
+  std::uint64_t cross_copy_bytes = 0;    ///< the same for operations that only move data
+  std::uint64_t chunk_bytes = 0;         ///< staged operations go in chunks of this size
+  std::uint32_t zero_copy = 1;           ///< registered memory is read in place
+  std::uint32_t stores = 0;              ///< StorePolicy
+};
+
 struct Header {
-  static constexpr std::uint64_t kMagic = 0x31304c4f43484f43;  // "COHCOL01"
+  static constexpr std::uint64_t kMagic = 0x32304c4f43484f43;  // "COHCOL02"
   std::uint64_t magic;
   std::uint32_t ranks;
   std::uint32_t chunk_bytes;
+  Plan plan;
+  std::atomic<std::uint32_t> plan_ready;
   AbortRecord abort;
   alignas(kLine) std::atomic<std::uint32_t> bell;  ///< ranks that wait long sleep on it
   alignas(kLine) std::atomic<std::uint32_t> sleepers;
@@ -97,20 +119,26 @@ struct Header {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// Header, rank states, then each rank's staging buffers: two for what it brings, two for what it has reduced.
+/// Header, rank states, payloads beside the slots, then each rank's staging buffers: two for what it brings, two for
+/// what it has reduced.
 class ControlLayout {
  public:
   explicit ControlLayout(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
 
+  /// The most that a chunk may have.
   std::size_t chunk_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{256} << 10 : std::size_t{64} << 10; }
+  /// Room beside a slot, and so the most that `Plan::inline_bytes` may be.
+  std::size_t payload_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{32} << 10 : std::size_t{8} << 10; }
   std::size_t bytes() const noexcept { return staging_offset() + ranks_ * 4 * chunk_bytes(); }
-  /// A payload up to this size goes through the slots: every rank folds all of it.
-  std::size_t inline_bytes() const noexcept { return std::min(kSlotPayload, (std::size_t{64} << 10) / ranks_); }
 
   static Header& header(void* base) noexcept { return *static_cast<Header*>(base); }
   RankState& state(void* base, int rank) const noexcept {
     return *reinterpret_cast<RankState*>(static_cast<std::byte*>(base) + states_offset() +
                                          static_cast<std::size_t>(rank) * sizeof(RankState));
+  }
+  std::byte* payload(void* base, int rank, std::uint64_t sequence) const noexcept {
+    return static_cast<std::byte*>(base) + payloads_offset() +
+           (static_cast<std::size_t>(rank) * 2 + static_cast<std::size_t>(sequence % 2)) * payload_bytes();
   }
   std::byte* staging(void* base, int rank, std::uint64_t chunk) const noexcept { return buffer(base, rank, chunk % 2); }
   std::byte* results(void* base, int rank, std::uint64_t chunk) const noexcept {
@@ -119,10 +147,10 @@ class ControlLayout {
 
  private:
   static constexpr std::size_t kPage = 4096;
-  static std::size_t states_offset() noexcept { return (sizeof(Header) + kPage - 1) / kPage * kPage; }
-  std::size_t staging_offset() const noexcept {
-    return (states_offset() + ranks_ * sizeof(RankState) + kPage - 1) / kPage * kPage;
-  }
+  static constexpr std::size_t pages(std::size_t bytes) noexcept { return (bytes + kPage - 1) / kPage * kPage; }
+  static std::size_t states_offset() noexcept { return pages(sizeof(Header)); }
+  std::size_t payloads_offset() const noexcept { return pages(states_offset() + ranks_ * sizeof(RankState)); }
+  std::size_t staging_offset() const noexcept { return payloads_offset() + ranks_ * 2 * payload_bytes(); }
   std::byte* buffer(void* base, int rank, std::uint64_t index) const noexcept {
     return static_cast<std::byte*>(base) + staging_offset() +
            (static_cast<std::size_t>(rank) * 4 + static_cast<std::size_t>(index)) * chunk_bytes();

@@ -2,73 +2,53 @@
 
 #include "base/log.h"
 #include "base/result.h"
-#include "comm/local/meet.h"
-#include "comm/local/waiting.h"
+#include "comm/local/plan.h"
 #include "sys/cpus.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include <poll.h>
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 namespace cohort::comm::local {
-namespace {
 
-using namespace std::chrono_literals;
-
-void copy_text(char* to, std::size_t room, std::string_view text) noexcept {
-  const std::size_t length = std::min(room - 1, text.size());
-  std::memcpy(to, text.data(), length);
-  to[length] = '\0';
-}
-
-}  // namespace
-
-Engine::Engine(const FormOptions& options)
-    : rank_(options.placement.rank), size_(options.placement.size), host_(options.placement.host), layout_(size_) {
+Engine::Engine(World& world, const FormOptions& options)
+    : Waiter(world), rank_(world.rank()), size_(world.size()), distance_(world) {
   round_.brought.resize(static_cast<std::size_t>(size_));
-  timeout_ = options.join_timeout;
-  deadline_ = Clock::now() + timeout_;
-  attended_ = 1;  // forming is waited for
-  if (size_ == 1) {
-    control_ = value_or_throw(sys::create_shared_segment("cohort-control", layout_.bytes())).mapping;
-    new (control_.data()) Header{};
-    new (&state(0)) RankState{};
-    std::vector<Peer> nobody(1);
-    mesh_ = std::make_shared<Mesh>(0, std::move(nobody));
-    attended_ = 0;
-    return;
+  for (int rank = 0; rank < size_; ++rank) everyone_.push_back(rank);
+  if (size_ == 1) return;
+  set_deadline(Clock::now(), options.join_timeout);
+  attended() = 1;  // forming is waited for
+  note_cores();
+  state(rank_).reads_peers.store(world_.try_reading_peers() ? 1 : 2);
+  posted();
+  wait_for_all([&](int rank) { return state(rank).reads_peers.load() != 0; });
+  bool cross = true;
+  for (int rank = 0; rank < size_; ++rank) cross = cross && state(rank).reads_peers.load() == 1;
+  distance_.measure();
+  if (rank_ == 0) {
+    header().plan = make_plan(world_, cross);
+    header().plan_ready.store(1);
+    posted();
   }
-  Meeting meeting = meet(options);
-  control_ = std::move(meeting.control);
-  mesh_ = std::move(meeting.mesh);
-  for (int rank = 0; rank < size_; ++rank) {
-    processes_.push_back(rank == rank_ ? sys::PeerProcess() : sys::PeerProcess(mesh_->peer(rank).process));
+  wait_for_all([&](int rank) { return rank != 0 || header().plan_ready.load() != 0; });
+  plan_ = header().plan;
+  if (rank_ == 0) log_plan(world_, plan_, cross, distance_.round_trip());
+  if (plan_.cross_reduce_bytes != kNever || plan_.cross_copy_bytes != kNever) {
+    // A rank's slice of a chunk, whose borders lie on cache lines, or a piece of a larger slice.
+    scratch_bytes_ = std::max(kPullPiece, plan_.chunk_bytes / static_cast<std::size_t>(size_) + 4 * kLine);
+    scratch_.resize(static_cast<std::size_t>(size_) * scratch_bytes_);
   }
-  try {
-    note_cores();
-  } catch (...) {
-    state(rank_).left.store(1);
-    throw;
-  }
-  attended_ = 0;
-}
-
-Engine::~Engine() {
-  state(rank_).left.store(1);
-  ring();
-  mesh_->close();
+  attended() = 0;
 }
 
 // Whether there is a core for each rank: ranks may be bound to different ones, so all of them say where they may run.
 void Engine::note_cores() {
-  state(rank_).cores = sys::allowed_cores();
-  state(rank_).ready.store(1);
-  ring();
+  RankState& own = state(rank_);
+  own.cores = sys::allowed_cores();
+  own.control_address = reinterpret_cast<std::uint64_t>(world_.control());
+  own.ready.store(1);
+  posted();
   wait_for_all([&](int rank) { return state(rank).ready.load() != 0; });
   sys::CoreSet all{};
   for (int rank = 0; rank < size_; ++rank) {
@@ -76,112 +56,105 @@ void Engine::note_cores() {
   }
   // Fewer than the affinity allows: a quota of the control group.
   const int usable = sys::usable_cores();
-  const bool quota = usable < sys::count(state(rank_).cores);
-  crowded_ = size_ > (quota ? usable : sys::count(all));
+  const bool quota = usable < sys::count(own.cores);
+  world_.set_crowded(size_ > (quota ? usable : sys::count(all)));
 }
 
-void Engine::run(const Operation& operation, CollectiveEvent* event) {
-  throw_if_ended();
-  deadline_ = operation.deadline();
-  timeout_ = operation.timeout;
+// --- rounds ---
+
+bool Engine::small(const Request& request) const noexcept {
+  return request.kind != Kind::AllToAllV && bytes_beside(request, size_) <= plan_.inline_bytes;
+}
+
+void Engine::announce(const Request& request) {
+  if (world_.ended()) throw_if_ended();
   if (size_ == 1) {
     ++sequence_;
-    if (event != nullptr) event->sequence = sequence_;
-    run_alone(operation);
     return;
   }
-  const bool with_payload = is_small(operation) && (operation.kind != Kind::Broadcast || operation.root == rank_);
-  begin(describe(operation), operation.input, with_payload ? operation.input_bytes : 0);
-  const auto published = event != nullptr ? Clock::now() : Clock::time_point{};
-  if (event != nullptr) event->sequence = sequence_;
-  gather();
-  if (event != nullptr) event->waited = Clock::now() - published;
-  check_agreement();
-  execute(operation, event);
-}
-
-int Engine::join(std::chrono::milliseconds patience) {
-  throw_if_ended();
-  if (size_ == 1) return 0;
-  timeout_ = patience;
-  const std::int64_t ticket = header().join_tickets.fetch_add(1);
-  while (true) {
-    Descriptor own;
-    own.kind = Kind::Joined;
-    own.count = ticket;
-    deadline_ = Clock::now() + patience;
-    begin(own, nullptr, 0);
-    gather();
-    if (round_.active.empty()) break;
-    try {
-      check_agreement();
-    } catch (const Error&) {  // the active ranks are told; this one brought nothing that could be wrong
-      continue;
+  Descriptor own = describe(request);
+  if (!small(request)) {  // else nobody will look at the memory itself
+    const auto& mesh = world_.mesh();
+    own.input_offset = reinterpret_cast<std::uint64_t>(request.input);
+    own.output_offset = reinterpret_cast<std::uint64_t>(request.output);
+    if (const auto place = mesh->locate(request.input, request.input_bytes())) {
+      own.input_segment = place->segment;
+      own.input_offset = place->offset;
     }
-    Operation served;
-    served.kind = round_.agreed.kind;
-    served.dtype = round_.agreed.dtype;
-    served.op = round_.agreed.op;
-    served.count = round_.agreed.count;
-    served.input_bytes = static_cast<std::size_t>(served.count) * size_of(served.dtype);
-    served.output_bytes = served.input_bytes;
-    execute(served, nullptr);
+    if (const auto place = mesh->locate(request.output, request.output_bytes())) {
+      own.output_segment = place->segment;
+      own.output_offset = place->offset;
+    }
   }
-  const auto last = std::max_element(round_.brought.begin(), round_.brought.end(),
-                                     [](const Descriptor& a, const Descriptor& b) { return a.count < b.count; });
-  return static_cast<int>(last - round_.brought.begin());
+  publish(own, &request);
 }
 
-void Engine::abort(std::string_view reason) noexcept {
-  try {
-    record(ErrorCode::Aborted, -1, fmt::format("aborted by rank {} on {} -- {}", rank_, host_, reason));
-  } catch (...) {
-    record(ErrorCode::Aborted, -1, reason);
-  }
-}
-
-Descriptor Engine::describe(const Operation& operation) const {
-  Descriptor own;
-  own.kind = operation.kind;
-  own.dtype = operation.dtype;
-  own.op = operation.op;
-  own.weighted = operation.weight ? 1 : 0;
-  own.root = operation.root;
-  own.count = operation.count;
-  own.weight = operation.weight.value_or(0);
-  if (is_small(operation)) return own;  // nobody will look at the memory itself
-  if (const auto place = mesh_->locate(operation.input, operation.input_bytes)) {
-    own.input_segment = place->segment;
-    own.input_offset = place->offset;
-  }
-  if (const auto place = mesh_->locate(operation.output, operation.output_bytes)) {
-    own.output_segment = place->segment;
-    own.output_offset = place->offset;
-  }
-  return own;
-}
-
-void Engine::begin(const Descriptor& own, const void* payload, std::size_t bytes) {
+void Engine::publish(const Descriptor& own, const Request* request) {
   ++sequence_;
   Slot& slot = state(rank_).slots[sequence_ % 2];
   slot.descriptor = own;
-  slot.descriptor.announcements = mesh_->announcements();
-  if (bytes > 0) std::memcpy(slot.payload, payload, bytes);
-  slot.sequence.store(sequence_);
-  state(rank_).begun.store(sequence_, std::memory_order_relaxed);
-  ring();
+  slot.descriptor.announcements = world_.mesh()->announcements();
+  slot.fingerprint = fingerprint_of(own);
+  if (request != nullptr && request->kind == Kind::AllToAllV) {
+    const Counts& counts = *request->counts;
+    std::byte* const to = layout().payload(world_.control(), rank_, sequence_);
+    const std::size_t row = static_cast<std::size_t>(size_) * sizeof(std::int64_t);
+    if (2 * row <= layout().payload_bytes()) {
+      std::memcpy(to, counts.input.data(), row);
+      std::memcpy(to + row, counts.output.data(), row);
+    }
+  } else if (request != nullptr && request->input_count > 0 && small(*request)) {
+    const bool brings = (request->kind != Kind::Broadcast && request->kind != Kind::Scatter) || request->root == rank_;
+    const std::size_t bytes = request->input_bytes();
+    std::byte* const to =
+        bytes_beside(*request, size_) <= Slot::kTiny ? slot.tiny : layout().payload(world_.control(), rank_, sequence_);
+    if (brings) std::memcpy(to, request->input, bytes);
+  }
+  slot.sequence.store(sequence_, std::memory_order_release);
+  posted();
 }
 
-void Engine::gather() {
+bool Engine::await_peers(std::chrono::microseconds patience) {
+  if (size_ == 1) return true;
+  return wait_a_while_for_all(
+      [&](int rank) { return state(rank).slots[sequence_ % 2].sequence.load(std::memory_order_acquire) == sequence_; },
+      patience);
+}
+
+void Engine::complete(const Request& request, CollectiveEvent* event) {
+  if (event != nullptr) event->sequence = sequence_;
+  if (size_ == 1) return run_alone(request);
+  const auto published = event != nullptr ? Clock::now() : Clock::time_point{};
+  gather(small(request));
+  if (event != nullptr) event->waited = Clock::now() - published;
+  if (!round_.uniform) check_agreement(request);
+  execute(request, event);
+}
+
+void Engine::gather(bool small) {
+  const std::uint64_t sequence = sequence_;
+  wait_for_all(
+      [&](int rank) { return state(rank).slots[sequence % 2].sequence.load(std::memory_order_acquire) == sequence; });
+  const Slot& own = state(rank_).slots[sequence % 2];
+  round_.serving = own.descriptor.kind == Kind::Joined;
+  round_.uniform = small && own.descriptor.weighted == 0;
+  for (int rank = 0; rank < size_ && round_.uniform; ++rank) {
+    round_.uniform = state(rank).slots[sequence % 2].fingerprint == own.fingerprint;
+  }
+  if (round_.uniform) {
+    round_.agreed = own.descriptor;
+    round_.root = own.descriptor.root;
+    if (static_cast<int>(round_.active.size()) != size_) round_.active = everyone_;
+    return;
+  }
   round_.active.clear();
   round_.agreed = Descriptor{};
   round_.agreed.kind = Kind::Joined;
-  wait_for_all([&](int rank) { return state(rank).slots[sequence_ % 2].sequence.load() == sequence_; });
   for (int rank = 0; rank < size_; ++rank) {
     Descriptor& brought = round_.brought[static_cast<std::size_t>(rank)];
-    brought = state(rank).slots[sequence_ % 2].descriptor;
-    if (rank != rank_ && mesh_->received(rank) < brought.announcements) {
-      if (const auto got = mesh_->receive(rank, brought.announcements); !got) {
+    brought = state(rank).slots[sequence % 2].descriptor;
+    if (rank != rank_ && world_.mesh()->received(rank) < brought.announcements) {
+      if (const auto got = world_.mesh()->receive(rank, brought.announcements); !got) {
         end_world(got.error().code(), rank, got.error().what());
       }
     }
@@ -193,7 +166,7 @@ void Engine::gather() {
   if (!round_.active.empty()) round_.root = root != round_.active.end() ? *root : round_.active.front();
 }
 
-void Engine::check_agreement() const {
+void Engine::check_agreement(const Request& request) const {
   int first = -1;
   int differing = 0;
   for (const int rank : round_.active) {
@@ -210,13 +183,39 @@ void Engine::check_agreement() const {
                                      : std::string()),
            own_differs || rank_ != round_.active.front() ? round_.active.front() : first);
   }
-  const bool needs_all = round_.agreed.kind == Kind::AllGather || round_.agreed.kind == Kind::ReduceScatter;
-  if (needs_all && static_cast<int>(round_.active.size()) < size_) {
+  const Kind kind = round_.agreed.kind;
+  const bool serves_joined = kind == Kind::AllReduce || kind == Kind::Broadcast || kind == Kind::Barrier;
+  if (!serves_joined && static_cast<int>(round_.active.size()) < size_) {
     int joined = 0;
     while (round_.brought[static_cast<std::size_t>(joined)].kind != Kind::Joined) ++joined;
     refuse(fmt::format("rank {} has joined (it has no more input), and {} needs something of every rank", joined,
                        to_string(round_.agreed)),
            joined);
+  }
+  if (request.kind == Kind::AllToAllV) check_counts();
+}
+
+// Every rank looks at all pairs, so all come to the same verdict.
+void Engine::check_counts() const {
+  const auto ranks = static_cast<std::size_t>(size_);
+  if (2 * ranks * sizeof(std::int64_t) > layout().payload_bytes()) {
+    throw Error(
+        ErrorCode::Unavailable,
+        fmt::format("all_to_all_v failed -- rank {} ({}) -- {} ranks on one host are more than it can serve ({})",
+                    rank_, world_.host(), size_, layout().payload_bytes() / 2 / sizeof(std::int64_t)),
+        ErrorContext{});
+  }
+  const auto row = [&](int rank) {
+    return reinterpret_cast<const std::int64_t*>(layout().payload(world_.control(), rank, sequence_));
+  };
+  for (int from = 0; from < size_; ++from) {
+    for (int to = 0; to < size_; ++to) {
+      const std::int64_t sent = row(from)[to];
+      const std::int64_t expected = row(to)[ranks + static_cast<std::size_t>(from)];
+      if (sent == expected) continue;
+      refuse(fmt::format("rank {} sends {} elements to rank {}, which expects {}", from, sent, to, expected),
+             rank_ == from ? to : from);
+    }
   }
 }
 
@@ -224,7 +223,7 @@ void Engine::refuse(const std::string& why, int peer) const {
   const Descriptor& own = round_.brought[static_cast<std::size_t>(rank_)];
   ErrorContext context;
   context.rank = rank_;
-  context.host = host_;
+  context.host = world_.host();
   context.peer = peer;
   context.operation = to_string(own);
   context.sequence = sequence_;
@@ -233,7 +232,7 @@ void Engine::refuse(const std::string& why, int peer) const {
       ErrorCode::Mismatch,
       fmt::format("{} refused -- rank {} ({}), operation {} -- {} -- all ranks must call the same operations in "
                   "the same order with the same shape and type",
-                  name_of(own.kind), rank_, host_, sequence_, why),
+                  name_of(own.kind), rank_, world_.host(), sequence_, why),
       std::move(context));
 }
 
@@ -242,110 +241,55 @@ std::string Engine::doing() const {
   return to_string(state(rank_).slots[sequence_ % 2].descriptor);
 }
 
-// Says why a peer that others wait for will not come; nullopt if it may.
-std::optional<std::string> Engine::lost(int rank) {
-  if (rank == rank_) return std::nullopt;
-  const sys::PeerProcess& process = processes_[static_cast<std::size_t>(rank)];
-  std::string how;
-  if (state(rank).left.load() != 0) {
-    how = "it left the world (its communicator was destroyed)";
-  } else if (process.gone()) {
-    how = fmt::format("its process {} has ended or is ending", process.pid());
-  } else {
-    pollfd event{mesh_->peer(rank).socket.get(), 0, 0};
-    if (::poll(&event, 1, 0) <= 0 || (event.revents & (POLLHUP | POLLERR)) == 0) return std::nullopt;
-    if (state(rank).left.load() != 0) return lost(rank);
-    how = "its connection has ended";
-  }
-  const std::uint64_t begun = state(rank).begun.load();
-  return fmt::format(
-      "{} failed -- rank {} ({}) lost rank {} ({}{}) in operation {} -- {}; it {} operation {} -- see the "
-      "output of rank {}; the communicator has to be formed anew",
-      doing(), rank_, host_, rank, host_, process.pid() > 0 ? fmt::format(", pid {}", process.pid()) : "", sequence_,
-      how, begun >= sequence_ ? "did not finish" : "did not bring", sequence_, rank);
+std::string Engine::omission(int rank) const {
+  const Slot* const slots = state(rank).slots;
+  const std::uint64_t begun = std::max(slots[0].sequence.load(), slots[1].sequence.load());
+  if (begun >= sequence_) return fmt::format("came to operation {} but did not finish it", sequence_);
+  if (begun == 0) return fmt::format("did not come to operation {}; it has brought nothing yet", sequence_);
+  return fmt::format("did not come to operation {}; its last was operation {}, {}", sequence_, begun,
+                     to_string(slots[begun % 2].descriptor));
 }
 
-// Ends the world if the deadline has passed. `missing` are the ranks that are waited for.
-void Engine::judge(const std::vector<int>& missing) {
-  const auto limit = Clock::time_point(Clock::duration(waiting_limit_.load(std::memory_order_relaxed)));
-  if (missing.empty() || Clock::now() < std::min(deadline_, limit)) return;
-  std::vector<std::string> who;
-  for (const int rank : missing) {
-    const std::uint64_t begun = state(rank).begun.load();
-    const pid_t pid = rank == rank_ ? 0 : processes_[static_cast<std::size_t>(rank)].pid();
-    std::string text = fmt::format("rank {}", rank);
-    if (pid > 0) text += fmt::format(" (pid {})", pid);
-    if (begun >= sequence_) {
-      text += " came but did not finish";
-    } else if (begun == 0) {
-      text += " did not come; it has brought nothing yet";
-    } else {
-      text += fmt::format(" did not come; its last was operation {}, {}", begun,
-                          to_string(state(rank).slots[begun % 2].descriptor));
+// --- join, abort ---
+
+int Engine::join(std::chrono::milliseconds patience) {
+  throw_if_ended();
+  if (size_ == 1) return 0;
+  const std::int64_t ticket = header().join_tickets.fetch_add(1);
+  while (true) {
+    Descriptor own;
+    own.kind = Kind::Joined;
+    own.count = ticket;
+    set_deadline(Clock::now(), patience);
+    publish(own, nullptr);
+    gather(false);
+    if (round_.active.empty()) break;
+    Request served;
+    served.kind = round_.agreed.kind;
+    try {
+      check_agreement(served);
+    } catch (const Error&) {  // the active ranks are told; this one brought nothing that could be wrong
+      continue;
     }
-    who.push_back(std::move(text));
-    if (who.size() == 8 && missing.size() > 8) {
-      who.push_back(fmt::format("and {} more", missing.size() - who.size()));
-      break;
-    }
+    served.dtype = round_.agreed.dtype;
+    served.op = round_.agreed.op;
+    served.input_count = round_.agreed.count;
+    served.output_count = round_.agreed.count;
+    execute(served, nullptr);
   }
-  const std::string after =
-      deadline_ <= limit ? fmt::format("after {} ms", timeout_.count()) : std::string("(an operation behind it did)");
-  end_world(
-      ErrorCode::Timeout, missing.front(),
-      fmt::format("{} timed out {} -- rank {} ({}), operation {} -- {} -- is it stopped, slow, or in another branch "
-                  "of the program? give a longer timeout if it is only slow",
-                  doing(), after, rank_, host_, sequence_, fmt::join(who, "; ")));
+  const auto last = std::max_element(round_.brought.begin(), round_.brought.end(),
+                                     [](const Descriptor& a, const Descriptor& b) { return a.count < b.count; });
+  return static_cast<int>(last - round_.brought.begin());
 }
 
-void Engine::end_world(ErrorCode code, int peer, const std::string& text) {
-  record(code, peer, text);
-  throw recorded();
-}
-
-bool Engine::record(ErrorCode code, int peer, std::string_view text) noexcept {
-  AbortRecord& abort = header().abort;
-  std::uint32_t none = AbortRecord::kNone;
-  if (!abort.state.compare_exchange_strong(none, AbortRecord::kWriting)) return false;
-  abort.code = code;
-  abort.reporter = rank_;
-  abort.peer = peer;
-  abort.sequence = state(rank_).begun.load();
-  copy_text(abort.text, sizeof abort.text, text);
-  abort.state.store(AbortRecord::kSet);
-  header().bell.fetch_add(1);
-  sys::futex_wake_all(header().bell);
-  return true;
-}
-
-void Engine::throw_if_ended() const {
-  if (header().abort.state.load() != AbortRecord::kNone) throw recorded();
-}
-
-// The first cause, as this rank reports it.
-Error Engine::recorded() const {
-  const AbortRecord& abort = header().abort;
-  for (int i = 0; i < 1000 && abort.state.load() != AbortRecord::kSet; ++i) std::this_thread::sleep_for(1ms);
-  ErrorContext context;
-  context.rank = rank_;
-  context.host = host_;
-  context.operation = doing();
-  context.sequence = sequence_;
-  if (abort.state.load() != AbortRecord::kSet) {  // whoever began to write it died
-    return Error(
-        ErrorCode::Aborted,
-        fmt::format("{} failed -- rank {} ({}) -- a rank died while it ended the world", doing(), rank_, host_),
-        std::move(context));
+void Engine::abort(std::string_view reason) noexcept {
+  const std::uint64_t begun = std::max(state(rank_).slots[0].sequence.load(), state(rank_).slots[1].sequence.load());
+  try {
+    world_.record(ErrorCode::Aborted, -1, begun,
+                  fmt::format("aborted by rank {} on {} -- {}", rank_, world_.host(), reason));
+  } catch (...) {
+    world_.record(ErrorCode::Aborted, -1, begun, reason);
   }
-  const std::string cause(abort.text);
-  context.peer = abort.code == ErrorCode::Aborted ? abort.reporter : abort.peer;
-  context.cause = cause;
-  // A rank that others waited for in vain is not late itself: it was given up.
-  const ErrorCode code = abort.code == ErrorCode::Timeout && abort.peer == rank_ ? ErrorCode::Aborted : abort.code;
-  if (abort.reporter == rank_ && abort.code != ErrorCode::Aborted) return Error(code, cause, std::move(context));
-  return Error(code,
-               fmt::format("{} failed -- rank {} ({}), operation {} -- {}", doing(), rank_, host_, sequence_, cause),
-               std::move(context));
 }
 
 }  // namespace cohort::comm::local

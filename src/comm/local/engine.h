@@ -1,28 +1,31 @@
 // Runs one collective after the other over shared memory. Every operation begins with all ranks publishing what they
-// bring and reading what all others bring: disagreement is refused by all of them before any result is delivered.
-//   small      every rank folds all payloads, which lie beside the announcements: one wait
-//   zero-copy  each rank folds its slice out of all ranks' own memory into all ranks' own memory: two waits
-//   staged     memory that peers cannot map goes through double buffers, chunk by chunk
-// One thread at a time runs operations; `abort` may come from any thread. After a failure other than Mismatch the
-// world has ended and every further operation fails with the same first cause.
+// bring and reading what all others bring: disagreement is refused by all of them before any result is delivered. Then
+//   beside     the payloads lie beside the announcements and everyone takes what it needs: one wait
+//   zero-copy  registered memory is read (and for reductions written) in place by all ranks
+//   cross      other memory is read through the kernel (cross-memory attach), once
+//   staged     other memory goes through double buffers in the control memory, chunk by chunk
+// The plan (plan.h) says which; all give the same bits. One thread at a time runs operations; `abort` may come from any
+// thread. After a failure other than Mismatch the world has ended and every further operation fails with the first
+// cause.
 #pragma once
 
 #include "comm/communicator_impl.h"
+#include "comm/kernels/copy.h"
 #include "comm/kernels/fold.h"
 #include "comm/local/control.h"
+#include "comm/local/distance.h"
 #include "comm/local/mesh.h"
 #include "comm/local/operation.h"
-#include "sys/shared_memory.h"
+#include "comm/local/slices.h"
+#include "comm/local/waiting.h"
+#include "comm/local/world.h"
 
 #include <cohort/error.h>
 #include <cohort/observer.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -30,120 +33,134 @@
 
 namespace cohort::comm::local {
 
-class Engine {
+class Engine final : public Waiter {
  public:
-  /// Meets the other ranks. See `meet` for what it throws.
-  explicit Engine(const FormOptions& options);
-  /// Tells the peers that this rank has left.
-  ~Engine();
+  /// Waits until all ranks have come to the world, and measures.
+  Engine(World& world, const FormOptions& options);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Throws Mismatch (and may be used again) or what ended the world. `event`, if any, gets sequence, begin, waiting
-  /// time and whether staging copies were needed.
-  void run(const Operation& operation, CollectiveEvent* event);
+  // An operation in steps, so that the caller may start one that others are late for and go on:
+  /// Publishes what this rank brings. Throws what ended the world.
+  void announce(const Request& request);
+  /// True once all ranks have announced; false if that takes longer than about `patience`.
+  bool await_peers(std::chrono::microseconds patience);
+  /// The rest. Throws Mismatch (and the engine may be used again) or what ended the world. `event`, if any, gets
+  /// sequence, waiting time and whether staging copies were needed.
+  void complete(const Request& request, CollectiveEvent* event);
+  /// What the deadline of the operation counts from; unset until waiting gets long.
+  void called_at(std::chrono::steady_clock::time_point called, std::chrono::milliseconds timeout) noexcept {
+    set_deadline(called, timeout);
+  }
+
   /// Serves the others' operations until all ranks have joined; `patience` is for each of them.
   int join(std::chrono::milliseconds patience);
   /// Any thread. The first reason of all ranks stays.
   void abort(std::string_view reason) noexcept;
 
-  /// True if what each rank brings fits beside its announcement. The same on all ranks that agree.
-  bool is_small(const Operation& operation) const noexcept { return operation.input_bytes <= layout_.inline_bytes(); }
   /// True if the operation takes less time than waking a thread for it, once all ranks have come.
-  static bool is_quick(const Operation& operation) noexcept { return operation.input_bytes <= std::size_t{64} << 10; }
-  const std::shared_ptr<Mesh>& mesh() const noexcept { return mesh_; }
-  /// Somebody waits for the running operation: then waiting for peers may spin. Any thread.
-  std::atomic<int>& attended() noexcept { return attended_; }
-  /// The running operation may not wait longer than this either (operations behind it have deadlines too). Any thread.
-  void limit_waiting(std::chrono::steady_clock::time_point deadline) noexcept {
-    waiting_limit_.store(deadline.time_since_epoch().count(), std::memory_order_relaxed);
-  }
+  static bool is_quick(const Request& request) noexcept { return request.payload() <= std::size_t{64} << 10; }
 
  private:
-  using Clock = std::chrono::steady_clock;
   using CounterOf = Counter RankState::*;
+  enum class Path { Beside, ZeroCopy, Cross, Staged };
 
   /// What all ranks brought to the running operation: the same on all of them, so they all decide alike.
   struct Round {
-    std::vector<Descriptor> brought;  // by rank
+    std::vector<Descriptor> brought;  // by rank; not filled in where `uniform`
     std::vector<int> active;          // ranks that have not joined
     Descriptor agreed;                // of the lowest active rank; Joined if there is none
     int root = 0;                     // of a broadcast: who has the data
+    bool uniform = false;             // all ranks' fingerprints are this rank's: nothing more was read
+    bool serving = false;             // this rank has joined
+  };
+
+  /// Bytes of rank `source`'s input that rank `target` receives: where they lie there and go here.
+  struct Block {
+    std::size_t from = 0;
+    std::size_t to = 0;
+    std::size_t bytes = 0;
   };
 
   // engine.cpp: rounds and how they fail
-  Descriptor describe(const Operation& operation) const;
-  void begin(const Descriptor& own, const void* payload, std::size_t bytes);
-  void gather();
-  void check_agreement() const;
+  void publish(const Descriptor& own, const Request* request);
+  bool small(const Request& request) const noexcept;
+  void gather(bool small);
+  void check_agreement(const Request& request) const;
+  void check_counts() const;
   [[noreturn]] void refuse(const std::string& why, int peer) const;
-  std::string doing() const;
-  void judge(const std::vector<int>& missing);
-  std::optional<std::string> lost(int rank);
-  [[noreturn]] void end_world(ErrorCode code, int peer, const std::string& text);
-  void throw_if_ended() const;
-  Error recorded() const;
-  bool record(ErrorCode code, int peer, std::string_view text) noexcept;
-  void ring() noexcept;
+  std::string doing() const override;
+  std::uint64_t number() const noexcept override { return sequence_; }
+  std::string omission(int rank) const override;
+  void meanwhile() noexcept override { world_.mesh()->flush(); }
   void note_cores();
+  void run_alone(const Request& request);
 
-  // engine_operations.cpp: what is done once all agree
-  void execute(const Operation& operation, CollectiveEvent* event);
-  void all_reduce_small(const Operation& operation);
-  void all_reduce_zero_copy(const Operation& operation);
-  void all_reduce_staged(const Operation& operation);
-  void reduce_scatter_small(const Operation& operation);
-  void reduce_scatter_zero_copy(const Operation& operation);
-  void reduce_scatter_staged(const Operation& operation);
-  void all_gather_small(const Operation& operation);
-  void all_gather_zero_copy(const Operation& operation);
-  void all_gather_staged(const Operation& operation);
-  void broadcast_small(const Operation& operation);
-  void broadcast_zero_copy(const Operation& operation);
-  void broadcast_staged(const Operation& operation);
-  void run_alone(const Operation& operation);
-
-  Weighting members() const;
-  bool serving() const noexcept { return round_.brought[static_cast<std::size_t>(rank_)].kind == Kind::Joined; }
+  // engine_paths.cpp: which way an operation goes, and reaching other ranks' memory
+  void execute(const Request& request, CollectiveEvent* event);
+  Path choose(const Request& request) const;
+  bool inputs_mapped() const noexcept;
+  bool outputs_mapped() const noexcept;
   bool mapped(int rank) const noexcept { return round_.brought[static_cast<std::size_t>(rank)].input_segment != 0; }
-  bool all_mapped(bool outputs_too) const noexcept;
-  const std::byte* input_of(int rank, const Operation& operation);
-  std::byte* output_of(int rank, const Operation& operation);
-  std::byte* remote(int rank, const Location& location, std::size_t bytes);
   const std::byte* payload_of(int rank) const noexcept;
-  void fold_pieces(FoldJob job);
+  std::byte* remote(int rank, const Location& location, std::size_t bytes);
+  const std::byte* input_of(int rank, const Request& request);
+  std::byte* output_of(int rank, const Request& request);
+  const std::byte* fetch(int rank, const Location& location, std::size_t offset, std::size_t bytes, std::byte* scratch);
+  void pull(int rank, const Location& location, std::size_t offset, std::size_t bytes, std::byte* to);
+  void read_peer(int rank, void* to, std::uint64_t address, std::size_t bytes);
+  Stores stores_for(std::size_t bytes) const noexcept;
+  std::byte* scratch_of(int rank) noexcept {
+    return scratch_.empty() ? nullptr : scratch_.data() + static_cast<std::size_t>(rank) * scratch_bytes_;
+  }
   void copy_pieces(std::byte* to, const std::byte* from, std::size_t bytes);
-
-  // waiting.h
-  template <class Reached>
-  void wait_for_all(Reached reached);
-  void wait_for_counters(CounterOf counter, std::uint64_t target);
   void post(CounterOf counter, std::uint64_t value) noexcept;
+  void wait_for_counters(CounterOf counter, std::uint64_t target);
+  void finish_round();
 
-  Header& header() const noexcept { return ControlLayout::header(control_.data()); }
-  RankState& state(int rank) const noexcept { return layout_.state(control_.data(), rank); }
+  // engine_reductions.cpp
+  void set_members(const Request& request);
+  Slice part(const Request& request, int rank) const noexcept;
+  FoldJob job(const Request& request, std::int64_t count) const noexcept;
+  void fold_pieces(const Request& request, std::int64_t count);
+  void all_reduce_beside(const Request& request);
+  void all_reduce_zero_copy(const Request& request);
+  void all_reduce_cross(const Request& request);
+  void all_reduce_exchanged(const Request& request);
+  void reduce_staged(const Request& request, Path path);
+  void reduce_scatter_beside(const Request& request);
+  void reduce_scatter_direct(const Request& request);
+  void reduce_scatter_staged(const Request& request);
+
+  // engine_moves.cpp
+  Block block(const Request& request, int source, int target) const;
+  std::size_t largest_block(const Request& request) const;
+  void move_beside(const Request& request);
+  void move_direct(const Request& request);
+  void move_staged(const Request& request);
+
+  Header& header() const noexcept { return world_.header(); }
+  RankState& state(int rank) const noexcept { return world_.state(rank); }
+  const ControlLayout& layout() const noexcept { return world_.layout(); }
 
   const int rank_;
   const int size_;
-  const std::string host_;
-  const ControlLayout layout_;
-  sys::Mapping control_;
-  std::shared_ptr<Mesh> mesh_;
-  std::vector<sys::PeerProcess> processes_;
-  bool crowded_ = false;  // more ranks than cores
-  int spins_ = 2000;      // how long to spin before yielding; adapts (waiting.h)
-
-  std::atomic<int> attended_{0};
-  std::atomic<std::int64_t> waiting_limit_{std::numeric_limits<std::int64_t>::max()};  // as Clock's ticks
+  Plan plan_;  // rank 0's
+  Distance distance_;
 
   // Of the running operation.
   std::uint64_t sequence_ = 0;
   std::uint64_t chunks_ = 0;  // staged chunks of all operations before it
   Round round_;
-  Clock::time_point deadline_{};
-  std::chrono::milliseconds timeout_{0};
-  std::vector<const void*> fold_inputs_;  // kept, so that operations do not allocate
+  bool tiny_ = false;  // payloads beside announcements are in the announcement's own line
+  std::vector<int> everyone_;
+  std::vector<int> members_;  // ranks that are folded, ascending; kept, so that operations do not allocate
+  std::vector<double> scales_;
+  std::vector<const void*> fold_inputs_;
   std::vector<void*> fold_outputs_;
+  std::int64_t divisor_ = 0;
+  std::vector<std::byte> scratch_;  // for what is read through the kernel: one piece for each peer
+  std::size_t scratch_bytes_ = 0;   // of a piece
 };
 
 }  // namespace cohort::comm::local

@@ -39,20 +39,29 @@ struct Hello {
   std::uint64_t start_time = 0;
 };
 
-std::string key_of(int rank) { return fmt::format("local/rank/{}", rank); }
+[[noreturn]] void throw_system(std::string_view what) {
+  raise(ErrorCode::Io, "cannot form the world on this host -- {}: {}", what, errno_text(errno));
+}
 
-struct Listener {
+/// The pid as this process sees it; nullopt for a process of another user.
+std::optional<pid_t> trusted_pid(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return std::nullopt;
+  if (credentials.uid != ::geteuid()) return std::nullopt;
+  return credentials.pid;
+}
+
+}  // namespace
+
+struct MeetingPoint::Listener {
   sys::UniqueFd socket;
   std::string name;  // abstract, without the leading zero byte
   Token token{};
 };
 
-[[noreturn]] void throw_system(std::string_view what) {
-  raise(ErrorCode::Io, "cannot form the world on this host -- {}: {}", what, errno_text(errno));
-}
-
-Listener listen_anywhere(int backlog) {
-  Listener listener;
+MeetingPoint::MeetingPoint(int ranks) : listener_(std::make_unique<Listener>()) {
+  Listener& listener = *listener_;
   if (::getrandom(listener.token.data(), kTokenBytes, 0) != static_cast<ssize_t>(kTokenBytes))
     throw_system("getrandom");
   listener.socket.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -68,23 +77,20 @@ Listener listen_anywhere(int backlog) {
     throw_system("getsockname");
   }
   listener.name.assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
-  if (::listen(listener.socket.get(), backlog) != 0) throw_system("listen");
-  return listener;
+  if (::listen(listener.socket.get(), ranks) != 0) throw_system("listen");
 }
 
-/// The pid as this process sees it; nullopt for a process of another user.
-std::optional<pid_t> trusted_pid(int socket) {
-  ucred credentials{};
-  socklen_t length = sizeof credentials;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return std::nullopt;
-  if (credentials.uid != ::geteuid()) return std::nullopt;
-  return credentials.pid;
-}
+MeetingPoint::~MeetingPoint() = default;
+
+std::string MeetingPoint::entry() const { return listener_->name + std::string(listener_->token.data(), kTokenBytes); }
+
+std::string meeting_key(int rank) { return fmt::format("local/rank/{}", rank); }
 
 class Gathering {
  public:
-  explicit Gathering(const FormOptions& options)
+  Gathering(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
       : options_(options),
+        point_(std::move(point)),
         rank_(options.placement.rank),
         size_(options.placement.size),
         deadline_(Clock::now() + options.join_timeout),
@@ -93,8 +99,11 @@ class Gathering {
         met_(static_cast<std::size_t>(size_)) {}
 
   Meeting run() {
-    const Listener listener = listen_anywhere(size_);
-    options_.store->set(key_of(rank_), listener.name + std::string(listener.token.data(), kTokenBytes));
+    if (!point_) {
+      point_ = std::make_unique<MeetingPoint>(size_);
+      options_.store->set(meeting_key(rank_), point_->entry());
+    }
+    const MeetingPoint::Listener& listener = *point_->listener_;
     for (int rank = 0; rank < rank_; ++rank) connect_to(rank);
     while (std::count(met_.begin(), met_.end(), true) < size_ - 1) accept_one(listener);
     Meeting meeting;
@@ -124,10 +133,10 @@ class Gathering {
 
   std::string get_key(int rank) {
     while (true) {
-      if (auto value = options_.store->try_get(key_of(rank))) return *std::move(value);
+      if (auto value = options_.store->try_get(meeting_key(rank))) return *std::move(value);
       check(fmt::format("rank {}", rank));
       try {
-        return options_.store->get(key_of(rank), std::min(deadline_, Clock::now() + kSlice));
+        return options_.store->get(meeting_key(rank), std::min(deadline_, Clock::now() + kSlice));
       } catch (const Error& error) {
         if (error.code() != ErrorCode::Timeout) throw;
       }
@@ -178,7 +187,7 @@ class Gathering {
     admit(rank, std::move(socket), *pid, answer);
   }
 
-  void accept_one(const Listener& listener) {
+  void accept_one(const MeetingPoint::Listener& listener) {
     await(listener.socket.get(), missing());
     sys::UniqueFd socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
@@ -206,7 +215,7 @@ class Gathering {
     // In another PID namespace the kernel's number is 0 or differs from the peer's own: then only the socket can tell.
     sys::ProcessId process;
     if (pid == hello.pid && pid != self_.pid) process = {pid, hello.start_time};
-    peers_[static_cast<std::size_t>(rank)] = Peer{std::move(socket), process};
+    peers_[static_cast<std::size_t>(rank)] = Peer{std::move(socket), process, pid == self_.pid};
     met_[static_cast<std::size_t>(rank)] = true;
   }
 
@@ -299,6 +308,7 @@ class Gathering {
   }
 
   const FormOptions& options_;
+  std::unique_ptr<MeetingPoint> point_;
   const int rank_;
   const int size_;
   const Clock::time_point deadline_;
@@ -307,11 +317,9 @@ class Gathering {
   std::vector<bool> met_;
 };
 
-}  // namespace
-
-Meeting meet(const FormOptions& options) {
+Meeting meet(const FormOptions& options, std::unique_ptr<MeetingPoint> point) {
   try {
-    return Gathering(options).run();
+    return Gathering(options, std::move(point)).run();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::Aborted) {  // the first reason is everyone's
       try {

@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 namespace cohort::comm::local {
 
@@ -18,8 +19,29 @@ struct Meeting {
   sys::Mapping control;
 };
 
-/// Throws Timeout naming the ranks that did not come, PeerLost if one dies meanwhile, Unavailable if there is not
-/// enough memory, and the first failing rank's reason where another rank could not go on.
-Meeting meet(const FormOptions& options);
+/// Where peers can meet this rank: made before they know of it. Movable only by its pointer.
+class MeetingPoint {
+ public:
+  /// `ranks` may come at once. Throws Io.
+  explicit MeetingPoint(int ranks);
+  ~MeetingPoint();
+  MeetingPoint(const MeetingPoint&) = delete;
+  MeetingPoint& operator=(const MeetingPoint&) = delete;
+  /// What peers need to find it and to prove that they belong here; at most 180 bytes.
+  std::string entry() const;
+
+ private:
+  friend class Gathering;
+  struct Listener;
+  std::unique_ptr<Listener> listener_;
+};
+
+/// Key of a rank's entry in the store.
+std::string meeting_key(int rank);
+
+/// `point` null: one is made and put into the store. Throws Timeout naming the ranks that did not come, PeerLost if one
+/// dies meanwhile, Unavailable if there is not enough memory, and the first failing rank's reason where another rank
+/// could not go on.
+Meeting meet(const FormOptions& options, std::unique_ptr<MeetingPoint> point);
 
 }  // namespace cohort::comm::local

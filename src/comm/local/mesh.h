@@ -23,7 +23,8 @@ namespace cohort::comm::local {
 /// A peer as it was met.
 struct Peer {
   sys::UniqueFd socket;
-  sys::ProcessId process;
+  sys::ProcessId process;     // empty for a thread of this process, and where it cannot be known
+  bool same_process = false;  // a thread of this process
 };
 
 class Mesh {

@@ -2,39 +2,132 @@
 
 #include <fmt/format.h>
 
-namespace cohort::comm::local {
+#include <algorithm>
+#include <bit>
+#include <limits>
 
-std::string_view name_of(Kind kind) noexcept {
-  switch (kind) {
-    case Kind::None: return "none";
-    case Kind::AllReduce: return "all_reduce";
-    case Kind::ReduceScatter: return "reduce_scatter";
-    case Kind::AllGather: return "all_gather";
-    case Kind::Broadcast: return "broadcast";
-    case Kind::Barrier: return "barrier";
-    case Kind::Joined: return "join";
+namespace cohort::comm::local {
+namespace {
+
+// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+std::uint64_t mix(std::uint64_t x) noexcept {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+std::uint64_t digest(std::span<const std::int64_t> values) noexcept {
+  std::uint64_t result = values.size();
+  for (const std::int64_t value : values)
+    result = mix(result + 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(value));
+  return result;
+}
+
+}  // namespace
+
+Descriptor describe(const Request& request) noexcept {
+  Descriptor own;
+  own.kind = request.kind;
+  own.dtype = request.dtype;
+  own.op = request.op;
+  own.weighted = request.weighted ? 1 : 0;
+  own.root = request.root;
+  own.weight = request.weight;
+  own.prescale = request.prescale;
+  own.postscale = request.postscale;
+  switch (request.kind) {
+    case Kind::Reduce:
+    case Kind::Gather:
+    case Kind::AllGather:
+    case Kind::AllToAll: own.count = request.input_count; break;
+    case Kind::Split:
+      own.count = request.input_count;
+      if (request.counts) own.detail = digest(request.counts->input);  // the listed ranks
+      break;
+    case Kind::AllReduce:
+    case Kind::Broadcast:
+      own.count = request.output_count;
+      if (request.counts) own.detail = digest(request.counts->input);  // of the buffers that travel together
+      break;
+    case Kind::ReduceScatterV:
+      own.count = request.input_count;
+      own.detail = digest(request.counts->input);
+      break;
+    case Kind::AllGatherV:
+      own.count = request.output_count;
+      own.detail = digest(request.counts->input);
+      break;
+    case Kind::AllToAllV: break;  // every rank has its own; compared as a matrix
+    default: own.count = request.output_count; break;
   }
-  return "unknown";
+  return own;
+}
+
+std::uint64_t fingerprint_of(const Descriptor& d) noexcept {
+  const std::uint64_t what = static_cast<std::uint64_t>(d.kind) | static_cast<std::uint64_t>(d.dtype) << 8 |
+                             static_cast<std::uint64_t>(d.op) << 16 | static_cast<std::uint64_t>(d.weighted) << 24 |
+                             static_cast<std::uint64_t>(static_cast<std::uint32_t>(d.root)) << 32;
+  std::uint64_t result = mix(what * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(d.count));
+  if (d.detail != 0) result = mix(result + d.detail);
+  if (d.prescale != 1 || d.postscale != 1) {
+    result = mix(result + std::bit_cast<std::uint64_t>(d.prescale));
+    result = mix(result + std::bit_cast<std::uint64_t>(d.postscale));
+  }
+  return result;
+}
+
+bool agree(const Descriptor& a, const Descriptor& b) noexcept {
+  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.weighted == b.weighted && a.root == b.root &&
+         a.count == b.count && a.detail == b.detail && a.prescale == b.prescale && a.postscale == b.postscale;
 }
 
 std::string to_string(const Descriptor& d) {
   const std::string_view name = name_of(d.kind);
   const std::string_view type = cohort::to_string(d.dtype);
+  std::string scales;
+  if (d.prescale != 1) scales += fmt::format(", prescale {}", d.prescale);
+  if (d.postscale != 1) scales += fmt::format(", postscale {}", d.postscale);
   switch (d.kind) {
     case Kind::AllReduce:
-      return fmt::format("{}({}[{}], {}{})", name, type, d.count, cohort::to_string(d.op),
-                         d.weighted ? ", weighted" : "");
-    case Kind::ReduceScatter: return fmt::format("{}({}[{}], {})", name, type, d.count, cohort::to_string(d.op));
-    case Kind::AllGather: return fmt::format("{}({}[{}])", name, type, d.count);
-    case Kind::Broadcast: return fmt::format("{}({}[{}], root {})", name, type, d.count, d.root);
+      return fmt::format("{}({}[{}], {}{}{}{})", name, type, d.count, cohort::to_string(d.op),
+                         d.weighted ? ", weighted" : "", scales,
+                         d.detail != 0 ? fmt::format(", grouped as #{:08x}", d.detail >> 32) : "");
+    case Kind::Reduce:
+      return fmt::format("{}({}[{}], {}{}{}, root {})", name, type, d.count, cohort::to_string(d.op),
+                         d.weighted ? ", weighted" : "", scales, d.root);
+    case Kind::ReduceScatter:
+      return fmt::format("{}({}[{}], {}{})", name, type, d.count, cohort::to_string(d.op), scales);
+    case Kind::ReduceScatterV:
+      return fmt::format("{}({}[{}], {}{}, counts #{:08x})", name, type, d.count, cohort::to_string(d.op), scales,
+                         d.detail >> 32);
+    case Kind::AllGatherV: return fmt::format("{}({}[{}], counts #{:08x})", name, type, d.count, d.detail >> 32);
+    case Kind::AllToAllV: return fmt::format("{}({})", name, type);
+    case Kind::AllGather:
+    case Kind::AllToAll: return fmt::format("{}({}[{}])", name, type, d.count);
+    case Kind::Broadcast:
+    case Kind::Gather:
+    case Kind::Scatter: return fmt::format("{}({}[{}], root {})", name, type, d.count, d.root);
+    case Kind::Split: return d.detail == 0 ? "split()" : fmt::format("group(of ranks #{:08x})", d.detail >> 32);
     default: return fmt::format("{}()", name);
   }
 }
 
-bool agree(const Descriptor& a, const Descriptor& b) noexcept {
-  if (a.kind != b.kind) return false;
-  if (a.kind == Kind::Barrier || a.kind == Kind::Joined) return true;
-  return a.dtype == b.dtype && a.op == b.op && a.weighted == b.weighted && a.root == b.root && a.count == b.count;
+std::size_t bytes_beside(const Request& request, int ranks) noexcept {
+  const std::size_t element = size_of(request.dtype);
+  switch (request.kind) {
+    case Kind::Scatter: {  // only the root has the input
+      const std::size_t part = request.output_bytes();
+      const std::size_t most = std::numeric_limits<std::size_t>::max() / static_cast<std::size_t>(ranks);
+      return part > most ? most : part * static_cast<std::size_t>(ranks);
+    }
+    case Kind::AllGatherV: {
+      const auto& counts = request.counts->input;
+      return static_cast<std::size_t>(*std::max_element(counts.begin(), counts.end())) * element;
+    }
+    case Kind::AllToAllV: return 0;  // the ranks differ; the counts themselves lie there
+    case Kind::Barrier: return 0;
+    default: return request.input_bytes();
+  }
 }
 
 }  // namespace cohort::comm::local

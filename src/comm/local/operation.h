@@ -1,39 +1,23 @@
-// One call of a collective on its way through the engine, and how operations are described in messages. Plain data.
+// How operations are described in announcements and messages. Pure.
 #pragma once
 
 #include "comm/local/control.h"
+#include "comm/request.h"
 
-#include <chrono>
-#include <cstddef>
-#include <optional>
+#include <cstdint>
 #include <string>
-#include <string_view>
 
 namespace cohort::comm::local {
 
-struct Operation {
-  Kind kind = Kind::Barrier;
-  DType dtype = DType::Float32;
-  ReduceOp op = ReduceOp::Sum;
-  int root = 0;
-  std::int64_t count = 0;  ///< elements of the smaller buffer
-  std::optional<double> weight = {};
-  const void* input = nullptr;
-  void* output = nullptr;
-  std::size_t input_bytes = 0;
-  std::size_t output_bytes = 0;
-  std::chrono::milliseconds timeout{0};
-  std::chrono::steady_clock::time_point called = {};
-
-  std::chrono::steady_clock::time_point deadline() const noexcept { return called + timeout; }
-  std::size_t payload() const noexcept { return input_bytes > output_bytes ? input_bytes : output_bytes; }
-};
-
-/// "all_reduce", ...
-std::string_view name_of(Kind kind) noexcept;
-/// "all_reduce(float32[10], sum)".
-std::string to_string(const Descriptor& descriptor);
+/// What all ranks have to bring alike for this request, without where its memory lies.
+Descriptor describe(const Request& request) noexcept;
+/// Of everything that has to agree. Equal fingerprints of different descriptors are as likely as 2^-64.
+std::uint64_t fingerprint_of(const Descriptor& descriptor) noexcept;
 /// True if two ranks may bring these to the same operation. (A rank that has joined goes with everything.)
 bool agree(const Descriptor& a, const Descriptor& b) noexcept;
+/// "all_reduce(float32[10], sum)".
+std::string to_string(const Descriptor& descriptor);
+/// Bytes that each rank brings beside its announcement if the operation is small (the most of any rank; 0: nothing).
+std::size_t bytes_beside(const Request& request, int ranks) noexcept;
 
 }  // namespace cohort::comm::local

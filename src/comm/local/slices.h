@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace cohort::comm::local {
 
@@ -24,6 +25,13 @@ inline Slice slice_of(std::int64_t count, std::size_t element, int part, int par
     return std::clamp(line * per_line - lead, std::int64_t{0}, count);
   };
   return {border(part), part + 1 == parts ? count : border(part + 1)};
+}
+
+/// Part `part` of parts of these counts, one after the other.
+inline Slice part_of(std::span<const std::int64_t> counts, int part) noexcept {
+  std::int64_t begin = 0;
+  for (int before = 0; before < part; ++before) begin += counts[static_cast<std::size_t>(before)];
+  return {begin, begin + counts[static_cast<std::size_t>(part)]};
 }
 
 }  // namespace cohort::comm::local

@@ -1,15 +1,20 @@
-// How the engine waits for peers: spinning while there is a core for every rank and somebody waits for the result,
-// yielding at once where ranks are more numerous than cores, and sleeping on the world's bell when it takes longer, in
-// slices between which deadlines and the peers' lives are looked after. Included by the engine's source files only.
+// How ranks wait for peers: spinning while there is a core for every rank and somebody waits for the result, yielding
+// at once where ranks are more numerous than cores, and sleeping on the world's bell when it takes longer, in slices
+// between which deadlines and the peers' lives are looked after. A Waiter belongs to the thread that waits; `attended`
+// and `limit_waiting` may be used from any.
 #pragma once
 
-#include "comm/local/engine.h"
+#include "comm/local/world.h"
 #include "sys/futex.h"
 
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <functional>
+#include <limits>
+#include <string>
 #include <vector>
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -83,64 +88,155 @@ class Pacer {
   Clock::time_point looked_{};
 };
 
-/// Waits until `reached(rank)` is true of every rank; it must not become false again.
-template <class Reached>
-void Engine::wait_for_all(Reached reached) {
-  int next = 0;  // those before have reached it
-  const auto all = [&] {
-    while (next < size_ && reached(next)) ++next;
-    return next == size_;
-  };
-  const auto ended = [&] { return header().abort.state.load() != AbortRecord::kNone; };
-  if (all()) return;
-  Pacer pacer(crowded_, attended_, spins_);
-  while (!all()) {
-    if (ended()) throw_if_ended();
-    switch (pacer.next()) {
-      case Pacer::Step::Spin: cpu_relax(); continue;
-      case Pacer::Step::Yield:
-        mesh_->flush();
-        ::sched_yield();
-        continue;
-      case Pacer::Step::Sleep: break;
-    }
-    mesh_->flush();
-    Header& shared = header();
-    const std::uint32_t bell = shared.bell.load();
-    shared.sleepers.fetch_add(1);
-    if (!all() && !ended()) sys::futex_wait(shared.bell, bell, Pacer::kSlice);
-    shared.sleepers.fetch_sub(1);
-    if (!pacer.look_now() || all()) continue;
-    std::vector<int> missing;
-    for (int rank = next; rank < size_; ++rank) {
-      if (!reached(rank)) missing.push_back(rank);
-    }
-    for (const int rank : missing) {
-      const auto why = lost(rank);
-      if (!why || reached(rank)) continue;  // it may have done its part and then gone
-      end_world(ErrorCode::PeerLost, rank, *why);
-    }
-    judge(missing);
+class Waiter {
+ public:
+  /// Somebody waits for what is under way: then waiting for peers may spin. Any thread.
+  std::atomic<int>& attended() noexcept { return attended_; }
+  /// What is under way may not wait longer than this (operations behind it have deadlines too). Any thread.
+  void limit_waiting(std::chrono::steady_clock::time_point deadline) noexcept {
+    waiting_limit_.store(deadline.time_since_epoch().count(), std::memory_order_relaxed);
   }
-  pacer.arrived();
+
+ protected:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Waiter(World& world) : world_(world) {}
+  ~Waiter() = default;
+
+  /// What is under way, for messages: "all_reduce(float32[10], sum)".
+  virtual std::string doing() const = 0;
+  /// Its number, for messages.
+  virtual std::uint64_t number() const noexcept = 0;
+  /// What a rank that is waited for did not do: "did not come; its last was ...".
+  virtual std::string omission(int rank) const = 0;
+  /// Called from time to time while waiting.
+  virtual void meanwhile() noexcept {}
+
+  /// Waits until `ready()` is true; it must not become false again. `missing()` gives the ranks that are waited for.
+  template <class Ready, class Missing>
+  void wait_until(Ready ready, Missing missing);
+  /// Waits until `reached(rank)` is true of every rank; it must not become false again.
+  template <class Reached>
+  void wait_for_all(Reached reached);
+  /// The same, but gives up and returns false after about `patience` of waiting.
+  template <class Reached>
+  bool wait_a_while_for_all(Reached reached, std::chrono::microseconds patience);
+
+  /// Peers that sleep have to be woken for what was posted: by `settle` at the latest, which every wait does. Posting
+  /// itself does not wait until other cores see the store.
+  void posted() noexcept { unsettled_ = true; }
+  void settle() noexcept {
+    if (!unsettled_) return;
+    unsettled_ = false;
+    full_fence();
+    world_.ring();
+  }
+
+  void throw_if_ended() const {
+    if (world_.ended()) throw world_.recorded(doing(), number());
+  }
+  [[noreturn]] void end_lost(int rank, const std::string& how);
+  [[noreturn]] void end_world(ErrorCode code, int peer, const std::string& text);
+  /// To be called when a wait begins to take long: the time of the call if it has not been taken yet.
+  void set_deadline(Clock::time_point called, std::chrono::milliseconds timeout) noexcept {
+    called_ = called;
+    timeout_ = timeout;
+  }
+  std::chrono::milliseconds timeout() const noexcept { return timeout_; }
+
+  World& world_;
+
+ private:
+  std::string pid_of(int rank) const;
+  void look_after(const std::function<std::vector<int>()>& missing);
+
+  std::atomic<int> attended_{0};
+  std::atomic<std::int64_t> waiting_limit_{std::numeric_limits<std::int64_t>::max()};  // as Clock's ticks
+  int spins_ = Pacer::kMostSpins;  // how long to spin before yielding; adapts
+  bool unsettled_ = false;
+  Clock::time_point
+      called_{};  // of what is under way; zero: not taken yet, since it takes as long as a small operation
+  std::chrono::milliseconds timeout_{0};
+};
+
+template <class Ready, class Missing>
+void Waiter::wait_until(Ready ready, Missing missing) {
+  if (!ready()) {
+    Pacer pacer(world_.crowded(), attended_, spins_);
+    while (!ready()) {
+      if (world_.ended()) throw_if_ended();
+      switch (pacer.next()) {
+        case Pacer::Step::Spin: cpu_relax(); continue;
+        case Pacer::Step::Yield:
+          settle();
+          meanwhile();
+          ::sched_yield();
+          continue;
+        case Pacer::Step::Sleep: break;
+      }
+      settle();
+      meanwhile();
+      Header& shared = world_.header();
+      const std::uint32_t bell = shared.bell.load();
+      shared.sleepers.fetch_add(1);
+      if (!ready() && !world_.ended()) sys::futex_wait(shared.bell, bell, Pacer::kSlice);
+      shared.sleepers.fetch_sub(1);
+      if (!pacer.look_now() || ready()) continue;
+      look_after(missing);
+    }
+    pacer.arrived();
+  }
+  settle();
 }
 
-inline void Engine::wait_for_counters(CounterOf counter, std::uint64_t target) {
-  wait_for_all([&](int rank) { return (state(rank).*counter).value.load() >= target; });
+template <class Reached>
+void Waiter::wait_for_all(Reached reached) {
+  int next = 0;  // those before have reached it
+  wait_until(
+      [&] {
+        while (next < world_.size() && reached(next)) ++next;
+        return next == world_.size();
+      },
+      [&] {
+        std::vector<int> missing;
+        for (int rank = next; rank < world_.size(); ++rank) {
+          if (!reached(rank)) missing.push_back(rank);
+        }
+        return missing;
+      });
 }
 
-inline void Engine::post(CounterOf counter, std::uint64_t value) noexcept {
-  (state(rank_).*counter).value.store(value);
-  ring();
-}
-
-/// Wakes those who sleep. After a sequentially consistent store: a rank that goes to sleep counts itself first and
-/// then looks again, so one of the two sees the other.
-inline void Engine::ring() noexcept {
-  Header& shared = header();
-  if (shared.sleepers.load() == 0) return;
-  shared.bell.fetch_add(1);
-  sys::futex_wake_all(shared.bell);
+template <class Reached>
+bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds patience) {
+  int next = 0;
+  const auto all = [&] {
+    while (next < world_.size() && reached(next)) ++next;
+    return next == world_.size();
+  };
+  if (!all()) {
+    Pacer pacer(world_.crowded(), attended_, spins_);
+    Clock::time_point since{};
+    for (int steps = 1; !all(); ++steps) {
+      if (world_.ended()) throw_if_ended();
+      const Pacer::Step step = pacer.next();
+      if (step == Pacer::Step::Sleep) return false;
+      if (step == Pacer::Step::Yield || steps % 64 == 0) {
+        settle();
+        meanwhile();
+        const auto now = Clock::now();
+        if (since == Clock::time_point{}) since = now;
+        if (now - since > patience) return false;
+      }
+      if (step == Pacer::Step::Yield) {
+        ::sched_yield();
+      } else {
+        cpu_relax();
+      }
+    }
+    pacer.arrived();
+  }
+  settle();
+  return true;
 }
 
 }  // namespace cohort::comm::local

@@ -1,0 +1,90 @@
+// The options of Communicator's operations. Plain values; what they leave unset is the communicator's own default.
+// `timeout` counts from the call, for each operation.
+#pragma once
+
+#include <cohort/dtype.h>
+
+#include <chrono>
+#include <optional>
+
+namespace cohort {
+
+struct BarrierOptions {
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+/// Scaling: every x is multiplied by `prescale` before the reduction and the result by `postscale` after it, each
+/// rounded to the type in which elements are accumulated (float32 for 16-bit floats). Floating and complex types only,
+/// finite, and the same on all ranks.
+struct AllReduceOptions {
+  ReduceOp op = ReduceOp::Sum;
+  /// With ReduceOp::Average only: this rank's weight, finite and >= 0, typically its number of samples. The result
+  /// is sum(weight * x) / sum(weight); a rank of weight 0 is skipped, so its NaN does no harm; equal weights
+  /// give the bits of the plain average. All zero: the result is zero. Give it on all ranks or on none.
+  std::optional<double> weight = {};
+  double prescale = 1;
+  double postscale = 1;
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+/// As AllReduceOptions; only the rank `root` receives the result.
+struct ReduceOptions {
+  int root = 0;
+  ReduceOp op = ReduceOp::Sum;
+  std::optional<double> weight = {};
+  double prescale = 1;
+  double postscale = 1;
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+struct ReduceScatterOptions {
+  ReduceOp op = ReduceOp::Sum;
+  double prescale = 1;
+  double postscale = 1;
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+struct AllGatherOptions {
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+struct BroadcastOptions {
+  int root = 0;
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+struct GatherOptions {
+  int root = 0;
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+struct ScatterOptions {
+  int root = 0;
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+struct AllToAllOptions {
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+/// Messages between two ranks are matched by tag, and with the same tag in the order in which they were started.
+struct SendOptions {
+  int tag = 0;  ///< from 0
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+using RecvOptions = SendOptions;
+
+/// Ranks that give `color` no group.
+inline constexpr int kNoColor = -1;
+
+struct SplitOptions {
+  int color = 0;  ///< ranks of the same color form a group; kNoColor: this rank is in none
+  int key = 0;    ///< ranks of a group are numbered by ascending key, and by rank where keys are equal
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+struct GroupOptions {
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+}  // namespace cohort

@@ -1,0 +1,45 @@
+// What is wrong with the arguments of an operation, as far as one rank can tell. Each function throws InvalidArgument
+// that names the operation, the argument and the rank. Pure; any thread.
+#pragma once
+
+#include "comm/communicator_impl.h"
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace cohort::comm {
+
+/// The operation that is checked, and whose it is.
+struct Subject {
+  const CommunicatorImpl& impl;
+  Kind kind;
+
+  int size() const noexcept { return impl.placement().size; }
+  int rank() const noexcept { return impl.placement().rank; }
+};
+
+void check_buffer(const Subject& subject, std::string_view name, const ConstBuffer& buffer);
+void check_same_type(const Subject& subject, const ConstBuffer& input, const Buffer& output);
+/// `in_place` is where the input begins if the two are one on purpose; else they must not share a byte.
+void check_apart(const Subject& subject, const ConstBuffer& input, const Buffer& output, const void* in_place);
+void check_reduction(const Subject& subject, DType dtype, ReduceOp op, double prescale, double postscale);
+void check_weight(const Subject& subject, DType dtype, ReduceOp op, double weight);
+void check_timeout(const Subject& subject, const std::optional<std::chrono::milliseconds>& timeout);
+void check_root(const Subject& subject, int root);
+void check_peer(const Subject& subject, int peer, int tag);
+/// `whole` has to be size() parts of `part` elements.
+void check_parts(const Subject& subject, std::string_view whole_name, std::int64_t whole, std::string_view part_name,
+                 std::int64_t part);
+/// size() counts that add up to `total`.
+void check_counts(const Subject& subject, std::string_view name, std::span<const std::int64_t> counts,
+                  std::string_view of, std::int64_t total);
+/// This rank's own entry.
+void check_own_count(const Subject& subject, std::span<const std::int64_t> counts, std::string_view of,
+                     std::int64_t count);
+void check_ranks(const Subject& subject, std::span<const int> ranks);
+[[noreturn]] void refuse_argument(const Subject& subject, std::string_view why);
+
+}  // namespace cohort::comm

@@ -1,0 +1,234 @@
+#include "comm/local/core.h"
+
+#include "base/log.h"
+#include "base/result.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::comm::local {
+namespace {
+
+/// Counts the caller among those who wait for results.
+class Attending {
+ public:
+  explicit Attending(Engine& engine) : engine_(engine) { engine_.attended().fetch_add(1, std::memory_order_relaxed); }
+  ~Attending() { engine_.attended().fetch_sub(1, std::memory_order_relaxed); }
+  Attending(const Attending&) = delete;
+  Attending& operator=(const Attending&) = delete;
+
+ private:
+  Engine& engine_;
+};
+
+// How long the caller of a small operation waits for peers that are late before it goes on and leaves the rest to
+// others.
+constexpr auto kPatience = std::chrono::microseconds(100);
+
+}  // namespace
+
+// --- QueuedWork ---
+
+void QueuedWork::wait() { core_->wait_for(*this); }
+bool QueuedWork::wait_for(std::chrono::nanoseconds limit) { return core_->wait_for(*this, limit); }
+void QueuedWork::on_done(std::function<void()> callback) { core_->add_callback(*this, std::move(callback)); }
+bool QueuedWork::at_home() const noexcept { return !core_->in_child(); }
+
+// --- Core ---
+
+Work Core::submit(const Request& request) {
+  if (pending_.load(std::memory_order_acquire) != 0 || !Engine::is_quick(request)) {
+    return enqueue({request}, Clock::now(), false);
+  }
+  if (in_caller_.exchange(true, std::memory_order_acquire)) {
+    raise(ErrorCode::InvalidArgument,
+          "{}: two threads call one communicator at the same time -- give each thread one of its own (split)",
+          name_of(request.kind));
+  }
+  bool late = false;
+  std::optional<Error> failed;
+  {
+    const Attending attending(engine_);
+    engine_.limit_waiting(Clock::time_point::max());
+    engine_.called_at({}, request.timeout);
+    failed = guarded(request, {}, [&](CollectiveEvent* event) {
+      engine_.announce(request);
+      late = !engine_.await_peers(kPatience);
+      if (!late) engine_.complete(request, event);
+      return !late;
+    });
+  }
+  Clock::time_point called{};
+  if (late) called = Clock::now() - kPatience;
+  in_caller_.store(false, std::memory_order_release);
+  if (failed) return Work(std::make_shared<FailedWork>(*std::move(failed)));
+  return late ? enqueue({request}, called, true) : Work();
+}
+
+Work Core::submit_group(std::vector<Request> requests) {
+  if (requests.empty()) return {};
+  if (requests.size() == 1) return submit(requests.front());
+  return enqueue(std::move(requests), Clock::now(), false);
+}
+
+Work Core::enqueue(std::vector<Request> requests, Clock::time_point called, bool announced) {
+  auto work = std::make_shared<QueuedWork>(shared_from_this(), std::move(requests), called, announced);
+  {
+    const std::lock_guard lock(mutex_);
+    pending_.fetch_add(1, std::memory_order_relaxed);
+    queue_.push_back(work);
+    limit_waiting();
+    if (!progress_.joinable()) {
+      // Signals are for the program's own threads.
+      sigset_t all;
+      sigset_t before;
+      sigfillset(&all);
+      ::pthread_sigmask(SIG_SETMASK, &all, &before);
+      try {
+        progress_ = std::thread([self = shared_from_this()] { self->progress(); });
+      } catch (const std::system_error& error) {  // then operations run when they are waited for
+        log::warn("comm", "no progress thread, operations run when they are waited for -- {}", error.what());
+      }
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+  }
+  work_to_do_.notify_one();
+  return Work(std::move(work));
+}
+
+int Core::join(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  const Attending attending(engine_);
+  while (running_ || !queue_.empty()) {
+    if (running_) {
+      work_done_.wait(lock);
+    } else {
+      run_front(lock);
+    }
+  }
+  running_ = true;
+  pending_.fetch_add(1, std::memory_order_relaxed);
+  engine_.limit_waiting(Clock::time_point::max());
+  lock.unlock();
+  const auto finish = [&] {
+    lock.lock();
+    running_ = false;
+    pending_.fetch_sub(1, std::memory_order_release);
+  };
+  try {
+    const int last = engine_.join(patience);
+    finish();
+    return last;
+  } catch (...) {
+    finish();
+    throw;
+  }
+}
+
+void Core::wait_for(QueuedWork& work) {
+  if (work.done()) return;
+  std::unique_lock lock(mutex_);
+  const Attending attending(engine_);
+  while (!work.done()) {
+    if (!running_ && !queue_.empty()) {
+      run_front(lock);
+    } else {
+      work_done_.wait(lock);
+    }
+  }
+}
+
+bool Core::wait_for(QueuedWork& work, std::chrono::nanoseconds limit) {
+  if (work.done()) return true;
+  // Without a progress thread nobody else would run it.
+  std::unique_lock lock(mutex_);
+  const Attending attending(engine_);
+  return work_done_.wait_for(lock, std::min<std::chrono::nanoseconds>(limit, std::chrono::hours(24 * 365)),
+                             [&] { return work.done(); });
+}
+
+void Core::add_callback(QueuedWork& work, std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!work.done()) {
+      work.callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+void Core::stop() {
+  bool in_callback = false;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    in_callback = runner_ == std::this_thread::get_id();
+  }
+  work_to_do_.notify_all();
+  if (!progress_.joinable()) return;
+  if (in_callback) {
+    progress_.detach();  // the last handle went in a callback; the thread keeps the core and ends by itself
+  } else {
+    progress_.join();
+  }
+}
+
+// Runs the first operation in the queue. The lock is held on entry and on return, not while it runs.
+void Core::run_front(std::unique_lock<std::mutex>& lock) {
+  running_ = true;
+  runner_ = std::this_thread::get_id();
+  const std::shared_ptr<QueuedWork> work = queue_.front();
+  limit_waiting();
+  lock.unlock();
+  std::optional<Error> error = run(*work);
+  lock.lock();
+  queue_.pop_front();
+  work->outcome_ = std::move(error);
+  work->done_.store(true, std::memory_order_release);
+  const auto callbacks = std::exchange(work->callbacks_, {});
+  work_done_.notify_all();
+  if (!callbacks.empty()) {  // still running, so that callbacks come in the order of the operations
+    lock.unlock();
+    for (const auto& callback : callbacks) callback();
+    lock.lock();
+  }
+  running_ = false;
+  runner_ = std::thread::id();
+  pending_.fetch_sub(1, std::memory_order_release);
+  work_done_.notify_all();
+  if (!queue_.empty()) work_to_do_.notify_one();
+}
+
+std::optional<Error> Core::run(QueuedWork& work) noexcept {
+  engine_.called_at(work.called_, work.requests_.front().timeout);
+  if (work.requests_.size() > 1) return run_group(work);
+  const Request& request = work.requests_.front();
+  return guarded(request, work.called_, [&](CollectiveEvent* event) {
+    if (!work.announced_) engine_.announce(request);
+    engine_.complete(request, event);
+    return true;
+  });
+}
+
+// Operations behind the running one have deadlines as well.
+void Core::limit_waiting() {
+  auto earliest = Clock::time_point::max();
+  for (const auto& work : queue_) earliest = std::min(earliest, work->deadline());
+  engine_.limit_waiting(earliest);
+}
+
+void Core::progress() {
+  ::pthread_setname_np(::pthread_self(), "cohort-comm");
+  std::unique_lock lock(mutex_);
+  while (true) {
+    work_to_do_.wait(lock, [&] { return (!queue_.empty() && !running_) || (stopping_ && queue_.empty()); });
+    if (queue_.empty()) return;
+    run_front(lock);
+  }
+}
+
+}  // namespace cohort::comm::local

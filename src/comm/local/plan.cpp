@@ -1,0 +1,111 @@
+#include "comm/local/plan.h"
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/parse.h"
+#include "base/result.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::comm::local {
+namespace {
+
+/// "64K", "1M", "4096".
+std::optional<std::uint64_t> parse_size(std::string_view text) {
+  std::uint64_t unit = 1;
+  if (!text.empty()) {
+    const char last = text.back();
+    if (last == 'K' || last == 'k') unit = std::uint64_t{1} << 10;
+    if (last == 'M' || last == 'm') unit = std::uint64_t{1} << 20;
+    if (unit != 1) text.remove_suffix(1);
+  }
+  const auto number = parse_integer<std::uint64_t>(text);
+  if (!number || *number > (std::uint64_t{1} << 40)) return std::nullopt;
+  return *number * unit;
+}
+
+std::string size_text(std::uint64_t bytes) {
+  if (bytes == kNever) return "never";
+  return bytes % 1024 == 0 ? fmt::format("{} KiB", bytes / 1024) : fmt::format("{} B", bytes);
+}
+
+Result<void> force_one(Plan& plan, std::string_view name, std::string_view value, const ControlLayout& layout,
+                       bool cross) {
+  const auto size = parse_size(value);
+  if (name == "inline" && size && *size <= layout.payload_bytes()) {
+    plan.inline_bytes = *size;
+  } else if (name == "chunk" && size && *size >= 4096 && *size <= layout.chunk_bytes()) {
+    plan.chunk_bytes = *size / kLine * kLine;
+  } else if (name == "zero-copy" && (value == "on" || value == "off")) {
+    plan.zero_copy = value == "on" ? 1 : 0;
+  } else if (name == "stores" && (value == "cached" || value == "nt" || value == "auto")) {
+    const StorePolicy policy = value == "auto"     ? StorePolicy::Auto
+                               : value == "cached" ? StorePolicy::Cached
+                                                   : StorePolicy::NonTemporal;
+    plan.stores = static_cast<std::uint32_t>(policy);
+  } else if (name == "cross" && (value == "on" || value == "off" || size)) {
+    if (value != "off" && !cross) {
+      return fail(ErrorCode::Unavailable,
+                  "COHORT_PLAN: cross={}: a rank may not read its peers' memory (process_vm_readv) -- see "
+                  "/proc/sys/kernel/yama/ptrace_scope and the container's seccomp profile",
+                  value);
+    }
+    const std::uint64_t least = value == "off" ? kNever : value == "on" ? 1 : *size;
+    plan.cross_reduce_bytes = least;
+    plan.cross_copy_bytes = least;
+  } else {
+    return fail(
+        ErrorCode::InvalidArgument,
+        "COHORT_PLAN: cannot use '{}={}' -- give inline=SIZE (to {}), chunk=SIZE (4K to {}), cross=on|off|SIZE, "
+        "zero-copy=on|off or stores=cached|nt|auto",
+        name, value, size_text(layout.payload_bytes()), size_text(layout.chunk_bytes()));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> force(Plan& plan, std::string_view text, const ControlLayout& layout, bool cross) {
+  while (!text.empty()) {
+    const std::size_t comma = text.find(',');
+    const std::string_view item = text.substr(0, comma);
+    text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
+    if (item.empty()) continue;
+    const std::size_t equals = item.find('=');
+    const std::string_view value = equals == std::string_view::npos ? std::string_view() : item.substr(equals + 1);
+    if (auto done = force_one(plan, item.substr(0, equals), value, layout, cross); !done) return done;
+  }
+  return {};
+}
+
+Plan make_plan(const World& world, bool cross) {
+  const ControlLayout& layout = world.layout();
+  Plan plan;
+  plan.inline_bytes = std::min<std::uint64_t>(layout.payload_bytes(),
+                                              (std::uint64_t{64} << 10) / static_cast<std::uint64_t>(world.size()));
+  plan.chunk_bytes = layout.chunk_bytes();
+  plan.cross_reduce_bytes = cross ? std::uint64_t{256} << 10 : kNever;
+  plan.cross_copy_bytes = cross ? std::uint64_t{64} << 10 : kNever;
+  if (const auto forced = env::get(env::kPlan)) value_or_throw(force(plan, *forced, layout, cross));
+  return plan;
+}
+
+void log_plan(const World& world, const Plan& plan, bool cross, double round_trip) {
+  log::info("plan", "{} ranks on {}{}; a cache line there and back {}", world.size(), world.host(),
+            world.crowded() ? ", more than cores" : "",
+            round_trip > 0 ? fmt::format("{:.0f} ns ({})", round_trip, round_trip > kFarNanoseconds ? "far" : "near")
+                           : std::string("not measured"));
+  log::info("plan", "up to {} beside the announcements; else in chunks of {}; registered memory {}",
+            size_text(plan.inline_bytes), size_text(plan.chunk_bytes), plan.zero_copy ? "in place" : "staged");
+  log::info("plan", "through the kernel: {}; slices of reductions from {}, blocks that move from {}",
+            cross ? "allowed" : "not allowed", size_text(plan.cross_reduce_bytes), size_text(plan.cross_copy_bytes));
+}
+
+}  // namespace cohort::comm::local

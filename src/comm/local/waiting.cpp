@@ -1,0 +1,64 @@
+#include "comm/local/waiting.h"
+
+#include "base/result.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace cohort::comm::local {
+
+void Waiter::end_world(ErrorCode code, int peer, const std::string& text) {
+  world_.record(code, peer, number(), text);
+  throw world_.recorded(doing(), number());
+}
+
+std::string Waiter::pid_of(int rank) const {
+  if (rank == world_.rank() || world_.mesh()->peer(rank).same_process || world_.pid(rank) <= 0) return "";
+  return fmt::format("pid {}", world_.pid(rank));
+}
+
+void Waiter::end_lost(int rank, const std::string& how) {
+  const std::string pid = pid_of(rank);
+  end_world(
+      ErrorCode::PeerLost, rank,
+      fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) in operation {} -- {}; it {} -- see the output of "
+                  "rank {}; the communicator has to be formed anew",
+                  doing(), world_.rank(), world_.host(), rank, world_.host(), pid.empty() ? "" : ", " + pid, number(),
+                  how, omission(rank), rank));
+}
+
+// Ends the world if a rank that is waited for has died, or if the deadline has passed.
+void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
+  if (called_ == Clock::time_point{}) called_ = Clock::now();
+  const std::vector<int> missing = missing_now();
+  for (const int rank : missing) {
+    const auto how = world_.lost(rank);
+    if (!how) continue;
+    const std::vector<int> still = missing_now();  // it may have done its part and then gone
+    if (std::find(still.begin(), still.end(), rank) == still.end()) continue;
+    end_lost(rank, *how);
+  }
+  const auto limit = Clock::time_point(Clock::duration(waiting_limit_.load(std::memory_order_relaxed)));
+  const auto deadline = called_ + timeout_;
+  if (missing.empty() || Clock::now() < std::min(deadline, limit)) return;
+  std::vector<std::string> who;
+  for (const int rank : missing) {
+    const std::string pid = pid_of(rank);
+    who.push_back(fmt::format("rank {}{} {}", rank, pid.empty() ? "" : " (" + pid + ")", omission(rank)));
+    if (who.size() == 8 && missing.size() > 8) {
+      who.push_back(fmt::format("and {} more", missing.size() - who.size()));
+      break;
+    }
+  }
+  const std::string after =
+      deadline <= limit ? fmt::format("after {} ms", timeout_.count()) : std::string("(an operation behind it did)");
+  end_world(
+      ErrorCode::Timeout, missing.front(),
+      fmt::format("{} timed out {} -- rank {} ({}), operation {} -- {} -- is it stopped, slow, or in another branch "
+                  "of the program? give a longer timeout if it is only slow",
+                  doing(), after, world_.rank(), world_.host(), number(), fmt::join(who, "; ")));
+}
+
+}  // namespace cohort::comm::local

@@ -1,0 +1,82 @@
+// What the ranks of one host share while their communicator lives: the control memory, the sockets that pass memory,
+// who the peers are and whether they live, why the world ended, and reading a peer's memory through the kernel. The
+// engine (collectives) and the channels (send, recv) each run on a thread of their own over one World.
+// `record`, `ring` and the accessors may be called from any thread; `lost` and `read_peer` too.
+#pragma once
+
+#include "comm/communicator_impl.h"
+#include "comm/local/control.h"
+#include "comm/local/mesh.h"
+#include "sys/peer_process.h"
+#include "sys/shared_memory.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::comm::local {
+
+class MeetingPoint;
+
+class World {
+ public:
+  /// Meets the other ranks; see `meet` for what it throws. Afterwards they have mapped the control memory, but may not
+  /// have said where they run: `Engine` waits for that.
+  World(const FormOptions& options, std::unique_ptr<MeetingPoint> point);
+  /// Tells the peers that this rank has left.
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  const std::string& host() const noexcept { return host_; }
+  const ControlLayout& layout() const noexcept { return layout_; }
+  const std::shared_ptr<Mesh>& mesh() const noexcept { return mesh_; }
+  void* control() const noexcept { return control_.data(); }
+  Header& header() const noexcept { return ControlLayout::header(control_.data()); }
+  RankState& state(int rank) const noexcept { return layout_.state(control_.data(), rank); }
+  pid_t pid(int rank) const noexcept;
+  /// More ranks than cores. Set once, before operations.
+  bool crowded() const noexcept { return crowded_; }
+  void set_crowded(bool crowded) noexcept { crowded_ = crowded; }
+
+  // --- the end of the world ---
+
+  bool ended() const noexcept { return header().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone; }
+  /// Writes down why the world ends and wakes everyone; false if somebody has done so before.
+  bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) noexcept;
+  /// The first cause, as this rank reports it while it was `doing` operation `sequence`.
+  Error recorded(const std::string& doing, std::uint64_t sequence) const;
+  /// Why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may.
+  std::optional<std::string> lost(int rank) const;
+
+  // --- waking ---
+
+  /// Wakes those who sleep. What they wait for must have been stored before, with a full fence between (full_fence).
+  void ring() noexcept;
+
+  // --- a peer's memory, through the kernel ---
+
+  /// Whether this process may read all peers' memory. Tries it; the peers have to be `ready`.
+  bool try_reading_peers() const noexcept;
+  /// Reads from a peer's address space. Unavailable or PeerLost if that fails.
+  Result<void> read_peer(int rank, void* to, std::uint64_t address, std::size_t bytes) const;
+
+ private:
+  const int rank_;
+  const int size_;
+  const std::string host_;
+  const ControlLayout layout_;
+  sys::Mapping control_;
+  std::shared_ptr<Mesh> mesh_;
+  std::vector<sys::PeerProcess> processes_;
+  bool crowded_ = false;
+};
+
+/// Orders stores before it against loads after it, for Dekker's handshake between who posts and who goes to sleep.
+void full_fence() noexcept;
+
+}  // namespace cohort::comm::local

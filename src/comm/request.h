@@ -1,0 +1,74 @@
+// One call of a collective as it was asked for, checked: what a Communicator hands to its backend. Plain values; the
+// buffers belong to the caller.
+#pragma once
+
+#include <cohort/buffer.h>
+#include <cohort/dtype.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace cohort::comm {
+
+/// The numbers travel between ranks of one build only.
+enum class Kind : std::uint8_t {
+  None = 0,
+  AllReduce,
+  Reduce,
+  ReduceScatter,
+  ReduceScatterV,
+  Broadcast,
+  AllGather,
+  AllGatherV,
+  Gather,
+  Scatter,
+  AllToAll,
+  AllToAllV,
+  Barrier,
+  Split,   ///< an all_gather of what ranks need to form groups
+  Joined,  ///< the rank has no more input and serves the others
+  Send,
+  Recv,
+};
+
+/// "all_reduce", ...
+std::string_view name_of(Kind kind) noexcept;
+
+constexpr bool is_reduction(Kind kind) noexcept { return kind >= Kind::AllReduce && kind <= Kind::ReduceScatterV; }
+
+/// Elements per rank, of the variants that have them.
+struct Counts {
+  std::vector<std::int64_t> input;   ///< all_to_all_v: to each rank; the others: of each rank
+  std::vector<std::int64_t> output;  ///< all_to_all_v: from each rank
+};
+
+struct Request {
+  Kind kind = Kind::Barrier;
+  ReduceOp op = ReduceOp::Sum;
+  DType dtype = DType::Float32;
+  bool weighted = false;
+  std::int32_t root = 0;  ///< of rooted operations; of send and recv the peer
+  std::int32_t tag = 0;
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::int64_t input_count = 0;  ///< elements
+  std::int64_t output_count = 0;
+  double weight = 1;
+  double prescale = 1;
+  double postscale = 1;
+  std::shared_ptr<const Counts> counts;
+  std::chrono::milliseconds timeout{0};  ///< 0: the communicator's own
+
+  std::size_t input_bytes() const noexcept { return static_cast<std::size_t>(input_count) * size_of(dtype); }
+  std::size_t output_bytes() const noexcept { return static_cast<std::size_t>(output_count) * size_of(dtype); }
+  /// The larger of the two.
+  std::size_t payload() const noexcept {
+    return static_cast<std::size_t>(input_count > output_count ? input_count : output_count) * size_of(dtype);
+  }
+};
+
+}  // namespace cohort::comm
