@@ -19,6 +19,7 @@ void add_export(CLI::App& app, int& exit_status);
 void add_plot(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
 void add_env(CLI::App& app, int& exit_status);
+void add_bench(CLI::App& app, int& exit_status);
 
 /// The option that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
 std::string closest(std::string_view word, const std::vector<std::string>& candidates);

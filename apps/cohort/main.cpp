@@ -36,6 +36,7 @@ int parse_and_run(int argc, char** argv) {
   add_plot(app, exit_status);
   add_secret(app, exit_status);
   add_env(app, exit_status);
+  add_bench(app, exit_status);
   add_version(app, exit_status);
   add_agent(app, exit_status);
 
@@ -56,6 +57,12 @@ int parse_and_run(int argc, char** argv) {
     auto rest = prepare_run_arguments(*app.get_subcommand("run"), {words.begin() + 1, words.end()});
     rest.insert(rest.begin(), "run");
     words = std::move(rest);
+  }
+  if (!words.empty() && words.front() == "bench") {
+    // -np is one word to everyone who comes from MPI; CLI11 would read -n p.
+    for (std::string& word : words) {
+      if (word == "-np" || word == "-nproc" || word.starts_with("-np=")) word = "-" + word;
+    }
   }
   std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
   try {

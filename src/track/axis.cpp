@@ -87,6 +87,24 @@ Axis Axis::exactly(double low, double high, int wanted_ticks) {
   return axis;
 }
 
+Axis Axis::powers_of_two(double low, double high, int wanted_ticks) {
+  Axis axis;
+  axis.scale_ = Scale::Log;
+  const double lowest = std::ceil(std::log2(low) - 1e-9);
+  const double highest = std::floor(std::log2(high) + 1e-9);
+  const double every = std::max(1.0, std::ceil((highest - lowest) / std::max(wanted_ticks, 1)));
+  for (double power = lowest; power <= highest; power += every) {
+    constexpr const char* kUnits[] = {"", "K", "M", "G", "T", "P", "E"};
+    const int unit = std::clamp(static_cast<int>(std::floor(power / 10)), 0, 6);
+    const double value = std::exp2(power);
+    axis.ticks_.push_back({value, fmt::format("{:.4g}{}", value / std::exp2(10.0 * unit), kUnits[unit])});
+  }
+  const double margin = high > low * 1.01 ? std::pow(high / low, 0.01) : 2;
+  axis.low_ = low / margin;
+  axis.high_ = high * margin;
+  return axis;
+}
+
 double Axis::position(double value) const noexcept {
   if (scale_ == Scale::Log) return std::log(value / low_) / std::log(high_ / low_);
   return (value - low_) / (high_ - low_);

@@ -21,6 +21,10 @@ class Axis {
   /// Exactly [low, high], with the nice ticks that fall into it.
   static Axis exactly(double low, double high, int wanted_ticks);
 
+  /// Logarithmic over [low, high], both above 0, with powers of two as ticks, labelled as numbers of bytes are: "64",
+  /// "1K", "2M".
+  static Axis powers_of_two(double low, double high, int wanted_ticks);
+
   double low() const noexcept { return low_; }
   double high() const noexcept { return high_; }
   const std::vector<Tick>& ticks() const noexcept { return ticks_; }

@@ -199,7 +199,9 @@ std::string escape_xml(std::string_view text) {
   return out;
 }
 
-std::string render_svg(const Figure& figure) {
+namespace {
+
+Axis x_axis(const Figure& figure) {
   Range x_range;
   for (const Panel& panel : figure.panels) {
     for (const Curve& curve : panel.curves) {
@@ -209,9 +211,25 @@ std::string render_svg(const Figure& figure) {
     }
   }
   if (x_range.empty()) x_range = {0, 1};
+  if (figure.x_scale == Scale::Log) {
+    if (x_range.low <= 0) x_range = {1, 2};
+    return Axis::powers_of_two(x_range.low, x_range.high, 12);
+  }
   // Training begins at 0, also where the first value stands at the end of the first epoch.
   if (x_range.low > 0 && x_range.low <= 0.2 * x_range.high + 1) x_range.low = 0;
-  const Axis x = Axis::exactly(x_range.low, x_range.high, 10);
+  return Axis::exactly(x_range.low, x_range.high, 10);
+}
+
+}  // namespace
+
+std::string render_svg(const Figure& shown) {
+  Figure figure = shown;
+  if (figure.x_scale == Scale::Log) {
+    for (Panel& panel : figure.panels) {
+      for (Curve& curve : panel.curves) std::erase_if(curve.points, [](const Point& point) { return !(point.x > 0); });
+    }
+  }
+  const Axis x = x_axis(figure);
 
   const double count = static_cast<double>(figure.panels.size());
   const double height = kTop + count * kPanelHeight + std::max(count - 1, 0.0) * kPanelGap + kBottom;

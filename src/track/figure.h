@@ -2,6 +2,8 @@
 // thread may use them.
 #pragma once
 
+#include "track/axis.h"
+
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +33,7 @@ struct Panel {
 struct Figure {
   std::string title, subtitle, x_label;
   std::vector<Panel> panels;
+  Scale x_scale = Scale::Linear;  ///< Log: powers of two, labelled 64, 1K, 2M; what is not above 0 is left out
 };
 
 /// Self-contained SVG 1.1 without scripts, fonts or links. Any text and any number may come in.

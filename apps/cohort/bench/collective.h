@@ -1,0 +1,71 @@
+// The operations that `cohort bench` knows: their names, what a rank brings and receives for a size, and by which
+// factors a time becomes a bandwidth. Values and pure functions; any thread.
+#pragma once
+
+#include <cohort/dtype.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::app::bench {
+
+enum class Collective {
+  AllReduce,
+  Reduce,
+  Broadcast,
+  AllGather,
+  AllGatherV,
+  Gather,
+  Scatter,
+  ReduceScatter,
+  ReduceScatterV,
+  AllToAll,
+  AllToAllV,
+  PingPong,
+  Exchange,
+  Barrier,
+};
+
+struct Traits {
+  Collective collective;
+  std::string_view name;
+  bool reduces;       ///< has a reduction
+  bool rooted;        ///< has a root
+  bool in_place;      ///< can be done in place
+  bool out_of_place;  ///< can be done out of place
+  /// Every rank needs all others, so that calls in a row cannot run ahead of each other: their average is a latency.
+  bool symmetric;
+};
+
+/// All of them, in the order of the enumeration.
+const std::vector<Traits>& all_traits();
+const Traits& traits_of(Collective collective);
+std::optional<Collective> collective_named(std::string_view name);
+
+/// What one rank brings and receives.
+struct Shape {
+  std::size_t bytes = 0;    ///< the size column: the larger of input and output, in a rank that has both
+  std::int64_t count = 0;   ///< the count column: elements of one part, or of all where there are no parts
+  std::int64_t input = 0;   ///< elements
+  std::int64_t output = 0;  ///< elements
+  /// Elements that go to (come from) each rank, where there are parts.
+  std::vector<std::int64_t> input_parts, output_parts;
+  std::int64_t own_part = 0;  ///< where this rank's part begins, in elements: the place of the smaller buffer in place
+};
+
+/// `bytes` is cut to whole elements, and to whole parts where all parts are equal. In the _v forms rank r's part is as
+/// (r + 1)^2 - r^2 to the others', i.e. parts grow; in all_to_all_v each rank's begin elsewhere.
+Shape shape_of(Collective collective, std::size_t bytes, DType dtype, int rank, int ranks);
+
+/// The factor between the algorithm's bandwidth (size over time) and the bus's, as nccl-tests define it
+/// (doc/PERFORMANCE.md): independent of the number of ranks, comparable with the hardware's.
+double bus_factor(Collective collective, int ranks);
+
+/// The bytes that each rank has to read or write at least in ordinary memory, when the ranks share all work evenly.
+double touched_bytes(Collective collective, std::size_t bytes, int ranks, bool in_place);
+
+}  // namespace cohort::app::bench

@@ -1,0 +1,211 @@
+#include "bench/measure.h"
+
+#include "base/result.h"
+#include "bench/bound.h"
+#include "bench/operation.h"
+#include "sys/cpus.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <span>
+
+namespace cohort::app::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Below this, hot calls are also timed in a row: reading the clock takes 25 ns, a call perhaps 100.
+constexpr std::size_t kInARowBytes = 4096;
+constexpr int kRows = 11;  ///< so many times; their median counts
+
+double microseconds(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
+
+/// One rank's part in measuring a plan.
+class Measurement {
+ public:
+  Measurement(Communicator& comm, const Plan& plan, const Emit& emit) : comm_(comm), plan_(plan), emit_(emit) {}
+
+  void run() {
+    describe_world();
+    for (const Collective collective : plan_.collectives) {
+      const Traits& traits = traits_of(collective);
+      const bool pair = collective == Collective::PingPong || collective == Collective::Exchange;
+      if (pair && comm_.size() < 2) {
+        raise(ErrorCode::InvalidArgument, "{} needs at least 2 ranks -- start more with -np", traits.name);
+      }
+      const bool data = collective != Collective::Barrier;
+      const auto sizes = data ? plan_.sizes : std::vector<std::size_t>{0};
+      const auto dtypes = data ? plan_.dtypes : std::vector<DType>{DType::Float32};
+      const auto ops = traits.reduces ? plan_.ops : std::vector<ReduceOp>{ReduceOp::Sum};
+      const auto memories = data ? plan_.memories : std::vector<MemoryKind>{MemoryKind::Heap};
+      for (const MemoryKind memory : memories) {
+        for (const DType dtype : dtypes) {
+          for (const ReduceOp op : ops) {
+            if (!supports(dtype, op)) continue;
+            for (const std::size_t size : sizes) measure_row(traits, memory, dtype, op, size);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  void describe_world() {
+    trips_ = flag_round_trips(comm_);
+    if (comm_.rank() != 0) return;
+    const auto [near, far] = std::minmax_element(trips_.begin(), trips_.end());
+    nlohmann::json event = {{"event", "world"}, {"ranks", comm_.size()}, {"local_ranks", comm_.local_size()}};
+    if (!trips_.empty()) {
+      event["flag_round_trip_near_ns"] = *near;
+      event["flag_round_trip_far_ns"] = *far;
+    }
+    emit_(event);
+  }
+
+  void measure_row(const Traits& traits, MemoryKind memory, DType dtype, ReduceOp op, std::size_t size) {
+    Operation operation;
+    operation.collective = traits.collective;
+    operation.dtype = dtype;
+    operation.op = op;
+    operation.root = plan_.root;
+    operation.shape = shape_of(traits.collective, size, dtype, comm_.rank(), comm_.size());
+    Row row;
+    row.collective = std::string(traits.name);
+    row.ranks = comm_.size();
+    row.memory = traits.collective == Collective::Barrier ? "none" : std::string(to_string(memory));
+    row.state = std::string(to_string(plan_.state));
+    row.bytes = operation.shape.bytes;
+    row.count = operation.shape.count;
+    row.type = traits.collective == Collective::Barrier ? "none" : std::string(to_string(dtype));
+    row.op = traits.reduces ? std::string(to_string(op)) : "none";
+    row.root = traits.rooted ? plan_.root : -1;
+
+    const double rate = roof_.rate(comm_, regions_[0].get(comm_, memory, row.bytes), row.bytes, memory, plan_.state);
+    row.memory_rate = rate / 1e9;
+    const bool only_way = !traits.in_place || !traits.out_of_place;
+    for (const bool in_place : {false, true}) {
+      if (!(in_place ? traits.in_place : traits.out_of_place)) continue;
+      if (!only_way && !(in_place ? plan_.in_place : plan_.out_of_place)) continue;
+      operation.in_place = in_place;
+      operation.buffers =
+          place_buffers(comm_, regions_, memory, operation.collective, operation.shape, dtype, in_place);
+      Side side = measure_side(operation);
+      const double bytes = static_cast<double>(row.bytes);
+      if (side.time > 0) side.algbw = bytes / side.time / 1e3;
+      side.busbw = side.algbw * bus_factor(operation.collective, comm_.size());
+      const double touched = touched_bytes(operation.collective, row.bytes, comm_.size(), in_place);
+      const double nearest = trips_.empty() ? 0 : *std::min_element(trips_.begin(), trips_.end());
+      side.bound = std::max(rate > 0 ? touched / rate * 1e6 : 0, nearest / 2e3);
+      (in_place ? row.in_place : row.out_of_place) = side;
+    }
+    if (comm_.rank() == 0) emit_(to_json(row));
+  }
+
+  Side measure_side(const Operation& operation) {
+    Side side;
+    if (plan_.check) {
+      write_input(comm_, operation);
+      comm_.barrier().wait();
+      call(comm_, operation);
+      std::array<std::int64_t, 1> wrong = {wrong_elements(comm_, operation)};
+      comm_.all_reduce(std::span<std::int64_t>(wrong)).wait();
+      side.wrong = wrong[0];
+    }
+    clear(operation);
+    for (int i = 0; i < plan_.warm_up; ++i) timed_call(operation);
+    const double estimate = std::max(0.05, median_of(slowest(timed_calls(operation, 3))));
+    const int calls = plan_.iterations > 0 ? plan_.iterations : std::clamp(static_cast<int>(2e5 / estimate), 20, 2000);
+
+    std::vector<double> times = slowest(timed_calls(operation, calls));
+    std::sort(times.begin(), times.end());
+    side.calls = calls;
+    side.p50 = percentile(times, 0.5);
+    side.p90 = percentile(times, 0.9);
+    side.p99 = percentile(times, 0.99);
+    side.p99_9 = percentile(times, 0.999);
+    side.max = times.back();
+    side.time = side.p50;
+    side.in_a_row =
+        plan_.state == State::Hot && operation.shape.bytes < kInARowBytes && traits_of(operation.collective).symmetric;
+    if (side.in_a_row) side.time = time_in_a_row(operation, estimate);
+    return side;
+  }
+
+  /// Zeros: they stay zeros however often they are summed.
+  void clear(const Operation& operation) {
+    const std::size_t element = size_of(operation.dtype);
+    const auto zero = [element](std::byte* data, std::int64_t count) {
+      if (count > 0) std::memset(data, 0, static_cast<std::size_t>(count) * element);
+    };
+    comm_.barrier().wait();  // somebody may still be comparing
+    zero(operation.buffers.input, operation.shape.input);
+    zero(operation.buffers.output, operation.shape.output);
+  }
+
+  double timed_call(const Operation& operation) {
+    if (plan_.state != State::Hot) {
+      write_input(comm_, operation);
+      if (plan_.state == State::Cold) {
+        const std::size_t element = size_of(operation.dtype);
+        drop_from_caches(operation.buffers.input, static_cast<std::size_t>(operation.shape.input) * element);
+        drop_from_caches(operation.buffers.output, static_cast<std::size_t>(operation.shape.output) * element);
+      }
+    }
+    comm_.barrier().wait();
+    const auto begin = Clock::now();
+    call(comm_, operation);
+    const double time = microseconds(Clock::now() - begin);
+    return operation.collective == Collective::PingPong ? time / 2 : time;
+  }
+
+  std::vector<double> timed_calls(const Operation& operation, int calls) {
+    std::vector<double> times(static_cast<std::size_t>(calls));
+    for (double& time : times) time = timed_call(operation);
+    return times;
+  }
+
+  double time_in_a_row(const Operation& operation, double estimate) {
+    const int calls = plan_.iterations > 0 ? plan_.iterations : std::clamp(static_cast<int>(5e3 / estimate), 50, 10000);
+    std::vector<double> times;
+    for (int row = 0; row < kRows; ++row) {
+      comm_.barrier().wait();
+      const auto begin = Clock::now();
+      for (int i = 0; i < calls; ++i) call(comm_, operation);
+      times.push_back(microseconds(Clock::now() - begin) / calls);
+    }
+    const double time = median_of(slowest(std::move(times)));
+    return operation.collective == Collective::PingPong ? time / 2 : time;
+  }
+
+  /// Call by call, the slowest rank's.
+  std::vector<double> slowest(std::vector<double> own) {
+    comm_.all_reduce(std::span<double>(own), {.op = ReduceOp::Max}).wait();
+    return own;
+  }
+
+  static double median_of(std::vector<double> times) {
+    std::sort(times.begin(), times.end());
+    return percentile(times, 0.5);
+  }
+
+  Communicator& comm_;
+  const Plan& plan_;
+  const Emit& emit_;
+  Region regions_[2];
+  MemoryRoof roof_;
+  std::vector<double> trips_;
+};
+
+}  // namespace
+
+void run_plan(Communicator& comm, const Plan& plan, const Emit& emit) {
+  if (plan.root < 0 || plan.root >= comm.size()) {
+    raise(ErrorCode::InvalidArgument, "bench: --root {} is none of {} ranks", plan.root, comm.size());
+  }
+  Measurement(comm, plan, emit).run();
+  comm.barrier().wait();  // nobody leaves while another still reads its memory
+}
+
+}  // namespace cohort::app::bench

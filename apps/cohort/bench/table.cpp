@@ -1,0 +1,88 @@
+#include "bench/table.h"
+
+#include <fmt/format.h>
+
+namespace cohort::app::bench {
+namespace {
+
+// Microseconds and GB/s with as many digits as mean something.
+std::string number(double value) {
+  if (value >= 10000) return fmt::format("{:.0f}", value);
+  if (value >= 100) return fmt::format("{:.1f}", value);
+  return fmt::format("{:.2f}", value);
+}
+
+std::string side_text(const std::optional<Side>& side) {
+  if (!side) return fmt::format("{:>9} {:>7} {:>7} {:>6}", "-", "-", "-", "-");
+  const std::string time = number(side->time) + (side->in_a_row ? "*" : " ");
+  return fmt::format("{:>9} {:>7} {:>7} {:>6}", time, number(side->algbw), number(side->busbw),
+                     side->wrong < 0 ? "N/A" : fmt::format("{}", side->wrong));
+}
+
+}  // namespace
+
+void Table::header(const nlohmann::json& machine) {
+  fmt::print(stream_, "# cohort bench {} ({}, {}) on {}, {}\n", machine.at("version").get<std::string>(),
+             machine.at("compiler").get<std::string>(), machine.at("build").get<std::string>(),
+             machine.at("host").get<std::string>(), machine.at("time").get<std::string>());
+  fmt::print(stream_, "# {}, {} usable cores, load {:.2f}, {:.2f} cores busy before the start\n",
+             machine.at("processor").get<std::string>(), machine.at("cores").get<int>(),
+             machine.at("load").get<double>(), machine.at("busy_cores_before").get<double>());
+}
+
+void Table::world(const nlohmann::json& world, const std::string& kind, int cores) {
+  const int ranks = world.at("ranks");
+  std::string trips = "no shared memory between them";
+  if (world.contains("flag_round_trip_near_ns")) {
+    trips = fmt::format("flag round trip {:.0f} ns (nearest) to {:.0f} ns (farthest)",
+                        world.at("flag_round_trip_near_ns").get<double>(),
+                        world.at("flag_round_trip_far_ns").get<double>());
+  } else if (ranks == 1) {
+    trips = "alone";
+  }
+  fmt::print(stream_, "#\n# {} {}, {}\n", ranks, kind, trips);
+  if (world.at("local_ranks").get<int>() > cores) {
+    fmt::print(stream_, "# more ranks than cores ({}): they take turns, and times are those of the scheduler too\n",
+               cores);
+  }
+  heading_.clear();
+}
+
+void Table::heading(const Row& row) {
+  fmt::print(stream_, "#\n# {}, {} {}, {} memory, {}\n", row.collective, row.ranks, row.ranks == 1 ? "rank" : "ranks",
+             row.memory, row.state);
+  fmt::print(stream_, "#{:>11} {:>11} {:>10} {:>8} {:>4} | {:^32} | {:^32} | {:>8} {:>8} {:>8} {:>8} {:>8} | {:>6}\n",
+             "size", "count", "type", "redop", "root", "out-of-place", "in-place", "p50", "p90", "p99", "p99.9", "max",
+             "of");
+  const std::string columns = fmt::format("{:>9} {:>7} {:>7} {:>6}", "time", "algbw", "busbw", "#wrong");
+  const std::string units = fmt::format("{:>9} {:>7} {:>7} {:>6}", "(us)", "(GB/s)", "(GB/s)", "");
+  fmt::print(stream_, "#{:>11} {:>11} {:>10} {:>8} {:>4} | {} | {} | {:>8} {:>8} {:>8} {:>8} {:>8} | {:>6}\n", "(B)",
+             "(elements)", "", "", "", columns, columns, "(us)", "(us)", "(us)", "(us)", "(us)", "bound");
+  fmt::print(stream_, "#{:>49} | {} | {} |{:>46}|\n", "", units, units, "");
+}
+
+void Table::row(const Row& row) {
+  const std::string heading_now = fmt::format("{} {} {} {}", row.collective, row.ranks, row.memory, row.state);
+  if (heading_now != heading_) {
+    heading(row);
+    heading_ = heading_now;
+  }
+  const Side& main = main_side(row);
+  fmt::print(stream_, " {:>11} {:>11} {:>10} {:>8} {:>4} | {} | {} | {:>8} {:>8} {:>8} {:>8} {:>8} | {:>5.0f}%\n",
+             row.bytes, row.count, row.type, row.op, row.root, side_text(row.out_of_place), side_text(row.in_place),
+             number(main.p50), number(main.p90), number(main.p99), number(main.p99_9), number(main.max),
+             main.time > 0 ? 100 * main.bound / main.time : 0);
+  for (const auto* side : {&row.out_of_place, &row.in_place}) {
+    if (*side && (*side)->wrong > 0) wrong_ += (*side)->wrong;
+  }
+  std::fflush(stream_);
+}
+
+void Table::footer(double others, double stolen) {
+  fmt::print(stream_, "#\n# * calls in a row over their number. {} wrong elements. Meanwhile others used {:.2f} cores",
+             wrong_, others);
+  fmt::print(stream_, ", {:.2f} were stolen.\n", stolen);
+  std::fflush(stream_);
+}
+
+}  // namespace cohort::app::bench
