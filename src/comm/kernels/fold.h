@@ -15,6 +15,8 @@
 // Integers: modulo 2^bits; Average divides the wrapped sum, toward zero. Bool: see ReduceOp.
 #pragma once
 
+#include "comm/kernels/stores.h"
+
 #include <cohort/dtype.h>
 
 #include <cstdint>
@@ -23,12 +25,6 @@
 #include <vector>
 
 namespace cohort::comm {
-
-/// How results are written. The bytes are the same.
-enum class Stores : std::uint8_t {
-  Cached,       ///< ordinary stores
-  NonTemporal,  ///< past the caches, for memory that another core reads next or that does not fit; fenced on return
-};
 
 struct FoldJob {
   DType dtype = DType::Float32;
