@@ -137,17 +137,18 @@ double reduced_real(DType dtype, ReduceOp op, int ranks, std::int64_t index) {
   return op == ReduceOp::Average ? averaged(dtype, result, ranks) : result;
 }
 
+// In the order and by the formula of the reductions, so that zeros have their sign.
 std::complex<double> reduced_complex(DType dtype, ReduceOp op, int ranks, std::int64_t index) {
-  std::complex<double> sum = 0;
-  int power = 0;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const int whole = whole_number(dtype, op, rank, index);
-    power += whole;
-    sum += complex_number(op, whole);
+  std::complex<double> result = complex_number(op, whole_number(dtype, op, 0, index));
+  for (int rank = 1; rank < ranks; ++rank) {
+    const std::complex<double> value = complex_number(op, whole_number(dtype, op, rank, index));
+    const double a = result.real(), b = result.imag(), c = value.real(), d = value.imag();
+    result = op == ReduceOp::Product ? std::complex<double>(a * c - b * d, a * d + b * c) : result + value;
   }
-  if (op == ReduceOp::Product) return complex_number(op, power);
-  if (op == ReduceOp::Average) return {averaged(dtype, sum.real(), ranks), averaged(dtype, sum.imag(), ranks)};
-  return sum;
+  if (op == ReduceOp::Average) {
+    return {averaged(dtype, result.real(), ranks), averaged(dtype, result.imag(), ranks)};
+  }
+  return result;
 }
 
 }  // namespace
