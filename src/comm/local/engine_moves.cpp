@@ -121,7 +121,7 @@ void Engine::move_staged(const Request& request) {
     post(&RankState::staged, number + 1);
   };
 
-  copy_in(0);
+  if (chunks > 0) copy_in(0);  // what is posted of a chunk that never comes would stand for the next operation's
   for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
     const std::uint64_t number = base + chunk;
     if (chunk + 1 < chunks) copy_in(chunk + 1);

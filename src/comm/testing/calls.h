@@ -1,0 +1,188 @@
+// For tests: carries out a `Call` on a communicator, in guarded memory, and compares what came of it with what `naive`
+// says. Used by worlds of threads and of processes alike. One thread per communicator.
+#pragma once
+
+#include "comm/testing/guarded_memory.h"
+#include "comm/testing/naive.h"
+
+#include <cohort/communicator.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cohort::comm::testing {
+
+/// Sets COHORT_PLAN while it lives: worlds that are formed meanwhile follow it. An empty text: the default plan.
+class ForcedPlan {
+ public:
+  explicit ForcedPlan(const std::string& text) {
+    if (const char* const before = std::getenv("COHORT_PLAN")) before_ = before;
+    ::setenv("COHORT_PLAN", text.c_str(), 1);
+  }
+  ~ForcedPlan() {
+    if (before_) {
+      ::setenv("COHORT_PLAN", before_->c_str(), 1);
+    } else {
+      ::unsetenv("COHORT_PLAN");
+    }
+  }
+  ForcedPlan(const ForcedPlan&) = delete;
+  ForcedPlan& operator=(const ForcedPlan&) = delete;
+
+ private:
+  std::optional<std::string> before_;
+};
+
+inline AllReduceOptions all_reduce_options(const Call& call, int rank) {
+  AllReduceOptions options;
+  options.op = call.op;
+  options.prescale = call.prescale;
+  options.postscale = call.postscale;
+  if (!call.weights.empty()) options.weight = call.weights[static_cast<std::size_t>(rank)];
+  return options;
+}
+
+/// Starts it with this memory. Where a rank has no input or receives nothing, an empty buffer is passed.
+inline Work start(Communicator& comm, const Call& call, const void* input, void* output) {
+  const int rank = comm.rank();
+  const int size = comm.size();
+  const ConstBuffer in(input, elements_in(call, size, rank), call.dtype);
+  const Buffer out(output, elements_out(call, size, rank), call.dtype);
+  ReduceScatterOptions scatter_options;
+  scatter_options.op = call.op;
+  scatter_options.prescale = call.prescale;
+  scatter_options.postscale = call.postscale;
+  switch (call.kind) {
+    case Kind::AllReduce: return comm.all_reduce(in, out, all_reduce_options(call, rank));
+    case Kind::Reduce: {
+      const AllReduceOptions common = all_reduce_options(call, rank);
+      return comm.reduce(in, out,
+                         {.root = call.root,
+                          .op = common.op,
+                          .weight = common.weight,
+                          .prescale = common.prescale,
+                          .postscale = common.postscale});
+    }
+    case Kind::ReduceScatter: return comm.reduce_scatter(in, out, scatter_options);
+    case Kind::ReduceScatterV: return comm.reduce_scatter_v(in, out, call.counts, scatter_options);
+    case Kind::Broadcast: return comm.broadcast(Buffer(output, call.count, call.dtype), {.root = call.root});
+    case Kind::AllGather: return comm.all_gather(in, out);
+    case Kind::AllGatherV: return comm.all_gather_v(in, out, call.counts);
+    case Kind::Gather: return comm.gather(in, out, {.root = call.root});
+    case Kind::Scatter: return comm.scatter(in, out, {.root = call.root});
+    case Kind::AllToAll: return comm.all_to_all(in, out);
+    case Kind::AllToAllV: {
+      std::vector<std::int64_t> to;
+      std::vector<std::int64_t> from;
+      for (int other = 0; other < size; ++other) {
+        to.push_back(sent(call, size, rank, other));
+        from.push_back(sent(call, size, other, rank));
+      }
+      return comm.all_to_all_v(in, to, out, from);
+    }
+    default: return comm.barrier();
+  }
+}
+
+/// The memory of one rank in one call: input and output, apart or in place.
+class CallMemory {
+ public:
+  /// A broadcast is always in place, all_to_all never.
+  CallMemory(Communicator& comm, const Call& call, Place place, bool in_place_wanted, const Bytes& input)
+      : call_(call), rank_(comm.rank()), given_(input) {
+    const std::size_t element = size_of(call.dtype);
+    const std::size_t out_bytes = static_cast<std::size_t>(elements_out(call, comm.size(), rank_)) * element;
+    const bool moves = call.kind == Kind::AllToAll || call.kind == Kind::AllToAllV;
+    in_place_ = call.kind == Kind::Broadcast || (in_place_wanted && !moves);
+    if (in_place_) {
+      const InPlace where = in_place(call, rank_);
+      input_at_ = static_cast<std::size_t>(where.input) * element;
+      output_at_ = static_cast<std::size_t>(where.output) * element;
+      const std::size_t bytes = std::max(input_at_ + input.size(), output_at_ + out_bytes);
+      input_ = std::make_unique<GuardedMemory>(comm, place, bytes, call.dtype);
+    } else {
+      input_ = std::make_unique<GuardedMemory>(comm, place, input.size(), call.dtype);
+      output_ = std::make_unique<GuardedMemory>(comm, place, out_bytes, call.dtype, 1);
+    }
+    input_->put(input_at_, input);
+  }
+  const void* input() const { return input_->data() + input_at_; }
+  void* output() const { return (output_ ? output_->data() : input_->data()) + output_at_; }
+
+  /// Empty if the output is as expected, the input as it was (where it is not in place) and nothing else was written.
+  std::string verdict(const Bytes& expected) const {
+    const GuardedMemory& out = output_ ? *output_ : *input_;
+    if (const auto at = out.differs(output_at_, expected); at >= 0) {
+      const auto element = static_cast<std::ptrdiff_t>(size_of(call_.dtype));
+      std::string bytes;
+      for (std::ptrdiff_t i = at / element * element; i < at / element * element + element; ++i) {
+        bytes += fmt::format(" {:02x}/{:02x}", static_cast<int>(out.data()[output_at_ + static_cast<std::size_t>(i)]),
+                             static_cast<int>(expected[static_cast<std::size_t>(i)]));
+      }
+      return fmt::format("{}: rank {}: element {} is wrong (bytes, is/should be:{})", describe(call_), rank_,
+                         at / element, bytes);
+    }
+    const bool kept = !in_place_ || expected.empty();
+    if (kept && input_->differs(input_at_, given_) >= 0) {
+      return fmt::format("{}: rank {}: the input was written to", describe(call_), rank_);
+    }
+    if (!input_->intact() || !out.intact()) {
+      return fmt::format("{}: rank {}: memory around the buffers was written to", describe(call_), rank_);
+    }
+    return "";
+  }
+
+ private:
+  const Call& call_;
+  const int rank_;
+  const Bytes& given_;
+  bool in_place_ = false;
+  std::size_t input_at_ = 0;
+  std::size_t output_at_ = 0;
+  std::unique_ptr<GuardedMemory> input_;
+  std::unique_ptr<GuardedMemory> output_;  // null: in place
+};
+
+/// All ranks' inputs of a call, and the outputs they have to give.
+struct Prepared {
+  std::vector<Bytes> inputs;
+  std::vector<Bytes> outputs;
+};
+inline Prepared prepare(const Call& call, int size, std::uint64_t seed) {
+  Prepared made;
+  for (int rank = 0; rank < size; ++rank) {
+    made.inputs.push_back(
+        interesting(call.dtype, elements_in(call, size, rank), seed * 1000 + static_cast<std::uint64_t>(rank)));
+  }
+  made.outputs = naive(call, made.inputs);
+  return made;
+}
+
+/// The grouped form of calls that are alike but for dtype and count. `memories` are theirs.
+inline Work start_grouped(Communicator& comm, const std::vector<Call>& calls,
+                          const std::vector<std::unique_ptr<CallMemory>>& memories) {
+  std::vector<ConstBuffer> inputs;
+  std::vector<Buffer> outputs;
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    inputs.emplace_back(memories[i]->input(), elements_in(calls[i], comm.size(), comm.rank()), calls[i].dtype);
+    outputs.emplace_back(memories[i]->output(), elements_out(calls[i], comm.size(), comm.rank()), calls[i].dtype);
+  }
+  const Call& first = calls.front();
+  switch (first.kind) {
+    case Kind::AllReduce:
+      return comm.all_reduce(std::span<const Buffer>(outputs), all_reduce_options(first, comm.rank()));
+    case Kind::Broadcast: return comm.broadcast(std::span<const Buffer>(outputs), {.root = first.root});
+    case Kind::AllGather:
+      return comm.all_gather(std::span<const ConstBuffer>(inputs), std::span<const Buffer>(outputs));
+    default:
+      return comm.reduce_scatter(std::span<const ConstBuffer>(inputs), std::span<const Buffer>(outputs),
+                                 {.op = first.op, .prescale = first.prescale, .postscale = first.postscale});
+  }
+}
+
+}  // namespace cohort::comm::testing

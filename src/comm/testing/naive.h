@@ -1,0 +1,200 @@
+// For tests: what every collective has to do, written as plainly as possible: all ranks' inputs in, all ranks' outputs
+// out. Pure; nothing of the engine or of its kernels is used.
+#pragma once
+
+#include "comm/kernels/reference_fold.h"
+#include "comm/request.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohort::comm::testing {
+
+/// A collective as all ranks call it.
+struct Call {
+  Kind kind = Kind::AllReduce;
+  DType dtype = DType::Float32;
+  ReduceOp op = ReduceOp::Sum;
+  std::int64_t count = 0;  ///< elements: of one part where there are equal parts, else of the buffer
+  int root = 0;
+  std::vector<double> weights = {};  ///< by rank; empty: not weighted
+  double prescale = 1;
+  double postscale = 1;
+  /// Of the variants that have them: by rank; of all_to_all_v: from each rank to each, row by row.
+  std::vector<std::int64_t> counts = {};
+};
+
+inline bool has_root(Kind kind) {
+  return kind == Kind::Reduce || kind == Kind::Broadcast || kind == Kind::Gather || kind == Kind::Scatter;
+}
+
+inline std::string describe(const Call& call) {
+  std::string text = fmt::format("{}({}[{}]", name_of(call.kind), to_string(call.dtype), call.count);
+  if (is_reduction(call.kind)) text += fmt::format(", {}", to_string(call.op));
+  if (has_root(call.kind)) text += fmt::format(", root {}", call.root);
+  if (!call.weights.empty()) text += fmt::format(", weights [{}]", fmt::join(call.weights, " "));
+  if (call.prescale != 1 || call.postscale != 1) text += fmt::format(", x{} x{}", call.prescale, call.postscale);
+  if (!call.counts.empty()) text += fmt::format(", counts [{}]", fmt::join(call.counts, " "));
+  return text + ")";
+}
+
+inline std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
+  std::int64_t sum = 0;
+  for (const std::int64_t count : counts) sum += count;
+  return sum;
+}
+
+/// all_to_all_v: what rank `from` sends to rank `to`.
+inline std::int64_t sent(const Call& call, int size, int from, int to) {
+  return call.counts[static_cast<std::size_t>(from * size + to)];
+}
+
+/// Elements that rank `rank` brings.
+inline std::int64_t elements_in(const Call& call, int size, int rank) {
+  switch (call.kind) {
+    case Kind::Barrier: return 0;
+    case Kind::ReduceScatter:
+    case Kind::AllToAll: return call.count * size;
+    case Kind::Scatter: return rank == call.root ? call.count * size : 0;
+    case Kind::ReduceScatterV: return sum_of(call.counts);
+    case Kind::AllGatherV: return call.counts[static_cast<std::size_t>(rank)];
+    case Kind::AllToAllV: {
+      std::int64_t sum = 0;
+      for (int to = 0; to < size; ++to) sum += sent(call, size, rank, to);
+      return sum;
+    }
+    default: return call.count;
+  }
+}
+
+/// Elements that it receives.
+inline std::int64_t elements_out(const Call& call, int size, int rank) {
+  switch (call.kind) {
+    case Kind::Barrier: return 0;
+    case Kind::AllGather:
+    case Kind::AllToAll: return call.count * size;
+    case Kind::Reduce: return rank == call.root ? call.count : 0;
+    case Kind::Gather: return rank == call.root ? call.count * size : 0;
+    case Kind::AllGatherV: return sum_of(call.counts);
+    case Kind::ReduceScatterV: return call.counts[static_cast<std::size_t>(rank)];
+    case Kind::AllToAllV: {
+      std::int64_t sum = 0;
+      for (int from = 0; from < size; ++from) sum += sent(call, size, from, rank);
+      return sum;
+    }
+    default: return call.count;
+  }
+}
+
+/// "In place": where the input and the output lie in one buffer, in elements from its beginning.
+struct InPlace {
+  std::int64_t input = 0;
+  std::int64_t output = 0;
+};
+inline InPlace in_place(const Call& call, int rank) {
+  std::int64_t before = call.count * rank;
+  if (call.kind == Kind::AllGatherV || call.kind == Kind::ReduceScatterV) {
+    before = 0;
+    for (int lower = 0; lower < rank; ++lower) before += call.counts[static_cast<std::size_t>(lower)];
+  }
+  switch (call.kind) {
+    case Kind::AllGather:
+    case Kind::AllGatherV: return {before, 0};
+    case Kind::Gather: return {rank == call.root ? before : 0, 0};
+    case Kind::ReduceScatter:
+    case Kind::ReduceScatterV: return {0, before};
+    case Kind::Scatter: return {0, rank == call.root ? before : 0};
+    default: return {};
+  }
+}
+
+/// The reduction of all ranks' inputs.
+inline Bytes naive_reduction(const Call& call, const std::vector<Bytes>& inputs) {
+  const std::size_t ranks = inputs.size();
+  const auto count = static_cast<std::int64_t>(inputs[0].size() / size_of(call.dtype));
+  std::vector<Bytes> folded;
+  Factors factors;
+  if (call.weights.empty()) {
+    folded = inputs;
+  } else {
+    // Ranks of weight 0 do not take part. Equal weights are the plain average; else each x is multiplied by its share,
+    // which is computed from weights relative to the largest.
+    std::vector<double> taken;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      if (call.weights[rank] == 0) continue;
+      folded.push_back(inputs[rank]);
+      taken.push_back(call.weights[rank]);
+    }
+    if (taken.empty()) return Bytes(inputs[0].size(), std::byte{0});
+    const double largest = *std::max_element(taken.begin(), taken.end());
+    if (*std::min_element(taken.begin(), taken.end()) != largest) {
+      double total = 0;
+      for (const double weight : taken) total += weight / largest;
+      for (const double weight : taken) factors.scales.push_back(weight / largest / total);
+      factors.divisor = 1;
+    }
+  }
+  if (call.prescale != 1) {
+    factors.scales.resize(folded.size(), 1);
+    for (double& scale : factors.scales) scale *= call.prescale;
+  }
+  factors.postscale = call.postscale;
+  if (ranks == 1 && call.prescale == 1 && call.postscale == 1) return inputs[0];  // not even a NaN is touched
+  return reference_fold(call.dtype, call.op, folded, count, factors);
+}
+
+/// What all ranks' outputs have to hold. Empty where a rank receives nothing.
+inline std::vector<Bytes> naive(const Call& call, const std::vector<Bytes>& inputs) {
+  const int size = static_cast<int>(inputs.size());
+  const std::size_t element = size_of(call.dtype);
+  std::vector<Bytes> outputs(inputs.size());
+  const auto append = [&](int rank, const Bytes& from, std::int64_t begin, std::int64_t count) {
+    Bytes& out = outputs[static_cast<std::size_t>(rank)];
+    const auto first = from.begin() + begin * static_cast<std::int64_t>(element);
+    out.insert(out.end(), first, first + count * static_cast<std::int64_t>(element));
+  };
+  const Bytes reduced = is_reduction(call.kind) ? naive_reduction(call, inputs) : Bytes{};
+  std::int64_t begin = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    const std::int64_t count = elements_out(call, size, rank);
+    switch (call.kind) {
+      case Kind::AllReduce:
+      case Kind::Reduce: append(rank, reduced, 0, count); break;
+      case Kind::ReduceScatter:
+      case Kind::ReduceScatterV:
+        append(rank, reduced, begin, count);
+        begin += count;
+        break;
+      case Kind::Broadcast: append(rank, inputs[static_cast<std::size_t>(call.root)], 0, count); break;
+      case Kind::Scatter: append(rank, inputs[static_cast<std::size_t>(call.root)], rank * count, count); break;
+      case Kind::AllGather:
+      case Kind::AllGatherV:
+      case Kind::Gather:
+        for (int from = 0; from < size && count > 0; ++from) {
+          append(rank, inputs[static_cast<std::size_t>(from)], 0, elements_in(call, size, from));
+        }
+        break;
+      case Kind::AllToAll:
+        for (int from = 0; from < size; ++from) {
+          append(rank, inputs[static_cast<std::size_t>(from)], rank * call.count, call.count);
+        }
+        break;
+      case Kind::AllToAllV:
+        for (int from = 0; from < size; ++from) {
+          std::int64_t before = 0;
+          for (int to = 0; to < rank; ++to) before += sent(call, size, from, to);
+          append(rank, inputs[static_cast<std::size_t>(from)], before, sent(call, size, from, rank));
+        }
+        break;
+      default: break;
+    }
+  }
+  return outputs;
+}
+
+}  // namespace cohort::comm::testing

@@ -1,0 +1,282 @@
+// For tests: which combinations of collective, type, operation, size, ranks, memory, plan and scaling are tried. Every
+// triple of (collective, size class, plan) occurs, and every pair of any two parameters' values that can go together.
+// Seeded, so always the same; a failing trial is repeated by its number.
+#pragma once
+
+#include "comm/testing/calls.h"
+
+#include <array>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::comm::testing {
+
+inline constexpr std::array<const char*, 9> kPlans = {
+    "",          "inline=0",          "cross=on",
+    "cross=off", "zero-copy=off",     "stores=nt",
+    "chunk=4K",  "inline=0,cross=on", "inline=0,cross=off,zero-copy=off,stores=nt,chunk=4K"};
+
+struct Trial {
+  int number = 0;
+  int size = 1;
+  int plan = 0;  ///< of kPlans
+  Place place = Place::Arena;
+  bool in_place = false;
+  bool large = false;       ///< takes long to prepare
+  std::vector<Call> calls;  ///< more than one: grouped
+};
+
+inline std::string describe(const Trial& trial) {
+  std::string text = fmt::format("trial {} ({} ranks, plan '{}', {} memory, {})", trial.number, trial.size,
+                                 kPlans[static_cast<std::size_t>(trial.plan)], to_string(trial.place),
+                                 trial.in_place ? "in place" : "out of place");
+  for (const Call& call : trial.calls) text += " " + describe(call);
+  return text;
+}
+
+/// The parameters as numbers, one of each.
+enum Parameter { kCollective, kSizeClass, kPlan, kDType, kOp, kRanks, kPlace, kInPlace, kScaling, kParameters };
+enum SizeClass { kNone, kOne, kPrime, kTinyPayload, kInline, kPage, kChunk, kSeveralChunks, kMany, kSizeClasses };
+enum Scaling { kPlain, kScaled, kWeighted, kEquallyWeighted, kScalings };
+using Choice = std::array<int, kParameters>;
+inline constexpr Choice kValues = {
+    16, kSizeClasses, static_cast<int>(kPlans.size()), kDTypeCount, kReduceOpCount, 8, kPlaceCount, 2, kScalings};
+inline constexpr std::array<Kind, 16> kCollectives = {
+    Kind::AllReduce,  Kind::Reduce,    Kind::ReduceScatter, Kind::ReduceScatterV, Kind::Broadcast, Kind::AllGather,
+    Kind::AllGatherV, Kind::Gather,    Kind::Scatter,       Kind::AllToAll,       Kind::AllToAllV, Kind::Barrier,
+    Kind::AllReduce,  Kind::Broadcast, Kind::AllGather,     Kind::ReduceScatter};  // the last four are grouped
+inline constexpr int kFirstGrouped = 12;
+
+inline bool possible(const Choice& c) {
+  const Kind kind = kCollectives[static_cast<std::size_t>(c[kCollective])];
+  const auto dtype = static_cast<DType>(c[kDType]);
+  const auto op = static_cast<ReduceOp>(c[kOp]);
+  if (!is_reduction(kind)) return op == ReduceOp::Sum && c[kScaling] == kPlain;
+  if (!supports(dtype, op) || (c[kScaling] != kPlain && !is_scalable(dtype))) return false;
+  const bool weighted = c[kScaling] == kWeighted || c[kScaling] == kEquallyWeighted;
+  return !weighted || (op == ReduceOp::Average && (kind == Kind::AllReduce || kind == Kind::Reduce));
+}
+
+/// What is still to be covered, and the walk that covers it.
+class Covering {
+ public:
+  Covering() {
+    for (int a = 0; a < kParameters; ++a) {
+      for (int b = a + 1; b < kParameters; ++b) {
+        const auto at = static_cast<std::size_t>(a * kParameters + b);
+        open_[at].assign(static_cast<std::size_t>(value_count(a) * value_count(b)), true);
+      }
+    }
+  }
+
+  std::vector<Choice> walk() {
+    std::vector<Choice> chosen;
+    for (int collective = 0; collective < kValues[kCollective]; ++collective) {
+      for (int size = 0; size < kSizeClasses; ++size) {
+        for (int plan = 0; plan < kValues[kPlan]; ++plan) {
+          Choice fixed;
+          fixed.fill(-1);
+          fixed[kCollective] = collective;
+          fixed[kSizeClass] = size;
+          fixed[kPlan] = plan;
+          add_best(fixed, 24, chosen);
+        }
+      }
+    }
+    for (int a = 0; a < kParameters; ++a) {
+      for (int b = a + 1; b < kParameters; ++b) {
+        for (int x = 0; x < value_count(a); ++x) {
+          for (int y = 0; y < value_count(b); ++y) {
+            if (!open(a, x, b, y)) continue;
+            Choice fixed;
+            fixed.fill(-1);
+            fixed[static_cast<std::size_t>(a)] = x;
+            fixed[static_cast<std::size_t>(b)] = y;
+            if (!add_best(fixed, 2000, chosen)) ++impossible_;
+          }
+        }
+      }
+    }
+    return chosen;
+  }
+  /// Pairs that cannot go together, of which none was found in thousands of attempts.
+  int impossible() const noexcept { return impossible_; }
+
+ private:
+  static int value_count(int parameter) { return kValues[static_cast<std::size_t>(parameter)]; }
+  std::vector<bool>::reference open(int a, int x, int b, int y) {
+    return open_[static_cast<std::size_t>(a * kParameters + b)][static_cast<std::size_t>(x * value_count(b) + y)];
+  }
+  template <class Visit>
+  void each_pair(const Choice& c, const Visit& visit) {
+    for (int a = 0; a < kParameters; ++a) {
+      for (int b = a + 1; b < kParameters; ++b) {
+        visit(open(a, c[static_cast<std::size_t>(a)], b, c[static_cast<std::size_t>(b)]));
+      }
+    }
+  }
+  /// Of possible completions of `fixed`, the one that covers most.
+  bool add_best(const Choice& fixed, int attempts, std::vector<Choice>& chosen) {
+    Choice best{};
+    int most = -1;
+    int found = 0;
+    for (int attempt = 0; attempt < 2000 && found < std::min(attempts, 24); ++attempt) {
+      Choice c = fixed;
+      for (std::size_t p = 0; p < kParameters; ++p) {
+        if (c[p] < 0) c[p] = static_cast<int>(random_() % static_cast<std::uint64_t>(kValues[p]));
+      }
+      // Most collectives have no operation to choose.
+      if (!possible(c) && fixed[kOp] < 0) c[kOp] = 0;
+      if (!possible(c) && fixed[kScaling] < 0) c[kScaling] = kPlain;
+      if (!possible(c)) continue;
+      ++found;
+      int covers = 0;
+      each_pair(c, [&](std::vector<bool>::reference pair) { covers += pair ? 1 : 0; });
+      if (covers > most) {
+        most = covers;
+        best = c;
+      }
+    }
+    if (most < 0) return false;
+    each_pair(best, [](std::vector<bool>::reference pair) { pair = false; });
+    chosen.push_back(best);
+    return true;
+  }
+
+  std::mt19937_64 random_{20240229};
+  std::array<std::vector<bool>, static_cast<std::size_t>(kParameters) * kParameters> open_;
+  int impossible_ = 0;
+};
+
+/// Elements of a buffer of this size class, or of one of its parts.
+inline std::int64_t count_of(const Choice& c, std::mt19937_64& random) {
+  const auto element = static_cast<std::int64_t>(size_of(static_cast<DType>(c[kDType])));
+  const std::int64_t ranks = c[kRanks] + 1;
+  const std::int64_t nudge = static_cast<std::int64_t>(random() % 3) - 1;
+  const bool of_parts = random() % 2 == 0;
+  const auto part = [&](std::int64_t bytes) { return bytes / element / (of_parts ? ranks : 1) + nudge; };
+  constexpr std::array<std::int64_t, 6> kPrimes = {2, 3, 7, 131, 1021, 4099};
+  switch (c[kSizeClass]) {
+    case kNone: return 0;
+    case kOne: return 1;
+    case kPrime: return kPrimes[random() % kPrimes.size()];
+    case kTinyPayload: return std::max<std::int64_t>(part(48), 0);
+    case kInline: return part(std::min<std::int64_t>(32768, 65536 / ranks));
+    case kPage: return part(4096 * static_cast<std::int64_t>(1 + random() % 3));
+    case kChunk: return (262144 / element) / ranks + nudge;
+    case kSeveralChunks: return 600000 / element / ranks + 13;
+    default: return 1100000 / element / ranks + nudge;
+  }
+}
+
+inline Call call_of(const Choice& c, std::int64_t count, std::mt19937_64& random) {
+  const int size = c[kRanks] + 1;
+  const auto ranks = static_cast<std::size_t>(size);
+  Call call;
+  call.kind = kCollectives[static_cast<std::size_t>(c[kCollective])];
+  call.dtype = static_cast<DType>(c[kDType]);
+  call.op = static_cast<ReduceOp>(c[kOp]);
+  call.count = count;
+  // The classes are of whole buffers where there are no parts.
+  if (c[kSizeClass] >= kChunk &&
+      (call.kind == Kind::AllReduce || call.kind == Kind::Reduce || call.kind == Kind::Broadcast)) {
+    call.count *= size;
+  }
+  if (has_root(call.kind)) call.root = static_cast<int>(random() % ranks);
+  const auto uneven = [&] {
+    switch (random() % 5) {
+      case 0: return std::int64_t{0};
+      case 1: return std::min<std::int64_t>(1, count);
+      case 2: return count;
+      case 3: return count + count / 2;
+      default: return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(count + 1));
+    }
+  };
+  const bool by_rank = call.kind == Kind::AllGatherV || call.kind == Kind::ReduceScatterV;
+  const std::size_t parts = by_rank ? ranks : call.kind == Kind::AllToAllV ? ranks * ranks : 0;
+  for (std::size_t i = 0; i < parts; ++i) call.counts.push_back(uneven());
+  if (c[kScaling] == kScaled) {
+    call.prescale = 0.375;
+    call.postscale = -1.0 / 3;
+  } else if (c[kScaling] == kWeighted) {
+    for (std::size_t i = 0; i < ranks; ++i) call.weights.push_back(static_cast<double>(random() % 5) * 1.25);
+    if (random() % 2 == 0) call.postscale = 3;
+  } else if (c[kScaling] == kEquallyWeighted) {
+    call.weights.assign(ranks, 0.7);
+    if (size > 2) call.weights[random() % ranks] = 0;
+  }
+  return call;
+}
+
+inline std::vector<Trial> make_trials(int* impossible = nullptr) {
+  Covering covering;
+  std::mt19937_64 random(7);
+  std::vector<Trial> trials;
+  for (const Choice& c : covering.walk()) {
+    Trial trial;
+    trial.number = static_cast<int>(trials.size());
+    trial.size = c[kRanks] + 1;
+    trial.plan = c[kPlan];
+    trial.place = static_cast<Place>(c[kPlace]);
+    trial.in_place = c[kInPlace] == 1;
+    trial.large = c[kSizeClass] >= kChunk;
+    trial.calls.push_back(call_of(c, count_of(c, random), random));
+    if (c[kCollective] >= kFirstGrouped) {
+      // Some that are small and alike, which may travel together, and some of other types and sizes.
+      for (std::uint64_t more = 1 + random() % 6; more > 0; --more) {
+        Call next = trial.calls.front();
+        const std::uint64_t kind = random() % 4;
+        const auto dtype = static_cast<DType>(random() % kDTypeCount);
+        const bool fits = !is_reduction(next.kind) || (supports(dtype, next.op) && is_scalable(dtype));
+        if (kind == 0 && fits) next.dtype = dtype;
+        if (kind != 3) next.count = static_cast<std::int64_t>(random() % (kind == 2 ? 3000 : 40));
+        trial.calls.push_back(next);
+      }
+    }
+    trials.push_back(std::move(trial));
+  }
+  if (impossible != nullptr) *impossible = covering.impossible();
+  return trials;
+}
+
+/// All ranks' inputs and results, made before the ranks begin.
+inline std::vector<Prepared> prepare(const Trial& trial) {
+  std::vector<Prepared> made;
+  for (const Call& call : trial.calls) {
+    made.push_back(prepare(call, trial.size, static_cast<std::uint64_t>(trial.number) * 16 + made.size()));
+  }
+  return made;
+}
+
+/// One rank's part of a trial. Empty if all was right.
+inline std::string run(Communicator& comm, const Trial& trial, const std::vector<Prepared>& prepared) {
+  const auto own = static_cast<std::size_t>(comm.rank());
+  // Grouped reductions have an in-place form only.
+  const Kind kind = trial.calls.front().kind;
+  const bool grouped = trial.calls.size() > 1;
+  const bool in_place = trial.in_place || (grouped && kind == Kind::AllReduce);
+  std::vector<std::unique_ptr<CallMemory>> memories;
+  for (std::size_t i = 0; i < trial.calls.size(); ++i) {
+    memories.push_back(
+        std::make_unique<CallMemory>(comm, trial.calls[i], trial.place, in_place, prepared[i].inputs[own]));
+  }
+  try {
+    if (grouped) {
+      start_grouped(comm, trial.calls, memories).wait();
+    } else {
+      start(comm, trial.calls.front(), memories.front()->input(), memories.front()->output()).wait();
+    }
+  } catch (const std::exception& error) {
+    return describe(trial) + ": " + error.what();
+  }
+  for (std::size_t i = 0; i < trial.calls.size(); ++i) {
+    std::string verdict = memories[i]->verdict(prepared[i].outputs[own]);
+    if (!verdict.empty()) return describe(trial) + ": " + verdict;
+  }
+  return "";
+}
+
+}  // namespace cohort::comm::testing
