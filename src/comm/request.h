@@ -61,6 +61,7 @@ struct Request {
   double prescale = 1;
   double postscale = 1;
   std::shared_ptr<const Counts> counts;
+  std::uint64_t group = 0;               ///< digest of all operations of the group that it is part of; 0: of none
   std::chrono::milliseconds timeout{0};  ///< 0: the communicator's own
 
   std::size_t input_bytes() const noexcept { return static_cast<std::size_t>(input_count) * size_of(dtype); }

@@ -25,10 +25,10 @@ bool alike(const Request& a, const Request& b) noexcept {
 
 }  // namespace
 
-// A refusal concerns all ranks alike, so they all go on with the rest; the first is reported.
+// Ranks whose groups differ anywhere differ in the first operation and are refused there. They leave the rest, so that
+// a group counts as one call and what follows it still meets, also where one group is longer than the other.
 std::optional<Error> Core::run_group(QueuedWork& work) noexcept {
   const std::span<const Request> requests = work.requests_;
-  std::optional<Error> first;
   for (std::size_t begin = 0; begin < requests.size();) {
     std::size_t end = begin + 1;
     if (fusible(requests[begin])) {
@@ -47,11 +47,10 @@ std::optional<Error> Core::run_group(QueuedWork& work) noexcept {
       }
       return true;
     });
-    if (failed && !first) first = std::move(failed);
-    if (first && first->code() != ErrorCode::Mismatch) break;
+    if (failed) return failed;
     begin = end;
   }
-  return first;
+  return std::nullopt;
 }
 
 // The counts of all buffers are in the fingerprint, so ranks that group otherwise are refused.

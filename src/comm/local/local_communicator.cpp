@@ -1,6 +1,7 @@
 #include "comm/local/local_communicator.h"
 
 #include "base/result.h"
+#include "comm/local/operation.h"
 
 #include <cohort/store.h>
 
@@ -74,6 +75,10 @@ Work LocalCommunicator::start_group(std::vector<Request> requests) {
   check_home();
   for (Request& request : requests) {
     if (request.timeout.count() == 0) request.timeout = timeout_;
+  }
+  if (requests.size() > 1) {
+    const std::uint64_t group = group_digest(requests);
+    for (Request& request : requests) request.group = group;
   }
   return core_->submit_group(std::move(requests));
 }

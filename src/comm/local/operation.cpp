@@ -60,6 +60,7 @@ Descriptor describe(const Request& request) noexcept {
     case Kind::AllToAllV: break;  // every rank has its own; compared as a matrix
     default: own.count = request.output_count; break;
   }
+  if (request.group != 0) own.detail = mix(own.detail + request.group);
   return own;
 }
 
@@ -76,6 +77,15 @@ std::uint64_t fingerprint_of(const Descriptor& d) noexcept {
   return result;
 }
 
+std::uint64_t group_digest(std::span<const Request> requests) noexcept {
+  std::uint64_t result = requests.size();
+  for (const Request& request : requests) {
+    const Descriptor each = describe(request);
+    result = mix(result + 0x9E3779B97F4A7C15ull + fingerprint_of(each));
+  }
+  return result == 0 ? 1 : result;
+}
+
 bool agree(const Descriptor& a, const Descriptor& b) noexcept {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.weighted == b.weighted && a.root == b.root &&
          a.count == b.count && a.detail == b.detail && a.prescale == b.prescale && a.postscale == b.postscale;
@@ -84,29 +94,29 @@ bool agree(const Descriptor& a, const Descriptor& b) noexcept {
 std::string to_string(const Descriptor& d) {
   const std::string_view name = name_of(d.kind);
   const std::string_view type = cohort::to_string(d.dtype);
+  const std::string grouped = d.detail != 0 ? fmt::format(", grouped as #{:08x}", d.detail >> 32) : std::string();
   std::string scales;
   if (d.prescale != 1) scales += fmt::format(", prescale {}", d.prescale);
   if (d.postscale != 1) scales += fmt::format(", postscale {}", d.postscale);
   switch (d.kind) {
     case Kind::AllReduce:
       return fmt::format("{}({}[{}], {}{}{}{})", name, type, d.count, cohort::to_string(d.op),
-                         d.weighted ? ", weighted" : "", scales,
-                         d.detail != 0 ? fmt::format(", grouped as #{:08x}", d.detail >> 32) : "");
+                         d.weighted ? ", weighted" : "", scales, grouped);
     case Kind::Reduce:
       return fmt::format("{}({}[{}], {}{}{}, root {})", name, type, d.count, cohort::to_string(d.op),
                          d.weighted ? ", weighted" : "", scales, d.root);
     case Kind::ReduceScatter:
-      return fmt::format("{}({}[{}], {}{})", name, type, d.count, cohort::to_string(d.op), scales);
+      return fmt::format("{}({}[{}], {}{}{})", name, type, d.count, cohort::to_string(d.op), scales, grouped);
     case Kind::ReduceScatterV:
       return fmt::format("{}({}[{}], {}{}, counts #{:08x})", name, type, d.count, cohort::to_string(d.op), scales,
                          d.detail >> 32);
     case Kind::AllGatherV: return fmt::format("{}({}[{}], counts #{:08x})", name, type, d.count, d.detail >> 32);
     case Kind::AllToAllV: return fmt::format("{}({})", name, type);
     case Kind::AllGather:
-    case Kind::AllToAll: return fmt::format("{}({}[{}])", name, type, d.count);
+    case Kind::AllToAll: return fmt::format("{}({}[{}]{})", name, type, d.count, grouped);
     case Kind::Broadcast:
     case Kind::Gather:
-    case Kind::Scatter: return fmt::format("{}({}[{}], root {})", name, type, d.count, d.root);
+    case Kind::Scatter: return fmt::format("{}({}[{}], root {}{})", name, type, d.count, d.root, grouped);
     case Kind::Split: return d.detail == 0 ? "split()" : fmt::format("group(of ranks #{:08x})", d.detail >> 32);
     default: return fmt::format("{}()", name);
   }

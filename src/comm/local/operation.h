@@ -5,6 +5,7 @@
 #include "comm/request.h"
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 namespace cohort::comm::local {
@@ -13,6 +14,8 @@ namespace cohort::comm::local {
 Descriptor describe(const Request& request) noexcept;
 /// Of everything that has to agree. Equal fingerprints of different descriptors are as likely as 2^-64.
 std::uint64_t fingerprint_of(const Descriptor& descriptor) noexcept;
+/// What makes operations one group: with it in each of them, ranks whose groups differ anywhere differ in the first.
+std::uint64_t group_digest(std::span<const Request> requests) noexcept;
 /// True if two ranks may bring these to the same operation. (A rank that has joined goes with everything.)
 bool agree(const Descriptor& a, const Descriptor& b) noexcept;
 /// "all_reduce(float32[10], sum)".

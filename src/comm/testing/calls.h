@@ -163,26 +163,30 @@ inline Prepared prepare(const Call& call, int size, std::uint64_t seed) {
   return made;
 }
 
-/// The grouped form of calls that are alike but for dtype and count. `memories` are theirs.
-inline Work start_grouped(Communicator& comm, const std::vector<Call>& calls,
-                          const std::vector<std::unique_ptr<CallMemory>>& memories) {
+/// The grouped form of calls that are alike but for dtype and count.
+inline Work start_grouped(Communicator& comm, const Call& first, std::span<const ConstBuffer> inputs,
+                          std::span<const Buffer> outputs) {
+  switch (first.kind) {
+    case Kind::AllReduce: return comm.all_reduce(outputs, all_reduce_options(first, comm.rank()));
+    case Kind::Broadcast: return comm.broadcast(outputs, {.root = first.root});
+    case Kind::AllGather: return comm.all_gather(inputs, outputs);
+    default:
+      return comm.reduce_scatter(inputs, outputs,
+                                 {.op = first.op, .prescale = first.prescale, .postscale = first.postscale});
+  }
+}
+
+/// One call, or several as a group, in memory of their own.
+inline Work start(Communicator& comm, const std::vector<Call>& calls,
+                  const std::vector<std::unique_ptr<CallMemory>>& memories) {
+  if (calls.size() == 1) return start(comm, calls[0], memories[0]->input(), memories[0]->output());
   std::vector<ConstBuffer> inputs;
   std::vector<Buffer> outputs;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     inputs.emplace_back(memories[i]->input(), elements_in(calls[i], comm.size(), comm.rank()), calls[i].dtype);
     outputs.emplace_back(memories[i]->output(), elements_out(calls[i], comm.size(), comm.rank()), calls[i].dtype);
   }
-  const Call& first = calls.front();
-  switch (first.kind) {
-    case Kind::AllReduce:
-      return comm.all_reduce(std::span<const Buffer>(outputs), all_reduce_options(first, comm.rank()));
-    case Kind::Broadcast: return comm.broadcast(std::span<const Buffer>(outputs), {.root = first.root});
-    case Kind::AllGather:
-      return comm.all_gather(std::span<const ConstBuffer>(inputs), std::span<const Buffer>(outputs));
-    default:
-      return comm.reduce_scatter(std::span<const ConstBuffer>(inputs), std::span<const Buffer>(outputs),
-                                 {.op = first.op, .prescale = first.prescale, .postscale = first.postscale});
-  }
+  return start_grouped(comm, calls.front(), inputs, outputs);
 }
 
 }  // namespace cohort::comm::testing

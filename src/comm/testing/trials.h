@@ -264,11 +264,7 @@ inline std::string run(Communicator& comm, const Trial& trial, const std::vector
         std::make_unique<CallMemory>(comm, trial.calls[i], trial.place, in_place, prepared[i].inputs[own]));
   }
   try {
-    if (grouped) {
-      start_grouped(comm, trial.calls, memories).wait();
-    } else {
-      start(comm, trial.calls.front(), memories.front()->input(), memories.front()->output()).wait();
-    }
+    start(comm, trial.calls, memories).wait();
   } catch (const std::exception& error) {
     return describe(trial) + ": " + error.what();
   }
