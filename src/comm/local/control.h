@@ -19,7 +19,9 @@
 namespace cohort::comm::local {
 
 inline constexpr std::size_t kLine = 64;  // bytes of a cache line
-inline constexpr int kMostRanks = 1024;   // so that a chunk has a line for each
+// Prefetchers fetch lines in pairs: what different ranks write, or one polls and another writes, is this far apart.
+inline constexpr std::size_t kApart = 128;
+inline constexpr int kMostRanks = 1024;  // so that a chunk has a line for each
 
 /// Memory of a rank. Segment 0: not mapped by peers; then the offset is its address in that rank's process.
 struct Location {
@@ -53,33 +55,32 @@ static_assert(sizeof(Descriptor) == 80);
 
 /// An operation's announcement. There are two, by the parity of the sequence: a rank writes one again only after all
 /// ranks have come to the operation between, and so have left the one before. The payload, if it is small, lies in
-/// `tiny` or behind the slot.
-struct alignas(kLine) Slot {
+/// `tiny` or behind the slot. The descriptor is in lines of its own, which nobody reads while small operations agree.
+struct alignas(kApart) Slot {
   static constexpr std::size_t kTiny = 48;
   std::atomic<std::uint64_t> sequence;  ///< of what follows; stored last, with release
   std::uint64_t fingerprint;            ///< of the descriptor, so that one cache line tells that ranks agree
   std::byte tiny[kTiny];
-  Descriptor descriptor;
+  alignas(kApart) Descriptor descriptor;
 };
-static_assert(sizeof(Slot) == 3 * kLine && offsetof(Slot, descriptor) == kLine);
+static_assert(sizeof(Slot) == 2 * kApart && offsetof(Slot, descriptor) == kApart);
 
-struct alignas(kLine) Counter {
+struct alignas(kApart) Counter {
   std::atomic<std::uint64_t> value;
 };
 
-struct alignas(kLine) RankState {
-  Counter staged;   ///< chunks that this rank has copied into its staging buffers
-  Counter reduced;  ///< chunks from whose inputs this rank has read all it needs
-  Counter copied;   ///< chunks whose results this rank has copied out
-  Counter folded;   ///< sequence of the last cross-memory reduction whose own slice this rank has folded
-  Counter
-      finished;   ///< sequence of the last operation without staging in which this rank has read and written everything
-  Counter probe;  ///< turns in the measurement of the cores' distance
-  alignas(kLine) std::atomic<std::uint32_t> ready;  ///< has mapped this memory
-  std::atomic<std::uint32_t> left;                  ///< its communicator was destroyed
-  std::atomic<std::uint32_t> reads_peers;           ///< may read all peers' memory (1), or not (2); 0: not known yet
-  std::uint64_t control_address;                    ///< of this memory in its process; written before `ready`
-  sys::CoreSet cores;                               ///< written before `ready`
+struct alignas(kApart) RankState {
+  Counter staged;    ///< chunks that this rank has copied into its staging buffers
+  Counter reduced;   ///< chunks from whose inputs this rank has read all it needs
+  Counter copied;    ///< chunks whose results this rank has copied out
+  Counter folded;    ///< sequence of the last cross-memory reduction whose own slice this rank has folded
+  Counter finished;  ///< sequence of the last operation without staging in which this rank has read and written all
+  Counter probe;     ///< turns in the measurement of the cores' distance
+  alignas(kApart) std::atomic<std::uint32_t> ready;  ///< has mapped this memory
+  std::atomic<std::uint32_t> left;                   ///< its communicator was destroyed
+  std::atomic<std::uint32_t> reads_peers;            ///< may read all peers' memory (1), or not (2); 0: not known yet
+  std::uint64_t control_address;                     ///< of this memory in its process; written before `ready`
+  sys::CoreSet cores;                                ///< written before `ready`
   Slot slots[2];
 };
 
@@ -112,9 +113,9 @@ struct Header {
   Plan plan;
   std::atomic<std::uint32_t> plan_ready;
   AbortRecord abort;
-  alignas(kLine) std::atomic<std::uint32_t> bell;  ///< ranks that wait long sleep on it
-  alignas(kLine) std::atomic<std::uint32_t> sleepers;
-  alignas(kLine) std::atomic<std::int64_t> join_tickets;
+  alignas(kApart) std::atomic<std::uint32_t> bell;  ///< ranks that wait long sleep on it
+  alignas(kApart) std::atomic<std::uint32_t> sleepers;
+  alignas(kApart) std::atomic<std::int64_t> join_tickets;
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);

@@ -43,29 +43,25 @@ Work Core::submit(const Request& request) {
   if (pending_.load(std::memory_order_acquire) != 0 || !Engine::is_quick(request)) {
     return enqueue({request}, Clock::now(), false);
   }
-  if (in_caller_.exchange(true, std::memory_order_acquire)) {
+  std::atomic<bool>& in_caller = engine_.in_caller();
+  if (in_caller.load(std::memory_order_relaxed)) {
     raise(ErrorCode::InvalidArgument,
           "{}: two threads call one communicator at the same time -- give each thread one of its own (split)",
           name_of(request.kind));
   }
+  in_caller.store(true, std::memory_order_relaxed);
+  engine_.limit_waiting(Clock::time_point::max());
+  engine_.called_at({}, request.timeout);
   bool late = false;
-  std::optional<Error> failed;
-  {
-    const Attending attending(engine_);
-    engine_.limit_waiting(Clock::time_point::max());
-    engine_.called_at({}, request.timeout);
-    failed = guarded(request, {}, [&](CollectiveEvent* event) {
-      engine_.announce(request);
-      late = !engine_.await_peers(kPatience);
-      if (!late) engine_.complete(request, event);
-      return !late;
-    });
-  }
-  Clock::time_point called{};
-  if (late) called = Clock::now() - kPatience;
-  in_caller_.store(false, std::memory_order_release);
+  std::optional<Error> failed = guarded(request, {}, [&](CollectiveEvent* event) {
+    engine_.announce(request);
+    late = !engine_.await_peers(kPatience);
+    if (!late) engine_.complete(request, event);
+    return !late;
+  });
+  in_caller.store(false, std::memory_order_relaxed);
   if (failed) return Work(std::make_shared<FailedWork>(*std::move(failed)));
-  return late ? enqueue({request}, called, true) : Work();
+  return late ? enqueue({request}, Clock::now() - kPatience, true) : Work();
 }
 
 Work Core::submit_group(std::vector<Request> requests) {

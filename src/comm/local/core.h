@@ -90,8 +90,7 @@ class Core : public std::enable_shared_from_this<Core> {
   World world_;
   Engine engine_;
   std::atomic<Observer*> observer_{nullptr};
-  std::atomic<int> pending_{0};         // in the queue or running from it; 0: the caller may run one itself
-  std::atomic<bool> in_caller_{false};  // the caller runs one itself
+  std::atomic<int> pending_{0};  // in the queue or running from it; 0: the caller may run one itself
 
   std::mutex mutex_;
   std::condition_variable work_to_do_;

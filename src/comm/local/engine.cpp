@@ -62,39 +62,45 @@ void Engine::note_cores() {
 
 // --- rounds ---
 
-bool Engine::small(const Request& request) const noexcept {
-  return request.kind != Kind::AllToAllV && bytes_beside(request, size_) <= plan_.inline_bytes;
+void Engine::size_up(const Request& request) noexcept {
+  const std::size_t beside = bytes_beside(request, size_);
+  small_ = beside <= plan_.inline_bytes && request.kind != Kind::AllToAllV;
+  tiny_ = beside <= Slot::kTiny;
 }
 
 void Engine::announce(const Request& request) {
   if (world_.ended()) throw_if_ended();
-  if (size_ == 1) {
-    ++sequence_;
-    return;
-  }
-  Descriptor own = describe(request);
-  if (!small(request)) {  // else nobody will look at the memory itself
-    const auto& mesh = world_.mesh();
-    own.input_offset = reinterpret_cast<std::uint64_t>(request.input);
-    own.output_offset = reinterpret_cast<std::uint64_t>(request.output);
-    if (const auto place = mesh->locate(request.input, request.input_bytes())) {
-      own.input_segment = place->segment;
-      own.input_offset = place->offset;
-    }
-    if (const auto place = mesh->locate(request.output, request.output_bytes())) {
-      own.output_segment = place->segment;
-      own.output_offset = place->offset;
-    }
-  }
-  publish(own, &request);
+  ++sequence_;
+  if (size_ == 1) return;
+  size_up(request);
+  Descriptor& own = own_slot().descriptor;
+  own = describe(request);
+  if (!small_) note_memory(own, request);  // else nobody will look at the memory itself
+  publish(&request);
 }
 
-void Engine::publish(const Descriptor& own, const Request* request) {
-  ++sequence_;
-  Slot& slot = state(rank_).slots[sequence_ % 2];
-  slot.descriptor = own;
+void Engine::note_memory(Descriptor& own, const Request& request) const {
+  const auto& mesh = world_.mesh();
+  own.input_offset = reinterpret_cast<std::uint64_t>(request.input);
+  own.output_offset = reinterpret_cast<std::uint64_t>(request.output);
+  if (const auto place = mesh->locate(request.input, request.input_bytes())) {
+    own.input_segment = place->segment;
+    own.input_offset = place->offset;
+  }
+  if (request.output == request.input && request.output_count == request.input_count) {
+    own.output_segment = own.input_segment;
+    own.output_offset = own.input_offset;
+  } else if (const auto there = mesh->locate(request.output, request.output_bytes())) {
+    own.output_segment = there->segment;
+    own.output_offset = there->offset;
+  }
+}
+
+// The descriptor is in the slot already.
+void Engine::publish(const Request* request) {
+  Slot& slot = own_slot();
   slot.descriptor.announcements = world_.mesh()->announcements();
-  slot.fingerprint = fingerprint_of(own);
+  slot.fingerprint = fingerprint_of(slot.descriptor);
   if (request != nullptr && request->kind == Kind::AllToAllV) {
     const Counts& counts = *request->counts;
     std::byte* const to = layout().payload(world_.control(), rank_, sequence_);
@@ -103,12 +109,14 @@ void Engine::publish(const Descriptor& own, const Request* request) {
       std::memcpy(to, counts.input.data(), row);
       std::memcpy(to + row, counts.output.data(), row);
     }
-  } else if (request != nullptr && request->input_count > 0 && small(*request)) {
+  } else if (request != nullptr && request->input_count > 0 && small_) {
     const bool brings = (request->kind != Kind::Broadcast && request->kind != Kind::Scatter) || request->root == rank_;
-    const std::size_t bytes = request->input_bytes();
-    std::byte* const to =
-        bytes_beside(*request, size_) <= Slot::kTiny ? slot.tiny : layout().payload(world_.control(), rank_, sequence_);
-    if (brings) std::memcpy(to, request->input, bytes);
+    if (brings && tiny_) {
+      std::memcpy(slot.tiny, request->input, request->input_bytes());
+    } else if (brings) {
+      copy(layout().payload(world_.control(), rank_, sequence_), request->input, request->input_bytes(),
+           stores_for(request->input_bytes()));
+    }
   }
   slot.sequence.store(sequence_, std::memory_order_release);
   posted();
@@ -125,19 +133,19 @@ void Engine::complete(const Request& request, CollectiveEvent* event) {
   if (event != nullptr) event->sequence = sequence_;
   if (size_ == 1) return run_alone(request);
   const auto published = event != nullptr ? Clock::now() : Clock::time_point{};
-  gather(small(request));
+  gather();
   if (event != nullptr) event->waited = Clock::now() - published;
   if (!round_.uniform) check_agreement(request);
   execute(request, event);
 }
 
-void Engine::gather(bool small) {
+void Engine::gather() {
   const std::uint64_t sequence = sequence_;
   wait_for_all(
       [&](int rank) { return state(rank).slots[sequence % 2].sequence.load(std::memory_order_acquire) == sequence; });
-  const Slot& own = state(rank_).slots[sequence % 2];
+  const Slot& own = own_slot();
   round_.serving = own.descriptor.kind == Kind::Joined;
-  round_.uniform = small && own.descriptor.weighted == 0;
+  round_.uniform = small_ && own.descriptor.weighted == 0;
   for (int rank = 0; rank < size_ && round_.uniform; ++rank) {
     round_.uniform = state(rank).slots[sequence % 2].fingerprint == own.fingerprint;
   }
@@ -257,12 +265,15 @@ int Engine::join(std::chrono::milliseconds patience) {
   if (size_ == 1) return 0;
   const std::int64_t ticket = header().join_tickets.fetch_add(1);
   while (true) {
-    Descriptor own;
+    set_deadline(Clock::now(), patience);
+    ++sequence_;
+    small_ = false;
+    Descriptor& own = own_slot().descriptor;
+    own = Descriptor{};
     own.kind = Kind::Joined;
     own.count = ticket;
-    set_deadline(Clock::now(), patience);
-    publish(own, nullptr);
-    gather(false);
+    publish(nullptr);
+    gather();
     if (round_.active.empty()) break;
     Request served;
     served.kind = round_.agreed.kind;
@@ -275,6 +286,7 @@ int Engine::join(std::chrono::milliseconds patience) {
     served.op = round_.agreed.op;
     served.input_count = round_.agreed.count;
     served.output_count = round_.agreed.count;
+    size_up(served);
     execute(served, nullptr);
   }
   const auto last = std::max_element(round_.brought.begin(), round_.brought.end(),

@@ -83,9 +83,11 @@ class Engine final : public Waiter {
   };
 
   // engine.cpp: rounds and how they fail
-  void publish(const Descriptor& own, const Request* request);
-  bool small(const Request& request) const noexcept;
-  void gather(bool small);
+  void publish(const Request* request);
+  Slot& own_slot() const noexcept { return state(rank_).slots[sequence_ % 2]; }
+  void note_memory(Descriptor& own, const Request& request) const;
+  void size_up(const Request& request) noexcept;
+  void gather();
   void check_agreement(const Request& request) const;
   void check_counts() const;
   [[noreturn]] void refuse(const std::string& why, int peer) const;
@@ -152,7 +154,8 @@ class Engine final : public Waiter {
   std::uint64_t sequence_ = 0;
   std::uint64_t chunks_ = 0;  // staged chunks of all operations before it
   Round round_;
-  bool tiny_ = false;  // payloads beside announcements are in the announcement's own line
+  bool small_ = false;  // payloads lie beside the announcements,
+  bool tiny_ = false;   // in the announcement's own line
   std::vector<int> everyone_;
   std::vector<int> members_;  // ranks that are folded, ascending; kept, so that operations do not allocate
   std::vector<double> scales_;

@@ -21,7 +21,7 @@ constexpr std::uint64_t kMeasureEvery = 64;
 Engine::Path Engine::choose(const Request& request) const {
   const Kind kind = round_.agreed.kind;
   // Where a broadcast's data is small but comes from another rank than announced, it is not beside the announcement.
-  if (small(request)) return kind != Kind::Broadcast || round_.root == round_.agreed.root ? Path::Beside : Path::Staged;
+  if (small_) return kind != Kind::Broadcast || round_.root == round_.agreed.root ? Path::Beside : Path::Staged;
   bool in_place = plan_.zero_copy != 0;
   switch (kind) {
     case Kind::AllReduce: in_place = in_place && inputs_mapped() && outputs_mapped(); break;
@@ -51,7 +51,6 @@ Engine::Path Engine::choose(const Request& request) const {
 }
 
 void Engine::execute(const Request& request, CollectiveEvent* event) {
-  tiny_ = bytes_beside(request, size_) <= Slot::kTiny;
   const Path path = choose(request);
   if (event != nullptr) event->zero_copy = path == Path::ZeroCopy;
   if (path == Path::Staged && sequence_ % kMeasureEvery == 0) distance_.measure();

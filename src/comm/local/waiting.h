@@ -36,10 +36,11 @@ class Pacer {
  public:
   enum class Step { Spin, Yield, Sleep };
   static constexpr auto kSlice = std::chrono::milliseconds(10);
+  static constexpr auto kFirstSlice = std::chrono::microseconds(50);
 
   /// `spins` is how long spinning has paid so far; it is kept from wait to wait.
-  Pacer(bool crowded, const std::atomic<int>& attended, int& spins) noexcept
-      : crowded_(crowded), attended_(attended), spins_(spins) {}
+  Pacer(bool crowded, const std::atomic<int>& attended, const std::atomic<bool>& in_caller, int& spins) noexcept
+      : crowded_(crowded), attended_(attended), in_caller_(in_caller), spins_(spins) {}
 
   /// To be called when what was waited for has come. Ranks may share a core although there are enough of them (other
   /// programs run too): then the peer comes only when this one yields, and spinning before that is lost time.
@@ -52,7 +53,9 @@ class Pacer {
   Step next() noexcept {
     ++steps_;
     // Nobody waits for the result: the core belongs to whoever computes.
-    if (attended_.load(std::memory_order_relaxed) == 0) return steps_ <= kUnattendedSpins ? Step::Spin : Step::Sleep;
+    if (attended_.load(std::memory_order_relaxed) == 0 && !in_caller_.load(std::memory_order_relaxed)) {
+      return steps_ <= kUnattendedSpins ? Step::Spin : Step::Sleep;
+    }
     if (!crowded_ && steps_ <= spins_) return Step::Spin;
     if (!yielding_) {
       yielding_ = true;
@@ -80,6 +83,7 @@ class Pacer {
 
   const bool crowded_;
   const std::atomic<int>& attended_;
+  const std::atomic<bool>& in_caller_;
   int& spins_;
   int steps_ = 0;
   int yields_ = 0;
@@ -88,10 +92,31 @@ class Pacer {
   Clock::time_point looked_{};
 };
 
+/// Counts a rank among the sleepers while it lives.
+class Sleeping {
+ public:
+  Sleeping() = default;
+  ~Sleeping() {
+    if (header_ != nullptr) header_->sleepers.fetch_sub(1);
+  }
+  Sleeping(const Sleeping&) = delete;
+  Sleeping& operator=(const Sleeping&) = delete;
+  bool counted() const noexcept { return header_ != nullptr; }
+  void count(Header& header) noexcept {
+    if (header_ == nullptr) header.sleepers.fetch_add(1);
+    header_ = &header;
+  }
+
+ private:
+  Header* header_ = nullptr;
+};
+
 class Waiter {
  public:
-  /// Somebody waits for what is under way: then waiting for peers may spin. Any thread.
+  /// How many threads wait for what is under way: then waiting for peers may spin. Any thread.
   std::atomic<int>& attended() noexcept { return attended_; }
+  /// The calling thread runs what is under way itself: the same, without the cost of a count. Any thread may read it.
+  std::atomic<bool>& in_caller() noexcept { return in_caller_; }
   /// What is under way may not wait longer than this (operations behind it have deadlines too). Any thread.
   void limit_waiting(std::chrono::steady_clock::time_point deadline) noexcept {
     waiting_limit_.store(deadline.time_since_epoch().count(), std::memory_order_relaxed);
@@ -122,15 +147,8 @@ class Waiter {
   template <class Reached>
   bool wait_a_while_for_all(Reached reached, std::chrono::microseconds patience);
 
-  /// Peers that sleep have to be woken for what was posted: by `settle` at the latest, which every wait does. Posting
-  /// itself does not wait until other cores see the store.
-  void posted() noexcept { unsettled_ = true; }
-  void settle() noexcept {
-    if (!unsettled_) return;
-    unsettled_ = false;
-    full_fence();
-    world_.ring();
-  }
+  /// To be called after a store that peers wait for. The store need not have been seen by then: see `wait_until`.
+  void posted() noexcept { world_.ring(); }
 
   void throw_if_ended() const {
     if (world_.ended()) throw world_.recorded(doing(), number());
@@ -151,9 +169,9 @@ class Waiter {
   void look_after(const std::function<std::vector<int>()>& missing);
 
   std::atomic<int> attended_{0};
+  std::atomic<bool> in_caller_{false};
   std::atomic<std::int64_t> waiting_limit_{std::numeric_limits<std::int64_t>::max()};  // as Clock's ticks
   int spins_ = Pacer::kMostSpins;  // how long to spin before yielding; adapts
-  bool unsettled_ = false;
   Clock::time_point
       called_{};  // of what is under way; zero: not taken yet, since it takes as long as a small operation
   std::chrono::milliseconds timeout_{0};
@@ -162,31 +180,31 @@ class Waiter {
 template <class Ready, class Missing>
 void Waiter::wait_until(Ready ready, Missing missing) {
   if (!ready()) {
-    Pacer pacer(world_.crowded(), attended_, spins_);
+    Pacer pacer(world_.crowded(), attended_, in_caller_, spins_);
+    Sleeping sleeping;
     while (!ready()) {
       if (world_.ended()) throw_if_ended();
       switch (pacer.next()) {
         case Pacer::Step::Spin: cpu_relax(); continue;
         case Pacer::Step::Yield:
-          settle();
           meanwhile();
           ::sched_yield();
           continue;
         case Pacer::Step::Sleep: break;
       }
-      settle();
       meanwhile();
+      // A rank that posted without seeing this one among the sleepers has had its store on the way for no more than
+      // nanoseconds: so the first sleep is short, and no store needs a fence.
       Header& shared = world_.header();
       const std::uint32_t bell = shared.bell.load();
-      shared.sleepers.fetch_add(1);
-      if (!ready() && !world_.ended()) sys::futex_wait(shared.bell, bell, Pacer::kSlice);
-      shared.sleepers.fetch_sub(1);
+      const bool first = !sleeping.counted();
+      sleeping.count(shared);
+      if (!ready() && !world_.ended()) sys::futex_wait(shared.bell, bell, first ? Pacer::kFirstSlice : Pacer::kSlice);
       if (!pacer.look_now() || ready()) continue;
       look_after(missing);
     }
     pacer.arrived();
   }
-  settle();
 }
 
 template <class Reached>
@@ -214,14 +232,13 @@ bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds pat
     return next == world_.size();
   };
   if (!all()) {
-    Pacer pacer(world_.crowded(), attended_, spins_);
+    Pacer pacer(world_.crowded(), attended_, in_caller_, spins_);
     Clock::time_point since{};
     for (int steps = 1; !all(); ++steps) {
       if (world_.ended()) throw_if_ended();
       const Pacer::Step step = pacer.next();
       if (step == Pacer::Step::Sleep) return false;
       if (step == Pacer::Step::Yield || steps % 64 == 0) {
-        settle();
         meanwhile();
         const auto now = Clock::now();
         if (since == Clock::time_point{}) since = now;
@@ -235,7 +252,6 @@ bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds pat
     }
     pacer.arrived();
   }
-  settle();
   return true;
 }
 

@@ -28,16 +28,6 @@ void copy_text(char* to, std::size_t room, std::string_view text) noexcept {
 
 }  // namespace
 
-void full_fence() noexcept {
-#if defined(__SANITIZE_THREAD__)
-  // ThreadSanitizer does not know fences; a locked instruction is one as well.
-  static std::atomic<int> word{0};
-  word.fetch_add(1);
-#else
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-#endif
-}
-
 World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
     : rank_(options.placement.rank), size_(options.placement.size), host_(options.placement.host), layout_(size_) {
   if (size_ > kMostRanks) {
@@ -119,11 +109,9 @@ std::optional<std::string> World::lost(int rank) const {
   return "its connection has ended";
 }
 
-void World::ring() noexcept {
-  Header& shared = header();
-  if (shared.sleepers.load() == 0) return;
-  shared.bell.fetch_add(1);
-  sys::futex_wake_all(shared.bell);
+void World::wake() noexcept {
+  header().bell.fetch_add(1);
+  sys::futex_wake_all(header().bell);
 }
 
 bool World::try_reading_peers() const noexcept {

@@ -55,8 +55,10 @@ class World {
 
   // --- waking ---
 
-  /// Wakes those who sleep. What they wait for must have been stored before, with a full fence between (full_fence).
-  void ring() noexcept;
+  /// Wakes those who sleep.
+  void ring() noexcept {
+    if (header().sleepers.load(std::memory_order_relaxed) != 0) wake();
+  }
 
   // --- a peer's memory, through the kernel ---
 
@@ -66,6 +68,8 @@ class World {
   Result<void> read_peer(int rank, void* to, std::uint64_t address, std::size_t bytes) const;
 
  private:
+  void wake() noexcept;
+
   const int rank_;
   const int size_;
   const std::string host_;
@@ -75,8 +79,5 @@ class World {
   std::vector<sys::PeerProcess> processes_;
   bool crowded_ = false;
 };
-
-/// Orders stores before it against loads after it, for Dekker's handshake between who posts and who goes to sleep.
-void full_fence() noexcept;
 
 }  // namespace cohort::comm::local
