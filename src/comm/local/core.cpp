@@ -40,6 +40,7 @@ bool QueuedWork::at_home() const noexcept { return !core_->in_child(); }
 // --- Core ---
 
 Work Core::submit(const Request& request) {
+  if (request.kind == Kind::Send || request.kind == Kind::Recv) return channels_.submit(request);
   if (pending_.load(std::memory_order_acquire) != 0 || !Engine::is_quick(request)) {
     return enqueue({request}, Clock::now(), false);
   }
@@ -158,6 +159,7 @@ void Core::add_callback(QueuedWork& work, std::function<void()> callback) {
 }
 
 void Core::stop() {
+  channels_.stop();
   bool in_callback = false;
   {
     const std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "comm/communicator_impl.h"
+#include "comm/local/channels.h"
 #include "comm/local/engine.h"
 #include "comm/local/fork_guard.h"
 #include "comm/local/meet.h"
@@ -56,7 +57,9 @@ class QueuedWork final : public WorkState {
 class Core : public std::enable_shared_from_this<Core> {
  public:
   Core(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
-      : world_(options, std::move(point)), engine_(world_, options) {}
+      : world_(options, std::move(point)),
+        engine_(world_, options),
+        channels_({world_, *guard_, observer_, [this] { return shared_from_this(); }}) {}
 
   Work submit(const Request& request);
   Work submit_group(std::vector<Request> requests);
@@ -64,7 +67,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void wait_for(QueuedWork& work);
   bool wait_for(QueuedWork& work, std::chrono::nanoseconds limit);
   void add_callback(QueuedWork& work, std::function<void()> callback);
-  /// Ends the progress thread once the queue is empty.
+  /// Ends the progress threads once nothing is under way.
   void stop();
 
   World& world() noexcept { return world_; }
@@ -90,6 +93,7 @@ class Core : public std::enable_shared_from_this<Core> {
   World world_;
   Engine engine_;
   std::atomic<Observer*> observer_{nullptr};
+  Channels channels_;
   std::atomic<int> pending_{0};  // in the queue or running from it; 0: the caller may run one itself
 
   std::mutex mutex_;

@@ -1,0 +1,171 @@
+// How sends and receives fail: refusals, deadlines, peers that are gone, the end of the world.
+#include "comm/local/channels.h"
+
+#include "base/result.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::comm::local {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLook = 20ms;
+
+}  // namespace
+
+std::string to_string(const Message& message) {
+  return fmt::format("{}({}[{}], {} rank {}, tag {})", name_of(message.kind), cohort::to_string(message.dtype),
+                     message.count, message.kind == Kind::Send ? "to" : "from", message.peer, message.tag);
+}
+
+/// For either side: what was sent, and what its receiver expected.
+Error Channels::refusal(const Message& own, std::int32_t tag, DType sent, std::int64_t sent_count, DType expected,
+                        std::int64_t expected_count) const {
+  const bool sends = own.kind == Kind::Send;
+  const std::string why = fmt::format("rank {} sends {}[{}] (tag {}) to rank {}, which receives {}[{}]",
+                                      sends ? rank_ : own.peer, cohort::to_string(sent), sent_count, tag,
+                                      sends ? own.peer : rank_, cohort::to_string(expected), expected_count);
+  ErrorContext context;
+  context.rank = rank_;
+  context.host = world_.host();
+  context.peer = own.peer;
+  context.operation = to_string(own);
+  context.sequence = own.number;
+  context.cause = why;
+  return Error(ErrorCode::Mismatch,
+               fmt::format("{} refused -- rank {} ({}) -- {} -- give both the same type and count", name_of(own.kind),
+                           rank_, world_.host(), why),
+               std::move(context));
+}
+
+/// A send that was over before its receiver refused it is reported by the next operation with that rank.
+Error Channels::late(const Channel& channel, const Message& message) const {
+  ErrorContext context = channel.late_refusal->context();
+  return Error(
+      ErrorCode::Mismatch,
+      fmt::format("{}; that send was over before it was refused, so {} reports it, which was itself carried out",
+                  channel.late_refusal->what(), to_string(message)),
+      std::move(context));
+}
+
+/// All works that stand in a list of the channel.
+std::vector<Channels::WorkPtr> Channels::waiting(const Channel& channel) const {
+  std::vector<WorkPtr> all(channel.receives.begin(), channel.receives.end());
+  all.insert(all.end(), channel.arriving.begin(), channel.arriving.end());
+  all.insert(all.end(), channel.offered.begin(), channel.offered.end());
+  all.insert(all.end(), channel.leaving.begin(), channel.leaving.end());
+  for (const Outgoing& outgoing : channel.outbox) {
+    if (outgoing.work) all.push_back(outgoing.work);
+  }
+  for (const WorkPtr& work : pulls_) {
+    if (work->message_.peer == channel.peer) all.push_back(work);
+  }
+  return all;
+}
+
+std::string Channels::pid_of(int rank) const {
+  if (world_.mesh()->peer(rank).same_process || world_.pid(rank) <= 0) return "";
+  return fmt::format("pid {}", world_.pid(rank));
+}
+
+std::string Channels::timed_out(const Channel& channel, const Message& message) const {
+  const std::string pid = pid_of(message.peer);
+  std::string why = fmt::format("rank {}{} {}", message.peer, pid.empty() ? "" : fmt::format(" ({})", pid),
+                                message.kind == Kind::Send ? "did not receive it" : "did not send it");
+  if (message.kind == Kind::Recv && !channel.unexpected.empty()) {
+    const Unexpected& first = channel.unexpected.front();
+    why += fmt::format("; {} of its messages wait to be received, the first is {}[{}] with tag {}",
+                       channel.unexpected.size(), cohort::to_string(first.dtype), first.count, first.tag);
+  }
+  return fmt::format(
+      "{} timed out after {} ms -- rank {} ({}) -- {} -- is it stopped, slow, or in another branch of the program? "
+      "give "
+      "a longer timeout if it is only slow",
+      to_string(message), message.timeout.count(), rank_, world_.host(), why);
+}
+
+/// From time to time: ends the world if a peer is gone that something waits for, or if a deadline has passed.
+void Channels::look_after(Lock& lock) {
+  if (world_.ended()) return fail_all();
+  const auto now = Clock::now();
+  if (now - looked_ < kLook || pending_ == 0) return;
+  looked_ = now;
+  for (std::size_t i = 0; i < opened_.size(); ++i) {
+    Channel& channel = *opened_[i];
+    if (waiting(channel).empty()) continue;
+    if (const auto how = world_.lost(channel.peer)) {
+      progress(lock);  // it may have done its part and then gone
+      const auto still = waiting(channel);
+      if (still.empty() || world_.ended()) continue;
+      const Message& message = still.front()->message_;
+      const std::string pid = pid_of(channel.peer);
+      end(still.front(), ErrorCode::PeerLost,
+          fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} -- see the output of rank {}; the "
+                      "communicator has to be formed anew",
+                      to_string(message), rank_, world_.host(), channel.peer, world_.host(),
+                      pid.empty() ? "" : ", " + pid, *how, channel.peer));
+      return;
+    }
+    for (const WorkPtr& work : waiting(channel)) {
+      if (now < work->deadline()) continue;
+      end(work, ErrorCode::Timeout, timed_out(channel, work->message_));
+      return;
+    }
+  }
+}
+
+void Channels::end(const WorkPtr& work, ErrorCode code, const std::string& text) {
+  world_.record(code, work->message_.peer, work->message_.number, text);
+  fail_all();
+}
+
+/// The world has ended. What a thread copies right now fails when that thread is back.
+void Channels::fail_all() {
+  for (Channel* const channel : opened_) {
+    const std::vector<WorkPtr> all = waiting(*channel);
+    channel->receives.clear();
+    channel->arriving.clear();
+    channel->offered.clear();
+    channel->leaving.clear();
+    channel->outbox.clear();
+    for (const WorkPtr& work : all) {
+      if (work->busy_) continue;
+      complete(work, world_.recorded(to_string(work->message_), work->message_.number));
+    }
+  }
+  pulls_.erase(std::remove_if(pulls_.begin(), pulls_.end(), [](const WorkPtr& work) { return !work->busy_; }),
+               pulls_.end());
+  pulls_to_do_.store(0, std::memory_order_relaxed);
+}
+
+/// The sender's memory could not be read: it is gone, or that is not allowed after all.
+void Channels::lost_in_pull(Lock& lock, const WorkPtr& work, const Error& why) {
+  work->busy_ = true;  // no other thread tries meanwhile
+  // A process that dies loses its memory a little before it shows as dying.
+  std::optional<std::string> how;
+  for (int i = 0; i < 100 && !how && !world_.ended(); ++i) {
+    lock.unlock();
+    how = world_.lost(work->message_.peer);
+    if (!how) std::this_thread::sleep_for(2ms);
+    lock.lock();
+  }
+  work->busy_ = false;
+  const std::string pid = pid_of(work->message_.peer);
+  if (how) {
+    end(work, ErrorCode::PeerLost,
+        fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} while its message was read -- see the output "
+                    "of rank {}; the communicator has to be formed anew",
+                    to_string(work->message_), rank_, world_.host(), work->message_.peer, world_.host(),
+                    pid.empty() ? "" : ", " + pid, *how, work->message_.peer));
+  } else {
+    end(work, why.code(),
+        fmt::format("{} failed -- rank {} ({}) -- {} -- COHORT_PLAN=cross=off does without it",
+                    to_string(work->message_), rank_, world_.host(), why.what()));
+  }
+}
+
+}  // namespace cohort::comm::local

@@ -1,0 +1,114 @@
+// The memory through which two ranks of a host send to each other: for each ordered pair a lane, which is a ring of
+// cells of one cache line, with room for small payloads in or beside them. A lane's cells are written by the sender,
+// its counters by the receiver (but for `full`). Counters only grow. Plain layout; channels.h holds the rules.
+#pragma once
+
+#include <cohort/dtype.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace cohort::comm::local {
+
+/// What a cell says. A message's number is that of the cell that announced it.
+enum class CellKind : std::uint8_t {
+  None = 0,
+  Eager,     ///< a message with its payload
+  Offer,     ///< a message whose payload is still at its sender
+  Grant,     ///< back: the payload of message `about` may come in fragments
+  Fragment,  ///< the next `count` bytes of message `about`
+  Done,      ///< back: message `about` has been received, or refused
+  Refused,   ///< back: message `about`, whose send was over already, has been refused
+};
+
+struct alignas(64) Cell {
+  static constexpr std::size_t kInline = 40;
+  struct About {
+    std::uint64_t message;
+    std::int64_t count;  ///< elements that the receiver expected, where it refused
+  };
+
+  std::atomic<std::uint64_t> stamp;  ///< number of what follows in its lane, from 1; stored last, with release
+  std::int64_t count;                ///< elements
+  std::int32_t tag;
+  CellKind kind;
+  DType dtype;
+  DType expected;  ///< the receiver's type, where it refused
+  std::uint8_t refused;
+  union {
+    std::byte payload[kInline];
+    std::uint64_t address;  ///< of an offer: in the sender's process
+    About about;
+  };
+};
+static_assert(sizeof(Cell) == 64);
+
+struct alignas(64) LaneHead {
+  std::atomic<std::uint64_t> taken;      ///< cells that the receiver does not need any more
+  std::atomic<std::uint64_t> delivered;  ///< eager messages that have met their receive
+  std::atomic<std::uint32_t> full;       ///< the sender's: it waits for room
+};
+
+/// What a rank's threads sleep on while messages may come.
+struct alignas(64) Doorbell {
+  std::atomic<std::uint32_t> bell;
+  std::atomic<std::uint32_t> sleepers;
+};
+
+/// A doorbell for each rank, then the lanes; zeroes are the initial state.
+class ChannelLayout {
+ public:
+  explicit constexpr ChannelLayout(std::size_t ranks) noexcept : ranks_(ranks) {}
+
+  constexpr std::size_t cells() const noexcept { return ranks_ <= 64 ? 8 : ranks_ <= 256 ? 4 : 2; }
+  /// Room beside a cell: so that a world of 8 takes 4 MB, one of 64 takes 11.
+  constexpr std::size_t cell_bytes() const noexcept {
+    return ranks_ <= 4 ? 16384 : ranks_ <= 8 ? 8192 : ranks_ <= 16 ? 2048 : ranks_ <= 64 ? 256 : 64;
+  }
+  constexpr std::size_t bytes() const noexcept {
+    return ranks_ < 2 ? 0 : ranks_ * sizeof(Doorbell) + ranks_ * ranks_ * lane_bytes();
+  }
+
+  Doorbell& doorbell(std::byte* base, std::size_t rank) const noexcept {
+    return *reinterpret_cast<Doorbell*>(base + rank * sizeof(Doorbell));
+  }
+  std::byte* lane(std::byte* base, std::size_t from, std::size_t to) const noexcept {
+    return base + ranks_ * sizeof(Doorbell) + (from * ranks_ + to) * lane_bytes();
+  }
+
+ private:
+  constexpr std::size_t lane_bytes() const noexcept {
+    return sizeof(LaneHead) + cells() * (sizeof(Cell) + cell_bytes());
+  }
+  std::size_t ranks_;
+};
+
+/// One direction between two ranks.
+class Lane {
+ public:
+  Lane() = default;
+  Lane(const ChannelLayout& layout, std::byte* base, int from, int to) noexcept
+      : head_(layout.lane(base, static_cast<std::size_t>(from), static_cast<std::size_t>(to))),
+        cells_(layout.cells()),
+        cell_bytes_(layout.cell_bytes()) {}
+
+  LaneHead& head() const noexcept { return *reinterpret_cast<LaneHead*>(head_); }
+  /// Where the cell with this number (from 1) stands.
+  Cell& cell(std::uint64_t number) const noexcept {
+    return *reinterpret_cast<Cell*>(head_ + sizeof(LaneHead) + slot(number) * sizeof(Cell));
+  }
+  std::byte* beside(std::uint64_t number) const noexcept {
+    return head_ + sizeof(LaneHead) + cells_ * sizeof(Cell) + slot(number) * cell_bytes_;
+  }
+  std::size_t cells() const noexcept { return cells_; }
+
+ private:
+  std::size_t slot(std::uint64_t number) const noexcept { return static_cast<std::size_t>(number - 1) & (cells_ - 1); }
+  std::byte* head_ = nullptr;
+  std::size_t cells_ = 0;
+  std::size_t cell_bytes_ = 0;
+};
+
+}  // namespace cohort::comm::local
