@@ -28,6 +28,7 @@ void Table::header(const nlohmann::json& machine) {
   fmt::print(stream_, "# {}, {} usable cores, load {:.2f}, {:.2f} cores busy before the start\n",
              machine.at("processor").get<std::string>(), machine.at("cores").get<int>(),
              machine.at("load").get<double>(), machine.at("busy_cores_before").get<double>());
+  std::fflush(stream_);
 }
 
 void Table::world(const nlohmann::json& world, const std::string& kind, int cores) {
@@ -46,6 +47,7 @@ void Table::world(const nlohmann::json& world, const std::string& kind, int core
                cores);
   }
   heading_.clear();
+  std::fflush(stream_);
 }
 
 void Table::heading(const Row& row) {
