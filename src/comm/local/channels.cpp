@@ -169,7 +169,7 @@ void Channels::stop() {
       lock.lock();
     }
   }
-  wake();
+  if (world_.size() > 1) wake();  // a world of one has no channels
   if (thread_.joinable()) {
     if (here) {
       thread_.detach();  // the last handle went in a callback; the thread keeps the channels and ends by itself

@@ -98,7 +98,8 @@ struct AbortRecord {
 
 /// What rank 0 has decided for all (plan.h). Written before its `ready`.
 struct Plan {
-  std::uint64_t inline_bytes = 0;        ///< payloads up to this size lie beside the announcement: one wait
+  std::uint64_t inline_bytes = 0;  ///< payloads of reductions up to this size lie beside the announcement: one wait
+  std::uint64_t inline_copy_bytes = 0;   ///< the same for operations that only move data
   std::uint64_t cross_reduce_bytes = 0;  ///< reductions read peers' memory through the kernel from this size on
   std::uint64_t cross_copy_bytes = 0;    ///< the same for operations that only move data
   std::uint64_t chunk_bytes = 0;         ///< staged operations go in chunks of this size

@@ -33,7 +33,7 @@ Engine::Engine(World& world, const FormOptions& options)
   }
   wait_for_all([&](int rank) { return rank != 0 || header().plan_ready.load() != 0; });
   plan_ = header().plan;
-  if (rank_ == 0) log_plan(world_, plan_, cross, distance_.round_trip());
+  if (rank_ == 0) log_plan(world_, plan_, cross, distance_);
   if (plan_.cross_reduce_bytes != kNever || plan_.cross_copy_bytes != kNever) {
     // A rank's slice of a chunk, whose borders lie on cache lines, or a piece of a larger slice.
     scratch_bytes_ = std::max(kPullPiece, plan_.chunk_bytes / static_cast<std::size_t>(size_) + 4 * kLine);
@@ -64,7 +64,8 @@ void Engine::note_cores() {
 
 void Engine::size_up(const Request& request) noexcept {
   const std::size_t beside = bytes_beside(request, size_);
-  small_ = beside <= plan_.inline_bytes && request.kind != Kind::AllToAllV;
+  small_ = beside <= (is_reduction(request.kind) ? plan_.inline_bytes : plan_.inline_copy_bytes) &&
+           request.kind != Kind::AllToAllV;
   tiny_ = beside <= Slot::kTiny;
 }
 

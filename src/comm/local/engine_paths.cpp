@@ -14,7 +14,7 @@ namespace {
 // Between pieces the engine looks whether the world has ended.
 constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 // How often the distance of the cores is measured again, in operations that could use it.
-constexpr std::uint64_t kMeasureEvery = 64;
+constexpr std::uint64_t kMeasureEvery = 1024;
 
 }  // namespace
 
@@ -237,7 +237,7 @@ Stores Engine::stores_for(std::size_t bytes) const noexcept {
   const auto policy = static_cast<StorePolicy>(plan_.stores);
   if (policy == StorePolicy::Cached || bytes < kLeastNonTemporal) return Stores::Cached;
   if (policy == StorePolicy::NonTemporal) return Stores::NonTemporal;
-  return distance_.round_trip() > kFarNanoseconds ? Stores::NonTemporal : Stores::Cached;
+  return distance_.better();
 }
 
 }  // namespace cohort::comm::local

@@ -17,6 +17,8 @@
 namespace cohort::comm::local {
 namespace {
 
+constexpr std::uint64_t kLeastCross = std::uint64_t{4} << 10;
+
 /// "64K", "1M", "4096".
 std::optional<std::uint64_t> parse_size(std::string_view text) {
   std::uint64_t unit = 1;
@@ -40,7 +42,7 @@ Result<void> force_one(Plan& plan, std::string_view name, std::string_view value
                        bool cross) {
   const auto size = parse_size(value);
   if (name == "inline" && size && *size <= layout.payload_bytes()) {
-    plan.inline_bytes = *size;
+    plan.inline_bytes = plan.inline_copy_bytes = *size;
   } else if (name == "chunk" && size && *size >= 4096 && *size <= layout.chunk_bytes()) {
     plan.chunk_bytes = *size / kLine * kLine;
   } else if (name == "zero-copy" && (value == "on" || value == "off")) {
@@ -88,24 +90,39 @@ Result<void> force(Plan& plan, std::string_view text, const ControlLayout& layou
 Plan make_plan(const World& world, bool cross) {
   const ControlLayout& layout = world.layout();
   Plan plan;
-  plan.inline_bytes = std::min<std::uint64_t>(layout.payload_bytes(),
-                                              (std::uint64_t{64} << 10) / static_cast<std::uint64_t>(world.size()));
+  // Measured on two machines (bench/RESULTS.md): every rank folding everything pays up to here; with more ranks than
+  // cores a second wait is dearer.
+  plan.inline_bytes =
+      std::min<std::uint64_t>(layout.payload_bytes(), std::uint64_t{world.size() <= 2 ? 8u : 16u} << 10);
+  // A read through the kernel costs about as much as copying a page twice.
+  plan.inline_copy_bytes = cross ? kLeastCross - 1 : plan.inline_bytes;
   plan.chunk_bytes = layout.chunk_bytes();
-  plan.cross_reduce_bytes = cross ? std::uint64_t{256} << 10 : kNever;
-  plan.cross_copy_bytes = cross ? std::uint64_t{64} << 10 : kNever;
+  // What a peer has just written comes slower through the kernel than through staging buffers, so reductions do not.
+  plan.cross_reduce_bytes = kNever;
+  plan.cross_copy_bytes = cross ? kLeastCross : kNever;
   if (const auto forced = env::get(env::kPlan)) value_or_throw(force(plan, *forced, layout, cross));
   return plan;
 }
 
-void log_plan(const World& world, const Plan& plan, bool cross, double round_trip) {
+void log_plan(const World& world, const Plan& plan, bool cross, const Distance& distance) {
   log::info("plan", "{} ranks on {}{}; a cache line there and back {}", world.size(), world.host(),
             world.crowded() ? ", more than cores" : "",
-            round_trip > 0 ? fmt::format("{:.0f} ns ({})", round_trip, round_trip > kFarNanoseconds ? "far" : "near")
-                           : std::string("not measured"));
-  log::info("plan", "up to {} beside the announcements; else in chunks of {}; registered memory {}",
-            size_text(plan.inline_bytes), size_text(plan.chunk_bytes), plan.zero_copy ? "in place" : "staged");
+            distance.round_trip() > 0 ? fmt::format("{:.0f} ns", distance.round_trip()) : std::string("not measured"));
+  log::info("plan",
+            "beside the announcements: reductions up to {}, what only moves up to {}; else chunks of {}; registered "
+            "memory {}",
+            size_text(plan.inline_bytes), size_text(plan.inline_copy_bytes), size_text(plan.chunk_bytes),
+            plan.zero_copy ? "in place" : "staged");
   log::info("plan", "through the kernel: {}; slices of reductions from {}, blocks that move from {}",
             cross ? "allowed" : "not allowed", size_text(plan.cross_reduce_bytes), size_text(plan.cross_copy_bytes));
+  log::info("plan", "staging is written {}{}",
+            plan.stores != 0                      ? "as forced"
+            : distance.better() == Stores::Cached ? "through the caches"
+                                                  : "past the caches",
+            distance.cached() > 0
+                ? fmt::format(": 32 KiB to the next core take {:.1f} us through them, {:.1f} us past them",
+                              distance.cached(), distance.streamed())
+                : std::string());
 }
 
 }  // namespace cohort::comm::local

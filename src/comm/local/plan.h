@@ -3,6 +3,7 @@
 #pragma once
 
 #include "comm/local/control.h"
+#include "comm/local/distance.h"
 #include "comm/local/world.h"
 
 #include <cstddef>
@@ -16,11 +17,10 @@ inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max(
 /// What is read from a peer through the kernel at a time before it is folded: it stays in the second-level cache.
 inline constexpr std::size_t kPullPiece = std::size_t{64} << 10;
 
-/// Cores whose cache lines take longer there and back are far apart, and pieces from this size on are worth it.
-inline constexpr double kFarNanoseconds = 200;
+/// Smaller pieces are always written through the caches.
 inline constexpr std::size_t kLeastNonTemporal = std::size_t{4} << 10;
 
-/// How staging buffers are written: through the caches, or past them, which is better where the cores are far apart.
+/// How staging buffers are written: through the caches, past them, or as measured (Distance).
 enum class StorePolicy : std::uint32_t { Auto = 0, Cached = 1, NonTemporal = 2 };
 
 /// Rank 0's decision. `cross`: all ranks may read each other's memory through the kernel. Throws InvalidArgument if
@@ -28,6 +28,6 @@ enum class StorePolicy : std::uint32_t { Auto = 0, Cached = 1, NonTemporal = 2 }
 Plan make_plan(const World& world, bool cross);
 /// Applies e.g. "inline=8K,cross=off,stores=cached,zero-copy=off,chunk=64K" to `plan`.
 Result<void> force(Plan& plan, std::string_view text, const ControlLayout& layout, bool cross);
-void log_plan(const World& world, const Plan& plan, bool cross, double round_trip);
+void log_plan(const World& world, const Plan& plan, bool cross, const Distance& distance);
 
 }  // namespace cohort::comm::local
