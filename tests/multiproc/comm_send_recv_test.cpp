@@ -29,7 +29,7 @@ TEST_P(SendRecv, AroundARingOfProcesses) {
     world.start([&](Communicator comm) -> std::string {
       const int next = (comm.rank() + 1) % size;
       const int before = (comm.rank() + size - 1) % size;
-      for (const std::size_t count : {0, 1, 10, 11, 4096, 20000, 300001}) {
+      for (const std::size_t count : {0U, 1U, 10U, 11U, 4096U, 20000U, 300001U}) {
         std::vector<std::int32_t> out(count);
         std::iota(out.begin(), out.end(), comm.rank() * 1000);
         std::vector<std::int32_t> in(count);
