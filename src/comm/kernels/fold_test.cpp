@@ -1,9 +1,9 @@
 #include "comm/kernels/fold.h"
 
+#include "comm/kernels/each_target.h"
 #include "comm/kernels/reference_fold.h"
 
 #include <gtest/gtest.h>
-#include <hwy/highway.h>
 
 #include <cstring>
 
@@ -15,31 +15,8 @@ namespace cohort::comm {
 namespace {
 
 using testing::Bytes;
+using testing::EachTarget;
 using testing::Factors;
-
-/// Runs the test once for each instruction set that this machine has.
-class EachTarget : public ::testing::Test {
- protected:
-  template <class Body>
-  void on_each(Body body) {
-    const std::int64_t all = hwy::SupportedTargets();
-    int targets = 0;
-    for (std::int64_t rest = all; rest != 0; rest &= rest - 1) {
-      use(rest & -rest);
-      SCOPED_TRACE(hwy::TargetName(rest & -rest));
-      body();
-      ++targets;
-    }
-    EXPECT_GE(targets, 1);
-  }
-  void TearDown() override { use(0); }
-
- private:
-  static void use(std::int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
 
 Bytes folded(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, std::int64_t count,
              const Factors& factors = {}) {
