@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <type_traits>
 
 namespace cohort::comm {
 namespace {
@@ -55,50 +54,17 @@ bool has_wrong_factors(const FoldJob& job) {
   return factors && (!is_scalable(job.dtype) || (!job.scales.empty() && job.scales.size() != job.inputs.size()));
 }
 
-template <class T>
-void divide_each(void* elements, std::size_t count, std::int64_t divisor) {
-  // Where a quotient of floating types is exact enough to truncate right, since those divide whole vectors: its error
-  // is less than the distance of any quotient that is not an integer from the next integer, as the product of divisor
-  // and quotient has fewer bits than the fraction.
-  using Fast = std::conditional_t<sizeof(T) <= 2, float, double>;
-  using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
-  T* const first = static_cast<T*>(elements);
-  if constexpr (sizeof(T) <= 4) {
-    const auto by = static_cast<Fast>(divisor);
-    for (std::size_t i = 0; i < count; ++i) first[i] = static_cast<T>(static_cast<Fast>(first[i]) / by);
-  } else {
-    const auto by = static_cast<Wide>(divisor);
-    for (std::size_t i = 0; i < count; ++i) first[i] = static_cast<T>(static_cast<Wide>(first[i]) / by);
-  }
-}
+constexpr std::size_t kInputsAtOnce = 64;
 
-void divide_integers(DType dtype, void* elements, std::size_t count, std::int64_t divisor) {
-  switch (dtype) {
-    case DType::Int8: return divide_each<std::int8_t>(elements, count, divisor);
-    case DType::Int16: return divide_each<std::int16_t>(elements, count, divisor);
-    case DType::Int32: return divide_each<std::int32_t>(elements, count, divisor);
-    case DType::Int64: return divide_each<std::int64_t>(elements, count, divisor);
-    case DType::UInt8: return divide_each<std::uint8_t>(elements, count, divisor);
-    case DType::UInt16: return divide_each<std::uint16_t>(elements, count, divisor);
-    case DType::UInt32: return divide_each<std::uint32_t>(elements, count, divisor);
-    case DType::UInt64: return divide_each<std::uint64_t>(elements, count, divisor);
-    default: return;
-  }
-}
-
-// Block by block through a buffer that stays in the first-level cache: what needs another pass over the results, or
-// other stores, which would cost every kernel a second loop and gain nothing over this one.
-void fold_in_blocks(const FoldJob& job, FoldKernel kernel, std::int64_t integer_divisor) {
+// Block by block through a buffer that stays in the first-level cache: streaming out of the kernels themselves would
+// cost every one of them a second loop and gain nothing over this.
+void fold_non_temporal(const FoldJob& job, FoldKernel kernel) {
   constexpr std::size_t kBlock = 4096;
-  constexpr std::size_t kInputsAtOnce = 64;
   alignas(64) std::byte block[kBlock];
   const std::size_t element = size_of(job.dtype);
   const std::size_t per_block = kBlock / element;
   const std::size_t count = static_cast<std::size_t>(job.count);
-  const void* few[kInputsAtOnce];
-  std::vector<const void*> many;
-  if (job.inputs.size() > kInputsAtOnce) many.resize(job.inputs.size());
-  const void** const inputs = many.empty() ? few : many.data();
+  const void* inputs[kInputsAtOnce];
   void* const output = block;
   FoldJob part = job;
   part.inputs = {inputs, job.inputs.size()};
@@ -111,15 +77,14 @@ void fold_in_blocks(const FoldJob& job, FoldKernel kernel, std::int64_t integer_
     }
     part.count = static_cast<std::int64_t>(length);
     kernel(part);
-    if (integer_divisor != 1) divide_integers(job.dtype, block, length, integer_divisor);
     for (void* const to : job.outputs) {
       // An output that is an input has just been read into the caches: past them it would have to be thrown out first.
       const bool in_place = std::find(job.inputs.begin(), job.inputs.end(), to) != job.inputs.end();
       copy_unfenced(static_cast<std::byte*>(to) + offset, block, length * element,
-                    in_place ? Stores::Cached : job.stores);
+                    in_place ? Stores::Cached : Stores::NonTemporal);
     }
   }
-  fence(job.stores);
+  fence(Stores::NonTemporal);
 }
 
 }  // namespace
@@ -136,14 +101,10 @@ void fold(const FoldJob& job) {
     return;
   }
   const FloatEnvironment environment;
-  std::int64_t integer_divisor = 1;
-  if (job.op == ReduceOp::Average && !is_scalable(job.dtype)) {
-    integer_divisor = job.divisor == 0 ? static_cast<std::int64_t>(job.inputs.size()) : job.divisor;
-  }
-  if (job.stores == Stores::Cached && integer_divisor == 1) {
-    kernel(job);
+  if (job.stores == Stores::NonTemporal && job.inputs.size() <= kInputsAtOnce) {
+    fold_non_temporal(job, kernel);
   } else {
-    fold_in_blocks(job, kernel, integer_divisor);
+    kernel(job);
   }
 }
 

@@ -39,12 +39,14 @@ struct FoldJob {
   std::int64_t divisor = 0;
   /// Factor of the result. Scalable types only.
   double postscale = 1;
+  /// How outputs that are no input are written, up to 64 inputs. What more inputs are read for, or what was read
+  /// itself, is written Cached: its lines are in the caches, or there is little to gain.
   Stores stores = Stores::Cached;
 };
 
 /// Elements may have any alignment. Throws InvalidArgument for what the fields above do not allow: a reduction that the
 /// type does not have, factors with a type that is not scalable, scales that are not one per input, a divisor that is
-/// negative or too large. Otherwise it cannot fail.
+/// negative or too large. Otherwise it cannot fail, and it never allocates.
 void fold(const FoldJob& job);
 
 /// What each rank's weight means: ranks of weight 0 are left out, and the rest either have equal weights (the plain

@@ -1,10 +1,11 @@
 // Integers and Bool. Compiled once per instruction set by foreach_target.h. Sums, products and bit operations of signed
-// and unsigned elements are the same bits, so only Min and Max know the sign.
+// and unsigned elements are the same bits, so only Min, Max and Average know the sign.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/kernels/fold_integers.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include "comm/kernels/fold_average.h"
 #include "comm/kernels/fold_kernels.h"
 #include "comm/kernels/fold_loop.h"
 
@@ -116,6 +117,25 @@ FoldKernel find_extreme(ReduceOp op, DType dtype, DType signed_type) {
   return dtype == signed_type ? kIntegers<Signed, MaxStep> : kIntegers<Unsigned, MaxStep>;
 }
 
+template <class T>
+void fold_average(const FoldJob& job) {
+  Loop<IntegerCodec<T>, AddStep, 0, false>(job).run(Divide<T>(job));
+}
+
+FoldKernel find_average(DType dtype) {
+  switch (dtype) {
+    case DType::Int8: return fold_average<std::int8_t>;
+    case DType::Int16: return fold_average<std::int16_t>;
+    case DType::Int32: return fold_average<std::int32_t>;
+    case DType::Int64: return fold_average<std::int64_t>;
+    case DType::UInt8: return fold_average<std::uint8_t>;
+    case DType::UInt16: return fold_average<std::uint16_t>;
+    case DType::UInt32: return fold_average<std::uint32_t>;
+    case DType::UInt64: return fold_average<std::uint64_t>;
+    default: return nullptr;
+  }
+}
+
 FoldKernel find_bool(ReduceOp op) {
   switch (op) {
     case ReduceOp::Sum:
@@ -133,6 +153,7 @@ FoldKernel find_bool(ReduceOp op) {
 FoldKernel find_integer(DType dtype, ReduceOp op) {
   if (is_scalable(dtype) || !supports(dtype, op)) return nullptr;
   if (dtype == DType::Bool) return find_bool(op);
+  if (op == ReduceOp::Average) return find_average(dtype);
   if (op == ReduceOp::BitAnd) return kIntegers<std::uint8_t, AndStep>;
   if (op == ReduceOp::BitOr) return kIntegers<std::uint8_t, OrStep>;
   if (op == ReduceOp::BitXor) return kIntegers<std::uint8_t, XorStep>;

@@ -10,7 +10,6 @@ namespace cohort::comm {
 using FoldKernel = void (*)(const FoldJob& job);
 
 /// The kernel for the instruction set in use; null for types of another family and for what the type does not have.
-/// Average of integers gives the sum: `fold` divides.
 FoldKernel find_float_kernel(DType dtype, ReduceOp op);    // float32, float64, complex64, complex128
 FoldKernel find_half_kernel(DType dtype, ReduceOp op);     // float16, bfloat16
 FoldKernel find_integer_kernel(DType dtype, ReduceOp op);  // integers, bool

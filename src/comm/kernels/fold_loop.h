@@ -57,7 +57,7 @@ class Finish {
   T postscale_ = 1;
 };
 
-// Integers have nothing to finish.
+// Integers have nothing to finish, unless they are averaged.
 struct NoFinish {
   HWY_INLINE bool any() const { return false; }
   template <class Value>

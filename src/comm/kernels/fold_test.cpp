@@ -5,7 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <limits>
+#include <random>
+#include <type_traits>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -99,6 +105,78 @@ TEST_F(EachTarget, KeepsDenormalsWhateverTheThreadSays) {
   _mm_setcsr(mode);
 }
 #endif
+
+template <class T>
+void expect_quotients(const std::vector<T>& values, std::int64_t divisor) {
+  using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+  std::vector<T> results(values.size());
+  const void* const from[] = {values.data()};
+  void* const to[] = {results.data()};
+  const DType dtype = DTypeOf<T>::value;
+  fold({dtype, ReduceOp::Average, from, to, static_cast<std::int64_t>(values.size()), {}, divisor});
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const T expected = static_cast<T>(static_cast<Wide>(values[i]) / static_cast<Wide>(divisor));
+    ASSERT_EQ(results[i], expected) << to_string(dtype) << " " << +values[i] << " / " << divisor;
+  }
+}
+
+/// Every value.
+template <class T>
+std::vector<T> all_values() {
+  std::vector<T> values;
+  for (std::int64_t i = std::numeric_limits<T>::min(); i <= std::numeric_limits<T>::max(); ++i) {
+    values.push_back(static_cast<T>(i));
+  }
+  return values;
+}
+
+/// Around multiples of the divisor, where a quotient that is off shows, around the extremes and 0, and any.
+template <class T>
+std::vector<T> values_for(std::int64_t divisor, std::mt19937_64& random) {
+  using U = std::make_unsigned_t<T>;
+  const U most = static_cast<U>(std::numeric_limits<T>::max());
+  std::vector<T> values;
+  for (int i = 0; i < 8; ++i) {
+    const U any = static_cast<U>(static_cast<U>(random()) >> (random() % (8 * sizeof(T))));
+    const U by = static_cast<U>(divisor);
+    const U multiple = static_cast<U>(any / by * by);
+    for (const U base : {multiple, static_cast<U>(0 - multiple), static_cast<U>(most / by * by), most, any, U{0}}) {
+      for (const U offset : {U{0}, U{1}, static_cast<U>(~U{0})}) values.push_back(static_cast<T>(base + offset));
+    }
+  }
+  return values;
+}
+
+TEST_F(EachTarget, DividesEveryShortInteger) {
+  on_each([] {
+    for (std::int64_t divisor = 2; divisor <= 260; ++divisor) {
+      expect_quotients(all_values<std::int8_t>(), divisor);
+      expect_quotients(all_values<std::uint8_t>(), divisor);
+    }
+    const std::vector<std::int16_t> with_sign = all_values<std::int16_t>();
+    const std::vector<std::uint16_t> without = all_values<std::uint16_t>();
+    for (const std::int64_t divisor : {2, 3, 7, 64, 100, 641, 4096, 32767, 32768, 32769, 65535, 65536, 1 << 24}) {
+      expect_quotients(with_sign, divisor);
+      expect_quotients(without, divisor);
+    }
+  });
+}
+
+TEST_F(EachTarget, DividesLongIntegers) {
+  on_each([] {
+    std::mt19937_64 random(3);
+    for (std::int64_t i = 0; i < 1500; ++i) {
+      // As many as there may be ranks, then any, and the largest.
+      const auto any = static_cast<std::int64_t>(random() % (1 << 24)) + 1;
+      const std::int64_t by = i < 1024 ? i + 2 : i < 1498 ? any : (1 << 24) - (i - 1498);
+      expect_quotients(values_for<std::int32_t>(by, random), by);
+      expect_quotients(values_for<std::uint32_t>(by, random), by);
+      expect_quotients(values_for<std::int64_t>(by, random), by);
+      expect_quotients(values_for<std::uint64_t>(by, random), by);
+      if (HasFatalFailure()) return;
+    }
+  });
+}
 
 TEST(Fold, WorksInPlaceAndAtAnyElement) {
   for (std::size_t shift = 0; shift < 5; ++shift) {
