@@ -113,9 +113,12 @@ class Communicator {
 
   // --- two ranks take part ---
   // These progress apart from the collectives and from each other, in any number: two ranks may each start a send to
-  // the other and then receive. The receiver's dtype and count have to be the sender's, or both get Mismatch.
+  // the other and then receive. The receiver's dtype and count have to be the sender's, or both get Mismatch. The peer
+  // is another rank: oneself is InvalidArgument, so in a world of one there is nobody to send to.
 
-  /// Done once `data` may be used again; the receiver need not have come if it is small.
+  /// Done once `data` may be used again: if it is small as soon as it is buffered, whether the receiver has come or
+  /// not. Such a send is over before its receiver can refuse it; then the first later send or recv with that rank that
+  /// ends once the refusal has come reports the Mismatch, and is itself carried out.
   Work send(ConstBuffer data, int peer, const SendOptions& options = {});
   Work recv(Buffer data, int peer, const RecvOptions& options = {});
 

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -14,6 +15,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -284,6 +286,72 @@ TEST_P(SendRecv, MismatchIsRefusedOnBothSidesAndTheWorldGoesOn) {
       }
     }
   });
+}
+
+TEST_P(SendRecv, ASmallSendThatWasRefusedIsToldOfByTheNextOneWhichArrives) {
+  run_on_threads(2, [&](Communicator comm) {
+    const std::array<float, 4> small{1, 2, 3, 4};
+    std::vector<float> large(30000, 5);
+    for (const bool next_is_small : {true, false}) {
+      const std::span<const float> next = next_is_small ? std::span<const float>(small) : std::span<const float>(large);
+      if (comm.rank() == 0) {
+        comm.send(std::span(small), 1).wait();  // over, whatever becomes of it
+        comm.barrier().wait();                  // no collective reports it
+        const std::string text = what_of([&] { comm.send(next, 1).wait(); }, ErrorCode::Mismatch);
+        EXPECT_TRUE(contains(text, "rank 0 sends float32[4] (tag 0) to rank 1, which receives float32[3]")) << text;
+        EXPECT_TRUE(contains(text, "send(float32[" + std::to_string(next.size()) +
+                                       "], to rank 1, tag 0) reports it, "
+                                       "which was itself carried out"))
+            << text;
+        comm.send(std::span(small), 1).wait();  // told once
+      } else {
+        std::vector<float> room(next.size());
+        what_of([&] { comm.recv(std::span(room).first(3), 0).wait(); }, ErrorCode::Mismatch);
+        comm.barrier().wait();
+        comm.recv(std::span(room), 0).wait();
+        EXPECT_TRUE(std::equal(room.begin(), room.end(), next.begin()));
+        comm.recv(std::span(room).first(4), 0).wait();
+      }
+    }
+  });
+}
+
+TEST_P(SendRecv, OneselfAndRanksThatDoNotExistAreRefusedAndTheWorldGoesOn) {
+  for (const int size : {1, 2}) {
+    run_on_threads(size, [&](Communicator comm) {
+      int value = comm.rank();
+      const auto refused = [&](int peer, const SendOptions& options, const std::string& why) {
+        for (const bool sends : {true, false}) {
+          const std::string text = what_of(
+              [&] {
+                if (sends) {
+                  comm.send(std::span(&value, 1), peer, options).wait();
+                } else {
+                  comm.recv(std::span(&value, 1), peer, options).wait();
+                }
+              },
+              ErrorCode::InvalidArgument);
+          EXPECT_TRUE(contains(text, sends ? "send" : "recv") && contains(text, why)) << text;
+        }
+      };
+      refused(comm.rank(), {}, "the peer is this rank itself");
+      refused(size, {}, "the peer is " + std::to_string(size) + " in a world of " + std::to_string(size));
+      refused(-1, {}, "the peer is -1");
+      if (size > 1) refused(1 - comm.rank(), {.tag = -1}, "the tag is -1");
+      comm.barrier().wait();
+      if (size > 1) {
+        const int own = comm.rank();
+        Work sent = comm.send(std::span(&own, 1), 1 - own);
+        comm.recv(std::span(&value, 1), 1 - own).wait();
+        sent.wait();
+        EXPECT_EQ(value, 1 - own);
+      }
+      // A group of one is a world of one.
+      Communicator alone = comm.split({.color = comm.rank()});
+      what_of([&] { alone.send(std::span(&value, 1), 0).wait(); }, ErrorCode::InvalidArgument);
+      alone.barrier().wait();
+    });
+  }
 }
 
 TEST_P(SendRecv, BetweenRanksOfGroups) {
