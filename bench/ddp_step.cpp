@@ -1,0 +1,233 @@
+// The training step of an MLP of 25 million parameters under cohort::nn::DistributedDataParallel: how much of it is
+// communication that backward does not hide. Started by `cohort run`, driven by bench/compare_exposed; ddp_step.py is
+// the same under torch's DDP. Rank 0 writes one JSON object to --out. One thread calls everything.
+//
+// Three kinds of step take turns, each after a barrier that is not timed:
+//   sync     forward, backward with communication, optimizer
+//   no_sync  the same model without communication; its learning rate is 0, so that replicas stay equal (same work)
+//   plain    a twin of the model that no DistributedDataParallel has ever seen, which trains by itself
+#include <cohort/torch.h>
+
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kInputs = 512;
+constexpr int64_t kClasses = 10;
+constexpr int64_t kBatches = 4;  // different ones, taken in turns
+constexpr std::chrono::seconds kDeadline{60};
+
+struct Options {
+  std::vector<int64_t> batches = {32};
+  int64_t width = 2432;
+  int hidden = 5;
+  int steps = 10;
+  int warmup = 4;
+  int threads = 1;
+  double rate = 0.05;
+  std::string out;
+};
+
+Options parse(int argc, char** argv) {
+  Options options;
+  CLI::App app("One training step, with communication and without");
+  app.add_option("--batches", options.batches, "Samples per rank and step, a list with commas")->delimiter(',');
+  app.add_option("--width", options.width, "Of each hidden layer");
+  app.add_option("--hidden", options.hidden, "Number of hidden layers");
+  app.add_option("--steps", options.steps, "Timed steps of each kind");
+  app.add_option("--warmup", options.warmup, "Steps of each kind before them");
+  app.add_option("--threads", options.threads, "Of each process");
+  app.add_option("--rate", options.rate, "Learning rate");
+  app.add_option("--out", options.out, "File that rank 0 writes")->required();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error));
+  }
+  return options;
+}
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl(int64_t width, int hidden) {
+    for (int i = 0; i <= hidden; ++i) {
+      const int64_t inputs = i == 0 ? kInputs : width;
+      const int64_t outputs = i == hidden ? kClasses : width;
+      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(inputs, outputs)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (size_t i = 0; i + 1 < layers.size(); ++i) x = at::relu(layers[i]->forward(x));
+    return layers.back()->forward(x);
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Mlp);
+
+// Not the layers' own initialisation: this one is the same to the bit in C++ and Python, whatever a version changes.
+void initialise(MlpImpl& net) {
+  const at::NoGradGuard no_grad;
+  at::Generator generator = at::detail::createCPUGenerator(1);
+  for (const torch::nn::Linear& layer : net.layers) {
+    const double bound = std::sqrt(3.0 / static_cast<double>(layer->weight.size(1)));
+    layer->weight.uniform_(-bound, bound, generator);
+    layer->bias.zero_();
+  }
+}
+
+struct Batch {
+  at::Tensor inputs, labels;  // [batch, kInputs], [batch]
+};
+
+std::vector<Batch> make_batches(int64_t size, int rank) {
+  at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(100 + rank));
+  std::vector<Batch> batches;
+  for (int64_t i = 0; i < kBatches; ++i) {
+    const at::Tensor inputs = at::empty({size, kInputs}).uniform_(-1, 1, generator);
+    const at::Tensor labels = at::empty({size}, at::kLong).random_(0, kClasses, generator);
+    batches.push_back({inputs, labels});
+  }
+  return batches;
+}
+
+// One step; returns its loss, still a tensor. All kinds of step run this same code.
+template <class Model>
+at::Tensor step(Model& model, torch::optim::SGD& optimizer, const Batch& batch) {
+  for (at::Tensor& parameter : optimizer.param_groups()[0].params()) parameter.mutable_grad().reset();
+  at::Tensor loss = at::cross_entropy_loss(model.forward(batch.inputs), batch.labels);
+  loss.backward();
+  optimizer.step();
+  return loss.detach();
+}
+
+template <class Function>
+double timed(cohort::Communicator& comm, Function&& function) {
+  comm.barrier().wait();
+  const auto begin = std::chrono::steady_clock::now();
+  function();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Of each step the time of its slowest rank.
+std::vector<double> slowest(cohort::Communicator& comm, std::vector<double> times) {
+  comm.all_reduce(std::span(times), {.op = cohort::ReduceOp::Max}).wait();
+  return times;
+}
+
+double mean_over_ranks(cohort::Communicator& comm, double value) {
+  comm.all_reduce(std::span(&value, 1), {.op = cohort::ReduceOp::Average}).wait();
+  return value;
+}
+
+// Replicas that have stayed equal have equal sums, to the bit.
+bool replicas_equal(cohort::Communicator& comm, MlpImpl& net) {
+  double sum = 0;
+  for (const at::Tensor& parameter : net.parameters()) sum += parameter.detach().to(at::kDouble).sum().item<double>();
+  std::vector<double> ends = {sum, -sum};
+  comm.all_reduce(std::span(ends), {.op = cohort::ReduceOp::Max}).wait();
+  return ends[0] == -ends[1];
+}
+
+// The gradients' bytes, in four pieces that are under way at once, with nothing else to do: what could be exposed.
+std::vector<double> all_reduce_alone(cohort::Communicator& comm, int64_t parameters, const Options& options) {
+  std::vector<at::Tensor> pieces;
+  for (int i = 0; i < 4; ++i) pieces.push_back(cohort::empty_in(comm, {parameters / 4}));
+  std::vector<double> times;
+  for (int i = 0; i < options.warmup + options.steps; ++i) {
+    const double ms = timed(comm, [&] {
+      std::vector<cohort::Work> works;
+      for (const at::Tensor& piece : pieces) works.push_back(cohort::all_reduce(comm, piece));
+      for (cohort::Work& work : works) work.wait();
+    });
+    if (i >= options.warmup) times.push_back(ms);
+  }
+  return slowest(comm, times);
+}
+
+nlohmann::json measure(cohort::Communicator& comm, const Options& options, int64_t batch_size) {
+  Mlp net(options.width, options.hidden);
+  Mlp twin(options.width, options.hidden);
+  initialise(*net);
+  initialise(*twin);
+  cohort::nn::DistributedDataParallel model(net, comm);
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(options.rate));
+  torch::optim::SGD twin_optimizer(twin->parameters(), torch::optim::SGDOptions(options.rate));
+  auto& settings = static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options());
+  const std::vector<Batch> batches = make_batches(batch_size, comm.rank());
+
+  std::vector<double> sync, no_sync, plain, waits;
+  double first_loss = 0, last_loss = 0;
+  for (int i = 0; i < options.warmup + options.steps; ++i) {
+    const Batch& batch = batches[static_cast<size_t>(i) % batches.size()];
+    const double plain_ms = timed(comm, [&] { step(*twin, twin_optimizer, batch); });
+    double no_sync_ms = 0;
+    {
+      const auto guard = model.no_sync();
+      settings.lr(0);
+      no_sync_ms = timed(comm, [&] { step(model, optimizer, batch); });
+      settings.lr(options.rate);
+    }
+    at::Tensor loss;
+    const double sync_ms = timed(comm, [&] { loss = step(model, optimizer, batch); });
+    last_loss = loss.item<double>();
+    if (i == 0) first_loss = last_loss;
+    if (i < options.warmup) continue;
+    sync.push_back(sync_ms);
+    no_sync.push_back(no_sync_ms);
+    plain.push_back(plain_ms);
+    waits.push_back(model.stats().exposed_communication_seconds * 1000);
+  }
+  int64_t parameters = 0;
+  for (const at::Tensor& parameter : net->parameters()) parameters += parameter.numel();
+  return {{"batch", batch_size},
+          {"parameters", parameters},
+          {"sync_ms", slowest(comm, sync)},
+          {"no_sync_ms", slowest(comm, no_sync)},
+          {"plain_ms", slowest(comm, plain)},
+          {"wait_ms", slowest(comm, waits)},
+          {"all_reduce_ms", all_reduce_alone(comm, parameters, options)},
+          {"first_loss", mean_over_ranks(comm, first_loss)},
+          {"last_loss", mean_over_ranks(comm, last_loss)},
+          {"replicas_equal", replicas_equal(comm, *net)}};
+}
+
+void run(const Options& options) {
+  at::set_num_threads(options.threads);
+  cohort::Communicator comm = cohort::join({.join_timeout = kDeadline, .timeout = kDeadline});
+  nlohmann::json result = {{"side", "cohort"}, {"torch", TORCH_VERSION}, {"ranks", comm.size()}};
+  for (const int64_t batch : options.batches) result["batches"].push_back(measure(comm, options, batch));
+  if (comm.rank() != 0) return;
+  std::ofstream file(options.out);
+  file << result.dump() << '\n';
+  file.close();
+  if (!file) {
+    throw cohort::Error(cohort::ErrorCode::Io, "writing the figures failed -- " + options.out +
+                                                   " -- the file could not be written -- is its folder there?");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options = parse(argc, argv);
+  try {
+    run(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "ddp_step: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
