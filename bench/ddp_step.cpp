@@ -15,13 +15,13 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -113,12 +113,25 @@ at::Tensor step(Model& model, torch::optim::SGD& optimizer, const Batch& batch) 
   return loss.detach();
 }
 
+// Of all threads of this process, since it began.
+double cpu_milliseconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
+}
+
+struct Taken {
+  double wall = 0, cpu = 0;  // milliseconds
+};
+
 template <class Function>
-double timed(cohort::Communicator& comm, Function&& function) {
+Taken timed(cohort::Communicator& comm, Function&& function) {
   comm.barrier().wait();
+  const double cpu = cpu_milliseconds();
   const auto begin = std::chrono::steady_clock::now();
   function();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  const auto end = std::chrono::steady_clock::now();
+  return {std::chrono::duration<double, std::milli>(end - begin).count(), cpu_milliseconds() - cpu};
 }
 
 // Of each step the time of its slowest rank.
@@ -147,12 +160,12 @@ std::vector<double> all_reduce_alone(cohort::Communicator& comm, int64_t paramet
   for (int i = 0; i < 4; ++i) pieces.push_back(cohort::empty_in(comm, {parameters / 4}));
   std::vector<double> times;
   for (int i = 0; i < options.warmup + options.steps; ++i) {
-    const double ms = timed(comm, [&] {
+    const Taken taken = timed(comm, [&] {
       std::vector<cohort::Work> works;
       for (const at::Tensor& piece : pieces) works.push_back(cohort::all_reduce(comm, piece));
       for (cohort::Work& work : works) work.wait();
     });
-    if (i >= options.warmup) times.push_back(ms);
+    if (i >= options.warmup) times.push_back(taken.wall);
   }
   return slowest(comm, times);
 }
@@ -168,26 +181,28 @@ nlohmann::json measure(cohort::Communicator& comm, const Options& options, int64
   auto& settings = static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options());
   const std::vector<Batch> batches = make_batches(batch_size, comm.rank());
 
-  std::vector<double> sync, no_sync, plain, waits;
+  std::vector<double> sync, no_sync, plain, waits, sync_cpu, plain_cpu;
   double first_loss = 0, last_loss = 0;
   for (int i = 0; i < options.warmup + options.steps; ++i) {
     const Batch& batch = batches[static_cast<size_t>(i) % batches.size()];
-    const double plain_ms = timed(comm, [&] { step(*twin, twin_optimizer, batch); });
-    double no_sync_ms = 0;
+    const Taken plain_taken = timed(comm, [&] { step(*twin, twin_optimizer, batch); });
+    Taken no_sync_taken;
     {
       const auto guard = model.no_sync();
       settings.lr(0);
-      no_sync_ms = timed(comm, [&] { step(model, optimizer, batch); });
+      no_sync_taken = timed(comm, [&] { step(model, optimizer, batch); });
       settings.lr(options.rate);
     }
     at::Tensor loss;
-    const double sync_ms = timed(comm, [&] { loss = step(model, optimizer, batch); });
+    const Taken sync_taken = timed(comm, [&] { loss = step(model, optimizer, batch); });
     last_loss = loss.item<double>();
     if (i == 0) first_loss = last_loss;
     if (i < options.warmup) continue;
-    sync.push_back(sync_ms);
-    no_sync.push_back(no_sync_ms);
-    plain.push_back(plain_ms);
+    sync.push_back(sync_taken.wall);
+    no_sync.push_back(no_sync_taken.wall);
+    plain.push_back(plain_taken.wall);
+    sync_cpu.push_back(sync_taken.cpu);
+    plain_cpu.push_back(plain_taken.cpu);
     waits.push_back(model.stats().exposed_communication_seconds * 1000);
   }
   int64_t parameters = 0;
@@ -197,6 +212,8 @@ nlohmann::json measure(cohort::Communicator& comm, const Options& options, int64
           {"sync_ms", slowest(comm, sync)},
           {"no_sync_ms", slowest(comm, no_sync)},
           {"plain_ms", slowest(comm, plain)},
+          {"sync_cpu_ms", slowest(comm, sync_cpu)},
+          {"plain_cpu_ms", slowest(comm, plain_cpu)},
           {"wait_ms", slowest(comm, waits)},
           {"all_reduce_ms", all_reduce_alone(comm, parameters, options)},
           {"first_loss", mean_over_ranks(comm, first_loss)},

@@ -64,11 +64,12 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: tuple)
     return loss.detach()
 
 
-def timed(function) -> float:
+def timed(function) -> tuple[float, float]:
+    """Milliseconds, and those of the CPU: of all threads of this process."""
     dist.barrier()
-    begin = time.perf_counter()
+    cpu, begin = time.process_time(), time.perf_counter()
     function()
-    return (time.perf_counter() - begin) * 1000
+    return (time.perf_counter() - begin) * 1000, (time.process_time() - cpu) * 1000
 
 
 def reduced(values: list[float], op: dist.ReduceOp) -> list[float]:
@@ -99,7 +100,7 @@ def all_reduce_alone(parameters: int, options: argparse.Namespace) -> list[float
         for work in works:
             work.wait()
 
-    times = [timed(reduce_all) for _ in range(options.warmup + options.steps)]
+    times = [timed(reduce_all)[0] for _ in range(options.warmup + options.steps)]
     return slowest(times[options.warmup:])
 
 
@@ -111,27 +112,30 @@ def measure(options: argparse.Namespace, batch_size: int) -> dict:
     settings = optimizer.param_groups[0]
     batches = make_batches(batch_size, dist.get_rank())
 
-    sync, no_sync, plain = [], [], []
+    sync, no_sync, plain, sync_cpu, plain_cpu = [], [], [], [], []
     first_loss = last_loss = 0.0
     for i in range(options.warmup + options.steps):
         batch = batches[i % len(batches)]
-        plain_ms = timed(lambda: step(twin, twin_optimizer, batch))
+        plain_taken = timed(lambda: step(twin, twin_optimizer, batch))
         with model.no_sync():
             settings["lr"] = 0.0
-            no_sync_ms = timed(lambda: step(model, optimizer, batch))
+            no_sync_taken = timed(lambda: step(model, optimizer, batch))
             settings["lr"] = options.rate
         losses = []
-        sync_ms = timed(lambda: losses.append(step(model, optimizer, batch)))
+        sync_taken = timed(lambda: losses.append(step(model, optimizer, batch)))
         last_loss = losses[0].item()
         if i == 0:
             first_loss = last_loss
         if i >= options.warmup:
-            sync.append(sync_ms)
-            no_sync.append(no_sync_ms)
-            plain.append(plain_ms)
+            sync.append(sync_taken[0])
+            no_sync.append(no_sync_taken[0])
+            plain.append(plain_taken[0])
+            sync_cpu.append(sync_taken[1])
+            plain_cpu.append(plain_taken[1])
     parameters = sum(parameter.numel() for parameter in net.parameters())
     return {"batch": batch_size, "parameters": parameters, "sync_ms": slowest(sync), "no_sync_ms": slowest(no_sync),
-            "plain_ms": slowest(plain), "all_reduce_ms": all_reduce_alone(parameters, options),
+            "plain_ms": slowest(plain), "sync_cpu_ms": slowest(sync_cpu), "plain_cpu_ms": slowest(plain_cpu),
+            "all_reduce_ms": all_reduce_alone(parameters, options),
             "first_loss": mean_over_ranks(first_loss), "last_loss": mean_over_ranks(last_loss),
             "replicas_equal": replicas_equal(net)}
 
