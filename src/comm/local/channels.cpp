@@ -177,7 +177,11 @@ void Channels::stop() {
       thread_.join();
     }
   }
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
+  if (!here && world_.size() > 1) {  // a refusal may be among what has come since the last operation
+    progress(lock);
+    settle(lock);
+  }
   for (const Channel* const channel : opened_) {
     if (channel->late_refusal) log::warn("comm", "{}", channel->late_refusal->what());
   }

@@ -82,6 +82,13 @@ class Engine final : public Waiter {
     std::size_t bytes = 0;
   };
 
+  /// What goes through a staging buffer at once.
+  struct Chunk {
+    std::int64_t begin = 0;  // in elements, of the request's buffers
+    std::int64_t count = 0;
+    std::uint64_t number = 0;  // by its parity, the buffer
+  };
+
   // engine.cpp: rounds and how they fail
   void publish(const Request* request);
   Slot& own_slot() const noexcept { return state(rank_).slots[sequence_ % 2]; }
@@ -130,6 +137,9 @@ class Engine final : public Waiter {
   void all_reduce_cross(const Request& request);
   void all_reduce_exchanged(const Request& request);
   void reduce_staged(const Request& request, Path path);
+  void copy_in(const Request& request, Path path, const Chunk& chunk);
+  void fold_own(const Request& request, Path path, const Chunk& chunk);
+  void copy_out(const Request& request, const Chunk& chunk);
   void reduce_scatter_beside(const Request& request);
   void reduce_scatter_direct(const Request& request);
   void reduce_scatter_staged(const Request& request);

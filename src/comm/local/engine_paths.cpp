@@ -13,6 +13,8 @@ namespace {
 
 // Between pieces the engine looks whether the world has ended.
 constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
+// Two ranks stage all they bring up to here, which saves a wait; beyond it the fewer bytes of half of it count for more.
+constexpr std::size_t kMostExchanged = std::size_t{1} << 20;
 // How often the distance of the cores is measured again, in operations that could use it.
 constexpr std::uint64_t kMeasureEvery = 1024;
 
@@ -60,7 +62,9 @@ void Engine::execute(const Request& request, CollectiveEvent* event) {
       if (path == Path::Beside) return all_reduce_beside(request);
       if (path == Path::ZeroCopy) return all_reduce_zero_copy(request);
       if (path == Path::Cross) return all_reduce_cross(request);
-      if (size_ == 2 && round_.active.size() == 2) return all_reduce_exchanged(request);
+      if (size_ == 2 && round_.active.size() == 2 && request.input_bytes() <= kMostExchanged) {
+        return all_reduce_exchanged(request);
+      }
       return reduce_staged(request, path);
     case Kind::Reduce:
       set_members(request);

@@ -148,74 +148,84 @@ void Engine::all_reduce_exchanged(const Request& request) {
   chunks_ += static_cast<std::uint64_t>(chunks);
 }
 
-// Per chunk: copy in what the others need, fold the own slice, copy out what the others folded. Copying in runs one
-// chunk ahead. A buffer is used again two chunks later, when the counters show that nobody needs it any more.
-// What is registered, or can be read through the kernel, is not copied in.
+// A pipeline of three stages with one wait for each step: in step s all ranks copy in chunk s, fold their slices of
+// chunk s - 1 and copy out what the others folded of chunk s - 2. Two buffers of each kind do: what a step writes was
+// last read in the step before, which all have left. What is registered, or can be read through the kernel, is not
+// copied in.
 void Engine::reduce_staged(const Request& request, Path path) {
   const std::size_t element = size_of(request.dtype);
-  const bool rooted = round_.agreed.kind == Kind::Reduce;
-  const bool receives = !round_.serving && (!rooted || rank_ == round_.root);
-  const bool stages = !round_.serving && !mapped(rank_) && path != Path::Cross;
-  const std::int64_t total = request.input_count;
   const auto per_chunk = static_cast<std::int64_t>(plan_.chunk_bytes / element);
-  const std::int64_t chunks = (total + per_chunk - 1) / per_chunk;
+  const std::int64_t chunks = (request.input_count + per_chunk - 1) / per_chunk;
   const std::uint64_t base = chunks_;
-  void* const control = world_.control();
-  const auto elements_of = [&](std::int64_t chunk) { return std::min(per_chunk, total - chunk * per_chunk); };
-  const auto copy_in = [&](std::int64_t chunk) {
-    const std::uint64_t number = base + static_cast<std::uint64_t>(chunk);
-    if (stages) {
-      if (number >= 2) wait_for_counters(&RankState::reduced, number - 1);
-      const Slice own = slice_of(elements_of(chunk), element, rank_, size_, 0);
-      std::byte* const to = layout().staging(control, rank_, number);
-      const std::byte* const from = at(request.input, chunk * per_chunk, element);
-      const auto first = static_cast<std::size_t>(own.begin) * element;
-      const auto last = static_cast<std::size_t>(own.end) * element;
-      const std::size_t rest = static_cast<std::size_t>(elements_of(chunk)) * element - last;
-      copy(to, from, first, stores_for(first));
-      copy(to + last, from + last, rest, stores_for(rest));
-    }
-    post(&RankState::staged, number + 1);
-  };
-
-  copy_in(0);
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const std::uint64_t number = base + static_cast<std::uint64_t>(chunk);
-    if (chunk + 1 < chunks) copy_in(chunk + 1);
-    wait_for_counters(&RankState::staged, number + 1);
-    if (number >= 2) wait_for_counters(&RankState::copied, number - 1);
-    const std::int64_t count = elements_of(chunk);
-    const Slice own = slice_of(count, element, rank_, size_, 0);
-    const std::size_t offset = static_cast<std::size_t>(chunk * per_chunk + own.begin) * element;
-    fold_inputs_.clear();
-    fold_outputs_.clear();
-    for (const int member : members_) {
-      if (member == rank_) {
-        fold_inputs_.push_back(static_cast<const std::byte*>(request.input) + offset);
-      } else if (path == Path::Cross || mapped(member)) {
-        fold_inputs_.push_back(fetch(member, round_.brought[static_cast<std::size_t>(member)].input(), offset,
-                                     static_cast<std::size_t>(own.count()) * element, scratch_of(member)));
-      } else {
-        fold_inputs_.push_back(at(layout().staging(control, member, number), own.begin, element));
-      }
-    }
-    if (!rooted || rank_ != round_.root) {
-      fold_outputs_.push_back(at(layout().results(control, rank_, number), own.begin, element));
-    }
-    if (receives) fold_outputs_.push_back(static_cast<std::byte*>(request.output) + offset);
-    fold(job(request, own.count()));
-    post(&RankState::reduced, number + 1);
-    wait_for_counters(&RankState::reduced, number + 1);
-    for (int step = 1; step < size_ && receives; ++step) {
-      const int rank = (rank_ + step) % size_;  // not all at the same one
-      const Slice theirs = slice_of(count, element, rank, size_, 0);
-      std::memcpy(at(request.output, chunk * per_chunk + theirs.begin, element),
-                  at(layout().results(control, rank, number), theirs.begin, element),
-                  static_cast<std::size_t>(theirs.count()) * element);
-    }
-    post(&RankState::copied, number + 1);
+  for (std::int64_t step = 0; step < chunks + 2; ++step) {
+    const std::uint64_t number = base + static_cast<std::uint64_t>(step);
+    if (step > 0) wait_for_counters(&RankState::staged, number);
+    const auto chunk = [&](std::int64_t index) {
+      const std::int64_t begin = index * per_chunk;
+      return Chunk{begin, std::min(per_chunk, request.input_count - begin), base + static_cast<std::uint64_t>(index)};
+    };
+    if (step < chunks) copy_in(request, path, chunk(step));
+    if (step >= 1 && step <= chunks) fold_own(request, path, chunk(step - 1));
+    if (step >= 2) copy_out(request, chunk(step - 2));
+    if (step < chunks + 1) post(&RankState::staged, number + 1);
   }
-  chunks_ += static_cast<std::uint64_t>(chunks);
+  chunks_ += static_cast<std::uint64_t>(chunks + 2);
+  // Of use to operations with other steps, which come after all have come to them.
+  state(rank_).staged.value.store(chunks_, std::memory_order_relaxed);
+  state(rank_).reduced.value.store(chunks_, std::memory_order_relaxed);
+  state(rank_).copied.value.store(chunks_, std::memory_order_relaxed);
+}
+
+// What the others need of a chunk: all but the own slice.
+void Engine::copy_in(const Request& request, Path path, const Chunk& chunk) {
+  if (round_.serving || mapped(rank_) || path == Path::Cross) return;
+  const std::size_t element = size_of(request.dtype);
+  const Slice own = slice_of(chunk.count, element, rank_, size_, 0);
+  std::byte* const to = layout().staging(world_.control(), rank_, chunk.number);
+  const std::byte* const from = at(request.input, chunk.begin, element);
+  const auto first = static_cast<std::size_t>(own.begin) * element;
+  const auto last = static_cast<std::size_t>(own.end) * element;
+  const std::size_t rest = static_cast<std::size_t>(chunk.count) * element - last;
+  copy(to, from, first, stores_for(first));
+  copy(to + last, from + last, rest, stores_for(rest));
+}
+
+void Engine::fold_own(const Request& request, Path path, const Chunk& chunk) {
+  const std::size_t element = size_of(request.dtype);
+  const bool rooted = round_.agreed.kind == Kind::Reduce;
+  const Slice own = slice_of(chunk.count, element, rank_, size_, 0);
+  const std::size_t offset = static_cast<std::size_t>(chunk.begin + own.begin) * element;
+  fold_inputs_.clear();
+  fold_outputs_.clear();
+  for (const int member : members_) {
+    if (member == rank_) {
+      fold_inputs_.push_back(static_cast<const std::byte*>(request.input) + offset);
+    } else if (path == Path::Cross || mapped(member)) {
+      fold_inputs_.push_back(fetch(member, round_.brought[static_cast<std::size_t>(member)].input(), offset,
+                                   static_cast<std::size_t>(own.count()) * element, scratch_of(member)));
+    } else {
+      fold_inputs_.push_back(at(layout().staging(world_.control(), member, chunk.number), own.begin, element));
+    }
+  }
+  if (!rooted || rank_ != round_.root) {
+    fold_outputs_.push_back(at(layout().results(world_.control(), rank_, chunk.number), own.begin, element));
+  }
+  if (!round_.serving && (!rooted || rank_ == round_.root)) {
+    fold_outputs_.push_back(static_cast<std::byte*>(request.output) + offset);
+  }
+  fold(job(request, own.count()));
+}
+
+void Engine::copy_out(const Request& request, const Chunk& chunk) {
+  if (round_.serving || (round_.agreed.kind == Kind::Reduce && rank_ != round_.root)) return;
+  const std::size_t element = size_of(request.dtype);
+  for (int step = 1; step < size_; ++step) {
+    const int rank = (rank_ + step) % size_;  // not all at the same one
+    const Slice theirs = slice_of(chunk.count, element, rank, size_, 0);
+    std::memcpy(at(request.output, chunk.begin + theirs.begin, element),
+                at(layout().results(world_.control(), rank, chunk.number), theirs.begin, element),
+                static_cast<std::size_t>(theirs.count()) * element);
+  }
 }
 
 // --- reduce_scatter ---

@@ -17,6 +17,7 @@
 namespace cohort::comm::local {
 namespace {
 
+constexpr std::size_t kBestChunk = std::size_t{128} << 10;
 constexpr std::uint64_t kLeastCross = std::uint64_t{4} << 10;
 
 /// "64K", "1M", "4096".
@@ -96,7 +97,8 @@ Plan make_plan(const World& world, bool cross) {
       std::min<std::uint64_t>(layout.payload_bytes(), std::uint64_t{world.size() <= 2 ? 8u : 16u} << 10);
   // A read through the kernel costs about as much as copying a page twice.
   plan.inline_copy_bytes = cross ? kLeastCross - 1 : plan.inline_bytes;
-  plan.chunk_bytes = layout.chunk_bytes();
+  // What is under way at once has to stay in the caches of the cores (each of them may serve several ranks).
+  plan.chunk_bytes = std::min(layout.chunk_bytes(), kBestChunk);
   // What a peer has just written comes slower through the kernel than through staging buffers, so reductions do not.
   plan.cross_reduce_bytes = kNever;
   plan.cross_copy_bytes = cross ? kLeastCross : kNever;
