@@ -140,6 +140,12 @@ std::vector<double> slowest(cohort::Communicator& comm, std::vector<double> time
   return times;
 }
 
+// The rank that comes last waits for nobody, only for what communication is left.
+std::vector<double> quickest(cohort::Communicator& comm, std::vector<double> times) {
+  comm.all_reduce(std::span(times), {.op = cohort::ReduceOp::Min}).wait();
+  return times;
+}
+
 double mean_over_ranks(cohort::Communicator& comm, double value) {
   comm.all_reduce(std::span(&value, 1), {.op = cohort::ReduceOp::Average}).wait();
   return value;
@@ -215,6 +221,7 @@ nlohmann::json measure(cohort::Communicator& comm, const Options& options, int64
           {"sync_cpu_ms", slowest(comm, sync_cpu)},
           {"plain_cpu_ms", slowest(comm, plain_cpu)},
           {"wait_ms", slowest(comm, waits)},
+          {"wait_of_last_ms", quickest(comm, waits)},
           {"all_reduce_ms", all_reduce_alone(comm, parameters, options)},
           {"first_loss", mean_over_ranks(comm, first_loss)},
           {"last_loss", mean_over_ranks(comm, last_loss)},
