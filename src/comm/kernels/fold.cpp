@@ -110,21 +110,27 @@ void fold(const FoldJob& job) {
 
 Weighting weigh(std::span<const double> weights) {
   Weighting result;
+  weigh(weights, result);
+  return result;
+}
+
+void weigh(std::span<const double> weights, Weighting& into) {
+  into.members.clear();
+  into.fractions.clear();
   double largest = 0;
   bool equal = true;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (weights[i] <= 0) continue;
-    if (!result.members.empty()) equal = equal && weights[i] == largest;
+    if (!into.members.empty()) equal = equal && weights[i] == largest;
     largest = std::max(largest, weights[i]);
-    result.members.push_back(static_cast<int>(i));
+    into.members.push_back(static_cast<int>(i));
   }
-  if (equal) return result;
+  if (equal) return;
   double total = 0;  // relative to the largest, so that no weights can overflow it
-  for (const int member : result.members) total += weights[static_cast<std::size_t>(member)] / largest;
-  for (const int member : result.members) {
-    result.fractions.push_back(weights[static_cast<std::size_t>(member)] / largest / total);
+  for (const int member : into.members) total += weights[static_cast<std::size_t>(member)] / largest;
+  for (const int member : into.members) {
+    into.fractions.push_back(weights[static_cast<std::size_t>(member)] / largest / total);
   }
-  return result;
 }
 
 std::vector<std::string> fold_targets() {

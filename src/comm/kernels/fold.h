@@ -59,6 +59,8 @@ struct Weighting {
   std::int64_t divisor() const noexcept { return fractions.empty() ? 0 : 1; }
 };
 Weighting weigh(std::span<const double> weights);
+/// The same without allocating, once `into` has had as many members.
+void weigh(std::span<const double> weights, Weighting& into);
 
 /// Names of the instruction sets that `fold` could use on this machine, the one it uses first.
 std::vector<std::string> fold_targets();

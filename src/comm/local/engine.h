@@ -169,6 +169,8 @@ class Engine final : public Waiter {
   std::vector<int> everyone_;
   std::vector<int> members_;  // ranks that are folded, ascending; kept, so that operations do not allocate
   std::vector<double> scales_;
+  std::vector<double> weights_;
+  Weighting weighting_;
   std::vector<const void*> fold_inputs_;
   std::vector<void*> fold_outputs_;
   std::int64_t divisor_ = 0;

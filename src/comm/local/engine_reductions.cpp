@@ -24,13 +24,13 @@ void Engine::set_members(const Request& request) {
   scales_.clear();
   divisor_ = 0;
   if (round_.agreed.weighted != 0) {
-    std::vector<double> weights;
-    for (const int rank : round_.active) weights.push_back(round_.brought[static_cast<std::size_t>(rank)].weight);
-    const Weighting weighting = weigh(weights);
+    weights_.clear();
+    for (const int rank : round_.active) weights_.push_back(round_.brought[static_cast<std::size_t>(rank)].weight);
+    weigh(weights_, weighting_);
     members_.clear();
-    for (const int member : weighting.members) members_.push_back(round_.active[static_cast<std::size_t>(member)]);
-    scales_ = weighting.fractions;
-    divisor_ = weighting.divisor();
+    for (const int member : weighting_.members) members_.push_back(round_.active[static_cast<std::size_t>(member)]);
+    scales_ = weighting_.fractions;
+    divisor_ = weighting_.divisor();
   } else {
     members_ = round_.active;
   }
