@@ -187,7 +187,9 @@ Result<void> Agent::start_workers(const StartJob& job) {
   program.path = job.path;
   program.arguments = job.arguments;
   program.folder = job.folder;
-  program.new_session = true;
+  // Its own group, to be signalled as one, but the agent's session: where the kernel groups what it schedules by
+  // session (autogroup), ranks that share cores could otherwise not yield to each other.
+  program.group = sys::Group::Own;
   program.parent_death_signal = SIGKILL;
   program.open_files = job.open_files;
   program.inherited = {{secret_file->get(), kWorkerSecretFd}};

@@ -35,7 +35,7 @@ Result<AgentProcess> LocalStarter::start(const AgentCall& call, const net::Secre
   // Not the caller's stdout: who reads it waits for its end, and must not wait for the agent.
   options.stdout_fd = null_device.get();
   options.inherited = {{secret_file->get(), kSecretFd}};
-  options.new_session = true;
+  options.group = sys::Group::Session;
   auto pending = sys::spawn(options);
   if (!pending) {
     return fail(ErrorCode::Unavailable, "cannot start the agent: {}: {}", pending.error().step,

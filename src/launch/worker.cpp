@@ -86,7 +86,7 @@ Result<void> Worker::confirm() {
 
 void Worker::signal(int number) const {
   if (!alive()) return;
-  // Its own group is there from setsid on, which the confirmed exec comes after.
+  // Its own group is there from setpgid on, which the confirmed exec comes after.
   ::kill(-child_.pid, number);
 }
 

@@ -27,8 +27,9 @@ struct ChildReport {
   int error_number;
   int step;
 };
-constexpr const char* kSteps[] = {"prctl(PR_SET_PDEATHSIG)", "setsid", "dup2", "chdir", "setrlimit", "execve"};
-enum Step { kDeathSignal, kSession, kDup, kFolder, kLimit, kExec };
+constexpr const char* kSteps[] = {
+    "prctl(PR_SET_PDEATHSIG)", "setsid", "setpgid", "dup2", "chdir", "setrlimit", "execve"};
+enum Step { kDeathSignal, kSession, kGroup, kDup, kFolder, kLimit, kExec };
 
 /// Everything that the child needs, made before fork: after it only async-signal-safe calls are allowed.
 struct Prepared {
@@ -39,7 +40,7 @@ struct Prepared {
   std::array<int, 3> stdio;
   std::vector<std::pair<int, int>> moved;  ///< (source above every target, target)
   int highest_target = 2;
-  bool new_session;
+  Group group;
   int death_signal;
   pid_t parent;
   std::uint64_t open_files;
@@ -67,7 +68,8 @@ void reset_signals() {
     // The parent may have died before the call, and its signal will not come any more.
     if (::getppid() != prepared.parent) ::_exit(127);
   }
-  if (prepared.new_session && ::setsid() < 0) give_up(prepared, kSession, errno);
+  if (prepared.group == Group::Session && ::setsid() < 0) give_up(prepared, kSession, errno);
+  if (prepared.group == Group::Own && ::setpgid(0, 0) < 0) give_up(prepared, kGroup, errno);
   for (int target = 0; target < 3; ++target) {
     const int source = prepared.stdio[static_cast<std::size_t>(target)];
     if (source == target) continue;  // the caller's own: never CLOEXEC
@@ -136,7 +138,7 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options) {
   prepared.arguments = pointers(options.arguments);
   prepared.environment = pointers(options.environment);
   prepared.folder = options.folder.empty() ? nullptr : options.folder.c_str();
-  prepared.new_session = options.new_session;
+  prepared.group = options.group;
   prepared.death_signal = options.parent_death_signal;
   prepared.parent = ::getpid();
   prepared.open_files = options.open_files;

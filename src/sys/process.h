@@ -33,6 +33,13 @@ ExitStatus exit_status_from_wait(int wait_status) noexcept;
 /// "exit code 3" or "killed by SIGKILL".
 std::string to_string(const ExitStatus& status);
 
+/// Which process group a child begins in.
+enum class Group {
+  Caller,   ///< the caller's
+  Own,      ///< leads a group of its own, in the caller's session
+  Session,  ///< leads a session of its own, without a terminal
+};
+
 struct SpawnOptions {
   std::string path;                    ///< executable, no search
   std::vector<std::string> arguments;  ///< argv, with argv[0]
@@ -44,7 +51,7 @@ struct SpawnOptions {
   int stderr_fd = -1;
   /// (the caller's descriptor, its number in the child); the numbers have to be above 2. All others are closed.
   std::vector<std::pair<int, int>> inherited = {};
-  bool new_session = false;
+  Group group = Group::Caller;
   int parent_death_signal = 0;  ///< PR_SET_PDEATHSIG; a parent that has died meanwhile is noticed
   /// Soft limit of open files to start with; 0 leaves it.
   std::uint64_t open_files = 0;

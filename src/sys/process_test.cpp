@@ -32,12 +32,24 @@ SpawnOptions shell(const std::string& script) {
   return options;
 }
 
-TEST(Process, RunsWithItsEnvironmentFolderAndSession) {
+TEST(Process, RunsWithItsEnvironmentAndFolder) {
   EXPECT_EQ(run(shell("exit $X")).code, 7);
   auto options = shell("test \"$(pwd)\" = /");
   options.folder = "/";
-  options.new_session = true;
   EXPECT_TRUE(run(options).success());
+}
+
+TEST(Process, LeadsTheGroupOrTheSessionThatItIsGiven) {
+  // Fields 5 and 6 of /proc/PID/stat: group and session.
+  const std::string script = "read -r pid name state parent group session rest </proc/self/stat; ";
+  const std::string mine = std::to_string(::getsid(0));
+  auto own = shell(script + "test $group = $$ && test $session = " + mine);
+  own.group = Group::Own;
+  EXPECT_TRUE(run(own).success());
+  auto session = shell(script + "test $group = $$ && test $session = $$");
+  session.group = Group::Session;
+  EXPECT_TRUE(run(session).success());
+  EXPECT_TRUE(run(shell(script + "test $group != $$ && test $session = " + mine)).success());
 }
 
 TEST(Process, EndsAreNamed) {

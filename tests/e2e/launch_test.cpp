@@ -67,6 +67,18 @@ TEST(Launch, ThreadsAreSetUnlessTheUserHasSetThem) {
   EXPECT_NE(finished.err.find("7 threads each"), std::string::npos) << finished.err;
 }
 
+TEST(Launch, RanksLeadGroupsInOneSessionSoThatTheyCanYieldToEachOther) {
+  Job job({{"run", "-np", "2", "--", "sh", "-c",
+            "read -r pid name state parent group session rest </proc/self/stat; echo leads=$((group == $$)); "
+            "echo session=$session"}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  auto first = environment_of(job.log("rank-0.out"));
+  auto second = environment_of(job.log("rank-1.out"));
+  EXPECT_EQ(first["leads"] + second["leads"], "11");
+  EXPECT_EQ(first["session"], second["session"]);
+  EXPECT_NE(first["session"], std::to_string(::getsid(0)));
+}
+
 TEST(Launch, SecretIsASealedMemoryFileAndNothingElseIsInherited) {
   const auto finished = run({{"run", "-np", "1", "--prefix", "none", "sh", "-c",
                               "readlink /proc/$$/fd/$COHORT_SECRET_FD; wc -c < /proc/$$/fd/$COHORT_SECRET_FD;"
