@@ -28,6 +28,13 @@ class Attending {
 // others.
 constexpr auto kPatience = std::chrono::microseconds(100);
 
+// Who starts an operation mostly waits for it next, and then runs it itself; waking the progress thread for it would cost
+// tens of microseconds on virtual machines, and a core. So for a while after an operation that thread looks by itself,
+// this often, whether one has been left to it; only one that others are queued behind wakes it.
+constexpr auto kDoze = std::chrono::milliseconds(1);
+constexpr auto kDozeInCrowd = std::chrono::milliseconds(4);
+constexpr auto kAwake = std::chrono::milliseconds(20);
+
 }  // namespace
 
 // --- QueuedWork ---
@@ -73,11 +80,14 @@ Work Core::submit_group(std::vector<Request> requests) {
 
 Work Core::enqueue(std::vector<Request> requests, Clock::time_point called, bool announced) {
   auto work = std::make_shared<QueuedWork>(shared_from_this(), std::move(requests), called, announced);
+  bool rouse = true;
   {
     const std::lock_guard lock(mutex_);
+    rouse = !dozing_ || running_ || !queue_.empty();
     pending_.fetch_add(1, std::memory_order_relaxed);
     queue_.push_back(work);
     limit_waiting();
+    enqueued_ = Clock::now();
     if (!progress_.joinable()) {
       // Signals are for the program's own threads.
       sigset_t all;
@@ -92,7 +102,7 @@ Work Core::enqueue(std::vector<Request> requests, Clock::time_point called, bool
       ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
   }
-  work_to_do_.notify_one();
+  if (rouse) work_to_do_.notify_one();
   return Work(std::move(work));
 }
 
@@ -142,6 +152,7 @@ bool Core::wait_for(QueuedWork& work, std::chrono::nanoseconds limit) {
   if (work.done()) return true;
   // Without a progress thread nobody else would run it.
   std::unique_lock lock(mutex_);
+  if (dozing_) work_to_do_.notify_one();
   const Attending attending(engine_);
   return work_done_.wait_for(lock, std::min<std::chrono::nanoseconds>(limit, std::chrono::hours(24 * 365)),
                              [&] { return work.done(); });
@@ -223,9 +234,17 @@ void Core::progress() {
   ::pthread_setname_np(::pthread_self(), "cohort-comm");
   std::unique_lock lock(mutex_);
   while (true) {
-    work_to_do_.wait(lock, [&] { return (!queue_.empty() && !running_) || (stopping_ && queue_.empty()); });
-    if (queue_.empty()) return;
-    run_front(lock);
+    if (!queue_.empty() && !running_) {
+      run_front(lock);
+    } else if (stopping_ && queue_.empty()) {
+      return;
+    } else if (Clock::now() - enqueued_ < kAwake) {
+      dozing_ = true;
+      work_to_do_.wait_for(lock, world_.crowded() ? kDozeInCrowd : kDoze);
+      dozing_ = false;
+    } else {
+      work_to_do_.wait(lock);
+    }
   }
 }
 

@@ -102,6 +102,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::deque<std::shared_ptr<QueuedWork>> queue_;  // the front one may be running
   bool running_ = false;                           // an operation of the queue, or its callbacks
   std::thread::id runner_;                         // of an operation of the queue
+  bool dozing_ = false;    // the progress thread looks by itself before long
+  Clock::time_point enqueued_{};
   bool stopping_ = false;
   std::thread progress_;
   std::shared_ptr<sys::Mapping> fusing_;  // registered memory in which small buffers travel together

@@ -58,10 +58,12 @@ class Engine final : public Waiter {
   /// Any thread. The first reason of all ranks stays.
   void abort(std::string_view reason) noexcept;
 
-  /// True if the operation takes less time than waking a thread for it, once all ranks have come.
-  static bool is_quick(const Request& request) noexcept { return request.payload() <= std::size_t{64} << 10; }
+  /// True if the operation, once all ranks have come, takes no more than a few times as long as waking a thread for it
+  /// (20 us on virtual machines, and the thread then takes a core from whoever computes).
+  static bool is_quick(const Request& request) noexcept { return request.payload() <= kQuickBytes; }
 
  private:
+  static constexpr std::size_t kQuickBytes = std::size_t{256} << 10;
   using CounterOf = Counter RankState::*;
   enum class Path { Beside, ZeroCopy, Cross, Staged };
 
