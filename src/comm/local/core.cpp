@@ -28,9 +28,9 @@ class Attending {
 // others.
 constexpr auto kPatience = std::chrono::microseconds(100);
 
-// Who starts an operation mostly waits for it next, and then runs it itself; waking the progress thread for it would cost
-// tens of microseconds on virtual machines, and a core. So for a while after an operation that thread looks by itself,
-// this often, whether one has been left to it; only one that others are queued behind wakes it.
+// Who starts an operation mostly waits for it next, and then runs it itself; waking the progress thread for it would
+// cost tens of microseconds on virtual machines, and a core. So for a while after an operation that thread looks by
+// itself, this often, whether one has been left to it; only one that others are queued behind wakes it.
 constexpr auto kDoze = std::chrono::milliseconds(1);
 constexpr auto kDozeInCrowd = std::chrono::milliseconds(4);
 constexpr auto kAwake = std::chrono::milliseconds(20);

@@ -102,7 +102,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::deque<std::shared_ptr<QueuedWork>> queue_;  // the front one may be running
   bool running_ = false;                           // an operation of the queue, or its callbacks
   std::thread::id runner_;                         // of an operation of the queue
-  bool dozing_ = false;    // the progress thread looks by itself before long
+  bool dozing_ = false;                            // the progress thread looks by itself before long
   Clock::time_point enqueued_{};
   bool stopping_ = false;
   std::thread progress_;

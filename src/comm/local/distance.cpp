@@ -2,6 +2,8 @@
 
 #include "comm/local/waiting.h"
 
+#include <sched.h>
+
 #include <algorithm>
 
 namespace cohort::comm::local {
@@ -12,7 +14,10 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kTrips = 12;
 constexpr std::uint64_t kRepeats = 3;
 constexpr std::uint64_t kTurnsOfTrial = 3 * kRepeats;
+constexpr std::uint64_t kTurnsOfReading = 3 * 10;  // once, for all operations to come
 constexpr std::size_t kTrialBytes = std::size_t{32} << 10;
+constexpr std::size_t kSmallTrialBytes = std::size_t{4} << 10;
+constexpr std::uint64_t kMostReadingFrom = std::uint64_t{1} << 20;
 
 double since(Clock::time_point begin, double unit) noexcept {
   return std::chrono::duration<double>(Clock::now() - begin).count() * unit;
@@ -20,16 +25,16 @@ double since(Clock::time_point begin, double unit) noexcept {
 
 }  // namespace
 
-void Distance::measure() noexcept {
+void Distance::measure(std::chrono::microseconds patience) noexcept {
   const std::uint64_t first = turns_ + 1;
-  turns_ += kTrips + 2 * kTurnsOfTrial;
+  turns_ += 1 + kTrips + 2 * kTurnsOfTrial + 1;  // the last is the end
   // Ranks that share a core would measure the scheduler.
   if ((world_.rank() ^ 1) >= world_.size() || world_.crowded()) return;
   if (buffer_.empty()) buffer_.resize(kTrialBytes);
   double cached = 0;
   double streamed = 0;
-  if (trips(first) && trial(first + kTrips, Stores::Cached, cached) &&
-      trial(first + kTrips + kTurnsOfTrial, Stores::NonTemporal, streamed)) {
+  if (meet(first, patience) && trips(first + 1) && trial(first + 1 + kTrips, Stores::Cached, cached) &&
+      trial(first + 1 + kTrips + kTurnsOfTrial, Stores::NonTemporal, streamed)) {
     cached_ = cached;
     streamed_ = streamed;
   }
@@ -37,10 +42,52 @@ void Distance::measure() noexcept {
   world_.state(world_.rank()).probe.value.store(turns_, std::memory_order_release);
 }
 
+void Distance::measure_reading(std::chrono::microseconds patience) noexcept {
+  const std::uint64_t first = turns_ + 1;
+  turns_ += 1 + 2 * kTurnsOfReading + 1;
+  if ((world_.rank() ^ 1) >= world_.size() || world_.crowded()) return;
+  if (buffer_.empty()) buffer_.resize(kTrialBytes);
+  double small = 0;
+  double large = 0;
+  if (meet(first, patience) && read_trial(first + 1, kSmallTrialBytes, small) &&
+      read_trial(first + 1 + kTurnsOfReading, kTrialBytes, large)) {
+    read_byte_ = std::max(large - small, 0.0) / static_cast<double>(kTrialBytes - kSmallTrialBytes);
+    read_begin_ = std::max(small - read_byte_ * static_cast<double>(kSmallTrialBytes), 0.01);
+  }
+  world_.state(world_.rank()).probe.value.store(turns_, std::memory_order_release);
+}
+
+std::optional<std::uint64_t> Distance::reading_pays_from() const noexcept {
+  if (cached_ <= 0 || read_begin_ <= 0) return std::nullopt;
+  const double wait = round_trip_ / 1e3;  // reading needs one more: the owner may not go on before it is read
+  const double staged_byte = std::max(cached_ - wait, 0.0) / static_cast<double>(kTrialBytes);
+  if (read_byte_ >= staged_byte) return kNever;
+  const double bytes = (read_begin_ + wait) / (staged_byte - read_byte_);
+  std::uint64_t least = std::uint64_t{1} << 10;
+  while (static_cast<double>(least) < bytes) {
+    least *= 2;
+    if (least > kMostReadingFrom) return kNever;
+  }
+  return least;
+}
+
+// The partner may come a little later.
+bool Distance::meet(std::uint64_t turn, std::chrono::microseconds patience) noexcept {
+  world_.state(world_.rank()).probe.value.store(turn, std::memory_order_release);
+  const auto begin = Clock::now();
+  while (!await(turn)) {
+    if (world_.ended() || Clock::now() - begin > patience) return false;
+    ::sched_yield();
+  }
+  return true;
+}
+
 bool Distance::await(std::uint64_t turn) const noexcept {
   const std::atomic<std::uint64_t>& theirs = world_.state(world_.rank() ^ 1).probe.value;
-  for (int spins = 0; spins < 4000; ++spins) {
-    if (theirs.load(std::memory_order_acquire) >= turn) return true;
+  for (int spins = 0; spins < 10000; ++spins) {
+    const std::uint64_t reached = theirs.load(std::memory_order_acquire);
+    // At the end before its time: it has given up, and its answers would seem to take no time.
+    if (reached >= turn) return reached < turns_ || turn + 1 == turns_;
     cpu_relax();
   }
   return false;
@@ -81,6 +128,31 @@ bool Distance::trial(std::uint64_t first, Stores stores, double& microseconds) n
     microseconds = std::min(microseconds, since(begin, 1e6));
   }
   return true;
+}
+
+// Both write a staging buffer of their own and read the other's through the kernel; timed is the reading.
+bool Distance::read_trial(std::uint64_t first, std::size_t bytes, double& microseconds) noexcept {
+  const int rank = world_.rank();
+  const ControlLayout& layout = world_.layout();
+  std::atomic<std::uint64_t>& own = world_.state(rank).probe.value;
+  const auto* const theirs = layout.staging(world_.control(), rank ^ 1, 0);
+  const std::uint64_t address = world_.state(rank ^ 1).control_address +
+                                static_cast<std::uint64_t>(theirs - static_cast<const std::byte*>(world_.control()));
+  microseconds = 1e9;
+  bool readable = true;
+  for (std::uint64_t turn = first; turn < first + kTurnsOfReading;) {
+    own.store(turn, std::memory_order_release);
+    if (!await(turn++)) return false;
+    copy(layout.staging(world_.control(), rank, 0), buffer_.data(), bytes, Stores::Cached);
+    own.store(turn, std::memory_order_release);
+    if (!await(turn++)) return false;
+    const auto begin = Clock::now();
+    readable = readable && world_.read_peer(rank ^ 1, buffer_.data(), address, bytes).has_value();
+    microseconds = std::min(microseconds, since(begin, 1e6));
+    own.store(turn, std::memory_order_release);
+    if (!await(turn++)) return false;
+  }
+  return readable;
 }
 
 }  // namespace cohort::comm::local

@@ -12,6 +12,15 @@
 
 namespace cohort::comm::local {
 
+namespace {
+
+// For a partner to begin measuring: it may still be asleep.
+constexpr auto kPatienceAtStart = std::chrono::milliseconds(20);
+// While a job starts, ranks are interrupted; a measurement that is interrupted does not count.
+constexpr int kMeasurements = 3;
+
+}  // namespace
+
 Engine::Engine(World& world, const FormOptions& options)
     : Waiter(world), rank_(world.rank()), size_(world.size()), distance_(world) {
   round_.brought.resize(static_cast<std::size_t>(size_));
@@ -25,9 +34,12 @@ Engine::Engine(World& world, const FormOptions& options)
   wait_for_all([&](int rank) { return state(rank).reads_peers.load() != 0; });
   bool cross = true;
   for (int rank = 0; rank < size_; ++rank) cross = cross && state(rank).reads_peers.load() == 1;
-  distance_.measure();
+  for (int i = 0; i < kMeasurements; ++i) {
+    distance_.measure(kPatienceAtStart);
+    if (cross) distance_.measure_reading(kPatienceAtStart);
+  }
   if (rank_ == 0) {
-    header().plan = make_plan(world_, cross);
+    header().plan = make_plan(world_, cross, distance_);
     header().plan_ready.store(1);
     posted();
   }

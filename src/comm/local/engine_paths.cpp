@@ -13,7 +13,8 @@ namespace {
 
 // Between pieces the engine looks whether the world has ended.
 constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
-// Two ranks stage all they bring up to here, which saves a wait; beyond it the fewer bytes of half of it count for more.
+// Two ranks stage all they bring up to here, which saves a wait; beyond it the fewer bytes of half of it count for
+// more.
 constexpr std::size_t kMostExchanged = std::size_t{1} << 20;
 // How often the distance of the cores is measured again, in operations that could use it.
 constexpr std::uint64_t kMeasureEvery = 1024;
@@ -55,7 +56,7 @@ Engine::Path Engine::choose(const Request& request) const {
 void Engine::execute(const Request& request, CollectiveEvent* event) {
   const Path path = choose(request);
   if (event != nullptr) event->zero_copy = path == Path::ZeroCopy;
-  if (path == Path::Staged && sequence_ % kMeasureEvery == 0) distance_.measure();
+  if (path == Path::Staged && sequence_ % kMeasureEvery == 0) distance_.measure(std::chrono::microseconds(0));
   switch (round_.agreed.kind) {
     case Kind::AllReduce:
       set_members(request);

@@ -18,7 +18,8 @@ namespace cohort::comm::local {
 namespace {
 
 constexpr std::size_t kBestChunk = std::size_t{128} << 10;
-constexpr std::uint64_t kLeastCross = std::uint64_t{4} << 10;
+// Where it cannot be measured: a read through the kernel costs about as much as copying a page twice.
+constexpr std::uint64_t kUsualCross = std::uint64_t{4} << 10;
 
 /// "64K", "1M", "4096".
 std::optional<std::uint64_t> parse_size(std::string_view text) {
@@ -88,20 +89,20 @@ Result<void> force(Plan& plan, std::string_view text, const ControlLayout& layou
   return {};
 }
 
-Plan make_plan(const World& world, bool cross) {
+Plan make_plan(const World& world, bool cross, const Distance& distance) {
   const ControlLayout& layout = world.layout();
   Plan plan;
   // Measured on two machines (bench/RESULTS.md): every rank folding everything pays up to here; with more ranks than
   // cores a second wait is dearer.
   plan.inline_bytes =
       std::min<std::uint64_t>(layout.payload_bytes(), std::uint64_t{world.size() <= 2 ? 8u : 16u} << 10);
-  // A read through the kernel costs about as much as copying a page twice.
-  plan.inline_copy_bytes = cross ? kLeastCross - 1 : plan.inline_bytes;
+  const std::uint64_t least_cross = cross ? distance.reading_pays_from().value_or(kUsualCross) : kNever;
+  plan.inline_copy_bytes = std::min(least_cross - 1, std::max<std::uint64_t>(plan.inline_bytes, kUsualCross));
   // What is under way at once has to stay in the caches of the cores (each of them may serve several ranks).
   plan.chunk_bytes = std::min(layout.chunk_bytes(), kBestChunk);
   // What a peer has just written comes slower through the kernel than through staging buffers, so reductions do not.
   plan.cross_reduce_bytes = kNever;
-  plan.cross_copy_bytes = cross ? kLeastCross : kNever;
+  plan.cross_copy_bytes = least_cross;
   if (const auto forced = env::get(env::kPlan)) value_or_throw(force(plan, *forced, layout, cross));
   return plan;
 }
@@ -125,6 +126,10 @@ void log_plan(const World& world, const Plan& plan, bool cross, const Distance& 
                 ? fmt::format(": 32 KiB to the next core take {:.1f} us through them, {:.1f} us past them",
                               distance.cached(), distance.streamed())
                 : std::string());
+  if (distance.read_begin() > 0) {
+    log::info("plan", "a read through the kernel takes {:.2f} us and {:.1f} us for each 32 KiB", distance.read_begin(),
+              distance.read_byte() * 32768);
+  }
 }
 
 }  // namespace cohort::comm::local

@@ -8,12 +8,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string_view>
 
 namespace cohort::comm::local {
 
-inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 /// What is read from a peer through the kernel at a time before it is folded: it stays in the second-level cache.
 inline constexpr std::size_t kPullPiece = std::size_t{64} << 10;
 
@@ -25,7 +23,7 @@ enum class StorePolicy : std::uint32_t { Auto = 0, Cached = 1, NonTemporal = 2 }
 
 /// Rank 0's decision. `cross`: all ranks may read each other's memory through the kernel. Throws InvalidArgument if
 /// COHORT_PLAN cannot be understood.
-Plan make_plan(const World& world, bool cross);
+Plan make_plan(const World& world, bool cross, const Distance& distance);
 /// Applies e.g. "inline=8K,cross=off,stores=cached,zero-copy=off,chunk=64K" to `plan`.
 Result<void> force(Plan& plan, std::string_view text, const ControlLayout& layout, bool cross);
 void log_plan(const World& world, const Plan& plan, bool cross, const Distance& distance);
