@@ -15,8 +15,9 @@ constexpr std::uint64_t kTrips = 12;
 constexpr std::uint64_t kRepeats = 3;
 constexpr std::uint64_t kTurnsOfTrial = 3 * kRepeats;
 constexpr std::uint64_t kTurnsOfReading = 3 * 10;  // once, for all operations to come
-constexpr std::size_t kTrialBytes = std::size_t{32} << 10;
-constexpr std::size_t kSmallTrialBytes = std::size_t{4} << 10;
+constexpr std::size_t kLargeRead = std::size_t{32} << 10;
+constexpr std::size_t kSmallRead = std::size_t{4} << 10;
+constexpr std::uint64_t kLeastReadingFrom = std::uint64_t{4} << 10;
 constexpr std::uint64_t kMostReadingFrom = std::uint64_t{1} << 20;
 
 double since(Clock::time_point begin, double unit) noexcept {
@@ -30,7 +31,7 @@ void Distance::measure(std::chrono::microseconds patience) noexcept {
   turns_ += 1 + kTrips + 2 * kTurnsOfTrial + 1;  // the last is the end
   // Ranks that share a core would measure the scheduler.
   if ((world_.rank() ^ 1) >= world_.size() || world_.crowded()) return;
-  if (buffer_.empty()) buffer_.resize(kTrialBytes);
+  if (buffer_.empty()) buffer_.resize(trial_bytes());
   double cached = 0;
   double streamed = 0;
   if (meet(first, patience) && trips(first + 1) && trial(first + 1 + kTrips, Stores::Cached, cached) &&
@@ -46,24 +47,25 @@ void Distance::measure_reading(std::chrono::microseconds patience) noexcept {
   const std::uint64_t first = turns_ + 1;
   turns_ += 1 + 2 * kTurnsOfReading + 1;
   if ((world_.rank() ^ 1) >= world_.size() || world_.crowded()) return;
-  if (buffer_.empty()) buffer_.resize(kTrialBytes);
+  if (buffer_.empty()) buffer_.resize(trial_bytes());
   double small = 0;
   double large = 0;
-  if (meet(first, patience) && read_trial(first + 1, kSmallTrialBytes, small) &&
-      read_trial(first + 1 + kTurnsOfReading, kTrialBytes, large)) {
-    read_byte_ = std::max(large - small, 0.0) / static_cast<double>(kTrialBytes - kSmallTrialBytes);
-    read_begin_ = std::max(small - read_byte_ * static_cast<double>(kSmallTrialBytes), 0.01);
+  if (meet(first, patience) && read_trial(first + 1, kSmallRead, small) &&
+      read_trial(first + 1 + kTurnsOfReading, kLargeRead, large)) {
+    read_byte_ = std::max(large - small, 0.0) / static_cast<double>(kLargeRead - kSmallRead);
+    read_begin_ = std::max(small - read_byte_ * static_cast<double>(kSmallRead), 0.01);
   }
   world_.state(world_.rank()).probe.value.store(turns_, std::memory_order_release);
 }
 
 std::optional<std::uint64_t> Distance::reading_pays_from() const noexcept {
   if (cached_ <= 0 || read_begin_ <= 0) return std::nullopt;
-  const double wait = round_trip_ / 1e3;  // reading needs one more: the owner may not go on before it is read
-  const double staged_byte = std::max(cached_ - wait, 0.0) / static_cast<double>(kTrialBytes);
-  if (read_byte_ >= staged_byte) return kNever;
-  const double bytes = (read_begin_ + wait) / (staged_byte - read_byte_);
-  std::uint64_t least = std::uint64_t{1} << 10;
+  // What is staged waits for its chunks besides: measured in whole operations, reading is ahead until it takes twice as
+  // long for each byte, and from where beginning it takes half as long as staging.
+  const double staged_byte = std::max(cached_ - round_trip_ / 1e3, 0.0) / static_cast<double>(trial_bytes());
+  if (read_byte_ > 2 * staged_byte) return kNever;
+  const double bytes = read_begin_ / (2 * staged_byte);
+  std::uint64_t least = kLeastReadingFrom;
   while (static_cast<double>(least) < bytes) {
     least *= 2;
     if (least > kMostReadingFrom) return kNever;
@@ -119,10 +121,10 @@ bool Distance::trial(std::uint64_t first, Stores stores, double& microseconds) n
     own.store(turn, std::memory_order_release);
     if (!await(turn++)) return false;
     const auto begin = Clock::now();
-    copy(layout.staging(world_.control(), rank, 0), buffer_.data(), kTrialBytes, stores);
+    copy(layout.staging(world_.control(), rank, 0), buffer_.data(), trial_bytes(), stores);
     own.store(turn, std::memory_order_release);
     if (!await(turn++)) return false;
-    copy(buffer_.data(), layout.staging(world_.control(), rank ^ 1, 0), kTrialBytes, Stores::Cached);
+    copy(buffer_.data(), layout.staging(world_.control(), rank ^ 1, 0), trial_bytes(), Stores::Cached);
     own.store(turn, std::memory_order_release);
     if (!await(turn++)) return false;
     microseconds = std::min(microseconds, since(begin, 1e6));

@@ -8,6 +8,7 @@
 #include "comm/kernels/copy.h"
 #include "comm/local/world.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <limits>
@@ -30,6 +31,7 @@ class Distance {
   /// Nanoseconds there and back; 0: not known (a rank without a partner, or more ranks than cores).
   double round_trip() const noexcept { return round_trip_; }
   /// Microseconds until the partner has read what this rank has written; 0: not known.
+  std::size_t tried_bytes() const noexcept { return trial_bytes(); }
   double cached() const noexcept { return cached_; }
   double streamed() const noexcept { return streamed_; }
   /// Microseconds for reading through the kernel what the partner has just written, to begin with and for each byte;
@@ -45,6 +47,8 @@ class Distance {
   }
 
  private:
+  /// As much as goes through staging at once: less of it would lie to the favour of streaming.
+  std::size_t trial_bytes() const noexcept { return std::min(world_.layout().chunk_bytes(), std::size_t{128} << 10); }
   bool meet(std::uint64_t turn, std::chrono::microseconds patience) noexcept;
   bool await(std::uint64_t turn) const noexcept;
   bool trips(std::uint64_t first) noexcept;
