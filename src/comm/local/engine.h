@@ -110,6 +110,7 @@ class Engine final : public Waiter {
   // engine_paths.cpp: which way an operation goes, and reaching other ranks' memory
   void execute(const Request& request, CollectiveEvent* event);
   Path choose(const Request& request) const;
+  bool exchanges(const Request& request) const noexcept;
   bool inputs_mapped() const noexcept;
   bool outputs_mapped() const noexcept;
   bool mapped(int rank) const noexcept { return round_.brought[static_cast<std::size_t>(rank)].input_segment != 0; }
@@ -137,7 +138,7 @@ class Engine final : public Waiter {
   void all_reduce_beside(const Request& request);
   void all_reduce_zero_copy(const Request& request);
   void all_reduce_cross(const Request& request);
-  void all_reduce_exchanged(const Request& request);
+  void reduce_exchanged(const Request& request);
   void reduce_staged(const Request& request, Path path);
   void copy_in(const Request& request, Path path, const Chunk& chunk);
   void fold_own(const Request& request, Path path, const Chunk& chunk);

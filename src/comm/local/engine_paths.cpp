@@ -63,15 +63,12 @@ void Engine::execute(const Request& request, CollectiveEvent* event) {
       if (path == Path::Beside) return all_reduce_beside(request);
       if (path == Path::ZeroCopy) return all_reduce_zero_copy(request);
       if (path == Path::Cross) return all_reduce_cross(request);
-      if (size_ == 2 && round_.active.size() == 2 && request.input_bytes() <= kMostExchanged) {
-        return all_reduce_exchanged(request);
-      }
-      return reduce_staged(request, path);
+      return exchanges(request) ? reduce_exchanged(request) : reduce_staged(request, path);
     case Kind::Reduce:
       set_members(request);
       if (path == Path::Beside) return rank_ == round_.root ? all_reduce_beside(request) : void();
       if (path == Path::ZeroCopy) return all_reduce_zero_copy(request);
-      return reduce_staged(request, path);
+      return path == Path::Staged && exchanges(request) ? reduce_exchanged(request) : reduce_staged(request, path);
     case Kind::ReduceScatter:
     case Kind::ReduceScatterV:
       set_members(request);
@@ -95,6 +92,10 @@ void Engine::execute(const Request& request, CollectiveEvent* event) {
       if (path == Path::Staged) return move_staged(request);
       return move_direct(request);
   }
+}
+
+bool Engine::exchanges(const Request& request) const noexcept {
+  return size_ == 2 && round_.active.size() == 2 && request.input_bytes() <= kMostExchanged;
 }
 
 void Engine::run_alone(const Request& request) {

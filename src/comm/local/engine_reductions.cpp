@@ -112,8 +112,12 @@ void Engine::all_reduce_cross(const Request& request) {
   finish_round();
 }
 
-// Two ranks: each stages all it brings, and folds both. One wait for each chunk, and nothing to copy out.
-void Engine::all_reduce_exchanged(const Request& request) {
+// Two ranks: who does not have the result alone stages all it brings, and who wants the result folds both. One wait for
+// each chunk, and nothing to copy out.
+void Engine::reduce_exchanged(const Request& request) {
+  const bool rooted = round_.agreed.kind == Kind::Reduce;
+  const bool stages = !rooted || rank_ != round_.root;
+  const bool folds = !rooted || rank_ == round_.root;
   const std::size_t element = size_of(request.dtype);
   const auto per_chunk = static_cast<std::int64_t>(plan_.chunk_bytes / element);
   const std::int64_t chunks = (request.input_count + per_chunk - 1) / per_chunk;
@@ -124,7 +128,7 @@ void Engine::all_reduce_exchanged(const Request& request) {
   const auto copy_in = [&](std::int64_t chunk) {
     const std::uint64_t number = base + static_cast<std::uint64_t>(chunk);
     if (number >= 2) wait_for_counters(&RankState::reduced, number - 1);
-    const std::size_t bytes = static_cast<std::size_t>(elements_of(chunk)) * element;
+    const std::size_t bytes = stages ? static_cast<std::size_t>(elements_of(chunk)) * element : 0;
     copy(layout().staging(world_.control(), rank_, number), at(request.input, chunk * per_chunk, element), bytes,
          stores_for(bytes));
     post(&RankState::staged, number + 1);
@@ -134,14 +138,16 @@ void Engine::all_reduce_exchanged(const Request& request) {
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
     const std::uint64_t number = base + static_cast<std::uint64_t>(chunk);
     if (chunk + 1 < chunks) copy_in(chunk + 1);
-    wait_for_counters(&RankState::staged, number + 1);
-    fold_inputs_.clear();
-    for (const int member : members_) {
-      fold_inputs_.push_back(member == rank_ ? at(request.input, chunk * per_chunk, element)
-                                             : layout().staging(world_.control(), member, number));
+    if (folds) {
+      wait_for_counters(&RankState::staged, number + 1);
+      fold_inputs_.clear();
+      for (const int member : members_) {
+        fold_inputs_.push_back(member == rank_ ? at(request.input, chunk * per_chunk, element)
+                                               : layout().staging(world_.control(), member, number));
+      }
+      fold_outputs_.assign(1, at(request.output, chunk * per_chunk, element));
+      fold(job(request, elements_of(chunk)));
     }
-    fold_outputs_.assign(1, at(request.output, chunk * per_chunk, element));
-    fold(job(request, elements_of(chunk)));
     state(rank_).copied.value.store(number + 1, std::memory_order_release);
     post(&RankState::reduced, number + 1);
   }

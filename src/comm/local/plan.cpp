@@ -17,7 +17,7 @@
 namespace cohort::comm::local {
 namespace {
 
-constexpr std::size_t kChunkInCrowd = std::size_t{128} << 10;
+constexpr std::size_t kBestChunk = std::size_t{128} << 10;
 // Where it cannot be measured: a read through the kernel costs about as much as copying a page twice.
 constexpr std::uint64_t kUsualCross = std::uint64_t{4} << 10;
 
@@ -99,7 +99,7 @@ Plan make_plan(const World& world, bool cross, const Distance& distance) {
   const std::uint64_t least_cross = cross ? distance.reading_pays_from().value_or(kUsualCross) : kNever;
   plan.inline_copy_bytes = std::min(least_cross - 1, std::max<std::uint64_t>(plan.inline_bytes, kUsualCross));
   // What is under way at once has to stay in the caches of a core, also of one that serves several ranks.
-  plan.chunk_bytes = world.crowded() ? std::min(layout.chunk_bytes(), kChunkInCrowd) : layout.chunk_bytes();
+  plan.chunk_bytes = std::min(layout.chunk_bytes(), kBestChunk);
   // What a peer has just written comes slower through the kernel than through staging buffers, so reductions do not.
   plan.cross_reduce_bytes = kNever;
   plan.cross_copy_bytes = least_cross;
