@@ -56,7 +56,8 @@ def mpi_command(build, library, ranks, folder):
 def rank_commands(first_words, ranks, folder):
     """All ranks in one session, as mpirun has them: where the kernel groups what it schedules by session (autogroup),
     ranks in sessions of their own could not yield to each other."""
-    script = 'ranks=$1; folder=$2; shift 2; rank=0; while [ $rank -lt $ranks ]; do "$@" "$folder" $rank $ranks & rank=$((rank + 1)); done; wait'
+    script = ('ranks=$1; folder=$2; shift 2; rank=0; '
+              'while [ $rank -lt $ranks ]; do "$@" "$folder" $rank $ranks & rank=$((rank + 1)); done; wait')
     return [["sh", "-c", script, "sh", str(ranks), folder] + first_words]
 
 

@@ -1,4 +1,6 @@
 // What a communicator promises beside its results: refusals, deadlines, the same bits, unattended progress, join.
+#include "comm/testing/errors.h"
+
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 #include <cohort/observer.h>
@@ -23,18 +25,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::string what_of(const std::function<void()>& body, ErrorCode code) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+using comm::testing::contains;
+using comm::testing::what_of;
 
 std::span<float> floats(Memory& memory) { return {static_cast<float*>(memory.data()), memory.bytes() / sizeof(float)}; }
 
@@ -312,6 +304,20 @@ TEST(Work, ProgressesUnattended) {
     EXPECT_TRUE(at_once);
     work.wait();
     work.wait();
+  });
+}
+
+TEST(Work, ProgressesUnattendedSoonAndLongAfterOthersThatWereWaitedFor) {
+  run_on_threads(2, [](Communicator comm) {
+    std::vector<float> values(1 << 18);
+    for (const auto pause : {0ms, 5ms, 60ms}) {
+      comm.all_reduce(std::span(values)).wait();
+      std::this_thread::sleep_for(pause);
+      Work left = comm.all_reduce(std::span(values));
+      const auto give_up = std::chrono::steady_clock::now() + 20s;
+      while (!left.done() && std::chrono::steady_clock::now() < give_up) std::this_thread::sleep_for(1ms);
+      EXPECT_TRUE(left.done()) << pause.count() << " ms";
+    }
   });
 }
 

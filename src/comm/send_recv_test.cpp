@@ -1,4 +1,6 @@
 // Send and receive between ranks that are threads: matching, sizes, order, refusals, deadlines, and beside collectives.
+#include "comm/testing/errors.h"
+
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 #include <cohort/observer.h>
@@ -25,18 +27,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::string what_of(const std::function<void()>& body, ErrorCode code) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+using comm::testing::contains;
+using comm::testing::what_of;
 
 /// Bytes that tell which message they are of.
 std::vector<std::uint8_t> pattern(std::size_t bytes, unsigned seed) {

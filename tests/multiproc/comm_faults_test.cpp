@@ -1,4 +1,5 @@
 // Ranks as processes that die, stop, run out of memory or fork, at every stage of a communicator's life.
+#include "comm/testing/errors.h"
 #include "comm_processes.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 namespace cohort::testing {
 namespace {
 
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+using comm::testing::contains;
 
 std::span<float> floats(Memory& memory) { return {static_cast<float*>(memory.data()), memory.bytes() / sizeof(float)}; }
 

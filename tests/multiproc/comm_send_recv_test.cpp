@@ -1,5 +1,6 @@
 // Send and receive between processes: sizes that go each way, peers that are killed or stopped in the midst of it, and
 // forked children.
+#include "comm/testing/errors.h"
 #include "comm_processes.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 namespace cohort::testing {
 namespace {
 
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+using comm::testing::contains;
 
 /// Large messages through the kernel, or in fragments.
 class SendRecv : public ::testing::TestWithParam<const char*> {

@@ -5,10 +5,10 @@
 #include "comm/local/plan.h"
 #include "comm/local/waiting.h"
 #include "sys/futex.h"
+#include "sys/thread.h"
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <system_error>
@@ -131,16 +131,11 @@ Channels::WorkPtr Channels::pend(Channel& channel, const Message& message, Clock
 
 void Channels::start_thread() {
   if (stopping_) return;
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);  // signals are for the program's own threads
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::thread([this, keep = keep_()] { run(); });
+    thread_ = sys::start_without_signals([this, keep = keep_()] { run(); });
   } catch (const std::system_error& error) {
     log::warn("comm", "no thread for send and recv, which progress when they are waited for -- {}", error.what());
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Channels::add_callback(ChannelWork& work, std::function<void()> callback) {

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <new>
 
 namespace cohort::comm::local {
@@ -96,6 +97,9 @@ struct AbortRecord {
   char text[1024];
 };
 
+/// Of a threshold: at no size.
+inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+
 /// What rank 0 has decided for all (plan.h). Written before its `ready`.
 struct Plan {
   std::uint64_t inline_bytes = 0;  ///< payloads of reductions up to this size lie beside the announcement: one wait
@@ -130,6 +134,8 @@ class ControlLayout {
 
   /// The most that a chunk may have.
   std::size_t chunk_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{256} << 10 : std::size_t{64} << 10; }
+  /// What serves best: what is under way at once stays in the caches of a core, also of one that serves several ranks.
+  std::size_t usual_chunk_bytes() const noexcept { return std::min(chunk_bytes(), std::size_t{128} << 10); }
   /// Room beside a slot, and so the most that `Plan::inline_bytes` may be.
   std::size_t payload_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{32} << 10 : std::size_t{8} << 10; }
   std::size_t bytes() const noexcept { return channels_offset() + channel_layout().bytes(); }

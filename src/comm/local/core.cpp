@@ -2,9 +2,9 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "sys/thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <utility>
@@ -89,17 +89,11 @@ Work Core::enqueue(std::vector<Request> requests, Clock::time_point called, bool
     limit_waiting();
     enqueued_ = Clock::now();
     if (!progress_.joinable()) {
-      // Signals are for the program's own threads.
-      sigset_t all;
-      sigset_t before;
-      sigfillset(&all);
-      ::pthread_sigmask(SIG_SETMASK, &all, &before);
       try {
-        progress_ = std::thread([self = shared_from_this()] { self->progress(); });
+        progress_ = sys::start_without_signals([self = shared_from_this()] { self->progress(); });
       } catch (const std::system_error& error) {  // then operations run when they are waited for
         log::warn("comm", "no progress thread, operations run when they are waited for -- {}", error.what());
       }
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
   }
   if (rouse) work_to_do_.notify_one();
@@ -150,7 +144,7 @@ void Core::wait_for(QueuedWork& work) {
 
 bool Core::wait_for(QueuedWork& work, std::chrono::nanoseconds limit) {
   if (work.done()) return true;
-  // Without a progress thread nobody else would run it.
+  // Left to the progress thread: who has little time cannot take on what may take longer.
   std::unique_lock lock(mutex_);
   if (dozing_) work_to_do_.notify_one();
   const Attending attending(engine_);

@@ -17,8 +17,7 @@ constexpr std::uint64_t kTurnsOfTrial = 3 * kRepeats;
 constexpr std::uint64_t kTurnsOfReading = 3 * 10;  // once, for all operations to come
 constexpr std::size_t kLargeRead = std::size_t{32} << 10;
 constexpr std::size_t kSmallRead = std::size_t{4} << 10;
-constexpr std::uint64_t kLeastReadingFrom = std::uint64_t{4} << 10;
-constexpr std::uint64_t kMostReadingFrom = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMostReading = std::uint64_t{1} << 20;
 
 double since(Clock::time_point begin, double unit) noexcept {
   return std::chrono::duration<double>(Clock::now() - begin).count() * unit;
@@ -65,10 +64,10 @@ std::optional<std::uint64_t> Distance::reading_pays_from() const noexcept {
   const double staged_byte = std::max(cached_ - round_trip_ / 1e3, 0.0) / static_cast<double>(trial_bytes());
   if (read_byte_ > 2 * staged_byte) return kNever;
   const double bytes = read_begin_ / (2 * staged_byte);
-  std::uint64_t least = kLeastReadingFrom;
+  std::uint64_t least = kLeastReading;
   while (static_cast<double>(least) < bytes) {
     least *= 2;
-    if (least > kMostReadingFrom) return kNever;
+    if (least > kMostReading) return kNever;
   }
   return least;
 }

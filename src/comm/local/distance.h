@@ -8,16 +8,16 @@
 #include "comm/kernels/copy.h"
 #include "comm/local/world.h"
 
-#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <vector>
 
 namespace cohort::comm::local {
 
-inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+/// Shorter buffers are never read through the kernel; where it cannot be measured, from here on.
+inline constexpr std::uint64_t kLeastReading = std::uint64_t{4} << 10;
 
 class Distance {
  public:
@@ -30,8 +30,9 @@ class Distance {
   void measure_reading(std::chrono::microseconds patience) noexcept;
   /// Nanoseconds there and back; 0: not known (a rank without a partner, or more ranks than cores).
   double round_trip() const noexcept { return round_trip_; }
+  /// Bytes of the trial: as many as go through staging at once, since fewer would lie in favour of streaming.
+  std::size_t trial_bytes() const noexcept { return world_.layout().usual_chunk_bytes(); }
   /// Microseconds until the partner has read what this rank has written; 0: not known.
-  std::size_t tried_bytes() const noexcept { return trial_bytes(); }
   double cached() const noexcept { return cached_; }
   double streamed() const noexcept { return streamed_; }
   /// Microseconds for reading through the kernel what the partner has just written, to begin with and for each byte;
@@ -47,8 +48,6 @@ class Distance {
   }
 
  private:
-  /// As much as goes through staging at once: less of it would lie to the favour of streaming.
-  std::size_t trial_bytes() const noexcept { return std::min(world_.layout().chunk_bytes(), std::size_t{128} << 10); }
   bool meet(std::uint64_t turn, std::chrono::microseconds patience) noexcept;
   bool await(std::uint64_t turn) const noexcept;
   bool trips(std::uint64_t first) noexcept;

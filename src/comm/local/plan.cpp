@@ -17,10 +17,6 @@
 namespace cohort::comm::local {
 namespace {
 
-constexpr std::size_t kBestChunk = std::size_t{128} << 10;
-// Where it cannot be measured: a read through the kernel costs about as much as copying a page twice.
-constexpr std::uint64_t kUsualCross = std::uint64_t{4} << 10;
-
 /// "64K", "1M", "4096".
 std::optional<std::uint64_t> parse_size(std::string_view text) {
   std::uint64_t unit = 1;
@@ -96,10 +92,9 @@ Plan make_plan(const World& world, bool cross, const Distance& distance) {
   // cores a second wait is dearer.
   plan.inline_bytes =
       std::min<std::uint64_t>(layout.payload_bytes(), std::uint64_t{world.size() <= 2 ? 8u : 16u} << 10);
-  const std::uint64_t least_cross = cross ? distance.reading_pays_from().value_or(kUsualCross) : kNever;
-  plan.inline_copy_bytes = std::min(least_cross - 1, std::max<std::uint64_t>(plan.inline_bytes, kUsualCross));
-  // What is under way at once has to stay in the caches of a core, also of one that serves several ranks.
-  plan.chunk_bytes = std::min(layout.chunk_bytes(), kBestChunk);
+  const std::uint64_t least_cross = cross ? distance.reading_pays_from().value_or(kLeastReading) : kNever;
+  plan.inline_copy_bytes = std::min(least_cross - 1, std::max<std::uint64_t>(plan.inline_bytes, kLeastReading));
+  plan.chunk_bytes = layout.usual_chunk_bytes();
   // What a peer has just written comes slower through the kernel than through staging buffers, so reductions do not.
   plan.cross_reduce_bytes = kNever;
   plan.cross_copy_bytes = least_cross;
@@ -124,7 +119,7 @@ void log_plan(const World& world, const Plan& plan, bool cross, const Distance& 
                                                   : "past the caches",
             distance.cached() > 0
                 ? fmt::format(": {} to the next core take {:.1f} us through them, {:.1f} us past them",
-                              size_text(distance.tried_bytes()), distance.cached(), distance.streamed())
+                              size_text(distance.trial_bytes()), distance.cached(), distance.streamed())
                 : std::string());
   if (distance.read_begin() > 0) {
     log::info("plan", "a read through the kernel takes {:.2f} us and {:.1f} us for each 32 KiB", distance.read_begin(),

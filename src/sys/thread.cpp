@@ -1,0 +1,23 @@
+#include "sys/thread.h"
+
+#include <csignal>
+#include <utility>
+
+namespace cohort::sys {
+
+std::thread start_without_signals(std::function<void()> body) {
+  // A thread begins with its starter's mask.
+  struct Blocked {
+    Blocked() {
+      sigset_t all;
+      sigfillset(&all);
+      ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~Blocked() { ::pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    sigset_t before;
+  };
+  const Blocked blocked;
+  return std::thread(std::move(body));
+}
+
+}  // namespace cohort::sys
