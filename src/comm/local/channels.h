@@ -150,7 +150,6 @@ class Channels {
   void fail_all();
   void lost_in_pull(Lock& lock, const WorkPtr& work, const Error& why);
   std::vector<WorkPtr> waiting(const Channel& channel) const;
-  std::string pid_of(int rank) const;
   std::string timed_out(const Channel& channel, const Message& message) const;
 
   World& world_;

@@ -67,13 +67,8 @@ std::vector<Channels::WorkPtr> Channels::waiting(const Channel& channel) const {
   return all;
 }
 
-std::string Channels::pid_of(int rank) const {
-  if (world_.mesh()->peer(rank).same_process || world_.pid(rank) <= 0) return "";
-  return fmt::format("pid {}", world_.pid(rank));
-}
-
 std::string Channels::timed_out(const Channel& channel, const Message& message) const {
-  const std::string pid = pid_of(message.peer);
+  const std::string pid = world_.pid_text(message.peer);
   std::string why = fmt::format("rank {}{} {}", message.peer, pid.empty() ? "" : fmt::format(" ({})", pid),
                                 message.kind == Kind::Send ? "did not receive it" : "did not send it");
   if (message.kind == Kind::Recv && !channel.unexpected.empty()) {
@@ -83,8 +78,7 @@ std::string Channels::timed_out(const Channel& channel, const Message& message) 
   }
   return fmt::format(
       "{} timed out after {} ms -- rank {} ({}) -- {} -- is it stopped, slow, or in another branch of the program? "
-      "give "
-      "a longer timeout if it is only slow",
+      "give a longer timeout if it is only slow",
       to_string(message), message.timeout.count(), rank_, world_.host(), why);
 }
 
@@ -102,7 +96,7 @@ void Channels::look_after(Lock& lock) {
       const auto still = waiting(channel);
       if (still.empty() || world_.ended()) continue;
       const Message& message = still.front()->message_;
-      const std::string pid = pid_of(channel.peer);
+      const std::string pid = world_.pid_text(channel.peer);
       end(still.front(), ErrorCode::PeerLost,
           fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} -- see the output of rank {}; the "
                       "communicator has to be formed anew",
@@ -154,7 +148,7 @@ void Channels::lost_in_pull(Lock& lock, const WorkPtr& work, const Error& why) {
     lock.lock();
   }
   work->busy_ = false;
-  const std::string pid = pid_of(work->message_.peer);
+  const std::string pid = world_.pid_text(work->message_.peer);
   if (how) {
     end(work, ErrorCode::PeerLost,
         fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} while its message was read -- see the output "

@@ -14,13 +14,8 @@ void Waiter::end_world(ErrorCode code, int peer, const std::string& text) {
   throw world_.recorded(doing(), number());
 }
 
-std::string Waiter::pid_of(int rank) const {
-  if (rank == world_.rank() || world_.mesh()->peer(rank).same_process || world_.pid(rank) <= 0) return "";
-  return fmt::format("pid {}", world_.pid(rank));
-}
-
 void Waiter::end_lost(int rank, const std::string& how) {
-  const std::string pid = pid_of(rank);
+  const std::string pid = world_.pid_text(rank);
   end_world(
       ErrorCode::PeerLost, rank,
       fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) in operation {} -- {}; it {} -- see the output of "
@@ -45,7 +40,7 @@ void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
   if (missing.empty() || Clock::now() < std::min(deadline, limit)) return;
   std::vector<std::string> who;
   for (const int rank : missing) {
-    const std::string pid = pid_of(rank);
+    const std::string pid = world_.pid_text(rank);
     who.push_back(fmt::format("rank {}{} {}", rank, pid.empty() ? "" : " (" + pid + ")", omission(rank)));
     if (who.size() == 8 && missing.size() > 8) {
       who.push_back(fmt::format("and {} more", missing.size() - who.size()));

@@ -165,7 +165,6 @@ class Waiter {
   World& world_;
 
  private:
-  std::string pid_of(int rank) const;
   void look_after(const std::function<std::vector<int>()>& missing);
 
   std::atomic<int> attended_{0};

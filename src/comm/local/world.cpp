@@ -109,6 +109,11 @@ std::optional<std::string> World::lost(int rank) const {
   return "its connection has ended";
 }
 
+std::string World::pid_text(int rank) const {
+  if (rank == rank_ || mesh_->peer(rank).same_process || pid(rank) <= 0) return "";
+  return fmt::format("pid {}", pid(rank));
+}
+
 void World::wake() noexcept {
   header().bell.fetch_add(1);
   sys::futex_wake_all(header().bell);

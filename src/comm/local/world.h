@@ -39,6 +39,8 @@ class World {
   Header& header() const noexcept { return ControlLayout::header(control_.data()); }
   RankState& state(int rank) const noexcept { return layout_.state(control_.data(), rank); }
   pid_t pid(int rank) const noexcept;
+  /// "pid 12", for messages; empty if the rank is in this process or its pid means nothing here.
+  std::string pid_text(int rank) const;
   /// More ranks than cores. Set once, before operations.
   bool crowded() const noexcept { return crowded_; }
   void set_crowded(bool crowded) noexcept { crowded_ = crowded; }
