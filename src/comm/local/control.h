@@ -103,6 +103,7 @@ inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max(
 /// What rank 0 has decided for all (plan.h). Written before its `ready`.
 struct Plan {
   std::uint64_t inline_bytes = 0;  ///< payloads of reductions up to this size lie beside the announcement: one wait
+  std::uint64_t inline_root_bytes = 0;   ///< the same for reductions of which one rank has the result
   std::uint64_t inline_copy_bytes = 0;   ///< the same for operations that only move data
   std::uint64_t cross_reduce_bytes = 0;  ///< reductions read peers' memory through the kernel from this size on
   std::uint64_t cross_copy_bytes = 0;    ///< the same for operations that only move data
@@ -137,7 +138,7 @@ class ControlLayout {
   /// What serves best: what is under way at once stays in the caches of a core, also of one that serves several ranks.
   std::size_t usual_chunk_bytes() const noexcept { return std::min(chunk_bytes(), std::size_t{128} << 10); }
   /// Room beside a slot, and so the most that `Plan::inline_bytes` may be.
-  std::size_t payload_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{32} << 10 : std::size_t{8} << 10; }
+  std::size_t payload_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{64} << 10 : std::size_t{8} << 10; }
   std::size_t bytes() const noexcept { return channels_offset() + channel_layout().bytes(); }
   ChannelLayout channel_layout() const noexcept { return ChannelLayout(ranks_); }
 

@@ -76,8 +76,10 @@ void Engine::note_cores() {
 
 void Engine::size_up(const Request& request) noexcept {
   const std::size_t beside = bytes_beside(request, size_);
-  small_ = beside <= (is_reduction(request.kind) ? plan_.inline_bytes : plan_.inline_copy_bytes) &&
-           request.kind != Kind::AllToAllV;
+  const std::uint64_t most = !is_reduction(request.kind)    ? plan_.inline_copy_bytes
+                             : request.kind == Kind::Reduce ? plan_.inline_root_bytes
+                                                            : plan_.inline_bytes;
+  small_ = beside <= most && request.kind != Kind::AllToAllV;
   tiny_ = beside <= Slot::kTiny;
 }
 
@@ -123,7 +125,10 @@ void Engine::publish(const Request* request) {
       std::memcpy(to + row, counts.output.data(), row);
     }
   } else if (request != nullptr && request->input_count > 0 && small_) {
-    const bool brings = (request->kind != Kind::Broadcast && request->kind != Kind::Scatter) || request->root == rank_;
+    const bool is_root = request->root == rank_;
+    const bool brings = request->kind == Kind::Reduce                                        ? !is_root
+                        : request->kind == Kind::Broadcast || request->kind == Kind::Scatter ? is_root
+                                                                                             : true;
     if (brings && tiny_) {
       std::memcpy(slot.tiny, request->input, request->input_bytes());
     } else if (brings) {

@@ -58,8 +58,11 @@ FoldJob Engine::job(const Request& request, std::int64_t count) const noexcept {
 
 void Engine::all_reduce_beside(const Request& request) {
   if (round_.serving) return;
+  const bool rooted = round_.agreed.kind == Kind::Reduce;  // then nobody but this rank needs what it brings
   fold_inputs_.clear();
-  for (const int member : members_) fold_inputs_.push_back(payload_of(member));
+  for (const int member : members_) {
+    fold_inputs_.push_back(rooted && member == rank_ ? request.input : payload_of(member));
+  }
   fold_outputs_.assign(1, request.output);
   fold(job(request, request.input_count));
 }

@@ -40,7 +40,7 @@ Result<void> force_one(Plan& plan, std::string_view name, std::string_view value
                        bool cross) {
   const auto size = parse_size(value);
   if (name == "inline" && size && *size <= layout.payload_bytes()) {
-    plan.inline_bytes = plan.inline_copy_bytes = *size;
+    plan.inline_bytes = plan.inline_root_bytes = plan.inline_copy_bytes = *size;
   } else if (name == "chunk" && size && *size >= 4096 && *size <= layout.chunk_bytes()) {
     plan.chunk_bytes = *size / kLine * kLine;
   } else if (name == "zero-copy" && (value == "on" || value == "off")) {
@@ -92,6 +92,8 @@ Plan make_plan(const World& world, bool cross, const Distance& distance) {
   // cores a second wait is dearer.
   plan.inline_bytes =
       std::min<std::uint64_t>(layout.payload_bytes(), std::uint64_t{world.size() <= 2 ? 8u : 16u} << 10);
+  // One rank folds everything: the others are then done, and may bring the next while it does.
+  plan.inline_root_bytes = layout.payload_bytes();
   const std::uint64_t least_cross = cross ? distance.reading_pays_from().value_or(kLeastReading) : kNever;
   plan.inline_copy_bytes = std::min(least_cross - 1, std::max<std::uint64_t>(plan.inline_bytes, kLeastReading));
   plan.chunk_bytes = layout.usual_chunk_bytes();
@@ -106,11 +108,12 @@ void log_plan(const World& world, const Plan& plan, bool cross, const Distance& 
   log::info("plan", "{} ranks on {}{}; a cache line there and back {}", world.size(), world.host(),
             world.crowded() ? ", more than cores" : "",
             distance.round_trip() > 0 ? fmt::format("{:.0f} ns", distance.round_trip()) : std::string("not measured"));
-  log::info("plan",
-            "beside the announcements: reductions up to {}, what only moves up to {}; else chunks of {}; registered "
-            "memory {}",
-            size_text(plan.inline_bytes), size_text(plan.inline_copy_bytes), size_text(plan.chunk_bytes),
-            plan.zero_copy ? "in place" : "staged");
+  log::info(
+      "plan",
+      "beside the announcements: reductions up to {}, to one rank up to {}, what only moves up to {}; else chunks "
+      "of {}; registered memory {}",
+      size_text(plan.inline_bytes), size_text(plan.inline_root_bytes), size_text(plan.inline_copy_bytes),
+      size_text(plan.chunk_bytes), plan.zero_copy ? "in place" : "staged");
   log::info("plan", "through the kernel: {}; slices of reductions from {}, blocks that move from {}",
             cross ? "allowed" : "not allowed", size_text(plan.cross_reduce_bytes), size_text(plan.cross_copy_bytes));
   log::info("plan", "staging is written {}{}",
