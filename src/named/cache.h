@@ -21,7 +21,11 @@ class Cache {
 
   /// The slot of what this rank brought under this name before, if it now brings the same.
   std::optional<std::size_t> find(const std::string& name, const Signature& own) const;
-  bool contains(const std::string& name) const { return index_.count(name) != 0; }
+  /// The slot of a name, whatever this rank brings.
+  std::optional<std::size_t> slot_of(const std::string& name) const {
+    const auto found = index_.find(name);
+    return found == index_.end() ? std::nullopt : std::optional(found->second);
+  }
   /// What stands in a slot; null if it is free.
   const AgreedPtr& at(std::size_t slot) const { return slots_[slot].agreed; }
   /// Slots that have been in use so far: all slots are below.
