@@ -28,27 +28,50 @@ std::int64_t product(std::span<const std::int64_t> shape) noexcept {
   return result;
 }
 
+/// Empty if the communicator will take it: what it refuses later it would refuse on this rank alone.
+std::string fault_of(const ConstBuffer& buffer) {
+  const std::size_t size = size_of(buffer.dtype);
+  const std::size_t alignment = is_complex(buffer.dtype) ? size / 2 : size;
+  if (buffer.device.type != DeviceType::CPU) return "is on a device that is not supported";
+  if (buffer.count > std::numeric_limits<std::int64_t>::max() / 16) return "has more elements than any memory";
+  if (buffer.count > 0 && buffer.data == nullptr) return "is a null pointer";
+  if (reinterpret_cast<std::uintptr_t>(buffer.data) % alignment != 0) {
+    return fmt::format("is not aligned to {} bytes, as {} has to be", alignment, cohort::to_string(buffer.dtype));
+  }
+  return "";
+}
+
+bool overlap_in_part(const ConstBuffer& a, const ConstBuffer& b) noexcept {
+  if (a.data == b.data || a.count == 0 || b.count == 0) return false;
+  const auto at = reinterpret_cast<std::uintptr_t>(a.data);
+  const auto other = reinterpret_cast<std::uintptr_t>(b.data);
+  return at < other + b.bytes() && other < at + a.bytes();
+}
+
 Result<void> check_buffers(const Request& request, const Signature& signature) {
   if (request.kind == Kind::Barrier || request.kind == Kind::Join || request.kind == Kind::Group) return {};
   const std::int64_t count = product(request.shape);
   if (count < 0 || request.shape.size() > kMostDimensions) return refuse(request, "the shape has no meaning");
   if (static_cast<std::uint8_t>(signature.dtype) >= kDTypeCount) return refuse(request, "the dtype is none");
   const bool in_output = request.kind == Kind::Broadcast;
-  if (!in_output && request.input.count != count) {
-    return refuse(request, "the input has {} elements and the shape [{}]", request.input.count,
-                  fmt::join(request.shape, ", "));
-  }
-  if (!in_output && count > 0 && request.input.data == nullptr) return refuse(request, "the input is a null pointer");
-  if (in_output || request.kind == Kind::AllReduce) {
-    if (request.output.count != count || request.output.dtype != signature.dtype) {
-      return refuse(request, "the output is {}[{}], which should be {}[{}]", to_string(request.output.dtype),
-                    request.output.count, to_string(signature.dtype), count);
+  const bool has_input = !in_output || request.input.data != nullptr;
+  const bool has_output = in_output || request.kind == Kind::AllReduce;
+  if (has_input) {
+    if (request.input.count != count || request.input.dtype != signature.dtype) {
+      return refuse(request, "the input is {}[{}], the shape {}[{}]", cohort::to_string(request.input.dtype),
+                    request.input.count, cohort::to_string(signature.dtype), fmt::join(request.shape, ", "));
     }
-    if (count > 0 && request.output.data == nullptr) return refuse(request, "the output is a null pointer");
+    if (const auto fault = fault_of(request.input); !fault.empty()) return refuse(request, "the input {}", fault);
   }
-  if (in_output && request.input.data != nullptr &&
-      (request.input.count != count || request.input.dtype != signature.dtype)) {
-    return refuse(request, "the input is not like the output");
+  if (has_output) {
+    if (request.output.count != count || request.output.dtype != signature.dtype) {
+      return refuse(request, "the output is {}[{}], the shape {}[{}]", cohort::to_string(request.output.dtype),
+                    request.output.count, cohort::to_string(signature.dtype), fmt::join(request.shape, ", "));
+    }
+    if (const auto fault = fault_of(request.output); !fault.empty()) return refuse(request, "the output {}", fault);
+    if (has_input && overlap_in_part(request.input, request.output)) {
+      return refuse(request, "input and output overlap in part");
+    }
   }
   return {};
 }
@@ -89,8 +112,12 @@ Result<Signature> signature_of(const Request& request, int size) {
   }
   Signature own;
   own.kind = request.kind;
-  if (request.kind == Kind::Barrier || request.kind == Kind::Join) return own;
+  if (request.kind == Kind::Join) return refuse(request, "call Engine::join");
+  if (request.kind == Kind::Barrier) return own;
   if (request.kind == Kind::Group) {
+    for (const std::int64_t rank : request.splits) {
+      if (rank < 0 || rank >= size) return refuse(request, "rank {} is not among {} ranks", rank, size);
+    }
     own.splits = request.splits;
     return own;
   }
