@@ -90,7 +90,6 @@ TEST(NamedJoin, CarriesOutWhatWasAskedForBefore) {
       engine.submit(all_reduce("1", common)).wait();
       Handle mine = engine.submit(all_reduce(std::to_string(engine.rank()), own));
       Handle joined = engine.join_async();
-      EXPECT_THROW(engine.submit(barrier("after join")), Error);
       mine.wait();
       EXPECT_EQ(own[0], 7.0f);
       const int last = joined.outcome().last_joined;
@@ -102,7 +101,8 @@ TEST(NamedJoin, CarriesOutWhatWasAskedForBefore) {
 }
 
 TEST(NamedJoin, RefusesWhatNeedsEveryRank) {
-  with_engines(2, [](Engine& engine) {
+  std::atomic<bool> refused{false};
+  with_engines(2, [&](Engine& engine) {
     if (engine.rank() == 0) {
       std::vector<float> data(4, 1.0f);
       for (Request request :
@@ -111,8 +111,15 @@ TEST(NamedJoin, RefusesWhatNeedsEveryRank) {
         EXPECT_EQ(error.code(), ErrorCode::Mismatch);
         EXPECT_TRUE(contains(error.what(), "rank 1 has joined")) << error.what();
       }
+      while (!refused) std::this_thread::sleep_for(milliseconds(1));
+      engine.join();
+      return;
     }
-    engine.join();
+    Handle joined = engine.join_async();
+    EXPECT_THROW(engine.submit(barrier("after join")), Error);
+    EXPECT_THROW(engine.join(), Error);
+    refused = true;
+    joined.wait();
   });
 }
 
@@ -155,8 +162,8 @@ TEST(NamedStall, IsReportedWithTheRanksThatLackIt) {
 
 TEST(NamedStall, EndsInTimeoutOfThatNameAlone) {
   EngineOptions options;
-  options.timeout = milliseconds(60);
-  options.stall_after = milliseconds(500);
+  options.timeout = milliseconds(400);
+  options.stall_after = milliseconds(5000);
   with_engines(
       2,
       [](Engine& engine) {

@@ -72,6 +72,7 @@ std::vector<Handle> EngineCore::submit(std::vector<Request> requests) {
     pending->report_at = now + std::min(options_.stall_after, timeout_);
     made.push_back(std::move(pending));
   }
+  bool rouse = false;
   {
     const std::lock_guard lock(mutex_);
     check_open();
@@ -91,9 +92,10 @@ std::vector<Handle> EngineCore::submit(std::vector<Request> requests) {
       }
       look_at_ = std::min(look_at_, pending->report_at);
     }
+    // Who finds it set knows that the thread will look before it sleeps.
+    rouse = !made.empty() && !stirred_.exchange(true);
   }
-  // Who finds it set knows that the thread will look before it sleeps.
-  if (!made.empty() && !stirred_.exchange(true)) wakeup_->notify();
+  if (rouse) wakeup_->notify();
   std::vector<Handle> handles;
   handles.reserve(made.size());
   for (const PendingPtr& pending : made) handles.emplace_back(pending->state);
@@ -152,10 +154,10 @@ void EngineCore::agree_on_options() {
   std::array<std::uint64_t, 3> own{options_.fusion_threshold, options_.cache_capacity,
                                    static_cast<std::uint64_t>(options_.joined_average)};
   std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(size_));
-  Work exchange = comm_.all_gather(std::span(own), std::span(all));
+  Work meeting = comm_.all_gather(std::span(own), std::span(all));
   constexpr auto kSlice = std::chrono::milliseconds(50);
   auto patience = options_.shutdown_timeout;
-  while (!exchange.wait_for(kSlice)) {
+  while (!meeting.wait_for(kSlice)) {
     if (!stopping_) continue;
     patience -= kSlice;
     if (patience.count() <= 0) comm_.abort("a rank ended its engine of named operations before all had made one");
@@ -228,7 +230,7 @@ void EngineCore::finish(std::span<const PendingPtr> done, const std::optional<Er
 
 void EngineCore::end(const Error& why) {
   std::vector<PendingPtr> outstanding;
-  std::shared_ptr<State> join;
+  std::shared_ptr<State> joining;
   {
     const std::lock_guard lock(mutex_);
     if (!ended_) ended_ = why;
@@ -236,11 +238,10 @@ void EngineCore::end(const Error& why) {
     pending_.clear();
     news_.clear();
     by_slot_.clear();
-    join = std::move(join_);
-    join_ = nullptr;
+    joining = std::exchange(join_, nullptr);
   }
   for (const PendingPtr& one : outstanding) one->state->end(why);
-  if (join) join->end(why);
+  if (joining) joining->end(why);
 }
 
 }  // namespace cohort::named

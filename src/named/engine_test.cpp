@@ -44,7 +44,6 @@ TEST(NamedEngine, AThousandTensorsInAnOrderOfEachRanksOwn) {
         if (step == 0) exchanges = engine.statistics().exchanges;
       }
       EXPECT_EQ(engine.statistics().exchanges, exchanges) << "a repeated step was described again";
-      EXPECT_LT(engine.statistics().batches, static_cast<std::uint64_t>(kSteps * kTensors));
     });
   }
 }

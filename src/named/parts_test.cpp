@@ -13,6 +13,7 @@
 #include <array>
 #include <complex>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -83,7 +84,7 @@ TEST(NamedRequest, RefusesWhatHasNoMeaning) {
   EXPECT_NE(refused([](Request& r) { r.shape = {-2, -3}; }), "");
   EXPECT_NE(refused([](Request& r) { r.shape = {1ll << 40, 1ll << 40}; }), "");
   EXPECT_NE(refused([](Request& r) { r.op = ReduceOp::BitAnd; }), "");
-  EXPECT_NE(refused([](Request& r) { r.prescale = 1e308 * 10; }), "");
+  EXPECT_NE(refused([](Request& r) { r.prescale = std::numeric_limits<double>::infinity(); }), "");
   EXPECT_NE(refused([](Request& r) { r.output.dtype = DType::Int32; }), "");
   EXPECT_NE(refused([](Request& r) { r.output.data = nullptr; }), "");
   EXPECT_NE(refused([](Request& r) { r.kind = Kind::Join; }), "");

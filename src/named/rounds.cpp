@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <set>
 #include <utility>
 
 namespace cohort::named {
