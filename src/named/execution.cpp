@@ -84,7 +84,7 @@ void EngineCore::run_batch(std::span<const Ready> batch) {
     failed = error;
   }
   scratch_.clear();
-  batches_.fetch_add(1, std::memory_order_relaxed);
+  if (batch.front().agreed->common.kind != Kind::Barrier) batches_.fetch_add(1, std::memory_order_relaxed);
   std::vector<PendingPtr> done;
   done.reserve(batch.size());
   for (const Ready& one : batch) done.push_back(one.own);
