@@ -53,7 +53,6 @@ class EngineCore {
     Clock::time_point since;
     Clock::time_point report_at;
     Stage stage = Stage::New;
-    std::size_t slot = 0;
   };
   using PendingPtr = std::shared_ptr<Pending>;
 
@@ -79,7 +78,6 @@ class EngineCore {
 
   // engine_core.cpp: users' calls, the thread, endings
   void check_open() const;
-  void accept(PendingPtr pending);
   void run() noexcept;
   void agree_on_options();
   void serve();

@@ -117,7 +117,6 @@ std::vector<std::string> EngineCore::exchange(const std::string& own) {
 
 void EngineCore::set_slot(const PendingPtr& pending, std::size_t slot) {
   pending->stage = Pending::Stage::Slot;
-  pending->slot = slot;
   by_slot_[slot] = pending;
   bits_[slot / kWordBits] |= std::uint64_t{1} << (slot % kWordBits);
 }
