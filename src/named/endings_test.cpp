@@ -273,7 +273,10 @@ TEST(NamedShutdown, FollowsWhenTheWorldEnds) {
                                 Handle handle = engine.submit(all_reduce("x", data));
                                 const Error error = error_of(handle);
                                 EXPECT_EQ(error.code(), ErrorCode::Aborted);
-                                if (contains(error.what(), "out of coffee")) ++told;
+                                if (contains(error.what(), "out of coffee"))
+                                  ++told;
+                                else
+                                  ADD_FAILURE() << error.what();
                                 throw error;
                               }),
                Error);

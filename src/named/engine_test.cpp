@@ -1,5 +1,6 @@
 // Engines on worlds of threads: any order, all kinds, the same bits, cache, disagreement.
 #include "named/engine.h"
+#include "named/match.h"
 #include "named/testing.h"
 
 #include <gtest/gtest.h>
@@ -40,10 +41,13 @@ TEST(NamedEngine, AThousandTensorsInAnOrderOfEachRanksOwn) {
           const int sum = size * (i + step) + size * (size - 1) / 2;
           ASSERT_EQ(tensors[static_cast<std::size_t>(i)], std::vector<float>(256, static_cast<float>(sum)));
         }
+        // Before the last step ends nobody asks for anything new.
+        if (step == kSteps - 1) {
+          EXPECT_EQ(engine.statistics().exchanges, exchanges) << "a repeated step was described again";
+        }
         engine.submit(barrier("step")).wait();
         if (step == 0) exchanges = engine.statistics().exchanges;
       }
-      EXPECT_EQ(engine.statistics().exchanges, exchanges) << "a repeated step was described again";
     });
   }
 }

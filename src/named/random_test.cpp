@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <thread>
 
 namespace cohort::named {
 namespace {
@@ -94,7 +95,7 @@ void run_step(Engine& engine, const std::vector<Planned>& plan, int first, std::
       request = barrier(one.name);
     }
     handles.emplace_back(i, engine.submit(std::move(request)));
-    if (own_random() % 16 == 0) handles.back().second.wait_for(std::chrono::microseconds(own_random() % 200));
+    if (own_random() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own_random() % 200));
   }
   for (auto& [i, handle] : handles) {
     const Planned& one = plan[i];

@@ -81,8 +81,13 @@ inline bool contains(const std::string& text, const std::string& part) { return 
 inline void with_engines(int size, const std::function<void(Engine&)>& body, const EngineOptions& options = {}) {
   run_on_threads(size, [&](Communicator comm) {
     Engine engine(std::move(comm), options);
-    body(engine);
-    engine.submit(barrier("end of the test")).wait();
+    try {
+      body(engine);
+      engine.submit(barrier("end of the test")).wait();
+    } catch (const Error& error) {  // said here, since the engine's end makes other ranks fail before this one is heard
+      ADD_FAILURE() << "rank " << engine.rank() << ": " << error.what();
+      throw;
+    }
   });
 }
 
