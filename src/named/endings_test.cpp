@@ -260,26 +260,26 @@ TEST(NamedShutdown, DoesNotWaitForRanksThatNeverCome) {
 }
 
 TEST(NamedShutdown, FollowsWhenTheWorldEnds) {
+  std::atomic<int> waiting{0};
   std::atomic<int> told{0};
-  EXPECT_THROW(run_on_threads(3,
-                              [&](Communicator comm) {
-                                Engine engine(comm);
-                                std::vector<float> data(1);
-                                engine.submit(barrier("all are here")).wait();
-                                if (comm.rank() == 2) {
-                                  comm.abort("out of coffee");
-                                  return;
-                                }
-                                Handle handle = engine.submit(all_reduce("x", data));
-                                const Error error = error_of(handle);
-                                EXPECT_EQ(error.code(), ErrorCode::Aborted);
-                                if (contains(error.what(), "out of coffee"))
-                                  ++told;
-                                else
-                                  ADD_FAILURE() << error.what();
-                                throw error;
-                              }),
-               Error);
+  const auto body = [&](Communicator comm) {
+    Engine engine(comm);
+    std::vector<float> data(1);
+    engine.submit(barrier("all are here")).wait();
+    if (comm.rank() == 2) {
+      while (waiting < 2) std::this_thread::sleep_for(milliseconds(1));
+      comm.abort("out of coffee");
+      return;
+    }
+    Handle handle = engine.submit(all_reduce("x", data));
+    ++waiting;
+    const Error error = error_of(handle);
+    EXPECT_EQ(error.code(), ErrorCode::Aborted);
+    EXPECT_TRUE(contains(error.what(), "out of coffee")) << error.what();
+    ++told;
+    throw error;
+  };
+  EXPECT_THROW(run_on_threads(3, body), Error);
   EXPECT_EQ(told, 2);
 }
 
