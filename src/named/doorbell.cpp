@@ -1,0 +1,109 @@
+#include "named/doorbell.h"
+
+#include <cohort/error.h>
+
+#include <limits>
+#include <span>
+#include <utility>
+
+namespace cohort::named {
+namespace {
+
+constexpr int kTag = 0x6265;  // the engine's communicator carries no other messages
+constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max();
+// Ranks may have nothing to say for as long as they like; the longest that the core takes is a year.
+constexpr auto kIdle = std::chrono::hours(24 * 365);
+
+}  // namespace
+
+void Wakeup::notify() {
+  {
+    const std::lock_guard lock(mutex_);
+    notified_ = true;
+  }
+  changed_.notify_one();
+}
+
+void Wakeup::wait_until(std::chrono::steady_clock::time_point limit) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, limit, [&] { return notified_; });
+  notified_ = false;
+}
+
+MessageDoorbell::MessageDoorbell(Communicator comm, std::shared_ptr<Wakeup> wakeup)
+    : comm_(std::move(comm)), wakeup_(std::move(wakeup)) {
+  for (int rank = 0; rank < comm_.size(); ++rank) {
+    if (rank == comm_.rank()) continue;
+    peers_.push_back(std::make_unique<Peer>());
+    peers_.back()->rank = rank;
+    listen(*peers_.back());
+  }
+}
+
+MessageDoorbell::~MessageDoorbell() {
+  // Without `close` the communicator has ended, or has to: receives that nobody will send for would wait for a year.
+  // Who waits for the engine has been told why.
+  for (const auto& peer : peers_) {
+    if (!peer->receive.done()) comm_.abort("the engine of named operations has ended");
+  }
+  for (const auto& peer : peers_) {
+    for (Work* const work : {&peer->receive, &peer->send}) {
+      try {
+        work->wait();
+      } catch (const Error&) {  // see above
+      }
+    }
+  }
+}
+
+void MessageDoorbell::listen(Peer& peer) {
+  SendOptions options;
+  options.tag = kTag;
+  options.timeout = kIdle;
+  peer.receive = comm_.recv(std::span(&peer.incoming, 1), peer.rank, options);
+  peer.receive.on_done([wakeup = wakeup_] { wakeup->notify(); });
+}
+
+void MessageDoorbell::take(Peer& peer) {
+  peer.receive.wait();
+  if (peer.incoming == kLast) {
+    peer.closed = true;
+    return;
+  }
+  if (peer.incoming > heard_) heard_ = peer.incoming;
+  listen(peer);
+}
+
+void MessageDoorbell::ring(std::uint64_t round) {
+  SendOptions options;
+  options.tag = kTag;
+  for (const auto& peer : peers_) {
+    peer->send.wait();
+    peer->outgoing = round;
+    peer->send = comm_.send(std::span(&std::as_const(peer->outgoing), 1), peer->rank, options);
+  }
+}
+
+std::uint64_t MessageDoorbell::heard() {
+  for (const auto& peer : peers_) {
+    while (!peer->closed && peer->receive.done()) take(*peer);
+  }
+  return heard_;
+}
+
+void MessageDoorbell::close(std::chrono::milliseconds limit) {
+  ring(kLast);
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (const auto& peer : peers_) {
+    while (!peer->closed) {
+      if (!peer->receive.wait_for(deadline - std::chrono::steady_clock::now())) {
+        comm_.abort("a rank did not end its engine of named operations in time");
+        return;
+      }
+      take(*peer);
+    }
+    peer->send.wait();
+  }
+}
+
+}  // namespace cohort::named

@@ -1,0 +1,72 @@
+// How a rank that enters a round wakes those that sleep. The interface is small so that a core with a cheaper way can
+// take the place of messages. A Doorbell belongs to the engine's thread; only `Wakeup` is shared.
+#pragma once
+
+#include <cohort/communicator.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace cohort::named {
+
+/// What an engine's thread sleeps on: users' requests, peers' rings and the clock. Any thread may notify.
+class Wakeup {
+ public:
+  void notify();
+  /// Returns once it has been notified since the last return, or at `limit`.
+  void wait_until(std::chrono::steady_clock::time_point limit);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool notified_ = false;
+};
+
+class Doorbell {
+ public:
+  virtual ~Doorbell() = default;
+  /// Tells all peers that this rank has entered round `round`, from 1. Does not wait for them.
+  virtual void ring(std::uint64_t round) = 0;
+  /// The highest round that a peer has rung for so far; 0 before the first. Throws what ended the communicator.
+  virtual std::uint64_t heard() = 0;
+  /// Every rank calls it, in the same round, as the last call. Ends the communicator if a peer does not come by
+  /// `limit`.
+  virtual void close(std::chrono::milliseconds limit) = 0;
+};
+
+/// Over `send` and `recv`: one receive from each peer is always outstanding, which also notices that a peer dies.
+class MessageDoorbell final : public Doorbell {
+ public:
+  /// `wakeup` is notified whenever something has come.
+  MessageDoorbell(Communicator comm, std::shared_ptr<Wakeup> wakeup);
+  ~MessageDoorbell() override;
+  MessageDoorbell(const MessageDoorbell&) = delete;
+  MessageDoorbell& operator=(const MessageDoorbell&) = delete;
+
+  void ring(std::uint64_t round) override;
+  std::uint64_t heard() override;
+  void close(std::chrono::milliseconds limit) override;
+
+ private:
+  struct Peer {
+    int rank = 0;
+    bool closed = false;
+    std::uint64_t incoming = 0;
+    std::uint64_t outgoing = 0;
+    Work receive;
+    Work send;
+  };
+  void listen(Peer& peer);
+  void take(Peer& peer);
+
+  Communicator comm_;
+  const std::shared_ptr<Wakeup> wakeup_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // their addresses are with the receives
+  std::uint64_t heard_ = 0;
+};
+
+}  // namespace cohort::named

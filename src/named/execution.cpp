@@ -1,0 +1,252 @@
+// Carrying out what all ranks have asked for. All ranks do it in the same order and with the same fusion; a rank that
+// has joined brings neutral elements and throws results away.
+#include "named/engine_core.h"
+#include "named/neutral.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+namespace cohort::named {
+namespace {
+
+std::size_t bytes_of(const Signature& signature) noexcept {
+  return static_cast<std::size_t>(signature.count()) * size_of(signature.dtype);
+}
+
+std::int64_t sum_of(std::span<const std::int64_t> counts) noexcept {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+std::vector<std::int64_t> times(std::span<const std::int64_t> rows, std::int64_t elements) {
+  std::vector<std::int64_t> counts(rows.begin(), rows.end());
+  for (std::int64_t& count : counts) count *= elements;
+  return counts;
+}
+
+bool any(const std::vector<bool>& ranks) { return std::find(ranks.begin(), ranks.end(), true) != ranks.end(); }
+
+void copy_over(const ConstBuffer& from, const Buffer& to) {
+  if (from.data != nullptr && from.data != to.data && to.count > 0) std::memmove(to.data, from.data, to.bytes());
+}
+
+}  // namespace
+
+void EngineCore::execute(std::vector<Ready> ready) {
+  std::vector<Ready> wanted;
+  for (Ready& one : ready) {
+    if (auto refused = refused_by_joined(*one.agreed, one.lacking)) {
+      if (one.own) finish(std::span(&one.own, 1), refused);
+      continue;
+    }
+    wanted.push_back(std::move(one));
+  }
+  // Where averages skip ranks, which ones differs from operation to operation: those go alone.
+  std::vector<Ready> together;
+  std::vector<Ready> alone;
+  for (Ready& one : wanted) {
+    const bool skips = options_.joined_average == JoinedAverage::ActiveRanks && any(one.lacking);
+    (skips ? alone : together).push_back(std::move(one));
+  }
+  std::vector<AgreedPtr> operations;
+  operations.reserve(together.size());
+  for (const Ready& one : together) operations.push_back(one.agreed);
+  std::vector<Ready> batch;
+  for (const Batch& indices : plan_fusion(operations, options_.fusion_threshold)) {
+    batch.clear();
+    for (const std::size_t index : indices) batch.push_back(std::move(together[index]));
+    run_batch(batch);
+  }
+  for (const Ready& one : alone) run_batch(std::span(&one, 1));
+}
+
+void EngineCore::run_batch(std::span<const Ready> batch) {
+  std::optional<Error> failed;
+  try {
+    switch (batch.front().agreed->common.kind) {
+      case Kind::AllReduce: run_reductions(batch); break;
+      case Kind::Broadcast: run_broadcasts(batch); break;
+      case Kind::AllGather: run_all_gather(batch.front()); break;
+      case Kind::ReduceScatter: run_reduce_scatter(batch.front()); break;
+      case Kind::AllToAll: run_all_to_all(batch.front()); break;
+      case Kind::Group: run_group(batch.front()); break;
+      case Kind::Barrier:
+      case Kind::Join: break;  // that all ranks have come is all there is to it
+    }
+  } catch (const Error& error) {
+    // These are refused on all ranks alike. Anything else ends the engine, since the others count on this rank.
+    const bool bad_list =
+        error.code() == ErrorCode::InvalidArgument && batch.front().agreed->common.kind == Kind::Group;
+    if (error.code() != ErrorCode::Mismatch && !bad_list) throw;
+    failed = error;
+  }
+  scratch_.clear();
+  if (batch.front().agreed->common.kind != Kind::Barrier) batches_.fetch_add(1, std::memory_order_relaxed);
+  std::vector<PendingPtr> done;
+  done.reserve(batch.size());
+  for (const Ready& one : batch) done.push_back(one.own);
+  finish(done, failed);
+}
+
+/// Memory until the end of the batch, for ranks that have nowhere to put a result.
+std::byte* EngineCore::scratch(std::size_t bytes) {
+  return scratch_.emplace_back(std::max<std::size_t>(bytes, 1)).data();
+}
+
+/// Where this rank's result goes.
+Buffer EngineCore::place(const Ready& one, std::vector<std::int64_t> shape) {
+  Signature result;
+  result.dtype = one.agreed->common.dtype;
+  result.shape = std::move(shape);
+  const std::int64_t count = result.count();
+  if (count < 0) raise(ErrorCode::Unavailable, "'{}': the result has too many elements", one.agreed->name);
+  const std::size_t bytes = bytes_of(result);
+  if (!one.own) return {scratch(bytes), count, result.dtype};
+  Outcome& outcome = one.own->state->result;
+  outcome.dtype = result.dtype;
+  try {
+    if (one.own->request.allocate) {
+      outcome.data = one.own->request.allocate(result.shape);
+      if (outcome.data == nullptr && count > 0) throw std::bad_alloc();
+    } else {
+      std::shared_ptr<std::byte[]> memory(new std::byte[std::max<std::size_t>(bytes, 1)]);
+      outcome.data = memory.get();
+      outcome.owner = std::move(memory);
+    }
+  } catch (const std::exception& error) {
+    // The others are about to carry it out: they cannot go on without this rank.
+    raise(ErrorCode::Unavailable, "{} '{}' failed -- rank {} -- no memory for a result of {} bytes: {}",
+          name_of(one.agreed->common.kind), one.agreed->name, rank_, bytes, error.what());
+  } catch (...) {
+    raise(ErrorCode::Unavailable, "{} '{}' failed -- rank {} -- no memory for a result of {} bytes",
+          name_of(one.agreed->common.kind), one.agreed->name, rank_, bytes);
+  }
+  outcome.shape = std::move(result.shape);
+  return {outcome.data, count, result.dtype};
+}
+
+void EngineCore::run_reductions(std::span<const Ready> batch) {
+  const Signature& common = batch.front().agreed->common;
+  AllReduceOptions options;
+  options.op = common.op;
+  options.prescale = common.prescale;
+  options.postscale = common.postscale;
+  options.timeout = operation_timeout();
+  const std::vector<bool>& lacking = batch.front().lacking;
+  std::int64_t divisor = 0;
+  if (options_.joined_average == JoinedAverage::ActiveRanks && common.op == ReduceOp::Average && any(lacking)) {
+    if (is_scalable(common.dtype)) {
+      options.weight = lacking[static_cast<std::size_t>(rank_)] ? 0.0 : 1.0;
+    } else {
+      options.op = ReduceOp::Sum;
+      divisor = std::count(lacking.begin(), lacking.end(), false);
+    }
+  }
+  std::vector<Buffer> buffers;
+  buffers.reserve(batch.size());
+  for (const Ready& one : batch) {
+    const Signature& wanted = one.agreed->common;
+    if (one.own) {
+      buffers.push_back(one.own->request.output);
+    } else {
+      buffers.emplace_back(scratch(bytes_of(wanted)), wanted.count(), wanted.dtype);
+      fill_neutral(buffers.back(), options.op, wanted.prescale);
+    }
+  }
+  const bool alone = batch.size() == 1;
+  if (alone && batch.front().own) {
+    comm_.all_reduce(batch.front().own->request.input, buffers.front(), options).wait();
+  } else if (alone) {
+    comm_.all_reduce(buffers.front(), options).wait();
+  } else {
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      if (batch[i].own) copy_over(batch[i].own->request.input, buffers[i]);
+    }
+    comm_.all_reduce(buffers, options).wait();
+  }
+  if (divisor > 0) divide(buffers.front(), divisor);
+}
+
+void EngineCore::run_broadcasts(std::span<const Ready> batch) {
+  const Signature& common = batch.front().agreed->common;
+  BroadcastOptions options;
+  options.root = common.root;
+  options.timeout = operation_timeout();
+  std::vector<Buffer> buffers;
+  buffers.reserve(batch.size());
+  for (const Ready& one : batch) {
+    const Signature& wanted = one.agreed->common;
+    if (!one.own) {
+      buffers.emplace_back(scratch(bytes_of(wanted)), wanted.count(), wanted.dtype);
+      continue;
+    }
+    buffers.push_back(one.own->request.output);
+    if (rank_ == common.root) copy_over(one.own->request.input, buffers.back());
+  }
+  comm_.broadcast(buffers, options).wait();
+}
+
+void EngineCore::run_all_gather(const Ready& one) {
+  const Agreed& agreed = *one.agreed;
+  const std::int64_t elements = agreed.row_elements();
+  std::vector<std::int64_t> rows = agreed.rows;
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    if (one.lacking[rank]) rows[rank] = 0;
+  }
+  std::vector<std::int64_t> shape = agreed.common.shape;
+  shape[0] = sum_of(rows);
+  const Buffer output = place(one, std::move(shape));
+  if (one.own) one.own->state->result.received_splits = rows;
+  if (output.count == 0) return;  // on all ranks
+  const ConstBuffer input = one.own ? one.own->request.input : ConstBuffer(nullptr, 0, output.dtype);
+  AllGatherOptions options;
+  options.timeout = operation_timeout();
+  comm_.all_gather_v(input, output, times(rows, elements), options).wait();
+}
+
+// No rank lacks these two.
+void EngineCore::run_reduce_scatter(const Ready& one) {
+  const Signature& common = one.agreed->common;
+  const std::vector<std::int64_t> rows = scattered_rows(common.shape[0], size_);
+  std::vector<std::int64_t> shape = common.shape;
+  shape[0] = rows[static_cast<std::size_t>(rank_)];
+  const Buffer output = place(one, std::move(shape));
+  if (common.count() == 0) return;
+  ReduceScatterOptions options;
+  options.op = common.op;
+  options.prescale = common.prescale;
+  options.postscale = common.postscale;
+  options.timeout = operation_timeout();
+  comm_.reduce_scatter_v(one.own->request.input, output, times(rows, one.agreed->row_elements()), options).wait();
+}
+
+void EngineCore::run_all_to_all(const Ready& one) {
+  const Agreed& agreed = *one.agreed;
+  const auto own = static_cast<std::size_t>(rank_);
+  std::vector<std::int64_t> received;
+  for (const auto& splits : agreed.splits) received.push_back(splits[own]);
+  std::vector<std::int64_t> shape = agreed.common.shape;
+  shape[0] = sum_of(received);
+  const Buffer output = place(one, std::move(shape));
+  const std::int64_t elements = agreed.row_elements();
+  AllToAllOptions options;
+  options.timeout = operation_timeout();
+  comm_
+      .all_to_all_v(one.own->request.input, times(agreed.splits[own], elements), output, times(received, elements),
+                    options)
+      .wait();
+  one.own->state->result.received_splits = std::move(received);
+}
+
+void EngineCore::run_group(const Ready& one) {
+  std::vector<int> ranks;
+  for (const std::int64_t rank : one.agreed->common.splits) ranks.push_back(static_cast<int>(rank));
+  GroupOptions options;
+  options.timeout = operation_timeout();
+  one.own->state->result.group = comm_.group(ranks, options);
+}
+
+}  // namespace cohort::named

@@ -1,0 +1,52 @@
+#include "named/handle.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::named {
+
+State::State() : process_(::getpid()) {}
+
+bool State::at_home() const noexcept { return process_ == ::getpid(); }
+
+void State::wait() {
+  if (done()) return;
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return done(); });
+}
+
+bool State::wait_for(std::chrono::nanoseconds limit) {
+  if (done()) return true;
+  // Longer than this overflows the clock.
+  constexpr std::chrono::nanoseconds kLongest = std::chrono::hours(24 * 365);
+  std::unique_lock lock(mutex_);
+  return ended_.wait_for(lock, std::min(limit, kLongest), [&] { return done(); });
+}
+
+void State::on_done(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+void State::end(std::optional<Error> error) {
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard lock(mutex_);
+    if (done()) return;
+    error_ = std::move(error);
+    done_.store(true, std::memory_order_release);
+    callbacks.swap(callbacks_);
+    ended_.notify_all();
+  }
+  for (const auto& callback : callbacks) callback();
+}
+
+}  // namespace cohort::named

@@ -1,0 +1,83 @@
+// What a user holds of an operation that an Engine carries out: it can be waited for, and then gives its Outcome.
+// Handles are shared by copying; any thread may call, several may wait. A Handle outlives its engine.
+#pragma once
+
+#include "comm/work_state.h"
+
+#include <cohort/communicator.h>
+#include <cohort/dtype.h>
+#include <cohort/error.h>
+#include <cohort/work.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace cohort::named {
+
+/// What came of an operation beyond the buffers it was given. Fields that do not apply are empty.
+struct Outcome {
+  void* data = nullptr;                            ///< all_gather, reduce_scatter, all_to_all: the result
+  std::shared_ptr<void> owner = {};                ///< keeps `data` if the engine allocated it
+  DType dtype = DType::Float32;                    ///< of the result
+  std::vector<std::int64_t> shape = {};            ///< of the result
+  std::vector<std::int64_t> received_splits = {};  ///< all_to_all: rows from each rank; all_gather: of each rank
+  int last_joined = -1;                            ///< join: the rank that joined last
+  Communicator group = {};                         ///< form_group: belongs to no world on ranks that are not in it
+};
+
+/// Shared by Handles and the engine, which ends it once.
+class State final : public comm::WorkState {
+ public:
+  State();
+  void wait() override;
+  bool wait_for(std::chrono::nanoseconds limit) override;
+  bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
+  const std::optional<Error>& outcome() const noexcept override { return error_; }
+  void on_done(std::function<void()> callback) override;
+  bool at_home() const noexcept override;
+
+  /// The engine's, before it ends.
+  Outcome result;
+  void end(std::optional<Error> error);
+
+ private:
+  const int process_;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::atomic<bool> done_{false};
+  std::optional<Error> error_;  // written before done_
+  std::vector<std::function<void()>> callbacks_;
+};
+
+class Handle {
+ public:
+  explicit Handle(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
+
+  /// Blocks until the operation is done; the engine's timeout makes sure of it. Throws cohort::Error: Mismatch
+  /// (ranks brought different things), Timeout (some never brought it), Aborted (the engine was shut down), or what
+  /// ended the communicator. May be called again, with the same answer.
+  void wait() { work().wait(); }
+  /// As `wait`, for at most `limit`; false if it is not done by then.
+  bool wait_for(std::chrono::nanoseconds limit) { return state_->wait_for(limit) && (wait(), true); }
+  bool done() const noexcept { return state_->done(); }
+  /// Calls `callback` on the engine's thread once it is done, or at once. It must not throw, block or call the engine.
+  void on_done(std::function<void()> callback) { state_->on_done(std::move(callback)); }
+  /// Waits, then gives the outcome.
+  const Outcome& outcome() {
+    wait();
+    return state_->result;
+  }
+  /// The same operation as a Work.
+  Work work() const { return Work(state_); }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace cohort::named
