@@ -25,7 +25,7 @@ from cohort.errors import (
 )
 
 try:
-    from cohort._core import Communicator, Memory, ReduceOp, Work, supports
+    from cohort._core import Communicator, Memory, ReduceOp, Work, __version__, supports
 except ModuleNotFoundError as missing:
     if missing.name != "cohort._core":
         raise
@@ -51,8 +51,6 @@ from cohort._world import (
     world,
 )
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Aborted",
     "Communicator",
@@ -68,6 +66,7 @@ __all__ = [
     "Timeout",
     "Unavailable",
     "Work",
+    "__version__",
     "cross_rank",
     "cross_size",
     "init",

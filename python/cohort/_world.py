@@ -154,4 +154,11 @@ def _at_exit() -> None:
         pass
 
 
+def _after_fork() -> None:
+    # Another thread of the parent may have held it; here there is none that could give it back.
+    global _lock
+    _lock = threading.RLock()
+
+
 atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)

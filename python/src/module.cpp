@@ -58,6 +58,7 @@ void bind_types(py::module_& module) {
 
 PYBIND11_MODULE(_core, module) {
   using namespace cohort::python;
+  module.attr("__version__") = COHORT_VERSION;
   module.doc() = "The C++ core of Cohort. Use it through the package cohort.";
   watch_forks();
   translate_errors();
