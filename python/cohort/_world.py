@@ -144,12 +144,11 @@ def cross_size() -> int:
 def _at_exit() -> None:
     # After an exception the others are told at once why this rank will not bring what it has started.
     failure = getattr(sys, "last_value", None)
-    if failure is None:
-        grace, reason = _GRACE_AT_EXIT, "a rank's process has ended before its operations had"
-    else:
-        grace, reason = 0.001, f"a rank's program has failed: {type(failure).__name__}: {failure}"
+    reason = "the program has ended before its operations had"
+    if failure is not None:
+        reason = f"the program has failed: {type(failure).__name__}: {failure}"
     try:
-        _core.leave_all(grace=grace, reason=reason)
+        _core.leave_all(grace=_GRACE_AT_EXIT, reason=reason, failed=failure is not None)
     except KeyboardInterrupt:
         pass
 

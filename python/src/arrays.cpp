@@ -99,9 +99,15 @@ void Array::take_tensor(py::handle object, const Role& role) {
                      ", and Cohort moves the host's memory -- pass tensor.cpu(), and copy the result back; or leave "
                      "tensors of that device to its own backend (torch.distributed: \"cpu:cohort,cuda:nccl\")");
   }
+  // The object torch.strided: seen once, its text need not be made again.
+  static PyObject* strided = nullptr;
   const py::object layout = get(object, COHORT_NAME("layout"));
-  if (text(layout) != "torch.strided") {
-    refuse(role, "is of the layout " + text(layout) + " -- pass tensor.to_dense(), or its indices and values");
+  if (layout.ptr() != strided) {
+    if (text(layout) == "torch.strided") {
+      strided = py::object(layout).release().ptr();
+    } else {
+      refuse(role, "is of the layout " + text(layout) + " -- pass tensor.to_dense(), or its indices and values");
+    }
   }
   if (!known) refuse(role, "is of the type " + text(dtype) + ", which Cohort does not know -- " + known_dtypes());
   if (!says_true(object, COHORT_NAME("is_contiguous"))) {

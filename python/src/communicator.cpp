@@ -84,7 +84,7 @@ void bind_communicator(py::module_& module) {
       .def(
           "leave",
           [](const PyCommunicator& self, const py::object& grace, const std::string& reason) {
-            self.member().leave({milliseconds_of(grace, "leave"), reason});
+            self.member().leave({milliseconds_of(grace, "leave"), reason, false});
           },
           py::kw_only(), py::arg("grace") = py::none(), py::arg("reason") = "the rank has left",
           "Waits for what is unfinished, at most `grace` seconds (default: until its own deadlines), aborts the rest "

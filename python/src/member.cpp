@@ -207,7 +207,8 @@ void Member::leave(const LeaveOptions& options) {
   bool finished = false;
   try {
     // Another thread may be starting something, or wait in `split`.
-    finished = (held.owns_lock() ||
+    finished = !options.failed &&
+               (held.owns_lock() ||
                 wait_in_slices([&](std::chrono::nanoseconds slice) { return held.try_lock_for(slice); }, until)) &&
                finish(until);
   } catch (py::error_already_set& raised) {
@@ -238,6 +239,7 @@ void Member::leave_all(const LeaveOptions& options) {
 void Member::let_go(std::shared_ptr<Member> member) {
   if (member->left_ || member->in_child() || !member->busy()) {
     Communicator last = std::exchange(member->communicator_, {});
+    if (!last) return;
     const py::gil_scoped_release release;
     last = {};
     return;

@@ -45,7 +45,9 @@ struct LeaveOptions {
   /// How long unfinished operations may go on before they are aborted; default: until their own deadlines.
   std::optional<std::chrono::milliseconds> grace = {};
   /// What the other ranks are told if some had to be aborted.
-  std::string reason;
+  std::string reason = {};
+  /// This rank has failed: nothing is waited for, and the others are told in any case.
+  bool failed = false;
 };
 
 class Member {

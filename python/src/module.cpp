@@ -71,8 +71,8 @@ PYBIND11_MODULE(_core, module) {
              py::arg("alone"));
   module.def(
       "leave_all",
-      [](const py::object& grace, const std::string& reason) {
-        Member::leave_all({milliseconds_of(grace, "shutdown"), reason});
+      [](const py::object& grace, const std::string& reason, bool failed) {
+        Member::leave_all({milliseconds_of(grace, "shutdown"), reason, failed});
       },
-      py::arg("grace"), py::arg("reason"));
+      py::arg("grace"), py::arg("reason"), py::arg("failed"));
 }

@@ -187,17 +187,20 @@ print("good")
     def test_an_exception_is_told_to_the_others(self):
         script = """
 if rank == 0:
-    work = world.recv(bytearray(8), 1, async_op=True)
+    if "pending" in os.environ:
+        work = world.recv(bytearray(8), 1, async_op=True)
     raise LookupError("no such thing")
 try:
     world.barrier()
 except cohort.Error as error:
     print("good:", error)
 """
-        (first, output), (second, told) = run_world(START + script, 2)
-        self.assertEqual((first, second), (1, 0), output + told)
-        self.assertIn("no such thing", output)
-        self.assertIn("LookupError: no such thing", told)
+        for environment in ({}, {"pending": "1"}):
+            with self.subTest(**environment):
+                (first, output), (second, told) = run_world(START + script, 2, **environment)
+                self.assertEqual((first, second), (1, 0), output + told)
+                self.assertIn("no such thing", output)
+                self.assertIn("LookupError: no such thing", told)
 
     def test_an_end_with_works_that_nobody_waited_for(self):
         self.all_good(
@@ -216,6 +219,7 @@ if rank == 1:
     ready, told = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.alarm(60)
         os.write(told, b"x")
         signal.pause()
     open(os.path.join(os.environ["FOLDER"], "child"), "w").write(str(child))
@@ -236,7 +240,8 @@ os.kill(child, 0)  # it does live
 os.kill(child, signal.SIGKILL)
 """
         (status, output), (killed, _) = run_world(START + script, 2)
-        self.assertEqual((status, output, killed), (0, "good\n", -signal.SIGKILL))
+        self.assertEqual((status, killed), (0, -signal.SIGKILL), output)
+        self.assertIn("good", output)
 
     def test_a_forked_child(self):
         self.all_good(
