@@ -85,10 +85,6 @@ Array::Array(py::handle object, Access access, const Role& role) {
   }
 }
 
-Array::~Array() {
-  if (has_view_) PyBuffer_Release(&view_);
-}
-
 void Array::take_tensor(py::handle object, const Role& role) {
   const py::object dtype = get(object, COHORT_NAME("dtype"));
   const std::optional<DType> known = tensor_dtype(dtype);
@@ -127,7 +123,8 @@ void Array::take_tensor(py::handle object, const Role& role) {
 
 void Array::take_buffer(py::handle object, Access access, const Role& role) {
   const int flags = access == Access::Write ? PyBUF_RECORDS : PyBUF_RECORDS_RO;
-  if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
+  view_.reset(new Py_buffer{});
+  if (PyObject_GetBuffer(object.ptr(), view_.get(), flags) != 0) {
     py::error_already_set failed;
     if (!failed.matches(PyExc_BufferError) && !failed.matches(PyExc_ValueError)) throw failed;
     // A read-only buffer, or a type that the protocol has no letter for.
@@ -136,20 +133,19 @@ void Array::take_buffer(py::handle object, Access access, const Role& role) {
                      "buffer: " + text(failed.value()) +
                      (access == Access::Write ? " -- pass a copy of it, which can be written" : ""));
   }
-  has_view_ = true;
-  const std::optional<DType> known = format_dtype(view_.format, view_.itemsize);
+  const std::optional<DType> known = format_dtype(view_->format, view_->itemsize);
   if (!known) {
-    refuse(role, "has elements of the format '" + std::string(view_.format != nullptr ? view_.format : "B") + "' (" +
-                     std::to_string(view_.itemsize) + " bytes), which Cohort does not know -- " + known_dtypes());
+    refuse(role, "has elements of the format '" + std::string(view_->format != nullptr ? view_->format : "B") + "' (" +
+                     std::to_string(view_->itemsize) + " bytes), which Cohort does not know -- " + known_dtypes());
   }
-  if (PyBuffer_IsContiguous(&view_, 'C') == 0) {
+  if (PyBuffer_IsContiguous(view_.get(), 'C') == 0) {
     refuse(role, "(" + type_name(object) +
                      ") is not contiguous -- pass numpy.ascontiguousarray(array), and copy the "
                      "result back");
   }
   dtype_ = *known;
-  data_ = view_.buf;
-  count_ = view_.len / view_.itemsize;
+  data_ = view_->buf;
+  count_ = view_->len / view_->itemsize;
 }
 
 // NumPy has no bfloat16 of its own; that of the package ml_dtypes cannot be exported as a buffer.

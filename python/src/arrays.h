@@ -7,8 +7,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace cohort::python {
@@ -22,21 +22,18 @@ struct Role {
   const char* name;
 };
 
+struct ReleaseBuffer {
+  void operator()(Py_buffer* view) const noexcept {
+    if (view->obj != nullptr) PyBuffer_Release(view);
+    delete view;
+  }
+};
+
 class Array {
  public:
   /// Throws InvalidArgument, naming the role, for what is no dense array in the host's memory of a known type, and for
   /// read-only memory that is to be written.
   Array(pybind11::handle object, Access access, const Role& role);
-  ~Array();
-  Array(Array&& other) noexcept
-      : data_(other.data_),
-        count_(other.count_),
-        dtype_(other.dtype_),
-        kept_(std::move(other.kept_)),
-        view_(other.view_),
-        has_view_(std::exchange(other.has_view_, false)) {}
-  Array& operator=(Array&&) = delete;
-
   Buffer buffer() const noexcept { return {data_, count_, dtype_}; }
   ConstBuffer const_buffer() const noexcept { return {data_, count_, dtype_}; }
 
@@ -50,8 +47,7 @@ class Array {
   std::int64_t count_ = 0;
   DType dtype_ = DType::Float32;
   pybind11::object kept_;
-  Py_buffer view_{};
-  bool has_view_ = false;
+  std::unique_ptr<Py_buffer, ReleaseBuffer> view_;  // a Py_buffer may point into itself, so it is never moved
 };
 
 /// Whether a call means its grouped form.

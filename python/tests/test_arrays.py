@@ -65,7 +65,9 @@ class Arrays(unittest.TestCase):
         self.refused("the output", call=lambda _: self.world.all_reduce(b"abc", b"def"))
 
     def test_not_contiguous(self):
-        self.refused("not contiguous", data=memoryview(bytearray(8))[::2])
+        data = bytearray(8)
+        self.refused("not contiguous", data=memoryview(data)[::2])
+        data.append(1)  # a refusal holds no buffer
 
     def test_unknown_formats(self):
         self.refused("which Cohort does not know", data=array.array("u", "ab"))
