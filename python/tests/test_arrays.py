@@ -164,7 +164,7 @@ class Arrays(unittest.TestCase):
         self.assertEqual(self.doubled(torch.ones(2, 3, dtype=torch.complex64)).sum().item(), 12)
         self.assertEqual(self.doubled(torch.ones(4)[1:3]).tolist(), [2, 2])
         self.assertEqual(self.doubled(torch.nn.Parameter(torch.ones(2))).tolist(), [2, 2])
-        self.refused("not contiguous", "shape (4, 3)", "contiguous()", data=torch.ones(3, 4).t())
+        self.refused("not contiguous", "[4, 3]", "contiguous()", data=torch.ones(3, 4).t())
         self.refused("meta", data=torch.ones(3, device="meta"))
         self.refused("sparse_coo", data=torch.ones(3).to_sparse())
         self.refused("conjugated", data=torch.ones(3, dtype=torch.complex64).conj())

@@ -311,11 +311,13 @@ print("good")
 
 class Import(unittest.TestCase):
     def test_is_quick_and_imports_neither_torch_nor_numpy(self):
+        # Processor time, and the best of some: other work on the machine is not the package's.
         script = (
-            "import sys, time; began = time.perf_counter(); import cohort; took = time.perf_counter() - began; "
+            "import sys, time; began = time.process_time(); import cohort; took = time.process_time() - began; "
             "assert not {'torch', 'numpy'} & set(sys.modules), sys.modules; print(took)"
         )
-        took = min(float(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout) for _ in range(5))
+        run = [sys.executable, "-c", script]
+        took = min(float(subprocess.run(run, check=True, capture_output=True).stdout) for _ in range(8))
         print(f"import cohort: {took * 1e3:.1f} ms")
         # Sanitizers slow it down.
         self.assertLess(took, 0.05 if "LD_PRELOAD" not in os.environ else 5)
