@@ -83,6 +83,8 @@ Array::Array(py::handle object, Access access, const Role& role) {
                        ", which is no array -- pass a torch tensor, a NumPy array, or anything with the buffer "
                        "protocol or __dlpack__ (numpy.asarray makes one of numbers and lists)");
   }
+  // Where nothing is, libraries point anywhere, aligned or not.
+  if (count_ == 0) data_ = nullptr;
 }
 
 void Array::take_tensor(py::handle object, const Role& role) {

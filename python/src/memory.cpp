@@ -4,6 +4,8 @@
 
 #include <cohort/communicator.h>
 
+#include <pybind11/stl.h>
+
 #include <vector>
 
 namespace cohort::python {
