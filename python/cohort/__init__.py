@@ -1,0 +1,82 @@
+"""Cohort: N processes that train as if they were one.
+
+    import cohort
+    cohort.init()                       # under `cohort run -np 4 train.py`, torchrun, or alone
+    world = cohort.world()
+    world.all_reduce(tensor, op="average")
+
+Arrays are torch tensors, NumPy arrays, or anything with the buffer protocol or DLPack, in the host's memory; they are
+used where they lie, never copied. This package imports neither torch nor NumPy.
+"""
+
+from __future__ import annotations
+
+from cohort.errors import (
+    Aborted,
+    Corrupt,
+    Error,
+    Internal,
+    InvalidArgument,
+    Io,
+    Mismatch,
+    PeerLost,
+    Timeout,
+    Unavailable,
+)
+
+try:
+    from cohort._core import Communicator, Memory, ReduceOp, Work, __version__, supports
+except ModuleNotFoundError as missing:
+    if missing.name != "cohort._core":
+        raise
+    import sys as _sys
+
+    raise ImportError(
+        f"cohort's compiled module is not there for this Python -- {_sys.implementation.cache_tag}, looked in "
+        f"{__path__[0]} -- `pip install .` in a clone of Cohort builds it; in a build folder, put build/PRESET/python "
+        "on PYTHONPATH"
+    ) from missing
+
+from cohort._world import (
+    cross_rank,
+    cross_size,
+    init,
+    is_initialized,
+    join,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    world,
+)
+
+__all__ = [
+    "Aborted",
+    "Communicator",
+    "Corrupt",
+    "Error",
+    "Internal",
+    "InvalidArgument",
+    "Io",
+    "Memory",
+    "Mismatch",
+    "PeerLost",
+    "ReduceOp",
+    "Timeout",
+    "Unavailable",
+    "Work",
+    "__version__",
+    "cross_rank",
+    "cross_size",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+    "supports",
+    "world",
+]

@@ -1,0 +1,383 @@
+import datetime
+from collections.abc import Sequence
+from typing import Any, Literal, Optional, TypeVar, Union, overload
+
+# A torch tensor, a NumPy array, or anything with the buffer protocol or DLPack: contiguous, in the host's memory.
+Array = Any
+Arrays = Union[list[Any], tuple[Any, ...]]
+Seconds = Union[float, datetime.timedelta]
+Op = Union["ReduceOp", str]
+_T = TypeVar("_T")
+
+__version__: str
+
+class ReduceOp:
+    Sum: ReduceOp
+    Average: ReduceOp
+    Min: ReduceOp
+    Max: ReduceOp
+    Product: ReduceOp
+    BitAnd: ReduceOp
+    BitOr: ReduceOp
+    BitXor: ReduceOp
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class Memory:
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def nbytes(self) -> int: ...
+    def data_ptr(self) -> int: ...
+    def as_numpy(self, dtype: Any, shape: Union[None, int, Sequence[int]] = None) -> Any: ...
+    def as_torch(self, dtype: Any, shape: Union[None, int, Sequence[int]] = None) -> Any: ...
+
+class Work:
+    def wait(self, timeout: Optional[Seconds] = None) -> bool: ...
+    def done(self) -> bool: ...
+    def error(self) -> Optional[Exception]: ...
+
+class Communicator:
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def local_rank(self) -> int: ...
+    def local_size(self) -> int: ...
+    def cross_rank(self) -> int: ...
+    def cross_size(self) -> int: ...
+    def host(self) -> str: ...
+    def timeout(self) -> float: ...
+    @property
+    def has_left(self) -> bool: ...
+    def split(self, color: Optional[int] = 0, key: int = 0, *, timeout: Optional[Seconds] = None) -> Optional[Communicator]: ...
+    def group(self, ranks: Sequence[int], *, timeout: Optional[Seconds] = None) -> Optional[Communicator]: ...
+    def join(self, *, timeout: Optional[Seconds] = None) -> int: ...
+    def allocate(self, bytes: int) -> Memory: ...
+    def abort(self, reason: str) -> None: ...
+    def leave(self, *, grace: Optional[Seconds] = None, reason: str = ...) -> None: ...
+    @overload
+    def all_reduce(
+        self,
+        data: Array,
+        output: None = None,
+        *,
+        op: Op = "sum",
+        weight: Optional[float] = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_reduce(
+        self,
+        data: Array,
+        output: _T,
+        *,
+        op: Op = "sum",
+        weight: Optional[float] = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> _T: ...
+    @overload
+    def all_reduce(
+        self,
+        data: Array,
+        output: Array = None,
+        *,
+        op: Op = "sum",
+        weight: Optional[float] = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        data: Array,
+        output: None = None,
+        *,
+        root: int = 0,
+        op: Op = "sum",
+        weight: Optional[float] = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def reduce(
+        self,
+        data: Array,
+        output: _T,
+        *,
+        root: int = 0,
+        op: Op = "sum",
+        weight: Optional[float] = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> _T: ...
+    @overload
+    def reduce(
+        self,
+        data: Array,
+        output: Array = None,
+        *,
+        root: int = 0,
+        op: Op = "sum",
+        weight: Optional[float] = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self,
+        input: Array,
+        output: _T,
+        *,
+        op: Op = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> _T: ...
+    @overload
+    def reduce_scatter(
+        self,
+        input: Array,
+        output: Array,
+        *,
+        op: Op = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_v(
+        self,
+        input: Array,
+        output: _T,
+        counts: Sequence[int],
+        *,
+        op: Op = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> _T: ...
+    @overload
+    def reduce_scatter_v(
+        self,
+        input: Array,
+        output: Array,
+        counts: Sequence[int],
+        *,
+        op: Op = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def broadcast(
+        self,
+        data: Array,
+        *,
+        root: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def broadcast(
+        self,
+        data: Array,
+        *,
+        root: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather(
+        self,
+        input: Array,
+        output: _T,
+        *,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> _T: ...
+    @overload
+    def all_gather(
+        self,
+        input: Array,
+        output: Array,
+        *,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather_v(
+        self,
+        input: Array,
+        output: _T,
+        counts: Sequence[int],
+        *,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> _T: ...
+    @overload
+    def all_gather_v(
+        self,
+        input: Array,
+        output: Array,
+        counts: Sequence[int],
+        *,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def gather(
+        self,
+        input: Array,
+        output: Array = None,
+        *,
+        root: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> Any: ...
+    @overload
+    def gather(
+        self,
+        input: Array,
+        output: Array = None,
+        *,
+        root: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        input: Array,
+        output: _T,
+        *,
+        root: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> _T: ...
+    @overload
+    def scatter(
+        self,
+        input: Array,
+        output: Array,
+        *,
+        root: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_to_all(
+        self,
+        input: Array,
+        output: _T,
+        *,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> _T: ...
+    @overload
+    def all_to_all(
+        self,
+        input: Array,
+        output: Array,
+        *,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_to_all_v(
+        self,
+        input: Array,
+        input_counts: Sequence[int],
+        output: _T,
+        output_counts: Sequence[int],
+        *,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> _T: ...
+    @overload
+    def all_to_all_v(
+        self,
+        input: Array,
+        input_counts: Sequence[int],
+        output: Array,
+        output_counts: Sequence[int],
+        *,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def barrier(self, *, timeout: Optional[Seconds] = None, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def barrier(self, *, timeout: Optional[Seconds] = None, async_op: Literal[True]) -> Work: ...
+    @overload
+    def send(
+        self,
+        data: Array,
+        peer: int,
+        *,
+        tag: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def send(
+        self,
+        data: Array,
+        peer: int,
+        *,
+        tag: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def recv(
+        self,
+        data: Array,
+        peer: int,
+        *,
+        tag: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def recv(
+        self,
+        data: Array,
+        peer: int,
+        *,
+        tag: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+
+def supports(dtype: Any, op: Op) -> bool: ...
+def join(
+    *,
+    init_method: str,
+    rank: int,
+    world_size: int,
+    secret_file: str,
+    group_name: str,
+    join_timeout: Optional[Seconds],
+    timeout: Optional[Seconds],
+    alone: bool,
+) -> Communicator: ...
+def leave_all(*, grace: Optional[Seconds], reason: str, failed: bool) -> None: ...

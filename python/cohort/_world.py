@@ -1,0 +1,163 @@
+"""This process's default world: `init` forms it, `shutdown` leaves it, the process's end leaves every world.
+
+Any thread may call. A forked child may ask who its parent is; `shutdown` there forgets the parent's world without
+touching it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+
+from cohort import _core
+from cohort._core import Communicator
+from cohort.errors import InvalidArgument
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing costs milliseconds to import
+    import datetime
+    from typing import Union
+
+    Seconds = Union[float, datetime.timedelta]
+
+_lock = threading.RLock()
+_world: Communicator | None = None
+
+# What operations that nobody waited for are given when a process ends in good order.
+_GRACE_AT_EXIT = 5.0
+
+
+def join(
+    init_method: str = "",
+    *,
+    rank: int = -1,
+    world_size: int = -1,
+    secret_file: str = "",
+    group_name: str = "world",
+    join_timeout: Seconds | None = None,
+    timeout: Seconds | None = None,
+    alone: bool = False,
+) -> Communicator:
+    """Meets the other ranks and returns a Communicator; each call forms a world of its own.
+
+    init_method   where to meet. "": what the launcher set up (`cohort run`; else RANK, WORLD_SIZE, MASTER_ADDR and
+                  MASTER_PORT as torchrun sets them; else a world of one). "env://": those four variables.
+                  "tcp://HOST:PORT": rank 0 listens there. "file:///PATH": a fresh file that all ranks can lock
+    rank, world_size  required by tcp:// and file:// (or ?rank=R&world_size=N in the address)
+    secret_file   a file of 0600 that holds the job's secret, for worlds without `cohort run`; default:
+                  COHORT_SECRET_FILE. Without one only processes of the same user on the same host are let in
+    group_name    several worlds of one process meet under different names
+    join_timeout  seconds for all ranks to appear; default: 300
+    timeout       deadline in seconds of operations that give none of their own; default: COHORT_TIMEOUT, else 1800
+    alone         be a world of one on purpose, also under a launcher of more
+
+    Raises InvalidArgument when sources contradict each other, Timeout when ranks do not appear, Unavailable when there
+    is no secret and one is needed, PeerLost when a rank dies meanwhile.
+    """
+    return _core.join(
+        init_method=init_method,
+        rank=rank,
+        world_size=world_size,
+        secret_file=os.fspath(secret_file),
+        group_name=group_name,
+        join_timeout=join_timeout,
+        timeout=timeout,
+        alone=alone,
+    )
+
+
+def init(init_method: str = "", **options: object) -> None:
+    """Forms this process's default world, with the arguments of `join`. Does nothing where there is one already.
+
+    Raises InvalidArgument if there is one and arguments are given: they could not be heeded.
+    """
+    global _world
+    with _lock:
+        if is_initialized():
+            if init_method or options:
+                raise InvalidArgument(
+                    f"init: this process is rank {rank()} of {size()} already, and the arguments given would have no "
+                    "effect -- call cohort.shutdown() before, or cohort.join(...) for another world"
+                )
+            return
+        _world = join(init_method, **options)  # type: ignore[arg-type]
+
+
+def shutdown() -> None:
+    """Leaves the default world, once its unfinished operations have ended; a KeyboardInterrupt aborts those.
+
+    Does nothing where there is none. `init` may be called again, as often as one likes.
+    """
+    global _world
+    with _lock:
+        leaving, _world = _world, None
+        if leaving is not None:
+            leaving.leave(reason=f"rank {leaving.rank()} has shut down")
+
+
+def is_initialized() -> bool:
+    """Whether there is a default world. True in a forked child too: there it says who the parent is."""
+    world = _world
+    return world is not None and not world.has_left
+
+
+def world() -> Communicator:
+    """The default world. Raises InvalidArgument (a ValueError) before `init` and after `shutdown`."""
+    world = _world
+    if world is None or world.has_left:
+        raise InvalidArgument("this process belongs to no world -- call cohort.init() first")
+    return world
+
+
+def rank() -> int:
+    """This process's number in the default world, from 0."""
+    return world().rank()
+
+
+def size() -> int:
+    """The number of processes in the default world."""
+    return world().size()
+
+
+def local_rank() -> int:
+    """This process's number among those of its host."""
+    return world().local_rank()
+
+
+def local_size() -> int:
+    """The number of processes on this host."""
+    return world().local_size()
+
+
+def cross_rank() -> int:
+    """This host's number, among hosts that have this local rank."""
+    return world().cross_rank()
+
+
+def cross_size() -> int:
+    """The number of hosts that have this local rank."""
+    return world().cross_size()
+
+
+def _at_exit() -> None:
+    # After an exception the others are told at once why this rank will not bring what it has started.
+    failure = getattr(sys, "last_value", None)
+    reason = "the program has ended before its operations had"
+    if failure is not None:
+        reason = f"the program has failed: {type(failure).__name__}: {failure}"
+    try:
+        _core.leave_all(grace=_GRACE_AT_EXIT, reason=reason, failed=failure is not None)
+    except KeyboardInterrupt:
+        pass
+
+
+def _after_fork() -> None:
+    # Another thread of the parent may have held it; here there is none that could give it back.
+    global _lock
+    _lock = threading.RLock()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)

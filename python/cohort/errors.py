@@ -1,0 +1,93 @@
+"""What Cohort raises: one class for each of the C++ core's error codes, all of them `cohort.Error`.
+
+Each is also the built-in exception that a Python program would expect (`ValueError`, `TimeoutError`, ...). The message
+says what failed, where, why, and what to try; the same is in attributes, None where it does not apply:
+
+    rank       the rank that reports
+    host       its host
+    peer       the rank that the operation failed with
+    operation  e.g. "all_reduce(float32[1024], sum)"
+    sequence   number of the operation on its communicator, from 1
+    cause      errno's text, or the first failing rank's message
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Aborted",
+    "Corrupt",
+    "Error",
+    "Internal",
+    "InvalidArgument",
+    "Io",
+    "Mismatch",
+    "PeerLost",
+    "Timeout",
+    "Unavailable",
+]
+
+
+class Error(RuntimeError):
+    """The root of all that Cohort raises. `code` is the name of the C++ core's ErrorCode."""
+
+    code: str = "Internal"
+    rank: int | None = None
+    host: str | None = None
+    peer: int | None = None
+    operation: str | None = None
+    sequence: int | None = None
+    cause: str | None = None
+
+
+class InvalidArgument(Error, ValueError):
+    """The caller asked for something that has no meaning; nothing was done."""
+
+    code = "InvalidArgument"
+
+
+class Unavailable(Error):
+    """A resource or a service is not there (memory, a port, a file, a backend)."""
+
+    code = "Unavailable"
+
+
+class Timeout(Error, TimeoutError):
+    """A deadline passed; the communicator is unusable afterwards."""
+
+    code = "Timeout"
+
+
+class PeerLost(Error, ConnectionError):
+    """A peer died or left; the communicator is unusable afterwards."""
+
+    code = "PeerLost"
+
+
+class Mismatch(Error):
+    """Ranks asked for different things; refused on all, the communicator stays usable."""
+
+    code = "Mismatch"
+
+
+class Aborted(Error):
+    """Another rank failed first or `abort` was called; unusable afterwards."""
+
+    code = "Aborted"
+
+
+class Io(Error, OSError):
+    """The operating system refused to read or write."""
+
+    code = "Io"
+
+
+class Corrupt(Error):
+    """Bytes from outside are damaged or not of the expected format."""
+
+    code = "Corrupt"
+
+
+class Internal(Error):
+    """A bug in Cohort."""
+
+    code = "Internal"

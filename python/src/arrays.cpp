@@ -1,0 +1,249 @@
+#include "arrays.h"
+
+#include "array_types.h"
+#include "dlpack.h"
+#include "errors.h"
+
+#include <cstdint>
+#include <cstring>
+
+namespace cohort::python {
+namespace py = pybind11;
+
+namespace {
+
+/// How arrays of one Python type are read. Found once for each type.
+enum class Protocol : long { Tensor, Buffer, DLPack, None };
+
+Protocol find_protocol(PyTypeObject* type) {
+  PyObject* const as_object = reinterpret_cast<PyObject*>(type);
+  if (PyObject_HasAttrString(as_object, "data_ptr") && PyObject_HasAttrString(as_object, "is_contiguous") &&
+      PyObject_HasAttrString(as_object, "numel")) {
+    return Protocol::Tensor;
+  }
+  if (type->tp_as_buffer != nullptr && type->tp_as_buffer->bf_getbuffer != nullptr) return Protocol::Buffer;
+  return PyObject_HasAttrString(as_object, "__dlpack__") ? Protocol::DLPack : Protocol::None;
+}
+
+Protocol protocol_of(py::handle object) {
+  // Types are few and mostly live as long as the process; the dictionary keeps them, and is never destroyed.
+  static PyObject* const known = PyDict_New();
+  PyTypeObject* const type = Py_TYPE(object.ptr());
+  PyObject* const as_object = reinterpret_cast<PyObject*>(type);
+  if (PyObject* const found = PyDict_GetItem(known, as_object)) return static_cast<Protocol>(PyLong_AsLong(found));
+  const Protocol protocol = find_protocol(type);
+  const py::int_ number(static_cast<long>(protocol));
+  if (PyDict_SetItem(known, as_object, number.ptr()) != 0) throw py::error_already_set();
+  return protocol;
+}
+
+/// An interned name, never destroyed: attribute look-ups by it are a pointer's comparison.
+#define COHORT_NAME(name)                                               \
+  [] {                                                                  \
+    static PyObject* const interned = PyUnicode_InternFromString(name); \
+    return py::handle(interned);                                        \
+  }()
+
+py::object call(py::handle object, py::handle name) {
+  PyObject* const result = PyObject_CallMethodNoArgs(object.ptr(), name.ptr());
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+py::object get(py::handle object, py::handle name) {
+  PyObject* const result = PyObject_GetAttr(object.ptr(), name.ptr());
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+bool says_true(py::handle object, py::handle name) {
+  const py::object answer = call(object, name);
+  const int truth = PyObject_IsTrue(answer.ptr());
+  if (truth < 0) throw py::error_already_set();
+  return truth == 1;
+}
+
+[[noreturn]] void refuse(const Role& role, const std::string& why) {
+  python::refuse(role.operation, std::string(role.name) + " " + why);
+}
+
+std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+std::string text(py::handle object) { return std::string(py::str(object)); }
+
+}  // namespace
+
+Array::Array(py::handle object, Access access, const Role& role) {
+  switch (protocol_of(object)) {
+    case Protocol::Tensor: take_tensor(object, role); break;
+    case Protocol::Buffer: take_buffer(object, access, role); break;
+    case Protocol::DLPack: take_dlpack(object, access, role); break;
+    case Protocol::None:
+      refuse(role, "is a " + type_name(object) +
+                       ", which is no array -- pass a torch tensor, a NumPy array, or anything with the buffer "
+                       "protocol or __dlpack__ (numpy.asarray makes one of numbers and lists)");
+  }
+  // Where nothing is, libraries point anywhere, aligned or not.
+  if (count_ == 0) data_ = nullptr;
+}
+
+void Array::take_tensor(py::handle object, const Role& role) {
+  const py::object dtype = get(object, COHORT_NAME("dtype"));
+  const std::optional<DType> known = tensor_dtype(dtype);
+  const py::object device = get(object, COHORT_NAME("device"));
+  const py::object device_type = get(device, COHORT_NAME("type"));
+  if (!PyUnicode_Check(device_type.ptr()) || PyUnicode_CompareWithASCIIString(device_type.ptr(), "cpu") != 0) {
+    refuse(role, "lies on " + text(device) +
+                     ", and Cohort moves the host's memory -- pass tensor.cpu(), and copy the result back; or leave "
+                     "tensors of that device to its own backend (torch.distributed: \"cpu:cohort,cuda:nccl\")");
+  }
+  // The object torch.strided: seen once, its text need not be made again.
+  static PyObject* strided = nullptr;
+  const py::object layout = get(object, COHORT_NAME("layout"));
+  if (layout.ptr() != strided) {
+    if (text(layout) == "torch.strided") {
+      strided = py::object(layout).release().ptr();
+    } else {
+      refuse(role, "is of the layout " + text(layout) + " -- pass tensor.to_dense(), or its indices and values");
+    }
+  }
+  if (!known) refuse(role, "is of the type " + text(dtype) + ", which Cohort does not know -- " + known_dtypes());
+  if (!says_true(object, COHORT_NAME("is_contiguous"))) {
+    refuse(role, "is not contiguous (shape " + text(py::tuple(object.attr("shape"))) + ", strides " +
+                     text(object.attr("stride")()) + ") -- pass tensor.contiguous(), and copy the result back");
+  }
+  // Their memory holds other numbers than they stand for.
+  if ((is_complex(*known) && says_true(object, COHORT_NAME("is_conj"))) || says_true(object, COHORT_NAME("is_neg"))) {
+    refuse(role, "is conjugated or negated lazily -- pass tensor.resolve_conj().resolve_neg()");
+  }
+  dtype_ = *known;
+  count_ = py::cast<std::int64_t>(call(object, COHORT_NAME("numel")));
+  data_ = reinterpret_cast<void*>(py::cast<std::uintptr_t>(call(object, COHORT_NAME("data_ptr"))));
+  if (data_ == nullptr && count_ != 0) refuse(role, "has no memory -- it is a " + type_name(object) + " of no data");
+  kept_ = py::reinterpret_borrow<py::object>(object);
+}
+
+void Array::take_buffer(py::handle object, Access access, const Role& role) {
+  const int flags = access == Access::Write ? PyBUF_RECORDS : PyBUF_RECORDS_RO;
+  view_.reset(new Py_buffer{});
+  if (PyObject_GetBuffer(object.ptr(), view_.get(), flags) != 0) {
+    py::error_already_set failed;
+    if (!failed.matches(PyExc_BufferError) && !failed.matches(PyExc_ValueError)) throw failed;
+    // A read-only buffer, or a type that the protocol has no letter for.
+    if (take_numpy_bfloat16(object, access, role)) return;
+    refuse(role, "(" + type_name(object) + ") gives no " + (access == Access::Write ? "writable " : "") +
+                     "buffer: " + text(failed.value()) +
+                     (access == Access::Write ? " -- pass a copy of it, which can be written" : ""));
+  }
+  const std::optional<DType> known = format_dtype(view_->format, view_->itemsize);
+  if (!known) {
+    refuse(role, "has elements of the format '" + std::string(view_->format != nullptr ? view_->format : "B") + "' (" +
+                     std::to_string(view_->itemsize) + " bytes), which Cohort does not know -- " + known_dtypes());
+  }
+  if (PyBuffer_IsContiguous(view_.get(), 'C') == 0) {
+    refuse(role, "(" + type_name(object) +
+                     ") is not contiguous -- pass numpy.ascontiguousarray(array), and copy the "
+                     "result back");
+  }
+  dtype_ = *known;
+  data_ = view_->buf;
+  count_ = view_->len / view_->itemsize;
+}
+
+// NumPy has no bfloat16 of its own; that of the package ml_dtypes cannot be exported as a buffer.
+bool Array::take_numpy_bfloat16(py::handle object, Access access, const Role& role) {
+  if (!py::hasattr(object, "__array_interface__") || !py::hasattr(object, "dtype")) return false;
+  if (text(object.attr("dtype")) != "bfloat16") return false;
+  const py::dict interface = object.attr("__array_interface__");
+  const py::tuple place = interface["data"];
+  if (access == Access::Write && py::cast<bool>(place[1])) {
+    refuse(role, "is read-only -- pass a copy of it, which can be written");
+  }
+  if (!interface["strides"].is_none()) {
+    refuse(role, "is not contiguous -- pass numpy.ascontiguousarray(array), and copy the result back");
+  }
+  dtype_ = DType::BFloat16;
+  data_ = reinterpret_cast<void*>(py::cast<std::uintptr_t>(place[0]));
+  count_ = py::cast<std::int64_t>(object.attr("size"));
+  kept_ = py::reinterpret_borrow<py::object>(object);
+  return true;
+}
+
+void Array::take_dlpack(py::handle object, Access access, const Role& role) {
+  const auto [type, id] = py::cast<std::pair<int, int>>(object.attr("__dlpack_device__")());
+  if (type != dlpack::kCpu && type != dlpack::kCudaHost && type != dlpack::kRocmHost) {
+    refuse(role, "(" + type_name(object) + ") lies on DLPack's device (" + std::to_string(type) + ", " +
+                     std::to_string(id) + "), and Cohort moves the host's memory -- pass a copy in it");
+  }
+  py::object capsule;
+  try {
+    capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+  } catch (py::error_already_set& failed) {
+    if (!failed.matches(PyExc_TypeError)) throw;
+    capsule = object.attr("__dlpack__")();
+  }
+  // The capsule is not consumed: it frees what it holds when it goes.
+  const dlpack::Tensor* tensor = nullptr;
+  bool writable = false;
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
+    const auto* const managed =
+        static_cast<const dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if (managed->version.major != 1) {
+      refuse(role, "is of DLPack's version " + std::to_string(managed->version.major) + "; version 1 was asked for");
+    }
+    tensor = &managed->tensor;
+    writable = (managed->flags & dlpack::kReadOnly) == 0;
+  } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
+    tensor = &static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
+  } else {
+    refuse(role, "(" + type_name(object) + ") gives something else than a DLPack tensor");
+  }
+  if (access == Access::Write && !writable) {
+    // An old capsule cannot say whether somebody relies on the array not to change, as JAX does.
+    refuse(role, "(" + type_name(object) +
+                     ") does not say that it may be written -- pass a NumPy array or a torch "
+                     "tensor as the output");
+  }
+  const std::optional<DType> known = dlpack_dtype(tensor->dtype);
+  if (!known) {
+    refuse(role, "has elements of DLPack's type (" + std::to_string(tensor->dtype.code) + ", " +
+                     std::to_string(tensor->dtype.bits) + " bits), which Cohort does not know -- " + known_dtypes());
+  }
+  count_ = 1;
+  for (std::int32_t i = tensor->ndim; i-- > 0;) {
+    if (tensor->strides != nullptr && tensor->shape[i] != 1 && tensor->strides[i] != count_ && count_ != 0) {
+      refuse(role, "(" + type_name(object) + ") is not contiguous -- pass a contiguous copy");
+    }
+    count_ *= tensor->shape[i];
+  }
+  dtype_ = *known;
+  data_ = static_cast<char*>(tensor->data) + tensor->byte_offset;
+  kept_ = std::move(capsule);
+}
+
+std::vector<Array> arrays_of(py::handle group, Access access, const Role& role) {
+  if (!is_group(group)) {
+    refuse(role, "is a " + type_name(group) + "; a grouped operation takes lists (or tuples) of arrays");
+  }
+  const py::object items = py::reinterpret_borrow<py::object>(group);
+  std::vector<Array> arrays;
+  arrays.reserve(py::len(items));
+  for (const py::handle item : items) arrays.emplace_back(item, access, role);
+  return arrays;
+}
+
+std::vector<Buffer> buffers_of(const std::vector<Array>& arrays) {
+  std::vector<Buffer> buffers;
+  buffers.reserve(arrays.size());
+  for (const Array& array : arrays) buffers.push_back(array.buffer());
+  return buffers;
+}
+
+std::vector<ConstBuffer> const_buffers_of(const std::vector<Array>& arrays) {
+  std::vector<ConstBuffer> buffers;
+  buffers.reserve(arrays.size());
+  for (const Array& array : arrays) buffers.push_back(array.const_buffer());
+  return buffers;
+}
+
+}  // namespace cohort::python

@@ -1,0 +1,62 @@
+// A Python array as elements in memory, without a copy. torch's tensors are known by what they can do (torch is not
+// imported), NumPy's and others by the buffer protocol, the rest by DLPack. An Array keeps the Python object, and its
+// buffer, alive. Needs the GIL, its destructor too.
+#pragma once
+
+#include <cohort/buffer.h>
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace cohort::python {
+
+/// How the elements are to be used.
+enum class Access { Read, Write };
+
+/// For error messages: "all_reduce: the input ...".
+struct Role {
+  const char* operation;
+  const char* name;
+};
+
+struct ReleaseBuffer {
+  void operator()(Py_buffer* view) const noexcept {
+    if (view->obj != nullptr) PyBuffer_Release(view);
+    delete view;
+  }
+};
+
+class Array {
+ public:
+  /// Throws InvalidArgument, naming the role, for what is no dense array in the host's memory of a known type, and for
+  /// read-only memory that is to be written.
+  Array(pybind11::handle object, Access access, const Role& role);
+  Buffer buffer() const noexcept { return {data_, count_, dtype_}; }
+  ConstBuffer const_buffer() const noexcept { return {data_, count_, dtype_}; }
+
+ private:
+  void take_tensor(pybind11::handle object, const Role& role);
+  void take_buffer(pybind11::handle object, Access access, const Role& role);
+  bool take_numpy_bfloat16(pybind11::handle object, Access access, const Role& role);
+  void take_dlpack(pybind11::handle object, Access access, const Role& role);
+
+  void* data_ = nullptr;
+  std::int64_t count_ = 0;
+  DType dtype_ = DType::Float32;
+  pybind11::object kept_;
+  std::unique_ptr<Py_buffer, ReleaseBuffer> view_;  // a Py_buffer may point into itself, so it is never moved
+};
+
+/// Whether a call means its grouped form.
+inline bool is_group(pybind11::handle object) noexcept {
+  return PyList_Check(object.ptr()) != 0 || PyTuple_Check(object.ptr()) != 0;
+}
+
+std::vector<Array> arrays_of(pybind11::handle group, Access access, const Role& role);
+std::vector<Buffer> buffers_of(const std::vector<Array>& arrays);
+std::vector<ConstBuffer> const_buffers_of(const std::vector<Array>& arrays);
+
+}  // namespace cohort::python

@@ -1,0 +1,331 @@
+// The operations of cohort.Communicator that move data, under the names and with the contracts of
+// <cohort/communicator.h>. Each takes arrays apart into buffers and hands them to the Member, which starts it.
+#include "arguments.h"
+#include "bindings.h"
+#include "errors.h"
+
+#include <pybind11/stl.h>
+
+#include <iterator>
+
+namespace cohort::python {
+namespace {
+
+using Counts = std::vector<std::int64_t>;
+
+/// What every operation is told besides its arrays.
+struct Call {
+  const PyCommunicator& self;
+  const char* name;
+  bool async_op;
+  py::object result;  // of the synchronous form
+};
+
+template <class... Array_>
+std::vector<Array> keep(Array_&&... arrays) {
+  std::vector<Array> kept;
+  kept.reserve(sizeof...(arrays));
+  (kept.push_back(std::move(arrays)), ...);
+  return kept;
+}
+
+py::object start(const Call& call, std::vector<Array> arrays, const std::function<Work(Communicator&)>& body) {
+  std::shared_ptr<Operation> operation = call.self.member().start(call.name, body, std::move(arrays));
+  if (call.async_op) return py::cast(PyWork{std::move(operation)});
+  if (operation) operation->wait(std::nullopt);
+  return call.result;
+}
+
+Array read(const char* operation, const py::object& array, const char* name = "the input") {
+  return Array(array, Access::Read, {operation, name});
+}
+
+Array write(const char* operation, const py::object& array, const char* name = "the output") {
+  return Array(array, Access::Write, {operation, name});
+}
+
+template <class Options>
+Options reduction_of(const char* name, const py::object& op, double prescale, double postscale,
+                     const py::object& timeout) {
+  Options options;
+  options.op = reduce_op_of(op, name);
+  options.prescale = prescale;
+  options.postscale = postscale;
+  options.timeout = milliseconds_of(timeout, name);
+  return options;
+}
+
+py::object all_reduce(const PyCommunicator& self, const py::object& data, const py::object& output,
+                      const py::object& op, std::optional<double> weight, double prescale, double postscale,
+                      const py::object& timeout, bool async_op) {
+  constexpr auto* kName = "all_reduce";
+  auto options = reduction_of<AllReduceOptions>(kName, op, prescale, postscale, timeout);
+  options.weight = weight;
+  const Call call{self, kName, async_op, output};
+  if (is_group(data)) {
+    if (!output.is_none()) refuse(kName, "the grouped form reduces in place; it takes no output");
+    std::vector<Array> arrays = arrays_of(data, Access::Write, {kName, "an array of the group"});
+    const std::vector<Buffer> buffers = buffers_of(arrays);
+    return start(call, std::move(arrays), [&](Communicator& world) { return world.all_reduce(buffers, options); });
+  }
+  if (output.is_none()) {
+    Array array = write(kName, data, "the array");
+    const Buffer buffer = array.buffer();
+    return start(call, keep(std::move(array)), [&](Communicator& world) { return world.all_reduce(buffer, options); });
+  }
+  Array from = read(kName, data);
+  Array to = write(kName, output);
+  const ConstBuffer input = from.const_buffer();
+  const Buffer result = to.buffer();
+  return start(call, keep(std::move(from), std::move(to)),
+               [&](Communicator& world) { return world.all_reduce(input, result, options); });
+}
+
+py::object reduce(const PyCommunicator& self, const py::object& data, const py::object& output, int root,
+                  const py::object& op, std::optional<double> weight, double prescale, double postscale,
+                  const py::object& timeout, bool async_op) {
+  constexpr auto* kName = "reduce";
+  auto options = reduction_of<ReduceOptions>(kName, op, prescale, postscale, timeout);
+  options.weight = weight;
+  options.root = root;
+  const Call call{self, kName, async_op, output};
+  if (!output.is_none()) {
+    Array from = read(kName, data);
+    Array to = write(kName, output);
+    const ConstBuffer input = from.const_buffer();
+    const Buffer result = to.buffer();
+    return start(call, keep(std::move(from), std::move(to)),
+                 [&](Communicator& world) { return world.reduce(input, result, options); });
+  }
+  // Only the root's array is written: the others may be read-only.
+  Array array = self.member().rank == root ? write(kName, data, "the array") : read(kName, data);
+  const Buffer buffer = array.buffer();
+  return start(call, keep(std::move(array)), [&](Communicator& world) { return world.reduce(buffer, options); });
+}
+
+py::object reduce_scatter(const PyCommunicator& self, const py::object& input, const py::object& output,
+                          const py::object& op, double prescale, double postscale, const py::object& timeout,
+                          bool async_op) {
+  constexpr auto* kName = "reduce_scatter";
+  const auto options = reduction_of<ReduceScatterOptions>(kName, op, prescale, postscale, timeout);
+  const Call call{self, kName, async_op, output};
+  if (is_group(input)) {
+    std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "an input of the group"});
+    const std::vector<ConstBuffer> inputs = const_buffers_of(arrays);
+    std::vector<Array> written = arrays_of(output, Access::Write, {kName, "an output of the group"});
+    const std::vector<Buffer> outputs = buffers_of(written);
+    std::move(written.begin(), written.end(), std::back_inserter(arrays));
+    return start(call, std::move(arrays),
+                 [&](Communicator& world) { return world.reduce_scatter(inputs, outputs, options); });
+  }
+  Array from = read(kName, input);
+  Array to = write(kName, output);
+  const ConstBuffer parts = from.const_buffer();
+  const Buffer part = to.buffer();
+  return start(call, keep(std::move(from), std::move(to)),
+               [&](Communicator& world) { return world.reduce_scatter(parts, part, options); });
+}
+
+py::object reduce_scatter_v(const PyCommunicator& self, const py::object& input, const py::object& output,
+                            const Counts& counts, const py::object& op, double prescale, double postscale,
+                            const py::object& timeout, bool async_op) {
+  constexpr auto* kName = "reduce_scatter_v";
+  const auto options = reduction_of<ReduceScatterOptions>(kName, op, prescale, postscale, timeout);
+  Array from = read(kName, input);
+  Array to = write(kName, output);
+  const ConstBuffer parts = from.const_buffer();
+  const Buffer part = to.buffer();
+  return start({self, kName, async_op, output}, keep(std::move(from), std::move(to)),
+               [&](Communicator& world) { return world.reduce_scatter_v(parts, part, counts, options); });
+}
+
+py::object broadcast(const PyCommunicator& self, const py::object& data, int root, const py::object& timeout,
+                     bool async_op) {
+  constexpr auto* kName = "broadcast";
+  const BroadcastOptions options{root, milliseconds_of(timeout, kName)};
+  // The root's array is only read.
+  const Access access = self.member().rank == root ? Access::Read : Access::Write;
+  const Call call{self, kName, async_op, py::none()};
+  if (is_group(data)) {
+    std::vector<Array> arrays = arrays_of(data, access, {kName, "an array of the group"});
+    const std::vector<Buffer> buffers = buffers_of(arrays);
+    return start(call, std::move(arrays), [&](Communicator& world) { return world.broadcast(buffers, options); });
+  }
+  Array array(data, access, {kName, "the array"});
+  const Buffer buffer = array.buffer();
+  return start(call, keep(std::move(array)), [&](Communicator& world) { return world.broadcast(buffer, options); });
+}
+
+py::object all_gather(const PyCommunicator& self, const py::object& input, const py::object& output,
+                      const py::object& timeout, bool async_op) {
+  constexpr auto* kName = "all_gather";
+  const AllGatherOptions options{milliseconds_of(timeout, kName)};
+  const Call call{self, kName, async_op, output};
+  if (is_group(input)) {
+    std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "an input of the group"});
+    const std::vector<ConstBuffer> inputs = const_buffers_of(arrays);
+    std::vector<Array> written = arrays_of(output, Access::Write, {kName, "an output of the group"});
+    const std::vector<Buffer> outputs = buffers_of(written);
+    std::move(written.begin(), written.end(), std::back_inserter(arrays));
+    return start(call, std::move(arrays),
+                 [&](Communicator& world) { return world.all_gather(inputs, outputs, options); });
+  }
+  Array from = read(kName, input);
+  Array to = write(kName, output);
+  const ConstBuffer part = from.const_buffer();
+  const Buffer parts = to.buffer();
+  return start(call, keep(std::move(from), std::move(to)),
+               [&](Communicator& world) { return world.all_gather(part, parts, options); });
+}
+
+py::object all_gather_v(const PyCommunicator& self, const py::object& input, const py::object& output,
+                        const Counts& counts, const py::object& timeout, bool async_op) {
+  constexpr auto* kName = "all_gather_v";
+  const AllGatherOptions options{milliseconds_of(timeout, kName)};
+  Array from = read(kName, input);
+  Array to = write(kName, output);
+  const ConstBuffer part = from.const_buffer();
+  const Buffer parts = to.buffer();
+  return start({self, kName, async_op, output}, keep(std::move(from), std::move(to)),
+               [&](Communicator& world) { return world.all_gather_v(part, parts, counts, options); });
+}
+
+py::object gather(const PyCommunicator& self, const py::object& input, const py::object& output, int root,
+                  const py::object& timeout, bool async_op) {
+  constexpr auto* kName = "gather";
+  const GatherOptions options{root, milliseconds_of(timeout, kName)};
+  const bool is_root = self.member().rank == root;
+  if (is_root && output.is_none()) refuse(kName, "the root has given no output");
+  Array from = read(kName, input);
+  const ConstBuffer part = from.const_buffer();
+  std::vector<Array> arrays = keep(std::move(from));
+  Buffer parts;
+  if (is_root) {
+    arrays.push_back(write(kName, output));
+    parts = arrays.back().buffer();
+  }
+  return start({self, kName, async_op, is_root ? output : py::none()}, std::move(arrays),
+               [&](Communicator& world) { return world.gather(part, parts, options); });
+}
+
+py::object scatter(const PyCommunicator& self, const py::object& input, const py::object& output, int root,
+                   const py::object& timeout, bool async_op) {
+  constexpr auto* kName = "scatter";
+  const ScatterOptions options{root, milliseconds_of(timeout, kName)};
+  const bool is_root = self.member().rank == root;
+  if (is_root && input.is_none()) refuse(kName, "the root has given no input");
+  Array to = write(kName, output);
+  const Buffer part = to.buffer();
+  std::vector<Array> arrays = keep(std::move(to));
+  ConstBuffer parts;
+  if (is_root) {
+    arrays.push_back(read(kName, input));
+    parts = arrays.back().const_buffer();
+  }
+  return start({self, kName, async_op, output}, std::move(arrays),
+               [&](Communicator& world) { return world.scatter(parts, part, options); });
+}
+
+py::object all_to_all(const PyCommunicator& self, const py::object& input, const py::object& output,
+                      const py::object& timeout, bool async_op) {
+  constexpr auto* kName = "all_to_all";
+  const AllToAllOptions options{milliseconds_of(timeout, kName)};
+  Array from = read(kName, input);
+  Array to = write(kName, output);
+  const ConstBuffer sent = from.const_buffer();
+  const Buffer received = to.buffer();
+  return start({self, kName, async_op, output}, keep(std::move(from), std::move(to)),
+               [&](Communicator& world) { return world.all_to_all(sent, received, options); });
+}
+
+py::object all_to_all_v(const PyCommunicator& self, const py::object& input, const Counts& input_counts,
+                        const py::object& output, const Counts& output_counts, const py::object& timeout,
+                        bool async_op) {
+  constexpr auto* kName = "all_to_all_v";
+  const AllToAllOptions options{milliseconds_of(timeout, kName)};
+  Array from = read(kName, input);
+  Array to = write(kName, output);
+  const ConstBuffer sent = from.const_buffer();
+  const Buffer received = to.buffer();
+  return start({self, kName, async_op, output}, keep(std::move(from), std::move(to)), [&](Communicator& world) {
+    return world.all_to_all_v(sent, input_counts, received, output_counts, options);
+  });
+}
+
+py::object barrier(const PyCommunicator& self, const py::object& timeout, bool async_op) {
+  const BarrierOptions options{milliseconds_of(timeout, "barrier")};
+  return start({self, "barrier", async_op, py::none()}, {},
+               [&](Communicator& world) { return world.barrier(options); });
+}
+
+py::object send(const PyCommunicator& self, const py::object& data, int peer, int tag, const py::object& timeout,
+                bool async_op) {
+  const SendOptions options{tag, milliseconds_of(timeout, "send")};
+  Array array = read("send", data, "the array");
+  const ConstBuffer buffer = array.const_buffer();
+  return start({self, "send", async_op, py::none()}, keep(std::move(array)),
+               [&](Communicator& world) { return world.send(buffer, peer, options); });
+}
+
+py::object recv(const PyCommunicator& self, const py::object& data, int peer, int tag, const py::object& timeout,
+                bool async_op) {
+  const RecvOptions options{tag, milliseconds_of(timeout, "recv")};
+  Array array = write("recv", data, "the array");
+  const Buffer buffer = array.buffer();
+  return start({self, "recv", async_op, py::none()}, keep(std::move(array)),
+               [&](Communicator& world) { return world.recv(buffer, peer, options); });
+}
+
+}  // namespace
+
+void bind_collectives(py::class_<PyCommunicator>& communicator) {
+  const py::arg_v kNoOutput(py::arg("output") = py::none());
+  const py::arg_v kOp(py::arg("op") = "sum");
+  const py::arg_v kNoWeight(py::arg("weight") = py::none());
+  const py::arg_v kPrescale(py::arg("prescale") = 1.0);
+  const py::arg_v kPostscale(py::arg("postscale") = 1.0);
+  const py::arg_v kRoot(py::arg("root") = 0);
+  const py::arg_v kTag(py::arg("tag") = 0);
+  const py::arg_v kTimeout(py::arg("timeout") = py::none());
+  const py::arg_v kAsync(py::arg("async_op") = false);
+  const py::kw_only kOnly;
+
+  communicator
+      .def("all_reduce", &all_reduce, py::arg("data"), kNoOutput, kOnly, kOp, kNoWeight, kPrescale, kPostscale,
+           kTimeout, kAsync,
+           "Reduces `data` over all ranks: in place, or into `output`. A list of arrays is reduced in place, as one "
+           "operation. With op='average', `weight` is this rank's (its number of samples): sum(weight * x) / "
+           "sum(weight).")
+      .def("reduce", &reduce, py::arg("data"), kNoOutput, kOnly, kRoot, kOp, kNoWeight, kPrescale, kPostscale, kTimeout,
+           kAsync, "As all_reduce, but only the root receives the result; all other arrays stay as they are.")
+      .def("reduce_scatter", &reduce_scatter, py::arg("input"), py::arg("output"), kOnly, kOp, kPrescale, kPostscale,
+           kTimeout, kAsync,
+           "`input` holds size() parts of as many elements as `output`; rank r receives the reduction of part r. Lists "
+           "of inputs and outputs are one operation.")
+      .def("reduce_scatter_v", &reduce_scatter_v, py::arg("input"), py::arg("output"), py::arg("counts"), kOnly, kOp,
+           kPrescale, kPostscale, kTimeout, kAsync, "Part r has counts[r] elements; `counts` is the same on all ranks.")
+      .def("broadcast", &broadcast, py::arg("data"), kOnly, kRoot, kTimeout, kAsync,
+           "Copies `data`, or a list of arrays, from the root to all other ranks.")
+      .def("all_gather", &all_gather, py::arg("input"), py::arg("output"), kOnly, kTimeout, kAsync,
+           "`output` receives the inputs of all ranks, by ascending rank. Lists of inputs and outputs are one "
+           "operation.")
+      .def("all_gather_v", &all_gather_v, py::arg("input"), py::arg("output"), py::arg("counts"), kOnly, kTimeout,
+           kAsync, "Rank r brings counts[r] elements; `counts` is the same on all ranks.")
+      .def("gather", &gather, py::arg("input"), kNoOutput, kOnly, kRoot, kTimeout, kAsync,
+           "As all_gather, on the root only; elsewhere `output` may be None.")
+      .def("scatter", &scatter, py::arg("input"), py::arg("output"), kOnly, kRoot, kTimeout, kAsync,
+           "Rank r receives part r of the root's `input`, which may be None elsewhere.")
+      .def("all_to_all", &all_to_all, py::arg("input"), py::arg("output"), kOnly, kTimeout, kAsync,
+           "Rank r's part s goes to rank s, where it becomes part r. Both hold size() parts of the same count.")
+      .def("all_to_all_v", &all_to_all_v, py::arg("input"), py::arg("input_counts"), py::arg("output"),
+           py::arg("output_counts"), kOnly, kTimeout, kAsync,
+           "input_counts[s] elements go to rank s, output_counts[s] come from it; parts lie one after the other.")
+      .def("barrier", &barrier, kOnly, kTimeout, kAsync, "Done once every rank has come to it.")
+      .def("send", &send, py::arg("data"), py::arg("peer"), kOnly, kTag, kTimeout, kAsync,
+           "To another rank, whose recv has the same type, number of elements and tag. Done once `data` may be used "
+           "again: if it is small as soon as it is buffered.")
+      .def("recv", &recv, py::arg("data"), py::arg("peer"), kOnly, kTag, kTimeout, kAsync,
+           "What another rank sends with this tag. Sends and receives progress apart from the collectives.");
+}
+
+}  // namespace cohort::python

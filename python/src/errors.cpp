@@ -1,0 +1,60 @@
+#include "errors.h"
+
+#include <exception>
+
+namespace cohort::python {
+namespace py = pybind11;
+
+namespace {
+
+py::object number_or_none(std::int64_t number, std::int64_t none) {
+  if (number == none) return py::none();
+  return py::int_(number);
+}
+
+py::object text_or_none(const std::string& text) {
+  if (text.empty()) return py::none();
+  // Texts of the operating system and of peers need not be UTF-8.
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+}  // namespace
+
+py::object to_python(const Error& error) {
+  const py::module_ errors = py::module_::import("cohort.errors");
+  const std::string_view name = to_string(error.code());
+  const ErrorContext& context = error.context();
+  py::object exception = errors.attr(std::string(name).c_str())(text_or_none(error.what()));
+  exception.attr("rank") = number_or_none(context.rank, -1);
+  exception.attr("host") = text_or_none(context.host);
+  exception.attr("peer") = number_or_none(context.peer, -1);
+  exception.attr("operation") = text_or_none(context.operation);
+  exception.attr("sequence") = number_or_none(static_cast<std::int64_t>(context.sequence), 0);
+  exception.attr("cause") = text_or_none(context.cause);
+  return exception;
+}
+
+void translate_errors() {
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      try {
+        const py::object exception = to_python(error);
+        PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
+      } catch (py::error_already_set& failed) {
+        failed.restore();
+      }
+    }
+  });
+}
+
+void refuse(const std::string& operation, const std::string& why) {
+  ErrorContext context;
+  context.operation = operation;
+  context.cause = why;
+  throw Error(ErrorCode::InvalidArgument, operation + ": " + why, std::move(context));
+}
+
+}  // namespace cohort::python

@@ -1,0 +1,250 @@
+#include "member.h"
+
+#include "errors.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::python {
+namespace {
+
+// Never destroyed: a process that ends has left by then, and a forked child may not touch them.
+std::vector<std::weak_ptr<Member>>& members() {
+  static auto* const all = new std::vector<std::weak_ptr<Member>>();
+  return *all;
+}
+
+std::vector<std::shared_ptr<Member>>& lingering() {
+  static auto* const all = new std::vector<std::shared_ptr<Member>>();
+  return *all;
+}
+
+void forget_gone(std::vector<std::weak_ptr<Member>>& list) {
+  list.erase(std::remove_if(list.begin(), list.end(), [](const auto& member) { return member.expired(); }), list.end());
+}
+
+}  // namespace
+
+// --- Operation ---
+
+// The error, if there is one, comes again from work_.wait().
+bool Operation::is_over(std::optional<std::chrono::nanoseconds> limit) {
+  try {
+    if (limit) return work_.wait_for(*limit);
+    work_.wait();  // which may carry the operation out on this thread
+    return true;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+bool Operation::wait(std::optional<std::chrono::nanoseconds> limit) {
+  if (home_ != fork_generation()) work_.wait();  // refuses
+  std::optional<Clock::time_point> until;
+  // What is added to the clock must not overflow.
+  if (limit) until = Clock::now() + std::min<std::chrono::nanoseconds>(*limit, std::chrono::hours(24 * 365 * 100));
+  if (!work_.done()) {
+    std::unique_lock turn(waiting_, std::try_to_lock);
+    if (!turn && !wait_in_slices([&](std::chrono::nanoseconds slice) { return turn.try_lock_for(slice); }, until)) {
+      return false;
+    }
+    if (!limit && !on_main_thread()) {
+      const py::gil_scoped_release release;
+      static_cast<void>(is_over(std::nullopt));
+    } else if (!wait_in_slices([&](std::chrono::nanoseconds slice) { return is_over(slice); }, until)) {
+      return false;
+    }
+  }
+  // Freeing an array may run any Python code.
+  const std::vector<Array> finished = std::exchange(arrays_, {});
+  work_.wait();
+  return true;
+}
+
+void Operation::wait_for_end() {
+  const py::gil_scoped_release release;
+  const std::lock_guard turn(waiting_);
+  static_cast<void>(is_over(std::nullopt));
+}
+
+// --- Member ---
+
+Member::Member(Communicator communicator)
+    : rank(communicator.rank()),
+      size(communicator.size()),
+      local_rank(communicator.local_rank()),
+      local_size(communicator.local_size()),
+      cross_rank(communicator.cross_rank()),
+      cross_size(communicator.cross_size()),
+      host(communicator.host()),
+      timeout(communicator.timeout()),
+      communicator_(std::move(communicator)) {}
+
+void Member::check_usable(const char* name) const {
+  if (left_) refuse(name, "this Communicator has left its world -- call cohort.init() (or join) to form a new one");
+  if (in_child()) {
+    refuse(name,
+           "this Communicator belongs to the process that formed it, and this is a forked child of it -- use it "
+           "in the parent only; start processes that need a world of their own with 'spawn'");
+  }
+}
+
+std::unique_lock<std::timed_mutex> Member::lock(const char* name) {
+  check_usable(name);
+  std::unique_lock held(starting_, std::try_to_lock);
+  if (!held) {
+    wait_in_slices([&](std::chrono::nanoseconds slice) { return held.try_lock_for(slice); }, std::nullopt);
+    check_usable(name);  // another thread may have left meanwhile
+  }
+  return held;
+}
+
+std::shared_ptr<Operation> Member::start(const char* name, const std::function<Work(Communicator&)>& start,
+                                         std::vector<Array> arrays) {
+  if (running_.size() >= reap_at_) reap();
+  Work work;
+  {
+    const std::unique_lock held = lock(name);
+    const py::gil_scoped_release release;
+    work = start(communicator_);
+  }
+  if (work.done()) {
+    work.wait();
+    return nullptr;
+  }
+  auto operation = std::make_shared<Operation>(std::move(work), std::move(arrays));
+  running_.push_back(operation);
+  return operation;
+}
+
+// Looks at all of them only once there are twice as many as were left the last time: constant time for each operation.
+void Member::reap() {
+  std::vector<std::shared_ptr<Operation>> finished;  // freed at the end: freeing an array can run any Python code
+  const auto first_finished =
+      std::stable_partition(running_.begin(), running_.end(), [](const auto& operation) { return !operation->done(); });
+  finished.assign(std::make_move_iterator(first_finished), std::make_move_iterator(running_.end()));
+  running_.erase(first_finished, running_.end());
+  reap_at_ = std::max<std::size_t>(16, 2 * running_.size());
+}
+
+bool Member::busy() {
+  reap();
+  return !running_.empty();
+}
+
+Memory Member::allocate(std::size_t bytes) {
+  const std::unique_lock held = lock("allocate");
+  const py::gil_scoped_release release;
+  return communicator_.allocate(bytes);
+}
+
+void Member::abort(const std::string& reason) {
+  check_usable("abort");
+  Communicator communicator = communicator_;
+  const py::gil_scoped_release release;
+  communicator.abort(reason);
+}
+
+std::shared_ptr<Member> Member::make(Communicator communicator) {
+  auto member = std::make_shared<Member>(std::move(communicator));
+  forget_gone(members());
+  members().push_back(member);
+  // Those whose last operations have finished meanwhile.
+  auto& kept = lingering();
+  const auto first_idle = std::stable_partition(kept.begin(), kept.end(), [](const auto& one) { return one->busy(); });
+  const std::vector<std::shared_ptr<Member>> idle(first_idle, kept.end());
+  kept.erase(first_idle, kept.end());
+  for (const auto& one : idle) let_go(one);
+  return member;
+}
+
+std::shared_ptr<Member> Member::add_group(Communicator communicator) {
+  auto member = make(std::move(communicator));
+  forget_gone(groups_);
+  groups_.push_back(member);
+  return member;
+}
+
+bool Member::finish(std::optional<Clock::time_point> until) {
+  while (busy()) {
+    const std::shared_ptr<Operation> next = running_.front();
+    std::optional<std::chrono::nanoseconds> limit;
+    if (until) limit = std::max<std::chrono::nanoseconds>(*until - Clock::now(), std::chrono::nanoseconds(0));
+    try {
+      if (!next->wait(limit)) return false;
+    } catch (const Error&) {
+      // Who waits for the Work, or its destructor's warning, tells of it; here it only has to be over.
+    }
+  }
+  return true;
+}
+
+void Member::finish_aborted(const std::string& reason) {
+  Communicator communicator = communicator_;
+  {
+    const py::gil_scoped_release release;
+    if (communicator) communicator.abort(reason);
+  }
+  while (busy()) {
+    const std::shared_ptr<Operation> next = running_.front();
+    next->wait_for_end();
+  }
+}
+
+void Member::leave(const LeaveOptions& options) {
+  if (left_) return;
+  if (in_child()) {
+    left_ = true;  // what the core has stays as it is: it knows forked children itself
+    return;
+  }
+  for (const auto& group : std::exchange(groups_, {})) {
+    if (const auto member = group.lock()) member->leave(options);
+  }
+  std::optional<Clock::time_point> until;
+  if (options.grace) until = Clock::now() + *options.grace;
+  std::optional<py::error_already_set> interrupt;
+  std::unique_lock held(starting_, std::try_to_lock);
+  bool finished = false;
+  try {
+    // Another thread may be starting something, or wait in `split`.
+    finished = !options.failed &&
+               (held.owns_lock() ||
+                wait_in_slices([&](std::chrono::nanoseconds slice) { return held.try_lock_for(slice); }, until)) &&
+               finish(until);
+  } catch (py::error_already_set& raised) {
+    interrupt.emplace(raised);
+  }
+  if (!finished) finish_aborted(options.reason);
+  if (!held) {
+    const py::gil_scoped_release release;
+    held.lock();
+  }
+  left_ = true;
+  {
+    Communicator last = std::exchange(communicator_, {});
+    const py::gil_scoped_release release;
+    last = {};  // ends the progress threads
+  }
+  held.unlock();
+  if (interrupt) throw std::move(*interrupt);
+}
+
+void Member::leave_all(const LeaveOptions& options) {
+  for (const auto& one : std::vector<std::weak_ptr<Member>>(members())) {
+    if (const auto member = one.lock()) member->leave(options);
+  }
+  lingering().clear();
+}
+
+void Member::let_go(std::shared_ptr<Member> member) {
+  if (member->left_ || member->in_child() || !member->busy()) {
+    Communicator last = std::exchange(member->communicator_, {});
+    if (!last) return;
+    const py::gil_scoped_release release;
+    last = {};
+    return;
+  }
+  lingering().push_back(std::move(member));
+}
+
+}  // namespace cohort::python

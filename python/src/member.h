@@ -1,0 +1,114 @@
+// This process's membership in a world: what a Python Communicator, its Works and its groups share. It starts
+// operations one thread at a time, and keeps every operation that is not finished, with the arrays it works on, alive,
+// whatever Python still refers to. Needs the GIL; waits without it.
+#pragma once
+
+#include "arrays.h"
+#include "waiting.h"
+
+#include <cohort/communicator.h>
+#include <cohort/error.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::python {
+
+/// An operation under way and its arrays.
+class Operation {
+ public:
+  Operation(Work work, std::vector<Array> arrays) : work_(std::move(work)), arrays_(std::move(arrays)) {}
+
+  /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting, not the
+  /// operation.
+  bool wait(std::optional<std::chrono::nanoseconds> limit);
+  /// Until it has finished, with or without an error, whatever signals come.
+  void wait_for_end();
+  bool done() const noexcept { return work_.done(); }
+  std::optional<Error> error() const { return work_.error(); }
+
+ private:
+  bool is_over(std::optional<std::chrono::nanoseconds> limit);
+
+  const std::uint64_t home_ = fork_generation();
+  Work work_;
+  std::vector<Array> arrays_;
+  std::timed_mutex waiting_;  // one thread at a time may wait for a Work
+};
+
+/// How to leave a world.
+struct LeaveOptions {
+  /// How long unfinished operations may go on before they are aborted; default: until their own deadlines.
+  std::optional<std::chrono::milliseconds> grace = {};
+  /// What the other ranks are told if some had to be aborted.
+  std::string reason = {};
+  /// This rank has failed: nothing is waited for, and the others are told in any case.
+  bool failed = false;
+};
+
+class Member {
+ public:
+  /// Known to `leave_all` from now on.
+  static std::shared_ptr<Member> make(Communicator communicator);
+  explicit Member(Communicator communicator);
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  // Stay as they are after `leave`, and in forked children.
+  const int rank, size, local_rank, local_size, cross_rank, cross_size;
+  const std::string host;
+  const std::chrono::milliseconds timeout;
+
+  /// Starts an operation. The arrays live as long as it does. Null if it has finished already; throws its error then.
+  std::shared_ptr<Operation> start(const char* name, const std::function<Work(Communicator&)>& start,
+                                   std::vector<Array> arrays);
+  /// For what is no Work: blocks. An interrupt aborts the world, since nothing else would end it.
+  template <class T>
+  T call(const char* name, const std::function<T(Communicator&)>& body);
+
+  Memory allocate(std::size_t bytes);
+  void abort(const std::string& reason);
+
+  /// Waits for what is unfinished, and leaves the world and those of its groups. In a forked child nothing is touched.
+  void leave(const LeaveOptions& options);
+  bool has_left() const noexcept { return left_; }
+  bool in_child() const noexcept { return home_ != fork_generation(); }
+
+  /// Nobody refers to it any more: what is unfinished goes on.
+  static void let_go(std::shared_ptr<Member> member);
+  /// Every membership of this process that still exists.
+  static void leave_all(const LeaveOptions& options);
+
+  /// A group that leaves with this world.
+  std::shared_ptr<Member> add_group(Communicator communicator);
+
+ private:
+  std::unique_lock<std::timed_mutex> lock(const char* name);
+  void check_usable(const char* name) const;
+  void reap();
+  bool busy();
+  bool finish(std::optional<Clock::time_point> until);
+  void finish_aborted(const std::string& reason);
+
+  const std::uint64_t home_ = fork_generation();
+  Communicator communicator_;
+  std::timed_mutex starting_;  // the core wants one thread at a time
+  std::vector<std::shared_ptr<Operation>> running_;
+  std::size_t reap_at_ = 16;
+  std::vector<std::weak_ptr<Member>> groups_;
+  bool left_ = false;
+};
+
+template <class T>
+T Member::call(const char* name, const std::function<T(Communicator&)>& body) {
+  const std::unique_lock held = lock(name);
+  Communicator communicator = communicator_;
+  const std::string reason = "rank " + std::to_string(rank) + " was interrupted in " + name;
+  return run_interruptibly<T>([&] { return body(communicator); }, [&] { communicator.abort(reason); });
+}
+
+}  // namespace cohort::python

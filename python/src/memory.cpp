@@ -1,0 +1,92 @@
+#include "array_types.h"
+#include "bindings.h"
+#include "errors.h"
+
+#include <cohort/communicator.h>
+
+#include <pybind11/stl.h>
+
+#include <vector>
+
+namespace cohort::python {
+namespace {
+
+DType dtype_of(const py::object& dtype) {
+  // numpy.float32 is a class: its text is "<class 'numpy.float32'>".
+  const std::string name(py::isinstance<py::type>(dtype) ? py::str(dtype.attr("__name__")) : py::str(dtype));
+  if (const std::optional<DType> known = named_dtype(name)) return *known;
+  refuse("Memory", "there is no type " + name + " -- " + known_dtypes());
+}
+
+std::vector<py::ssize_t> shape_of(const Memory& memory, DType dtype, const py::object& shape) {
+  const auto most = static_cast<py::ssize_t>(memory.bytes() / size_of(dtype));
+  if (shape.is_none()) return {most};
+  std::vector<py::ssize_t> lengths;
+  if (PyLong_Check(shape.ptr()) != 0) {
+    lengths.push_back(py::cast<py::ssize_t>(shape));
+  } else {
+    for (const py::handle length : shape) lengths.push_back(py::cast<py::ssize_t>(length));
+  }
+  py::ssize_t count = 1;
+  for (const py::ssize_t length : lengths) {
+    if (length < 0 || __builtin_mul_overflow(count, length, &count)) refuse("Memory", "the shape has no meaning");
+  }
+  if (count > most) {
+    refuse("Memory", "the shape has " + std::to_string(count) + " elements, and " + std::to_string(memory.bytes()) +
+                         " bytes hold " + std::to_string(most));
+  }
+  return lengths;
+}
+
+// `memory` is the Python object: what is made of it keeps it alive.
+py::object as_numpy(const py::object& memory, const py::object& dtype, const py::object& shape) {
+  const auto& own = py::cast<const Memory&>(memory);
+  const DType type = dtype_of(dtype);
+  const std::vector<py::ssize_t> lengths = shape_of(own, type, shape);
+  if (type == DType::BFloat16) {
+    refuse("Memory", "NumPy has no bfloat16 -- view it as uint16, or as_torch('bfloat16')");
+  }
+  py::ssize_t count = 1;
+  for (const py::ssize_t length : lengths) count *= length;
+  const py::module_ numpy = py::module_::import("numpy");
+  const std::string name(to_string(type));
+  if (count == 0) return numpy.attr("empty")(py::tuple(py::cast(lengths)), name);
+  return numpy.attr("frombuffer")(memory, name, count).attr("reshape")(py::tuple(py::cast(lengths)));
+}
+
+py::object as_torch(const py::object& memory, const py::object& dtype, const py::object& shape) {
+  const auto& own = py::cast<const Memory&>(memory);
+  const DType type = dtype_of(dtype);
+  const std::vector<py::ssize_t> lengths = shape_of(own, type, shape);
+  py::ssize_t count = 1;
+  for (const py::ssize_t length : lengths) count *= length;
+  const py::module_ torch = py::module_::import("torch");
+  const py::object torch_type = torch.attr(std::string(to_string(type)).c_str());
+  if (count == 0) return torch.attr("empty")(py::cast(lengths), py::arg("dtype") = torch_type);
+  return torch.attr("frombuffer")(memory, py::arg("dtype") = torch_type, py::arg("count") = count)
+      .attr("view")(py::cast(lengths));
+}
+
+}  // namespace
+
+void bind_memory(py::module_& module) {
+  py::class_<Memory>(module, "Memory", py::buffer_protocol(),
+                     "Memory that collectives read and write in place, without staging copies. A buffer of bytes for "
+                     "numpy.frombuffer, torch.frombuffer and memoryview; it lives until the last array over it is "
+                     "gone, after the communicator too. Zero-filled when new.")
+      .def_buffer([](Memory& memory) {
+        return py::buffer_info(memory.data(), 1, py::format_descriptor<std::uint8_t>::format(),
+                               static_cast<py::ssize_t>(memory.bytes()));
+      })
+      .def("__len__", &Memory::bytes)
+      .def_property_readonly("nbytes", &Memory::bytes, "Bytes, as asked for.")
+      .def(
+          "data_ptr", [](const Memory& memory) { return reinterpret_cast<std::uintptr_t>(memory.data()); },
+          "The address, aligned to at least 4096 bytes.")
+      .def("as_numpy", &as_numpy, py::arg("dtype"), py::arg("shape") = py::none(),
+           "A NumPy array over it; by default one dimension of as many elements as fit.")
+      .def("as_torch", &as_torch, py::arg("dtype"), py::arg("shape") = py::none(),
+           "A torch tensor over it; by default one dimension of as many elements as fit.");
+}
+
+}  // namespace cohort::python

@@ -1,0 +1,64 @@
+#include "waiting.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+
+namespace cohort::python {
+namespace {
+
+// How long a KeyboardInterrupt may go unnoticed.
+constexpr std::chrono::nanoseconds kSlice = std::chrono::milliseconds(50);
+
+std::atomic<std::uint64_t> forks{0};
+
+}  // namespace
+
+bool on_main_thread() noexcept { return ::syscall(SYS_gettid) == ::getpid(); }
+
+std::uint64_t fork_generation() noexcept { return forks.load(std::memory_order_relaxed); }
+
+void watch_forks() {
+  static const bool watched = [] {
+    const int failed = ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    if (failed != 0) throw std::system_error(failed, std::generic_category(), "pthread_atfork");
+    return true;
+  }();
+  static_cast<void>(watched);
+}
+
+bool wait_in_slices(const std::function<bool(std::chrono::nanoseconds)>& step, std::optional<Clock::time_point> until) {
+  while (true) {
+    std::chrono::nanoseconds slice = kSlice;
+    if (until) slice = std::clamp<std::chrono::nanoseconds>(*until - Clock::now(), std::chrono::nanoseconds(0), kSlice);
+    {
+      const py::gil_scoped_release release;
+      if (step(slice)) return true;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (until && Clock::now() >= *until) return false;
+  }
+}
+
+std::thread quiet_thread(std::function<void()> body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread thread(std::move(body));
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return thread;
+  } catch (...) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+}
+
+}  // namespace cohort::python

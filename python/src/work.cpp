@@ -1,0 +1,36 @@
+#include "arguments.h"
+#include "bindings.h"
+#include "errors.h"
+
+namespace cohort::python {
+namespace {
+
+bool wait(const PyWork& work, const py::object& timeout) {
+  if (!work.operation) return true;
+  const std::shared_ptr<Operation> operation = work.operation;
+  return operation->wait(milliseconds_of(timeout, "wait"));
+}
+
+py::object error(const PyWork& work) {
+  if (!work.operation) return py::none();
+  const std::optional<Error> failed = work.operation->error();
+  return failed ? to_python(*failed) : py::none();
+}
+
+}  // namespace
+
+void bind_work(py::module_& module) {
+  py::class_<PyWork>(module, "Work",
+                     "An operation under way, as `async_op=True` returns it. It goes on unattended, and keeps its "
+                     "arrays alive, also if this object is dropped. Any thread may use it.")
+      .def("wait", &wait, py::arg("timeout") = py::none(),
+           "Blocks until the operation has finished and returns True. Raises its error: Mismatch, PeerLost, Aborted, "
+           "Timeout. After `timeout` seconds (a number or a timedelta) it gives up waiting, not the operation, and "
+           "returns False. A KeyboardInterrupt ends the waiting, not the operation.")
+      .def(
+          "done", [](const PyWork& work) { return !work.operation || work.operation->done(); },
+          "True once the operation has finished, with or without an error. Never blocks.")
+      .def("error", &error, "The error of a finished operation; None while it runs and when it succeeded.");
+}
+
+}  // namespace cohort::python
