@@ -226,8 +226,8 @@ PyObject* all_reduce(PyObject* self, PyObject* const* given, Py_ssize_t count, P
     const auto [name, input, output, op, prescale, postscale] = arguments;
     const Scaling scaling{op != nullptr ? reduce_op_of(op, "all_reduce") : ReduceOp::Average, factor_of(prescale),
                           factor_of(postscale)};
-    Call call = all_reduce_call(py::reinterpret_borrow<py::str>(name), input,
-                                output != nullptr ? output : Py_None, scaling);
+    Call call =
+        all_reduce_call(py::reinterpret_borrow<py::str>(name), input, output != nullptr ? output : Py_None, scaling);
     return py::cast(submit(py::cast<const PyNamedEngine&>(py::handle(self)), std::move(call))).release().ptr();
   } catch (...) {
     raise_current();
@@ -333,8 +333,8 @@ std::optional<PyCommunicator> form_group(const PyNamedEngine& self, const std::v
   const auto forming = world.keep(world.engine("form_group").form_group_async(ranks), {});
   if (!forming->wait(limit)) {
     throw Error(ErrorCode::Timeout, "form_group: the other ranks have not asked for this group within " +
-                                        std::to_string(limit->count()) +
-                                        " ms -- rank " + std::to_string(world.member().rank) +
+                                        std::to_string(limit->count()) + " ms -- rank " +
+                                        std::to_string(world.member().rank) +
                                         " -- it is still under way -- has every rank called it, with the same list?");
   }
   Communicator group = forming->outcome("form_group").group;
@@ -370,24 +370,28 @@ void bind_named(py::module_& module) {
   const py::kw_only kOnly;
   py::class_<PyNamedEngine> engine(
       module, "NamedEngine",
-      "Collectives by name: ranks ask for them in any order and from any thread, and each is carried out once all ranks "
+      "Collectives by name: ranks ask for them in any order and from any thread, and each is carried out once all "
+      "ranks "
       "have asked for it. Calls return at once; arrays are left alone until the operation is done. A name may be used "
       "again once its operation is done; a name that comes again with the same array shape is negotiated by one bit. "
-      "What ranks disagree about fails that name alone, with Mismatch on all of them. The engine takes the communicator "
-      "over: give it a split() of one that others use. It ends with that communicator's world, at the process's end, or "
+      "What ranks disagree about fails that name alone, with Mismatch on all of them. The engine takes the "
+      "communicator "
+      "over: give it a split() of one that others use. It ends with that communicator's world, at the process's end, "
+      "or "
       "by shutdown().");
   PyObject* const method = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(engine.ptr()), &kAllReduce);
   if (method == nullptr) throw py::error_already_set();
   engine.attr("all_reduce") = py::reinterpret_steal<py::object>(method);
   engine
-      .def(py::init(&make_engine), py::arg("comm"), kOnly, py::arg("fusion_threshold") = std::size_t{64} << 20,
-           py::arg("cache_capacity") = std::size_t{4096}, py::arg("joined_average") = "all",
-           py::arg("stall_after") = 60.0, py::arg("timeout") = py::none(), py::arg("shutdown_timeout") = 30.0,
-           "Every rank of `comm` makes one; does not wait for the others. Equal on all ranks: `fusion_threshold` (bytes "
-           "that go together at most), `cache_capacity` (names that are remembered), `joined_average` (after a join "
-           "averages divide by 'all' ranks or by the 'active' ones). In seconds: `stall_after` (rank 0 warns of names "
-           "that some ranks lack for longer; None: never), `timeout` (then they fail with Timeout; None: the "
-           "communicator's), `shutdown_timeout` (how long the others may take to notice the end).")
+      .def(
+          py::init(&make_engine), py::arg("comm"), kOnly, py::arg("fusion_threshold") = std::size_t{64} << 20,
+          py::arg("cache_capacity") = std::size_t{4096}, py::arg("joined_average") = "all",
+          py::arg("stall_after") = 60.0, py::arg("timeout") = py::none(), py::arg("shutdown_timeout") = 30.0,
+          "Every rank of `comm` makes one; does not wait for the others. Equal on all ranks: `fusion_threshold` (bytes "
+          "that go together at most), `cache_capacity` (names that are remembered), `joined_average` (after a join "
+          "averages divide by 'all' ranks or by the 'active' ones). In seconds: `stall_after` (rank 0 warns of names "
+          "that some ranks lack for longer; None: never), `timeout` (then they fail with Timeout; None: the "
+          "communicator's), `shutdown_timeout` (how long the others may take to notice the end).")
       .def("rank", [](const PyNamedEngine& self) { return self.world().member().rank; })
       .def("size", [](const PyNamedEngine& self) { return self.world().member().size; })
       .def("all_reduce_group", &all_reduce_group, py::arg("names"), py::arg("inputs"), py::arg("outputs") = py::none(),
@@ -411,9 +415,10 @@ void bind_named(py::module_& module) {
       .def("join", &join,
            "This rank has no more data: it serves the others, without bringing anything, until every rank has joined. "
            "Until then it may not ask for operations.")
-      .def("form_group", &form_group, py::arg("ranks"), py::arg("timeout") = py::none(),
-           "A Communicator of these ranks, numbered as listed. Every rank asks for the same list; those that are not in "
-           "it get None. Blocks; after `timeout` seconds raises Timeout.")
+      .def(
+          "form_group", &form_group, py::arg("ranks"), py::arg("timeout") = py::none(),
+          "A Communicator of these ranks, numbered as listed. Every rank asks for the same list; those that are not in "
+          "it get None. Blocks; after `timeout` seconds raises Timeout.")
       .def(
           "shutdown", [](const PyNamedEngine& self) { self.world().shutdown(); },
           "Ends the engine on all ranks: what is outstanding fails with Aborted on each. Blocks until the others have "

@@ -57,9 +57,12 @@ py::buffer_info buffer_of(NamedResult& result) {
     stride *= shape[i];
   }
   const auto dimensions = static_cast<py::ssize_t>(shape.size());
-  return {result.data,           static_cast<py::ssize_t>(size_of(result.dtype)),
-          format_of(result.dtype), dimensions,
-          std::move(shape),      std::move(strides)};
+  return {result.data,
+          static_cast<py::ssize_t>(size_of(result.dtype)),
+          format_of(result.dtype),
+          dimensions,
+          std::move(shape),
+          std::move(strides)};
 }
 
 py::object to_dlpack(const NamedResult& result, const py::args&, const py::kwargs&) {
@@ -94,7 +97,8 @@ py::object as_numpy(const py::object& self) {
   const std::string name(to_string(result.dtype));
   const py::module_ numpy = py::module_::import("numpy");
   if (result.dtype == DType::BFloat16) {
-    refuse("NamedResult", "NumPy has no bfloat16 -- numpy.asarray(result) gives its bits as uint16, as_torch() a tensor");
+    refuse("NamedResult",
+           "NumPy has no bfloat16 -- numpy.asarray(result) gives its bits as uint16, as_torch() a tensor");
   }
   if (result.count() == 0) return numpy.attr("empty")(shape_of(result), name);
   return numpy.attr("frombuffer")(self, name).attr("reshape")(shape_of(result));

@@ -224,6 +224,19 @@ except (cohort.PeerLost, cohort.Aborted):
         self.assertIn("good", output)
         self.assertLess(time.monotonic() - began, SECONDS)
 
+    def test_an_error_that_nobody_asks_for_is_logged(self):
+        (_, output), (_, other) = run_world(
+            START
+            + """
+engine.all_reduce("differs", bytearray(1 + rank))
+engine.barrier("x").wait()
+engine.barrier("y").wait()
+""",
+            2,
+        )
+        for text in (output, other):
+            self.assertIn("nobody waited for it: 'differs' refused on all ranks", text)
+
     def test_callbacks(self):
         # They may use Python as they like, and raise; the others go on.
         ((status, output),) = run_world(

@@ -266,7 +266,10 @@ void EngineCore::end(const Error& why) {
     by_slot_.clear();
     joining = std::exchange(join_, nullptr);
   }
-  for (const PendingPtr& one : outstanding) one->state->end(why);
+  for (const PendingPtr& one : outstanding) {
+    if (one != outstanding.front()) one->state->reported = true;  // one warning is enough if nobody waits
+    one->state->end(why);
+  }
   if (joining) joining->end(why);
 }
 

@@ -132,9 +132,9 @@ class EngineCore {
 
   mutable std::mutex mutex_;
   std::unordered_map<std::string_view, PendingPtr> pending_;  // by the names of their own requests
-  std::vector<PendingPtr> news_;     // at stage New
-  std::vector<std::uint64_t> bits_;  // of those at stage Slot
-  std::vector<PendingPtr> by_slot_;  // the same; null where the bit is not set
+  std::vector<PendingPtr> news_;                              // at stage New
+  std::vector<std::uint64_t> bits_;                           // of those at stage Slot
+  std::vector<PendingPtr> by_slot_;                           // the same; null where the bit is not set
   Cache cache_;
   std::shared_ptr<State> join_;  // this rank has called join
   bool join_announced_ = false;

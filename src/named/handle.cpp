@@ -1,5 +1,6 @@
 #include "named/handle.h"
 
+#include "base/log.h"
 #include "named/doorbell.h"
 
 #include <unistd.h>
@@ -25,6 +26,11 @@ class Urgency {
 }  // namespace
 
 State::State(std::shared_ptr<Wakeup> engine) : process_(::getpid()), engine_(std::move(engine)) {}
+
+State::~State() {
+  if (!error_ || error_->code() == ErrorCode::Aborted || reported || !at_home()) return;
+  log::warn("named", "an operation failed and nobody waited for it: {}", error_->what());
+}
 
 bool State::at_home() const noexcept { return process_ == ::getpid(); }
 

@@ -37,6 +37,10 @@ class Wakeup;
 class State final : public comm::WorkState {
  public:
   explicit State(std::shared_ptr<Wakeup> engine);
+  /// An error that nobody was given is logged, but for Aborted: who shuts down knows.
+  ~State() override;
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
   void wait() override;
   bool wait_for(std::chrono::nanoseconds limit) override;
   bool done() const noexcept override { return done_.load(std::memory_order_acquire); }

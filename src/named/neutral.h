@@ -10,5 +10,4 @@ namespace cohort::named {
 /// neutral once it has been multiplied by `prescale`, which is 1 for products and not 0 for minima and maxima.
 void fill_neutral(Buffer to, ReduceOp op, double prescale = 1);
 
-
 }  // namespace cohort::named

@@ -1,5 +1,6 @@
 // The pure parts: what is asked for, matching, table, cache, fusion, neutral elements.
 #include "named/cache.h"
+#include "named/doorbell.h"
 #include "named/fusion.h"
 #include "named/integers.h"
 #include "named/match.h"
@@ -12,10 +13,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <complex>
 #include <cstring>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace cohort::named {
@@ -319,6 +323,37 @@ TEST(NamedIntegers, ScalesTowardZeroAndIntoTheRange) {
   wide[1] = std::numeric_limits<std::int64_t>::max();
   scale(std::span(wide), 2);
   EXPECT_EQ(wide, (std::array<std::int64_t, 2>{2, std::numeric_limits<std::int64_t>::max()}));
+}
+
+constexpr auto kLong = std::chrono::seconds(20);
+
+/// How long `wakeup` lingers while `disturb` is called again and again.
+template <class Disturb>
+std::chrono::nanoseconds lingers(Wakeup& wakeup, std::chrono::nanoseconds moment, const Disturb& disturb) {
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    while (!over) {
+      disturb();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  const auto began = std::chrono::steady_clock::now();
+  wakeup.linger(moment);
+  const auto took = std::chrono::steady_clock::now() - began;
+  over = true;
+  other.join();
+  return took;
+}
+
+TEST(NamedWakeup, LingersUntilSomebodyIsInAHurry) {
+  Wakeup wakeup;
+  constexpr auto kMoment = std::chrono::milliseconds(50);
+  EXPECT_GE(lingers(wakeup, kMoment, [&] { wakeup.request(); }), kMoment);
+  wakeup.wait_until(std::chrono::steady_clock::now() + kLong);  // the requests are not forgotten
+  EXPECT_LT(lingers(wakeup, kLong, [&] { wakeup.notify(); }), kLong);
+  wakeup.wait_until(std::chrono::steady_clock::now() + kLong);
+  EXPECT_LT(lingers(wakeup, kLong, [&] { wakeup.urge(); }), kLong);
+  EXPECT_LT(lingers(wakeup, kLong, [] {}), kLong);  // still
 }
 
 }  // namespace
