@@ -116,9 +116,13 @@ Handle EngineCore::join() {
 
 void EngineCore::shutdown() {
   const std::lock_guard lock(shutdown_mutex_);
+  begin_shutdown();
+  if (thread_.joinable()) thread_.join();
+}
+
+void EngineCore::begin_shutdown() {
   stopping_ = true;
   wakeup_->notify();
-  if (thread_.joinable()) thread_.join();
 }
 
 Engine::Statistics EngineCore::statistics() const {
@@ -147,6 +151,7 @@ void EngineCore::run() noexcept {
     comm_.abort(error.what());
   }
   doorbell_.reset();
+  over_ = true;
 }
 
 // The plans of all ranks follow from these. Also the point at which ranks find each other, however late they come.

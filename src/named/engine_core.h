@@ -31,6 +31,8 @@ class EngineCore {
   std::vector<Handle> submit(std::vector<Request> requests);
   Handle join();
   void shutdown();
+  void begin_shutdown();
+  bool ended() const noexcept { return over_; }
   Engine::Statistics statistics() const;
   bool in_child() const noexcept;
   int rank() const noexcept { return rank_; }
@@ -137,6 +139,7 @@ class EngineCore {
   std::optional<Error> ended_;
   std::atomic<bool> stirred_{false};  // something to be brought has come since the last contribution
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> over_{false};  // the thread has nothing more to do
 
   // The thread's own.
   std::unique_ptr<Doorbell> doorbell_;

@@ -66,6 +66,12 @@ class Handle {
   /// As `wait`, for at most `limit`; false if it is not done by then.
   bool wait_for(std::chrono::nanoseconds limit) { return state_->wait_for(limit) && (wait(), true); }
   bool done() const noexcept { return state_->done(); }
+  /// Waits likewise, and leaves the error to whoever asks for it. True if the operation is done.
+  bool block(std::optional<std::chrono::nanoseconds> limit) {
+    if (limit) return state_->wait_for(*limit);
+    state_->wait();
+    return true;
+  }
   /// Calls `callback` on the engine's thread once it is done, or at once. It must not throw, block or call the engine.
   void on_done(std::function<void()> callback) { state_->on_done(std::move(callback)); }
   /// Waits, then gives the outcome.
