@@ -25,7 +25,7 @@ Compressors = Union[Type[Compressor], Compressor]
 
 
 def _wants_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 
 def _grad_name(name: Optional[str]) -> Optional[str]:
