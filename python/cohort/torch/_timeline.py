@@ -46,7 +46,7 @@ class Timeline:
     def _done(self, kind: str, name: str, began: float, work: NamedWork) -> None:
         if current is not self:
             return
-        ended = now()
+        ended = work.ended_at or now()
         agreed = min(max(work.agreed_at or ended, began), ended)
         with self._lock:
             row = self._rows.get(name)
