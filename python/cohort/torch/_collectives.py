@@ -12,12 +12,17 @@ import torch
 from torch import Tensor
 
 from cohort._core import NamedEngine, NamedWork
-from cohort.torch import _adasum, _handles
+from cohort.errors import Error
+from cohort.torch import _adasum, _handles, _timeline
 from cohort.torch._handles import synchronize
 from cohort.torch._submit import group_names, named, started
 from cohort.torch._tensors import check_list, copy_back, dense, result_of
+from cohort.torch.exceptions import translated
 from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set, root_in
-from cohort.torch.reduce_ops import ENGINE_NAMES, Adasum, Average, Sum, resolve
+from cohort.torch.reduce_ops import ENGINE_OPS, Adasum, Average, Sum, resolve
+
+# What ranks have made of valid tensors is valid; torch 2.x wants to be told.
+_UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
 
 Splits = Union[None, Sequence[int], Tensor]
 
@@ -25,14 +30,25 @@ Splits = Union[None, Sequence[int], Tensor]
 # --- allreduce ---
 
 
-def _reduce(tensors: List[Tensor], outputs: Optional[List[Tensor]], names: List[str], op: int, prescale: float,
-            postscale: float, process_set: ProcessSet) -> List[NamedWork]:  # fmt: skip
+def _reduce(tensor: Tensor, output: Optional[Tensor], name: str, op: int, prescale: float, postscale: float,
+            process_set: ProcessSet) -> NamedWork:  # fmt: skip
+    engine = process_set._engine or engine_of(process_set)
+    if _timeline.current is not None:
+        return started("ALLREDUCE", [name], engine.all_reduce, name, tensor, output, op=ENGINE_OPS[op],
+                       prescale=prescale, postscale=postscale)[0]  # fmt: skip
+    try:  # the shortest way: programs do this for each of thousands of tensors
+        return engine.all_reduce(name, tensor, output, op=ENGINE_OPS[op], prescale=prescale, postscale=postscale)
+    except Error as error:
+        raise translated(error)
+
+
+def _reduce_group(tensors: List[Tensor], outputs: Optional[List[Tensor]], names: List[str], op: int, prescale: float,
+                  postscale: float, process_set: ProcessSet) -> List[NamedWork]:  # fmt: skip
     engine = engine_of(process_set)
-    scales = {"op": ENGINE_NAMES[op], "prescale": prescale, "postscale": postscale}
-    if len(tensors) == 1:
-        output = None if outputs is None else outputs[0]
-        return started("ALLREDUCE", names, engine.all_reduce, names[0], tensors[0], output, **scales)
-    return started("ALLREDUCE", names, engine.all_reduce_group, names, tensors, outputs, **scales)
+    if not tensors:
+        return []
+    return started("ALLREDUCE", names, engine.all_reduce_group, names, tensors, outputs, op=ENGINE_OPS[op],
+                   prescale=prescale, postscale=postscale)  # fmt: skip
 
 
 def allreduce_async(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
@@ -50,9 +66,9 @@ def allreduce_async(tensor: Tensor, average: Optional[bool] = None, name: Option
                              process_set, single=True)  # fmt: skip
     used = dense(tensor, "allreduce")
     output = torch.empty_like(used, requires_grad=False)
-    works = _reduce([used], [output], [named("allreduce", name, process_set)], op, prescale_factor, postscale_factor,
-                    process_set)  # fmt: skip
-    return _handles.add(works, lambda: output)
+    full = named("allreduce", name, process_set)
+    work = _reduce(used, output, full, op, prescale_factor, postscale_factor, process_set)
+    return _handles.add_one(work, output, output)
 
 
 def allreduce_async_(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None,
@@ -64,9 +80,9 @@ def allreduce_async_(tensor: Tensor, average: Optional[bool] = None, name: Optio
         return _adasum.start([tensor], [tensor], [named("adasum", name, process_set)], prescale_factor,
                              postscale_factor, process_set, single=True)  # fmt: skip
     used = dense(tensor, "allreduce_")
-    works = _reduce([used], None, [named("allreduce", name, process_set)], op, prescale_factor, postscale_factor,
-                    process_set)  # fmt: skip
-    return _handles.add(works, lambda: copy_back(tensor, used))
+    full = named("allreduce", name, process_set)
+    work = _reduce(used, None, full, op, prescale_factor, postscale_factor, process_set)
+    return _handles.add_one(work, tensor, used)
 
 
 def allreduce_(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
@@ -90,7 +106,7 @@ def grouped_allreduce_async(tensors: Sequence[Tensor], average: Optional[bool] =
     used = [dense(tensor, "grouped_allreduce") for tensor in tensors]
     outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in used]
     names = group_names("allreduce", name, process_set, len(tensors))
-    works = _reduce(used, outputs, names, op, prescale_factor, postscale_factor, process_set) if used else []
+    works = _reduce_group(used, outputs, names, op, prescale_factor, postscale_factor, process_set)
     return _handles.add(works, lambda: outputs)
 
 
@@ -105,7 +121,7 @@ def grouped_allreduce_async_(tensors: Sequence[Tensor], average: Optional[bool] 
                              postscale_factor, process_set)  # fmt: skip
     used = [dense(tensor, "grouped_allreduce_") for tensor in tensors]
     names = group_names("allreduce", name, process_set, len(tensors))
-    works = _reduce(used, None, names, op, prescale_factor, postscale_factor, process_set) if used else []
+    works = _reduce_group(used, None, names, op, prescale_factor, postscale_factor, process_set)
     return _handles.add(works, lambda: [copy_back(to, of) for to, of in zip(tensors, used)])
 
 
@@ -139,7 +155,7 @@ def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int
         if op is None or op == Average:
             exact = values.is_floating_point() or values.is_complex()
             values = values / engine.size() if exact else values.div(engine.size(), rounding_mode="trunc")
-        return torch.sparse_coo_tensor(indices.t(), values, tensor.size())
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.size(), **_UNCHECKED)
 
     return wait
 
@@ -263,7 +279,7 @@ def _scatter(tensors: List[Tensor], names: List[str], op: int, process_set: Proc
     if any(tensor.dim() == 0 for tensor in used):
         raise ValueError("reducescatter: a tensor without dimensions cannot be scattered")
     engine = engine_of(process_set)
-    scales = {"op": ENGINE_NAMES[op], "prescale": prescale, "postscale": postscale}
+    scales = {"op": ENGINE_OPS[op], "prescale": prescale, "postscale": postscale}
     works = started("REDUCESCATTER", names, engine.reduce_scatter_group, names, used, **scales) if used else []
     return _handles.add(works, lambda: pick([result_of(work) for work in works]))
 

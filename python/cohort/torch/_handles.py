@@ -6,14 +6,17 @@ Any thread may call.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Union
+
+from torch import Tensor
 
 from cohort._core import NamedWork
 from cohort.errors import Error
+from cohort.torch._tensors import copy_back
 from cohort.torch.exceptions import translated
 
 _numbers = itertools.count()
-_pending: Dict[int, "Pending"] = {}
+_pending: Dict[int, Union["Pending", "_One"]] = {}
 
 
 class Pending:
@@ -39,6 +42,38 @@ class Pending:
         if failed is not None:
             raise translated(failed)
         return self.finish()
+
+
+class _One:
+    """The same for one operation and one tensor of the caller's; `used` is what the operation worked on."""
+
+    __slots__ = ("tensor", "used", "work")
+
+    def __init__(self, work: NamedWork, tensor: Tensor, used: Tensor) -> None:
+        self.work = work
+        self.tensor = tensor
+        self.used = used
+
+    @property
+    def works(self) -> List[NamedWork]:
+        return [self.work]
+
+    def done(self) -> bool:
+        return self.work.done()
+
+    def wait(self) -> Tensor:
+        try:
+            self.work.wait()
+        except Error as error:
+            raise translated(error)
+        return copy_back(self.tensor, self.used)
+
+
+def add_one(work: NamedWork, tensor: Tensor, used: Tensor) -> int:
+    """A handle for one operation, whose result is `tensor`."""
+    handle = next(_numbers)
+    _pending[handle] = _One(work, tensor, used)
+    return handle
 
 
 def add(works: List[NamedWork], finish: Callable[[], Any]) -> int:
