@@ -44,6 +44,7 @@ class ProcessGroup(Messages, dist.ProcessGroup):
         self._number = next(_numbers)
         self._line = (self._number, "collectives")
         self._started = 0
+        self._name, self._description = "", "undefined"
         self._coalesced: Optional[list[Work]] = None
         self._beside: Any = None
         self._beside_devices: list[str] = []
@@ -53,6 +54,29 @@ class ProcessGroup(Messages, dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802 -- torch's name
         return "cohort"
+
+    # C++ keeps the name with the backends that a group has, and this one has none.
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         self._timeout = timeout.total_seconds()
@@ -89,9 +113,9 @@ class ProcessGroup(Messages, dist.ProcessGroup):
             return self._beside
         return None
 
-    def _limit(self, options: Any) -> Optional[float]:
+    def _limit(self, opts: Any) -> Optional[float]:
         """Of an operation, in seconds; None: the group's own."""
-        timeout = getattr(options, "timeout", None)
+        timeout = getattr(opts, "timeout", None)
         seconds = timeout.total_seconds() if timeout is not None else 0
         return seconds if seconds > 0 else self._timeout
 
@@ -122,113 +146,113 @@ class ProcessGroup(Messages, dist.ProcessGroup):
 
     # --- reductions ---
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
-        options = options or c10d.AllreduceOptions()
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        opts = opts or c10d.AllreduceOptions()
         other = self._elsewhere(tensors[0])
         if other is not None:
-            return other.allreduce(tensors, options)
+            return other.allreduce(tensors, opts)
         if tensors[0].layout != torch.strided:
-            return for_caller(sparse.all_reduce(self, _only(tensors, "all_reduce"), options))
-        return for_caller(self._all_reduce(tensors, options))
+            return for_caller(sparse.all_reduce(self, _only(tensors, "all_reduce"), opts))
+        return for_caller(self._all_reduce(tensors, opts))
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
-        options = options or c10d.AllreduceCoalescedOptions()
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        opts = opts or c10d.AllreduceCoalescedOptions()
         other = self._elsewhere(tensors[0])
         if other is not None:
-            return other.allreduce_coalesced(tensors, options)
-        return for_caller(self._all_reduce(tensors, options))
+            return other.allreduce_coalesced(tensors, opts)
+        return for_caller(self._all_reduce(tensors, opts))
 
-    def _all_reduce(self, tensors: list[torch.Tensor], options: Any) -> Work:
+    def _all_reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         if len(tensors) == 1:
             written = [Written(tensors[0], "all_reduce", reads=True)]
             memory = written[0].memory
         else:
             written = [Written(tensor, "all_reduce", reads=True) for tensor in tensors]
             memory = [one.memory for one in written]
-        reductions = {reduction_of(options.reduceOp, tensor.dtype, "all_reduce") for tensor in tensors}
+        reductions = {reduction_of(opts.reduceOp, tensor.dtype, "all_reduce") for tensor in tensors}
         op, prescale = reductions.pop()
-        core = self.communicator.all_reduce(memory, op=op, prescale=prescale, timeout=self._limit(options), async_op=True)
+        core = self.communicator.all_reduce(memory, op=op, prescale=prescale, timeout=self._limit(opts), async_op=True)
         return self._work("all_reduce", core, tensors, written)
 
-    def reduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         tensor = _only(tensors, "reduce")
         other = self._elsewhere(tensor)
         if other is not None:
-            return other.reduce(tensors, options)
-        op, prescale = reduction_of(options.reduceOp, tensor.dtype, "reduce")
-        if self._rank == options.rootRank:
+            return other.reduce(tensors, opts)
+        op, prescale = reduction_of(opts.reduceOp, tensor.dtype, "reduce")
+        if self._rank == opts.rootRank:
             written = [Written(tensor, "reduce", reads=True)]
             memory = written[0].memory
         else:
             written, memory = [], read(tensor, "reduce")
         core = self.communicator.reduce(
-            memory, root=options.rootRank, op=op, prescale=prescale, timeout=self._limit(options), async_op=True
+            memory, root=opts.rootRank, op=op, prescale=prescale, timeout=self._limit(opts), async_op=True
         )
         return for_caller(self._work("reduce", core, tensors, written))
 
-    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any = None) -> Any:
-        options = options or c10d.ReduceScatterOptions()
+    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
+        opts = opts or c10d.ReduceScatterOptions()
         output = _only(outputs, "reduce_scatter")
         other = self._elsewhere(output)
         if other is not None:
-            return other.reduce_scatter(outputs, inputs, options)
+            return other.reduce_scatter(outputs, inputs, opts)
         parts = Pieces(self._list(inputs, "reduce_scatter"), "reduce_scatter", reads=True)
         written = Written(output, "reduce_scatter", reads=False)
-        op, prescale = reduction_of(options.reduceOp, output.dtype, "reduce_scatter")
-        how = {"op": op, "prescale": prescale, "timeout": self._limit(options), "async_op": True}
+        op, prescale = reduction_of(opts.reduceOp, output.dtype, "reduce_scatter")
+        how = {"op": op, "prescale": prescale, "timeout": self._limit(opts), "async_op": True}
         if parts.are_equal:
             core = self.communicator.reduce_scatter(parts.memory, written.memory, **how)
         else:
             core = self.communicator.reduce_scatter_v(parts.memory, written.memory, parts.counts, **how)
         return for_caller(self._work("reduce_scatter", core, outputs, [written]))
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Any:
-        options = options or c10d.ReduceScatterOptions()
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        opts = opts or c10d.ReduceScatterOptions()
         other = self._elsewhere(output)
         if other is not None:
-            return other._reduce_scatter_base(output, input, options)
-        return for_caller(self._reduce_scatter([output], [input], options))
+            return other._reduce_scatter_base(output, input, opts)
+        return for_caller(self._reduce_scatter([output], [input], opts))
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Any:
-        options = options or c10d.ReduceScatterOptions()
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        opts = opts or c10d.ReduceScatterOptions()
         other = self._elsewhere(output)
         if other is not None:
-            return other._reduce_scatter_base(output, input, options)
-        return for_caller(self._reduce_scatter([output], [input], options))
+            return other._reduce_scatter_base(output, input, opts)
+        return for_caller(self._reduce_scatter([output], [input], opts))
 
     def reduce_scatter_tensor_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any = None
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
-        options = options or c10d.ReduceScatterOptions()
+        opts = opts or c10d.ReduceScatterOptions()
         other = self._elsewhere(outputs[0])
         if other is not None:
-            return other.reduce_scatter_tensor_coalesced(outputs, inputs, options)
-        return for_caller(self._reduce_scatter(outputs, inputs, options))
+            return other.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+        return for_caller(self._reduce_scatter(outputs, inputs, opts))
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    def _reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any) -> Work:
+    def _reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> Work:
         written = [Written(output, "reduce_scatter", reads=False) for output in outputs]
         sources = [read(input, "reduce_scatter") for input in inputs]
-        op, prescale = {reduction_of(options.reduceOp, output.dtype, "reduce_scatter") for output in outputs}.pop()
+        op, prescale = {reduction_of(opts.reduceOp, output.dtype, "reduce_scatter") for output in outputs}.pop()
         one = len(outputs) == len(inputs) == 1
         core = self.communicator.reduce_scatter(
             sources[0] if one else sources,
             written[0].memory if one else [output.memory for output in written],
             op=op,
             prescale=prescale,
-            timeout=self._limit(options),
+            timeout=self._limit(opts),
             async_op=True,
         )
         return self._work("reduce_scatter", core, outputs, written)
 
     # --- moving ---
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         other = self._elsewhere(tensors[0])
         if other is not None:
-            return other.broadcast(tensors, options)
-        is_root = self._rank == options.rootRank
+            return other.broadcast(tensors, opts)
+        is_root = self._rank == opts.rootRank
         if is_root:
             written: list[Any] = []
             memory = [as_moved(read(tensor, "broadcast")) for tensor in tensors]
@@ -236,7 +260,7 @@ class ProcessGroup(Messages, dist.ProcessGroup):
             written = [Written(tensor, "broadcast", reads=False) for tensor in tensors]
             memory = [as_moved(one.memory) for one in written]
         core = self.communicator.broadcast(
-            memory[0] if len(memory) == 1 else memory, root=options.rootRank, timeout=self._limit(options), async_op=True
+            memory[0] if len(memory) == 1 else memory, root=opts.rootRank, timeout=self._limit(opts), async_op=True
         )
         return for_caller(self._work("broadcast", core, tensors, written))
 
@@ -248,14 +272,14 @@ class ProcessGroup(Messages, dist.ProcessGroup):
             )
         return tensors
 
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any = None) -> Any:
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         input = _only(inputs, "all_gather")
         other = self._elsewhere(input)
         if other is not None:
-            return other.allgather(outputs, inputs, *([options] if options is not None else []))
+            return other.allgather(outputs, inputs, *([opts] if opts is not None else []))
         pieces = Pieces(self._list(outputs, "all_gather"), "all_gather", reads=False)
         source, memory = as_moved(read(input, "all_gather")), as_moved(pieces.memory)
-        limit = self._limit(options)
+        limit = self._limit(opts)
         if pieces.are_equal:
             core = self.communicator.all_gather(source, memory, timeout=limit, async_op=True)
         else:
@@ -264,39 +288,39 @@ class ProcessGroup(Messages, dist.ProcessGroup):
             )
         return for_caller(self._work("all_gather", core, pieces.tensors, [pieces]))
 
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Any:
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         other = self._elsewhere(output)
         if other is not None:
-            return other._allgather_base(output, input, *([options] if options is not None else []))
-        return for_caller(self._all_gather([output], [input], options))
+            return other._allgather_base(output, input, *([opts] if opts is not None else []))
+        return for_caller(self._all_gather([output], [input], opts))
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Any:
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         other = self._elsewhere(output)
         if other is not None:
-            return other._allgather_base(output, input, *([options] if options is not None else []))
-        return for_caller(self._all_gather([output], [input], options))
+            return other._allgather_base(output, input, *([opts] if opts is not None else []))
+        return for_caller(self._all_gather([output], [input], opts))
 
     def allgather_into_tensor_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any = None
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         other = self._elsewhere(outputs[0])
         if other is not None:
-            return other.allgather_into_tensor_coalesced(outputs, inputs, *([options] if options is not None else []))
-        return for_caller(self._all_gather(outputs, inputs, options))
+            return other.allgather_into_tensor_coalesced(outputs, inputs, *([opts] if opts is not None else []))
+        return for_caller(self._all_gather(outputs, inputs, opts))
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def _all_gather(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any) -> Work:
+    def _all_gather(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> Work:
         written = [Written(output, "all_gather", reads=False) for output in outputs]
         sources = [as_moved(read(input, "all_gather")) for input in inputs]
         memory = [as_moved(one.memory) for one in written]
         one = len(sources) == len(memory) == 1
         core = self.communicator.all_gather(
-            sources[0] if one else sources, memory[0] if one else memory, timeout=self._limit(options), async_op=True
+            sources[0] if one else sources, memory[0] if one else memory, timeout=self._limit(opts), async_op=True
         )
         return self._work("all_gather", core, outputs, written)
 
-    def allgather_coalesced(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any = None) -> Any:
+    def allgather_coalesced(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         """outputs[r][i] receives rank r's inputs[i]."""
         if len(outputs) != self._size or any(len(one) != len(inputs) for one in outputs):
             raise cohort.InvalidArgument(
@@ -306,16 +330,16 @@ class ProcessGroup(Messages, dist.ProcessGroup):
         pieces = [Pieces([of_rank[i] for of_rank in outputs], "all_gather", reads=False) for i in range(len(inputs))]
         sources = [as_moved(read(input, "all_gather")) for input in inputs]
         core = self.communicator.all_gather(
-            sources, [as_moved(one.memory) for one in pieces], timeout=self._limit(options), async_op=True
+            sources, [as_moved(one.memory) for one in pieces], timeout=self._limit(opts), async_op=True
         )
         return for_caller(self._work("all_gather_coalesced", core, [t for one in outputs for t in one], pieces))
 
-    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any) -> Any:
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Any:
         input = _only(inputs, "gather")
         other = self._elsewhere(input)
         if other is not None:
-            return other.gather(outputs, inputs, options)
-        source, limit, root = as_moved(read(input, "gather")), self._limit(options), options.rootRank
+            return other.gather(outputs, inputs, opts)
+        source, limit, root = as_moved(read(input, "gather")), self._limit(opts), opts.rootRank
         if self._rank != root:
             core = self.communicator.gather(source, root=root, timeout=limit, async_op=True)
             return for_caller(self._work("gather", core, []))
@@ -323,17 +347,17 @@ class ProcessGroup(Messages, dist.ProcessGroup):
         core = self.communicator.gather(source, as_moved(pieces.memory), root=root, timeout=limit, async_op=True)
         return for_caller(self._work("gather", core, pieces.tensors, [pieces]))
 
-    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any) -> Any:
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Any:
         output = _only(outputs, "scatter")
         other = self._elsewhere(output)
         if other is not None:
-            return other.scatter(outputs, inputs, options)
+            return other.scatter(outputs, inputs, opts)
         written = Written(output, "scatter", reads=False)
-        memory, root = as_moved(written.memory), options.rootRank
+        memory, root = as_moved(written.memory), opts.rootRank
         parts = None
         if self._rank == root:
             parts = as_moved(Pieces(self._list(inputs, "scatter"), "scatter", reads=True).memory)
-        core = self.communicator.scatter(parts, memory, root=root, timeout=self._limit(options), async_op=True)
+        core = self.communicator.scatter(parts, memory, root=root, timeout=self._limit(opts), async_op=True)
         return for_caller(self._work("scatter", core, outputs, [written]))
 
     def alltoall_base(
@@ -342,13 +366,13 @@ class ProcessGroup(Messages, dist.ProcessGroup):
         input: torch.Tensor,
         output_splits: Optional[list[int]] = None,
         input_splits: Optional[list[int]] = None,
-        options: Any = None,
+        opts: Any = None,
     ) -> Any:
         other = self._elsewhere(output)
         if other is not None:
-            return other.alltoall_base(output, input, output_splits or [], input_splits or [], options or c10d.AllToAllOptions())
+            return other.alltoall_base(output, input, output_splits or [], input_splits or [], opts or c10d.AllToAllOptions())
         written = Written(output, "all_to_all", reads=False)
-        source, memory, limit = as_moved(read(input, "all_to_all")), as_moved(written.memory), self._limit(options)
+        source, memory, limit = as_moved(read(input, "all_to_all")), as_moved(written.memory), self._limit(opts)
         if not output_splits and not input_splits:
             core = self.communicator.all_to_all(source, memory, timeout=limit, async_op=True)
         else:
@@ -380,10 +404,10 @@ class ProcessGroup(Messages, dist.ProcessGroup):
         row = moved.numel() // rows if rows else 0
         return [count * row for count in splits]
 
-    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any = None) -> Any:
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         other = self._elsewhere(outputs[0])
         if other is not None:
-            return other.alltoall(outputs, inputs, options or c10d.AllToAllOptions())
+            return other.alltoall(outputs, inputs, opts or c10d.AllToAllOptions())
         received = Pieces(self._list([outputs], "all_to_all"), "all_to_all", reads=False)
         sent = Pieces(self._list([inputs], "all_to_all"), "all_to_all", reads=True)
         source, memory = as_moved(sent.memory), as_moved(received.memory)
@@ -392,15 +416,15 @@ class ProcessGroup(Messages, dist.ProcessGroup):
             _in_elements(sent.counts, sent.memory, source),
             memory,
             _in_elements(received.counts, received.memory, memory),
-            timeout=self._limit(options),
+            timeout=self._limit(opts),
             async_op=True,
         )
         return for_caller(self._work("all_to_all", core, received.tensors, [received]))
 
     # --- waiting for each other, and ends ---
 
-    def barrier(self, options: Any = None) -> Any:
-        core = self.communicator.barrier(timeout=self._limit(options), async_op=True)
+    def barrier(self, opts: Any = None) -> Any:
+        core = self.communicator.barrier(timeout=self._limit(opts), async_op=True)
         return for_caller(self._work("barrier", core, []))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
