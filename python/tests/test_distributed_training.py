@@ -8,6 +8,8 @@ import unittest
 from support import SECONDS, needs_torch, torch
 
 
+import cohort  # noqa: F401 -- makes the backend known
+
 if torch is not None:
     import torch.distributed as dist
     import torch.nn.functional as F

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 
+import torch.distributed as dist
+
 import cohort
 from cohort.distributed import beside
 from cohort.distributed.group import ProcessGroup
@@ -119,7 +121,7 @@ class _Meeting:
         """How often this rank of the group has been claimed. More than once is right only for the same process, which
         has destroyed its group and forms it anew in a store that has outlived it (that of torchrun's agent)."""
         number = int(self.store.add(f"cohort/claims/{self.rank}", 1))
-        self.store.set(self._key("claim", number, self.rank), self.claim.encode())
+        self._put(self._key("claim", number, self.rank), self.claim.encode())
         if number == 1:
             return number
         previous = self._get(self._key("claim", number - 1, self.rank), 2.0)
@@ -138,21 +140,33 @@ class _Meeting:
             "file://, name a fresh file for each job (this one is an earlier job's, or another's)"
         )
 
+    def _put(self, key: str, value: bytes) -> None:
+        self.store.set(key, value)
+        self.store.add(f"{key}/there", 1)
+
     def _get(self, key: str, seconds: float) -> Optional[bytes]:
         """None if the key does not come in time."""
-        try:
-            self.store.wait([key], datetime.timedelta(seconds=max(0.001, seconds)))
-            return bytes(self.store.get(key))
-        except RuntimeError as error:  # torch has a class for it from 2.2 on only, which is one
-            if "timeout" in str(error).lower() or "timed out" in str(error).lower():
+        if not hasattr(self.store, "check"):
+            # torch 1.13: a wait that has timed out leaves the store's connection unusable.
+            until, pause = time.monotonic() + seconds, 0.001
+            while int(self.store.add(f"{key}/there", 0)) == 0:
+                if time.monotonic() > until:
+                    return None
+                time.sleep(pause)
+                pause = min(2 * pause, 0.02)
+        else:
+            try:
+                self.store.wait([key], datetime.timedelta(seconds=max(0.001, seconds)))
+            except dist.DistStoreError:
                 return None
-            raise
+        return bytes(self.store.get(key))
 
     def _verdict(self, number: int, address: str = "", error: str = "") -> str:
         """The first verdict stands. Returns the address in it; raises what it says instead."""
         key, mine = self._key("verdict", number), json.dumps([address, error])
-        said = bytes(self.store.compare_set(key, "", mine)).decode()
-        return self._take(said or mine) if address else ""
+        said = bytes(self.store.compare_set(key, "", mine)).decode() or mine
+        self._put(key, said.encode())  # once more: what compare_set sets wakes nobody in some stores
+        return self._take(said) if address else ""
 
     def _take(self, said: str) -> str:
         address, error = json.loads(said)

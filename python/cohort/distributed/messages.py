@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import cohort
+from cohort.distributed.arguments import only
 from cohort.distributed.tensors import Written, as_moved, read
 from cohort.distributed.work import for_caller
 
@@ -18,8 +19,8 @@ class Messages:
         other = self._elsewhere(tensors[0])
         if other is not None:
             return other.send(tensors, rank, tag)
-        source = as_moved(read(_one(tensors, "send"), "send"))
-        core = self.communicator.send(source, rank, tag=tag, timeout=self._timeout, async_op=True)
+        source = as_moved(read(only(tensors, "send"), "send"))
+        core = self._begin(self.communicator.send, source, rank, tag=tag, timeout=self._timeout)
         return for_caller(self._work("send", core, tensors, line=(self._number, "send", rank, tag)))
 
     def recv(self: Any, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Any:
@@ -40,12 +41,6 @@ class Messages:
         return for_caller(self._receive(tensors, 1 - self._rank, tag))
 
     def _receive(self: Any, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
-        written = Written(_one(tensors, "recv"), "recv", reads=False)
-        core = self.communicator.recv(as_moved(written.memory), rank, tag=tag, timeout=self._timeout, async_op=True)
+        written = Written(only(tensors, "recv"), "recv", reads=False)
+        core = self._begin(self.communicator.recv, as_moved(written.memory), rank, tag=tag, timeout=self._timeout)
         return self._work("recv", core, tensors, [written], line=(self._number, "recv", rank, tag), source=rank)
-
-
-def _one(tensors: list[torch.Tensor], operation: str) -> torch.Tensor:
-    if len(tensors) != 1:
-        raise cohort.InvalidArgument(f"{operation}: takes one tensor, not {len(tensors)}")
-    return tensors[0]

@@ -132,6 +132,19 @@ class Work(_distributed_c10d.Work):
         return self._outputs
 
 
+class Failed:
+    """The core's work of an operation that failed as it was started."""
+
+    def __init__(self, error: cohort.Error) -> None:
+        self._error = error
+
+    def wait(self, timeout: Any = None) -> bool:
+        raise self._error
+
+    def done(self) -> bool:
+        return True
+
+
 class _All:
     """Several of the core's works as one."""
 
