@@ -37,6 +37,7 @@ except ModuleNotFoundError as missing:
         "on PYTHONPATH"
     ) from missing
 
+from cohort._torch_backend import monitored_barrier, wait_for_torch as _wait_for_torch
 from cohort._world import (
     cross_rank,
     cross_size,
@@ -74,9 +75,12 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "monitored_barrier",
     "rank",
     "shutdown",
     "size",
     "supports",
     "world",
 ]
+
+_wait_for_torch()
