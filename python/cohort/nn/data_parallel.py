@@ -48,8 +48,8 @@ class DataParallel(torch.nn.Module):
         self.replicas = replicas
         self.dim = dim
         self.training = module.training
-        self._pool: Optional[ThreadPoolExecutor] = None
-        self._pool_process = 0
+        self._threads: list[ThreadPoolExecutor] = []
+        self._process = 0  # whose threads they are
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, in parts."""
@@ -61,7 +61,7 @@ class DataParallel(torch.nn.Module):
         return _gathered(self._run(modules, parts), self.dim)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None}
+        return {**self.__dict__, "_threads": []}
 
     def _split(self, arguments: Any) -> list[Any]:
         """The arguments of each replica."""
@@ -84,9 +84,10 @@ class DataParallel(torch.nn.Module):
 
     def _run(self, modules: Sequence[torch.nn.Module], parts: Sequence[Any]) -> list[Any]:
         """Outputs in order. All threads have ended when it returns or raises the error of the first that failed."""
-        if self._pool is None or self._pool_process != os.getpid():
-            self._pool = ThreadPoolExecutor(self.replicas, "cohort-data-parallel")
-            self._pool_process = os.getpid()
+        if not self._threads or self._process != os.getpid():
+            # One for each replica: autograd orders a backward by what each thread has done before.
+            self._threads = [ThreadPoolExecutor(1, f"cohort-replica-{i}") for i in range(self.replicas)]
+            self._process = os.getpid()
         threads = max(1, torch.get_num_threads() // len(parts))
         mode = _Mode()
 
@@ -96,7 +97,7 @@ class DataParallel(torch.nn.Module):
             with mode.here():
                 return module(*part[0], **part[1])
 
-        futures = [self._pool.submit(job, module, part) for module, part in zip(modules, parts)]
+        futures = [thread.submit(job, *both) for thread, *both in zip(self._threads, modules, parts)]
         for failure in [future.exception() for future in futures]:
             if failure is not None:
                 raise failure
@@ -109,8 +110,10 @@ class _Mode:
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
-        self._autocast = torch.is_autocast_cpu_enabled()
-        self._type = torch.get_autocast_cpu_dtype() if self._autocast else None
+        by_device = hasattr(torch, "get_autocast_dtype")
+        self._autocast = torch.is_autocast_enabled("cpu") if by_device else torch.is_autocast_cpu_enabled()
+        if self._autocast:
+            self._type = torch.get_autocast_dtype("cpu") if by_device else torch.get_autocast_cpu_dtype()
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
