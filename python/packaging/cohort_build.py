@@ -134,10 +134,14 @@ def _make(folder, package):
     installed = _build()
     wheel = _Wheel(folder)
     if package:
-        for file in sorted((installed / "cohort").iterdir()):
-            wheel.add(f"cohort/{file.name}", file.read_bytes(), 0o755 if file.suffix == ".so" else 0o644)
+        for file in sorted(path for path in (installed / "cohort").rglob("*") if path.is_file()):
+            mode = 0o755 if file.suffix == ".so" else 0o644
+            wheel.add(str(file.relative_to(installed)), file.read_bytes(), mode)
     else:
         wheel.add("cohort.pth", f"{BUILD / 'python'}\n".encode())
+    # The command finds this in the environment's share/.
+    for file in sorted((installed / "as-horovod").rglob("*.py")):
+        wheel.add(f"cohort-{_version()}.data/data/share/cohort/{file.relative_to(installed)}", file.read_bytes())
     # Installers put this into the environment's bin/ as it is.
     wheel.add(f"cohort-{_version()}.data/scripts/cohort", (installed / "command/cohort").read_bytes(), 0o755)
     return wheel.close()
