@@ -31,6 +31,7 @@ struct Options {
   bool as_horovod = false;
   bool no_logs = false;
   int owner = 0;
+  std::string owner_folder;
   bool quiet = false;
   std::vector<std::string> program;
 };
@@ -115,6 +116,7 @@ void run(const Options& options, const std::vector<std::string>& command_line, i
   job.as_horovod = options.as_horovod;
   job.keep_logs = !options.no_logs;
   if (options.owner != 0) job.owner_pid = options.owner;
+  job.owner_folder = options.owner_folder;
   job.command_line = command_line;
   exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
   exit_status = launch::run_job(job);
@@ -163,9 +165,12 @@ void add_run(CLI::App& app, int& exit_status) {
       ->capture_default_str();
   command->add_flag("--no-logs", options->no_logs, "Keep no logs of the ranks' output in the run's folder");
   command
-      ->add_option("--owner", options->owner,
-                   "End the job when the process PID, which has started this command, ends")
+      ->add_option("--owner", options->owner, "End the job when the process PID, which has started this command, ends")
       ->type_name("PID");
+  command
+      ->add_option("--owner-folder", options->owner_folder,
+                   "A private folder (0700) of the owner, removed if the owner has ended before it could do so")
+      ->type_name("DIR");
   command->add_flag("-q,--quiet", options->quiet, "Print only what the ranks print, and failures");
   command->add_option("PROGRAM", options->program, "Program or .py file, and its arguments")->type_name("");
   command->callback([options, &exit_status] { run(*options, sys::own_arguments(), exit_status); });

@@ -85,8 +85,9 @@ class _Stream:
 class Job:
     """A running `cohort run`. Its output appears while `wait` waits, in the thread that waits."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        command = [find(), "run", "--owner", str(os.getpid()), *words]
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: os.PathLike[str]) -> None:
+        """`words`: options and program. `folder`: the caller removes it, the command if the caller dies before."""
+        command = [find(), "run", "--owner", str(os.getpid()), "--owner-folder", os.fspath(folder), *words]
         # A session of its own: a Ctrl-C at the terminal comes to this process alone, which hands it on once.
         self._process = subprocess.Popen(
             command,

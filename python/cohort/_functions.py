@@ -151,7 +151,7 @@ def call_on_ranks(
         kept = folder / "run" if run_dir is None else pathlib.Path(run_dir)
         words = [*words, "--run-dir", str(kept), *(["--no-logs"] if run_dir is None else [])]
         python = executable or sys.executable
-        job = _command.Job([*words, "--no-python", "--", python, str(program)], environment)
+        job = _command.Job([*words, "--no-python", "--", python, str(program)], environment, folder)
         status = job.wait()
         return _outcomes(folder, kept, status, job.last_words)
     finally:

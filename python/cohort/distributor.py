@@ -111,7 +111,7 @@ class Distributor:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-run-"))
         try:
             own = ["--no-logs", "--run-dir", str(folder / "run"), "--no-python", "--", sys.executable, path]
-            job = _command.Job([*words, *own, *arguments], environment)
+            job = _command.Job([*words, *own, *arguments], environment, folder)
             status = job.wait()
             if status == 0:
                 return

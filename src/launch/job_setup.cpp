@@ -28,10 +28,11 @@ void put_horovod_first(Environment& environment) {
   const std::filesystem::path folder = command.parent_path().parent_path() / "share/cohort/as-horovod";
   std::error_code error;
   if (!std::filesystem::exists(folder / "horovod/__init__.py", error)) {
-    raise(ErrorCode::Unavailable,
-          "--as-horovod: there is no {}/horovod -- the command {} was installed without the Python package -- install it "
-          "with `pip install .` in a clone of Cohort",
-          folder.string(), command.string());
+    raise(
+        ErrorCode::Unavailable,
+        "--as-horovod: there is no {}/horovod -- the command {} was installed without the Python package -- install it "
+        "with `pip install .` in a clone of Cohort",
+        folder.string(), command.string());
   }
   const auto others = environment.find("PYTHONPATH");
   environment.set("PYTHONPATH", others && !others->empty() ? folder.string() + ":" + *others : folder.string());

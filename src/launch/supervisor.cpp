@@ -14,12 +14,15 @@
 #include "sys/signals.h"
 #include "sys/terminal.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 namespace cohort::launch {
@@ -52,6 +55,7 @@ class Supervisor {
   void on_reader_gone();
   void watch_owner();
   void on_owner_gone();
+  void remove_owners_folder();
   void say(const std::string& text) { display_.say(text); }
   void stop(const std::string& reason, int signal, milliseconds grace);
   void fail_start(const std::string& why);
@@ -87,6 +91,7 @@ class Supervisor {
   std::optional<int> stop_status_;  ///< the exit status, where it is not a rank's
   bool agent_lost_ = false;
   bool quiet_end_ = false;
+  bool owner_gone_ = false;
   int interrupts_ = 0;
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;
@@ -361,8 +366,10 @@ void Supervisor::watch_owner() {
   // A process that has ended leaves its children to another, so that a pid which is in use again is noticed.
   if (::getppid() == *options_.owner_pid) owner_ = value_or_throw(sys::open_pidfd(*options_.owner_pid));
   if (!owner_ || ::getppid() != *options_.owner_pid) {
-    raise(ErrorCode::Unavailable, "the process that the job belongs to (pid {}) has ended or is not the one that started "
-          "this command", *options_.owner_pid);
+    raise(ErrorCode::Unavailable,
+          "the process that the job belongs to (pid {}) has ended or is not the one that started "
+          "this command",
+          *options_.owner_pid);
   }
   owner_watch_ = Watch(loop_, owner_.get());
   owner_watch_.on_readable([this] { on_owner_gone(); });
@@ -370,10 +377,23 @@ void Supervisor::watch_owner() {
 
 void Supervisor::on_owner_gone() {
   owner_watch_ = Watch();
+  owner_gone_ = true;
   quiet_end_ = true;
   if (stage_ == Stage::Ended) return loop_.stop();
   if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
   stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM, options_.grace);
+}
+
+void Supervisor::remove_owners_folder() {
+  if (!owner_gone_ || options_.owner_folder.empty()) return;
+  struct stat info {};
+  // Nothing that others can write into is ever removed as a whole.
+  if (::lstat(options_.owner_folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::getuid() ||
+      (info.st_mode & 077) != 0) {
+    return;
+  }
+  std::error_code error;
+  std::filesystem::remove_all(options_.owner_folder, error);
 }
 
 int Supervisor::running_ranks() const { return setup_.plan.world_size - static_cast<int>(endings_.size()); }
@@ -411,12 +431,14 @@ void Supervisor::finish() {
   record_.exit_status = verdict.status;
   record_.reason = stop_reason_;
   write_record();
-  display_.drain(options_.output_timeout,
-                 fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
-                             "shown{}",
-                             std::chrono::duration<double>(options_.output_timeout).count(),
-                             options_.keep_logs ? fmt::format("; the complete logs are in {}/logs", folder_.shown) : ""),
-                 [this] { loop_.stop(); });
+  remove_owners_folder();
+  display_.drain(
+      options_.output_timeout,
+      fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
+                  "shown{}",
+                  std::chrono::duration<double>(options_.output_timeout).count(),
+                  options_.keep_logs ? fmt::format("; the complete logs are in {}/logs", folder_.shown) : ""),
+      [this] { loop_.stop(); });
 }
 
 void Supervisor::write_record() {

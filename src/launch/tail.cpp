@@ -5,9 +5,8 @@ namespace {
 
 constexpr std::string_view kTraceback = "Traceback (most recent call last):";
 /// What Python writes between the traceback of a cause and the one of what it caused.
-constexpr std::string_view kLinks[] = {
-    "\nThe above exception was the direct cause of the following exception:\n\n",
-    "\nDuring handling of the above exception, another exception occurred:\n\n"};
+constexpr std::string_view kLinks[] = {"\nThe above exception was the direct cause of the following exception:\n\n",
+                                       "\nDuring handling of the above exception, another exception occurred:\n\n"};
 
 /// Where the last `count` lines begin.
 std::size_t last_lines(std::string_view text, std::size_t count) {

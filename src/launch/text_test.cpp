@@ -121,7 +121,8 @@ TEST(TailTest, ATracebackIsShownFromItsFirstLineOn) {
   const std::string link = "\nDuring handling of the above exception, another exception occurred:\n\n";
   const std::string second = header + frames(3) + "KeyError: 'x'\n";
   EXPECT_EQ(shown(noise(50) + error + link + second), error + link + second);
-  EXPECT_EQ(shown(error + noise(5) + second + noise(20)), second + noise(20)) << "the last one, where they are not linked";
+  EXPECT_EQ(shown(error + noise(5) + second + noise(20)), second + noise(20))
+      << "the last one, where they are not linked";
   // A short one within the last lines changes nothing.
   EXPECT_TRUE(shown(noise(50) + second).starts_with("noise "));
   EXPECT_FALSE(shown("not " + error).starts_with("not ")) << "a header is a line of its own";
