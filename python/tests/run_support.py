@@ -35,7 +35,7 @@ class Folder(unittest.TestCase):
         os.environ["TMPDIR"] = str(self.temporary)
         tempfile.tempdir = None
         self.addCleanup(self._put_back, before)
-        self.addCleanup(lambda: self.assertEqual(os.listdir(self.temporary), [], "temporary files are left"))
+        self.addCleanup(lambda: self.assertEqual(list(self.temporary.glob("cohort-*")), [], "temporary files are left"))
 
     @staticmethod
     def _put_back(before):

@@ -1,8 +1,8 @@
 """cohort.Distributor: TorchDistributor's calls and results."""
 
+import importlib.util
 import os
 import pathlib
-import sys
 import unittest
 import unittest.mock
 import warnings
@@ -10,7 +10,6 @@ import warnings
 import cohort
 from cohort import _gpus
 from run_support import Folder, captured
-from support import needs_torch
 
 
 def seen(*args, **kwargs):
@@ -73,7 +72,7 @@ class Functions(Folder):
             cohort.Distributor(2, True, False).run(fail_on_one)
         self.assertEqual(raised.exception.__cause__.rank, 1)
 
-    @needs_torch
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "torch is not installed")
     def test_a_ddp_program(self):
         with captured():
             first, second = cohort.Distributor(2, use_gpu=False).run(ddp, 3)
