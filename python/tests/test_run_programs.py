@@ -94,7 +94,10 @@ class Programs(Folder):
     def sleeping(self):
         self.script(HELPERS, "helpers.py")
         process = self.start(sys.executable, self.script(SLEEPS))
-        self.eventually(lambda: all((self.folder / f"up.{rank}").exists() for rank in range(2)), "both ranks are up")
+        up = [self.folder / f"up.{rank}" for rank in range(2)]
+        self.eventually(lambda: all(path.exists() for path in up) or process.poll() is not None, "both ranks are up")
+        if process.poll() is not None:
+            self.fail(f"the program has ended: {process.communicate()}")
         self.assertGreaterEqual(len(self.processes()), 4)
         self.assertEqual([left.stat().st_mode & 0o777 for left in self.temporary.iterdir()], [0o700])
         return process
