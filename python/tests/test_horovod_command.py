@@ -194,10 +194,10 @@ class Commands(Folder):
         self.assertEqual((status, out), (0, "0.28.1+cohort\n"))
 
     def test_as_horovod_comes_before_what_is_installed(self):
-        other = self.folder / "horovod"
-        other.mkdir()
+        other = self.folder / "installed" / "horovod"
+        other.mkdir(parents=True)
         (other / "__init__.py").write_text("raise RuntimeError('the other one')\n")
-        path = f"{self.folder}:{os.environ.get('PYTHONPATH', '')}"
+        path = f"{other.parent}:{os.environ.get('PYTHONPATH', '')}"
         program = "import os, horovod; print(horovod.__version__, os.environ['PYTHONPATH'].count('as-horovod'))"
         status, out, err = self.command(
             COMMAND, "run", "-q", "--prefix", "none", "--as-horovod", "-np", "1", "--", sys.executable, "-c", program,
