@@ -8,7 +8,7 @@ import shutil
 import sys
 import unittest
 
-from run_support import Folder, PATIENCE, needs_cloudpickle
+from run_support import Folder, needs_cloudpickle
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "02-notebook" / "digits.ipynb"
@@ -22,6 +22,9 @@ for number, cell in enumerate(cells):
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     exec(compile(source, name, "exec"), __main__.__dict__)
 """
+
+# Of one cell; a kernel, two ranks and three torches start on whatever cores are free.
+PATIENCE = 200
 
 HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "numpy"))
 HAS_JUPYTER = all(importlib.util.find_spec(name) for name in ("nbclient", "nbformat", "ipykernel", "jupyter_client"))

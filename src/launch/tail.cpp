@@ -41,9 +41,8 @@ std::size_t last_header(std::string_view text, std::size_t before) {
   return std::string_view::npos;
 }
 
-}  // namespace
-
-std::size_t Tail::traceback_in(std::string_view text) {
+/// Where the last traceback begins, with those that it says it was caused by; npos if there is none.
+std::size_t traceback_in(std::string_view text) {
   std::size_t begin = last_header(text, text.size());
   while (begin != std::string_view::npos && begin > 0) {
     const std::string_view before = text.substr(0, begin);
@@ -54,6 +53,8 @@ std::size_t Tail::traceback_in(std::string_view text) {
   }
   return begin;
 }
+
+}  // namespace
 
 void Tail::append(std::string_view bytes) {
   if (bytes.size() >= longest_) {

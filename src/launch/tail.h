@@ -20,9 +20,6 @@ class Tail {
   std::string text() const;
 
  private:
-  /// Where the last traceback begins, with those that it says it was caused by; npos if there is none.
-  static std::size_t traceback_in(std::string_view text);
-
   std::size_t lines_;
   std::size_t longest_;
   std::string bytes_;
