@@ -26,7 +26,8 @@ for number, cell in enumerate(cells):
 # Of one cell; a kernel, two ranks and three torches start on whatever cores are free.
 PATIENCE = 200
 
-HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "numpy"))
+# cohort.distributed is the backend "cohort" of torch.distributed.
+HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "numpy", "cohort.distributed"))
 HAS_JUPYTER = all(importlib.util.find_spec(name) for name in ("nbclient", "nbformat", "ipykernel", "jupyter_client"))
 
 
@@ -48,7 +49,7 @@ class Notebook(Folder):
         self.assertIn("rank 1: no more digits\n", out)
         self.assertEqual(len(list((folder / "checkpoints").glob("checkpoint-*.pth.tar"))), 8)
 
-    @unittest.skipUnless(HAS_TORCH, "torch or NumPy is not installed")
+    @unittest.skipUnless(HAS_TORCH, "torch or NumPy is not installed, or Cohort's backend for torch is not there")
     def test_cell_by_cell(self):
         notebook = self.copy()
         program = self.script(CELLS)
@@ -61,7 +62,7 @@ class Notebook(Folder):
         self.check(out, notebook.parent)
         self.assertRegex(err, r'(?m)^\S+:1 \|     raise ValueError\("no more digits"\)$')
 
-    @unittest.skipUnless(HAS_TORCH and HAS_JUPYTER, "torch, NumPy, nbclient or ipykernel is not installed")
+    @unittest.skipUnless(HAS_TORCH and HAS_JUPYTER, "torch, NumPy, nbclient or ipykernel is not installed, or the backend is not there")
     def test_in_a_kernel(self):
         import nbclient
         import nbformat
