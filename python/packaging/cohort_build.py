@@ -167,12 +167,14 @@ def _make(folder, package):
     programs = [file for file in sorted(installed.rglob("*")) if file.is_file() and "so" in file.name.split(".")]
     command = installed / "command/cohort"
     wheel = _Wheel(folder, _tag(_glibc([command, *programs])))
-    for file in sorted(path for path in installed.rglob("*") if path.is_file() and path != command):
-        name = file.relative_to(installed).as_posix()
-        if package or name.startswith("cohort.libs/"):
-            wheel.add(name, file.read_bytes(), 0o755 if file in programs else 0o644)
+    for part in ("cohort", "cohort.libs") if package else ("cohort.libs",):
+        for file in sorted(path for path in (installed / part).rglob("*") if path.is_file()):
+            wheel.add(file.relative_to(installed).as_posix(), file.read_bytes(), 0o755 if file in programs else 0o644)
     if not package:
         wheel.add("cohort.pth", f"{BUILD / 'python'}\n".encode())
+    # The command finds this in the environment's share/.
+    for file in sorted((installed / "as-horovod").rglob("*.py")):
+        wheel.add(f"cohort-{_version()}.data/data/share/cohort/{file.relative_to(installed)}", file.read_bytes())
     # Installers put this into the environment's bin/ as it is.
     wheel.add(f"cohort-{_version()}.data/scripts/cohort", command.read_bytes(), 0o755)
     return wheel.close()
