@@ -201,7 +201,12 @@ std::vector<std::string> prepare_run_arguments(const CLI::App& run_command, cons
     const bool value_inside = equals != std::string::npos || (!name.starts_with("--") && name.size() > 2);
     if (takes_value(*option) && !value_inside) {
       if (++next == words.size()) raise(ErrorCode::InvalidArgument, "{} wants a value", name);
-      own.push_back(words[next]);
+      // In one word: after a repeatable option's value CLI11 would swallow the "--" below.
+      if (name.starts_with("--")) {
+        own.back() += "=" + words[next];
+      } else {
+        own.push_back(words[next]);
+      }
     }
   }
   if (next < words.size()) {

@@ -21,7 +21,7 @@ class Digits(unittest.TestCase):
             checkpoint = pathlib.Path(folder, "checkpoint.pt")
             done = subprocess.run(
                 [COMMAND, "run", "-q", "-np", "2", "--timeout", "200", "--run-dir", f"{folder}/run", "--prefix", "none",
-                 "--env", "OMP_NUM_THREADS=1", sys.executable, str(EXAMPLES / program), "--epochs", "3",
+                 "--env", "OMP_NUM_THREADS=1", "--", sys.executable, str(EXAMPLES / program), "--epochs", "3",
                  "--checkpoint", str(checkpoint)],
                 capture_output=True, text=True, timeout=240,
             )

@@ -28,7 +28,7 @@ std::map<std::string, std::string> environment_of(const std::string& text) {
 }
 
 TEST(Launch, WorkersFindWhatTorchrunAndCohortPromise) {
-  Job job({{"run", "-np", "3", "--env", "EXTRA=a=b", "env"}});
+  Job job({{"run", "-np", "3", "--env", "EXTRA=a=b", "env", "-u", "NOT_SET"}});  // options of the program's are its own
   ASSERT_EQ(job.wait(), 0) << job.err();
   std::set<std::string> ports;
   for (int rank = 0; rank < 3; ++rank) {
