@@ -144,6 +144,7 @@ void add_run(CLI::App& app, int& exit_status) {
                    "Set a variable for the workers, or insist that it is set; repeatable")
       ->type_name("NAME[=VALUE]")
       ->expected(1)
+      ->allow_extra_args(false)  // else it would swallow the "--" after it
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command
       ->add_option("--prefix", options->prefix,
@@ -201,12 +202,7 @@ std::vector<std::string> prepare_run_arguments(const CLI::App& run_command, cons
     const bool value_inside = equals != std::string::npos || (!name.starts_with("--") && name.size() > 2);
     if (takes_value(*option) && !value_inside) {
       if (++next == words.size()) raise(ErrorCode::InvalidArgument, "{} wants a value", name);
-      // In one word: after a repeatable option's value CLI11 would swallow the "--" below.
-      if (name.starts_with("--")) {
-        own.back() += "=" + words[next];
-      } else {
-        own.push_back(words[next]);
-      }
+      own.push_back(words[next]);
     }
   }
   if (next < words.size()) {
