@@ -1,9 +1,13 @@
 """cohort.run from programs: functions of `__main__`, without cloudpickle, interrupts, the driver's death."""
 
+import pathlib
+import shutil
 import signal
 import sys
 import unittest
 
+import cohort
+from cohort import _command
 from run_support import Folder, needs_cloudpickle
 
 FROM_MAIN = """
@@ -90,6 +94,25 @@ class Programs(Folder):
                                    "install cloudpickle .*python3-cloudpickle.* or put it into a module")
         self.assertRegex(lines[3], "function <lambda> exists in this program only")
         self.assertRegex(lines[4], "argument 0 of print .* class Own exists in this program only")
+
+    def test_an_installed_package_finds_its_command_and_the_command_its_share(self):
+        prefix = self.folder / "prefix"
+        packages = prefix / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+        command = pathlib.Path(_command.find())
+        shutil.copytree(pathlib.Path(cohort.__file__).parent, packages / "cohort", ignore=shutil.ignore_patterns("__pycache__"))
+        (prefix / "bin").mkdir()
+        shutil.copy2(command, prefix / "bin")
+        share = pathlib.Path("share", "cohort", "as-horovod")
+        shutil.copytree(command.parent.parent / share, prefix / share, ignore=shutil.ignore_patterns("__pycache__"))
+        self.script(HELPERS, "helpers.py")
+        text = (
+            "import cohort, cohort._command, os, helpers\n"
+            "print(cohort._command.find())\n"
+            "print(cohort.run(helpers.double, (3,), np=1, quiet=True))\n"
+            "print(cohort.run(os.getenv, ('PYTHONPATH',), np=1, quiet=True, options=['--as-horovod'])[0].split(':')[0])\n"
+        )
+        status, out, err = self.program(text, PYTHONPATH=str(packages), PATH="/usr/bin:/bin")
+        self.assertEqual((status, out.splitlines()), (0, [str(prefix / "bin/cohort"), "[6]", str(prefix / share)]), err)
 
     def sleeping(self):
         self.script(HELPERS, "helpers.py")
