@@ -68,6 +68,9 @@ except KeyboardInterrupt: print("interrupted", len(os.listdir(os.environ["TMPDIR
 HELPERS = """
 import os, pathlib, time
 def double(x): return 2 * x
+def speak_and_wait():
+    print("speaks", flush=True)
+    time.sleep(1000)
 def wait():
     pathlib.Path("up." + os.environ["RANK"]).touch()
     time.sleep(1000)
@@ -131,6 +134,23 @@ class Programs(Folder):
         status, out, err = self.ends(process)
         self.assertEqual((status, out), (0, "interrupted 0\n"), err)
         self.assertNotIn("Traceback", err)
+        self.eventually(lambda: not self.processes(), "all processes are gone", 20)
+
+    def test_output_that_cannot_be_shown_ends_all(self):
+        text = (
+            "import os, sys, cohort\n"
+            "sys.path.insert(0, os.getcwd())\n"
+            "import helpers\n"
+            "class Full:\n"
+            "    def write(self, text): raise OSError(28, 'No space left on device')\n"
+            "    def flush(self): pass\n"
+            "told, sys.stdout = sys.stdout, Full()\n"
+            "try: cohort.run(helpers.speak_and_wait, np=2)\n"
+            "except OSError as error: print(error.errno, os.listdir(os.environ['TMPDIR']), file=told)\n"
+        )
+        self.script(HELPERS, "helpers.py")
+        status, out, err = self.program(text)
+        self.assertEqual((status, out), (0, "28 []\n"), err)
         self.eventually(lambda: not self.processes(), "all processes are gone", 20)
 
     def test_all_end_with_a_driver_that_is_killed(self):
