@@ -83,20 +83,13 @@ class _Stream:
 
 
 class Job:
-    """A running `cohort run`. Its output appears while `wait` waits, in the thread that waits."""
+    """A `cohort run`. Its output appears while `run` waits for it, in the thread that waits."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: os.PathLike[str]) -> None:
         """`words`: options and program. `folder`: the caller removes it, the command if the caller dies before."""
-        command = [find(), "run", "--owner", str(os.getpid()), "--owner-folder", os.fspath(folder), *words]
-        # A session of its own: a Ctrl-C at the terminal comes to this process alone, which hands it on once.
-        self._process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._command = [find(), "run", "--owner", str(os.getpid()), "--owner-folder", os.fspath(folder), *words]
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
         self._words = ""
 
     @property
@@ -104,44 +97,54 @@ class Job:
         """The last of what was on the command's stderr: the ranks' lines, and its own, which begin with "cohort: "."""
         return self._words
 
-    def wait(self) -> int:
-        """Shows the output until the job has ended. Returns the command's exit status (128 + signal where one killed it).
+    def run(self) -> int:
+        """Starts it and shows the output until it has ended. Returns the command's exit status (128 + signal where one killed it).
 
         What interrupts the wait (a KeyboardInterrupt, an error of sys.stdout) ends the job and is raised again once
         nothing of it is left; a second KeyboardInterrupt kills the ranks.
         """
         try:
-            self._pump(None)
+            # A session of its own: a Ctrl-C at the terminal comes to this process alone, which hands it on once.
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            self._pump(self._process, None)
             status = self._process.wait(_SECONDS_TO_END)
         except BaseException as reason:
-            self._end(signal.SIGINT if isinstance(reason, KeyboardInterrupt) else signal.SIGTERM)
+            if self._process is not None:
+                self._end(self._process, signal.SIGINT if isinstance(reason, KeyboardInterrupt) else signal.SIGTERM)
             raise
         return status if status >= 0 else 128 - status
 
-    def _end(self, number: int) -> None:
+    def _end(self, process: subprocess.Popen[bytes], number: int) -> None:
         deadline = time.monotonic() + _SECONDS_TO_END
-        self._process.send_signal(number)
+        process.send_signal(number)
         while True:
             try:
-                self._pump(deadline)
-                self._process.wait(max(0.1, deadline - time.monotonic()))
+                self._pump(process, deadline)
+                process.wait(max(0.1, deadline - time.monotonic()))
                 break
             except KeyboardInterrupt:
-                self._process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGINT)
             except subprocess.TimeoutExpired:
-                self._process.kill()  # its guard ends the ranks
-                self._process.wait()
+                process.kill()  # its guard ends the ranks
+                process.wait()
                 break
             except Exception:
                 # Nobody here takes the output; the command need not wait for that.
-                for pipe in (self._process.stdout, self._process.stderr):
+                for pipe in (process.stdout, process.stderr):
                     if pipe is not None:
                         pipe.close()
 
-    def _pump(self, deadline: float | None) -> None:
+    def _pump(self, process: subprocess.Popen[bytes], deadline: float | None) -> None:
         """Until both streams have ended, or the deadline (time.monotonic) has passed."""
         with selectors.DefaultSelector() as selector:
-            for pipe, name in ((self._process.stdout, "stdout"), (self._process.stderr, "stderr")):
+            for pipe, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
                 if pipe is not None and not pipe.closed:
                     selector.register(pipe, selectors.EVENT_READ, _Stream(name))
             while selector.get_map():

@@ -152,7 +152,7 @@ def call_on_ranks(
         words = [*words, "--run-dir", str(kept), *(["--no-logs"] if run_dir is None else [])]
         python = executable or sys.executable
         job = _command.Job([*words, "--no-python", "--", python, str(program)], environment, folder)
-        status = job.wait()
+        status = job.run()
         return _outcomes(folder, kept, status, job.last_words)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -112,7 +112,7 @@ class Distributor:
         try:
             own = ["--no-logs", "--run-dir", str(folder / "run"), "--no-python", "--", sys.executable, path]
             job = _command.Job([*words, *own, *arguments], environment, folder)
-            status = job.wait()
+            status = job.run()
             if status == 0:
                 return
             try:

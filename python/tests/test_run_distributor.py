@@ -1,6 +1,5 @@
 """cohort.Distributor: TorchDistributor's calls and results."""
 
-import importlib.util
 import os
 import pathlib
 import unittest
@@ -28,25 +27,6 @@ def only_rank_0_has_a_result():
     return "mine" if os.environ["RANK"] == "0" else open(os.devnull)  # a file cannot be sent
 
 
-def ddp(steps):
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4, generator=generator)).square().mean().backward()
-        optimizer.step()
-    weights = [torch.empty(1, 4) for _ in range(dist.get_world_size())]
-    dist.all_gather(weights, model.module.weight.detach())
-    dist.destroy_process_group()
-    return weights
-
-
 SCRIPT = """
 import os, sys
 print("arguments", sys.argv[1:], os.environ["CUDA_VISIBLE_DEVICES"])
@@ -71,12 +51,6 @@ class Functions(Folder):
         with captured(), self.assertRaisesRegex(LookupError, "rank 1 knows why") as raised:
             cohort.Distributor(2, True, False).run(fail_on_one)
         self.assertEqual(raised.exception.__cause__.rank, 1)
-
-    @unittest.skipUnless(importlib.util.find_spec("torch"), "torch is not installed")
-    def test_a_ddp_program(self):
-        with captured():
-            first, second = cohort.Distributor(2, use_gpu=False).run(ddp, 3)
-        self.assertTrue(first.equal(second))
 
 
 class Scripts(Folder):

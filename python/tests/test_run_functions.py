@@ -40,6 +40,18 @@ def where():
     }
 
 
+def double(x):
+    return 2 * x
+
+
+def start_children():
+    import multiprocessing
+
+    # A child that is not forked imports its parent's main program again, which must not make another rank of it.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.map(double, [1, 2])
+
+
 def speak():
     print("out of", os.environ["RANK"], flush=True)
     print("err of", os.environ["RANK"], file=sys.stderr, flush=True)
@@ -118,6 +130,9 @@ class Results(Folder):
         self.assertEqual(seen["changed"], "by the import", "a forked process would have the test's")
         self.assertIn(str(self.folder), seen["path"])
         self.assertFalse(os.path.exists(os.path.dirname(seen["main"])), "the private folder is left")
+
+    def test_ranks_may_start_processes_of_their_own(self):
+        self.assertEqual(cohort.run(start_children, np=1, quiet=True), [[2, 4]])
 
     def test_output_comes_with_its_rank_to_sys_stdout_of_now(self):
         with captured() as (out, err):

@@ -1,9 +1,13 @@
 """cohort.run from programs: functions of `__main__`, without cloudpickle, interrupts, the driver's death."""
 
+import pathlib
+import shutil
 import signal
 import sys
 import unittest
 
+import cohort
+from cohort import _command
 from run_support import Folder, needs_cloudpickle
 
 FROM_MAIN = """
@@ -64,6 +68,9 @@ except KeyboardInterrupt: print("interrupted", len(os.listdir(os.environ["TMPDIR
 HELPERS = """
 import os, pathlib, time
 def double(x): return 2 * x
+def speak_and_wait():
+    print("speaks", flush=True)
+    time.sleep(1000)
 def wait():
     pathlib.Path("up." + os.environ["RANK"]).touch()
     time.sleep(1000)
@@ -91,6 +98,25 @@ class Programs(Folder):
         self.assertRegex(lines[3], "function <lambda> exists in this program only")
         self.assertRegex(lines[4], "argument 0 of print .* class Own exists in this program only")
 
+    def test_an_installed_package_finds_its_command_and_the_command_its_share(self):
+        prefix = self.folder / "prefix"
+        packages = prefix / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+        command = pathlib.Path(_command.find())
+        shutil.copytree(pathlib.Path(cohort.__file__).parent, packages / "cohort", ignore=shutil.ignore_patterns("__pycache__"))
+        (prefix / "bin").mkdir()
+        shutil.copy2(command, prefix / "bin")
+        share = pathlib.Path("share", "cohort", "as-horovod")
+        shutil.copytree(command.parent.parent / share, prefix / share, ignore=shutil.ignore_patterns("__pycache__"))
+        self.script(HELPERS, "helpers.py")
+        text = (
+            "import cohort, cohort._command, os, helpers\n"
+            "print(cohort._command.find())\n"
+            "print(cohort.run(helpers.double, (3,), np=1, quiet=True))\n"
+            "print(cohort.run(os.getenv, ('PYTHONPATH',), np=1, quiet=True, options=['--as-horovod'])[0].split(':')[0])\n"
+        )
+        status, out, err = self.program(text, PYTHONPATH=str(packages), PATH="/usr/bin:/bin")
+        self.assertEqual((status, out.splitlines()), (0, [str(prefix / "bin/cohort"), "[6]", str(prefix / share)]), err)
+
     def sleeping(self):
         self.script(HELPERS, "helpers.py")
         process = self.start(sys.executable, self.script(SLEEPS))
@@ -108,6 +134,23 @@ class Programs(Folder):
         status, out, err = self.ends(process)
         self.assertEqual((status, out), (0, "interrupted 0\n"), err)
         self.assertNotIn("Traceback", err)
+        self.eventually(lambda: not self.processes(), "all processes are gone", 20)
+
+    def test_output_that_cannot_be_shown_ends_all(self):
+        text = (
+            "import os, sys, cohort\n"
+            "sys.path.insert(0, os.getcwd())\n"
+            "import helpers\n"
+            "class Full:\n"
+            "    def write(self, text): raise OSError(28, 'No space left on device')\n"
+            "    def flush(self): pass\n"
+            "told, sys.stdout = sys.stdout, Full()\n"
+            "try: cohort.run(helpers.speak_and_wait, np=2)\n"
+            "except OSError as error: print(error.errno, os.listdir(os.environ['TMPDIR']), file=told)\n"
+        )
+        self.script(HELPERS, "helpers.py")
+        status, out, err = self.program(text)
+        self.assertEqual((status, out), (0, "28 []\n"), err)
         self.eventually(lambda: not self.processes(), "all processes are gone", 20)
 
     def test_all_end_with_a_driver_that_is_killed(self):

@@ -161,11 +161,11 @@ def read_hostfile(path: str) -> list[tuple[str, int]]:
 
 
 def _is_here(name: str) -> bool:
-    own = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().split(".")[0], socket.getfqdn()}
-    if name in own:
+    own = socket.gethostname()
+    if name in ("localhost", "127.0.0.1", "::1", own, own.split(".")[0]):
         return True
-    try:
-        return socket.gethostbyname(name).startswith("127.")
+    try:  # what asks other hosts, last
+        return name == socket.getfqdn() or socket.gethostbyname(name).startswith("127.")
     except OSError:
         return False
 
