@@ -20,6 +20,12 @@ py::object result(NamedOperation& work) {
   return py::cast(NamedResult{outcome.owner, outcome.data, outcome.dtype, outcome.shape});
 }
 
+/// In seconds of Python's time.monotonic(); None for what has not been.
+py::object seconds_at(const NamedOperation& work, std::chrono::steady_clock::time_point at) {
+  if (!work.done() || at == std::chrono::steady_clock::time_point()) return py::none();
+  return py::float_(std::chrono::duration<double>(at.time_since_epoch()).count());
+}
+
 }  // namespace
 
 void bind_named_work(py::module_& module) {
@@ -53,7 +59,14 @@ void bind_named_work(py::module_& module) {
           "Rows from each rank, of all_to_all and all_gather; else [].")
       .def_property_readonly(
           "last_joined", [](NamedOperation& work) { return work.outcome("last_joined").last_joined; },
-          "Of join: the rank that joined last, the same on all ranks; else -1.");
+          "Of join: the rank that joined last, the same on all ranks; else -1.")
+      .def_property_readonly(
+          "agreed_at", [](NamedOperation& work) { return seconds_at(work, work.handle().agreed_at()); },
+          "When all ranks had asked for it, in seconds of time.monotonic(); None until it is done, and if they never "
+          "did.")
+      .def_property_readonly(
+          "ended_at", [](NamedOperation& work) { return seconds_at(work, work.handle().ended_at()); },
+          "When it was done; None until then.");
 }
 
 }  // namespace cohort::python

@@ -54,7 +54,9 @@ void copy_over(const ConstBuffer& from, const Buffer& to) {
 
 void EngineCore::execute(std::vector<Ready> ready) {
   std::vector<Ready> wanted;
+  const auto now = Clock::now();
   for (Ready& one : ready) {
+    if (one.own) one.own->state->agreed_at = now;
     if (auto refused = refused_by_joined(*one.agreed, one.lacking)) {
       if (one.own) finish(std::span(&one.own, 1), refused);
       continue;

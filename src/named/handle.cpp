@@ -68,6 +68,7 @@ void State::end(std::optional<Error> error) {
     const std::lock_guard lock(mutex_);
     if (done()) return;
     error_ = std::move(error);
+    ended_at = std::chrono::steady_clock::now();
     done_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
     ended_.notify_all();

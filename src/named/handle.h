@@ -50,6 +50,9 @@ class State final : public comm::WorkState {
 
   /// The engine's, before it ends.
   Outcome result;
+  /// When all ranks had asked for it (unset if they never did), and when it ended: for timelines.
+  std::chrono::steady_clock::time_point agreed_at = {};
+  std::chrono::steady_clock::time_point ended_at = {};
   void end(std::optional<Error> error);
 
  private:
@@ -94,6 +97,9 @@ class Handle {
     wait();
     return state_->result;
   }
+  /// Of an operation that is done: see State.
+  std::chrono::steady_clock::time_point agreed_at() const noexcept { return state_->agreed_at; }
+  std::chrono::steady_clock::time_point ended_at() const noexcept { return state_->ended_at; }
   /// The same operation as a Work.
   Work work() const { return Work(state_); }
 
