@@ -157,6 +157,7 @@ def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int
             values = values / engine.size() if exact else values.div(engine.size(), rounding_mode="trunc")
         return torch.sparse_coo_tensor(indices.t(), values, tensor.size(), **_UNCHECKED)
 
+    wait.handle = handle  # type: ignore[attr-defined]
     return wait
 
 
