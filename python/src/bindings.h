@@ -36,6 +36,9 @@ void bind_memory(pybind11::module_& module);
 void bind_work(pybind11::module_& module);
 void bind_named(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
+/// Files of tensors, and folders of checkpoints.
+void bind_formats(pybind11::module_& module);
+void bind_permutation(pybind11::module_& module);
 /// The methods that move data.
 void bind_collectives(pybind11::class_<PyCommunicator>& communicator);
 

@@ -5,6 +5,9 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
+#include <iterator>
 #include <utility>
 
 namespace cohort::python {
@@ -123,6 +126,11 @@ Works submit(const PyNamedEngine& self, Kind kind, std::vector<Call> calls) {
   return works;
 }
 
+py::str name_of(const py::object& name) {
+  if (PyUnicode_Check(name.ptr()) == 0) throw py::type_error("a name has to be a str");
+  return py::reinterpret_borrow<py::str>(name);
+}
+
 /// `make(i, name)` for each name of a group.
 template <class Make>
 Works submit_group(const PyNamedEngine& self, Kind kind, const py::sequence& names, const py::sequence& arrays,
@@ -133,7 +141,7 @@ Works submit_group(const PyNamedEngine& self, Kind kind, const py::sequence& nam
   }
   std::vector<Call> calls;
   calls.reserve(py::len(names));
-  for (std::size_t i = 0; i < py::len(names); ++i) calls.push_back(make(i, py::str(py::object(names[i]))));
+  for (std::size_t i = 0; i < py::len(names); ++i) calls.push_back(make(i, name_of(py::object(names[i]))));
   return submit(self, kind, std::move(calls));
 }
 
@@ -168,11 +176,71 @@ PyNamedEngine make_engine(const PyCommunicator& comm, std::size_t fusion_thresho
   return PyNamedEngine(NamedWorld::make(comm.shared(), std::move(options)));
 }
 
-std::shared_ptr<NamedOperation> all_reduce(const PyNamedEngine& self, const py::str& name, const py::object& input,
-                                           const py::object& output, const py::object& op, double prescale,
-                                           double postscale) {
-  return submit(self, all_reduce_call(name, input, output, scaling_of("all_reduce", op, prescale, postscale)));
+// all_reduce is called for every gradient of every step: without pybind11's dispatcher, which costs more than all else.
+constexpr const char* kParameters[] = {"name", "input", "output", "op", "prescale", "postscale"};
+constexpr std::size_t kPositional = 3;
+using Arguments = std::array<PyObject*, std::size(kParameters)>;
+
+[[noreturn]] void refuse_arguments(const std::string& why) { throw py::type_error("all_reduce() " + why); }
+
+Arguments arguments_of(PyObject* const* given, std::size_t count, PyObject* names) {
+  static const auto interned = [] {
+    std::array<PyObject*, std::size(kParameters)> made{};
+    for (std::size_t i = 0; i < made.size(); ++i) made[i] = PyUnicode_InternFromString(kParameters[i]);
+    return made;
+  }();
+  if (count > kPositional) {
+    refuse_arguments("takes at most 3 positional arguments (name, input, output), not " + std::to_string(count));
+  }
+  Arguments arguments{};
+  std::copy(given, given + count, arguments.begin());
+  const Py_ssize_t named = names != nullptr ? PyTuple_GET_SIZE(names) : 0;
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(names, i);
+    auto found = std::find(interned.begin(), interned.end(), name);
+    if (found == interned.end()) {
+      found = std::find_if(interned.begin(), interned.end(),
+                           [&](PyObject* one) { return PyUnicode_Compare(one, name) == 0; });
+    }
+    const auto text = [&] { return "'" + std::string(py::str(py::handle(name))) + "'"; };
+    if (found == interned.end()) refuse_arguments("got an unexpected keyword argument " + text());
+    PyObject*& place = arguments[static_cast<std::size_t>(found - interned.begin())];
+    if (place != nullptr) refuse_arguments("got multiple values for argument " + text());
+    place = given[count + static_cast<std::size_t>(i)];
+  }
+  if (arguments[0] == nullptr || arguments[1] == nullptr) refuse_arguments("needs a name and an input");
+  if (PyUnicode_Check(arguments[0]) == 0) refuse_arguments("needs a str as the name");
+  return arguments;
 }
+
+double factor_of(PyObject* number) {
+  if (number == nullptr) return 1;
+  const double value = PyFloat_AsDouble(number);
+  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+PyObject* all_reduce(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) noexcept {
+  try {
+    const Arguments arguments = arguments_of(given, static_cast<std::size_t>(count), names);
+    const auto [name, input, output, op, prescale, postscale] = arguments;
+    const Scaling scaling{op != nullptr ? reduce_op_of(op, "all_reduce") : ReduceOp::Average, factor_of(prescale),
+                          factor_of(postscale)};
+    Call call = all_reduce_call(py::reinterpret_borrow<py::str>(name), input,
+                                output != nullptr ? output : Py_None, scaling);
+    return py::cast(submit(py::cast<const PyNamedEngine&>(py::handle(self)), std::move(call))).release().ptr();
+  } catch (...) {
+    raise_current();
+    return nullptr;
+  }
+}
+
+PyMethodDef kAllReduce = {
+    "all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&all_reduce)),
+    METH_FASTCALL | METH_KEYWORDS,
+    "all_reduce($self, /, name, input, output=None, *, op='average', prescale=1.0, postscale=1.0)\n--\n\n"
+    "Reduces `input` over all ranks, into `output` or in place. Every rank brings the same shape. Integers are scaled "
+    "in double precision and rounded toward zero."};
 
 Works all_reduce_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& inputs,
                        const py::object& outputs, const py::object& op, double prescale, double postscale) {
@@ -300,14 +368,18 @@ void bind_named(py::module_& module) {
   const py::arg_v kPrescale(py::arg("prescale") = 1.0);
   const py::arg_v kPostscale(py::arg("postscale") = 1.0);
   const py::kw_only kOnly;
-  py::class_<PyNamedEngine>(
+  py::class_<PyNamedEngine> engine(
       module, "NamedEngine",
       "Collectives by name: ranks ask for them in any order and from any thread, and each is carried out once all ranks "
       "have asked for it. Calls return at once; arrays are left alone until the operation is done. A name may be used "
       "again once its operation is done; a name that comes again with the same array shape is negotiated by one bit. "
       "What ranks disagree about fails that name alone, with Mismatch on all of them. The engine takes the communicator "
       "over: give it a split() of one that others use. It ends with that communicator's world, at the process's end, or "
-      "by shutdown().")
+      "by shutdown().");
+  PyObject* const method = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(engine.ptr()), &kAllReduce);
+  if (method == nullptr) throw py::error_already_set();
+  engine.attr("all_reduce") = py::reinterpret_steal<py::object>(method);
+  engine
       .def(py::init(&make_engine), py::arg("comm"), kOnly, py::arg("fusion_threshold") = std::size_t{64} << 20,
            py::arg("cache_capacity") = std::size_t{4096}, py::arg("joined_average") = "all",
            py::arg("stall_after") = 60.0, py::arg("timeout") = py::none(), py::arg("shutdown_timeout") = 30.0,
@@ -318,10 +390,6 @@ void bind_named(py::module_& module) {
            "communicator's), `shutdown_timeout` (how long the others may take to notice the end).")
       .def("rank", [](const PyNamedEngine& self) { return self.world().member().rank; })
       .def("size", [](const PyNamedEngine& self) { return self.world().member().size; })
-      .def("all_reduce", &all_reduce, py::arg("name"), py::arg("input"), py::arg("output") = py::none(), kOnly, kAverage,
-           kPrescale, kPostscale,
-           "Reduces `input` over all ranks, into `output` or in place. Every rank brings the same shape. Integers are "
-           "scaled in double precision and rounded toward zero.")
       .def("all_reduce_group", &all_reduce_group, py::arg("names"), py::arg("inputs"), py::arg("outputs") = py::none(),
            kOnly, kAverage, kPrescale, kPostscale,
            "Several at once: all or none are accepted, and they are carried out together.")

@@ -37,14 +37,15 @@ bool NamedOperation::wait(std::optional<std::chrono::nanoseconds> limit) {
   }
   // Freeing an array may run any Python code.
   const std::vector<Array> finished = std::exchange(arrays_, {});
-  handle_.wait();
+  if (const Error* const failed = handle_.failure()) throw *failed;
   return true;
 }
 
 std::optional<Error> NamedOperation::error() const {
   check_home();
   if (!handle_.done()) return std::nullopt;
-  return handle_.work().error();
+  const Error* const failed = handle_.failure();
+  return failed != nullptr ? std::optional(*failed) : std::nullopt;
 }
 
 const named::Outcome& NamedOperation::outcome(const char* what) {

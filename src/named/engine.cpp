@@ -22,12 +22,7 @@ Engine::~Engine() {
 int Engine::rank() const noexcept { return core_->rank(); }
 int Engine::size() const noexcept { return core_->size(); }
 
-Handle Engine::submit(Request request) {
-  std::vector<Request> one;
-  one.push_back(std::move(request));
-  return std::move(core_->submit(std::move(one)).front());
-}
-
+Handle Engine::submit(Request request) { return core_->submit(std::move(request)); }
 std::vector<Handle> Engine::submit(std::vector<Request> requests) { return core_->submit(std::move(requests)); }
 
 Handle Engine::join_async() { return core_->join(); }

@@ -31,10 +31,12 @@ struct Outcome {
   Communicator group = {};                         ///< form_group: belongs to no world on ranks that are not in it
 };
 
-/// Shared by Handles and the engine, which ends it once.
+class Wakeup;
+
+/// Shared by Handles and the engine, which ends it once. Who waits for it urges the engine.
 class State final : public comm::WorkState {
  public:
-  State();
+  explicit State(std::shared_ptr<Wakeup> engine);
   void wait() override;
   bool wait_for(std::chrono::nanoseconds limit) override;
   bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
@@ -51,6 +53,7 @@ class State final : public comm::WorkState {
 
  private:
   const int process_;
+  const std::shared_ptr<Wakeup> engine_;
   std::mutex mutex_;
   std::condition_variable ended_;
   std::atomic<bool> done_{false};
@@ -77,6 +80,14 @@ class Handle {
   }
   /// Calls `callback` on the engine's thread once it is done, or at once. It must not throw, block or call the engine.
   void on_done(std::function<void()> callback) { state_->on_done(std::move(callback)); }
+  /// The error of an operation that is done; null if it succeeded. Who asks is taken to have heard of it.
+  const Error* failure() const noexcept {
+    const auto& error = state_->outcome();
+    if (!error) return nullptr;
+    state_->reported = true;
+    return &*error;
+  }
+  bool at_home() const noexcept { return state_->at_home(); }
   /// Waits, then gives the outcome.
   const Outcome& outcome() {
     wait();

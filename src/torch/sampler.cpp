@@ -1,5 +1,6 @@
 #include <cohort/torch/data.h>
 
+#include "base/permutation.h"
 #include "base/result.h"
 
 // One header for archives only: the rest of torch/serialize is not needed.
@@ -9,30 +10,10 @@
 #include <algorithm>
 #include <deque>
 #include <numeric>
-#include <random>
 
 namespace cohort::data {
 
 namespace {
-
-// Steele, Lea, Flood 2014 (SplittableRandom); spreads neighbouring seeds and epochs over all 64 bits.
-std::uint64_t splitmix64(std::uint64_t x) {
-  x += 0x9E3779B97F4A7C15ULL;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
-  return x ^ (x >> 31);
-}
-
-// Uniform in [0, n): Lemire 2019, arXiv 1805.10941. std::uniform_int_distribution differs between standard libraries.
-std::uint64_t draw_below(std::mt19937_64& generator, std::uint64_t n) {
-  __extension__ using Wide = unsigned __int128;
-  Wide product = static_cast<Wide>(generator()) * n;
-  if (static_cast<std::uint64_t>(product) < n) {
-    const std::uint64_t threshold = (0 - n) % n;
-    while (static_cast<std::uint64_t>(product) < threshold) product = static_cast<Wide>(generator()) * n;
-  }
-  return static_cast<std::uint64_t>(product >> 64);
-}
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -56,9 +37,7 @@ struct DistributedSampler::Shared {
 
 std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(size));
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  std::mt19937_64 generator(splitmix64(splitmix64(seed) + static_cast<std::uint64_t>(epoch)));
-  for (std::size_t i = order.size(); i-- > 1;) std::swap(order[i], order[draw_below(generator, i + 1)]);
+  permute(order, seed, epoch);
   return order;
 }
 

@@ -1,0 +1,302 @@
+"""The state of torch's optimizers as named tensors, as the C++ optimizers' is saved: "state/PARAMETER/exp_avg" and
+"group/0/lr", numbers as tensors without dimensions, so that every bit survives. To add an optimizer: add its Kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cohort._checkpoint_tensors import Entry, bare, to_entry, to_tensor
+from cohort.errors import Corrupt, InvalidArgument
+
+_NUMBERS = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
+# What has no counterpart in C++ and changes the arithmetic: part of the type's name, so that no other takes the state.
+_VARIANTS = ("maximize", "decoupled_weight_decay")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Names are libtorch's. A field's kind: "float", "int", "bool", "tensor", "list" (of tensors), "text"; "count": what
+    is a whole number in C++ and a tensor here. With "?": may be missing."""
+
+    name: str
+    options: Mapping[str, str]
+    state: Mapping[str, str]
+    own_shapes: bool = False  # the state's tensors do not have the parameter's shape
+    plain_counts: bool = False  # counts are Python's int
+
+
+_ADAM = {"lr": "float", "beta1": "float", "beta2": "float", "eps": "float", "weight_decay": "float", "amsgrad": "bool"}
+_ADAM_STATE = {"step": "count", "exp_avg": "tensor?", "exp_avg_sq": "tensor?", "max_exp_avg_sq": "tensor?"}
+_BETAS = ("beta1", "beta2")
+
+_KINDS = (
+    (
+        torch.optim.SGD,
+        _Kind(
+            "SGD",
+            {"lr": "float", "momentum": "float", "dampening": "float", "weight_decay": "float", "nesterov": "bool"},
+            {"momentum_buffer": "tensor?"},
+        ),
+    ),
+    (torch.optim.AdamW, _Kind("AdamW", _ADAM, _ADAM_STATE)),  # before Adam, which it is one of in newer versions
+    (torch.optim.Adam, _Kind("Adam", _ADAM, _ADAM_STATE)),
+    (
+        torch.optim.Adagrad,
+        _Kind(
+            "Adagrad",
+            {
+                "lr": "float",
+                "lr_decay": "float",
+                "weight_decay": "float",
+                "initial_accumulator_value": "float",
+                "eps": "float",
+            },
+            {"sum": "tensor?", "step": "count"},
+        ),
+    ),
+    (
+        torch.optim.RMSprop,
+        _Kind(
+            "RMSprop",
+            {
+                "lr": "float",
+                "alpha": "float",
+                "eps": "float",
+                "weight_decay": "float",
+                "momentum": "float",
+                "centered": "bool",
+            },
+            {"step": "count", "square_avg": "tensor?", "momentum_buffer": "tensor?", "grad_avg": "tensor?"},
+            plain_counts=torch.__version__ < "2",
+        ),
+    ),
+    (
+        torch.optim.LBFGS,
+        _Kind(
+            "LBFGS",
+            {
+                "lr": "float",
+                "max_iter": "int",
+                "max_eval": "int?",
+                "tolerance_grad": "float",
+                "tolerance_change": "float",
+                "history_size": "int",
+                "line_search_fn": "text?",
+            },
+            {
+                "func_evals": "int",
+                "n_iter": "int",
+                "t": "float",
+                "prev_loss": "float",
+                "d": "tensor?",
+                "H_diag": "tensor?",
+                "prev_flat_grad": "tensor?",
+                "old_dirs": "list",
+                "old_stps": "list",
+                "ro": "list",
+                "al": "list?",
+            },
+            own_shapes=True,
+        ),
+    ),
+)
+
+
+def _kind_of(optimizer: torch.optim.Optimizer) -> _Kind:
+    for kind, description in _KINDS:
+        if isinstance(optimizer, kind):
+            return description
+    raise InvalidArgument(
+        f"cannot save or load the optimizer -- {type(optimizer).__name__} is none of SGD, Adam, AdamW, Adagrad, RMSprop, "
+        "LBFGS -- pass None and save its state yourself"
+    )
+
+
+def _type_of(optimizer: torch.optim.Optimizer, kind: _Kind) -> str:
+    used = [
+        name
+        for name in _VARIANTS
+        if any(group.get(name) for group in optimizer.param_groups)
+        and not (name == "decoupled_weight_decay" and kind.name == "AdamW")
+    ]
+    return " ".join([kind.name, *used])
+
+
+def _names_of(module: torch.nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in bare(module).named_parameters()}
+
+
+def _group_names(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> str:
+    groups = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise InvalidArgument(
+                    f"cannot save or load the optimizer -- it has a parameter of shape {list(parameter.shape)} that is "
+                    "not the module's -- give the module whose parameters() it was made with"
+                )
+        groups.append([names[id(parameter)] for parameter in group["params"]])
+    return json.dumps(groups, separators=(",", ":"), ensure_ascii=False)
+
+
+class _Saver:
+    def __init__(self) -> None:
+        self.tensors: list[Entry] = []
+        self.metadata: dict[str, str] = {}
+
+    def save(self, name: str, kind: str, value: Any) -> None:
+        kind = kind.rstrip("?")
+        if kind == "list":
+            value = value if value is not None else []
+            self.save(f"{name}/size", "int", len(value))
+            for index, item in enumerate(value):
+                if item is not None:
+                    self.save(f"{name}/{index}", "tensor", item)
+        elif kind == "text":
+            self.metadata[name] = str(value)
+        elif kind == "tensor":
+            # LBFGS has numbers where C++ has tensors.
+            self.tensors.append(to_entry(name, value if isinstance(value, torch.Tensor) else torch.tensor(float(value))))
+        else:
+            kind = "int" if kind == "count" else kind
+            number = value.item() if isinstance(value, torch.Tensor) else value
+            self.tensors.append(to_entry(name, torch.tensor(0 if number is None else number, dtype=_NUMBERS[kind])))
+
+
+def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple[list[Entry], dict[str, str]]:
+    """Its tensors, and text: type, names of each group's parameters, options that are text.
+
+    Raises InvalidArgument if the optimizer is not one of those above or has parameters that are not the module's.
+    """
+    kind, names, out = _kind_of(optimizer), _names_of(module), _Saver()
+    out.metadata["groups"] = _group_names(optimizer, names)
+    out.metadata["type"] = _type_of(optimizer, kind)
+    for index, group in enumerate(optimizer.param_groups):
+        options = {**group, **dict(zip(_BETAS, group.get("betas", ())))}
+        for name, field in kind.options.items():
+            if not (field.endswith("?") and options.get(name) is None):
+                out.save(f"group/{index}/{name}", field, options[name])
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if not state:
+                continue  # not stepped yet
+            for name, field in kind.state.items():
+                if not (field.endswith("?") and state.get(name) is None):
+                    out.save(f"state/{names[id(parameter)]}/{name}", field, state.get(name))
+    return out.tensors, out.metadata
+
+
+class _Loader:
+    def __init__(self, entries: Iterable[Entry], metadata: Mapping[str, str], source: str) -> None:
+        self.entries = {entry[0]: entry for entry in entries}
+        self.metadata = metadata
+        self.source = source
+
+    def corrupt(self, what: str) -> Corrupt:
+        return Corrupt(f"{self.source}: not a sound state of an optimizer -- {what}")
+
+    def has(self, name: str, kind: str) -> bool:
+        kind = kind.rstrip("?")
+        return name in self.metadata if kind == "text" else (f"{name}/size" if kind == "list" else name) in self.entries
+
+    def number(self, name: str, dtype: torch.dtype) -> Any:
+        entry = self.entries.pop(name, None)
+        if entry is None:
+            raise self.corrupt(f"'{name}' is missing")
+        tensor = to_tensor(entry)
+        if tensor.dim() != 0 or tensor.dtype != dtype:
+            raise self.corrupt(f"'{name}' is of another type")
+        return tensor.item()
+
+    def load(self, name: str, kind: str, parameter: torch.Tensor | None, plain_counts: bool = False) -> Any:
+        """parameter: the one whose shape a tensor shares; None if it has one of its own."""
+        if kind.endswith("?") and not self.has(name, kind):
+            return None
+        kind = kind.rstrip("?")
+        if kind == "list":
+            size = self.number(f"{name}/size", torch.int64)
+            if not 0 <= size <= 1_000_000:
+                raise self.corrupt(f"'{name}' has {size} elements")
+            return [self.load(f"{name}/{index}", "tensor?", parameter) for index in range(size)]
+        if kind == "text":
+            return self.metadata[name]
+        if kind == "tensor":
+            tensor = to_tensor(self.entries.pop(name))
+            if parameter is not None and tensor.shape != parameter.shape:
+                raise self.corrupt(
+                    f"'{name}' has shape {list(tensor.shape)} where its parameter has {list(parameter.shape)}"
+                )
+            # With the parameter's strides, as torch makes it: what is computed with it does not depend on the file.
+            return tensor if parameter is None else torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
+        if kind == "count":
+            count = self.number(name, torch.int64)
+            if plain_counts:
+                return count
+            double = torch.get_default_dtype() == torch.float64
+            return torch.tensor(float(count), dtype=torch.float64 if double else torch.float32)
+        return self.number(name, _NUMBERS[kind])
+
+
+def restore(
+    optimizer: torch.optim.Optimizer,
+    module: torch.nn.Module,
+    entries: Iterable[Entry],
+    metadata: Mapping[str, str],
+    source: str,
+) -> Callable[[], None]:
+    """What sets the optimizer to the state in the file, once called; it cannot fail any more.
+
+    Raises InvalidArgument if the file is of another type of optimizer or of other parameters, Corrupt if something is
+    missing or misshapen; nothing is changed then.
+    """
+    kind, names = _kind_of(optimizer), _names_of(module)
+    groups = _group_names(optimizer, names)
+    if metadata.get("groups", "") != groups:
+        raise InvalidArgument(
+            f"{source}: does not fit the optimizer -- its parameters are {metadata.get('groups', '')} there and {groups} "
+            "here -- make the optimizer as it was made then"
+        )
+    if metadata.get("type", "") != _type_of(optimizer, kind):
+        raise InvalidArgument(
+            f"{source}: does not fit the optimizer -- it is of {metadata.get('type', '')}, and this one is "
+            f"{_type_of(optimizer, kind)} -- use that, or pass None to start with a fresh one"
+        )
+    loader = _Loader(entries, metadata, source)
+    options: list[dict[str, Any]] = []
+    states: list[tuple[torch.Tensor, dict[str, Any]]] = []
+    with torch.no_grad():
+        for index, group in enumerate(optimizer.param_groups):
+            loaded = {name: loader.load(f"group/{index}/{name}", field, None) for name, field in kind.options.items()}
+            if "beta1" in loaded:
+                loaded["betas"] = (loaded.pop("beta1"), loaded.pop("beta2"))
+            options.append(loaded)
+            for parameter in group["params"]:
+                prefix = f"state/{names[id(parameter)]}/"
+                if not any(name.startswith(prefix) for name in loader.entries):
+                    continue
+                shape = None if kind.own_shapes else parameter
+                state = {
+                    name: loader.load(prefix + name, field, shape, kind.plain_counts)
+                    for name, field in kind.state.items()
+                }
+                states.append((parameter, {name: value for name, value in state.items() if value is not None}))
+    if loader.entries:
+        raise loader.corrupt(f"'{next(iter(loader.entries))}' belongs to nothing")
+
+    def apply() -> None:
+        for group, loaded in zip(optimizer.param_groups, options):
+            for name, value in loaded.items():
+                if isinstance(group.get(name), torch.Tensor):
+                    group[name].fill_(value)  # a rate that is a tensor stays the same one
+                else:
+                    group[name] = value
+        optimizer.state.clear()
+        for parameter, state in states:
+            optimizer.state[parameter] = state
+
+    return apply

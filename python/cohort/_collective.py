@@ -1,0 +1,102 @@
+"""What parts of the package say between ranks: bytes of different lengths, and errors, so that all ranks go on or all
+raise. Collective, and waits; one thread per rank. None stands for a world of one."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable
+
+from cohort import errors
+from cohort._core import Communicator
+
+_NOBODY = 2**63 - 1
+
+
+def rank_of(comm: Communicator | None) -> int:
+    return comm.rank() if comm is not None else 0
+
+
+def size_of(comm: Communicator | None) -> int:
+    return comm.size() if comm is not None else 1
+
+
+def all_gather_bytes(comm: Communicator | None, mine: bytes) -> list[bytes]:
+    """All ranks' bytes, by rank."""
+    if comm is None or comm.size() == 1:
+        return [bytes(mine)]
+    sizes = array.array("q", bytes(8 * comm.size()))
+    comm.all_gather(array.array("q", [len(mine)]), sizes)
+    longest = max(sizes)
+    if longest == 0:
+        return [b""] * comm.size()
+    together = bytearray(longest * comm.size())
+    comm.all_gather(bytearray(mine).ljust(longest, b"\0"), together)
+    return [bytes(together[rank * longest : rank * longest + size]) for rank, size in enumerate(sizes)]
+
+
+def broadcast_bytes(comm: Communicator | None, mine: bytes, root: int = 0) -> bytes:
+    """The root's bytes, on all ranks."""
+    if comm is None or comm.size() == 1:
+        return bytes(mine)
+    size = array.array("q", [len(mine)])
+    comm.broadcast(size, root=root)
+    data = bytearray(mine) if comm.rank() == root else bytearray(size[0])
+    if size[0]:
+        comm.broadcast(data, root=root)
+    return bytes(data)
+
+
+def attempt(work: Callable[[], None]) -> errors.Error | None:
+    """Runs `work` and returns what it raises: cohort.Error as it is, anything else as Internal, with its cause."""
+    try:
+        work()
+    except errors.Error as error:
+        return error
+    except MemoryError as error:
+        wrapped: errors.Error = errors.Unavailable(
+            "not enough memory for the checkpoint -- free some, or use fewer processes per host"
+        )
+        wrapped.__cause__ = error
+        return wrapped
+    except Exception as error:
+        wrapped = errors.Internal(f"the checkpoint failed: {type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        return wrapped
+    return None
+
+
+def agree(comm: Communicator | None, error: errors.Error | None) -> None:
+    """Raises on all ranks if any rank brings an error: that of the lowest such rank."""
+    if comm is None or comm.size() == 1:
+        if error is not None:
+            raise error
+        return
+    first = array.array("q", [_NOBODY if error is None else comm.rank()])
+    comm.all_reduce(first, op="min")
+    if first[0] != _NOBODY:
+        _raise_everywhere(comm, error, first[0])
+
+
+def share(comm: Communicator | None, mine: bytes, error: errors.Error | None = None) -> bytes:
+    """Rank 0's bytes; or raises rank 0's error, on all ranks."""
+    if comm is None or comm.size() == 1:
+        if error is not None:
+            raise error
+        return mine
+    failed = array.array("q", [0 if error is None else 1])
+    comm.broadcast(failed)
+    if failed[0]:
+        _raise_everywhere(comm, error, 0)
+    return broadcast_bytes(comm, mine)
+
+
+def _raise_everywhere(comm: Communicator, error: errors.Error | None, root: int) -> None:
+    if comm.rank() == root:
+        assert error is not None
+        broadcast_bytes(comm, f"{error.code}\n{error}".encode(), root)
+        raise error
+    code, message = broadcast_bytes(comm, b"", root).decode().split("\n", 1)
+    kind = getattr(errors, code, errors.Internal)
+    theirs = kind(f"rank {root}: {message}")
+    theirs.rank = root
+    raise theirs

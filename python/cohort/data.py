@@ -1,0 +1,289 @@
+"""Which rank reads which sample: the C++ sampler's order, to the bit, for torch's DataLoader or by itself.
+
+Pure arithmetic: no communication, and no torch. One thread at a time per sampler.
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Optional, Union
+
+from cohort import Communicator, _core, _world
+from cohort.errors import InvalidArgument
+
+__all__ = ["DistributedSampler", "EmptyBatches", "Remainder", "SamplerState", "permutation"]
+
+
+def permutation(size: int, seed: int = 0, epoch: int = 0) -> array.array:
+    """The order of an epoch's samples: an array of 64-bit integers, the same as C++'s for every platform and version."""
+    order = array.array("q", bytes(8 * size))
+    if size:
+        _core.permute(order, seed % 2**64, epoch)
+    return order
+
+
+class Remainder(enum.Enum):
+    """What happens to the last samples of an epoch when they do not fill a global batch."""
+
+    KEEP = "keep"  # they make a smaller step, spread over the ranks; some may get none
+    DROP = "drop"  # they are left out in this epoch
+    PAD = "pad"  # the step is filled up with the first samples of the epoch's permutation
+
+
+@dataclass(frozen=True)
+class SamplerState:
+    """All that is needed to go on, with any number of ranks and any batch size. Plain numbers, for checkpoints."""
+
+    seed: int = 0
+    epoch: int = 0
+    cursor: int = 0  # samples of this epoch that optimizer steps have used, over all ranks
+    size: int = 0  # of the data set
+
+
+class DistributedSampler:
+    """This rank's part of a data set, epoch by epoch.
+
+    In batches, as C++'s sampler; the last step of an epoch is spread over the ranks, and DistributedDataParallel weights
+    what each has:
+
+        sampler = DistributedSampler(data, batch_size=32)
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+        for epoch in range(3):
+            for x, y in loader:
+                ...; optimizer.step(); sampler.step()      # step(): only where the position is to be saved
+
+    In single samples, in the place of torch's sampler and with its arguments: every rank gets equally many.
+
+        loader = torch.utils.data.DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
+
+    dataset        its length is what counts; or the length itself
+    num_replicas   default: the default world's size (1 where there is none)
+    rank           default: the default world's rank (0)
+    shuffle        a permutation of its own in every epoch, or the samples in order
+    seed           of the permutation; an unsigned 64-bit integer
+    drop_last      without batch_size: drop what does not divide instead of padding
+    batch_size     samples per rank and step; with it, iterating gives lists
+    remainder      "keep", "drop" or "pad"; default: "keep" with a batch_size, else "pad", or "drop" with drop_last
+    comm           takes rank and size from it instead
+
+    Iterating begins an epoch: it goes on at the cursor; if that epoch was used up, or drawn to its end without any
+    `step`, the next one begins, as after set_epoch(epoch + 1). Calling set_epoch as for torch's sampler does the same.
+
+    With "keep", a rank may get an empty list in the last step of an epoch; see EmptyBatches.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        num_replicas: Optional[int] = None,
+        rank: Optional[int] = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        batch_size: Optional[int] = None,
+        remainder: Union[Remainder, str, None] = None,
+        comm: Optional[Communicator] = None,
+    ) -> None:
+        """Raises InvalidArgument for negative sizes, batch sizes below 1, a rank outside the world."""
+        size = dataset if isinstance(dataset, int) else len(dataset)
+        if comm is None and _world.is_initialized():
+            comm = _world.world()
+        if comm is not None:
+            num_replicas = comm.size() if num_replicas is None else num_replicas
+            rank = comm.rank() if rank is None else rank
+        self.num_replicas = 1 if num_replicas is None else num_replicas
+        self.rank = 0 if rank is None else rank
+        if size < 0:
+            raise InvalidArgument(f"DistributedSampler: a data set of {size} samples")
+        if batch_size is not None and batch_size < 1:
+            raise InvalidArgument(f"DistributedSampler: batch_size is {batch_size}")
+        if not 0 <= self.rank < self.num_replicas:
+            raise InvalidArgument(f"DistributedSampler: rank {self.rank} in a world of {self.num_replicas}")
+        if not 0 <= seed < 2**64:
+            raise InvalidArgument(f"DistributedSampler: seed {seed} is no unsigned 64-bit integer")
+        if remainder is None:
+            remainder = Remainder.DROP if drop_last else Remainder.KEEP if batch_size is not None else Remainder.PAD
+        self.remainder = Remainder(remainder)
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self._full = (batch_size or 1) * self.num_replicas  # of a whole step
+        self._state = SamplerState(seed=seed, size=size)
+        self._drawn = 0  # samples of this epoch handed out, over all ranks
+        self._steps: deque[tuple[int, int]] = deque()  # drawn, not stepped over: (cursor after it, samples of all ranks)
+        self._order: Sequence[int] = ()  # the permutation of
+        self._ordered: Optional[tuple[int, int]] = None  # this seed and epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Lists of indices with a batch_size, else indices."""
+        self.reset()
+        while (batch := self.next_batch()) is not None:
+            if self.batch_size is not None:
+                yield batch
+            else:
+                yield from batch
+
+    def __len__(self) -> int:
+        """What iterating a whole epoch gives on this rank."""
+        if self.batch_size is not None or self.remainder is not Remainder.KEEP:
+            return self.steps_per_epoch()
+        return (self.size - self.rank + self.num_replicas - 1) // self.num_replicas
+
+    def next_batch(self) -> Optional[list[int]]:
+        """This rank's samples of the next step, possibly none; None at the end of the epoch.
+
+        Draws ahead of `step`: what has been drawn and not been stepped over is drawn again after `reset` or a restored
+        state.
+        """
+        left = self.size - self._drawn
+        if left <= 0 or (self.remainder is Remainder.DROP and left < self._full):
+            return None
+        self._permute()
+        fresh = min(self._full, left)
+        together = self._full if self.remainder is Remainder.PAD else fresh
+        # Spread evenly; the first ranks get one more where it does not divide.
+        each, more = divmod(together, self.num_replicas)
+        begin = self._drawn + self.rank * each + min(self.rank, more)
+        count = each + (self.rank < more)
+        self._drawn += fresh
+        self._steps.append((self._drawn, together))
+        if begin + count <= self.size:
+            return list(self._order[begin : begin + count])
+        return [self._order[at % self.size] for at in range(begin, begin + count)]
+
+    def step(self, steps: int = 1) -> None:
+        """The oldest step drawn has been used by the optimizer: the cursor moves on. Raises InvalidArgument if none was
+        drawn. Without a batch_size a step is one sample per rank: give the number of the batch's samples."""
+        if steps > len(self._steps):
+            raise InvalidArgument(
+                "DistributedSampler.step without a batch drawn -- call it once after each optimizer step, not more often"
+            )
+        for _ in range(steps):
+            cursor = self._steps.popleft()[0]
+            self._state = SamplerState(self._state.seed, self._state.epoch, cursor, self._state.size)
+
+    def global_batch(self) -> int:
+        """Samples over all ranks of the oldest step drawn; 0 if none is."""
+        return self._steps[0][1] if self._steps else 0
+
+    def steps_left(self) -> int:
+        """Steps from the cursor to the end of the epoch."""
+        return self._steps_from(self.cursor)
+
+    def steps_per_epoch(self) -> int:
+        return self._steps_from(0)
+
+    @property
+    def epoch(self) -> int:
+        return self._state.epoch
+
+    @property
+    def cursor(self) -> int:
+        """Samples of this epoch that optimizer steps have used, over all ranks."""
+        return self._state.cursor
+
+    @property
+    def size(self) -> int:
+        """Samples of the data set."""
+        return self._state.size
+
+    @property
+    def seed(self) -> int:
+        return self._state.seed
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of an epoch."""
+        if epoch < 0:
+            raise InvalidArgument(f"DistributedSampler: epoch {epoch}")
+        self._state = SamplerState(self._state.seed, epoch, 0, self._state.size)
+        self._rewind()
+
+    def next_epoch(self) -> None:
+        self.set_epoch(self.epoch + 1)
+
+    def reset(self) -> None:
+        """What iterating does first; see the class."""
+        # A loop that never calls step() has no position worth keeping: its epochs follow each other.
+        used_up = self.steps_left() == 0 and self.cursor > 0
+        if used_up or (self.cursor == 0 and self._drawn > 0 and self._steps_from(self._drawn) == 0):
+            self.next_epoch()
+        else:
+            self._rewind()
+
+    def state(self) -> SamplerState:
+        return self._state
+
+    def load_state(self, state: SamplerState) -> None:
+        """Goes on from there. Raises InvalidArgument if it is of a data set of another size."""
+        if state.size != self.size:
+            raise InvalidArgument(
+                f"a sampler's position in a data set of {state.size} samples cannot be used for one of {self.size} -- "
+                "give the data it was saved with, or start at an epoch with set_epoch"
+            )
+        if state.epoch < 0 or not 0 <= state.cursor <= state.size:
+            raise InvalidArgument(
+                f"a sampler's position is damaged: epoch {state.epoch}, cursor {state.cursor} of {state.size}"
+            )
+        self._state = SamplerState(**asdict(state))
+        self._rewind()
+
+    def state_dict(self) -> dict[str, int]:
+        """`state` as a dict of numbers."""
+        return asdict(self._state)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.load_state(SamplerState(**state))
+
+    def _steps_from(self, cursor: int) -> int:
+        left = max(self.size - cursor, 0)
+        return left // self._full if self.remainder is Remainder.DROP else -(-left // self._full)
+
+    def _permute(self) -> None:
+        wanted = (self.seed, self.epoch)
+        if self._ordered == wanted:
+            return
+        self._order = permutation(self.size, *wanted) if self.shuffle else range(self.size)
+        self._ordered = wanted
+
+    def _rewind(self) -> None:
+        self._drawn = self.cursor
+        self._steps.clear()
+
+
+class EmptyBatches:
+    """A collate_fn for DataLoader that also makes a batch of no sample, with the shapes of one:
+
+        DataLoader(data, batch_sampler=sampler, collate_fn=cohort.data.EmptyBatches(data))
+
+    A rank gets no sample in the last step of an epoch if that has fewer samples than there are ranks, and remainder is
+    "keep". A model that cannot run an empty batch calls step_without_samples instead.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Optional[Callable[[list], Any]] = None) -> None:
+        """collate_fn: what makes a batch of samples otherwise; default: torch's."""
+        self._dataset = dataset
+        self._collate = collate_fn
+
+    def __call__(self, samples: list) -> Any:
+        if self._collate is None:
+            from torch.utils.data import default_collate
+
+            self._collate = default_collate
+        if samples:
+            return self._collate(samples)
+        return _first(self._collate([self._dataset[0]]), 0)
+
+
+def _first(batch: Any, count: int) -> Any:
+    """The first samples of a batch, however it is nested."""
+    if isinstance(batch, dict):
+        return type(batch)({key: _first(value, count) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_first(value, count) for value in batch))
+    if isinstance(batch, (list, tuple)) and not any(isinstance(value, (str, bytes)) for value in batch):
+        return type(batch)(_first(value, count) for value in batch)
+    return batch[:count]

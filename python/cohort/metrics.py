@@ -1,0 +1,80 @@
+"""Averages over ranks that are right for uneven parts: sums and counts are added, and divided once. Needs no torch."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cohort import Communicator
+from cohort._world import world
+from cohort.errors import InvalidArgument
+
+__all__ = ["Averages", "Mean", "average"]
+
+
+class Mean(NamedTuple):
+    """One mean over what this rank has seen or, with `reduce`, over what all ranks have."""
+
+    value: float  # 0.0 if there were no samples
+    count: float
+
+
+class Averages:
+    """Named means, all reduced in one collective.
+
+        averages = cohort.metrics.Averages(["loss", "accuracy"])
+        averages.add("loss", loss.item(), len(batch))      # a mean over so many samples
+        result = averages.reduce()                         # the same on all ranks
+        result["loss"].value
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """All ranks give the same names in the same order. Raises InvalidArgument if one stands there twice."""
+        self._names = list(names)
+        if len(set(self._names)) != len(self._names):
+            raise InvalidArgument("metrics.Averages: a name stands there twice")
+        self._index = {name: index for index, name in enumerate(self._names)}
+        self.clear()
+
+    def add(self, name: str, mean: float, samples: int = 1) -> None:
+        """`mean` over `samples` samples. With 0 samples the value is ignored, NaN too.
+
+        Raises InvalidArgument for an unknown name or a negative number.
+        """
+        index = self._index.get(name)
+        if index is None:
+            raise InvalidArgument(f"metrics.Averages has no '{name}' -- name it in the constructor, on all ranks")
+        if samples < 0:
+            raise InvalidArgument(f"metrics.Averages: {samples} samples for '{name}'")
+        if samples == 0:
+            return
+        self._sums[index] += float(mean) * samples
+        self._sums[len(self._names) + index] += samples
+
+    def local(self) -> dict[str, Mean]:
+        """What this rank has seen."""
+        return self._means(self._sums)
+
+    def reduce(self, comm: Communicator | None = None) -> dict[str, Mean]:
+        """What all ranks of `comm` (None: the default world) have seen; collective, waits. This rank's sums stay."""
+        sums = self._sums[:]
+        (comm if comm is not None else world()).all_reduce(sums)
+        return self._means(sums)
+
+    def clear(self) -> None:
+        self._sums = array.array("d", bytes(16 * len(self._names)))  # of mean * samples, then of samples
+
+    def _means(self, sums: array.array) -> dict[str, Mean]:
+        counts = sums[len(self._names) :]
+        return {
+            name: Mean(total / count if count > 0 else 0.0, count)
+            for name, total, count in zip(self._names, sums, counts)
+        }
+
+
+def average(mean: float, samples: int = 1, comm: Communicator | None = None) -> Mean:
+    """The mean of one number over all ranks of `comm` (None: the default world), weighted by `samples`; collective."""
+    one = Averages(["value"])
+    one.add("value", mean, samples)
+    return one.reduce(comm)["value"]

@@ -1,0 +1,102 @@
+"""Where gradients lie: buckets of several gradients each, in communicator memory, every bucket one all_reduce.
+
+A bucket is [gradients, each aligned | one flag per parameter: this rank used it | one flag: this rank has samples], all
+of one type, so that the flags are averaged by the same operation. One thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from cohort import Communicator
+
+# Gradients begin on cache lines: kernels of torch and of the reduction run on whole vectors.
+_ALIGNMENT = 64
+
+# A flag that survives being divided by large worlds and multiplied by small weights in every type: in half precision,
+# 65504 * (weight / sum of weights) is non-zero down to a ratio of 1e-12.
+_FLAG = 65504.0
+
+
+def plan_buckets(
+    parameters: Sequence[torch.Tensor], order: Sequence[int], *, first_bucket_bytes: int, bucket_bytes: int
+) -> list[list[int]]:
+    """Numbers of parameters for each bucket, in the order in which their gradients are expected.
+
+    A bucket is closed by the parameter that brings it to its size. The first bucket of each type is the small one.
+    Buckets are ordered by when they are complete.
+    """
+    plan: list[list[int]] = []
+    members: dict[torch.dtype, list[int]] = {}
+    filled: dict[torch.dtype, int] = {}
+    limits: dict[torch.dtype, int] = {}
+    for index in order:
+        parameter = parameters[index]
+        kind = parameter.dtype
+        members.setdefault(kind, []).append(index)
+        filled[kind] = filled.get(kind, 0) + parameter.numel() * parameter.element_size()
+        if filled[kind] >= limits.get(kind, first_bucket_bytes):
+            plan.append(members.pop(kind))
+            filled[kind], limits[kind] = 0, bucket_bytes
+    # What is left open is complete when its last parameter is.
+    plan.extend(members.values())
+    place = {index: at for at, index in enumerate(order)}
+    return sorted(plan, key=lambda bucket: place[bucket[-1]])
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps and overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class Bucket:
+    """The memory of one bucket, and the gradients over it."""
+
+    def __init__(self, comm: Communicator, parameters: Sequence[torch.Tensor]) -> None:
+        """parameters: those of this bucket, in order. Raises Unavailable when there is no memory."""
+        dtype, element = parameters[0].dtype, parameters[0].element_size()
+        self.offsets: list[int] = []  # in bytes
+        size = 0
+        for parameter in parameters:
+            self.offsets.append(size)
+            size += parameter.numel() * element
+            size = (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+        elements = size // element + len(parameters) + 1
+        memory = comm.allocate(elements * element)
+        self.bytes = elements * element
+        self.address = memory.data_ptr()
+        # Tensors over the memory keep it alive, so a gradient may outlive bucket and communicator.
+        self.flat = memory.as_torch(dtype, elements)
+        self._flags = self.flat[size // element :]
+        # `set_` on an empty tensor instead of a view of the whole: views refuse detach_().
+        self.gradients = [
+            torch.empty(0, dtype=dtype).set_(
+                self.flat,
+                offset // element,
+                parameter.shape,
+                # Optimizers are fastest where gradient and parameter have the same strides.
+                parameter.stride() if _is_dense(parameter) else torch.empty(parameter.shape, device="meta").stride(),
+            )
+            for offset, parameter in zip(self.offsets, parameters)
+        ]
+
+    def set_flags(self, used: Sequence[bool], has_samples: bool) -> None:
+        """used: for each parameter, whether this rank used it."""
+        if has_samples and all(used):
+            self._flags.fill_(_FLAG)
+        else:
+            values = [_FLAG if value else 0.0 for value in (*used, has_samples)]
+            self._flags.copy_(torch.tensor(values, dtype=self._flags.dtype))
+
+    def flags(self) -> list[bool]:
+        """After the reduction: for each parameter whether a rank with samples used it, then whether any had samples."""
+        return [value != 0.0 for value in self._flags.tolist()]

@@ -1,0 +1,91 @@
+"""The tensors in what a forward pass takes and returns, and many tensors in one broadcast."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from cohort import Communicator
+
+_CHUNK_BYTES = 64 << 20
+_ALIGNMENT = 16  # of the widest element
+
+
+def tensors_in(value: object) -> Iterable[torch.Tensor]:
+    """Tensors in order: in lists, tuples, mappings and dataclasses, nested as may be. Other types are passed over."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name, None))
+
+
+class Pack:
+    """Tensors that travel together through one piece of communicator memory, as bytes, whatever their types."""
+
+    def __init__(self, comm: Communicator, tensors: Sequence[torch.Tensor]) -> None:
+        """tensors: dense, on the CPU; those that lie elsewhere later (by `module.to`) are copied all the same."""
+        self._comm = comm
+        self._tensors = list(tensors)
+        offsets, size = [], 0
+        for tensor in self._tensors:
+            offsets.append(size)
+            size += tensor.numel() * tensor.element_size()
+            size = (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+        self._stage = comm.allocate(size).as_torch("uint8") if size else None
+        self._places = []
+        for tensor, offset in zip(self._tensors, offsets):
+            nbytes = tensor.numel() * tensor.element_size()
+            if nbytes == 0:
+                self._places.append(torch.empty(tensor.shape, dtype=tensor.dtype))
+                continue
+            self._places.append(self._stage[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
+
+    def broadcast(self, root: int = 0) -> None:
+        """Overwrites the tensors of all ranks with those of the root. Collective; waits.
+
+        Every rank packs its own: where the root has joined, those of the lowest active rank are sent.
+        """
+        if self._stage is None or self._comm.size() == 1:
+            return
+        with torch.no_grad():
+            for place, tensor in zip(self._places, self._tensors):
+                place.copy_(tensor)
+            self._comm.broadcast(self._stage, root=root)
+            if self._comm.rank() == root:
+                return
+            for place, tensor in zip(self._places, self._tensors):
+                # Through .data: running statistics are not part of an earlier pass's gradient and must not
+                # invalidate it.
+                tensor.data.copy_(place)
+
+
+def broadcast_tensors(comm: Communicator, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+    """Overwrites the tensors of all ranks with those of the root, many per broadcast. Collective; waits.
+
+    All ranks give dense CPU tensors of the same shapes and types in the same order.
+    """
+    if comm.size() == 1:
+        return
+    group: list[torch.Tensor] = []
+    filled = 0
+    for tensor in tensors:
+        nbytes = tensor.numel() * tensor.element_size()
+        if nbytes >= _CHUNK_BYTES and tensor.is_contiguous():
+            comm.broadcast(tensor.data.view(-1).view(torch.uint8), root=root)
+            continue
+        if group and filled + nbytes > _CHUNK_BYTES:
+            Pack(comm, group).broadcast(root)
+            group, filled = [], 0
+        group.append(tensor)
+        filled += nbytes
+    if group:
+        Pack(comm, group).broadcast(root)

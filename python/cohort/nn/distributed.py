@@ -1,0 +1,331 @@
+"""Data-parallel training of a torch.nn.Module: see DistributedDataParallel."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+
+import torch
+from torch.nn.parameter import is_lazy
+
+import cohort
+from cohort import Communicator
+from cohort.errors import InvalidArgument
+from cohort.nn._reducer import Reducer
+from cohort.nn._same_model import require_same_on_all_ranks
+from cohort.nn._tensors import Pack, broadcast_tensors, tensors_in
+from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
+
+_TRAINABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_PREFIX = "module."
+
+
+def _describe(kind: str, name: str, tensor: torch.Tensor) -> str:
+    strides = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
+    frozen = "" if tensor.requires_grad else ", frozen"
+    return f"{kind} '{name}' of {str(tensor.dtype)[len('torch.') :]} {list(tensor.shape)}{strides}{frozen}"
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    if is_lazy(tensor):
+        raise InvalidArgument(
+            f"DistributedDataParallel: '{name}' has no shape yet -- run one forward of the module, with the same shapes "
+            "on all ranks, before wrapping it"
+        )
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise InvalidArgument(
+            f"DistributedDataParallel: '{name}' is not a dense CPU tensor ({tensor.device}, {tensor.layout})"
+        )
+
+
+class _Contents:
+    """Of a module: what is trained, what else there is, and all of it in words."""
+
+    def __init__(self, module: torch.nn.Module, options: DistributedDataParallelOptions) -> None:
+        self.trained: list[tuple[str, torch.Tensor]] = []
+        self.description = [
+            f"options bucket_bytes={options.bucket_bytes}, first_bucket_bytes={options.first_bucket_bytes}, "
+            f"broadcast_buffers={options.broadcast_buffers}"
+        ]
+        self.parameters: list[torch.Tensor] = []
+        for name, tensor in module.named_parameters():
+            _check(name, tensor)
+            self.parameters.append(tensor)
+            self.description.append(_describe("parameter", name, tensor))
+            if not tensor.requires_grad:
+                continue
+            if tensor.dtype not in _TRAINABLE:
+                raise InvalidArgument(
+                    f"DistributedDataParallel: parameter '{name}' is of {tensor.dtype} -- only float32, float64, float16 "
+                    "and bfloat16 can be averaged"
+                )
+            self.trained.append((name, tensor))
+        self.buffers: list[torch.Tensor] = []
+        for name, tensor in module.named_buffers():
+            _check(name, tensor)
+            self.buffers.append(tensor)
+            self.description.append(_describe("buffer", name, tensor))
+        if not self.trained:
+            raise InvalidArgument("DistributedDataParallel: no parameter of the module requires a gradient")
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """Every rank holds a replica of `module` and trains on its own part of each batch; backward() leaves the exact
+    average gradient in every replica's parameters.
+
+        cohort.init()
+        model = cohort.nn.DistributedDataParallel(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...  loss = F.nll_loss(model(images), labels); loss.backward(); optimizer.step()
+
+    module              dense, on the CPU, its trainable parameters floating-point (types may be mixed)
+    comm                the ranks that train together; None: the default world
+    bucket_bytes        size of a gradient bucket, that is of one all_reduce; default 25 MiB
+    first_bucket_bytes  of the bucket that is ready first, so that communication begins early; default 1 MiB
+    broadcast_buffers   buffers (running statistics) become rank 0's before each synchronising forward
+    observer            called with (number, bytes) of each bucket that becomes ready
+
+    Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and
+    raises Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers become rank
+    0's. Raises InvalidArgument for a module that it cannot train. Parameters must not be added, replaced or frozen
+    afterwards.
+
+    Averages are exact: losses are means over a rank's samples, ranks may have different numbers of them, and the result
+    is the gradient of the mean over all samples. See set_sample_count.
+
+    Gradients live in the communicator's memory: after a backward, `.grad` of each parameter is a tensor over its place in
+    a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient as it was, None or
+    not; nothing has to be said beforehand about unused ones. Sparse gradients are made dense. Double backward through
+    the reduction is not supported.
+
+    Names in state_dict(), named_parameters() and named_buffers() are the module's, without a prefix; load_state_dict()
+    takes them, and those of torch's DistributedDataParallel ("module.") as well.
+
+    Errors of collectives surface in backward(), forward and the calls below, as cohort.Error. A backward that ends in an
+    exception leaves the ranks out of step: the next call says so (Aborted). One thread per rank calls it.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        comm: Optional[Communicator] = None,
+        *,
+        bucket_bytes: int = 25 << 20,
+        first_bucket_bytes: int = 1 << 20,
+        broadcast_buffers: bool = True,
+        observer: Optional[Callable[[int, int], None]] = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, torch.nn.Module):
+            raise InvalidArgument(f"DistributedDataParallel: a torch.nn.Module is wanted, not a {type(module).__name__}")
+        if comm is not None and not isinstance(comm, Communicator):
+            raise InvalidArgument(
+                f"DistributedDataParallel: comm is a {type(comm).__name__} -- the second argument is a "
+                "cohort.Communicator, or nothing; there are no device_ids, since it works on the CPU"
+            )
+        self.options = DistributedDataParallelOptions(bucket_bytes, first_bucket_bytes, broadcast_buffers, observer)
+        self.module = module
+        self.training = module.training
+        self._forget(comm)
+        self._attach()
+
+    def _forget(self, comm: Optional[Communicator]) -> None:
+        self._comm = comm
+        self._reducer: Optional[Reducer] = None
+        self._everything: list[torch.Tensor] = []
+        self._buffer_pack: Optional[Pack] = None
+        self._next_samples: Optional[int] = None
+
+    def _attach(self) -> Reducer:
+        """Collective: the models are compared and made equal, and the reducer hooked in."""
+        comm = self._comm = self._comm if self._comm is not None else cohort.world()
+        contents = _Contents(self.module, self.options)
+        require_same_on_all_ranks(comm, contents.description)
+        self._everything = contents.parameters + contents.buffers
+        broadcast_tensors(comm, self._everything)
+        self._buffer_pack = Pack(comm, contents.buffers)
+        self._reducer = Reducer(comm, contents.trained, self.options)
+        return self._reducer
+
+    @property
+    def _attached(self) -> Reducer:
+        return self._reducer if self._reducer is not None else self._attach()
+
+    @property
+    def communicator(self) -> Communicator:
+        """The ranks that train together."""
+        return self._comm if self._comm is not None else cohort.world()
+
+    # -------------------------------------------------------------------------------------------- passes
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward; synchronising, unless in no_sync or where gradients are off.
+
+        The rank's number of samples is dimension 0 of the first tensor in the arguments (1 if it has none), or what
+        set_sample_count said.
+        """
+        chosen, self._next_samples = self._next_samples, None
+        if not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        samples = chosen
+        if samples is None:
+            first = next(iter(tensors_in((args, kwargs))), None)
+            if first is None:
+                raise InvalidArgument(
+                    "forward was given no tensor from which to tell the number of samples -- call set_sample_count(n) "
+                    "before it"
+                )
+            samples = first.shape[0] if first.dim() > 0 else 1
+            del first  # what forward frees early should not be held here
+        reducer = self._attached
+        if reducer.no_sync_depth == 0:
+            reducer.prepare_synchronising_pass()
+            if self.options.broadcast_buffers:
+                self._buffer_pack.broadcast()
+        else:
+            reducer.require_whole()
+        record = reducer.begin_forward(samples)
+        output = self.module(*args, **kwargs)
+        reducer.end_forward(record, output)
+        return output
+
+    def set_sample_count(self, samples: int) -> None:
+        """The number of samples of the next forward: the weight of this rank's mean gradient in the average over ranks.
+
+        Needed only where dimension 0 of the first tensor argument is not it (tokens, graphs). 0: this rank contributes
+        nothing, and whatever its backward yields (NaN, too) does no harm. Raises InvalidArgument if negative.
+        """
+        if samples < 0:
+            raise InvalidArgument(f"set_sample_count({samples}): a number of samples is not negative")
+        self._next_samples = int(samples)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Local accumulation: forward and backward passes inside do not communicate.
+
+        Their gradients are summed and their sample counts added, and the next synchronising backward reduces them
+        together. Scale the losses so that the sum is this rank's mean (k equal micro-batches: loss / k). Nests.
+        """
+        reducer = self._attached
+        reducer.no_sync_depth += 1
+        try:
+            yield
+        finally:
+            reducer.no_sync_depth -= 1
+
+    def step_without_samples(self) -> bool:
+        """Takes the place of forward and backward on a rank that has no sample; collective.
+
+        Takes part with weight 0, and leaves the others' average in the gradients. False if no rank had samples; then
+        there are no gradients and nothing is to be done. Ranks whose inputs end early stay in step, optimizer
+        included, with `while model.step_without_samples(): optimizer.step(); optimizer.zero_grad()`. Not in no_sync.
+        """
+        reducer = self._attached
+        if reducer.no_sync_depth:
+            raise InvalidArgument("step_without_samples inside no_sync: there is nothing to take part in")
+        self._next_samples = None
+        reducer.prepare_synchronising_pass()
+        if self.options.broadcast_buffers:
+            self._buffer_pack.broadcast()
+        return reducer.reduce_without_backward()
+
+    def join(self) -> int:
+        """This rank has no more input: serves the others' steps with weight 0 until all ranks have called `join`.
+
+        Not a context manager as torch's: call it after the loop. Ranks that missed steps then receive parameters and
+        buffers of the lowest rank that took the most. Optimizer states are not sent: where training goes on, use
+        step_without_samples. Returns the rank whose model all have now. Blocks for as long as the others train, each
+        of its waits under the communicator's timeout.
+        """
+        reducer = self._attached
+        reducer.require_whole()
+        comm = self.communicator
+        comm.join()
+        steps = torch.zeros(comm.size(), dtype=torch.int64)
+        comm.all_gather(torch.tensor([reducer.progress]), steps)
+        # Not the rank that joined last: which one that is depends on timing.
+        counts = steps.tolist()
+        most = max(counts)
+        source = counts.index(most)
+        if min(counts) != most:
+            broadcast_tensors(comm, self._everything, root=source)
+            reducer.take_plan_of(source, most)  # so that training may go on together
+        return source
+
+    def sync_buffers(self) -> None:
+        """Overwrites all ranks' buffers with rank 0's, now; collective.
+
+        Worth doing before an evaluation spread over the ranks: forwards without gradients do not communicate.
+        """
+        _ = self._attached
+        self._buffer_pack.broadcast()
+
+    def stats(self) -> ReducerStats:
+        """What the reducer has done so far; a copy."""
+        return copy.copy(self._attached.stats)
+
+    def slot_of(self, name: str) -> BucketSlot:
+        """Where the gradient of parameter `name` lies. Raises InvalidArgument if there is none."""
+        return self._attached.slot_of(name)
+
+    # -------------------------------------------------------------------------------------------- the module's names
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Makes all gradients None: the cheapest way, since the next backward then writes instead of adding.
+
+        With set_to_none=False they are filled with zeros, which is just as correct.
+        """
+        if set_to_none and self._reducer is not None:
+            self._reducer.zero_grad()
+        super().zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """The module's; a prefix "module." of all names is taken off. Local: load the same on all ranks."""
+        own = self.module.state_dict()
+        if state_dict and all(name.startswith(_PREFIX) and name not in own for name in state_dict):
+            state_dict = {name[len(_PREFIX) :]: value for name, value in state_dict.items()}
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        # Where this is part of a larger module, which has saved it without "module.": it is looked for with it.
+        if not any(name.startswith(prefix + _PREFIX) for name in state_dict):
+            for name in [name for name in state_dict if name.startswith(prefix)]:
+                state_dict[prefix + _PREFIX + name[len(prefix) :]] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The module's."""
+        return self.module.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """The module's."""
+        return self.module.named_buffers(*args, **kwargs)
+
+    # -------------------------------------------------------------------------------------------- copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which are compared and hooked in by their first synchronising use: collective then.
+
+        A pickle does not hold the communicator: what is made from it takes the default world.
+        """
+        state = self.__dict__.copy()
+        for name in ("_comm", "_reducer", "_everything", "_buffer_pack", "_next_samples"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget(None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        other._comm = self._comm
+        return other

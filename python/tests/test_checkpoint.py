@@ -1,0 +1,274 @@
+"""Checkpoints on the ranks of `cohort run -np N`: what is saved is what is loaded, damage is passed over, misfits change
+nothing. Exchange with C++ is in test_checkpoint_cpp.py."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
+import unittest
+
+from support import SECONDS, needs_torch, torch
+
+import cohort
+
+if torch is not None:
+    from nn_models import Mlp, batch_of, copies, loss_of, with_values
+
+    from cohort import checkpoint
+    from cohort.data import DistributedSampler, SamplerState
+    from cohort.nn import DistributedDataParallel
+
+    OPTIMIZERS = {
+        "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+        "SGD without momentum": lambda p: torch.optim.SGD(p, lr=0.3),
+        "Adam": lambda p: torch.optim.Adam(p, lr=1e-2, betas=(0.8, 0.99), amsgrad=True),
+        "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+        "AdamW maximize": lambda p: torch.optim.AdamW(p, lr=1e-3, maximize=True),
+        "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5),
+        "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, momentum=0.5, centered=True),
+        "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=3, line_search_fn="strong_wolfe"),
+    }
+
+
+def setUpModule():
+    if torch is not None:
+        torch.set_num_threads(1)
+        cohort.init(timeout=SECONDS)
+
+
+def tearDownModule():
+    if torch is not None:
+        cohort.shutdown()
+
+
+def train(model, optimizer, first, steps):
+    for number in range(first, first + steps):
+        x, y = batch_of(number + cohort.rank(), 4)
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = loss_of(model(x + 0.01 * torch.rand_like(x)), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+@needs_torch
+class Checkpoints(unittest.TestCase):
+    def setUp(self):
+        self.rank = cohort.rank()
+        self.folder = tempfile.mkdtemp(prefix="cohort-checkpoint-") if self.rank == 0 else "/nobody/else/looks"
+        self.addCleanup(lambda: self.rank == 0 and shutil.rmtree(self.folder))
+
+    def assert_equal(self, one, other):
+        for a, b in zip(one, other):
+            self.assertTrue(torch.equal(a, b))
+
+    def test_training_goes_on_to_the_bit_with_every_optimizer(self):
+        for name, make in OPTIMIZERS.items():
+            with self.subTest(optimizer=name):
+                folder = os.path.join(self.folder, name)
+                torch.manual_seed(self.rank)
+                # The number of LBFGS's closures depends on the data: each rank by itself.
+                wrap = DistributedDataParallel if name != "LBFGS" else torch.nn.Sequential
+                whole = wrap(with_values(Mlp()))
+                optimizer = make(whole.parameters())
+                train(whole, optimizer, 0, 2)
+                info = checkpoint.save(folder, whole, optimizer, step=2, epoch=1)
+                self.assertEqual((info.generation, info.world_size, info.progress.step), (1, cohort.size(), 2))
+                train(whole, optimizer, 2, 2)
+                expected, random = copies(whole), torch.rand(3)
+
+                torch.manual_seed(99)
+                parts = wrap(with_values(Mlp(), 5))
+                optimizer = make(parts.parameters())
+                for group in optimizer.param_groups:
+                    group["lr"] = 123.0
+                train(parts, optimizer, 7, 1)
+                resumed = checkpoint.resume(folder, parts, optimizer)
+                self.assertEqual(resumed, info)
+                if name == "LBFGS" and self.rank:
+                    continue  # rank 0's model is everybody's now
+                train(parts, optimizer, 2, 2)
+                self.assert_equal(copies(parts), expected)
+                self.assertTrue(torch.equal(torch.rand(3), random))
+
+    def test_progress_and_values(self):
+        net = with_values(Mlp())
+        checkpoints = checkpoint.CheckpointFolder(self.folder, keep=2)
+        self.assertIsNone(checkpoints.load_latest(net))
+        sampler = DistributedSampler(50, batch_size=3, seed=2**64 - 1)
+        sampler.next_batch()
+        sampler.step()
+        values = {"best": 0.1, "count": -(2**63), "name": "ü", "done": True, "nan": float("nan"), "huge": float("inf")}
+        for step in range(3):
+            info = checkpoints.save(net, step=step, epoch=7, sampler=sampler, values=values)
+            self.assertEqual(info.generation, step + 1)
+        progress = info.progress
+        self.assertEqual((progress.step, progress.epoch), (2, 7))
+        self.assertEqual(progress.sampler, SamplerState(2**64 - 1, 0, 3 * cohort.size(), 50))
+        self.assertTrue(progress.values["nan"] != progress.values["nan"])
+        self.assertEqual({**progress.values, "nan": 0}, {**values, "nan": 0})
+        self.assertIs(progress.values["done"], True)
+        self.assertEqual(info.program, f"cohort, torch {torch.__version__}")
+        if self.rank == 0:
+            self.assertEqual([one.progress.step for one in checkpoints.list()], [1, 2])
+            self.assertEqual(checkpoint.latest(self.folder).folder, info.folder)
+        other = DistributedSampler(50)
+        self.assertEqual(checkpoint.resume(self.folder, net, sampler=other).folder, info.folder)
+        self.assertEqual(other.state(), sampler.state())
+        for wrong in ({"a": 2**63}, {"a": None}, {"a": [1]}, {"\ud800": 1}):
+            with self.assertRaises((cohort.InvalidArgument, cohort.Internal)):
+                checkpoints.save(net, values=wrong)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "negative"):
+            checkpoints.save(net, step=-1)
+        if self.rank == 0:
+            self.assertEqual(len(checkpoints.list()), 2)
+
+    def test_damage_is_passed_over_and_said(self):
+        net = with_values(Mlp())
+        folders = []
+        for step in range(2):
+            with torch.no_grad():
+                net.last.bias.fill_(step)
+            folders.append(checkpoint.save(self.folder, net, step=step).folder)
+
+        def damage(folder):
+            if self.rank == 0:
+                path = pathlib.Path(folder) / "model.safetensors"
+                data = bytearray(path.read_bytes())
+                data[-3] ^= 1
+                path.write_bytes(data)
+
+        damage(folders[1])
+        says = self.assertLogs("cohort.checkpoint", "WARNING") if self.rank == 0 else contextlib.nullcontext()
+        with says as said:
+            self.assertEqual(checkpoint.resume(self.folder, net).progress.step, 0)
+        if said:
+            self.assertIn("model.safetensors", said.output[0])
+        self.assertEqual(net.last.bias.tolist(), [0.0] * 3)
+        damage(folders[0])
+        with self.assertRaisesRegex(cohort.Corrupt, "all of them are damaged"):
+            checkpoint.resume(self.folder, net)
+
+    def test_misfits_change_nothing_on_any_rank(self):
+        net = with_values(Mlp())
+        optimizer = torch.optim.Adam(net.parameters())
+        train(net, optimizer, 0, 1)
+        checkpoint.save(self.folder, net, optimizer)
+
+        def refused(word, module, optimizer=None):
+            before, random = copies(module), torch.get_rng_state()
+            state = optimizer.state_dict() if optimizer else None
+            with self.assertRaisesRegex(cohort.InvalidArgument, word):
+                checkpoint.resume(self.folder, module, optimizer)
+            self.assert_equal(copies(module), before)
+            self.assertTrue(torch.equal(torch.get_rng_state(), random))
+            if optimizer:
+                self.assertEqual(optimizer.state_dict(), state)
+
+        refused(r"'first.bias' has shape \[17\] there and \[9\] here", Mlp(hidden=9))
+        refused("missing in the file: '0.weight'.*not in the module: .*'first.weight'", torch.nn.Sequential(torch.nn.Linear(5, 17)))
+        refused("float64 there and float32 here", Mlp(torch.float32))
+        refused("it is of Adam, and this one is SGD", net, torch.optim.SGD(net.parameters(), lr=1.0))
+        refused("Adam maximize", net, torch.optim.Adam(net.parameters(), maximize=True))
+        refused("its parameters are", net, torch.optim.Adam(list(net.parameters())[:2]))
+        refused("not the module's", net, torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]))
+        refused("none of SGD", net, torch.optim.Rprop(net.parameters()))
+        if self.rank == cohort.size() - 1:  # one rank's misfit is everybody's error
+            with self.assertRaisesRegex(cohort.InvalidArgument, "has shape"):
+                checkpoint.resume(self.folder, Mlp(hidden=9))
+        else:
+            refused(f"rank {cohort.size() - 1}: .*has shape", net)
+        checkpoint.save(self.folder, net)
+        refused("saved without it", net, optimizer)
+        self.assertIsNotNone(checkpoint.resume(self.folder, net))
+
+    def test_only_rank_zero_s_disk_counts_and_its_errors_reach_all(self):
+        net = with_values(Mlp())
+        if self.rank == 0:
+            pathlib.Path(self.folder, "file").write_text("")
+        path = os.path.join(self.folder, "file")
+        with self.assertRaises((cohort.Io, cohort.Unavailable)) as caught:
+            checkpoint.save(path, net)
+        self.assertIn("file", str(caught.exception))
+        for wrong in ({"folder": ""}, {"folder": "a", "keep": 0}):
+            with self.assertRaises(cohort.InvalidArgument):
+                checkpoint.CheckpointFolder(**wrong)
+
+    def test_what_is_in_a_module(self):
+        class Kinds(torch.nn.Module):
+            def __init__(self, value):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.full((2, 3), value, dtype=torch.bfloat16))
+                self.channels = torch.nn.Parameter(torch.full((1, 2, 3, 4), value).to(memory_format=torch.channels_last))
+                self.register_buffer("flags", torch.tensor([value > 0, False]))
+                self.register_buffer("empty", torch.empty(0, 3))
+                self.register_buffer("count", torch.tensor(int(value)))
+                self.register_buffer("waves", torch.full((2,), complex(value, 1)))
+                self.register_buffer("passing", torch.full((2,), value), persistent=False)
+
+        one, other = Kinds(3.0), Kinds(0.0)
+        checkpoint.save(self.folder, one)
+        checkpoint.resume(self.folder, other)
+        self.assert_equal(copies(one), copies(other))
+        self.assertEqual(other.channels.stride(), one.channels.stride())
+        self.assertEqual(other.passing.tolist(), [0.0, 0.0])
+
+
+@needs_torch
+class Weights(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="cohort-weights-")
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def test_both_formats(self):
+        for kind in ("safetensors", "pt"):
+            one, other = with_values(Mlp()), with_values(Mlp(), 9)
+            checkpoint.save_weights(one, self.path(kind), kind)
+            loaded = checkpoint.load_weights(other, self.path(kind))
+            self.assertEqual((loaded.missing, loaded.unexpected), ([], []))
+            for a, b in zip(copies(one), copies(other)):
+                self.assertTrue(torch.equal(a, b))
+        state = torch.load(self.path("pt"), weights_only=True)
+        self.assertTrue(torch.equal(state["last.bias"], one.last.bias))
+
+    def test_what_torch_saves(self):
+        one = with_values(Mlp(torch.bfloat16))
+        state = {f"module.{name}": value for name, value in one.state_dict().items()}
+        torch.save({"model": state, "epoch": 3}, self.path("theirs.pt"))
+        other = Mlp(torch.float32)
+        checkpoint.load_weights(other, self.path("theirs.pt"), key="model")
+        self.assertTrue(torch.equal(other.last.bias, one.last.bias.float()))
+        half = with_values(Mlp(torch.float16), 4)
+        before = copies(half)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "bfloat16 there and float16 here"):
+            checkpoint.load_weights(half, self.path("theirs.pt"), key="model")
+        for a, b in zip(before, copies(half)):
+            self.assertTrue(torch.equal(a, b))
+        checkpoint.load_weights(half, self.path("theirs.pt"), key="model", convert="any")
+        self.assertTrue(torch.equal(half.last.bias, one.last.bias.half()))
+
+    def test_subsets_and_errors(self):
+        checkpoint.save_weights(torch.nn.Sequential(torch.nn.Linear(2, 2)), self.path("a"))
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        loaded = checkpoint.load_weights(model, self.path("a"), match="subset")
+        self.assertEqual(loaded.missing, ["1.weight", "1.bias"])
+        with self.assertRaisesRegex(cohort.InvalidArgument, "missing in the file: '1.weight', '1.bias'"):
+            checkpoint.load_weights(model, self.path("a"))
+        with self.assertRaises(cohort.Unavailable):
+            checkpoint.load_weights(model, self.path("nothing"))
+        pathlib.Path(self.path("bad")).write_bytes(b"nonsense, and no weights")
+        with self.assertRaises(cohort.Corrupt):
+            checkpoint.load_weights(model, self.path("bad"))
+        with self.assertRaises(cohort.InvalidArgument):
+            checkpoint.load_weights(model, self.path("a"), match="most")
+
+
+if __name__ == "__main__":
+    unittest.main()

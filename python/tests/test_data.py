@@ -1,0 +1,160 @@
+"""The sampler: the C++ one's order, every sample once, positions that any world can go on from. One process."""
+
+import random
+import unittest
+
+from support import needs_torch, torch
+
+import cohort
+from cohort.data import DistributedSampler, EmptyBatches, Remainder, SamplerState, permutation
+
+
+def epoch_of(samplers):
+    """Steps of all ranks' lists, until all have ended together."""
+    steps = []
+    while True:
+        parts = [sampler.next_batch() for sampler in samplers]
+        if any(part is None for part in parts):
+            assert all(part is None for part in parts)
+            return steps
+        steps.append(parts)
+
+
+def ranks(size, world, **options):
+    return [DistributedSampler(size, world, rank, **options) for rank in range(world)]
+
+
+class Order(unittest.TestCase):
+    def test_the_permutation_is_defined_to_the_bit(self):
+        # The same figures as in the C++ sampler's tests.
+        self.assertEqual(list(permutation(10, 0, 0)), [5, 2, 9, 6, 1, 8, 7, 3, 0, 4])
+        self.assertEqual(list(permutation(10, 42, 7)), [4, 9, 2, 1, 6, 3, 0, 8, 5, 7])
+        self.assertEqual(sorted(permutation(1000, 2**64 - 1, 3)), list(range(1000)))
+        self.assertEqual(list(permutation(0)), [])
+
+    def test_every_sample_once_whatever_the_world(self):
+        dice = random.Random(7)
+        for _ in range(150):
+            size, world, batch = dice.randrange(0, 60), dice.randrange(1, 6), dice.randrange(1, 7)
+            shuffle, remainder = dice.random() < 0.7, dice.choice(list(Remainder))
+            with self.subTest(size=size, world=world, batch=batch, shuffle=shuffle, remainder=remainder):
+                samplers = ranks(size, world, shuffle=shuffle, seed=5, batch_size=batch, remainder=remainder)
+                for sampler in samplers:
+                    sampler.set_epoch(3)
+                steps = epoch_of(samplers)
+                self.assertEqual(len(steps), samplers[0].steps_per_epoch())
+                self.assertEqual(len(steps), len(samplers[0]))
+                order = list(permutation(size, 5, 3)) if shuffle else list(range(size))
+                got = [index for parts in steps for part in parts for index in part]
+                full = batch * world
+                expected = {
+                    Remainder.KEEP: order,
+                    Remainder.DROP: order[: size // full * full],
+                    Remainder.PAD: [order[i % size] for i in range(-(-size // full) * full)] if size else [],
+                }[remainder]
+                self.assertEqual(got, expected)
+                for parts in steps:
+                    sizes = [len(part) for part in parts]
+                    self.assertLessEqual(max(sizes) - min(sizes), 1)
+
+    def test_in_the_place_of_torch_s_sampler(self):
+        for drop in (False, True):
+            lists = [list(sampler) for sampler in ranks(23, 4, drop_last=drop)]
+            self.assertEqual({len(one) for one in lists}, {5 if drop else 6})
+            self.assertEqual(len(ranks(23, 4, drop_last=drop)[0]), len(lists[0]))
+            self.assertEqual(len({index for one in lists for index in one}), 20 if drop else 23)
+        self.assertEqual([list(s) for s in ranks(5, 2, shuffle=False)], [[0, 2, 4], [1, 3, 0]])
+        by_position = DistributedSampler(range(7), 2, 1, False, 0, True)
+        self.assertEqual(list(by_position), [1, 3, 5])
+        kept = ranks(5, 2, shuffle=False, remainder="keep")
+        self.assertEqual([(len(s), list(s)) for s in kept], [(3, [0, 2, 4]), (2, [1, 3])])
+
+    def test_epochs_follow_each_other(self):
+        sampler = DistributedSampler(11, seed=3)
+        for epoch in range(3):
+            self.assertEqual(list(sampler), list(permutation(11, 3, epoch)))
+        for epoch in (5, 0):
+            sampler.set_epoch(epoch)
+            self.assertEqual(list(sampler), list(permutation(11, 3, epoch)))
+
+    def test_what_has_no_meaning_is_refused(self):
+        for arguments in ((-1,), (3, 2, 2), (3, 2, -1), (3, 0)):
+            with self.assertRaises(cohort.InvalidArgument):
+                DistributedSampler(*arguments)
+        for options in ({"batch_size": 0}, {"seed": -1}, {"seed": 2**64}):
+            with self.assertRaises(cohort.InvalidArgument):
+                DistributedSampler(3, **options)
+        with self.assertRaises(ValueError):
+            DistributedSampler(3, remainder="sometimes")
+
+
+class Positions(unittest.TestCase):
+    def test_a_position_is_gone_on_from_by_another_world(self):
+        before = ranks(50, 4, seed=9, batch_size=3)
+        for sampler in before:
+            sampler.set_epoch(2)
+        used = []
+        for _ in range(2):
+            parts = [sampler.next_batch() for sampler in before]
+            self.assertEqual(before[0].global_batch(), 12)
+            used += [index for part in parts for index in part]
+            for sampler in before:
+                sampler.step()
+        for sampler in before:  # drawn, but not stepped over
+            sampler.next_batch()
+        state = before[1].state()
+        self.assertEqual(state, SamplerState(9, 2, 24, 50))
+        after = ranks(50, 3, batch_size=5)
+        for sampler in after:
+            sampler.load_state(state)
+        self.assertEqual(after[0].steps_left(), 2)
+        used += [index for parts in epoch_of(after) for part in parts for index in part]
+        self.assertEqual(used, list(permutation(50, 9, 2)))
+
+    def test_a_position_that_does_not_fit_is_refused(self):
+        sampler = DistributedSampler(10)
+        for state in (SamplerState(size=9), SamplerState(size=10, cursor=11), SamplerState(size=10, epoch=-1)):
+            with self.assertRaises(cohort.InvalidArgument):
+                sampler.load_state(state)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "without a batch drawn"):
+            sampler.step()
+        self.assertEqual(DistributedSampler(10, seed=4).state_dict(), {"seed": 4, "epoch": 0, "cursor": 0, "size": 10})
+
+    def test_after_step_the_next_epoch_begins_by_itself(self):
+        sampler = DistributedSampler(10, batch_size=4, seed=1)
+        seen = []
+        for _ in sampler:
+            sampler.step()
+        self.assertEqual((sampler.epoch, sampler.cursor), (0, 10))
+        for batch in sampler:
+            seen += batch
+        self.assertEqual(seen, list(permutation(10, 1, 1)))
+
+
+@needs_torch
+class WithDataLoader(unittest.TestCase):
+    def test_batches_and_workers(self):
+        data = torch.utils.data.TensorDataset(torch.arange(23), torch.arange(23) * 2)
+        for workers in (0, 2):
+            parts = []
+            for rank in range(4):
+                sampler = DistributedSampler(data, 4, rank, batch_size=5)
+                loader = torch.utils.data.DataLoader(
+                    data, batch_sampler=sampler, num_workers=workers, collate_fn=EmptyBatches(data)
+                )
+                self.assertEqual(len(loader), 2)
+                got = list(loader)
+                self.assertEqual(len(got), 2)
+                self.assertEqual(got[1][0].shape, (1 if rank < 3 else 0,))
+                self.assertEqual(got[1][1].dtype, torch.int64)
+                parts += [index for batch in got for index in batch[0].tolist()]
+            self.assertEqual(sorted(parts), list(range(23)))
+
+    def test_single_samples(self):
+        data = list(range(12))
+        loader = torch.utils.data.DataLoader(data, batch_size=3, sampler=DistributedSampler(data, 2, 1, seed=4))
+        self.assertEqual([batch.tolist() for batch in loader], [list(permutation(12, 4, 0))[1::2][i : i + 3] for i in (0, 3)])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,194 @@
+"""What DistributedDataParallel refuses, and what its errors say. Ranks of `cohort run -np N`; what breaks a world has one
+of its own."""
+
+import unittest
+
+from support import SECONDS, needs_torch, run_world, torch
+
+import cohort
+
+if torch is not None:
+    from nn_models import Mlp, batch_of, loss_of, with_values
+
+    from cohort.nn import DistributedDataParallel
+
+
+def setUpModule():
+    if torch is not None:
+        torch.set_num_threads(1)
+        cohort.init(timeout=SECONDS)
+
+
+def tearDownModule():
+    if torch is not None:
+        cohort.shutdown()
+
+
+@needs_torch
+class Refused(unittest.TestCase):
+    def setUp(self):
+        self.rank, self.size = cohort.rank(), cohort.size()
+
+    def test_models_that_differ_are_named_on_every_rank(self):
+        last = self.size - 1
+
+        class Named(torch.nn.Module):
+            def __init__(self, name="weight", shape=(2,), dtype=torch.float32, more=False, frozen=False):
+                super().__init__()
+                self.register_parameter(name, torch.nn.Parameter(torch.ones(shape, dtype=dtype), requires_grad=not frozen))
+                self.register_parameter("z", torch.nn.Parameter(torch.ones(1)))
+                if more:
+                    self.register_buffer("count", torch.zeros(3))
+
+        for options, word in (
+            ({"name": "other"}, "parameter 'other' of float32 \\[2\\]"),
+            ({"shape": (3,)}, "\\[3\\]"),
+            ({"dtype": torch.float64}, "float64"),
+            ({"more": True}, "rank 0 has nothing more, .* has buffer 'count'"),
+            ({"frozen": True}, "frozen"),
+        ):
+            with self.subTest(**options), self.assertRaisesRegex(cohort.Mismatch, word) as caught:
+                DistributedDataParallel(Named(**(options if self.rank == last else {})))
+            self.assertEqual(caught.exception.peer, last)
+            self.assertEqual(caught.exception.rank, self.rank)
+        with self.assertRaisesRegex(cohort.Mismatch, "bucket_bytes=7"):
+            DistributedDataParallel(Named(), bucket_bytes=7 if self.rank == last else 8)
+        DistributedDataParallel(Named())  # the world is as good as before
+
+    def test_misuse_is_an_error_and_not_a_silence(self):
+        net = with_values(Mlp())
+        model = DistributedDataParallel(net)
+        x, y = batch_of(0, 4)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "already wrapped"):
+            DistributedDataParallel(net)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "without a forward through"):
+            loss_of(net(x), y).backward()
+        loss = loss_of(model(x), y)
+        loss.backward(retain_graph=True)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "second backward"):
+            loss.backward()
+        with self.assertRaisesRegex(cohort.InvalidArgument, "no_sync"), model.no_sync():
+            model.step_without_samples()
+        with self.assertRaisesRegex(cohort.InvalidArgument, "no parameter 'nobody'"):
+            model.slot_of("nobody")
+        with model.no_sync():
+            loss_of(net(x), y).backward()  # local, and said so
+        model.zero_grad()
+        loss_of(model(x), y).backward()  # all is well
+        steps = model.stats().steps
+        self.assertEqual(steps, 2)
+
+    def test_what_cannot_be_trained_is_refused(self):
+        frozen = Mlp()
+        for parameter in frozen.parameters():
+            parameter.requires_grad_(False)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "no parameter"):
+            DistributedDataParallel(frozen)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "complex"):
+            DistributedDataParallel(torch.nn.Linear(2, 2, dtype=torch.complex64))
+        with self.assertRaisesRegex(cohort.InvalidArgument, "no shape yet"):
+            DistributedDataParallel(torch.nn.LazyLinear(2))
+        with self.assertRaisesRegex(cohort.InvalidArgument, "meta"):
+            DistributedDataParallel(torch.nn.Linear(2, 2, device="meta"))
+        with self.assertRaisesRegex(cohort.InvalidArgument, "device_ids"):
+            DistributedDataParallel(Mlp(), [0])
+        with self.assertRaises(cohort.InvalidArgument):
+            DistributedDataParallel(Mlp(), bucket_bytes=0)
+        with self.assertRaises(cohort.InvalidArgument):
+            DistributedDataParallel("Mlp")
+
+        class NoTensor(Mlp):
+            def forward(self):
+                return super().forward(torch.ones(2, 5, dtype=torch.float64))
+
+        model = DistributedDataParallel(NoTensor())
+        with self.assertRaisesRegex(cohort.InvalidArgument, "set_sample_count"):
+            model()
+        model.set_sample_count(2)
+        model().sum().backward()
+
+    def test_reentrant_backward_over_shared_parameters(self):
+        from torch.utils.checkpoint import checkpoint
+
+        class Shared(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(3, 3)
+
+            def forward(self, x):
+                for _ in range(2):
+                    x = checkpoint(self.layer, x, use_reentrant=True)
+                return x
+
+        model = DistributedDataParallel(Shared())
+        with self.assertRaisesRegex(cohort.InvalidArgument, "second gradient"):
+            model(torch.ones(1, 3, requires_grad=True)).sum().backward()
+        with self.assertRaisesRegex(cohort.Aborted, "out of step"):
+            model(torch.ones(1, 3, requires_grad=True))
+
+    def test_a_mismatch_comes_out_of_backward_on_all_ranks(self):
+        model = DistributedDataParallel(with_values(Mlp()))
+        x, y = batch_of(0, 4)
+        loss = loss_of(model(x), y)
+        with self.assertRaises(cohort.Mismatch):
+            if self.rank == 0:
+                loss.backward()
+            else:
+                cohort.world().barrier()
+        cohort.world().barrier()
+
+
+FAILING = """
+import os, sys, torch, cohort
+torch.set_num_threads(1)
+from cohort.nn import DistributedDataParallel
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, gradient): raise ValueError("the user's own")
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(5, 4), torch.nn.Linear(4, 3)
+    def forward(self, x, fail):
+        hidden = self.first(x)
+        return self.last(Failing.apply(hidden) if fail else hidden)
+
+cohort.init(os.environ["TEST_INIT"], timeout=30)
+model = DistributedDataParallel(Net())
+x = torch.ones(2, 5)
+if cohort.rank() == 0:
+    try:
+        model(x, False).sum().backward()  # its peer never comes
+    except cohort.Error as error:
+        print("rank 0:", type(error).__name__, error)
+else:
+    try:
+        model(x, True).sum().backward()
+    except ValueError as error:
+        print("rank 1:", error)
+    try:
+        model(x, False)
+    except cohort.Aborted as error:
+        print("rank 1:", error)
+    cohort.world().abort("as the message says")
+"""
+
+
+@needs_torch
+class OneRankFails(unittest.TestCase):
+    def test_a_failed_backward_is_not_forgotten(self):
+        if cohort.rank() != 0:
+            self.skipTest("rank 0 starts the processes")
+        (first, ours), (_, theirs) = run_world(FAILING, 2)
+        self.assertEqual(first, 0, ours)
+        self.assertRegex(ours, "rank 0: Aborted .*as the message says")
+        self.assertIn("rank 1: the user's own", theirs)
+        self.assertRegex(theirs, "rank 1: .*out of step")
+
+
+if __name__ == "__main__":
+    unittest.main()
