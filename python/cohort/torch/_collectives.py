@@ -303,4 +303,5 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """
     works = started("JOIN", ["join"], engine_of(process_set).join)
     synchronize(_handles.add(works, lambda: None))
+    process_set._renumber()  # ranks have had different numbers of unnamed operations
     return (process_set.ranks or [])[works[0].last_joined]
