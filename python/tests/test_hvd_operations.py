@@ -504,6 +504,12 @@ class Joining(Case):
             self.assertEqual(hvd.join(), self.size - 1)
             self.same(hvd.allreduce(torch.ones(1), op=hvd.Sum), [self.size])
 
+    def test_names_after_a_join(self):
+        for step in range(self.rank + 1):
+            hvd.allreduce(torch.ones(1))  # without a name: ranks count to different numbers
+        hvd.join()
+        self.same(hvd.allreduce(torch.ones(1), op=hvd.Sum), [self.size])
+
     def test_what_joined_ranks_cannot_do(self):
         if self.rank > 0:
             with self.assertRaises(hvd.HorovodInternalError):

@@ -157,6 +157,7 @@ def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int
             values = values / engine.size() if exact else values.div(engine.size(), rounding_mode="trunc")
         return torch.sparse_coo_tensor(indices.t(), values, tensor.size(), **_UNCHECKED)
 
+    wait.handle = handle  # type: ignore[attr-defined]
     return wait
 
 
@@ -302,4 +303,5 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """
     works = started("JOIN", ["join"], engine_of(process_set).join)
     synchronize(_handles.add(works, lambda: None))
+    process_set._renumber()  # ranks have had different numbers of unnamed operations
     return (process_set.ranks or [])[works[0].last_joined]

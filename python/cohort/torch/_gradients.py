@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
 
@@ -14,6 +15,8 @@ from cohort.torch._handles import synchronize
 from cohort.torch.compression import Compressor
 from cohort.torch.process_sets import ProcessSet
 from cohort.torch.reduce_ops import Average
+
+_PATIENCE = 1.0  # seconds
 
 
 def on_gradient(parameter: Tensor, call: Callable[[], None]) -> Callable[[], None]:
@@ -51,6 +54,7 @@ class Reducer:
         self._passes_left: Dict[Tensor, int] = {}
         self._was_sparse: Dict[Tensor, bool] = {}
         self._waiting: List[Callable[[], None]] = []  # each finishes what was started
+        self._handles: List[int] = []  # of the same
         # Parameters whose gradients are under way (True), or reduced before `finish` has been asked for all (False).
         self._started: Dict[Tensor, bool] = {}
         self._hooks: List[Callable[[], None]] = []  # holds what older torch would let go
@@ -117,10 +121,12 @@ class Reducer:
         if gradient.layout is torch.sparse_coo:
             self._was_sparse[parameter] = True
             wait = start.sparse_allreduce_async(gradient, name, self._op, self._process_set)
+            self._handles.append(wait.handle)  # type: ignore[attr-defined]
             self._waiting.append(lambda: setattr(parameter, "grad", wait()))
             return
         sent, context = self._compression.compress(gradient)
         handle = start.allreduce_async_(sent, None, name, self._op, *self._scales, self._process_set)
+        self._handles.append(handle)
         self._waiting.append(lambda: self._put(parameter, synchronize(handle), context))
 
     def _start_group(self, group: List[Tensor]) -> None:
@@ -132,6 +138,7 @@ class Reducer:
         name = self.names[group[0]]
         sent = [one for one, _ in compressed]
         handle = start.grouped_allreduce_async_(sent, None, name, self._op, *self._scales, self._process_set)
+        self._handles.append(handle)
 
         def finish() -> None:
             for parameter, result, (_, context) in zip(group, synchronize(handle), compressed):
@@ -168,6 +175,7 @@ class Reducer:
         if complete:
             self._start_rest()
         waiting, self._waiting = self._waiting, []
+        self._handles.clear()
         failed: Optional[Exception] = None
         for i, wait in enumerate(waiting):
             try:
@@ -198,10 +206,23 @@ class Reducer:
         self._started.clear()
 
     def forget(self) -> None:
-        """Lets what is under way end, whatever comes of it, and begins anew."""
-        try:
-            self.finish(complete=False)
-        except Exception:
-            pass
+        """Begins anew, whatever becomes of what is under way.
+
+        That is waited for only a moment: after a failure other ranks may never bring it.
+        """
+        until = time.monotonic() + _PATIENCE
+        while not self.quiet() and time.monotonic() < until:
+            time.sleep(0.001)
+        if self.quiet():
+            try:
+                self.finish(complete=False)
+            except Exception:
+                pass
+        self._waiting.clear()
         self._started.clear()
+        self._handles.clear()
         self._passes_left = dict.fromkeys(self._passes_left, self.passes)
+
+    def quiet(self) -> bool:
+        """Whether `finish(complete=False)` would not have to wait."""
+        return all(_handles.is_done(handle) for handle in self._handles)

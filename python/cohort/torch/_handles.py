@@ -88,6 +88,12 @@ def clear() -> None:
     _pending.clear()
 
 
+def is_done(handle: int) -> bool:
+    """As `poll`; one that is not known (any more) is done."""
+    pending = _pending.get(handle)
+    return pending is None or pending.done()
+
+
 def poll(handle: int) -> bool:
     """Whether the operation is done, so that `synchronize` will not wait. Raises ValueError for an unknown handle."""
     pending = _pending.get(handle)

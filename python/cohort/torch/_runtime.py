@@ -128,7 +128,6 @@ def shutdown() -> None:
         _timeline.stop()
         process_sets.close_world()
         _place = None
-        _handles.clear()
         if _formed_world:
             _formed_world = False
             cohort.shutdown()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import queue
 import threading
 import time
@@ -26,15 +27,16 @@ class Timeline:
     """A file being written, by a thread of its own. Any thread may call."""
 
     def __init__(self, path: str, mark_cycles: bool) -> None:
-        self._file = open(path, "w", encoding="utf-8")
+        # Without a buffer: a forked child would write what is in it a second time.
+        self._file = open(path, "wb", buffering=0)
         self._mark_cycles = mark_cycles
         self._began = now()
         self._rows: Dict[str, int] = {}
         self._last_cycle = -1.0
         self._lock = threading.Lock()
         self._queue: "queue.SimpleQueue[Optional[Dict[str, Any]]]" = queue.SimpleQueue()
-        epoch = time.time_ns() // 1000
-        self._file.write("[\n" + json.dumps({"name": "start_time", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": epoch}}))
+        start = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
+        self._file.write(b"[\n" + _line({"name": "start_time", "ph": "M", "pid": 0, "args": start}))
         self._thread = threading.Thread(target=self._write, name="cohort-timeline", daemon=True)
         self._thread.start()
 
@@ -71,20 +73,28 @@ class Timeline:
         self._queue.put({"name": name, "ph": phase, "ts": round((at - self._began) * 1e6, 3), "pid": row, "tid": 0, **more})
 
     def _write(self) -> None:
-        while True:
+        going = True
+        while going:
+            lines = []
             event = self._queue.get()
-            if event is None:
-                return
-            self._file.write(",\n" + json.dumps(event))
-            if self._queue.empty():
-                self._file.flush()
+            while event is not None:
+                lines.append(b",\n" + _line(event))
+                if self._queue.empty():
+                    break
+                event = self._queue.get()
+            going = event is not None
+            self._file.write(b"".join(lines))
 
     def close(self) -> None:
         """Writes what has come so far, and the end."""
         self._queue.put(None)
         self._thread.join()
-        self._file.write("\n]\n")
+        self._file.write(b"\n]\n")
         self._file.close()
+
+
+def _line(event: Dict[str, Any]) -> bytes:
+    return json.dumps(event).encode()
 
 
 current: Optional[Timeline] = None
@@ -106,4 +116,10 @@ def stop() -> None:
         ending.close()
 
 
+def _after_fork() -> None:
+    global current
+    current = None  # it is the parent's
+
+
 atexit.register(stop)
+os.register_at_fork(after_in_child=_after_fork)

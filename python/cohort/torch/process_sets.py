@@ -92,6 +92,10 @@ class ProcessSet:
             except Error:
                 pass  # it had ended before, and those who waited know why
 
+    def _renumber(self) -> None:
+        """Unnamed operations count from 0 again, on all ranks."""
+        self._counters = _new_counters()
+
     def _number(self, kind: str) -> int:
         """The next number for an unnamed operation of a kind: the same on all ranks that ask in the same order."""
         return next(self._counters[kind])
