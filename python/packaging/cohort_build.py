@@ -24,6 +24,14 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What every system that runs CPython has.
 RUNTIME = ("libc.so.", "libm.so.", "libdl.so.", "librt.so.", "libpthread.so.", "libgcc_s.so.", "libstdc++.so.")
+# torch 2.5 and later loads the first with itself, the next ones the second with the first process group.
+ENTRY_POINTS = """\
+[torch.backends]
+cohort = cohort._torch_backend:autoload
+
+[torch.distributed.backends]
+cohort = cohort._torch_backend:autoload
+"""
 BUILD = ROOT / "build" / f"wheel-{sys.implementation.cache_tag}"
 
 
@@ -152,6 +160,7 @@ class _Wheel:
     def close(self):
         self.add(f"{self.info}/METADATA", _metadata().encode())
         self.add(f"{self.info}/WHEEL", self._wheel().encode())
+        self.add(f"{self.info}/entry_points.txt", ENTRY_POINTS.encode())
         self.add(f"{self.info}/LICENSE", (ROOT / "LICENSE").read_bytes())
         record = "\n".join([*self.record, f"{self.info}/RECORD,,", ""])
         self.zip.writestr(f"{self.info}/RECORD", record)

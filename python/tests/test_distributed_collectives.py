@@ -155,6 +155,20 @@ class Reductions(Case):
             future = dist.all_reduce(tensor, async_op=True).get_future().then(lambda f: f.value()[0] / self.size)
             self.equal(future.wait(), sum(self.all(count)) / self.size)
 
+    def test_futures_that_wait_for_futures(self):
+        for count in (5, 300_000):
+            for _ in range(10):
+                first, second = self.of(self.rank, count), self.of(self.rank, count)
+                later = self.of(self.rank, count)
+
+                def then(future, second=second):
+                    dist.all_reduce(second, async_op=True).get_future().wait()
+                    return future.value()[0] + second
+
+                total = dist.all_reduce(first, async_op=True).get_future().then(then).wait()
+                self.equal(total, 2 * sum(self.all(count)))
+                dist.all_reduce(later, async_op=True).get_future().wait()
+
     def test_coalesced(self):
         tensors = [self.of(self.rank, n) for n in (3, 500, 1)]
         dist.all_reduce_coalesced(tensors)

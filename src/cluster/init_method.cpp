@@ -6,8 +6,8 @@ namespace cohort::cluster {
 namespace {
 
 tl::unexpected<Error> bad(std::string_view text, std::string_view why) {
-  return fail(ErrorCode::InvalidArgument, "init_method '{}': {} -- write env://, tcp://HOST:PORT, file:///PATH or unix://NAME", text,
-              why);
+  return fail(ErrorCode::InvalidArgument,
+              "init_method '{}': {} -- write env://, tcp://HOST:PORT, file:///PATH or unix://NAME", text, why);
 }
 
 Result<void> parse_query(std::string_view text, std::string_view query, InitMethod& method) {

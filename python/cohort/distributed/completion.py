@@ -1,6 +1,6 @@
 """Futures need somebody who sees that an operation has ended: threads that wait, one for each line of operations.
 
-The operations of a line end in the order in which they began, so one thread waits for one after the other. It waits
+The operations of a line end in the order in which they began, so one thread at a time waits for the first. It waits
 without the GIL, and so lets the core carry the operation out on it.
 """
 
@@ -20,34 +20,57 @@ _IDLE_SECONDS = 10.0
 
 class _Line:
     def __init__(self, name: str) -> None:
-        self.ready = threading.Condition()
+        self.changed = threading.Condition()
         self.entries: collections.deque[tuple[Any, Callable[[], None]]] = collections.deque()
         self.name = name
-        self.thread: threading.Thread | None = None
+        self.waited_for = False  # a thread waits for the operation that was the first
+        self.idle = 0
+        self.threads: set[threading.Thread] = set()
 
     def add(self, work: Any, then: Callable[[], None]) -> None:
-        with self.ready:
+        with self.changed:
             self.entries.append((work, then))
-            if self.thread is None:
-                self.thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
-                self.thread.start()
-            else:
-                self.ready.notify()
+            if not self.waited_for:
+                self._somebody()
+
+    def _somebody(self) -> None:
+        """Has a thread take the first entry."""
+        if self.idle:
+            self.changed.notify()
+            return
+        thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
+        self.threads.add(thread)
+        thread.start()
+
+    def _next(self) -> tuple[Any, Callable[[], None]] | None:
+        with self.changed:
+            while self.waited_for or not self.entries:
+                self.idle += 1
+                in_time = not _ending and self.changed.wait(_IDLE_SECONDS)
+                self.idle -= 1
+                if not in_time and (self.waited_for or not self.entries):
+                    self.threads.discard(threading.current_thread())
+                    return None
+            self.waited_for = True
+            return self.entries.popleft()
 
     def _serve(self) -> None:
         while True:
-            with self.ready:
-                self.ready.wait_for(lambda: self.entries or _ending, _IDLE_SECONDS)
-                if not self.entries:
-                    self.thread = None
-                    return
-                work, then = self.entries.popleft()
+            entry = self._next()
+            if entry is None:
+                return
+            work, then = entry
             try:
                 work.wait()
             except Exception:  # noqa: BLE001 -- `then` asks the operation itself
                 pass
+            with self.changed:
+                # What is called now may wait for a later operation of this line (PowerSGD's hook does).
+                self.waited_for = False
+                if self.entries:
+                    self._somebody()
             then()
-            del work, then  # not until the next one comes
+            del work, then, entry  # not until the next one comes
 
 
 _lock = threading.Lock()
@@ -69,8 +92,8 @@ def forget(lines: Callable[[Hashable], bool]) -> None:
     with _lock:
         for line in [line for line in _lines if lines(line)]:
             entry = _lines.pop(line)
-            with entry.ready:
-                entry.ready.notify()
+            with entry.changed:
+                entry.changed.notify_all()
 
 
 def _end() -> None:
@@ -81,10 +104,10 @@ def _end() -> None:
     with _lock:
         lines = list(_lines.values())
     for line in lines:
-        with line.ready:
-            thread = line.thread
-            line.ready.notify_all()
-        if thread is not None:
+        with line.changed:
+            threads = list(line.threads)
+            line.changed.notify_all()
+        for thread in threads:
             thread.join(5.0)
 
 

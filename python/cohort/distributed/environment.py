@@ -6,6 +6,7 @@ They are set with the default group, and go with it: a process started afterward
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 
 import cohort
 
@@ -23,8 +24,8 @@ def fill(communicator: cohort.Communicator) -> list[tuple[str, str]]:
     return filled
 
 
-def take_back(filled: list[tuple[str, str]]) -> None:
+def take_back(filled: list[tuple[str, str]], environment: MutableMapping[str, str] = os.environ) -> None:
     while filled:
         name, value = filled.pop()
-        if os.environ.get(name) == value:
-            del os.environ[name]
+        if environment.get(name) == value:
+            del environment[name]

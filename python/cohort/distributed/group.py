@@ -21,6 +21,7 @@ from cohort.distributed.messages import Messages
 from cohort.distributed.work import Failed, Work, for_caller
 
 _numbers = itertools.count()
+_ZERO, _UNSET = datetime.timedelta(0), datetime.timedelta(milliseconds=-1)
 # What is unfinished when a group is destroyed may go on for so long.
 _GRACE_SECONDS = 30.0
 
@@ -108,9 +109,8 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
 
     def _limit(self, opts: Any) -> Optional[float]:
         """Of an operation, in seconds; None: the group's own."""
-        timeout = getattr(opts, "timeout", None)
-        seconds = timeout.total_seconds() if timeout is not None else 0
-        return seconds if seconds > 0 else self._timeout
+        timeout = getattr(opts, "timeout", _UNSET)
+        return self._timeout if timeout <= _ZERO else timeout.total_seconds()
 
     def _begin(self, call: Any, *arguments: Any, **how: Any) -> Any:
         """Starts an operation of the core. What ranks do to each other is told by the Work, however early it is known;
@@ -184,6 +184,6 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         completion.forget(lambda line: line[0] == self._number)
         environment.take_back(self._filled)
 
-    def __del__(self) -> None:
-        # torch 1.13 destroys a group by forgetting it.
-        environment.take_back(getattr(self, "_filled", []))
+    def __del__(self, take_back: Any = environment.take_back) -> None:
+        # torch 1.13 destroys a group by forgetting it, and the process's end forgets modules before.
+        take_back(getattr(self, "_filled", []))

@@ -40,8 +40,8 @@ class Reductions:
         else:
             written = [Written(tensor, "all_reduce", reads=True) for tensor in tensors]
             memory = [one.memory for one in written]
-        reductions = {reduction_of(opts.reduceOp, tensor.dtype, "all_reduce") for tensor in tensors}
-        op, prescale = reductions.pop()
+        for tensor in tensors:
+            op, prescale = reduction_of(opts.reduceOp, tensor.dtype, "all_reduce")
         core = self._begin(self.communicator.all_reduce, memory, op=op, prescale=prescale, timeout=self._limit(opts))
         return self._work("all_reduce", core, tensors, written)
 
@@ -104,7 +104,8 @@ class Reductions:
     def _reduce_scatter(self: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> Work:
         written = [Written(output, "reduce_scatter", reads=False) for output in outputs]
         sources = [read(input, "reduce_scatter") for input in inputs]
-        op, prescale = {reduction_of(opts.reduceOp, output.dtype, "reduce_scatter") for output in outputs}.pop()
+        for output in outputs:
+            op, prescale = reduction_of(opts.reduceOp, output.dtype, "reduce_scatter")
         one = len(outputs) == len(inputs) == 1
         core = self._begin(
             self.communicator.reduce_scatter,

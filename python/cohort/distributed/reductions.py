@@ -30,9 +30,15 @@ class Reduction(NamedTuple):
     prescale: float = 1.0
 
 
+_known: dict[tuple[Any, torch.dtype], Reduction] = {}
+
+
 def reduction_of(op: Any, dtype: torch.dtype, operation: str) -> Reduction:
     """Raises InvalidArgument for what has no meaning for such elements."""
     kind = getattr(op, "op", op)
+    known = _known.get((kind, dtype))
+    if known is not None:
+        return known
     if kind == _Kind.PREMUL_SUM:
         factor = getattr(op, "factor", None)
         if factor is None:
@@ -49,4 +55,4 @@ def reduction_of(op: Any, dtype: torch.dtype, operation: str) -> Reduction:
             f"{operation}: there is no {name} of {str(dtype).replace('torch.', '')} -- convert the tensor, or reduce "
             "with another ReduceOp"
         )
-    return Reduction(name)
+    return _known.setdefault((kind, dtype), Reduction(name))

@@ -17,7 +17,9 @@ def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     """Blocks: the operation is over when it returns."""
     name = "all_reduce of a sparse tensor"
     if tensor.layout != torch.sparse_coo or tensor.device.type != "cpu":
-        raise cohort.InvalidArgument(f"{name}: is of the layout {tensor.layout} on {tensor.device} -- pass a COO tensor on the CPU")
+        raise cohort.InvalidArgument(
+            f"{name}: it is of the layout {tensor.layout} on {tensor.device} -- pass a COO tensor on the CPU"
+        )
     op, prescale = reduction_of(options.reduceOp, tensor.dtype, name)
     if op not in ("sum", "average"):
         raise cohort.InvalidArgument(f"{name}: {op} is not possible -- use SUM or AVG, or pass tensor.to_dense()")

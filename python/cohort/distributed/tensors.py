@@ -39,7 +39,8 @@ def check(tensor: Any, operation: str) -> None:
         )
     if tensor.layout != torch.strided:
         raise cohort.InvalidArgument(
-            f"{operation}: the tensor is of the layout {tensor.layout} -- pass tensor.to_dense(); only all_reduce takes sparse ones"
+            f"{operation}: the tensor is of the layout {tensor.layout} -- pass tensor.to_dense(); only "
+            "all_reduce takes sparse ones"
         )
 
 

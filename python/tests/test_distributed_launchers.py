@@ -1,0 +1,77 @@
+"""Process groups of the backend "cohort" under the launchers that people use. Starts its processes itself."""
+
+import os
+import sys
+import unittest
+
+from support_distributed import GOOD, SMALLEST, TORCH_2, Case, free_port
+
+
+class Launchers(Case):
+    ENV = SMALLEST + 'dist.init_process_group("cohort", timeout=PATIENCE)\n' + GOOD
+
+    def test_cohort_run(self):
+        self.two_are_good(os.environ.get("COHORT_COMMAND", "cohort"), "run", "-q", "-np", "2", "--timeout", "100", "--", sys.executable, self.script(self.ENV))
+
+    def test_torchrun(self):
+        # 1.13's own launcher is broken under Python 3.11 unless output is redirected.
+        more = [] if TORCH_2 else ["-r", "1", "-t", "1"]
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+        self.two_are_good(*launcher, *more, self.script(self.ENV.replace('print("good"', 'print("\\ngood"')))
+
+    def test_torchrun_and_init_again(self):
+        # The agent's store outlives the groups.
+        again = """
+for _ in range(3):
+    dist.init_process_group("cohort", timeout=PATIENCE)
+    check()
+    group = dist.new_group([0, 1])
+    dist.barrier(group)
+    dist.destroy_process_group()
+dist.init_process_group("cohort", timeout=PATIENCE)
+"""
+        if not TORCH_2:
+            self.skipTest("1.13's own groups cannot be formed again in the agent's store")
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        self.two_are_good(*launcher, self.script(SMALLEST + again + GOOD))
+
+    def test_the_old_launcher_with_local_rank(self):
+        script = (
+            SMALLEST
+            + """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", "--local-rank", type=int, required=True)
+local_rank = parser.parse_args().local_rank
+dist.init_process_group("cohort", timeout=PATIENCE)
+assert local_rank == dist.get_rank()
+"""
+            + GOOD.replace('print("good"', 'print("\\ngood"')
+        )
+        more = [] if TORCH_2 else ["-r", "1", "-t", "1"]
+        launcher = [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", str(free_port())]
+        self.two_are_good(*launcher, *more, self.script(script))
+
+    def test_spawn(self):
+        script = (
+            SMALLEST
+            + f"""
+import torch.multiprocessing as mp
+
+def main(rank, address):
+    dist.init_process_group("cohort", init_method=address, rank=rank, world_size=2, timeout=PATIENCE)
+    check()
+    assert os.environ["RANK"] == os.environ["LOCAL_RANK"] == str(rank) and os.environ["WORLD_SIZE"] == "2"
+    dist.destroy_process_group()
+    assert "RANK" not in os.environ
+    print("\\ngood", rank, flush=True)
+
+if __name__ == "__main__":
+    mp.spawn(main, ("tcp://127.0.0.1:{free_port()}",), nprocs=2)
+"""
+        )
+        self.two_are_good(sys.executable, self.script(script))
+
+
+if __name__ == "__main__":
+    unittest.main()
