@@ -28,6 +28,10 @@ struct Options {
   double output_timeout = 10;
   bool module = false;
   bool no_python = false;
+  bool as_horovod = false;
+  bool no_logs = false;
+  int owner = 0;
+  std::string owner_folder;
   bool quiet = false;
   std::vector<std::string> program;
 };
@@ -36,6 +40,7 @@ constexpr const char* kFooter = R"(Examples:
   cohort run -np 4 ./train --epochs 10
   cohort run -np auto train.py            a .py file runs with the active Python
   cohort run -np 2 -m package.train       as `python -m`
+  cohort run -np 2 --as-horovod train.py  a program that imports horovod.torch
   cohort run -np 4 --env OMP_NUM_THREADS=2 -- ./train -np 7
 
 Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
@@ -108,6 +113,10 @@ void run(const Options& options, const std::vector<std::string>& command_line, i
   job.grace = milliseconds_of(options.grace, "--grace");
   job.output_timeout = milliseconds_of(options.output_timeout, "--output-timeout");
   job.quiet = options.quiet;
+  job.as_horovod = options.as_horovod;
+  job.keep_logs = !options.no_logs;
+  if (options.owner != 0) job.owner_pid = options.owner;
+  job.owner_folder = options.owner_folder;
   job.command_line = command_line;
   exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
   exit_status = launch::run_job(job);
@@ -126,6 +135,8 @@ void add_run(CLI::App& app, int& exit_status) {
       ->type_name("N");
   command->add_flag("-m,--module", options->module, "PROGRAM is a Python module");
   command->add_flag("--no-python", options->no_python, "Execute PROGRAM itself, also if it ends in .py");
+  command->add_flag("--as-horovod", options->as_horovod,
+                    "`import horovod.torch` is Cohort's, and HOROVOD_RANK, HOROVOD_SIZE, ... are set");
   command->add_option("--run-dir", options->run_folder, "The run's folder [runs/<UTC time>-<program>-<id>]")
       ->type_name("DIR");
   command
@@ -152,6 +163,14 @@ void add_run(CLI::App& app, int& exit_status) {
                    "Once the job is over, for a reader that does not read (a pager) to go on")
       ->type_name("SECONDS")
       ->capture_default_str();
+  command->add_flag("--no-logs", options->no_logs, "Keep no logs of the ranks' output in the run's folder");
+  command
+      ->add_option("--owner", options->owner, "End the job when the process PID, which has started this command, ends")
+      ->type_name("PID");
+  command
+      ->add_option("--owner-folder", options->owner_folder,
+                   "A private folder (0700) of the owner, removed if the owner has ended before it could do so")
+      ->type_name("DIR");
   command->add_flag("-q,--quiet", options->quiet, "Print only what the ranks print, and failures");
   command->add_option("PROGRAM", options->program, "Program or .py file, and its arguments")->type_name("");
   command->callback([options, &exit_status] { run(*options, sys::own_arguments(), exit_status); });

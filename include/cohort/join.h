@@ -13,6 +13,7 @@ struct JoinOptions {
   /// Where to meet. Empty: what the launcher set up (`cohort run`; else RANK, WORLD_SIZE, MASTER_ADDR and
   /// MASTER_PORT as torchrun sets them; else a world of one). "env://": those four variables.
   /// "tcp://HOST:PORT": rank 0 listens there. "file:///PATH": a fresh file that all ranks can lock.
+  /// "unix://NAME": processes of one user on one host, at a name that nobody else uses; no port is needed.
   std::string init_method = {};
   int rank = -1;        ///< required by tcp:// and file:// (or ?rank=R&world_size=N in the address)
   int world_size = -1;  ///< required by tcp:// and file://

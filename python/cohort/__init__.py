@@ -20,6 +20,7 @@ from cohort.errors import (
     Io,
     Mismatch,
     PeerLost,
+    RankFailed,
     Timeout,
     Unavailable,
 )
@@ -37,6 +38,7 @@ except ModuleNotFoundError as missing:
         "on PYTHONPATH"
     ) from missing
 
+from cohort._torch_backend import monitored_barrier, wait_for_torch as _wait_for_torch
 from cohort._world import (
     cross_rank,
     cross_size,
@@ -51,10 +53,34 @@ from cohort._world import (
     world,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cohort._functions import run
+    from cohort.distributor import Distributor
+
+# Imported when they are asked for: what starts processes costs a rank milliseconds, and no rank needs it.
+_LATER = {"run": "cohort._functions", "Distributor": "cohort.distributor"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATER:
+        import importlib
+
+        value = getattr(importlib.import_module(_LATER[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'cohort' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
+
 __all__ = [
     "Aborted",
     "Communicator",
     "Corrupt",
+    "Distributor",
     "Error",
     "Internal",
     "InvalidArgument",
@@ -62,6 +88,7 @@ __all__ = [
     "Memory",
     "Mismatch",
     "PeerLost",
+    "RankFailed",
     "ReduceOp",
     "Timeout",
     "Unavailable",
@@ -74,9 +101,13 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "monitored_barrier",
     "rank",
+    "run",
     "shutdown",
     "size",
     "supports",
     "world",
 ]
+
+_wait_for_torch()

@@ -44,8 +44,9 @@ def join(
 
     init_method   where to meet. "": what the launcher set up (`cohort run`; else RANK, WORLD_SIZE, MASTER_ADDR and
                   MASTER_PORT as torchrun sets them; else a world of one). "env://": those four variables.
-                  "tcp://HOST:PORT": rank 0 listens there. "file:///PATH": a fresh file that all ranks can lock
-    rank, world_size  required by tcp:// and file:// (or ?rank=R&world_size=N in the address)
+                  "tcp://HOST:PORT": rank 0 listens there. "file:///PATH": a fresh file that all ranks can lock.
+                  "unix://NAME": one user's processes on one host, at a name that nobody else uses
+    rank, world_size  required by tcp://, file:// and unix:// (or ?rank=R&world_size=N in the address)
     secret_file   a file of 0600 that holds the job's secret, for worlds without `cohort run`; default:
                   COHORT_SECRET_FILE. Without one only processes of the same user on the same host are let in
     group_name    several worlds of one process meet under different names

@@ -22,6 +22,7 @@ __all__ = [
     "Io",
     "Mismatch",
     "PeerLost",
+    "RankFailed",
     "Timeout",
     "Unavailable",
 ]
@@ -91,3 +92,32 @@ class Internal(Error):
     """A bug in Cohort."""
 
     code = "Internal"
+
+
+class RankFailed(Error):
+    """A rank that this program has started (`cohort.run`, `cohort.Distributor`) failed: raised itself, or the `__cause__`
+    of what the rank raised.
+
+    rank       which one; None where it is not known
+    status     the job's exit status: the rank's code, or 128 + signal
+    traceback  the rank's traceback as text; None where it ended without one
+    """
+
+    code = "RankFailed"
+    status: int | None = None
+    traceback: str | None = None
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        status: int | None = None,
+        traceback: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.status = status
+        self.traceback = traceback

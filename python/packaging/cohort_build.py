@@ -4,9 +4,9 @@
     pip install --editable .           the package of the build folder, wherever it is edited
 
 Without a network it needs Debian's pybind11-dev; where that is not, pip fetches pybind11 (and CMake, Ninja). The build
-folder is build/wheel-PYTHON; a second build takes seconds. The wheel holds the package and the command `cohort`, for one
-CPython. It is linked with the system's libraries (OpenSSL, fmt, spdlog, hwloc), as its tag linux_* says: it runs on
-this distribution, not on every one.
+folder is build/wheel-PYTHON; a second build takes seconds. The wheel holds the package, the command `cohort` and the
+shared libraries that they need beyond those of the C and C++ run-time (OpenSSL and zlib are linked statically). Its tag
+names the glibc that it needs at least: that of the machine it was built on, mostly.
 """
 
 import base64
@@ -22,6 +22,8 @@ import tarfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What every system that runs CPython has.
+RUNTIME = ("libc.so.", "libm.so.", "libdl.so.", "librt.so.", "libpthread.so.", "libgcc_s.so.", "libstdc++.so.")
 BUILD = ROOT / "build" / f"wheel-{sys.implementation.cache_tag}"
 
 
@@ -29,9 +31,10 @@ def _version():
     return re.search(r"project\(cohort VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
 
 
-def _tag():
+def _tag(glibc):
     python = "cp{}{}".format(*sys.version_info[:2])
-    return f"{python}-{python}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+    machine = sysconfig.get_platform().rsplit("-", 1)[1]
+    return f"{python}-{python}-manylinux_{glibc[0]}_{glibc[1]}_{machine}"
 
 
 def _metadata():
@@ -77,14 +80,43 @@ def _run(*command):
     subprocess.run(command, check=True)
 
 
+def _rpath():
+    """Where the module and the command find the wheel's libraries, once installed."""
+    libraries = [f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/{name}-packages" for name in ("site", "dist")]
+    return ";".join(["$ORIGIN/../cohort.libs", *(f"$ORIGIN/../{folder}/cohort.libs" for folder in libraries)])
+
+
+def _needed(program):
+    """The shared libraries that `program` needs and that a system with Python may lack: (name, file)."""
+    listed = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True).stdout
+    for name, file in re.findall(r"^\s*(\S+) => (\S+)", listed, re.MULTILINE):
+        if not name.startswith(RUNTIME):
+            yield name, pathlib.Path(file).resolve(strict=True)
+
+
+def _glibc(files):
+    """The least version of glibc that all of `files` can be loaded with."""
+    versions = [(2, 17)]
+    for file in files:
+        symbols = subprocess.run(["readelf", "-V", str(file)], check=True, capture_output=True, text=True).stdout
+        versions += [(int(a), int(b)) for a, b in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols)]
+    return max(versions)
+
+
 def _build():
-    """Builds the module and the command; returns the folder with the package in it."""
+    """Builds the module and the command; returns the folder with package, libraries and command in it."""
     options = [
         "-DCMAKE_BUILD_TYPE=Release",
         "-DCOHORT_TORCH=off",
         "-DCOHORT_BUILD_TESTS=OFF",
         "-DCOHORT_BUILD_PYTHON=on",
         f"-DCOHORT_PYTHON={sys.executable}",
+        "-DOPENSSL_USE_STATIC_LIBS=ON",
+        "-DZLIB_USE_STATIC_LIBS=ON",
+        f"-DCMAKE_INSTALL_RPATH={_rpath()}",
+        # DT_RPATH, which the libraries' own libraries are looked for in as well.
+        "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags",
+        "-DCMAKE_MODULE_LINKER_FLAGS=-Wl,--disable-new-dtags",
     ]
     if _pybind11():
         options.append(f"-Dpybind11_DIR={_pybind11()}")
@@ -93,18 +125,19 @@ def _build():
     installed = BUILD / "installed"
     shutil.rmtree(installed, ignore_errors=True)
     _run("cmake", "--install", str(BUILD), "--component", "python", "--strip", "--prefix", str(installed))
-    command = installed / "command" / "cohort"
-    command.parent.mkdir()
-    shutil.copy2(BUILD / "bin/cohort", command)
-    if shutil.which("strip"):
-        _run("strip", str(command))
+    libraries = installed / "cohort.libs"
+    libraries.mkdir()
+    for program in (installed / "command/cohort", *(installed / "cohort").glob("_core*.so")):
+        for name, file in _needed(program):
+            shutil.copyfile(file, libraries / name)
     return installed
 
 
 class _Wheel:
-    def __init__(self, folder):
+    def __init__(self, folder, tag):
+        self.tag = tag
         self.info = f"cohort-{_version()}.dist-info"
-        self.name = f"cohort-{_version()}-{_tag()}.whl"
+        self.name = f"cohort-{_version()}-{tag}.whl"
         self.zip = zipfile.ZipFile(os.path.join(folder, self.name), "w", zipfile.ZIP_DEFLATED)
         self.record = []
 
@@ -125,21 +158,25 @@ class _Wheel:
         self.zip.close()
         return self.name
 
-    @staticmethod
-    def _wheel():
-        return f"Wheel-Version: 1.0\nGenerator: cohort_build\nRoot-Is-Purelib: false\nTag: {_tag()}\n"
+    def _wheel(self):
+        return f"Wheel-Version: 1.0\nGenerator: cohort_build\nRoot-Is-Purelib: false\nTag: {self.tag}\n"
 
 
 def _make(folder, package):
     installed = _build()
-    wheel = _Wheel(folder)
-    if package:
-        for file in sorted((installed / "cohort").iterdir()):
-            wheel.add(f"cohort/{file.name}", file.read_bytes(), 0o755 if file.suffix == ".so" else 0o644)
-    else:
+    programs = [file for file in sorted(installed.rglob("*")) if file.is_file() and "so" in file.name.split(".")]
+    command = installed / "command/cohort"
+    wheel = _Wheel(folder, _tag(_glibc([command, *programs])))
+    for part in ("cohort", "cohort.libs") if package else ("cohort.libs",):
+        for file in sorted(path for path in (installed / part).rglob("*") if path.is_file()):
+            wheel.add(file.relative_to(installed).as_posix(), file.read_bytes(), 0o755 if file in programs else 0o644)
+    if not package:
         wheel.add("cohort.pth", f"{BUILD / 'python'}\n".encode())
+    # The command finds this in the environment's share/.
+    for file in sorted((installed / "as-horovod").rglob("*.py")):
+        wheel.add(f"cohort-{_version()}.data/data/share/cohort/{file.relative_to(installed)}", file.read_bytes())
     # Installers put this into the environment's bin/ as it is.
-    wheel.add(f"cohort-{_version()}.data/scripts/cohort", (installed / "command/cohort").read_bytes(), 0o755)
+    wheel.add(f"cohort-{_version()}.data/scripts/cohort", command.read_bytes(), 0o755)
     return wheel.close()
 
 

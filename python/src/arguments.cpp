@@ -27,6 +27,11 @@ std::optional<std::chrono::milliseconds> milliseconds_of(py::handle seconds, con
 }
 
 ReduceOp reduce_op_of(py::handle op, const char* operation) {
+  // Names that were understood before; there are few, and it is never destroyed.
+  static PyObject* const known = PyDict_New();
+  if (PyUnicode_CheckExact(op.ptr()) != 0) {
+    if (PyObject* const found = PyDict_GetItem(known, op.ptr())) return static_cast<ReduceOp>(PyLong_AsLong(found));
+  }
   if (py::isinstance<ReduceOp>(op)) return py::cast<ReduceOp>(op);
   if (PyUnicode_Check(op.ptr()) != 0) {
     // "sum" and "Sum", "bit_and" and "BitAnd".
@@ -39,7 +44,10 @@ ReduceOp reduce_op_of(py::handle op, const char* operation) {
     };
     const std::string wanted = plain(py::cast<std::string>(op));
     for (int i = 0; i < kReduceOpCount; ++i) {
-      if (wanted == plain(to_string(static_cast<ReduceOp>(i)))) return static_cast<ReduceOp>(i);
+      if (wanted != plain(to_string(static_cast<ReduceOp>(i)))) continue;
+      const py::int_ number(i);
+      if (PyDict_Size(known) < 64 && PyDict_SetItem(known, op.ptr(), number.ptr()) != 0) throw py::error_already_set();
+      return static_cast<ReduceOp>(i);
     }
   }
   refuse(operation, "the reduction is " + std::string(py::repr(op)) +

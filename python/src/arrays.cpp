@@ -4,6 +4,8 @@
 #include "dlpack.h"
 #include "errors.h"
 
+#include <pybind11/stl.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -65,6 +67,15 @@ bool says_true(py::handle object, py::handle name) {
 
 [[noreturn]] void refuse(const Role& role, const std::string& why) {
   python::refuse(role.operation, std::string(role.name) + " " + why);
+}
+
+/// Of a capsule that was found to hold one.
+const dlpack::Tensor* tensor_of(const py::object& capsule) {
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
+    void* const managed = PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned");
+    return &static_cast<const dlpack::ManagedTensorVersioned*>(managed)->tensor;
+  }
+  return &static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
 }
 
 std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
@@ -219,6 +230,24 @@ void Array::take_dlpack(py::handle object, Access access, const Role& role) {
   dtype_ = *known;
   data_ = static_cast<char*>(tensor->data) + tensor->byte_offset;
   kept_ = std::move(capsule);
+}
+
+std::vector<std::int64_t> Array::shape() const {
+  if (view_ && view_->obj != nullptr) return {view_->shape, view_->shape + view_->ndim};
+  if (PyCapsule_CheckExact(kept_.ptr()) != 0) {
+    const dlpack::Tensor* const tensor = tensor_of(kept_);
+    return {tensor->shape, tensor->shape + tensor->ndim};
+  }
+  std::vector<std::int64_t> lengths;
+  const py::object shape = get(kept_, COHORT_NAME("shape"));
+  if (PyTuple_Check(shape.ptr()) == 0) return py::cast<std::vector<std::int64_t>>(shape);
+  const Py_ssize_t dimensions = PyTuple_GET_SIZE(shape.ptr());
+  lengths.reserve(static_cast<std::size_t>(dimensions));
+  for (Py_ssize_t i = 0; i < dimensions; ++i) {
+    lengths.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), i)));
+    if (lengths.back() == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  }
+  return lengths;
 }
 
 std::vector<Array> arrays_of(py::handle group, Access access, const Role& role) {

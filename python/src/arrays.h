@@ -36,6 +36,8 @@ class Array {
   Array(pybind11::handle object, Access access, const Role& role);
   Buffer buffer() const noexcept { return {data_, count_, dtype_}; }
   ConstBuffer const_buffer() const noexcept { return {data_, count_, dtype_}; }
+  /// Lengths of its dimensions; none of a scalar.
+  std::vector<std::int64_t> shape() const;
 
  private:
   void take_tensor(pybind11::handle object, const Role& role);

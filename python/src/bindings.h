@@ -20,6 +20,7 @@ class PyCommunicator {
   PyCommunicator& operator=(PyCommunicator&&) = delete;
 
   Member& member() const noexcept { return *member_; }
+  const std::shared_ptr<Member>& shared() const noexcept { return member_; }
 
  private:
   std::shared_ptr<Member> member_;
@@ -33,6 +34,7 @@ struct PyWork {
 void bind_types(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_work(pybind11::module_& module);
+void bind_named(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 /// Files of tensors, and folders of checkpoints.
 void bind_formats(pybind11::module_& module);

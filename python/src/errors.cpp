@@ -50,6 +50,25 @@ void translate_errors() {
   });
 }
 
+void raise_current() noexcept {
+  try {
+    try {
+      throw;
+    } catch (const Error& error) {
+      const py::object exception = to_python(error);
+      PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
+    }
+  } catch (py::error_already_set& raised) {
+    raised.restore();
+  } catch (const py::builtin_exception& raised) {
+    raised.set_error();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& other) {
+    PyErr_SetString(PyExc_RuntimeError, other.what());
+  }
+}
+
 void refuse(const std::string& operation, const std::string& why) {
   ErrorContext context;
   context.operation = operation;

@@ -13,6 +13,9 @@ namespace cohort::python {
 /// From now on every cohort::Error that leaves this module is raised as its Python class.
 void translate_errors();
 
+/// For functions that Python calls without pybind11: the current C++ exception becomes Python's.
+void raise_current() noexcept;
+
 /// The exception object for an error.
 pybind11::object to_python(const Error& error);
 

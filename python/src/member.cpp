@@ -87,6 +87,17 @@ void Member::check_usable(const char* name) const {
            "this Communicator belongs to the process that formed it, and this is a forked child of it -- use it "
            "in the parent only; start processes that need a world of their own with 'spawn'");
   }
+  if (given_) {
+    refuse(name,
+           "this Communicator was given to a NamedEngine, which alone may use it -- use the engine's operations, or "
+           "give the engine a split() of this Communicator");
+  }
+}
+
+bool Member::has_left() const noexcept {
+  if (left_ || !given_) return left_;
+  const auto tenant = tenant_.lock();
+  return !tenant || tenant->has_left();
 }
 
 std::unique_lock<std::timed_mutex> Member::lock(const char* name) {
@@ -165,6 +176,15 @@ std::shared_ptr<Member> Member::add_group(Communicator communicator) {
   return member;
 }
 
+Communicator Member::give_over(const char* name, std::weak_ptr<Tenant> tenant) {
+  const std::unique_lock held = lock(name);
+  finish(std::nullopt);
+  check_usable(name);
+  given_ = true;
+  tenant_ = std::move(tenant);
+  return std::exchange(communicator_, {});
+}
+
 bool Member::finish(std::optional<Clock::time_point> until) {
   while (busy()) {
     const std::shared_ptr<Operation> next = running_.front();
@@ -199,6 +219,11 @@ void Member::leave(const LeaveOptions& options) {
   }
   for (const auto& group : std::exchange(groups_, {})) {
     if (const auto member = group.lock()) member->leave(options);
+  }
+  if (given_) {
+    left_ = true;
+    if (const auto tenant = tenant_.lock()) tenant->leave(options);
+    return;
   }
   std::optional<Clock::time_point> until;
   if (options.grace) until = Clock::now() + *options.grace;

@@ -50,6 +50,14 @@ struct LeaveOptions {
   bool failed = false;
 };
 
+/// What a Member's communicator was given to: it ends with the Member.
+class Tenant {
+ public:
+  virtual ~Tenant() = default;
+  virtual void leave(const LeaveOptions& options) = 0;
+  virtual bool has_left() const noexcept = 0;
+};
+
 class Member {
  public:
   /// Known to `leave_all` from now on.
@@ -73,9 +81,12 @@ class Member {
   Memory allocate(std::size_t bytes);
   void abort(const std::string& reason);
 
+  /// The communicator, once what is unfinished has ended; from now on it is the tenant's alone.
+  Communicator give_over(const char* name, std::weak_ptr<Tenant> tenant);
+
   /// Waits for what is unfinished, and leaves the world and those of its groups. In a forked child nothing is touched.
   void leave(const LeaveOptions& options);
-  bool has_left() const noexcept { return left_; }
+  bool has_left() const noexcept;
   bool in_child() const noexcept { return home_ != fork_generation(); }
 
   /// Nobody refers to it any more: what is unfinished goes on.
@@ -101,6 +112,8 @@ class Member {
   std::size_t reap_at_ = 16;
   std::vector<std::weak_ptr<Member>> groups_;
   bool left_ = false;
+  bool given_ = false;
+  std::weak_ptr<Tenant> tenant_;
 };
 
 template <class T>

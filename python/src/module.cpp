@@ -4,6 +4,7 @@
 #include "array_types.h"
 #include "bindings.h"
 #include "errors.h"
+#include "named.h"
 
 #include <cohort/join.h>
 
@@ -66,6 +67,7 @@ PYBIND11_MODULE(_core, module) {
   bind_memory(module);
   bind_work(module);
   bind_communicator(module);
+  bind_named(module);
   bind_formats(module);
   bind_permutation(module);
   module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
@@ -75,6 +77,7 @@ PYBIND11_MODULE(_core, module) {
       "leave_all",
       [](const py::object& grace, const std::string& reason, bool failed) {
         Member::leave_all({milliseconds_of(grace, "shutdown"), reason, failed});
+        NamedWorld::forget_all();
       },
       py::arg("grace"), py::arg("reason"), py::arg("failed"));
 }

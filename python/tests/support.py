@@ -78,9 +78,12 @@ needs_numpy = unittest.skipUnless(numpy, "NumPy is not installed")
 
 
 class World:
-    """N processes that run one script and meet at a file; `ends` waits for them. Nothing of it is left behind."""
+    """N processes that run one script and meet at a file; `ends` waits for them. Nothing of it is left behind.
 
-    def __init__(self, script, size, **environment):
+    arguments   give each process its rank and the size of the world as arguments
+    """
+
+    def __init__(self, script, size, arguments=False, **environment):
         self.folder = tempfile.TemporaryDirectory(prefix="cohort-python-")
         path = pathlib.Path(self.folder.name)
         (path / "script.py").write_text(script)
@@ -88,7 +91,7 @@ class World:
         env.update(COHORT_TIMEOUT=str(int(SECONDS)), FOLDER=str(path), **environment)
         self.ranks = [
             subprocess.Popen(
-                [sys.executable, str(path / "script.py")],
+                [sys.executable, str(path / "script.py"), *([str(rank), str(size)] if arguments else [])],
                 env=dict(env, TEST_INIT=f"file://{path}/meeting?rank={rank}&world_size={size}"),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -107,11 +107,15 @@ TEST(InitMethod, ReadsWhatItShould) {
   EXPECT_EQ(file->path, "/a/b");
   EXPECT_FALSE(file->rank);
   EXPECT_TRUE(parse_init_method("env://"));
+  const auto name = parse_init_method("unix://a name?rank=0&world_size=2");
+  ASSERT_TRUE(name);
+  EXPECT_EQ(name->name, "a name");
+  EXPECT_EQ(name->world_size, 2);
 }
 
 TEST(InitMethod, RefusesTheRest) {
   for (const char* text : {"", "tcp", "tcp://", "tcp://host", "tcp://host:0", "tcp://host:99999", "tcp://::1:80",
-                           "file://relative", "file:///", "http://host:1", "env://x", "tcp://h:1?rank=-1",
+                           "file://relative", "file:///", "http://host:1", "unix://", "env://x", "tcp://h:1?rank=-1",
                            "tcp://h:1?rank=1&rank=1", "tcp://h:1?size=1", "tcp://h:1?rank"}) {
     const auto parsed = parse_init_method(text);
     ASSERT_FALSE(parsed) << text;

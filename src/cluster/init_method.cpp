@@ -6,7 +6,7 @@ namespace cohort::cluster {
 namespace {
 
 tl::unexpected<Error> bad(std::string_view text, std::string_view why) {
-  return fail(ErrorCode::InvalidArgument, "init_method '{}': {} -- write env://, tcp://HOST:PORT or file:///PATH", text,
+  return fail(ErrorCode::InvalidArgument, "init_method '{}': {} -- write env://, tcp://HOST:PORT, file:///PATH or unix://NAME", text,
               why);
 }
 
@@ -64,6 +64,12 @@ Result<InitMethod> parse_init_method(std::string_view text) {
     if (rest.find('\0') != std::string_view::npos) return bad(text, "the path contains a NUL");
     method.kind = InitMethod::Kind::File;
     method.path = rest;
+    return method;
+  }
+  if (scheme == "unix") {
+    if (rest.empty() || rest.size() > 200) return bad(text, "the name has to have 1 to 200 bytes");
+    method.kind = InitMethod::Kind::Unix;
+    method.name = rest;
     return method;
   }
   return bad(text, fmt::format("'{}' is not a way to meet", scheme));

@@ -1,5 +1,5 @@
-// Where a program says its ranks meet: "env://", "tcp://HOST:PORT" or "file:///PATH", as torch.distributed writes them.
-// Pure functions.
+// Where a program says its ranks meet: "env://", "tcp://HOST:PORT" or "file:///PATH", as torch.distributed writes them,
+// or "unix://NAME". Pure functions.
 #pragma once
 
 #include "base/result.h"
@@ -12,10 +12,11 @@
 namespace cohort::cluster {
 
 struct InitMethod {
-  enum class Kind { Env, Tcp, File };
+  enum class Kind { Env, Tcp, File, Unix };
   Kind kind = Kind::Env;
   net::Address address;  ///< with Tcp; the port is not 0
   std::string path;      ///< with File; absolute
+  std::string name;      ///< with Unix; 1 to 200 bytes
   std::optional<int> rank;
   std::optional<int> world_size;
 };

@@ -95,6 +95,13 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
   return {};
 }
 
+// unix://: a name of the program's own choice, for processes of one host and one user.
+void settle_name(JoinPlan& plan, const std::string& name) {
+  plan.place = JoinPlan::Place::Rank0;
+  plan.endpoint.unix_name = "cohort-" + net::sha256_hex("unix://\n" + name).substr(0, 24);
+  plan.place_name = "unix://" + name;
+}
+
 Result<void> settle_master(JoinPlan& plan, const Environment& environment, net::Deadline deadline) {
   const std::string host = value_of(environment, env::kMasterAddr);
   const std::string port_text = value_of(environment, env::kMasterPort);
@@ -247,6 +254,10 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& enviro
   auto secret = find_secret(options, environment, job ? JoinPlan::Place::Job : JoinPlan::Place::Rank0);
   if (!secret) return tl::unexpected(secret.error());
   plan.secret = *std::move(secret);
+  if (!from_launcher && method->kind == InitMethod::Kind::Unix) {
+    settle_name(plan, method->name);
+    return plan;
+  }
   const auto settled = job             ? settle_job(plan, environment)
                        : from_launcher ? settle_master(plan, environment, deadline)
                                        : settle_place(plan, "tcp://", method->address, false, environment, deadline);

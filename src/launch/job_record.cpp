@@ -14,9 +14,9 @@ namespace cohort::launch {
 namespace {
 
 /// Never the whole environment: it may hold what is not for files.
-constexpr std::string_view kPrefixes[] = {"COHORT_",         "OMP_",        "MKL_",        "OPENBLAS_", "TORCH_",
-                                          "CUDA_",           "NCCL_",       "GLOO_",       "PYTHON",    "SLURM_",
-                                          "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"};
+constexpr std::string_view kPrefixes[] = {
+    "COHORT_", "OMP_",     "MKL_",   "OPENBLAS_", "TORCH_",          "CUDA_",       "NCCL_",
+    "GLOO_",   "HOROVOD_", "PYTHON", "SLURM_",    "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"};
 constexpr std::string_view kPrivate[] = {"TOKEN", "SECRET", "PASSWORD", "KEY"};
 
 nlohmann::ordered_json environment_that_matters() {

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 namespace cohort::launch {
 
@@ -18,11 +20,34 @@ std::string random_hex(std::size_t bytes) {
   return text;
 }
 
+namespace {
+
+/// Cohort's package `horovod` lies beside the command, so that whatever Python the program runs with finds it.
+void put_horovod_first(Environment& environment) {
+  const std::filesystem::path command = value_or_throw(sys::own_executable());
+  const std::filesystem::path folder = command.parent_path().parent_path() / "share/cohort/as-horovod";
+  std::error_code error;
+  if (!std::filesystem::exists(folder / "horovod/__init__.py", error)) {
+    raise(
+        ErrorCode::Unavailable,
+        "--as-horovod: there is no {}/horovod -- the command {} was installed without the Python package -- install it "
+        "with `pip install .` in a clone of Cohort",
+        folder.string(), command.string());
+  }
+  const auto others = environment.find("PYTHONPATH");
+  environment.set("PYTHONPATH", others && !others->empty() ? folder.string() + ":" + *others : folder.string());
+}
+
+}  // namespace
+
 JobSetup set_up_job(const RunOptions& options) {
   JobSetup setup;
   setup.environment = Environment::current();
   for (const std::string& assignment : options.environment) setup.environment.set(assignment);
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
+  setup.keep_logs = options.keep_logs;
+  setup.as_horovod = options.as_horovod;
+  if (options.as_horovod) put_horovod_first(setup.environment);
   setup.program = value_or_throw(resolve_program(options.program, setup.environment));
   const std::string host = sys::host_name();
   const int processes = options.processes == 0 ? sys::usable_cores() : options.processes;
@@ -56,11 +81,16 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   char* folder = ::get_current_dir_name();
   if (folder != nullptr) job.folder = folder;
   std::free(folder);  // NOLINT: get_current_dir_name allocates with malloc
-  job.log_folder = facts.run_folder + "/logs";
+  if (setup.keep_logs) job.log_folder = facts.run_folder + "/logs";
   job.input = InputReader::worth_reading(0);
   job.open_files = setup.open_files;
   for (int rank = host.first_rank; rank < host.first_rank + host.ranks; ++rank) {
     job.workers.push_back({rank, rank_environment(setup.plan, host, rank, facts)});
+    if (setup.as_horovod) {
+      auto more = horovod_environment(setup.plan, host, rank);
+      auto& all = job.workers.back().environment;
+      all.insert(all.end(), more.begin(), more.end());
+    }
   }
   return job;
 }

@@ -19,7 +19,9 @@ namespace cohort::launch {
 struct JobSetup {
   Plan plan;
   Program program;
-  Environment environment;       ///< of the workers, without what differs between ranks
+  Environment environment;  ///< of the workers, without what differs between ranks
+  bool keep_logs = true;
+  bool as_horovod = false;
   std::uint64_t open_files = 0;  ///< the limit that workers get: what it was before it was raised for ourselves
 };
 

@@ -40,6 +40,21 @@ TEST(PlanTest, RanksKnowTheirPlaceOnSeveralHosts) {
   }
 }
 
+TEST(RankEnvironmentTest, HorovodsNumbersOfHostsThatDiffer) {
+  const Plan plan = *make_plan({{"a", 1}, {"b", 3}, {"c", 2}}, 6);
+  const auto has = [](const std::vector<std::string>& env, const char* wanted) {
+    return std::find(env.begin(), env.end(), wanted) != env.end();
+  };
+  const auto b = horovod_environment(plan, plan.hosts[1], 2);
+  for (const char* wanted : {"HOROVOD_RANK=2", "HOROVOD_SIZE=6", "HOROVOD_LOCAL_RANK=1", "HOROVOD_LOCAL_SIZE=3",
+                             "HOROVOD_CROSS_RANK=0", "HOROVOD_CROSS_SIZE=2", "HOROVOD_HOSTNAME=b"}) {
+    EXPECT_TRUE(has(b, wanted)) << wanted;
+  }
+  const auto c = horovod_environment(plan, plan.hosts[2], 4);
+  EXPECT_TRUE(has(c, "HOROVOD_CROSS_RANK=2"));
+  EXPECT_TRUE(has(c, "HOROVOD_CROSS_SIZE=3"));
+}
+
 TEST(PortLeaseTest, UsablePortsAvoidEphemeralAndReservedOnes) {
   EXPECT_EQ(usable_ports("32768\t60999\n", "\n"), (std::vector<PortRange>{{10000, 32767}, {61000, 65535}}));
   EXPECT_EQ(usable_ports("10000 65000", "65001,65100-65200"), (std::vector<PortRange>{{65002, 65099}, {65201, 65535}}));

@@ -35,4 +35,24 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   return out;
 }
 
+std::vector<std::string> horovod_environment(const Plan& plan, const PlannedHost& host, int rank) {
+  const int local_rank = rank - host.first_rank;
+  int cross_rank = 0;
+  int cross_size = 0;
+  for (const PlannedHost& other : plan.hosts) {
+    if (other.ranks <= local_rank) continue;
+    if (other.index < host.index) ++cross_rank;
+    ++cross_size;
+  }
+  return {fmt::format("HOROVOD_HOSTNAME={}", host.name),
+          fmt::format("HOROVOD_RANK={}", rank),
+          fmt::format("HOROVOD_SIZE={}", plan.world_size),
+          fmt::format("HOROVOD_LOCAL_RANK={}", local_rank),
+          fmt::format("HOROVOD_LOCAL_SIZE={}", host.ranks),
+          fmt::format("HOROVOD_CROSS_RANK={}", cross_rank),
+          fmt::format("HOROVOD_CROSS_SIZE={}", cross_size),
+          "HOROVOD_CONTROLLER=gloo",
+          "HOROVOD_CPU_OPERATIONS=gloo"};
+}
+
 }  // namespace cohort::launch

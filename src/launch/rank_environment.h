@@ -22,4 +22,8 @@ struct JobFacts {
 /// plan.
 std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts);
 
+/// What horovodrun sets for programs that read it: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK, ... (names
+/// and meanings are Horovod's, runner/gloo_run.py; not its rendezvous, which is not there).
+std::vector<std::string> horovod_environment(const Plan& plan, const PlannedHost& host, int rank);
+
 }  // namespace cohort::launch

@@ -14,12 +14,15 @@
 #include "sys/signals.h"
 #include "sys/terminal.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 namespace cohort::launch {
@@ -50,6 +53,9 @@ class Supervisor {
   void on_exited(const Exited& exited);
   void on_signal(int signal);
   void on_reader_gone();
+  void watch_owner();
+  void on_owner_gone();
+  void remove_owners_folder();
   void say(const std::string& text) { display_.say(text); }
   void stop(const std::string& reason, int signal, milliseconds grace);
   void fail_start(const std::string& why);
@@ -68,6 +74,8 @@ class Supervisor {
   sys::TerminalGuard terminal_{0};
   std::optional<sys::SignalFd> signals_;
   Watch signal_watch_;
+  sys::UniqueFd owner_;
+  Watch owner_watch_;
   std::optional<net::Secret> secret_;
   std::unique_ptr<store::StoreServer> store_;
   std::optional<PortLease> port_;
@@ -83,6 +91,7 @@ class Supervisor {
   std::optional<int> stop_status_;  ///< the exit status, where it is not a rank's
   bool agent_lost_ = false;
   bool quiet_end_ = false;
+  bool owner_gone_ = false;
   int interrupts_ = 0;
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;
@@ -114,6 +123,8 @@ void Supervisor::prepare() {
   signal_watch_.on_readable([this] {
     while (const auto signal = signals_->next()) on_signal(*signal);
   });
+
+  watch_owner();
 
   RunFolderRequest request;
   request.path = options_.run_folder;
@@ -211,7 +222,8 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
   if (!options_.quiet) {
     const std::string threads =
         started.threads > 0 ? fmt::format(", {} thread{} each", started.threads, started.threads == 1 ? "" : "s") : "";
-    say(fmt::format("{}{}, run {}", to_string(setup_.plan), threads, folder_.shown));
+    say(fmt::format("{}{}{}", to_string(setup_.plan), threads,
+                    options_.keep_logs ? fmt::format(", run {}", folder_.shown) : ""));
   }
   log::info("launch", "job {} is not contained: {}", job_id_, kNotContained);
   write_record();
@@ -349,6 +361,41 @@ void Supervisor::on_reader_gone() {
   stop("nobody reads stdout any more", SIGTERM, options_.grace);
 }
 
+void Supervisor::watch_owner() {
+  if (!options_.owner_pid) return;
+  // A process that has ended leaves its children to another, so that a pid which is in use again is noticed.
+  if (::getppid() == *options_.owner_pid) owner_ = value_or_throw(sys::open_pidfd(*options_.owner_pid));
+  if (!owner_ || ::getppid() != *options_.owner_pid) {
+    raise(ErrorCode::Unavailable,
+          "the process that the job belongs to (pid {}) has ended or is not the one that started "
+          "this command",
+          *options_.owner_pid);
+  }
+  owner_watch_ = Watch(loop_, owner_.get());
+  owner_watch_.on_readable([this] { on_owner_gone(); });
+}
+
+void Supervisor::on_owner_gone() {
+  owner_watch_ = Watch();
+  owner_gone_ = true;
+  quiet_end_ = true;
+  if (stage_ == Stage::Ended) return loop_.stop();
+  if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
+  stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM, options_.grace);
+}
+
+void Supervisor::remove_owners_folder() {
+  if (!owner_gone_ || options_.owner_folder.empty()) return;
+  struct stat info {};
+  // Nothing that others can write into is ever removed as a whole.
+  if (::lstat(options_.owner_folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::getuid() ||
+      (info.st_mode & 077) != 0) {
+    return;
+  }
+  std::error_code error;
+  std::filesystem::remove_all(options_.owner_folder, error);
+}
+
 int Supervisor::running_ranks() const { return setup_.plan.world_size - static_cast<int>(endings_.size()); }
 
 void Supervisor::check_end() {
@@ -374,7 +421,7 @@ void Supervisor::finish() {
   end.stop_status = stop_status_;
   end.quiet = quiet_end_;
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
-  end.log_folder = folder_.shown + "/logs";
+  if (options_.keep_logs) end.log_folder = folder_.shown + "/logs";
   end.colour = sys::wants_colour(2);
   const Verdict verdict = judge(end);
   if (!verdict.text.empty()) display_.write_error(verdict.text);
@@ -384,11 +431,14 @@ void Supervisor::finish() {
   record_.exit_status = verdict.status;
   record_.reason = stop_reason_;
   write_record();
-  display_.drain(options_.output_timeout,
-                 fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
-                             "shown; the complete logs are in {}/logs",
-                             std::chrono::duration<double>(options_.output_timeout).count(), folder_.shown),
-                 [this] { loop_.stop(); });
+  remove_owners_folder();
+  display_.drain(
+      options_.output_timeout,
+      fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
+                  "shown{}",
+                  std::chrono::duration<double>(options_.output_timeout).count(),
+                  options_.keep_logs ? fmt::format("; the complete logs are in {}/logs", folder_.shown) : ""),
+      [this] { loop_.stop(); });
 }
 
 void Supervisor::write_record() {

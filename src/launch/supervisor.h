@@ -24,7 +24,12 @@ struct RunOptions {
   std::chrono::milliseconds grace = std::chrono::seconds(5);           ///< between asking ranks to end and killing them
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
-  bool quiet = false;                          ///< print only what the ranks print, and failures
+  bool keep_logs = true;    ///< the ranks' output, in files of the run's folder
+  bool as_horovod = false;  ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
+  /// A process without which nobody wants the job: its end ends it.
+  std::optional<int> owner_pid = {};
+  std::string owner_folder;  ///< private to the owner; removed if the owner ends first and can no longer do so
+  bool quiet = false;        ///< print only what the ranks print, and failures
   std::vector<std::string> command_line = {};  ///< for the record
 };
 

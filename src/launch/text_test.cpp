@@ -98,6 +98,42 @@ TEST(TailTest, KeepsTheLastLinesInBoundedMemory) {
   EXPECT_TRUE(tail.text().ends_with("x\nlast\n"));
 }
 
+TEST(TailTest, ATracebackIsShownFromItsFirstLineOn) {
+  const std::string header = "Traceback (most recent call last):\n";
+  const auto frames = [](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += "  File \"a.py\", line 1, in f\n    f()\n";
+    return text;
+  };
+  const auto noise = [](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += "noise " + std::to_string(i) + "\n";
+    return text;
+  };
+  const std::string error = header + frames(12) + "ValueError: the cause\n";
+  const auto shown = [](const std::string& text) {
+    Tail tail(20);
+    tail.append(text);
+    return tail.text();
+  };
+  EXPECT_EQ(shown(noise(50) + error), error);
+  EXPECT_EQ(shown(noise(50) + error + noise(30)), error + noise(30)) << "what comes after is no reason to lose it";
+  const std::string link = "\nDuring handling of the above exception, another exception occurred:\n\n";
+  const std::string second = header + frames(3) + "KeyError: 'x'\n";
+  EXPECT_EQ(shown(noise(50) + error + link + second), error + link + second);
+  EXPECT_EQ(shown(error + noise(5) + second + noise(20)), second + noise(20))
+      << "the last one, where they are not linked";
+  // A short one within the last lines changes nothing.
+  EXPECT_TRUE(shown(noise(50) + second).starts_with("noise "));
+  EXPECT_FALSE(shown("not " + error).starts_with("not ")) << "a header is a line of its own";
+
+  const std::string deep = shown(noise(50) + header + frames(100) + "RecursionError: too deep\n" + noise(40));
+  EXPECT_TRUE(deep.starts_with("...\n    f()\n")) << deep;
+  EXPECT_NE(deep.find("RecursionError: too deep\n...\nnoise 30\n"), std::string::npos) << deep;
+  EXPECT_TRUE(deep.ends_with("noise 39\n")) << deep;
+  EXPECT_LE(std::count(deep.begin(), deep.end(), '\n'), static_cast<std::ptrdiff_t>(kTracebackLines) + 2);
+}
+
 Ending ending(int rank, int code, int signal, double after, const char* text = "", bool before_stop = true) {
   Ending out;
   out.rank = rank;

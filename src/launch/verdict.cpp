@@ -31,8 +31,8 @@ Verdict judge(const JobEnd& end) {
     verdict.status = 1;
     verdict.text = "cohort: the job ended without word from all ranks\n";
   } else if (end.stop_status && !end.quiet) {
-    verdict.text = fmt::format("cohort: {}, after {:.1f} s; logs in {}\n",
-                               end.stop_reason.empty() ? "ended" : end.stop_reason, end.seconds, end.log_folder);
+    verdict.text = fmt::format("cohort: {}, after {:.1f} s{}\n", end.stop_reason.empty() ? "ended" : end.stop_reason,
+                               end.seconds, end.log_folder.empty() ? "" : "; logs in " + end.log_folder);
   }
   return verdict;
 }

@@ -30,6 +30,15 @@ TEST(Verdict, AGoodEndSaysNothing) {
   EXPECT_FALSE(verdict.failure);
 }
 
+TEST(Verdict, WhereNoLogsAreKeptNoneAreNamed) {
+  JobEnd end = two_ranks(0, 3);
+  end.log_folder.clear();
+  EXPECT_EQ(judge(end).text.find("logs"), std::string::npos) << judge(end).text;
+  end.stop_status = 130;
+  end.stop_reason = "told to end by SIGINT";
+  EXPECT_EQ(judge(end).text, "cohort: told to end by SIGINT, after 0.0 s\n");
+}
+
 TEST(Verdict, AFailedRankGivesStatusAndPostMortem) {
   const Verdict verdict = judge(two_ranks(0, 3));
   EXPECT_EQ(verdict.status, 3);

@@ -24,10 +24,33 @@ void Wakeup::notify() {
   changed_.notify_one();
 }
 
+void Wakeup::request() {
+  {
+    const std::lock_guard lock(mutex_);
+    requested_ = true;
+    if (lingering_) return;
+  }
+  changed_.notify_one();
+}
+
+void Wakeup::end_lingering() {
+  // The thread has either seen it, or sleeps.
+  { const std::lock_guard lock(mutex_); }
+  changed_.notify_one();
+}
+
 void Wakeup::wait_until(std::chrono::steady_clock::time_point limit) {
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, limit, [&] { return notified_; });
-  notified_ = false;
+  changed_.wait_until(lock, limit, [&] { return notified_ || requested_; });
+  notified_ = requested_ = false;
+}
+
+void Wakeup::linger(std::chrono::nanoseconds moment) {
+  const auto limit = std::chrono::steady_clock::now() + moment;
+  std::unique_lock lock(mutex_);
+  lingering_ = true;
+  changed_.wait_until(lock, limit, [&] { return notified_ || urgent_ > 0; });
+  lingering_ = false;
 }
 
 MessageDoorbell::MessageDoorbell(Communicator comm, std::shared_ptr<Wakeup> wakeup)

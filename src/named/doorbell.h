@@ -4,6 +4,7 @@
 
 #include <cohort/communicator.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -14,16 +15,37 @@
 namespace cohort::named {
 
 /// What an engine's thread sleeps on: users' requests, peers' rings and the clock. Any thread may notify.
+///
+/// Requests come in bursts. After a round the thread lingers: requests do not wake it then, so that many of them are
+/// found together, unless somebody waits for one.
 class Wakeup {
  public:
+  /// A ring, or an end.
   void notify();
+  /// A request has come that nobody waits for yet.
+  void request();
+  /// Somebody waits for a request until `relax`: there is no lingering meanwhile.
+  void urge() {
+    ++urgent_;
+    if (lingering_) end_lingering();
+  }
+  void relax() noexcept { --urgent_; }
+
   /// Returns once it has been notified since the last return, or at `limit`.
   void wait_until(std::chrono::steady_clock::time_point limit);
+  /// The same, for a moment, unless somebody is in a hurry; requests do not end it.
+  void linger(std::chrono::nanoseconds moment);
 
  private:
+  void end_lingering();
+
   std::mutex mutex_;
   std::condition_variable changed_;
   bool notified_ = false;
+  bool requested_ = false;
+  // Both sides write theirs and then read the other's, in sequential order: one of them sees it.
+  std::atomic<bool> lingering_{false};
+  std::atomic<int> urgent_{0};
 };
 
 class Doorbell {

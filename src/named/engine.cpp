@@ -22,27 +22,26 @@ Engine::~Engine() {
 int Engine::rank() const noexcept { return core_->rank(); }
 int Engine::size() const noexcept { return core_->size(); }
 
-Handle Engine::submit(Request request) {
-  std::vector<Request> one;
-  one.push_back(std::move(request));
-  return std::move(core_->submit(std::move(one)).front());
-}
-
+Handle Engine::submit(Request request) { return core_->submit(std::move(request)); }
 std::vector<Handle> Engine::submit(std::vector<Request> requests) { return core_->submit(std::move(requests)); }
 
 Handle Engine::join_async() { return core_->join(); }
 int Engine::join() { return join_async().outcome().last_joined; }
 
-Communicator Engine::form_group(std::span<const int> ranks) {
+Communicator Engine::form_group(std::span<const int> ranks) { return form_group_async(ranks).outcome().group; }
+
+Handle Engine::form_group_async(std::span<const int> ranks) {
   Request request;
   request.kind = Kind::Group;
   request.name = fmt::format("form_group [{}]", fmt::join(ranks, ", "));
   if (request.name.size() > kLongestName) request.name.resize(kLongestName);  // the list itself is compared
   request.splits.assign(ranks.begin(), ranks.end());
-  return submit(std::move(request)).outcome().group;
+  return submit(std::move(request));
 }
 
 void Engine::shutdown() { core_->shutdown(); }
+void Engine::begin_shutdown() { core_->begin_shutdown(); }
+bool Engine::ended() const noexcept { return core_->ended(); }
 Engine::Statistics Engine::statistics() const { return core_->statistics(); }
 
 }  // namespace cohort::named

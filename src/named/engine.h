@@ -83,10 +83,16 @@ class Engine {
   /// A communicator of these ranks, numbered as listed; every rank asks for the same list. Blocks. Belongs to no
   /// world on ranks that are not in the list.
   Communicator form_group(std::span<const int> ranks);
+  /// The same without waiting: the outcome's `group`.
+  Handle form_group_async(std::span<const int> ranks);
 
   /// Ends the engine on all ranks: what is outstanding fails with Aborted, on each. Blocks until the others have
   /// noticed, for at most shutdown_timeout, which aborts the communicator. Again: does nothing.
   void shutdown();
+  /// The same without waiting.
+  void begin_shutdown();
+  /// Whether it has ended, here: `shutdown` and the destructor do not wait any more.
+  bool ended() const noexcept;
 
   /// Counts since the engine was made, for tests and logs.
   struct Statistics {

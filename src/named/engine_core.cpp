@@ -14,6 +14,13 @@
 
 namespace cohort::named {
 
+namespace {
+
+// How long requests that nobody waits for are gathered. A round costs about 10 us of this rank and of all others.
+constexpr auto kLinger = std::chrono::microseconds(100);
+
+}  // namespace
+
 EngineCore::EngineCore(Communicator comm, EngineOptions options)
     : comm_(std::move(comm)),
       options_(std::move(options)),
@@ -53,24 +60,23 @@ void EngineCore::check_open() const {
   }
 }
 
-std::vector<Handle> EngineCore::submit(std::vector<Request> requests) {
+EngineCore::PendingPtr EngineCore::pending_of(Request request, Clock::time_point now) const {
+  auto signature = signature_of(request, size_);
+  if (!signature) throw signature.error();
+  auto pending = std::make_shared<Pending>();
+  pending->signature = *std::move(signature);
+  pending->request = std::move(request);
+  pending->state = std::make_shared<State>(wakeup_);
+  pending->since = now;
+  pending->report_at = now + std::min(options_.stall_after, timeout_);
+  return pending;
+}
+
+/// All or none.
+void EngineCore::enqueue(std::span<const PendingPtr> made) {
   if (in_child()) {
     raise(ErrorCode::InvalidArgument,
           "this engine belongs to the process that made it -- this is a forked child of it (pid {})", ::getpid());
-  }
-  const auto now = Clock::now();
-  std::vector<PendingPtr> made;
-  made.reserve(requests.size());
-  for (Request& request : requests) {
-    auto signature = signature_of(request, size_);
-    if (!signature) throw signature.error();
-    auto pending = std::make_shared<Pending>();
-    pending->signature = *std::move(signature);
-    pending->request = std::move(request);
-    pending->state = std::make_shared<State>();
-    pending->since = now;
-    pending->report_at = now + std::min(options_.stall_after, timeout_);
-    made.push_back(std::move(pending));
   }
   bool rouse = false;
   {
@@ -95,7 +101,21 @@ std::vector<Handle> EngineCore::submit(std::vector<Request> requests) {
     // Who finds it set knows that the thread will look before it sleeps.
     rouse = !made.empty() && !stirred_.exchange(true);
   }
-  if (rouse) wakeup_->notify();
+  if (rouse) wakeup_->request();
+}
+
+Handle EngineCore::submit(Request request) {
+  const PendingPtr made = pending_of(std::move(request), Clock::now());
+  enqueue(std::span(&made, 1));
+  return Handle(made->state);
+}
+
+std::vector<Handle> EngineCore::submit(std::vector<Request> requests) {
+  const auto now = Clock::now();
+  std::vector<PendingPtr> made;
+  made.reserve(requests.size());
+  for (Request& request : requests) made.push_back(pending_of(std::move(request), now));
+  enqueue(made);
   std::vector<Handle> handles;
   handles.reserve(made.size());
   for (const PendingPtr& pending : made) handles.emplace_back(pending->state);
@@ -104,7 +124,7 @@ std::vector<Handle> EngineCore::submit(std::vector<Request> requests) {
 
 Handle EngineCore::join() {
   if (in_child()) raise(ErrorCode::InvalidArgument, "join: this engine belongs to the parent process");
-  auto state = std::make_shared<State>();
+  auto state = std::make_shared<State>(wakeup_);
   {
     const std::lock_guard lock(mutex_);
     check_open();
@@ -116,9 +136,13 @@ Handle EngineCore::join() {
 
 void EngineCore::shutdown() {
   const std::lock_guard lock(shutdown_mutex_);
+  begin_shutdown();
+  if (thread_.joinable()) thread_.join();
+}
+
+void EngineCore::begin_shutdown() {
   stopping_ = true;
   wakeup_->notify();
-  if (thread_.joinable()) thread_.join();
 }
 
 Engine::Statistics EngineCore::statistics() const {
@@ -147,6 +171,7 @@ void EngineCore::run() noexcept {
     comm_.abort(error.what());
   }
   doorbell_.reset();
+  over_ = true;
 }
 
 // The plans of all ranks follow from these. Also the point at which ranks find each other, however late they come.
@@ -178,6 +203,7 @@ void EngineCore::serve() {
     const bool stalls = due();
     if (rung || stalls || stirred_ || stopping_) {
       if (!round()) return;
+      wakeup_->linger(kLinger);
       continue;
     }
     Clock::time_point limit;
@@ -200,7 +226,7 @@ bool EngineCore::due() {
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - pending->since);
     const bool waits = pending->stage == Pending::Stage::Described || pending->stage == Pending::Stage::Slot;
     if (now >= pending->report_at) {
-      if (waits) stalled_.push_back({name, waited.count(), waited >= timeout_});
+      if (waits) stalled_.push_back({std::string(name), waited.count(), waited >= timeout_});
       const auto expires = pending->since + timeout_;
       pending->report_at = now + options_.stall_after;
       if (expires > now) pending->report_at = std::min(pending->report_at, expires);

@@ -28,9 +28,12 @@ class EngineCore {
   EngineCore(const EngineCore&) = delete;
   EngineCore& operator=(const EngineCore&) = delete;
 
+  Handle submit(Request request);
   std::vector<Handle> submit(std::vector<Request> requests);
   Handle join();
   void shutdown();
+  void begin_shutdown();
+  bool ended() const noexcept { return over_; }
   Engine::Statistics statistics() const;
   bool in_child() const noexcept;
   int rank() const noexcept { return rank_; }
@@ -77,6 +80,8 @@ class EngineCore {
   };
 
   // engine_core.cpp: users' calls, the thread, endings
+  PendingPtr pending_of(Request request, Clock::time_point now) const;
+  void enqueue(std::span<const PendingPtr> made);
   void check_open() const;
   void run() noexcept;
   void agree_on_options();
@@ -126,7 +131,7 @@ class EngineCore {
   const std::shared_ptr<Wakeup> wakeup_ = std::make_shared<Wakeup>();
 
   mutable std::mutex mutex_;
-  std::unordered_map<std::string, PendingPtr> pending_;
+  std::unordered_map<std::string_view, PendingPtr> pending_;  // by the names of their own requests
   std::vector<PendingPtr> news_;     // at stage New
   std::vector<std::uint64_t> bits_;  // of those at stage Slot
   std::vector<PendingPtr> by_slot_;  // the same; null where the bit is not set
@@ -137,6 +142,7 @@ class EngineCore {
   std::optional<Error> ended_;
   std::atomic<bool> stirred_{false};  // something to be brought has come since the last contribution
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> over_{false};  // the thread has nothing more to do
 
   // The thread's own.
   std::unique_ptr<Doorbell> doorbell_;

@@ -1,12 +1,14 @@
 // Carrying out what all ranks have asked for. All ranks do it in the same order and with the same fusion; a rank that
 // has joined brings neutral elements and throws results away.
 #include "named/engine_core.h"
+#include "named/integers.h"
 #include "named/neutral.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <numeric>
 #include <utility>
 
@@ -29,6 +31,21 @@ std::vector<std::int64_t> times(std::span<const std::int64_t> rows, std::int64_t
 
 bool any(const std::vector<bool>& ranks) { return std::find(ranks.begin(), ranks.end(), true) != ranks.end(); }
 
+/// Integers that are to be scaled, or averaged over some of the ranks, are added up here and finished by hand.
+bool by_hand(const Signature& common, bool skips_ranks) noexcept {
+  if (is_scalable(common.dtype)) return false;
+  return common.prescale != 1 || common.postscale != 1 || (common.op == ReduceOp::Average && skips_ranks);
+}
+
+template <class Options>
+Options reduction_of(const Signature& common, bool manual) {
+  Options options;
+  options.op = manual && common.op == ReduceOp::Average ? ReduceOp::Sum : common.op;
+  options.prescale = manual ? 1 : common.prescale;
+  options.postscale = manual ? 1 : common.postscale;
+  return options;
+}
+
 void copy_over(const ConstBuffer& from, const Buffer& to) {
   if (from.data != nullptr && from.data != to.data && to.count > 0) std::memmove(to.data, from.data, to.bytes());
 }
@@ -37,7 +54,9 @@ void copy_over(const ConstBuffer& from, const Buffer& to) {
 
 void EngineCore::execute(std::vector<Ready> ready) {
   std::vector<Ready> wanted;
+  const auto now = Clock::now();
   for (Ready& one : ready) {
+    if (one.own) one.own->state->agreed_at = now;
     if (auto refused = refused_by_joined(*one.agreed, one.lacking)) {
       if (one.own) finish(std::span(&one.own, 1), refused);
       continue;
@@ -112,9 +131,10 @@ Buffer EngineCore::place(const Ready& one, std::vector<std::int64_t> shape) {
       outcome.data = one.own->request.allocate(result.shape);
       if (outcome.data == nullptr && count > 0) throw std::bad_alloc();
     } else {
-      std::shared_ptr<std::byte[]> memory(new std::byte[std::max<std::size_t>(bytes, 1)]);
-      outcome.data = memory.get();
-      outcome.owner = std::move(memory);
+      // On cache lines, as libraries of arrays like it.
+      constexpr std::align_val_t kAlignment{64};
+      outcome.data = ::operator new(std::max<std::size_t>(bytes, 1), kAlignment);
+      outcome.owner = std::shared_ptr<void>(outcome.data, [](void* data) { ::operator delete(data, kAlignment); });
     }
   } catch (const std::exception& error) {
     // The others are about to carry it out: they cannot go on without this rank.
@@ -130,21 +150,13 @@ Buffer EngineCore::place(const Ready& one, std::vector<std::int64_t> shape) {
 
 void EngineCore::run_reductions(std::span<const Ready> batch) {
   const Signature& common = batch.front().agreed->common;
-  AllReduceOptions options;
-  options.op = common.op;
-  options.prescale = common.prescale;
-  options.postscale = common.postscale;
-  options.timeout = operation_timeout();
   const std::vector<bool>& lacking = batch.front().lacking;
-  std::int64_t divisor = 0;
-  if (options_.joined_average == JoinedAverage::ActiveRanks && common.op == ReduceOp::Average && any(lacking)) {
-    if (is_scalable(common.dtype)) {
-      options.weight = lacking[static_cast<std::size_t>(rank_)] ? 0.0 : 1.0;
-    } else {
-      options.op = ReduceOp::Sum;
-      divisor = std::count(lacking.begin(), lacking.end(), false);
-    }
-  }
+  const bool average = common.op == ReduceOp::Average;
+  const bool skips = average && options_.joined_average == JoinedAverage::ActiveRanks && any(lacking);
+  const bool manual = by_hand(common, skips);
+  auto options = reduction_of<AllReduceOptions>(common, manual);
+  options.timeout = operation_timeout();
+  if (skips && !manual) options.weight = lacking[static_cast<std::size_t>(rank_)] ? 0.0 : 1.0;
   std::vector<Buffer> buffers;
   buffers.reserve(batch.size());
   for (const Ready& one : batch) {
@@ -157,17 +169,20 @@ void EngineCore::run_reductions(std::span<const Ready> batch) {
     }
   }
   const bool alone = batch.size() == 1;
-  if (alone && batch.front().own) {
+  if (alone && batch.front().own && !manual) {
     comm_.all_reduce(batch.front().own->request.input, buffers.front(), options).wait();
-  } else if (alone) {
+  } else if (alone && !manual) {
     comm_.all_reduce(buffers.front(), options).wait();
   } else {
     for (std::size_t i = 0; i < batch.size(); ++i) {
       if (batch[i].own) copy_over(batch[i].own->request.input, buffers[i]);
+      if (batch[i].own && manual) scale(buffers[i], common.prescale);
     }
     comm_.all_reduce(buffers, options).wait();
   }
-  if (divisor > 0) divide(buffers.front(), divisor);
+  if (!manual) return;
+  const std::int64_t ranks = skips ? std::count(lacking.begin(), lacking.end(), false) : size_;
+  for (const Buffer& one : buffers) scale(one, common.postscale, average ? ranks : 1);
 }
 
 void EngineCore::run_broadcasts(std::span<const Ready> batch) {
@@ -215,12 +230,18 @@ void EngineCore::run_reduce_scatter(const Ready& one) {
   shape[0] = rows[static_cast<std::size_t>(rank_)];
   const Buffer output = place(one, std::move(shape));
   if (common.count() == 0) return;
-  ReduceScatterOptions options;
-  options.op = common.op;
-  options.prescale = common.prescale;
-  options.postscale = common.postscale;
+  const bool manual = by_hand(common, false);
+  auto options = reduction_of<ReduceScatterOptions>(common, manual);
   options.timeout = operation_timeout();
-  comm_.reduce_scatter_v(one.own->request.input, output, times(rows, one.agreed->row_elements()), options).wait();
+  ConstBuffer input = one.own->request.input;
+  if (manual && common.prescale != 1) {
+    const Buffer scaled{scratch(bytes_of(common)), input.count, input.dtype};
+    copy_over(input, scaled);
+    scale(scaled, common.prescale);
+    input = scaled;
+  }
+  comm_.reduce_scatter_v(input, output, times(rows, one.agreed->row_elements()), options).wait();
+  if (manual) scale(output, common.postscale, common.op == ReduceOp::Average ? size_ : 1);
 }
 
 void EngineCore::run_all_to_all(const Ready& one) {

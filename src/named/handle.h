@@ -31,10 +31,12 @@ struct Outcome {
   Communicator group = {};                         ///< form_group: belongs to no world on ranks that are not in it
 };
 
-/// Shared by Handles and the engine, which ends it once.
+class Wakeup;
+
+/// Shared by Handles and the engine, which ends it once. Who waits for it urges the engine.
 class State final : public comm::WorkState {
  public:
-  State();
+  explicit State(std::shared_ptr<Wakeup> engine);
   void wait() override;
   bool wait_for(std::chrono::nanoseconds limit) override;
   bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
@@ -44,10 +46,14 @@ class State final : public comm::WorkState {
 
   /// The engine's, before it ends.
   Outcome result;
+  /// When all ranks had asked for it (unset if they never did), and when it ended: for timelines.
+  std::chrono::steady_clock::time_point agreed_at = {};
+  std::chrono::steady_clock::time_point ended_at = {};
   void end(std::optional<Error> error);
 
  private:
   const int process_;
+  const std::shared_ptr<Wakeup> engine_;
   std::mutex mutex_;
   std::condition_variable ended_;
   std::atomic<bool> done_{false};
@@ -66,13 +72,30 @@ class Handle {
   /// As `wait`, for at most `limit`; false if it is not done by then.
   bool wait_for(std::chrono::nanoseconds limit) { return state_->wait_for(limit) && (wait(), true); }
   bool done() const noexcept { return state_->done(); }
+  /// Waits likewise, and leaves the error to whoever asks for it. True if the operation is done.
+  bool block(std::optional<std::chrono::nanoseconds> limit) {
+    if (limit) return state_->wait_for(*limit);
+    state_->wait();
+    return true;
+  }
   /// Calls `callback` on the engine's thread once it is done, or at once. It must not throw, block or call the engine.
   void on_done(std::function<void()> callback) { state_->on_done(std::move(callback)); }
+  /// The error of an operation that is done; null if it succeeded. Who asks is taken to have heard of it.
+  const Error* failure() const noexcept {
+    const auto& error = state_->outcome();
+    if (!error) return nullptr;
+    state_->reported = true;
+    return &*error;
+  }
+  bool at_home() const noexcept { return state_->at_home(); }
   /// Waits, then gives the outcome.
   const Outcome& outcome() {
     wait();
     return state_->result;
   }
+  /// Of an operation that is done: see State.
+  std::chrono::steady_clock::time_point agreed_at() const noexcept { return state_->agreed_at; }
+  std::chrono::steady_clock::time_point ended_at() const noexcept { return state_->ended_at; }
   /// The same operation as a Work.
   Work work() const { return Work(state_); }
 

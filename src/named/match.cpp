@@ -87,7 +87,9 @@ std::optional<Error> refused_by_joined(const Agreed& operation, const std::vecto
   // There is nothing that these factors turn into a neutral element.
   const double prescale = operation.common.prescale;
   const ReduceOp op = operation.common.op;
-  const bool no_neutral = kind == Kind::AllReduce && ((op == ReduceOp::Product && prescale != 1) ||
+  // Integers are scaled before neutral elements come in.
+  const bool scales = kind == Kind::AllReduce && is_scalable(operation.common.dtype);
+  const bool no_neutral = scales && ((op == ReduceOp::Product && prescale != 1) ||
                                                       ((op == ReduceOp::Min || op == ReduceOp::Max) && prescale == 0));
   if (!needs_all && !root_joined && !no_neutral) return std::nullopt;
   const char* const needs = root_joined ? "the root's data" : no_neutral ? "data wherever it scales" : "every rank";

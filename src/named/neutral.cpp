@@ -64,18 +64,6 @@ void fill_bool(Buffer to, ReduceOp op) {
   fill(to, static_cast<std::uint8_t>(conjunction ? 1 : 0));
 }
 
-template <class T>
-void divide_as(Buffer data, std::int64_t divisor) {
-  T* const values = static_cast<T*>(data.data);
-  for (std::int64_t i = 0; i < data.count; ++i) {
-    if constexpr (std::is_signed_v<T>) {
-      values[i] = static_cast<T>(static_cast<std::int64_t>(values[i]) / divisor);
-    } else {
-      values[i] = static_cast<T>(static_cast<std::uint64_t>(values[i]) / static_cast<std::uint64_t>(divisor));
-    }
-  }
-}
-
 }  // namespace
 
 void fill_neutral(Buffer to, ReduceOp op, double prescale) {
@@ -97,20 +85,6 @@ void fill_neutral(Buffer to, ReduceOp op, double prescale) {
     case DType::Bool: return fill_bool(to, op);
     case DType::Complex64: return fill_complex<float>(to, op, flipped);
     case DType::Complex128: return fill_complex<double>(to, op, flipped);
-  }
-}
-
-void divide(Buffer data, std::int64_t divisor) {
-  switch (data.dtype) {
-    case DType::Int8: return divide_as<std::int8_t>(data, divisor);
-    case DType::Int16: return divide_as<std::int16_t>(data, divisor);
-    case DType::Int32: return divide_as<std::int32_t>(data, divisor);
-    case DType::Int64: return divide_as<std::int64_t>(data, divisor);
-    case DType::UInt8: return divide_as<std::uint8_t>(data, divisor);
-    case DType::UInt16: return divide_as<std::uint16_t>(data, divisor);
-    case DType::UInt32: return divide_as<std::uint32_t>(data, divisor);
-    case DType::UInt64: return divide_as<std::uint64_t>(data, divisor);
-    default: return;
   }
 }
 

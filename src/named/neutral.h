@@ -10,7 +10,5 @@ namespace cohort::named {
 /// neutral once it has been multiplied by `prescale`, which is 1 for products and not 0 for minima and maxima.
 void fill_neutral(Buffer to, ReduceOp op, double prescale = 1);
 
-/// Divides integers by `divisor` (at least 1), rounding toward zero as the core's average does. Integer types only.
-void divide(Buffer data, std::int64_t divisor);
 
 }  // namespace cohort::named

@@ -1,6 +1,7 @@
 // The pure parts: what is asked for, matching, table, cache, fusion, neutral elements.
 #include "named/cache.h"
 #include "named/fusion.h"
+#include "named/integers.h"
 #include "named/match.h"
 #include "named/neutral.h"
 #include "named/request.h"
@@ -291,13 +292,33 @@ TEST(NamedNeutral, ChangesNoBitOfAnyReduction) {
   });
 }
 
-TEST(NamedNeutral, DividesTowardZero) {
+TEST(NamedIntegers, DividesTowardZero) {
   std::array<std::int32_t, 3> values{7, -7, 1};
   divide(std::span(values), 2);
   EXPECT_EQ(values, (std::array<std::int32_t, 3>{3, -3, 0}));
   std::array<std::uint8_t, 2> small{255, 6};
   divide(std::span(small), 3);
   EXPECT_EQ(small, (std::array<std::uint8_t, 2>{85, 2}));
+}
+
+TEST(NamedIntegers, ScalesTowardZeroAndIntoTheRange) {
+  std::array<std::int32_t, 4> values{7, -7, 49, 2'000'000'000};
+  scale(std::span(values), 0.5);
+  EXPECT_EQ(values, (std::array<std::int32_t, 4>{3, -3, 24, 1'000'000'000}));
+  scale(std::span(values), -4);
+  EXPECT_EQ(values, (std::array<std::int32_t, 4>{-12, 12, -96, std::numeric_limits<std::int32_t>::min()}));
+  std::array<std::uint8_t, 3> small{3, 100, 200};
+  scale(std::span(small), 1.5, 2);
+  EXPECT_EQ(small, (std::array<std::uint8_t, 3>{2, 75, 150}));
+  scale(std::span(small), -1);
+  EXPECT_EQ(small, (std::array<std::uint8_t, 3>{0, 0, 0}));
+  // 49 times the double nearest to 1/49 is less than 1.
+  std::array<std::int64_t, 2> wide{49, std::numeric_limits<std::int64_t>::max()};
+  scale(std::span(wide), 1, 49);
+  EXPECT_EQ(wide, (std::array<std::int64_t, 2>{1, std::numeric_limits<std::int64_t>::max() / 49}));
+  wide[1] = std::numeric_limits<std::int64_t>::max();
+  scale(std::span(wide), 2);
+  EXPECT_EQ(wide, (std::array<std::int64_t, 2>{2, std::numeric_limits<std::int64_t>::max()}));
 }
 
 }  // namespace

@@ -132,8 +132,9 @@ Result<Signature> signature_of(const Request& request, int size) {
       return refuse(request, "{} of {} does not exist", cohort::to_string(own.op), cohort::to_string(own.dtype));
     }
     if (!std::isfinite(own.prescale) || !std::isfinite(own.postscale)) return refuse(request, "a scale is not finite");
-    if ((own.prescale != 1 || own.postscale != 1) && !is_scalable(own.dtype)) {
-      return refuse(request, "scales go with floating and complex types only, not with {}",
+    const bool of_bits = own.dtype == DType::Bool || !supports(DType::Float32, own.op);
+    if ((own.prescale != 1 || own.postscale != 1) && of_bits) {
+      return refuse(request, "scales go with numbers, not with {} of {}", cohort::to_string(own.op),
                     cohort::to_string(own.dtype));
     }
   }

@@ -50,6 +50,7 @@ struct Request {
   OutputAllocator allocate = {};
   ReduceOp op = ReduceOp::Average;
   int root = 0;  ///< of a broadcast, a rank of the engine's communicator
+  /// Integers are scaled in double precision, rounded toward zero and to the nearest that the type holds.
   double prescale = 1;
   double postscale = 1;
   /// all_to_all: rows for each rank, adding up to shape[0]. Empty: equal parts.

@@ -335,6 +335,13 @@ std::vector<std::string> own_arguments() {
   return words;
 }
 
+Result<UniqueFd> open_pidfd(pid_t pid) {
+  UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!fd) return fail(ErrorCode::Unavailable, "process {}: pidfd_open: {}", pid, errno_text(errno));
+  ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
+  return fd;
+}
+
 Result<std::string> own_executable() {
   char path[4096];
   const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);

@@ -110,6 +110,9 @@ std::pair<std::uint64_t, std::uint64_t> raise_open_files_limit();
 /// This process's arguments, as they were given.
 std::vector<std::string> own_arguments();
 
+/// Becomes readable when the process ends. Fails with Unavailable if there is none.
+Result<UniqueFd> open_pidfd(pid_t pid);
+
 /// Path of the running executable.
 Result<std::string> own_executable();
 

@@ -353,6 +353,42 @@ TEST(Launch, PythonProgramsAndModules) {
   EXPECT_NE(no_python.err.find("VIRTUAL_ENV is /no/such/env"), std::string::npos) << no_python.err;
 }
 
+TEST(Launch, ThePythonTracebackOfTheFailingRankIsShownWhole) {
+  const std::string program =
+      "import os, sys, time\n"
+      "def f(n):\n"
+      "  if n: return f(n - 1)\n"
+      "  raise ValueError('the cause')\n"
+      "if os.environ['RANK'] == '0': time.sleep(100)\n"
+      "try: f(2)\n"
+      "except ValueError as error:\n"
+      "  import traceback; traceback.print_exc()\n"
+      "  for i in range(25): print('noise', i, file=sys.stderr)\n"
+      "  sys.exit(5)\n";
+  const auto finished = run({{"run", "-np", "2", "prog.py"}, {}, program, false, false, "cp input prog.py"});
+  EXPECT_EQ(finished.status, 5);
+  EXPECT_NE(finished.err.find("cohort:   > Traceback (most recent call last):\n"), std::string::npos) << finished.err;
+  EXPECT_NE(finished.err.find("cohort:   > ValueError: the cause\ncohort:   > noise 0\n"), std::string::npos)
+      << finished.err;
+  EXPECT_NE(finished.err.find("cohort:   > noise 24\n"), std::string::npos) << finished.err;
+}
+
+TEST(Launch, WithoutLogsTheRunFolderHasTheRecordOnly) {
+  const auto finished = run(
+      {{"run", "-np", "1", "--no-logs", "--run-dir", "kept", "sh", "-c", "echo shown; ls kept > /dev/stderr; exit 3"}});
+  EXPECT_EQ(finished.status, 3);
+  EXPECT_NE(finished.out.find("shown"), std::string::npos);
+  EXPECT_NE(finished.err.find("job.json"), std::string::npos) << finished.err;
+  EXPECT_EQ(finished.err.find("logs"), std::string::npos) << finished.err;
+}
+
+TEST(Launch, AnOwnerThatIsNotTheParentIsRefused) {
+  const auto finished = run({{"run", "-np", "1", "--owner", "1", "sh", "-c", "echo started"}});
+  EXPECT_EQ(finished.status, 127);
+  EXPECT_EQ(finished.out, "");
+  EXPECT_NE(finished.err.find("(pid 1) has ended or is not the one"), std::string::npos) << finished.err;
+}
+
 TEST(Launch, UnmodifiedTorchDistributedProgramRuns) {
   const auto has = run({{"run", "-q", "-np", "1", "probe.py"},
                         {},

@@ -1,0 +1,158 @@
+"""Finds the command `cohort` that belongs to this package, runs it, and shows its output as it comes."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import pathlib
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+
+from cohort.errors import Unavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+# The command gives its ranks a few seconds to end, and kills what is left; this is for a command that does not.
+_SECONDS_TO_END = 45.0
+_KEPT_WORDS = 16 * 1024
+
+
+def _candidates() -> Iterator[pathlib.Path]:
+    package = pathlib.Path(__file__).resolve().parent
+    # A build folder: build/PRESET/python/cohort beside build/PRESET/bin. The files are links, so ask the module.
+    from cohort import _core
+
+    for folder in (pathlib.Path(_core.__file__).resolve().parent, package):
+        if folder.parent.name == "python":
+            yield folder.parent.parent / "bin" / "cohort"
+    # An installed wheel: beside its site-packages, in the scripts folder of whatever scheme it was installed with.
+    for parent in package.parents:
+        if parent.name in ("lib", "lib64"):
+            yield parent.parent / "bin" / "cohort"
+            break
+    yield pathlib.Path(sysconfig.get_path("scripts")) / "cohort"
+    yield pathlib.Path(sysconfig.get_path("scripts", f"{os.name}_user")) / "cohort"
+    yield pathlib.Path(sys.executable).parent / "cohort"
+
+
+def find() -> str:
+    """The path of the command: beside the package, in the scripts folders of this Python, or on PATH.
+
+    Raises Unavailable, which names where it looked.
+    """
+    looked = []
+    for path in _candidates():
+        if os.access(path, os.X_OK) and path.is_file():
+            return str(path)
+        if str(path) not in looked:
+            looked.append(str(path))
+    found = shutil.which("cohort")
+    if found:
+        return found
+    raise Unavailable(
+        f"cannot start ranks -- there is no command `cohort` at {', '.join(looked)} or on PATH -- `pip install .` in a "
+        "clone of Cohort installs it; in a build folder, `ninja cohort` builds it"
+    )
+
+
+class _Stream:
+    """One of the command's two streams, on its way to sys.stdout or sys.stderr of now (a notebook's cell has its own)."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def show(self, data: bytes) -> str:
+        text = self.decoder.decode(data, final=not data)
+        target = getattr(sys, self.name)
+        if text and target is not None:
+            try:
+                target.write(text)
+            except UnicodeEncodeError:
+                encoding = target.encoding or "ascii"
+                target.write(text.encode(encoding, "replace").decode(encoding))
+            target.flush()
+        return text
+
+
+class Job:
+    """A running `cohort run`. Its output appears while `wait` waits, in the thread that waits."""
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: os.PathLike[str]) -> None:
+        """`words`: options and program. `folder`: the caller removes it, the command if the caller dies before."""
+        command = [find(), "run", "--owner", str(os.getpid()), "--owner-folder", os.fspath(folder), *words]
+        # A session of its own: a Ctrl-C at the terminal comes to this process alone, which hands it on once.
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._words = ""
+
+    @property
+    def last_words(self) -> str:
+        """The last of what was on the command's stderr: the ranks' lines, and its own, which begin with "cohort: "."""
+        return self._words
+
+    def wait(self) -> int:
+        """Shows the output until the job has ended. Returns the command's exit status (128 + signal where one killed it).
+
+        What interrupts the wait (a KeyboardInterrupt, an error of sys.stdout) ends the job and is raised again once
+        nothing of it is left; a second KeyboardInterrupt kills the ranks.
+        """
+        try:
+            self._pump(None)
+            status = self._process.wait(_SECONDS_TO_END)
+        except BaseException as reason:
+            self._end(signal.SIGINT if isinstance(reason, KeyboardInterrupt) else signal.SIGTERM)
+            raise
+        return status if status >= 0 else 128 - status
+
+    def _end(self, number: int) -> None:
+        deadline = time.monotonic() + _SECONDS_TO_END
+        self._process.send_signal(number)
+        while True:
+            try:
+                self._pump(deadline)
+                self._process.wait(max(0.1, deadline - time.monotonic()))
+                break
+            except KeyboardInterrupt:
+                self._process.send_signal(signal.SIGINT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # its guard ends the ranks
+                self._process.wait()
+                break
+            except Exception:
+                # Nobody here takes the output; the command need not wait for that.
+                for pipe in (self._process.stdout, self._process.stderr):
+                    if pipe is not None:
+                        pipe.close()
+
+    def _pump(self, deadline: float | None) -> None:
+        """Until both streams have ended, or the deadline (time.monotonic) has passed."""
+        with selectors.DefaultSelector() as selector:
+            for pipe, name in ((self._process.stdout, "stdout"), (self._process.stderr, "stderr")):
+                if pipe is not None and not pipe.closed:
+                    selector.register(pipe, selectors.EVENT_READ, _Stream(name))
+            while selector.get_map():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                for key, _ in selector.select(left):
+                    data = os.read(key.fd, 65536)
+                    text = key.data.show(data)
+                    if key.data.name == "stderr":
+                        self._words = (self._words + text)[-_KEPT_WORDS:]
+                    if not data:
+                        selector.unregister(key.fileobj)
+                        key.fileobj.close()

@@ -1,0 +1,288 @@
+"""`cohort.run`: a function of this program, or of a notebook, on N processes."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import operator
+import os
+import pathlib
+import pickle
+import re
+import shutil
+import sys
+import tempfile
+
+from cohort import _command, _pickling
+from cohort._rank_call import write_private
+from cohort.errors import InvalidArgument, RankFailed, Timeout, Unavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any, Union
+
+    from cohort._rank_call import Outcome
+
+    Processes = Union[int, str]
+
+# Sources of notebook cells are for tracebacks only; no notebook has more.
+_MOST_SOURCE = 4 << 20
+_BOOTSTRAP = """\
+import sys
+sys.path[:] = {path!r}
+if __name__ == "__main__":
+    from cohort._rank_call import main
+    sys.exit(main({folder!r}))
+"""
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: Processes = "auto",
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    start_timeout: float = 30.0,
+    prefix: str = "rank",
+    quiet: bool = False,
+    run_dir: str | os.PathLike[str] | None = None,
+    executable: str | None = None,
+    options: Sequence[str] = (),
+) -> list[Any]:
+    """Calls `fn(*args, **kwargs)` on `np` new processes of this host and returns what each returned, by rank.
+
+    fn             any function: of a module, of `__main__`, of a notebook, a lambda. With cloudpickle installed it is sent
+                   by value, with the globals it uses; without, it has to be importable from a module
+    args, kwargs   its arguments, sent to each rank
+    np             the number of processes, or "auto": one for each core that this process may use
+    env            variables for the ranks, over this process's environment, which they inherit whole
+    timeout        seconds for the whole job; default: none
+    start_timeout  seconds for all ranks to be running
+    prefix         what stands before each line that a rank prints: "rank" (host:rank), "full" (time and stream too), "none"
+    quiet          print only what the ranks print, and failures
+    run_dir        where the record of the run and the complete output of each rank are kept; default: nowhere
+    executable     the Python to run; default: this one, with this one's sys.path
+    options        more options of `cohort run`
+
+    The ranks are fresh processes (nothing is forked) under `cohort run`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+    MASTER_PORT are set, `cohort.init()` finds the others. What they print appears here as it comes. A KeyboardInterrupt
+    ends them all, and so does the end of this process.
+
+    Raises what `fn` raised on the first rank to fail, from a RankFailed that has that rank's traceback; RankFailed itself
+    where the exception cannot be sent, the rank was killed or left no result; Timeout; InvalidArgument for arguments that
+    have no meaning or cannot be sent; Unavailable where nothing can be started.
+    """
+    if not callable(fn):
+        raise InvalidArgument(f"run: fn is {fn!r}, which cannot be called -- give a function, and its arguments as args=(...)")
+    outcomes = call_on_ranks(
+        fn,
+        args,
+        dict(kwargs or {}),
+        words=job_words(np, timeout, start_timeout, prefix, quiet, options),
+        environment=environment_of(env),
+        run_dir=run_dir,
+        executable=executable,
+        all_values=True,
+    )
+    return [_load(rank, outcome) for rank, outcome in enumerate(outcomes)]
+
+
+def job_words(
+    np: Processes,
+    timeout: float | None = None,
+    start_timeout: float = 30.0,
+    prefix: str = "rank",
+    quiet: bool = False,
+    options: Sequence[str] = (),
+) -> list[str]:
+    """The options of `cohort run`. Raises InvalidArgument for wrong ones that it could only complain of later."""
+    if np != "auto":
+        try:
+            np = operator.index(np)  # type: ignore[arg-type]
+        except TypeError:
+            raise InvalidArgument(f'run: np is {np!r} -- a number of processes or "auto" is wanted') from None
+        if np < 1:
+            raise InvalidArgument(f"run: np is {np} -- at least one process is needed")
+    if prefix not in ("rank", "full", "none"):
+        raise InvalidArgument(f'run: prefix is {prefix!r} -- "rank", "full" or "none" is wanted')
+    words = ["-np", str(np), "--prefix", prefix, "--start-timeout", str(float(start_timeout))]
+    if timeout is not None:
+        if not timeout > 0:
+            raise InvalidArgument(f"run: timeout is {timeout} -- seconds above 0, or None")
+        words += ["--timeout", str(float(timeout))]
+    if quiet:
+        words.append("--quiet")
+    return [*words, *map(str, options)]
+
+
+def environment_of(more: Mapping[str, str] | None) -> dict[str, str]:
+    """This process's environment and more."""
+    environment = dict(os.environ)
+    for name, value in (more or {}).items():
+        environment[str(name)] = str(value)
+    return environment
+
+
+def call_on_ranks(
+    fn: Callable[..., Any],
+    args: Iterable[Any],
+    kwargs: dict[str, Any],
+    *,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    run_dir: str | os.PathLike[str] | None = None,
+    executable: str | None = None,
+    all_values: bool,
+) -> list[Outcome]:
+    """The ranks' outcomes, all of them good; `all_values` False: only rank 0's has a value. Raises as `run`."""
+    call = _pickling.dump_call(fn, args, kwargs)
+    name = re.sub(r"\W+", "-", getattr(fn, "__name__", "") or "function").strip("-")[:40] or "function"
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-run-"))  # 0700
+    try:
+        write_private(folder / "call", call)
+        write_private(folder / "sources", pickle.dumps(_notebook_sources()))
+        if all_values:
+            (folder / "all-values").touch()
+        program = folder / f"{name}.py"
+        program.write_text(_BOOTSTRAP.format(path=_search_path(executable), folder=str(folder)), encoding="utf-8")
+        kept = folder / "run" if run_dir is None else pathlib.Path(run_dir)
+        words = [*words, "--run-dir", str(kept), *(["--no-logs"] if run_dir is None else [])]
+        python = executable or sys.executable
+        job = _command.Job([*words, "--no-python", "--", python, str(program)], environment, folder)
+        status = job.wait()
+        return _outcomes(folder, kept, status, job.last_words)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _search_path(executable: str | None) -> list[str]:
+    """Where the ranks look for modules: where this process does, so that what is known here by name is found there."""
+    here = os.getcwd()
+    package = str(pathlib.Path(sys.modules["cohort"].__file__ or "").absolute().parent.parent)
+    if executable is not None and executable != sys.executable:
+        return [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    path = [here if not entry else os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+    return path if package in path else [*path, package]
+
+
+def _notebook_sources() -> dict[str, list[str]]:
+    sources: dict[str, list[str]] = {}
+    size = 0
+    for name, entry in list(linecache.cache.items()):
+        if len(entry) != 4 or os.path.exists(name) or not entry[2]:
+            continue
+        size += sum(map(len, entry[2]))
+        if size > _MOST_SOURCE:
+            break
+        sources[name] = list(entry[2])
+    return sources
+
+
+def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, words: str) -> list[Outcome]:
+    try:
+        record = json.loads((run_folder / "job.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        record = {}
+    size = record.get("world_size", 0)
+    outcomes: dict[int, Outcome] = {}
+    for rank in range(size):
+        path = folder / f"outcome-{rank}"
+        if path.exists():
+            outcomes[rank] = pickle.loads(path.read_bytes())
+    failed = {rank: outcome for rank, outcome in outcomes.items() if "error" in outcome}
+    verdict = record.get("failure")
+    if status == 0 and not failed:
+        missing = [rank for rank in range(size) if rank not in outcomes]
+        if missing or not size:
+            raise RankFailed(
+                f"rank {missing[0] if missing else '?'} of {size} ended well and returned nothing -- its process ended "
+                "inside the function (os._exit, exec?) -- return from the function instead",
+                rank=missing[0] if missing else None,
+                status=0,
+            )
+        return [outcomes[rank] for rank in range(size)]
+    if verdict is not None and verdict["rank"] not in failed:
+        # Killed, or ended in native code: there is no exception.
+        raise job_failure(status, words, record)
+    if failed:
+        rank = min(failed, key=lambda one: (failed[one]["follows"], failed[one]["at"]))
+        host = _host_of(record, rank)
+        raise _rank_exception(rank, size, host, failed[rank], status)
+    raise job_failure(status, words, record)
+
+
+def _host_of(record: Mapping[str, Any], rank: int) -> str | None:
+    for host in record.get("hosts", ()):
+        if host["first_rank"] <= rank < host["first_rank"] + host["ranks"]:
+            return str(host["name"])
+    return None
+
+
+def job_failure(status: int, words: str, record: Mapping[str, Any]) -> Exception:
+    """The exception for a job that ended with this status and without an exception of Python's that could be sent."""
+    said = [line[len("cohort: ") :] for line in words.splitlines() if line.startswith("cohort: ")]
+    last = said[-1].strip() if said else f"`cohort run` ended with status {status}"
+    verdict = record.get("failure")
+    if verdict is not None:
+        rank = verdict["rank"]
+        lines = verdict["last_stderr"].rstrip()
+        return RankFailed(
+            f"rank {rank} of {record['world_size']} (host {verdict['host']}) failed: {verdict['status']}, after "
+            f"{verdict['after_seconds']:.1f} s" + (f" -- the last lines of its stderr:\n{lines}" if lines else ""),
+            rank=rank,
+            host=verdict["host"],
+            status=status,
+        )
+    if status == 124:
+        return Timeout(f"run: {last}")
+    if status in (2, 127):
+        return Unavailable(f"run: {last}")
+    return RankFailed(f"the job ended with status {status} -- {last}", status=status)
+
+
+def _rank_exception(rank: int, size: int, host: str | None, outcome: Outcome, status: int) -> Exception:
+    """What to raise: the rank's own exception, if it could be sent, else RankFailed."""
+    where = f"rank {rank} of {size}" + (f" (host {host})" if host else "")
+    text = outcome["traceback"].rstrip()
+    if outcome["where"] == "load":
+        message = (
+            f"{where} cannot read the call -- {outcome['error']} -- the ranks run {sys.executable} with this process's "
+            "sys.path; what cannot be imported there can be sent by value: cloudpickle.register_pickle_by_value(module)"
+        )
+    elif outcome["where"] == "result":
+        message = f"the result of {where} cannot be sent back -- {outcome['error']} -- return plain values, arrays or tensors"
+    else:
+        message = f"{where} raised {outcome['error']}"
+    failure = RankFailed(f"{message}\n\n{text}" if text else message, rank=rank, host=host, status=status, traceback=text)
+    failure.cause = outcome["error"]
+    data = outcome.get("exception")
+    if data is not None:
+        try:
+            original = pickle.loads(data)
+        except Exception:
+            return failure
+        if isinstance(original, Exception):
+            original.__cause__ = failure
+            return original
+    return failure
+
+
+def _load(rank: int, outcome: Outcome) -> Any:
+    value = outcome["value"]
+    assert value is not None
+    try:
+        return pickle.loads(value)
+    except Exception as error:
+        raise RankFailed(
+            f"the result of rank {rank} cannot be read here -- {type(error).__name__}: {error} -- return plain values, "
+            "arrays or tensors",
+            rank=rank,
+        ) from error
+
+
+def first_value(outcomes: Sequence[Outcome]) -> Any:
+    """What rank 0 returned."""
+    return _load(0, outcomes[0])

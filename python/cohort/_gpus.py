@@ -1,0 +1,45 @@
+"""Which NVIDIA GPUs a program on this host may use, found out without CUDA: a context in the driver would cost memory."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SECONDS_FOR_SMI = 20.0
+
+
+def of_host() -> int:
+    """The number of GPUs of this host: as nvidia-smi lists them, else as device files."""
+    command = shutil.which("nvidia-smi")
+    if command is not None:
+        try:
+            listed = subprocess.run(
+                [command, "-L"], capture_output=True, text=True, timeout=_SECONDS_FOR_SMI, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+        else:
+            return len(re.findall(r"^GPU \d+:", listed.stdout, re.MULTILINE)) if listed.returncode == 0 else 0
+    return sum(re.fullmatch(r"/dev/nvidia\d+", path) is not None for path in glob.glob("/dev/nvidia*"))
+
+
+def usable(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; in the order in which CUDA numbers them."""
+    count = of_host()
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or not count:
+        return [str(i) for i in range(count)]
+    names = []
+    for name in (part.strip() for part in chosen.split(",")):
+        # CUDA takes the list up to the first entry that names no device.
+        if not name or (name.lstrip("-").isdigit() and not 0 <= int(name) < count):
+            break
+        names.append(name)
+    return names

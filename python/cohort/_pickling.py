@@ -1,0 +1,76 @@
+"""How functions, arguments, results and exceptions travel between a driver and the ranks it starts: by cloudpickle where
+it is installed, else by pickle, which knows functions and classes only by the module they can be imported from."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+
+from cohort.errors import InvalidArgument
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+_GET_CLOUDPICKLE = "install cloudpickle (`pip install cloudpickle`; Debian: python3-cloudpickle)"
+
+
+class NotImportable(pickle.PicklingError):
+    """A function or class that exists in the running program only."""
+
+
+class _ByReference(pickle.Pickler):
+    """pickle would write `__main__.train` without a word, and the rank's own `__main__` has no such thing."""
+
+    def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, (types.FunctionType, type)):
+            module = getattr(obj, "__module__", None)
+            name = getattr(obj, "__qualname__", "")
+            if module == "__main__" or "<" in name:
+                kind = "class" if isinstance(obj, type) else "function"
+                raise NotImportable(f"{kind} {name} exists in this program only: no module has it for the ranks to import")
+        return NotImplemented
+
+
+def dumps(value: object) -> bytes:
+    """The value as bytes for another process. Raises whatever pickling it raises; NotImportable where only cloudpickle,
+    which is not installed, could do it."""
+    try:
+        import cloudpickle
+    except ImportError:
+        buffer = io.BytesIO()
+        _ByReference(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        return buffer.getvalue()
+    return cloudpickle.dumps(value)
+
+
+def dump_call(function: object, args: Iterable[object], kwargs: dict[str, object]) -> bytes:
+    """(function, args, kwargs) as bytes. Raises InvalidArgument, which names the part that cannot be sent, and why."""
+    args = tuple(args)
+    try:
+        return dumps((function, args, kwargs))
+    except Exception as error:
+        part, reason = _culprit(function, args, kwargs) or ("the call", error)
+        advice = "give what can be sent (numbers, arrays, names of files), and open or make the rest inside the function"
+        if isinstance(reason, NotImportable):
+            advice = f"{_GET_CLOUDPICKLE}, or put it into a module and import it from there"
+        raise InvalidArgument(
+            f"{part} cannot be sent to the ranks -- {type(reason).__name__}: {reason} -- {advice}"
+        ) from error
+
+
+def _culprit(
+    function: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[str, Exception] | None:
+    name = getattr(function, "__name__", type(function).__name__)
+    parts = [(f"the function {name} or something that it refers to", function)]
+    parts += [(f"argument {i} of {name}", value) for i, value in enumerate(args)]
+    parts += [(f"argument {key!r} of {name}", value) for key, value in kwargs.items()]
+    for label, value in parts:
+        try:
+            dumps(value)
+        except Exception as error:
+            return label, error
+    return None

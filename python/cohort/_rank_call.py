@@ -1,0 +1,133 @@
+"""What a rank does that `cohort.run` has started: reads the call from the job's private folder, calls the function, and
+leaves in the folder how it went.
+
+The folder holds `call` (pickled function and arguments), `sources` (lines of notebook cells, for tracebacks) and, of each
+rank that has got so far, `outcome-RANK`: a pickled dict of plain values, see `Outcome`.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pickle
+import stat
+import sys
+import time
+import traceback
+
+from cohort import _pickling
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional, TypedDict
+
+    class Outcome(TypedDict, total=False):
+        value: Optional[bytes]  # pickled; None where nobody wants it
+        error: str  # "ValueError: text", where it failed
+        where: str  # "call", "load" (of the call) or "result" (pickling it)
+        kind: str  # the exception's qualified class
+        traceback: str
+        exception: Optional[bytes]  # pickled, where that is possible
+        follows: bool  # it failed because another rank had
+        at: float  # time.monotonic(), one clock for all processes of a host
+
+
+# Failures of a rank that tell of another one's.
+_FOLLOWING = {"PeerLost", "Aborted", "HorovodInternalError"}
+
+
+def write_private(path: pathlib.Path, data: bytes) -> None:
+    """A whole file or none."""
+    aside = path.with_name(f".{path.name}.new")
+    with open(aside, "wb") as file:
+        file.write(data)
+    os.replace(aside, path)
+
+
+def main(folder_name: str) -> int:
+    """Returns the exit status of the rank."""
+    folder = pathlib.Path(folder_name)
+    rank = int(os.environ["RANK"])
+    info = folder.stat()
+    if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
+        print(f"cohort: {folder} is not private to this user; nothing in it is read", file=sys.stderr)
+        return 1
+    _learn_sources(folder)
+    sys.argv = [sys.argv[0]]
+    wants_value = rank == 0 or os.path.exists(folder / "all-values")
+    try:
+        function, args, kwargs = pickle.loads((folder / "call").read_bytes())
+    except KeyboardInterrupt:
+        return 130
+    except BaseException as error:
+        return _failed(folder, rank, error, "load")
+    try:
+        value = function(*args, **kwargs)
+    except KeyboardInterrupt:
+        return 130  # the driver knows; a traceback from each rank would tell nobody anything
+    except SystemExit as ending:
+        if ending.code not in (None, 0):
+            return _failed(folder, rank, ending, "call")
+        value = None
+    except BaseException as error:
+        return _failed(folder, rank, error, "call")
+    try:
+        outcome: Outcome = {"value": _pickling.dumps(value) if wants_value else None}
+        write_private(folder / f"outcome-{rank}", pickle.dumps(outcome))
+    except Exception as error:
+        return _failed(folder, rank, error, "result")
+    return 0
+
+
+def _failed(folder: pathlib.Path, rank: int, error: BaseException, where: str) -> int:
+    own = error.__traceback__
+    if where == "call" and own is not None:
+        own = own.tb_next  # begins in the user's function, not here
+    text = "".join(traceback.format_exception(type(error), error, own))
+    if where == "result":
+        text = ""  # all its lines would be pickle's
+    outcome: Outcome = {
+        "error": "".join(traceback.format_exception_only(type(error), error)).strip(),
+        "where": where,
+        "kind": type(error).__qualname__,
+        "traceback": text,
+        "exception": _exception_bytes(error) if where == "call" else None,
+        "follows": any(kind.__name__ in _FOLLOWING for kind in type(error).__mro__),
+        "at": time.monotonic(),
+    }
+    try:
+        write_private(folder / f"outcome-{rank}", pickle.dumps(outcome))
+    except OSError as trouble:
+        print(f"cohort: rank {rank} cannot leave word of its failure: {trouble}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.write(text or f"the result of this rank cannot be sent back: {outcome['error']}\n")
+    sys.stderr.flush()
+    # What the end of the process says to the other ranks.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code & 0xFF or 1
+    return 1
+
+
+def _exception_bytes(error: BaseException) -> bytes | None:
+    """None for what the driver should not raise as it is, and for what cannot be read again (a class whose __init__
+    wants more than `args`)."""
+    if not isinstance(error, Exception):
+        return None
+    try:
+        data = _pickling.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        return None
+    return data
+
+
+def _learn_sources(folder: pathlib.Path) -> None:
+    import linecache
+
+    try:
+        sources = pickle.loads((folder / "sources").read_bytes())
+    except OSError:
+        return
+    for name, lines in sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

@@ -1,0 +1,107 @@
+"""Makes "cohort" a backend of torch.distributed, whenever torch comes. Imports no torch.
+
+torch 2.5 and later finds `autoload` by the entry point of the wheel; for every other torch, `import cohort` is enough,
+before or after `import torch`: what waits for torch is one entry in sys.meta_path, which goes once it has been used.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+# Its class Backend holds the registry. torch/distributed/__init__.py imports it.
+_REGISTRY = "torch.distributed.distributed_c10d"
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    from cohort.distributed.create import create
+
+    return create(options, backend_options)
+
+
+def register(registry: ModuleType | None = None) -> bool:
+    """Registers the backend with the torch that is imported. True if it is registered; doing so again does nothing."""
+    registry = registry or sys.modules.get(_REGISTRY)
+    backend = getattr(registry, "Backend", None)
+    if backend is None or not hasattr(backend, "register_backend"):
+        return False
+    if "COHORT" in backend._plugins:
+        return True
+    import inspect
+
+    arguments: dict[str, Any] = {"extended_api": True}
+    # torch 1.13 knows neither devices nor several backends in one group.
+    if "devices" in inspect.signature(backend.register_backend).parameters:
+        arguments["devices"] = ["cpu"]
+    backend.register_backend("cohort", _create, **arguments)
+    return True
+
+
+def autoload() -> None:
+    """For torch's entry points. What fails here must not keep torch from being imported."""
+    try:
+        wait_for_torch()
+    except Exception as error:  # noqa: BLE001
+        import warnings
+
+        warnings.warn(f'"cohort" is no backend of torch.distributed here -- {type(error).__name__}: {error}', stacklevel=2)
+
+
+def wait_for_torch() -> None:
+    """Registers the backend now, or as soon as torch.distributed has been imported."""
+    if not register() and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    """Lets the others find the module, and looks at it once it has been executed."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname != _REGISTRY:
+            return None
+        for finder in sys.meta_path:
+            if isinstance(finder, _Finder) or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    _register_after(spec.loader, self)
+                return spec
+        return None
+
+
+def _register_after(loader: Any, finder: _Finder) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+        try:
+            register(module)
+        except Exception as error:  # noqa: BLE001 -- torch can be used without us
+            import warnings
+
+            warnings.warn(f'"cohort" is no backend of torch.distributed here -- {error}', stacklevel=2)
+
+    # On this loader object only: it loads this one module.
+    loader.exec_module = exec_module
+
+
+def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """torch.distributed.monitored_barrier for the backend "cohort": returns once all ranks of the group have come.
+
+    group           a process group of torch.distributed; default: the world
+    timeout         seconds or a timedelta; default: the group's own
+    wait_all_ranks  taken for torch's sake: every missing rank is named in any case
+
+    Raises cohort.Timeout, naming the ranks that have not come; the group cannot be used afterwards. A group of another
+    backend is handed to torch's own function, which knows Gloo.
+    """
+    from cohort.distributed.monitored import monitored_barrier as check
+
+    check(group, timeout, wait_all_ranks)

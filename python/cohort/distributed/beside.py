@@ -1,0 +1,82 @@
+"""Other backends in one group: "cpu:cohort,cuda:nccl". Tensors of other devices go to theirs.
+
+torch keeps a process group that is written in Python as the whole group, and so never makes the others of such a list.
+They are made here, as torch makes them, and put beside.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+import cohort
+
+
+def asked_for() -> dict[str, str]:
+    """Backends by device, without ours, that the group being made is to have. torch tells a backend's maker nothing of
+    them; the function that calls it knows."""
+    frame = sys._getframe(1)
+    for _ in range(8):
+        if frame is None:
+            return {}
+        if frame.f_globals is c10d.__dict__ and "backend_config" in frame.f_locals:
+            devices = frame.f_locals["backend_config"].get_device_backend_map()
+            return {device: name for device, name in devices.items() if name != "cohort"}
+        frame = frame.f_back
+    return {}
+
+
+def attach(group: Any, backends: dict[str, str], options: Any, backend_options: Any) -> None:
+    """Gives the group the backends of other devices. Raises Unavailable for what this torch does not have."""
+    if not backends:
+        return
+    container = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+    for device, name in backends.items():
+        store = c10d.PrefixStore(f"cohort/{device}/", options.store)
+        backend, kind = _make(name, device, store, options, backend_options)
+        container._register_backend(torch.device(device), kind, backend)
+        # For what torch's C++ does not ask Python about.
+        group._register_backend(torch.device(device), kind, backend)
+        container._set_default_backend(kind)
+    group.set_beside(container, list(backends))
+
+
+def _make(name: str, device: str, store: Any, options: Any, backend_options: Any) -> tuple[Any, Any]:
+    types = dist.ProcessGroup.BackendType
+    rank, size = options.group_rank, options.group_size
+    if name == "gloo" and dist.is_gloo_available():
+        backend = c10d.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
+        backend._set_sequence_number_for_group()
+        return backend, types.GLOO
+    if name == "nccl" and dist.is_nccl_available():
+        own = backend_options
+        if own is None:
+            own = c10d.ProcessGroupNCCL.Options()
+            own.is_high_priority_stream = False
+        own._timeout = options.timeout
+        if hasattr(own, "global_ranks_in_group"):
+            own.global_ranks_in_group = options.global_ranks_in_group
+            own.group_name = str(options.group_id)
+        backend = c10d.ProcessGroupNCCL(store, rank, size, own)
+        backend._set_sequence_number_for_group()
+        return backend, types.NCCL
+    plugin = dist.Backend._plugins.get(name.upper())
+    if plugin is not None:
+        if plugin.extended_api:
+            inner = c10d._DistributedBackendOptions()
+            for field in ("group_rank", "group_size", "timeout", "group_id", "global_ranks_in_group"):
+                setattr(inner, field, getattr(options, field))
+            inner.store = store
+            made = plugin.creator_fn(inner, backend_options)
+        else:
+            made = plugin.creator_fn(store, rank, size, options.timeout)
+        if not isinstance(made, dist.ProcessGroup):
+            return made, types.CUSTOM
+    raise cohort.Unavailable(
+        f'init_process_group("cpu:cohort,{device}:{name}"): the backend {name} is not in this torch ({torch.__version__}), or '
+        "cannot stand beside another -- beside cohort can be nccl, gloo, and others' that are written in C++"
+    )

@@ -1,0 +1,220 @@
+"""How a process group of torch.distributed becomes a world of Cohort: what torch calls for each group.
+
+The ranks of a group meet through torch's store, which anybody who reaches it can read and write: it carries names and
+addresses, never a secret. Every rank claims its place in it once; rank 0 looks at all claims and says where to meet.
+There, a Unix socket's name on one host, the core lets in this user's processes only, with the job's secret if it has one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, Optional
+
+
+import torch.distributed as dist
+
+import cohort
+from cohort.distributed import beside
+from cohort.distributed.group import ProcessGroup
+
+# torch's stores wait as long for a key, and cohort.join for its ranks.
+_LONGEST_MEETING = 300.0
+
+
+def create(options: Any, backend_options: Any) -> ProcessGroup:
+    """For torch: the group that `options` (a _DistributedBackendOptions) describes. Raises cohort.Error."""
+    rank, size, name = options.group_rank, options.group_size, str(options.group_id)
+    timeout = _seconds(options.timeout)
+    others = beside.asked_for()
+    if size == 1:
+        communicator = cohort.join(alone=True, timeout=timeout)
+    else:
+        meeting = _Meeting(options.store, name, rank, size, min(timeout, _LONGEST_MEETING))
+        communicator = meeting.hold(timeout)
+    is_world = not list(options.global_ranks_in_group)
+    group = ProcessGroup(options.store, communicator, is_world)
+    beside.attach(group, others, options, backend_options)
+    return group
+
+
+def _seconds(timeout: Optional[datetime.timedelta]) -> float:
+    if not isinstance(timeout, datetime.timedelta):
+        return 1800.0
+    if timeout <= datetime.timedelta(0):
+        raise cohort.InvalidArgument(f'init_process_group("cohort"): a timeout of {timeout} has no meaning -- give one above 0')
+    return timeout.total_seconds()
+
+
+@dataclass
+class _Claim:
+    """What a rank says of itself."""
+
+    process: str  # tells processes apart
+    host: str  # equal where an abstract Unix name is the same
+    where: str  # for messages
+
+    @staticmethod
+    def mine() -> "_Claim":
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            host = f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
+        return _Claim(_PROCESS(), host, f"host {socket.gethostname()}, pid {os.getpid()}")
+
+    def encode(self) -> bytes:
+        return json.dumps([self.process, self.host, self.where]).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> "_Claim":
+        try:
+            process, host, where = json.loads(data)
+            return _Claim(str(process), str(host), str(where))
+        except (ValueError, TypeError) as error:
+            raise cohort.Corrupt(
+                f'init_process_group("cohort"): {data[:80]!r} in torch\'s store is no claim of Cohort\'s -- another program '
+                "uses the store, or another version of Cohort"
+            ) from error
+
+
+_token: tuple[int, str] = (0, "")
+
+
+def _PROCESS() -> str:
+    global _token
+    if _token[0] != os.getpid():  # a forked child is a process of its own
+        _token = (os.getpid(), secrets.token_hex(8))
+    return f"{os.getpid()} {_token[1]}"
+
+
+class _Meeting:
+    """The ranks of one group, from their claims to the world."""
+
+    def __init__(self, store: Any, name: str, rank: int, size: int, patience: float) -> None:
+        self.store, self.name, self.rank, self.size = store, name, rank, size
+        self.until = time.monotonic() + patience
+        self.patience = patience
+        self.claim = _Claim.mine()
+
+    def hold(self, timeout: float) -> cohort.Communicator:
+        number = self._claim_rank()
+        address = self._call(number) if self.rank == 0 else self._hear(number)
+        return cohort.join(
+            address,
+            rank=self.rank,
+            world_size=self.size,
+            group_name=f"torch {self.name}"[:200],
+            join_timeout=max(1.0, self._left()),
+            timeout=timeout,
+        )
+
+    def _left(self) -> float:
+        return self.until - time.monotonic()
+
+    def _key(self, what: str, number: int, rank: int = 0) -> str:
+        return f"cohort/{number}/{what}/{rank}"
+
+    def _claim_rank(self) -> int:
+        """How often this rank of the group has been claimed. More than once is right only for the same process, which
+        has destroyed its group and forms it anew in a store that has outlived it (that of torchrun's agent)."""
+        number = int(self.store.add(f"cohort/claims/{self.rank}", 1))
+        self._put(self._key("claim", number, self.rank), self.claim.encode())
+        if number == 1:
+            return number
+        previous = self._get(self._key("claim", number - 1, self.rank), 2.0)
+        holder = _Claim.decode(previous) if previous is not None else None
+        if holder is not None and holder.process == self.claim.process:
+            return number
+        reason = (
+            f"rank {self.rank} is taken: {holder.where if holder else 'another process'} has claimed it in this store, and "
+            f"this process ({self.claim.where}) claims it too"
+        )
+        # Whoever waits in vain for this rank, or for an earlier one of this number, is told.
+        for waited_for in range(max(1, number - 1), number + 1):
+            self._verdict(waited_for, error=reason)
+        raise cohort.InvalidArgument(
+            f'init_process_group("cohort"), group "{self.name}": {reason} -- give each process a rank of its own; with '
+            "file://, name a fresh file for each job (this one is an earlier job's, or another's)"
+        )
+
+    def _put(self, key: str, value: bytes) -> None:
+        self.store.set(key, value)
+        self.store.add(f"{key}/there", 1)
+
+    def _get(self, key: str, seconds: float) -> Optional[bytes]:
+        """None if the key does not come in time."""
+        if not hasattr(self.store, "check"):
+            # torch 1.13: a wait that has timed out leaves the store's connection unusable.
+            until, pause = time.monotonic() + seconds, 0.001
+            while int(self.store.add(f"{key}/there", 0)) == 0:
+                if time.monotonic() > until:
+                    return None
+                time.sleep(pause)
+                pause = min(2 * pause, 0.02)
+        else:
+            try:
+                self.store.wait([key], datetime.timedelta(seconds=max(0.001, seconds)))
+            except dist.DistStoreError:
+                return None
+        return bytes(self.store.get(key))
+
+    def _verdict(self, number: int, address: str = "", error: str = "") -> str:
+        """The first verdict stands. Returns the address in it; raises what it says instead."""
+        key, mine = self._key("verdict", number), json.dumps([address, error])
+        said = bytes(self.store.compare_set(key, "", mine)).decode() or mine
+        self._put(key, said.encode())  # once more: what compare_set sets wakes nobody in some stores
+        return self._take(said) if address else ""
+
+    def _take(self, said: str) -> str:
+        address, error = json.loads(said)
+        if error:
+            raise cohort.Aborted(
+                f'init_process_group("cohort"), group "{self.name}", rank {self.rank} ({self.claim.where}): {error}'
+            )
+        # Whatever the store says, only this host's processes of this user are met.
+        if not str(address).startswith("unix://"):
+            raise cohort.Corrupt(f"torch's store says to meet at {address!r}, which is no address of Cohort's")
+        return str(address)
+
+    def _call(self, number: int) -> str:
+        """Rank 0: where to meet, once all have come."""
+        missing = []
+        for rank in range(1, self.size):
+            said = self._get(self._key("claim", number, rank), self._left() if not missing else 0.001)
+            if said is None:
+                missing.append(rank)
+                continue
+            claim = _Claim.decode(said)
+            if claim.host != self.claim.host:
+                reason = (
+                    f"rank 0 ({self.claim.where}) and rank {rank} ({claim.where}) share no host, or no network namespace, and "
+                    'the backend "cohort" moves data through shared memory'
+                )
+                self._verdict(number, error=reason)
+                raise cohort.Unavailable(
+                    f'init_process_group("cohort"), group "{self.name}": {reason} -- run all ranks on one host, or use '
+                    '"gloo" between hosts'
+                )
+        if missing:
+            some = ", ".join(map(str, missing[:32])) + (", ..." if len(missing) > 32 else "")
+            reason = f"{len(missing)} of {self.size} ranks did not come within {self.patience:g} s: {some}"
+            self._verdict(number, error=reason)
+            raise cohort.Timeout(
+                f'init_process_group("cohort"), group "{self.name}", rank 0 ({self.claim.where}): {reason} -- were all '
+                "started, with the same address, and do all call it?"
+            )
+        return self._verdict(number, address=f"unix://torch {secrets.token_hex(16)}")
+
+    def _hear(self, number: int) -> str:
+        """The other ranks: where rank 0 says."""
+        # Rank 0 ends a meeting that is late; its word needs a moment.
+        said = self._get(self._key("verdict", number), self._left() + 3.0)
+        if said is None:
+            raise cohort.Timeout(
+                f'init_process_group("cohort"), group "{self.name}", rank {self.rank} ({self.claim.where}): rank 0 did not '
+                f"say within {self.patience:g} s where to meet -- has it been started, and does it call it?"
+            )
+        return self._take(said.decode())

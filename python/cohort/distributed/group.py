@@ -1,0 +1,189 @@
+"""The process group: torch.distributed's operations on a Communicator of Cohort's.
+
+Results are delivered into the tensors that the caller gave, wherever they lie; contiguous ones are used without a copy.
+What a rank does wrong is refused on all of them (cohort.Mismatch), and the group stays usable.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from typing import Any, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+
+import cohort
+from cohort.distributed import completion, environment
+from cohort.distributed.group_moves import Moves
+from cohort.distributed.group_reductions import Reductions
+from cohort.distributed.messages import Messages
+from cohort.distributed.work import Failed, Work, for_caller
+
+_numbers = itertools.count()
+# What is unfinished when a group is destroyed may go on for so long.
+_GRACE_SECONDS = 30.0
+
+
+class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
+    """One rank's handle of a group. Use it through torch.distributed."""
+
+    def __init__(self, store: Any, communicator: cohort.Communicator, is_world: bool = False) -> None:
+        dist.ProcessGroup.__init__(self, communicator.rank(), communicator.size())
+        self.communicator = communicator
+        self._store = store
+        self._rank, self._size = communicator.rank(), communicator.size()
+        self._timeout: Optional[float] = None
+        self._number = next(_numbers)
+        self._line = (self._number, "collectives")
+        self._started = 0
+        self._name, self._description = "", "undefined"
+        self._coalesced: Optional[list[Work]] = None
+        self._beside: Any = None
+        self._beside_devices: list[str] = []
+        self._filled = environment.fill(communicator) if is_world else []
+
+    # --- who it is ---
+
+    def getBackendName(self) -> str:  # noqa: N802 -- torch's name
+        return "cohort"
+
+    # C++ keeps the name with the backends that a group has, and this one has none.
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), *map(torch.device, self._beside_devices)]
+
+    def _get_backend(self, device: Any) -> Any:
+        kind = torch.device(device).type
+        return self._beside._get_backend(torch.device(device)) if kind in self._beside_devices else self
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_tensor_alloc = False
+    supports_time_estimate = False
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._started
+
+    def set_beside(self, container: Any, devices: list[str]) -> None:
+        """Backends of other devices (beside.py)."""
+        self._beside, self._beside_devices = container, devices
+
+    # --- how operations begin ---
+
+    def _elsewhere(self, tensor: Any) -> Any:
+        """The group of another device's backend, if the tensor is for it."""
+        if self._beside is not None and isinstance(tensor, torch.Tensor) and tensor.device.type in self._beside_devices:
+            return self._beside
+        return None
+
+    def _limit(self, opts: Any) -> Optional[float]:
+        """Of an operation, in seconds; None: the group's own."""
+        timeout = getattr(opts, "timeout", None)
+        seconds = timeout.total_seconds() if timeout is not None else 0
+        return seconds if seconds > 0 else self._timeout
+
+    def _begin(self, call: Any, *arguments: Any, **how: Any) -> Any:
+        """Starts an operation of the core. What ranks do to each other is told by the Work, however early it is known;
+        wrong arguments are told at once."""
+        try:
+            return call(*arguments, **how, async_op=True)
+        except cohort.InvalidArgument:
+            raise
+        except cohort.Error as error:
+            return Failed(error)
+
+    def _work(
+        self,
+        name: str,
+        core: Any,
+        outputs: Sequence[Any],
+        written: Sequence[Any] = (),
+        line: Any = None,
+        source: int = -1,
+    ) -> Work:
+        self._started += 1
+
+        def deliver() -> None:
+            for one in written:
+                one.deliver()
+
+        work = Work(name, line or self._line, (core,), outputs, deliver, source)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _start_coalescing(self, *_: Any) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, *_: Any) -> Work:
+        works, self._coalesced = self._coalesced or [], None
+
+        def deliver() -> None:
+            for work in works:
+                work.wait()
+
+        core = [one for work in works for one in work._core]
+        return Work("coalesced", (self._number, "coalesced"), core, [t for work in works for t in work._outputs], deliver)
+
+    # --- waiting for each other, and ends ---
+
+    def barrier(self, opts: Any = None) -> Any:
+        core = self._begin(self.communicator.barrier, timeout=self._limit(opts))
+        return for_caller(self._work("barrier", core, []))
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Raises cohort.Timeout, naming every rank that has not come."""
+        self.communicator.barrier(timeout=timeout if timeout is not None else self._timeout)
+
+    def abort(self, reason: str = "aborted by the program") -> None:
+        """Ends the group on all ranks: what is under way and what comes raises cohort.Aborted."""
+        if self._beside is not None and hasattr(self._beside, "abort"):
+            self._beside.abort()
+        if not self.communicator.has_left:
+            self.communicator.abort(reason)
+        self._leave()
+
+    def shutdown(self) -> None:
+        """Leaves the group, once what is under way has ended; that is given 30 s."""
+        if self._beside is not None and hasattr(self._beside, "shutdown"):
+            self._beside.shutdown()
+        self._leave()
+
+    def _leave(self) -> None:
+        self.communicator.leave(grace=_GRACE_SECONDS, reason=f"rank {self._rank} has destroyed the process group")
+        completion.forget(lambda line: line[0] == self._number)
+        environment.take_back(self._filled)
+
+    def __del__(self) -> None:
+        # torch 1.13 destroys a group by forgetting it.
+        environment.take_back(getattr(self, "_filled", []))

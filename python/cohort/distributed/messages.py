@@ -1,0 +1,46 @@
+"""Messages between two ranks of a process group. They progress apart from its collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import cohort
+from cohort.distributed.arguments import only
+from cohort.distributed.tensors import Written, as_moved, read
+from cohort.distributed.work import for_caller
+
+
+class Messages:
+    """What ProcessGroup has of send and recv."""
+
+    def send(self: Any, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Any:
+        other = self._elsewhere(tensors[0])
+        if other is not None:
+            return other.send(tensors, rank, tag)
+        source = as_moved(read(only(tensors, "send"), "send"))
+        core = self._begin(self.communicator.send, source, rank, tag=tag, timeout=self._timeout)
+        return for_caller(self._work("send", core, tensors, line=(self._number, "send", rank, tag)))
+
+    def recv(self: Any, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Any:
+        other = self._elsewhere(tensors[0])
+        if other is not None:
+            return other.recv(tensors, rank, tag)
+        return for_caller(self._receive(tensors, rank, tag))
+
+    def recv_anysource(self: Any, tensors: list[torch.Tensor], tag: int = 0) -> Any:
+        other = self._elsewhere(tensors[0])
+        if other is not None:
+            return other.recv_anysource(tensors, tag)
+        if self._size != 2:
+            raise cohort.InvalidArgument(
+                f"recv: a message from whichever of {self._size - 1} ranks comes first cannot be received over the backend "
+                '"cohort" -- name the source (recv(tensor, src=...)), or use all_gather or gather'
+            )
+        return for_caller(self._receive(tensors, 1 - self._rank, tag))
+
+    def _receive(self: Any, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        written = Written(only(tensors, "recv"), "recv", reads=False)
+        core = self._begin(self.communicator.recv, as_moved(written.memory), rank, tag=tag, timeout=self._timeout)
+        return self._work("recv", core, tensors, [written], line=(self._number, "recv", rank, tag), source=rank)

@@ -1,0 +1,59 @@
+"""all_reduce of sparse (COO) tensors, such as DDP has of Embedding(sparse=True): every rank's indices and values are
+gathered, then equal indices summed, by ascending rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import cohort
+from cohort.distributed.reductions import reduction_of
+from cohort.distributed.tensors import as_moved
+from cohort.distributed.work import Work
+
+
+def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
+    """Blocks: the operation is over when it returns."""
+    name = "all_reduce of a sparse tensor"
+    if tensor.layout != torch.sparse_coo or tensor.device.type != "cpu":
+        raise cohort.InvalidArgument(f"{name}: is of the layout {tensor.layout} on {tensor.device} -- pass a COO tensor on the CPU")
+    op, prescale = reduction_of(options.reduceOp, tensor.dtype, name)
+    if op not in ("sum", "average"):
+        raise cohort.InvalidArgument(f"{name}: {op} is not possible -- use SUM or AVG, or pass tensor.to_dense()")
+    own = tensor.detach().coalesce()
+    world, size, limit = group.communicator, group._size, group._limit(options)
+    shape = torch.tensor([own.sparse_dim(), *own.shape])
+    shapes = torch.empty(size, shape.numel(), dtype=torch.int64)
+    world.all_gather(shape, shapes, timeout=limit)
+    if not bool((shapes == shape).all()):
+        raise cohort.InvalidArgument(f"{name}: the ranks bring different shapes: {shapes[:, 1:].tolist()}")
+    counts = torch.empty(size, dtype=torch.int64)
+    world.all_gather(torch.tensor([own._nnz()]), counts, timeout=limit)
+    numbers, values = counts.tolist(), own.values().contiguous()
+    # One element after the other, so that a rank's are one piece.
+    places = own.indices().t().contiguous()
+    all_places = torch.empty(sum(numbers), places.size(1), dtype=torch.int64)
+    all_values = torch.empty(sum(numbers), *values.shape[1:], dtype=values.dtype)
+    for source, result in ((places, all_places), (values, all_values)):
+        row = result[:1].numel() if sum(numbers) else 0
+        world.all_gather_v(as_moved(source), as_moved(result), [number * row for number in numbers], timeout=limit)
+    total = torch.sparse_coo_tensor(all_places.t(), all_values, tensor.shape).coalesce()
+    if op == "average":
+        total = total / size
+    elif prescale != 1.0:
+        total = total * prescale
+    with torch.no_grad():
+        tensor.copy_(total)
+    return group._work(name, _OVER, [tensor])
+
+
+class _Over:
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def done(self) -> bool:
+        return True
+
+
+_OVER = _Over()

@@ -1,0 +1,182 @@
+"""torch's Work over the core's: what every operation of a process group returns."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import threading
+from typing import Any, Callable, Hashable, Optional, Sequence
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch._C import _distributed_c10d
+
+import cohort
+from cohort.distributed.completion import call_after
+
+_NO_TIMEOUT = datetime.timedelta(0)
+
+
+class Work(_distributed_c10d.Work):
+    """An operation under way. It goes on unattended. Its results are in place once `wait` has returned, or once
+    `is_completed` has said so, or the future has its value."""
+
+    def __init__(
+        self,
+        name: str,
+        line: Hashable,
+        core: Sequence[Any],
+        outputs: Sequence[torch.Tensor],
+        deliver: Optional[Callable[[], None]] = None,
+        source: int = -1,
+    ) -> None:
+        """
+        name     of the operation, for messages
+        line     operations of the same line end in their order (completion.py)
+        core     the core's works; all have to end
+        outputs  the value of the future and of result()
+        deliver  called once, when all have ended well: brings results to where the caller wants them
+        source   the rank that a message came from
+        """
+        super().__init__()
+        self._name, self._line, self._core, self._outputs = name, line, core, list(outputs)
+        self._deliver, self._source = deliver, source
+        self._settling = threading.Lock()
+        self._settled = False
+        self._failure: Optional[BaseException] = None
+        self._future: Any = None
+
+    def _settle(self) -> None:
+        """All have ended: delivers, or keeps the error."""
+        with self._settling:
+            if self._settled:
+                return
+            try:
+                for one in self._core:
+                    one.wait()
+                if self._deliver is not None:
+                    self._deliver()
+            except Exception as error:  # noqa: BLE001
+                self._failure = error
+            self._core, self._deliver = (), None
+            self._settled = True
+
+    def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
+        """Blocks until the operation has ended; raises its error, a cohort.Error. After `timeout` (0: the operation's own
+        deadline) raises cohort.Timeout and gives up waiting, not the operation."""
+        if not self._settled:
+            seconds = timeout.total_seconds()
+            for one in self._core:
+                try:
+                    if not one.wait(seconds if seconds > 0 else None):
+                        raise cohort.Timeout(
+                            f"{self._name}: not over after {seconds:g} s -- the operation goes on, until its own deadline -- "
+                            "wait again, or longer"
+                        )
+                except cohort.Error:
+                    if not one.done():
+                        raise
+                    break  # the operation's own, which settling finds again
+            self._settle()
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        if not self._settled and all(one.done() for one in self._core):
+            self._settle()
+        return self._settled
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._failure is None
+
+    def exception(self) -> Optional[BaseException]:
+        """The error of an operation that has ended; None while it runs and when it succeeded."""
+        return self._failure if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """What the operation wrote, once it has ended."""
+        if not self.is_completed():
+            raise cohort.InvalidArgument(f"{self._name}: there is no result yet -- call wait() first")
+        self.wait()
+        return self._outputs
+
+    def source_rank(self) -> int:
+        if self._source < 0:
+            raise cohort.InvalidArgument(f"{self._name}: only what is received has a source")
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A torch.futures.Future of the tensors that the operation wrote. Raises the operation's error, as text."""
+        if self._future is None:
+            ended = torch.futures.Future()
+            if self.is_completed() and self._failure is None:
+                ended.set_result(self._outputs)
+                self._future = ended
+            else:
+                # set_exception would give C++, DDP's reducer among others, the exception as if it were the result.
+                self._future = ended.then(lambda _: self._value())
+                if self._settled:
+                    ended.set_result(None)
+                else:
+                    call_after(self._line, _All(self._core), lambda: ended.set_result(None))
+        return self._future
+
+    def _value(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._outputs
+
+
+class Failed:
+    """The core's work of an operation that failed as it was started."""
+
+    def __init__(self, error: cohort.Error) -> None:
+        self._error = error
+
+    def wait(self, timeout: Any = None) -> bool:
+        raise self._error
+
+    def done(self) -> bool:
+        return True
+
+
+class _All:
+    """Several of the core's works as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self.works = works
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+def _keeps_python_objects() -> bool:
+    numbers = torch.__version__.split("+")[0].split(".")
+    return (int(numbers[0]), int(numbers[1])) >= (2, 7)
+
+
+# Before torch 2.7 C++ lets go of the Python half of a Work that a Python process group returns to it, and what is left
+# never ends. What C++ calls gets a Work of its own kind then.
+_C_KEEPS_WORKS = _keeps_python_objects()
+
+
+def for_caller(work: Work) -> Any:
+    """The Work that whoever called the process group's method can hold. Called by that method itself."""
+    if _C_KEEPS_WORKS or _is_called_from_python():
+        return work
+    return _distributed_c10d._create_work_from_future(work.get_future())
+
+
+def _is_called_from_python() -> bool:
+    """By torch.distributed's functions, which hold on to it in Python. Anybody else may be Python or C++."""
+    try:
+        caller = sys._getframe(3)
+    except ValueError:
+        return False
+    return caller.f_globals is c10d.__dict__

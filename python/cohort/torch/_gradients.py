@@ -1,0 +1,207 @@
+"""Reduces the gradients of parameters over ranks: each as soon as backward has made it, all of them by `finish`."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
+
+import torch
+from torch import Tensor
+
+from cohort.torch import _collectives as start
+from cohort.torch import _handles
+from cohort.torch._handles import synchronize
+from cohort.torch.compression import Compressor
+from cohort.torch.process_sets import ProcessSet
+from cohort.torch.reduce_ops import Average
+
+
+def on_gradient(parameter: Tensor, call: Callable[[], None]) -> Callable[[], None]:
+    """Calls back whenever backward has added to the parameter's gradient. Returns a function that ends this."""
+    if hasattr(parameter, "register_post_accumulate_grad_hook"):
+        removable = parameter.register_post_accumulate_grad_hook(lambda _: call())
+        return removable.remove  # type: ignore[no-any-return]
+    # torch before 2.1: the node that adds to the gradient lives as long as somebody holds it.
+    with torch.enable_grad():
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    removable = node.register_hook(lambda *_: call())
+    held = [node]
+
+    def remove() -> None:
+        removable.remove()
+        held.clear()
+
+    return remove
+
+
+class Reducer:
+    """The gradients of some named parameters. Used from one thread at a time: the one that calls backward."""
+
+    def __init__(self, names: Sequence[Tuple[str, Tensor]], compression: Union[Type[Compressor], Compressor],
+                 passes: int, op: int, predivide: float, groups: List[List[Tensor]], sparse_as_dense: bool,
+                 process_set: ProcessSet) -> None:  # fmt: skip
+        self.names: Dict[Tensor, str] = {parameter: name for name, parameter in names}
+        self.passes = passes
+        self._compression = compression
+        self._op = op
+        self._scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self._groups = {parameter: group for group in groups for parameter in group}
+        self._passes_left: Dict[Tensor, int] = {}
+        self._was_sparse: Dict[Tensor, bool] = {}
+        self._waiting: List[Callable[[], None]] = []  # each finishes what was started
+        # Parameters whose gradients are under way (True), or reduced before `finish` has been asked for all (False).
+        self._started: Dict[Tensor, bool] = {}
+        self._hooks: List[Callable[[], None]] = []  # holds what older torch would let go
+
+    def attach(self) -> None:
+        """Reduces gradients from now on, for as long as this object lives."""
+        for parameter in self.names:
+            self._attach(parameter)
+
+    def _attach(self, parameter: Tensor) -> None:
+        if not parameter.requires_grad:
+            return
+        self._passes_left[parameter] = self.passes
+        # Parameters outlive optimizers: they do not keep this alive, and a second optimizer does not reduce twice.
+        myself, weak = weakref.ref(self), weakref.ref(parameter)
+
+        def call() -> None:
+            reducer, one = myself(), weak()
+            if reducer is None:
+                remove()
+            elif one is not None:
+                reducer._on_gradient(one)
+
+        remove = on_gradient(parameter, call)
+        self._hooks.append(remove)
+
+    def add(self, name: str, parameter: Tensor) -> None:
+        """One more parameter."""
+        self.names[parameter] = name
+        self._attach(parameter)
+
+    def pending(self) -> bool:
+        """Whether gradients are under way."""
+        return bool(self._waiting)
+
+    def set_passes(self, passes: int) -> None:
+        self.passes = passes
+        self._passes_left = dict.fromkeys(self._passes_left, passes)
+
+    def _on_gradient(self, parameter: Tensor) -> None:
+        left = self._passes_left[parameter]
+        if left <= 0:
+            raise AssertionError(
+                f"the gradient of '{self.names[parameter]}' was computed more than {self.passes} times before step() or "
+                "synchronize() -- if that is wanted, give backward_passes_per_step"
+            )
+        if parameter.grad is not None and parameter.grad.requires_grad:
+            raise AssertionError("backward(create_graph=True): gradients that are reduced in place have none of their own")
+        self._passes_left[parameter] = left - 1
+        if left > 1:
+            return
+        group = self._groups.get(parameter)
+        if group is None:
+            self._start(parameter)
+        elif all(self._passes_left[other] == 0 for other in group):
+            self._start_group(group)
+
+    # --- starting ---
+
+    def _start(self, parameter: Tensor) -> None:
+        self._started[parameter] = True
+        gradient = self._gradient(parameter)
+        name = self.names[parameter]
+        if gradient.layout is torch.sparse_coo:
+            self._was_sparse[parameter] = True
+            wait = start.sparse_allreduce_async(gradient, name, self._op, self._process_set)
+            self._waiting.append(lambda: setattr(parameter, "grad", wait()))
+            return
+        sent, context = self._compression.compress(gradient)
+        handle = start.allreduce_async_(sent, None, name, self._op, *self._scales, self._process_set)
+        self._waiting.append(lambda: self._put(parameter, synchronize(handle), context))
+
+    def _start_group(self, group: List[Tensor]) -> None:
+        for parameter in group:
+            self._started[parameter] = True
+        # What all ranks reduce together has to be alike on all of them.
+        gradients = [self._gradient(parameter, densify=True) for parameter in group]
+        compressed = [self._compression.compress(gradient) for gradient in gradients]
+        name = self.names[group[0]]
+        sent = [one for one, _ in compressed]
+        handle = start.grouped_allreduce_async_(sent, None, name, self._op, *self._scales, self._process_set)
+
+        def finish() -> None:
+            for parameter, result, (_, context) in zip(group, synchronize(handle), compressed):
+                self._put(parameter, result, context)
+
+        self._waiting.append(finish)
+
+    def _gradient(self, parameter: Tensor, densify: bool = False) -> Tensor:
+        """What is reduced; zeros where backward has not come by, since on other ranks it may have."""
+        gradient = parameter.grad
+        if gradient is None:
+            if self._was_sparse.get(parameter) and not densify:
+                return torch.sparse_coo_tensor(parameter.shape, dtype=parameter.dtype)
+            gradient = parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+        if gradient.layout is not torch.strided and (densify or self._sparse_as_dense):
+            gradient = gradient.to_dense()
+        return gradient
+
+    def _put(self, parameter: Tensor, result: Tensor, context: Any) -> None:
+        result = self._compression.decompress(result, context)
+        gradient = parameter.grad
+        if gradient is None or gradient.layout is not torch.strided:
+            parameter.grad = result.to(parameter.dtype)
+        elif gradient is not result and gradient.data_ptr() != result.data_ptr():
+            gradient.detach().copy_(result)
+
+    # --- finishing ---
+
+    def finish(self, complete: bool = True) -> None:
+        """Waits until the gradients are those of all ranks. `complete`: also of parameters that backward has not come by.
+
+        Raises HorovodInternalError if a reduction failed, once none is under way.
+        """
+        if complete:
+            self._start_rest()
+        waiting, self._waiting = self._waiting, []
+        failed: Optional[Exception] = None
+        for i, wait in enumerate(waiting):
+            try:
+                wait()
+            except KeyboardInterrupt:
+                self._waiting = waiting[i:]
+                raise
+            except Exception as error:
+                failed = failed or error
+        for parameter in self._passes_left if complete else self._started:
+            self._passes_left[parameter] = self.passes
+        self._started = {} if complete else dict.fromkeys(self._started, False)
+        if failed is not None:
+            raise failed
+
+    def _start_rest(self) -> None:
+        for parameter in self._passes_left:
+            if parameter in self._started:
+                continue
+            group = self._groups.get(parameter)
+            if group is None:
+                self._start(parameter)
+            else:
+                self._start_group(group)
+
+    def renew(self) -> None:
+        """The gradients have been cleared."""
+        self._started.clear()
+
+    def forget(self) -> None:
+        """Lets what is under way end, whatever comes of it, and begins anew."""
+        try:
+            self.finish(complete=False)
+        except Exception:
+            pass
+        self._started.clear()
+        self._passes_left = dict.fromkeys(self._passes_left, self.passes)

@@ -1,0 +1,118 @@
+"""Handles: numbers that stand for operations under way. The table keeps an operation's tensors until it is asked for.
+
+Any thread may call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Callable, Dict, List, Optional, Union
+
+from torch import Tensor
+
+from cohort._core import NamedWork
+from cohort.errors import Error
+from cohort.torch._tensors import copy_back
+from cohort.torch.exceptions import translated
+
+_numbers = itertools.count()
+_pending: Dict[int, Union["Pending", "_One"]] = {}
+
+
+class Pending:
+    """Operations that have one handle, and what makes the caller's result of them once they are done."""
+
+    __slots__ = ("finish", "works")
+
+    def __init__(self, works: List[NamedWork], finish: Callable[[], Any]) -> None:
+        self.works = works
+        self.finish = finish
+
+    def done(self) -> bool:
+        return all(work.done() for work in self.works)
+
+    def wait(self) -> Any:
+        """The result. Raises what the first operation that failed did, once all are done."""
+        failed: Optional[Error] = None
+        for work in self.works:
+            try:
+                work.wait()
+            except Error as error:
+                failed = failed or error
+        if failed is not None:
+            raise translated(failed)
+        return self.finish()
+
+
+class _One:
+    """The same for one operation and one tensor of the caller's; `used` is what the operation worked on."""
+
+    __slots__ = ("tensor", "used", "work")
+
+    def __init__(self, work: NamedWork, tensor: Tensor, used: Tensor) -> None:
+        self.work = work
+        self.tensor = tensor
+        self.used = used
+
+    @property
+    def works(self) -> List[NamedWork]:
+        return [self.work]
+
+    def done(self) -> bool:
+        return self.work.done()
+
+    def wait(self) -> Tensor:
+        try:
+            self.work.wait()
+        except Error as error:
+            raise translated(error)
+        return copy_back(self.tensor, self.used)
+
+
+def add_one(work: NamedWork, tensor: Tensor, used: Tensor) -> int:
+    """A handle for one operation, whose result is `tensor`."""
+    handle = next(_numbers)
+    _pending[handle] = _One(work, tensor, used)
+    return handle
+
+
+def add(works: List[NamedWork], finish: Callable[[], Any]) -> int:
+    """A handle for operations under way."""
+    handle = next(_numbers)
+    _pending[handle] = Pending(works, finish)
+    return handle
+
+
+def clear() -> None:
+    """Forgets all handles."""
+    _pending.clear()
+
+
+def poll(handle: int) -> bool:
+    """Whether the operation is done, so that `synchronize` will not wait. Raises ValueError for an unknown handle."""
+    pending = _pending.get(handle)
+    if pending is None:
+        raise ValueError(f"poll({handle!r}): there is no such operation, or synchronize was called for it already")
+    return pending.done()
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an operation and returns its result: a tensor, a list of them for a group, (tensor, received_splits)
+    for `alltoall_async`. Once per handle: None for one that is not known (any more).
+
+    Raises HorovodInternalError if the operation failed: ranks brought different things, one was lost, or `shutdown`
+    was called.
+    """
+    pending = _pending.pop(handle, None)
+    if pending is None:
+        return None
+    try:
+        return pending.wait()
+    except KeyboardInterrupt:
+        _pending[handle] = pending  # it is still under way
+        raise
+
+
+def works_of(handle: int) -> List[NamedWork]:
+    """The operations of a handle that nobody has synchronized yet."""
+    return _pending[handle].works

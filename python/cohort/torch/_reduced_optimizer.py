@@ -1,0 +1,145 @@
+"""The optimizer that reduces gradients: what `DistributedOptimizer` makes for all ops but Adasum."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import torch
+from torch import Tensor
+
+from cohort.torch import _collectives as start
+from cohort.torch import _settings
+from cohort.torch._gradients import Reducer
+from cohort.torch._wrapping import derived
+from cohort.torch.reduce_ops import Average
+
+
+class ReducedOptimizer:
+    """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
+
+    _reducer: Reducer
+    _included: bool
+    _synchronized: bool
+    _should_synchronize: bool
+    _reading: bool
+
+    @classmethod
+    def wrap(cls, optimizer: torch.optim.Optimizer, reducer: Reducer, included: bool) -> Any:
+        """The optimizer with `reducer` for its gradients; `included`: this rank takes part."""
+        self = derived(cls, optimizer)
+        self._reducer = reducer
+        self._included = included
+        self._synchronized = False
+        self._should_synchronize = True
+        self._reading = False
+        if included and ((reducer._process_set.size() or 1) > 1 or _settings.is_on("HOROVOD_ELASTIC")):
+            reducer.attach()
+        return self
+
+    @property
+    def _parameter_names(self) -> Dict[Tensor, str]:
+        return self._reducer.names
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        return self._reducer.passes
+
+    @property
+    def param_groups(self) -> List[Dict[str, Any]]:
+        """The optimizer's groups. Who looks at gradients through them (GradScaler does) sees those of all ranks."""
+        reducer = self.__dict__.get("_reducer")
+        if reducer is not None and reducer.pending() and not self._reading:
+            self._reading = True
+            try:
+                reducer.finish(complete=False)
+            finally:
+                self._reading = False
+        groups: List[Dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: List[Dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Gradients of so many backward passes are added up before they are reduced, from the next pass on."""
+        if passes < 1:
+            raise ValueError(f"set_backward_passes_per_step({passes}): at least 1 is needed")
+        self._reducer.set_passes(passes)
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are those of all ranks: for clipping, say. Then step within `skip_synchronize`.
+
+        Raises HorovodInternalError if that failed.
+        """
+        self._reducer.finish()
+        self._synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it `step` takes the gradients as they are."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Optional[Callable[[], Any]] = None, *args: Any, **kwargs: Any) -> Any:
+        """Waits for the gradients of all ranks (unless `skip_synchronize` says not to) and lets the optimizer step.
+
+        closure  what it computes is reduced before the optimizer sees it; of LBFGS also the loss, which it compares
+        """
+        wanted = self._should_synchronize
+        if wanted and (closure is None or self._reducer.pending()):
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): "
+                    "gradients are reduced a second time",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        if closure is None:
+            return super().step(*args, **kwargs)  # type: ignore[misc]
+        return super().step(self._reducing(closure) if wanted else closure, *args, **kwargs)  # type: ignore[misc]
+
+    step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs the hooks of users
+
+    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            loss = closure()
+            self._reducer.finish()
+            if isinstance(self, torch.optim.LBFGS) and self._reducer._passes_left:
+                # Ranks that saw different losses would take different numbers of steps.
+                loss = torch.as_tensor(loss).detach().clone()
+                start.allreduce_(loss, None, "lbfgs.loss", Average, process_set=self._reducer._process_set)
+            return loss
+
+        return call
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's own. Raises AssertionError while gradients are being reduced."""
+        if self._reducer.pending():
+            raise AssertionError(
+                "zero_grad() between backward() and step() or synchronize(): gradients are being reduced, and would be "
+                "lost -- call it before backward()"
+            )
+        self._reducer.renew()
+        return super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's own; reductions that were under way are forgotten."""
+        self._reducer.forget()
+        self._synchronized = False
+        self._should_synchronize = True
+        return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """As the optimizer's own; the gradients of the new parameters are reduced too, named by their position."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        index = len(self.param_groups) - 1
+        for i, parameter in enumerate(self.param_groups[index]["params"]):
+            if self._reducer._passes_left:
+                self._reducer.add(f"allreduce.noname.{index}.{i}", parameter)

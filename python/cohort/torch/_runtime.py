@@ -1,0 +1,258 @@
+"""The world of this API: `init`, `shutdown`, who this process is, and what this build can do.
+
+It is a group of all ranks of `cohort`'s default world, with a communicator of its own, so both APIs work at the same
+time. `init` forms the default world if there is none, and then `shutdown` leaves it too.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import threading
+from typing import Any, List, NamedTuple, Optional, Sequence, Union
+
+import cohort
+from cohort._core import Communicator, NamedEngine
+from cohort.errors import Error
+from cohort.torch import _handles, _settings, _timeline, process_sets
+from cohort.torch.exceptions import HorovodInitError
+from cohort.torch.process_sets import ProcessSet
+
+
+class _Place(NamedTuple):
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    homogeneous: bool
+
+
+_lock = threading.RLock()
+_place: Optional[_Place] = None
+_formed_world = False  # the default world is ours to leave
+
+
+def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] = None) -> None:
+    """Meets the other ranks. All call it; does nothing where it was called already.
+
+    comm          None: all ranks of the world. A list of ranks: those become a world of their own, numbered as listed;
+                  every rank of the world calls `init`, each with a list that it is in. An object with mpi4py's
+                  `allgather`: the ranks that are in it
+    process_sets  sets to add, the same on all ranks. "dynamic" changes nothing: sets can always be added
+
+    Raises ValueError for a list that has no meaning or is not the same on its ranks, and HorovodInitError (a
+    ValueError and a HorovodInternalError) if the world could not be formed.
+    """
+    global _place, _formed_world
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(f'init: process_sets={process_sets!r} -- give a list of ProcessSet, or "dynamic"')
+        process_sets = None
+    wanted = list(process_sets or ())
+    with _lock:
+        if is_initialized():
+            return
+        options = _settings.engine_options()
+        try:
+            if not cohort.is_initialized():
+                cohort.init()
+                _formed_world = True
+            communicator = _members(cohort.world(), comm)
+            _place = _place_of(communicator)
+            _open(NamedEngine(communicator, **options), wanted)
+        except BaseException as error:
+            shutdown()
+            if isinstance(error, Error) and not isinstance(error, ValueError):
+                raise HorovodInitError(f"init failed -- {error}") from error
+            raise
+        path = _settings.timeline_file()
+        if path is not None:
+            start_timeline(path, _settings.is_on("HOROVOD_TIMELINE_MARK_CYCLES"))
+
+
+def _open(engine: NamedEngine, wanted: List[ProcessSet]) -> None:
+    _handles.clear()
+    process_sets.open_world(engine)
+    for process_set in wanted:
+        process_sets.add_process_set(process_set)
+
+
+def _members(world: Communicator, comm: Any) -> Communicator:
+    """A communicator of the ranks that `comm` names. Every rank of the world calls it."""
+    if hasattr(comm, "allgather"):
+        comm = comm.allgather(world.rank())
+    ranks = [] if comm is None else list(comm)
+    if not ranks:
+        group = world.split()
+        assert group is not None
+        return group
+    known = all(isinstance(r, int) and 0 <= r < world.size() for r in ranks) and len(set(ranks)) == len(ranks)
+    fine = known and world.rank() in ranks
+    # Also a rank that is wrong takes part: the others wait for it.
+    group = world.split(min(ranks), ranks.index(world.rank())) if fine else world.split(None)
+    if not known:
+        raise ValueError(f"init(comm={ranks}): these are no different ranks of a world of {world.size()}")
+    if group is None:
+        raise ValueError(
+            f"init(comm={ranks}): this process is rank {world.rank()}, which is not in the list -- give each rank a list "
+            "that it is in"
+        )
+    if group.size() != len(ranks):
+        raise ValueError(f"init(comm={ranks}): not all of these ranks gave the same list")
+    return group
+
+
+def _place_of(communicator: Communicator) -> _Place:
+    sizes = array.array("q", [0] * communicator.size())
+    communicator.all_gather(array.array("q", [communicator.local_size()]), sizes)
+    return _Place(
+        communicator.rank(),
+        communicator.size(),
+        communicator.local_rank(),
+        communicator.local_size(),
+        communicator.cross_rank(),
+        communicator.cross_size(),
+        len(set(sizes)) == 1,
+    )
+
+
+def shutdown() -> None:
+    """Ends the operations of all ranks: those under way fail on each. `init` may be called again, as often as one likes.
+
+    Leaves cohort's default world if `init` had formed it. Does nothing where there is no world.
+    """
+    global _place, _formed_world
+    with _lock:
+        _timeline.stop()
+        process_sets.close_world()
+        _place = None
+        _handles.clear()
+        if _formed_world:
+            _formed_world = False
+            cohort.shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called, and `shutdown` not yet."""
+    return _place is not None
+
+
+def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool = False) -> None:
+    """Writes what becomes of each operation from now on to a file that chrome://tracing and Perfetto show; rank 0 does.
+
+    mark_cycles  also note when operations were started together
+
+    Raises ValueError before `init`, and if a timeline is being written; OSError if the file cannot be.
+    """
+    place = _whereabouts("start_timeline")
+    if place.rank == 0:
+        _timeline.start(os.fspath(file_path), mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Ends the timeline: the file is complete. Raises ValueError before `init`."""
+    _whereabouts("stop_timeline")
+    _timeline.stop()
+
+
+def _whereabouts(what: str) -> _Place:
+    if _place is None:
+        raise ValueError(f"{what}: there is no world yet -- call hvd.init() first")
+    return _place
+
+
+def rank() -> int:
+    """This process's number, from 0. This and those below raise ValueError before `init`."""
+    return _whereabouts("rank").rank
+
+
+def size() -> int:
+    """The number of processes."""
+    return _whereabouts("size").size
+
+
+def local_rank() -> int:
+    """This process's number among those of its host."""
+    return _whereabouts("local_rank").local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this host."""
+    return _whereabouts("local_size").local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have this local rank."""
+    return _whereabouts("cross_rank").cross_rank
+
+
+def cross_size() -> int:
+    """The number of hosts that have this local rank."""
+    return _whereabouts("cross_size").cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have the same number of processes."""
+    return _whereabouts("is_homogeneous").homogeneous
+
+
+def mpi_threads_supported() -> bool:
+    """Raises ValueError: there is no MPI here."""
+    _whereabouts("mpi_threads_supported")
+    raise ValueError("mpi_threads_supported: MPI is not in use")
+
+
+def mpi_enabled() -> bool:
+    """False: processes meet without MPI."""
+    return False
+
+
+def mpi_built() -> bool:
+    """False: processes meet without MPI."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """True: programs ask this to know whether they run without MPI, and may call `init` again after `shutdown`."""
+    return True
+
+
+def gloo_built() -> bool:
+    """True, as `gloo_enabled`."""
+    return True
+
+
+def nccl_built() -> int:
+    """0: this API works in the host's memory."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: this API works in the host's memory."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False."""
+    return False
+
+
+def _after_fork() -> None:
+    # Another thread of the parent may have held it; here there is none that could give it back.
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

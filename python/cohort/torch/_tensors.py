@@ -1,0 +1,47 @@
+"""What the engine asks of tensors: in the host's memory, contiguous, values as they lie. Others are copied, and back."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence
+
+import torch
+from torch import Tensor
+
+
+def dense(tensor: Any, what: str) -> Tensor:
+    """The tensor itself if the engine can use it where it lies, else a contiguous copy. ValueError where it cannot."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{what}: a torch.Tensor is needed, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{what}: a dense tensor is needed, not {tensor.layout} -- for sparse ones: sparse_allreduce_async")
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"{what}: the tensor is on {tensor.device} -- these operations work in the host's memory -- pass tensor.cpu(), "
+            "and copy the result back"
+        )
+    if tensor.is_contiguous() and not tensor.is_neg() and not (tensor.is_complex() and tensor.is_conj()):
+        return tensor
+    return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
+def copy_back(tensor: Tensor, used: Tensor) -> Tensor:
+    """The tensor of the caller, with what came of the one that was used in its place."""
+    if used is not tensor:
+        tensor.detach().copy_(used)
+    return tensor
+
+
+def result_of(work: Any) -> Tensor:
+    """The tensor that an operation made."""
+    result = work.result
+    if result.nbytes == 0:
+        return torch.empty(result.shape, dtype=getattr(torch, result.dtype))
+    tensor: Tensor = result.as_torch()
+    return tensor
+
+
+def check_list(tensors: Any, what: str) -> List[Tensor]:
+    """The tensors of a group."""
+    if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
+        raise ValueError(f"{what}: a list of tensors is needed, not {type(tensors).__name__}")
+    return list(tensors)

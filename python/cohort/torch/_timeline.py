@@ -1,0 +1,109 @@
+"""The timeline: what became of each operation, in the format of chrome://tracing and Perfetto.
+
+Each name is a row ("process"). On it NEGOTIATE_<OPERATION> lasts from the call on this rank until all ranks have asked
+for the operation, and <OPERATION> from then until it is done. Times are microseconds since the start. The file is
+complete JSON once the timeline is stopped, and every line before that is whole.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import queue
+import threading
+import time
+from typing import Any, Dict, List, Optional
+
+from cohort._core import NamedWork
+
+
+def now() -> float:
+    """Seconds of the clock that the engine uses too."""
+    return time.monotonic()
+
+
+class Timeline:
+    """A file being written, by a thread of its own. Any thread may call."""
+
+    def __init__(self, path: str, mark_cycles: bool) -> None:
+        self._file = open(path, "w", encoding="utf-8")
+        self._mark_cycles = mark_cycles
+        self._began = now()
+        self._rows: Dict[str, int] = {}
+        self._last_cycle = -1.0
+        self._lock = threading.Lock()
+        self._queue: "queue.SimpleQueue[Optional[Dict[str, Any]]]" = queue.SimpleQueue()
+        epoch = time.time_ns() // 1000
+        self._file.write("[\n" + json.dumps({"name": "start_time", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": epoch}}))
+        self._thread = threading.Thread(target=self._write, name="cohort-timeline", daemon=True)
+        self._thread.start()
+
+    def watch(self, kind: str, names: List[str], works: List[NamedWork], began: float) -> None:
+        """Notes what becomes of operations that were asked for at `began`."""
+        for name, work in zip(names, works):
+            work.add_done_callback(lambda work, name=name: self._done(kind, name, began, work))
+
+    def _done(self, kind: str, name: str, began: float, work: NamedWork) -> None:
+        if current is not self:
+            return
+        ended = work.ended_at or now()
+        agreed = min(max(work.agreed_at or ended, began), ended)
+        with self._lock:
+            row = self._rows.get(name)
+            if row is None:
+                row = self._rows[name] = len(self._rows) + 1
+                self._queue.put({"name": "process_name", "ph": "M", "pid": row, "args": {"name": name}})
+                self._queue.put({"name": "process_sort_index", "ph": "M", "pid": row, "args": {"sort_index": row}})
+            # What all ranks agreed on at one time was one round of the engine.
+            if self._mark_cycles and agreed > self._last_cycle:
+                self._last_cycle = agreed
+                self._put("CYCLE_START", "i", 0, agreed, s="g")
+        self._put(f"NEGOTIATE_{kind}", "B", row, began)
+        self._put(f"NEGOTIATE_{kind}", "E", row, agreed)
+        error = work.error()
+        if error is None:
+            self._put(kind, "B", row, agreed)
+            self._put(kind, "E", row, ended)
+        else:
+            self._put("FAILED", "i", row, ended, s="p", args={"error": str(error)})
+
+    def _put(self, name: str, phase: str, row: int, at: float, **more: Any) -> None:
+        self._queue.put({"name": name, "ph": phase, "ts": round((at - self._began) * 1e6, 3), "pid": row, "tid": 0, **more})
+
+    def _write(self) -> None:
+        while True:
+            event = self._queue.get()
+            if event is None:
+                return
+            self._file.write(",\n" + json.dumps(event))
+            if self._queue.empty():
+                self._file.flush()
+
+    def close(self) -> None:
+        """Writes what has come so far, and the end."""
+        self._queue.put(None)
+        self._thread.join()
+        self._file.write("\n]\n")
+        self._file.close()
+
+
+current: Optional[Timeline] = None
+
+
+def start(path: str, mark_cycles: bool) -> None:
+    """Begins a file. Raises ValueError while another is written."""
+    global current
+    if current is not None:
+        raise ValueError("start_timeline: a timeline is being written already -- call hvd.stop_timeline() before")
+    current = Timeline(path, mark_cycles)
+
+
+def stop() -> None:
+    """Ends the file, if there is one."""
+    global current
+    ending, current = current, None
+    if ending is not None:
+        ending.close()
+
+
+atexit.register(stop)

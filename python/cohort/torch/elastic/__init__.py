@@ -1,0 +1,34 @@
+"""Training that survives failures and changes of hosts: states that can be saved, restored and sent, and `run`.
+
+`run` forms a new world of the processes that are left and goes on from the last commit. Starting processes anew is
+the launcher's part.
+"""
+
+from cohort.torch.elastic.handlers import (
+    ModelStateHandler,
+    OptimizerStateHandler,
+    SamplerStateHandler,
+    StateHandler,
+    get_handler_registry,
+    set_handler_registry,
+)
+from cohort.torch.elastic.run import run
+from cohort.torch.elastic.sampler import ElasticSampler
+from cohort.torch.elastic.state import ObjectState, State, TorchState
+from cohort.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = [
+    "ElasticSampler",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ModelStateHandler",
+    "ObjectState",
+    "OptimizerStateHandler",
+    "SamplerStateHandler",
+    "State",
+    "StateHandler",
+    "TorchState",
+    "get_handler_registry",
+    "run",
+    "set_handler_registry",
+]

@@ -1,0 +1,164 @@
+"""What makes ranks alike: parameters, the state of an optimizer, any object."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from typing import Any, Iterable, List, Mapping, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from cohort.torch import _collectives as start
+from cohort.torch import _handles
+from cohort.torch._handles import synchronize
+from cohort.torch._submit import named
+from cohort.torch.exceptions import HorovodInternalError
+from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set, root_in
+
+Parameters = Union[Mapping[str, Tensor], Iterable[Union[Tensor, Tuple[str, Tensor]]]]
+
+
+def broadcast_parameters(params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Gives every rank the values that `root_rank` has, in place.
+
+    params  a `state_dict()`, `named_parameters()`, or tensors alone (then they are matched by order); what is None is
+            passed over
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(params, Mapping):
+        pairs: List[Tuple[Optional[str], Any]] = sorted(params.items(), key=lambda pair: pair[0])
+    elif isinstance(params, Iterable) and not isinstance(params, (Tensor, str, bytes)):
+        pairs = [one if isinstance(one, tuple) else (None, one) for one in params]
+    else:
+        raise ValueError(f"broadcast_parameters: a dict or an iterable of parameters is needed, not {type(params).__name__}")
+    for pair in pairs:
+        if len(pair) != 2 or not (pair[1] is None or isinstance(pair[1], Tensor)):
+            raise ValueError(f"broadcast_parameters: {pair[0]!r} is no tensor -- broadcast_object sends anything")
+    pairs = [pair for pair in pairs if pair[1] is not None]
+    names = [name for name, _ in pairs]
+    synchronize(start.broadcast_group_async_([value for _, value in pairs], root_rank, names, process_set))
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Optional[torch.nn.Module] = None,
+                              process_set: ProcessSet = global_process_set) -> None:  # fmt: skip
+    """Gives every rank the state and the hyper-parameters of `root_rank`'s optimizer, also where it has none yet.
+
+    Tensors travel as they are, all else by `broadcast_object`. `model` is not needed. Raises ValueError for LBFGS, and
+    where the optimizers have different groups of parameters.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("broadcast_optimizer_state: LBFGS keeps its history in one list per group, which is not supported")
+    is_root = engine_of(process_set).rank() == root_in(process_set, root_rank)
+    own = optimizer.state_dict()
+    tensors: List[Tensor] = []
+    outline = _outline(own, tensors) if is_root else None
+    outline = broadcast_object(outline, root_rank, "optimizer_state", process_set)
+    if not is_root:
+        tensors = []
+        own = _filled(outline, tensors)
+    synchronize(
+        start.broadcast_group_async_(
+            tensors, root_rank, [f"optimizer_state.{i}" for i in range(len(tensors))], process_set
+        )
+    )
+    if not is_root:
+        optimizer.load_state_dict(own)
+
+
+class _Place:
+    """Stands for a tensor that is sent by itself."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+def _outline(value: Any, tensors: List[Tensor]) -> Any:
+    """The value with a place for each tensor; those come into the list, in order."""
+    if isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu":
+        tensors.append(value)
+        return _Place(value)
+    if type(value) is dict:
+        return {key: _outline(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_outline(item, tensors) for item in value)
+    return value
+
+
+def _filled(outline: Any, tensors: List[Tensor]) -> Any:
+    """The opposite, with new tensors, which come into the list."""
+    if isinstance(outline, _Place):
+        tensors.append(torch.empty(outline.shape, dtype=outline.dtype))
+        return tensors[-1]
+    if type(outline) is dict:
+        return {key: _filled(item, tensors) for key, item in outline.items()}
+    if type(outline) in (list, tuple):
+        return type(outline)(_filled(item, tensors) for item in outline)
+    return outline
+
+
+def _pickled(value: Any) -> Tensor:
+    """The bytes of an object; cloudpickle's, where it is installed, so that functions and lambdas go too."""
+    try:
+        import cloudpickle as pickler
+    except ImportError:
+        pickler = pickle  # type: ignore[assignment]
+    return torch.frombuffer(bytearray(pickler.dumps(value)), dtype=torch.uint8)
+
+
+def _unpickled(data: Tensor) -> Any:
+    # Only bytes of ranks of this job get here: each has shown the job's secret.
+    return pickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
+                     process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
+    """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled.
+
+    Raises on that rank what pickling raised, and HorovodInternalError with its text on the others.
+    """
+    is_root = engine_of(process_set).rank() == root_in(process_set, root_rank)
+    base = named("object", name, process_set)
+    data, failure = torch.empty(0, dtype=torch.uint8), None
+    if is_root:
+        try:
+            data = _pickled(obj)
+        except Exception as error:  # the others have to hear of it
+            failure = error
+            data = _pickled(f"{type(error).__name__}: {error}")
+    head = torch.tensor([data.numel(), int(failure is not None)], dtype=torch.int64)
+    start.broadcast_(head, root_rank, f"{base}.size", process_set)
+    size, failed = head.tolist()
+    if not is_root:
+        data = torch.empty(size, dtype=torch.uint8)
+    start.broadcast_(data, root_rank, f"{base}.data", process_set)
+    if failure is not None:
+        raise failure
+    if failed:
+        raise HorovodInternalError(f"broadcast_object: rank {root_rank} could not pickle its object -- {_unpickled(data)}")
+    return obj if is_root else _unpickled(data)
+
+
+def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> List[Any]:
+    """Returns the objects of all ranks of the set, in their order. They are pickled.
+
+    Raises on a rank what pickling its object raised, and HorovodInternalError with its text on the others.
+    """
+    failure = None
+    try:
+        data = _pickled((None, obj))
+    except Exception as error:  # the others have to hear of it
+        failure = error
+        data = _pickled((f"{type(error).__name__}: {error}", None))
+    handle = start.allgather_async(data, named("object", name, process_set), process_set)
+    work = _handles.works_of(handle)[0]
+    everything = synchronize(handle)
+    if failure is not None:
+        raise failure
+    # A rank that has joined brings no bytes.
+    parts: List[Tuple[Optional[str], Any]] = [_unpickled(part) for part in everything.split(list(work.received_splits)) if len(part)]
+    for rank, (problem, _) in enumerate(parts):
+        if problem is not None:
+            raise HorovodInternalError(f"allgather_object: rank {rank} could not pickle its object -- {problem}")
+    return [one for _, one in parts]

@@ -1,0 +1,124 @@
+"""`DistributedOptimizer`: any optimizer, with gradients that are reduced over ranks while backward still runs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Iterable, List, Optional, Sequence, Tuple, Type, Union
+
+import torch
+from torch import Tensor
+
+from cohort.torch._adasum_optimizer import AdasumOptimizer
+from cohort.torch._gradients import Reducer
+from cohort.torch._reduced_optimizer import ReducedOptimizer
+from cohort.torch.compression import Compression, Compressor
+from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set
+from cohort.torch.reduce_ops import Adasum, Average
+
+Names = Iterable[Tuple[str, Tensor]]
+Groups = Union[None, int, Sequence[Sequence[Tensor]]]
+
+
+def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Optional[Names] = None,
+                         compression: Union[Type[Compressor], Compressor] = Compression.none,
+                         backward_passes_per_step: int = 1, op: int = Average, gradient_predivide_factor: float = 1.0,
+                         num_groups: int = 0, groups: Groups = None, sparse_as_dense: bool = False,
+                         process_set: ProcessSet = global_process_set) -> torch.optim.Optimizer:  # fmt: skip
+    """An optimizer that steps with the gradients of all ranks. It shares the groups, the state and the class of `optimizer`,
+    which should not be used any more.
+
+    named_parameters           names under which ranks meet, for all parameters of the optimizer; without them their
+                               positions are names
+    compression                what gradients travel as
+    backward_passes_per_step   gradients of so many backward passes are added up on each rank before they are reduced
+    op                         hvd.Average, Sum, or Adasum, which reduces what each rank's own step would change
+    gradient_predivide_factor  f: gradients are divided by f before the sum, and by size / f after; with hvd.Average
+    num_groups                 deprecated: groups
+    groups                     a number: gradients are reduced in so many groups, each at once; or lists of parameters
+    sparse_as_dense            reduce sparse gradients as dense ones
+    process_set                the ranks that reduce; others step with what they have
+
+    Raises ValueError for arguments that have no meaning, HorovodInternalError before `init`.
+    """
+    if num_groups:
+        warnings.warn("num_groups is deprecated -- give groups=N", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor goes with op=hvd.Average alone")
+    if gradient_predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it has to be positive")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1 is needed")
+    names = _names(optimizer, named_parameters)
+    included = True
+    if process_set is global_process_set or process_set.process_set_id is None:
+        engine_of(process_set)  # says what is missing
+    else:
+        included = bool(process_set.included())
+    size = process_set.size() or 1
+    if op == Adasum and size > 1:
+        return AdasumOptimizer.wrap(optimizer, names, compression, backward_passes_per_step, process_set, included)
+    reducer = Reducer(names, compression, backward_passes_per_step, Average if op == Adasum else op,
+                      gradient_predivide_factor, _groups(optimizer, groups), sparse_as_dense, process_set)  # fmt: skip
+    return ReducedOptimizer.wrap(optimizer, reducer, included)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> List[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _names(optimizer: torch.optim.Optimizer, named_parameters: Optional[Names]) -> List[Tuple[str, Tensor]]:
+    """A name for each parameter of the optimizer."""
+    if named_parameters is None:
+        return [
+            (f"allreduce.noname.{i}.{j}", parameter)
+            for i, group in enumerate(optimizer.param_groups)
+            for j, parameter in enumerate(group["params"])
+        ]
+    named = list(named_parameters)
+    if any(not isinstance(one, tuple) or len(one) != 2 or not isinstance(one[1], Tensor) for one in named):
+        raise ValueError(
+            "named_parameters: pairs of a name and a parameter are needed -- usually model.named_parameters()"
+        )
+    names = [name for name, _ in named]
+    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if repeated:
+        raise ValueError(f"named_parameters: names have to be different, and these are not: {', '.join(repeated)}")
+    known = {id(parameter) for _, parameter in named}
+    missing = sum(id(parameter) not in known for parameter in _parameters(optimizer))
+    if missing:
+        raise ValueError(
+            f"named_parameters: {missing} parameters of the optimizer have no name -- name all of them, or leave out "
+            "named_parameters"
+        )
+    wanted = {id(parameter) for parameter in _parameters(optimizer)}
+    return [(name, parameter) for name, parameter in named if id(parameter) in wanted]
+
+
+def _groups(optimizer: torch.optim.Optimizer, groups: Groups) -> List[List[Tensor]]:
+    """Lists of parameters that are reduced together."""
+    if groups is None:
+        return []
+    ours = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ValueError(f"groups={groups}: a number of groups, or lists of parameters")
+        if groups == 0:
+            return []
+        count = min(groups, len(ours))
+        bounds = [len(ours) * i // count for i in range(count + 1)] if count else [0]
+        return [ours[begin:end] for begin, end in zip(bounds, bounds[1:])]
+    if not isinstance(groups, (list, tuple)) or any(not isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError("groups: a number of groups, or a list of lists of parameters")
+    seen = set()
+    known = {id(parameter) for parameter in ours}
+    lists: List[List[Tensor]] = []
+    for group in groups:
+        for parameter in group:
+            if not isinstance(parameter, Tensor):
+                raise ValueError(f"groups: {type(parameter).__name__} is no parameter")
+            if id(parameter) in seen:
+                raise ValueError("groups: a parameter can be in one group only")
+            seen.add(id(parameter))
+        lists.append([parameter for parameter in group if id(parameter) in known])
+    return [group for group in lists if group]

@@ -1,0 +1,228 @@
+"""Process sets: groups of ranks with operations of their own. Each has its own engine, so a set that waits holds up no other.
+
+`add_process_set` and `remove_process_set` may be called at any time, by all ranks, in the same order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import numbers
+from collections import defaultdict
+from typing import Any, DefaultDict, Dict, Iterator, List, Optional, Sequence, Union
+
+from cohort._core import NamedEngine
+from cohort.errors import Error
+from cohort.torch import _settings
+from cohort.torch.exceptions import HorovodInternalError, translated
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
+
+class ProcessSet:
+    """Some of the ranks.
+
+    process_set_id  None until the set is added; 0 is the set of all ranks
+    ranks           their numbers in the world of `init`, ascending
+    mpi_comm        always None: sets are given by ranks
+
+    Raises ValueError for what is no list of different ranks, NotImplementedError for an MPI communicator.
+    """
+
+    process_set_id: Optional[int] = None
+    ranks: Optional[List[int]] = None
+    mpi_comm: Any = None
+
+    # Of a set that has been added: its engine (None where this rank is not in it) and the numbers of unnamed operations.
+    _engine: Optional[NamedEngine] = None
+    _counters: DefaultDict[str, Iterator[int]]
+
+    def __init__(self, ranks_or_comm: Sequence[int]) -> None:
+        if hasattr(ranks_or_comm, "Get_rank"):
+            raise NotImplementedError(
+                "a process set of an MPI communicator -- Cohort does not use MPI here -- give the list of its ranks"
+            )
+        ranks = list(ranks_or_comm)
+        if any(not isinstance(rank, numbers.Integral) or isinstance(rank, bool) for rank in ranks):
+            raise ValueError(f"ProcessSet({ranks_or_comm!r}): ranks have to be integers")
+        self.ranks = sorted(int(rank) for rank in ranks)
+        if len(set(self.ranks)) < len(self.ranks):
+            raise ValueError(f"ProcessSet({ranks_or_comm!r}): each rank can be in it only once")
+        self._counters = _new_counters()
+
+    def size(self) -> Optional[int]:
+        """How many ranks it has; None until it is added."""
+        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
+
+    def rank(self) -> Optional[int]:
+        """This process's number in the set, from 0; None until it is added. Raises ValueError where it is not in it."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        if self._engine is None:
+            raise ValueError(f"{self}: this process is rank {_global_rank()}, which is not in it")
+        return self._engine.rank()
+
+    def included(self) -> Optional[bool]:
+        """Whether this process is in the set; None until it is added."""
+        return None if self.process_set_id is None else self._engine is not None
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+    def __deepcopy__(self, memo: Any) -> "ProcessSet":
+        return self  # a copy of a layer that has a set is in the same set
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (self.ranks, self is global_process_set)
+
+    # --- of this package ---
+
+    def _open(self, number: int, engine: Optional[NamedEngine]) -> None:
+        self.process_set_id = number
+        self._engine = engine
+        self._counters = _new_counters()
+
+    def _close(self) -> None:
+        engine, self._engine = self._engine, None
+        self.process_set_id = None
+        if engine is not None:
+            try:
+                engine.shutdown()
+            except Error:
+                pass  # it had ended before, and those who waited know why
+
+    def _number(self, kind: str) -> int:
+        """The next number for an unnamed operation of a kind: the same on all ranks that ask in the same order."""
+        return next(self._counters[kind])
+
+
+def _new_counters() -> DefaultDict[str, Iterator[int]]:
+    return defaultdict(itertools.count)
+
+
+def _unpickled(ranks: List[int], is_global: bool) -> ProcessSet:
+    """The set of these ranks, if there is one; else one that is yet to be added."""
+    if is_global:
+        return global_process_set
+    return next((one for one in _sets.values() if one.ranks == ranks), ProcessSet(ranks))
+
+
+global_process_set = ProcessSet([])
+"""All ranks. Usable as an argument before `init` already."""
+
+_sets: Dict[int, ProcessSet] = {}  # those that were added, without the global one
+
+
+def engine_of(process_set: ProcessSet) -> NamedEngine:
+    """The engine that carries out the set's operations, or the reason why this rank has none."""
+    engine = process_set._engine
+    if engine is not None:
+        return engine
+    if global_process_set._engine is None:
+        raise HorovodInternalError(
+            "there is no world for this operation -- hvd.init() was not called, or hvd.shutdown() was -- call hvd.init()"
+        )
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} was not added, or removed -- call hvd.add_process_set on all ranks")
+    raise ValueError(
+        f"{process_set}: this process is rank {_global_rank()}, which is not in it -- only its ranks may call this"
+    )
+
+
+def root_in(process_set: ProcessSet, root_rank: int) -> int:
+    """The number in the set of a rank of the world."""
+    if process_set is global_process_set:
+        return root_rank  # the engine knows its ranks
+    try:
+        return (process_set.ranks or []).index(root_rank)
+    except ValueError:
+        raise ValueError(f"root rank {root_rank} is not in {process_set} -- root ranks are ranks of the world") from None
+
+
+def _global_rank() -> Optional[int]:
+    engine = global_process_set._engine
+    return None if engine is None else engine.rank()
+
+
+def _global_engine(what: str) -> NamedEngine:
+    engine = global_process_set._engine
+    if engine is None:
+        raise ValueError(f"{what}: there is no world yet -- call hvd.init() first")
+    return engine
+
+
+def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
+    """Makes a set usable; all ranks call it, with the same ranks, in the same order. Blocks until they have.
+
+    Returns the set. Raises ValueError before `init`, for ranks that do not exist, and for a set of the same ranks as
+    another; HorovodInternalError where the ranks did not agree.
+    """
+    engine = _global_engine("add_process_set")
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    ranks = process_set.ranks or []
+    if process_set.process_set_id is not None:
+        raise ValueError(f"add_process_set: {process_set} has been added already")
+    if not ranks or ranks[0] < 0 or ranks[-1] >= engine.size():
+        raise ValueError(f"add_process_set({ranks}): its ranks have to be among the {engine.size()} of the world")
+    for other in (global_process_set, *_sets.values()):
+        if other.ranks == ranks:
+            raise ValueError(f"add_process_set({ranks}): there is a set of the same ranks already -- {other}")
+    try:
+        communicator = engine.form_group(ranks)
+        own = None if communicator is None else NamedEngine(communicator, **_settings.engine_options())
+    except Error as error:
+        raise translated(error)
+    number = next(number for number in itertools.count(1) if number not in _sets)
+    _sets[number] = process_set
+    process_set._open(number, own)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Ends a set; all ranks call it, in the same order. Blocks until they have. What is under way in it fails.
+
+    Returns False, and does nothing, for a set that was not added. Raises ValueError before `init` and for the global
+    set.
+    """
+    engine = _global_engine("remove_process_set")
+    if process_set is global_process_set:
+        raise ValueError("remove_process_set: the set of all ranks cannot be removed")
+    number = process_set.process_set_id
+    if number is None or _sets.get(number) is not process_set:
+        return False
+    try:
+        # Two ranks that remove different sets wait for different names, and are told so by the deadline.
+        engine.barrier(f"remove_process_set.{process_set.ranks}").wait()
+    except Error as error:
+        raise translated(error)
+    del _sets[number]
+    process_set._close()
+    return True
+
+
+def is_process_set_registered(process_set: ProcessSet) -> bool:
+    """Whether its operations can be called (by the ranks that are in it)."""
+    return process_set.process_set_id is not None
+
+
+def get_process_set_ids_and_ranks() -> Dict[int, List[int]]:
+    """The sets there are: {process_set_id: ranks}, with the global one."""
+    sets = {0: global_process_set, **_sets} if global_process_set.process_set_id is not None else {}
+    return {number: list(one.ranks or []) for number, one in sets.items()}
+
+
+def open_world(engine: NamedEngine) -> None:
+    """`init` has made a world."""
+    global_process_set.ranks = list(range(engine.size()))
+    global_process_set._open(0, engine)
+
+
+def close_world() -> None:
+    """Ends all sets, the global one last: others hang on it."""
+    for process_set in list(_sets.values()):
+        process_set._close()
+    _sets.clear()
+    global_process_set._close()
+    global_process_set.ranks = []

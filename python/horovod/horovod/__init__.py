@@ -1,0 +1,19 @@
+"""The package `horovod`, over Cohort: programs that say `import horovod.torch as hvd` run as they are.
+
+What is here: `horovod.torch`, `horovod.run`, the exceptions and small utilities of `horovod.common`, and the command
+`horovodrun`. What is not (TensorFlow, Keras, MXNet, Spark, Ray) says so when it is imported.
+"""
+
+from __future__ import annotations
+
+# The release whose API this is; "+cohort" is a local version, which compares as newer than the release itself.
+__version__ = "0.28.1+cohort"
+
+
+def __getattr__(name: str) -> object:
+    # Later: it needs what starts processes, and no rank does.
+    if name == "run":
+        from horovod.runner import run
+
+        return run
+    raise AttributeError(f"module 'horovod' has no attribute {name!r}")

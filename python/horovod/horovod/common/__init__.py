@@ -1,0 +1,1 @@
+"""The parts of `horovod.common` that programs import: `exceptions`, `util`, `process_sets`, `basics`."""

@@ -1,0 +1,121 @@
+"""The command `horovodrun`: turns Horovod's options into `cohort run --as-horovod`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import horovod
+from horovod.runner import _config, _launching, _options
+
+_USAGE_STATUS = 2
+
+
+def check_build() -> str:
+    """What `--check-build` prints: Horovod's three lists, and what stands behind them here."""
+    torch_here = all(importlib.util.find_spec(name) is not None for name in ("torch", "cohort"))
+
+    def row(here: bool, name: str) -> str:
+        return f"    [{'X' if here else ' '}] {name}"
+
+    version = "not installed"
+    if importlib.util.find_spec("cohort") is not None:
+        import cohort
+
+        version = cohort.__version__
+    return "\n".join(
+        [
+            f"Horovod v{horovod.__version__}:",
+            "",
+            "Available Frameworks:",
+            row(False, "TensorFlow"),
+            row(torch_here, "PyTorch"),
+            row(False, "MXNet"),
+            "",
+            "Available Controllers:",
+            row(False, "MPI"),
+            row(version != "not installed", "Gloo"),
+            "",
+            "Available Tensor Operations:",
+            row(False, "NCCL"),
+            row(False, "DDL"),
+            row(False, "CCL"),
+            row(False, "MPI"),
+            row(version != "not installed", "Gloo"),
+            "",
+            f"This is Cohort ({version}); what Horovod calls Gloo is its own.",
+        ]
+    )
+
+
+def command_of(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """(arguments of `cohort`, variables, notes) for the arguments of `horovodrun`.
+
+    Raises ValueError for what is wrong or cannot be done; ends the process (SystemExit) as argparse does.
+    """
+    parser = _options.make_parser()
+    options: dict[str, Any] = vars(parser.parse_args(list(words)))
+    program = options.pop("command")
+    if program[:1] == ["--"]:
+        program = program[1:]
+    options.pop("version")
+    options.pop("check_build")
+    path = options.pop("config_file")
+    if path is not None:
+        for name, value in _config.read(path).items():
+            if name in ("gloo", "mpi", "jsrun") and any(options[other] for other in ("gloo", "mpi", "jsrun")):
+                continue  # the command line has chosen
+            if options.get(name) is None:
+                options[name] = value
+    if not program:
+        raise ValueError("no program to run; for example: horovodrun -np 2 python train.py")
+    processes = options.pop("num_proc")
+    if processes is None:
+        raise ValueError("-np N, the number of processes, is missing")
+    if options["start_timeout"] is None:
+        options["start_timeout"] = _options.default_start_timeout()
+    plan = _launching.plan_of(
+        processes, options, lambda wish: _options.SPELLINGS.get(wish, "-np" if wish == "num_proc" else wish)
+    )
+    arguments = ["run", "--as-horovod", "-np", str(plan.processes), "--prefix", plan.prefix]
+    arguments += ["--start-timeout", str(plan.start_timeout)]
+    if plan.folder is not None:
+        arguments += ["--run-dir", plan.folder]
+    return [*arguments, "--", *program], plan.environment, plan.notes
+
+
+def run_commandline() -> int:
+    """`horovodrun`. Becomes `cohort run`, or returns an exit status."""
+    words = sys.argv[1:]
+    first = words[: next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))]
+    if "-v" in first or "--version" in first:
+        print(horovod.__version__)
+        return 0
+    if "-cb" in first or "--check-build" in first:
+        print(check_build())
+        return 0
+    try:
+        arguments, environment, notes = command_of(words)
+        from cohort import _command
+
+        command = _command.find()
+    except (ValueError, RuntimeError) as error:
+        print(f"horovodrun: {error}\n(try `horovodrun --help`)", file=sys.stderr)
+        return _USAGE_STATUS
+    except ImportError as error:
+        print(
+            f"horovodrun: the package cohort cannot be used -- {error} -- `pip install .` in a clone of Cohort installs it",
+            file=sys.stderr,
+        )
+        return 1
+    _launching.tell(notes, "horovodrun")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command, [command, *arguments], {**os.environ, **environment})
+
+
+if __name__ == "__main__":
+    sys.exit(run_commandline())

@@ -1,0 +1,24 @@
+"""`import horovod.torch as hvd`: all names are those of `cohort.torch`."""
+
+from __future__ import annotations
+
+try:
+    import cohort.torch as _hvd
+except ImportError as _error:
+    if (_error.name or "").split(".")[0] != "cohort":
+        raise
+    raise ImportError(
+        "horovod.torch is here in Cohort's version, and the package it needs, cohort, is not -- `pip install .` in a clone "
+        f"of Cohort installs it for this Python -- {_error}",
+        name=_error.name,
+    ) from _error
+
+from cohort.torch import *  # noqa: F401,F403
+
+
+def __getattr__(name: str) -> object:
+    return getattr(_hvd, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(_hvd)})

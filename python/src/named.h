@@ -1,0 +1,110 @@
+// Operations by name for Python: an engine of src/named, its operations with their arrays, and how it ends with the
+// world whose communicator it was given. The engine's thread never touches Python: what it has finished is let go of by
+// the next call from Python. Needs the GIL; waits without it.
+#pragma once
+
+#include "arrays.h"
+#include "bindings.h"
+#include "member.h"
+#include "named/engine.h"
+#include "waiting.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::python {
+
+/// cohort._core.NamedWork: an operation under way and its arrays.
+class NamedOperation {
+ public:
+  NamedOperation(named::Handle handle, std::vector<Array> arrays)
+      : handle_(std::move(handle)), arrays_(std::move(arrays)) {}
+
+  /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting only.
+  bool wait(std::optional<std::chrono::nanoseconds> limit);
+  bool done() const noexcept { return handle_.done(); }
+  std::optional<Error> error() const;
+  /// Of a finished operation: throws InvalidArgument before, and its error.
+  const named::Outcome& outcome(const char* what);
+  named::Handle& handle() noexcept { return handle_; }
+
+ private:
+  void check_home() const;
+
+  const std::uint64_t home_ = fork_generation();
+  named::Handle handle_;
+  std::vector<Array> arrays_;
+};
+
+/// What Python is told at once, on a thread of its own, when operations are done.
+class Callbacks {
+ public:
+  /// `function(work)` once the operation is done; at once, in the caller, if it is.
+  static void add(const pybind11::object& work, NamedOperation& operation, const pybind11::object& function);
+  /// Ends the thread, once what is done has been told. It starts anew when it is needed.
+  static void stop();
+};
+
+/// One rank's engine and the world that it ends with.
+class NamedWorld final : public Tenant {
+ public:
+  /// Takes over the communicator of `member`, once its unfinished operations have ended.
+  static std::shared_ptr<NamedWorld> make(std::shared_ptr<Member> member, named::EngineOptions options);
+  explicit NamedWorld(std::shared_ptr<Member> member) : member_(std::move(member)) {}
+
+  Member& member() const noexcept { return *member_; }
+  /// Throws InvalidArgument, naming the operation, after the end and in a forked child.
+  named::Engine& engine(const char* operation) const;
+  named::Engine::Statistics statistics() const;
+
+  /// Keeps operations, and so their arrays, until they are done.
+  std::shared_ptr<NamedOperation> keep(named::Handle handle, std::vector<Array> arrays);
+  /// Before many are kept: lets go of what is done, now and then.
+  void tidy() {
+    if (running_.size() >= tidy_at_) reap();
+  }
+
+  /// Ends the engine on all ranks, without waiting for what is outstanding.
+  void shutdown();
+  void leave(const LeaveOptions& options) override;
+  bool has_left() const noexcept override { return engine_ == nullptr; }
+
+  /// Python has dropped it: it serves what is outstanding, then ends.
+  static void let_go(std::shared_ptr<NamedWorld> world);
+  /// After Member::leave_all.
+  static void forget_all();
+
+ private:
+  void reap();
+  bool busy();
+  bool finish(std::optional<Clock::time_point> until);
+  void end();
+  static void sweep();
+
+  const std::uint64_t home_ = fork_generation();
+  const std::shared_ptr<Member> member_;
+  Communicator communicator_;  // to abort with
+  std::unique_ptr<named::Engine> engine_;
+  named::Engine::Statistics last_;  // of an engine that has ended
+  std::vector<std::shared_ptr<NamedOperation>> running_;
+  std::size_t tidy_at_ = 64;
+};
+
+/// cohort._core.NamedResult: what all_gather, reduce_scatter and all_to_all have made.
+struct NamedResult {
+  std::shared_ptr<void> owner;
+  void* data = nullptr;
+  DType dtype = DType::Float32;
+  std::vector<std::int64_t> shape;
+
+  std::int64_t count() const noexcept;
+};
+
+void bind_named(pybind11::module_& module);
+void bind_named_work(pybind11::module_& module);
+void bind_named_result(pybind11::module_& module);
+
+}  // namespace cohort::python

@@ -1,0 +1,187 @@
+#include "errors.h"
+#include "named.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::python {
+namespace {
+
+// Dropped by Python, and still serving. Never destroyed, as in member.cpp.
+std::vector<std::shared_ptr<NamedWorld>>& lingering() {
+  static auto* const all = new std::vector<std::shared_ptr<NamedWorld>>();
+  return *all;
+}
+
+}  // namespace
+
+// --- NamedOperation ---
+
+void NamedOperation::check_home() const {
+  if (home_ == fork_generation()) return;
+  refuse("wait", "this operation belongs to the process that started it, and this is a forked child of it");
+}
+
+bool NamedOperation::wait(std::optional<std::chrono::nanoseconds> limit) {
+  check_home();
+  if (!handle_.done()) {
+    if (!limit && !on_main_thread()) {
+      const py::gil_scoped_release release;
+      handle_.block(std::nullopt);
+    } else {
+      std::optional<Clock::time_point> until;
+      // What is added to the clock must not overflow.
+      if (limit) until = Clock::now() + std::min<std::chrono::nanoseconds>(*limit, std::chrono::hours(24 * 365 * 100));
+      if (!wait_in_slices([&](std::chrono::nanoseconds slice) { return handle_.block(slice); }, until)) return false;
+    }
+  }
+  // Freeing an array may run any Python code.
+  const std::vector<Array> finished = std::exchange(arrays_, {});
+  if (const Error* const failed = handle_.failure()) throw *failed;
+  return true;
+}
+
+std::optional<Error> NamedOperation::error() const {
+  check_home();
+  if (!handle_.done()) return std::nullopt;
+  const Error* const failed = handle_.failure();
+  return failed != nullptr ? std::optional(*failed) : std::nullopt;
+}
+
+const named::Outcome& NamedOperation::outcome(const char* what) {
+  check_home();
+  if (!handle_.done()) refuse(what, "the operation is not done -- wait() for it before asking what came of it");
+  return handle_.outcome();
+}
+
+// --- NamedWorld ---
+
+std::shared_ptr<NamedWorld> NamedWorld::make(std::shared_ptr<Member> member, named::EngineOptions options) {
+  sweep();
+  auto world = std::make_shared<NamedWorld>(member);
+  world->communicator_ = member->give_over("NamedEngine", world);
+  world->engine_ = std::make_unique<named::Engine>(world->communicator_, std::move(options));
+  return world;
+}
+
+named::Engine& NamedWorld::engine(const char* operation) const {
+  if (home_ != fork_generation()) {
+    refuse(operation, "this NamedEngine belongs to the process that made it, and this is a forked child of it");
+  }
+  if (!engine_) refuse(operation, "this NamedEngine has been shut down -- make a new one, of another communicator");
+  return *engine_;
+}
+
+named::Engine::Statistics NamedWorld::statistics() const {
+  return engine_ && home_ == fork_generation() ? engine_->statistics() : last_;
+}
+
+std::shared_ptr<NamedOperation> NamedWorld::keep(named::Handle handle, std::vector<Array> arrays) {
+  return running_.emplace_back(std::make_shared<NamedOperation>(std::move(handle), std::move(arrays)));
+}
+
+// Looks at all of them only once there are twice as many as were left the last time: constant time for each operation.
+void NamedWorld::reap() {
+  const auto first_finished =
+      std::stable_partition(running_.begin(), running_.end(), [](const auto& operation) { return !operation->done(); });
+  // Freed at the end: freeing an array can run any Python code.
+  const std::vector<std::shared_ptr<NamedOperation>> finished(std::make_move_iterator(first_finished),
+                                                              std::make_move_iterator(running_.end()));
+  running_.erase(first_finished, running_.end());
+  tidy_at_ = std::max<std::size_t>(64, 2 * running_.size());
+}
+
+bool NamedWorld::busy() {
+  reap();
+  return !running_.empty();
+}
+
+bool NamedWorld::finish(std::optional<Clock::time_point> until) {
+  while (busy()) {
+    const std::shared_ptr<NamedOperation> next = running_.front();
+    std::optional<std::chrono::nanoseconds> limit;
+    if (until) limit = std::max<std::chrono::nanoseconds>(*until - Clock::now(), std::chrono::nanoseconds(0));
+    try {
+      if (!next->wait(limit)) return false;
+    } catch (const Error&) {
+      // Who waits for it tells of it; here it only has to be over.
+    }
+  }
+  return true;
+}
+
+void NamedWorld::end() {
+  if (!engine_) return;
+  // From here on every call is refused, so that nobody uses it while it ends.
+  const std::shared_ptr<named::Engine> engine = std::move(engine_);
+  Communicator communicator = std::exchange(communicator_, {});
+  std::optional<py::error_already_set> interrupt;
+  try {
+    run_interruptibly<bool>(
+        [engine] {
+          engine->shutdown();
+          return true;
+        },
+        [communicator, rank = member_->rank]() mutable {
+          communicator.abort("rank " + std::to_string(rank) + " was interrupted while its NamedEngine was shut down");
+        });
+  } catch (py::error_already_set& raised) {
+    interrupt.emplace(raised);
+  }
+  last_ = engine->statistics();
+  reap();
+  if (interrupt) throw std::move(*interrupt);
+}
+
+void NamedWorld::shutdown() {
+  if (home_ == fork_generation()) end();
+}
+
+void NamedWorld::leave(const LeaveOptions& options) {
+  if (!engine_ || home_ != fork_generation()) return;
+  std::optional<Clock::time_point> until;
+  if (options.grace) until = Clock::now() + *options.grace;
+  std::optional<py::error_already_set> interrupt;
+  bool abort = options.failed;
+  try {
+    // What is unfinished at the end of the grace fails with Aborted on all ranks, as after `shutdown`.
+    if (!options.failed) finish(until);
+  } catch (py::error_already_set& raised) {
+    interrupt.emplace(raised);
+    abort = true;
+  }
+  if (abort && engine_) {
+    Communicator communicator = communicator_;
+    const py::gil_scoped_release release;
+    communicator.abort(options.reason);
+  }
+  end();
+  if (interrupt) throw std::move(*interrupt);
+}
+
+void NamedWorld::let_go(std::shared_ptr<NamedWorld> world) {
+  if (world->home_ != fork_generation() || !world->engine_) return;
+  lingering().push_back(std::move(world));
+  sweep();
+}
+
+// Those that have nothing more to do end as the others notice, and go once they have ended.
+void NamedWorld::sweep() {
+  for (const auto& world : std::exchange(lingering(), {})) {
+    const bool at_home = world->home_ == fork_generation();
+    const bool idle = at_home && !world->busy();
+    if (idle && world->engine_) world->engine_->begin_shutdown();
+    if (idle && (!world->engine_ || world->engine_->ended())) {
+      world->end();
+    } else {
+      lingering().push_back(world);
+    }
+  }
+}
+
+void NamedWorld::forget_all() {
+  const auto gone = std::exchange(lingering(), {});
+  Callbacks::stop();
+}
+
+}  // namespace cohort::python

@@ -1,0 +1,44 @@
+"""The programs of examples/01-digits/python, as a user starts them."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import support
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "01-digits" / "python"
+COMMAND = os.environ.get("COHORT_COMMAND", "cohort")
+
+
+@unittest.skipUnless(support.torch, "needs torch")
+class Digits(unittest.TestCase):
+    def learns(self, program):
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = pathlib.Path(folder, "checkpoint.pt")
+            done = subprocess.run(
+                [COMMAND, "run", "-q", "-np", "2", "--timeout", "200", "--run-dir", f"{folder}/run", "--prefix", "none",
+                 "--env", "OMP_NUM_THREADS=1", sys.executable, str(EXAMPLES / program), "--epochs", "3",
+                 "--checkpoint", str(checkpoint)],
+                capture_output=True, text=True, timeout=240,
+            )
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            accuracies = [float(found) for found in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+            self.assertEqual(len(accuracies), 3, done.stdout)
+            self.assertGreater(accuracies[-1], 0.85, done.stdout)
+            model = support.torch.load(checkpoint)["model"]
+            self.assertEqual(sorted(model), sorted(f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2")
+                                                   for kind in ("weight", "bias")))
+
+    def test_horovod(self):
+        self.learns("digits_horovod.py")
+
+    def test_distributed_data_parallel(self):
+        self.learns("digits_ddp.py")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,210 @@
+"""horovodrun: Horovod's options as `cohort run`; --as-horovod: what a program finds."""
+
+import contextlib
+import importlib.util
+import io
+import os
+import pathlib
+import socket
+import sys
+import unittest
+import unittest.mock
+
+from cohort import _command
+from run_support import Folder
+
+COMMAND = pathlib.Path(_command.find())
+AS_HOROVOD = COMMAND.parent.parent / "share" / "cohort" / "as-horovod"
+sys.path.insert(0, str(AS_HOROVOD))
+
+from horovod.runner import _launching, launch  # noqa: E402
+
+ENVIRONMENT = """
+import os, sys
+import horovod
+names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "CONTROLLER")
+print(*(os.environ["HOROVOD_" + name] for name in names), sys.argv[1:], horovod.__version__)
+print("threshold", os.environ.get("HOROVOD_FUSION_THRESHOLD"))
+"""
+
+
+class Options(Folder):
+    def test_what_cohort_run_gets(self):
+        arguments, environment, notes = launch.command_of(
+            ["-np", "2", "-H", "localhost:4", "--start-timeout", "60", "-prefix-timestamp", "python", "train.py", "-np", "7"]
+        )
+        self.assertEqual(
+            arguments,
+            ["run", "--as-horovod", "-np", "2", "--prefix", "full", "--start-timeout", "60.0", "--", "python", "train.py",
+             "-np", "7"],
+        )
+        self.assertEqual((environment, notes), ({}, []))
+
+    def test_variables(self):
+        _, environment, notes = launch.command_of(
+            ["--num-proc", "1", "--fusion-threshold-mb", "2", "--cache-capacity", "0", "--timeline-filename", "t.json",
+             "--timeline-mark-cycles", "--no-stall-check", "--stall-check-warning-time-seconds", "5",
+             "--stall-check-shutdown-time-seconds", "9", "--gloo-timeout-seconds", "11", "--log-level", "WARNING", "a"]
+        )
+        self.assertEqual(
+            environment,
+            {
+                "HOROVOD_FUSION_THRESHOLD": "2097152",
+                "HOROVOD_CACHE_CAPACITY": "0",
+                "HOROVOD_TIMELINE": "t.json",
+                "HOROVOD_TIMELINE_MARK_CYCLES": "1",
+                "HOROVOD_STALL_CHECK_DISABLE": "1",
+                "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
+                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9",
+                "HOROVOD_GLOO_TIMEOUT_SECONDS": "11",
+                "COHORT_TIMEOUT": "11",
+                "HOROVOD_LOG_LEVEL": "WARNING",
+                "COHORT_LOG": "warn",
+            },
+        )
+        self.assertEqual(notes, [])
+
+    def test_what_has_no_meaning_is_said_by_the_name_it_was_given(self):
+        given = ["--cycle-time-ms", "1", "--mpi", "--mpi-args=-x A", "--autotune", "--no-hierarchical-allreduce", "--tcp",
+                 "--network-interface", "eth0", "-p", "22", "--num-nccl-streams", "2", "--thread-affinity", "0,1"]
+        _, environment, notes = launch.command_of(["-np", "1", *given, "a"])
+        self.assertEqual(environment, {})
+        spelled = {note.split(" has no meaning here -- ")[0] for note in notes}
+        # "no" to what does not exist is no wish.
+        wanted = {word.split("=")[0] for word in given if word.startswith("-")} - {"--no-hierarchical-allreduce"}
+        self.assertEqual(spelled, wanted)
+
+    def test_every_option_of_horovod_is_known(self):
+        parser = launch._options.make_parser()
+        known = {name for action in parser._actions for name in action.option_strings}
+        wanted = """-v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces
+            --network-interface --output-filename --verbose --config-file -p --ssh-port -i --ssh-identity-file
+            --fusion-threshold-mb --cycle-time-ms --cache-capacity --hierarchical-allreduce --no-hierarchical-allreduce
+            --hierarchical-allgather --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune
+            --no-autotune --autotune-log-file --autotune-warmup-samples --autotune-steps-per-sample
+            --autotune-bayes-opt-max-samples --autotune-gaussian-process-noise --min-np --min-num-proc --max-np
+            --max-num-proc --slots-per-host --elastic-timeout --reset-limit --blacklist-cooldown-range
+            --host-discovery-script --timeline-filename --timeline-mark-cycles --no-timeline-mark-cycles --no-stall-check
+            --stall-check --stall-check-warning-time-seconds --stall-check-shutdown-time-seconds --mpi-threads-disable
+            --no-mpi-threads-disable --mpi-args --tcp --binding-args --num-nccl-streams --thread-affinity
+            --gloo-timeout-seconds --log-level --log-with-timestamp --log-without-timestamp -prefix-timestamp
+            --prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp -H --hosts -hostfile --hostfile
+            --gloo --mpi --jsrun""".split()
+        self.assertEqual(set(wanted) - known, set())
+        # Each means something, or has words.
+        wishes = {action.dest for action in parser._actions} - {"help", "version", "check_build", "command", "config_file"}
+        heeded = {"num_proc", "disable_cache", "start_timeout", "output_filename", "verbose", "gloo", "hosts", "hostfile",
+                  "prefix_output_with_timestamp", "fusion_threshold_mb", "cache_capacity", "timeline_filename",
+                  "timeline_mark_cycles", "stall_check", "stall_check_warning_time_seconds",
+                  "stall_check_shutdown_time_seconds", "gloo_timeout_seconds", "log_level"}
+        self.assertEqual(wishes, heeded | set(_launching.NO_MEANING) | set(_launching.NOT_YET))
+
+    def refused(self, words, *given):
+        with self.assertRaisesRegex(ValueError, words):
+            launch.command_of([*given, "python", "train.py"])
+
+    def test_what_would_be_another_job_is_refused(self):
+        self.refused("--min-np: elastic jobs are not there yet", "-np", "2", "--min-np", "1")
+        self.refused("--host-discovery-script: elastic", "-np", "2", "--host-discovery-script", "./hosts.sh")
+        self.refused("host other.example is not this one", "-np", "3", "-H", "localhost:2,other.example:2")
+        self.refused("4 processes do not fit the 2 slots", "-np", "4", "-H", "localhost:2")
+        self.refused("host 'localhost': NAME:SLOTS", "-np", "1", "-H", "localhost")
+        self.refused("at least one is needed", "-np", "0")
+        self.refused("-np N, the number of processes, is missing")
+        with self.assertRaisesRegex(ValueError, "no program to run"):
+            launch.command_of(["-np", "1"])
+
+    def test_what_argparse_refuses(self):
+        for wrong in (["-np", "x", "a"], ["-np", "1", "--no-such", "a"], ["-np", "1", "--gloo", "--mpi", "a"],
+                      ["-np", "1", "--autotune-gaussian-process-noise", "2", "a"], ["-np", "1", "--log-level", "LOUD", "a"]):
+            with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit) as ended:
+                launch.command_of(wrong)
+            self.assertEqual(ended.exception.code, 2)
+
+    def test_hostfiles(self):
+        path = self.folder / "hosts"
+        path.write_text(f"# ours\n\nlocalhost slots=1  # one\n{socket.gethostname()} slots=2\n")
+        self.assertEqual(launch.command_of(["-np", "3", "-hostfile", str(path), "a"])[0][:4], ["run", "--as-horovod", "-np", "3"])
+        self.refused("4 processes do not fit the 3 slots", "-np", "4", "--hostfile", str(path))
+        path.write_text("localhost slots=two\n")
+        self.refused("line 1: 'localhost slots=two'", "-np", "1", "--hostfile", str(path))
+        path.write_text("\n")
+        self.refused("names no host", "-np", "1", "--hostfile", str(path))
+        self.refused("No such file", "-np", "1", "--hostfile", str(path) + "x")
+
+    @unittest.skipUnless(importlib.util.find_spec("yaml"), "PyYAML is not installed")
+    def test_config_files(self):
+        path = self.folder / "config.yaml"
+        path.write_text(
+            "controller: mpi\nparams: {fusion_threshold_mb: 4, cycle_time_ms: 2}\nstall_check: {enabled: false}\n"
+            "timeline: {filename: t.json, mark_cycles: true}\nlogging: {level: INFO}\n"
+        )
+        _, environment, notes = launch.command_of(["-np", "1", "--config-file", str(path), "--fusion-threshold-mb", "8", "a"])
+        self.assertEqual(environment["HOROVOD_FUSION_THRESHOLD"], str(8 << 20), "the command line wins")
+        self.assertEqual(environment["HOROVOD_STALL_CHECK_DISABLE"], "1")
+        self.assertEqual(environment["HOROVOD_TIMELINE"], "t.json")
+        self.assertEqual(len(notes), 2)
+        path.write_text("params: {speed: 4}\n")
+        self.refused("there is no params.speed", "-np", "1", "--config-file", str(path))
+
+    def test_config_files_section_by_section(self):
+        from horovod.runner import _config
+
+        self.assertEqual(_config.wishes_of({"autotune": {"enabled": True}, "controller": "gloo"}, "f"),
+                         {"autotune": True, "gloo": True})
+        for wrong in ([1], {"speed": {}}, {"controller": "x"}, {"timeline": {"x": 1}}):
+            with self.assertRaises(ValueError):
+                _config.wishes_of(wrong, "f")
+
+    def test_without_yaml(self):
+        with unittest.mock.patch.dict(sys.modules, yaml=None):
+            self.refused("PyYAML", "-np", "1", "--config-file", "x.yaml")
+
+
+class Commands(Folder):
+    def test_horovodrun(self):
+        program = self.script(ENVIRONMENT)
+        status, out, err = self.command(
+            sys.executable, COMMAND.parent / "horovodrun", "-np", "2", "-H", "localhost:2", "--cycle-time-ms", "1",
+            "--fusion-threshold-mb", "1", "--output-filename", self.folder / "out", sys.executable, program, "-x",
+        )
+        self.assertEqual(status, 0, err)
+        for rank in range(2):
+            self.assertRegex(out, rf"(?m)^\S+:{rank} \| {rank} 2 {rank} 2 0 1 gloo \['-x'\] 0\.28\.1\+cohort$")
+            text = (self.folder / "out" / f"rank.{rank}" / "stdout").read_text()
+            self.assertIn(f"{rank} 2 {rank} 2", text)
+            self.assertIn("threshold 1048576\n", text)
+        self.assertIn("horovodrun: --cycle-time-ms has no meaning here", err)
+
+    def test_the_status_is_the_ranks(self):
+        status, _, err = self.command(sys.executable, COMMAND.parent / "horovodrun", "-np", "1", "sh", "-c", "exit 4")
+        self.assertEqual(status, 4, err)
+        status, _, err = self.command(sys.executable, COMMAND.parent / "horovodrun", "-np", "1", "-H", "there:1", "true")
+        self.assertEqual(status, 2)
+        self.assertIn("host there is not this one", err)
+
+    def test_check_build_and_version(self):
+        status, out, err = self.command(sys.executable, COMMAND.parent / "horovodrun", "--check-build")
+        self.assertEqual(status, 0, err)
+        for row in ("Available Frameworks:", "Available Controllers:", "Available Tensor Operations:", "[X] Gloo", "[ ] MPI"):
+            self.assertIn(row, out)
+        torch = "X" if importlib.util.find_spec("torch") else " "
+        self.assertIn(f"[{torch}] PyTorch", out)
+        status, out, _ = self.command(sys.executable, COMMAND.parent / "horovodrun", "-v")
+        self.assertEqual((status, out), (0, "0.28.1+cohort\n"))
+
+    def test_as_horovod_comes_before_what_is_installed(self):
+        other = self.folder / "installed" / "horovod"
+        other.mkdir(parents=True)
+        (other / "__init__.py").write_text("raise RuntimeError('the other one')\n")
+        path = f"{other.parent}:{os.environ.get('PYTHONPATH', '')}"
+        program = "import os, horovod; print(horovod.__version__, os.environ['PYTHONPATH'].count('as-horovod'))"
+        status, out, err = self.command(
+            COMMAND, "run", "-q", "--prefix", "none", "--as-horovod", "-np", "1", "--", sys.executable, "-c", program,
+            PYTHONPATH=path,
+        )
+        self.assertEqual((status, out), (0, "0.28.1+cohort 1\n"), err)
+
+
+if __name__ == "__main__":
+    unittest.main()

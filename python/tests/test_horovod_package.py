@@ -1,0 +1,171 @@
+"""The package `horovod`: what it passes on, what it says of what it has not."""
+
+import importlib
+import importlib.util
+import os
+import pathlib
+import sys
+import unittest
+import zipfile
+
+from cohort import _command
+from run_support import Folder, captured
+
+AS_HOROVOD = pathlib.Path(_command.find()).parent.parent / "share" / "cohort" / "as-horovod"
+sys.path.insert(0, str(AS_HOROVOD))
+
+import horovod  # noqa: E402
+from horovod.common import util  # noqa: E402
+
+needs_api = unittest.skipUnless(
+    importlib.util.find_spec("torch") and importlib.util.find_spec("cohort.torch"), "torch or cohort.torch is not here"
+)
+
+NAMES = """elastic Compression DistributedOptimizer SyncBatchNorm ProcessSet HorovodInternalError global_process_set Average
+    Sum Adasum Min Max Product init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank
+    local_rank cross_rank mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
+    cuda_built rocm_built add_process_set remove_process_set allreduce allreduce_async allreduce_ allreduce_async_
+    grouped_allreduce grouped_allreduce_async grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather
+    allgather_async grouped_allgather grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall
+    alltoall_async reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll
+    synchronize broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object""".split()
+
+TRAINING = """
+import torch
+import horovod.torch as hvd
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(4, 3)).square().mean().backward()
+    optimizer.step()
+every = hvd.allgather(model.weight.detach())
+assert every.shape == (hvd.size(), 3) and every[0].equal(every[-1]), every
+print("trained", hvd.rank(), hvd.size())
+"""
+
+
+def place(*args, **kwargs):
+    names = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_FUSION_THRESHOLD")
+    return [os.environ.get(name) for name in names], args, kwargs, importlib.import_module("horovod").__version__
+
+
+class Package(Folder):
+    def test_what_is_missing_says_what_there_is(self):
+        for part, words in {
+            "tensorflow": "PyTorch's .horovod.torch. so far",
+            "tensorflow.keras": "PyTorch's .horovod.torch. so far",
+            "keras": "PyTorch's .horovod.torch. so far",
+            "mxnet": "retired",
+            "spark": "cohort.Distributor",
+            "ray": "cohort.run",
+            "data": "DataLoader",
+        }.items():
+            with self.assertRaisesRegex(ImportError, words):
+                importlib.import_module(f"horovod.{part}")
+
+    def test_run(self):
+        with captured() as (_, err):
+            results = horovod.run(place, (1,), {"k": 2}, num_proc=2, use_mpi=True)
+        self.assertEqual(
+            results, [([str(rank), "2", None], (1,), {"k": 2}, horovod.__version__) for rank in range(2)]
+        )
+        self.assertIn("horovod.run: mpi has no meaning here", err.getvalue())
+        with captured():
+            self.assertEqual(horovod.run(place, np=1)[0][0][:2], ["0", "1"])
+
+    def test_run_refuses_what_would_be_another_job(self):
+        with self.assertRaisesRegex(ValueError, "elastic"):
+            horovod.run(place, min_num_proc=1)
+        with self.assertRaisesRegex(ValueError, "is not this one"):
+            horovod.run(place, num_proc=2, hosts="elsewhere.example:2")
+
+    def test_utilities(self):
+        self.assertEqual([n for n in range(-1, 9) if util.num_rank_is_power_2(n)], [1, 2, 4, 8])
+        self.assertEqual(util.split_list([1, 2, 3, 4, 5], 2), [[1, 2, 3], [4, 5]])
+        self.assertEqual(util.split_list([1], 3), [[1]])
+        self.assertTrue(util.is_iterable("a") and not util.is_iterable(3))
+        self.assertTrue(util.is_version_greater_equal_than("2.13.0+cpu", "2.1.0"))
+        self.assertFalse(util.is_version_greater_equal_than("1.9", "1.10.0"))
+        with self.assertRaises(ValueError):
+            util.is_version_greater_equal_than("1.9.0", "1.9")
+        with util.env(COHORT_TEST_ONE="1", HOME=None):
+            self.assertEqual((os.environ.get("COHORT_TEST_ONE"), os.environ.get("HOME")), ("1", None))
+        self.assertNotIn("COHORT_TEST_ONE", os.environ)
+
+        class Ops:
+            Average, Sum = "average", "sum"
+
+        handle = util.get_average_backwards_compatibility_fun(Ops)
+        self.assertEqual((handle(None, None), handle("sum", None)), ("average", "sum"))
+        with self.assertWarns(DeprecationWarning):
+            self.assertEqual(handle(None, False), "sum")
+        with self.assertRaises(ValueError):
+            handle("sum", True)
+
+    def test_wheel(self):
+        source = (AS_HOROVOD / "horovod").resolve().parent / "compat_build.py"
+        if not source.exists():
+            self.skipTest("not a build folder")
+        spec = importlib.util.spec_from_file_location("compat_build", source)
+        build = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(build)
+        name = build.build_wheel(str(self.folder))
+        with zipfile.ZipFile(self.folder / name) as wheel:
+            inside = wheel.namelist()
+            self.assertIn("horovod/torch/__init__.py", inside)
+            self.assertIn("cohort_horovod-0.28.1.dist-info/entry_points.txt", inside)
+            record = wheel.read("cohort_horovod-0.28.1.dist-info/RECORD").decode().splitlines()
+            self.assertEqual([line.split(",")[0] for line in record], inside)
+        status, out, err = self.command(
+            sys.executable, "-c", "import horovod; print(horovod.__file__, horovod.__version__)",
+            PYTHONPATH=str(self.folder / name),
+        )
+        self.assertEqual((status, out.split()[1:]), (0, [horovod.__version__]), err)
+
+
+class Torch(Folder):
+    @needs_api
+    def test_every_name_is_there(self):
+        import cohort.torch
+        import horovod.torch as hvd
+
+        self.assertEqual([name for name in NAMES if not hasattr(hvd, name)], [])
+        self.assertIs(hvd.allreduce, cohort.torch.allreduce)
+        for module, name in {
+            "horovod.torch.mpi_ops": "is_homogeneous",
+            "horovod.torch.functions": "broadcast_parameters",
+            "horovod.torch.optimizer": "DistributedOptimizer",
+            "horovod.torch.compression": "Compression",
+            "horovod.torch.sync_batch_norm": "SyncBatchNorm",
+            "horovod.torch.elastic": "TorchState",
+            "horovod.torch.elastic.state": "TorchState",
+            "horovod.torch.elastic.sampler": "ElasticSampler",
+            "horovod.common.exceptions": "HostsUpdatedInterrupt",
+            "horovod.common.process_sets": "ProcessSet",
+            "horovod.common.elastic": "ObjectState",
+        }.items():
+            self.assertTrue(hasattr(importlib.import_module(module), name), f"{module}.{name}")
+
+    @needs_api
+    def test_a_program_that_knows_nothing_of_cohort(self):
+        status, out, err = self.command(
+            _command.find(), "run", "-q", "--no-logs", "--as-horovod", "-np", "2", "--", sys.executable, self.script(TRAINING)
+        )
+        self.assertEqual(status, 0, err)
+        for rank in range(2):
+            self.assertIn(f"trained {rank} 2", out)
+
+    def test_without_cohort_it_says_what_is_missing(self):
+        text = "import sys; sys.modules['cohort'] = None\nimport horovod.torch\n"
+        status, _, err = self.program(text, PYTHONPATH=str(AS_HOROVOD))
+        self.assertEqual(status, 1)
+        self.assertRegex(err, "ImportError: horovod.torch is here in Cohort's version, and the package it needs, cohort")
+
+
+if __name__ == "__main__":
+    unittest.main()

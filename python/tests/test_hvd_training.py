@@ -1,0 +1,466 @@
+"""hvd.DistributedOptimizer and SyncBatchNorm on all ranks of `cohort run -np N`: each rank runs this."""
+
+import copy
+import gc
+import os
+import unittest
+import warnings
+
+from support import SECONDS, torch
+
+if torch is not None:
+    import cohort.torch as hvd
+
+
+def setUpModule():
+    if torch is None:
+        raise unittest.SkipTest("torch is not installed")
+    os.environ["COHORT_TIMEOUT"] = str(int(SECONDS))
+    torch.set_num_threads(1)
+    hvd.init()
+
+
+def tearDownModule():
+    hvd.shutdown()
+
+
+def network(seed=1):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double()
+
+
+def batches(steps, size):
+    """The whole batches, and the part of each that a rank has."""
+    generator = torch.Generator().manual_seed(7)
+    whole = [
+        (torch.randn(4 * size, 6, generator=generator).double(), torch.randint(0, 3, (4 * size,), generator=generator))
+        for _ in range(steps)
+    ]
+    rank = hvd.rank()
+    return whole, [(x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4]) for x, y in whole]
+
+
+loss_of = torch.nn.functional.cross_entropy if torch is not None else None
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def tearDown(self):
+        gc.collect()
+        hvd.barrier()
+
+    def alike(self, model, other, **tolerance):
+        for (name, one), two in zip(model.state_dict().items(), other.state_dict().values()):
+            torch.testing.assert_close(one, two, msg=lambda text: f"{name}: {text}", **tolerance)
+
+    def on_all_ranks(self, model):
+        for name, tensor in model.state_dict().items():
+            every = hvd.allgather(tensor.reshape(1, -1))
+            self.assertTrue(all(torch.equal(every[0], one) for one in every), name)
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+}
+
+
+class Training(Case):
+    def train(self, options=None, make=OPTIMIZERS["SGD"], steps=4, passes=1, step=None, tolerance=None):
+        """Trains N ranks on parts and one process on the whole: the results are to be alike."""
+        whole, parts = batches(steps * passes, self.size)
+        alone = network()
+        single = make(alone.parameters())
+        model = network(seed=1 if self.rank == 0 else 99)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        options = dict(options(model) if options else {"named_parameters": model.named_parameters()})
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), **options)
+        for i in range(0, len(whole), passes):
+            single.zero_grad()
+            optimizer.zero_grad()
+            for j in range(i, i + passes):
+                loss_of(alone(whole[j][0]), whole[j][1]).backward()
+                loss_of(model(parts[j][0]), parts[j][1]).backward()
+            single.step()
+            step(optimizer, model) if step else optimizer.step()
+        self.alike(model, alone, **(tolerance or {}))
+        self.on_all_ranks(model)
+        return optimizer
+
+    def test_as_one_process_on_the_whole_batch(self):
+        for name, make in OPTIMIZERS.items():
+            with self.subTest(optimizer=name):
+                optimizer = self.train(make=make)
+                self.assertIsInstance(optimizer, getattr(torch.optim, name))
+
+    def test_without_names(self):
+        self.train(lambda model: {})
+
+    def test_several_passes(self):
+        self.train(lambda model: {"backward_passes_per_step": 2}, passes=2)
+
+    def test_predivided(self):
+        self.train(lambda model: {"gradient_predivide_factor": 3.0})
+        self.train(lambda model: {"gradient_predivide_factor": 3.0, "groups": 1})
+
+    def test_sum(self):
+        make = OPTIMIZERS["SGD"]
+        lr = 0.1 / self.size
+
+        def options(model):
+            return {"op": hvd.Sum}
+
+        def summed(parameters):
+            return torch.optim.SGD(parameters, lr=lr)
+
+        whole, parts = batches(2, self.size)
+        alone, model = network(), network()
+        single = torch.optim.SGD(alone.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(summed(model.parameters()), model.named_parameters(), op=hvd.Sum)
+        for (x, y), (px, py) in zip(whole, parts):
+            single.zero_grad(), optimizer.zero_grad()
+            loss_of(alone(x), y).backward(), loss_of(model(px), py).backward()
+            single.step(), optimizer.step()
+        self.alike(model, alone)
+
+    def test_groups(self):
+        for groups in (1, 2, 100):
+            self.train(lambda model: {"named_parameters": model.named_parameters(), "groups": groups})
+        self.train(lambda model: {"groups": [[model[0].weight, model[2].bias], [model[0].bias]]})
+        with self.assertWarns(DeprecationWarning):
+            self.train(lambda model: {"num_groups": 2})
+
+    def test_compression(self):
+        loose = {"rtol": 0.02, "atol": 0.02}
+        self.train(lambda model: {"compression": hvd.Compression.fp16}, tolerance=loose)
+        self.train(lambda model: {"compression": hvd.Compression.bf16, "groups": 2}, tolerance=loose)
+
+    def test_clipping_between(self):
+        norms = []
+
+        def step(optimizer, model):
+            optimizer.synchronize()
+            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)))
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.train(step=step)
+        self.assertEqual(len(set(hvd.allgather_object(norms[-1]))), 1)
+
+    def test_a_second_reduction_is_warned_of(self):
+        def step(optimizer, model):
+            optimizer.synchronize()
+            with self.assertWarnsRegex(UserWarning, r"optimizer.step\(\) called without optimizer.skip_synchronize\(\)"):
+                optimizer.step()
+
+        self.train(step=step)
+
+    def test_closure(self):
+        whole, parts = batches(1, self.size)
+        for make in (OPTIMIZERS["SGD"], lambda p: torch.optim.LBFGS(p, max_iter=4, line_search_fn="strong_wolfe")):
+            alone, model = network(), network()
+            single = make(alone.parameters())
+            optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters())
+
+            def closure(optimizer, model, x, y):
+                optimizer.zero_grad()
+                loss = loss_of(model(x), y)
+                loss.backward()
+                return loss
+
+            for _ in range(2):
+                single.step(lambda: closure(single, alone, *whole[0]))
+                optimizer.step(lambda: closure(optimizer, model, *parts[0]))
+            self.alike(model, alone, rtol=1e-5, atol=1e-6)
+            self.on_all_ranks(model)
+
+    def test_schedulers(self):
+        for early in (True, False):
+            model = network()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) if early else None
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+            scheduler = scheduler or torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
+            optimizer.step()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                scheduler.step()
+            self.assertEqual(optimizer.param_groups[0]["lr"], 0.5)
+            self.on_all_ranks(model)
+
+    @unittest.skipUnless(torch is not None and hasattr(torch, "amp") and hasattr(torch.amp, "GradScaler"), "no GradScaler for CPU")
+    def test_grad_scaler(self):
+        for unscale in (False, True):
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+            whole, parts = batches(4, self.size)
+            alone, model = network(), network()
+            single = OPTIMIZERS["SGD"](alone.parameters())
+            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["SGD"](model.parameters()), model.named_parameters())
+            for i, ((x, y), (px, py)) in enumerate(zip(whole, parts)):
+                optimizer.zero_grad()
+                loss = scaler.scale(loss_of(model(px), py))
+                if i == 1 and self.rank == 0:
+                    loss = loss * float("inf")  # one rank overflows: all skip
+                loss.backward()
+                if unscale:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                self.assertEqual(scaler.get_scale(), 1024.0 if i < 1 else 512.0)
+                if i != 1:
+                    single.zero_grad()
+                    loss_of(alone(x), y).backward()
+                    single.step()
+            self.alike(model, alone)
+            self.on_all_ranks(model)
+
+    def test_parameters_that_ranks_do_not_use(self):
+        class Either(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b, self.c = (torch.nn.Linear(2, 1, bias=False) for _ in range(3))
+
+        for groups in (None, 2):
+            model = Either()
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), groups=groups)
+            before = copy.deepcopy(model)
+            layer = model.a if self.rank == 0 else model.b
+            layer(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            self.on_all_ranks(model)
+            torch.testing.assert_close(model.a.weight, before.a.weight - 1 / self.size)
+            torch.testing.assert_close(model.b.weight, before.b.weight - (self.size - 1) / self.size)
+            torch.testing.assert_close(model.c.weight, before.c.weight)
+
+    def test_sparse(self):
+        for as_dense in (False, True):
+            torch.manual_seed(3)
+            table = torch.nn.Embedding(8, 2, sparse=True)
+            whole = torch.nn.Embedding.from_pretrained(table.weight.detach().clone(), freeze=False)
+            single = torch.optim.SGD(whole.parameters(), lr=0.5)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(table.parameters(), lr=0.5), table.named_parameters(), sparse_as_dense=as_dense
+            )
+            for step in range(2):
+                optimizer.zero_grad(), single.zero_grad()
+                table(torch.tensor([0, self.rank + 1, self.rank + 1])).sum().backward()
+                indices = [i for rank in range(self.size) for i in (0, rank + 1, rank + 1)]
+                (whole(torch.tensor(indices)).sum() / self.size).backward()
+                optimizer.step(), single.step()
+                self.assertEqual(table.weight.grad.is_sparse, not as_dense)
+            self.alike(table, whole)
+
+    def test_set(self):
+        ours = hvd.add_process_set([0, 1]) if self.size > 2 else hvd.global_process_set
+        model = network(seed=self.rank)
+        if self.rank < 2:
+            hvd.broadcast_parameters(model.named_parameters(), 0, process_set=ours)
+        before = copy.deepcopy(model)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), process_set=ours)
+        loss_of(model(torch.full((2, 6), 1.0 + self.rank).double()), torch.tensor([0, 1])).backward()
+        own = model[0].weight.grad.clone() if self.rank >= 2 else None
+        optimizer.step()
+        if self.rank < 2:
+            every = hvd.allgather(model[0].weight.detach().unsqueeze(0), process_set=ours)
+            self.assertTrue(torch.equal(every[0], every[1]))
+        else:
+            torch.testing.assert_close(model[0].weight, before[0].weight - own)
+        if self.size > 2:
+            hvd.remove_process_set(ours)
+
+    def test_two_networks(self):
+        one, two = network(), network(2)
+        both = [hvd.DistributedOptimizer(torch.optim.SGD(m.parameters(), 0.1), m.named_parameters()) for m in (one, two)]
+        for step in range(2):
+            for model, optimizer in zip((one, two), both):
+                optimizer.zero_grad()
+                loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
+                optimizer.step()
+        self.on_all_ranks(one), self.on_all_ranks(two)
+
+    def test_wrapped_anew(self):
+        model = network()
+        for _ in range(3):  # as in a notebook: the earlier ones must not reduce any more
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+            gc.collect()
+            loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        self.on_all_ranks(model)
+
+    def test_more_parameters_later(self):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), 0.1))
+        optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 0.2})
+        loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
+        optimizer.step()
+        self.on_all_ranks(model)
+
+    def test_adasum(self):
+        vectors = [torch.zeros(self.size) for _ in range(self.size)]
+        for i, one in enumerate(vectors):
+            one[i] = 1.0
+        weight = torch.nn.Parameter(torch.zeros(self.size))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), [("w", weight)], op=hvd.Adasum)
+        (weight * vectors[self.rank]).sum().backward()
+        with self.assertRaises(AssertionError):
+            with optimizer.skip_synchronize():
+                pass
+        optimizer.synchronize()
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), torch.full((self.size,), -0.5))
+        optimizer.zero_grad(set_to_none=True)
+        weight.sum().backward()  # alike on all ranks: one step
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), torch.full((self.size,), -1.0))
+
+
+class Misuse(Case):
+    def test_arguments(self):
+        model = network()
+        make = lambda: torch.optim.SGD(model.parameters(), lr=0.1)  # noqa: E731
+        named = list(model.named_parameters())
+        for options in (
+            {"named_parameters": [p for _, p in named]},
+            {"named_parameters": [(named[0][0], p) for _, p in named]},
+            {"named_parameters": named[1:]},
+            {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
+            {"groups": [[named[0][1]], [named[0][1]]]},
+            {"groups": [named[0][1]]},
+            {"groups": -1},
+            {"groups": [["a"]]},
+            {"backward_passes_per_step": 0},
+        ):
+            with self.subTest(options=str(options)), self.assertRaises(ValueError):
+                hvd.DistributedOptimizer(make(), **options)
+
+    def test_passes(self):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        x, y = torch.randn(2, 6).double(), torch.tensor([0, 1])
+        loss_of(model(x), y).backward()
+        with self.assertRaises(AssertionError):
+            optimizer.zero_grad()
+        with self.assertRaises(AssertionError):
+            loss_of(model(x), y).backward()
+        optimizer.synchronize()
+        optimizer.zero_grad(set_to_none=False)
+        self.assertEqual(float(model[0].weight.grad.abs().sum()), 0.0)
+        optimizer.zero_grad(set_to_none=True)
+        self.assertIsNone(model[0].weight.grad)
+        optimizer.set_backward_passes_per_step(2)
+        loss_of(model(x), y).backward()
+        loss_of(model(x), y).backward()
+        optimizer.step()
+        self.assertEqual(sorted(optimizer._parameter_names.values()), sorted(dict(model.named_parameters())))
+
+    def test_load_state_dict(self):
+        model = network()
+        make = lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # noqa: E731
+        optimizer = hvd.DistributedOptimizer(make(), model.named_parameters())
+        calls = []
+        if hasattr(optimizer, "register_step_post_hook"):
+            optimizer.register_step_post_hook(lambda *_: calls.append(1))
+        for step in range(2):
+            loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # what is under way is forgotten
+            optimizer.zero_grad()
+            loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        self.on_all_ranks(model)
+        if hasattr(optimizer, "register_step_post_hook"):
+            self.assertEqual(len(calls), 2)
+
+
+class States(Case):
+    def test_broadcast_optimizer_state(self):
+        for name, make in OPTIMIZERS.items():
+            for wrapped in (False, True):
+                with self.subTest(optimizer=name, wrapped=wrapped):
+                    model = network()
+                    optimizer = make(model.parameters())
+                    if self.rank == 0:  # the others have none yet
+                        loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
+                        optimizer.step()
+                        optimizer.param_groups[0]["lr"] = 0.123
+                    if wrapped:
+                        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+                    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+                    self.assertEqual(optimizer.param_groups[0]["lr"], 0.123)
+                    states = hvd.allgather_object(optimizer.state_dict())
+                    for state in states[1:]:
+                        self.assertEqual(state["param_groups"], states[0]["param_groups"])
+                        self.assertEqual(state["state"].keys(), states[0]["state"].keys())
+                        for i in state["state"]:
+                            for key, value in state["state"][i].items():
+                                torch.testing.assert_close(value, states[0]["state"][i][key], rtol=0, atol=0)
+        with self.assertRaises(ValueError):
+            hvd.broadcast_optimizer_state(torch.optim.LBFGS(network().parameters()), 0)
+
+
+class BatchNorm(Case):
+    def check(self, shapes, dtype, momentum=0.1, affine=True, tolerance=None):
+        """Against torch's own on the whole batch. `shapes`: of each rank's part."""
+        channels = shapes[0][1]
+        generator = torch.Generator().manual_seed(5)
+        parts = [(torch.randn(shape, generator=generator) * 3 + 100).to(dtype) for shape in shapes]
+        dims = len(shapes[0])
+        kind = torch.nn.BatchNorm1d if dims <= 3 else torch.nn.BatchNorm2d
+        whole = kind(channels, momentum=momentum, affine=affine).to(dtype)
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(copy.deepcopy(whole))
+        if affine:
+            torch.nn.init.normal_(whole.weight), torch.nn.init.normal_(whole.bias)
+            model[0].load_state_dict(whole.state_dict())
+        model = copy.deepcopy(hvd.SyncBatchNorm.convert_sync_batchnorm(model))
+        self.assertIsInstance(model[0], hvd.SyncBatchNorm)
+        for step in range(2):
+            everything = torch.cat(parts).requires_grad_()
+            mine = parts[self.rank].clone().requires_grad_()
+            weights = (torch.arange(everything.numel()) % 7).reshape(everything.shape).to(dtype)
+            begin = sum(shape[0] for shape in shapes[: self.rank])
+            rows = slice(begin, begin + shapes[self.rank][0])
+            expected, got = whole(everything), model(mine)
+            close = tolerance or {}
+            torch.testing.assert_close(got, expected[rows], **close)
+            whole.zero_grad(), model.zero_grad()
+            (expected * weights).sum().backward()
+            (got * weights[rows]).sum().backward()
+            torch.testing.assert_close(mine.grad, everything.grad[rows], **close)
+            if affine:
+                for own, of_all in ((model[0].weight, whole.weight), (model[0].bias, whole.bias)):
+                    torch.testing.assert_close(hvd.allreduce(own.grad, op=hvd.Sum), of_all.grad, **close)
+        torch.testing.assert_close(model[0].running_mean, whole.running_mean, **close)
+        torch.testing.assert_close(model[0].running_var, whole.running_var, **close)
+        self.assertEqual(int(model[0].num_batches_tracked), 2)
+        model.eval(), whole.eval()
+        torch.testing.assert_close(model(parts[0]), whole(parts[0]), **close)
+
+    def test_as_on_the_whole_batch(self):
+        fine = {"rtol": 1e-8, "atol": 1e-8}
+        self.check([(4, 3, 2, 2)] * self.size, torch.float64, tolerance=fine)
+        self.check([(rank + 1, 3) for rank in range(self.size)], torch.float64, tolerance=fine)
+        self.check([(2 if rank else 0, 3, 5) for rank in range(self.size)], torch.float64, tolerance=fine)
+        self.check([(4, 3)] * self.size, torch.float64, momentum=None, tolerance=fine)
+        self.check([(4, 3)] * self.size, torch.float64, affine=False, tolerance=fine)
+        self.check([(4, 3, 2, 2)] * self.size, torch.float32, tolerance={"rtol": 1e-4, "atol": 1e-3})
+
+    def test_other_types(self):
+        layer = hvd.SyncBatchNorm(3)
+        got = layer(torch.randn(4, 3).bfloat16())
+        self.assertEqual(got.dtype, torch.bfloat16)
+        with self.assertRaises(ValueError):
+            layer(torch.randn(3))
+        with self.assertRaises(ValueError):
+            layer(torch.randn(2, 4))
+
+
+if __name__ == "__main__":
+    unittest.main()
