@@ -311,13 +311,14 @@ def save(
     folder: Path,
     module: torch.nn.Module,
     optimizer: Optional[torch.optim.Optimizer] = None,
+    progress: Optional[TrainingProgress] = None,
     *,
     keep: int = 3,
     comm: Optional[Communicator] = None,
-    **progress: Any,
+    **standing: Any,
 ) -> CheckpointInfo:
-    """CheckpointFolder(folder, keep, comm).save(module, optimizer, **progress)."""
-    return CheckpointFolder(folder, keep, comm).save(module, optimizer, **progress)
+    """CheckpointFolder(folder, keep, comm).save(module, optimizer, progress, **standing)."""
+    return CheckpointFolder(folder, keep, comm).save(module, optimizer, progress, **standing)
 
 
 def resume(

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from collections.abc import Sequence
 
 import torch
 from torch.autograd import Variable
@@ -19,29 +18,15 @@ from torch.autograd import Variable
 from cohort import Communicator, Work
 from cohort.errors import Aborted, Error, InvalidArgument
 from cohort.nn._bucket import Bucket, plan_buckets
+from cohort.nn._forwards import ForwardRecord, accumulates, takes_part
 from cohort.nn._tensors import tensors_in
 from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
 
 # 1.13 runs the user's hooks on a parameter inside AccumulateGrad, which is skipped where a gradient is written.
 _HOOKS_RUN_INSIDE = torch.__version__ < "2"
-# Which nodes the backward under way will run: who takes part in it is then known, and not guessed.
-_will_run: Optional[Callable[[Any], bool]] = getattr(torch._C, "_will_engine_execute_node", None)
 
 # Parameters of living reducers, by id: a parameter may have one. (An attribute would go into copies and pickles.)
 _owners: weakref.WeakValueDictionary[int, Reducer] = weakref.WeakValueDictionary()
-
-
-class ForwardRecord:
-    """One forward pass, until a backward has used it up."""
-
-    def __init__(self, samples: int, sync: bool) -> None:
-        self.samples = samples
-        self.sync = sync
-        self.hooked = False  # its outputs tell when a backward begins
-        self.fired = False  # a backward has come to it
-        self.counted = False  # its samples are in the accumulated count
-        self.reduced = False  # a synchronising backward has used it up
-        self.outputs: list[weakref.ref[torch.Tensor]] = []
 
 
 class _Parameter:
@@ -228,44 +213,12 @@ class Reducer:
 
     # -------------------------------------------------------------------------------------------- backward
 
-    def _accumulates(self, record: ForwardRecord) -> bool:
-        """False if this is an autograd.grad() for other tensors: it asks for nothing of ours, and is no step."""
-        if _will_run is None:
-            return True
-        for node in self._nodes:
-            try:
-                if _will_run(node):
-                    return True
-            except RuntimeError:
-                return False  # an autograd.grad() for a parameter
-        # Either that, or a backward whose graph has none of our parameters. Seldom, so the graph may be searched.
-        nodes = set(self._nodes)
-        found = [output.grad_fn for output in (entry() for entry in record.outputs) if output is not None]
-        seen = set(found)
-        while found:
-            node = found.pop()
-            if node in nodes:
-                return False
-            for below, _ in node.next_functions:
-                if below is not None and below not in seen:
-                    seen.add(below)
-                    found.append(below)
-        return True
-
-    @staticmethod
-    def _takes_part(record: ForwardRecord) -> bool:
-        """Whether the backward under way will come to the record's outputs; True where that cannot be told."""
-        if _will_run is None or not record.outputs:
-            return True
-        outputs = [entry() for entry in record.outputs]
-        return any(output is None or output.grad_fn is None or _will_run(output.grad_fn) for output in outputs)
-
     def _begin_backward(self, record: ForwardRecord | None, origin: str) -> None:
         if self._in_backward and (record is None or not record.reduced):
             if record is not None:
                 record.fired = True
             return
-        if record is not None and not self._accumulates(record):
+        if record is not None and not accumulates(record, self._nodes):
             return
         if record is not None and record.reduced:
             raise InvalidArgument(
@@ -281,7 +234,7 @@ class Reducer:
                 "DistributedDataParallel, so it would not be reduced -- call the wrapper instead of model.module(...), "
                 "or do this in no_sync()"
             )
-        taking_part = [entry for entry in live if entry is record or self._takes_part(entry)]
+        taking_part = [entry for entry in live if entry is record or takes_part(entry)]
         self._sync = leading is not None and leading.sync and not in_no_sync
         # A record that is used up here may be no longer listed: its samples are those of this backward all the same.
         all_samples = sum(entry.samples for entry in taking_part if entry is not record)

@@ -1,0 +1,62 @@
+"""Forward passes that a backward may yet come to, and what the backward under way is for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import torch
+
+# Which nodes the backward under way will run: who takes part in it is then known, and not guessed.
+_will_run: Optional[Callable[[Any], bool]] = getattr(torch._C, "_will_engine_execute_node", None)
+
+
+class ForwardRecord:
+    """One forward pass, until a backward has used it up."""
+
+    def __init__(self, samples: int, sync: bool) -> None:
+        self.samples = samples
+        self.sync = sync
+        self.hooked = False  # its outputs tell when a backward begins
+        self.fired = False  # a backward has come to it
+        self.counted = False  # its samples are in the accumulated count
+        self.reduced = False  # a synchronising backward has used it up
+        self.outputs: list[weakref.ref[torch.Tensor]] = []
+
+
+def accumulates(record: ForwardRecord, nodes: Sequence[Any]) -> bool:
+    """False if this is an autograd.grad() for other tensors: it asks for nothing of ours, and is no step.
+
+    nodes: what accumulates our parameters' gradients. To be asked inside a backward that has come to the record.
+    """
+    if _will_run is None:
+        return True
+    for node in nodes:
+        try:
+            if _will_run(node):
+                return True
+        except RuntimeError:
+            return False  # an autograd.grad() for a parameter
+    # Either that, or a backward whose graph has none of our parameters. Seldom, so the graph may be searched.
+    ours = set(nodes)
+    outputs = (entry() for entry in record.outputs)
+    found = [output.grad_fn for output in outputs if output is not None and output.grad_fn is not None]
+    seen = set(found)
+    while found:
+        node = found.pop()
+        if node in ours:
+            return False
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                found.append(below)
+    return True
+
+
+def takes_part(record: ForwardRecord) -> bool:
+    """Whether the backward under way will come to the record's outputs; True where that cannot be told."""
+    if _will_run is None or not record.outputs:
+        return True
+    outputs = [entry() for entry in record.outputs]
+    return any(output is None or output.grad_fn is None or _will_run(output.grad_fn) for output in outputs)

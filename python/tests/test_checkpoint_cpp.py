@@ -1,0 +1,114 @@
+"""Python and C++ go on from each other's checkpoints: the same files to the byte, the same training. One process; the
+C++ side is the program COHORT_CHECKPOINT_PEER (tests/multiproc/checkpoint_peer.cpp)."""
+
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+from support import SECONDS, needs_torch, torch
+
+if torch is not None:
+    from nn_models import Mlp, batch_of, copies, loss_of, with_values
+
+    from cohort import checkpoint
+    from cohort.data import SamplerState
+
+    OPTIMIZERS = {
+        "SGD": lambda p, lr=0.1: torch.optim.SGD(p, lr=lr, momentum=0.9, nesterov=True),
+        "Adam": lambda p, lr=1e-2: torch.optim.Adam(p, lr=lr, betas=(0.8, 0.99), amsgrad=True),
+        "AdamW": lambda p, lr=1e-2: torch.optim.AdamW(p, lr=lr, weight_decay=0.1),
+        "Adagrad": lambda p, lr=0.1: torch.optim.Adagrad(p, lr=lr, initial_accumulator_value=0.5),
+        "RMSprop": lambda p, lr=1e-2: torch.optim.RMSprop(p, lr=lr, momentum=0.5, centered=True),
+    }
+    PROGRESS = checkpoint.TrainingProgress(
+        2, 1, SamplerState(2**64 - 1, 1, 24, 50), {"best": 0.1, "count": 3, "done": True, "name": "ü"}
+    )
+
+PEER = os.environ.get("COHORT_CHECKPOINT_PEER", "")
+
+
+def peer(*arguments):
+    result = subprocess.run([PEER, *map(str, arguments)], capture_output=True, text=True, timeout=2 * SECONDS)
+    if result.returncode != 0:
+        raise AssertionError(result.stderr)
+    return float.fromhex(result.stdout)
+
+
+def train(net, optimizer, first):
+    for step in range(first, first + 2):
+        x, y = batch_of(step, 4)
+        optimizer.zero_grad()
+        loss_of(net(x), y).backward()
+        optimizer.step()
+
+
+@needs_torch
+@unittest.skipUnless(PEER, "COHORT_CHECKPOINT_PEER names no program")
+class WithCpp(unittest.TestCase):
+    def setUp(self):
+        torch.set_num_threads(1)
+        folder = tempfile.TemporaryDirectory(prefix="cohort-checkpoint-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def assert_same_files(self, one, other):
+        """All but the manifest, which says who wrote it."""
+        names = {"model.safetensors", "optimizer.safetensors", "random.safetensors"}
+        for info in (one, other):
+            self.assertEqual(set(os.listdir(info.folder)), names | {"manifest.json"})
+        for name in names:
+            mine, theirs = (pathlib.Path(info.folder, name).read_bytes() for info in (one, other))
+            self.assertEqual(mine, theirs, name)
+
+    def assert_trained_alike(self, net, folder):
+        theirs = Mlp()
+        checkpoint.load_weights(theirs, folder / "after.safetensors")
+        for ours, other in zip(copies(net), copies(theirs)):
+            self.assertTrue(torch.allclose(ours, other, 1e-9, 1e-10), (ours - other).abs().max())
+
+    def test_python_goes_on_from_cpp(self):
+        for name, make in OPTIMIZERS.items():
+            with self.subTest(optimizer=name):
+                theirs = self.folder / name
+                theirs.mkdir()
+                random = peer("train", theirs, name)
+                net = with_values(Mlp(), 5)
+                optimizer = make(net.parameters(), lr=77.0)
+                info = checkpoint.resume(theirs, net, optimizer)
+                self.assertEqual(info.progress, PROGRESS)
+                self.assertIn("libtorch", info.program)
+                again = checkpoint.save(self.folder / f"{name} again", net, optimizer, progress=info.progress)
+                self.assert_same_files(info, again)
+                self.assertEqual(torch.rand((), dtype=torch.float64).item(), random)
+                train(net, optimizer, 2)
+                self.assert_trained_alike(net, theirs)
+
+    def test_cpp_goes_on_from_python(self):
+        for name, make in OPTIMIZERS.items():
+            with self.subTest(optimizer=name):
+                net = with_values(Mlp())
+                optimizer = make(net.parameters())
+                torch.manual_seed(3)
+                train(net, optimizer, 0)
+                ours, theirs = self.folder / name, self.folder / f"{name} theirs"
+                info = checkpoint.save(ours, net, optimizer, PROGRESS)
+                random = peer("resume", ours, name, theirs)
+                self.assert_same_files(info, checkpoint.latest(theirs))
+                self.assertEqual(checkpoint.latest(theirs).progress, PROGRESS)
+                self.assertEqual(torch.rand((), dtype=torch.float64).item(), random)
+                train(net, optimizer, 2)
+                self.assert_trained_alike(net, theirs)
+
+    def test_cpp_refuses_what_it_does_not_have(self):
+        net = with_values(Mlp())
+        optimizer = torch.optim.Adam(net.parameters(), maximize=True)
+        train(net, optimizer, 0)
+        checkpoint.save(self.folder / "a", net, optimizer)
+        with self.assertRaisesRegex(AssertionError, "it is of Adam maximize, and this one is Adam"):
+            peer("resume", self.folder / "a", "Adam", self.folder / "b")
+
+
+if __name__ == "__main__":
+    unittest.main()
