@@ -369,6 +369,26 @@ TEST(Work, WaitForGivesUpWaitingButNotTheOperation) {
   });
 }
 
+// As Python waits: in slices, each of which may run the operation or leave it to the next.
+TEST(Work, WaitedForInSlicesIsDoneOnceAllHaveCome) {
+  run_on_threads(2, [](Communicator comm) {
+    for (int i = 0; i < 5; ++i) {
+      std::vector<float> small(100, 1), large(200000, 1);
+      if (comm.rank() == 1) std::this_thread::sleep_for(30ms);
+      Work first = comm.all_reduce(std::span(small));
+      Work second = comm.all_reduce(std::span(large));
+      int slices = 0;
+      while (!second.wait_for(2ms)) ++slices;
+      EXPECT_TRUE(first.wait_for(2ms));
+      if (comm.rank() == 0) {
+        EXPECT_GT(slices, 2);
+      }
+      EXPECT_EQ(small[99], 2.0F);
+      EXPECT_EQ(large[199999], 2.0F);
+    }
+  });
+}
+
 TEST(Work, OutlivesItsCommunicator) {
   std::vector<Communicator> world = form_thread_world(2);
   std::vector<std::vector<float>> values(2, std::vector<float>(50000, 1));

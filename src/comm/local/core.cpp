@@ -35,6 +35,9 @@ constexpr auto kDoze = std::chrono::milliseconds(1);
 constexpr auto kDozeInCrowd = std::chrono::milliseconds(4);
 constexpr auto kAwake = std::chrono::milliseconds(20);
 
+// Who waits for less does not run operations meanwhile.
+constexpr auto kWorthRunning = std::chrono::milliseconds(1);
+
 }  // namespace
 
 // --- QueuedWork ---
@@ -144,12 +147,21 @@ void Core::wait_for(QueuedWork& work) {
 
 bool Core::wait_for(QueuedWork& work, std::chrono::nanoseconds limit) {
   if (work.done()) return true;
-  // Left to the progress thread: who has little time cannot take on what may take longer.
+  const auto until = Clock::now() + std::min<std::chrono::nanoseconds>(limit, std::chrono::hours(24 * 365));
   std::unique_lock lock(mutex_);
-  if (dozing_) work_to_do_.notify_one();
   const Attending attending(engine_);
-  return work_done_.wait_for(lock, std::min<std::chrono::nanoseconds>(limit, std::chrono::hours(24 * 365)),
-                             [&] { return work.done(); });
+  while (!work.done()) {
+    // What does not take long once all have come is run here while there is time for them to come. The rest is left to
+    // the progress thread: who has little time cannot take on what may take longer.
+    const auto left = until - Clock::now();
+    if (left >= kWorthRunning && !running_ && !queue_.empty() && queue_.front()->is_quick()) {
+      run_front(lock, until);
+      continue;
+    }
+    if (dozing_ && !running_) work_to_do_.notify_one();
+    if (work_done_.wait_until(lock, until) == std::cv_status::timeout) return work.done();
+  }
+  return true;
 }
 
 void Core::add_callback(QueuedWork& work, std::function<void()> callback) {
@@ -180,15 +192,24 @@ void Core::stop() {
   }
 }
 
-// Runs the first operation in the queue. The lock is held on entry and on return, not while it runs.
-void Core::run_front(std::unique_lock<std::mutex>& lock) {
+// Runs the first operation in the queue. The lock is held on entry and on return, not while it runs. If ranks have not
+// come by `limit`, the operation stays in the queue for whoever takes it on next.
+void Core::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limit) {
   running_ = true;
   runner_ = std::this_thread::get_id();
   const std::shared_ptr<QueuedWork> work = queue_.front();
   limit_waiting();
   lock.unlock();
-  std::optional<Error> error = run(*work);
+  std::optional<Error> error;
+  const bool finished = run(*work, limit, error);
   lock.lock();
+  if (!finished) {
+    running_ = false;
+    runner_ = std::thread::id();
+    work_done_.notify_all();
+    work_to_do_.notify_one();
+    return;
+  }
   queue_.pop_front();
   work->outcome_ = std::move(error);
   work->done_.store(true, std::memory_order_release);
@@ -206,15 +227,23 @@ void Core::run_front(std::unique_lock<std::mutex>& lock) {
   if (!queue_.empty()) work_to_do_.notify_one();
 }
 
-std::optional<Error> Core::run(QueuedWork& work) noexcept {
+// False: ranks have not come by `limit`.
+bool Core::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept {
   engine_.called_at(work.called_, work.requests_.front().timeout);
-  if (work.requests_.size() > 1) return run_group(work);
-  const Request& request = work.requests_.front();
-  return guarded(request, work.called_, [&](CollectiveEvent* event) {
-    if (!work.announced_) engine_.announce(request);
-    engine_.complete(request, event);
+  if (work.requests_.size() > 1) {
+    error = run_group(work);
     return true;
+  }
+  const Request& request = work.requests_.front();
+  bool finished = true;
+  error = guarded(request, work.called_, [&](CollectiveEvent* event) {
+    if (!work.announced_) engine_.announce(request);
+    work.announced_ = true;
+    finished = limit == Clock::time_point::max() || engine_.await_peers(limit);
+    if (finished) engine_.complete(request, event);
+    return finished;
   });
+  return finished || error.has_value();
 }
 
 // Operations behind the running one have deadlines as well.

@@ -44,9 +44,11 @@ class QueuedWork final : public WorkState {
   friend class Core;
   Clock::time_point deadline() const noexcept { return called_ + requests_.front().timeout; }
 
+  bool is_quick() const noexcept { return requests_.size() == 1 && Engine::is_quick(requests_.front()); }
+
   const std::vector<Request> requests_;
   const Clock::time_point called_;
-  bool announced_;  // the first request has been announced by the caller
+  bool announced_;  // the first request has been announced already
   const std::shared_ptr<Core> core_;
   std::atomic<bool> done_{false};
   std::optional<Error> outcome_;                  // written before done_
@@ -80,8 +82,8 @@ class Core : public std::enable_shared_from_this<Core> {
   using Clock = std::chrono::steady_clock;
 
   Work enqueue(std::vector<Request> requests, Clock::time_point called, bool announced);
-  void run_front(std::unique_lock<std::mutex>& lock);
-  std::optional<Error> run(QueuedWork& work) noexcept;
+  void run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limit = Clock::time_point::max());
+  bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept;
   std::optional<Error> run_group(QueuedWork& work) noexcept;
   void run_fused(std::span<const Request> requests, CollectiveEvent* event);
   template <class Body>

@@ -141,10 +141,11 @@ void Engine::publish(const Request* request) {
 }
 
 bool Engine::await_peers(std::chrono::microseconds patience) {
-  if (size_ == 1) return true;
-  return wait_a_while_for_all(
-      [&](int rank) { return state(rank).slots[sequence_ % 2].sequence.load(std::memory_order_acquire) == sequence_; },
-      patience);
+  return size_ == 1 || wait_a_while_for_all([&](int rank) { return has_announced(rank); }, patience);
+}
+
+bool Engine::await_peers(std::chrono::steady_clock::time_point limit) {
+  return size_ == 1 || wait_for_all([&](int rank) { return has_announced(rank); }, limit);
 }
 
 void Engine::complete(const Request& request, CollectiveEvent* event) {
@@ -159,8 +160,7 @@ void Engine::complete(const Request& request, CollectiveEvent* event) {
 
 void Engine::gather() {
   const std::uint64_t sequence = sequence_;
-  wait_for_all(
-      [&](int rank) { return state(rank).slots[sequence % 2].sequence.load(std::memory_order_acquire) == sequence; });
+  wait_for_all([&](int rank) { return has_announced(rank); });
   const Slot& own = own_slot();
   round_.serving = own.descriptor.kind == Kind::Joined;
   round_.uniform = small_ && own.descriptor.weighted == 0;

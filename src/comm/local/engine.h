@@ -43,8 +43,11 @@ class Engine final : public Waiter {
   // An operation in steps, so that the caller may start one that others are late for and go on:
   /// Publishes what this rank brings. Throws what ended the world.
   void announce(const Request& request);
-  /// True once all ranks have announced; false if that takes longer than about `patience`.
+  /// True once all ranks have announced; false if that takes longer than about `patience`, for all of which the caller
+  /// keeps its core.
   bool await_peers(std::chrono::microseconds patience);
+  /// The same until `limit`, sleeping when it takes long. Throws what ends the world meanwhile.
+  bool await_peers(std::chrono::steady_clock::time_point limit);
   /// The rest. Throws Mismatch (and the engine may be used again) or what ended the world. `event`, if any, gets
   /// sequence, waiting time and whether staging copies were needed.
   void complete(const Request& request, CollectiveEvent* event);
@@ -94,6 +97,9 @@ class Engine final : public Waiter {
   // engine.cpp: rounds and how they fail
   void publish(const Request* request);
   Slot& own_slot() const noexcept { return state(rank_).slots[sequence_ % 2]; }
+  bool has_announced(int rank) const noexcept {
+    return state(rank).slots[sequence_ % 2].sequence.load(std::memory_order_acquire) == sequence_;
+  }
   void note_memory(Descriptor& own, const Request& request) const;
   void size_up(const Request& request) noexcept;
   void gather();

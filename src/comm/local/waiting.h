@@ -138,11 +138,12 @@ class Waiter {
   virtual void meanwhile() noexcept {}
 
   /// Waits until `ready()` is true; it must not become false again. `missing()` gives the ranks that are waited for.
+  /// False if that takes until (about) `limit`.
   template <class Ready, class Missing>
-  void wait_until(Ready ready, Missing missing);
-  /// Waits until `reached(rank)` is true of every rank; it must not become false again.
+  bool wait_until(Ready ready, Missing missing, Clock::time_point limit = Clock::time_point::max());
+  /// Waits until `reached(rank)` is true of every rank; it must not become false again. False as above.
   template <class Reached>
-  void wait_for_all(Reached reached);
+  bool wait_for_all(Reached reached, Clock::time_point limit = Clock::time_point::max());
   /// The same, but gives up and returns false after about `patience` of waiting.
   template <class Reached>
   bool wait_a_while_for_all(Reached reached, std::chrono::microseconds patience);
@@ -177,7 +178,7 @@ class Waiter {
 };
 
 template <class Ready, class Missing>
-void Waiter::wait_until(Ready ready, Missing missing) {
+bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
   if (!ready()) {
     Pacer pacer(world_.crowded(), attended_, in_caller_, spins_);
     Sleeping sleeping;
@@ -191,6 +192,11 @@ void Waiter::wait_until(Ready ready, Missing missing) {
           continue;
         case Pacer::Step::Sleep: break;
       }
+      auto longest = std::chrono::nanoseconds(Pacer::kSlice);
+      if (limit != Clock::time_point::max()) {
+        longest = std::min<std::chrono::nanoseconds>(longest, limit - Clock::now());
+        if (longest.count() <= 0) return false;
+      }
       meanwhile();
       // A rank that posted without seeing this one among the sleepers has had its store on the way for no more than
       // nanoseconds: so the first sleep is short, and no store needs a fence.
@@ -198,18 +204,20 @@ void Waiter::wait_until(Ready ready, Missing missing) {
       const std::uint32_t bell = shared.bell.load();
       const bool first = !sleeping.counted();
       sleeping.count(shared);
-      if (!ready() && !world_.ended()) sys::futex_wait(shared.bell, bell, first ? Pacer::kFirstSlice : Pacer::kSlice);
+      if (first) longest = std::min<std::chrono::nanoseconds>(longest, Pacer::kFirstSlice);
+      if (!ready() && !world_.ended()) sys::futex_wait(shared.bell, bell, longest);
       if (!pacer.look_now() || ready()) continue;
       look_after(missing);
     }
     pacer.arrived();
   }
+  return true;
 }
 
 template <class Reached>
-void Waiter::wait_for_all(Reached reached) {
+bool Waiter::wait_for_all(Reached reached, Clock::time_point limit) {
   int next = 0;  // those before have reached it
-  wait_until(
+  return wait_until(
       [&] {
         while (next < world_.size() && reached(next)) ++next;
         return next == world_.size();
@@ -220,7 +228,8 @@ void Waiter::wait_for_all(Reached reached) {
           if (!reached(rank)) missing.push_back(rank);
         }
         return missing;
-      });
+      },
+      limit);
 }
 
 template <class Reached>
