@@ -218,6 +218,7 @@ Result<Signature> decode_signature(codec::Reader& from) {
   if (!splits) return tl::unexpected(splits.error());
   made.shape = *std::move(shape);
   made.splits = *std::move(splits);
+  if (made.count() < 0) return fail(ErrorCode::Corrupt, "a shape that no array has [{}]", fmt::join(made.shape, ", "));
   return made;
 }
 
