@@ -119,10 +119,8 @@ std::shared_ptr<Operation> Member::start(const char* name, const std::function<W
     const py::gil_scoped_release release;
     work = start(communicator_);
   }
-  if (work.done()) {
-    work.wait();
-    return nullptr;
-  }
+  // What went wrong is for the operation to tell, whether it is known already or not.
+  if (work.done() && !work.error()) return nullptr;
   auto operation = std::make_shared<Operation>(std::move(work), std::move(arrays));
   running_.push_back(operation);
   return operation;

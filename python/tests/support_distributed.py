@@ -32,7 +32,7 @@ check()
 for name in ("RANK", "LOCAL_RANK"):
     assert os.environ[name] == str(dist.get_rank()), (name, os.environ.get(name))
 assert os.environ["WORLD_SIZE"] == "2"
-print("good", dist.get_rank(), flush=True)
+os.write(1, b"good %d\\n" % dist.get_rank())  # in one piece: ranks share it
 dist.destroy_process_group()
 """
 

@@ -17,7 +17,7 @@ class Launchers(Case):
         # 1.13's own launcher is broken under Python 3.11 unless output is redirected.
         more = [] if TORCH_2 else ["-r", "1", "-t", "1"]
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-        self.two_are_good(*launcher, *more, self.script(self.ENV.replace('print("good"', 'print("\\ngood"')))
+        self.two_are_good(*launcher, *more, self.script(self.ENV.replace('b"good', 'b"\\ngood')))
 
     def test_torchrun_and_init_again(self):
         # The agent's store outlives the groups.
@@ -46,7 +46,7 @@ local_rank = parser.parse_args().local_rank
 dist.init_process_group("cohort", timeout=PATIENCE)
 assert local_rank == dist.get_rank()
 """
-            + GOOD.replace('print("good"', 'print("\\ngood"')
+            + GOOD.replace('b"good', 'b"\\ngood')
         )
         more = [] if TORCH_2 else ["-r", "1", "-t", "1"]
         launcher = [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", str(free_port())]
@@ -64,7 +64,7 @@ def main(rank, address):
     assert os.environ["RANK"] == os.environ["LOCAL_RANK"] == str(rank) and os.environ["WORLD_SIZE"] == "2"
     dist.destroy_process_group()
     assert "RANK" not in os.environ
-    print("\\ngood", rank, flush=True)
+    os.write(1, b"\\ngood %d\\n" % rank)
 
 if __name__ == "__main__":
     mp.spawn(main, ("tcp://127.0.0.1:{free_port()}",), nprocs=2)
