@@ -133,11 +133,12 @@ def _build():
     installed = BUILD / "installed"
     shutil.rmtree(installed, ignore_errors=True)
     _run("cmake", "--install", str(BUILD), "--component", "python", "--strip", "--prefix", str(installed))
+    programs = [installed / "command/cohort", *(installed / "cohort").glob("_core*.so")]
+    needed = dict(found for program in programs for found in _needed(program))  # before there is a place to find them in
     libraries = installed / "cohort.libs"
     libraries.mkdir()
-    for program in (installed / "command/cohort", *(installed / "cohort").glob("_core*.so")):
-        for name, file in _needed(program):
-            shutil.copyfile(file, libraries / name)
+    for name, file in needed.items():
+        shutil.copyfile(file, libraries / name)
     return installed
 
 
