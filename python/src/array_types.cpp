@@ -37,11 +37,11 @@ std::optional<DType> floating_of(Py_ssize_t bytes) noexcept {
 }
 
 std::optional<DType> complex_of(Py_ssize_t bytes) noexcept {
-  switch (bytes) {
-    case 8: return DType::Complex64;
-    case 16: return DType::Complex128;
-    default: return std::nullopt;
-  }
+  // No switch: g++ 12 under AddressSanitizer takes its result for uninitialized.
+  std::optional<DType> found;
+  if (bytes == 8) found = DType::Complex64;
+  if (bytes == 16) found = DType::Complex128;
+  return found;
 }
 
 }  // namespace
