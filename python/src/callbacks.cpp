@@ -64,7 +64,7 @@ Queue& queue() {
   if (current == nullptr || current->home != fork_generation()) {
     current = new Queue();
     try {
-      current->thread = quiet_thread([own = current] { own->run(); });
+      current->thread = sys::start_without_signals([own = current] { own->run(); });
     } catch (...) {
       delete std::exchange(current, nullptr);
       throw;

@@ -112,7 +112,7 @@ std::unique_lock<std::timed_mutex> Member::lock(const char* name) {
 
 std::shared_ptr<Operation> Member::start(const char* name, const std::function<Work(Communicator&)>& start,
                                          std::vector<Array> arrays) {
-  if (running_.size() >= reap_at_) reap();
+  running_.tidy();
   Work work;
   {
     const std::unique_lock held = lock(name);
@@ -122,23 +122,8 @@ std::shared_ptr<Operation> Member::start(const char* name, const std::function<W
   // What went wrong is for the operation to tell, whether it is known already or not.
   if (work.done() && !work.error()) return nullptr;
   auto operation = std::make_shared<Operation>(std::move(work), std::move(arrays));
-  running_.push_back(operation);
+  running_.keep(operation);
   return operation;
-}
-
-// Looks at all of them only once there are twice as many as were left the last time: constant time for each operation.
-void Member::reap() {
-  std::vector<std::shared_ptr<Operation>> finished;  // freed at the end: freeing an array can run any Python code
-  const auto first_finished =
-      std::stable_partition(running_.begin(), running_.end(), [](const auto& operation) { return !operation->done(); });
-  finished.assign(std::make_move_iterator(first_finished), std::make_move_iterator(running_.end()));
-  running_.erase(first_finished, running_.end());
-  reap_at_ = std::max<std::size_t>(16, 2 * running_.size());
-}
-
-bool Member::busy() {
-  reap();
-  return !running_.empty();
 }
 
 Memory Member::allocate(std::size_t bytes) {
@@ -160,7 +145,8 @@ std::shared_ptr<Member> Member::make(Communicator communicator) {
   members().push_back(member);
   // Those whose last operations have finished meanwhile.
   auto& kept = lingering();
-  const auto first_idle = std::stable_partition(kept.begin(), kept.end(), [](const auto& one) { return one->busy(); });
+  const auto first_idle =
+      std::stable_partition(kept.begin(), kept.end(), [](const auto& one) { return one->running_.any(); });
   const std::vector<std::shared_ptr<Member>> idle(first_idle, kept.end());
   kept.erase(first_idle, kept.end());
   for (const auto& one : idle) let_go(one);
@@ -176,25 +162,11 @@ std::shared_ptr<Member> Member::add_group(Communicator communicator) {
 
 Communicator Member::give_over(const char* name, std::weak_ptr<Tenant> tenant) {
   const std::unique_lock held = lock(name);
-  finish(std::nullopt);
+  running_.finish(std::nullopt);
   check_usable(name);
   given_ = true;
   tenant_ = std::move(tenant);
   return std::exchange(communicator_, {});
-}
-
-bool Member::finish(std::optional<Clock::time_point> until) {
-  while (busy()) {
-    const std::shared_ptr<Operation> next = running_.front();
-    std::optional<std::chrono::nanoseconds> limit;
-    if (until) limit = std::max<std::chrono::nanoseconds>(*until - Clock::now(), std::chrono::nanoseconds(0));
-    try {
-      if (!next->wait(limit)) return false;
-    } catch (const Error&) {
-      // Who waits for the Work, or its destructor's warning, tells of it; here it only has to be over.
-    }
-  }
-  return true;
 }
 
 void Member::finish_aborted(const std::string& reason) {
@@ -203,10 +175,7 @@ void Member::finish_aborted(const std::string& reason) {
     const py::gil_scoped_release release;
     if (communicator) communicator.abort(reason);
   }
-  while (busy()) {
-    const std::shared_ptr<Operation> next = running_.front();
-    next->wait_for_end();
-  }
+  while (const auto operation = running_.next()) operation->wait_for_end();
 }
 
 void Member::leave(const LeaveOptions& options) {
@@ -233,7 +202,7 @@ void Member::leave(const LeaveOptions& options) {
     finished = !options.failed &&
                (held.owns_lock() ||
                 wait_in_slices([&](std::chrono::nanoseconds slice) { return held.try_lock_for(slice); }, until)) &&
-               finish(until);
+               running_.finish(until);
   } catch (py::error_already_set& raised) {
     interrupt.emplace(raised);
   }
@@ -260,7 +229,7 @@ void Member::leave_all(const LeaveOptions& options) {
 }
 
 void Member::let_go(std::shared_ptr<Member> member) {
-  if (member->left_ || member->in_child() || !member->busy()) {
+  if (member->left_ || member->in_child() || !member->running_.any()) {
     Communicator last = std::exchange(member->communicator_, {});
     if (!last) return;
     const py::gil_scoped_release release;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "arrays.h"
+#include "unfinished.h"
 #include "waiting.h"
 
 #include <cohort/communicator.h>
@@ -100,16 +101,12 @@ class Member {
  private:
   std::unique_lock<std::timed_mutex> lock(const char* name);
   void check_usable(const char* name) const;
-  void reap();
-  bool busy();
-  bool finish(std::optional<Clock::time_point> until);
   void finish_aborted(const std::string& reason);
 
   const std::uint64_t home_ = fork_generation();
   Communicator communicator_;
   std::timed_mutex starting_;  // the core wants one thread at a time
-  std::vector<std::shared_ptr<Operation>> running_;
-  std::size_t reap_at_ = 16;
+  Unfinished<Operation> running_{16};
   std::vector<std::weak_ptr<Member>> groups_;
   bool left_ = false;
   bool given_ = false;

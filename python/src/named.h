@@ -7,6 +7,7 @@
 #include "bindings.h"
 #include "member.h"
 #include "named/engine.h"
+#include "unfinished.h"
 #include "waiting.h"
 
 #include <cstdint>
@@ -63,9 +64,7 @@ class NamedWorld final : public Tenant {
   /// Keeps operations, and so their arrays, until they are done.
   std::shared_ptr<NamedOperation> keep(named::Handle handle, std::vector<Array> arrays);
   /// Before many are kept: lets go of what is done, now and then.
-  void tidy() {
-    if (running_.size() >= tidy_at_) reap();
-  }
+  void tidy() { running_.tidy(); }
 
   /// Ends the engine on all ranks, without waiting for what is outstanding.
   void shutdown();
@@ -78,9 +77,6 @@ class NamedWorld final : public Tenant {
   static void forget_all();
 
  private:
-  void reap();
-  bool busy();
-  bool finish(std::optional<Clock::time_point> until);
   void end();
   static void sweep();
 
@@ -89,8 +85,7 @@ class NamedWorld final : public Tenant {
   Communicator communicator_;  // to abort with
   std::unique_ptr<named::Engine> engine_;
   named::Engine::Statistics last_;  // of an engine that has ended
-  std::vector<std::shared_ptr<NamedOperation>> running_;
-  std::size_t tidy_at_ = 64;
+  Unfinished<NamedOperation> running_{64};
 };
 
 /// cohort._core.NamedResult: what all_gather, reduce_scatter and all_to_all have made.

@@ -77,37 +77,9 @@ named::Engine::Statistics NamedWorld::statistics() const {
 }
 
 std::shared_ptr<NamedOperation> NamedWorld::keep(named::Handle handle, std::vector<Array> arrays) {
-  return running_.emplace_back(std::make_shared<NamedOperation>(std::move(handle), std::move(arrays)));
-}
-
-// Looks at all of them only once there are twice as many as were left the last time: constant time for each operation.
-void NamedWorld::reap() {
-  const auto first_finished =
-      std::stable_partition(running_.begin(), running_.end(), [](const auto& operation) { return !operation->done(); });
-  // Freed at the end: freeing an array can run any Python code.
-  const std::vector<std::shared_ptr<NamedOperation>> finished(std::make_move_iterator(first_finished),
-                                                              std::make_move_iterator(running_.end()));
-  running_.erase(first_finished, running_.end());
-  tidy_at_ = std::max<std::size_t>(64, 2 * running_.size());
-}
-
-bool NamedWorld::busy() {
-  reap();
-  return !running_.empty();
-}
-
-bool NamedWorld::finish(std::optional<Clock::time_point> until) {
-  while (busy()) {
-    const std::shared_ptr<NamedOperation> next = running_.front();
-    std::optional<std::chrono::nanoseconds> limit;
-    if (until) limit = std::max<std::chrono::nanoseconds>(*until - Clock::now(), std::chrono::nanoseconds(0));
-    try {
-      if (!next->wait(limit)) return false;
-    } catch (const Error&) {
-      // Who waits for it tells of it; here it only has to be over.
-    }
-  }
-  return true;
+  auto operation = std::make_shared<NamedOperation>(std::move(handle), std::move(arrays));
+  running_.keep(operation);
+  return operation;
 }
 
 void NamedWorld::end() {
@@ -129,7 +101,7 @@ void NamedWorld::end() {
     interrupt.emplace(raised);
   }
   last_ = engine->statistics();
-  reap();
+  running_.reap();
   if (interrupt) throw std::move(*interrupt);
 }
 
@@ -145,7 +117,7 @@ void NamedWorld::leave(const LeaveOptions& options) {
   bool abort = options.failed;
   try {
     // What is unfinished at the end of the grace fails with Aborted on all ranks, as after `shutdown`.
-    if (!options.failed) finish(until);
+    if (!options.failed) running_.finish(until);
   } catch (py::error_already_set& raised) {
     interrupt.emplace(raised);
     abort = true;
@@ -169,7 +141,7 @@ void NamedWorld::let_go(std::shared_ptr<NamedWorld> world) {
 void NamedWorld::sweep() {
   for (const auto& world : std::exchange(lingering(), {})) {
     const bool at_home = world->home_ == fork_generation();
-    const bool idle = at_home && !world->busy();
+    const bool idle = at_home && !world->running_.any();
     if (idle && world->engine_) world->engine_->begin_shutdown();
     if (idle && (!world->engine_ || world->engine_->ended())) {
       world->end();

@@ -1,7 +1,6 @@
 #include "waiting.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -43,21 +42,6 @@ bool wait_in_slices(const std::function<bool(std::chrono::nanoseconds)>& step, s
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     if (until && Clock::now() >= *until) return false;
-  }
-}
-
-std::thread quiet_thread(std::function<void()> body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread thread(std::move(body));
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return thread;
-  } catch (...) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
   }
 }
 

@@ -2,6 +2,8 @@
 // KeyboardInterrupt ends it. Also tells a forked child from its parent. Call with the GIL held unless said otherwise.
 #pragma once
 
+#include "sys/thread.h"
+
 #include <pybind11/pybind11.h>
 
 #include <chrono>
@@ -29,9 +31,6 @@ void watch_forks();
 /// Python's signal handlers run; what they raise is thrown as py::error_already_set.
 bool wait_in_slices(const std::function<bool(std::chrono::nanoseconds)>& step, std::optional<Clock::time_point> until);
 
-/// A std::thread that no signal is delivered to: they are for the program's own threads.
-std::thread quiet_thread(std::function<void()> body);
-
 /// Runs `body`, which blocks and knows nothing of Python. An interrupt calls `cancel`, which has to make `body` end
 /// soon; where there is no such way (`cancel` is empty) the body goes on unattended and its result is dropped.
 template <class T>
@@ -42,7 +41,7 @@ T run_interruptibly(std::function<T()> body, const std::function<void()>& cancel
   }
   auto task = std::make_shared<std::packaged_task<T()>>(std::move(body));
   std::future<T> result = task->get_future();
-  std::thread thread = quiet_thread([task] { (*task)(); });
+  std::thread thread = sys::start_without_signals([task] { (*task)(); });
   task.reset();
   try {
     wait_in_slices([&](std::chrono::nanoseconds slice) { return result.wait_for(slice) == std::future_status::ready; },
