@@ -1,10 +1,10 @@
-"""Horovod's module of this name: its names are those of `cohort.torch`."""
+"""Horovod's module of this name: its names are those of `cohort.torch.mpi_ops`."""
 
 from __future__ import annotations
 
-import cohort.torch as _hvd
-from cohort.torch import *  # noqa: F401,F403
+from cohort.torch import mpi_ops as _ops
+from cohort.torch.mpi_ops import *  # noqa: F401,F403
 
 
 def __getattr__(name: str) -> object:
-    return getattr(_hvd, name)
+    return getattr(_ops, name)
