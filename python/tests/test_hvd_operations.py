@@ -2,13 +2,13 @@
 
 import copy
 import itertools
-import os
 import pickle
 import random
 import time
 import unittest
 
 from support import SECONDS, needs_torch, torch
+from support_hvd import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 if torch is not None:
     import cohort
@@ -16,18 +16,6 @@ if torch is not None:
 
 REDUCIBLE = ("int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64", "complex128", "uint8", "int8", "int16")
 MOVABLE = (*REDUCIBLE, "bool")
-
-
-def setUpModule():
-    if torch is None:
-        raise unittest.SkipTest("torch is not installed")
-    os.environ["COHORT_TIMEOUT"] = str(int(SECONDS))
-    torch.set_num_threads(1)
-    hvd.init()
-
-
-def tearDownModule():
-    hvd.shutdown()
 
 
 class Case(unittest.TestCase):

@@ -2,27 +2,15 @@
 
 import copy
 import gc
-import os
 import time
 import unittest
 import warnings
 
 from support import SECONDS, torch
+from support_hvd import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 if torch is not None:
     import cohort.torch as hvd
-
-
-def setUpModule():
-    if torch is None:
-        raise unittest.SkipTest("torch is not installed")
-    os.environ["COHORT_TIMEOUT"] = str(int(SECONDS))
-    torch.set_num_threads(1)
-    hvd.init()
-
-
-def tearDownModule():
-    hvd.shutdown()
 
 
 def network(seed=1):
