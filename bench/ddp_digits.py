@@ -6,10 +6,9 @@ memory as one tensor, and a batch is one index_select. Start it with `cohort run
 Prints one line of JSON on rank 0.
 """
 import argparse
-import gzip
 import json
 import os
-import struct
+import sys
 import time
 from pathlib import Path
 
@@ -17,34 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-
-def read_idx(path: Path) -> torch.Tensor:
-    data = path.read_bytes() if path.exists() else gzip.decompress(Path(f"{path}.gz").read_bytes())
-    dimensions = data[3]
-    shape = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
-    return torch.frombuffer(bytearray(data[4 + 4 * dimensions :]), dtype=torch.uint8).reshape(shape)
-
-
-def load(folder: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
-    images = read_idx(folder / f"{part}-images-idx3-ubyte").float().div(255).unsqueeze(1)
-    if images.shape[-1] != 28:
-        images = F.interpolate(images, size=(28, 28), mode="bilinear", align_corners=False)
-    return images, read_idx(folder / f"{part}-labels-idx1-ubyte").long()
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = torch.nn.Conv2d(1, 32, 3)
-        self.conv2 = torch.nn.Conv2d(32, 64, 3)
-        self.fc1 = torch.nn.Linear(64 * 12 * 12, 128)
-        self.fc2 = torch.nn.Linear(128, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.relu(self.conv1(x))
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        x = F.relu(self.fc1(x.flatten(1)))
-        return F.log_softmax(self.fc2(x), 1)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "01-digits" / "python"))
+from digits import Net, load  # noqa: E402
 
 
 def main() -> None:
@@ -67,11 +40,7 @@ def main() -> None:
     if world > 1:
         dist.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(net)
-    images, labels = load(options.data, "train")
-    mean, deviation = images.mean(), images.std()
-    images = (images - mean) / deviation
-    test_images, test_labels = load(options.data, "t10k")
-    test_images = (test_images - mean) / deviation
+    (images, labels), (test_images, test_labels) = load(options.data)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     part = options.batch_size // world
 
