@@ -22,6 +22,9 @@ import tarfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# The tag of a wheel speaks of glibc only. By the last number of a GLIBCXX_3.4 that is needed: the glibc of the first
+# distributions with that libstdc++ (GCC 11: RHEL 9; 12: Ubuntu 22.04; 13: Fedora 38; 14: Ubuntu 24.04).
+GLIBC_BESIDE = {29: (2, 34), 30: (2, 35), 31: (2, 37), 32: (2, 37), 33: (2, 39)}
 # What every system that runs CPython has.
 RUNTIME = ("libc.so.", "libm.so.", "libdl.so.", "librt.so.", "libpthread.so.", "libgcc_s.so.", "libstdc++.so.")
 # torch 2.5 and later loads the first with itself, the next ones the second with the first process group.
@@ -103,11 +106,12 @@ def _needed(program):
 
 
 def _glibc(files):
-    """The least version of glibc that all of `files` can be loaded with."""
+    """The least version of glibc on systems that all of `files` can be loaded on."""
     versions = [(2, 17)]
     for file in files:
         symbols = subprocess.run(["readelf", "-V", str(file)], check=True, capture_output=True, text=True).stdout
         versions += [(int(a), int(b)) for a, b in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols)]
+        versions += [GLIBC_BESIDE[at] for at in map(int, re.findall(r"GLIBCXX_3\.4\.(\d+)", symbols)) if at in GLIBC_BESIDE]
     return max(versions)
 
 
