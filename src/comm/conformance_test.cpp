@@ -114,14 +114,16 @@ void all_reduce_case(Communicator& comm, const Case& c) {
   EXPECT_EQ(in_place.get(), c.expected) << describe(c, comm);
   EXPECT_TRUE(in_place.guarded()) << describe(c, comm);
 
-  Room input(comm, c.place, c.expected.size(), size_of(c.dtype));
-  Room output(comm, c.place, c.expected.size(), size_of(c.dtype));
-  input.set(c.inputs[own]);
-  comm.all_reduce(ConstBuffer(input.data(), count, c.dtype), Buffer(output.data(), count, c.dtype), {.op = c.op})
-      .wait();
-  EXPECT_EQ(output.get(), c.expected) << describe(c, comm);
-  EXPECT_EQ(input.get(), c.inputs[own]) << describe(c, comm);
-  EXPECT_TRUE(output.guarded()) << describe(c, comm);
+  for (const Place place : {c.place, Place::Heap, Place::Mixed}) {
+    Room input(comm, place, c.expected.size(), size_of(c.dtype));
+    Room output(comm, c.place, c.expected.size(), size_of(c.dtype));
+    input.set(c.inputs[own]);
+    comm.all_reduce(ConstBuffer(input.data(), count, c.dtype), Buffer(output.data(), count, c.dtype), {.op = c.op})
+        .wait();
+    EXPECT_EQ(output.get(), c.expected) << describe(c, comm);
+    EXPECT_EQ(input.get(), c.inputs[own]) << describe(c, comm);
+    EXPECT_TRUE(output.guarded()) << describe(c, comm);
+  }
 }
 
 void reduce_scatter_case(Communicator& comm, const Case& c) {

@@ -12,6 +12,9 @@ namespace {
 // Gradients begin on cache lines: kernels of torch and of the reduction run on whole vectors.
 constexpr std::size_t kAlignment = 64;
 
+// From here on an operation of its own costs less than the copy that it saves.
+constexpr std::size_t kLargeBytes = std::size_t{1} << 20;
+
 // A flag that survives being divided by large worlds and multiplied by small weights in every type: in half precision,
 // 65504 * (weight / sum of weights) is non-zero down to a ratio of 1e-12.
 constexpr double kFlag = 65504.0;
@@ -64,9 +67,19 @@ Bucket::Bucket(Communicator& comm, std::span<const at::Tensor> parameters)
   const std::size_t element = size_of(dtype_);
   const auto aligned = [](std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
   std::size_t bytes = 0;
-  for (const at::Tensor& parameter : parameters) {
-    offsets_.push_back(bytes);
-    bytes = aligned(bytes + parameter.nbytes());
+  offsets_.resize(parameters.size());
+  const auto lay_out = [&](std::size_t position) {
+    offsets_[position] = bytes;
+    bytes = aligned(bytes + parameters[position].nbytes());
+  };
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i].nbytes() < kLargeBytes) continue;
+    large_.push_back(i);
+    lay_out(i);
+  }
+  rest_begin_ = static_cast<std::int64_t>(bytes / element);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i].nbytes() < kLargeBytes) lay_out(i);
   }
   flags_begin_ = static_cast<std::int64_t>(bytes / element);
   elements_ = flags_begin_ + static_cast<std::int64_t>(parameters.size()) + 1;
@@ -91,6 +104,22 @@ Bucket::Bucket(Communicator& comm, std::span<const at::Tensor> parameters)
     }
     gradients_.push_back(std::move(gradient));
   }
+}
+
+Buffer Bucket::large_buffer(std::size_t position) const {
+  return {gradients_[position].data_ptr(), gradients_[position].numel(), dtype_};
+}
+
+bool Bucket::can_read(std::size_t position, const at::Tensor& gradient) const {
+  const at::Tensor& place = gradients_[position];
+  return place.nbytes() >= kLargeBytes && gradient.layout() == at::kStrided &&
+         gradient.scalar_type() == place.scalar_type() && gradient.sizes() == place.sizes() &&
+         gradient.strides() == place.strides();
+}
+
+Buffer Bucket::rest() const {
+  return {static_cast<std::byte*>(memory_.data()) + static_cast<std::size_t>(rest_begin_) * size_of(dtype_),
+          elements_ - rest_begin_, dtype_};
 }
 
 void Bucket::set_flag(std::size_t position, bool value) {

@@ -1,7 +1,8 @@
-// Where gradients lie: buckets of several gradients each, in communicator memory, every bucket one all_reduce. A bucket
-// is [gradients, each aligned | one flag per parameter: this rank used it | one flag: this rank has samples], all of
-// one type, so that the flags are averaged by the same operation. A bucket owns its memory together with the tensors
-// over it. One thread at a time.
+// Where gradients lie: buckets of several gradients each, in communicator memory. A bucket is [large gradients | small
+// ones | one flag per parameter: this rank used it | one flag: this rank has samples], all of one type, each gradient
+// aligned. A large gradient is an all_reduce of its own, which reads it where autograd made it and writes the average
+// to its place here, so that most of it is never copied. The small ones are written to their places first, and are one
+// all_reduce with the flags. A bucket owns its memory together with the tensors over it. One thread at a time.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -48,17 +49,24 @@ class Bucket {
   bool flag(std::size_t position) const;
   std::size_t rank_flag() const { return gradients_.size(); }
 
-  /// The whole bucket, for its all_reduce.
-  Buffer buffer() const { return {memory_.data(), elements_, dtype_}; }
+  /// Positions of the large gradients, in the order of their reductions.
+  const std::vector<std::size_t>& large() const { return large_; }
+  Buffer large_buffer(std::size_t position) const;
+  /// Whether the reduction can take this instead of what lies at the gradient's place.
+  bool can_read(std::size_t position, const at::Tensor& gradient) const;
+  /// What is reduced after them: small gradients and flags.
+  Buffer rest() const;
   const void* data() const { return memory_.data(); }
-  std::size_t bytes() const { return buffer().bytes(); }
+  std::size_t bytes() const { return static_cast<std::size_t>(elements_) * size_of(dtype_); }
 
  private:
   Memory memory_;
   at::ScalarType type_;
   DType dtype_;
   std::int64_t elements_ = 0;
+  std::int64_t rest_begin_ = 0;   // in elements
   std::int64_t flags_begin_ = 0;  // in elements
+  std::vector<std::size_t> large_;
   std::vector<at::Tensor> gradients_;
   std::vector<std::size_t> offsets_;  // in bytes
 };

@@ -254,18 +254,26 @@ void Reducer::begin_backward(ForwardRecord* record, const std::string& origin) {
   discard_ = leading != nullptr && all_samples == 0;
   samples_ = accumulated_samples_ + new_samples;
   if (record != nullptr) record->fired = true;
-  for (Parameter& parameter : parameters_) parameter.received = parameter.ready = false;
-  pending_.clear();
-  for (const std::vector<int>& members : plan_) pending_.push_back(members.size());
-  next_bucket_ = 0;
+  start_pass();
   phase_ = Phase::Backward;
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
     if (const std::shared_ptr<Reducer> reducer = self.lock()) reducer->finish_backward();
   });
 }
 
-// Writes the gradient before AccumulateGrad sees it. Afterwards would be one write more wherever AccumulateGrad has to
-// clone what it may not steal. Where a gradient exists already, AccumulateGrad adds to it in place.
+void Reducer::start_pass() {
+  for (Parameter& parameter : parameters_) {
+    parameter.received = parameter.ready = false;
+    parameter.unread.reset();
+  }
+  pending_.clear();
+  for (const std::vector<int>& members : plan_) pending_.push_back(members.size());
+  next_bucket_ = 0;
+}
+
+// Writes the gradient before AccumulateGrad sees it, or keeps a large one for the reduction to read. Afterwards would
+// be one write more wherever AccumulateGrad has to clone what it may not steal. Where a gradient exists already,
+// AccumulateGrad adds to it in place.
 VariableList Reducer::before_accumulate(std::size_t index, const VariableList& gradients) {
   if (gradients.empty() || !gradients[0].defined()) return gradients;
   Parameter& parameter = parameters_[index];
@@ -291,7 +299,11 @@ VariableList Reducer::before_accumulate(std::size_t index, const VariableList& g
     for (const auto& hook : torch::autograd::impl::hooks(parameter.tensor)) incoming = (*hook)(incoming);
   }
   const at::NoGradGuard no_grad;
-  assign(place_of(parameter), incoming[0]);
+  if (sync_ && buckets_[parameter.bucket].can_read(parameter.position, incoming[0])) {
+    parameter.unread = incoming[0];
+  } else {
+    assign(place_of(parameter), incoming[0]);
+  }
   gradient = place_of(parameter);
   ++stats_.gradients_written;
   return {at::Tensor()};
@@ -330,8 +342,15 @@ void Reducer::launch_next() {
   }
   bucket.set_flag(bucket.rank_flag(), samples_ > 0);
   ++next_bucket_;
-  works_.push_back(
-      comm_.all_reduce(bucket.buffer(), {.op = ReduceOp::Average, .weight = static_cast<double>(samples_)}));
+  const AllReduceOptions options{.op = ReduceOp::Average, .weight = static_cast<double>(samples_)};
+  for (const std::size_t position : bucket.large()) {
+    const at::Tensor& unread = parameters_[static_cast<std::size_t>(members[position])].unread;
+    const Buffer place = bucket.large_buffer(position);
+    works_.push_back(unread.defined()
+                         ? comm_.all_reduce(ConstBuffer(unread.data_ptr(), place.count, place.dtype), place, options)
+                         : comm_.all_reduce(place, options));
+  }
+  works_.push_back(comm_.all_reduce(bucket.rest(), options));
 }
 
 // No gradient came for it in this backward. What it accumulated before still counts; a gradient that it merely has is
@@ -361,6 +380,7 @@ void Reducer::reduce_rest_and_wait() {
   }
   for (Work& work : works_) work.wait();
   works_.clear();
+  for (Parameter& parameter : parameters_) parameter.unread.reset();
 }
 
 void Reducer::settle_unused() {
@@ -399,6 +419,7 @@ void Reducer::finish_backward() {
     works_.clear();  // waits for those under way
     for (Parameter& parameter : parameters_) {
       parameter.kept.reset();
+      parameter.unread.reset();
       parameter.used = parameter.ready = parameter.received = false;
     }
     throw;
@@ -414,10 +435,7 @@ bool Reducer::reduce_without_backward() {
   sync_ = true;
   discard_ = true;
   samples_ = accumulated_samples_;
-  for (Parameter& parameter : parameters_) parameter.received = parameter.ready = false;
-  pending_.clear();
-  for (const std::vector<int>& members : plan_) pending_.push_back(members.size());
-  next_bucket_ = 0;
+  start_pass();
   finish_backward();
   return any_samples_;
 }

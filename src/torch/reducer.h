@@ -73,6 +73,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     bool received = false;     // in this backward: AccumulateGrad was given a gradient
     bool ready = false;        // in this backward: nothing more will come
     bool used = false;         // since the last reduction
+    at::Tensor unread;         // the gradient, while it has not been written to its place
     bool was_defined = false;  // unused: had a gradient before the reduction,
     at::Tensor kept;           // this one
   };
@@ -84,6 +85,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish_backward();
 
   void build_buckets(std::vector<int> order);
+  void start_pass();
   void tell_bucket_ready(std::size_t bucket) const;
   const at::Tensor& place_of(const Parameter& parameter) const;
   bool lies_in_place(const Parameter& parameter, const at::Tensor& gradient) const;

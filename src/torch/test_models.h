@@ -24,6 +24,9 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
+/// Buckets of about two tensors, so that small models have several.
+inline nn::DistributedDataParallelOptions small_buckets() { return {.bucket_bytes = 1200, .first_bucket_bytes = 300}; }
+
 /// Values that depend on nothing but the shape and `salt`: torch's generator is shared by all threads of the process.
 inline at::Tensor pattern(at::IntArrayRef sizes, double salt, at::ScalarType type = at::kDouble) {
   std::int64_t elements = 1;

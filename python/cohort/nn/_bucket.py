@@ -1,7 +1,9 @@
-"""Where gradients lie: buckets of several gradients each, in communicator memory, every bucket one all_reduce.
+"""Where gradients lie: buckets of several gradients each, in communicator memory.
 
-A bucket is [gradients, each aligned | one flag per parameter: this rank used it | one flag: this rank has samples], all
-of one type, so that the flags are averaged by the same operation. One thread at a time.
+A bucket is [large gradients | small ones | one flag per parameter: this rank used it | one flag: this rank has samples],
+all of one type, each gradient aligned. A large gradient is an all_reduce of its own, which reads it where autograd made
+it and writes the average to its place here, so that most of it is never copied. The small ones are written to their
+places first, and are one all_reduce with the flags. One thread at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from cohort import Communicator
 
 # Gradients begin on cache lines: kernels of torch and of the reduction run on whole vectors.
 _ALIGNMENT = 64
+
+# From here on an operation of its own costs less than the copy that it saves.
+_LARGE_BYTES = 1 << 20
 
 # A flag that survives being divided by large worlds and multiplied by small weights in every type: in half precision,
 # 65504 * (weight / sum of weights) is non-zero down to a ratio of 1e-12.
@@ -64,23 +69,28 @@ class Bucket:
     def __init__(self, comm: Communicator, parameters: Sequence[torch.Tensor]) -> None:
         """parameters: those of this bucket, in order. Raises Unavailable when there is no memory."""
         dtype, element = parameters[0].dtype, parameters[0].element_size()
-        self.offsets: list[int] = []  # in bytes
-        size = 0
-        for parameter in parameters:
-            self.offsets.append(size)
-            size += parameter.numel() * element
-            size = (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+        sizes = [parameter.numel() * element for parameter in parameters]
+        self.large = [position for position, size in enumerate(sizes) if size >= _LARGE_BYTES]
+        small = [position for position, size in enumerate(sizes) if size < _LARGE_BYTES]
+        self.offsets = [0] * len(parameters)  # in bytes
+        size = small_begin = 0
+        for position in self.large + small:
+            self.offsets[position] = size
+            size += (sizes[position] + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+            if position in self.large:
+                small_begin = size
         elements = size // element + len(parameters) + 1
         memory = comm.allocate(elements * element)
         self.bytes = elements * element
         self.address = memory.data_ptr()
         # Tensors over the memory keep it alive, so a gradient may outlive bucket and communicator.
-        self.flat = memory.as_torch(dtype, elements)
-        self._flags = self.flat[size // element :]
+        flat = memory.as_torch(dtype, elements)
+        self.small = flat[small_begin // element :]  # with the flags
+        self._flags = flat[size // element :]
         # `set_` on an empty tensor instead of a view of the whole: views refuse detach_().
         self.gradients = [
             torch.empty(0, dtype=dtype).set_(
-                self.flat,
+                flat,
                 offset // element,
                 parameter.shape,
                 # Optimizers are fastest where gradient and parameter have the same strides.
@@ -88,6 +98,17 @@ class Bucket:
             )
             for offset, parameter in zip(self.offsets, parameters)
         ]
+
+    def can_read(self, position: int, gradient: torch.Tensor) -> bool:
+        """Whether the reduction can take this instead of what lies at the gradient's place."""
+        place = self.gradients[position]
+        return (
+            position in self.large
+            and gradient.layout == torch.strided
+            and gradient.dtype == place.dtype
+            and gradient.shape == place.shape
+            and gradient.stride() == place.stride()
+        )
 
     def set_flags(self, used: Sequence[bool], has_samples: bool) -> None:
         """used: for each parameter, whether this rank used it."""

@@ -1,9 +1,10 @@
-"""The journey of a gradient: autograd makes it, a hook writes it once into its bucket, a full bucket is reduced while
-backward goes on, and the end of backward waits for the rest.
+"""The journey of a gradient: autograd makes it, a full bucket of them is reduced while backward goes on, and the end of
+backward waits for the rest.
 
-The design is that of the C++ reducer. A hook before AccumulateGrad copies the gradient to its place in the bucket where
-`.grad` is None, and hands AccumulateGrad nothing; where there is a gradient already, AccumulateGrad adds to it in place.
-One thread per rank calls it; autograd calls its hooks on that thread too (CPU).
+The design is that of the C++ reducer. A hook before AccumulateGrad, where `.grad` is None, copies a small gradient to
+its place in the bucket and keeps a large one for the reduction to read, and hands AccumulateGrad nothing; where there is
+a gradient already, AccumulateGrad adds to it in place. One thread per rank calls it; autograd calls its hooks on that
+thread too (CPU).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class _Parameter:
         self.bucket = 0
         self.position = 0
         self.place = tensor  # its gradient's, once there are buckets
+        self.unread: torch.Tensor | None = None  # its gradient, while it has not been written to its place
         self.received = False  # in this backward: a gradient has come
         self.ready = False  # in this backward: nothing more will come
         self.used = False  # since the last reduction
@@ -257,6 +259,7 @@ class Reducer:
     def _start_pass(self) -> None:
         for parameter in self._parameters:
             parameter.received = parameter.ready = False
+            parameter.unread = None
         self._pending = [len(members) for members in self._plan]
         self._next_bucket = 0
 
@@ -292,7 +295,10 @@ class Reducer:
             for hook in list(tensor._backward_hooks.values()):
                 changed = hook(incoming)
                 incoming = incoming if changed is None else changed
-        _assign(parameter.place, incoming)
+        if self._sync and self._buckets[parameter.bucket].can_read(parameter.position, incoming):
+            parameter.unread = incoming
+        else:
+            _assign(parameter.place, incoming)
         tensor.grad = parameter.place
         self.stats.gradients_written += 1
         return (None,)
@@ -324,12 +330,17 @@ class Reducer:
 
     def _launch_next(self) -> None:
         bucket = self._buckets[self._next_bucket]
-        used = [self._parameters[index].used for index in self._plan[self._next_bucket]]
-        bucket.set_flags(used, self._samples > 0)
+        members = [self._parameters[index] for index in self._plan[self._next_bucket]]
+        bucket.set_flags([member.used for member in members], self._samples > 0)
         self._next_bucket += 1
-        self._works.append(
-            self.comm.all_reduce(bucket.flat, op="average", weight=float(self._samples), async_op=True)
-        )
+        options = {"op": "average", "weight": float(self._samples), "async_op": True}
+        for position in bucket.large:
+            member = members[position]
+            gradient, member.unread = member.unread, None
+            if gradient is None:
+                gradient = member.place
+            self._works.append(self.comm.all_reduce(gradient, member.place, **options))
+        self._works.append(self.comm.all_reduce(bucket.small, **options))
 
     def _complete_unused(self, parameter: _Parameter) -> None:
         # No gradient came for it in this backward. What it accumulated before still counts; a gradient that it merely
@@ -398,7 +409,7 @@ class Reducer:
                 self._in_backward = not isinstance(error, Error)  # an error of a collective has reached the others, too
                 self._works.clear()  # the module keeps those under way, with their memory, until they have ended
                 for parameter in self._parameters:
-                    parameter.kept = None
+                    parameter.kept = parameter.unread = None
                     parameter.used = parameter.ready = parameter.received = False
                 raise
             self._settle()

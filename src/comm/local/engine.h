@@ -68,7 +68,7 @@ class Engine final : public Waiter {
  private:
   static constexpr std::size_t kQuickBytes = std::size_t{256} << 10;
   using CounterOf = Counter RankState::*;
-  enum class Path { Beside, ZeroCopy, Cross, Staged };
+  enum class Path { Beside, ZeroCopy, ByOutput, Cross, Staged };
 
   /// What all ranks brought to the running operation: the same on all of them, so they all decide alike.
   struct Round {
@@ -143,6 +143,7 @@ class Engine final : public Waiter {
   void fold_pieces(const Request& request, std::int64_t count);
   void all_reduce_beside(const Request& request);
   void all_reduce_zero_copy(const Request& request);
+  void all_reduce_by_output(const Request& request);
   void all_reduce_cross(const Request& request);
   void reduce_exchanged(const Request& request);
   void reduce_staged(const Request& request, Path path);
@@ -183,6 +184,7 @@ class Engine final : public Waiter {
   std::vector<const void*> fold_inputs_;
   std::vector<void*> fold_outputs_;
   std::int64_t divisor_ = 0;
+  Stores fold_stores_ = Stores::Cached;
   std::vector<std::byte> scratch_;  // for what is read through the kernel: one piece for each peer
   std::size_t scratch_bytes_ = 0;   // of a piece
 };

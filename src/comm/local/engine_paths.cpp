@@ -16,6 +16,8 @@ constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 // Two ranks stage all they bring up to here, which saves a wait; beyond it the fewer bytes of half of it count for
 // more.
 constexpr std::size_t kMostExchanged = std::size_t{1} << 20;
+// Of a longer buffer little is left in the core's caches when a peer comes to read it.
+constexpr std::size_t kBeyondCaches = std::size_t{1} << 20;
 // How often the distance of the cores is measured again, in operations that could use it.
 constexpr std::uint64_t kMeasureEvery = 1024;
 
@@ -37,6 +39,7 @@ Engine::Path Engine::choose(const Request& request) const {
     default: in_place = in_place && inputs_mapped(); break;
   }
   if (in_place) return Path::ZeroCopy;
+  if (kind == Kind::AllReduce && plan_.zero_copy != 0 && outputs_mapped()) return Path::ByOutput;
   if (static_cast<int>(round_.active.size()) < size_) return Path::Staged;
   // What one rank reads of another at a time decides whether a system call for it pays.
   const auto ranks = static_cast<std::size_t>(size_);
@@ -62,6 +65,7 @@ void Engine::execute(const Request& request, CollectiveEvent* event) {
       set_members(request);
       if (path == Path::Beside) return all_reduce_beside(request);
       if (path == Path::ZeroCopy) return all_reduce_zero_copy(request);
+      if (path == Path::ByOutput) return all_reduce_by_output(request);
       if (path == Path::Cross) return all_reduce_cross(request);
       return exchanges(request) ? reduce_exchanged(request) : reduce_staged(request, path);
     case Kind::Reduce:
@@ -242,7 +246,7 @@ void Engine::finish_round() {
 Stores Engine::stores_for(std::size_t bytes) const noexcept {
   const auto policy = static_cast<StorePolicy>(plan_.stores);
   if (policy == StorePolicy::Cached || bytes < kLeastNonTemporal) return Stores::Cached;
-  if (policy == StorePolicy::NonTemporal) return Stores::NonTemporal;
+  if (policy == StorePolicy::NonTemporal || bytes >= kBeyondCaches) return Stores::NonTemporal;
   return distance_.better();
 }
 

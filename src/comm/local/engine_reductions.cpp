@@ -51,6 +51,7 @@ FoldJob Engine::job(const Request& request, std::int64_t count) const noexcept {
   result.scales = scales_;
   result.divisor = divisor_;
   result.postscale = round_.agreed.postscale;
+  result.stores = fold_stores_;
   return result;
 }
 
@@ -74,12 +75,35 @@ void Engine::all_reduce_zero_copy(const Request& request) {
   const Slice slice = slice_of(request.input_count, element, rank_, size_, round_.agreed.output_offset);
   fold_inputs_.clear();
   fold_outputs_.clear();
-  for (const int member : members_) fold_inputs_.push_back(at(input_of(member, request), slice.begin, element));
+  for (const int member : members_) {
+    // What is nobody else's to read lies in the output, where all_reduce_by_output has copied it.
+    const bool readable = member == rank_ || mapped(member);
+    fold_inputs_.push_back(at(readable ? input_of(member, request) : output_of(member, request), slice.begin, element));
+  }
   for (const int rank : round_.active) {
     if (!rooted || rank == round_.root) fold_outputs_.push_back(at(output_of(rank, request), slice.begin, element));
   }
   fold_pieces(request, slice.count());
   finish_round();
+}
+
+// The outputs are registered, not all of the inputs: these lend theirs to the slices that other ranks fold.
+void Engine::all_reduce_by_output(const Request& request) {
+  if (!round_.serving && !mapped(rank_)) {
+    const std::size_t element = size_of(request.dtype);
+    for (int step = 1; step < size_; ++step) {
+      const Slice theirs =
+          slice_of(request.input_count, element, (rank_ + step) % size_, size_, round_.agreed.output_offset);
+      const std::size_t bytes = static_cast<std::size_t>(theirs.count()) * element;
+      copy(at(request.output, theirs.begin, element), at(request.input, theirs.begin, element), bytes,
+           stores_for(bytes));
+    }
+  }
+  post(&RankState::folded, sequence_);
+  wait_for_counters(&RankState::folded, sequence_);
+  fold_stores_ = stores_for(request.output_bytes() / static_cast<std::size_t>(size_));
+  all_reduce_zero_copy(request);
+  fold_stores_ = Stores::Cached;
 }
 
 // Each rank folds its slice, piece by piece out of what it reads from its peers, into its own output, and then reads
