@@ -79,10 +79,10 @@ class Averages(Ranks):
             for how in (True, False):
                 with self.subTest(samples=samples, set_to_none=how):
                     self.train(samples, how)
-        # 400 x 400 doubles: a large gradient, reduced where autograd made it. One step: with so many units, training
+        # 1100 x 1100 doubles: a large gradient, reduced where autograd made it. One step: with so many units, training
         # makes roundings grow fast.
-        self.train(list(range(self.size)), how=True, steps=1, hidden=400)
-        self.train([3] * self.size, how=False, steps=1, hidden=400)
+        self.train(list(range(self.size)), how=True, steps=1, hidden=1100)
+        self.train([3] * self.size, how=False, steps=1, hidden=1100)
 
     def test_two_runs_are_equal_to_the_bit(self):
         results = []
@@ -261,7 +261,7 @@ class Places(Ranks):
 @needs_torch
 class Accumulation(Ranks):
     def test_no_sync_equals_the_big_batch(self):
-        for how, hidden in ((True, 17), (False, 17), (True, 400)):
+        for how, hidden in ((True, 17), (False, 17), (True, 1100)):
             net, reference = with_values(Mlp(hidden=hidden)), with_values(Mlp(hidden=hidden))
             model = DistributedDataParallel(net, **SMALL)
             rows = [2 * (rank + 1) for rank in range(self.size)]  # of each of 3 micro-batches

@@ -12,8 +12,9 @@ namespace {
 // Gradients begin on cache lines: kernels of torch and of the reduction run on whole vectors.
 constexpr std::size_t kAlignment = 64;
 
-// From here on an operation of its own costs less than the copy that it saves.
-constexpr std::size_t kLargeBytes = std::size_t{1} << 20;
+// From here on an operation of its own, and the waits that come with it, cost less than the copy that it saves (at 1
+// MiB already where gradients are few, but not in convolutional networks).
+constexpr std::size_t kLargeBytes = std::size_t{8} << 20;
 
 // A flag that survives being divided by large worlds and multiplied by small weights in every type: in half precision,
 // 65504 * (weight / sum of weights) is non-zero down to a ratio of 1e-12.

@@ -102,7 +102,8 @@ TEST(DdpTest, RanksEqualOneProcessEvenAndUneven) {
 }
 
 TEST(DdpTest, TwoRunsAreEqualToTheBit) {
-  for (const std::int64_t hidden : {17, 530}) {  // 530 x 530 floats: a large gradient, reduced where autograd made it
+  for (const std::int64_t hidden :
+       {17, 1500}) {  // 1500 x 1500 floats: a large gradient, reduced where autograd made it
     const Training training{.samples = {5, 3, 7}, .type = at::kFloat, .hidden = hidden};
     const auto first = train_on_threads(training);
     const auto second = train_on_threads(training);
@@ -114,7 +115,7 @@ TEST(DdpTest, LargeGradientsOfRanksEqualOneProcess) {
   for (const std::vector<std::int64_t>& split : {std::vector<std::int64_t>{6, 6}, {1, 5, 2}, {0, 7}}) {
     for (const Zero how : {Zero::ToNone, Zero::InPlace}) {
       // One step: with so many units, training makes roundings grow fast.
-      const Training training{.samples = split, .steps = 1, .how = how, .hidden = 400};
+      const Training training{.samples = split, .steps = 1, .how = how, .hidden = 1100};
       const auto reference = train_in_one_process(training);
       const auto ranks = train_on_threads(training);
       for (const auto& rank : ranks) expect_close(rank, reference, 1e-10);
@@ -290,7 +291,7 @@ TEST(DdpTest, TheUsersHooksOnParametersRunOnceInBothWays) {
 
 TEST(DdpTest, LargeGradientsAreReducedWhereAutogradMadeThem) {
   run_on_threads(2, [&](Communicator comm) {
-    Mlp net = with_values(Mlp(at::kDouble, 400), 0);
+    Mlp net = with_values(Mlp(at::kDouble, 1100), 0);
     DistributedDataParallel model(net, comm);
     for (int step = 0; step < 3; ++step) {
       const Batch batch = batch_of(step + comm.rank(), 4);
@@ -306,7 +307,7 @@ TEST(DdpTest, LargeGradientsAreReducedWhereAutogradMadeThem) {
 }
 
 TEST(DdpTest, AccumulationEqualsTheBigBatch) {
-  for (const auto& [how, hidden] : {std::pair(Zero::ToNone, 17), {Zero::InPlace, 17}, {Zero::ToNone, 400}}) {
+  for (const auto& [how, hidden] : {std::pair(Zero::ToNone, 17), {Zero::InPlace, 17}, {Zero::ToNone, 1100}}) {
     run_on_threads(2, [&](Communicator comm) {
       Mlp net = with_values(Mlp(at::kDouble, hidden), 0);
       Mlp reference = with_values(Mlp(at::kDouble, hidden), 0);

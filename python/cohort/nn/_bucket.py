@@ -17,8 +17,9 @@ from cohort import Communicator
 # Gradients begin on cache lines: kernels of torch and of the reduction run on whole vectors.
 _ALIGNMENT = 64
 
-# From here on an operation of its own costs less than the copy that it saves.
-_LARGE_BYTES = 1 << 20
+# From here on an operation of its own, and the waits that come with it, cost less than the copy that it saves (at 1 MiB
+# already where gradients are few, but not in convolutional networks).
+_LARGE_BYTES = 8 << 20
 
 # A flag that survives being divided by large worlds and multiplied by small weights in every type: in half precision,
 # 65504 * (weight / sum of weights) is non-zero down to a ratio of 1e-12.
