@@ -17,6 +17,7 @@ constexpr Variable kVariables[] = {
      "stores=cached|nt|auto, chunk=SIZE"},
     {kStore, "HOST:PORT", "", "where the job's store listens", true},
     {kSecretFd, "descriptor", "", "inherited descriptor that holds the job's secret", true},
+    {kStatusFd, "descriptor", "", "inherited memory file in which a rank says what it does", true},
     {kJobId, "text", "", "name of this run of the job", true},
     {kRunDir, "path", "", "folder of the run: logs, job.json, the run record", true},
     {kHost, "name", "", "name of this host in messages", true},

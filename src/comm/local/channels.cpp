@@ -232,6 +232,7 @@ bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
     const std::uint32_t seen = own.bell.load();
     asleep_.fetch_add(1);
     own.sleepers.fetch_add(1);
+    if (first_sleep) tell_waiting(work.message_);
     if (!attempt() && !work.done()) {
       std::chrono::nanoseconds nap = first_sleep ? std::chrono::nanoseconds(kFirstSleep) : kSlice;
       if (limited) nap = std::clamp<std::chrono::nanoseconds>(limit - now, 1us, nap);
@@ -251,8 +252,19 @@ bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
   if (spins > 0 && yields == 0) spins_.store(std::min(spins * 2, kMostSpins), std::memory_order_relaxed);
   if (spins > 0 && (yields == 1 || yields == 2))
     spins_.store(std::max(spins / 2, kLeastSpins), std::memory_order_relaxed);
-  attended_.fetch_sub(1, std::memory_order_relaxed);
+  if (attended_.fetch_sub(1, std::memory_order_relaxed) == 1 && !first_sleep) {
+    world_.status().messages.waiting.store(0, std::memory_order_relaxed);
+  }
   return work.done();
+}
+
+/// For whoever looks at this rank from outside. Of several threads that wait, the last to begin is seen.
+void Channels::tell_waiting(const Message& message) noexcept {
+  cluster::LaneStatus& lane = world_.status().messages;
+  lane.peer.store(message.peer, std::memory_order_relaxed);
+  lane.begin(++told_, cluster::LaneStatus::pack(static_cast<std::uint8_t>(message.kind), message.dtype, ReduceOp::Sum),
+             message.count);
+  lane.waiting.store(1, std::memory_order_relaxed);
 }
 
 void Channels::ring(int rank) noexcept {

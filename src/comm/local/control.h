@@ -115,6 +115,7 @@ struct Plan {
 struct Header {
   static constexpr std::uint64_t kMagic = 0x32304c4f43484f43;  // "COHCOL02"
   std::uint64_t magic;
+  std::uint64_t id;  ///< of this world, not 0: random, for whoever looks at several
   std::uint32_t ranks;
   std::uint32_t chunk_bytes;
   Plan plan;

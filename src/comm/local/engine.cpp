@@ -90,6 +90,7 @@ void Engine::announce(const Request& request) {
   size_up(request);
   Descriptor& own = own_slot().descriptor;
   own = describe(request);
+  lane().begin(sequence_, cluster::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), own.count);
   if (!small_) note_memory(own, request);  // else nobody will look at the memory itself
   publish(&request);
 }
@@ -156,6 +157,7 @@ void Engine::complete(const Request& request, CollectiveEvent* event) {
   if (event != nullptr) event->waited = Clock::now() - published;
   if (!round_.uniform) check_agreement(request);
   execute(request, event);
+  lane().end(sequence_);
 }
 
 void Engine::gather() {

@@ -43,6 +43,12 @@ struct Hello {
   raise(ErrorCode::Io, "cannot form the world on this host -- {}: {}", what, errno_text(errno));
 }
 
+std::uint64_t random_id() {
+  std::uint64_t id = 0;
+  if (::getrandom(&id, sizeof id, 0) != static_cast<ssize_t>(sizeof id)) throw_system("getrandom");
+  return id | 1;
+}
+
 /// The pid as this process sees it; nullopt for a process of another user.
 std::optional<pid_t> trusted_pid(int socket) {
   ucred credentials{};
@@ -243,6 +249,7 @@ class Gathering {
     void* const base = segment.mapping.data();
     Header* const header = new (base) Header{};
     header->magic = Header::kMagic;
+    header->id = random_id();
     header->ranks = static_cast<std::uint32_t>(size_);
     header->chunk_bytes = static_cast<std::uint32_t>(layout.chunk_bytes());
     for (int rank = 0; rank < size_; ++rank) new (&layout.state(base, rank)) RankState{};

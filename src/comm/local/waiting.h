@@ -4,6 +4,7 @@
 // and `limit_waiting` may be used from any.
 #pragma once
 
+#include "cluster/status_page.h"
 #include "comm/local/world.h"
 #include "sys/futex.h"
 
@@ -50,6 +51,11 @@ class Pacer {
   }
   static constexpr int kMostSpins = 2000;
 
+  /// How long it has been waiting, without the spinning.
+  std::chrono::nanoseconds waited() const noexcept {
+    return yielding_ ? Clock::now() - since_ : std::chrono::nanoseconds(0);
+  }
+
   Step next() noexcept {
     ++steps_;
     // Nobody waits for the result: the core belongs to whoever computes.
@@ -92,22 +98,26 @@ class Pacer {
   Clock::time_point looked_{};
 };
 
-/// Counts a rank among the sleepers while it lives.
+/// Counts a rank among the sleepers while it lives, and says whether its program waits.
 class Sleeping {
  public:
-  Sleeping() = default;
+  explicit Sleeping(cluster::LaneStatus& lane) noexcept : lane_(lane) {}
   ~Sleeping() {
-    if (header_ != nullptr) header_->sleepers.fetch_sub(1);
+    if (header_ == nullptr) return;
+    header_->sleepers.fetch_sub(1);
+    lane_.waiting.store(0, std::memory_order_relaxed);
   }
   Sleeping(const Sleeping&) = delete;
   Sleeping& operator=(const Sleeping&) = delete;
   bool counted() const noexcept { return header_ != nullptr; }
-  void count(Header& header) noexcept {
+  void count(Header& header, bool attended) noexcept {
     if (header_ == nullptr) header.sleepers.fetch_add(1);
     header_ = &header;
+    lane_.waiting.store(attended ? 1 : 0, std::memory_order_relaxed);
   }
 
  private:
+  cluster::LaneStatus& lane_;
   Header* header_ = nullptr;
 };
 
@@ -165,7 +175,16 @@ class Waiter {
 
   World& world_;
 
+  /// Where this rank says what it waits for.
+  cluster::LaneStatus& lane() const noexcept { return world_.status().collectives; }
+
  private:
+  void note_waiting(std::chrono::nanoseconds waited) noexcept {
+    if (waited.count() == 0) return;
+    lane().waited_ns.store(
+        lane().waited_ns.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(waited.count()),
+        std::memory_order_relaxed);
+  }
   void look_after(const std::function<std::vector<int>()>& missing);
 
   std::atomic<int> attended_{0};
@@ -181,7 +200,7 @@ template <class Ready, class Missing>
 bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
   if (!ready()) {
     Pacer pacer(world_.crowded(), attended_, in_caller_, spins_);
-    Sleeping sleeping;
+    Sleeping sleeping(lane());
     while (!ready()) {
       if (world_.ended()) throw_if_ended();
       switch (pacer.next()) {
@@ -203,13 +222,15 @@ bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
       Header& shared = world_.header();
       const std::uint32_t bell = shared.bell.load();
       const bool first = !sleeping.counted();
-      sleeping.count(shared);
+      sleeping.count(shared,
+                     attended_.load(std::memory_order_relaxed) != 0 || in_caller_.load(std::memory_order_relaxed));
       if (first) longest = std::min<std::chrono::nanoseconds>(longest, Pacer::kFirstSlice);
       if (!ready() && !world_.ended()) sys::futex_wait(shared.bell, bell, longest);
       if (!pacer.look_now() || ready()) continue;
       look_after(missing);
     }
     pacer.arrived();
+    note_waiting(pacer.waited());
   }
   return true;
 }
@@ -259,6 +280,7 @@ bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds pat
       }
     }
     pacer.arrived();
+    note_waiting(pacer.waited());
   }
   return true;
 }

@@ -37,6 +37,7 @@ World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
     control_ = value_or_throw(sys::create_shared_segment("cohort-control", layout_.bytes())).mapping;
     new (control_.data()) Header{};
     new (&state(0)) RankState{};
+    status_ = &cluster::StatusPage::own().open(0, 0, 1);
     std::vector<Peer> nobody(1);
     mesh_ = std::make_shared<Mesh>(0, std::move(nobody));
     return;
@@ -44,12 +45,18 @@ World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
   Meeting meeting = meet(options, std::move(point));
   control_ = std::move(meeting.control);
   mesh_ = std::move(meeting.mesh);
+  auto& page = cluster::StatusPage::own();
+  for (std::uint8_t kind = 0; kind <= static_cast<std::uint8_t>(Kind::Recv); ++kind) {
+    page.name_kind(kind, name_of(static_cast<Kind>(kind)));
+  }
+  status_ = &page.open(header().id, rank_, size_);
   for (int rank = 0; rank < size_; ++rank) {
     processes_.push_back(rank == rank_ ? sys::PeerProcess() : sys::PeerProcess(mesh_->peer(rank).process));
   }
 }
 
 World::~World() {
+  cluster::StatusPage::own().close(*status_);
   state(rank_).left.store(1);
   ring();
   mesh_->close();

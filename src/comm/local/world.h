@@ -4,6 +4,7 @@
 // `record`, `ring` and the accessors may be called from any thread; `lost` and `read_peer` too.
 #pragma once
 
+#include "cluster/status_page.h"
 #include "comm/communicator_impl.h"
 #include "comm/local/control.h"
 #include "comm/local/mesh.h"
@@ -41,6 +42,8 @@ class World {
   pid_t pid(int rank) const noexcept;
   /// "pid 12", for messages; empty if the rank is in this process or its pid means nothing here.
   std::string pid_text(int rank) const;
+  /// Where this rank says what it does.
+  cluster::GroupStatus& status() const noexcept { return *status_; }
   /// More ranks than cores. Set once, before operations.
   bool crowded() const noexcept { return crowded_; }
   void set_crowded(bool crowded) noexcept { crowded_ = crowded; }
@@ -76,6 +79,7 @@ class World {
   const int size_;
   const std::string host_;
   const ControlLayout layout_;
+  cluster::GroupStatus* status_ = nullptr;
   sys::Mapping control_;
   std::shared_ptr<Mesh> mesh_;
   std::vector<sys::PeerProcess> processes_;

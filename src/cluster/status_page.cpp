@@ -1,0 +1,98 @@
+#include "cluster/status_page.h"
+
+#include "base/env.h"
+#include "base/parse.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace cohort::cluster {
+namespace {
+
+// Programs that a rank starts inherit the variable, but mostly not the descriptor, whose number may be another file's.
+std::optional<int> descriptor_in_environment() {
+  const auto text = env::get(env::kStatusFd);
+  const auto number = text ? parse_integer<int>(*text) : std::nullopt;
+  return number && *number > 2 ? number : std::nullopt;
+}
+
+// One process writes the page: the first that comes. (A wrapper's second program has a page that nobody reads.)
+bool claim(StatusLayout& layout) noexcept {
+  std::int32_t nobody = 0;
+  return layout.magic == StatusLayout::kMagic &&
+         layout.pid.compare_exchange_strong(nobody, static_cast<std::int32_t>(::getpid()));
+}
+
+}  // namespace
+
+Result<sys::SharedSegment> create_status_page() {
+  auto segment = sys::create_shared_segment("cohort-status", kStatusBytes);
+  if (segment) (new (segment->mapping.data()) StatusLayout{})->magic = StatusLayout::kMagic;
+  return segment;
+}
+
+StatusPage& StatusPage::own() noexcept {
+  static StatusPage* const page = new StatusPage();  // never destroyed: it is for the end of the process, too
+  return *page;
+}
+
+StatusPage::StatusPage() noexcept {
+  if (const auto fd = descriptor_in_environment()) {
+    if (auto mapped = sys::map_shared_segment(*fd, kStatusBytes)) {
+      auto* const layout = static_cast<StatusLayout*>(mapped->data());
+      if (claim(*layout)) {
+        mapping_ = *std::move(mapped);
+        layout_ = layout;
+        fd_ = *fd;
+        return;
+      }
+    }
+  }
+  static StatusLayout nobodys{};
+  nobodys.pid.store(static_cast<std::int32_t>(::getpid()));
+  layout_ = &nobodys;
+}
+
+// A forked child shares the page and must leave it alone.
+bool StatusPage::mine() const noexcept { return layout_->pid.load(std::memory_order_relaxed) == ::getpid(); }
+
+GroupStatus& StatusPage::open(std::uint64_t id, int rank, int size) noexcept {
+  if (id == 0 || !mine()) return spare_;
+  for (GroupStatus& group : layout_->groups) {
+    std::uint64_t free = 0;
+    if (!group.id.compare_exchange_strong(free, id)) continue;
+    for (LaneStatus* const lane : {&group.collectives, &group.messages}) {
+      lane->begun = lane->ended = lane->what = lane->waited_ns = 0;
+      lane->count = 0;
+      lane->waiting = 0;
+      lane->peer = -1;
+    }
+    group.size.store(size);
+    group.rank.store(rank);
+    return group;
+  }
+  return spare_;
+}
+
+void StatusPage::close(GroupStatus& group) noexcept {
+  if (&group != &spare_ && mine()) group.id.store(0);
+}
+
+void StatusPage::name_kind(std::uint8_t kind, std::string_view name) noexcept {
+  if (kind >= StatusLayout::kKinds || !mine()) return;
+  const std::size_t length = std::min(name.size(), StatusLayout::kNameBytes - 1);
+  std::memcpy(layout_->kinds[kind], name.data(), length);
+}
+
+void StatusPage::say_last_words(std::string_view words) noexcept {
+  if (!mine() || layout_->words_ready.load() != 0) return;
+  const std::size_t length = std::min(words.size(), StatusLayout::kWordsBytes);
+  std::memcpy(layout_->words, words.data(), length);
+  layout_->words_length = static_cast<std::uint32_t>(length);
+  layout_->words_ready.store(1, std::memory_order_release);
+}
+
+}  // namespace cohort::cluster

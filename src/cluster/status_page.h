@@ -1,0 +1,111 @@
+// What a rank says about itself to the agent that started it: which operation it is in, how far its training is, and,
+// if it dies of an exception, its last words. The agent makes the page (a memory file that both map) and reads it; it
+// outlives the rank, so that it tells what a killed rank was doing. Without an agent the page is private memory, so
+// that writers need not ask. Writing is a few plain stores; each word has one writer at a time, and readers take what
+// they find: a snapshot may mix two moments. Any thread may write through StatusPage; a lane belongs to whoever waits.
+#pragma once
+
+#include "base/result.h"
+#include "sys/shared_memory.h"
+
+#include <cohort/dtype.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace cohort::cluster {
+
+/// One kind of waiting of one group: its collectives, or its messages.
+struct alignas(64) LaneStatus {
+  std::atomic<std::uint64_t> begun;      ///< number of the operation that this rank came to last
+  std::atomic<std::uint64_t> ended;      ///< of the last one that is over here
+  std::atomic<std::uint64_t> what;       ///< of `begun`, packed by `pack`
+  std::atomic<std::int64_t> count;       ///< its elements
+  std::atomic<std::uint64_t> waited_ns;  ///< waiting for peers so far, where it took longer than spinning
+  std::atomic<std::int32_t> peer;        ///< of a message: the rank in the group
+  std::atomic<std::uint32_t> waiting;    ///< the program waits for this operation, and it for peers
+
+  static std::uint64_t pack(std::uint8_t kind, DType dtype, ReduceOp op) noexcept {
+    return kind | static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(op) << 16;
+  }
+  void begin(std::uint64_t number, std::uint64_t packed, std::int64_t elements) noexcept {
+    what.store(packed, std::memory_order_relaxed);
+    count.store(elements, std::memory_order_relaxed);
+    begun.store(number, std::memory_order_release);
+  }
+  void end(std::uint64_t number) noexcept { ended.store(number, std::memory_order_release); }
+};
+
+/// A communicator of more than one rank.
+struct alignas(64) GroupStatus {
+  std::atomic<std::uint64_t> id;  ///< the same on all its ranks; 0: free
+  std::atomic<std::int32_t> rank;
+  std::atomic<std::int32_t> size;
+  LaneStatus collectives;
+  LaneStatus messages;
+};
+
+/// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
+struct StatusLayout {
+  static constexpr std::uint64_t kMagic = 0x3130544154534843;  // "CHSTAT01"
+  static constexpr std::size_t kGroups = 64;
+  static constexpr std::size_t kKinds = 32;
+  static constexpr std::size_t kNameBytes = 16;
+  static constexpr std::size_t kWordsBytes = 12 << 10;
+  static constexpr std::uint32_t kTellsStacks = 1;  ///< of `abilities`
+
+  std::uint64_t magic;
+  std::atomic<std::int32_t> pid;         ///< of the process that writes it; 0: none has come yet
+  std::atomic<std::uint32_t> abilities;  ///< what it can be asked for
+  std::atomic<std::int64_t> step;        ///< optimizer steps so far
+  std::atomic<std::uint32_t> words_ready;
+  std::uint32_t words_length;
+  char words[kWordsBytes];         ///< what ended it: an exception's type, text and trace
+  char kinds[kKinds][kNameBytes];  ///< names of operations, by the number in LaneStatus::what
+  GroupStatus groups[kGroups];
+};
+
+/// After the layout, in the same file: stacks, as text, written through the descriptor when the rank is asked for them.
+inline constexpr std::size_t kStatusStacksBegin = 48 << 10;
+inline constexpr std::size_t kStatusBytes = 128 << 10;
+static_assert(sizeof(StatusLayout) <= kStatusStacksBegin);
+
+/// For the agent: an empty page. Unavailable if there is no memory.
+Result<sys::SharedSegment> create_status_page();
+
+/// This process's page: the agent's (COHORT_STATUS_FD), or private memory.
+class StatusPage {
+ public:
+  static StatusPage& own() noexcept;
+
+  /// Room for a communicator, until `close`. Where all are taken, and for id 0, several share one that nobody reads.
+  GroupStatus& open(std::uint64_t id, int rank, int size) noexcept;
+  void close(GroupStatus& group) noexcept;
+  void name_kind(std::uint8_t kind, std::string_view name) noexcept;
+  void count_step() noexcept { layout_->step.fetch_add(1, std::memory_order_relaxed); }
+  /// The first call counts. Allocates nothing; may be called by a process that is about to end.
+  void say_last_words(std::string_view words) noexcept;
+  /// Tells the agent that SIGQUIT makes this process write its stacks to `fd()`, and that it lives on.
+  void announce_stacks() noexcept { layout_->abilities.fetch_or(StatusLayout::kTellsStacks); }
+  /// The agent's file, to write stacks to; -1 if there is no agent. Whoever asks for stacks sets its position.
+  int fd() const noexcept { return fd_; }
+  const StatusLayout& layout() const noexcept { return *layout_; }
+
+  StatusPage(const StatusPage&) = delete;
+  StatusPage& operator=(const StatusPage&) = delete;
+
+ private:
+  StatusPage() noexcept;
+  bool mine() const noexcept;
+
+  sys::Mapping mapping_;
+  StatusLayout* layout_ = nullptr;
+  int fd_ = -1;
+  GroupStatus spare_{};
+};
+
+}  // namespace cohort::cluster
