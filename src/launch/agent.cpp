@@ -32,6 +32,10 @@ using std::chrono::milliseconds;
 
 /// Number of the secret's descriptor in workers: away from what shell scripts use for redirections.
 constexpr int kWorkerSecretFd = 100;
+constexpr int kWorkerStatusFd = 101;
+constexpr auto kReportEvery = std::chrono::seconds(1);
+/// For a rank to write its stacks.
+constexpr auto kStacksTime = std::chrono::milliseconds(500);
 constexpr auto kStuckLimit = std::chrono::seconds(10);
 
 class Agent {
@@ -52,6 +56,9 @@ class Agent {
   void reap();
   void watch_for_dying();
   void report_exit(Worker& worker, const sys::ExitStatus& status);
+  void send_reports();
+  void report_regularly();
+  void ask_stacks();
   void forward(Output output);
   void sweep_further();
   void all_gone(const std::string& stuck);
@@ -75,6 +82,8 @@ class Agent {
   std::uint32_t swept_ = 0;
   std::optional<std::uint64_t> out_of_memory_before_;
   Timer grace_;
+  Timer reports_;
+  Timer stacks_;
   Timer dying_;
   Timer sweeping_;
   int exit_status_ = 0;
@@ -124,6 +133,8 @@ void Agent::on_message(Message message) {
     for (auto& worker : workers_) worker->signal(signal->signal);
   } else if (const auto* order = std::get_if<StopWorkers>(&message)) {
     stop(*order);
+  } else if (std::holds_alternative<AskStacks>(message)) {
+    ask_stacks();
   } else if (std::holds_alternative<Finish>(message)) {
     if (stage_ == Stage::Waiting || stage_ == Stage::Finished)
       loop_.stop();
@@ -192,13 +203,13 @@ Result<void> Agent::start_workers(const StartJob& job) {
   program.group = sys::Group::Own;
   program.parent_death_signal = SIGKILL;
   program.open_files = job.open_files;
-  program.inherited = {{secret_file->get(), kWorkerSecretFd}};
 
   Environment environment(job.environment);
   const int cores = sys::usable_cores();
   const int threads = std::max(1, cores / static_cast<int>(std::max<std::size_t>(job.workers.size(), 1)));
   if (!environment.find(env::kOmpNumThreads)) environment.set(env::kOmpNumThreads, std::to_string(threads));
   environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
+  environment.set(env::kStatusFd, std::to_string(kWorkerStatusFd));
 
   Worker::Events events;
   events.output = [this](Output output) { forward(std::move(output)); };
@@ -212,6 +223,7 @@ Result<void> Agent::start_workers(const StartJob& job) {
     Environment own = environment;
     for (const std::string& assignment : plan.environment) own.set(assignment);
     program.environment = own.assignments();
+    program.inherited = {{secret_file->get(), kWorkerSecretFd}, {worker.status_fd(), kWorkerStatusFd}};
     if (auto started = worker.start(program); !started) return fail_for(plan.rank, started.error());
   }
   started_at_ = Clock::now();
@@ -224,6 +236,7 @@ Result<void> Agent::start_workers(const StartJob& job) {
   alive_ = workers_.size();
   channel_->send(report);
   watch_for_dying();
+  reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
   reap();  // some may have ended before anyone looked
   return {};
 }
@@ -277,8 +290,12 @@ void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
   // Its last words are in the pipe; nobody waits for the window now. A pipe holds little, so this ends.
   for (int piece = 0; piece < 32 && worker.drain(); ++piece) {
   }
+  // What the others were doing then is of use, and lost once they have been stopped.
+  if (!status.success() && !stopping_) send_reports();
   Exited report;
   report.rank = worker.rank();
+  report.last = worker.report();
+  report.words = worker.words();
   report.status = status;
   report.before_stop = !stopping_ || worker.ended_before_stop;
   report.after_ns = static_cast<std::uint64_t>((Clock::now() - started_at_).count());
@@ -288,6 +305,33 @@ void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
     report.out_of_memory = now && out_of_memory_before_ && *now > *out_of_memory_before_;
   }
   channel_->send(report);
+}
+
+void Agent::send_reports() {
+  Reports reports;
+  for (const auto& worker : workers_) {
+    if (worker->alive() && !worker->reported) reports.ranks.push_back(worker->report());
+  }
+  if (!reports.ranks.empty()) channel_->send(reports);
+}
+
+void Agent::report_regularly() {
+  if (stage_ != Stage::Running || lost_supervisor_) return;
+  send_reports();
+  reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
+}
+
+void Agent::ask_stacks() {
+  if (stage_ != Stage::Running || stacks_) return;
+  send_reports();
+  std::vector<Worker*> asked;
+  for (const auto& worker : workers_) {
+    if (worker->ask_stacks()) asked.push_back(worker.get());
+  }
+  stacks_ = Timer(loop_, kStacksTime, [this, asked] {
+    for (const Worker* const worker : asked) channel_->send(Stacks{worker->rank(), worker->stacks()});
+    stacks_ = Timer();
+  });
 }
 
 void Agent::stop(const StopWorkers& order) {

@@ -32,7 +32,27 @@ void visit_fields(M& m, A& a, const Output*) {
 template <class M, class A>
 void visit_fields(M& m, A& a, const Exited*) {
   a(m.rank, m.status.code, m.status.signal, m.status.core_dumped, m.before_stop, m.out_of_memory, m.after_ns,
-    m.last_stderr);
+    m.last_stderr, m.last, m.words);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const GroupReport*) {
+  a(m.id, m.rank, m.size, m.begun, m.ended, m.operation, m.waiting, m.waited_ns, m.message, m.peer, m.message_number);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const RankReport*) {
+  a(m.rank, m.pid, m.joined, m.state, m.cpu_ms, m.step, m.tells_stacks, m.groups);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Reports*) {
+  a(m.ranks);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Stacks*) {
+  a(m.rank, m.text);
+}
+template <class M, class A>
+void visit_fields(M&, A& a, const AskStacks*) {
+  a();
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const InputTaken*) {
@@ -75,6 +95,10 @@ void visit_fields(M&, A& a, const Finish*) {
   a();
 }
 
+/// What messages hold more of than numbers and texts.
+template <class T>
+concept Record = std::is_same_v<T, WorkerPlan> || std::is_same_v<T, GroupReport> || std::is_same_v<T, RankReport>;
+
 class Encoder {
  public:
   template <class... T>
@@ -91,7 +115,10 @@ class Encoder {
   void put(bool value) { writer_.number(static_cast<std::uint8_t>(value ? 1 : 0)); }
   void put(Stream value) { writer_.number(static_cast<std::uint8_t>(value)); }
   void put(const std::string& value) { writer_.text(value); }
-  void put(const WorkerPlan& value) { visit_fields(value, *this, &value); }
+  template <Record T>
+  void put(const T& value) {
+    visit_fields(value, *this, &value);
+  }
   template <class T>
   void put(const std::vector<T>& values) {
     writer_.number(static_cast<std::uint32_t>(values.size()));
@@ -145,7 +172,10 @@ class Decoder {
     else
       spoil(text.error());
   }
-  void get(WorkerPlan& value) { visit_fields(value, *this, &value); }
+  template <Record T>
+  void get(T& value) {
+    visit_fields(value, *this, &std::as_const(value));
+  }
   template <class T>
   void get(std::vector<T>& values) {
     std::uint32_t count = 0;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/result.h"
+#include "launch/rank_report.h"
 #include "sys/process.h"
 
 #include <cstddef>
@@ -16,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 1;
+inline constexpr std::uint32_t kProtocol = 2;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -62,6 +63,8 @@ struct Exited {
   bool out_of_memory = false;  ///< the kernel counted an out-of-memory kill around the same time
   std::uint64_t after_ns = 0;  ///< since the workers were started, by the agent's clock
   std::string last_stderr;     ///< its last lines
+  RankReport last;             ///< what it was doing
+  std::string words;           ///< what ended it, as it said itself: an exception with its trace
 };
 
 struct InputTaken {
@@ -77,6 +80,17 @@ struct Trouble {
 struct AllGone {
   std::uint32_t swept = 0;  ///< descendants of workers that had to be killed
   std::string stuck;        ///< processes that even SIGKILL did not end, with where the kernel holds them
+};
+
+/// What the host's ranks are doing, about once a second and whenever one has failed.
+struct Reports {
+  std::vector<RankReport> ranks;
+};
+
+/// A rank's answer to AskStacks.
+struct Stacks {
+  std::int32_t rank = 0;
+  std::string text;
 };
 
 // From the supervisor.
@@ -120,8 +134,11 @@ struct StopWorkers {
 /// Nothing more is wanted: the agent ends.
 struct Finish {};
 
+/// Reports are wanted now, and the stacks of all ranks that can tell them.
+struct AskStacks {};
+
 using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
-                             OutputTaken, SignalWorkers, StopWorkers, Finish>;
+                             OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.

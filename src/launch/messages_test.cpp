@@ -22,6 +22,17 @@ std::vector<Message> samples() {
   exited.status.signal = 9;
   exited.before_stop = false;
   exited.last_stderr = "why";
+  exited.words = "a bad day";
+  RankReport report;
+  report.rank = 3;
+  report.joined = true;
+  report.state = 'S';
+  GroupReport group;
+  group.id = 7;
+  group.operation = "barrier()";
+  group.waiting = true;
+  report.groups = {group, GroupReport{}};
+  exited.last = report;
   return {Hello{1, "0.1.0", 2, "vm", 77, 8},
           Started{{1, 2, 3}, 4},
           StartFailed{5, "no"},
@@ -35,7 +46,10 @@ std::vector<Message> samples() {
           OutputTaken{std::uint64_t{1} << 40},
           SignalWorkers{10},
           StopWorkers{15, 100},
-          Finish{}};
+          Finish{},
+          Reports{{report, RankReport{}}},
+          Stacks{2, "main"},
+          AskStacks{}};
 }
 
 TEST(Messages, ComeBackAsTheyWere) {
@@ -53,7 +67,11 @@ TEST(Messages, ComeBackAsTheyWere) {
   EXPECT_EQ(job.arguments[2], std::string("a\0b", 3));
   EXPECT_EQ(job.workers[0].environment[0], "RANK=0");
   EXPECT_EQ(job.open_files, 1024U);
-  EXPECT_EQ(std::get<Exited>(*decode(encode(samples()[4]))).status.signal, 9);
+  const auto exited = std::get<Exited>(*decode(encode(samples()[4])));
+  EXPECT_EQ(exited.status.signal, 9);
+  EXPECT_EQ(exited.words, "a bad day");
+  ASSERT_EQ(exited.last.groups.size(), 2U);
+  EXPECT_EQ(exited.last.groups[0].operation, "barrier()");
 }
 
 TEST(Messages, CutOrLengthenedOnesAreRefused) {

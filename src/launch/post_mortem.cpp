@@ -29,6 +29,23 @@ std::string hint(const Ending& ending) {
   return {};
 }
 
+std::string quoted(std::string_view rest) {
+  std::string text;
+  while (!rest.empty()) {
+    const auto end = rest.find('\n');
+    text += fmt::format("cohort:   > {}\n", rest.substr(0, end));
+    if (end == std::string_view::npos) break;
+    rest.remove_prefix(end + 1);
+  }
+  return text;
+}
+
+std::string_view last_line(std::string_view text) {
+  while (text.ends_with('\n')) text.remove_suffix(1);
+  const auto begin = text.rfind('\n');
+  return begin == std::string_view::npos ? text : text.substr(begin + 1);
+}
+
 }  // namespace
 
 bool speaks_of_lost_peer(std::string_view text) {
@@ -59,21 +76,20 @@ std::string to_string(const PostMortem& post_mortem) {
   std::string text =
       fmt::format("cohort: {}rank {} failed{}: {} (host {}, pid {}) after {:.1f} s\n", strong, first.rank, plain,
                   sys::to_string(first.status), first.host, first.pid, first.after_seconds);
+  if (first.last.joined) text += fmt::format("cohort:   it was {}{}\n", doing(first.last), at_step(first.last));
   if (first.last_stderr.empty()) {
     text += "cohort:   it wrote nothing to stderr\n";
   } else {
-    text += "cohort:   the last lines of its stderr:\n";
-    std::string_view rest(first.last_stderr);
-    while (!rest.empty()) {
-      const auto end = rest.find('\n');
-      text += fmt::format("cohort:   > {}\n", rest.substr(0, end));
-      if (end == std::string_view::npos) break;
-      rest.remove_prefix(end + 1);
-    }
+    text += "cohort:   the last lines of its stderr:\n" + quoted(first.last_stderr);
+  }
+  // Mostly it is in those lines already: the runtime prints it, too.
+  if (!first.words.empty() && first.last_stderr.find(last_line(first.words)) == std::string::npos) {
+    text += "cohort:   what ended it, as it said itself:\n" + quoted(first.words);
   }
   if (const std::string why = hint(first); !why.empty()) text += fmt::format("cohort:   {}\n", why);
   const int others = post_mortem.world_size - 1 - post_mortem.ended_well;
   if (others > 0) text += fmt::format("cohort:   {} other rank{} ended with it\n", others, others == 1 ? "" : "s");
+  for (const std::string& line : post_mortem.others) text += fmt::format("cohort:   then, {}\n", line);
   if (!post_mortem.log_folder.empty()) {
     text += fmt::format("cohort:   complete logs: {}/rank-{}.err and beside it\n", post_mortem.log_folder, first.rank);
   }

@@ -19,6 +19,8 @@ struct Ending {
   bool out_of_memory = false;
   double after_seconds = 0;
   std::string last_stderr;
+  RankReport last = {};    ///< what it was doing
+  std::string words = {};  ///< what ended it, as it said itself
 };
 
 /// The failure that the others follow from: among those that ended before the job was stopped, one that was killed by a
@@ -33,7 +35,8 @@ bool speaks_of_lost_peer(std::string_view stderr_text);
 struct PostMortem {
   Ending first;
   int world_size = 1;
-  int ended_well = 0;  ///< ranks that had ended with 0 before
+  int ended_well = 0;               ///< ranks that had ended with 0 before
+  std::vector<std::string> others;  ///< what the other ranks were doing then
   std::string log_folder;
   bool colour = false;
 };

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "launch/crew.h"
 #include "launch/display.h"
+#include "launch/health.h"
 #include "launch/input_reader.h"
 #include "launch/job_record.h"
 #include "launch/job_setup.h"
@@ -51,6 +52,8 @@ class Supervisor {
   void on_agent_process_ended(CrewMember& agent);
   void on_started(CrewMember& agent, const Started& started);
   void on_exited(const Exited& exited);
+  void watch_health();
+  void show_overview();
   void on_signal(int signal);
   void on_reader_gone();
   void watch_owner();
@@ -84,6 +87,8 @@ class Supervisor {
   Display display_;  ///< its sources are the crew's members
   std::unique_ptr<InputReader> input_;
   std::vector<Ending> endings_;
+  std::optional<Health> health_;
+  std::vector<std::string> others_;  ///< what they were doing when the first rank failed
 
   Stage stage_ = Stage::Starting;
   std::string stop_reason_;
@@ -96,6 +101,8 @@ class Supervisor {
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;
   Timer job_limit_;
+  Timer health_look_;
+  Timer overview_;
   Timer notice_;
   Timer end_limit_;
 };
@@ -139,6 +146,7 @@ void Supervisor::prepare() {
   store_ = std::make_unique<store::StoreServer>(store_options);
 
   display_.set_up(options_.prefix, hosts_of_ranks(setup_.plan));
+  health_.emplace(hosts_of_ranks(setup_.plan), options_.health);
 
   record_.job_id = job_id_;
   record_.command_line = options_.command_line;
@@ -193,6 +201,10 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
     fail_start(fmt::format("cannot start {}: {}: {}", setup_.program.path, where, failed->reason));
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
+  } else if (auto* reports = std::get_if<Reports>(&message)) {
+    for (RankReport& report : reports->ranks) health_->report(std::move(report), Clock::now());
+  } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
+    if (!stacks->text.empty()) say(fmt::format("stacks of rank {}:\n{}", stacks->rank, stacks->text));
   } else if (const auto* taken = std::get_if<InputTaken>(&message)) {
     if (input_) input_->taken(taken->bytes);
   } else if (const auto* trouble = std::get_if<Trouble>(&message)) {
@@ -226,6 +238,7 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
                     options_.keep_logs ? fmt::format(", run {}", folder_.shown) : ""));
   }
   log::info("launch", "job {} is not contained: {}", job_id_, kNotContained);
+  watch_health();
   write_record();
   if (options_.timeout) {
     job_limit_ = Timer(loop_, *options_.timeout, [this] {
@@ -254,11 +267,31 @@ void Supervisor::on_exited(const Exited& exited) {
   ending.out_of_memory = exited.out_of_memory;
   ending.after_seconds = static_cast<double>(exited.after_ns) * 1e-9;
   ending.last_stderr = exited.last_stderr;
+  ending.last = exited.last;
+  ending.words = exited.words;
   endings_.push_back(std::move(ending));
+  if (!exited.status.success() && others_.empty()) others_ = health_->overview(exited.rank);
+  health_->ended(exited.rank);
   if (exited.rank == 0) input_.reset();
   if (!exited.status.success() && stage_ == Stage::Running) {
     stop(fmt::format("rank {} failed: {}", exited.rank, sys::to_string(exited.status)), SIGTERM, options_.grace);
   }
+}
+
+void Supervisor::watch_health() {
+  if (stage_ != Stage::Running) return;
+  const Health::Findings findings = health_->judge(Clock::now());
+  for (const std::string& notice : findings.notices) say(notice);
+  if (findings.end) {
+    show_overview();
+    if (!stop_status_) stop_status_ = kTimeoutStatus;
+    return stop(*findings.end, SIGTERM, options_.grace);
+  }
+  health_look_ = Timer(loop_, std::chrono::seconds(1), [this] { watch_health(); });
+}
+
+void Supervisor::show_overview() {
+  for (const std::string& line : health_->overview()) say(line);
 }
 
 void Supervisor::stop(const std::string& reason, int signal, milliseconds grace) {
@@ -342,6 +375,12 @@ void Supervisor::on_signal(int signal) {
       crew_->broadcast(SignalWorkers{SIGCONT});
       if (input_) input_->look_again();
       return;
+    case SIGQUIT:
+      if (stage_ != Stage::Running) break;
+      // Reports that are asked for now come before the stacks.
+      crew_->broadcast(AskStacks{});
+      overview_ = Timer(loop_, std::chrono::milliseconds(100), [this] { show_overview(); });
+      return;
     default: break;
   }
   if (stage_ == Stage::Ended) {
@@ -416,6 +455,7 @@ void Supervisor::finish() {
   JobEnd end;
   end.world_size = setup_.plan.world_size;
   end.endings = endings_;
+  end.others = others_;
   end.start_failure = start_failure_;
   end.stop_reason = stop_reason_;
   end.stop_status = stop_status_;

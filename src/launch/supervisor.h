@@ -3,6 +3,7 @@
 // only through their agents.
 #pragma once
 
+#include "launch/health.h"
 #include "launch/output_view.h"
 #include "launch/program.h"
 
@@ -24,8 +25,9 @@ struct RunOptions {
   std::chrono::milliseconds grace = std::chrono::seconds(5);           ///< between asking ranks to end and killing them
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
-  bool keep_logs = true;    ///< the ranks' output, in files of the run's folder
-  bool as_horovod = false;  ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
+  HealthLimits health = {};  ///< when a job that does not go on is named, and ended
+  bool keep_logs = true;     ///< the ranks' output, in files of the run's folder
+  bool as_horovod = false;   ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
   /// A process without which nobody wants the job: its end ends it.
   std::optional<int> owner_pid = {};
   std::string owner_folder;  ///< private to the owner; removed if the owner ends first and can no longer do so

@@ -13,11 +13,12 @@ namespace cohort::launch {
 struct JobEnd {
   int world_size = 1;
   std::vector<Ending> endings;
-  std::string start_failure;       ///< why it could not be started, where it could not
-  std::string stop_reason;         ///< why it was stopped, where it was
-  std::optional<int> stop_status;  ///< the exit status, where it is not a rank's
-  bool quiet = false;              ///< nobody is left to read the reason
-  double seconds = 0;              ///< it ran
+  std::string start_failure;        ///< why it could not be started, where it could not
+  std::string stop_reason;          ///< why it was stopped, where it was
+  std::optional<int> stop_status;   ///< the exit status, where it is not a rank's
+  bool quiet = false;               ///< nobody is left to read the reason
+  double seconds = 0;               ///< it ran
+  std::vector<std::string> others;  ///< what the other ranks were doing when the first failed
   std::string log_folder;
   bool colour = false;
 };

@@ -41,6 +41,9 @@ Result<void> Worker::prepare(const std::string& log_folder, bool with_input) {
     pipes_[i].log.reset(::open(pipes_[i].log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (!pipes_[i].log) return fail(ErrorCode::Io, "log {}: {}", pipes_[i].log_path, errno_text(errno));
   }
+  auto page = cluster::create_status_page();
+  if (!page) return tl::unexpected(page.error());
+  status_ = *std::move(page);
   if (with_input) {
     auto ends = make_pipe(rank_);
     if (!ends) return tl::unexpected(ends.error());
@@ -88,6 +91,37 @@ void Worker::signal(int number) const {
   if (!alive()) return;
   // Its own group is there from setpgid on, which the confirmed exec comes after.
   ::kill(-child_.pid, number);
+}
+
+RankReport Worker::report() const {
+  RankReport report = read_status(page());
+  report.rank = rank_;
+  if (report.pid <= 0) report.pid = static_cast<std::int32_t>(child_.pid);
+  const auto stat = sys::process_stat(report.pid);
+  const auto own = report.pid == child_.pid ? stat : sys::process_stat(child_.pid);
+  if (!stat) return report;
+  report.state = static_cast<std::uint8_t>(own && own->state == 'T' ? 'T' : stat->state);
+  report.cpu_ms = stat->cpu_ticks * 1000 / static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
+  return report;
+}
+
+std::string Worker::words() const { return last_words(page()); }
+
+bool Worker::ask_stacks() {
+  if (!alive() || (page().abilities.load() & cluster::StatusLayout::kTellsStacks) == 0) return false;
+  if (::lseek(status_.fd.get(), cluster::kStatusStacksBegin, SEEK_SET) < 0) return false;
+  return ::kill(page().pid.load(), SIGQUIT) == 0;
+}
+
+std::string Worker::stacks() const {
+  // The rank's descriptor is a copy of ours: they have one position.
+  const off_t end = ::lseek(status_.fd.get(), 0, SEEK_CUR);
+  const auto begin = static_cast<off_t>(cluster::kStatusStacksBegin);
+  if (end <= begin) return {};
+  std::string text(static_cast<std::size_t>(std::min<off_t>(end, cluster::kStatusBytes) - begin), '\0');
+  const ssize_t got = ::pread(status_.fd.get(), text.data(), text.size(), begin);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  return text;
 }
 
 void Worker::pause_reading() {

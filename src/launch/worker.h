@@ -6,6 +6,7 @@
 #include "launch/messages.h"
 #include "launch/tail.h"
 #include "sys/process.h"
+#include "sys/shared_memory.h"
 #include "sys/unique_fd.h"
 
 #include <array>
@@ -52,6 +53,16 @@ class Worker {
   void set_reaped() noexcept { reaped_ = true; }
   const std::string tail() const { return tail_.text(); }
 
+  /// What the rank is doing now.
+  RankReport report() const;
+  std::string words() const;
+  /// Has the rank write its stacks; false if it cannot.
+  bool ask_stacks();
+  /// What it has written since.
+  std::string stacks() const;
+  /// The file of the status page, which the program inherits.
+  int status_fd() const noexcept { return status_.fd.get(); }
+
   /// What is told only once.
   bool reported = false;
   /// It was dead or dying before the agent began to stop the job.
@@ -72,7 +83,12 @@ class Worker {
   Loop& loop_;
   int rank_;
   Events events_;
+  const cluster::StatusLayout& page() const noexcept {
+    return *static_cast<const cluster::StatusLayout*>(status_.mapping.data());
+  }
+
   Tail tail_;
+  sys::SharedSegment status_;
   sys::ChildProcess child_;
   std::optional<sys::PendingSpawn> pending_;
   bool reaped_ = false;

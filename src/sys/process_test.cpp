@@ -112,6 +112,7 @@ TEST(Process, StatIsReadWhateverTheName) {
   EXPECT_EQ(stat->parent, 7);
   EXPECT_TRUE(stat->exiting);
   EXPECT_EQ(stat->start_ticks, 12345U);
+  EXPECT_EQ(stat->cpu_ticks, 5u + 6u);
   EXPECT_FALSE(parse_process_stat(""));
   EXPECT_FALSE(parse_process_stat("42 (x) S 7"));
   const auto own = process_stat(::getpid());

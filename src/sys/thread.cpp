@@ -5,6 +5,12 @@
 
 namespace cohort::sys {
 
+namespace {
+thread_local bool serves = false;
+}  // namespace
+
+bool in_service_thread() noexcept { return serves; }
+
 std::thread start_without_signals(std::function<void()> body) {
   // A thread begins with its starter's mask.
   struct Blocked {
@@ -17,7 +23,10 @@ std::thread start_without_signals(std::function<void()> body) {
     sigset_t before;
   };
   const Blocked blocked;
-  return std::thread(std::move(body));
+  return std::thread([body = std::move(body)] {
+    serves = true;
+    body();
+  });
 }
 
 }  // namespace cohort::sys

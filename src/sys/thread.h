@@ -8,5 +8,7 @@ namespace cohort::sys {
 
 /// Starts a thread in which all signals are blocked. Throws std::system_error where there can be none.
 std::thread start_without_signals(std::function<void()> body);
+/// Whether the calling thread was started so: then what it waits for does not hold up the program.
+bool in_service_thread() noexcept;
 
 }  // namespace cohort::sys

@@ -232,7 +232,7 @@ bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
     const std::uint32_t seen = own.bell.load();
     asleep_.fetch_add(1);
     own.sleepers.fetch_add(1);
-    if (first_sleep) tell_waiting(work.message_);
+    if (first_sleep && !sys::in_service_thread()) tell_waiting(work.message_);
     if (!attempt() && !work.done()) {
       std::chrono::nanoseconds nap = first_sleep ? std::chrono::nanoseconds(kFirstSleep) : kSlice;
       if (limited) nap = std::clamp<std::chrono::nanoseconds>(limit - now, 1us, nap);

@@ -15,13 +15,20 @@ namespace {
 /// Counts the caller among those who wait for results.
 class Attending {
  public:
-  explicit Attending(Engine& engine) : engine_(engine) { engine_.attended().fetch_add(1, std::memory_order_relaxed); }
-  ~Attending() { engine_.attended().fetch_sub(1, std::memory_order_relaxed); }
+  explicit Attending(Engine& engine) : engine_(engine), of_program_(sys::in_service_thread() ? 0 : 1) {
+    engine_.attended().fetch_add(1, std::memory_order_relaxed);
+    engine_.awaited().fetch_add(of_program_, std::memory_order_relaxed);
+  }
+  ~Attending() {
+    engine_.attended().fetch_sub(1, std::memory_order_relaxed);
+    engine_.awaited().fetch_sub(of_program_, std::memory_order_relaxed);
+  }
   Attending(const Attending&) = delete;
   Attending& operator=(const Attending&) = delete;
 
  private:
   Engine& engine_;
+  const int of_program_;
 };
 
 // How long the caller of a small operation waits for peers that are late before it goes on and leaves the rest to

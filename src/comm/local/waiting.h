@@ -7,6 +7,7 @@
 #include "cluster/status_page.h"
 #include "comm/local/world.h"
 #include "sys/futex.h"
+#include "sys/thread.h"
 
 #include <sched.h>
 
@@ -110,10 +111,10 @@ class Sleeping {
   Sleeping(const Sleeping&) = delete;
   Sleeping& operator=(const Sleeping&) = delete;
   bool counted() const noexcept { return header_ != nullptr; }
-  void count(Header& header, bool attended) noexcept {
+  void count(Header& header, bool awaited) noexcept {
     if (header_ == nullptr) header.sleepers.fetch_add(1);
     header_ = &header;
-    lane_.waiting.store(attended ? 1 : 0, std::memory_order_relaxed);
+    lane_.waiting.store(awaited ? 1 : 0, std::memory_order_relaxed);
   }
 
  private:
@@ -127,6 +128,8 @@ class Waiter {
   std::atomic<int>& attended() noexcept { return attended_; }
   /// The calling thread runs what is under way itself: the same, without the cost of a count. Any thread may read it.
   std::atomic<bool>& in_caller() noexcept { return in_caller_; }
+  /// How many threads of the program wait for what is under way. Any thread.
+  std::atomic<int>& awaited() noexcept { return awaited_; }
   /// What is under way may not wait longer than this (operations behind it have deadlines too). Any thread.
   void limit_waiting(std::chrono::steady_clock::time_point deadline) noexcept {
     waiting_limit_.store(deadline.time_since_epoch().count(), std::memory_order_relaxed);
@@ -188,6 +191,7 @@ class Waiter {
   void look_after(const std::function<std::vector<int>()>& missing);
 
   std::atomic<int> attended_{0};
+  std::atomic<int> awaited_{0};
   std::atomic<bool> in_caller_{false};
   std::atomic<std::int64_t> waiting_limit_{std::numeric_limits<std::int64_t>::max()};  // as Clock's ticks
   int spins_ = Pacer::kMostSpins;  // how long to spin before yielding; adapts
@@ -222,8 +226,8 @@ bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
       Header& shared = world_.header();
       const std::uint32_t bell = shared.bell.load();
       const bool first = !sleeping.counted();
-      sleeping.count(shared,
-                     attended_.load(std::memory_order_relaxed) != 0 || in_caller_.load(std::memory_order_relaxed));
+      const bool own = in_caller_.load(std::memory_order_relaxed) && !sys::in_service_thread();
+      sleeping.count(shared, own || awaited_.load(std::memory_order_relaxed) != 0);
       if (first) longest = std::min<std::chrono::nanoseconds>(longest, Pacer::kFirstSlice);
       if (!ready() && !world_.ended()) sys::futex_wait(shared.bell, bell, longest);
       if (!pacer.look_now() || ready()) continue;

@@ -1,0 +1,278 @@
+#include "launch/health.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::seconds;
+
+/// A rank that waits wakes up now and then to look around.
+constexpr double kIdleShare = 0.05;
+
+std::uint64_t waited(const RankReport& report) {
+  std::uint64_t sum = 0;
+  for (const GroupReport& group : report.groups) sum += group.waited_ns;
+  return sum;
+}
+
+bool waits(const RankReport& report) {
+  return std::any_of(report.groups.begin(), report.groups.end(),
+                     [](const GroupReport& group) { return group.waiting || !group.message.empty(); });
+}
+
+bool same_place(const RankReport& a, const RankReport& b) {
+  if (a.step != b.step || a.groups.size() != b.groups.size()) return false;
+  for (std::size_t i = 0; i < a.groups.size(); ++i) {
+    const GroupReport& one = a.groups[i];
+    const GroupReport& other = b.groups[i];
+    if (one.id != other.id || one.begun != other.begun || one.ended != other.ended || one.waiting != other.waiting ||
+        one.message_number != other.message_number || one.message.empty() != other.message.empty()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string fold_ranks(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", ranks[i]);
+    if (last > i) text += fmt::format("{}{}", last == i + 1 ? ", " : "-", ranks[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+Health::Health(std::vector<std::string> hosts, const HealthLimits& limits)
+    : hosts_(std::move(hosts)), limits_(limits), ranks_(hosts_.size()), away_told_(hosts_.size(), seconds(0)) {}
+
+void Health::report(RankReport report, Clock::time_point now) {
+  if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= ranks_.size()) return;
+  Rank& rank = ranks_[static_cast<std::size_t>(report.rank)];
+  const bool moved = !rank.known || !same_place(rank.report, report);
+  const double busy = static_cast<double>(report.cpu_ms - std::min(report.cpu_ms, rank.moved_cpu_ms)) * 1e-3;
+  const double quiet = std::chrono::duration<double>(now - rank.moved_at).count();
+  if (moved || busy > 0.1 + kIdleShare * quiet) {
+    rank.moved_at = now;
+    rank.moved_cpu_ms = report.cpu_ms;
+  }
+  if (moved || !waits(report)) rank.waiting_at = now;
+  if (report.state != 'T' && report.state != 't') {
+    rank.stopped_at.reset();
+    rank.stopped_told = false;
+  } else if (!rank.stopped_at) {
+    rank.stopped_at = now;
+  }
+  const std::uint64_t waiting = waited(report);
+  if (!rank.known || report.step < rank.step || waiting < rank.step_waited_ns) {
+    rank.step_at = now;
+    rank.step = report.step;
+    rank.step_waited_ns = waiting;
+  } else if (report.step - rank.step >= limits_.slow_steps) {
+    const double took = std::chrono::duration<double>(now - rank.step_at).count();
+    const double own = took - static_cast<double>(waiting - rank.step_waited_ns) * 1e-9;
+    rank.own_seconds = std::max(own, 0.0) / static_cast<double>(report.step - rank.step);
+    rank.step_at = now;
+    rank.step = report.step;
+    rank.step_waited_ns = waiting;
+  }
+  rank.known = true;
+  rank.report = std::move(report);
+}
+
+void Health::ended(int rank) {
+  if (rank >= 0 && static_cast<std::size_t>(rank) < ranks_.size()) ranks_[static_cast<std::size_t>(rank)].gone = true;
+}
+
+std::string Health::name(int rank) const {
+  const Rank& one = ranks_[static_cast<std::size_t>(rank)];
+  return fmt::format("rank {} ({}, pid {})", rank, hosts_[static_cast<std::size_t>(rank)], one.report.pid);
+}
+
+std::optional<int> Health::world_rank(std::uint64_t group, int rank) const {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    for (const GroupReport& own : ranks_[i].report.groups) {
+      if (own.id == group && own.rank == rank) return static_cast<int>(i);
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Health::Need> Health::need_of(const Rank& rank) const {
+  if (!rank.known || rank.gone) return std::nullopt;
+  for (const GroupReport& group : rank.report.groups) {
+    if (!group.message.empty()) {
+      Need need;
+      need.what = group.message;
+      if (const auto peer = world_rank(group.id, group.peer)) need.ranks.push_back(*peer);
+      return need;
+    }
+    if (!group.waiting) continue;
+    Need need;
+    need.what = fmt::format("{}, operation {}", group.operation, group.begun);
+    for (std::size_t other = 0; other < ranks_.size(); ++other) {
+      for (const GroupReport& theirs : ranks_[other].report.groups) {
+        if (theirs.id == group.id && theirs.begun < group.begun) need.ranks.push_back(static_cast<int>(other));
+      }
+    }
+    return need;
+  }
+  return std::nullopt;
+}
+
+Health::Findings Health::judge(Clock::time_point now) {
+  Findings findings;
+  look_for_stopped(now, findings);
+  look_for_deadlock(now, findings);
+  look_for_away(now, findings);
+  look_for_slow(findings);
+  return findings;
+}
+
+void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = ranks_[i];
+    if (rank.gone || !rank.stopped_at) continue;
+    const auto since = duration_cast<seconds>(now - *rank.stopped_at);
+    const std::string who = name(static_cast<int>(i));
+    if (since >= limits_.stopped_notice && !rank.stopped_told) {
+      rank.stopped_told = true;
+      findings.notices.push_back(
+          fmt::format("{} has been stopped for {} s (SIGSTOP, a debugger, or a read from the terminal); kill -CONT {} "
+                      "lets it go on, "
+                      "at {} s the job ends",
+                      who, since.count(), rank.report.pid, limits_.stopped_end.count()));
+    }
+    if (since >= limits_.stopped_end && !findings.end) {
+      findings.end = fmt::format("{} has been stopped for {} s", who, since.count());
+    }
+  }
+}
+
+// Greatest set of waiting ranks each of which needs another of the set: none of them can be the first to go on.
+void Health::look_for_deadlock(Clock::time_point now, Findings& findings) {
+  if (limits_.deadlock.count() == 0 || findings.end) return;
+  std::map<int, Need> stuck;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    if (now - rank.moved_at < limits_.deadlock || rank.stopped_at) continue;
+    if (auto need = need_of(rank)) stuck.emplace(static_cast<int>(i), *std::move(need));
+  }
+  for (bool smaller = true; smaller;) {
+    smaller = false;
+    for (auto at = stuck.begin(); at != stuck.end();) {
+      const std::vector<int>& needed = at->second.ranks;
+      const bool held = std::any_of(needed.begin(), needed.end(), [&](int rank) { return stuck.contains(rank); });
+      smaller = smaller || !held;
+      at = held ? std::next(at) : stuck.erase(at);
+    }
+  }
+  if (stuck.empty()) return;
+  std::string text = "nothing can go on:";
+  for (const auto& [rank, need] : stuck) {
+    text += fmt::format("{} {} waits in {} for rank{} {}", rank == stuck.begin()->first ? "" : ";", name(rank),
+                        need.what, need.ranks.size() == 1 ? "" : "s", fold_ranks(need.ranks));
+  }
+  findings.end = text + " -- do all ranks take the same branches of the program?";
+}
+
+void Health::look_for_away(Clock::time_point now, Findings& findings) {
+  struct Wait {
+    std::vector<int> ranks;
+    std::string what;
+    Clock::time_point since;
+  };
+  std::map<int, Wait> awaited;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    const auto need = need_of(rank);
+    if (!need) continue;
+    for (const int other : need->ranks) {
+      const Rank& theirs = ranks_[static_cast<std::size_t>(other)];
+      if (theirs.gone || theirs.stopped_at || need_of(theirs)) continue;
+      const auto [at, fresh] = awaited.try_emplace(other, Wait{{}, need->what, rank.waiting_at});
+      at->second.ranks.push_back(static_cast<int>(i));
+      at->second.since = std::min(at->second.since, rank.waiting_at);
+    }
+  }
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const auto found = awaited.find(static_cast<int>(i));
+    seconds& told = away_told_[i];
+    if (found == awaited.end()) {
+      told = seconds(0);
+      continue;
+    }
+    const Wait& wait = found->second;
+    const auto since = duration_cast<seconds>(now - wait.since);
+    const std::string who = fmt::format("rank{} {}", wait.ranks.size() == 1 ? "" : "s", fold_ranks(wait.ranks));
+    if (since >= (told.count() == 0 ? limits_.away_notice : 2 * told)) {
+      told = told.count() == 0 ? limits_.away_notice : 2 * told;
+      findings.notices.push_back(fmt::format(
+          "{} {} for {} s in {} for {}, which is elsewhere (saving, evaluating, loading, or lost){}", who,
+          wait.ranks.size() == 1 ? "has waited" : "have waited", since.count(), wait.what, name(static_cast<int>(i)),
+          limits_.stall.count() > 0 ? fmt::format("; at {} s the job ends", limits_.stall.count()) : ""));
+    }
+    if (limits_.stall.count() > 0 && since >= limits_.stall && !findings.end) {
+      findings.end = fmt::format("{} did not bring {} in {} s, in which {} waited for it", name(static_cast<int>(i)),
+                                 wait.what, since.count(), who);
+    }
+  }
+}
+
+void Health::look_for_slow(Findings& findings) {
+  std::vector<double> own;
+  for (const Rank& rank : ranks_) {
+    if (!rank.gone && rank.own_seconds > 0) own.push_back(rank.own_seconds);
+  }
+  if (own.size() < ranks_.size() || own.size() < 2) return;
+  std::sort(own.begin(), own.end());
+  const double median = own[(own.size() - 1) / 2];
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = ranks_[i];
+    const bool slow = rank.own_seconds > limits_.slow_factor * median && rank.own_seconds > 1e-3;
+    if (slow && !rank.slow_told) {
+      findings.notices.push_back(
+          fmt::format("{} is slow: {:.3g} ms of its own work per step over {} steps, where the median of the ranks is "
+                      "{:.3g} ms; the "
+                      "others wait for it",
+                      name(static_cast<int>(i)), rank.own_seconds * 1e3, limits_.slow_steps, median * 1e3));
+    }
+    rank.slow_told = slow;
+  }
+}
+
+std::vector<std::string> Health::overview(int without) const {
+  std::vector<std::pair<std::string, std::vector<int>>> lines;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    if (static_cast<int>(i) == without) continue;
+    std::string text = rank.gone     ? "has ended"
+                       : !rank.known ? "has not reported"
+                                     : doing(rank.report) + at_step(rank.report);
+    if (!rank.gone && rank.stopped_at) text += ", stopped";
+    const auto same = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == text; });
+    if (same == lines.end()) {
+      lines.emplace_back(std::move(text), std::vector<int>{static_cast<int>(i)});
+    } else {
+      same->second.push_back(static_cast<int>(i));
+    }
+  }
+  std::vector<std::string> out;
+  for (const auto& [text, ranks] : lines) {
+    out.push_back(fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", fold_ranks(ranks), text));
+  }
+  return out;
+}
+
+}  // namespace cohort::launch

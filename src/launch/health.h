@@ -1,0 +1,89 @@
+// Whether a job still goes on: judges what the ranks report about themselves. Pure: takes reports and the time, gives
+// what a person should be told and, where nothing can go on, why the job has to end. One thread.
+//
+// A rank waits if its program waits in a collective or message that needs a peer. Ranks that wait only for ranks that
+// wait, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that others
+// wait for, and that does something else, may be saving or evaluating: it is named, and given up only much later.
+#pragma once
+
+#include "launch/rank_report.h"
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+struct HealthLimits {
+  std::chrono::seconds stopped_notice{5};  ///< a rank that was stopped (SIGSTOP) is named,
+  std::chrono::seconds stopped_end{60};    ///< and ends the job
+  std::chrono::seconds deadlock{10};       ///< nobody has moved for so long; 0: never ends a job
+  std::chrono::seconds away_notice{30};    ///< a rank is named that others wait for, then at doubled intervals,
+  std::chrono::seconds stall{1800};        ///< and ends the job; 0: never
+  int slow_steps = 20;                     ///< that a rank has to be slow for, to be named
+  double slow_factor = 1.5;                ///< over the median of the ranks
+};
+
+class Health {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `hosts`: of each rank.
+  Health(std::vector<std::string> hosts, const HealthLimits& limits);
+
+  void report(RankReport report, Clock::time_point now);
+  void ended(int rank);
+
+  struct Findings {
+    std::vector<std::string> notices;
+    std::optional<std::string> end;  ///< the job has to end, and why
+  };
+  /// To be called about once a second.
+  Findings judge(Clock::time_point now);
+
+  /// What the ranks are doing: a line for each, equal ones folded: "ranks 1-3: waiting in barrier(), operation 2".
+  /// `without`: a rank that is left out.
+  std::vector<std::string> overview(int without = -1) const;
+  const RankReport& last(int rank) const { return ranks_[static_cast<std::size_t>(rank)].report; }
+
+ private:
+  struct Rank {
+    RankReport report;
+    bool known = false;
+    bool gone = false;
+    Clock::time_point moved_at{};    ///< its counters changed, or it used its processor
+    Clock::time_point waiting_at{};  ///< it waits, for the same thing, since
+    std::uint64_t moved_cpu_ms = 0;
+    std::optional<Clock::time_point> stopped_at;
+    bool stopped_told = false;
+    Clock::time_point step_at{};  ///< where the window of steps begins
+    std::int64_t step = 0;
+    std::uint64_t step_waited_ns = 0;
+    double own_seconds = 0;  ///< per step, of its last whole window
+    bool slow_told = false;
+  };
+  /// Who keeps a rank waiting, in ranks of the world.
+  struct Need {
+    std::vector<int> ranks;
+    std::string what;
+  };
+
+  std::optional<Need> need_of(const Rank& rank) const;
+  std::optional<int> world_rank(std::uint64_t group, int rank) const;
+  void look_for_stopped(Clock::time_point now, Findings& findings);
+  void look_for_deadlock(Clock::time_point now, Findings& findings);
+  void look_for_away(Clock::time_point now, Findings& findings);
+  void look_for_slow(Findings& findings);
+  std::string name(int rank) const;
+
+  std::vector<std::string> hosts_;
+  HealthLimits limits_;
+  std::vector<Rank> ranks_;
+  std::vector<std::chrono::seconds> away_told_;  ///< by rank: the interval after which it was named last
+};
+
+/// "0-3, 7".
+std::string fold_ranks(const std::vector<int>& ranks);
+
+}  // namespace cohort::launch

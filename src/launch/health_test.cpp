@@ -1,0 +1,204 @@
+// Whether a job goes on, judged from made-up reports and a made-up clock.
+#include "launch/health.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class Job {
+ public:
+  explicit Job(int size, HealthLimits limits = {})
+      : size_(size), health_(std::vector<std::string>(static_cast<std::size_t>(size), "host"), limits) {
+    for (int rank = 0; rank < size; ++rank) {
+      RankReport report;
+      report.rank = rank;
+      report.pid = 100 + rank;
+      report.joined = true;
+      report.state = 'S';
+      GroupReport world;
+      world.id = 7;
+      world.rank = rank;
+      world.size = size;
+      report.groups.push_back(world);
+      reports_.push_back(report);
+    }
+  }
+
+  RankReport& operator[](int rank) { return reports_[static_cast<std::size_t>(rank)]; }
+  GroupReport& world(int rank) { return (*this)[rank].groups[0]; }
+  Health& health() { return health_; }
+
+  void comes(int rank, std::uint64_t number, bool waiting = true, const std::string& operation = "barrier()") {
+    world(rank).begun = number;
+    world(rank).operation = operation;
+    world(rank).waiting = waiting;
+    if (!waiting) world(rank).ended = number;
+  }
+  /// Everything stays as it is for so long; the findings of all that time.
+  Health::Findings pass(seconds time, bool busy = false) {
+    Health::Findings all;
+    for (seconds passed(0); passed < time; passed += seconds(1)) {
+      now_ += seconds(1);
+      for (int rank = 0; rank < size_; ++rank) {
+        if (busy && !world(rank).waiting) (*this)[rank].cpu_ms += 1000;
+        health_.report((*this)[rank], now_);
+      }
+      Health::Findings found = health_.judge(now_);
+      all.notices.insert(all.notices.end(), found.notices.begin(), found.notices.end());
+      if (found.end && !all.end) all.end = found.end;
+    }
+    return all;
+  }
+
+ private:
+  int size_;
+  Health health_;
+  std::vector<RankReport> reports_;
+  Health::Clock::time_point now_{seconds(1000)};
+};
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(Health, ARankThatIsElsewhereIsNamedAtDoubledIntervalsAndGivenUpAtTheLimit) {
+  Job job(3);
+  job.comes(0, 4);
+  job.comes(2, 4);
+  job.comes(1, 3, false);
+  const auto first = job.pass(seconds(100), true);
+  ASSERT_EQ(first.notices.size(), 2u);  // after 30 and 60 s
+  EXPECT_TRUE(contains(first.notices[0],
+                       "ranks 0, 2 have waited for 30 s in barrier(), operation 4 for rank 1 (host, pid 101)"))
+      << first.notices[0];
+  EXPECT_FALSE(first.end);
+  // Without a sign of life it is no deadlock either: it waits for nobody.
+  const auto second = job.pass(seconds(1650));
+  EXPECT_FALSE(second.end);
+  EXPECT_EQ(second.notices.size(), 4u);  // 120, 240, 480, 960
+  const auto third = job.pass(seconds(60));
+  ASSERT_TRUE(third.end);
+  EXPECT_TRUE(contains(*third.end, "rank 1 (host, pid 101) did not bring barrier(), operation 4")) << *third.end;
+}
+
+TEST(Health, WhoComesAfterAllIsForgiven) {
+  Job job(2);
+  job.comes(0, 1);
+  EXPECT_EQ(job.pass(seconds(40), true).notices.size(), 1u);
+  job.comes(0, 1, false);
+  job.comes(1, 1, false);
+  EXPECT_TRUE(job.pass(seconds(5)).notices.empty());
+  job.comes(0, 2);
+  EXPECT_TRUE(job.pass(seconds(29)).notices.empty());
+  EXPECT_EQ(job.pass(seconds(10)).notices.size(), 1u);
+}
+
+TEST(Health, RanksThatWaitForEachOtherEndTheJobSoon) {
+  Job job(3);
+  // 0 waits for a message of 1, which is in a collective that 0 has not come to; 2 is elsewhere.
+  job.world(0).message = "recv(float32[4])";
+  job.world(0).peer = 1;
+  job.comes(1, 1);
+  const auto early = job.pass(seconds(9));
+  EXPECT_FALSE(early.end);
+  const auto late = job.pass(seconds(5));
+  ASSERT_TRUE(late.end);
+  EXPECT_TRUE(contains(*late.end, "rank 0 (host, pid 100) waits in recv(float32[4]) for rank 1")) << *late.end;
+  EXPECT_TRUE(contains(*late.end, "rank 1 (host, pid 101) waits in barrier(), operation 1 for ranks 0, 2"))
+      << *late.end;
+  EXPECT_FALSE(contains(*late.end, "rank 2 (")) << *late.end;
+}
+
+TEST(Health, ItIsNoDeadlockWhileOneOfThemMovesOrComputes) {
+  Job job(2);
+  job.world(0).message = "recv(float32[4])";
+  job.world(0).peer = 1;
+  job.comes(1, 1);
+  for (int i = 0; i < 40; ++i) {
+    job[1].cpu_ms += 300;
+    EXPECT_FALSE(job.pass(seconds(1)).end);
+  }
+  for (int i = 0; i < 10; ++i) {
+    job.world(0).message_number += 1;
+    EXPECT_FALSE(job.pass(seconds(5)).end);
+  }
+  HealthLimits never;
+  never.deadlock = seconds(0);
+  Job other(2, never);
+  other.world(0).message = "recv(float32[4])";
+  other.world(0).peer = 1;
+  other.comes(1, 1);
+  EXPECT_FALSE(other.pass(seconds(100)).end);
+}
+
+TEST(Health, ARankThatHasEndedIsNotWaitedForByTheJudge) {
+  Job job(2);
+  job.comes(0, 1);
+  job.health().ended(1);
+  const auto found = job.pass(seconds(100));
+  EXPECT_TRUE(found.notices.empty());  // whoever waits for it finds out by itself
+  EXPECT_FALSE(found.end);
+}
+
+TEST(Health, AStoppedRankIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {
+  Job job(2);
+  job[1].state = 'T';
+  job.comes(0, 1);
+  const auto found = job.pass(seconds(59));
+  ASSERT_EQ(found.notices.size(), 1u);
+  EXPECT_TRUE(contains(found.notices[0], "rank 1 (host, pid 101) has been stopped for 5 s")) << found.notices[0];
+  EXPECT_TRUE(contains(found.notices[0], "kill -CONT 101"));
+  EXPECT_FALSE(found.end);
+  ASSERT_TRUE(job.pass(seconds(3)).end);
+
+  Job again(2);
+  again[1].state = 'T';
+  EXPECT_EQ(again.pass(seconds(50)).notices.size(), 1u);
+  again[1].state = 'S';
+  again.pass(seconds(2));
+  again[1].state = 'T';
+  EXPECT_FALSE(again.pass(seconds(50)).end);
+}
+
+TEST(Health, ASlowRankIsNamedOnce) {
+  Job job(4);
+  // A step takes 100 ms, of which the fast ranks wait 60.
+  const auto steps = [&](seconds time) {
+    std::vector<std::string> notices;
+    for (seconds passed(0); passed < time; passed += seconds(1)) {
+      for (int rank = 0; rank < 4; ++rank) {
+        job[rank].step += 10;
+        if (rank != 2) job.world(rank).waited_ns += 600'000'000;
+      }
+      const auto found = job.pass(seconds(1), true);
+      notices.insert(notices.end(), found.notices.begin(), found.notices.end());
+    }
+    return notices;
+  };
+  const auto notices = steps(seconds(20));
+  ASSERT_EQ(notices.size(), 1u);
+  EXPECT_TRUE(contains(notices[0], "rank 2 (host, pid 102) is slow: 100 ms of its own work per step")) << notices[0];
+  EXPECT_TRUE(contains(notices[0], "median of the ranks is 40 ms")) << notices[0];
+}
+
+TEST(Health, TheOverviewFoldsRanksThatDoTheSame) {
+  Job job(5);
+  for (int rank = 0; rank < 4; ++rank) job.comes(rank, 9, true, "all_reduce(float32[10], sum)");
+  for (int rank = 0; rank < 4; ++rank) job[rank].step = 3;
+  job.comes(4, 8, false);
+  job.pass(seconds(1));
+  const auto lines = job.health().overview(1);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0], "ranks 0, 2, 3: waiting in all_reduce(float32[10], sum), operation 9, step 3");
+  EXPECT_EQ(lines[1], "rank 4: outside collectives after barrier(), operation 8");
+  EXPECT_EQ(fold_ranks({0, 1, 2, 5, 7, 8}), "0-2, 5, 7, 8");
+}
+
+}  // namespace
+}  // namespace cohort::launch

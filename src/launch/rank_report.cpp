@@ -1,0 +1,94 @@
+#include "launch/rank_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+
+namespace cohort::launch {
+namespace {
+
+std::string kind_name(const cluster::StatusLayout& page, std::uint64_t what) {
+  const auto kind = static_cast<std::size_t>(what & 0xFF);
+  if (kind >= cluster::StatusLayout::kKinds) return "operation";
+  std::string name;
+  for (const char letter : page.kinds[kind]) {
+    if (letter == '\0') break;
+    name += std::isprint(static_cast<unsigned char>(letter)) != 0 ? letter : '?';
+  }
+  return name.empty() ? "operation" : name;
+}
+
+std::string describe(const cluster::StatusLayout& page, const cluster::LaneStatus& lane) {
+  const std::uint64_t what = lane.what.load(std::memory_order_relaxed);
+  const std::int64_t count = lane.count.load(std::memory_order_relaxed);
+  const std::string name = kind_name(page, what);
+  const auto type = static_cast<std::size_t>(what >> 8 & 0xFF);
+  const auto op = static_cast<std::size_t>(what >> 16 & 0xFF);
+  if (name == "barrier" || name == "join" || type >= kDTypeCount || op >= kReduceOpCount) return name + "()";
+  const bool reduces = name.find("reduce") != std::string::npos;
+  return fmt::format("{}({}[{}]{}{})", name, to_string(static_cast<DType>(type)), count, reduces ? ", " : "",
+                     reduces ? to_string(static_cast<ReduceOp>(op)) : "");
+}
+
+}  // namespace
+
+RankReport read_status(const cluster::StatusLayout& page) {
+  RankReport report;
+  report.pid = page.pid.load();
+  report.joined = report.pid != 0;
+  report.step = page.step.load();
+  report.tells_stacks = (page.abilities.load() & cluster::StatusLayout::kTellsStacks) != 0;
+  for (const cluster::GroupStatus& status : page.groups) {
+    GroupReport group;
+    group.id = status.id.load();
+    if (group.id == 0) continue;
+    group.rank = status.rank.load();
+    group.size = status.size.load();
+    group.begun = status.collectives.begun.load(std::memory_order_acquire);
+    group.ended = status.collectives.ended.load();
+    group.waiting = status.collectives.waiting.load() != 0 && group.begun != group.ended;
+    group.waited_ns = status.collectives.waited_ns.load();
+    if (group.begun != 0) group.operation = describe(page, status.collectives);
+    if (status.messages.waiting.load() != 0) {
+      group.message = describe(page, status.messages);
+      group.peer = status.messages.peer.load();
+      group.message_number = status.messages.begun.load();
+    }
+    report.groups.push_back(std::move(group));
+  }
+  return report;
+}
+
+std::string last_words(const cluster::StatusLayout& page) {
+  if (page.words_ready.load(std::memory_order_acquire) == 0) return {};
+  return {page.words, std::min<std::size_t>(page.words_length, cluster::StatusLayout::kWordsBytes)};
+}
+
+std::string doing(const RankReport& report) {
+  if (!report.joined) return "has not joined a world";
+  if (report.groups.empty()) return "in no world of several ranks";
+  for (const GroupReport& group : report.groups) {
+    if (!group.message.empty()) {
+      return fmt::format("waiting in {} for rank {}{}", group.message, group.peer,
+                         report.groups.size() > 1 ? fmt::format(" of a group of {}", group.size) : "");
+    }
+    if (group.waiting) {
+      return fmt::format("waiting in {}, operation {}{}", group.operation, group.begun,
+                         report.groups.size() > 1 ? fmt::format(" of a group of {}", group.size) : "");
+    }
+  }
+  // Of several groups, the one that was used most tells most.
+  const GroupReport& group = *std::max_element(report.groups.begin(), report.groups.end(),
+                                               [](const auto& a, const auto& b) { return a.begun < b.begun; });
+  if (group.begun == 0) return "before its first collective";
+  if (group.begun != group.ended) return fmt::format("in {}, operation {}", group.operation, group.begun);
+  return fmt::format("outside collectives after {}, operation {}", group.operation, group.ended);
+}
+
+std::string at_step(const RankReport& report) {
+  return report.step > 0 ? fmt::format(", step {}", report.step) : std::string();
+}
+
+}  // namespace cohort::launch

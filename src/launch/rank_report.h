@@ -1,0 +1,49 @@
+// What a rank was doing at one moment, as its agent reads it from the rank's status page and from /proc, and how that
+// reads to a person. Values; `read_status` takes whatever it finds in the page, which another process writes.
+#pragma once
+
+#include "cluster/status_page.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+/// One communicator of the rank.
+struct GroupReport {
+  std::uint64_t id = 0;   ///< the same on all its ranks
+  std::int32_t rank = 0;  ///< in it
+  std::int32_t size = 0;
+  std::uint64_t begun = 0;      ///< number of the collective that it came to last
+  std::uint64_t ended = 0;      ///< of the last one that is over
+  std::string operation;        ///< of `begun`: "all_reduce(float32[10], sum)"
+  bool waiting = false;         ///< the program waits for it, and it for peers
+  std::uint64_t waited_ns = 0;  ///< in collectives so far
+  std::string message;          ///< "recv(float32[4])"; empty if the rank does not wait for a message
+  std::int32_t peer = -1;       ///< of the message, in the group
+  std::uint64_t message_number = 0;
+};
+
+struct RankReport {
+  std::int32_t rank = 0;
+  std::int32_t pid = 0;    ///< of the process that joined; the worker's own before it has
+  bool joined = false;     ///< it has written into its page
+  std::uint8_t state = 0;  ///< /proc/PID/stat's: 'R', 'S', 'T', ...; 0: not known
+  std::uint64_t cpu_ms = 0;
+  std::int64_t step = 0;
+  bool tells_stacks = false;
+  std::vector<GroupReport> groups;
+};
+
+/// The page's part.
+RankReport read_status(const cluster::StatusLayout& page);
+/// What ended the rank, as it said itself; empty if it did not.
+std::string last_words(const cluster::StatusLayout& page);
+
+/// "waiting in all_reduce(float32[10], sum), operation 17", "outside collectives since operation 16", ...
+std::string doing(const RankReport& report);
+/// ", step 12" or nothing.
+std::string at_step(const RankReport& report);
+
+}  // namespace cohort::launch
