@@ -27,17 +27,14 @@ bool waits(const RankReport& report) {
                      [](const GroupReport& group) { return group.waiting || !group.message.empty(); });
 }
 
-bool same_place(const RankReport& a, const RankReport& b) {
-  if (a.step != b.step || a.groups.size() != b.groups.size()) return false;
-  for (std::size_t i = 0; i < a.groups.size(); ++i) {
-    const GroupReport& one = a.groups[i];
-    const GroupReport& other = b.groups[i];
-    if (one.id != other.id || one.begun != other.begun || one.ended != other.ended || one.waiting != other.waiting ||
-        one.message_number != other.message_number || one.message.empty() != other.message.empty()) {
-      return false;
-    }
-  }
-  return true;
+bool same_operations(const RankReport& a, const RankReport& b) {
+  return a.step == b.step && std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(), b.groups.end(),
+                                        [](const GroupReport& one, const GroupReport& other) {
+                                          return one.id == other.id && one.begun == other.begun &&
+                                                 one.ended == other.ended &&
+                                                 (one.message_number == other.message_number || one.message.empty() ||
+                                                  other.message.empty());
+                                        });
 }
 
 }  // namespace
@@ -60,7 +57,11 @@ Health::Health(std::vector<std::string> hosts, const HealthLimits& limits)
 void Health::report(RankReport report, Clock::time_point now) {
   if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= ranks_.size()) return;
   Rank& rank = ranks_[static_cast<std::size_t>(report.rank)];
-  const bool moved = !rank.known || !same_place(rank.report, report);
+  const bool stays = rank.known && same_operations(rank.report, report);
+  // Who waits in slices (Python does, to hear of signals) may be seen between two of them: once counts for nothing.
+  rank.paused = stays && !rank.paused && waits(rank.report) && !waits(report);
+  if (rank.paused) report.groups = rank.report.groups;
+  const bool moved = !stays || waits(report) != waits(rank.report);
   const double busy = static_cast<double>(report.cpu_ms - std::min(report.cpu_ms, rank.moved_cpu_ms)) * 1e-3;
   const double quiet = std::chrono::duration<double>(now - rank.moved_at).count();
   if (moved || busy > 0.1 + kIdleShare * quiet) {

@@ -52,6 +52,7 @@ class Health {
     RankReport report;
     bool known = false;
     bool gone = false;
+    bool paused = false;             ///< it waited in the report before and does not seem to in this one
     Clock::time_point moved_at{};    ///< its counters changed, or it used its processor
     Clock::time_point waiting_at{};  ///< it waits, for the same thing, since
     std::uint64_t moved_cpu_ms = 0;

@@ -115,6 +115,18 @@ TEST(Health, RanksThatWaitForEachOtherEndTheJobSoon) {
   EXPECT_FALSE(contains(*late.end, "rank 2 (")) << *late.end;
 }
 
+TEST(Health, WhoIsSeenBetweenTwoSlicesOfAWaitStillWaits) {
+  Job job(2);
+  job.world(0).message = "recv(float32[4])";
+  job.world(0).peer = 1;
+  job.comes(1, 1);
+  job.pass(seconds(5));
+  job.world(1).waiting = false;
+  job.pass(seconds(1));
+  job.world(1).waiting = true;
+  EXPECT_TRUE(job.pass(seconds(6)).end);
+}
+
 TEST(Health, ItIsNoDeadlockWhileOneOfThemMovesOrComputes) {
   Job job(2);
   job.world(0).message = "recv(float32[4])";

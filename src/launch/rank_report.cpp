@@ -40,18 +40,21 @@ RankReport read_status(const cluster::StatusLayout& page) {
   report.joined = report.pid != 0;
   report.step = page.step.load();
   report.tells_stacks = (page.abilities.load() & cluster::StatusLayout::kTellsStacks) != 0;
+  const bool left_all = std::all_of(std::begin(page.groups), std::end(page.groups),
+                                    [](const auto& status) { return status.id.load() == 0; });
   for (const cluster::GroupStatus& status : page.groups) {
     GroupReport group;
     group.id = status.id.load();
-    if (group.id == 0) continue;
+    // What a rank did last, before it left its last world to end.
+    if (group.id == 0 && !(left_all && status.collectives.begun.load() != 0)) continue;
     group.rank = status.rank.load();
     group.size = status.size.load();
     group.begun = status.collectives.begun.load(std::memory_order_acquire);
     group.ended = status.collectives.ended.load();
-    group.waiting = status.collectives.waiting.load() != 0 && group.begun != group.ended;
+    group.waiting = group.id != 0 && status.collectives.waiting.load() != 0 && group.begun != group.ended;
     group.waited_ns = status.collectives.waited_ns.load();
     if (group.begun != 0) group.operation = describe(page, status.collectives);
-    if (status.messages.waiting.load() != 0) {
+    if (group.id != 0 && status.messages.waiting.load() != 0) {
       group.message = describe(page, status.messages);
       group.peer = status.messages.peer.load();
       group.message_number = status.messages.begun.load();
@@ -83,6 +86,11 @@ std::string doing(const RankReport& report) {
   const GroupReport& group = *std::max_element(report.groups.begin(), report.groups.end(),
                                                [](const auto& a, const auto& b) { return a.begun < b.begun; });
   if (group.begun == 0) return "before its first collective";
+  if (group.id == 0 && group.begun != group.ended) {
+    return fmt::format("out of its world, after {}, operation {}, which did not end well", group.operation,
+                       group.begun);
+  }
+  if (group.id == 0) return fmt::format("out of its world, after {}, operation {}", group.operation, group.ended);
   if (group.begun != group.ended) return fmt::format("in {}, operation {}", group.operation, group.begun);
   return fmt::format("outside collectives after {}, operation {}", group.operation, group.ended);
 }

@@ -12,7 +12,7 @@ namespace cohort::launch {
 
 /// One communicator of the rank.
 struct GroupReport {
-  std::uint64_t id = 0;   ///< the same on all its ranks
+  std::uint64_t id = 0;   ///< the same on all its ranks; 0: the rank has left it
   std::int32_t rank = 0;  ///< in it
   std::int32_t size = 0;
   std::uint64_t begun = 0;      ///< number of the collective that it came to last

@@ -174,11 +174,10 @@ class Channels {
   bool dozing_ = false;  // the thread sleeps until it is woken
   std::thread thread_;
 
-  std::atomic<int> attended_{0};        // threads that wait, and so make things progress
-  std::atomic<int> asleep_{0};          // of them
-  std::atomic<int> pulls_to_do_{0};     // pulls that no thread is at
-  std::atomic<int> spins_;              // before yielding; adapts
-  std::atomic<std::uint64_t> told_{0};  // waits that were told of
+  std::atomic<int> attended_{0};     // threads that wait, and so make things progress
+  std::atomic<int> asleep_{0};       // of them
+  std::atomic<int> pulls_to_do_{0};  // pulls that no thread is at
+  std::atomic<int> spins_;           // before yielding; adapts
 };
 
 }  // namespace cohort::comm::local
