@@ -1,0 +1,150 @@
+"""Where reduced gradients lie: a place for each large parameter, in memory of the communicator that reduces them.
+
+A gradient that autograd has made is reduced from where it lies into its parameter's place, so that most of it is never
+copied; one that lies there already, since it was zeroed or added to, is reduced in place. A place that somebody else
+still looks at (the gradient of an earlier step, an operation that was given up) is not written to: then the gradient
+is reduced in place wherever it lies, as those are that have no place.
+
+One thread at a time. Tensors over the memory keep it alive, so gradients may outlive all else.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Dict, Iterable, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from cohort._core import NamedEngine
+from cohort.errors import Unavailable
+from cohort.torch._tensors import dense
+from cohort.torch.process_sets import ProcessSet
+
+# Smaller ones travel together, through a buffer of the core's, wherever they lie.
+_LEAST_BYTES = (64 << 10) + 1
+
+# Gradients begin on pages, as the memory does: no two share one that two ranks' processors write.
+_ALIGNMENT = 4096
+
+
+class _Place:
+    """One parameter's place."""
+
+    __slots__ = ("_bytes", "_dtype", "_lent", "_shape", "block")
+
+    def __init__(self, block: "_Block", view: memoryview, parameter: Tensor) -> None:
+        self.block = block
+        self._bytes = view
+        self._dtype = parameter.dtype
+        self._shape = parameter.shape
+        self._lent: Optional[weakref.ref[memoryview]] = None
+
+    def fits(self, gradient: Tensor) -> bool:
+        return gradient.dtype == self._dtype and gradient.shape == self._shape
+
+    def lend(self) -> Optional[Tensor]:
+        """A tensor over it; None while there are others that use the memory of the last one."""
+        if self._lent is not None and self._lent() is not None:
+            return None
+        # The storage holds this view of the bytes, and with it say all tensors and arrays over it that they live.
+        view = self._bytes[:]
+        self._lent = weakref.ref(view)
+        whole = torch.frombuffer(view, dtype=self._dtype)
+        # Not a view of the whole: gradients are asked to detach_(), which views refuse.
+        return torch.empty(0, dtype=self._dtype).set_(whole, 0, self._shape)  # type: ignore[call-overload, no-any-return]
+
+
+class _Block:
+    """Memory of several places."""
+
+    def __init__(self, engine: NamedEngine, parameters: List[Tensor]) -> None:
+        sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
+        offsets = [0]
+        for size in sizes:
+            offsets.append(offsets[-1] + (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT)
+        memory = engine.allocate(offsets[-1])
+        self._begin = memory.data_ptr()
+        self._end = self._begin + offsets[-1]
+        view = memoryview(memory)
+        self.places = [
+            _Place(self, view[offset : offset + size], parameter)
+            for offset, size, parameter in zip(offsets, sizes, parameters)
+        ]
+
+    def holds(self, tensor: Tensor) -> bool:
+        return self._begin <= tensor.data_ptr() < self._end
+
+
+class Places:
+    """The places of the parameters of one Reducer."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._engine: Optional[weakref.ref[NamedEngine]] = None  # whose memory it is
+        self._places: Dict[Tensor, Optional[_Place]] = {}  # None: it has none
+        self._blocks: List[_Block] = []
+
+    def output_for(self, parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> Optional[Tensor]:
+        """Where the reduction of a parameter's gradient is to be written; None: in place.
+
+        all  the parameters that may come: whose places are made together
+        """
+        if type(gradient) is not Tensor or gradient.numel() * gradient.element_size() < _LEAST_BYTES:
+            return None
+        self._keep_up(parameter, all)
+        place = self._places.get(parameter)
+        if place is None or not place.fits(gradient) or not _is_ready(gradient):
+            return None
+        # In its place already; or, if users mix them up, in another one's, from where nothing should be read now.
+        if any(block.holds(gradient) for block in self._blocks):
+            return None
+        return place.lend()
+
+    def _keep_up(self, parameter: Tensor, all: Iterable[Tensor]) -> None:
+        """Makes places of parameters that have come since, or of all if there is another world now."""
+        engine = self._process_set._engine
+        if engine is None or self._engine is None or self._engine() is not engine:
+            self._places.clear()
+            self._blocks.clear()
+            self._engine = None if engine is None else weakref.ref(engine)
+        if engine is None or parameter in self._places:
+            return
+        wanted: Dict[torch.dtype, List[Tensor]] = {}
+        for one in (parameter, *all):
+            if one not in self._places:
+                self._places[one] = None
+                if engine.size() > 1 and _deserves(one):
+                    wanted.setdefault(one.dtype, []).append(one)
+        for parameters in wanted.values():
+            try:
+                block = _Block(engine, parameters)
+            except Unavailable as error:
+                warnings.warn(
+                    f"DistributedOptimizer: gradients are reduced where autograd makes them, which is slower -- {error}",
+                    stacklevel=2,
+                )
+                continue
+            self._blocks.append(block)
+            self._places.update(zip(parameters, block.places))
+
+
+def _deserves(parameter: Tensor) -> bool:
+    """Whether its gradients will mostly be such that the engine can use them where they lie."""
+    return (
+        parameter.layout is torch.strided
+        and parameter.device.type == "cpu"
+        and parameter.is_contiguous()
+        and parameter.numel() * parameter.element_size() >= _LEAST_BYTES
+    )
+
+
+def _is_ready(gradient: Tensor) -> bool:
+    """Whether the engine can use it where it lies."""
+    return (
+        gradient.layout is torch.strided
+        and gradient.device.type == "cpu"
+        and gradient.is_contiguous()
+        and dense(gradient, "allreduce_") is gradient
+    )
