@@ -40,9 +40,9 @@ class Case(unittest.TestCase):
     def tearDown(self):
         hvd.barrier()
 
-    def wrap(self, model, make=None, **options):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+    def wrap(self, model, prefix="", **options):
+        named = [(prefix + name, parameter) for name, parameter in model.named_parameters()]
+        return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), named, **options)
 
     def backward(self, *models, passes=1):
         """Adds the same gradients to all of these models: others on each rank and at each time."""
@@ -110,7 +110,7 @@ class Places(Case):
         optimizer = self.wrap(model)
         for weight in self.train(optimizer, model, 4, set_to_none=True):
             self.assertFalse(in_communicator_memory(weight.grad))
-        self.assertEqual(optimizer._reducer._places._blocks, [])
+        self.assertEqual(optimizer._reducer._places._places, {})
 
     def test_gradients_that_are_never_zeroed(self):
         model = network()
@@ -177,7 +177,8 @@ class Places(Case):
         model.zero_grad()
         self.settle(optimizer, model)
         self.assertTrue(in_communicator_memory(model[2].weight.grad))
-        self.assertEqual(len(optimizer._reducer._places._blocks), 2)
+        places = [optimizer._reducer._places._places[model[i].weight] for i in (0, 2)]
+        self.assertIsNot(places[0]._bytes.obj, places[1]._bytes.obj)
 
     def test_types(self):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -249,6 +250,36 @@ class Sharing(Case):
             pass
         self.assertNotEqual(one.grad.data_ptr(), two.grad.data_ptr())
 
+    def test_gradients_that_are_shared(self):
+        def whole(model):
+            model[2].weight.grad = model[0].weight.grad
+
+        def alias(model):
+            model[2].weight.grad = model[0].weight.grad.detach()
+
+        def parts(model):
+            both = torch.zeros(2, WIDTH, WIDTH).double()
+            model[0].weight.grad, model[2].weight.grad = both[0], both[1]
+
+        for settled in (False, True):
+            for share in (whole, alias, parts):
+                with self.subTest(settled=settled, share=share.__name__):
+                    # Also where it makes little sense: as without places.
+                    pair = network(), network()
+                    both = [self.wrap(model, prefix, op=hvd.Sum, groups=1) for model, prefix in zip(pair, "ab")]
+                    both[1]._reducer._places = None
+                    for step in range(6):
+                        if step == (3 if settled else 1):
+                            for model in pair:
+                                share(model)
+                        for model, optimizer in zip(pair, both):
+                            optimizer.zero_grad(set_to_none=False)
+                        self.backward(*pair)
+                        for optimizer in both:
+                            optimizer.synchronize()
+                        self.same_bits(pair[0], [parameter.grad for parameter in pair[1].parameters()])
+                    self.assertEqual(in_communicator_memory(pair[0][2].weight.grad), settled and share is not parts)
+
     def test_replaced_while_it_is_reduced(self):
         model = network()
         optimizer = self.wrap(model)
@@ -319,7 +350,7 @@ class Ends(Case):
         model = network()
         optimizer = self.wrap(model)
         self.settle(optimizer, model)
-        memory = weakref.ref(optimizer._reducer._places._blocks[0].places[0]._bytes.obj)
+        memory = weakref.ref(optimizer._reducer._places._places[model[0].weight]._bytes.obj)
         self.assertIsNotNone(memory())
         value = model[0].weight.grad.clone()
         del optimizer
@@ -332,19 +363,13 @@ class Ends(Case):
 
     def test_no_memory(self):
         class Poor:
-            def __init__(self, engine):
-                self.engine = engine
-
-            def size(self):
-                return self.engine.size()
-
             def allocate(self, size):
                 raise Unavailable(f"cannot get {size} bytes")
 
         model = network()
         optimizer = self.wrap(model)
-        block = _places._Block
-        _places._Block = lambda engine, parameters: block(Poor(engine), parameters)
+        make = _places._make_places
+        _places._make_places = lambda engine, parameters: make(Poor(), parameters)
         try:
             with self.assertWarnsRegex(UserWarning, "cannot get"):
                 for weight in self.train(optimizer, model, 2):
@@ -354,7 +379,7 @@ class Ends(Case):
                 for weight in self.train(optimizer, model, 2):
                     pass
         finally:
-            _places._Block = block
+            _places._make_places = make
         self.assertFalse(in_communicator_memory(weight.grad))
 
     def test_given_up(self):

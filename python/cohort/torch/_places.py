@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional
 
 import torch
 from torch import Tensor
@@ -32,49 +32,38 @@ _ALIGNMENT = 4096
 class _Place:
     """One parameter's place."""
 
-    __slots__ = ("_bytes", "_dtype", "_lent", "_shape", "block")
+    __slots__ = ("_bytes", "_dtype", "_lent", "_shape")
 
-    def __init__(self, block: "_Block", view: memoryview, parameter: Tensor) -> None:
-        self.block = block
+    def __init__(self, view: memoryview, parameter: Tensor) -> None:
         self._bytes = view
         self._dtype = parameter.dtype
         self._shape = parameter.shape
         self._lent: Optional[weakref.ref[memoryview]] = None
 
+    def is_free(self) -> bool:
+        """Whether nothing is left over the memory: not what was lent last, nor any tensor or array made of that."""
+        return self._lent is None or self._lent() is None
+
     def fits(self, gradient: Tensor) -> bool:
         return gradient.dtype == self._dtype and gradient.shape == self._shape
 
-    def lend(self) -> Optional[Tensor]:
-        """A tensor over it; None while there are others that use the memory of the last one."""
-        if self._lent is not None and self._lent() is not None:
-            return None
-        # The storage holds this view of the bytes, and with it say all tensors and arrays over it that they live.
-        view = self._bytes[:]
+    def lend(self) -> Tensor:
+        """A tensor over it."""
+        view = self._bytes[:]  # lives as long as the storage that is made of it
         self._lent = weakref.ref(view)
         whole = torch.frombuffer(view, dtype=self._dtype)
         # Not a view of the whole: gradients are asked to detach_(), which views refuse.
         return torch.empty(0, dtype=self._dtype).set_(whole, 0, self._shape)  # type: ignore[call-overload, no-any-return]
 
 
-class _Block:
-    """Memory of several places."""
-
-    def __init__(self, engine: NamedEngine, parameters: List[Tensor]) -> None:
-        sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-        offsets = [0]
-        for size in sizes:
-            offsets.append(offsets[-1] + (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT)
-        memory = engine.allocate(offsets[-1])
-        self._begin = memory.data_ptr()
-        self._end = self._begin + offsets[-1]
-        view = memoryview(memory)
-        self.places = [
-            _Place(self, view[offset : offset + size], parameter)
-            for offset, size, parameter in zip(offsets, sizes, parameters)
-        ]
-
-    def holds(self, tensor: Tensor) -> bool:
-        return self._begin <= tensor.data_ptr() < self._end
+def _make_places(engine: NamedEngine, parameters: List[Tensor]) -> List[_Place]:
+    """Of one allocation: each segment costs all ranks a mapping. Raises Unavailable."""
+    sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT)
+    view = memoryview(engine.allocate(offsets[-1]))
+    return [_Place(view[at : at + size], parameter) for at, size, parameter in zip(offsets, sizes, parameters)]
 
 
 class Places:
@@ -84,7 +73,6 @@ class Places:
         self._process_set = process_set
         self._engine: Optional[weakref.ref[NamedEngine]] = None  # whose memory it is
         self._places: Dict[Tensor, Optional[_Place]] = {}  # None: it has none
-        self._blocks: List[_Block] = []
         self._last: Dict[Tensor, weakref.ref[Tensor]] = {}  # the gradient that was reduced last
 
     def output_for(self, parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> Optional[Tensor]:
@@ -102,10 +90,10 @@ class Places:
             return None
         self._keep_up(parameter, all)
         place = self._places.get(parameter)
-        if place is None or not place.fits(gradient) or not _is_ready(gradient):
+        # Not free above all if the gradient lies there already.
+        if place is None or not place.is_free() or not place.fits(gradient):
             return None
-        # In its place already; or, if users mix them up, in another one's, from where nothing should be read now.
-        if any(block.holds(gradient) for block in self._blocks):
+        if not _is_ready(gradient) or _is_shared(parameter, gradient, all):
             return None
         return place.lend()
 
@@ -114,7 +102,6 @@ class Places:
         engine = self._process_set._engine
         if engine is None or self._engine is None or self._engine() is not engine:
             self._places.clear()
-            self._blocks.clear()
             self._engine = None if engine is None else weakref.ref(engine)
         if engine is None or parameter in self._places:
             return
@@ -126,13 +113,10 @@ class Places:
                     wanted.setdefault(one.dtype, []).append(one)
         for parameters in wanted.values():
             try:
-                block = _Block(engine, parameters)
+                self._places.update(zip(parameters, _make_places(engine, parameters)))
             except Error as error:
                 if isinstance(error, Unavailable):  # else the world has ended, which the reduction will tell
                     warnings.warn(f"DistributedOptimizer: gradients stay where they are, which takes longer -- {error}")
-                continue
-            self._blocks.append(block)
-            self._places.update(zip(parameters, block.places))
 
 
 def _deserves(parameter: Tensor) -> bool:
@@ -153,3 +137,13 @@ def _is_ready(gradient: Tensor) -> bool:
         and gradient.is_contiguous()
         and dense(gradient, "allreduce_") is gradient
     )
+
+
+def _is_shared(parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> bool:
+    """Whether it is also another parameter's, or part of somebody's larger tensor: then it has to stay there."""
+    storage = gradient.untyped_storage() if hasattr(gradient, "untyped_storage") else gradient.storage()
+    if storage.nbytes() != gradient.numel() * gradient.element_size():
+        return True
+    address = gradient.data_ptr()
+    others = (other.grad for other in all if other is not parameter)
+    return any(type(one) is Tensor and one.layout is torch.strided and one.data_ptr() == address for one in others)
