@@ -191,6 +191,19 @@ class Places(Case):
                 self.assertTrue(bool((weight.grad == sum(range(1, self.size + 1))).all()))
             self.assertTrue(in_communicator_memory(weight.grad))
 
+    def test_a_type_that_changes(self):
+        weight = torch.nn.Parameter(torch.zeros(40000).double())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("changes", weight)], op=hvd.Sum)
+        for step in range(6):
+            if step == 3:
+                weight.grad = None
+                weight.data = weight.data.float()
+            optimizer.zero_grad(set_to_none=False)
+            (weight * (self.rank + 1)).sum().backward()
+            optimizer.synchronize()
+            self.assertEqual(weight.grad.dtype, torch.float64 if step < 3 else torch.float32)
+            self.assertTrue(bool((weight.grad == sum(range(1, self.size + 1))).all()))
+
 
 class Sharing(Case):
     def test_who_holds_a_gradient_sees_what_becomes_of_it(self):

@@ -25,7 +25,7 @@ from cohort.torch.process_sets import ProcessSet
 # Smaller ones travel together, through a buffer of the core's, wherever they lie.
 _LEAST_BYTES = (64 << 10) + 1
 
-# Gradients begin on pages, as the memory does: no two share one that two ranks' processors write.
+# Gradients begin on pages, as the memory does.
 _ALIGNMENT = 4096
 
 
