@@ -60,6 +60,8 @@ class NamedWorld final : public Tenant {
   /// Throws InvalidArgument, naming the operation, after the end and in a forked child.
   named::Engine& engine(const char* operation) const;
   named::Engine::Statistics statistics() const;
+  /// Memory of the communicator: reductions of the engine do not copy what lies there. Waits without the GIL.
+  Memory allocate(std::size_t bytes) const;
 
   /// Keeps operations, and so their arrays, until they are done.
   std::shared_ptr<NamedOperation> keep(named::Handle handle, std::vector<Array> arrays);

@@ -394,6 +394,11 @@ void bind_named(py::module_& module) {
           "communicator's), `shutdown_timeout` (how long the others may take to notice the end).")
       .def("rank", [](const PyNamedEngine& self) { return self.world().member().rank; })
       .def("size", [](const PyNamedEngine& self) { return self.world().member().size; })
+      .def(
+          "allocate", [](const PyNamedEngine& self, std::size_t bytes) { return self.world().allocate(bytes); },
+          py::arg("bytes"),
+          "Memory that operations of this engine read and write without copies. As Communicator.allocate, which an "
+          "engine's communicator refuses.")
       .def("all_reduce_group", &all_reduce_group, py::arg("names"), py::arg("inputs"), py::arg("outputs") = py::none(),
            kOnly, kAverage, kPrescale, kPostscale,
            "Several at once: all or none are accepted, and they are carried out together.")

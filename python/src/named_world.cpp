@@ -76,6 +76,13 @@ named::Engine::Statistics NamedWorld::statistics() const {
   return engine_ && home_ == fork_generation() ? engine_->statistics() : last_;
 }
 
+Memory NamedWorld::allocate(std::size_t bytes) const {
+  static_cast<void>(engine("allocate"));
+  Communicator communicator = communicator_;
+  const py::gil_scoped_release release;
+  return communicator.allocate(bytes);
+}
+
 std::shared_ptr<NamedOperation> NamedWorld::keep(named::Handle handle, std::vector<Array> arrays) {
   auto operation = std::make_shared<NamedOperation>(std::move(handle), std::move(arrays));
   running_.keep(operation);

@@ -312,6 +312,28 @@ class Operations(WithEngine):
                 time.sleep(0.001)
             self.assertEqual(memoryview(one).cast("f")[0], float(self.size))
 
+    @needs_torch
+    def test_memory(self):
+        count = 30000
+        memory = self.engine.allocate(2 * count * 4)
+        self.assertEqual(memory.nbytes, 2 * count * 4)
+        both = memory.as_torch(torch.float32)
+        self.assertEqual(float(both.abs().sum()), 0.0)
+        one, two = both[:count], both[count:]
+        mine = torch.full((count,), float(self.rank + 1))
+        self.engine.all_reduce("from elsewhere", mine, one, op="sum").wait()
+        two.fill_(float(self.rank))
+        self.engine.all_reduce("in place", two, op="sum").wait()
+        self.assertTrue(bool((mine == self.rank + 1).all()))
+        self.engine.barrier("all have seen theirs").wait()
+        del memory
+        self.engine.shutdown()
+        with self.assertRaises(cohort.errors.InvalidArgument):
+            self.engine.allocate(4096)
+        self.assertTrue(bool((one == sum(range(1, self.size + 1))).all()))
+        self.assertTrue(bool((two == sum(range(self.size))).all()))
+        self.engine = _core.NamedEngine(cohort.world().split(), **self.options)
+
     def test_threads(self):
         def work(thread):
             try:

@@ -85,6 +85,13 @@ def allreduce_async_(tensor: Tensor, average: Optional[bool] = None, name: Optio
     return _handles.add_one(work, tensor, used)
 
 
+def allreduce_async_to(tensor: Tensor, output: Tensor, name: str, op: int, prescale: float, postscale: float,
+                       process_set: ProcessSet) -> int:  # fmt: skip
+    """As `allreduce_async`, into a tensor that is given. The engine can use both where they lie; `op` is not Adasum."""
+    work = _reduce(tensor, output, named("allreduce", name, process_set), op, prescale, postscale, process_set)
+    return _handles.add_one(work, output, output)
+
+
 def allreduce_(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
                prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
@@ -123,6 +130,21 @@ def grouped_allreduce_async_(tensors: Sequence[Tensor], average: Optional[bool] 
     names = group_names("allreduce", name, process_set, len(tensors))
     works = _reduce_group(used, None, names, op, prescale_factor, postscale_factor, process_set)
     return _handles.add(works, lambda: [copy_back(to, of) for to, of in zip(tensors, used)])
+
+
+def grouped_allreduce_async_to(tensors: List[Tensor], outputs: List[Optional[Tensor]], name: str, op: int,
+                               prescale: float, postscale: float, process_set: ProcessSet) -> int:  # fmt: skip
+    """As `grouped_allreduce_async`, into tensors that are given (as `allreduce_async_to`), or in place where there is
+    none."""
+    used = [dense(one, "grouped_allreduce_") if to is None else one for one, to in zip(tensors, outputs)]
+    into = [one if to is None else to for one, to in zip(used, outputs)]
+    names = group_names("allreduce", name, process_set, len(tensors))
+    works = _reduce_group(used, into, names, op, prescale, postscale, process_set)
+
+    def finish() -> List[Tensor]:
+        return [copy_back(one, to) if output is None else to for one, to, output in zip(tensors, into, outputs)]
+
+    return _handles.add(works, finish)
 
 
 def grouped_allreduce_(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,

@@ -12,7 +12,8 @@ from torch import Tensor
 from cohort.torch import _collectives as start
 from cohort.torch import _handles
 from cohort.torch._handles import synchronize
-from cohort.torch.compression import Compressor
+from cohort.torch._places import Places
+from cohort.torch.compression import Compressor, NoneCompressor
 from cohort.torch.process_sets import ProcessSet
 from cohort.torch.reduce_ops import Average
 
@@ -50,6 +51,9 @@ class Reducer:
         self._scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
+        # What is compressed is reduced in the compressor's memory.
+        plain = compression is NoneCompressor or type(compression) is NoneCompressor
+        self._places = Places(process_set) if plain else None
         self._groups = {parameter: group for group in groups for parameter in group}
         self._passes_left: Dict[Tensor, int] = {}
         self._was_sparse: Dict[Tensor, bool] = {}
@@ -125,9 +129,13 @@ class Reducer:
             self._waiting.append(lambda: setattr(parameter, "grad", wait()))
             return
         sent, context = self._compression.compress(gradient)
-        handle = start.allreduce_async_(sent, None, name, self._op, *self._scales, self._process_set)
+        output = self._output(parameter, sent)
+        if output is None:
+            handle = start.allreduce_async_(sent, None, name, self._op, *self._scales, self._process_set)
+        else:
+            handle = start.allreduce_async_to(sent, output, name, self._op, *self._scales, self._process_set)
         self._handles.append(handle)
-        self._waiting.append(lambda: self._put(parameter, synchronize(handle), context))
+        self._waiting.append(lambda: self._put(parameter, synchronize(handle), context, None if output is None else sent))
 
     def _start_group(self, group: List[Tensor]) -> None:
         for parameter in group:
@@ -137,12 +145,13 @@ class Reducer:
         compressed = [self._compression.compress(gradient) for gradient in gradients]
         name = self.names[group[0]]
         sent = [one for one, _ in compressed]
-        handle = start.grouped_allreduce_async_(sent, None, name, self._op, *self._scales, self._process_set)
+        outputs = [self._output(parameter, one) for parameter, one in zip(group, sent)]
+        handle = start.grouped_allreduce_async_to(sent, outputs, name, self._op, *self._scales, self._process_set)
         self._handles.append(handle)
 
         def finish() -> None:
-            for parameter, result, (_, context) in zip(group, synchronize(handle), compressed):
-                self._put(parameter, result, context)
+            for parameter, result, output, (one, context) in zip(group, synchronize(handle), outputs, compressed):
+                self._put(parameter, result, context, None if output is None else one)
 
         self._waiting.append(finish)
 
@@ -157,10 +166,17 @@ class Reducer:
             gradient = gradient.to_dense()
         return gradient
 
-    def _put(self, parameter: Tensor, result: Tensor, context: Any) -> None:
+    def _output(self, parameter: Tensor, sent: Tensor) -> Optional[Tensor]:
+        """Where the reduction of what is sent goes; None: it is reduced in place."""
+        return None if self._places is None else self._places.output_for(parameter, sent, self._passes_left)
+
+    def _put(self, parameter: Tensor, result: Tensor, context: Any, sent: Optional[Tensor]) -> None:
+        """sent: from where it was reduced, if that was not in place."""
         result = self._compression.decompress(result, context)
         gradient = parameter.grad
-        if gradient is None or gradient.layout is not torch.strided:
+        if gradient is not None and gradient is sent:
+            gradient.data = result  # so that it changes for all who hold it, as if it had been reduced in place
+        elif gradient is None or gradient.layout is not torch.strided:
             parameter.grad = result.to(parameter.dtype)
         elif gradient is not result and gradient.data_ptr() != result.data_ptr():
             gradient.detach().copy_(result)
