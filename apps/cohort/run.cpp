@@ -1,13 +1,18 @@
 #include "base/env.h"
 #include "base/parse.h"
+#include "launch/dry_run.h"
 #include "launch/supervisor.h"
 #include "sys/process.h"
 
 #include "commands.h"
+#include "run_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <optional>
 
@@ -22,6 +27,8 @@ struct Options {
   std::string run_folder;
   std::vector<std::string> environment;
   std::string prefix = "rank";
+  std::string bind = "none";
+  std::string config;
   double timeout = 0;
   double start_timeout = 30;
   double grace = 5;
@@ -33,6 +40,8 @@ struct Options {
   int owner = 0;
   std::string owner_folder;
   bool quiet = false;
+  bool dry_run = false;
+  bool show_config = false;
   std::vector<std::string> program;
 };
 
@@ -42,6 +51,9 @@ constexpr const char* kFooter = R"(Examples:
   cohort run -np 2 -m package.train       as `python -m`
   cohort run -np 2 --as-horovod train.py  a program that imports horovod.torch
   cohort run -np 4 --env OMP_NUM_THREADS=2 -- ./train -np 7
+
+Each option can be set by an environment variable (--start-timeout: COHORT_RUN_START_TIMEOUT) and in a file (--config), too;
+the command line counts before the variable, the variable before the file. --show-config says what counts.
 
 Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
 under torchrun, and what cohort::join() needs (`cohort env` lists all). stdin goes to rank 0. The complete output of every
@@ -93,7 +105,7 @@ std::vector<std::string> environment_of(const std::vector<std::string>& wishes) 
   return out;
 }
 
-void run(const Options& options, const std::vector<std::string>& command_line, int& exit_status) {
+launch::RunOptions job_of(const Options& options, const std::vector<std::string>& command_line) {
   if (options.program.empty()) {
     raise(ErrorCode::InvalidArgument, "no program to run; for example: cohort run -np 4 ./train");
   }
@@ -105,6 +117,7 @@ void run(const Options& options, const std::vector<std::string>& command_line, i
   if (options.no_python) job.program.python = ProgramRequest::Python::Never;
   job.run_folder = options.run_folder;
   job.environment = environment_of(options.environment);
+  if (options.bind == "core") job.bind = launch::Binding::Core;
   job.prefix = options.prefix == "none"   ? PrefixStyle::None
                : options.prefix == "full" ? PrefixStyle::Full
                                           : PrefixStyle::Rank;
@@ -118,6 +131,25 @@ void run(const Options& options, const std::vector<std::string>& command_line, i
   if (options.owner != 0) job.owner_pid = options.owner;
   job.owner_folder = options.owner_folder;
   job.command_line = command_line;
+  return job;
+}
+
+void run(const Options& options, const CLI::App& command, int& exit_status) {
+  const std::vector<std::string> command_line = sys::own_arguments();
+  if (options.show_config) {
+    const std::vector<std::string> words(command_line.begin() + std::min<std::ptrdiff_t>(2, std::ssize(command_line)),
+                                         command_line.end());
+    const RunWords configured = add_configuration(command, prepare_run_arguments(command, words));
+    std::fputs(show_config(command, configured).c_str(), stdout);
+    return;
+  }
+  const launch::RunOptions job = job_of(options, command_line);
+  if (options.dry_run) {
+    exit_status = launch::kCannotStartStatus;
+    std::fputs(launch::describe_job(job).c_str(), stdout);
+    exit_status = 0;
+    return;
+  }
   exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
   exit_status = launch::run_job(job);
 }
@@ -132,7 +164,8 @@ void add_run(CLI::App& app, int& exit_status) {
   command->formatter(std::make_shared<RunHelp>());
   command->footer(kFooter);
   command->add_option("-n,--np,--nproc", options->processes, "Processes (also -np N), or 'auto': one per usable core")
-      ->type_name("N");
+      ->type_name("N")
+      ->capture_default_str();
   command->add_flag("-m,--module", options->module, "PROGRAM is a Python module");
   command->add_flag("--no-python", options->no_python, "Execute PROGRAM itself, also if it ends in .py");
   command->add_flag("--as-horovod", options->as_horovod,
@@ -146,6 +179,11 @@ void add_run(CLI::App& app, int& exit_status) {
       ->expected(1)
       ->allow_extra_args(false)  // else it would swallow the "--" after it
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command
+      ->add_option("--bind", options->bind, "Bind each rank to a share of the cores of its host: core, or none")
+      ->check(CLI::IsMember({"core", "none"}))
+      ->capture_default_str()
+      ->type_name("HOW");
   command
       ->add_option("--prefix", options->prefix,
                    "What stands before each line: none, rank (host:rank), full (time, host:rank, stream)")
@@ -172,9 +210,14 @@ void add_run(CLI::App& app, int& exit_status) {
       ->add_option("--owner-folder", options->owner_folder,
                    "A private folder (0700) of the owner, removed if the owner has ended before it could do so")
       ->type_name("DIR");
+  command->add_option("--config", options->config, "Take options from the table [run] of this TOML file")
+      ->type_name("FILE");
+  command->add_flag("--show-config", options->show_config, "Print the value of each option and where it is from, and end");
+  command->add_flag("--dry-run", options->dry_run,
+                    "Print the plan, the command and the environment of each rank; start nothing");
   command->add_flag("-q,--quiet", options->quiet, "Print only what the ranks print, and failures");
   command->add_option("PROGRAM", options->program, "Program or .py file, and its arguments")->type_name("");
-  command->callback([options, &exit_status] { run(*options, sys::own_arguments(), exit_status); });
+  command->callback([options, command, &exit_status] { run(*options, *command, exit_status); });
 }
 
 std::vector<std::string> prepare_run_arguments(const CLI::App& run_command, const std::vector<std::string>& words) {

@@ -38,7 +38,13 @@ struct Variable {
   std::string_view value;  ///< what it holds, e.g. "seconds"
   std::string_view default_value;
   std::string_view meaning;
-  bool set_by_cohort_run = false;
+  /// Who reads it, or sets it.
+  enum class Use {
+    Read,         ///< by the library and the command
+    SetForRanks,  ///< by `cohort run`
+    RunOption,    ///< stands for an option of `cohort run`
+  };
+  Use use = Use::Read;
 };
 
 /// Every row, in the order of the documentation.

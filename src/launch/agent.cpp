@@ -3,9 +3,11 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/parse.h"
+#include "launch/binding.h"
 #include "launch/channel.h"
 #include "launch/environment.h"
 #include "launch/guard.h"
+#include "launch/job_setup.h"
 #include "launch/sweep.h"
 #include "launch/version.h"
 #include "launch/worker.h"
@@ -30,8 +32,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Number of the secret's descriptor in workers: away from what shell scripts use for redirections.
-constexpr int kWorkerSecretFd = 100;
 constexpr auto kStuckLimit = std::chrono::seconds(10);
 
 class Agent {
@@ -195,8 +195,13 @@ Result<void> Agent::start_workers(const StartJob& job) {
   program.inherited = {{secret_file->get(), kWorkerSecretFd}};
 
   Environment environment(job.environment);
-  const int cores = sys::usable_cores();
-  const int threads = std::max(1, cores / static_cast<int>(std::max<std::size_t>(job.workers.size(), 1)));
+  const int threads = threads_of(sys::usable_cores(), static_cast<int>(job.workers.size()));
+  std::vector<std::vector<int>> shares(job.workers.size());
+  if (job.bind_to_cores) {
+    auto shared = share_cores(sys::cores_of_process(), static_cast<int>(job.workers.size()));
+    if (!shared) return tl::unexpected(shared.error());
+    shares = *std::move(shared);
+  }
   if (!environment.find(env::kOmpNumThreads)) environment.set(env::kOmpNumThreads, std::to_string(threads));
   environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
 
@@ -212,6 +217,7 @@ Result<void> Agent::start_workers(const StartJob& job) {
     Environment own = environment;
     for (const std::string& assignment : plan.environment) own.set(assignment);
     program.environment = own.assignments();
+    program.processors = shares[workers_.size() - 1];
     if (auto started = worker.start(program); !started) return fail_for(plan.rank, started.error());
   }
   started_at_ = Clock::now();

@@ -20,6 +20,14 @@ std::string random_hex(std::size_t bytes) {
   return text;
 }
 
+std::string absolute_path(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path whole = std::filesystem::absolute(path, error);
+  if (error) raise(ErrorCode::Io, "{}: {}", path, error.message());
+  whole = whole.lexically_normal();
+  return whole.filename().empty() ? whole.parent_path().string() : whole.string();
+}
+
 namespace {
 
 /// Cohort's package `horovod` lies beside the command, so that whatever Python the program runs with finds it.
@@ -53,6 +61,10 @@ JobSetup set_up_job(const RunOptions& options) {
   const int processes = options.processes == 0 ? sys::usable_cores() : options.processes;
   setup.plan = value_or_throw(make_plan({{host, kMostProcesses}}, processes));
 
+  setup.bind = options.bind;
+  // A host that has too few says so before anything is started.
+  if (setup.bind == Binding::Core) value_or_throw(share_cores(sys::cores_of_process(), processes));
+
   const auto [before, now] = sys::raise_open_files_limit();
   setup.open_files = before;
   // Two pipes, two logs and a pidfd for each rank.
@@ -84,6 +96,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   if (setup.keep_logs) job.log_folder = facts.run_folder + "/logs";
   job.input = InputReader::worth_reading(0);
   job.open_files = setup.open_files;
+  job.bind_to_cores = setup.bind == Binding::Core;
   for (int rank = host.first_rank; rank < host.first_rank + host.ranks; ++rank) {
     job.workers.push_back({rank, rank_environment(setup.plan, host, rank, facts)});
     if (setup.as_horovod) {

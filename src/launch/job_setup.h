@@ -20,6 +20,7 @@ struct JobSetup {
   Plan plan;
   Program program;
   Environment environment;  ///< of the workers, without what differs between ranks
+  Binding bind = Binding::None;
   bool keep_logs = true;
   bool as_horovod = false;
   std::uint64_t open_files = 0;  ///< the limit that workers get: what it was before it was raised for ourselves
@@ -32,6 +33,12 @@ JobSetup set_up_job(const RunOptions& options);
 std::vector<std::string> hosts_of_ranks(const Plan& plan);
 /// What the agent of `host` is to start.
 StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFacts& facts);
+
+/// Number of the secret's descriptor in workers: away from what shell scripts use for redirections.
+inline constexpr int kWorkerSecretFd = 100;
+
+/// Where `path` leads from the current folder.
+std::string absolute_path(const std::string& path);
 
 std::string random_hex(std::size_t bytes);
 

@@ -222,7 +222,8 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
   if (!options_.quiet) {
     const std::string threads =
         started.threads > 0 ? fmt::format(", {} thread{} each", started.threads, started.threads == 1 ? "" : "s") : "";
-    say(fmt::format("{}{}{}", to_string(setup_.plan), threads,
+    say(fmt::format("{}{}{}{}", to_string(setup_.plan), threads,
+                    setup_.bind == Binding::Core ? ", each bound to its share of the cores" : "",
                     options_.keep_logs ? fmt::format(", run {}", folder_.shown) : ""));
   }
   log::info("launch", "job {} is not contained: {}", job_id_, kNotContained);

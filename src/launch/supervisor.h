@@ -3,6 +3,7 @@
 // only through their agents.
 #pragma once
 
+#include "launch/binding.h"
 #include "launch/output_view.h"
 #include "launch/program.h"
 
@@ -18,6 +19,7 @@ struct RunOptions {
   ProgramRequest program;
   std::string run_folder;                     ///< empty: runs/<UTC time>-<program>-<id>
   std::vector<std::string> environment = {};  ///< "NAME=value" for the workers
+  Binding bind = Binding::None;
   PrefixStyle prefix = PrefixStyle::Rank;
   std::optional<std::chrono::milliseconds> timeout = {};               ///< for the whole job
   std::chrono::milliseconds start_timeout = std::chrono::seconds(30);  ///< for agents to report and workers to run
