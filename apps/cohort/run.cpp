@@ -27,6 +27,10 @@ struct Options {
   std::string run_folder;
   std::vector<std::string> environment;
   std::string prefix = "rank";
+  std::string collapse = "auto";
+  std::string ranks;
+  std::string output_folder;
+  int max_restarts = 0;
   std::string bind = "none";
   std::string config;
   double timeout = 0;
@@ -58,7 +62,8 @@ the command line counts before the variable, the variable before the file. --sho
 Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
 under torchrun, and what cohort::join() needs (`cohort env` lists all). stdin goes to rank 0. The complete output of every
 rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
-killed; 124 after --timeout; 127 if PROGRAM cannot be started). Ctrl-C asks all ranks to end, a second one kills.
+killed; 124 after --timeout; 127 if PROGRAM cannot be started). Ctrl-C sends SIGINT to all ranks, SIGTERM after --grace and
+SIGKILL after as much again; a second Ctrl-C sends SIGTERM at once, a third one SIGKILL.
 
 Nothing of a job is left behind, whatever part of it dies. The exception: no cgroup or PID namespace holds the job, so
 if supervisor, guard, agent and ranks are all killed at once (SIGKILL), processes that ranks have started can remain. The
@@ -121,6 +126,18 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
   job.prefix = options.prefix == "none"   ? PrefixStyle::None
                : options.prefix == "full" ? PrefixStyle::Full
                                           : PrefixStyle::Rank;
+  job.collapse = options.collapse == "always"  ? launch::Collapse::Always
+                 : options.collapse == "never" ? launch::Collapse::Never
+                                               : launch::Collapse::Auto;
+  job.shown_ranks = options.ranks;
+  if (!options.output_folder.empty() && options.no_logs) {
+    raise(ErrorCode::InvalidArgument, "--output-dir is where the logs go, and --no-logs keeps none; leave one out");
+  }
+  job.output_folder = options.output_folder;
+  if (options.max_restarts < 0 || options.max_restarts > 1'000'000) {
+    raise(ErrorCode::InvalidArgument, "--max-restarts {}: a number from 0 to 1000000 is wanted", options.max_restarts);
+  }
+  job.max_restarts = options.max_restarts;
   if (options.timeout > 0) job.timeout = milliseconds_of(options.timeout, "--timeout");
   job.start_timeout = milliseconds_of(options.start_timeout, "--start-timeout");
   job.grace = milliseconds_of(options.grace, "--grace");
@@ -190,6 +207,22 @@ void add_run(CLI::App& app, int& exit_status) {
       ->check(CLI::IsMember({"none", "rank", "full"}))
       ->capture_default_str()
       ->type_name("STYLE");
+  command->add_option("--ranks", options->ranks, "Show only these ranks' output; the logs have all [all]")
+      ->type_name("0,3-5");
+  command
+      ->add_option("--collapse", options->collapse,
+                   "Show a line that several ranks print within 0.2 s once, as [0-3] | LINE: auto (on a terminal), "
+                   "always, never")
+      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->capture_default_str()
+      ->type_name("WHEN");
+  command->add_option("--output-dir", options->output_folder, "The folder of the logs [logs in the run's folder]")
+      ->type_name("DIR");
+  command
+      ->add_option("--max-restarts", options->max_restarts,
+                   "Start all ranks again when one fails, at most so many times")
+      ->type_name("N")
+      ->capture_default_str();
   command->add_option("--timeout", options->timeout, "End the job after so many seconds [never]")->type_name("SECONDS");
   command->add_option("--start-timeout", options->start_timeout, "For all ranks to be running")
       ->type_name("SECONDS")

@@ -20,6 +20,8 @@ constexpr Variable kVariables[] = {
     {kJobId, "text", "", "name of this run of the job", Variable::Use::SetForRanks},
     {kRunDir, "path", "", "folder of the run: logs, job.json, the run record", Variable::Use::SetForRanks},
     {kHost, "name", "", "name of this host in messages", Variable::Use::SetForRanks},
+    {kRestart, "number", "", "how often the job has been started again (--max-restarts); 0 in the first attempt",
+     Variable::Use::SetForRanks},
     {kRank, "number", "", "rank of this process in the world", Variable::Use::SetForRanks},
     {kWorldSize, "number", "", "processes in the world", Variable::Use::SetForRanks},
     {kLocalRank, "number", "", "rank among the processes of this host", Variable::Use::SetForRanks},
@@ -43,6 +45,10 @@ constexpr Variable kVariables[] = {
     {"COHORT_RUN_CONFIG", "file", "", "--config of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_DRY_RUN", "1", "", "--dry-run of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_QUIET", "1", "", "--quiet of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_RANKS", "0,3-5", "all", "--ranks of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_COLLAPSE", "auto, always, never", "auto", "--collapse of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_OUTPUT_DIR", "folder", "", "--output-dir of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_MAX_RESTARTS", "N", "0", "--max-restarts of `cohort run`", Variable::Use::RunOption},
 };
 
 }  // namespace

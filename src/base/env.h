@@ -23,6 +23,7 @@ inline constexpr std::string_view kSecretFd = "COHORT_SECRET_FD";
 inline constexpr std::string_view kJobId = "COHORT_JOB_ID";
 inline constexpr std::string_view kRunDir = "COHORT_RUN_DIR";
 inline constexpr std::string_view kHost = "COHORT_HOST";
+inline constexpr std::string_view kRestart = "COHORT_RESTART";
 
 // Set by `cohort run` as torchrun does, and read by env://.
 inline constexpr std::string_view kRank = "RANK";

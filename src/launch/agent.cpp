@@ -297,6 +297,13 @@ void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
 }
 
 void Agent::stop(const StopWorkers& order) {
+  if (stage_ == Stage::Sweeping && grace_end_) {
+    // The workers have ended; what they have started is still within its grace, which may end sooner now.
+    if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
+    for (const pid_t pid : sys::descendants(::getpid())) ::kill(pid, order.signal);
+    grace_end_ = Clock::now() + milliseconds(order.grace_ms);
+    return;
+  }
   if (stage_ != Stage::Running) return;
   if (!stopping_) {
     stopping_ = true;

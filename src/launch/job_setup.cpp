@@ -53,7 +53,6 @@ JobSetup set_up_job(const RunOptions& options) {
   setup.environment = Environment::current();
   for (const std::string& assignment : options.environment) setup.environment.set(assignment);
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
-  setup.keep_logs = options.keep_logs;
   setup.as_horovod = options.as_horovod;
   if (options.as_horovod) put_horovod_first(setup.environment);
   setup.program = value_or_throw(resolve_program(options.program, setup.environment));
@@ -93,7 +92,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   char* folder = ::get_current_dir_name();
   if (folder != nullptr) job.folder = folder;
   std::free(folder);  // NOLINT: get_current_dir_name allocates with malloc
-  if (setup.keep_logs) job.log_folder = facts.run_folder + "/logs";
+  job.log_folder = facts.log_folder;
   job.input = InputReader::worth_reading(0);
   job.open_files = setup.open_files;
   job.bind_to_cores = setup.bind == Binding::Core;

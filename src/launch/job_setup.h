@@ -21,7 +21,6 @@ struct JobSetup {
   Program program;
   Environment environment;  ///< of the workers, without what differs between ranks
   Binding bind = Binding::None;
-  bool keep_logs = true;
   bool as_horovod = false;
   std::uint64_t open_files = 0;  ///< the limit that workers get: what it was before it was raised for ourselves
 };

@@ -7,6 +7,8 @@
 #include "launch/job_record.h"
 #include "launch/job_setup.h"
 #include "launch/port_lease.h"
+#include "launch/ranges.h"
+#include "launch/restarts.h"
 #include "launch/run_folder.h"
 #include "launch/sweep.h"
 #include "launch/verdict.h"
@@ -31,13 +33,27 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
+constexpr std::initializer_list<int> kSignals = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT,
+                                                 SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// An agent has this long for what it does after everything has been killed.
 constexpr auto kAgentEndLimit = std::chrono::seconds(15);
 
+/// What the attempts of one job share.
+struct Attempts {
+  explicit Attempts(int most) : restarts(most) {}
+  Restarts restarts;
+  std::string job_id;
+  RunFolder folder;
+  std::vector<AttemptRecord> records;
+  std::optional<Clock::time_point> limit;  ///< of the whole job
+};
+
+/// One attempt.
 class Supervisor {
  public:
-  explicit Supervisor(const RunOptions& options);
+  Supervisor(const RunOptions& options, Attempts& attempts);
   int run();
+  bool wants_restart() const noexcept { return restart_; }
 
  private:
   enum class Stage { Starting, Running, Stopping, Ended };
@@ -57,14 +73,19 @@ class Supervisor {
   void on_owner_gone();
   void remove_owners_folder();
   void say(const std::string& text) { display_.say(text); }
+  void make_log_folder();
+  std::string log_folder(const std::string& run_folder) const;
+  void announce_stop();
   void stop(const std::string& reason, int signal, milliseconds grace);
   void fail_start(const std::string& why);
   void check_end();
   void finish();
+  void keep_attempt();
   void write_record();
   int running_ranks() const;
 
   const RunOptions& options_;
+  Attempts& attempts_;
   const JobSetup setup_;
   std::string job_id_;
   RunFolder folder_;
@@ -92,16 +113,22 @@ class Supervisor {
   bool agent_lost_ = false;
   bool quiet_end_ = false;
   bool owner_gone_ = false;
-  int interrupts_ = 0;
+  bool restart_ = false;
+  bool told_to_end_ = false;
+  int stop_signal_ = 0;  ///< the last one that the ranks were told to end by
+  Clock::time_point stop_limit_;
+  bool stop_announced_ = false;
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;
   Timer job_limit_;
   Timer notice_;
+  Timer escalation_;
   Timer end_limit_;
 };
 
-Supervisor::Supervisor(const RunOptions& options)
+Supervisor::Supervisor(const RunOptions& options, Attempts& attempts)
     : options_(options),
+      attempts_(attempts),
       setup_(set_up_job(options)),
       display_(loop_, {[this](std::size_t source, std::uint64_t bytes) {
                          crew_->members()[source]->channel->send(OutputTaken{bytes});
@@ -112,12 +139,19 @@ void Supervisor::prepare() {
   ::signal(SIGPIPE, SIG_IGN);
   value_or_throw(sys::become_subreaper());
   spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
-  signals_.emplace(
-      value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT})));
+  signals_.emplace(value_or_throw(sys::SignalFd::create(kSignals)));
   secret_ = value_or_throw(net::Secret::generate());
   crew_.emplace(loop_, *secret_, crew_events());
   const std::string id = random_hex(6);
-  job_id_ = fmt::format("{}-{}", setup_.program.name, id);
+  const bool first = attempts_.job_id.empty();
+  if (first) attempts_.job_id = fmt::format("{}-{}", setup_.program.name, id);
+  job_id_ = attempts_.job_id;
+  Display::Look look{options_.prefix, options_.collapse, hosts_of_ranks(setup_.plan), {}};
+  if (!options_.shown_ranks.empty()) {
+    auto ranks = parse_ranges(options_.shown_ranks, setup_.plan.world_size);
+    if (!ranks) raise(ErrorCode::InvalidArgument, "--ranks {}", ranks.error().what());
+    look.ranks = *std::move(ranks);
+  }
 
   signal_watch_ = Watch(loop_, signals_->fd());
   signal_watch_.on_readable([this] {
@@ -126,11 +160,15 @@ void Supervisor::prepare() {
 
   watch_owner();
 
-  RunFolderRequest request;
-  request.path = options_.run_folder;
-  request.program_name = setup_.program.name;
-  request.id = id.substr(0, 4);
-  folder_ = value_or_throw(make_run_folder(request));
+  if (first) {
+    RunFolderRequest request;
+    request.path = options_.run_folder;
+    request.program_name = setup_.program.name;
+    request.id = id.substr(0, 4);
+    attempts_.folder = value_or_throw(make_run_folder(request));
+  }
+  folder_ = attempts_.folder;
+  make_log_folder();
 
   start_agents();  // its process starts while we go on
   port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(job_id_)));
@@ -138,7 +176,7 @@ void Supervisor::prepare() {
   store_options.secret = *secret_;
   store_ = std::make_unique<store::StoreServer>(store_options);
 
-  display_.set_up(options_.prefix, hosts_of_ranks(setup_.plan));
+  display_.set_up(std::move(look));
 
   record_.job_id = job_id_;
   record_.command_line = options_.command_line;
@@ -147,6 +185,26 @@ void Supervisor::prepare() {
   record_.master_port = port_->port();
   record_.pids.resize(static_cast<std::size_t>(setup_.plan.world_size));
   record_.start = utc_now();
+  record_.max_restarts = options_.max_restarts;
+  record_.attempts = attempts_.records;
+  record_.log_folder = log_folder(folder_.path);
+}
+
+std::string Supervisor::log_folder(const std::string& run_folder) const {
+  if (!options_.keep_logs) return {};
+  std::string folder = options_.output_folder.empty() ? run_folder + "/logs" : options_.output_folder;
+  if (attempts_.restarts.done() > 0) folder += fmt::format("/restart-{}", attempts_.restarts.done());
+  return folder;
+}
+
+void Supervisor::make_log_folder() {
+  // Agents make the last folder of a path only; one of the user's may be longer.
+  if (!options_.keep_logs || options_.output_folder.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(options_.output_folder, error);
+  if (error) {
+    raise(ErrorCode::Io, "--output-dir {}: cannot make this folder: {}", options_.output_folder, error.message());
+  }
 }
 
 Crew::Events Supervisor::crew_events() {
@@ -178,6 +236,9 @@ void Supervisor::on_joined(CrewMember& agent) {
   facts.store = net::to_string(store_->endpoint().tcp);
   facts.master_address = "127.0.0.1";
   facts.master_port = port_->port();
+  if (options_.keep_logs) facts.log_folder = absolute_path(log_folder(folder_.path));
+  facts.restart = attempts_.restarts.done();
+  facts.max_restarts = attempts_.restarts.most();
   agent.channel->send(order_for(setup_, agent.host, facts));
 }
 
@@ -229,7 +290,8 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
   log::info("launch", "job {} is not contained: {}", job_id_, kNotContained);
   write_record();
   if (options_.timeout) {
-    job_limit_ = Timer(loop_, *options_.timeout, [this] {
+    if (!attempts_.limit) attempts_.limit = Clock::now() + *options_.timeout;
+    job_limit_ = Timer(loop_, *attempts_.limit - Clock::now(), [this] {
       if (!stop_status_) stop_status_ = kTimeoutStatus;
       stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*options_.timeout).count()),
            SIGTERM, options_.grace);
@@ -267,13 +329,16 @@ void Supervisor::stop(const std::string& reason, int signal, milliseconds grace)
   if (stage_ != Stage::Stopping) {
     stage_ = Stage::Stopping;
     stop_reason_ = reason;
-    // Most jobs end at once; who has to wait is told what for.
-    notice_ = Timer(loop_, milliseconds(1000), [this, grace] {
-      if (stage_ != Stage::Stopping || quiet_end_) return;
-      say(fmt::format("{}; waiting up to {:g} s for {} rank{} to end", stop_reason_,
-                      std::chrono::duration<double>(grace).count(), running_ranks(), running_ranks() == 1 ? "" : "s"));
-    });
   }
+  stop_signal_ = signal;
+  stop_limit_ = Clock::now() + grace;
+  // Most jobs end at once; who has to wait is told what for.
+  if (grace > milliseconds(0)) notice_ = Timer(loop_, milliseconds(1000), [this] { announce_stop(); });
+  // Ctrl-C asks kindly, SIGTERM comes before SIGKILL. The agents' own limit is behind ours.
+  escalation_ = Timer();
+  const bool kindly = signal == SIGINT && grace > milliseconds(0);
+  if (kindly) escalation_ = Timer(loop_, grace, [this, grace] { stop(stop_reason_, SIGTERM, grace); });
+  if (kindly) grace *= 2;
   start_limit_ = Timer();
   job_limit_ = Timer();
   input_.reset();
@@ -292,6 +357,20 @@ void Supervisor::stop(const std::string& reason, int signal, milliseconds grace)
     finish();
   });
   check_end();
+}
+
+void Supervisor::announce_stop() {
+  if (stage_ != Stage::Stopping || quiet_end_ || stop_signal_ == SIGKILL) return;
+  const int ranks = running_ranks();
+  const double left = std::max(0.0, std::chrono::duration<double>(stop_limit_ - Clock::now()).count());
+  say(fmt::format("{}{}, {:.0f} s until {}{}", stop_announced_ ? "" : stop_reason_ + "; ",
+                  ranks > 0 ? fmt::format("{} rank{} still running", ranks, ranks == 1 ? "" : "s")
+                            : std::string("what the ranks have started is still running"),
+                  left, stop_signal_ == SIGINT ? "SIGTERM" : "SIGKILL", ::isatty(0) != 0 ? "; Ctrl-C again: now" : ""));
+  stop_announced_ = true;
+  // A line now and then, however long the grace.
+  notice_ = Timer(loop_, milliseconds(static_cast<std::int64_t>(std::max(2.0, left / 5) * 1000)),
+                  [this] { announce_stop(); });
 }
 
 void Supervisor::fail_start(const std::string& why) {
@@ -347,11 +426,17 @@ void Supervisor::on_signal(int signal) {
   }
   if (stage_ == Stage::Ended) {
     quiet_end_ = true;
+    if (std::exchange(restart_, false)) stop_status_ = 128 + signal;
     return loop_.stop();  // output that nobody takes is given up
   }
-  ++interrupts_;
-  if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + signal;
-  if (interrupts_ > 1) return stop(stop_reason_, SIGKILL, milliseconds(0));
+  if (stage_ == Stage::Stopping) {
+    told_to_end_ = true;
+    // INT, then TERM, then KILL; whatever comes while they are ending by TERM is KILL.
+    if (stop_signal_ == SIGINT) return stop(stop_reason_, SIGTERM, options_.grace);
+    return stop(stop_reason_, SIGKILL, milliseconds(0));
+  }
+  told_to_end_ = true;
+  if (!stop_status_) stop_status_ = 128 + signal;
   stop(fmt::format("told to end by {}", sys::signal_name(signal)), signal, options_.grace);
 }
 
@@ -408,6 +493,7 @@ void Supervisor::finish() {
   stage_ = Stage::Ended;
   end_limit_ = Timer();
   notice_ = Timer();
+  escalation_ = Timer();
   input_.reset();
   // What a killed agent has left was handed to us by the kernel.
   const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
@@ -422,15 +508,24 @@ void Supervisor::finish() {
   end.stop_status = stop_status_;
   end.quiet = quiet_end_;
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
-  if (options_.keep_logs) end.log_folder = folder_.shown + "/logs";
+  end.log_folder = log_folder(folder_.shown);
   end.colour = sys::wants_colour(2);
   const Verdict verdict = judge(end);
-  if (!verdict.text.empty()) display_.write_error(verdict.text);
+  Restarts::Decision restart;
+  if (verdict.failure && !told_to_end_ && !owner_gone_ && !agent_lost_ && !display_.reader_gone()) {
+    restart = attempts_.restarts.after(*verdict.failure, setup_.plan.world_size);
+  }
+  restart_ = restart.again;
+  if (!restart_ && !verdict.text.empty()) display_.write_error(verdict.text);
+  if (!restart.text.empty()) {
+    say(restart_ && !end.log_folder.empty() ? restart.text + "; logs in " + end.log_folder : restart.text);
+  }
   stop_status_ = verdict.status;
   record_.failure = verdict.failure;
   record_.end = utc_now();
   record_.exit_status = verdict.status;
   record_.reason = stop_reason_;
+  keep_attempt();
   write_record();
   remove_owners_folder();
   display_.drain(
@@ -438,8 +533,21 @@ void Supervisor::finish() {
       fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
                   "shown{}",
                   std::chrono::duration<double>(options_.output_timeout).count(),
-                  options_.keep_logs ? fmt::format("; the complete logs are in {}/logs", folder_.shown) : ""),
+                  options_.keep_logs ? "; the complete logs are in " + log_folder(folder_.shown) : ""),
       [this] { loop_.stop(); });
+}
+
+void Supervisor::keep_attempt() {
+  AttemptRecord attempt;
+  attempt.start = record_.start;
+  attempt.end = record_.end;
+  attempt.exit_status = record_.exit_status.value_or(1);
+  attempt.reason = record_.reason;
+  attempt.log_folder = record_.log_folder;
+  attempt.pids = record_.pids;
+  attempt.failure = record_.failure;
+  attempts_.records.push_back(std::move(attempt));
+  record_.attempts = attempts_.records;
 }
 
 void Supervisor::write_record() {
@@ -461,8 +569,14 @@ int Supervisor::run() {
 }  // namespace
 
 int run_job(const RunOptions& options) {
-  Supervisor supervisor(options);
-  return supervisor.run();
+  Attempts attempts(options.max_restarts);
+  std::optional<sys::SignalFd> between;  // a signal between two attempts waits for the next one
+  while (true) {
+    Supervisor supervisor(options, attempts);
+    if (options.max_restarts > 0 && !between) between.emplace(value_or_throw(sys::SignalFd::create(kSignals)));
+    const int status = supervisor.run();
+    if (!supervisor.wants_restart()) return status;
+  }
 }
 
 }  // namespace cohort::launch

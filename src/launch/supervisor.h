@@ -21,12 +21,17 @@ struct RunOptions {
   std::vector<std::string> environment = {};  ///< "NAME=value" for the workers
   Binding bind = Binding::None;
   PrefixStyle prefix = PrefixStyle::Rank;
+  Collapse collapse = Collapse::Auto;
+  std::string shown_ranks = {};  ///< "0,3-5"; empty: all. The logs have every rank
   std::optional<std::chrono::milliseconds> timeout = {};               ///< for the whole job
   std::chrono::milliseconds start_timeout = std::chrono::seconds(30);  ///< for agents to report and workers to run
   std::chrono::milliseconds grace = std::chrono::seconds(5);           ///< between asking ranks to end and killing them
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
-  bool keep_logs = true;    ///< the ranks' output, in files of the run's folder
+  /// How often the job is started again after a rank has failed, with a new secret, store and ports.
+  int max_restarts = 0;
+  bool keep_logs = true;      ///< the ranks' output, in files
+  std::string output_folder;  ///< for those; empty: logs/ in the run's folder
   bool as_horovod = false;  ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
   /// A process without which nobody wants the job: its end ends it.
   std::optional<int> owner_pid = {};
