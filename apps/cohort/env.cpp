@@ -19,15 +19,17 @@ void print_rows(env::Variable::Use use) {
 
 }  // namespace
 
+void print_environment() {
+  fmt::print("Read by the library and the command:\n");
+  print_rows(env::Variable::Use::Read);
+  fmt::print("\nSet by `cohort run` for its workers:\n");
+  print_rows(env::Variable::Use::SetForRanks);
+  fmt::print("\nOptions of `cohort run`, which the command line has before them:\n");
+  print_rows(env::Variable::Use::RunOption);
+}
+
 void add_env(CLI::App& app, int&) {
-  app.add_subcommand("env", "List the environment variables that Cohort reads and sets")->callback([] {
-    fmt::print("Read by the library and the command:\n");
-    print_rows(env::Variable::Use::Read);
-    fmt::print("\nSet by `cohort run` for its workers:\n");
-    print_rows(env::Variable::Use::SetForRanks);
-    fmt::print("\nOptions of `cohort run`, which the command line has before them:\n");
-    print_rows(env::Variable::Use::RunOption);
-  });
+  app.add_subcommand("env", "List the environment variables that Cohort reads and sets")->callback(print_environment);
 }
 
 }  // namespace cohort::app

@@ -50,6 +50,9 @@ int parse_and_run(int argc, char** argv) {
   add_secret(app, exit_status);
   add_env(app, exit_status);
   add_bench(app, exit_status);
+  add_check_build(app, exit_status);
+  add_help(app, exit_status);
+  add_completion(app, exit_status);
   add_version(app, exit_status);
   add_agent(app, exit_status);
 
@@ -67,6 +70,8 @@ int parse_and_run(int argc, char** argv) {
   }
   std::vector<RunSetting> settings;
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  // Horovod's option, for those who type it.
+  if (!words.empty() && words.front() == "--check-build") words.front() = "check-build";
   if (!words.empty() && words.front() == "run") {
     const CLI::App& run = *app.get_subcommand("run");
     RunWords configured = add_configuration(run, prepare_run_arguments(run, {words.begin() + 1, words.end()}));

@@ -46,6 +46,7 @@ struct Options {
   bool quiet = false;
   bool dry_run = false;
   bool show_config = false;
+  bool check_build = false;
   std::vector<std::string> program;
 };
 
@@ -152,6 +153,7 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
 }
 
 void run(const Options& options, const CLI::App& command, int& exit_status) {
+  if (options.check_build) return print_build();
   const std::vector<std::string> command_line = sys::own_arguments();
   if (options.show_config) {
     const std::vector<std::string> words(command_line.begin() + std::min<std::ptrdiff_t>(2, std::ssize(command_line)),
@@ -196,8 +198,7 @@ void add_run(CLI::App& app, int& exit_status) {
       ->expected(1)
       ->allow_extra_args(false)  // else it would swallow the "--" after it
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  command
-      ->add_option("--bind", options->bind, "Bind each rank to a share of the cores of its host: core, or none")
+  command->add_option("--bind", options->bind, "Bind each rank to a share of the cores of its host: core, or none")
       ->check(CLI::IsMember({"core", "none"}))
       ->capture_default_str()
       ->type_name("HOW");
@@ -245,7 +246,9 @@ void add_run(CLI::App& app, int& exit_status) {
       ->type_name("DIR");
   command->add_option("--config", options->config, "Take options from the table [run] of this TOML file")
       ->type_name("FILE");
-  command->add_flag("--show-config", options->show_config, "Print the value of each option and where it is from, and end");
+  command->add_flag("--show-config", options->show_config,
+                    "Print the value of each option and where it is from, and end");
+  command->add_flag("--check-build", options->check_build, "Print what this build and this machine have, and end");
   command->add_flag("--dry-run", options->dry_run,
                     "Print the plan, the command and the environment of each rank; start nothing");
   command->add_flag("-q,--quiet", options->quiet, "Print only what the ranks print, and failures");

@@ -224,7 +224,8 @@ std::string show_config(const CLI::App& run_command, const RunWords& configured)
     width = std::max(width, lines.back().first.size());
   }
   std::string text = "[run]\n";
-  for (const auto& [line, origin] : lines) text += fmt::format("{:<{}}  # {}\n", line, std::min<std::size_t>(width, 48), origin);
+  for (const auto& [line, origin] : lines)
+    text += fmt::format("{:<{}}  # {}\n", line, std::min<std::size_t>(width, 48), origin);
   return text;
 }
 
@@ -233,7 +234,9 @@ std::string origin_hint(const std::string& message, const std::vector<RunSetting
     if (setting.origin == kCommandLine || setting.origin == kDefault) continue;
     const auto at = message.find(setting.option);
     const std::size_t end = at == std::string::npos ? at : at + setting.option.size();
-    const bool whole = at != std::string::npos && (end == message.size() || (message[end] != '-' && !std::isalpha(static_cast<unsigned char>(message[end]))));
+    const bool whole =
+        at != std::string::npos &&
+        (end == message.size() || (message[end] != '-' && !std::isalpha(static_cast<unsigned char>(message[end]))));
     const bool number = setting.option == "--np" && message.find("-np ") != std::string::npos;
     if (whole || number) return fmt::format("; {} is from {}", setting.option, setting.origin);
   }

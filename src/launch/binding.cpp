@@ -15,9 +15,10 @@ Result<std::vector<std::vector<int>>> share_cores(const std::vector<std::vector<
     }
   }
   if (units.size() < wanted) {
-    return fail(ErrorCode::InvalidArgument,
-                "--bind core: {} ranks on this host, and {} processor{} that may be used; start fewer or leave --bind out",
-                ranks, units.size(), units.size() == 1 ? "" : "s");
+    return fail(
+        ErrorCode::InvalidArgument,
+        "--bind core: {} ranks on this host, and {} processor{} that may be used; start fewer or leave --bind out",
+        ranks, units.size(), units.size() == 1 ? "" : "s");
   }
   std::vector<std::vector<int>> shares(wanted);
   for (std::size_t rank = 0; rank < wanted; ++rank) {

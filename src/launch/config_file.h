@@ -19,8 +19,9 @@ struct ConfigEntry {
   int line = 0;
 };
 
-/// The entries of [run], in the order of their lines. Fails with InvalidArgument, naming `name` and the line, on what is
-/// not TOML, on anything outside [run], and on values that are neither texts, numbers, truth values nor lists of them.
+/// The entries of [run], in the order of their lines. Fails with InvalidArgument, naming `name` and the line, on what
+/// is not TOML, on anything outside [run], and on values that are neither texts, numbers, truth values nor lists of
+/// them.
 Result<std::vector<ConfigEntry>> parse_config(std::string_view text, const std::string& name);
 
 /// The file's. Fails with Io where it cannot be read.

@@ -45,8 +45,7 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
 }  // namespace
 
 std::string shell_quoted(std::string_view word) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
   if (!word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos) return std::string(word);
   std::string out = "'";
   for (const char c : word) {
@@ -96,7 +95,8 @@ std::string describe_job(const RunOptions& options) {
       common.push_back(shown(assignment, !facts.run_folder.empty()));
     }
   }
-  if (!setup.environment.find(env::kOmpNumThreads)) common.push_back(fmt::format("{}={}", env::kOmpNumThreads, threads));
+  if (!setup.environment.find(env::kOmpNumThreads))
+    common.push_back(fmt::format("{}={}", env::kOmpNumThreads, threads));
   common.push_back(fmt::format("{}={}", env::kSecretFd, kWorkerSecretFd));
   std::vector<std::vector<std::string>> differs(own.size());
   for (std::size_t i = 0; i < own.front().size(); ++i) {
@@ -111,7 +111,8 @@ std::string describe_job(const RunOptions& options) {
   text += "\ncommand of each rank, in " + folder + "\n  ";
   // argv[0] is the name as it was typed; what is executed is the file.
   text += shell_quoted(setup.program.path);
-  for (std::size_t i = 1; i < setup.program.arguments.size(); ++i) text += " " + shell_quoted(setup.program.arguments[i]);
+  for (std::size_t i = 1; i < setup.program.arguments.size(); ++i)
+    text += " " + shell_quoted(setup.program.arguments[i]);
   text += "\n\nenvironment, over the one of this command\n";
   if (own.size() > 1) {
     text += "  all ranks\n";

@@ -17,11 +17,11 @@ namespace {
 
 /// Never the whole environment: it may hold what is not for files.
 constexpr std::string_view kPrefixes[] = {
-    "COHORT_", "OMP_",  "KMP_",     "GOMP_",  "MKL_",   "OPENBLAS_",       "TORCH_",      "CUDA_",       "NCCL_",
-    "GLOO_",   "TF_",   "HOROVOD_", "PYTHON", "SLURM_", "LD_LIBRARY_PATH", "LD_PRELOAD",  "VIRTUAL_ENV", "CONDA_PREFIX",
-    "HIP_",    "ROCR_", "MASTER_",  "PYTORCH"};
-constexpr std::string_view kPrivate[] = {"TOKEN",      "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "KEY", "APIKEY",
-                                         "CREDENTIAL", "CREDENTIALS", "AUTH", "COOKIE"};
+    "COHORT_",     "OMP_",         "KMP_", "GOMP_",    "MKL_",    "OPENBLAS_", "TORCH_",          "CUDA_",
+    "NCCL_",       "GLOO_",        "TF_",  "HOROVOD_", "PYTHON",  "SLURM_",    "LD_LIBRARY_PATH", "LD_PRELOAD",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "HIP_", "ROCR_",    "MASTER_", "PYTORCH"};
+constexpr std::string_view kPrivate[] = {"TOKEN",  "SECRET",     "PASSWORD",    "PASSWD", "PASSPHRASE", "KEY",
+                                         "APIKEY", "CREDENTIAL", "CREDENTIALS", "AUTH",   "COOKIE"};
 constexpr const char* kHidden = "(hidden)";
 
 /// https://user:password@host
@@ -75,12 +75,9 @@ nlohmann::ordered_json to_json(const Ending& failure) {
 }
 
 nlohmann::ordered_json to_json(const AttemptRecord& attempt) {
-  nlohmann::ordered_json out = {{"start", attempt.start},
-                                {"end", attempt.end},
-                                {"exit_status", attempt.exit_status},
-                                {"reason", attempt.reason},
-                                {"logs", attempt.log_folder},
-                                {"pids", attempt.pids}};
+  nlohmann::ordered_json out = {
+      {"start", attempt.start},   {"end", attempt.end},         {"exit_status", attempt.exit_status},
+      {"reason", attempt.reason}, {"logs", attempt.log_folder}, {"pids", attempt.pids}};
   if (attempt.failure) out["failure"] = to_json(*attempt.failure);
   return out;
 }

@@ -59,9 +59,7 @@ void add(std::vector<Text>& out, Stream stream, std::string_view bytes) {
 }  // namespace
 
 OutputView::OutputView(ViewOptions options)
-    : options_(std::move(options)),
-      sources_(options_.hosts.size() * 2),
-      last_held_(options_.hosts.size()) {
+    : options_(std::move(options)), sources_(options_.hosts.size() * 2), last_held_(options_.hosts.size()) {
   for (std::size_t rank = 0; rank < options_.hosts.size(); ++rank) {
     label_width_ = std::max(label_width_, options_.hosts[rank].size() + 1 + std::to_string(rank).size());
   }
@@ -139,7 +137,8 @@ void OutputView::put_due(std::vector<Text>& out, Clock::time_point now) {
   while (!held_.empty()) {
     const Held& first = held_.front();
     const bool everyone = first.ranks.size() == speakers;
-    if (!everyone && now - first.since < kCollapseWindow && held_.size() <= kMostHeld && held_bytes_ <= kMostHeldBytes) {
+    if (!everyone && now - first.since < kCollapseWindow && held_.size() <= kMostHeld &&
+        held_bytes_ <= kMostHeldBytes) {
       return;
     }
     put_first(out);

@@ -39,7 +39,7 @@ struct ViewOptions {
   std::vector<std::string> hosts;                 ///< by rank
   std::array<bool, 2> terminal = {false, false};  ///< stdout, stderr: progress bars overwrite themselves
   std::array<bool, 2> colour = {false, false};
-  std::size_t speakers = 0;  ///< ranks that are fed at all; 0: every one
+  std::size_t speakers = 0;                       ///< ranks that are fed at all; 0: every one
   std::array<bool, 2> collapse = {false, false};  ///< "[0-3] | text" for a line that ranks 0 to 3 have printed
   std::function<int()> columns = [] { return 80; };
 };
@@ -102,7 +102,7 @@ class OutputView {
   std::vector<Source> sources_;
   bool transient_shown_ = false;
   std::deque<Held> held_;
-  std::uint64_t shown_held_ = 0;          ///< how many have left `held_`
+  std::uint64_t shown_held_ = 0;  ///< how many have left `held_`
   std::size_t held_bytes_ = 0;
   std::vector<std::uint64_t> last_held_;  ///< by rank: one more than the number of the last one that it is in
 };

@@ -15,11 +15,12 @@ Restarts::Decision Restarts::after(const Ending& failure, int world_size) {
     return {false, fmt::format("the same failure ({}) within {:g} s of the start {} times in a row; not started again",
                                what, kSoonSeconds, kSameInARow)};
   }
-  if (done_ >= most_) return {false, fmt::format("failed after {} restart{} (--max-restarts)", done_, done_ == 1 ? "" : "s")};
+  if (done_ >= most_)
+    return {false, fmt::format("failed after {} restart{} (--max-restarts)", done_, done_ == 1 ? "" : "s")};
   ++done_;
-  return {true, fmt::format("rank {} on {} failed after {:.1f} s: {}; starting all {} rank{} again ({} of {})",
-                            failure.rank, failure.host, failure.after_seconds, what, world_size,
-                            world_size == 1 ? "" : "s", done_, most_)};
+  return {true,
+          fmt::format("rank {} on {} failed after {:.1f} s: {}; starting all {} rank{} again ({} of {})", failure.rank,
+                      failure.host, failure.after_seconds, what, world_size, world_size == 1 ? "" : "s", done_, most_)};
 }
 
 }  // namespace cohort::launch

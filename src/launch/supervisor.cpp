@@ -33,8 +33,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr std::initializer_list<int> kSignals = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT,
-                                                 SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
+constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// An agent has this long for what it does after everything has been killed.
 constexpr auto kAgentEndLimit = std::chrono::seconds(15);
 
@@ -528,13 +527,12 @@ void Supervisor::finish() {
   keep_attempt();
   write_record();
   remove_owners_folder();
-  display_.drain(
-      options_.output_timeout,
-      fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
-                  "shown{}",
-                  std::chrono::duration<double>(options_.output_timeout).count(),
-                  options_.keep_logs ? "; the complete logs are in " + log_folder(folder_.shown) : ""),
-      [this] { loop_.stop(); });
+  display_.drain(options_.output_timeout,
+                 fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
+                             "shown{}",
+                             std::chrono::duration<double>(options_.output_timeout).count(),
+                             options_.keep_logs ? "; the complete logs are in " + log_folder(folder_.shown) : ""),
+                 [this] { loop_.stop(); });
 }
 
 void Supervisor::keep_attempt() {

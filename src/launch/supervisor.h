@@ -22,8 +22,8 @@ struct RunOptions {
   Binding bind = Binding::None;
   PrefixStyle prefix = PrefixStyle::Rank;
   Collapse collapse = Collapse::Auto;
-  std::string shown_ranks = {};  ///< "0,3-5"; empty: all. The logs have every rank
-  std::optional<std::chrono::milliseconds> timeout = {};               ///< for the whole job
+  std::string shown_ranks = {};                           ///< "0,3-5"; empty: all. The logs have every rank
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< for the whole job
   std::chrono::milliseconds start_timeout = std::chrono::seconds(30);  ///< for agents to report and workers to run
   std::chrono::milliseconds grace = std::chrono::seconds(5);           ///< between asking ranks to end and killing them
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.

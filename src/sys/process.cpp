@@ -28,8 +28,8 @@ struct ChildReport {
   int error_number;
   int step;
 };
-constexpr const char* kSteps[] = {
-    "prctl(PR_SET_PDEATHSIG)", "setsid", "setpgid", "dup2", "chdir", "setrlimit", "sched_setaffinity", "execve"};
+constexpr const char* kSteps[] = {"prctl(PR_SET_PDEATHSIG)", "setsid", "setpgid", "dup2", "chdir", "setrlimit",
+                                  "sched_setaffinity",       "execve"};
 enum Step { kDeathSignal, kSession, kGroup, kDup, kFolder, kLimit, kProcessors, kExec };
 
 /// Everything that the child needs, made before fork: after it only async-signal-safe calls are allowed.
