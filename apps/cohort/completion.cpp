@@ -76,7 +76,7 @@ _cohort() {{
   fi
   # bash splits --option=value in three.
   if [ "$current" = = ]; then current=; fi
-  if [ "$before" = = ]; then before=${{COMP_WORDS[COMP_CWORD-2]}}; elif [ -z "$current" ] && [ "${{COMP_WORDS[COMP_CWORD]}}" = = ]; then :; fi
+  if [ "$before" = = ]; then before=${{COMP_WORDS[COMP_CWORD-2]}}; fi
   case ${{COMP_WORDS[1]}} in
 {}  esac
   if [ -n "$choices" ]; then

@@ -46,14 +46,14 @@ void print_topic(const Topic& topic) {
     text += section(heading);
     if (!text.ends_with('\n')) text += '\n';
   }
-  // The language behind the fence says nothing on a terminal.
   std::fputs(text.c_str(), stdout);
 }
 
 void print_help(const CLI::App& app, const std::string& word) {
   std::vector<std::string> known;
   if (word.empty()) {
-    std::fputs(app.help().c_str(), stdout);
+    // Not app.help(), which is that of the chosen command.
+    std::fputs(app.get_formatter()->make_help(&app, app.get_name(), CLI::AppFormatMode::Normal).c_str(), stdout);
     std::fputs("\nTopics (cohort help TOPIC):\n", stdout);
     for (const Topic& topic : topics()) std::printf("  %-12s %s\n", topic.name, topic.about);
     return;
