@@ -131,9 +131,6 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
                  : options.collapse == "never" ? launch::Collapse::Never
                                                : launch::Collapse::Auto;
   job.shown_ranks = options.ranks;
-  if (!options.output_folder.empty() && options.no_logs) {
-    raise(ErrorCode::InvalidArgument, "--output-dir is where the logs go, and --no-logs keeps none; leave one out");
-  }
   job.output_folder = options.output_folder;
   if (options.max_restarts < 0 || options.max_restarts > 1'000'000) {
     raise(ErrorCode::InvalidArgument, "--max-restarts {}: a number from 0 to 1000000 is wanted", options.max_restarts);

@@ -59,6 +59,7 @@ std::string shell_quoted(std::string_view word) {
 
 std::string describe_job(const RunOptions& options) {
   const JobSetup setup = set_up_job(options);
+  shown_ranks(options, setup.plan);  // a wrong one is told here, too
   JobFacts facts;
   facts.run_folder = options.run_folder.empty() ? std::string() : absolute_path(options.run_folder);
   facts.master_address = "127.0.0.1";

@@ -1,6 +1,7 @@
 #include "launch/job_setup.h"
 
 #include "launch/input_reader.h"
+#include "launch/ranges.h"
 #include "net/secret.h"
 #include "sys/cpus.h"
 #include "sys/process.h"
@@ -74,6 +75,13 @@ JobSetup set_up_job(const RunOptions& options) {
           processes, needed, now, needed);
   }
   return setup;
+}
+
+std::vector<int> shown_ranks(const RunOptions& options, const Plan& plan) {
+  if (options.shown_ranks.empty()) return {};
+  auto ranks = parse_ranges(options.shown_ranks, plan.world_size);
+  if (!ranks) raise(ErrorCode::InvalidArgument, "--ranks {}", ranks.error().what());
+  return *std::move(ranks);
 }
 
 std::vector<std::string> hosts_of_ranks(const Plan& plan) {

@@ -28,6 +28,9 @@ struct JobSetup {
 /// Raises this process's limit of open files. Throws cohort::Error on wishes that cannot be met.
 JobSetup set_up_job(const RunOptions& options);
 
+/// Those of --ranks; empty: all. Throws cohort::Error where it names one that there is not.
+std::vector<int> shown_ranks(const RunOptions& options, const Plan& plan);
+
 /// By rank.
 std::vector<std::string> hosts_of_ranks(const Plan& plan);
 /// What the agent of `host` is to start.

@@ -1,14 +1,15 @@
 #include "launch/supervisor.h"
 
 #include "base/log.h"
+#include "launch/attempts.h"
 #include "launch/crew.h"
 #include "launch/display.h"
 #include "launch/input_reader.h"
 #include "launch/job_record.h"
 #include "launch/job_setup.h"
+#include "launch/notices.h"
+#include "launch/owner.h"
 #include "launch/port_lease.h"
-#include "launch/ranges.h"
-#include "launch/restarts.h"
 #include "launch/run_folder.h"
 #include "launch/sweep.h"
 #include "launch/verdict.h"
@@ -16,15 +17,12 @@
 #include "sys/signals.h"
 #include "sys/terminal.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <csignal>
-#include <filesystem>
 #include <memory>
-#include <system_error>
 #include <utility>
 
 namespace cohort::launch {
@@ -36,16 +34,6 @@ using std::chrono::milliseconds;
 constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// An agent has this long for what it does after everything has been killed.
 constexpr auto kAgentEndLimit = std::chrono::seconds(15);
-
-/// What the attempts of one job share.
-struct Attempts {
-  explicit Attempts(int most) : restarts(most) {}
-  Restarts restarts;
-  std::string job_id;
-  RunFolder folder;
-  std::vector<AttemptRecord> records;
-  std::optional<Clock::time_point> limit;  ///< of the whole job
-};
 
 /// One attempt.
 class Supervisor {
@@ -68,18 +56,16 @@ class Supervisor {
   void on_exited(const Exited& exited);
   void on_signal(int signal);
   void on_reader_gone();
-  void watch_owner();
   void on_owner_gone();
-  void remove_owners_folder();
   void say(const std::string& text) { display_.say(text); }
-  void make_log_folder();
-  std::string log_folder(const std::string& run_folder) const;
+  std::string logs_below(const std::string& run_folder) const {
+    return options_.keep_logs ? log_folder(attempts_, options_.output_folder, run_folder) : std::string();
+  }
   void announce_stop();
   void stop(const std::string& reason, int signal, milliseconds grace);
   void fail_start(const std::string& why);
   void check_end();
   void finish();
-  void keep_attempt();
   void write_record();
   int running_ranks() const;
 
@@ -94,8 +80,7 @@ class Supervisor {
   sys::TerminalGuard terminal_{0};
   std::optional<sys::SignalFd> signals_;
   Watch signal_watch_;
-  sys::UniqueFd owner_;
-  Watch owner_watch_;
+  std::optional<Owner> owner_;
   std::optional<net::Secret> secret_;
   std::unique_ptr<store::StoreServer> store_;
   std::optional<PortLease> port_;
@@ -111,7 +96,6 @@ class Supervisor {
   std::optional<int> stop_status_;  ///< the exit status, where it is not a rank's
   bool agent_lost_ = false;
   bool quiet_end_ = false;
-  bool owner_gone_ = false;
   bool restart_ = false;
   bool told_to_end_ = false;
   int stop_signal_ = 0;  ///< the last one that the ranks were told to end by
@@ -146,18 +130,14 @@ void Supervisor::prepare() {
   if (first) attempts_.job_id = fmt::format("{}-{}", setup_.program.name, id);
   job_id_ = attempts_.job_id;
   Display::Look look{options_.prefix, options_.collapse, hosts_of_ranks(setup_.plan), {}};
-  if (!options_.shown_ranks.empty()) {
-    auto ranks = parse_ranges(options_.shown_ranks, setup_.plan.world_size);
-    if (!ranks) raise(ErrorCode::InvalidArgument, "--ranks {}", ranks.error().what());
-    look.ranks = *std::move(ranks);
-  }
+  look.ranks = shown_ranks(options_, setup_.plan);
 
   signal_watch_ = Watch(loop_, signals_->fd());
   signal_watch_.on_readable([this] {
     while (const auto signal = signals_->next()) on_signal(*signal);
   });
 
-  watch_owner();
+  if (options_.owner_pid) owner_.emplace(loop_, *options_.owner_pid, [this] { on_owner_gone(); });
 
   if (first) {
     RunFolderRequest request;
@@ -167,7 +147,7 @@ void Supervisor::prepare() {
     attempts_.folder = value_or_throw(make_run_folder(request));
   }
   folder_ = attempts_.folder;
-  make_log_folder();
+  if (options_.keep_logs && !options_.output_folder.empty()) make_log_folder(options_.output_folder);
 
   start_agents();  // its process starts while we go on
   port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(job_id_)));
@@ -186,24 +166,7 @@ void Supervisor::prepare() {
   record_.start = utc_now();
   record_.max_restarts = options_.max_restarts;
   record_.attempts = attempts_.records;
-  record_.log_folder = log_folder(folder_.path);
-}
-
-std::string Supervisor::log_folder(const std::string& run_folder) const {
-  if (!options_.keep_logs) return {};
-  std::string folder = options_.output_folder.empty() ? run_folder + "/logs" : options_.output_folder;
-  if (attempts_.restarts.done() > 0) folder += fmt::format("/restart-{}", attempts_.restarts.done());
-  return folder;
-}
-
-void Supervisor::make_log_folder() {
-  // Agents make the last folder of a path only; one of the user's may be longer.
-  if (!options_.keep_logs || options_.output_folder.empty()) return;
-  std::error_code error;
-  std::filesystem::create_directories(options_.output_folder, error);
-  if (error) {
-    raise(ErrorCode::Io, "--output-dir {}: cannot make this folder: {}", options_.output_folder, error.message());
-  }
+  if (options_.keep_logs) record_.log_folder = absolute_path(logs_below(folder_.path));
 }
 
 Crew::Events Supervisor::crew_events() {
@@ -235,7 +198,7 @@ void Supervisor::on_joined(CrewMember& agent) {
   facts.store = net::to_string(store_->endpoint().tcp);
   facts.master_address = "127.0.0.1";
   facts.master_port = port_->port();
-  if (options_.keep_logs) facts.log_folder = absolute_path(log_folder(folder_.path));
+  facts.log_folder = record_.log_folder;
   facts.restart = attempts_.restarts.done();
   facts.max_restarts = attempts_.restarts.most();
   agent.channel->send(order_for(setup_, agent.host, facts));
@@ -280,11 +243,8 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
   started_at_ = Clock::now();
   record_.threads = started.threads;
   if (!options_.quiet) {
-    const std::string threads =
-        started.threads > 0 ? fmt::format(", {} thread{} each", started.threads, started.threads == 1 ? "" : "s") : "";
-    say(fmt::format("{}{}{}{}", to_string(setup_.plan), threads,
-                    setup_.bind == Binding::Core ? ", each bound to its share of the cores" : "",
-                    options_.keep_logs ? fmt::format(", run {}", folder_.shown) : ""));
+    say(to_string(StartNotice{setup_.plan, started.threads, setup_.bind == Binding::Core,
+                              options_.keep_logs ? folder_.shown : std::string()}));
   }
   log::info("launch", "job {} is not contained: {}", job_id_, kNotContained);
   write_record();
@@ -360,12 +320,14 @@ void Supervisor::stop(const std::string& reason, int signal, milliseconds grace)
 
 void Supervisor::announce_stop() {
   if (stage_ != Stage::Stopping || quiet_end_ || stop_signal_ == SIGKILL) return;
-  const int ranks = running_ranks();
   const double left = std::max(0.0, std::chrono::duration<double>(stop_limit_ - Clock::now()).count());
-  say(fmt::format("{}{}, {:.0f} s until {}{}", stop_announced_ ? "" : stop_reason_ + "; ",
-                  ranks > 0 ? fmt::format("{} rank{} still running", ranks, ranks == 1 ? "" : "s")
-                            : std::string("what the ranks have started is still running"),
-                  left, stop_signal_ == SIGINT ? "SIGTERM" : "SIGKILL", ::isatty(0) != 0 ? "; Ctrl-C again: now" : ""));
+  StopNotice notice;
+  if (!stop_announced_) notice.reason = stop_reason_;
+  notice.ranks = running_ranks();
+  notice.seconds_left = left;
+  notice.next_signal = stop_signal_ == SIGINT ? SIGTERM : SIGKILL;
+  notice.at_terminal = ::isatty(0) != 0;
+  say(to_string(notice));
   stop_announced_ = true;
   // A line now and then, however long the grace.
   notice_ = Timer(loop_, milliseconds(static_cast<std::int64_t>(std::max(2.0, left / 5) * 1000)),
@@ -446,39 +408,11 @@ void Supervisor::on_reader_gone() {
   stop("nobody reads stdout any more", SIGTERM, options_.grace);
 }
 
-void Supervisor::watch_owner() {
-  if (!options_.owner_pid) return;
-  // A process that has ended leaves its children to another, so that a pid which is in use again is noticed.
-  if (::getppid() == *options_.owner_pid) owner_ = value_or_throw(sys::open_pidfd(*options_.owner_pid));
-  if (!owner_ || ::getppid() != *options_.owner_pid) {
-    raise(ErrorCode::Unavailable,
-          "the process that the job belongs to (pid {}) has ended or is not the one that started "
-          "this command",
-          *options_.owner_pid);
-  }
-  owner_watch_ = Watch(loop_, owner_.get());
-  owner_watch_.on_readable([this] { on_owner_gone(); });
-}
-
 void Supervisor::on_owner_gone() {
-  owner_watch_ = Watch();
-  owner_gone_ = true;
   quiet_end_ = true;
   if (stage_ == Stage::Ended) return loop_.stop();
   if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
   stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM, options_.grace);
-}
-
-void Supervisor::remove_owners_folder() {
-  if (!owner_gone_ || options_.owner_folder.empty()) return;
-  struct stat info {};
-  // Nothing that others can write into is ever removed as a whole.
-  if (::lstat(options_.owner_folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::getuid() ||
-      (info.st_mode & 077) != 0) {
-    return;
-  }
-  std::error_code error;
-  std::filesystem::remove_all(options_.owner_folder, error);
 }
 
 int Supervisor::running_ranks() const { return setup_.plan.world_size - static_cast<int>(endings_.size()); }
@@ -507,11 +441,11 @@ void Supervisor::finish() {
   end.stop_status = stop_status_;
   end.quiet = quiet_end_;
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
-  end.log_folder = log_folder(folder_.shown);
+  end.log_folder = logs_below(folder_.shown);
   end.colour = sys::wants_colour(2);
   const Verdict verdict = judge(end);
   Restarts::Decision restart;
-  if (verdict.failure && !told_to_end_ && !owner_gone_ && !agent_lost_ && !display_.reader_gone()) {
+  if (verdict.failure && !told_to_end_ && !(owner_ && owner_->gone()) && !agent_lost_ && !display_.reader_gone()) {
     restart = attempts_.restarts.after(*verdict.failure, setup_.plan.world_size);
   }
   restart_ = restart.again;
@@ -524,28 +458,12 @@ void Supervisor::finish() {
   record_.end = utc_now();
   record_.exit_status = verdict.status;
   record_.reason = stop_reason_;
-  keep_attempt();
-  write_record();
-  remove_owners_folder();
-  display_.drain(options_.output_timeout,
-                 fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
-                             "shown{}",
-                             std::chrono::duration<double>(options_.output_timeout).count(),
-                             options_.keep_logs ? "; the complete logs are in " + log_folder(folder_.shown) : ""),
-                 [this] { loop_.stop(); });
-}
-
-void Supervisor::keep_attempt() {
-  AttemptRecord attempt;
-  attempt.start = record_.start;
-  attempt.end = record_.end;
-  attempt.exit_status = record_.exit_status.value_or(1);
-  attempt.reason = record_.reason;
-  attempt.log_folder = record_.log_folder;
-  attempt.pids = record_.pids;
-  attempt.failure = record_.failure;
-  attempts_.records.push_back(std::move(attempt));
+  attempts_.records.push_back(attempt_of(record_));
   record_.attempts = attempts_.records;
+  write_record();
+  if (owner_ && owner_->gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+  const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), end.log_folder};
+  display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
 }
 
 void Supervisor::write_record() {
