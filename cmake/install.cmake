@@ -33,6 +33,8 @@ if(TARGET cohort_torch)
 endif()
 
 install(TARGETS cohort RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(FILES ${PROJECT_BINARY_DIR}/apps/cohort/cohort.bash RENAME cohort
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/cohort)
 
 configure_package_config_file(cmake/cohortConfig.cmake.in ${PROJECT_BINARY_DIR}/package/cohortConfig.cmake

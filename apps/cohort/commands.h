@@ -20,6 +20,15 @@ void add_plot(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
 void add_env(CLI::App& app, int& exit_status);
 void add_bench(CLI::App& app, int& exit_status);
+void add_check_build(CLI::App& app, int& exit_status);
+void add_help(CLI::App& app, int& exit_status);
+void add_completion(CLI::App& app, int& exit_status);
+
+/// What `cohort check-build` and `cohort env` print.
+void print_build();
+void print_environment();
+/// The words that `cohort help` takes besides commands.
+std::vector<std::string> help_topics();
 
 /// The option that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
 std::string closest(std::string_view word, const std::vector<std::string>& candidates);

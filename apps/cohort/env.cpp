@@ -7,9 +7,9 @@
 namespace cohort::app {
 namespace {
 
-void print_rows(bool set_by_cohort_run) {
+void print_rows(env::Variable::Use use) {
   for (const env::Variable& variable : env::variables()) {
-    if (variable.set_by_cohort_run != set_by_cohort_run) continue;
+    if (variable.use != use) continue;
     fmt::print("  {}={}\n      {}", variable.name, variable.value, variable.meaning);
     if (!variable.default_value.empty()) fmt::print(" (default: {})", variable.default_value);
     if (const auto value = env::get(variable.name)) fmt::print("  [now: {}]", *value);
@@ -19,13 +19,17 @@ void print_rows(bool set_by_cohort_run) {
 
 }  // namespace
 
+void print_environment() {
+  fmt::print("Read by the library and the command:\n");
+  print_rows(env::Variable::Use::Read);
+  fmt::print("\nSet by `cohort run` for its workers:\n");
+  print_rows(env::Variable::Use::SetForRanks);
+  fmt::print("\nOptions of `cohort run`, which the command line has before them:\n");
+  print_rows(env::Variable::Use::RunOption);
+}
+
 void add_env(CLI::App& app, int&) {
-  app.add_subcommand("env", "List the environment variables that Cohort reads and sets")->callback([] {
-    fmt::print("Read by the library and the command:\n");
-    print_rows(false);
-    fmt::print("\nSet by `cohort run` for its workers:\n");
-    print_rows(true);
-  });
+  app.add_subcommand("env", "List the environment variables that Cohort reads and sets")->callback(print_environment);
 }
 
 }  // namespace cohort::app

@@ -1,5 +1,6 @@
 // The command. Parses, hands over to one sub-command, and is the one place that prints errors.
 #include "commands.h"
+#include "run_config.h"
 
 #include <cohort/error.h>
 
@@ -26,6 +27,18 @@ std::string chosen_command(const CLI::App& app) {
   return chosen.empty() ? "cohort" : "cohort " + chosen.front()->get_name();
 }
 
+/// "; did you mean --json?" for an option that the chosen command does not have.
+std::string meant_option(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  if (chosen.empty()) return {};
+  for (const std::string& word : app.remaining(true)) {
+    if (!word.starts_with('-')) continue;
+    const std::string meant = closest(word.substr(0, word.find('=')), option_names(*chosen.front()));
+    if (!meant.empty()) return "; did you mean " + meant + "?";
+  }
+  return {};
+}
+
 int parse_and_run(int argc, char** argv) {
   CLI::App app("Makes a training program run on N processes as if it were one program.", "cohort");
   app.require_subcommand(1);
@@ -37,6 +50,9 @@ int parse_and_run(int argc, char** argv) {
   add_secret(app, exit_status);
   add_env(app, exit_status);
   add_bench(app, exit_status);
+  add_check_build(app, exit_status);
+  add_help(app, exit_status);
+  add_completion(app, exit_status);
   add_version(app, exit_status);
   add_agent(app, exit_status);
 
@@ -52,11 +68,17 @@ int parse_and_run(int argc, char** argv) {
                           (meant.empty() ? "" : "; did you mean `cohort " + meant + "`?"),
                       "cohort");
   }
+  std::vector<RunSetting> settings;
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  // Horovod's option, for those who type it.
+  if (!words.empty() && words.front() == "--check-build") words.front() = "check-build";
   if (!words.empty() && words.front() == "run") {
-    auto rest = prepare_run_arguments(*app.get_subcommand("run"), {words.begin() + 1, words.end()});
-    rest.insert(rest.begin(), "run");
-    words = std::move(rest);
+    const CLI::App& run = *app.get_subcommand("run");
+    RunWords configured = add_configuration(run, prepare_run_arguments(run, {words.begin() + 1, words.end()}));
+    for (const std::string& remark : configured.remarks) std::fprintf(stderr, "cohort: %s\n", remark.c_str());
+    settings = std::move(configured.settings);
+    words = std::move(configured.words);
+    words.insert(words.begin(), "run");
   }
   if (!words.empty() && words.front() == "bench") {
     // -np is one word to everyone who comes from MPI; CLI11 would read -n p.
@@ -70,15 +92,15 @@ int parse_and_run(int argc, char** argv) {
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ExtrasError& error) {
-    return fail_usage(error.what(), chosen_command(app));
+    return fail_usage(error.what() + meant_option(app), chosen_command(app));
   } catch (const CLI::ParseError& error) {
     if (argc <= 1) {
       std::fputs(app.help().c_str(), stderr);
       return kUsageStatus;
     }
-    return fail_usage(error.what(), chosen_command(app));
+    return fail_usage(error.what() + origin_hint(error.what(), settings), chosen_command(app));
   } catch (const Error& error) {
-    std::fprintf(stderr, "cohort: %s\n", error.what());
+    std::fprintf(stderr, "cohort: %s%s\n", error.what(), origin_hint(error.what(), settings).c_str());
     if (exit_status != 0) return exit_status;
     return error.code() == ErrorCode::InvalidArgument ? kUsageStatus : 1;
   }

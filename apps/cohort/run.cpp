@@ -1,13 +1,18 @@
 #include "base/env.h"
 #include "base/parse.h"
+#include "launch/dry_run.h"
 #include "launch/supervisor.h"
 #include "sys/process.h"
 
 #include "commands.h"
+#include "run_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <optional>
 
@@ -22,10 +27,19 @@ struct Options {
   std::string run_folder;
   std::vector<std::string> environment;
   std::string prefix = "rank";
+  std::string collapse = "auto";
+  std::string ranks;
+  std::string output_folder;
+  int max_restarts = 0;
+  std::string bind = "none";
+  std::string config;
   double timeout = 0;
   double start_timeout = 30;
   double grace = 5;
   double output_timeout = 10;
+  double stall_timeout = 1800;
+  double deadlock_timeout = 10;
+  double stopped_timeout = 60;
   bool module = false;
   bool no_python = false;
   bool as_horovod = false;
@@ -33,6 +47,9 @@ struct Options {
   int owner = 0;
   std::string owner_folder;
   bool quiet = false;
+  bool dry_run = false;
+  bool show_config = false;
+  bool check_build = false;
   std::vector<std::string> program;
 };
 
@@ -43,10 +60,14 @@ constexpr const char* kFooter = R"(Examples:
   cohort run -np 2 --as-horovod train.py  a program that imports horovod.torch
   cohort run -np 4 --env OMP_NUM_THREADS=2 -- ./train -np 7
 
+Each option can be set by an environment variable (--start-timeout: COHORT_RUN_START_TIMEOUT) and in a file (--config), too;
+the command line counts before the variable, the variable before the file. --show-config says what counts.
+
 Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
 under torchrun, and what cohort::join() needs (`cohort env` lists all). stdin goes to rank 0. The complete output of every
 rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
-killed; 124 after --timeout; 127 if PROGRAM cannot be started). Ctrl-C asks all ranks to end, a second one kills.
+killed; 124 after --timeout, or if the job did not go on; 127 if PROGRAM cannot be started). Ctrl-C sends SIGINT to all ranks, SIGTERM after --grace and
+SIGKILL after as much again; a second Ctrl-C sends SIGTERM at once, a third one SIGKILL.
 
 Nothing of a job is left behind, whatever part of it dies. The exception: no cgroup or PID namespace holds the job, so
 if supervisor, guard, agent and ranks are all killed at once (SIGKILL), processes that ranks have started can remain. The
@@ -65,6 +86,11 @@ std::chrono::milliseconds milliseconds_of(double seconds, const char* option) {
     raise(ErrorCode::InvalidArgument, "{} {}: a number of seconds from 0 to 1e9 is wanted", option, seconds);
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+/// Of limits that are looked after once a second.
+std::chrono::seconds seconds_of(double seconds, const char* option) {
+  return std::chrono::ceil<std::chrono::seconds>(milliseconds_of(seconds, option));
 }
 
 int processes_of(const std::string& text) {
@@ -93,7 +119,7 @@ std::vector<std::string> environment_of(const std::vector<std::string>& wishes) 
   return out;
 }
 
-void run(const Options& options, const std::vector<std::string>& command_line, int& exit_status) {
+launch::RunOptions job_of(const Options& options, const std::vector<std::string>& command_line) {
   if (options.program.empty()) {
     raise(ErrorCode::InvalidArgument, "no program to run; for example: cohort run -np 4 ./train");
   }
@@ -105,12 +131,25 @@ void run(const Options& options, const std::vector<std::string>& command_line, i
   if (options.no_python) job.program.python = ProgramRequest::Python::Never;
   job.run_folder = options.run_folder;
   job.environment = environment_of(options.environment);
+  if (options.bind == "core") job.bind = launch::Binding::Core;
   job.prefix = options.prefix == "none"   ? PrefixStyle::None
                : options.prefix == "full" ? PrefixStyle::Full
                                           : PrefixStyle::Rank;
+  job.collapse = options.collapse == "always"  ? launch::Collapse::Always
+                 : options.collapse == "never" ? launch::Collapse::Never
+                                               : launch::Collapse::Auto;
+  job.shown_ranks = options.ranks;
+  job.output_folder = options.output_folder;
+  if (options.max_restarts < 0 || options.max_restarts > 1'000'000) {
+    raise(ErrorCode::InvalidArgument, "--max-restarts {}: a number from 0 to 1000000 is wanted", options.max_restarts);
+  }
+  job.max_restarts = options.max_restarts;
   if (options.timeout > 0) job.timeout = milliseconds_of(options.timeout, "--timeout");
   job.start_timeout = milliseconds_of(options.start_timeout, "--start-timeout");
   job.grace = milliseconds_of(options.grace, "--grace");
+  job.health.stall = seconds_of(options.stall_timeout, "--stall-timeout");
+  job.health.deadlock = seconds_of(options.deadlock_timeout, "--deadlock-timeout");
+  job.health.stopped_end = seconds_of(options.stopped_timeout, "--stopped-timeout");
   job.output_timeout = milliseconds_of(options.output_timeout, "--output-timeout");
   job.quiet = options.quiet;
   job.as_horovod = options.as_horovod;
@@ -118,6 +157,26 @@ void run(const Options& options, const std::vector<std::string>& command_line, i
   if (options.owner != 0) job.owner_pid = options.owner;
   job.owner_folder = options.owner_folder;
   job.command_line = command_line;
+  return job;
+}
+
+void run(const Options& options, const CLI::App& command, int& exit_status) {
+  if (options.check_build) return print_build();
+  const std::vector<std::string> command_line = sys::own_arguments();
+  if (options.show_config) {
+    const std::vector<std::string> words(command_line.begin() + std::min<std::ptrdiff_t>(2, std::ssize(command_line)),
+                                         command_line.end());
+    const RunWords configured = add_configuration(command, prepare_run_arguments(command, words));
+    std::fputs(show_config(command, configured).c_str(), stdout);
+    return;
+  }
+  const launch::RunOptions job = job_of(options, command_line);
+  if (options.dry_run) {
+    exit_status = launch::kCannotStartStatus;
+    std::fputs(launch::describe_job(job).c_str(), stdout);
+    exit_status = 0;
+    return;
+  }
   exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
   exit_status = launch::run_job(job);
 }
@@ -132,7 +191,8 @@ void add_run(CLI::App& app, int& exit_status) {
   command->formatter(std::make_shared<RunHelp>());
   command->footer(kFooter);
   command->add_option("-n,--np,--nproc", options->processes, "Processes (also -np N), or 'auto': one per usable core")
-      ->type_name("N");
+      ->type_name("N")
+      ->capture_default_str();
   command->add_flag("-m,--module", options->module, "PROGRAM is a Python module");
   command->add_flag("--no-python", options->no_python, "Execute PROGRAM itself, also if it ends in .py");
   command->add_flag("--as-horovod", options->as_horovod,
@@ -146,12 +206,32 @@ void add_run(CLI::App& app, int& exit_status) {
       ->expected(1)
       ->allow_extra_args(false)  // else it would swallow the "--" after it
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_option("--bind", options->bind, "Bind each rank to a share of the cores of its host: core, or none")
+      ->check(CLI::IsMember({"core", "none"}))
+      ->capture_default_str()
+      ->type_name("HOW");
   command
       ->add_option("--prefix", options->prefix,
                    "What stands before each line: none, rank (host:rank), full (time, host:rank, stream)")
       ->check(CLI::IsMember({"none", "rank", "full"}))
       ->capture_default_str()
       ->type_name("STYLE");
+  command->add_option("--ranks", options->ranks, "Show only these ranks' output; the logs have all [all]")
+      ->type_name("0,3-5");
+  command
+      ->add_option("--collapse", options->collapse,
+                   "Show a line that several ranks print within 0.2 s once, as [0-3] | LINE: auto (on a terminal), "
+                   "always, never")
+      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->capture_default_str()
+      ->type_name("WHEN");
+  command->add_option("--output-dir", options->output_folder, "The folder of the logs [logs in the run's folder]")
+      ->type_name("DIR");
+  command
+      ->add_option("--max-restarts", options->max_restarts,
+                   "Start all ranks again when one fails, at most so many times")
+      ->type_name("N")
+      ->capture_default_str();
   command->add_option("--timeout", options->timeout, "End the job after so many seconds [never]")->type_name("SECONDS");
   command->add_option("--start-timeout", options->start_timeout, "For all ranks to be running")
       ->type_name("SECONDS")
@@ -164,6 +244,21 @@ void add_run(CLI::App& app, int& exit_status) {
                    "Once the job is over, for a reader that does not read (a pager) to go on")
       ->type_name("SECONDS")
       ->capture_default_str();
+  command
+      ->add_option("--stall-timeout", options->stall_timeout,
+                   "End the job when ranks have waited so long for one that is elsewhere; 0: never")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command
+      ->add_option("--deadlock-timeout", options->deadlock_timeout,
+                   "End the job when ranks have waited only for each other so long; 0: never")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command
+      ->add_option("--stopped-timeout", options->stopped_timeout,
+                   "End the job when a rank has been stopped (SIGSTOP) so long; 0: never")
+      ->type_name("SECONDS")
+      ->capture_default_str();
   command->add_flag("--no-logs", options->no_logs, "Keep no logs of the ranks' output in the run's folder");
   command
       ->add_option("--owner", options->owner, "End the job when the process PID, which has started this command, ends")
@@ -172,9 +267,16 @@ void add_run(CLI::App& app, int& exit_status) {
       ->add_option("--owner-folder", options->owner_folder,
                    "A private folder (0700) of the owner, removed if the owner has ended before it could do so")
       ->type_name("DIR");
+  command->add_option("--config", options->config, "Take options from the table [run] of this TOML file")
+      ->type_name("FILE");
+  command->add_flag("--show-config", options->show_config,
+                    "Print the value of each option and where it is from, and end");
+  command->add_flag("--check-build", options->check_build, "Print what this build and this machine have, and end");
+  command->add_flag("--dry-run", options->dry_run,
+                    "Print the plan, the command and the environment of each rank; start nothing");
   command->add_flag("-q,--quiet", options->quiet, "Print only what the ranks print, and failures");
   command->add_option("PROGRAM", options->program, "Program or .py file, and its arguments")->type_name("");
-  command->callback([options, &exit_status] { run(*options, sys::own_arguments(), exit_status); });
+  command->callback([options, command, &exit_status] { run(*options, *command, exit_status); });
 }
 
 std::vector<std::string> prepare_run_arguments(const CLI::App& run_command, const std::vector<std::string>& words) {

@@ -101,7 +101,7 @@ class Job:
         """Starts it and shows the output until it has ended. Returns the command's exit status (128 + signal where one killed it).
 
         What interrupts the wait (a KeyboardInterrupt, an error of sys.stdout) ends the job and is raised again once
-        nothing of it is left; a second KeyboardInterrupt kills the ranks.
+        nothing of it is left; a second KeyboardInterrupt sends the ranks SIGTERM, a third one kills them.
         """
         try:
             # A session of its own: a Ctrl-C at the terminal comes to this process alone, which hands it on once.

@@ -24,6 +24,7 @@ inline constexpr std::string_view kStatusFd = "COHORT_STATUS_FD";
 inline constexpr std::string_view kJobId = "COHORT_JOB_ID";
 inline constexpr std::string_view kRunDir = "COHORT_RUN_DIR";
 inline constexpr std::string_view kHost = "COHORT_HOST";
+inline constexpr std::string_view kRestart = "COHORT_RESTART";
 
 // Set by `cohort run` as torchrun does, and read by env://.
 inline constexpr std::string_view kRank = "RANK";
@@ -39,7 +40,13 @@ struct Variable {
   std::string_view value;  ///< what it holds, e.g. "seconds"
   std::string_view default_value;
   std::string_view meaning;
-  bool set_by_cohort_run = false;
+  /// Who reads it, or sets it.
+  enum class Use {
+    Read,         ///< by the library and the command
+    SetForRanks,  ///< by `cohort run`
+    RunOption,    ///< stands for an option of `cohort run`
+  };
+  Use use = Use::Read;
 };
 
 /// Every row, in the order of the documentation.

@@ -3,9 +3,11 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/parse.h"
+#include "launch/binding.h"
 #include "launch/channel.h"
 #include "launch/environment.h"
 #include "launch/guard.h"
+#include "launch/job_setup.h"
 #include "launch/sweep.h"
 #include "launch/version.h"
 #include "launch/worker.h"
@@ -30,9 +32,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Number of the secret's descriptor in workers: away from what shell scripts use for redirections.
-constexpr int kWorkerSecretFd = 100;
-constexpr int kWorkerStatusFd = 101;
 constexpr auto kReportEvery = std::chrono::seconds(1);
 /// For a rank to write its stacks.
 constexpr auto kStacksTime = std::chrono::milliseconds(500);
@@ -205,8 +204,13 @@ Result<void> Agent::start_workers(const StartJob& job) {
   program.open_files = job.open_files;
 
   Environment environment(job.environment);
-  const int cores = sys::usable_cores();
-  const int threads = std::max(1, cores / static_cast<int>(std::max<std::size_t>(job.workers.size(), 1)));
+  const int threads = threads_of(sys::usable_cores(), static_cast<int>(job.workers.size()));
+  std::vector<std::vector<int>> shares(job.workers.size());
+  if (job.bind_to_cores) {
+    auto shared = share_cores(sys::cores_of_process(), static_cast<int>(job.workers.size()));
+    if (!shared) return tl::unexpected(shared.error());
+    shares = *std::move(shared);
+  }
   if (!environment.find(env::kOmpNumThreads)) environment.set(env::kOmpNumThreads, std::to_string(threads));
   environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
   environment.set(env::kStatusFd, std::to_string(kWorkerStatusFd));
@@ -224,6 +228,7 @@ Result<void> Agent::start_workers(const StartJob& job) {
     for (const std::string& assignment : plan.environment) own.set(assignment);
     program.environment = own.assignments();
     program.inherited = {{secret_file->get(), kWorkerSecretFd}, {worker.status_fd(), kWorkerStatusFd}};
+    program.processors = shares[workers_.size() - 1];
     if (auto started = worker.start(program); !started) return fail_for(plan.rank, started.error());
   }
   started_at_ = Clock::now();
@@ -335,6 +340,13 @@ void Agent::ask_stacks() {
 }
 
 void Agent::stop(const StopWorkers& order) {
+  if (stage_ == Stage::Sweeping && grace_end_) {
+    // The workers have ended; what they have started is still within its grace, which may end sooner now.
+    if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
+    for (const pid_t pid : sys::descendants(::getpid())) ::kill(pid, order.signal);
+    grace_end_ = Clock::now() + milliseconds(order.grace_ms);
+    return;
+  }
   if (stage_ != Stage::Running) return;
   if (!stopping_) {
     stopping_ = true;

@@ -5,6 +5,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 namespace cohort::launch {
 namespace {
 
@@ -32,27 +34,48 @@ Display::Display(Loop& loop, Events events) : loop_(loop), events_(std::move(eve
   watch_.on_readable([this] { on_console(); });
 }
 
-void Display::set_up(PrefixStyle style, std::vector<std::string> hosts) {
+void Display::set_up(Look look) {
+  hidden_.assign(look.hosts.size(), !look.ranks.empty());
+  for (const int rank : look.ranks) hidden_[static_cast<std::size_t>(rank)] = false;
   ViewOptions view;
-  view.style = style;
-  view.hosts = std::move(hosts);
+  view.style = look.style;
+  view.hosts = std::move(look.hosts);
   view.terminal = {::isatty(1) != 0, ::isatty(2) != 0};
   view.colour = {sys::wants_colour(1), sys::wants_colour(2)};
   view.columns = terminal_columns;
+  view.speakers = look.ranks.size();
+  const bool several = look.ranks.size() != 1 && look.style != PrefixStyle::None;
+  for (std::size_t i = 0; i < 2; ++i) {
+    view.collapse[i] =
+        several && (look.collapse == Collapse::Always || (look.collapse == Collapse::Auto && view.terminal[i]));
+  }
   view_.emplace(std::move(view));
 }
 
 void Display::feed(std::size_t source, const Output& output) {
   const auto size = static_cast<std::uint64_t>(output.bytes.size());
-  show(view_->feed(output.rank, output.stream, output.bytes, Clock::now()));
+  if (!hidden_[static_cast<std::size_t>(output.rank)]) {
+    show(view_->feed(output.rank, output.stream, output.bytes, Clock::now()));
+  }
   shown_.emplace_back(source, size);
   console_.write(1, {}, size);
+  wait_for_release();
   if (view_->has_partial() && !partial_) {
     partial_ = Timer(loop_, milliseconds(100), [this] {
       partial_ = Timer();
       show(view_->show_partial());
     });
   }
+}
+
+void Display::wait_for_release() {
+  const auto due = view_->next_release();
+  if (!due || release_) return;
+  release_ = Timer(loop_, std::max(*due - Clock::now(), Clock::duration(milliseconds(1))), [this] {
+    release_ = Timer();
+    show(view_->release(Clock::now()));
+    wait_for_release();
+  });
 }
 
 void Display::on_console() {
@@ -80,6 +103,7 @@ void Display::show(const std::vector<Text>& texts) {
 void Display::say(const std::string& text) { write_error("cohort: " + text + "\n"); }
 
 void Display::end_lines() {
+  release_ = Timer();
   if (view_) show(view_->finish());
 }
 

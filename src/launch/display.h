@@ -29,12 +29,19 @@ class Display {
   };
   Display(Loop& loop, Events events);
 
-  /// Before the first `feed`. `style` and the ranks' hosts; what stdout and stderr are it finds out itself.
-  void set_up(PrefixStyle style, std::vector<std::string> hosts);
+  struct Look {
+    PrefixStyle style = PrefixStyle::Rank;
+    Collapse collapse = Collapse::Auto;
+    std::vector<std::string> hosts;  ///< by rank
+    std::vector<int> ranks = {};     ///< those that are shown; empty: all
+  };
+  /// Before the first `feed`. What stdout and stderr are it finds out itself.
+  void set_up(Look look);
   void feed(std::size_t source, const Output& output);
   /// A line of our own, on stderr.
   void say(const std::string& text);
   void write_error(std::string text) { console_.write(2, std::move(text)); }
+  bool reader_gone() const { return console_.reader_gone(1); }
   /// The unfinished lines, finished: no more output comes.
   void end_lines();
 
@@ -45,6 +52,7 @@ class Display {
  private:
   void on_console();
   void show(const std::vector<Text>& texts);
+  void wait_for_release();
   void wait_for_reader();
   void look_at_reader();
   void give_up();
@@ -58,6 +66,8 @@ class Display {
   std::deque<std::pair<std::size_t, std::uint64_t>> shown_;  ///< weights that the console has not written yet
   std::uint64_t credited_ = 0;
   Timer partial_;
+  Timer release_;
+  std::vector<bool> hidden_;  ///< by rank
 
   std::function<void()> on_done_;
   std::chrono::milliseconds limit_{};

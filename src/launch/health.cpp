@@ -149,13 +149,13 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
     const std::string who = name(static_cast<int>(i));
     if (since >= limits_.stopped_notice && !rank.stopped_told) {
       rank.stopped_told = true;
-      findings.notices.push_back(
-          fmt::format("{} has been stopped for {} s (SIGSTOP, a debugger, or a read from the terminal); kill -CONT {} "
-                      "lets it go on, "
-                      "at {} s the job ends",
-                      who, since.count(), rank.report.pid, limits_.stopped_end.count()));
+      const auto end = limits_.stopped_end.count();
+      findings.notices.push_back(fmt::format(
+          "{} has been stopped for {} s (SIGSTOP, a debugger, or a read from the terminal); kill -CONT {} lets "
+          "it go on{}",
+          who, since.count(), rank.report.pid, end > 0 ? fmt::format(", at {} s the job ends", end) : ""));
     }
-    if (since >= limits_.stopped_end && !findings.end) {
+    if (limits_.stopped_end.count() > 0 && since >= limits_.stopped_end && !findings.end) {
       findings.end = fmt::format("{} has been stopped for {} s", who, since.count());
     }
   }

@@ -17,7 +17,7 @@ namespace cohort::launch {
 
 struct HealthLimits {
   std::chrono::seconds stopped_notice{5};  ///< a rank that was stopped (SIGSTOP) is named,
-  std::chrono::seconds stopped_end{60};    ///< and ends the job
+  std::chrono::seconds stopped_end{60};    ///< and ends the job; 0: never
   std::chrono::seconds deadlock{10};       ///< nobody has moved for so long; 0: never ends a job
   std::chrono::seconds away_notice{30};    ///< a rank is named that others wait for, then at doubled intervals,
   std::chrono::seconds stall{1800};        ///< and ends the job; 0: never

@@ -19,6 +19,17 @@ inline constexpr std::string_view kNotContained =
     "cohort run places jobs in no cgroup and no PID namespace: if supervisor, guard, agent and ranks are all killed at "
     "once (SIGKILL), processes that ranks have started themselves can outlive them";
 
+/// One start of a job that may be started again.
+struct AttemptRecord {
+  std::string start;
+  std::string end;
+  int exit_status = 0;
+  std::string reason;
+  std::string log_folder;
+  std::vector<int> pids;
+  std::optional<Ending> failure;
+};
+
 struct JobRecord {
   std::string job_id;
   std::vector<std::string> command_line;
@@ -32,7 +43,13 @@ struct JobRecord {
   std::optional<int> exit_status;
   std::string reason;  ///< why it ended, if not by itself
   std::optional<Ending> failure;
+  std::string log_folder;  ///< empty: none
+  int max_restarts = 0;
+  std::vector<AttemptRecord> attempts;  ///< those that have ended
 };
+
+/// True for names that say that their value is for nobody's eyes: API_KEY, hf-token, ...
+bool looks_private(std::string_view name);
 
 /// Takes the rest (folder, user, host, the environment's variables that matter, versions) from this process.
 nlohmann::ordered_json to_json(const JobRecord& record);

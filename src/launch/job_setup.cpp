@@ -1,6 +1,7 @@
 #include "launch/job_setup.h"
 
 #include "launch/input_reader.h"
+#include "launch/ranges.h"
 #include "net/secret.h"
 #include "sys/cpus.h"
 #include "sys/process.h"
@@ -18,6 +19,14 @@ std::string random_hex(std::size_t bytes) {
   std::string text;
   for (const std::uint8_t byte : noise.bytes().first(bytes)) text += fmt::format("{:02x}", byte);
   return text;
+}
+
+std::string absolute_path(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path whole = std::filesystem::absolute(path, error);
+  if (error) raise(ErrorCode::Io, "{}: {}", path, error.message());
+  whole = whole.lexically_normal();
+  return whole.filename().empty() ? whole.parent_path().string() : whole.string();
 }
 
 namespace {
@@ -45,13 +54,16 @@ JobSetup set_up_job(const RunOptions& options) {
   setup.environment = Environment::current();
   for (const std::string& assignment : options.environment) setup.environment.set(assignment);
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
-  setup.keep_logs = options.keep_logs;
   setup.as_horovod = options.as_horovod;
   if (options.as_horovod) put_horovod_first(setup.environment);
   setup.program = value_or_throw(resolve_program(options.program, setup.environment));
   const std::string host = sys::host_name();
   const int processes = options.processes == 0 ? sys::usable_cores() : options.processes;
   setup.plan = value_or_throw(make_plan({{host, kMostProcesses}}, processes));
+
+  setup.bind = options.bind;
+  // A host that has too few says so before anything is started.
+  if (setup.bind == Binding::Core) value_or_throw(share_cores(sys::cores_of_process(), processes));
 
   const auto [before, now] = sys::raise_open_files_limit();
   setup.open_files = before;
@@ -63,6 +75,13 @@ JobSetup set_up_job(const RunOptions& options) {
           processes, needed, now, needed);
   }
   return setup;
+}
+
+std::vector<int> shown_ranks(const RunOptions& options, const Plan& plan) {
+  if (options.shown_ranks.empty()) return {};
+  auto ranks = parse_ranges(options.shown_ranks, plan.world_size);
+  if (!ranks) raise(ErrorCode::InvalidArgument, "--ranks {}", ranks.error().what());
+  return *std::move(ranks);
 }
 
 std::vector<std::string> hosts_of_ranks(const Plan& plan) {
@@ -81,9 +100,10 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   char* folder = ::get_current_dir_name();
   if (folder != nullptr) job.folder = folder;
   std::free(folder);  // NOLINT: get_current_dir_name allocates with malloc
-  if (setup.keep_logs) job.log_folder = facts.run_folder + "/logs";
+  job.log_folder = facts.log_folder;
   job.input = InputReader::worth_reading(0);
   job.open_files = setup.open_files;
+  job.bind_to_cores = setup.bind == Binding::Core;
   for (int rank = host.first_rank; rank < host.first_rank + host.ranks; ++rank) {
     job.workers.push_back({rank, rank_environment(setup.plan, host, rank, facts)});
     if (setup.as_horovod) {

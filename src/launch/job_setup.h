@@ -20,7 +20,7 @@ struct JobSetup {
   Plan plan;
   Program program;
   Environment environment;  ///< of the workers, without what differs between ranks
-  bool keep_logs = true;
+  Binding bind = Binding::None;
   bool as_horovod = false;
   std::uint64_t open_files = 0;  ///< the limit that workers get: what it was before it was raised for ourselves
 };
@@ -28,10 +28,21 @@ struct JobSetup {
 /// Raises this process's limit of open files. Throws cohort::Error on wishes that cannot be met.
 JobSetup set_up_job(const RunOptions& options);
 
+/// Those of --ranks; empty: all. Throws cohort::Error where it names one that there is not.
+std::vector<int> shown_ranks(const RunOptions& options, const Plan& plan);
+
 /// By rank.
 std::vector<std::string> hosts_of_ranks(const Plan& plan);
 /// What the agent of `host` is to start.
 StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFacts& facts);
+
+/// Number of the secret's descriptor in workers: away from what shell scripts use for redirections.
+inline constexpr int kWorkerSecretFd = 100;
+/// And of its status page.
+inline constexpr int kWorkerStatusFd = 101;
+
+/// Where `path` leads from the current folder.
+std::string absolute_path(const std::string& path);
 
 std::string random_hex(std::size_t bytes);
 

@@ -11,6 +11,12 @@ namespace cohort::launch {
 /// A longer line is passed on in parts, so that a stream without line ends cannot take all memory.
 inline constexpr std::size_t kLongestLine = std::size_t{64} << 10;
 
+/// The length of the escape sequence that begins `text` with ESC; 0 if its end is not there yet.
+std::size_t escape_length(std::string_view text);
+
+/// The length of `text` up to the beginning of a last UTF-8 character or escape sequence that is incomplete.
+std::size_t whole_text(std::string_view text);
+
 struct Line {
   std::string text;  ///< without its end
   enum class End {

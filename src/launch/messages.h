@@ -110,6 +110,7 @@ struct StartJob {
   bool input = false;               ///< stdin of rank 0 comes over this connection, else it is /dev/null
   std::uint32_t tail_lines = 20;
   std::uint64_t open_files = 0;  ///< soft limit of the workers
+  bool bind_to_cores = false;    ///< each worker to its share of the host's
 };
 
 struct Input {

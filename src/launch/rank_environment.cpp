@@ -24,14 +24,15 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   number("ROLE_WORLD_SIZE", plan.world_size);
   set("ROLE_NAME", "default");
   set("TORCHELASTIC_RUN_ID", facts.job_id);
-  number("TORCHELASTIC_RESTART_COUNT", 0);
-  number("TORCHELASTIC_MAX_RESTARTS", 0);
+  number("TORCHELASTIC_RESTART_COUNT", facts.restart);
+  number("TORCHELASTIC_MAX_RESTARTS", facts.max_restarts);
   // Rank 0 opens torch's store at MASTER_PORT itself; nobody else listens there.
   set("TORCHELASTIC_USE_AGENT_STORE", "False");
   set(env::kJobId, facts.job_id);
   set(env::kRunDir, facts.run_folder);
   set(env::kStore, facts.store);
   set(env::kHost, host.name);
+  number(env::kRestart, facts.restart);
   return out;
 }
 

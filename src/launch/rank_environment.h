@@ -15,6 +15,9 @@ struct JobFacts {
   std::string store;  ///< host:port
   std::string master_address;
   std::uint16_t master_port = 0;
+  std::string log_folder;  ///< empty: no logs
+  int restart = 0;         ///< how often the job has been started again
+  int max_restarts = 0;
 };
 
 /// "NAME=value": what torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, GROUP_RANK, TORCHELASTIC_RUN_ID, ...; names and

@@ -1,12 +1,15 @@
 #include "launch/supervisor.h"
 
 #include "base/log.h"
+#include "launch/attempts.h"
 #include "launch/crew.h"
 #include "launch/display.h"
 #include "launch/health.h"
 #include "launch/input_reader.h"
 #include "launch/job_record.h"
 #include "launch/job_setup.h"
+#include "launch/notices.h"
+#include "launch/owner.h"
 #include "launch/port_lease.h"
 #include "launch/run_folder.h"
 #include "launch/sweep.h"
@@ -15,15 +18,12 @@
 #include "sys/signals.h"
 #include "sys/terminal.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <csignal>
-#include <filesystem>
 #include <memory>
-#include <system_error>
 #include <utility>
 
 namespace cohort::launch {
@@ -32,13 +32,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
+constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// An agent has this long for what it does after everything has been killed.
 constexpr auto kAgentEndLimit = std::chrono::seconds(15);
 
+/// One attempt.
 class Supervisor {
  public:
-  explicit Supervisor(const RunOptions& options);
+  Supervisor(const RunOptions& options, Attempts& attempts);
   int run();
+  bool wants_restart() const noexcept { return restart_; }
 
  private:
   enum class Stage { Starting, Running, Stopping, Ended };
@@ -56,10 +59,12 @@ class Supervisor {
   void show_overview();
   void on_signal(int signal);
   void on_reader_gone();
-  void watch_owner();
   void on_owner_gone();
-  void remove_owners_folder();
   void say(const std::string& text) { display_.say(text); }
+  std::string logs_below(const std::string& run_folder) const {
+    return options_.keep_logs ? log_folder(attempts_, options_.output_folder, run_folder) : std::string();
+  }
+  void announce_stop();
   void stop(const std::string& reason, int signal, milliseconds grace);
   void fail_start(const std::string& why);
   void check_end();
@@ -68,6 +73,7 @@ class Supervisor {
   int running_ranks() const;
 
   const RunOptions& options_;
+  Attempts& attempts_;
   const JobSetup setup_;
   std::string job_id_;
   RunFolder folder_;
@@ -77,8 +83,7 @@ class Supervisor {
   sys::TerminalGuard terminal_{0};
   std::optional<sys::SignalFd> signals_;
   Watch signal_watch_;
-  sys::UniqueFd owner_;
-  Watch owner_watch_;
+  std::optional<Owner> owner_;
   std::optional<net::Secret> secret_;
   std::unique_ptr<store::StoreServer> store_;
   std::optional<PortLease> port_;
@@ -96,19 +101,24 @@ class Supervisor {
   std::optional<int> stop_status_;  ///< the exit status, where it is not a rank's
   bool agent_lost_ = false;
   bool quiet_end_ = false;
-  bool owner_gone_ = false;
-  int interrupts_ = 0;
+  bool restart_ = false;
+  bool told_to_end_ = false;
+  int stop_signal_ = 0;  ///< the last one that the ranks were told to end by
+  Clock::time_point stop_limit_;
+  bool stop_announced_ = false;
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;
   Timer job_limit_;
   Timer health_look_;
   Timer overview_;
   Timer notice_;
+  Timer escalation_;
   Timer end_limit_;
 };
 
-Supervisor::Supervisor(const RunOptions& options)
+Supervisor::Supervisor(const RunOptions& options, Attempts& attempts)
     : options_(options),
+      attempts_(attempts),
       setup_(set_up_job(options)),
       display_(loop_, {[this](std::size_t source, std::uint64_t bytes) {
                          crew_->members()[source]->channel->send(OutputTaken{bytes});
@@ -119,25 +129,32 @@ void Supervisor::prepare() {
   ::signal(SIGPIPE, SIG_IGN);
   value_or_throw(sys::become_subreaper());
   spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
-  signals_.emplace(
-      value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT})));
+  signals_.emplace(value_or_throw(sys::SignalFd::create(kSignals)));
   secret_ = value_or_throw(net::Secret::generate());
   crew_.emplace(loop_, *secret_, crew_events());
   const std::string id = random_hex(6);
-  job_id_ = fmt::format("{}-{}", setup_.program.name, id);
+  const bool first = attempts_.job_id.empty();
+  if (first) attempts_.job_id = fmt::format("{}-{}", setup_.program.name, id);
+  job_id_ = attempts_.job_id;
+  Display::Look look{options_.prefix, options_.collapse, hosts_of_ranks(setup_.plan), {}};
+  look.ranks = shown_ranks(options_, setup_.plan);
 
   signal_watch_ = Watch(loop_, signals_->fd());
   signal_watch_.on_readable([this] {
     while (const auto signal = signals_->next()) on_signal(*signal);
   });
 
-  watch_owner();
+  if (options_.owner_pid) owner_.emplace(loop_, *options_.owner_pid, [this] { on_owner_gone(); });
 
-  RunFolderRequest request;
-  request.path = options_.run_folder;
-  request.program_name = setup_.program.name;
-  request.id = id.substr(0, 4);
-  folder_ = value_or_throw(make_run_folder(request));
+  if (first) {
+    RunFolderRequest request;
+    request.path = options_.run_folder;
+    request.program_name = setup_.program.name;
+    request.id = id.substr(0, 4);
+    attempts_.folder = value_or_throw(make_run_folder(request));
+  }
+  folder_ = attempts_.folder;
+  if (options_.keep_logs && !options_.output_folder.empty()) make_log_folder(options_.output_folder);
 
   start_agents();  // its process starts while we go on
   port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(job_id_)));
@@ -145,7 +162,7 @@ void Supervisor::prepare() {
   store_options.secret = *secret_;
   store_ = std::make_unique<store::StoreServer>(store_options);
 
-  display_.set_up(options_.prefix, hosts_of_ranks(setup_.plan));
+  display_.set_up(std::move(look));
   health_.emplace(hosts_of_ranks(setup_.plan), options_.health);
 
   record_.job_id = job_id_;
@@ -155,6 +172,9 @@ void Supervisor::prepare() {
   record_.master_port = port_->port();
   record_.pids.resize(static_cast<std::size_t>(setup_.plan.world_size));
   record_.start = utc_now();
+  record_.max_restarts = options_.max_restarts;
+  record_.attempts = attempts_.records;
+  if (options_.keep_logs) record_.log_folder = absolute_path(logs_below(folder_.path));
 }
 
 Crew::Events Supervisor::crew_events() {
@@ -186,6 +206,9 @@ void Supervisor::on_joined(CrewMember& agent) {
   facts.store = net::to_string(store_->endpoint().tcp);
   facts.master_address = "127.0.0.1";
   facts.master_port = port_->port();
+  facts.log_folder = record_.log_folder;
+  facts.restart = attempts_.restarts.done();
+  facts.max_restarts = attempts_.restarts.most();
   agent.channel->send(order_for(setup_, agent.host, facts));
 }
 
@@ -232,16 +255,15 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
   started_at_ = Clock::now();
   record_.threads = started.threads;
   if (!options_.quiet) {
-    const std::string threads =
-        started.threads > 0 ? fmt::format(", {} thread{} each", started.threads, started.threads == 1 ? "" : "s") : "";
-    say(fmt::format("{}{}{}", to_string(setup_.plan), threads,
-                    options_.keep_logs ? fmt::format(", run {}", folder_.shown) : ""));
+    say(to_string(StartNotice{setup_.plan, started.threads, setup_.bind == Binding::Core,
+                              options_.keep_logs ? folder_.shown : std::string()}));
   }
   log::info("launch", "job {} is not contained: {}", job_id_, kNotContained);
   watch_health();
   write_record();
   if (options_.timeout) {
-    job_limit_ = Timer(loop_, *options_.timeout, [this] {
+    if (!attempts_.limit) attempts_.limit = Clock::now() + *options_.timeout;
+    job_limit_ = Timer(loop_, *attempts_.limit - Clock::now(), [this] {
       if (!stop_status_) stop_status_ = kTimeoutStatus;
       stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*options_.timeout).count()),
            SIGTERM, options_.grace);
@@ -299,13 +321,16 @@ void Supervisor::stop(const std::string& reason, int signal, milliseconds grace)
   if (stage_ != Stage::Stopping) {
     stage_ = Stage::Stopping;
     stop_reason_ = reason;
-    // Most jobs end at once; who has to wait is told what for.
-    notice_ = Timer(loop_, milliseconds(1000), [this, grace] {
-      if (stage_ != Stage::Stopping || quiet_end_) return;
-      say(fmt::format("{}; waiting up to {:g} s for {} rank{} to end", stop_reason_,
-                      std::chrono::duration<double>(grace).count(), running_ranks(), running_ranks() == 1 ? "" : "s"));
-    });
   }
+  stop_signal_ = signal;
+  stop_limit_ = Clock::now() + grace;
+  // Most jobs end at once; who has to wait is told what for.
+  if (grace > milliseconds(0)) notice_ = Timer(loop_, milliseconds(1000), [this] { announce_stop(); });
+  // Ctrl-C asks kindly, SIGTERM comes before SIGKILL. The agents' own limit is behind ours.
+  escalation_ = Timer();
+  const bool kindly = signal == SIGINT && grace > milliseconds(0);
+  if (kindly) escalation_ = Timer(loop_, grace, [this, grace] { stop(stop_reason_, SIGTERM, grace); });
+  if (kindly) grace *= 2;
   start_limit_ = Timer();
   job_limit_ = Timer();
   input_.reset();
@@ -324,6 +349,22 @@ void Supervisor::stop(const std::string& reason, int signal, milliseconds grace)
     finish();
   });
   check_end();
+}
+
+void Supervisor::announce_stop() {
+  if (stage_ != Stage::Stopping || quiet_end_ || stop_signal_ == SIGKILL) return;
+  const double left = std::max(0.0, std::chrono::duration<double>(stop_limit_ - Clock::now()).count());
+  StopNotice notice;
+  if (!stop_announced_) notice.reason = stop_reason_;
+  notice.ranks = running_ranks();
+  notice.seconds_left = left;
+  notice.next_signal = stop_signal_ == SIGINT ? SIGTERM : SIGKILL;
+  notice.at_terminal = ::isatty(0) != 0;
+  say(to_string(notice));
+  stop_announced_ = true;
+  // A line now and then, however long the grace.
+  notice_ = Timer(loop_, milliseconds(static_cast<std::int64_t>(std::max(2.0, left / 5) * 1000)),
+                  [this] { announce_stop(); });
 }
 
 void Supervisor::fail_start(const std::string& why) {
@@ -385,11 +426,17 @@ void Supervisor::on_signal(int signal) {
   }
   if (stage_ == Stage::Ended) {
     quiet_end_ = true;
+    if (std::exchange(restart_, false)) stop_status_ = 128 + signal;
     return loop_.stop();  // output that nobody takes is given up
   }
-  ++interrupts_;
-  if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + signal;
-  if (interrupts_ > 1) return stop(stop_reason_, SIGKILL, milliseconds(0));
+  if (stage_ == Stage::Stopping) {
+    told_to_end_ = true;
+    // INT, then TERM, then KILL; whatever comes while they are ending by TERM is KILL.
+    if (stop_signal_ == SIGINT) return stop(stop_reason_, SIGTERM, options_.grace);
+    return stop(stop_reason_, SIGKILL, milliseconds(0));
+  }
+  told_to_end_ = true;
+  if (!stop_status_) stop_status_ = 128 + signal;
   stop(fmt::format("told to end by {}", sys::signal_name(signal)), signal, options_.grace);
 }
 
@@ -400,39 +447,11 @@ void Supervisor::on_reader_gone() {
   stop("nobody reads stdout any more", SIGTERM, options_.grace);
 }
 
-void Supervisor::watch_owner() {
-  if (!options_.owner_pid) return;
-  // A process that has ended leaves its children to another, so that a pid which is in use again is noticed.
-  if (::getppid() == *options_.owner_pid) owner_ = value_or_throw(sys::open_pidfd(*options_.owner_pid));
-  if (!owner_ || ::getppid() != *options_.owner_pid) {
-    raise(ErrorCode::Unavailable,
-          "the process that the job belongs to (pid {}) has ended or is not the one that started "
-          "this command",
-          *options_.owner_pid);
-  }
-  owner_watch_ = Watch(loop_, owner_.get());
-  owner_watch_.on_readable([this] { on_owner_gone(); });
-}
-
 void Supervisor::on_owner_gone() {
-  owner_watch_ = Watch();
-  owner_gone_ = true;
   quiet_end_ = true;
   if (stage_ == Stage::Ended) return loop_.stop();
   if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
   stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM, options_.grace);
-}
-
-void Supervisor::remove_owners_folder() {
-  if (!owner_gone_ || options_.owner_folder.empty()) return;
-  struct stat info {};
-  // Nothing that others can write into is ever removed as a whole.
-  if (::lstat(options_.owner_folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::getuid() ||
-      (info.st_mode & 077) != 0) {
-    return;
-  }
-  std::error_code error;
-  std::filesystem::remove_all(options_.owner_folder, error);
 }
 
 int Supervisor::running_ranks() const { return setup_.plan.world_size - static_cast<int>(endings_.size()); }
@@ -446,6 +465,7 @@ void Supervisor::finish() {
   stage_ = Stage::Ended;
   end_limit_ = Timer();
   notice_ = Timer();
+  escalation_ = Timer();
   input_.reset();
   // What a killed agent has left was handed to us by the kernel.
   const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
@@ -461,24 +481,29 @@ void Supervisor::finish() {
   end.stop_status = stop_status_;
   end.quiet = quiet_end_;
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
-  if (options_.keep_logs) end.log_folder = folder_.shown + "/logs";
+  end.log_folder = logs_below(folder_.shown);
   end.colour = sys::wants_colour(2);
   const Verdict verdict = judge(end);
-  if (!verdict.text.empty()) display_.write_error(verdict.text);
+  Restarts::Decision restart;
+  if (verdict.failure && !told_to_end_ && !(owner_ && owner_->gone()) && !agent_lost_ && !display_.reader_gone()) {
+    restart = attempts_.restarts.after(*verdict.failure, setup_.plan.world_size);
+  }
+  restart_ = restart.again;
+  if (!restart_ && !verdict.text.empty()) display_.write_error(verdict.text);
+  if (!restart.text.empty()) {
+    say(restart_ && !end.log_folder.empty() ? restart.text + "; logs in " + end.log_folder : restart.text);
+  }
   stop_status_ = verdict.status;
   record_.failure = verdict.failure;
   record_.end = utc_now();
   record_.exit_status = verdict.status;
   record_.reason = stop_reason_;
+  attempts_.records.push_back(attempt_of(record_));
+  record_.attempts = attempts_.records;
   write_record();
-  remove_owners_folder();
-  display_.drain(
-      options_.output_timeout,
-      fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
-                  "shown{}",
-                  std::chrono::duration<double>(options_.output_timeout).count(),
-                  options_.keep_logs ? fmt::format("; the complete logs are in {}/logs", folder_.shown) : ""),
-      [this] { loop_.stop(); });
+  if (owner_ && owner_->gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+  const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), end.log_folder};
+  display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
 }
 
 void Supervisor::write_record() {
@@ -500,8 +525,14 @@ int Supervisor::run() {
 }  // namespace
 
 int run_job(const RunOptions& options) {
-  Supervisor supervisor(options);
-  return supervisor.run();
+  Attempts attempts(options.max_restarts);
+  std::optional<sys::SignalFd> between;  // a signal between two attempts waits for the next one
+  while (true) {
+    Supervisor supervisor(options, attempts);
+    if (options.max_restarts > 0 && !between) between.emplace(value_or_throw(sys::SignalFd::create(kSignals)));
+    const int status = supervisor.run();
+    if (!supervisor.wants_restart()) return status;
+  }
 }
 
 }  // namespace cohort::launch

@@ -3,6 +3,7 @@
 // only through their agents.
 #pragma once
 
+#include "launch/binding.h"
 #include "launch/health.h"
 #include "launch/output_view.h"
 #include "launch/program.h"
@@ -19,15 +20,21 @@ struct RunOptions {
   ProgramRequest program;
   std::string run_folder;                     ///< empty: runs/<UTC time>-<program>-<id>
   std::vector<std::string> environment = {};  ///< "NAME=value" for the workers
+  Binding bind = Binding::None;
   PrefixStyle prefix = PrefixStyle::Rank;
-  std::optional<std::chrono::milliseconds> timeout = {};               ///< for the whole job
+  Collapse collapse = Collapse::Auto;
+  std::string shown_ranks = {};                           ///< "0,3-5"; empty: all. The logs have every rank
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< for the whole job
   std::chrono::milliseconds start_timeout = std::chrono::seconds(30);  ///< for agents to report and workers to run
   std::chrono::milliseconds grace = std::chrono::seconds(5);           ///< between asking ranks to end and killing them
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
   HealthLimits health = {};  ///< when a job that does not go on is named, and ended
-  bool keep_logs = true;     ///< the ranks' output, in files of the run's folder
-  bool as_horovod = false;   ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
+  /// How often the job is started again after a rank has failed, with a new secret, store and ports.
+  int max_restarts = 0;
+  bool keep_logs = true;      ///< the ranks' output, in files
+  std::string output_folder;  ///< for those; empty: logs/ in the run's folder
+  bool as_horovod = false;  ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
   /// A process without which nobody wants the job: its end ends it.
   std::optional<int> owner_pid = {};
   std::string owner_folder;  ///< private to the owner; removed if the owner ends first and can no longer do so

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 #include <thread>
+#include <tuple>
 
 namespace cohort::sys {
 namespace {
@@ -94,6 +95,31 @@ int usable_cores() {
   const double quota = quota_cores();
   if (quota < cores) cores = static_cast<int>(quota + 0.999);
   return std::max(cores, 1);
+}
+
+std::vector<std::vector<int>> cores_of_process() {
+  cpu_set_t set;
+  std::vector<std::tuple<int, int, int>> found;  // package, core, number
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return {};
+  for (int number = 0; number < CPU_SETSIZE; ++number) {
+    if (!CPU_ISSET(static_cast<std::size_t>(number), &set)) continue;
+    const std::string folder = "/sys/devices/system/cpu/cpu" + std::to_string(number) + "/topology/";
+    const auto place = [&folder](const char* file) {
+      return parse_integer<int>(first_word(folder + file).value_or("")).value_or(-1);
+    };
+    const int core = place("core_id");
+    // Where the kernel does not say, each processor counts as a core.
+    found.emplace_back(place("physical_package_id"), core < 0 ? number : core, number);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::vector<int>> cores;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const auto& [package, core, number] = found[i];
+    const bool same = i > 0 && std::get<0>(found[i - 1]) == package && std::get<1>(found[i - 1]) == core;
+    if (!same) cores.emplace_back();
+    cores.back().push_back(number);
+  }
+  return cores;
 }
 
 std::optional<std::uint64_t> out_of_memory_kills() {

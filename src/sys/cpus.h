@@ -4,11 +4,16 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace cohort::sys {
 
 /// Cores by affinity, cut to the control group's quota (v1 and v2), rounded up; at least 1.
 int usable_cores();
+
+/// The processors that this process may run on, those of one core together, neighbours (same package) next to each
+/// other.
+std::vector<std::vector<int>> cores_of_process();
 
 /// How often the kernel has killed a process of this control group for lack of memory; nullopt where it does not say.
 std::optional<std::uint64_t> out_of_memory_kills();

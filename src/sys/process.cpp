@@ -5,6 +5,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -27,9 +28,9 @@ struct ChildReport {
   int error_number;
   int step;
 };
-constexpr const char* kSteps[] = {
-    "prctl(PR_SET_PDEATHSIG)", "setsid", "setpgid", "dup2", "chdir", "setrlimit", "execve"};
-enum Step { kDeathSignal, kSession, kGroup, kDup, kFolder, kLimit, kExec };
+constexpr const char* kSteps[] = {"prctl(PR_SET_PDEATHSIG)", "setsid", "setpgid", "dup2", "chdir", "setrlimit",
+                                  "sched_setaffinity",       "execve"};
+enum Step { kDeathSignal, kSession, kGroup, kDup, kFolder, kLimit, kProcessors, kExec };
 
 /// Everything that the child needs, made before fork: after it only async-signal-safe calls are allowed.
 struct Prepared {
@@ -44,6 +45,8 @@ struct Prepared {
   int death_signal;
   pid_t parent;
   std::uint64_t open_files;
+  bool bound;
+  cpu_set_t processors;
   int report;
 };
 
@@ -91,6 +94,9 @@ void reset_signals() {
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) give_up(prepared, kLimit, errno);
     limit.rlim_cur = std::min<rlim_t>(prepared.open_files, limit.rlim_max);
     if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) give_up(prepared, kLimit, errno);
+  }
+  if (prepared.bound && ::sched_setaffinity(0, sizeof prepared.processors, &prepared.processors) != 0) {
+    give_up(prepared, kProcessors, errno);
   }
   reset_signals();
   ::execve(prepared.path, prepared.arguments.data(), prepared.environment.data());
@@ -142,6 +148,12 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options) {
   prepared.death_signal = options.parent_death_signal;
   prepared.parent = ::getpid();
   prepared.open_files = options.open_files;
+  prepared.bound = !options.processors.empty();
+  CPU_ZERO(&prepared.processors);
+  for (const int number : options.processors) {
+    if (number < 0 || number >= CPU_SETSIZE) return tl::unexpected(SpawnFailure{EINVAL, "sched_setaffinity"});
+    CPU_SET(static_cast<std::size_t>(number), &prepared.processors);
+  }
 
   // Sources go above every target first, so that no dup2 overwrites one that is still needed.
   int highest = 2;

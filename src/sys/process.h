@@ -55,6 +55,8 @@ struct SpawnOptions {
   int parent_death_signal = 0;  ///< PR_SET_PDEATHSIG; a parent that has died meanwhile is noticed
   /// Soft limit of open files to start with; 0 leaves it.
   std::uint64_t open_files = 0;
+  /// Processors that it may run on; empty: those of the caller.
+  std::vector<int> processors = {};
 };
 
 struct ChildProcess {

@@ -374,8 +374,9 @@ TEST(Launch, ThePythonTracebackOfTheFailingRankIsShownWhole) {
 }
 
 TEST(Launch, WithoutLogsTheRunFolderHasTheRecordOnly) {
-  const auto finished = run(
-      {{"run", "-np", "1", "--no-logs", "--run-dir", "kept", "sh", "-c", "echo shown; ls kept > /dev/stderr; exit 3"}});
+  const auto finished =
+      run({{"run", "-np", "1", "--no-logs", "--run-dir", "kept", "sh", "-c",
+            "echo shown; while [ ! -e kept/job.json ]; do sleep 0.01; done; ls kept > /dev/stderr; exit 3"}});
   EXPECT_EQ(finished.status, 3);
   EXPECT_NE(finished.out.find("shown"), std::string::npos);
   EXPECT_NE(finished.err.find("job.json"), std::string::npos) << finished.err;

@@ -1,0 +1,178 @@
+// `cohort check-build`: what this build and this machine have, with versions; else why not and what to install.
+#include "comm/communicator_impl.h"
+#include "launch/capture.h"
+#include "launch/environment.h"
+#include "launch/program.h"
+#include "launch/version.h"
+
+#include "commands.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::app {
+namespace {
+
+/// Frameworks are imported for real: one that is installed and does not work is to be found here.
+constexpr auto kPythonLimit = std::chrono::seconds(120);
+constexpr auto kProgramLimit = std::chrono::seconds(15);
+constexpr std::string_view kMark = "cohort-check-build ";
+
+/// What a module is installed with, where it is not.
+struct Module {
+  const char* name;
+  const char* install;
+};
+constexpr Module kModules[] = {
+    {"cohort", "pip install . in a clone of Cohort, or its build folder's python/ on PYTHONPATH"},
+    {"torch", "pip install torch"},
+    {"numpy", "pip install numpy"},
+    {"mlflow", "pip install mlflow"},
+    {"tensorboard", "pip install tensorboard"},
+    {"cloudpickle", "pip install cloudpickle"},
+};
+
+// Prints one line with kMark, whatever the imports print themselves.
+constexpr const char* kScript = R"(
+import importlib, json, platform, sys
+out = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        module = importlib.import_module(name)
+        version = getattr(module, "__version__", None)
+        if version is None:
+            import importlib.metadata
+            version = importlib.metadata.version(name)
+        out[name] = {"version": str(version)}
+    except BaseException as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == name
+        out[name] = {"missing": missing, "why": type(error).__name__ + ": " + " ".join(str(error).split())[:300]}
+if "version" in out.get("torch", {}):
+    import torch
+    parts = ["CUDA " + torch.version.cuda if torch.version.cuda else "CPU only"]
+    if torch.cuda.is_available():
+        parts.append(str(torch.cuda.device_count()) + " GPUs")
+    dist = torch.distributed
+    if dist.is_available():
+        found = [n for n in ("gloo", "nccl", "mpi") if getattr(dist, "is_" + n + "_available", lambda: False)()]
+        parts.append("torch.distributed: " + (", ".join(found) or "no backend"))
+    else:
+        parts.append("without torch.distributed")
+    out["torch"]["more"] = "; ".join(parts)
+print("\ncohort-check-build " + json.dumps(out))
+)";
+
+struct Program {
+  const char* name;
+  std::vector<std::string> command;
+  const char* install;
+};
+
+void row(std::string_view name, std::string_view text) { fmt::print("  {:<12} {}\n", name, text); }
+
+std::string first_line(const std::string& text) {
+  const auto begin = text.find_first_not_of(" \r\n");
+  if (begin == std::string::npos) return {};
+  return text.substr(begin, text.find_first_of("\r\n", begin) - begin);
+}
+
+/// Most say it in their first line; MPICH's launcher in one that is called so.
+std::string version_in(const std::string& text) {
+  const std::string first = first_line(text);
+  const auto named = text.find("Version:");
+  if (first.starts_with("HYDRA") && named != std::string::npos) return "MPICH " + first_line(text.substr(named + 8));
+  return first;
+}
+
+void check_backends() {
+  fmt::print("Communication\n");
+  for (const comm::Backend& backend : comm::backends()) {
+    const comm::Availability found = backend.probe();
+    row(backend.name, found.available ? found.version : "no: " + found.reason);
+  }
+}
+
+void check_python() {
+  const auto python = launch::active_python(launch::Environment::current());
+  if (!python) {
+    fmt::print("Python\n");
+    row("python", fmt::format("no: {}", python.error().what()));
+    return;
+  }
+  fmt::print("Python ({})\n", *python);
+  std::vector<std::string> command = {*python, "-c", kScript};
+  for (const Module& module : kModules) command.emplace_back(module.name);
+  const auto answer = launch::capture(command, kPythonLimit);
+  if (!answer) return row("python", fmt::format("no: {}", answer.error().what()));
+  const auto mark = answer->text.rfind(std::string("\n") + std::string(kMark));
+  const nlohmann::json found =
+      mark == std::string::npos
+          ? nlohmann::json()
+          : nlohmann::json::parse(answer->text.substr(mark + 1 + kMark.size()), nullptr, /*allow_exceptions=*/false);
+  if (!found.is_object()) {
+    return row("python",
+               fmt::format("no: it ended with status {} while it imported what is asked for below", answer->status));
+  }
+  row("python", found.value("python", "?"));
+  for (const Module& module : kModules) {
+    const nlohmann::json entry = found.value(module.name, nlohmann::json::object());
+    if (entry.contains("version")) {
+      const std::string more = entry.value("more", "");
+      row(module.name, entry.value("version", "") + (more.empty() ? "" : " (" + more + ")"));
+    } else if (entry.value("missing", false)) {
+      row(module.name, fmt::format("no: not installed; {}", module.install));
+    } else {
+      row(module.name, fmt::format("no: it is installed and does not work: {}", entry.value("why", "")));
+    }
+  }
+}
+
+void check_programs() {
+  const std::vector<Program> programs = {
+      {"MPI", {"mpirun", "--version"}, "Debian: apt install openmpi-bin, or mpich"},
+      {"Slurm", {"srun", "--version"}, "Debian: apt install slurm-client; it needs a cluster that runs Slurm"},
+      {"ssh", {"ssh", "-V"}, "Debian: apt install openssh-client"},
+      {"git", {"git", "--version"}, "Debian: apt install git"},
+  };
+  fmt::print("Programs\n");
+  for (const Program& program : programs) {
+    const auto answer = launch::capture(program.command, kProgramLimit);
+    if (!answer && answer.error().code() == ErrorCode::Unavailable) {
+      row(program.name, fmt::format("no: there is no {} in PATH; {}", program.command.front(), program.install));
+    } else if (!answer) {
+      row(program.name, fmt::format("no: {}", answer.error().what()));
+    } else if (answer->status != 0) {
+      row(program.name, fmt::format("no: `{}` ends with status {}: {}", fmt::join(program.command, " "), answer->status,
+                                    first_line(answer->text)));
+    } else {
+      row(program.name, version_in(answer->text));
+    }
+  }
+}
+
+}  // namespace
+
+void print_build() {
+  fmt::print("cohort {} ({}, {})\n\n", launch::kVersion, launch::kCompiler, launch::kBuildType);
+  check_backends();
+  fmt::print("\nlibtorch for C++\n");
+  row("libtorch", launch::kTorchVersion.empty()
+                      ? "no: this build is without it; build with -DCOHORT_TORCH=auto where torch or libtorch-dev is"
+                      : std::string(launch::kTorchVersion));
+  fmt::print("\n");
+  check_python();
+  fmt::print("\n");
+  check_programs();
+}
+
+void add_check_build(CLI::App& app, int&) {
+  app.add_subcommand("check-build", "Print what this build and this machine have, or why not")->callback(print_build);
+}
+
+}  // namespace cohort::app

@@ -1,0 +1,137 @@
+// Who gets which cores, whether a job is started again, what its record says.
+#include "launch/binding.h"
+#include "launch/dry_run.h"
+#include "launch/git_revision.h"
+#include "launch/job_record.h"
+#include "launch/restarts.h"
+#include "sys/cpus.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+namespace {
+
+using Shares = std::vector<std::vector<int>>;
+
+TEST(BindingTest, WholeCoresStayTogether) {
+  // Four cores of two processors each, numbered as Linux does it.
+  const Shares cores = {{0, 4}, {1, 5}, {2, 6}, {3, 7}};
+  EXPECT_EQ(*share_cores(cores, 2), (Shares{{0, 1, 4, 5}, {2, 3, 6, 7}}));
+  EXPECT_EQ(*share_cores(cores, 3), (Shares{{0, 4}, {1, 5}, {2, 3, 6, 7}}));
+  EXPECT_EQ(*share_cores(cores, 4), cores);
+  // More ranks than cores share them by processors.
+  EXPECT_EQ(*share_cores(cores, 8), (Shares{{0}, {4}, {1}, {5}, {2}, {6}, {3}, {7}}));
+  EXPECT_FALSE(share_cores(cores, 9));
+  EXPECT_FALSE(share_cores({}, 1));
+}
+
+TEST(BindingTest, ThisProcessHasCores) {
+  std::size_t processors = 0;
+  for (const auto& core : sys::cores_of_process()) processors += core.size();
+  EXPECT_GE(processors, 1U);
+  EXPECT_LE(static_cast<std::size_t>(sys::usable_cores()), processors);
+}
+
+Ending ending(int code, double seconds) {
+  Ending out;
+  out.rank = 1;
+  out.host = "h";
+  out.status.code = code;
+  out.after_seconds = seconds;
+  return out;
+}
+
+TEST(RestartsTest, AreCounted) {
+  Restarts none(0);
+  EXPECT_FALSE(none.after(ending(1, 10), 2).again);
+  EXPECT_EQ(none.after(ending(1, 10), 2).text, "");
+  Restarts two(2);
+  EXPECT_EQ(two.after(ending(1, 10), 2).text,
+            "rank 1 on h failed after 10.0 s: exit code 1; starting all 2 ranks again (1 of 2)");
+  EXPECT_TRUE(two.after(ending(1, 10), 2).again);
+  EXPECT_EQ(two.done(), 2);
+  const auto last = two.after(ending(1, 10), 2);
+  EXPECT_FALSE(last.again);
+  EXPECT_EQ(last.text, "failed after 2 restarts (--max-restarts)");
+}
+
+TEST(RestartsTest, TheSameFailureThreeTimesAtTheStartIsTheEnd) {
+  Restarts many(100);
+  EXPECT_TRUE(many.after(ending(1, 1), 2).again);
+  EXPECT_TRUE(many.after(ending(1, 1), 2).again);
+  EXPECT_FALSE(many.after(ending(1, 1), 2).again);
+  Restarts others(100);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(others.after(ending(1 + i % 2, 1), 2).again) << "not the same";
+  Restarts late(100);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(late.after(ending(1, i % 2 == 0 ? 1 : 60), 2).again) << "not in a row";
+}
+
+TEST(RecordTest, PrivateNamesAreKnown) {
+  for (const char* name : {"API_KEY", "HF_TOKEN", "hf-token", "--api-key", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY",
+                           "MYPASSWORD", "GITHUBTOKEN"}) {
+    EXPECT_TRUE(looks_private(name)) << name;
+  }
+  for (const char* name : {"PYTHONPATH", "OMP_NUM_THREADS", "--monkey", "KEYBOARD", "TOKENIZERS_PARALLELISM", ""}) {
+    EXPECT_FALSE(looks_private(name)) << name;
+  }
+}
+
+class Git : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / ("cohort-git-" + std::to_string(::getpid()));
+    std::filesystem::create_directories(folder_ / ".git/refs/heads/feature");
+    std::filesystem::create_directories(folder_ / "a/b");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void write(const std::string& name, const std::string& text) { std::ofstream(folder_ / name) << text; }
+  std::filesystem::path folder_;
+  const std::string commit_ = std::string(40, 'a');
+};
+
+TEST_F(Git, TheCommitOfABranchIsFoundFromBelow) {
+  EXPECT_FALSE(git_revision(folder_)) << "no commit yet";
+  write(".git/HEAD", "ref: refs/heads/feature/x\n");
+  EXPECT_FALSE(git_revision(folder_));
+  write(".git/refs/heads/feature/x", commit_ + "\n");
+  const auto found = git_revision((folder_ / "a/b").string());
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->commit, commit_);
+  EXPECT_EQ(found->branch, "feature/x");
+}
+
+TEST_F(Git, PackedBranchesDetachedHeadsAndWorktrees) {
+  write(".git/HEAD", "ref: refs/heads/main\n");
+  write(".git/packed-refs", "# pack-refs\n" + std::string(40, 'b') + " refs/heads/main\n");
+  EXPECT_EQ(git_revision(folder_)->commit, std::string(40, 'b'));
+  write(".git/HEAD", commit_ + "\n");
+  EXPECT_EQ(git_revision(folder_)->commit, commit_);
+  EXPECT_EQ(git_revision(folder_)->branch, "");
+  std::filesystem::create_directories(folder_ / ".git/worktrees/b");
+  write("a/b/.git", "gitdir: " + (folder_ / ".git/worktrees/b").string() + "\n");
+  write(".git/worktrees/b/HEAD", "ref: refs/heads/main\n");
+  write(".git/worktrees/b/commondir", "../..\n");
+  const auto found = git_revision((folder_ / "a/b").string());
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->commit, std::string(40, 'b'));
+  write(".git/HEAD", "nonsense\n");
+  EXPECT_FALSE(git_revision(folder_));
+}
+
+TEST(DryRunTest, WordsAreQuotedForAShell) {
+  EXPECT_EQ(shell_quoted("plain-1.0"), "plain-1.0");
+  EXPECT_EQ(shell_quoted("two words"), "'two words'");
+  EXPECT_EQ(shell_quoted("it's"), "'it'\\''s'");
+  EXPECT_EQ(shell_quoted(""), "''");
+  EXPECT_EQ(shell_quoted("$HOME"), "'$HOME'");
+}
+
+}  // namespace
+}  // namespace cohort::launch

@@ -1,0 +1,91 @@
+// What the command says of itself: check-build, help, completion.
+#include "launch_harness.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+
+namespace cohort::test {
+namespace {
+
+TEST(CommandHelp, TopicsAreSectionsOfTheDocumentation) {
+  const std::string page = read_text(COHORT_DOCS "/reference/run.md");
+  for (const char* topic : {"failures", "output", "config"}) {
+    const auto help = run({{"help", topic}});
+    ASSERT_EQ(help.status, 0) << help.err;
+    ASSERT_TRUE(help.out.starts_with("## ")) << help.out;
+    const std::string first = help.out.substr(0, help.out.find("\n\n", 10));
+    EXPECT_NE(page.find(first), std::string::npos) << first;
+    EXPECT_GT(help.out.size(), 300U);
+  }
+  EXPECT_EQ(run({{"help", "environment"}}).out, run({{"env"}}).out);
+  EXPECT_EQ(run({{"help", "run"}}).out, run({{"run", "--help"}}).out);
+  const auto list = run({{"help"}});
+  EXPECT_NE(list.out.find("  failures "), std::string::npos) << list.out;
+  EXPECT_NE(list.out.find("check-build"), std::string::npos) << list.out;
+  const auto typo = run({{"help", "ouptut"}});
+  EXPECT_EQ(typo.status, 2);
+  EXPECT_NE(typo.err.find("did you mean output?"), std::string::npos) << typo.err;
+}
+
+TEST(CommandBuild, SaysWhatIsThereAndWhyNotWhatIsNot) {
+  // A Python of our own, so that nothing has to be imported.
+  JobOptions options{{"check-build"}, {"PATH=bin:/usr/bin:/bin", "VIRTUAL_ENV="}};
+  options.input =
+      "#!/bin/sh\n"
+      "echo noise\n"
+      "echo 'cohort-check-build {\"python\": \"9.9\", \"torch\": {\"version\": \"8.8\", \"more\": \"CPU only\"}, "
+      "\"numpy\": {\"missing\": true}, \"mlflow\": {\"missing\": false, \"why\": \"ImportError: broken\"}}'\n";
+  options.shell_before =
+      "mkdir bin; cp input bin/python3; printf '#!/bin/sh\\necho slurm 77.1\\n' > bin/srun; "
+      "printf '#!/bin/sh\\nexit 4\\n' > bin/mpirun; chmod +x bin/*";
+  const auto build = run(options);
+  ASSERT_EQ(build.status, 0) << build.err;
+  for (const char* wanted :
+       {"\n  local        shared memory", "\n  libtorch     ", "Python (bin/python3)", "\n  python       9.9\n",
+        "\n  torch        8.8 (CPU only)\n", "\n  numpy        no: not installed; pip install numpy\n",
+        "\n  mlflow       no: it is installed and does not work: ImportError: broken\n",
+        "\n  Slurm        slurm 77.1\n", "\n  MPI          no: `mpirun --version` ends with status 4"}) {
+    EXPECT_NE(build.out.find(wanted), std::string::npos) << wanted << "\n" << build.out;
+  }
+  const auto none = run({{"--check-build"}, {"PATH=bin", "VIRTUAL_ENV=/no/such"}});
+  ASSERT_EQ(none.status, 0) << none.err;
+  EXPECT_NE(none.out.find("\n  ssh          no: there is no ssh in PATH; Debian: apt install openssh-client\n"),
+            std::string::npos)
+      << none.out;
+  EXPECT_NE(none.out.find("VIRTUAL_ENV is /no/such"), std::string::npos) << none.out;
+}
+
+TEST(CommandBuild, TheRealPythonAnswers) {
+  const auto build = run({{"run", "--check-build"}});
+  ASSERT_EQ(build.status, 0) << build.err;
+  EXPECT_EQ(build.out.find("it ended with status"), std::string::npos) << build.out;
+}
+
+TEST(CommandCompletion, CompletesCommandsOptionsAndValues) {
+  const auto complete = [](const std::string& words) {
+    const std::string program = "source <('" COHORT_COMMAND
+                                "' completion bash)\n"
+                                "complete -p cohort >/dev/null || exit 3\n"
+                                "COMP_WORDS=(" +
+                                words + "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _cohort; echo \"${COMPREPLY[*]}\"\n";
+    JobOptions options{{"run", "-q", "-np", "1", "--prefix", "none", "bash", "script"}};
+    options.input = program;
+    options.shell_before = "cp input script";
+    const auto finished = run(options);
+    EXPECT_EQ(finished.status, 0) << finished.err;
+    return finished.out;
+  };
+  EXPECT_EQ(complete("cohort ru"), "run\n");
+  EXPECT_EQ(complete("cohort run --pre"), "--prefix\n");
+  EXPECT_EQ(complete("cohort run --prefix ''"), "none rank full\n");
+  EXPECT_EQ(complete("cohort run --prefix = f"), "full\n");
+  EXPECT_EQ(complete("cohort run -np 2 --show"), "--show-config\n");
+  EXPECT_EQ(complete("cohort run -np 2 ./program --pre"), "\n") << "the program's own";
+  EXPECT_EQ(complete("cohort help fail"), "failures\n");
+  EXPECT_EQ(run({{"completion", "tcsh"}}).status, 2);
+}
+
+}  // namespace
+}  // namespace cohort::test

@@ -1,0 +1,34 @@
+// A rank that does not go on, as its argument says: "deadlock", "stopped" (rank 1), "away" (rank 1), "dies" (rank 1).
+#include <cohort/communicator.h>
+#include <cohort/error.h>
+#include <cohort/join.h>
+
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <span>
+#include <string_view>
+#include <thread>
+
+int main(int, char** arguments) {
+  const std::string_view how = arguments[1];
+  try {
+    cohort::Communicator comm = cohort::join();
+    std::array<float, 10> data{};
+    comm.all_reduce(std::span(data)).wait();
+    std::printf("rank %d is in\n", comm.rank());
+    std::fflush(stdout);
+    if (how == "deadlock" && comm.rank() == 0) comm.recv(std::span(data), 1).wait();
+    if (how == "stopped" && comm.rank() == 1) ::raise(SIGSTOP);
+    if (how == "away" && comm.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(1000));
+    if (how == "dies" && comm.rank() == 1) ::raise(SIGKILL);
+    comm.all_reduce(std::span(data)).wait();
+    return 0;
+  } catch (const cohort::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 3;
+  }
+}
