@@ -1,5 +1,6 @@
 #include "launch/job_setup.h"
 
+#include "base/env.h"
 #include "launch/input_reader.h"
 #include "launch/ranges.h"
 #include "net/secret.h"
@@ -52,6 +53,10 @@ void put_horovod_first(Environment& environment) {
 JobSetup set_up_job(const RunOptions& options) {
   JobSetup setup;
   setup.environment = Environment::current();
+  // They are meant for this command: a job that a rank starts must not write into this one's folders.
+  for (const env::Variable& variable : env::variables()) {
+    if (variable.use == env::Variable::Use::RunOption) setup.environment.remove(variable.name);
+  }
   for (const std::string& assignment : options.environment) setup.environment.set(assignment);
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
   setup.as_horovod = options.as_horovod;

@@ -52,6 +52,17 @@ TEST(Process, LeadsTheGroupOrTheSessionThatItIsGiven) {
   EXPECT_TRUE(run(shell(script + "test $group != $$ && test $session = " + mine)).success());
 }
 
+TEST(Process, RunsOnTheProcessorsThatItIsGiven) {
+  const int last = cores_of_process().back().back();
+  auto bound = shell("grep -q \"^Cpus_allowed_list:[[:space:]]*" + std::to_string(last) + "$\" /proc/self/status");
+  bound.processors = {last};
+  EXPECT_TRUE(run(bound).success());
+  bound.processors = {1 << 20};
+  const auto none = spawn(bound);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().step, "sched_setaffinity");
+}
+
 TEST(Process, EndsAreNamed) {
   const auto status = run(shell("kill -9 $$"));
   EXPECT_EQ(status.signal, SIGKILL);

@@ -228,6 +228,19 @@ TEST(LaunchSignals, ControlCOnATerminal) {
   EXPECT_TRUE(job.processes().empty());
 }
 
+TEST(LaunchSignals, TheCountdownSaysWhatAnotherControlCDoes) {
+  JobOptions options{{"run", "-np", "1", "--grace", "1000", "sh", "-c",
+                      "trap '' INT; echo ready; trap 'exit 0' TERM; while :; do sleep 0.05; done"}};
+  options.terminal = true;
+  Job job(options);
+  ASSERT_TRUE(eventually([&] { return job.screen().find("ready") != std::string::npos; })) << job.screen();
+  ASSERT_EQ(::write(job.terminal(), "\003", 1), 1);
+  EXPECT_TRUE(eventually([&] { return job.screen().find("until SIGTERM; Ctrl-C again: now") != std::string::npos; }))
+      << job.screen();
+  ASSERT_EQ(::write(job.terminal(), "\003", 1), 1);
+  EXPECT_EQ(job.wait(), 130) << job.screen();
+}
+
 TEST(LaunchSignals, TerminalInputAndQuestionsWithoutLineEnd) {
   JobOptions options{
       {"run", "-np", "2", "sh", "-c", "[ $RANK = 0 ] || exit 0; printf 'name? '; read name; echo hello $name"}};

@@ -119,6 +119,13 @@ TEST(RunOptions, AFlagOfTheEnvironmentCanBeTakenBack) {
   EXPECT_NE(run({{"run", "-np", "1", "--quiet=false", "true"}, {"COHORT_RUN_QUIET=1"}}).err, "");
 }
 
+TEST(RunOptions, VariablesOfThisCommandAreNotTheRanks) {
+  const auto ran = run({{"run", "-np", "1", "--prefix", "none", "sh", "-c", "echo $COHORT_RUN_OUTPUT_DIR; ls"},
+                        {"COHORT_RUN_OUTPUT_DIR=mine", "COHORT_RUN_QUIET=1"}});
+  EXPECT_TRUE(ran.out.starts_with("\n")) << ran.out;
+  EXPECT_NE(ran.out.find("mine\n"), std::string::npos) << ran.out;
+}
+
 TEST(RunOptions, DryRunSaysExactlyWhatWouldBeStarted) {
   const auto dry = run({{"run", "-np", "2", "--dry-run", "--run-dir", "kept", "--env", "X=1 2", "sh", "-c", "env"}});
   ASSERT_EQ(dry.status, 0) << dry.err;
