@@ -1,6 +1,7 @@
 #include "base/log.h"
 #include "cluster/detect.h"
 #include "cluster/host_identity.h"
+#include "cluster/last_words.h"
 #include "comm/communicator_impl.h"
 #include "comm/join_meeting.h"
 #include "comm/join_plan.h"
@@ -130,6 +131,8 @@ void compare_with_launcher(const JoinPlan& plan, const cluster::Placement& place
 }  // namespace
 
 Communicator join(const JoinOptions& options) {
+  cluster::keep_last_words();
+  cluster::tell_stacks_when_asked();
   const JoinPlan plan = value_or_throw(comm::plan_join(options, cluster::current_environment()));
   if (plan.place == JoinPlan::Place::None) return form_alone(plan);
   const net::Deadline deadline = net::deadline_in(plan.join_timeout);
