@@ -29,7 +29,7 @@ class Page:
 
     @property
     def fields(self):
-        return struct.unpack("=QiIqII", os.pread(self.fd, 32, 0))
+        return struct.unpack("=QiIqIIq", os.pread(self.fd, 40, 0))
 
     @property
     def tells_stacks(self):
@@ -41,8 +41,8 @@ class Page:
 
     @property
     def words(self):
-        ready, length = self.fields[4:]
-        return os.pread(self.fd, length, 32).decode() if ready else ""
+        ready, length = self.fields[4:6]
+        return os.pread(self.fd, length, 40).decode() if ready else ""
 
     @property
     def stacks(self):
@@ -78,6 +78,7 @@ class LastWords(unittest.TestCase):
         return process.returncode, out, err
 
     def test_an_exception_is_told_with_its_traceback(self):
+        began = time.monotonic_ns()
         status, _, err = self.run_to_end(
             """
 import cohort
@@ -89,6 +90,8 @@ load(7)
 """
         )
         self.assertEqual(status, 1)
+        self.assertLess(began, self.page.fields[6])
+        self.assertLess(self.page.fields[6], time.monotonic_ns())
         self.assertIn("ValueError: no sample 7", err)
         self.assertTrue(self.page.words.startswith("Traceback (most recent call last):\n"), self.page.words)
         self.assertIn("in load\n", self.page.words)

@@ -37,6 +37,8 @@ constexpr bool kSanitized = __has_feature(address_sanitizer) || __has_feature(th
 constexpr bool kSanitized = false;
 #endif
 
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / 1ns; }
+
 class Rank {
  public:
   template <class Body>
@@ -71,6 +73,7 @@ class Rank {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
   pid_t pid() const { return pid_; }
+  std::int64_t began_ns() const { return began_ns_; }
   const StatusLayout& layout() const { return *static_cast<const StatusLayout*>(segment_.mapping.data()); }
   std::string words() const {
     return layout().words_ready.load() == 0 ? "" : std::string(layout().words, layout().words_length);
@@ -82,6 +85,7 @@ class Rank {
 
  private:
   sys::SharedSegment segment_;
+  std::int64_t began_ns_ = now_ns();
   pid_t pid_ = -1;
 };
 
@@ -120,6 +124,8 @@ TEST(LastWords, OfAnErrorHaveItsContext) {
                        "the stack at std::terminate:\n  #0 "),
             0u)
       << words;
+  EXPECT_GT(rank.layout().words_ns, rank.began_ns());
+  EXPECT_LT(rank.layout().words_ns, now_ns());
 }
 
 TEST(LastWords, TellCausesAndTypesThatAreNoExceptions) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <new>
 
 namespace cohort::cluster {
@@ -89,6 +90,9 @@ void StatusPage::name_kind(std::uint8_t kind, std::string_view name) noexcept {
 
 bool StatusPage::say_last_words(std::string_view words) noexcept {
   if (!mine() || spoken_.exchange(true)) return false;
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  layout_->words_ns = std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
   add_last_words(words);
   return true;
 }

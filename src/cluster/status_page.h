@@ -64,6 +64,7 @@ struct StatusLayout {
   std::atomic<std::int64_t> step;        ///< optimizer steps so far
   std::atomic<std::uint32_t> words_ready;
   std::uint32_t words_length;
+  std::int64_t words_ns;           ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
   char words[kWordsBytes];         ///< what ended it: an exception's type, text and trace
   char kinds[kKinds][kNameBytes];  ///< names of operations, by the number in LaneStatus::what
   GroupStatus groups[kGroups];

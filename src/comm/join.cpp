@@ -105,7 +105,11 @@ Communicator form_alone(const JoinPlan& plan) {
   std::vector<std::string> available;
   (void)known_backends(available);
   if (available.empty()) {
-    raise(ErrorCode::Unavailable, "join: no backend is available in this process -- COHORT_LOG=info says why");
+    std::string reasons;
+    for (const comm::Backend& backend : comm::backends()) {
+      reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", backend.name, backend.probe().reason);
+    }
+    raise(ErrorCode::Unavailable, "join: no backend is available in this process -- {}", reasons);
   }
   comm::FormOptions form;
   form.store = make_in_process_store();

@@ -74,12 +74,15 @@ rlim_t address_space() {
 
 void save(const Place& place, const std::string& folder, int number, const Fault* fault = nullptr);
 
+/// When it came.
+void note(const Place& at) {
+  std::ofstream file(fmt::format("{}/struck.{}", at.folder, at.rank));
+  file << std::chrono::steady_clock::now().time_since_epoch().count() << std::endl;
+}
+
 /// Where it returns, the rank goes on.
 void strike(const Fault& fault, const Place& at) {
-  {
-    std::ofstream note(fmt::format("{}/struck.{}", at.folder, at.rank));
-    note << std::chrono::steady_clock::now().time_since_epoch().count() << std::endl;
-  }
+  note(at);
   const rlimit no_core{0, 0};
   ::setrlimit(RLIMIT_CORE, &no_core);
   const std::string& kind = fault.kind;
@@ -183,10 +186,10 @@ int run(const Place& at, int steps, const Fault& fault) {
   {
     cohort::Communicator world = cohort::join();
     if (at.rank % 2 == 1) start_grandchild();
-    const std::string note = fmt::format("{}/pid.{}", at.folder, at.rank);
-    std::ofstream(note + ".new") << ::getpid() << ' ' << variable("COHORT_STORE") << ' ' << variable("COHORT_JOB_ID")
-                                 << std::endl;
-    std::filesystem::rename(note + ".new", note);
+    const std::string joined = fmt::format("{}/pid.{}", at.folder, at.rank);
+    std::ofstream(joined + ".new") << ::getpid() << ' ' << variable("COHORT_STORE") << ' ' << variable("COHORT_JOB_ID")
+                                   << std::endl;
+    std::filesystem::rename(joined + ".new", joined);
     for (int step = 0; step < steps; ++step) {
       strike_if(fault, "step", step, at);
       train_step(world, step);
@@ -198,8 +201,12 @@ int run(const Place& at, int steps, const Fault& fault) {
     }
   }
   if (fault.rank == at.rank && fault.place == "exit") {
-    if (fault.kind == "exit") return std::stoi(fault.argument);
-    strike(fault, at);
+    if (fault.kind != "exit") {
+      strike(fault, at);
+    } else {
+      note(at);
+      return std::stoi(fault.argument);
+    }
   }
   return 0;
 }
