@@ -21,7 +21,8 @@ _asked = False
 def watch_exceptions() -> None:
     """From now on an exception that ends the program is told with its traceback."""
     global _before
-    if _before is not None or _core.status_fd() < 0:
+    # The page is this process's once it joins, or fails: not by the mere import.
+    if _before is not None or "COHORT_STATUS_FD" not in os.environ:
         return
     _before = sys.excepthook
     sys.excepthook = _excepthook
