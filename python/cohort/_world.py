@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 
-from cohort import _core
+from cohort import _core, _last_words
 from cohort._core import Communicator
 from cohort.errors import InvalidArgument
 
@@ -57,6 +57,7 @@ def join(
     Raises InvalidArgument when sources contradict each other, Timeout when ranks do not appear, Unavailable when there
     is no secret and one is needed, PeerLost when a rank dies meanwhile.
     """
+    _last_words.tell_stacks()
     return _core.join(
         init_method=init_method,
         rank=rank,
@@ -143,6 +144,7 @@ def cross_size() -> int:
 
 
 def _at_exit() -> None:
+    _last_words.tell_at_exit()
     # After an exception the others are told at once why this rank will not bring what it has started.
     failure = getattr(sys, "last_value", None)
     reason = "the program has ended before its operations had"
@@ -161,4 +163,5 @@ def _after_fork() -> None:
 
 
 atexit.register(_at_exit)
+_last_words.watch_exceptions()
 os.register_at_fork(after_in_child=_after_fork)

@@ -70,6 +70,7 @@ PYBIND11_MODULE(_core, module) {
   bind_named(module);
   bind_formats(module);
   bind_permutation(module);
+  bind_status(module);
   module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
              py::arg("secret_file"), py::arg("group_name"), py::arg("join_timeout"), py::arg("timeout"),
              py::arg("alone"));

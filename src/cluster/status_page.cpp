@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <new>
 
 namespace cohort::cluster {
@@ -87,11 +88,22 @@ void StatusPage::name_kind(std::uint8_t kind, std::string_view name) noexcept {
   std::memcpy(layout_->kinds[kind], name.data(), length);
 }
 
-void StatusPage::say_last_words(std::string_view words) noexcept {
-  if (!mine() || layout_->words_ready.load() != 0) return;
-  const std::size_t length = std::min(words.size(), StatusLayout::kWordsBytes);
-  std::memcpy(layout_->words, words.data(), length);
-  layout_->words_length = static_cast<std::uint32_t>(length);
+bool StatusPage::say_last_words(std::string_view words) noexcept {
+  if (!mine() || spoken_.exchange(true)) return false;
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  layout_->words_ns = std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  add_last_words(words);
+  return true;
+}
+
+void StatusPage::add_last_words(std::string_view words) noexcept {
+  if (!mine()) return;
+  const std::size_t had = layout_->words_length;
+  const std::size_t length =
+      std::min(words.size(), StatusLayout::kWordsBytes - std::min(had, StatusLayout::kWordsBytes));
+  std::memcpy(layout_->words + had, words.data(), length);
+  layout_->words_length = static_cast<std::uint32_t>(had + length);
   layout_->words_ready.store(1, std::memory_order_release);
 }
 

@@ -64,6 +64,7 @@ struct StatusLayout {
   std::atomic<std::int64_t> step;        ///< optimizer steps so far
   std::atomic<std::uint32_t> words_ready;
   std::uint32_t words_length;
+  std::int64_t words_ns;           ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
   char words[kWordsBytes];         ///< what ended it: an exception's type, text and trace
   char kinds[kKinds][kNameBytes];  ///< names of operations, by the number in LaneStatus::what
   GroupStatus groups[kGroups];
@@ -87,8 +88,11 @@ class StatusPage {
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
   void count_step() noexcept { layout_->step.fetch_add(1, std::memory_order_relaxed); }
-  /// The first call counts. Allocates nothing; may be called by a process that is about to end.
-  void say_last_words(std::string_view words) noexcept;
+  /// The first call counts, and returns true. Allocates nothing; may be called by a signal handler, and by a process
+  /// that is about to end.
+  bool say_last_words(std::string_view words) noexcept;
+  /// More of them, by whoever was first, so that what can be told safely is told before what may fail.
+  void add_last_words(std::string_view words) noexcept;
   /// Tells the agent that SIGQUIT makes this process write its stacks to `fd()`, and that it lives on.
   void announce_stacks() noexcept { layout_->abilities.fetch_or(StatusLayout::kTellsStacks); }
   /// The agent's file, to write stacks to; -1 if there is no agent. Whoever asks for stacks sets its position.
@@ -105,6 +109,7 @@ class StatusPage {
   sys::Mapping mapping_;
   StatusLayout* layout_ = nullptr;
   int fd_ = -1;
+  std::atomic<bool> spoken_{false};
   GroupStatus spare_{};
 };
 

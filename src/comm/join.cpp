@@ -1,6 +1,7 @@
 #include "base/log.h"
 #include "cluster/detect.h"
 #include "cluster/host_identity.h"
+#include "cluster/last_words.h"
 #include "comm/communicator_impl.h"
 #include "comm/join_meeting.h"
 #include "comm/join_plan.h"
@@ -104,7 +105,11 @@ Communicator form_alone(const JoinPlan& plan) {
   std::vector<std::string> available;
   (void)known_backends(available);
   if (available.empty()) {
-    raise(ErrorCode::Unavailable, "join: no backend is available in this process -- COHORT_LOG=info says why");
+    std::string reasons;
+    for (const comm::Backend& backend : comm::backends()) {
+      reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", backend.name, backend.probe().reason);
+    }
+    raise(ErrorCode::Unavailable, "join: no backend is available in this process -- {}", reasons);
   }
   comm::FormOptions form;
   form.store = make_in_process_store();
@@ -130,6 +135,8 @@ void compare_with_launcher(const JoinPlan& plan, const cluster::Placement& place
 }  // namespace
 
 Communicator join(const JoinOptions& options) {
+  cluster::keep_last_words();
+  cluster::tell_stacks_when_asked();
   const JoinPlan plan = value_or_throw(comm::plan_join(options, cluster::current_environment()));
   if (plan.place == JoinPlan::Place::None) return form_alone(plan);
   const net::Deadline deadline = net::deadline_in(plan.join_timeout);

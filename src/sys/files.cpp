@@ -157,9 +157,12 @@ AtomicFile::~AtomicFile() {
 Result<void> AtomicFile::commit() {
   if (auto synced = writer_.sync(); !synced) return synced;
   if (aside_.empty()) {
-    // linkat cannot replace a file, so a name is needed for the moment between it and rename.
-    std::string aside = name_aside(path_);
     const std::string self = fmt::format("/proc/self/fd/{}", writer_.fd_.get());
+    if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+      return sync_folder(folder_of(path_));
+    }
+    // It cannot replace a file, so a name is needed for the moment between it and rename.
+    std::string aside = name_aside(path_);
     if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, aside.c_str(), AT_SYMLINK_FOLLOW) != 0) {
       return io_error("cannot name", path_, errno, write_advice(errno));
     }

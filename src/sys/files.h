@@ -66,8 +66,9 @@ class FileWriter {
 };
 
 /// Replaces a file as a whole: written aside without a name (O_TMPFILE, so that a killed writer leaves nothing; with a
-/// hidden name where the file system cannot), synced, renamed, and the folder synced. The mode of a file that is
-/// replaced is kept, and a symbolic link is followed. Destroyed without `commit`: nothing has happened.
+/// hidden name where the file system cannot, and for the moment in which an existing file is replaced), synced,
+/// renamed, and the folder synced. The mode of a file that is replaced is kept, and a symbolic link is followed.
+/// Destroyed without `commit`: nothing has happened.
 class AtomicFile {
  public:
   static Result<AtomicFile> create(const std::string& path);

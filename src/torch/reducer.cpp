@@ -1,6 +1,7 @@
 #include "torch/reducer.h"
 
 #include "base/result.h"
+#include "cluster/status_page.h"
 
 #include <cohort/torch/tensor.h>
 
@@ -426,6 +427,7 @@ void Reducer::finish_backward() {
   }
   settle_unused();
   ++stats_.steps;
+  cluster::StatusPage::own().count_step();
   ++progress_;
   stats_.exposed_communication_seconds = seconds_since(begin);
   stats_.exposed_communication_seconds_total += stats_.exposed_communication_seconds;

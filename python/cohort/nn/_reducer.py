@@ -17,6 +17,7 @@ import torch
 from torch.autograd import Variable
 
 from cohort import Communicator, Work
+from cohort._core import count_step
 from cohort.errors import Aborted, Error, InvalidArgument
 from cohort.nn._bucket import Bucket, plan_buckets
 from cohort.nn._forwards import ForwardRecord, accumulates, takes_part
@@ -415,6 +416,7 @@ class Reducer:
             self._settle()
         self._in_backward = False
         self.stats.steps += 1
+        count_step()
         self.progress += 1
         exposed = time.perf_counter() - begin
         self.stats.exposed_communication_seconds = exposed

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from torch import Tensor
 
+from cohort._core import count_step
 from cohort.torch import _collectives as start
 from cohort.torch._handles import synchronize
 from cohort.torch._wrapping import derived
@@ -62,6 +63,7 @@ class AdasumOptimizer:
         arguments = args if closure is None else (closure, *args)
         result = super().step(*arguments, **kwargs)  # type: ignore[misc]
         if not self._included:
+            count_step()
             return result
         handles = []
         for (name, parameter), old in zip(named, before):
@@ -71,6 +73,7 @@ class AdasumOptimizer:
         for parameter, old, handle, context in handles:
             change = self._compression.decompress(synchronize(handle), context)
             parameter.detach().copy_(old + change)
+        count_step()
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs the hooks of users

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 import torch
 from torch import Tensor
 
+from cohort._core import count_step
 from cohort.torch import _collectives as start
 from cohort.torch import _settings
 from cohort.torch._gradients import Reducer
@@ -102,8 +103,11 @@ class ReducedOptimizer:
             self.synchronize()
         self._synchronized = False
         if closure is None:
-            return super().step(*args, **kwargs)  # type: ignore[misc]
-        return super().step(self._reducing(closure) if wanted else closure, *args, **kwargs)  # type: ignore[misc]
+            result = super().step(*args, **kwargs)  # type: ignore[misc]
+        else:
+            result = super().step(self._reducing(closure) if wanted else closure, *args, **kwargs)  # type: ignore[misc]
+        count_step()
+        return result
 
     step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs the hooks of users
 

@@ -1,0 +1,81 @@
+"""What this process tells the agent that started it when it dies, or when it is asked for its stacks.
+
+Does nothing where no agent started it. The program is not changed: `sys.excepthook` calls the one before, and signals
+are handled only where nobody handles them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from cohort import _core
+
+_MOST_BYTES = 12 << 10
+
+_before = None
+_asked = False
+
+
+def watch_exceptions() -> None:
+    """From now on an exception that ends the program is told with its traceback."""
+    global _before
+    # The page is this process's once it joins, or fails: not by the mere import.
+    if _before is not None or "COHORT_STATUS_FD" not in os.environ:
+        return
+    _before = sys.excepthook
+    sys.excepthook = _excepthook
+
+
+def _excepthook(kind, error, trace) -> None:  # type: ignore[no-untyped-def]
+    _say(error, trace)
+    _before(kind, error, trace)  # type: ignore[misc]
+
+
+def tell_at_exit() -> None:
+    """For programs whose `sys.excepthook` is another by now: Python keeps the exception that ends it."""
+    if _before is not None:
+        error = getattr(sys, "last_value", None)
+        _say(error, getattr(error, "__traceback__", None))
+
+
+def _say(error, trace) -> None:  # type: ignore[no-untyped-def]
+    # At a prompt an exception is not the end.
+    if not isinstance(error, BaseException) or isinstance(error, (KeyboardInterrupt, SystemExit)) or hasattr(sys, "ps1"):
+        return
+    try:
+        import traceback
+
+        text = "".join(traceback.format_exception(type(error), error, trace))
+    except Exception:  # out of memory, or an exception that cannot be shown
+        text = f"uncaught exception {type(error).__qualname__}"
+    # The end says most.
+    _core.say_last_words(text.encode("utf-8", "replace")[-_MOST_BYTES:].decode("utf-8", "ignore"))
+
+
+def tell_stacks() -> None:
+    """From now on SIGQUIT writes the stacks of all threads to the agent, and of a crash the agent learns where it was.
+
+    For the main thread: it is where a stack overflow is told of.
+    """
+    global _asked
+    fd = _core.status_fd()
+    if _asked or fd < 0:
+        return
+    _asked = True
+    _core.keep_last_words()
+    try:
+        import faulthandler
+    except ImportError:  # the C++ core's handler will do
+        return
+    if not faulthandler.is_enabled():
+        # It hands over to the core's handlers, which were there before, and they take what it has written.
+        crash = os.memfd_create("cohort-crash")
+        faulthandler.enable(file=crash, all_threads=False)
+        _core.add_to_last_words(crash)
+    if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL:
+        faulthandler.register(signal.SIGQUIT, file=fd, all_threads=True, chain=False)
+        # For a fork of this process SIGQUIT means what it always does.
+        os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGQUIT))
+        _core.announce_stacks()
