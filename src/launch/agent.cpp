@@ -303,7 +303,9 @@ void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
   report.words = worker.words();
   report.status = status;
   report.before_stop = !stopping_ || worker.ended_before_stop;
-  report.after_ns = static_cast<std::uint64_t>((Clock::now() - started_at_).count());
+  // A rank that said what ended it began to end then; what it does on its way out can take long.
+  const auto failed = std::min(Clock::now(), worker.words_began().value_or(Clock::time_point::max()));
+  report.after_ns = static_cast<std::uint64_t>(std::max<std::int64_t>((failed - started_at_).count(), 0));
   report.last_stderr = worker.tail();
   if (status.signal == SIGKILL && !stopping_) {
     const auto now = sys::out_of_memory_kills();

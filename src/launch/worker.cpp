@@ -107,6 +107,11 @@ RankReport Worker::report() const {
 
 std::string Worker::words() const { return last_words(page()); }
 
+std::optional<std::chrono::steady_clock::time_point> Worker::words_began() const {
+  if (page().words_ready.load(std::memory_order_acquire) == 0) return std::nullopt;
+  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(page().words_ns));
+}
+
 bool Worker::ask_stacks() {
   if (!alive() || (page().abilities.load() & cluster::StatusLayout::kTellsStacks) == 0) return false;
   if (::lseek(status_.fd.get(), cluster::kStatusStacksBegin, SEEK_SET) < 0) return false;

@@ -10,6 +10,7 @@
 #include "sys/unique_fd.h"
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -56,6 +57,8 @@ class Worker {
   /// What the rank is doing now.
   RankReport report() const;
   std::string words() const;
+  /// When it began to say them; nullopt if it said nothing.
+  std::optional<std::chrono::steady_clock::time_point> words_began() const;
   /// Has the rank write its stacks; false if it cannot.
   bool ask_stacks();
   /// What it has written since.
