@@ -15,6 +15,8 @@ using std::chrono::seconds;
 
 /// A rank that waits wakes up now and then to look around.
 constexpr double kIdleShare = 0.05;
+/// Between two judgements, of somebody who looks once a second.
+constexpr auto kLongestNap = std::chrono::seconds(5);
 
 std::uint64_t waited(const RankReport& report) {
   std::uint64_t sum = 0;
@@ -132,8 +134,21 @@ std::optional<Health::Need> Health::need_of(const Rank& rank) const {
   return std::nullopt;
 }
 
+// Whoever judges was stopped itself (Ctrl-Z, a suspended machine): what it knows is old, and the time that has passed
+// says nothing about the ranks.
+void Health::forgive_sleep(Clock::time_point now) {
+  const bool slept = judged_at_ && now - *judged_at_ > kLongestNap;
+  judged_at_ = now;
+  if (!slept) return;
+  for (Rank& rank : ranks_) {
+    rank.moved_at = rank.waiting_at = now;
+    if (rank.stopped_at) rank.stopped_at = now;
+  }
+}
+
 Health::Findings Health::judge(Clock::time_point now) {
   Findings findings;
+  forgive_sleep(now);
   look_for_stopped(now, findings);
   look_for_deadlock(now, findings);
   look_for_away(now, findings);

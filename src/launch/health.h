@@ -70,6 +70,7 @@ class Health {
     std::string what;
   };
 
+  void forgive_sleep(Clock::time_point now);
   std::optional<Need> need_of(const Rank& rank) const;
   std::optional<int> world_rank(std::uint64_t group, int rank) const;
   void look_for_stopped(Clock::time_point now, Findings& findings);
@@ -81,6 +82,7 @@ class Health {
   std::vector<std::string> hosts_;
   HealthLimits limits_;
   std::vector<Rank> ranks_;
+  std::optional<Clock::time_point> judged_at_;
   std::vector<std::chrono::seconds> away_told_;  ///< by rank: the interval after which it was named last
 };
 

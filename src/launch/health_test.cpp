@@ -42,6 +42,7 @@ class Job {
     world(rank).waiting = waiting;
     if (!waiting) world(rank).ended = number;
   }
+  void sleep(seconds time) { now_ += time; }
   /// Everything stays as it is for so long; the findings of all that time.
   Health::Findings pass(seconds time, bool busy = false) {
     Health::Findings all;
@@ -125,6 +126,17 @@ TEST(Health, WhoIsSeenBetweenTwoSlicesOfAWaitStillWaits) {
   job.pass(seconds(1));
   job.world(1).waiting = true;
   EXPECT_TRUE(job.pass(seconds(6)).end);
+}
+
+TEST(Health, TheTimeInWhichNobodyLookedDoesNotCount) {
+  Job job(2);
+  job.world(0).message = "recv(float32[4])";
+  job.world(0).peer = 1;
+  job.comes(1, 1);
+  EXPECT_FALSE(job.pass(seconds(5)).end);
+  job.sleep(seconds(3600));
+  EXPECT_FALSE(job.pass(seconds(8)).end);
+  EXPECT_TRUE(job.pass(seconds(5)).end);
 }
 
 TEST(Health, ItIsNoDeadlockWhileOneOfThemMovesOrComputes) {
