@@ -48,6 +48,22 @@ TEST(ConfigFile, SaysInWhichLineItIsWrong) {
   EXPECT_NE(why_not("[run]\nenv = [[1]]\n").find("f.toml:2: env: "), std::string::npos);
 }
 
+TEST(ConfigFile, OtherThanAsciiStandsInQuotesAndComments) {
+  for (const char* stray : {"[run]\n\xef\xaf\xaf = 1\n", "[run]\n\xc3\xa4 = 1\n", "#\xc3\xa4\n[\xc3\xa4\n"}) {
+    EXPECT_NE(why_not(stray).find("f.toml:2: "), std::string::npos) << why_not(stray);
+  }
+  const auto got = parse_config(
+      "\xef\xbb\xbf[run] # \xc3\xa4 \"\na = \"\\\"\xc3\xa4\" # '\nb = '\\\xc3\xa4'\n"
+      "c = \"\"\"\n\"\xc3\xa4\"\"\"\"\nd = '''\xc3\xa4'''\ne = \"\" # \xc3\xa4\n",
+      "f.toml");
+  ASSERT_TRUE(got) << got.error().what();
+  ASSERT_EQ(got->size(), 5U);
+  EXPECT_EQ((*got)[0].values[0], "\"\xc3\xa4");
+  EXPECT_EQ((*got)[1].values[0], "\\\xc3\xa4");
+  EXPECT_EQ((*got)[2].values[0], "\"\xc3\xa4\"");
+  EXPECT_EQ((*got)[3].values[0], "\xc3\xa4");
+}
+
 TEST(ConfigFile, AFileThatCannotBeReadIsNamed) {
   EXPECT_NE(std::string(read_config("/nowhere/x.toml").error().what()).find("/nowhere/x.toml: No such file"),
             std::string::npos);
