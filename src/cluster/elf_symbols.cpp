@@ -2,6 +2,7 @@
 
 #include <elf.h>
 
+#include <bit>
 #include <cstring>
 #include <optional>
 
@@ -45,7 +46,7 @@ FunctionSymbol find_in(Bytes symbols, Bytes names, std::uint64_t address) noexce
 }  // namespace
 
 FunctionSymbol find_function(Bytes file, std::uint64_t address) noexcept {
-  constexpr unsigned char kOrder = __BYTE_ORDER == __LITTLE_ENDIAN ? ELFDATA2LSB : ELFDATA2MSB;
+  constexpr unsigned char kOrder = std::endian::native == std::endian::little ? ELFDATA2LSB : ELFDATA2MSB;
   const auto header = read<Elf64_Ehdr>(file, 0);
   if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return {};
   if (header->e_ident[EI_CLASS] != ELFCLASS64 || header->e_ident[EI_DATA] != kOrder) return {};
