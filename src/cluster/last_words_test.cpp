@@ -155,12 +155,17 @@ TEST(LastWords, TellCausesAndTypesThatAreNoExceptions) {
   EXPECT_EQ(nothing.words().find("std::terminate without an exception"), 0u) << nothing.words();
 }
 
+[[gnu::noinline]] void throw_in_a_thread() { throw std::logic_error("in a thread"); }
+
 TEST(LastWords, OfAThreadShowWhereItThrew) {
-  Rank rank([] { std::thread([] { throw std::logic_error("in a thread"); }).join(); });
+  Rank rank([] { std::thread(throw_in_a_thread).join(); });
   EXPECT_EQ(rank.wait(), 128 + SIGABRT);
   EXPECT_EQ(rank.words().find("uncaught exception std::logic_error: in a thread\n"), 0u) << rank.words();
   if (!kSanitized) {
     EXPECT_NE(rank.words().find("__cxa_throw"), std::string::npos) << rank.words();
+    // Not exported: only the program's own table of symbols knows it.
+    EXPECT_NE(rank.words().find("cohort::cluster::(anonymous namespace)::throw_in_a_thread()+0x"), std::string::npos)
+        << rank.words();
   }
 }
 
@@ -209,6 +214,15 @@ TEST(LastWords, OfAFaultNameTheAddress) {
   EXPECT_EQ(rank.wait(), 128 + SIGSEGV);
   const std::string address = fmt::format("0x{:x}", rank.layout().groups[0].id.load() - 1);
   EXPECT_EQ(rank.words().find("fatal signal SIGSEGV at address " + address + "\n"), 0u) << rank.words();
+}
+
+[[gnu::noinline]] int divide_by_nothing() { return ::raise(SIGFPE) + 1; }  // so that the call is no jump
+
+TEST(LastWords, OfACrashNameFunctions) {
+  if (kSanitized) GTEST_SKIP() << "the sanitizer's handlers are kept";
+  Rank rank([] { std::exit(divide_by_nothing()); });
+  EXPECT_EQ(rank.wait(), 128 + SIGFPE);
+  EXPECT_NE(rank.words().find("divide_by_nothing"), std::string::npos) << rank.words();
 }
 
 TEST(LastWords, OfAStackOverflowAreToldFromAnotherStack) {

@@ -1,9 +1,14 @@
 #include "cluster/trace_text.h"
 
+#include "cluster/elf_symbols.h"
+
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <fcntl.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -67,26 +72,65 @@ void add_thread(TraceText& text, std::string_view tid) noexcept {
   text.add("\n");
 }
 
+/// A module's file while its symbols are looked at. (sys::Mapping's makers allocate.)
+class ModuleFile {
+ public:
+  explicit ModuleFile(const link_map& module) noexcept {
+    const char* const path = module.l_name[0] == '\0' ? "/proc/self/exe" : module.l_name;
+    const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+    struct stat status = {};
+    if (fd >= 0 && ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0) {
+      size_ = static_cast<std::size_t>(status.st_size);
+      data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
+    }
+    if (fd >= 0) ::close(fd);
+  }
+  ~ModuleFile() {
+    if (data_ != MAP_FAILED) ::munmap(data_, size_);
+  }
+  ModuleFile(const ModuleFile&) = delete;
+  ModuleFile& operator=(const ModuleFile&) = delete;
+  std::span<const std::byte> bytes() const noexcept {
+    if (data_ == MAP_FAILED) return {};
+    return {static_cast<const std::byte*>(data_), size_};
+  }
+
+ private:
+  void* data_ = MAP_FAILED;
+  std::size_t size_ = 0;
+};
+
+void add_function(TraceText& text, const char* name, std::uint64_t offset, Symbols symbols) noexcept {
+  char* readable = nullptr;
+  int status = -1;
+  if (symbols == Symbols::Demangled) readable = abi::__cxa_demangle(name, nullptr, nullptr, &status);
+  text.add(readable != nullptr ? readable : name);
+  std::free(readable);
+  text.add("+0x").add_hex(offset).add(" in ");
+}
+
 void add_frame(TraceText& text, int number, const void* address, Symbols symbols) noexcept {
   text.add("  #").add_number(number).add(" ");
   Dl_info info{};
+  link_map* module = nullptr;
   // What follows a call may belong to the next function already, if the call does not return.
   const auto place = reinterpret_cast<std::uintptr_t>(address) - 1;
-  if (::dladdr(static_cast<const char*>(address) - 1, &info) == 0) {
+  if (::dladdr1(static_cast<const char*>(address) - 1, &info, reinterpret_cast<void**>(&module), RTLD_DL_LINKMAP) ==
+      0) {
     text.add("0x").add_hex(place).add("\n");
     return;
   }
+  const std::uint64_t offset = place - module->l_addr;  // as the file counts
   if (info.dli_sname != nullptr) {
-    char* readable = nullptr;
-    int status = -1;
-    if (symbols == Symbols::Demangled) readable = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
-    text.add(readable != nullptr ? readable : info.dli_sname);
-    std::free(readable);
-    text.add("+0x").add_hex(place - reinterpret_cast<std::uintptr_t>(info.dli_saddr)).add(" in ");
+    add_function(text, info.dli_sname, place - reinterpret_cast<std::uintptr_t>(info.dli_saddr), symbols);
+  } else {
+    const ModuleFile file(*module);
+    const FunctionSymbol found = find_function(file.bytes(), offset);
+    if (!found.name.empty()) add_function(text, found.name.data(), found.offset, symbols);  // a zero ends it
   }
   // In this form `addr2line -Cfe FILE OFFSET` takes it.
   if (info.dli_fname != nullptr) text.add(info.dli_fname).add(" ");
-  text.add("0x").add_hex(place - reinterpret_cast<std::uintptr_t>(info.dli_fbase)).add("\n");
+  text.add("0x").add_hex(offset).add("\n");
 }
 
 }  // namespace
