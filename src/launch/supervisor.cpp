@@ -418,9 +418,13 @@ void Supervisor::on_signal(int signal) {
       return;
     case SIGQUIT:
       if (stage_ != Stage::Running) break;
+      if (overview_) return;  // it is on its way
       // Reports that are asked for now come before the stacks.
       crew_->broadcast(AskStacks{});
-      overview_ = Timer(loop_, std::chrono::milliseconds(100), [this] { show_overview(); });
+      overview_ = Timer(loop_, std::chrono::milliseconds(100), [this] {
+        overview_ = Timer();
+        show_overview();
+      });
       return;
     default: break;
   }
