@@ -213,7 +213,6 @@ Result<void> Agent::start_workers(const StartJob& job) {
   }
   if (!environment.find(env::kOmpNumThreads)) environment.set(env::kOmpNumThreads, std::to_string(threads));
   environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
-  environment.set(env::kStatusFd, std::to_string(kWorkerStatusFd));
 
   Worker::Events events;
   events.output = [this](Output output) { forward(std::move(output)); };
@@ -226,8 +225,12 @@ Result<void> Agent::start_workers(const StartJob& job) {
     }
     Environment own = environment;
     for (const std::string& assignment : plan.environment) own.set(assignment);
+    program.inherited = {{secret_file->get(), kWorkerSecretFd}};
+    if (worker.status_fd() >= 0) {
+      own.set(env::kStatusFd, std::to_string(kWorkerStatusFd));
+      program.inherited.emplace_back(worker.status_fd(), kWorkerStatusFd);
+    }
     program.environment = own.assignments();
-    program.inherited = {{secret_file->get(), kWorkerSecretFd}, {worker.status_fd(), kWorkerStatusFd}};
     program.processors = shares[workers_.size() - 1];
     if (auto started = worker.start(program); !started) return fail_for(plan.rank, started.error());
   }

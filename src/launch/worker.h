@@ -63,7 +63,7 @@ class Worker {
   bool ask_stacks();
   /// What it has written since.
   std::string stacks() const;
-  /// The file of the status page, which the program inherits.
+  /// The file of the status page, which the program inherits; -1: there was no memory for one.
   int status_fd() const noexcept { return status_.fd.get(); }
 
   /// What is told only once.
@@ -86,12 +86,12 @@ class Worker {
   Loop& loop_;
   int rank_;
   Events events_;
-  const cluster::StatusLayout& page() const noexcept {
-    return *static_cast<const cluster::StatusLayout*>(status_.mapping.data());
+  const cluster::StatusLayout* page() const noexcept {
+    return static_cast<const cluster::StatusLayout*>(status_.mapping.data());
   }
 
   Tail tail_;
-  sys::SharedSegment status_;
+  sys::SharedSegment status_;  ///< empty: no page
   sys::ChildProcess child_;
   std::optional<sys::PendingSpawn> pending_;
   bool reaped_ = false;

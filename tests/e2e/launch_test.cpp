@@ -79,16 +79,18 @@ TEST(Launch, RanksLeadGroupsInOneSessionSoThatTheyCanYieldToEachOther) {
   EXPECT_NE(first["session"], std::to_string(::getsid(0)));
 }
 
-TEST(Launch, SecretIsASealedMemoryFileAndNothingElseIsInherited) {
+TEST(Launch, SecretAndStatusPageAreMemoryFilesAndNothingElseIsInherited) {
   const auto finished = run({{"run", "-np", "1", "--prefix", "none", "sh", "-c",
                               "readlink /proc/$$/fd/$COHORT_SECRET_FD; wc -c < /proc/$$/fd/$COHORT_SECRET_FD;"
+                              "readlink /proc/$$/fd/$COHORT_STATUS_FD;"
                               "ls /proc/$$/fd; exit 0"}});
   ASSERT_EQ(finished.status, 0) << finished.err;
   const auto lines = lines_of(finished.out);
-  ASSERT_EQ(lines.size(), 6U) << finished.out;
-  EXPECT_TRUE(lines[0].starts_with("/memfd:")) << lines[0];
+  ASSERT_EQ(lines.size(), 8U) << finished.out;
+  EXPECT_TRUE(lines[0].starts_with("/memfd:cohort-secret")) << lines[0];
   EXPECT_EQ(lines[1], "32");
-  EXPECT_EQ(lines[2] + " " + lines[3] + " " + lines[4] + " " + lines[5], "0 1 100 2");
+  EXPECT_TRUE(lines[2].starts_with("/memfd:cohort-status")) << lines[2];
+  EXPECT_EQ(lines[3] + " " + lines[4] + " " + lines[5] + " " + lines[6] + " " + lines[7], "0 1 100 101 2");
 }
 
 TEST(Launch, FirstLineSaysWhatWasFormed) {
