@@ -29,6 +29,8 @@ std::string hint(const Ending& ending) {
   return {};
 }
 
+bool struck(const Ending& ending) { return ending.status.signal != 0 && ending.status.signal != SIGABRT; }
+
 std::string quoted(std::string_view rest) {
   std::string text;
   while (!rest.empty()) {
@@ -49,17 +51,25 @@ std::string_view last_line(std::string_view text) {
 }  // namespace
 
 bool speaks_of_lost_peer(std::string_view text) {
-  constexpr std::string_view kSigns[] = {"PeerLost", "Aborted", "Connection closed by peer",
+  // Of ours, the codes' names and how the texts go on (a C++ runtime prints the text alone); then Gloo's and sockets'.
+  constexpr std::string_view kSigns[] = {"PeerLost",
+                                         "Aborted",
+                                         ") lost rank ",
+                                         "aborted by rank ",
+                                         "Connection closed by peer",
                                          "Connection reset by peer"};
   return std::any_of(std::begin(kSigns), std::end(kSigns),
                      [text](std::string_view sign) { return text.find(sign) != std::string_view::npos; });
 }
 
+bool follows_another(const Ending& ending) {
+  if (ending.status.success() || struck(ending)) return false;
+  return speaks_of_lost_peer(ending.words.empty() ? ending.last_stderr : ending.words);
+}
+
 std::optional<Ending> first_failure(const std::vector<Ending>& endings) {
   const auto order = [](const Ending& ending) {
-    const bool struck = ending.status.signal != 0 && ending.status.signal != SIGABRT;
-    const bool follows = !struck && speaks_of_lost_peer(ending.last_stderr);
-    return std::tuple(!ending.before_stop, follows, !struck, ending.after_seconds, ending.rank);
+    return std::tuple(!ending.before_stop, follows_another(ending), !struck(ending), ending.after_seconds, ending.rank);
   };
   std::optional<Ending> first;
   for (const Ending& ending : endings) {

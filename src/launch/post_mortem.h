@@ -31,6 +31,8 @@ std::optional<Ending> first_failure(const std::vector<Ending>& endings);
 
 /// True if these words say that another rank failed before.
 bool speaks_of_lost_peer(std::string_view stderr_text);
+/// True if this rank failed and says that another one had before.
+bool follows_another(const Ending& ending);
 
 struct PostMortem {
   Ending first;

@@ -35,6 +35,8 @@ using std::chrono::milliseconds;
 constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// An agent has this long for what it does after everything has been killed.
 constexpr auto kAgentEndLimit = std::chrono::seconds(15);
+/// For the rank that others have fallen after to be dead, too.
+constexpr auto kCauseTime = milliseconds(500);
 
 /// One attempt.
 class Supervisor {
@@ -55,6 +57,7 @@ class Supervisor {
   void on_agent_process_ended(CrewMember& agent);
   void on_started(CrewMember& agent, const Started& started);
   void on_exited(const Exited& exited);
+  void stop_for_failure();
   void watch_health();
   void show_overview();
   void on_signal(int signal);
@@ -109,6 +112,7 @@ class Supervisor {
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;
   Timer job_limit_;
+  Timer cause_limit_;
   Timer health_look_;
   Timer overview_;
   Timer notice_;
@@ -295,9 +299,19 @@ void Supervisor::on_exited(const Exited& exited) {
   if (!exited.status.success() && others_.empty()) others_ = health_->overview(exited.rank);
   health_->ended(exited.rank);
   if (exited.rank == 0) input_.reset();
-  if (!exited.status.success() && stage_ == Stage::Running) {
-    stop(fmt::format("rank {} failed: {}", exited.rank, sys::to_string(exited.status)), SIGTERM, options_.grace);
+  if (stage_ != Stage::Running || !first_failure(endings_)) return;
+  // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
+  // last destructors. Told to end now, it would lose the status that it is about to give.
+  if (follows_another(*first_failure(endings_)) && running_ranks() > 0) {
+    if (!cause_limit_) cause_limit_ = Timer(loop_, kCauseTime, [this] { stop_for_failure(); });
+  } else {
+    stop_for_failure();
   }
+}
+
+void Supervisor::stop_for_failure() {
+  const auto first = first_failure(endings_);
+  stop(fmt::format("rank {} failed: {}", first->rank, sys::to_string(first->status)), SIGTERM, options_.grace);
 }
 
 void Supervisor::watch_health() {
@@ -333,6 +347,7 @@ void Supervisor::stop(const std::string& reason, int signal, milliseconds grace)
   if (kindly) grace *= 2;
   start_limit_ = Timer();
   job_limit_ = Timer();
+  cause_limit_ = Timer();
   input_.reset();
   for (const auto& agent : crew_->members()) {
     if (agent->channel == nullptr) {
