@@ -74,8 +74,19 @@ def tell_stacks() -> None:
         crash = os.memfd_create("cohort-crash")
         faulthandler.enable(file=crash, all_threads=False)
         _core.add_to_last_words(crash)
+        os.register_at_fork(after_in_child=lambda: _part_from(crash))
     if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL:
         faulthandler.register(signal.SIGQUIT, file=fd, all_threads=True, chain=False)
         # For a fork of this process SIGQUIT means what it always does.
         os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGQUIT))
         _core.announce_stacks()
+
+
+def _part_from(crash: int) -> None:
+    # The crash of a fork is not its parent's.
+    try:
+        own = os.memfd_create("cohort-crash")
+        os.dup2(own, crash, inheritable=False)
+        os.close(own)
+    except OSError:
+        pass

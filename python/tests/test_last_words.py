@@ -171,6 +171,32 @@ read_nothing()
         self.assertEqual(status, -signal.SIGSEGV)
         self.assertIn("in read_nothing", err)
 
+    @unittest.skipIf("asan" in os.environ.get("LD_PRELOAD", ""), "the sanitizer's handlers are kept")
+    def test_the_crash_of_a_fork_is_not_its_parent_s(self):
+        status, _, _ = self.run_to_end(
+            """
+import ctypes, os, resource
+import cohort
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+cohort.init()
+
+def of_the_fork():
+    ctypes.string_at(0)
+
+def of_the_rank():
+    ctypes.string_at(0)
+
+child = os.fork()
+if child == 0:
+    of_the_fork()
+assert os.WTERMSIG(os.waitpid(child, 0)[1]) == 11
+of_the_rank()
+"""
+        )
+        self.assertEqual(status, -signal.SIGSEGV)
+        self.assertIn("in of_the_rank", self.page.words)
+        self.assertNotIn("in of_the_fork", self.page.words)
+
     def wait_until(self, condition):
         end = time.monotonic() + 30
         while not condition():
