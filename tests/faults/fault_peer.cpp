@@ -133,7 +133,8 @@ void train_step(cohort::Communicator& world, int step) {
   std::vector<float> values(static_cast<std::size_t>(kCounts[step % 3]), static_cast<float>(world.rank() + step));
   world.all_reduce(std::span(values)).wait();
   const int ranks = world.size();
-  const auto sum = static_cast<float>(ranks * (ranks - 1) / 2 + ranks * step);
+  const int of_ranks = ranks * (ranks - 1) / 2;
+  const auto sum = static_cast<float>(of_ranks + ranks * step);
   if (std::any_of(values.begin(), values.end(), [sum](float value) { return value != sum; })) std::_Exit(98);
   if (ranks == 1) return;
   std::vector<std::int32_t> out(100, step), in(100);
