@@ -140,9 +140,9 @@ class Engine final : public Waiter {
   void set_members(const Request& request);
   Slice part(const Request& request, int rank) const noexcept;
   FoldJob job(const Request& request, std::int64_t count) const noexcept;
-  void fold_pieces(const Request& request, std::int64_t count);
+  void fold_pieces(const Request& request, std::int64_t count, Stores stores = Stores::Cached);
   void all_reduce_beside(const Request& request);
-  void all_reduce_zero_copy(const Request& request);
+  void all_reduce_zero_copy(const Request& request, Stores stores = Stores::Cached);
   void all_reduce_by_output(const Request& request);
   void all_reduce_cross(const Request& request);
   void reduce_exchanged(const Request& request);
@@ -184,7 +184,6 @@ class Engine final : public Waiter {
   std::vector<const void*> fold_inputs_;
   std::vector<void*> fold_outputs_;
   std::int64_t divisor_ = 0;
-  Stores fold_stores_ = Stores::Cached;
   std::vector<std::byte> scratch_;  // for what is read through the kernel: one piece for each peer
   std::size_t scratch_bytes_ = 0;   // of a piece
 };

@@ -213,12 +213,14 @@ void Engine::copy_pieces(std::byte* to, const std::byte* from, std::size_t bytes
   }
 }
 
-void Engine::fold_pieces(const Request& request, std::int64_t count) {
+void Engine::fold_pieces(const Request& request, std::int64_t count, Stores stores) {
   const std::size_t element = size_of(request.dtype);
   const auto piece = static_cast<std::int64_t>(kPieceBytes / element);
   while (count > 0) {
     const std::int64_t now = std::min(count, piece);
-    fold(job(request, now));
+    FoldJob piece_job = job(request, now);
+    piece_job.stores = stores;
+    fold(piece_job);
     count -= now;
     if (count == 0) break;
     throw_if_ended();

@@ -51,7 +51,6 @@ FoldJob Engine::job(const Request& request, std::int64_t count) const noexcept {
   result.scales = scales_;
   result.divisor = divisor_;
   result.postscale = round_.agreed.postscale;
-  result.stores = fold_stores_;
   return result;
 }
 
@@ -69,7 +68,7 @@ void Engine::all_reduce_beside(const Request& request) {
 }
 
 // Each rank folds its slice out of all ranks' memory into the memory of all who want it.
-void Engine::all_reduce_zero_copy(const Request& request) {
+void Engine::all_reduce_zero_copy(const Request& request, Stores stores) {
   const std::size_t element = size_of(request.dtype);
   const bool rooted = round_.agreed.kind == Kind::Reduce;
   const Slice slice = slice_of(request.input_count, element, rank_, size_, round_.agreed.output_offset);
@@ -83,7 +82,7 @@ void Engine::all_reduce_zero_copy(const Request& request) {
   for (const int rank : round_.active) {
     if (!rooted || rank == round_.root) fold_outputs_.push_back(at(output_of(rank, request), slice.begin, element));
   }
-  fold_pieces(request, slice.count());
+  fold_pieces(request, slice.count(), stores);
   finish_round();
 }
 
@@ -101,9 +100,7 @@ void Engine::all_reduce_by_output(const Request& request) {
   }
   post(&RankState::folded, sequence_);
   wait_for_counters(&RankState::folded, sequence_);
-  fold_stores_ = stores_for(request.output_bytes() / static_cast<std::size_t>(size_));
-  all_reduce_zero_copy(request);
-  fold_stores_ = Stores::Cached;
+  all_reduce_zero_copy(request, stores_for(request.output_bytes() / static_cast<std::size_t>(size_)));
 }
 
 // Each rank folds its slice, piece by piece out of what it reads from its peers, into its own output, and then reads
