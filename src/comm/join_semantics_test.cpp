@@ -1,5 +1,6 @@
 // Ranks without more input, which serve those that have some, and forked children.
 #include "comm/testing/errors.h"
+#include "comm/testing/floats.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -18,9 +19,8 @@ namespace {
 using namespace std::chrono_literals;
 
 using comm::testing::contains;
+using comm::testing::floats;
 using comm::testing::what_of;
-
-std::span<float> floats(Memory& memory) { return {static_cast<float*>(memory.data()), memory.bytes() / sizeof(float)}; }
 
 // --- join ---
 

@@ -1,5 +1,6 @@
 // What a communicator promises beside its results: refusals, deadlines, the same bits, unattended progress.
 #include "comm/testing/errors.h"
+#include "comm/testing/floats.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -25,9 +26,8 @@ namespace {
 using namespace std::chrono_literals;
 
 using comm::testing::contains;
+using comm::testing::floats;
 using comm::testing::what_of;
-
-std::span<float> floats(Memory& memory) { return {static_cast<float*>(memory.data()), memory.bytes() / sizeof(float)}; }
 
 // --- refusals ---
 
@@ -370,17 +370,22 @@ TEST(Work, WaitForGivesUpWaitingButNotTheOperation) {
 
 // As Python waits: in slices, each of which may run the operation or leave it to the next.
 TEST(Work, WaitedForInSlicesIsDoneOnceAllHaveCome) {
-  run_on_threads(2, [](Communicator comm) {
+  std::atomic<int> waits{0};  // of rank 0, over all rounds
+  run_on_threads(2, [&waits](Communicator comm) {
     for (int i = 0; i < 5; ++i) {
       std::vector<float> small(100, 1), large(200000, 1);
-      if (comm.rank() == 1) std::this_thread::sleep_for(30ms);
+      // Rank 1 comes once rank 0 has waited in vain three times.
+      while (comm.rank() == 1 && waits < 3 * (i + 1)) std::this_thread::sleep_for(1ms);
       Work first = comm.all_reduce(std::span(small));
       Work second = comm.all_reduce(std::span(large));
       int slices = 0;
-      while (!second.wait_for(2ms)) ++slices;
+      while (!second.wait_for(2ms)) {
+        ++slices;
+        if (comm.rank() == 0 && slices <= 3) ++waits;
+      }
       EXPECT_TRUE(first.wait_for(2ms));
       if (comm.rank() == 0) {
-        EXPECT_GT(slices, 0);
+        EXPECT_GT(slices, 2);
       }
       EXPECT_EQ(small[99], 2.0F);
       EXPECT_EQ(large[199999], 2.0F);

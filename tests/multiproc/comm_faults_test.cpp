@@ -1,5 +1,6 @@
 // Ranks as processes that die, stop, run out of memory or fork, at every stage of a communicator's life.
 #include "comm/testing/errors.h"
+#include "comm/testing/floats.h"
 #include "comm_processes.h"
 
 #include <gtest/gtest.h>
@@ -14,8 +15,7 @@ namespace cohort::testing {
 namespace {
 
 using comm::testing::contains;
-
-std::span<float> floats(Memory& memory) { return {static_cast<float*>(memory.data()), memory.bytes() / sizeof(float)}; }
+using comm::testing::floats;
 
 TEST(Processes, SumInArenaInOtherMemoryAndMixed) {
   for (const int size : {2, 3, 5}) {
