@@ -22,7 +22,9 @@ struct Topic {
 const std::vector<Topic>& topics() {
   static const std::vector<Topic> all = {
       {"environment", "the variables that Cohort reads and sets", {}},
-      {"failures", "how a job ends, exit statuses, signals, restarts", {"How a job ends", "Restarts"}},
+      {"failures",
+       "how a job ends, exit statuses, signals, hangs, restarts",
+       {"How a job ends", "Jobs that do not go on", "Restarts"}},
       {"output", "lines, logs, progress bars, and the record of a run", {"Output", "job.json"}},
       {"config", "options from the environment and from a file", {"Where a value comes from"}},
   };

@@ -1,6 +1,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/parse.h"
+#include "base/ranges.h"
 #include "base/result.h"
 
 #include <cohort/dtype.h>
@@ -91,6 +92,16 @@ TEST(DType, KnowsWhatCanBeReduced) {
   EXPECT_EQ(complex, 2);
   EXPECT_TRUE(supports(DType::Bool, ReduceOp::Max));
   EXPECT_FALSE(supports(static_cast<DType>(kDTypeCount), ReduceOp::Sum));
+}
+
+TEST(Ranges, AreReadAndWritten) {
+  EXPECT_EQ(*parse_ranges("0,3-5", 8), (std::vector<int>{0, 3, 4, 5}));
+  EXPECT_EQ(*parse_ranges("5,1-2,2", 8), (std::vector<int>{1, 2, 5}));
+  for (const char* wrong : {"", "a", "1-", "-1", "3-1", "1,,2", "8", "0-8", "1 2"})
+    EXPECT_FALSE(parse_ranges(wrong, 8));
+  EXPECT_EQ(to_ranges({0, 1, 2, 5}), "0-2,5");
+  EXPECT_EQ(to_ranges({}), "");
+  EXPECT_EQ(to_ranges({7}), "7");
 }
 
 }  // namespace

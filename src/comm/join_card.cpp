@@ -1,6 +1,7 @@
 #include "comm/join_card.h"
 
 #include "base/codec.h"
+#include "base/ranges.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -52,19 +53,6 @@ class Parts {
   codec::Reader in_;
   std::optional<Error> error_;
 };
-
-// "0-3, 5" of ascending numbers.
-std::string ranges(const std::vector<int>& numbers) {
-  std::string text;
-  for (std::size_t i = 0; i < numbers.size();) {
-    std::size_t end = i;
-    while (end + 1 < numbers.size() && numbers[end + 1] == numbers[end] + 1) ++end;
-    if (!text.empty()) text += ", ";
-    text += end == i ? fmt::format("{}", numbers[i]) : fmt::format("{}-{}", numbers[i], numbers[end]);
-    i = end + 1;
-  }
-  return text;
-}
 
 struct Hosts {
   std::vector<std::vector<int>> ranks;  // by host, in order of their lowest rank
@@ -224,7 +212,7 @@ Result<Roster> judge(const std::vector<JoinCard>& cards, const std::vector<Backe
   std::string layout;
   for (std::size_t host = 0; host < hosts.ranks.size(); ++host) {
     layout += fmt::format("{}{}: rank{} {}", host == 0 ? "" : "; ", hosts.names[host],
-                          hosts.ranks[host].size() == 1 ? "" : "s", ranges(hosts.ranks[host]));
+                          hosts.ranks[host].size() == 1 ? "" : "s", to_ranges(hosts.ranks[host]));
   }
   if (hosts.ranks.size() > 1) {
     return fail(

@@ -1,8 +1,8 @@
 #include "launch/dry_run.h"
 
 #include "base/env.h"
+#include "base/ranges.h"
 #include "launch/job_setup.h"
-#include "launch/ranges.h"
 #include "sys/cpus.h"
 
 #include <algorithm>

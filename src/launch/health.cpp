@@ -1,5 +1,7 @@
 #include "launch/health.h"
 
+#include "base/ranges.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -40,18 +42,6 @@ bool same_operations(const RankReport& a, const RankReport& b) {
 }
 
 }  // namespace
-
-std::string fold_ranks(const std::vector<int>& ranks) {
-  std::string text;
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    text += fmt::format("{}{}", text.empty() ? "" : ", ", ranks[i]);
-    if (last > i) text += fmt::format("{}{}", last == i + 1 ? ", " : "-", ranks[last]);
-    i = last + 1;
-  }
-  return text;
-}
 
 Health::Health(std::vector<std::string> hosts, const HealthLimits& limits)
     : hosts_(std::move(hosts)), limits_(limits), ranks_(hosts_.size()), away_told_(hosts_.size(), seconds(0)) {}
@@ -198,7 +188,7 @@ void Health::look_for_deadlock(Clock::time_point now, Findings& findings) {
   std::string text = "nothing can go on:";
   for (const auto& [rank, need] : stuck) {
     text += fmt::format("{} {} waits in {} for rank{} {}", rank == stuck.begin()->first ? "" : ";", name(rank),
-                        need.what, need.ranks.size() == 1 ? "" : "s", fold_ranks(need.ranks));
+                        need.what, need.ranks.size() == 1 ? "" : "s", to_ranges(need.ranks));
   }
   findings.end = text + " -- do all ranks take the same branches of the program?";
 }
@@ -231,7 +221,7 @@ void Health::look_for_away(Clock::time_point now, Findings& findings) {
     }
     const Wait& wait = found->second;
     const auto since = duration_cast<seconds>(now - wait.since);
-    const std::string who = fmt::format("rank{} {}", wait.ranks.size() == 1 ? "" : "s", fold_ranks(wait.ranks));
+    const std::string who = fmt::format("rank{} {}", wait.ranks.size() == 1 ? "" : "s", to_ranges(wait.ranks));
     if (since >= (told.count() == 0 ? limits_.away_notice : 2 * told)) {
       told = told.count() == 0 ? limits_.away_notice : 2 * told;
       findings.notices.push_back(fmt::format(
@@ -286,7 +276,7 @@ std::vector<std::string> Health::overview(int without) const {
   }
   std::vector<std::string> out;
   for (const auto& [text, ranks] : lines) {
-    out.push_back(fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", fold_ranks(ranks), text));
+    out.push_back(fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", to_ranges(ranks), text));
   }
   return out;
 }

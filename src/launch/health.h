@@ -86,7 +86,4 @@ class Health {
   std::vector<std::chrono::seconds> away_told_;  ///< by rank: the interval after which it was named last
 };
 
-/// "0-3, 7".
-std::string fold_ranks(const std::vector<int>& ranks);
-
 }  // namespace cohort::launch

@@ -1,8 +1,8 @@
 #include "launch/job_setup.h"
 
 #include "base/env.h"
+#include "base/ranges.h"
 #include "launch/input_reader.h"
-#include "launch/ranges.h"
 #include "net/secret.h"
 #include "sys/cpus.h"
 #include "sys/process.h"

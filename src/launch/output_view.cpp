@@ -1,6 +1,6 @@
 #include "launch/output_view.h"
 
-#include "launch/ranges.h"
+#include "base/ranges.h"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 #include "launch/attempts.h"
 #include "launch/crew.h"
 #include "launch/display.h"
-#include "launch/health.h"
+#include "launch/health_watch.h"
 #include "launch/input_reader.h"
 #include "launch/job_record.h"
 #include "launch/job_setup.h"
@@ -58,8 +58,7 @@ class Supervisor {
   void on_started(CrewMember& agent, const Started& started);
   void on_exited(const Exited& exited);
   void stop_for_failure();
-  void watch_health();
-  void show_overview();
+  void on_stuck(const std::string& why);
   void on_signal(int signal);
   void on_reader_gone();
   void on_owner_gone();
@@ -95,7 +94,7 @@ class Supervisor {
   Display display_;  ///< its sources are the crew's members
   std::unique_ptr<InputReader> input_;
   std::vector<Ending> endings_;
-  std::optional<Health> health_;
+  std::optional<HealthWatch> health_;
   std::vector<std::string> others_;  ///< what they were doing when the first rank failed
 
   Stage stage_ = Stage::Starting;
@@ -113,8 +112,6 @@ class Supervisor {
   Timer start_limit_;
   Timer job_limit_;
   Timer cause_limit_;
-  Timer health_look_;
-  Timer overview_;
   Timer notice_;
   Timer escalation_;
   Timer end_limit_;
@@ -167,7 +164,9 @@ void Supervisor::prepare() {
   store_ = std::make_unique<store::StoreServer>(store_options);
 
   display_.set_up(std::move(look));
-  health_.emplace(hosts_of_ranks(setup_.plan), options_.health);
+  health_.emplace(loop_, hosts_of_ranks(setup_.plan), options_.health,
+                  HealthWatch::Events{[this](const std::string& text) { say(text); },
+                                      [this](const std::string& why) { on_stuck(why); }});
 
   record_.job_id = job_id_;
   record_.command_line = options_.command_line;
@@ -229,7 +228,7 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
-    for (RankReport& report : reports->ranks) health_->report(std::move(report), Clock::now());
+    health_->take(std::move(*reports));
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
     if (!stacks->text.empty()) say(fmt::format("stacks of rank {}:\n{}", stacks->rank, stacks->text));
   } else if (const auto* taken = std::get_if<InputTaken>(&message)) {
@@ -263,7 +262,7 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
                               options_.keep_logs ? folder_.shown : std::string()}));
   }
   log::info("launch", "job {} is not contained: {}", job_id_, kNotContained);
-  watch_health();
+  health_->start();
   write_record();
   if (options_.timeout) {
     if (!attempts_.limit) attempts_.limit = Clock::now() + *options_.timeout;
@@ -297,7 +296,7 @@ void Supervisor::on_exited(const Exited& exited) {
   ending.words = exited.words;
   endings_.push_back(std::move(ending));
   if (!exited.status.success() && others_.empty()) others_ = health_->overview(exited.rank);
-  health_->ended(exited.rank);
+  health_->rank_ended(exited.rank);
   if (exited.rank == 0) input_.reset();
   if (stage_ != Stage::Running || !first_failure(endings_)) return;
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
@@ -314,20 +313,9 @@ void Supervisor::stop_for_failure() {
   stop(fmt::format("rank {} failed: {}", first->rank, sys::to_string(first->status)), SIGTERM, options_.grace);
 }
 
-void Supervisor::watch_health() {
-  if (stage_ != Stage::Running) return;
-  const Health::Findings findings = health_->judge(Clock::now());
-  for (const std::string& notice : findings.notices) say(notice);
-  if (findings.end) {
-    show_overview();
-    if (!stop_status_) stop_status_ = kTimeoutStatus;
-    return stop(*findings.end, SIGTERM, options_.grace);
-  }
-  health_look_ = Timer(loop_, std::chrono::seconds(1), [this] { watch_health(); });
-}
-
-void Supervisor::show_overview() {
-  for (const std::string& line : health_->overview()) say(line);
+void Supervisor::on_stuck(const std::string& why) {
+  if (!stop_status_) stop_status_ = kTimeoutStatus;
+  stop(why, SIGTERM, options_.grace);
 }
 
 void Supervisor::stop(const std::string& reason, int signal, milliseconds grace) {
@@ -348,6 +336,7 @@ void Supervisor::stop(const std::string& reason, int signal, milliseconds grace)
   start_limit_ = Timer();
   job_limit_ = Timer();
   cause_limit_ = Timer();
+  if (health_) health_->stop();
   input_.reset();
   for (const auto& agent : crew_->members()) {
     if (agent->channel == nullptr) {
@@ -433,13 +422,7 @@ void Supervisor::on_signal(int signal) {
       return;
     case SIGQUIT:
       if (stage_ != Stage::Running) break;
-      if (overview_) return;  // it is on its way
-      // Reports that are asked for now come before the stacks.
-      crew_->broadcast(AskStacks{});
-      overview_ = Timer(loop_, std::chrono::milliseconds(100), [this] {
-        overview_ = Timer();
-        show_overview();
-      });
+      if (health_->show_soon()) crew_->broadcast(AskStacks{});
       return;
     default: break;
   }

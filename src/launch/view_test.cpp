@@ -1,7 +1,6 @@
 // Lines of several ranks that become one, text that comes in pieces, and lists of ranks.
 #include "launch/lines.h"
 #include "launch/output_view.h"
-#include "launch/ranges.h"
 
 #include <gtest/gtest.h>
 
@@ -115,16 +114,6 @@ TEST(View, AColourIsNotCutAndNotLeftOn) {
   EXPECT_EQ(joined(view.feed(0, Stream::Stdout, "\033[3", kStart)), "\r\033[Kh:0 | \033[31m01234\033[0m");
   EXPECT_EQ(joined(view.show_partial()), "") << "nothing of it is whole";
   EXPECT_EQ(joined(view.feed(0, Stream::Stdout, "2mgreen\n", kStart)), "\r\033[Kh:0 | \033[32mgreen\033[0m\n");
-}
-
-TEST(Ranges, AreReadAndWritten) {
-  EXPECT_EQ(*parse_ranges("0,3-5", 8), (std::vector<int>{0, 3, 4, 5}));
-  EXPECT_EQ(*parse_ranges("5,1-2,2", 8), (std::vector<int>{1, 2, 5}));
-  for (const char* wrong : {"", "a", "1-", "-1", "3-1", "1,,2", "8", "0-8", "1 2"})
-    EXPECT_FALSE(parse_ranges(wrong, 8));
-  EXPECT_EQ(to_ranges({0, 1, 2, 5}), "0-2,5");
-  EXPECT_EQ(to_ranges({}), "");
-  EXPECT_EQ(to_ranges({7}), "7");
 }
 
 }  // namespace

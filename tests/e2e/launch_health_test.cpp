@@ -27,7 +27,7 @@ TEST(LaunchHealth, RanksThatWaitForEachOtherEndTheJob) {
   EXPECT_TRUE(
       says(finished.err, "rank 1 \\(.*\\) waits in all_reduce\\(float32\\[10\\], sum\\), operation 2 for rank 0"))
       << finished.err;
-  EXPECT_TRUE(says(finished.err, "ranks 1, 2: waiting in all_reduce\\(float32\\[10\\], sum\\), operation 2\n"))
+  EXPECT_TRUE(says(finished.err, "ranks 1-2: waiting in all_reduce\\(float32\\[10\\], sum\\), operation 2\n"))
       << finished.err;
 }
 
@@ -44,7 +44,7 @@ TEST(LaunchHealth, ARankThatIsElsewhereIsGivenUp) {
   EXPECT_EQ(finished.status, 124) << finished.err;
   EXPECT_TRUE(says(finished.err,
                    "rank 1 \\(.*\\) did not bring all_reduce\\(float32\\[10\\], sum\\), operation 2 in [0-9]+ s, in "
-                   "which ranks 0, 2 waited for it"))
+                   "which ranks 0,2 waited for it"))
       << finished.err;
 }
 
@@ -60,7 +60,7 @@ TEST(LaunchHealth, QuitShowsWhatEveryRankDoesAndEndsNothing) {
   // It is asked again until the others have come to wait.
   ASSERT_TRUE(eventually([&] {
     job.signal(SIGQUIT);
-    return says(job.err(), "ranks 0, 2: waiting in all_reduce\\(float32\\[10\\], sum\\), operation 2\n");
+    return says(job.err(), "ranks 0,2: waiting in all_reduce\\(float32\\[10\\], sum\\), operation 2\n");
   })) << job.err();
   EXPECT_TRUE(says(job.err(), "rank 1: outside collectives after all_reduce\\(float32\\[10\\], sum\\), operation 1\n"))
       << job.err();

@@ -1,11 +1,11 @@
-#include "launch/ranges.h"
+#include "base/ranges.h"
 
 #include "base/parse.h"
 
 #include <cstddef>
 #include <set>
 
-namespace cohort::launch {
+namespace cohort {
 
 Result<std::vector<int>> parse_ranges(std::string_view text, int limit) {
   std::set<int> numbers;
@@ -43,4 +43,4 @@ std::string to_ranges(const std::vector<int>& numbers) {
   return text;
 }
 
-}  // namespace cohort::launch
+}  // namespace cohort

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace cohort::launch {
+namespace cohort {
 
 /// Ascending, each once. Fails with InvalidArgument on anything else than numbers below `limit`, commas and ranges.
 Result<std::vector<int>> parse_ranges(std::string_view text, int limit);
@@ -15,4 +15,4 @@ Result<std::vector<int>> parse_ranges(std::string_view text, int limit);
 /// "0-2,5" for {0, 1, 2, 5}; takes them in ascending order.
 std::string to_ranges(const std::vector<int>& numbers);
 
-}  // namespace cohort::launch
+}  // namespace cohort

@@ -1,0 +1,50 @@
+#include "launch/health_watch.h"
+
+#include <chrono>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+constexpr auto kLookEvery = std::chrono::seconds(1);
+/// For agents to answer.
+constexpr auto kAnswerTime = std::chrono::milliseconds(100);
+
+}  // namespace
+
+HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const HealthLimits& limits, Events events)
+    : loop_(loop), health_(std::move(hosts), limits), events_(std::move(events)) {}
+
+void HealthWatch::stop() {
+  look_ = Timer();
+  show_ = Timer();
+}
+
+void HealthWatch::take(Reports reports) {
+  for (RankReport& report : reports.ranks) health_.report(std::move(report), Health::Clock::now());
+}
+
+bool HealthWatch::show_soon() {
+  if (show_) return false;
+  show_ = Timer(loop_, kAnswerTime, [this] {
+    show_ = Timer();
+    show();
+  });
+  return true;
+}
+
+void HealthWatch::look() {
+  const Health::Findings findings = health_.judge(Health::Clock::now());
+  for (const std::string& notice : findings.notices) events_.say(notice);
+  if (findings.end) {
+    show();
+    return events_.on_stuck(*findings.end);
+  }
+  look_ = Timer(loop_, kLookEvery, [this] { look(); });
+}
+
+void HealthWatch::show() {
+  for (const std::string& line : health_.overview()) events_.say(line);
+}
+
+}  // namespace cohort::launch
