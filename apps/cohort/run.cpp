@@ -47,6 +47,7 @@ struct Options {
   int owner = 0;
   std::string owner_folder;
   bool quiet = false;
+  bool json = false;
   bool dry_run = false;
   bool show_config = false;
   bool check_build = false;
@@ -152,6 +153,7 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
   job.health.stopped_end = seconds_of(options.stopped_timeout, "--stopped-timeout");
   job.output_timeout = milliseconds_of(options.output_timeout, "--output-timeout");
   job.quiet = options.quiet;
+  job.json = options.json;
   job.as_horovod = options.as_horovod;
   job.keep_logs = !options.no_logs;
   if (options.owner != 0) job.owner_pid = options.owner;
@@ -275,6 +277,9 @@ void add_run(CLI::App& app, int& exit_status) {
   command->add_flag("--dry-run", options->dry_run,
                     "Print the plan, the command and the environment of each rank; start nothing");
   command->add_flag("-q,--quiet", options->quiet, "Print only what the ranks print, and failures");
+  command->add_flag("--json", options->json,
+                    "Write everything to stdout as JSON, one event a line: start, output, notice, rank_ended, failure, "
+                    "restart, end");
   command->add_option("PROGRAM", options->program, "Program or .py file, and its arguments")->type_name("");
   command->callback([options, command, &exit_status] { run(*options, *command, exit_status); });
 }

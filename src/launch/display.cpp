@@ -44,7 +44,8 @@ void Display::set_up(Look look) {
   view.colour = {sys::wants_colour(1), sys::wants_colour(2)};
   view.columns = terminal_columns;
   view.speakers = look.ranks.size();
-  const bool several = look.ranks.size() != 1 && look.style != PrefixStyle::None;
+  if (look.style == PrefixStyle::Json) view.terminal = view.colour = {false, false};
+  const bool several = look.ranks.size() != 1 && look.style != PrefixStyle::None && look.style != PrefixStyle::Json;
   for (std::size_t i = 0; i < 2; ++i) {
     view.collapse[i] =
         several && (look.collapse == Collapse::Always || (look.collapse == Collapse::Auto && view.terminal[i]));
@@ -100,7 +101,7 @@ void Display::show(const std::vector<Text>& texts) {
   for (const Text& text : texts) console_.write(text.fd, text.bytes);
 }
 
-void Display::say(const std::string& text) { write_error("cohort: " + text + "\n"); }
+void Display::say(const std::string& text) { write(2, "cohort: " + text + "\n"); }
 
 void Display::end_lines() {
   release_ = Timer();

@@ -40,7 +40,7 @@ class Display {
   void feed(std::size_t source, const Output& output);
   /// A line of our own, on stderr.
   void say(const std::string& text);
-  void write_error(std::string text) { console_.write(2, std::move(text)); }
+  void write(int fd, std::string text) { console_.write(fd, std::move(text)); }
   bool reader_gone() const { return console_.reader_gone(1); }
   /// The unfinished lines, finished: no more output comes.
   void end_lines();

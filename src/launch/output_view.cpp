@@ -1,6 +1,7 @@
 #include "launch/output_view.h"
 
 #include "base/ranges.h"
+#include "launch/events.h"
 
 #include <fmt/format.h>
 
@@ -86,6 +87,12 @@ std::string OutputView::prefix(const std::vector<int>& ranks, Stream stream, std
 }
 
 void OutputView::put_line(std::vector<Text>& out, const Held& line, bool continued) {
+  if (options_.style == PrefixStyle::Json) {
+    const int rank = line.ranks.front();
+    const OutputLine event{rank, options_.hosts[static_cast<std::size_t>(rank)], line.stream, line.text, continued};
+    add(out, Stream::Stdout, output_event(event));
+    return;
+  }
   const bool terminal = options_.terminal[line.stream == Stream::Stderr];
   if (transient_shown_ && terminal) {
     add(out, line.stream, kEraseLine);

@@ -6,6 +6,7 @@
 #include "launch/restarts.h"
 #include "sys/cpus.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -39,38 +40,30 @@ TEST(BindingTest, ThisProcessHasCores) {
   EXPECT_LE(static_cast<std::size_t>(sys::usable_cores()), processors);
 }
 
-Ending ending(int code, double seconds) {
-  Ending out;
-  out.rank = 1;
-  out.host = "h";
-  out.status.code = code;
-  out.after_seconds = seconds;
-  return out;
-}
+Breakdown breakdown(int code, double seconds) { return {"it broke", fmt::format("exit code {}", code), seconds}; }
 
 TEST(RestartsTest, AreCounted) {
   Restarts none(0);
-  EXPECT_FALSE(none.after(ending(1, 10), 2).again);
-  EXPECT_EQ(none.after(ending(1, 10), 2).text, "");
+  EXPECT_FALSE(none.after(breakdown(1, 10), 2).again);
+  EXPECT_EQ(none.after(breakdown(1, 10), 2).text, "");
   Restarts two(2);
-  EXPECT_EQ(two.after(ending(1, 10), 2).text,
-            "rank 1 on h failed after 10.0 s: exit code 1; starting all 2 ranks again (1 of 2)");
-  EXPECT_TRUE(two.after(ending(1, 10), 2).again);
+  EXPECT_EQ(two.after(breakdown(1, 10), 2).text, "it broke; starting all 2 ranks again (1 of 2)");
+  EXPECT_TRUE(two.after(breakdown(1, 10), 2).again);
   EXPECT_EQ(two.done(), 2);
-  const auto last = two.after(ending(1, 10), 2);
+  const auto last = two.after(breakdown(1, 10), 2);
   EXPECT_FALSE(last.again);
   EXPECT_EQ(last.text, "failed after 2 restarts (--max-restarts)");
 }
 
 TEST(RestartsTest, TheSameFailureThreeTimesAtTheStartIsTheEnd) {
   Restarts many(100);
-  EXPECT_TRUE(many.after(ending(1, 1), 2).again);
-  EXPECT_TRUE(many.after(ending(1, 1), 2).again);
-  EXPECT_FALSE(many.after(ending(1, 1), 2).again);
+  EXPECT_TRUE(many.after(breakdown(1, 1), 2).again);
+  EXPECT_TRUE(many.after(breakdown(1, 1), 2).again);
+  EXPECT_FALSE(many.after(breakdown(1, 1), 2).again);
   Restarts others(100);
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(others.after(ending(1 + i % 2, 1), 2).again) << "not the same";
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(others.after(breakdown(1 + i % 2, 1), 2).again) << "not the same";
   Restarts late(100);
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(late.after(ending(1, i % 2 == 0 ? 1 : 60), 2).again) << "not in a row";
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(late.after(breakdown(1, i % 2 == 0 ? 1 : 60), 2).again) << "not in a row";
 }
 
 TEST(RecordTest, PrivateNamesAreKnown) {

@@ -1,5 +1,6 @@
 #include "launch/post_mortem.h"
 
+#include "launch/advice.h"
 #include "sys/signals.h"
 
 #include <algorithm>
@@ -9,25 +10,6 @@
 
 namespace cohort::launch {
 namespace {
-
-std::string hint(const Ending& ending) {
-  switch (ending.status.signal) {
-    case SIGKILL:
-      return ending.out_of_memory ? "the kernel reports an out-of-memory kill at that time: use a smaller batch, fewer "
-                                    "ranks, or more memory"
-                                  : "somebody sent it, or the kernel was out of memory (see `dmesg`)";
-    case SIGSEGV:
-    case SIGBUS: return "a bug in native code, or a full /dev/shm (see `df /dev/shm`)";
-    case SIGILL: return "an instruction that this processor does not have";
-    case SIGABRT: return "usually an uncaught C++ exception or a failed assertion: see the lines above";
-    case SIGPIPE: return "it wrote to a pipe or socket that nobody reads any more";
-    case SIGXCPU: return "the limit of processor time (ulimit -t)";
-    case SIGXFSZ: return "the limit of file size (ulimit -f)";
-    default: break;
-  }
-  if (ending.status.signal == 0 && ending.status.code == 127) return "a shell's way to say: command not found";
-  return {};
-}
 
 bool struck(const Ending& ending) { return ending.status.signal != 0 && ending.status.signal != SIGABRT; }
 
@@ -96,7 +78,7 @@ std::string to_string(const PostMortem& post_mortem) {
   if (!first.words.empty() && first.last_stderr.find(last_line(first.words)) == std::string::npos) {
     text += "cohort:   what ended it, as it said itself:\n" + quoted(first.words);
   }
-  if (const std::string why = hint(first); !why.empty()) text += fmt::format("cohort:   {}\n", why);
+  if (const std::string why = advice(first); !why.empty()) text += fmt::format("cohort:   {}\n", why);
   const int others = post_mortem.world_size - 1 - post_mortem.ended_well;
   if (others > 0) text += fmt::format("cohort:   {} other rank{} ended with it\n", others, others == 1 ? "" : "s");
   for (const std::string& line : post_mortem.others) text += fmt::format("cohort:   then, {}\n", line);

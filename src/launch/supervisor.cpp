@@ -1,121 +1,23 @@
-#include "launch/supervisor.h"
-
 #include "base/log.h"
-#include "launch/attempts.h"
-#include "launch/crew.h"
-#include "launch/display.h"
-#include "launch/health_watch.h"
-#include "launch/input_reader.h"
-#include "launch/job_record.h"
-#include "launch/job_setup.h"
-#include "launch/notices.h"
-#include "launch/owner.h"
-#include "launch/port_lease.h"
-#include "launch/run_folder.h"
+#include "launch/demangle.h"
+#include "launch/supervisor_impl.h"
 #include "launch/sweep.h"
-#include "launch/verdict.h"
-#include "store/server.h"
-#include "sys/signals.h"
-#include "sys/terminal.h"
 
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <csignal>
-#include <memory>
 #include <utility>
 
 namespace cohort::launch {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
 constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
-/// An agent has this long for what it does after everything has been killed.
-constexpr auto kAgentEndLimit = std::chrono::seconds(15);
 /// For the rank that others have fallen after to be dead, too.
-constexpr auto kCauseTime = milliseconds(500);
+constexpr auto kCauseTime = std::chrono::milliseconds(500);
 
-/// One attempt.
-class Supervisor {
- public:
-  Supervisor(const RunOptions& options, Attempts& attempts);
-  int run();
-  bool wants_restart() const noexcept { return restart_; }
-
- private:
-  enum class Stage { Starting, Running, Stopping, Ended };
-
-  void prepare();
-  Crew::Events crew_events();
-  void start_agents();
-  void on_joined(CrewMember& agent);
-  void on_message(CrewMember& agent, Message message);
-  void on_channel_closed(CrewMember& agent, const std::optional<Error>& error);
-  void on_agent_process_ended(CrewMember& agent);
-  void on_started(CrewMember& agent, const Started& started);
-  void on_exited(const Exited& exited);
-  void stop_for_failure();
-  void on_stuck(const std::string& why);
-  void on_signal(int signal);
-  void on_reader_gone();
-  void on_owner_gone();
-  void say(const std::string& text) { display_.say(text); }
-  std::string logs_below(const std::string& run_folder) const {
-    return options_.keep_logs ? log_folder(attempts_, options_.output_folder, run_folder) : std::string();
-  }
-  void announce_stop();
-  void stop(const std::string& reason, int signal, milliseconds grace);
-  void fail_start(const std::string& why);
-  void check_end();
-  void finish();
-  void write_record();
-  int running_ranks() const;
-
-  const RunOptions& options_;
-  Attempts& attempts_;
-  const JobSetup setup_;
-  std::string job_id_;
-  RunFolder folder_;
-  JobRecord record_;
-
-  Loop loop_;
-  sys::TerminalGuard terminal_{0};
-  std::optional<sys::SignalFd> signals_;
-  Watch signal_watch_;
-  std::optional<Owner> owner_;
-  std::optional<net::Secret> secret_;
-  std::unique_ptr<store::StoreServer> store_;
-  std::optional<PortLease> port_;
-  std::vector<pid_t> spared_;
-  std::optional<Crew> crew_;
-  Display display_;  ///< its sources are the crew's members
-  std::unique_ptr<InputReader> input_;
-  std::vector<Ending> endings_;
-  std::optional<HealthWatch> health_;
-  std::vector<std::string> others_;  ///< what they were doing when the first rank failed
-
-  Stage stage_ = Stage::Starting;
-  std::string stop_reason_;
-  std::string start_failure_;
-  std::optional<int> stop_status_;  ///< the exit status, where it is not a rank's
-  bool agent_lost_ = false;
-  bool quiet_end_ = false;
-  bool restart_ = false;
-  bool told_to_end_ = false;
-  int stop_signal_ = 0;  ///< the last one that the ranks were told to end by
-  Clock::time_point stop_limit_;
-  bool stop_announced_ = false;
-  Clock::time_point started_at_ = Clock::now();
-  Timer start_limit_;
-  Timer job_limit_;
-  Timer cause_limit_;
-  Timer notice_;
-  Timer escalation_;
-  Timer end_limit_;
-};
+}  // namespace
 
 Supervisor::Supervisor(const RunOptions& options, Attempts& attempts)
     : options_(options),
@@ -124,7 +26,11 @@ Supervisor::Supervisor(const RunOptions& options, Attempts& attempts)
       display_(loop_, {[this](std::size_t source, std::uint64_t bytes) {
                          crew_->members()[source]->channel->send(OutputTaken{bytes});
                        },
-                       [this] { on_reader_gone(); }}) {}
+                       [this] { on_reader_gone(); }}),
+      announcer_(display_, options.json    ? Announcer::Form::Json
+                           : options.quiet ? Announcer::Form::QuietText
+                                           : Announcer::Form::Text),
+      stopping_(loop_, options.grace, stopping_events()) {}
 
 void Supervisor::prepare() {
   ::signal(SIGPIPE, SIG_IGN);
@@ -137,7 +43,8 @@ void Supervisor::prepare() {
   const bool first = attempts_.job_id.empty();
   if (first) attempts_.job_id = fmt::format("{}-{}", setup_.program.name, id);
   job_id_ = attempts_.job_id;
-  Display::Look look{options_.prefix, options_.collapse, hosts_of_ranks(setup_.plan), {}};
+  Display::Look look{
+      options_.json ? PrefixStyle::Json : options_.prefix, options_.collapse, hosts_of_ranks(setup_.plan), {}};
   look.ranks = shown_ranks(options_, setup_.plan);
 
   signal_watch_ = Watch(loop_, signals_->fd());
@@ -230,7 +137,7 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     health_->take(std::move(*reports));
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
-    if (!stacks->text.empty()) say(fmt::format("stacks of rank {}:\n{}", stacks->rank, stacks->text));
+    if (!stacks->text.empty()) say(fmt::format("stacks of rank {}:\n{}", stacks->rank, demangled(stacks->text)));
   } else if (const auto* taken = std::get_if<InputTaken>(&message)) {
     if (input_) input_->taken(taken->bytes);
   } else if (const auto* trouble = std::get_if<Trouble>(&message)) {
@@ -257,10 +164,9 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
   start_limit_ = Timer();
   started_at_ = Clock::now();
   record_.threads = started.threads;
-  if (!options_.quiet) {
-    say(to_string(StartNotice{setup_.plan, started.threads, setup_.bind == Binding::Core,
-                              options_.keep_logs ? folder_.shown : std::string()}));
-  }
+  announcer_.started(
+      {setup_.plan, started.threads, setup_.bind == Binding::Core, options_.keep_logs ? folder_.shown : std::string()},
+      record_, folder_.path);
   log::info("launch", "job {} is not contained: {}", job_id_, kNotContained);
   health_->start();
   write_record();
@@ -293,7 +199,8 @@ void Supervisor::on_exited(const Exited& exited) {
   ending.after_seconds = static_cast<double>(exited.after_ns) * 1e-9;
   ending.last_stderr = exited.last_stderr;
   ending.last = exited.last;
-  ending.words = exited.words;
+  ending.words = demangled(exited.words);
+  announcer_.rank_ended(ending);
   endings_.push_back(std::move(ending));
   if (!exited.status.success() && others_.empty()) others_ = health_->overview(exited.rank);
   health_->rank_ended(exited.rank);
@@ -306,206 +213,6 @@ void Supervisor::on_exited(const Exited& exited) {
   } else {
     stop_for_failure();
   }
-}
-
-void Supervisor::stop_for_failure() {
-  const auto first = first_failure(endings_);
-  stop(fmt::format("rank {} failed: {}", first->rank, sys::to_string(first->status)), SIGTERM, options_.grace);
-}
-
-void Supervisor::on_stuck(const std::string& why) {
-  if (!stop_status_) stop_status_ = kTimeoutStatus;
-  stop(why, SIGTERM, options_.grace);
-}
-
-void Supervisor::stop(const std::string& reason, int signal, milliseconds grace) {
-  if (stage_ == Stage::Ended) return;
-  if (stage_ != Stage::Stopping) {
-    stage_ = Stage::Stopping;
-    stop_reason_ = reason;
-  }
-  stop_signal_ = signal;
-  stop_limit_ = Clock::now() + grace;
-  // Most jobs end at once; who has to wait is told what for.
-  if (grace > milliseconds(0)) notice_ = Timer(loop_, milliseconds(1000), [this] { announce_stop(); });
-  // Ctrl-C asks kindly, SIGTERM comes before SIGKILL. The agents' own limit is behind ours.
-  escalation_ = Timer();
-  const bool kindly = signal == SIGINT && grace > milliseconds(0);
-  if (kindly) escalation_ = Timer(loop_, grace, [this, grace] { stop(stop_reason_, SIGTERM, grace); });
-  if (kindly) grace *= 2;
-  start_limit_ = Timer();
-  job_limit_ = Timer();
-  cause_limit_ = Timer();
-  if (health_) health_->stop();
-  input_.reset();
-  for (const auto& agent : crew_->members()) {
-    if (agent->channel == nullptr) {
-      agent->process.lifeline.reset();  // it has nothing to end but itself
-    } else if (!agent->started) {
-      agent->channel->send(Finish{});
-    } else {
-      agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(grace.count())});
-    }
-  }
-  end_limit_ = Timer(loop_, grace + kAgentEndLimit, [this] {
-    say("an agent does not answer; ending its processes from here");
-    agent_lost_ = true;
-    finish();
-  });
-  check_end();
-}
-
-void Supervisor::announce_stop() {
-  if (stage_ != Stage::Stopping || quiet_end_ || stop_signal_ == SIGKILL) return;
-  const double left = std::max(0.0, std::chrono::duration<double>(stop_limit_ - Clock::now()).count());
-  StopNotice notice;
-  if (!stop_announced_) notice.reason = stop_reason_;
-  notice.ranks = running_ranks();
-  notice.seconds_left = left;
-  notice.next_signal = stop_signal_ == SIGINT ? SIGTERM : SIGKILL;
-  notice.at_terminal = ::isatty(0) != 0;
-  say(to_string(notice));
-  stop_announced_ = true;
-  // A line now and then, however long the grace.
-  notice_ = Timer(loop_, milliseconds(static_cast<std::int64_t>(std::max(2.0, left / 5) * 1000)),
-                  [this] { announce_stop(); });
-}
-
-void Supervisor::fail_start(const std::string& why) {
-  if (!stop_status_) stop_status_ = kCannotStartStatus;
-  start_failure_ = why;
-  stop(why, SIGKILL, milliseconds(0));
-}
-
-void Supervisor::on_channel_closed(CrewMember& agent, const std::optional<Error>& error) {
-  if (agent.all_gone || stage_ == Stage::Ended) return;
-  agent_lost_ = true;
-  agent.process.lifeline.reset();  // its guard, if it lives, ends what is left
-  if (stop_reason_.empty()) {
-    say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name,
-                    error ? fmt::format(" ({})", error->what()) : ""));
-  }
-  if (!stop_status_) stop_status_ = 1;
-  stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, milliseconds(0));
-}
-
-void Supervisor::on_agent_process_ended(CrewMember& agent) {
-  if (!agent.all_gone && stage_ != Stage::Ended) {
-    // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
-    if (agent.channel == nullptr || agent.channel->closed()) {
-      agent_lost_ = true;
-      if (!stop_status_) stop_status_ = 1;
-      if (stop_reason_.empty())
-        say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
-      if (stage_ != Stage::Stopping)
-        stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, milliseconds(0));
-    } else if (stage_ != Stage::Stopping) {
-      if (!stop_status_) stop_status_ = 1;
-      say(fmt::format("the guard of {} was killed; ending the job", agent.host.name));
-      stop(fmt::format("the guard of {} was killed", agent.host.name), SIGKILL, milliseconds(0));
-    }
-  }
-  check_end();
-}
-
-void Supervisor::on_signal(int signal) {
-  switch (signal) {
-    case SIGUSR1:
-    case SIGUSR2: return crew_->broadcast(SignalWorkers{signal});
-    case SIGTSTP:
-      crew_->broadcast(SignalWorkers{SIGSTOP});
-      ::raise(SIGSTOP);
-      return;
-    case SIGCONT:
-      crew_->broadcast(SignalWorkers{SIGCONT});
-      if (input_) input_->look_again();
-      return;
-    case SIGQUIT:
-      if (stage_ != Stage::Running) break;
-      if (health_->show_soon()) crew_->broadcast(AskStacks{});
-      return;
-    default: break;
-  }
-  if (stage_ == Stage::Ended) {
-    quiet_end_ = true;
-    if (std::exchange(restart_, false)) stop_status_ = 128 + signal;
-    return loop_.stop();  // output that nobody takes is given up
-  }
-  if (stage_ == Stage::Stopping) {
-    told_to_end_ = true;
-    // INT, then TERM, then KILL; whatever comes while they are ending by TERM is KILL.
-    if (stop_signal_ == SIGINT) return stop(stop_reason_, SIGTERM, options_.grace);
-    return stop(stop_reason_, SIGKILL, milliseconds(0));
-  }
-  told_to_end_ = true;
-  if (!stop_status_) stop_status_ = 128 + signal;
-  stop(fmt::format("told to end by {}", sys::signal_name(signal)), signal, options_.grace);
-}
-
-void Supervisor::on_reader_gone() {
-  if (stage_ != Stage::Running) return;
-  quiet_end_ = true;
-  stop_status_ = 128 + SIGPIPE;
-  stop("nobody reads stdout any more", SIGTERM, options_.grace);
-}
-
-void Supervisor::on_owner_gone() {
-  quiet_end_ = true;
-  if (stage_ == Stage::Ended) return loop_.stop();
-  if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
-  stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM, options_.grace);
-}
-
-int Supervisor::running_ranks() const { return setup_.plan.world_size - static_cast<int>(endings_.size()); }
-
-void Supervisor::check_end() {
-  if (stage_ == Stage::Ended) return;
-  if (crew_->all_ended()) finish();
-}
-
-void Supervisor::finish() {
-  stage_ = Stage::Ended;
-  end_limit_ = Timer();
-  notice_ = Timer();
-  escalation_ = Timer();
-  input_.reset();
-  // What a killed agent has left was handed to us by the kernel.
-  const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
-  if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
-  display_.end_lines();
-
-  JobEnd end;
-  end.world_size = setup_.plan.world_size;
-  end.endings = endings_;
-  end.others = others_;
-  end.start_failure = start_failure_;
-  end.stop_reason = stop_reason_;
-  end.stop_status = stop_status_;
-  end.quiet = quiet_end_;
-  end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
-  end.log_folder = logs_below(folder_.shown);
-  end.colour = sys::wants_colour(2);
-  const Verdict verdict = judge(end);
-  Restarts::Decision restart;
-  if (verdict.failure && !told_to_end_ && !(owner_ && owner_->gone()) && !agent_lost_ && !display_.reader_gone()) {
-    restart = attempts_.restarts.after(*verdict.failure, setup_.plan.world_size);
-  }
-  restart_ = restart.again;
-  if (!restart_ && !verdict.text.empty()) display_.write_error(verdict.text);
-  if (!restart.text.empty()) {
-    say(restart_ && !end.log_folder.empty() ? restart.text + "; logs in " + end.log_folder : restart.text);
-  }
-  stop_status_ = verdict.status;
-  record_.failure = verdict.failure;
-  record_.end = utc_now();
-  record_.exit_status = verdict.status;
-  record_.reason = stop_reason_;
-  attempts_.records.push_back(attempt_of(record_));
-  record_.attempts = attempts_.records;
-  write_record();
-  if (owner_ && owner_->gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
-  const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), end.log_folder};
-  display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
 }
 
 void Supervisor::write_record() {
@@ -523,8 +230,6 @@ int Supervisor::run() {
   loop_.run();
   return stop_status_.value_or(1);
 }
-
-}  // namespace
 
 int run_job(const RunOptions& options) {
   Attempts attempts(options.max_restarts);

@@ -39,6 +39,7 @@ struct RunOptions {
   std::optional<int> owner_pid = {};
   std::string owner_folder;  ///< private to the owner; removed if the owner ends first and can no longer do so
   bool quiet = false;        ///< print only what the ranks print, and failures
+  bool json = false;         ///< everything on stdout, as events (events.h)
   std::vector<std::string> command_line = {};  ///< for the record
 };
 

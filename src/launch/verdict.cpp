@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace cohort::launch {
 
@@ -16,7 +17,6 @@ Verdict judge(const JobEnd& end) {
     verdict.text = "cohort: " + end.start_failure + "\n";
   } else if (!end.stop_status && failure) {
     verdict.status = failure->status.shell_status();
-    verdict.failure = failure;
     PostMortem post_mortem;
     post_mortem.first = *failure;
     post_mortem.world_size = end.world_size;
@@ -28,12 +28,21 @@ Verdict judge(const JobEnd& end) {
     post_mortem.log_folder = end.log_folder;
     post_mortem.colour = end.colour;
     verdict.text = to_string(post_mortem);
+    const std::string cause = sys::to_string(failure->status);
+    verdict.breakdown = Breakdown{fmt::format("rank {} on {} failed after {:.1f} s: {}", failure->rank, failure->host,
+                                              failure->after_seconds, cause),
+                                  cause, failure->after_seconds};
+    verdict.post_mortem = std::move(post_mortem);
   } else if (!end.stop_status && good != end.world_size) {
     verdict.status = 1;
     verdict.text = "cohort: the job ended without word from all ranks\n";
   } else if (end.stop_status && !end.quiet) {
     verdict.text = fmt::format("cohort: {}, after {:.1f} s{}\n", end.stop_reason.empty() ? "ended" : end.stop_reason,
                                end.seconds, end.log_folder.empty() ? "" : "; logs in " + end.log_folder);
+    if (end.stuck) {
+      verdict.breakdown = Breakdown{fmt::format("{}, after {:.1f} s", end.stop_reason, end.seconds),
+                                    "the job did not go on", end.seconds};
+    }
   }
   return verdict;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "launch/post_mortem.h"
+#include "launch/restarts.h"
 
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@ struct JobEnd {
   std::string start_failure;        ///< why it could not be started, where it could not
   std::string stop_reason;          ///< why it was stopped, where it was
   std::optional<int> stop_status;   ///< the exit status, where it is not a rank's
+  bool stuck = false;               ///< it was stopped because it did not go on
   bool quiet = false;               ///< nobody is left to read the reason
   double seconds = 0;               ///< it ran
   std::vector<std::string> others;  ///< what the other ranks were doing when the first failed
@@ -25,8 +27,9 @@ struct JobEnd {
 
 struct Verdict {
   int status = 0;
-  std::string text;               ///< for stderr; whole lines, or nothing
-  std::optional<Ending> failure;  ///< the one that the others follow from, where a rank's failure ended the job
+  std::string text;                       ///< for stderr; whole lines, or nothing
+  std::optional<PostMortem> post_mortem;  ///< where a rank's failure ended the job
+  std::optional<Breakdown> breakdown;     ///< where starting it again may help
 };
 
 Verdict judge(const JobEnd& end);

@@ -27,7 +27,8 @@ TEST(Verdict, AGoodEndSaysNothing) {
   const Verdict verdict = judge(two_ranks(0, 0));
   EXPECT_EQ(verdict.status, 0);
   EXPECT_EQ(verdict.text, "");
-  EXPECT_FALSE(verdict.failure);
+  EXPECT_FALSE(verdict.post_mortem);
+  EXPECT_FALSE(verdict.breakdown);
 }
 
 TEST(Verdict, WhereNoLogsAreKeptNoneAreNamed) {
@@ -42,9 +43,21 @@ TEST(Verdict, WhereNoLogsAreKeptNoneAreNamed) {
 TEST(Verdict, AFailedRankGivesStatusAndPostMortem) {
   const Verdict verdict = judge(two_ranks(0, 3));
   EXPECT_EQ(verdict.status, 3);
-  ASSERT_TRUE(verdict.failure);
-  EXPECT_EQ(verdict.failure->rank, 1);
+  ASSERT_TRUE(verdict.post_mortem && verdict.breakdown);
+  EXPECT_EQ(verdict.post_mortem->first.rank, 1);
+  EXPECT_EQ(verdict.breakdown->text, "rank 1 on  failed after 0.0 s: exit code 3");
   EXPECT_NE(verdict.text.find("rank 1 failed"), std::string::npos) << verdict.text;
+}
+
+TEST(Verdict, AJobThatDidNotGoOnCanBeStartedAgain) {
+  JobEnd end = two_ranks(143, 143);
+  end.stop_status = 124;
+  end.stop_reason = "ranks 0-1 wait only for each other";
+  end.seconds = 12;
+  EXPECT_FALSE(judge(end).breakdown) << "a time limit is meant";
+  end.stuck = true;
+  ASSERT_TRUE(judge(end).breakdown);
+  EXPECT_EQ(judge(end).breakdown->text, "ranks 0-1 wait only for each other, after 12.0 s");
 }
 
 TEST(Verdict, SilentRanksAreNotSuccess) {
@@ -61,7 +74,7 @@ TEST(Verdict, WhoStopsTheJobGivesTheStatus) {
   end.stop_reason = "told to end by SIGINT";
   EXPECT_EQ(judge(end).status, 130);
   EXPECT_EQ(judge(end).text, "cohort: told to end by SIGINT, after 0.0 s; logs in runs/x/logs\n");
-  EXPECT_FALSE(judge(end).failure);
+  EXPECT_FALSE(judge(end).post_mortem);
   end.quiet = true;
   EXPECT_EQ(judge(end).text, "");
 }

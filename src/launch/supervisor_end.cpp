@@ -1,0 +1,198 @@
+// How an attempt ends: who stops it and why, what its agents are told then, and what is said and kept of it.
+#include "launch/job_record.h"
+#include "launch/supervisor_impl.h"
+#include "launch/sweep.h"
+#include "launch/verdict.h"
+
+#include <nlohmann/json.hpp>
+
+#include <csignal>
+#include <utility>
+
+namespace cohort::launch {
+
+void Supervisor::stop_for_failure() {
+  const auto first = first_failure(endings_);
+  stop(fmt::format("rank {} failed: {}", first->rank, sys::to_string(first->status)), SIGTERM, options_.grace);
+}
+
+void Supervisor::on_stuck(const std::string& why) {
+  stuck_ = !stop_status_ && stage_ == Stage::Running;
+  if (!stop_status_) stop_status_ = kTimeoutStatus;
+  stop(why, SIGTERM, options_.grace);
+}
+
+Stopping::Events Supervisor::stopping_events() {
+  Stopping::Events events;
+  events.tell = [this](int signal, Milliseconds limit) { tell_agents(signal, limit); };
+  events.give_up = [this] {
+    say("an agent does not answer; ending its processes from here");
+    agent_lost_ = true;
+    finish();
+  };
+  events.running_ranks = [this] { return running_ranks(); };
+  events.say = [this](const std::string& text) { say(text); };
+  return events;
+}
+
+void Supervisor::stop(const std::string& reason, int signal, Milliseconds grace) {
+  if (stage_ == Stage::Ended) return;
+  before_stop();
+  if (quiet_end_) stopping_.be_quiet();
+  stopping_.begin(reason, signal, grace);
+  check_end();
+}
+
+void Supervisor::before_stop() {
+  stage_ = Stage::Stopping;
+  start_limit_ = Timer();
+  job_limit_ = Timer();
+  cause_limit_ = Timer();
+  if (health_) health_->stop();
+  input_.reset();
+}
+
+void Supervisor::tell_agents(int signal, Milliseconds limit) {
+  for (const auto& agent : crew_->members()) {
+    if (agent->channel == nullptr) {
+      agent->process.lifeline.reset();  // it has nothing to end but itself
+    } else if (!agent->started) {
+      agent->channel->send(Finish{});
+    } else {
+      agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(limit.count())});
+    }
+  }
+}
+
+void Supervisor::fail_start(const std::string& why) {
+  if (!stop_status_) stop_status_ = kCannotStartStatus;
+  start_failure_ = why;
+  stop(why, SIGKILL, Milliseconds(0));
+}
+
+void Supervisor::on_channel_closed(CrewMember& agent, const std::optional<Error>& error) {
+  if (agent.all_gone || stage_ == Stage::Ended) return;
+  agent_lost_ = true;
+  agent.process.lifeline.reset();  // its guard, if it lives, ends what is left
+  if (stopping_.reason().empty()) {
+    say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name,
+                    error ? fmt::format(" ({})", error->what()) : ""));
+  }
+  if (!stop_status_) stop_status_ = 1;
+  stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, Milliseconds(0));
+}
+
+void Supervisor::on_agent_process_ended(CrewMember& agent) {
+  if (!agent.all_gone && stage_ != Stage::Ended) {
+    // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
+    if (agent.channel == nullptr || agent.channel->closed()) {
+      agent_lost_ = true;
+      if (!stop_status_) stop_status_ = 1;
+      if (stopping_.reason().empty())
+        say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
+      if (stage_ != Stage::Stopping)
+        stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, Milliseconds(0));
+    } else if (stage_ != Stage::Stopping) {
+      if (!stop_status_) stop_status_ = 1;
+      say(fmt::format("the guard of {} was killed; ending the job", agent.host.name));
+      stop(fmt::format("the guard of {} was killed", agent.host.name), SIGKILL, Milliseconds(0));
+    }
+  }
+  check_end();
+}
+
+void Supervisor::on_signal(int signal) {
+  switch (signal) {
+    case SIGUSR1:
+    case SIGUSR2: return crew_->broadcast(SignalWorkers{signal});
+    case SIGTSTP:
+      crew_->broadcast(SignalWorkers{SIGSTOP});
+      ::raise(SIGSTOP);
+      return;
+    case SIGCONT:
+      crew_->broadcast(SignalWorkers{SIGCONT});
+      if (input_) input_->look_again();
+      return;
+    case SIGQUIT:
+      if (stage_ != Stage::Running) break;
+      if (health_->show_soon()) crew_->broadcast(AskStacks{});
+      return;
+    default: break;
+  }
+  if (stage_ == Stage::Ended) {
+    quiet_end_ = true;
+    if (std::exchange(restart_, false)) stop_status_ = 128 + signal;
+    return loop_.stop();  // output that nobody takes is given up
+  }
+  if (stage_ == Stage::Stopping) {
+    told_to_end_ = true;
+    return stopping_.hurry();
+  }
+  told_to_end_ = true;
+  if (!stop_status_) stop_status_ = 128 + signal;
+  stop(fmt::format("told to end by {}", sys::signal_name(signal)), signal, options_.grace);
+}
+
+void Supervisor::on_reader_gone() {
+  if (stage_ != Stage::Running) return;
+  quiet_end_ = true;
+  stop_status_ = 128 + SIGPIPE;
+  stop("nobody reads stdout any more", SIGTERM, options_.grace);
+}
+
+void Supervisor::on_owner_gone() {
+  quiet_end_ = true;
+  if (stage_ == Stage::Ended) return loop_.stop();
+  if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
+  stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM, options_.grace);
+}
+
+int Supervisor::running_ranks() const { return setup_.plan.world_size - static_cast<int>(endings_.size()); }
+
+void Supervisor::check_end() {
+  if (stage_ == Stage::Ended) return;
+  if (crew_->all_ended()) finish();
+}
+
+void Supervisor::finish() {
+  stage_ = Stage::Ended;
+  stopping_.finish();
+  input_.reset();
+  // What a killed agent has left was handed to us by the kernel.
+  const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
+  if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
+  display_.end_lines();
+
+  JobEnd end;
+  end.world_size = setup_.plan.world_size;
+  end.endings = endings_;
+  end.others = others_;
+  end.start_failure = start_failure_;
+  end.stop_reason = stopping_.reason();
+  end.stop_status = stop_status_;
+  end.stuck = stuck_;
+  end.quiet = quiet_end_;
+  end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
+  end.log_folder = logs_below(folder_.shown);
+  end.colour = sys::wants_colour(2);
+  const Verdict verdict = judge(end);
+  Restarts::Decision restart;
+  if (verdict.breakdown && !told_to_end_ && !(owner_ && owner_->gone()) && !agent_lost_ && !display_.reader_gone()) {
+    restart = attempts_.restarts.after(*verdict.breakdown, setup_.plan.world_size);
+  }
+  restart_ = restart.again;
+  announcer_.ended(end, verdict, restart);
+  stop_status_ = verdict.status;
+  if (verdict.post_mortem) record_.failure = verdict.post_mortem->first;
+  record_.end = utc_now();
+  record_.exit_status = verdict.status;
+  record_.reason = stopping_.reason();
+  attempts_.records.push_back(attempt_of(record_));
+  record_.attempts = attempts_.records;
+  write_record();
+  if (owner_ && owner_->gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+  const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), end.log_folder};
+  display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
+}
+
+}  // namespace cohort::launch

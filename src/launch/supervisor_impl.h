@@ -1,0 +1,109 @@
+// One attempt of a job, from its plan to its end: what `run_job` consists of. supervisor.cpp has its beginning and what
+// its agents say, supervisor_end.cpp how it ends. One thread.
+#pragma once
+
+#include "launch/announcer.h"
+#include "launch/attempts.h"
+#include "launch/crew.h"
+#include "launch/display.h"
+#include "launch/health_watch.h"
+#include "launch/input_reader.h"
+#include "launch/job_record.h"
+#include "launch/job_setup.h"
+#include "launch/owner.h"
+#include "launch/port_lease.h"
+#include "launch/run_folder.h"
+#include "launch/stopping.h"
+#include "launch/supervisor.h"
+#include "net/secret.h"
+#include "store/server.h"
+#include "sys/signals.h"
+#include "sys/terminal.h"
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+class Supervisor {
+ public:
+  Supervisor(const RunOptions& options, Attempts& attempts);
+  int run();
+  bool wants_restart() const noexcept { return restart_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Milliseconds = std::chrono::milliseconds;
+  enum class Stage { Starting, Running, Stopping, Ended };
+
+  void prepare();
+  Crew::Events crew_events();
+  void start_agents();
+  void on_joined(CrewMember& agent);
+  void on_message(CrewMember& agent, Message message);
+  void on_channel_closed(CrewMember& agent, const std::optional<Error>& error);
+  void on_agent_process_ended(CrewMember& agent);
+  void on_started(CrewMember& agent, const Started& started);
+  void on_exited(const Exited& exited);
+  void stop_for_failure();
+  void on_stuck(const std::string& why);
+  void on_signal(int signal);
+  void on_reader_gone();
+  void on_owner_gone();
+  void say(const std::string& text) { announcer_.say(text); }
+  std::string logs_below(const std::string& run_folder) const {
+    return options_.keep_logs ? log_folder(attempts_, options_.output_folder, run_folder) : std::string();
+  }
+  void stop(const std::string& reason, int signal, Milliseconds grace);
+  Stopping::Events stopping_events();
+  void before_stop();
+  void tell_agents(int signal, Milliseconds limit);
+  void fail_start(const std::string& why);
+  void check_end();
+  void finish();
+  void write_record();
+  int running_ranks() const;
+
+  const RunOptions& options_;
+  Attempts& attempts_;
+  const JobSetup setup_;
+  std::string job_id_;
+  RunFolder folder_;
+  JobRecord record_;
+
+  Loop loop_;
+  sys::TerminalGuard terminal_{0};
+  std::optional<sys::SignalFd> signals_;
+  Watch signal_watch_;
+  std::optional<Owner> owner_;
+  std::optional<net::Secret> secret_;
+  std::unique_ptr<store::StoreServer> store_;
+  std::optional<PortLease> port_;
+  std::vector<pid_t> spared_;
+  std::optional<Crew> crew_;
+  Display display_;  ///< its sources are the crew's members
+  Announcer announcer_;
+  std::unique_ptr<InputReader> input_;
+  std::vector<Ending> endings_;
+  std::optional<HealthWatch> health_;
+  std::vector<std::string> others_;  ///< what they were doing when the first rank failed
+
+  Stage stage_ = Stage::Starting;
+  Stopping stopping_;
+  std::string start_failure_;
+  std::optional<int> stop_status_;  ///< the exit status, where it is not a rank's
+  bool agent_lost_ = false;
+  bool quiet_end_ = false;
+  bool restart_ = false;
+  bool told_to_end_ = false;
+  bool stuck_ = false;
+  Clock::time_point started_at_ = Clock::now();
+  Timer start_limit_;
+  Timer job_limit_;
+  Timer cause_limit_;
+};
+
+}  // namespace cohort::launch
