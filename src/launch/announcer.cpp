@@ -2,6 +2,8 @@
 
 #include "launch/events.h"
 
+#include <fmt/format.h>
+
 namespace cohort::launch {
 
 void Announcer::say(const std::string& text) {
@@ -18,15 +20,27 @@ void Announcer::rank_ended(const Ending& ending) {
   if (form_ == Form::Json) display_.write(1, exit_event(ending));
 }
 
+void Announcer::failed(const PostMortem& post_mortem) {
+  told_ = post_mortem.first.rank;
+  if (form_ == Form::Json) return display_.write(1, failure_event(post_mortem));
+  display_.write(2, to_string(post_mortem));
+}
+
 void Announcer::ended(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart) {
   if (form_ == Form::Json) return ended_as_events(end, verdict, restart);
-  if (!restart.again && !verdict.text.empty()) display_.write(2, verdict.text);
+  const bool told = verdict.post_mortem && told_ == verdict.post_mortem->first.rank;
+  if (told) {
+    display_.say(fmt::format("all ranks have ended, after {:.1f} s", end.seconds));
+  } else if (!restart.again && !verdict.text.empty()) {
+    display_.write(2, verdict.text);
+  }
   if (restart.text.empty()) return;
   display_.say(restart.again && !end.log_folder.empty() ? restart.text + "; logs in " + end.log_folder : restart.text);
 }
 
 void Announcer::ended_as_events(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart) {
-  if (verdict.post_mortem) display_.write(1, failure_event(*verdict.post_mortem));
+  if (verdict.post_mortem && told_ != verdict.post_mortem->first.rank)
+    display_.write(1, failure_event(*verdict.post_mortem));
   if (restart.again) {
     display_.write(1, restart_event(restart.text, restart.number));
   } else if (!restart.text.empty()) {

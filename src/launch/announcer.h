@@ -8,6 +8,7 @@
 #include "launch/restarts.h"
 #include "launch/verdict.h"
 
+#include <optional>
 #include <string>
 
 namespace cohort::launch {
@@ -20,6 +21,8 @@ class Announcer {
   void say(const std::string& text);
   void started(const StartNotice& notice, const JobRecord& record, const std::string& run_folder);
   void rank_ended(const Ending& ending);
+  /// A rank has failed and others take their time to end: the post-mortem before the end.
+  void failed(const PostMortem& post_mortem);
   /// The last word on an attempt: a post-mortem, or why it ended; or that another one follows.
   void ended(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart);
 
@@ -28,6 +31,7 @@ class Announcer {
 
   Display& display_;
   const Form form_;
+  std::optional<int> told_;  ///< the rank of a post-mortem that was told before the end
 };
 
 }  // namespace cohort::launch

@@ -110,6 +110,7 @@ std::string failure_event(const PostMortem& post_mortem) {
   out["advice"] = advice(first);
   out["world_size"] = post_mortem.world_size;
   out["ended_well_before"] = post_mortem.ended_well;
+  out["still_running"] = post_mortem.running;
   out["others"] = post_mortem.others;
   if (!post_mortem.log_folder.empty()) out["logs"] = post_mortem.log_folder;
   return line_of(out);

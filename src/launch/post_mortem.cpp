@@ -79,8 +79,12 @@ std::string to_string(const PostMortem& post_mortem) {
     text += "cohort:   what ended it, as it said itself:\n" + quoted(first.words);
   }
   if (const std::string why = advice(first); !why.empty()) text += fmt::format("cohort:   {}\n", why);
-  const int others = post_mortem.world_size - 1 - post_mortem.ended_well;
+  const int others = post_mortem.world_size - 1 - post_mortem.ended_well - post_mortem.running;
   if (others > 0) text += fmt::format("cohort:   {} other rank{} ended with it\n", others, others == 1 ? "" : "s");
+  if (post_mortem.running > 0) {
+    text += fmt::format("cohort:   {} rank{} being told to end\n", post_mortem.running,
+                        post_mortem.running == 1 ? " is" : "s are");
+  }
   for (const std::string& line : post_mortem.others) text += fmt::format("cohort:   then, {}\n", line);
   if (!post_mortem.log_folder.empty()) {
     text += fmt::format("cohort:   complete logs: {}/rank-{}.err and beside it\n", post_mortem.log_folder, first.rank);

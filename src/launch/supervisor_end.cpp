@@ -1,8 +1,6 @@
 // How an attempt ends: who stops it and why, what its agents are told then, and what is said and kept of it.
-#include "launch/job_record.h"
 #include "launch/supervisor_impl.h"
 #include "launch/sweep.h"
-#include "launch/verdict.h"
 
 #include <nlohmann/json.hpp>
 
@@ -10,10 +8,26 @@
 #include <utility>
 
 namespace cohort::launch {
+namespace {
+
+/// A rank's failure is told so long after it at the latest.
+constexpr auto kTellTime = std::chrono::milliseconds(700);
+
+}  // namespace
 
 void Supervisor::stop_for_failure() {
   const auto first = first_failure(endings_);
   stop(fmt::format("rank {} failed: {}", first->rank, sys::to_string(first->status)), SIGTERM, options_.grace);
+  // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: nobody has to wait for that.
+  // (Where there may be a restart, its line says what has failed.)
+  if (attempts_.restarts.most() == 0) tell_limit_ = Timer(loop_, kTellTime, [this] { tell_failure(); });
+}
+
+void Supervisor::tell_failure() {
+  if (stage_ != Stage::Stopping) return;
+  JobEnd end = how_it_ended();
+  end.early = true;
+  if (const Verdict verdict = judge(end); verdict.post_mortem) announcer_.failed(*verdict.post_mortem);
 }
 
 void Supervisor::on_stuck(const std::string& why) {
@@ -154,15 +168,7 @@ void Supervisor::check_end() {
   if (crew_->all_ended()) finish();
 }
 
-void Supervisor::finish() {
-  stage_ = Stage::Ended;
-  stopping_.finish();
-  input_.reset();
-  // What a killed agent has left was handed to us by the kernel.
-  const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
-  if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
-  display_.end_lines();
-
+JobEnd Supervisor::how_it_ended() const {
   JobEnd end;
   end.world_size = setup_.plan.world_size;
   end.endings = endings_;
@@ -175,6 +181,20 @@ void Supervisor::finish() {
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
   end.log_folder = logs_below(folder_.shown);
   end.colour = sys::wants_colour(2);
+  return end;
+}
+
+void Supervisor::finish() {
+  stage_ = Stage::Ended;
+  stopping_.finish();
+  tell_limit_ = Timer();
+  input_.reset();
+  // What a killed agent has left was handed to us by the kernel.
+  const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
+  if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
+  display_.end_lines();
+
+  const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);
   Restarts::Decision restart;
   if (verdict.breakdown && !told_to_end_ && !(owner_ && owner_->gone()) && !agent_lost_ && !display_.reader_gone()) {

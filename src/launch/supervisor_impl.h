@@ -15,6 +15,7 @@
 #include "launch/run_folder.h"
 #include "launch/stopping.h"
 #include "launch/supervisor.h"
+#include "launch/verdict.h"
 #include "net/secret.h"
 #include "store/server.h"
 #include "sys/signals.h"
@@ -49,6 +50,8 @@ class Supervisor {
   void on_started(CrewMember& agent, const Started& started);
   void on_exited(const Exited& exited);
   void stop_for_failure();
+  void tell_failure();
+  JobEnd how_it_ended() const;
   void on_stuck(const std::string& why);
   void on_signal(int signal);
   void on_reader_gone();
@@ -104,6 +107,7 @@ class Supervisor {
   Timer start_limit_;
   Timer job_limit_;
   Timer cause_limit_;
+  Timer tell_limit_;
 };
 
 }  // namespace cohort::launch

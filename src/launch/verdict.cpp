@@ -24,6 +24,7 @@ Verdict judge(const JobEnd& end) {
         static_cast<int>(std::count_if(end.endings.begin(), end.endings.end(), [](const Ending& ending) {
           return ending.before_stop && ending.status.success();
         }));
+    if (end.early) post_mortem.running = end.world_size - static_cast<int>(end.endings.size());
     post_mortem.others = end.others;
     post_mortem.log_folder = end.log_folder;
     post_mortem.colour = end.colour;

@@ -14,6 +14,7 @@ namespace cohort::launch {
 struct JobEnd {
   int world_size = 1;
   std::vector<Ending> endings;
+  bool early = false;               ///< ranks without an ending still run
   std::string start_failure;        ///< why it could not be started, where it could not
   std::string stop_reason;          ///< why it was stopped, where it was
   std::optional<int> stop_status;   ///< the exit status, where it is not a rank's

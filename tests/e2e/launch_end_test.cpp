@@ -136,6 +136,19 @@ TEST(LaunchSignals, UserSignalsAreForwarded) {
   EXPECT_EQ(lines_of(job.out()).size(), 4U) << job.out();
 }
 
+TEST(LaunchSignals, AFailureIsToldWhileOthersTakeTheirTime) {
+  Job job({{"run", "-np", "2", "--grace", "60", "sh", "-c",
+            "[ $RANK = 1 ] && { sleep 0.2; exit 7; }; trap '' TERM; while [ ! -e enough ]; do sleep 0.05; done"}});
+  EXPECT_TRUE(eventually([&] { return job.err().find("rank 1 failed: exit code 7") != std::string::npos; }))
+      << job.err();
+  EXPECT_TRUE(job.running());
+  EXPECT_NE(job.err().find("1 rank is being told to end"), std::string::npos) << job.err();
+  std::ofstream(job.folder() + "/enough").put('x');
+  EXPECT_EQ(job.wait(), 7);
+  EXPECT_EQ(job.err().find("rank 1 failed"), job.err().rfind("rank 1 failed: exit code 7")) << job.err();
+  EXPECT_NE(job.err().find("all ranks have ended, after"), std::string::npos) << job.err();
+}
+
 TEST(LaunchSignals, GraceEndsInSigkill) {
   Job job(
       {{"run", "-np", "2", "--grace", "0.3", "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"}});
