@@ -22,6 +22,9 @@ struct JoinOptions {
   std::string secret_file = {};
   /// Several worlds of one process meet under different names.
   std::string group_name = "world";
+  /// What this rank runs: ranks that say different things are refused. Default: COHORT_PROGRAM, else the executable
+  /// with its build id. Programs that are meant to differ give a common text.
+  std::string program = {};
   /// For all ranks to appear.
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   /// Deadline of operations that give none of their own; default: COHORT_TIMEOUT, else 30 minutes.
@@ -30,8 +33,10 @@ struct JoinOptions {
   bool alone = false;
 };
 
-/// Throws InvalidArgument when sources contradict each other (the message names both), Timeout when ranks do not
-/// appear (it names them), Unavailable when there is no secret and one is needed, PeerLost when one dies meanwhile.
+/// Throws InvalidArgument when sources contradict each other (the message names both), Mismatch when ranks differ in
+/// what they run: the program, the build of Cohort, or the version of the libtorch that they have loaded; Timeout when
+/// ranks do not appear (it names them), Unavailable when there is no secret and one is needed, PeerLost when one dies
+/// meanwhile.
 Communicator join(const JoinOptions& options = {});
 
 }  // namespace cohort

@@ -376,6 +376,7 @@ def join(
     world_size: int,
     secret_file: str,
     group_name: str,
+    program: str,
     join_timeout: Optional[Seconds],
     timeout: Optional[Seconds],
     alone: bool,

@@ -7,6 +7,7 @@ touching it.
 from __future__ import annotations
 
 import atexit
+import binascii
 import os
 import sys
 import threading
@@ -36,6 +37,7 @@ def join(
     world_size: int = -1,
     secret_file: str = "",
     group_name: str = "world",
+    program: str = "",
     join_timeout: Seconds | None = None,
     timeout: Seconds | None = None,
     alone: bool = False,
@@ -50,11 +52,14 @@ def join(
     secret_file   a file of 0600 that holds the job's secret, for worlds without `cohort run`; default:
                   COHORT_SECRET_FILE. Without one only processes of the same user on the same host are let in
     group_name    several worlds of one process meet under different names
+    program       what this rank runs: ranks that say different things are refused. Default: COHORT_PROGRAM, else the
+                  script with its size and checksum. Programs that are meant to differ give a common text
     join_timeout  seconds for all ranks to appear; default: 300
     timeout       deadline in seconds of operations that give none of their own; default: COHORT_TIMEOUT, else 1800
     alone         be a world of one on purpose, also under a launcher of more
 
-    Raises InvalidArgument when sources contradict each other, Timeout when ranks do not appear, Unavailable when there
+    Raises InvalidArgument when sources contradict each other, Mismatch when ranks differ in what they run (program,
+    version of torch where it is loaded, build of Cohort), Timeout when ranks do not appear, Unavailable when there
     is no secret and one is needed, PeerLost when a rank dies meanwhile.
     """
     _last_words.tell_stacks()
@@ -64,10 +69,27 @@ def join(
         world_size=world_size,
         secret_file=os.fspath(secret_file),
         group_name=group_name,
+        program=program or _own_program(),
         join_timeout=join_timeout,
         timeout=timeout,
         alone=alone,
     )
+
+
+def _own_program() -> str:
+    """What the ranks of a job have in common: the script, as its content goes, under the same name."""
+    if os.environ.get("COHORT_PROGRAM"):
+        return ""  # it counts
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if path is None:  # typed in, `python -c`, a notebook
+        return "python, without a script"
+    try:
+        with open(path, "rb") as script:
+            content = script.read()
+    except OSError:  # inside an archive, or gone
+        return os.path.basename(path)
+    return f"{os.path.basename(path)} ({len(content)} bytes, crc {binascii.crc32(content):08x})"
 
 
 def init(init_method: str = "", **options: object) -> None:

@@ -12,14 +12,15 @@ namespace cohort::python {
 namespace {
 
 PyCommunicator join_world(const std::string& init_method, int rank, int world_size, const std::string& secret_file,
-                          const std::string& group_name, const py::object& join_timeout, const py::object& timeout,
-                          bool alone) {
+                          const std::string& group_name, const std::string& program, const py::object& join_timeout,
+                          const py::object& timeout, bool alone) {
   JoinOptions options;
   options.init_method = init_method;
   options.rank = rank;
   options.world_size = world_size;
   options.secret_file = secret_file;
   options.group_name = group_name;
+  options.program = program;
   if (const auto patience = milliseconds_of(join_timeout, "join")) options.join_timeout = *patience;
   if (const auto deadline = milliseconds_of(timeout, "join")) {
     if (deadline->count() <= 0) refuse("join", "the timeout of operations has to be positive");
@@ -72,8 +73,8 @@ PYBIND11_MODULE(_core, module) {
   bind_permutation(module);
   bind_status(module);
   module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
-             py::arg("secret_file"), py::arg("group_name"), py::arg("join_timeout"), py::arg("timeout"),
-             py::arg("alone"));
+             py::arg("secret_file"), py::arg("group_name"), py::arg("program"), py::arg("join_timeout"),
+             py::arg("timeout"), py::arg("alone"));
   module.def(
       "leave_all",
       [](const py::object& grace, const std::string& reason, bool failed) {

@@ -1,13 +1,16 @@
 """How worlds begin and end: init and shutdown, exit, interrupts, forks, deaths. Starts its processes itself."""
 
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
-from support import SECONDS, run_world
+from support import SECONDS, needs_torch, run_world, torch
 
 IMPORTS = """
 import os, signal, sys, threading, time
@@ -307,6 +310,71 @@ else:
 print("good")
 """
         )
+
+
+WHO = """
+import os, sys
+TORCH = None
+import cohort
+try:
+    cohort.init(os.environ["TEST_INIT"], join_timeout=20)
+except cohort.Mismatch as error:
+    sys.exit(f"refused: {error}")
+cohort.world().barrier()
+"""
+
+
+class Identity(unittest.TestCase):
+    """Ranks that would train different things are refused."""
+
+    def pair(self, scripts, pythons=(sys.executable, sys.executable), **environment):
+        with tempfile.TemporaryDirectory(prefix="cohort-python-") as folder:
+            ranks = []
+            for rank, (script, python) in enumerate(zip(scripts, pythons)):
+                path = pathlib.Path(folder, str(rank), "train.py")
+                path.parent.mkdir()
+                path.write_text(script)
+                env = dict(os.environ, TEST_INIT=f"file://{folder}/meeting?rank={rank}&world_size=2", **environment)
+                ranks.append(
+                    subprocess.Popen([python, str(path)], env=env, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+                )
+            try:
+                texts = [rank.communicate(timeout=60)[1] for rank in ranks]
+                return [(rank.returncode, text) for rank, text in zip(ranks, texts)]
+            finally:
+                for rank in ranks:
+                    rank.kill()
+                    rank.wait()
+
+    def test_the_same_script_at_another_place(self):
+        for status, text in self.pair([WHO, WHO]):
+            self.assertEqual(status, 0, text)
+
+    def test_another_script(self):
+        for status, text in self.pair([WHO, WHO + "# edited\n"]):
+            self.assertEqual(status, 1, text)
+            self.assertRegex(text, r"rank 0 .* is the program 'train.py \(\d+ bytes, crc [0-9a-f]{8}\)', rank 1 .* is 'train.py")
+        for status, text in self.pair([WHO, WHO + "# edited\n"], COHORT_PROGRAM="train"):
+            self.assertEqual(status, 0, text)
+
+    @needs_torch
+    def test_another_torch(self):
+        other = "/usr/bin/python3"
+        version = subprocess.run(
+            [other, "-c", "import sys, torch; print(sys.version_info[:2], torch.__version__)"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout.strip()
+        mine = f"{sys.version_info[:2]} {torch.__version__}"
+        if not version or version == mine or version.split(")")[0] != mine.split(")")[0]:
+            self.skipTest(f"there is no second torch for this version of Python (here {mine}, in {other} {version or 'none'})")
+        script = WHO.replace("TORCH = None", "import torch")
+        for status, text in self.pair([script, script], (sys.executable, other)):
+            self.assertEqual(status, 1, text)
+            self.assertRegex(text, rf"rank 0 .* runs with torch {re.escape(torch.__version__)}, rank 1 .* with torch ")
+        for status, text in self.pair([WHO, WHO], (sys.executable, other)):
+            self.assertEqual(status, 0, text)
 
 
 class Import(unittest.TestCase):

@@ -10,6 +10,8 @@ constexpr Variable kVariables[] = {
      "what is logged to stderr: debug, info, warn, error or off; plan: how collectives go on this host, and why"},
     {kTimeout, "seconds", "1800", "deadline of collectives that give none of their own"},
     {kAlone, "1", "", "run as a world of one on purpose, also where a launcher started more"},
+    {kProgram, "text", "the executable with its build id, or the script",
+     "what the ranks run; those that say different things are refused. For programs that are meant to differ"},
     {kSecretFile, "path", "", "file of mode 0600 with the job's secret, for worlds without `cohort run`"},
     {kInit, "env://, tcp://HOST:PORT or file:///PATH", "", "where to meet when the program does not say"},
     {kPlan, "NAME=VALUE[,NAME=VALUE...]", "measured",

@@ -13,6 +13,7 @@ namespace cohort::env {
 inline constexpr std::string_view kLog = "COHORT_LOG";
 inline constexpr std::string_view kTimeout = "COHORT_TIMEOUT";
 inline constexpr std::string_view kAlone = "COHORT_ALONE";
+inline constexpr std::string_view kProgram = "COHORT_PROGRAM";
 inline constexpr std::string_view kSecretFile = "COHORT_SECRET_FILE";
 inline constexpr std::string_view kInit = "COHORT_INIT";
 inline constexpr std::string_view kPlan = "COHORT_PLAN";

@@ -2,6 +2,7 @@
 #include "cluster/detect.h"
 #include "cluster/host_identity.h"
 #include "cluster/last_words.h"
+#include "cluster/program_identity.h"
 #include "comm/communicator_impl.h"
 #include "comm/join_meeting.h"
 #include "comm/join_plan.h"
@@ -153,6 +154,8 @@ Communicator join(const JoinOptions& options) {
   card.host_id = host.id;
   card.host = host.name;
   card.build = comm::this_build();
+  card.program = plan.program.empty() ? cluster::own_executable() : plan.program;
+  card.torch = cluster::loaded_torch();
   card.source = plan.source;
   comm::MeetingOptions meet;
   meet.prefix = "join/" + meeting;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLongestText = 4096;
 constexpr std::size_t kLongestError = 64 << 10;
-constexpr std::uint32_t kCardMagic = 0x31435243;     // "CRC1"
+constexpr std::uint32_t kCardMagic = 0x32435243;     // "CRC2"
 constexpr std::uint32_t kVerdictMagic = 0x31565243;  // "CRV1"
 constexpr std::size_t kMostBackends = 64;
 constexpr std::size_t kMostRanks = 1 << 20;
@@ -89,6 +89,7 @@ std::string encode(const JoinCard& card) {
       .number(card.launcher_local_rank)
       .number(card.launcher_local_size);
   out.number(card.pid).text(card.nonce).text(card.host_id).text(card.host).text(card.build).text(card.source);
+  out.text(card.program).text(card.torch);
   out.number(static_cast<std::uint32_t>(card.backends.size()));
   for (const std::string& name : card.backends) out.text(name);
   return out.take();
@@ -111,6 +112,8 @@ Result<JoinCard> decode_card(std::string_view bytes) {
   in.take(card.host);
   in.take(card.build);
   in.take(card.source);
+  in.take(card.program);
+  in.take(card.torch);
   std::uint32_t count = 0;
   in.take(count);
   in.demand(count <= kMostBackends, "too many backends");
@@ -177,6 +180,7 @@ Result<Roster> decode_verdict(std::string_view bytes) {
 
 Result<Roster> judge(const std::vector<JoinCard>& cards, const std::vector<BackendChoice>& known) {
   const JoinCard& first = cards.front();
+  const JoinCard* with_torch = nullptr;
   for (const JoinCard& card : cards) {
     if (card.size != first.size) {
       return fail(ErrorCode::Mismatch,
@@ -187,6 +191,19 @@ Result<Roster> judge(const std::vector<JoinCard>& cards, const std::vector<Backe
       return fail(ErrorCode::Mismatch,
                   "cannot form a world: {} runs '{}', {} runs '{}' -- use the same build everywhere", describe(first),
                   first.build, describe(card), card.build);
+    }
+    if (card.program != first.program) {
+      return fail(ErrorCode::Mismatch,
+                  "cannot form a world: {} is the program '{}', {} is '{}' -- start the same everywhere, or give all "
+                  "ranks the same COHORT_PROGRAM if they are meant to differ",
+                  describe(first), first.program, describe(card), card.program);
+    }
+    if (card.torch.empty()) continue;
+    if (with_torch == nullptr) with_torch = &card;
+    if (card.torch != with_torch->torch) {
+      return fail(ErrorCode::Mismatch,
+                  "cannot form a world: {} runs with torch {}, {} with torch {} -- use the same version everywhere",
+                  describe(*with_torch), with_torch->torch, describe(card), card.torch);
     }
   }
   const Hosts hosts = group_by_host(cards);

@@ -24,6 +24,8 @@ struct JoinCard {
   std::string host_id;                ///< equal on ranks that share memory
   std::string host;                   ///< for messages
   std::string build;                  ///< version, compiler, layout of types: has to be equal
+  std::string program;                ///< has to be equal
+  std::string torch;                  ///< version; has to be equal where two ranks have one
   std::string source;                 ///< who said that it is this rank
   std::vector<std::string> backends;  ///< those that are available, best first
 };

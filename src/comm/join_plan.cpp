@@ -198,6 +198,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& enviro
     if (!timeout) return tl::unexpected(timeout.error());
     plan.timeout = *timeout;
   }
+  plan.program = !options.program.empty() ? options.program : value_of(environment, env::kProgram);
   if (options.alone || value_of(environment, env::kAlone) == "1") {
     plan.source = options.alone ? "JoinOptions::alone" : "COHORT_ALONE=1";
     return plan;

@@ -26,7 +26,8 @@ struct JoinPlan {
   int size = 1;
   std::optional<int> local_rank;  ///< as the launcher says
   std::optional<int> local_size;
-  std::string source;  ///< who said which rank this is
+  std::string source;   ///< who said which rank this is
+  std::string program;  ///< as it was given; empty: it was not
   Place place = Place::None;
   net::Endpoint endpoint;
   std::optional<net::Secret> secret;

@@ -254,6 +254,31 @@ TEST(Join, DifferentWorldSizesAreRefusedOnAllRanks) {
   }
 }
 
+TEST(Join, AnotherProgramIsRefusedUnlessItIsMeant) {
+  const Folder folder;
+  const std::string secret = new_secret(folder);
+  const std::string copy = folder.file("other_worker");  // the same build id under another name
+  std::filesystem::copy_file(COHORT_JOIN_WORKER, copy);
+  const auto run_both = [&](const Environment& environment) {
+    const std::string place = tcp_place();
+    auto second = as_rank(place, 1, 2, {"secret=" + secret});
+    second.insert(second.begin(), copy);
+    std::vector<Child> children;
+    children.push_back(worker(as_rank(place, 0, 2, {"secret=" + secret}), environment));
+    children.emplace_back(ChildOptions{std::move(second), environment, {}});
+    return children;
+  };
+  auto refused = run_both({});
+  for (Child& child : refused) {
+    EXPECT_EQ(child.wait(), 3) << child.output();
+    EXPECT_CONTAINS(child.output(), "Mismatch: ");
+    EXPECT_CONTAINS(child.output(), "is the program 'join_worker (");
+    EXPECT_CONTAINS(child.output(), "is 'other_worker (");
+  }
+  auto meant = run_both({{"COHORT_PROGRAM", "both"}});
+  expect_all_join(meant);
+}
+
 TEST(Join, ARankThatIsClaimedTwiceBelongsToTheFirst) {
   const Folder folder;
   for (const std::string& place : {tcp_place(), "file://" + folder.file("meeting")}) {
