@@ -4,6 +4,7 @@ import inspect
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from support import SECONDS, torch
@@ -11,6 +12,7 @@ from support import SECONDS, torch
 if torch is not None:
     import cohort
     import cohort.torch as hvd
+    from cohort import _command
 
 
 def setUpModule():
@@ -217,6 +219,33 @@ class Alone(unittest.TestCase):
         sampler.record_batch(1, 20)
         sampler.reset()
         self.assertEqual((list(sampler), len(sampler)), ([], 0))
+
+
+class Stuck(unittest.TestCase):
+    def test_ranks_that_wait_for_different_names_end_the_job(self):
+        script = (
+            "import torch, cohort.torch as hvd\n"
+            "hvd.init()\n"
+            "hvd.allreduce(torch.ones(4), name='same')\n"
+            "hvd.allreduce(torch.ones(4), name=f'only {hvd.rank()}')\n"
+        )
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("COHORT_", "RANK", "WORLD_", "LOCAL_", "MASTER_"))}
+        with tempfile.TemporaryDirectory(prefix="cohort-hvd-") as folder:
+            done = subprocess.run(
+                [_command.find(), "run", "-np", "2", "--deadlock-timeout", "2", "--run-dir", f"{folder}/run"]
+                + ["--no-python", "--", sys.executable, "-c", script],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+        self.assertEqual(done.returncode, 124, done.stderr)
+        self.assertRegex(
+            done.stderr,
+            r"nothing can go on: rank 0 .* waits for 'allreduce.only 0' \(by name\); rank 1 .* waits for 'allreduce.only 1'",
+        )
 
 
 class Imports(unittest.TestCase):

@@ -66,7 +66,7 @@ GroupStatus& StatusPage::open(std::uint64_t id, int rank, int size) noexcept {
     std::uint64_t free = 0;
     if (!group.id.compare_exchange_strong(free, id)) continue;
     for (LaneStatus* const lane : {&group.collectives, &group.messages}) {
-      lane->begun = lane->ended = lane->what = lane->waited_ns = 0;
+      lane->begun = lane->ended = lane->what = lane->waited_ns = lane->longest_ns = lane->longest_number = 0;
       lane->count = 0;
       lane->waiting = 0;
       lane->peer = -1;
@@ -86,6 +86,17 @@ void StatusPage::name_kind(std::uint8_t kind, std::string_view name) noexcept {
   if (kind >= StatusLayout::kKinds || !mine()) return;
   const std::size_t length = std::min(name.size(), StatusLayout::kNameBytes - 1);
   std::memcpy(layout_->kinds[kind], name.data(), length);
+}
+
+void StatusPage::begin_wait(std::string_view name) noexcept {
+  layout_->names.waiting.fetch_add(1, std::memory_order_relaxed);
+  for (auto& word : layout_->names.name) {
+    std::uint64_t letters = 0;
+    const std::size_t length = std::min(name.size(), sizeof letters);
+    std::memcpy(&letters, name.data(), length);
+    word.store(letters, std::memory_order_relaxed);
+    name.remove_prefix(length);
+  }
 }
 
 bool StatusPage::say_last_words(std::string_view words) noexcept {

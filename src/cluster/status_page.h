@@ -21,13 +21,15 @@ namespace cohort::cluster {
 
 /// One kind of waiting of one group: its collectives, or its messages.
 struct alignas(64) LaneStatus {
-  std::atomic<std::uint64_t> begun;      ///< number of the operation that this rank came to last
-  std::atomic<std::uint64_t> ended;      ///< of the last one that is over here
-  std::atomic<std::uint64_t> what;       ///< of `begun`, packed by `pack`
-  std::atomic<std::int64_t> count;       ///< its elements
-  std::atomic<std::uint64_t> waited_ns;  ///< waiting for peers so far, where it took longer than spinning
-  std::atomic<std::int32_t> peer;        ///< of a message: the rank in the group
-  std::atomic<std::uint32_t> waiting;    ///< the program waits for this operation, and it for peers
+  std::atomic<std::uint64_t> begun;           ///< number of the operation that this rank came to last
+  std::atomic<std::uint64_t> ended;           ///< of the last one that is over here
+  std::atomic<std::uint64_t> what;            ///< of `begun`, packed by `pack`
+  std::atomic<std::int64_t> count;            ///< its elements
+  std::atomic<std::uint64_t> waited_ns;       ///< waiting for peers so far, where it took longer than spinning
+  std::atomic<std::uint64_t> longest_ns;      ///< the longest of these waits,
+  std::atomic<std::uint64_t> longest_number;  ///< and its operation
+  std::atomic<std::int32_t> peer;             ///< of a message: the rank in the group
+  std::atomic<std::uint32_t> waiting;         ///< the program waits for this operation, and it for peers
 
   static std::uint64_t pack(std::uint8_t kind, DType dtype, ReduceOp op) noexcept {
     return kind | static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(op) << 16;
@@ -38,6 +40,13 @@ struct alignas(64) LaneStatus {
     begun.store(number, std::memory_order_release);
   }
   void end(std::uint64_t number) noexcept { ended.store(number, std::memory_order_release); }
+  /// The operation `begun` has waited for peers.
+  void note_wait(std::uint64_t ns) noexcept {
+    waited_ns.store(waited_ns.load(std::memory_order_relaxed) + ns, std::memory_order_relaxed);
+    if (ns <= longest_ns.load(std::memory_order_relaxed)) return;
+    longest_ns.store(ns, std::memory_order_relaxed);
+    longest_number.store(begun.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
 };
 
 /// A communicator of more than one rank.
@@ -49,9 +58,18 @@ struct alignas(64) GroupStatus {
   LaneStatus messages;
 };
 
+/// Operations that ranks match by name, and what the program waits for among them.
+struct alignas(64) NameStatus {
+  static constexpr std::size_t kWords = 12;
+  std::atomic<std::uint64_t> ended;    ///< operations that are over
+  std::atomic<std::uint32_t> waiting;  ///< threads of the program that wait for one
+  /// The name that the last of them waits for, filled with zeros. In words, since several threads may write at once.
+  std::array<std::atomic<std::uint64_t>, kWords> name;
+};
+
 /// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3130544154534843;  // "CHSTAT01"
+  static constexpr std::uint64_t kMagic = 0x3230544154534843;  // "CHSTAT02"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
@@ -68,6 +86,7 @@ struct StatusLayout {
   char words[kWordsBytes];         ///< what ended it: an exception's type, text and trace
   char kinds[kKinds][kNameBytes];  ///< names of operations, by the number in LaneStatus::what
   GroupStatus groups[kGroups];
+  NameStatus names;
 };
 
 /// After the layout, in the same file: stacks, as text, written through the descriptor when the rank is asked for them.
@@ -88,6 +107,10 @@ class StatusPage {
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
   void count_step() noexcept { layout_->step.fetch_add(1, std::memory_order_relaxed); }
+  /// A thread waits for an operation by name, until `end_wait`.
+  void begin_wait(std::string_view name) noexcept;
+  void end_wait() noexcept { layout_->names.waiting.fetch_sub(1, std::memory_order_relaxed); }
+  void count_named() noexcept { layout_->names.ended.fetch_add(1, std::memory_order_relaxed); }
   /// The first call counts, and returns true. Allocates nothing; may be called by a signal handler, and by a process
   /// that is about to end.
   bool say_last_words(std::string_view words) noexcept;

@@ -27,18 +27,19 @@ std::uint64_t waited(const RankReport& report) {
 }
 
 bool waits(const RankReport& report) {
-  return std::any_of(report.groups.begin(), report.groups.end(),
-                     [](const GroupReport& group) { return group.waiting || !group.message.empty(); });
+  return report.named.waiting || std::any_of(report.groups.begin(), report.groups.end(), [](const GroupReport& group) {
+           return group.waiting || !group.message.empty();
+         });
 }
 
 bool same_operations(const RankReport& a, const RankReport& b) {
-  return a.step == b.step && std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(), b.groups.end(),
-                                        [](const GroupReport& one, const GroupReport& other) {
-                                          return one.id == other.id && one.begun == other.begun &&
-                                                 one.ended == other.ended &&
-                                                 (one.message_number == other.message_number || one.message.empty() ||
-                                                  other.message.empty());
-                                        });
+  return a.step == b.step && a.named.ended == b.named.ended &&
+         std::equal(
+             a.groups.begin(), a.groups.end(), b.groups.begin(), b.groups.end(),
+             [](const GroupReport& one, const GroupReport& other) {
+               return one.id == other.id && one.begun == other.begun && one.ended == other.ended &&
+                      (one.message_number == other.message_number || one.message.empty() || other.message.empty());
+             });
 }
 
 }  // namespace
@@ -52,7 +53,10 @@ void Health::report(RankReport report, Clock::time_point now) {
   const bool stays = rank.known && same_operations(rank.report, report);
   // Who waits in slices (Python does, to hear of signals) may be seen between two of them: once counts for nothing.
   rank.paused = stays && !rank.paused && waits(rank.report) && !waits(report);
-  if (rank.paused) report.groups = rank.report.groups;
+  if (rank.paused) {
+    report.groups = rank.report.groups;
+    report.named = rank.report.named;
+  }
   const bool moved = !stays || waits(report) != waits(rank.report);
   const double busy = static_cast<double>(report.cpu_ms - std::min(report.cpu_ms, rank.moved_cpu_ms)) * 1e-3;
   const double quiet = std::chrono::duration<double>(now - rank.moved_at).count();
@@ -104,6 +108,19 @@ std::optional<int> Health::world_rank(std::uint64_t group, int rank) const {
 
 std::optional<Health::Need> Health::need_of(const Rank& rank) const {
   if (!rank.known || rank.gone) return std::nullopt;
+  // While one is carried out its name waits for nobody.
+  const bool idle = std::all_of(rank.report.groups.begin(), rank.report.groups.end(),
+                                [](const GroupReport& group) { return group.begun == group.ended; });
+  if (rank.report.named.waiting && idle) {
+    // Who has not asked for it is known to the ranks alone.
+    Need need;
+    need.anyone = true;
+    need.what = fmt::format("'{}' (by name)", rank.report.named.name);
+    for (std::size_t other = 0; other < ranks_.size(); ++other) {
+      if (&ranks_[other] != &rank && !ranks_[other].gone) need.ranks.push_back(static_cast<int>(other));
+    }
+    return need;
+  }
   for (const GroupReport& group : rank.report.groups) {
     if (!group.message.empty()) {
       Need need;
@@ -179,7 +196,9 @@ void Health::look_for_deadlock(Clock::time_point now, Findings& findings) {
     smaller = false;
     for (auto at = stuck.begin(); at != stuck.end();) {
       const std::vector<int>& needed = at->second.ranks;
-      const bool held = std::any_of(needed.begin(), needed.end(), [&](int rank) { return stuck.contains(rank); });
+      const auto is_stuck = [&](int rank) { return stuck.contains(rank); };
+      const bool held = at->second.anyone ? !needed.empty() && std::all_of(needed.begin(), needed.end(), is_stuck)
+                                          : std::any_of(needed.begin(), needed.end(), is_stuck);
       smaller = smaller || !held;
       at = held ? std::next(at) : stuck.erase(at);
     }
@@ -187,8 +206,12 @@ void Health::look_for_deadlock(Clock::time_point now, Findings& findings) {
   if (stuck.empty()) return;
   std::string text = "nothing can go on:";
   for (const auto& [rank, need] : stuck) {
-    text += fmt::format("{} {} waits in {} for rank{} {}", rank == stuck.begin()->first ? "" : ";", name(rank),
-                        need.what, need.ranks.size() == 1 ? "" : "s", to_ranges(need.ranks));
+    text += fmt::format("{} {} waits ", rank == stuck.begin()->first ? "" : ";", name(rank));
+    if (need.anyone) {
+      text += "for " + need.what;
+    } else {
+      text += fmt::format("in {} for rank{} {}", need.what, need.ranks.size() == 1 ? "" : "s", to_ranges(need.ranks));
+    }
   }
   findings.end = text + " -- do all ranks take the same branches of the program?";
 }
@@ -203,7 +226,7 @@ void Health::look_for_away(Clock::time_point now, Findings& findings) {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const Rank& rank = ranks_[i];
     const auto need = need_of(rank);
-    if (!need) continue;
+    if (!need || need->anyone) continue;
     for (const int other : need->ranks) {
       const Rank& theirs = ranks_[static_cast<std::size_t>(other)];
       if (theirs.gone || theirs.stopped_at || need_of(theirs)) continue;
@@ -256,6 +279,24 @@ void Health::look_for_slow(Findings& findings) {
     }
     rank.slow_told = slow;
   }
+}
+
+std::string Health::waiting_times() const {
+  constexpr std::size_t kMostShown = 32;
+  std::string text;
+  std::size_t shown = 0;
+  for (std::size_t i = 0; i < ranks_.size() && shown < kMostShown; ++i) {
+    const GroupReport* longest = nullptr;
+    for (const GroupReport& group : ranks_[i].report.groups) {
+      if (longest == nullptr || group.longest_ns > longest->longest_ns) longest = &group;
+    }
+    if (longest == nullptr || longest->longest_ns == 0) continue;
+    text += fmt::format("{}rank {}: {:.3g} s (longest {:.3g} s, operation {})", shown == 0 ? "" : "; ", i,
+                        static_cast<double>(waited(ranks_[i].report)) * 1e-9,
+                        static_cast<double>(longest->longest_ns) * 1e-9, longest->longest_number);
+    ++shown;
+  }
+  return shown == 0 ? text : "waited for others in collectives: " + text;
 }
 
 std::vector<std::string> Health::overview(int without) const {

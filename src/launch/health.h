@@ -45,6 +45,9 @@ class Health {
   /// What the ranks are doing: a line for each, equal ones folded: "ranks 1-3: waiting in barrier(), operation 2".
   /// `without`: a rank that is left out.
   std::vector<std::string> overview(int without = -1) const;
+  /// How long each rank has waited for others in collectives, in one line; empty if none has. A rank that waits less
+  /// than the others is the one that they wait for.
+  std::string waiting_times() const;
   const RankReport& last(int rank) const { return ranks_[static_cast<std::size_t>(rank)].report; }
 
  private:
@@ -68,6 +71,7 @@ class Health {
   struct Need {
     std::vector<int> ranks;
     std::string what;
+    bool anyone = false;  ///< `ranks` are all others: which of them it needs is not known
   };
 
   void forgive_sleep(Clock::time_point now);

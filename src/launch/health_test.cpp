@@ -68,6 +68,46 @@ class Job {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
+TEST(Health, SaysWhoHasWaitedHowLong) {
+  Job job(3);
+  EXPECT_EQ(job.health().waiting_times(), "");
+  job.world(0).waited_ns = 2'500'000'000;
+  job.world(0).longest_ns = 2'000'000'000;
+  job.world(0).longest_number = 17;
+  job.pass(seconds(1));
+  EXPECT_EQ(job.health().waiting_times(),
+            "waited for others in collectives: rank 0: 2.5 s (longest 2 s, operation 17)");
+}
+
+void waits_by_name(RankReport& report, const std::string& name) {
+  report.named.waiting = true;
+  report.named.name = name;
+}
+
+TEST(Health, RanksThatWaitForDifferentNamesEndTheJob) {
+  Job job(2);
+  waits_by_name(job[0], "a");
+  waits_by_name(job[1], "b");
+  const auto found = job.pass(seconds(15));
+  ASSERT_TRUE(found.end);
+  EXPECT_NE(found.end->find("rank 0 (host, pid 100) waits for 'a' (by name); rank 1 (host, pid 101) waits for 'b'"),
+            std::string::npos)
+      << *found.end;
+}
+
+TEST(Health, ANameWaitsForNobodyWhileSomebodyIsElsewhereOrItIsCarriedOut) {
+  Job elsewhere(3);
+  waits_by_name(elsewhere[0], "a");
+  elsewhere.comes(2, 1);  // and that one waits for rank 0
+  EXPECT_FALSE(elsewhere.pass(seconds(25)).end) << "rank 1 may bring it";
+  Job under_way(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    waits_by_name(under_way[rank], "a");
+    under_way.comes(rank, 5);
+  }
+  EXPECT_FALSE(under_way.pass(seconds(25)).end) << "a slow network";
+}
+
 TEST(Health, ARankThatIsElsewhereIsNamedAtDoubledIntervalsAndGivenUpAtTheLimit) {
   Job job(3);
   job.comes(0, 4);

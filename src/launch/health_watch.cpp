@@ -45,6 +45,7 @@ void HealthWatch::look() {
 
 void HealthWatch::show() {
   for (const std::string& line : health_.overview()) events_.say(line);
+  if (const std::string waits = health_.waiting_times(); !waits.empty()) events_.say(waits);
 }
 
 }  // namespace cohort::launch

@@ -36,11 +36,16 @@ void visit_fields(M& m, A& a, const Exited*) {
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const GroupReport*) {
-  a(m.id, m.rank, m.size, m.begun, m.ended, m.operation, m.waiting, m.waited_ns, m.message, m.peer, m.message_number);
+  a(m.id, m.rank, m.size, m.begun, m.ended, m.operation, m.waiting, m.waited_ns, m.longest_ns, m.longest_number,
+    m.message, m.peer, m.message_number);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const NamedReport*) {
+  a(m.waiting, m.name, m.ended);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const RankReport*) {
-  a(m.rank, m.pid, m.joined, m.state, m.cpu_ms, m.step, m.tells_stacks, m.groups);
+  a(m.rank, m.pid, m.joined, m.state, m.cpu_ms, m.step, m.tells_stacks, m.groups, m.named);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Reports*) {
@@ -98,7 +103,8 @@ void visit_fields(M&, A& a, const Finish*) {
 
 /// What messages hold more of than numbers and texts.
 template <class T>
-concept Record = std::is_same_v<T, WorkerPlan> || std::is_same_v<T, GroupReport> || std::is_same_v<T, RankReport>;
+concept Record = std::is_same_v<T, WorkerPlan> || std::is_same_v<T, GroupReport> || std::is_same_v<T, NamedReport> ||
+    std::is_same_v<T, RankReport>;
 
 class Encoder {
  public:

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <cstring>
 #include <string_view>
 
 namespace cohort::launch {
@@ -32,6 +34,23 @@ std::string describe(const cluster::StatusLayout& page, const cluster::LaneStatu
                      reduces ? to_string(static_cast<ReduceOp>(op)) : "");
 }
 
+NamedReport read_names(const cluster::NameStatus& names) {
+  NamedReport report;
+  report.ended = names.ended.load();
+  report.waiting = names.waiting.load() != 0;
+  if (!report.waiting) return report;
+  std::array<char, sizeof names.name> letters{};
+  for (std::size_t i = 0; i < names.name.size(); ++i) {
+    const std::uint64_t word = names.name[i].load();
+    std::memcpy(letters.data() + i * sizeof word, &word, sizeof word);
+  }
+  for (const char letter : letters) {
+    if (letter == '\0') break;
+    report.name += std::isprint(static_cast<unsigned char>(letter)) != 0 ? letter : '?';
+  }
+  return report;
+}
+
 }  // namespace
 
 RankReport read_status(const cluster::StatusLayout& page) {
@@ -53,6 +72,8 @@ RankReport read_status(const cluster::StatusLayout& page) {
     group.ended = status.collectives.ended.load();
     group.waiting = group.id != 0 && status.collectives.waiting.load() != 0 && group.begun != group.ended;
     group.waited_ns = status.collectives.waited_ns.load();
+    group.longest_ns = status.collectives.longest_ns.load();
+    group.longest_number = status.collectives.longest_number.load();
     if (group.begun != 0) group.operation = describe(page, status.collectives);
     if (group.id != 0 && status.messages.waiting.load() != 0) {
       group.message = describe(page, status.messages);
@@ -61,6 +82,7 @@ RankReport read_status(const cluster::StatusLayout& page) {
     }
     report.groups.push_back(std::move(group));
   }
+  report.named = read_names(page.names);
   return report;
 }
 
@@ -72,6 +94,9 @@ std::string last_words(const cluster::StatusLayout& page) {
 std::string doing(const RankReport& report) {
   if (!report.joined) return "has not joined a world";
   if (report.groups.empty()) return "in no world of several ranks";
+  if (report.named.waiting) {
+    return fmt::format("waiting for '{}', by name, after {} others", report.named.name, report.named.ended);
+  }
   for (const GroupReport& group : report.groups) {
     if (!group.message.empty()) {
       return fmt::format("waiting in {} for rank {}{}", group.message, group.peer,

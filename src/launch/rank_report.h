@@ -15,14 +15,23 @@ struct GroupReport {
   std::uint64_t id = 0;   ///< the same on all its ranks; 0: the rank has left it
   std::int32_t rank = 0;  ///< in it
   std::int32_t size = 0;
-  std::uint64_t begun = 0;      ///< number of the collective that it came to last
-  std::uint64_t ended = 0;      ///< of the last one that is over
-  std::string operation;        ///< of `begun`: "all_reduce(float32[10], sum)"
-  bool waiting = false;         ///< the program waits for it, and it for peers
-  std::uint64_t waited_ns = 0;  ///< in collectives so far
-  std::string message;          ///< "recv(float32[4])"; empty if the rank does not wait for a message
-  std::int32_t peer = -1;       ///< of the message, in the group
+  std::uint64_t begun = 0;           ///< number of the collective that it came to last
+  std::uint64_t ended = 0;           ///< of the last one that is over
+  std::string operation;             ///< of `begun`: "all_reduce(float32[10], sum)"
+  bool waiting = false;              ///< the program waits for it, and it for peers
+  std::uint64_t waited_ns = 0;       ///< for peers, in collectives so far
+  std::uint64_t longest_ns = 0;      ///< of these waits,
+  std::uint64_t longest_number = 0;  ///< and its operation
+  std::string message;               ///< "recv(float32[4])"; empty if the rank does not wait for a message
+  std::int32_t peer = -1;            ///< of the message, in the group
   std::uint64_t message_number = 0;
+};
+
+/// Operations by name.
+struct NamedReport {
+  bool waiting = false;     ///< the program waits for one
+  std::string name;         ///< of that
+  std::uint64_t ended = 0;  ///< operations that are over
 };
 
 struct RankReport {
@@ -34,6 +43,7 @@ struct RankReport {
   std::int64_t step = 0;
   bool tells_stacks = false;
   std::vector<GroupReport> groups;
+  NamedReport named;
 };
 
 /// The page's part.

@@ -66,7 +66,7 @@ EngineCore::PendingPtr EngineCore::pending_of(Request request, Clock::time_point
   auto pending = std::make_shared<Pending>();
   pending->signature = *std::move(signature);
   pending->request = std::move(request);
-  pending->state = std::make_shared<State>(wakeup_);
+  pending->state = std::make_shared<State>(wakeup_, pending->request.name);
   pending->since = now;
   pending->report_at = now + std::min(options_.stall_after, timeout_);
   return pending;
@@ -124,7 +124,7 @@ std::vector<Handle> EngineCore::submit(std::vector<Request> requests) {
 
 Handle EngineCore::join() {
   if (in_child()) raise(ErrorCode::InvalidArgument, "join: this engine belongs to the parent process");
-  auto state = std::make_shared<State>(wakeup_);
+  auto state = std::make_shared<State>(wakeup_, "join");
   {
     const std::lock_guard lock(mutex_);
     check_open();

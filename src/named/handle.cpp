@@ -1,6 +1,7 @@
 #include "named/handle.h"
 
 #include "base/log.h"
+#include "cluster/status_page.h"
 #include "named/doorbell.h"
 
 #include <unistd.h>
@@ -12,12 +13,19 @@ namespace cohort::named {
 
 namespace {
 
-class Urgency {
+/// A thread of the program waits: the engine hurries, and the rank's agent is told for what.
+class Waiting {
  public:
-  explicit Urgency(Wakeup& engine) : engine_(engine) { engine_.urge(); }
-  ~Urgency() { engine_.relax(); }
-  Urgency(const Urgency&) = delete;
-  Urgency& operator=(const Urgency&) = delete;
+  Waiting(Wakeup& engine, const std::string& name) : engine_(engine) {
+    engine_.urge();
+    cluster::StatusPage::own().begin_wait(name);
+  }
+  ~Waiting() {
+    cluster::StatusPage::own().end_wait();
+    engine_.relax();
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
 
  private:
   Wakeup& engine_;
@@ -25,7 +33,8 @@ class Urgency {
 
 }  // namespace
 
-State::State(std::shared_ptr<Wakeup> engine) : process_(::getpid()), engine_(std::move(engine)) {}
+State::State(std::shared_ptr<Wakeup> engine, std::string name)
+    : process_(::getpid()), engine_(std::move(engine)), name_(std::move(name)) {}
 
 State::~State() {
   if (!error_ || error_->code() == ErrorCode::Aborted || reported || !at_home()) return;
@@ -36,14 +45,14 @@ bool State::at_home() const noexcept { return process_ == ::getpid(); }
 
 void State::wait() {
   if (done()) return;
-  const Urgency urgency(*engine_);
+  const Waiting waiting(*engine_, name_);
   std::unique_lock lock(mutex_);
   ended_.wait(lock, [&] { return done(); });
 }
 
 bool State::wait_for(std::chrono::nanoseconds limit) {
   if (done()) return true;
-  const Urgency urgency(*engine_);
+  const Waiting waiting(*engine_, name_);
   // Longer than this overflows the clock.
   constexpr std::chrono::nanoseconds kLongest = std::chrono::hours(24 * 365);
   std::unique_lock lock(mutex_);
@@ -70,6 +79,7 @@ void State::end(std::optional<Error> error) {
     error_ = std::move(error);
     ended_at = std::chrono::steady_clock::now();
     done_.store(true, std::memory_order_release);
+    cluster::StatusPage::own().count_named();
     callbacks.swap(callbacks_);
     ended_.notify_all();
   }

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace cohort::named {
@@ -36,7 +37,8 @@ class Wakeup;
 /// Shared by Handles and the engine, which ends it once. Who waits for it urges the engine.
 class State final : public comm::WorkState {
  public:
-  explicit State(std::shared_ptr<Wakeup> engine);
+  /// `name`: for messages.
+  State(std::shared_ptr<Wakeup> engine, std::string name);
   /// An error that nobody was given is logged, but for Aborted: who shuts down knows.
   ~State() override;
   State(const State&) = delete;
@@ -58,6 +60,7 @@ class State final : public comm::WorkState {
  private:
   const int process_;
   const std::shared_ptr<Wakeup> engine_;
+  const std::string name_;
   std::mutex mutex_;
   std::condition_variable ended_;
   std::atomic<bool> done_{false};

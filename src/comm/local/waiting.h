@@ -183,10 +183,7 @@ class Waiter {
 
  private:
   void note_waiting(std::chrono::nanoseconds waited) noexcept {
-    if (waited.count() == 0) return;
-    lane().waited_ns.store(
-        lane().waited_ns.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(waited.count()),
-        std::memory_order_relaxed);
+    if (waited.count() > 0) lane().note_wait(static_cast<std::uint64_t>(waited.count()));
   }
   void look_after(const std::function<std::vector<int>()>& missing);
 
