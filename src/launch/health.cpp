@@ -281,6 +281,11 @@ void Health::look_for_slow(Findings& findings) {
   }
 }
 
+bool Health::somebody_leaves() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const Rank& rank) { return rank.known && !rank.gone && has_left(rank.report); });
+}
+
 std::string Health::waiting_times() const {
   constexpr std::size_t kMostShown = 32;
   std::string text;

@@ -45,6 +45,8 @@ class Health {
   /// What the ranks are doing: a line for each, equal ones folded: "ranks 1-3: waiting in barrier(), operation 2".
   /// `without`: a rank that is left out.
   std::vector<std::string> overview(int without = -1) const;
+  /// A rank has left its world and has not ended yet.
+  bool somebody_leaves() const;
   /// How long each rank has waited for others in collectives, in one line; empty if none has. A rank that waits less
   /// than the others is the one that they wait for.
   std::string waiting_times() const;

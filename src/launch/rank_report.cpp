@@ -86,6 +86,11 @@ RankReport read_status(const cluster::StatusLayout& page) {
   return report;
 }
 
+bool has_left(const RankReport& report) {
+  return !report.groups.empty() && std::all_of(report.groups.begin(), report.groups.end(),
+                                               [](const GroupReport& group) { return group.id == 0; });
+}
+
 std::string last_words(const cluster::StatusLayout& page) {
   if (page.words_ready.load(std::memory_order_acquire) == 0) return {};
   return {page.words, std::min<std::size_t>(page.words_length, cluster::StatusLayout::kWordsBytes)};

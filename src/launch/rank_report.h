@@ -48,6 +48,8 @@ struct RankReport {
 
 /// The page's part.
 RankReport read_status(const cluster::StatusLayout& page);
+/// It has left its last world: it is about to end, or to form another.
+bool has_left(const RankReport& report);
 /// What ended the rank, as it said itself; empty if it did not.
 std::string last_words(const cluster::StatusLayout& page);
 

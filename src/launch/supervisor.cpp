@@ -14,8 +14,6 @@ namespace cohort::launch {
 namespace {
 
 constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
-/// For the rank that others have fallen after to be dead, too.
-constexpr auto kCauseTime = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -209,7 +207,7 @@ void Supervisor::on_exited(const Exited& exited) {
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
   // last destructors. Told to end now, it would lose the status that it is about to give.
   if (follows_another(*first_failure(endings_)) && running_ranks() > 0) {
-    if (!cause_limit_) cause_limit_ = Timer(loop_, kCauseTime, [this] { stop_for_failure(); });
+    if (!cause_limit_) wait_for_cause();
   } else {
     stop_for_failure();
   }

@@ -10,10 +10,21 @@
 namespace cohort::launch {
 namespace {
 
+/// For the rank that others have fallen after to be dead, too; as often while a rank that has left its world goes on to
+/// run its last destructors.
+constexpr auto kCauseTime = std::chrono::milliseconds(500);
+constexpr int kMostCauseWaits = 10;
 /// A rank's failure is told so long after it at the latest.
 constexpr auto kTellTime = std::chrono::milliseconds(700);
 
 }  // namespace
+
+void Supervisor::wait_for_cause() {
+  cause_limit_ = Timer(loop_, kCauseTime, [this] {
+    if (health_->somebody_leaves() && ++cause_waits_ < kMostCauseWaits) return wait_for_cause();
+    stop_for_failure();
+  });
+}
 
 void Supervisor::stop_for_failure() {
   const auto first = first_failure(endings_);

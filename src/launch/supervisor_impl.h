@@ -49,6 +49,7 @@ class Supervisor {
   void on_agent_process_ended(CrewMember& agent);
   void on_started(CrewMember& agent, const Started& started);
   void on_exited(const Exited& exited);
+  void wait_for_cause();
   void stop_for_failure();
   void tell_failure();
   JobEnd how_it_ended() const;
@@ -107,6 +108,7 @@ class Supervisor {
   Timer start_limit_;
   Timer job_limit_;
   Timer cause_limit_;
+  int cause_waits_ = 0;
   Timer tell_limit_;
 };
 

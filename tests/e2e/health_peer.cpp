@@ -1,4 +1,5 @@
-// A rank that does not go on, as its argument says: "deadlock", "stopped" (rank 1), "away" (rank 1), "dies" (rank 1).
+// A rank that does not go on, as its argument says: "deadlock", "stopped" (rank 1), "away" (rank 1), "dies" (rank 1),
+// "lingers" (rank 1 leaves the world and takes its time to end).
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 #include <cohort/join.h>
@@ -24,6 +25,11 @@ int main(int, char** arguments) {
     if (how == "deadlock" && comm.rank() == 0) comm.recv(std::span(data), 1).wait();
     if (how == "stopped" && comm.rank() == 1) ::raise(SIGSTOP);
     if (how == "away" && comm.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(1000));
+    if (how == "lingers" && comm.rank() == 1) {
+      comm = {};
+      std::this_thread::sleep_for(std::chrono::milliseconds(1800));
+      return 5;
+    }
     if (how == "dies" && comm.rank() == 1) ::raise(SIGKILL);
     comm.all_reduce(std::span(data)).wait();
     return 0;

@@ -69,6 +69,12 @@ TEST(LaunchHealth, QuitShowsWhatEveryRankDoesAndEndsNothing) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM);
 }
 
+TEST(LaunchHealth, ARankThatTakesItsTimeToEndIsStillTheFirst) {
+  const auto finished = run(job_of("lingers", {}));
+  EXPECT_EQ(finished.status, 5) << finished.err;
+  EXPECT_TRUE(says(finished.err, "rank 1 failed: exit code 5")) << finished.err;
+}
+
 TEST(LaunchHealth, ThePostMortemSaysWhereTheRanksWere) {
   const auto finished = run(job_of("dies", {}));
   EXPECT_EQ(finished.status, 128 + SIGKILL) << finished.err;
