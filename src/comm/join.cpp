@@ -139,6 +139,7 @@ Communicator join(const JoinOptions& options) {
   cluster::keep_last_words();
   cluster::tell_stacks_when_asked();
   const JoinPlan plan = value_or_throw(comm::plan_join(options, cluster::current_environment()));
+  if (!plan.note.empty()) log::warn("comm", "{}", plan.note);
   if (plan.place == JoinPlan::Place::None) return form_alone(plan);
   const net::Deadline deadline = net::deadline_in(plan.join_timeout);
   const std::string meeting = fmt::format("{}#{}", options.group_name, next_generation(plan, options.group_name));

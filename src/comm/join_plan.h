@@ -1,5 +1,5 @@
 // What `join` is going to do, from its options and the environment: which rank of how many, and where to meet. Touches
-// nothing but the secret (its file or descriptor) and the name service.
+// nothing but the secret (its file or descriptor), the name service and /proc.
 #pragma once
 
 #include "base/result.h"
@@ -28,6 +28,7 @@ struct JoinPlan {
   std::optional<int> local_size;
   std::string source;   ///< who said which rank this is
   std::string program;  ///< as it was given; empty: it was not
+  std::string note;     ///< worth a warning
   Place place = Place::None;
   net::Endpoint endpoint;
   std::optional<net::Secret> secret;
