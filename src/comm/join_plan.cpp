@@ -137,8 +137,22 @@ Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
   return {};
 }
 
-// Open MPI, PMI, Slurm and the like. On one host a name that only this job's ranks know to make.
-Result<void> settle_launcher(JoinPlan& plan, const cluster::Detected& said) {
+// Open MPI, PMI, Slurm and the like. On one host a name that only this job's ranks know to make; on several the
+// launcher's own meeting place.
+Result<void> settle_launcher(JoinPlan& plan, const cluster::Detected& said, const Environment& environment) {
+  if (said.local_size != said.size && said.nodes != 1) {
+    auto exchange = find_exchange(said, environment);
+    if (!exchange) return tl::unexpected(exchange.error());
+    if ((*exchange)->rank() != said.rank || (*exchange)->size() != said.size) {
+      return fail(ErrorCode::InvalidArgument,
+                  "{} says rank {} of {}, but its {} says {} of {} -- they contradict each other", said.source,
+                  said.rank, said.size, (*exchange)->name(), (*exchange)->rank(), (*exchange)->size());
+    }
+    plan.place = JoinPlan::Place::Exchange;
+    plan.place_name = fmt::format("{}'s meeting place ({})", said.launcher, (*exchange)->name());
+    plan.exchange = *std::move(exchange);
+    return {};
+  }
   std::string job = said.job;
   if (job.empty()) job = cluster::launcher_process().value_or("");
   if (job.empty()) {
@@ -282,7 +296,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& enviro
     if (!from_launcher) return settle_place(plan, "tcp://", method->address, false, environment, deadline);
     switch (said.meeting) {
       case cluster::Meeting::JobStore: return settle_job(plan, environment);
-      case cluster::Meeting::Launcher: return settle_launcher(plan, said);
+      case cluster::Meeting::Launcher: return settle_launcher(plan, said, environment);
       case cluster::Meeting::Address:
         return settle_place(plan, said.launcher + " at ", said.address, plan.local_size == plan.size, environment,
                             deadline);
