@@ -32,6 +32,10 @@ Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said,
     auto exchange = open_pmix(environment);
     if (exchange) return exchange;
     why = exchange.error().what();
+  } else if (slurm) {
+    auto exchange = open_munge(said, environment);
+    if (exchange) return exchange;
+    why = fmt::format("{}, and MUNGE cannot stand in: {}", why, exchange.error().what());
   }
   return fail(
       ErrorCode::Unavailable,

@@ -1,7 +1,8 @@
-// A launcher's own meeting place: the key-value space that it keeps for its processes (PMI, PMIx). What is shared there
-// reaches this job's processes and nobody else, as far as the launcher's connections are safe. Through it ranks on
-// several hosts get a secret and addresses. One per process, opened at first use and left in good order at the
-// process's end, so that MPI can be used before, beside and after it. Any thread; one share at a time.
+// A launcher's own way to let its processes meet: the key-value space that it keeps for them (PMI, PMIx), or MUNGE
+// under Slurm. What is shared there reaches this job's processes (MUNGE: this user's) and nobody else, as far as the
+// launcher's connections are safe. Through it ranks on several hosts get a secret and addresses. PMI and PMIx are
+// opened once per process and left in good order at its end, so that MPI can be used before, beside and after it. Any
+// thread; one share at a time.
 #pragma once
 
 #include "base/result.h"
@@ -35,9 +36,11 @@ class Exchange {
 /// The one that `said.launcher` offers this process. Unavailable, with the reason and what to do, if there is none.
 Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said, const cluster::Environment& environment);
 
-/// The two kinds. Each is opened once per process; later calls return the same.
+/// Opened once per process; later calls return the same.
 Result<std::shared_ptr<Exchange>> open_pmi(const cluster::Environment& environment);
 Result<std::shared_ptr<Exchange>> open_pmix(const cluster::Environment& environment);
+/// For a step of Slurm's; `said.hosts` and `said.node_rank` say where rank 0 is.
+Result<std::shared_ptr<Exchange>> open_munge(const cluster::Detected& said, const cluster::Environment& environment);
 
 /// A line of PMI's protocol, "cmd=get_result rc=0 value=x", as a map. Corrupt if it is none.
 Result<std::map<std::string, std::string, std::less<>>> parse_pmi_line(std::string_view line);

@@ -1,7 +1,10 @@
 #include "comm/join_offer.h"
 
 #include "comm/exchange.h"
+#include "comm/munge.h"
+#include "sys/unique_fd.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 namespace cohort::comm {
@@ -74,6 +77,13 @@ TEST(PmiLine, IsReadByWords) {
   for (const char* text : {"", " ", "cmd", "rc=0", "=cmd", "hello world"}) EXPECT_FALSE(parse_pmi_line(text)) << text;
 }
 
+TEST(MungeSocket, IsWhatSlurmsConfigurationSays) {
+  EXPECT_EQ(munge_socket_of(""), "");
+  EXPECT_EQ(munge_socket_of("AuthType=auth/munge\nAuthInfo=socket=/run/m\n"), "/run/m");
+  EXPECT_EQ(munge_socket_of("# AuthInfo=socket=/no\n  authinfo = ttl=5,Socket=/run/m,cred_expire=2 # yes"), "/run/m");
+  EXPECT_EQ(munge_socket_of("AuthAltInfo=socket=/no\nAuthInfo=cred_expire=2\n"), "");
+}
+
 TEST(Exchange, IsOnlyTheLaunchersOwn) {
   cluster::Detected said;
   said.launcher = "Open MPI";
@@ -86,10 +96,12 @@ TEST(Exchange, IsOnlyTheLaunchersOwn) {
   EXPECT_EQ(found.error().code(), ErrorCode::Unavailable);
   EXPECT_CONTAINS(found.error().what(), "COHORT_INIT");
   said.launcher = "MPI (PMI)";
-  // Standard input is no socket: another program's file has that number by now.
-  found = find_exchange(said, {{"PMI_FD", "0"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
+  // Another file has that number by now.
+  const sys::UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const std::string number = std::to_string(file.get());
+  found = find_exchange(said, {{"PMI_FD", number}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
   ASSERT_FALSE(found);
-  EXPECT_CONTAINS(found.error().what(), "PMI_FD=0 is not the launcher's socket");
+  EXPECT_CONTAINS(found.error().what(), "PMI_FD=" + number + " is not the launcher's socket");
   // Of another rank: an outer launcher's.
   found = find_exchange(said, {{"PMI_FD", "0"}, {"PMI_RANK", "0"}, {"PMI_SIZE", "2"}});
   ASSERT_FALSE(found);

@@ -15,6 +15,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -217,6 +218,7 @@ TEST(Join, TasksOfSlurmNeedNoAddress) {
 
 TEST(Join, TasksOfSlurmOnSeveralNodesNeedAPlace) {
   const Folder folder;
+  std::ofstream(folder.file("slurm.conf")) << "AuthInfo=socket=" << folder.file("no-munged") << "\n";
   std::vector<Child> children;
   for (int rank = 0; rank < 2; ++rank) {
     Environment task = as_task(rank, 2, "7");
@@ -224,6 +226,7 @@ TEST(Join, TasksOfSlurmOnSeveralNodesNeedAPlace) {
     task["SLURM_STEP_TASKS_PER_NODE"] = "1(x2)";
     task["SLURM_STEP_NODELIST"] = "n[1-2]";
     task["SLURM_LOCALID"] = "0";
+    task["SLURM_CONF"] = folder.file("slurm.conf");
     Child lost = worker({}, task);
     EXPECT_EQ(lost.wait(), 3) << lost.output();
     EXPECT_CONTAINS(lost.output(), "Unavailable: ");
