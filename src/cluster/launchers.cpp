@@ -18,11 +18,25 @@ bool is_torchrun(const Environment& environment) {
   return ours == nullptr || *ours != *find(environment, "TORCHELASTIC_RUN_ID");
 }
 
-// RANK and WORLD_SIZE of a Kubernetes pod number the pods, not the processes.
-bool is_by_hand(const Environment& environment) { return !is_kubeflow_pod(environment); }
+// RANK and WORLD_SIZE of a Kubernetes pod number the pods, not the processes. Without a place to meet they may only
+// repeat what a launcher says: scripts set them so, and torch.distributed's programs ask for them.
+bool is_by_hand(const Environment& environment) {
+  if (is_kubeflow_pod(environment)) return false;
+  if (find(environment, env::kMasterAddr) != nullptr) return true;
+  const std::string* const rank = find(environment, env::kRank);
+  const std::string* const size = find(environment, env::kWorldSize);
+  for (const Launcher& row : launchers()) {
+    if (row.meeting != Meeting::Launcher || rank == nullptr || !recognised(environment, row)) continue;
+    const std::string* const other_rank = find(environment, row.rank);
+    const std::string* const other_size = find(environment, row.size);
+    if (other_rank != nullptr && other_size != nullptr && *rank == *other_rank && *size == *other_size) return false;
+  }
+  return true;
+}
 
 // A program under horovodrun may have set RANK and WORLD_SIZE from Horovod's, with a place to meet.
 bool is_horovod(const Environment& environment) {
+  if (find(environment, env::kMasterAddr) == nullptr) return true;
   const auto same = [&](std::string_view ours, std::string_view theirs) {
     const std::string* const value = find(environment, ours);
     return value != nullptr && *value == *find(environment, theirs);

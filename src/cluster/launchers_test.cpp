@@ -6,6 +6,7 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <fstream>
 #include <set>
 
 namespace cohort::cluster {
@@ -133,7 +134,12 @@ TEST(Launchers, TheInnermostWins) {
       {with(kOpenMpi, {{"RANK", "0"}, {"WORLD_SIZE", "2"}}), "env://"},
       {with(kSlurm, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"COHORT_STORE", "127.0.0.1:1"}}), "cohort run"},
       // A program under horovodrun sets env://'s variables from Horovod's.
-      {with(kHorovod, {{"RANK", "3"}, {"WORLD_SIZE", "4"}}), "env://"},
+      {with(kHorovod, {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}}), "env://"},
+      {with(kHorovod, {{"RANK", "3"}, {"WORLD_SIZE", "4"}}), "Horovod"},
+      // Without a place to meet they only repeat the launcher.
+      {with(kOpenMpi, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}), "Open MPI"},
+      {with(kSlurm, {{"RANK", "4"}, {"WORLD_SIZE", "6"}, {"LOCAL_RANK", "0"}}), "Slurm"},
+      {with(kSlurm, {{"RANK", "4"}, {"WORLD_SIZE", "6"}, {"MASTER_ADDR", "n08"}}), "env://"},
       // A pod's RANK, changed by somebody, is somebody's.
       {with(kPod, {{"RANK", "2"}}), "env://"},
       // srun sets PMI's variables for its tasks.
@@ -304,6 +310,29 @@ TEST(Launchers, HaveNamesOfTheirOwn) {
     EXPECT_TRUE(names.insert(row.name).second) << row.name;
     EXPECT_FALSE(row.markers[0].empty()) << row.name;
     EXPECT_TRUE(row.read != nullptr || (!row.rank.empty() && !row.size.empty())) << row.name;
+  }
+}
+
+TEST(Launchers, AreDocumentedAsTheyAre) {
+  std::ifstream file(std::string(COHORT_DOCS) + "/reference/launchers.md");
+  ASSERT_TRUE(file);
+  std::vector<std::string> rows;
+  bool within = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("| launcher | known by", 0) == 0) within = true;
+    if (line.empty()) within = false;
+    if (within && line.rfind("|---", 0) != 0) rows.push_back(line);
+  }
+  ASSERT_EQ(rows.size(), launchers().size() + 1) << "a row for each launcher";
+  std::size_t number = 0;
+  for (const Launcher& row : launchers()) {
+    const std::string& line = rows[++number];
+    EXPECT_EQ(line.rfind(fmt::format("| {} |", row.name), 0), 0U) << line << ": in the order of the table";
+    for (const std::string_view name :
+         {row.markers[0], row.markers[1], row.rank, row.size, row.local_rank, row.local_size}) {
+      if (name.empty()) continue;
+      EXPECT_NE(line.find(fmt::format("`{}`", name)), std::string::npos) << name << " in " << line;
+    }
   }
 }
 
