@@ -10,6 +10,7 @@
 #include "sys/files.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -114,6 +115,8 @@ class MungeExchange final : public Exchange {
     }
   }
 
+  ~MungeExchange() override { stop_serving(); }
+
   std::string_view name() const override { return "MUNGE"; }
   std::size_t longest_value() const override { return 4096; }
   int rank() const override { return rank_; }
@@ -128,7 +131,14 @@ class MungeExchange final : public Exchange {
                   "`srun --mpi=pmi2`, or with --distribution=block",
                   host_);
     }
-    if (auto served = serve(key, *mine, deadline); !served) return tl::unexpected(served.error());
+    auto listener = listen();
+    if (!listener) return tl::unexpected(listener.error());
+    // In the background: who has been told goes on to meet, and who does not come is named there.
+    stop_serving();
+    stop_ = sys::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!stop_) return fail(ErrorCode::Io, "eventfd: {}", errno_text(errno));
+    server_ = std::thread(
+        [this, key, value = *mine, deadline, held = std::move(*listener)] { serve(held.get(), key, value, deadline); });
     return *mine;
   }
 
@@ -147,17 +157,18 @@ class MungeExchange final : public Exchange {
                 "none of the {} ports for this job is free on this host, the last one because: {}", kPorts, reasons);
   }
 
-  // Until all others have been told.
-  Result<void> serve(const std::string& key, const std::string& value, net::Deadline deadline) {
-    const auto listener = listen();
-    if (!listener) return tl::unexpected(listener.error());
+  void stop_serving() {
+    if (!server_.joinable()) return;
+    ::eventfd_write(stop_.get(), 1);
+    server_.join();
+  }
+
+  // Until all others have been told, or nobody waits any more.
+  void serve(int listener, const std::string& key, const std::string& value, net::Deadline deadline) const {
     std::set<std::string> told;
-    while (told.size() + 1 < static_cast<std::size_t>(size_)) {
-      const auto ready = net::wait_ready(listener->get(), POLLIN, deadline);
-      if (!ready) return tl::unexpected(ready.error());
-      if (!*ready) return fail(ErrorCode::Timeout, "{}", missing(told));
-      auto peer = net::accept_one(listener->get());
-      if (!peer) return tl::unexpected(peer.error());
+    while (told.size() + 1 < static_cast<std::size_t>(size_) && wait_for_peer(listener, deadline)) {
+      auto peer = net::accept_one(listener);
+      if (!peer) return log::warn("comm", "nobody else can be told where to meet: {}", peer.error().what());
       if (!*peer) continue;
       const auto rank = tell((*peer)->get(), key, value, std::min(deadline, net::deadline_in(kPatience)));
       if (rank) {
@@ -167,19 +178,18 @@ class MungeExchange final : public Exchange {
                    rank.error().what());
       }
     }
-    return {};
   }
 
-  std::string missing(const std::set<std::string>& told) const {
-    std::string ranks;
-    int count = 0;
-    for (int rank = 1; rank < size_; ++rank) {
-      if (told.contains(std::to_string(rank))) continue;
-      if (++count <= 32) ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank);
+  bool wait_for_peer(int listener, net::Deadline deadline) const {
+    while (true) {
+      const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
+      if (left <= milliseconds(0)) return false;
+      pollfd polled[] = {{listener, POLLIN, 0}, {stop_.get(), POLLIN, 0}};
+      const int n = ::poll(polled, 2, static_cast<int>(std::min(left, milliseconds(60000)).count()));
+      if (n < 0 && errno != EINTR) return false;
+      if (n <= 0) continue;
+      return polled[1].revents == 0;
     }
-    return fmt::format(
-        "{} of {} ranks did not come in time: {}{} -- does every task call join, and does '{}' lead here?", count,
-        size_, ranks, count > 32 ? ", ..." : "", host_);
   }
 
   // The rank that has asked.
@@ -249,6 +259,8 @@ class MungeExchange final : public Exchange {
   std::string host_;
   std::string step_;
   std::array<std::uint16_t, kPorts> ports_{};
+  sys::UniqueFd stop_;
+  std::thread server_;
 };
 
 }  // namespace

@@ -107,7 +107,8 @@ class PmiExchange final : public Exchange {
       } else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         if (auto ready = wait(POLLOUT, deadline); !ready) return tl::unexpected(ready.error());
       } else {
-        return bad(fmt::format("the launcher does not listen any more: {}", errno_text(errno)));
+        return bad(fmt::format("the launcher does not listen any more: {} -- ranks have to join before MPI_Finalize",
+                               errno_text(errno)));
       }
     }
     const auto text = read_line(deadline);
@@ -133,7 +134,7 @@ class PmiExchange final : public Exchange {
     while (line.size() < kLongestLine) {
       char buffer[512];
       const ssize_t seen = ::recv(fd_.get(), buffer, sizeof buffer, MSG_PEEK | MSG_DONTWAIT);
-      if (seen == 0) return bad("the launcher has closed its side");
+      if (seen == 0) return bad("the launcher has closed its side -- ranks have to join before MPI_Finalize");
       if (seen < 0) {
         if (errno != EAGAIN && errno != EINTR) return bad(errno_text(errno));
         if (auto ready = wait(POLLIN, deadline); !ready) return tl::unexpected(ready.error());

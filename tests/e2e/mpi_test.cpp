@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <ostream>
 #include <string>
@@ -23,6 +22,7 @@ struct Mpi {
   Words options;
   /// Variables that make one host look like a host for each rank.
   Words several_hosts;
+  std::string library;
 };
 
 void PrintTo(const Mpi& mpi, std::ostream* out) { *out << mpi.name; }
@@ -50,6 +50,21 @@ class UnderMpi : public ::testing::TestWithParam<Mpi> {
     return words;
   }
 
+  static bool python_is_built() {
+    const std::string package = std::string(COHORT_PYTHON_PACKAGE) + "/cohort";
+    if (!std::filesystem::exists(package + "/__init__.py")) return false;
+    for (const auto& entry : std::filesystem::directory_iterator(package)) {
+      if (entry.path().filename().string().rfind("_core.", 0) == 0 && entry.path().extension() == ".so") return true;
+    }
+    return false;
+  }
+
+  static int count(const std::string& text, const std::string& part) {
+    int found = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  }
+
   /// So that mpirun ends what it has started.
   static void end(Child& job) {
     job.kill(SIGTERM);
@@ -60,10 +75,7 @@ class UnderMpi : public ::testing::TestWithParam<Mpi> {
     ASSERT_EQ(job.wait(), 0) << job.output();
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string line = fmt::format("joined rank={} size={} local={}/{} cross=0/1", rank, ranks, rank, ranks);
-      int found = 0;
-      for (std::size_t at = job.output().find(line); at != std::string::npos; at = job.output().find(line, at + 1))
-        ++found;
-      EXPECT_EQ(found, times) << line << " in " << job.output();
+      EXPECT_EQ(count(job.output(), line), times) << line << " in " << job.output();
     }
   }
 };
@@ -120,13 +132,7 @@ TEST_P(UnderMpi, AWorldOfOneByHandIsRefused) {
 }
 
 TEST_P(UnderMpi, PythonProgramsNeedNoMore) {
-  const std::string package = COHORT_PYTHON_PACKAGE;
-  const bool built =
-      std::filesystem::exists(package + "/cohort/__init__.py") &&
-      std::any_of(std::filesystem::directory_iterator(package + "/cohort"), {}, [](const auto& entry) {
-        return entry.path().filename().string().rfind("_core.", 0) == 0 && entry.path().extension() == ".so";
-      });
-  if (!built) GTEST_SKIP() << "the Python package is not built";
+  if (!python_is_built()) GTEST_SKIP() << "the Python package is not built";
   const std::string program =
       "import array, cohort\n"
       "cohort.init()\n"
@@ -134,20 +140,48 @@ TEST_P(UnderMpi, PythonProgramsNeedNoMore) {
       "numbers = array.array('d', [world.rank() + 1.0])\n"
       "world.all_reduce(numbers)\n"
       "print(f'rank {world.rank()} of {world.size()}: {numbers[0]}', flush=True)\n";
-  Child job = start(3, with_env({"PYTHONPATH=" + package}, {"/usr/bin/env", "python3", "-c", program}));
+  const std::string package = std::string("PYTHONPATH=") + COHORT_PYTHON_PACKAGE;
+  Child job = start(3, with_env({package}, {"/usr/bin/env", "python3", "-c", program}));
   ASSERT_EQ(job.wait(), 0) << job.output();
   for (int rank = 0; rank < 3; ++rank)
     EXPECT_NE(job.output().find(fmt::format("rank {} of 3: 6.0", rank)), std::string::npos) << job.output();
 }
 
+// MPI and Cohort share the launcher's meeting place in one process, whoever comes first.
+TEST_P(UnderMpi, MpiMayBeUsedBesideIt) {
+  if (!python_is_built()) GTEST_SKIP() << "the Python package is not built";
+  const std::string program = fmt::format(
+      "import array, ctypes, sys, cohort\n"
+      "mpi = ctypes.CDLL('{}', mode=ctypes.RTLD_GLOBAL)\n"
+      "for step in sys.argv[1]:\n"
+      "    if step == 'i': assert mpi.MPI_Init(None, None) == 0\n"
+      "    if step == 'f': assert mpi.MPI_Finalize() == 0\n"
+      "    if step == 'c':\n"
+      "        cohort.init()\n"
+      "        world = cohort.world()\n"
+      "        numbers = array.array('d', [world.rank() + 1.0])\n"
+      "        world.all_reduce(numbers)\n"
+      "        print(f'sum {{numbers[0]}}', flush=True)\n"
+      "        cohort.shutdown()\n",
+      GetParam().library);
+  for (const char* const order : {"ccif", "iccf", "cicf"}) {
+    Words variables = GetParam().several_hosts;
+    variables.push_back(std::string("PYTHONPATH=") + COHORT_PYTHON_PACKAGE);
+    Child job = start(2, with_env(variables, {"/usr/bin/env", "python3", "-c", program, order}));
+    ASSERT_EQ(job.wait(), 0) << order << ": " << job.output();
+    EXPECT_EQ(count(job.output(), "sum 3.0"), 4) << order << ": " << job.output();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Launchers, UnderMpi,
-    ::testing::Values(Mpi{"OpenMpi",
-                          "/usr/bin/mpirun.openmpi",
-                          {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none"},
-                          {"OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0",
-                           "OMPI_MCA_orte_num_nodes=2"}},
-                      Mpi{"Mpich", "/usr/bin/mpirun.mpich", {}, {"MPI_LOCALNRANKS=1", "MPI_LOCALRANKID=0"}}),
+    ::testing::Values(
+        Mpi{"OpenMpi",
+            "/usr/bin/mpirun.openmpi",
+            {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none"},
+            {"OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_MCA_orte_num_nodes=2"},
+            "libmpi.so.40"},
+        Mpi{"Mpich", "/usr/bin/mpirun.mpich", {}, {"MPI_LOCALNRANKS=1", "MPI_LOCALRANKID=0"}, "libmpich.so.12"}),
     [](const auto& one) { return one.param.name; });
 
 }  // namespace
