@@ -10,13 +10,13 @@
 namespace cohort {
 
 struct JoinOptions {
-  /// Where to meet. Empty: what the launcher set up (`cohort run`; else RANK, WORLD_SIZE, MASTER_ADDR and
-  /// MASTER_PORT as torchrun sets them; else a world of one). "env://": those four variables.
+  /// Where to meet. Empty: COHORT_INIT, else what the launcher set up (`cohort run`, torchrun, mpirun, srun and others:
+  /// docs/reference/launchers.md; else a world of one). "env://": RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
   /// "tcp://HOST:PORT": rank 0 listens there. "file:///PATH": a fresh file that all ranks can lock.
   /// "unix://NAME": processes of one user on one host, at a name that nobody else uses; no port is needed.
   std::string init_method = {};
-  int rank = -1;        ///< required by tcp:// and file:// (or ?rank=R&world_size=N in the address)
-  int world_size = -1;  ///< required by tcp:// and file://
+  int rank = -1;        ///< for tcp://, file:// and unix:// (or ?rank=R&world_size=N in the address, or the launcher's)
+  int world_size = -1;  ///< likewise
   /// A file of 0600 that holds the job's secret, for worlds without `cohort run`; default: COHORT_SECRET_FILE.
   /// Without one only processes of the same user on the same host are let in.
   std::string secret_file = {};

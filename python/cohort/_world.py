@@ -44,8 +44,9 @@ def join(
 ) -> Communicator:
     """Meets the other ranks and returns a Communicator; each call forms a world of its own.
 
-    init_method   where to meet. "": what the launcher set up (`cohort run`; else RANK, WORLD_SIZE, MASTER_ADDR and
-                  MASTER_PORT as torchrun sets them; else a world of one). "env://": those four variables.
+    init_method   where to meet. "": COHORT_INIT, else what the launcher set up (`cohort run`, torchrun, mpirun, srun
+                  and others: docs/reference/launchers.md; else a world of one). "env://": RANK, WORLD_SIZE,
+                  MASTER_ADDR and MASTER_PORT.
                   "tcp://HOST:PORT": rank 0 listens there. "file:///PATH": a fresh file that all ranks can lock.
                   "unix://NAME": one user's processes on one host, at a name that nobody else uses
     rank, world_size  required by tcp://, file:// and unix:// (or ?rank=R&world_size=N in the address)

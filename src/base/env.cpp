@@ -13,7 +13,7 @@ constexpr Variable kVariables[] = {
     {kProgram, "text", "the executable with its build id, or the script",
      "what the ranks run; those that say different things are refused. For programs that are meant to differ"},
     {kSecretFile, "path", "", "file of mode 0600 with the job's secret, for worlds without `cohort run`"},
-    {kInit, "env://, tcp://HOST:PORT or file:///PATH", "", "where to meet when the program does not say"},
+    {kInit, "env://, tcp://HOST:PORT, file:///PATH or unix://NAME", "", "where to meet when the program does not say"},
     {kPlan, "NAME=VALUE[,NAME=VALUE...]", "measured",
      "forces how collectives go on a host (rank 0's counts): inline=SIZE, cross=on|off|SIZE, zero-copy=on|off, "
      "stores=cached|nt|auto, chunk=SIZE"},

@@ -1,8 +1,9 @@
 // Who a process is, as its launcher says in the environment. Pure functions over a map of variables; what launchers set
-// is one table (detect.cpp), a row for each. To add a launcher, add a row.
+// is one table (launchers.cpp), a row for each. Any thread.
 #pragma once
 
 #include "base/result.h"
+#include "net/address.h"
 
 #include <map>
 #include <optional>
@@ -21,17 +22,25 @@ enum class Meeting {
   None,      ///< a world of one
   JobStore,  ///< at COHORT_STORE, with the secret at COHORT_SECRET_FD
   Master,    ///< at MASTER_ADDR, MASTER_PORT (env://)
+  Address,   ///< at `Detected::address`, where rank 0 may listen
+  Launcher,  ///< by a name of `Detected::job` on one host; through the launcher's own meeting place on several
 };
 
 struct Detected {
-  std::string launcher;  ///< "cohort run", "torchrun", "env://"; empty if there is none
+  std::string launcher;  ///< a name of the table, e.g. "torchrun"; empty if there is none
   int rank = 0;
   int size = 1;
   std::optional<int> local_rank;
   std::optional<int> local_size;
+  std::optional<int> node_rank;
+  std::optional<int> nodes;
   Meeting meeting = Meeting::None;
-  bool alone = false;  ///< COHORT_ALONE=1
-  std::string source;  ///< for messages: "RANK=1, WORLD_SIZE=4 (torchrun)"
+  net::Address address;            ///< Meeting::Address
+  std::string job;                 ///< equal for this job's (step's) processes and no others; empty if nothing says it
+  std::vector<std::string> hosts;  ///< where the launcher names them, in its order
+  bool alone = false;              ///< COHORT_ALONE=1
+  std::string source;              ///< for messages: "RANK=1, WORLD_SIZE=4 (torchrun)"
+  std::string note;                ///< what looks like a slip and is none for sure; worth a warning
 };
 
 /// The innermost launcher's word. Fails with InvalidArgument, naming the variables and both values, when they have no
@@ -41,10 +50,10 @@ Result<Detected> detect(const Environment& environment);
 /// What one launcher says about the number of processes.
 struct SizeClaim {
   std::string launcher;
-  std::string variable;
+  std::string claim;  ///< "WORLD_SIZE=4"
   int size = 1;
 };
-/// All that say so, whether ranks can meet under them or not.
+/// Of all launchers that are recognised, the innermost first.
 std::vector<SizeClaim> size_claims(const Environment& environment);
 
 /// InvalidArgument if `size` is 1 although a launcher meant several. `source` says where the 1 comes from.

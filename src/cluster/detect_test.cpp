@@ -43,7 +43,6 @@ TEST(Detect, KnowsItsLaunchers) {
        Meeting::Master},
       // The innermost of several: a larger world inside of a smaller one is somebody's intention.
       {{{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_SIZE", "2"}}, "env://", 5, 8, Meeting::Master},
-      {{{"OMPI_COMM_WORLD_SIZE", "1"}, {"PMI_SIZE", "1"}}, "", 0, 1, Meeting::None},
       // Slurm's batch script is not a task.
       {{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}, "", 0, 1, Meeting::None},
   };
@@ -75,8 +74,8 @@ TEST(Detect, RefusesContradictionsNamingBothSides) {
       {{{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "5"}}, "LOCAL_WORLD_SIZE=5", "WORLD_SIZE=4"},
       {{{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}}, "LOCAL_RANK=1", "RANK=0"},
       {{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"PMI_SIZE", "4"}}, "WORLD_SIZE=1", "PMI_SIZE=4"},
-      {{{"OMPI_COMM_WORLD_SIZE", "4"}}, "no launcher", "OMPI_COMM_WORLD_SIZE=4"},
-      {{{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "3"}}, "no launcher", "SLURM_STEP_NUM_TASKS=3"},
+      {{{"OMPI_COMM_WORLD_SIZE", "4"}}, "OMPI_COMM_WORLD_SIZE is set", "OMPI_COMM_WORLD_RANK is not"},
+      {{{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "3"}}, "SLURM_STEP_NUM_TASKS is set", "SLURM_PROCID is not"},
       {{{"COHORT_ALONE", "yes"}}, "COHORT_ALONE='yes'", "1"},
   };
   for (const auto& one : cases) {

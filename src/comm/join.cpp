@@ -5,10 +5,8 @@
 #include "cluster/program_identity.h"
 #include "comm/communicator_impl.h"
 #include "comm/join_meeting.h"
+#include "comm/join_place.h"
 #include "comm/join_plan.h"
-#include "store/client.h"
-#include "store/file_store.h"
-#include "store/server.h"
 
 #include <cohort/join.h>
 
@@ -23,12 +21,7 @@ namespace cohort {
 namespace {
 
 using comm::JoinPlan;
-
-// The store of one meeting; in rank 0's process with its server, which lives as long.
-struct MeetingPlace {
-  std::unique_ptr<store::StoreServer> server;
-  std::shared_ptr<store::MeetingStore> store;  // destroyed first
-};
+using comm::MeetingPlace;
 
 // A process may join again at the same place under the same name; every time is a meeting of its own. Ranks count
 // alike, because they join alike. (By rank, since ranks may be threads of one process.)
@@ -39,30 +32,11 @@ int next_generation(const JoinPlan& plan, const std::string& group) {
   return ++generations[{plan.place_name, group, plan.rank}];
 }
 
-std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline) {
-  auto place = std::make_shared<MeetingPlace>();
-  if (plan.place == JoinPlan::Place::File) {
-    place->store =
-        store::open_file_store({.path = plan.path, .rank = plan.rank, .size = plan.size, .meeting = meeting}, deadline);
-    return place;
-  }
-  store::StoreClientOptions client{.endpoint = plan.endpoint, .secret = plan.secret};
-  if (plan.place == JoinPlan::Place::Rank0) {
-    client.meeting = meeting;
-    if (plan.rank == 0) {
-      place->server = std::make_unique<store::StoreServer>(
-          store::StoreServerOptions{.endpoint = plan.endpoint, .secret = plan.secret, .meeting = meeting});
-    }
-  }
-  place->store = store::connect_store(client, deadline);
-  return place;
-}
-
 // With what a person needs to know about this process.
 std::shared_ptr<MeetingPlace> reach(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline,
                                     const std::string& host) {
   try {
-    return go_to(plan, meeting, deadline);
+    return comm::go_to(plan, meeting, deadline);
   } catch (const Error& error) {
     ErrorContext context;
     context.rank = plan.rank;
@@ -139,6 +113,7 @@ Communicator join(const JoinOptions& options) {
   cluster::keep_last_words();
   cluster::tell_stacks_when_asked();
   const JoinPlan plan = value_or_throw(comm::plan_join(options, cluster::current_environment()));
+  if (!plan.note.empty()) log::warn("comm", "{}", plan.note);
   if (plan.place == JoinPlan::Place::None) return form_alone(plan);
   const net::Deadline deadline = net::deadline_in(plan.join_timeout);
   const std::string meeting = fmt::format("{}#{}", options.group_name, next_generation(plan, options.group_name));

@@ -3,6 +3,7 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "cluster/init_method.h"
+#include "cluster/launcher_process.h"
 #include "net/digest.h"
 #include "net/socket.h"
 
@@ -64,11 +65,11 @@ Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const
 }
 
 // Where the ranks of one host meet without a port: a name that only the same place and run give.
+std::string unix_name(const std::string& text) { return "cohort-" + net::sha256_hex(text).substr(0, 24); }
 std::string unix_name(std::string_view kind, const net::Address& address, const Environment& environment) {
   const std::string host = net::is_loopback_name(address.host) ? "localhost" : address.host;
-  const std::string text =
-      fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, value_of(environment, "TORCHELASTIC_RUN_ID"));
-  return "cohort-" + net::sha256_hex(text).substr(0, 24);
+  return unix_name(
+      fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, value_of(environment, "TORCHELASTIC_RUN_ID")));
 }
 
 // tcp:// and env://. With a secret, TCP at the address; what surely is one host meets on a Unix name, which needs no
@@ -98,7 +99,7 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
 // unix://: a name of the program's own choice, for processes of one host and one user.
 void settle_name(JoinPlan& plan, const std::string& name) {
   plan.place = JoinPlan::Place::Rank0;
-  plan.endpoint.unix_name = "cohort-" + net::sha256_hex("unix://\n" + name).substr(0, 24);
+  plan.endpoint.unix_name = unix_name("unix://\n" + name);
   plan.place_name = "unix://" + name;
 }
 
@@ -136,6 +137,36 @@ Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
   return {};
 }
 
+// Open MPI, PMI, Slurm and the like. On one host a name that only this job's ranks know to make; on several the
+// launcher's own meeting place.
+Result<void> settle_launcher(JoinPlan& plan, const cluster::Detected& said, const Environment& environment) {
+  if (said.local_size != said.size && said.nodes != 1) {
+    auto exchange = find_exchange(said, environment);
+    if (!exchange) return tl::unexpected(exchange.error());
+    if ((*exchange)->rank() != said.rank || (*exchange)->size() != said.size) {
+      return fail(ErrorCode::InvalidArgument,
+                  "{} says rank {} of {}, but its {} says {} of {} -- they contradict each other", said.source,
+                  said.rank, said.size, (*exchange)->name(), (*exchange)->rank(), (*exchange)->size());
+    }
+    plan.place = JoinPlan::Place::Exchange;
+    plan.place_name = fmt::format("{}'s meeting place ({})", said.launcher, (*exchange)->name());
+    plan.exchange = *std::move(exchange);
+    return {};
+  }
+  std::string job = said.job;
+  if (job.empty()) job = cluster::launcher_process().value_or("");
+  if (job.empty()) {
+    return fail(ErrorCode::Unavailable,
+                "{}: nothing says which job this is, and other jobs of yours may run here -- set COHORT_INIT to "
+                "unix://NAME, with a new name for each job",
+                plan.source);
+  }
+  plan.place = JoinPlan::Place::Rank0;
+  plan.endpoint.unix_name = unix_name(fmt::format("{}\n{}", said.launcher, job));
+  plan.place_name = fmt::format("{}'s job on this host", said.launcher);
+  return {};
+}
+
 // Rank and world size of an explicit address: the options, else its query, else the launcher.
 Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitMethod& method,
                          const Environment& environment) {
@@ -161,7 +192,7 @@ Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitM
   }
   auto detected = cluster::detect(environment);
   if (!detected) return tl::unexpected(detected.error());
-  if (detected->meeting == cluster::Meeting::None) {
+  if (detected->launcher.empty()) {
     return fail(ErrorCode::InvalidArgument,
                 "'{}' needs rank and world_size, and {} is given -- set JoinOptions::rank and world_size, or write "
                 "?rank=R&world_size=N behind the address",
@@ -211,7 +242,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& enviro
     method = *std::move(parsed);
   }
   const bool from_launcher = !method || method->kind == InitMethod::Kind::Env;
-  cluster::Meeting meeting = cluster::Meeting::None;
+  cluster::Detected said;
   const bool rank_is_given =
       options.rank >= 0 || options.world_size >= 0 || (method && (method->rank || method->world_size));
   if (!method && rank_is_given) {
@@ -221,21 +252,23 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& enviro
   if (from_launcher && !rank_is_given) {
     auto detected = cluster::detect(environment);
     if (!detected) return tl::unexpected(detected.error());
-    if (method && detected->meeting == cluster::Meeting::None) {
+    said = *std::move(detected);
+    if (method && said.meeting != cluster::Meeting::Master && said.meeting != cluster::Meeting::JobStore) {
       return fail(ErrorCode::InvalidArgument,
-                  "env:// needs RANK and WORLD_SIZE, and neither is set -- start by `cohort run` or torchrun, or set "
-                  "them for each process");
+                  "env:// needs RANK and WORLD_SIZE, and neither is set{} -- start by `cohort run` or torchrun, set "
+                  "them for each process, or leave the init_method empty to go by the launcher",
+                  said.launcher.empty() ? "" : fmt::format(" ({} started this process)", said.launcher));
     }
-    plan.rank = detected->rank;
-    plan.size = detected->size;
-    plan.local_rank = detected->local_rank;
-    plan.local_size = detected->local_size;
-    plan.source = detected->source;
-    meeting = detected->meeting;
+    plan.rank = said.rank;
+    plan.size = said.size;
+    plan.local_rank = said.local_rank;
+    plan.local_size = said.local_size;
+    plan.source = said.source;
+    plan.note = said.note;
   } else {
     if (auto settled = settle_rank(plan, options, *method, environment); !settled)
       return tl::unexpected(settled.error());
-    if (from_launcher) meeting = cluster::Meeting::Master;
+    if (from_launcher) said.meeting = cluster::Meeting::Master;
   }
   if (plan.size < 1 || plan.rank < 0 || plan.rank >= plan.size) {
     return fail(ErrorCode::InvalidArgument, "join: there is no rank {} in a world of {} ({}) -- ranks count from 0",
@@ -245,7 +278,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& enviro
     return tl::unexpected(meant.error());
   }
   if (plan.size == 1) return plan;
-  const bool job = from_launcher && meeting == cluster::Meeting::JobStore;
+  const bool job = from_launcher && said.meeting == cluster::Meeting::JobStore;
   if (!from_launcher && method->kind == InitMethod::Kind::File) {
     plan.place = JoinPlan::Place::File;
     plan.path = method->path;
@@ -259,9 +292,20 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& enviro
     settle_name(plan, method->name);
     return plan;
   }
-  const auto settled = job             ? settle_job(plan, environment)
-                       : from_launcher ? settle_master(plan, environment, deadline)
-                                       : settle_place(plan, "tcp://", method->address, false, environment, deadline);
+  const auto settle = [&]() -> Result<void> {
+    if (!from_launcher) return settle_place(plan, "tcp://", method->address, false, environment, deadline);
+    switch (said.meeting) {
+      case cluster::Meeting::JobStore: return settle_job(plan, environment);
+      case cluster::Meeting::Launcher: return settle_launcher(plan, said, environment);
+      case cluster::Meeting::Address:
+        return settle_place(plan, said.launcher + " at ", said.address, plan.local_size == plan.size, environment,
+                            deadline);
+      case cluster::Meeting::None:
+      case cluster::Meeting::Master: break;
+    }
+    return settle_master(plan, environment, deadline);
+  };
+  const auto settled = settle();
   if (!settled) return tl::unexpected(settled.error());
   return plan;
 }

@@ -1,15 +1,17 @@
 // What `join` is going to do, from its options and the environment: which rank of how many, and where to meet. Touches
-// nothing but the secret (its file or descriptor) and the name service.
+// nothing but the secret (its file or descriptor), the name service, /proc and the launcher's meeting place.
 #pragma once
 
 #include "base/result.h"
 #include "cluster/detect.h"
+#include "comm/exchange.h"
 #include "net/address.h"
 #include "net/secret.h"
 
 #include <cohort/join.h>
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -17,10 +19,11 @@ namespace cohort::comm {
 
 struct JoinPlan {
   enum class Place {
-    None,   ///< a world of one
-    Job,    ///< the store of `cohort run`, at `endpoint`
-    Rank0,  ///< rank 0 listens at `endpoint`
-    File,   ///< `path`
+    None,      ///< a world of one
+    Job,       ///< the store of `cohort run`, at `endpoint`
+    Rank0,     ///< rank 0 listens at `endpoint`
+    File,      ///< `path`
+    Exchange,  ///< rank 0 listens, and tells where through `exchange`
   };
   int rank = 0;
   int size = 1;
@@ -28,10 +31,12 @@ struct JoinPlan {
   std::optional<int> local_size;
   std::string source;   ///< who said which rank this is
   std::string program;  ///< as it was given; empty: it was not
+  std::string note;     ///< worth a warning
   Place place = Place::None;
   net::Endpoint endpoint;
   std::optional<net::Secret> secret;
   std::string path;
+  std::shared_ptr<Exchange> exchange;
   std::string place_name;  ///< for messages, and equal for all joins at this place
   std::chrono::milliseconds join_timeout{0};
   std::chrono::milliseconds timeout{0};

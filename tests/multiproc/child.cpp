@@ -21,9 +21,10 @@ using Clock = std::chrono::steady_clock;
 
 // What a launcher around the tests may have set would be taken for this test's.
 bool of_a_launcher(const std::string& name) {
-  constexpr const char* kPrefixes[] = {"COHORT_",       "OMPI_", "PMI_",       "PMIX_",      "SLURM_",
-                                       "TORCHELASTIC_", "RANK",  "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-                                       "MASTER_"};
+  constexpr const char* kPrefixes[] = {"COHORT_",       "OMPI_",    "PMI_",       "PMIX_",      "SLURM_",
+                                       "TORCHELASTIC_", "RANK",     "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                       "MASTER_",       "HOROVOD_", "MPI_LOCAL",  "MV2_",       "JSM_",
+                                       "LSB_",          "PET_",     "TF_CONFIG",  "SM_",        "K_MPI_"};
   return std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
                      [&](const char* prefix) { return name.rfind(prefix, 0) == 0; });
 }

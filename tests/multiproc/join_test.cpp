@@ -15,6 +15,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -166,9 +167,11 @@ TEST(Join, AWorldOfOneWhereSeveralWereMeantIsRefused) {
   };
   const std::string place = tcp_place();
   const Case cases[] = {
-      {{}, {{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "1"}}, "OMPI_COMM_WORLD_SIZE=4"},
-      {{}, {{"PMI_SIZE", "3"}, {"PMI_RANK", "0"}}, "PMI_SIZE=3"},
-      {{}, {{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}}, "SLURM_STEP_NUM_TASKS=2"},
+      {as_rank(place, 0, 1), {{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "1"}}, "OMPI_COMM_WORLD_SIZE=4"},
+      {as_rank(place, 0, 1), {{"PMI_SIZE", "3"}, {"PMI_RANK", "0"}}, "PMI_SIZE=3"},
+      {as_rank(place, 0, 1),
+       {{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}},
+       "SLURM_STEP_NUM_TASKS=2"},
       {as_rank(place, 0, 1), {{"RANK", "2"}, {"WORLD_SIZE", "4"}}, "WORLD_SIZE=4"},
       {{},
        {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1"}},
@@ -185,6 +188,81 @@ TEST(Join, AWorldOfOneWhereSeveralWereMeantIsRefused) {
     EXPECT_EQ(meant.wait(), 0) << meant.output();
     EXPECT_CONTAINS(meant.output(), "joined rank=0 size=1");
   }
+}
+
+// As srun sets them for tasks of one node.
+Environment as_task(int rank, int size, const std::string& job) {
+  return {{"SLURM_JOB_ID", job},
+          {"SLURM_STEP_ID", "0"},
+          {"SLURM_PROCID", std::to_string(rank)},
+          {"SLURM_LOCALID", std::to_string(rank)},
+          {"SLURM_NODEID", "0"},
+          {"SLURM_STEP_NUM_TASKS", std::to_string(size)},
+          {"SLURM_STEP_NUM_NODES", "1"},
+          {"SLURM_STEP_TASKS_PER_NODE", std::to_string(size)},
+          {"SLURM_STEP_NODELIST", "n1"}};
+}
+
+TEST(Join, TasksOfSlurmNeedNoAddress) {
+  // Two jobs at once: each finds its own.
+  const std::string job = std::to_string(::getpid());
+  std::vector<Child> first;
+  std::vector<Child> second;
+  for (int rank = 0; rank < 3; ++rank) {
+    first.push_back(worker({"times=2"}, as_task(rank, 3, job + "1")));
+    second.push_back(worker({"times=2"}, as_task(rank, 3, job + "2")));
+  }
+  expect_all_join(first);
+  expect_all_join(second);
+}
+
+TEST(Join, TasksOfSlurmOnSeveralNodesNeedAPlace) {
+  const Folder folder;
+  std::ofstream(folder.file("slurm.conf")) << "AuthInfo=socket=" << folder.file("no-munged") << "\n";
+  std::vector<Child> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    Environment task = as_task(rank, 2, "7");
+    task["SLURM_STEP_NUM_NODES"] = "2";
+    task["SLURM_STEP_TASKS_PER_NODE"] = "1(x2)";
+    task["SLURM_STEP_NODELIST"] = "n[1-2]";
+    task["SLURM_LOCALID"] = "0";
+    task["SLURM_CONF"] = folder.file("slurm.conf");
+    Child lost = worker({}, task);
+    EXPECT_EQ(lost.wait(), 3) << lost.output();
+    EXPECT_CONTAINS(lost.output(), "Unavailable: ");
+    EXPECT_CONTAINS(lost.output(), "srun --mpi=pmi2");
+    EXPECT_CONTAINS(lost.output(), "COHORT_INIT");
+    // What it says to do works: rank and size are the launcher's.
+    task["COHORT_INIT"] = "file://" + folder.file("meeting");
+    children.push_back(worker({}, task));
+  }
+  expect_all_join(children);
+}
+
+TEST(Join, TasksOfTfConfigMeetAtTheChief) {
+  const std::string port = std::to_string(free_port());
+  std::vector<Child> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    const std::string task =
+        rank == 0 ? R"({"type":"chief","index":0})" : fmt::format(R"({{"type":"worker","index":{}}})", rank - 1);
+    children.push_back(worker({}, {{"TF_CONFIG", fmt::format(R"({{"cluster":{{"chief":["localhost:{}"],)"
+                                                             R"("worker":["localhost:1","localhost:2"]}},"task":{}}})",
+                                                             port, task)}}));
+  }
+  expect_all_join(children);
+}
+
+TEST(Join, ABatchScriptIsAloneAndSaysSo) {
+  Child script = worker({}, {{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}});
+  EXPECT_EQ(script.wait(), 0) << script.output();
+  EXPECT_CONTAINS(script.output(), "joined rank=0 size=1");
+  EXPECT_CONTAINS(script.output(), "none of its tasks");
+}
+
+TEST(Join, EnvMeansTheFourVariables) {
+  Child task = worker({"init=env://"}, as_task(0, 2, "9"));
+  EXPECT_EQ(task.wait(), 3) << task.output();
+  EXPECT_CONTAINS(task.output(), "Slurm started this process");
 }
 
 TEST(Join, AWrongSecretIsRefusedByName) {

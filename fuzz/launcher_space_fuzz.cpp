@@ -1,0 +1,21 @@
+// What comes from a launcher's meeting place: lines of PMI's protocol, and the offer that rank 0 left there.
+#include "comm/exchange.h"
+#include "comm/join_offer.h"
+
+#include <cstdint>
+#include <cstdlib>
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace cohort::comm;
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  if (const auto reply = parse_pmi_line(text)) {
+    if (!reply->contains("cmd")) std::abort();
+  }
+  if (const auto offer = decode_offer(text)) {
+    const auto written = encode(*offer, size + 1024);
+    if (!written) std::abort();
+    const auto again = decode_offer(*written);
+    if (!again || again->addresses != offer->addresses || !(again->secret == offer->secret)) std::abort();
+  }
+  return 0;
+}

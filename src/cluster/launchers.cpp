@@ -1,0 +1,303 @@
+#include "cluster/launchers.h"
+
+#include "base/env.h"
+#include "base/parse.h"
+#include "cluster/host_list.h"
+
+#include <cstdint>
+#include <numeric>
+#include <tuple>
+
+namespace cohort::cluster {
+namespace {
+
+// `cohort run` sets torchrun's variables too, for programs that ask whether torchrun started them, with its own job's
+// name in them. torchrun as a worker of `cohort run` is the inner one: it sets RANK anew, and a name of its own.
+bool is_torchrun(const Environment& environment) {
+  const std::string* const ours = find(environment, env::kJobId);
+  return ours == nullptr || *ours != *find(environment, "TORCHELASTIC_RUN_ID");
+}
+
+// RANK and WORLD_SIZE of a Kubernetes pod number the pods, not the processes. Without a place to meet they may only
+// repeat what a launcher says: scripts set them so, and torch.distributed's programs ask for them.
+bool is_by_hand(const Environment& environment) {
+  if (is_kubeflow_pod(environment)) return false;
+  if (find(environment, env::kMasterAddr) != nullptr) return true;
+  const std::string* const rank = find(environment, env::kRank);
+  const std::string* const size = find(environment, env::kWorldSize);
+  for (const Launcher& row : launchers()) {
+    if (row.meeting != Meeting::Launcher || rank == nullptr || !recognised(environment, row)) continue;
+    const std::string* const other_rank = find(environment, row.rank);
+    const std::string* const other_size = find(environment, row.size);
+    if (other_rank != nullptr && other_size != nullptr && *rank == *other_rank && *size == *other_size) return false;
+  }
+  return true;
+}
+
+// A program under horovodrun may have set RANK and WORLD_SIZE from Horovod's, with a place to meet.
+bool is_horovod(const Environment& environment) {
+  if (find(environment, env::kMasterAddr) == nullptr) return true;
+  const auto same = [&](std::string_view ours, std::string_view theirs) {
+    const std::string* const value = find(environment, ours);
+    return value != nullptr && *value == *find(environment, theirs);
+  };
+  return !(same(env::kRank, "HOROVOD_RANK") && same(env::kWorldSize, "HOROVOD_SIZE"));
+}
+
+Result<void> complete_horovod(const Environment& environment, Detected& detected) {
+  const std::string* const address = find(environment, "HOROVOD_GLOO_RENDEZVOUS_ADDR");
+  const std::string* const port = find(environment, "HOROVOD_GLOO_RENDEZVOUS_PORT");
+  if (address != nullptr && port != nullptr) detected.job = fmt::format("{}:{}", *address, *port);
+  return {};
+}
+
+// The parts of a job's name that are set, each of which all its processes have in common.
+std::string joined(const Environment& environment, std::initializer_list<std::string_view> names) {
+  std::string text;
+  for (const std::string_view name : names) {
+    const std::string* const value = find(environment, name);
+    if (value != nullptr) text += fmt::format("{}={}\n", name, *value);
+  }
+  return text;
+}
+
+// OMPI_COMM_WORLD_NODE_RANK is no node's number, but the rank within the node over all jobs.
+Result<void> complete_open_mpi(const Environment& environment, Detected& detected) {
+  detected.job = joined(environment, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"});
+  const auto nodes = number(environment, "OMPI_MCA_orte_num_nodes", 1);
+  // The number of nodes of the allocation, which may be more than those of the job.
+  if (nodes && *nodes && **nodes == 1) detected.nodes = 1;
+  return {};
+}
+
+// srun gives its tasks PMI's variables too. Hydra's tell the local size, which Slurm's do not.
+bool is_hydra(const Environment& environment) {
+  const std::string* const rank = find(environment, "SLURM_PROCID");
+  const std::string* const size = find(environment, "SLURM_STEP_NUM_TASKS");
+  return find(environment, "MPI_LOCALNRANKS") != nullptr || rank == nullptr || size == nullptr ||
+         find(environment, "PMI_RANK") == nullptr || *rank != *find(environment, "PMI_RANK") ||
+         *size != *find(environment, "PMI_SIZE");
+}
+
+Result<Detected> read_pmi_port(const Environment& environment) {
+  return fail(ErrorCode::InvalidArgument,
+              "PMI_ID={} and PMI_PORT={} say that mpiexec started this process, but not how many there are (PMI_SIZE) "
+              "-- start without -pmi-port",
+              *find(environment, "PMI_ID"), *find(environment, "PMI_PORT"));
+}
+bool is_pmi_port(const Environment& environment) { return find(environment, "PMI_SIZE") == nullptr; }
+
+Result<void> complete_jsm(const Environment& environment, Detected& detected) {
+  detected.job = joined(environment, {"LSB_JOBID", "JSM_NAMESPACE_ID", "PMIX_NAMESPACE"});
+  return {};
+}
+
+// The batch script, the shell of salloc and the like run in steps with numbers from the top of 32 bits.
+bool is_slurm_task(const Environment& environment) {
+  const auto step = parse_integer<std::uint32_t>(*find(environment, "SLURM_STEP_ID"));
+  return step && *step < 0xfffffff0U;
+}
+
+template <class A, class B>
+tl::unexpected<Error> disagree(std::string_view first, const A& one, std::string_view second, const B& other,
+                               std::string_view launcher) {
+  return fail(ErrorCode::InvalidArgument, "{}={} but {}={} ({}): they contradict each other -- correct or unset one",
+              first, one, second, other, launcher);
+}
+
+Result<void> complete_slurm(const Environment& environment, Detected& detected) {
+  constexpr std::string_view kName = "Slurm";
+  detected.job = joined(environment, {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"});
+  const auto node = number(environment, "SLURM_NODEID", 0);
+  const auto nodes = number(environment, "SLURM_STEP_NUM_NODES", 1);
+  for (const auto* value : {&node, &nodes}) {
+    if (!*value) return tl::unexpected(value->error());
+  }
+  detected.node_rank = *node;
+  detected.nodes = *nodes;
+  if (*node && *nodes && **node >= **nodes)
+    return disagree("SLURM_NODEID", **node, "SLURM_STEP_NUM_NODES", **nodes, kName);
+  if (const std::string* const text = find(environment, "SLURM_STEP_TASKS_PER_NODE")) {
+    const auto counts = parse_slurm_counts(*text);
+    if (!counts) return fail(ErrorCode::InvalidArgument, "SLURM_STEP_TASKS_PER_NODE: {}", counts.error().what());
+    if (std::accumulate(counts->begin(), counts->end(), std::int64_t{0}) != detected.size)
+      return disagree("SLURM_STEP_TASKS_PER_NODE", *text, "SLURM_STEP_NUM_TASKS", detected.size, kName);
+    if (*nodes && counts->size() != static_cast<std::size_t>(**nodes))
+      return disagree("SLURM_STEP_TASKS_PER_NODE", *text, "SLURM_STEP_NUM_NODES", **nodes, kName);
+    if (*node) {
+      if (static_cast<std::size_t>(**node) >= counts->size())
+        return disagree("SLURM_NODEID", **node, "SLURM_STEP_TASKS_PER_NODE", *text, kName);
+      detected.local_size = (*counts)[static_cast<std::size_t>(**node)];
+    }
+  } else if (*nodes && **nodes == 1) {
+    detected.local_size = detected.size;
+  }
+  // Names are for messages: a spelling that only Slurm's controller understands does no harm.
+  if (const std::string* const text = find(environment, "SLURM_STEP_NODELIST")) {
+    auto hosts = parse_slurm_hosts(*text);
+    if (hosts && *nodes && hosts->size() != static_cast<std::size_t>(**nodes))
+      return disagree("SLURM_STEP_NODELIST", *text, "SLURM_STEP_NUM_NODES", **nodes, kName);
+    if (hosts) detected.hosts = *std::move(hosts);
+  }
+  return {};
+}
+
+constexpr Launcher kLaunchers[] = {
+    {.name = "torchrun",
+     .markers = {"TORCHELASTIC_RUN_ID", "WORLD_SIZE"},
+     .rank = "RANK",
+     .size = "WORLD_SIZE",
+     .local_rank = "LOCAL_RANK",
+     .local_size = "LOCAL_WORLD_SIZE",
+     .meeting = Meeting::Master,
+     .is_it = is_torchrun},
+    {.name = "cohort run",
+     .markers = {"COHORT_STORE", "WORLD_SIZE"},
+     .rank = "RANK",
+     .size = "WORLD_SIZE",
+     .local_rank = "LOCAL_RANK",
+     .local_size = "LOCAL_WORLD_SIZE",
+     .meeting = Meeting::JobStore},
+    {.name = "Horovod",
+     .markers = {"HOROVOD_RANK", "HOROVOD_SIZE"},
+     .rank = "HOROVOD_RANK",
+     .size = "HOROVOD_SIZE",
+     .local_rank = "HOROVOD_LOCAL_RANK",
+     .local_size = "HOROVOD_LOCAL_SIZE",
+     .meeting = Meeting::Launcher,
+     .is_it = is_horovod,
+     .complete = complete_horovod},
+    {.name = "env://",
+     .markers = {"WORLD_SIZE", {}},
+     .rank = "RANK",
+     .size = "WORLD_SIZE",
+     .local_rank = "LOCAL_RANK",
+     .local_size = "LOCAL_WORLD_SIZE",
+     .meeting = Meeting::Master,
+     .is_it = is_by_hand},
+    {.name = "Open MPI",
+     .markers = {"OMPI_COMM_WORLD_SIZE", {}},
+     .rank = "OMPI_COMM_WORLD_RANK",
+     .size = "OMPI_COMM_WORLD_SIZE",
+     .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
+     .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
+     .meeting = Meeting::Launcher,
+     .complete = complete_open_mpi},
+    {.name = "MVAPICH2",
+     .markers = {"MV2_COMM_WORLD_SIZE", {}},
+     .rank = "MV2_COMM_WORLD_RANK",
+     .size = "MV2_COMM_WORLD_SIZE",
+     .local_rank = "MV2_COMM_WORLD_LOCAL_RANK",
+     .local_size = "MV2_COMM_WORLD_LOCAL_SIZE",
+     .meeting = Meeting::Launcher},
+    {.name = "MPI (PMI)",
+     .markers = {"PMI_SIZE", {}},
+     .rank = "PMI_RANK",
+     .size = "PMI_SIZE",
+     .local_rank = "MPI_LOCALRANKID",
+     .local_size = "MPI_LOCALNRANKS",
+     .meeting = Meeting::Launcher,
+     .is_it = is_hydra},
+    {.name = "MPI (PMI port)", .markers = {"PMI_ID", "PMI_PORT"}, .is_it = is_pmi_port, .read = read_pmi_port},
+    {.name = "LSF (jsrun)",
+     .markers = {"JSM_NAMESPACE_SIZE", {}},
+     .rank = "JSM_NAMESPACE_RANK",
+     .size = "JSM_NAMESPACE_SIZE",
+     .local_rank = "JSM_NAMESPACE_LOCAL_RANK",
+     .local_size = "JSM_NAMESPACE_LOCAL_SIZE",
+     .meeting = Meeting::Launcher,
+     .complete = complete_jsm},
+    {.name = "Slurm",
+     .markers = {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"},
+     .rank = "SLURM_PROCID",
+     .size = "SLURM_STEP_NUM_TASKS",
+     .local_rank = "SLURM_LOCALID",
+     .meeting = Meeting::Launcher,
+     .is_it = is_slurm_task,
+     .complete = complete_slurm},
+    {.name = "TF_CONFIG", .markers = {"TF_CONFIG", {}}, .read = read_tf_config},
+    {.name = "Kubeflow", .markers = {"PET_NNODES", {}}, .is_it = is_kubeflow_pod, .read = read_kubeflow},
+    {.name = "Kubeflow MPIJob", .markers = {"K_MPI_JOB_ROLE", {}}, .read = read_mpijob_launcher},
+    {.name = "SageMaker", .markers = {"SM_CURRENT_HOST", {}}, .is_it = is_sagemaker, .read = read_sagemaker},
+};
+
+tl::unexpected<Error> out_of_range(std::string_view first, int one, std::string_view second, int other,
+                                   std::string_view row, std::string_view why) {
+  return fail(ErrorCode::InvalidArgument, "{}={} but {}={} ({}): {} -- correct one of them", first, one, second, other,
+              row, why);
+}
+
+// The rank and the sizes have to fit each other.
+Result<void> check(const Launcher& row, const Detected& detected) {
+  const auto& [local_rank, local_size] = std::tie(detected.local_rank, detected.local_size);
+  const std::string_view size_name = row.local_size.empty() ? "its local size" : row.local_size;
+  if (detected.rank >= detected.size)
+    return out_of_range(row.rank, detected.rank, row.size, detected.size, row.name, "ranks count from 0");
+  if (local_rank && local_size && *local_rank >= *local_size)
+    return out_of_range(row.local_rank, *local_rank, size_name, *local_size, row.name, "local ranks count from 0");
+  if (local_size && *local_size > detected.size)
+    return out_of_range(size_name, *local_size, row.size, detected.size, row.name,
+                        "a host cannot have more ranks than the world");
+  if (local_rank && *local_rank > detected.rank)
+    return out_of_range(row.local_rank, *local_rank, row.rank, detected.rank, row.name,
+                        "a local rank is never above the rank");
+  return {};
+}
+
+}  // namespace
+
+std::span<const Launcher> launchers() { return kLaunchers; }
+
+const std::string* find(const Environment& environment, std::string_view name) {
+  if (name.empty()) return nullptr;
+  const auto found = environment.find(name);
+  return found == environment.end() || found->second.empty() ? nullptr : &found->second;
+}
+
+Result<std::optional<int>> number(const Environment& environment, std::string_view name, int least) {
+  const std::string* const text = find(environment, name);
+  if (text == nullptr) return std::optional<int>();
+  const auto value = parse_integer<int>(*text);
+  if (!value || *value < least) {
+    return fail(ErrorCode::InvalidArgument, "{}='{}' is not a number from {} -- correct or unset it", name, *text,
+                least);
+  }
+  return value;
+}
+
+bool recognised(const Environment& environment, const Launcher& launcher) {
+  for (const std::string_view marker : launcher.markers) {
+    if (!marker.empty() && find(environment, marker) == nullptr) return false;
+  }
+  return launcher.is_it == nullptr || launcher.is_it(environment);
+}
+
+Result<Detected> read(const Environment& environment, const Launcher& row) {
+  if (row.read != nullptr) return row.read(environment);
+  const auto rank = number(environment, row.rank, 0);
+  const auto size = number(environment, row.size, 1);
+  const auto local_rank = number(environment, row.local_rank, 0);
+  const auto local_size = number(environment, row.local_size, 1);
+  for (const auto* value : {&rank, &size, &local_rank, &local_size}) {
+    if (!*value) return tl::unexpected(value->error());
+  }
+  if (!*rank || !*size) {
+    return fail(ErrorCode::InvalidArgument, "{} is set and {} is not ({}) -- set both or neither",
+                *size ? row.size : row.rank, *size ? row.rank : row.size, row.name);
+  }
+  Detected detected;
+  detected.launcher = row.name;
+  detected.rank = **rank;
+  detected.size = **size;
+  detected.local_rank = *local_rank;
+  detected.local_size = *local_size;
+  detected.meeting = row.meeting;
+  detected.source = fmt::format("{}={}, {}={} ({})", row.rank, **rank, row.size, **size, row.name);
+  if (row.complete != nullptr) {
+    if (auto completed = row.complete(environment, detected); !completed) return tl::unexpected(completed.error());
+  }
+  if (auto checked = check(row, detected); !checked) return tl::unexpected(checked.error());
+  return detected;
+}
+
+}  // namespace cohort::cluster

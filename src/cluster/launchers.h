@@ -1,0 +1,47 @@
+// The table of launchers: for each, the variables by which it says who a process is. The only place that knows their
+// names. Used by `detect` and by the test of its documentation. Pure; any thread.
+// To add one, add a row to kLaunchers (launchers.cpp), a line to docs/reference/launchers.md and cases to detect_test.
+#pragma once
+
+#include "cluster/detect.h"
+
+#include <span>
+#include <string_view>
+
+namespace cohort::cluster {
+
+/// One launcher. It is recognised if all its markers are set, and `is_it` agrees. Its numbers are in plain variables
+/// (with `complete` for the rest), or `read` finds them out.
+struct Launcher {
+  std::string_view name;
+  std::string_view markers[2];
+  std::string_view rank = {}, size = {}, local_rank = {}, local_size = {};
+  Meeting meeting = Meeting::None;
+  bool (*is_it)(const Environment&) = nullptr;
+  Result<void> (*complete)(const Environment&, Detected&) = nullptr;
+  Result<Detected> (*read)(const Environment&) = nullptr;
+};
+
+/// The innermost first.
+std::span<const Launcher> launchers();
+
+/// nullptr if it is not set, or empty.
+const std::string* find(const Environment& environment, std::string_view name);
+
+/// A number that is not below `least`; nullopt if the variable is not set.
+Result<std::optional<int>> number(const Environment& environment, std::string_view name, int least);
+
+bool recognised(const Environment& environment, const Launcher& launcher);
+
+/// What a recognised launcher says. InvalidArgument if its values disagree.
+Result<Detected> read(const Environment& environment, const Launcher& launcher);
+
+// Rows that describe a cluster instead of numbering its processes (launchers_described.cpp).
+bool is_kubeflow_pod(const Environment& environment);
+Result<Detected> read_kubeflow(const Environment& environment);
+Result<Detected> read_mpijob_launcher(const Environment& environment);
+Result<Detected> read_tf_config(const Environment& environment);
+bool is_sagemaker(const Environment& environment);
+Result<Detected> read_sagemaker(const Environment& environment);
+
+}  // namespace cohort::cluster

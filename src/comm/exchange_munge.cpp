@@ -1,0 +1,282 @@
+// Where Slurm has set up no PMI (MpiDefault=none): rank 0 answers at one of a few ports that the job's number gives, on
+// the first host of the step. Both sides show MUNGE credentials of the same user for the same step and round; what rank
+// 0 says is sealed for that user. Nothing of a peer is used before its credential has been opened.
+#include "base/log.h"
+#include "comm/exchange.h"
+#include "comm/munge.h"
+#include "net/digest.h"
+#include "net/secret.h"
+#include "net/socket.h"
+#include "sys/files.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <thread>
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr std::size_t kPorts = 8;
+constexpr std::uint16_t kFirstPort = 10240;  // below the ports that kernels hand out
+constexpr std::uint32_t kPortSpan = 16000;
+constexpr std::uint32_t kLongestMessage = 16 * 1024;
+constexpr seconds kPatience{5};  // with a peer that is slow, or is not one of ours
+
+// "4 bytes of length, then text", with a deadline.
+Result<void> send_text(int fd, const std::string& text, net::Deadline deadline) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>((text.size() >> shift) & 0xff);
+  bytes += text;
+  for (std::string_view rest = bytes; !rest.empty();) {
+    const ssize_t n = ::send(fd, rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) {
+      rest.remove_prefix(static_cast<std::size_t>(n));
+      continue;
+    }
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno != EAGAIN) return fail(ErrorCode::Io, "send: {}", errno_text(errno));
+    const auto ready = net::wait_ready(fd, POLLOUT, deadline);
+    if (!ready) return tl::unexpected(ready.error());
+    if (!*ready) return fail(ErrorCode::Timeout, "the peer does not read");
+  }
+  return {};
+}
+
+Result<std::string> receive_bytes(int fd, std::size_t size, net::Deadline deadline) {
+  std::string bytes(size, '\0');
+  for (std::size_t have = 0; have < size;) {
+    const ssize_t n = ::recv(fd, bytes.data() + have, size - have, MSG_DONTWAIT);
+    if (n > 0) {
+      have += static_cast<std::size_t>(n);
+      continue;
+    }
+    if (n == 0) return fail(ErrorCode::Io, "the peer has closed the connection");
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) return fail(ErrorCode::Io, "recv: {}", errno_text(errno));
+    const auto ready = net::wait_ready(fd, POLLIN, deadline);
+    if (!ready) return tl::unexpected(ready.error());
+    if (!*ready) return fail(ErrorCode::Timeout, "the peer says nothing");
+  }
+  return bytes;
+}
+
+Result<std::string> receive_text(int fd, net::Deadline deadline) {
+  const auto head = receive_bytes(fd, 4, deadline);
+  if (!head) return head;
+  std::uint32_t size = 0;
+  for (const char c : *head) size = (size << 8) | static_cast<unsigned char>(c);
+  if (size > kLongestMessage) return fail(ErrorCode::Corrupt, "something else than a rank answers");
+  return receive_bytes(fd, size, deadline);
+}
+
+std::string nonce() {
+  const net::Secret random = value_or_throw(net::Secret::generate());
+  return net::sha256_hex({reinterpret_cast<const char*>(random.bytes().data()), random.bytes().size()}).substr(0, 32);
+}
+
+// "WORD STEP KEY NONCE REST"
+struct Message {
+  std::string word, step, key, nonce, rest;
+};
+std::string to_text(const Message& message) {
+  return fmt::format("{} {} {} {} {}", message.word, message.step, message.key, message.nonce, message.rest);
+}
+Message from_text(std::string_view text) {
+  Message message;
+  for (std::string* part : {&message.word, &message.step, &message.key, &message.nonce}) {
+    *part = text.substr(0, text.find(' '));
+    text.remove_prefix(std::min(text.size(), part->size() + 1));
+  }
+  message.rest = text;
+  return message;
+}
+
+class MungeExchange final : public Exchange {
+ public:
+  MungeExchange(const cluster::Detected& said, std::shared_ptr<Munge> munge)
+      : munge_(std::move(munge)),
+        rank_(said.rank),
+        size_(said.size),
+        on_first_host_(said.node_rank == 0),
+        host_(said.hosts.front()),
+        step_(net::sha256_hex(said.job).substr(0, 32)) {
+    const std::uint32_t start = static_cast<std::uint32_t>(std::stoul(step_.substr(0, 6), nullptr, 16)) % kPortSpan;
+    for (std::size_t i = 0; i < kPorts; ++i) {
+      // Spread, so that a neighbour's ports are not ours shifted by one.
+      ports_[i] = static_cast<std::uint16_t>(kFirstPort + (start + 1237 * i) % kPortSpan);
+    }
+  }
+
+  ~MungeExchange() override { stop_serving(); }
+
+  std::string_view name() const override { return "MUNGE"; }
+  std::size_t longest_value() const override { return 4096; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  Result<std::string> share(const std::string& key, const std::optional<std::string>& mine,
+                            net::Deadline deadline) override {
+    if (!mine) return ask(key, deadline);
+    if (!on_first_host_) {
+      return fail(ErrorCode::Unavailable,
+                  "rank 0 is not on the step's first host ({}), where the others look for it -- start by "
+                  "`srun --mpi=pmi2`, or with --distribution=block",
+                  host_);
+    }
+    auto listener = listen();
+    if (!listener) return tl::unexpected(listener.error());
+    // In the background: who has been told goes on to meet, and who does not come is named there.
+    stop_serving();
+    stop_ = sys::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!stop_) return fail(ErrorCode::Io, "eventfd: {}", errno_text(errno));
+    server_ = std::thread(
+        [this, key, value = *mine, deadline, held = std::move(*listener)] { serve(held.get(), key, value, deadline); });
+    return *mine;
+  }
+
+ private:
+  Result<sys::UniqueFd> listen() const {
+    std::string reasons;
+    for (const std::uint16_t port : ports_) {
+      for (const char* const any : {"::", "0.0.0.0"}) {
+        auto listener = net::listen_on({{any, port}, {}});
+        if (listener) return listener;
+        reasons = listener.error().what();
+        if (reasons.find("EADDRINUSE") != std::string::npos) break;
+      }
+    }
+    return fail(ErrorCode::Unavailable,
+                "none of the {} ports for this job is free on this host, the last one because: {}", kPorts, reasons);
+  }
+
+  void stop_serving() {
+    if (!server_.joinable()) return;
+    ::eventfd_write(stop_.get(), 1);
+    server_.join();
+  }
+
+  // Until all others have been told, or nobody waits any more.
+  void serve(int listener, const std::string& key, const std::string& value, net::Deadline deadline) const {
+    std::set<std::string> told;
+    while (told.size() + 1 < static_cast<std::size_t>(size_) && wait_for_peer(listener, deadline)) {
+      auto peer = net::accept_one(listener);
+      if (!peer) return log::warn("comm", "nobody else can be told where to meet: {}", peer.error().what());
+      if (!*peer) continue;
+      const auto rank = tell((*peer)->get(), key, value, std::min(deadline, net::deadline_in(kPatience)));
+      if (rank) {
+        told.insert(*rank);
+      } else {
+        log::debug("comm", "somebody at {} was not told where to meet: {}", net::describe_peer((*peer)->get()),
+                   rank.error().what());
+      }
+    }
+  }
+
+  bool wait_for_peer(int listener, net::Deadline deadline) const {
+    while (true) {
+      const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
+      if (left <= milliseconds(0)) return false;
+      pollfd polled[] = {{listener, POLLIN, 0}, {stop_.get(), POLLIN, 0}};
+      const int n = ::poll(polled, 2, static_cast<int>(std::min(left, milliseconds(60000)).count()));
+      if (n < 0 && errno != EINTR) return false;
+      if (n <= 0) continue;
+      return polled[1].revents == 0;
+    }
+  }
+
+  // The rank that has asked.
+  Result<std::string> tell(int fd, const std::string& key, const std::string& value, net::Deadline deadline) const {
+    const auto credential = receive_text(fd, deadline);
+    if (!credential) return credential;
+    const auto text = munge_->open(*credential);
+    if (!text) return text;
+    const Message asked = from_text(*text);
+    if (asked.word != "ask" || asked.step != step_ || asked.key != key)
+      return fail(ErrorCode::Mismatch, "it belongs to another job, or to another of its joins");
+    const auto reply = munge_->seal(to_text({"give", step_, key, asked.nonce, value}));
+    if (!reply) return reply;
+    if (auto sent = send_text(fd, *reply, deadline); !sent) return tl::unexpected(sent.error());
+    // It says that it has it: otherwise it comes again.
+    if (const auto thanks = receive_bytes(fd, 1, deadline); !thanks) return thanks;
+    return asked.rest;
+  }
+
+  Result<std::string> ask(const std::string& key, net::Deadline deadline) const {
+    std::string why;
+    for (auto pause = milliseconds(20);; pause = std::min(pause * 2, milliseconds(500))) {
+      for (const std::uint16_t port : ports_) {
+        auto value = ask_at(port, key, std::min(deadline, net::deadline_in(kPatience)));
+        if (value) return value;
+        if (value.error().code() != ErrorCode::PeerLost) why = fmt::format("port {}: {}", port, value.error().what());
+      }
+      if (std::chrono::steady_clock::now() + pause >= deadline) {
+        return fail(
+            ErrorCode::Timeout,
+            "rank 0 did not answer at {}, the step's first host, at any of the job's {} ports{}{} -- does every "
+            "task call join, and does a firewall stand between?",
+            host_, kPorts, why.empty() ? "" : "; ", why);
+      }
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+  // PeerLost: nobody listens there (yet).
+  Result<std::string> ask_at(std::uint16_t port, const std::string& key, net::Deadline deadline) const {
+    const auto connection = net::connect_once({{host_, port}, {}}, deadline);
+    if (!connection) {
+      if (connection.error().kind == net::ConnectFailure::Refused)
+        return fail(ErrorCode::PeerLost, "{}", connection.error().error.what());
+      return tl::unexpected(connection.error().error);
+    }
+    const std::string once = nonce();
+    const auto credential = munge_->seal(to_text({"ask", step_, key, once, std::to_string(rank_)}));
+    if (!credential) return credential;
+    if (auto sent = send_text(connection->get(), *credential, deadline); !sent) return tl::unexpected(sent.error());
+    const auto reply = receive_text(connection->get(), deadline);
+    if (!reply) return reply;
+    const auto text = munge_->open(*reply);
+    if (!text) return text;
+    Message given = from_text(*text);
+    if (given.word != "give" || given.step != step_ || given.key != key || given.nonce != once)
+      return fail(ErrorCode::Mismatch, "another job answers");
+    constexpr char kThanks = '+';
+    (void)::send(connection->get(), &kThanks, 1, MSG_NOSIGNAL);
+    return std::move(given.rest);
+  }
+
+  std::shared_ptr<Munge> munge_;
+  int rank_;
+  int size_;
+  bool on_first_host_;
+  std::string host_;
+  std::string step_;
+  std::array<std::uint16_t, kPorts> ports_{};
+  sys::UniqueFd stop_;
+  std::thread server_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Exchange>> open_munge(const cluster::Detected& said, const cluster::Environment& environment) {
+  if (said.hosts.empty() || !said.node_rank)
+    return fail(ErrorCode::Unavailable, "SLURM_STEP_NODELIST and SLURM_NODEID do not say where rank 0 is");
+  const auto set = environment.find("SLURM_CONF");
+  const std::string path = set != environment.end() ? set->second : "/etc/slurm/slurm.conf";
+  std::string socket;
+  if (const auto conf = sys::read_file(path, {.max_bytes = 16 << 20})) socket = munge_socket_of(conf->text());
+  auto munge = Munge::load(socket);
+  if (!munge) return tl::unexpected(munge.error());
+  // A daemon that does not answer is found out now, where there is advice for it.
+  if (const auto sealed = (*munge)->seal("hello"); !sealed) return tl::unexpected(sealed.error());
+  return std::shared_ptr<Exchange>(std::make_shared<MungeExchange>(said, *std::move(munge)));
+}
+
+}  // namespace cohort::comm

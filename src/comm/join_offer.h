@@ -1,0 +1,31 @@
+// What rank 0 tells the others through the launcher's meeting place: a secret of this world and the addresses at which
+// it may be reached. Texts come from the launcher and are read strictly. `own_addresses` asks the kernel; the rest is
+// pure. Any thread.
+#pragma once
+
+#include "base/result.h"
+#include "net/address.h"
+#include "net/secret.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::comm {
+
+struct JoinOffer {
+  net::Secret secret;
+  std::vector<net::Address> addresses;  ///< the likeliest first; never none
+};
+
+/// In one word of at most `longest` bytes; addresses that do not fit are left out. InvalidArgument if not one does.
+Result<std::string> encode(const JoinOffer& offer, std::size_t longest);
+Result<JoinOffer> decode_offer(std::string_view text);
+
+/// Where this host may be reached from others: the addresses of its interfaces that are up, numeric, without loopback
+/// and link-local ones; those of bridges to containers last, which are alike on many hosts.
+Result<std::vector<std::string>> own_addresses();
+
+}  // namespace cohort::comm

@@ -1,0 +1,121 @@
+#include "comm/join_place.h"
+
+#include "base/log.h"
+#include "comm/exchange.h"
+#include "comm/join_offer.h"
+#include "net/digest.h"
+#include "store/client.h"
+#include "store/file_store.h"
+
+#include <algorithm>
+#include <fstream>
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::seconds;
+
+// For all addresses of this host, whichever the others can reach: closed again once the world is formed. Where IPv6
+// sockets do not take IPv4, IPv4 only.
+std::unique_ptr<store::StoreServer> serve_everywhere(const net::Secret& secret, const std::string& meeting) {
+  store::StoreServerOptions options;
+  options.secret = secret;
+  options.meeting = meeting;
+  std::string v6_only;
+  std::ifstream("/proc/sys/net/ipv6/bindv6only") >> v6_only;
+  if (v6_only == "0") {
+    options.endpoint.tcp = {"::", 0};
+    try {
+      return std::make_unique<store::StoreServer>(options);
+    } catch (const Error& error) {
+      log::debug("comm", "no IPv6 here: {}", error.what());
+    }
+  }
+  options.endpoint.tcp = {"0.0.0.0", 0};
+  return std::make_unique<store::StoreServer>(options);
+}
+
+// Rank 0 listens first, then tells: whoever knows an address finds somebody there, or cannot reach it at all.
+std::string make_offer(MeetingPlace& place, const std::string& meeting, std::size_t longest) {
+  const net::Secret secret = value_or_throw(net::Secret::generate());
+  place.server = serve_everywhere(secret, meeting);
+  const net::Address bound = place.server->endpoint().tcp;
+  JoinOffer offer{secret, {}};
+  for (std::string& address : value_or_throw(own_addresses())) {
+    const bool v6 = address.find(':') != std::string::npos;
+    if (!v6 || bound.host == "::") offer.addresses.push_back({std::move(address), bound.port});
+  }
+  // Without any network all ranks are here.
+  if (offer.addresses.empty()) offer.addresses.push_back({"127.0.0.1", bound.port});
+  return value_or_throw(encode(offer, longest));
+}
+
+// One address after the other, since some may lead nowhere; each time with more patience.
+std::shared_ptr<store::MeetingStore> connect_to_one(const JoinOffer& offer, const std::string& meeting,
+                                                    net::Deadline deadline) {
+  std::vector<std::string> reasons(offer.addresses.size());
+  for (auto patience = seconds(2);; patience *= 2) {
+    for (std::size_t i = 0; i < offer.addresses.size(); ++i) {
+      try {
+        return store::connect_store({.endpoint = {offer.addresses[i], {}}, .secret = offer.secret, .meeting = meeting},
+                                    std::min(deadline, net::deadline_in(patience)));
+      } catch (const Error& error) {
+        reasons[i] = error.what();
+        log::debug("comm", "rank 0 at {}: {}", net::to_string(offer.addresses[i]), error.what());
+      }
+      if (std::chrono::steady_clock::now() < deadline) continue;
+      std::string all;
+      for (std::size_t j = 0; j < reasons.size(); ++j) {
+        if (!reasons[j].empty())
+          all += fmt::format("{}{}: {}", all.empty() ? "" : "; ", net::to_string(offer.addresses[j]), reasons[j]);
+      }
+      raise(ErrorCode::Timeout,
+            "rank 0 cannot be reached at any of its addresses: {} -- does a firewall stand between?", all);
+    }
+  }
+}
+
+void go_through_exchange(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline,
+                         MeetingPlace& place) {
+  Exchange& exchange = *plan.exchange;
+  const std::string key = "cohort-" + net::sha256_hex(meeting).substr(0, 16);
+  std::optional<std::string> mine;
+  if (plan.rank == 0) mine = make_offer(place, meeting, exchange.longest_value());
+  const auto shared = exchange.share(key, mine, deadline);
+  if (!shared) throw Error(shared.error());
+  const JoinOffer offer = value_or_throw(decode_offer(*shared));
+  if (plan.rank == 0) {
+    const net::Endpoint here = {
+        {place.server->endpoint().tcp.host == "::" ? "::1" : "127.0.0.1", place.server->endpoint().tcp.port}, {}};
+    place.store = store::connect_store({.endpoint = here, .secret = offer.secret, .meeting = meeting}, deadline);
+  } else {
+    place.store = connect_to_one(offer, meeting, deadline);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline) {
+  auto place = std::make_shared<MeetingPlace>();
+  if (plan.place == JoinPlan::Place::File) {
+    place->store =
+        store::open_file_store({.path = plan.path, .rank = plan.rank, .size = plan.size, .meeting = meeting}, deadline);
+    return place;
+  }
+  if (plan.place == JoinPlan::Place::Exchange) {
+    go_through_exchange(plan, meeting, deadline, *place);
+    return place;
+  }
+  store::StoreClientOptions client{.endpoint = plan.endpoint, .secret = plan.secret};
+  if (plan.place == JoinPlan::Place::Rank0) {
+    client.meeting = meeting;
+    if (plan.rank == 0) {
+      place->server = std::make_unique<store::StoreServer>(
+          store::StoreServerOptions{.endpoint = plan.endpoint, .secret = plan.secret, .meeting = meeting});
+    }
+  }
+  place->store = store::connect_store(client, deadline);
+  return place;
+}
+
+}  // namespace cohort::comm
