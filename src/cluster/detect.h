@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace cohort::cluster {
@@ -46,6 +47,12 @@ struct Detected {
 /// The innermost launcher's word. Fails with InvalidArgument, naming the variables and both values, when they have no
 /// meaning or disagree, and when a world of one would be formed although a launcher meant several.
 Result<Detected> detect(const Environment& environment);
+
+/// What PMIx says by its library and not in the environment: whoever asks it adds it under these names.
+inline constexpr std::string_view kPmixJobSize = "pmix.job.size";
+inline constexpr std::string_view kPmixLocalSize = "pmix.local.size";
+/// True if the innermost launcher is one of which only PMIx's library knows the sizes (prterun).
+bool needs_pmix_keys(const Environment& environment);
 
 /// What one launcher says about the number of processes.
 struct SizeClaim {

@@ -87,6 +87,16 @@ Result<Detected> read_pmi_port(const Environment& environment) {
 }
 bool is_pmi_port(const Environment& environment) { return find(environment, "PMI_SIZE") == nullptr; }
 
+// srun's tasks are Slurm's.
+bool is_pmix(const Environment& environment) {
+  return find(environment, "SLURM_STEP_ID") == nullptr || !find(environment, "PMIX_NAMESPACE")->starts_with("slurm.");
+}
+
+Result<void> complete_pmix(const Environment& environment, Detected& detected) {
+  detected.job = joined(environment, {"PMIX_NAMESPACE"});
+  return {};
+}
+
 Result<void> complete_jsm(const Environment& environment, Detected& detected) {
   detected.job = joined(environment, {"LSB_JOBID", "JSM_NAMESPACE_ID", "PMIX_NAMESPACE"});
   return {};
@@ -141,6 +151,8 @@ Result<void> complete_slurm(const Environment& environment, Detected& detected) 
   }
   return {};
 }
+
+constexpr std::string_view kPmix = "PMIx";
 
 constexpr Launcher kLaunchers[] = {
     {.name = "torchrun",
@@ -207,6 +219,15 @@ constexpr Launcher kLaunchers[] = {
      .local_size = "JSM_NAMESPACE_LOCAL_SIZE",
      .meeting = Meeting::Launcher,
      .complete = complete_jsm},
+    // Its variables do not tell the sizes; its library adds them under the names of its keys.
+    {.name = kPmix,
+     .markers = {"PMIX_NAMESPACE", "PMIX_RANK"},
+     .rank = "PMIX_RANK",
+     .size = kPmixJobSize,
+     .local_size = kPmixLocalSize,
+     .meeting = Meeting::Launcher,
+     .is_it = is_pmix,
+     .complete = complete_pmix},
     {.name = "Slurm",
      .markers = {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"},
      .rank = "SLURM_PROCID",
@@ -247,6 +268,13 @@ Result<void> check(const Launcher& row, const Detected& detected) {
 }  // namespace
 
 std::span<const Launcher> launchers() { return kLaunchers; }
+
+bool needs_pmix_keys(const Environment& environment) {
+  for (const Launcher& row : kLaunchers) {
+    if (recognised(environment, row)) return row.name == kPmix && find(environment, kPmixJobSize) == nullptr;
+  }
+  return false;
+}
 
 const std::string* find(const Environment& environment, std::string_view name) {
   if (name.empty()) return nullptr;

@@ -89,6 +89,13 @@ TEST(Launchers, EachSaysWhoAProcessIs) {
       {kSageMaker, "SageMaker", 1, 3, 0, 1, Meeting::Address},
       {kTfJob, "TF_CONFIG", 2, 3, {}, {}, Meeting::Address},
       {kJsrun, "LSF (jsrun)", 5, 8, 1, 4, Meeting::Launcher},
+      {{{"PMIX_NAMESPACE", "prterun-a-1@1"}, {"PMIX_RANK", "3"}, {"pmix.job.size", "4"}, {"pmix.local.size", "4"}},
+       "PMIx",
+       3,
+       4,
+       {},
+       4,
+       Meeting::Launcher},
       {{{"MV2_COMM_WORLD_RANK", "0"},
         {"MV2_COMM_WORLD_SIZE", "2"},
         {"MV2_COMM_WORLD_LOCAL_RANK", "0"},
@@ -189,6 +196,21 @@ TEST(Launchers, ABatchScriptIsNoTask) {
   const auto lsf = detect({{"LSB_JOBID", "5"}, {"LSB_DJOB_NUMPROC", "4"}});
   ASSERT_TRUE(lsf);
   EXPECT_CONTAINS(lsf->note, "LSF job 5 of 4 tasks");
+}
+
+TEST(Launchers, PmixIsAskedOnlyWhereNobodyElseSaysIt) {
+  const Environment prterun = {{"PMIX_NAMESPACE", "prterun-a-1@1"}, {"PMIX_RANK", "3"}};
+  EXPECT_TRUE(needs_pmix_keys(prterun));
+  EXPECT_TRUE(needs_pmix_keys(with(kSlurm, prterun)));
+  EXPECT_FALSE(needs_pmix_keys(with(prterun, {{"pmix.job.size", "4"}})));
+  EXPECT_FALSE(needs_pmix_keys(kOpenMpi));
+  EXPECT_FALSE(needs_pmix_keys(with(kTorchrun, prterun)));
+  EXPECT_FALSE(needs_pmix_keys({}));
+  // srun --mpi=pmix
+  const Environment task = with(kSlurm, {{"PMIX_NAMESPACE", "slurm.pmix.17.0"}, {"PMIX_RANK", "4"}});
+  EXPECT_FALSE(needs_pmix_keys(task));
+  EXPECT_EQ(detect(task)->launcher, "Slurm");
+  EXPECT_FALSE(detect(prterun));  // never a world of one
 }
 
 TEST(Launchers, OpenMpiNamesItsJob) {

@@ -21,7 +21,8 @@ Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said,
   // launcher has.
   const bool slurm = said.launcher == "Slurm";
   const bool has_pmi = slurm || said.launcher == "MPI (PMI)" || said.launcher == "MVAPICH2";
-  const bool has_pmix = slurm || said.launcher == "Open MPI" || said.launcher == "LSF (jsrun)";
+  const bool has_pmix =
+      slurm || said.launcher == "Open MPI" || said.launcher == "PMIx" || said.launcher == "LSF (jsrun)";
   std::string why = "this launcher has none that Cohort knows";
   if (has_pmi || has_pmix) why = "it set none up for this process (no PMI_FD, no PMIX_NAMESPACE)";
   if (has_pmi && is_set(environment, "PMI_FD") && is_set(environment, "PMI_RANK", said.rank)) {

@@ -119,15 +119,23 @@ class PmixExchange final : public Exchange {
     if (status != kSuccess)
       return fail(ErrorCode::Unavailable, "PMIx: the launcher's server cannot be reached: {}", library_.text(status));
     opened_ = true;
+    const auto size = job_number(cluster::kPmixJobSize);
+    if (!size) return tl::unexpected(size.error());
+    size_ = *size;
+    return {};
+  }
+
+  /// Of the job, by the name of its key.
+  Result<int> job_number(std::string_view key) const {
     PmixProcess everyone = me_;
     everyone.rank = kEveryone;
     PmixValue* value = nullptr;
-    const int found = library_.get(&everyone, "pmix.job.size", nullptr, 0, &value);
-    if (found != kSuccess || value == nullptr || value->type != kUint32)
-      return fail(ErrorCode::Unavailable, "PMIx: the size of the job is not known: {}", library_.text(found));
-    size_ = static_cast<int>(value->number);
+    const int status = library_.get(&everyone, std::string(key).c_str(), nullptr, 0, &value);
+    const bool good = status == kSuccess && value != nullptr && value->type == kUint32 && value->number <= INT32_MAX;
+    const int number = good ? static_cast<int>(value->number) : 0;
     std::free(value);
-    return {};
+    if (!good) return fail(ErrorCode::Unavailable, "PMIx: {} is not known: {}", key, library_.text(status));
+    return number;
   }
 
   std::string_view name() const override { return "PMIx"; }
@@ -200,11 +208,9 @@ class PmixExchange final : public Exchange {
   int size_ = 0;
 };
 
-}  // namespace
-
-Result<std::shared_ptr<Exchange>> open_pmix(const cluster::Environment&) {
+Result<std::shared_ptr<PmixExchange>> open_once() {
   static std::mutex mutex;
-  static std::shared_ptr<PmixExchange> opened;
+  static std::shared_ptr<PmixExchange> opened;  // its destructor ends PMIx at the process's end
   const std::lock_guard lock(mutex);
   if (opened) return opened;
   const auto library = load();
@@ -213,6 +219,29 @@ Result<std::shared_ptr<Exchange>> open_pmix(const cluster::Environment&) {
   if (auto open = exchange->open(); !open) return tl::unexpected(open.error());
   opened = exchange;
   return opened;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Exchange>> open_pmix(const cluster::Environment&) {
+  auto exchange = open_once();
+  if (!exchange) return tl::unexpected(exchange.error());
+  return std::shared_ptr<Exchange>(*std::move(exchange));
+}
+
+Result<cluster::Environment> with_pmix_keys(cluster::Environment environment) {
+  if (!cluster::needs_pmix_keys(environment)) return environment;
+  const auto exchange = open_once();
+  if (!exchange) {
+    return fail(ErrorCode::Unavailable,
+                "PMIX_RANK={} says that a launcher started this process, but not how many there are: {} -- start it "
+                "otherwise, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; to run singly, set COHORT_ALONE=1",
+                environment["PMIX_RANK"], exchange.error().what());
+  }
+  environment[std::string(cluster::kPmixJobSize)] = std::to_string((*exchange)->size());
+  const auto local = (*exchange)->job_number(cluster::kPmixLocalSize);
+  if (local) environment[std::string(cluster::kPmixLocalSize)] = std::to_string(*local);
+  return environment;
 }
 
 }  // namespace cohort::comm

@@ -211,7 +211,8 @@ Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitM
 
 }  // namespace
 
-Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& environment) {
+Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given) {
+  Environment environment = given;
   JoinPlan plan;
   plan.join_timeout = options.join_timeout;
   if (options.join_timeout <= milliseconds(0) || options.timeout < milliseconds(0)) {
@@ -234,6 +235,9 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& enviro
     plan.source = options.alone ? "JoinOptions::alone" : "COHORT_ALONE=1";
     return plan;
   }
+  auto completed = with_pmix_keys(std::move(environment));
+  if (!completed) return tl::unexpected(completed.error());
+  environment = *std::move(completed);
   const std::string init = !options.init_method.empty() ? options.init_method : value_of(environment, env::kInit);
   std::optional<InitMethod> method;
   if (!init.empty()) {

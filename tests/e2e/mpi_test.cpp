@@ -173,6 +173,21 @@ TEST_P(UnderMpi, MpiMayBeUsedBesideIt) {
   }
 }
 
+// Only PMIx is left, as under prterun: its library says how many there are.
+TEST_P(UnderMpi, PmixAloneIsEnough) {
+  if (GetParam().name != "OpenMpi") GTEST_SKIP() << "has no PMIx";
+  const Words without = {"-u", "OMPI_COMM_WORLD_RANK", "-u", "OMPI_COMM_WORLD_SIZE"};
+  Child job = start(3, with_env(without, {COHORT_JOIN_WORKER, "times=2"}));
+  expect_all_joined(job, 3, 2);
+  // Without its library it is refused, not alone.
+  Words unloadable = without;
+  unloadable.insert(unloadable.end(), {"-u", "PMIX_SERVER_URI2", "-u", "PMIX_SERVER_URI21", "-u", "PMIX_SERVER_URI3",
+                                       "-u", "PMIX_SERVER_URI4", "-u", "PMIX_SERVER_URI41"});
+  Child lost = start(2, with_env(unloadable, {COHORT_JOIN_WORKER}));
+  EXPECT_NE(lost.wait(), 0);
+  EXPECT_EQ(lost.output().find("joined"), std::string::npos) << lost.output();
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Launchers, UnderMpi,
     ::testing::Values(
