@@ -1,0 +1,37 @@
+// The hosts of an Amazon SageMaker training job: the text of resourceconfig.json (also found in SM_RESOURCE_CONFIG) and
+// the variables of its training toolkit. Hosts keep the order of the list, which is the same on all hosts and puts
+// algo-10 before algo-2. Pure functions; any thread.
+#pragma once
+
+#include "base/result.h"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::cluster {
+
+struct SageMakerGroup {
+  std::string name;
+  std::string instance_type;
+  std::vector<std::string> hosts;
+};
+
+struct SageMakerHosts {
+  std::string current;             ///< this host
+  std::vector<std::string> hosts;  ///< all, this one included
+  std::string network_interface;   ///< empty if it is not said
+  std::vector<SageMakerGroup> groups;
+};
+
+/// Fails with InvalidArgument, naming the key: no JSON, no host, a host twice, the current one not among them, a group
+/// with hosts that the job does not have.
+Result<SageMakerHosts> parse_resource_config(std::string_view text);
+
+/// The same from SM_HOSTS (a JSON list) and SM_CURRENT_HOST.
+Result<SageMakerHosts> parse_sagemaker_hosts(std::string_view hosts, std::string_view current);
+
+/// The hosts that train where only some groups do (`groups`: SM_DISTRIBUTION_INSTANCE_GROUPS, a JSON list; empty: all).
+Result<std::vector<std::string>> training_hosts(const SageMakerHosts& all, std::string_view groups);
+
+}  // namespace cohort::cluster
