@@ -25,6 +25,9 @@ def set_up(box, user, tool):
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", host, "-f", key)
         words = " ".join((folder / f"host_key_{host}.pub").read_text().split()[:2])
         known += f"{host},{box.address(host)},{box.address(host, 6)} {words}\n"
+        home = folder / f"home_{host}"  # this machine's own start-up files of shells do not count
+        home.mkdir(mode=0o755)
+        os.chown(home, account.pw_uid, account.pw_gid)
         (folder / f"sshd_config_{host}").write_text(SSHD.format(folder=folder, host=host))
     (folder / "known_hosts").write_text(known)
     text = ""
@@ -80,6 +83,7 @@ MaxStartups 200
 MaxSessions 100
 PrintMotd no
 UseDNS no
+SetEnv HOME={folder}/home_{host}
 """
 
 # Outside, the way in is the switch's namespace: `proxy`.
