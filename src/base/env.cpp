@@ -53,6 +53,7 @@ constexpr Variable kVariables[] = {
     {"COHORT_RUN_ENV", "NAME[=VALUE][;...]", "", "--env of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_BIND", "core, none", "none", "--bind of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_PREFIX", "none, rank, full", "rank", "--prefix of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_JSON", "1", "", "--json of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_TIMEOUT", "seconds", "never", "--timeout of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_START_TIMEOUT", "seconds", "30", "--start-timeout of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_GRACE", "seconds", "5", "--grace of `cohort run`", Variable::Use::RunOption},

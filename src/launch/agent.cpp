@@ -114,7 +114,10 @@ int Agent::run() {
   while (!connection && options_.patient && connection.error().code() == ErrorCode::Unavailable &&
          !net::passed(deadline)) {
     std::this_thread::sleep_for(kTryAgain);
-    connection = net::reach(options_.supervisor, secret_, control_options(), deadline);
+    auto again = net::reach(options_.supervisor, secret_, control_options(), deadline);
+    // What the end of the time cut short says less than what was found before.
+    if (!again && net::passed(deadline)) break;
+    connection = std::move(again);
   }
   if (!connection) {
     raise(connection.error().code(), "the agent of {} does not reach the supervisor: {}", sys::host_name(),

@@ -68,7 +68,18 @@ class Launch(unittest.TestCase):
         return self.box.run(host, COHORT, "run", *words, cwd=self.folder, timeout=60, **options)
 
     def start_job(self, *words, host="h1"):
-        return self.box.start(host, COHORT, "run", *words, cwd=self.folder)
+        job = self.box.start(host, COHORT, "run", *words, cwd=self.folder)
+        self.addCleanup(self.end, job)
+        return job
+
+    @staticmethod
+    def end(job):
+        """Whatever became of it."""
+        with contextlib.suppress(ProcessLookupError):
+            job.kill()
+        job.wait()
+        for stream in (job.stdout, job.stderr):
+            stream.close()
 
     def shell_reads(self, host, text):
         file = self.box.folder / f"home_{host}" / ".bashrc"
@@ -259,8 +270,6 @@ class TestEnds(Launch):
 
     def start_up(self, *words, hosts="h1:1,h2:2,h3:1", ranks=4):
         job = self.start_job("--grace", "1", *words, "-H", hosts, "sh", "-c", self.PROGRAM)
-        self.addCleanup(job.communicate)
-        self.addCleanup(job.kill)
         for _ in range(ranks):
             self.assertIn("up", job.stdout.readline())
         return job
@@ -398,6 +407,74 @@ class TestEnds(Launch):
                              "[ $RANK != 1 -o $COHORT_RESTART = 1 ] || exit 3; [ $COHORT_RESTART = 1 ] || sleep 1000; echo fine")
         out, err = job.communicate(timeout=PATIENCE)
         self.assertEqual((job.returncode, out.count("fine")), (0, 2), err)
+
+
+class TestByHand(Launch):
+    def setUp(self):
+        super().setUp()
+        self.secret = str(pathlib.Path(self.folder) / "secret")
+        self.assertEqual(self.box.run("h1", COHORT, "secret", self.secret).returncode, 0)
+
+    def join(self, host, *words):
+        return self.box.start(host, COHORT, "agent", "--join", "h1:4711", "--secret-file", self.secret, *words)
+
+    def start_by_hand(self, hosts, *program):
+        job = self.start_job("--starter", "hand", "--secret-file", self.secret, "--listen", "4711", "-H", hosts, *program)
+        return job
+
+    def test_agents_may_come_before_or_after_the_job(self):
+        early = self.join("h2")
+        time.sleep(0.5)
+        job = self.start_by_hand("h1,h2,b", "sh", "-c", "echo $(hostname) $RANK; exit $RANK")
+        late = self.join("h3", "--name", "b")
+        out, err = job.communicate(timeout=PATIENCE)
+        self.assertEqual(sorted(line.split("| ")[1] for line in out.splitlines()), ["h1 0", "h2 1", "h3 2"], err)
+        self.assertIn(job.returncode, (1, 2), err)
+        self.assertIn("waiting for", err)
+        for agent in (early, late):
+            _, said = agent.communicate(timeout=PATIENCE)
+            self.assertEqual(agent.returncode, 0, said)
+
+    def test_an_agent_of_another_name_is_told_and_does_no_harm(self):
+        job = self.start_by_hand("h2", "hostname")
+        stranger = self.join("h3")
+        _, said = stranger.communicate(timeout=PATIENCE)
+        self.assertEqual(stranger.returncode, 1)
+        self.assertIn("h3 is none of the job's; the job's hosts: h2", said)
+        agent = self.join("h2")
+        out, err = job.communicate(timeout=PATIENCE)
+        self.assertEqual((job.returncode, out), (0, "h2:0 | h2\n"), err)
+        agent.communicate(timeout=PATIENCE)
+
+    def test_without_the_secret_nobody_gets_in(self):
+        other = str(pathlib.Path(self.folder) / "other")
+        self.assertEqual(self.box.run("h1", COHORT, "secret", other).returncode, 0)
+        job = self.start_by_hand("h2", "hostname")
+        done = self.box.run("h2", COHORT, "agent", "--join", "h1:4711", "--secret-file", other, "--timeout", "1")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("authentication failed", done.stderr)
+        self.assertIsNone(job.poll())
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=PATIENCE)
+        self.assertEqual(job.returncode, 143)
+
+    def test_the_launcher_is_killed_or_its_host_is_gone(self):
+        for how in ("killed", "gone"):
+            with self.subTest(how):
+                job = self.start_by_hand("h2,h3", "sh", "-c", "echo up; (setsid sleep 1000 &); sleep 1000")
+                agents = [self.join("h2"), self.join("h3")]
+                for _ in range(2):
+                    self.assertIn("up", job.stdout.readline())
+                if how == "gone":
+                    self.box.act("cut", "h1")
+                else:
+                    job.kill()
+                for agent in agents:
+                    agent.communicate(timeout=PATIENCE)
+                    self.assertEqual(agent.returncode, 1)
+                self.box.act("heal", "h1")
+                job.communicate(timeout=PATIENCE)
+                self.nothing_is_left()
 
 
 del Launch
