@@ -7,7 +7,7 @@
 #   cohort_fuzz(fuzz_idx SOURCES idx.cpp DEPENDS formats [SEEDS idx] [LINK ...])
 #     a libFuzzer program; ctest runs it for seconds, starting from the files of fuzz/seeds/idx (clang preset only)
 #
-# Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, house, large (tools/test-large), python; and torch
+# Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, house, large (tools/test-large), cluster, python; and torch
 # for whatever needs libtorch. `ninja torch-tests` builds what `ctest -L torch` runs: ./check does only that against the
 # second libtorch.
 

@@ -1,6 +1,7 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "launch/dry_run.h"
+#include "launch/hosts.h"
 #include "launch/supervisor.h"
 #include "sys/process.h"
 
@@ -15,6 +16,8 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <sstream>
+#include <utility>
 
 namespace cohort::app {
 namespace {
@@ -44,6 +47,13 @@ struct Options {
   bool no_python = false;
   bool as_horovod = false;
   bool no_logs = false;
+  launch::HostWishes hosts;
+  std::string starter = "auto";
+  std::string ssh = "ssh";
+  std::string remote_cohort;
+  std::string secret_file;
+  int listen = 0;
+  double host_timeout = 3;
   int owner = 0;
   std::string owner_folder;
   bool quiet = false;
@@ -60,6 +70,7 @@ constexpr const char* kFooter = R"(Examples:
   cohort run -np 2 -m package.train       as `python -m`
   cohort run -np 2 --as-horovod train.py  a program that imports horovod.torch
   cohort run -np 4 --env OMP_NUM_THREADS=2 -- ./train -np 7
+  cohort run -np 8 -H a:4,b:4 ./train     on two hosts, reached by ssh
 
 Each option can be set by an environment variable (--start-timeout: COHORT_RUN_START_TIMEOUT) and in a file (--config), too;
 the command line counts before the variable, the variable before the file. --show-config says what counts.
@@ -104,6 +115,14 @@ int processes_of(const std::string& text) {
   return static_cast<int>(*number);
 }
 
+/// At blanks; no quotes.
+std::vector<std::string> words_of(const std::string& text) {
+  std::vector<std::string> words;
+  std::istringstream stream(text);
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
 std::vector<std::string> environment_of(const std::vector<std::string>& wishes) {
   std::vector<std::string> out;
   for (const std::string& wish : wishes) {
@@ -118,6 +137,44 @@ std::vector<std::string> environment_of(const std::vector<std::string>& wishes) 
     }
   }
   return out;
+}
+
+void set_hosts(launch::RunOptions& job, const Options& options) {
+  using Starter = launch::HostWishes::Starter;
+  launch::HostWishes wishes = options.hosts;
+  for (const auto& [value, name] : {std::pair(wishes.nodes, "--nodes"), std::pair(wishes.per_node, "--per-node")}) {
+    if (value < 0 || value > launch::kMostProcesses)
+      raise(ErrorCode::InvalidArgument, "{} {}: a number from 1 to {} is wanted", name, value, launch::kMostProcesses);
+  }
+  wishes.starter = options.starter == "ssh"      ? Starter::Ssh
+                   : options.starter == "slurm"  ? Starter::Slurm
+                   : options.starter == "mpirun" ? Starter::Mpi
+                   : options.starter == "hand"   ? Starter::Hand
+                   : options.starter == "local"  ? Starter::Local
+                                                 : Starter::Auto;
+  launch::HostChoice choice = value_or_throw(launch::choose_hosts(wishes, launch::Environment::current()));
+  job.hosts = std::move(choice.hosts);
+  job.remote.way = choice.way;
+  job.remote.remote_cohort = options.remote_cohort;
+  job.remote.ssh = words_of(options.ssh);
+  if (job.remote.ssh.empty()) raise(ErrorCode::InvalidArgument, "--ssh: a command is wanted");
+  if (wishes.starter == Starter::Hand) {
+    if (options.secret_file.empty())
+      raise(ErrorCode::InvalidArgument, "--starter hand: --secret-file FILE is wanted; `cohort secret FILE` makes one");
+    if (job.max_restarts > 0)
+      raise(ErrorCode::InvalidArgument, "--starter hand: --max-restarts has nobody who starts the agents again");
+    if (options.listen < 0 || options.listen > 65535)
+      raise(ErrorCode::InvalidArgument, "--listen {}: a port from 1 to 65535 is wanted", options.listen);
+    job.remote.secret_file = options.secret_file;
+    job.remote.port = static_cast<std::uint16_t>(options.listen);
+  } else if (!options.secret_file.empty() || options.listen != 0) {
+    raise(ErrorCode::InvalidArgument, "--secret-file and --listen are for --starter hand");
+  }
+  job.host_timeout = milliseconds_of(options.host_timeout, "--host-timeout");
+  if (options.host_timeout < 1) {
+    raise(ErrorCode::InvalidArgument, "--host-timeout {}: at least 1 s; hosts are asked once a second",
+          options.host_timeout);
+  }
 }
 
 launch::RunOptions job_of(const Options& options, const std::vector<std::string>& command_line) {
@@ -159,6 +216,7 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
   if (options.owner != 0) job.owner_pid = options.owner;
   job.owner_folder = options.owner_folder;
   job.command_line = command_line;
+  set_hosts(job, options);
   return job;
 }
 
@@ -194,6 +252,32 @@ void add_run(CLI::App& app, int& exit_status) {
   command->footer(kFooter);
   command->add_option("-n,--np,--nproc", options->processes, "Processes (also -np N), or 'auto': one per usable core")
       ->type_name("N")
+      ->capture_default_str();
+  command->add_option("-H,--hosts", options->hosts.list, "Hosts and their slots; the first are filled first [this one]")
+      ->type_name("A:4,B:4");
+  command->add_option("--hostfile", options->hosts.file, "A file of them: lines of HOST, HOST:N or HOST slots=N")
+      ->type_name("FILE");
+  command->add_option("--nodes", options->hosts.nodes, "Only the first so many hosts [all]")->type_name("N");
+  command->add_option("--per-node", options->hosts.per_node, "Slots of each host [as the list says, else 1]")
+      ->type_name("N");
+  command
+      ->add_option("--starter", options->starter,
+                   "How other hosts are reached: auto (srun within a Slurm allocation, else ssh), ssh, slurm, mpirun; "
+                   "hand: `cohort agent --join` is run there; local: every host is this one, to try")
+      ->check(CLI::IsMember({"auto", "ssh", "slurm", "mpirun", "hand", "local"}))
+      ->capture_default_str()
+      ->type_name("HOW");
+  command->add_option("--ssh", options->ssh, "The ssh command, with options of yours: \"ssh -p 2222\"")
+      ->capture_default_str()
+      ->type_name("COMMAND");
+  command->add_option("--remote-cohort", options->remote_cohort, "Path of `cohort` on other hosts [as here]")
+      ->type_name("PATH");
+  command->add_option("--secret-file", options->secret_file, "With --starter hand: the secret that agents have, too")
+      ->type_name("FILE");
+  command->add_option("--listen", options->listen, "With --starter hand: the port that agents come to [any]")
+      ->type_name("PORT");
+  command->add_option("--host-timeout", options->host_timeout, "A host from which nothing comes so long is lost")
+      ->type_name("SECONDS")
       ->capture_default_str();
   command->add_flag("-m,--module", options->module, "PROGRAM is a Python module");
   command->add_flag("--no-python", options->no_python, "Execute PROGRAM itself, also if it ends in .py");

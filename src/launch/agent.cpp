@@ -7,11 +7,14 @@
 #include "launch/channel.h"
 #include "launch/environment.h"
 #include "launch/guard.h"
+#include "launch/host_environment.h"
+#include "launch/invitation.h"
 #include "launch/job_setup.h"
+#include "launch/port_lease.h"
 #include "launch/sweep.h"
 #include "launch/version.h"
 #include "launch/worker.h"
-#include "net/socket.h"
+#include "net/reach.h"
 #include "sys/cpus.h"
 #include "sys/signals.h"
 
@@ -21,8 +24,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,6 +41,8 @@ using std::chrono::milliseconds;
 constexpr auto kReportEvery = std::chrono::seconds(1);
 /// For a rank to write its stacks.
 constexpr auto kStacksTime = std::chrono::milliseconds(500);
+/// By hand, an agent may be there before its supervisor.
+constexpr auto kTryAgain = std::chrono::milliseconds(200);
 constexpr auto kStuckLimit = std::chrono::seconds(10);
 
 class Agent {
@@ -49,6 +57,7 @@ class Agent {
   void on_closed(std::optional<Error> error);
   void on_signal();
   void start_job(StartJob job);
+  Result<void> look_around(const StartJob& job);
   Result<void> start_workers(const StartJob& job);
   void stop(const StopWorkers& order);
   void kill_all();
@@ -64,10 +73,13 @@ class Agent {
 
   const AgentOptions& options_;
   net::Secret secret_;
+  const pid_t guard_ = ::getppid();
   Loop loop_;
   sys::SignalFd signals_;
   Watch signal_watch_;
   std::unique_ptr<Channel> channel_;
+  std::optional<PortLease> port_;  ///< MASTER_PORT, where the supervisor cannot hold it
+  std::string run_folder_;         ///< made here, so removed if nothing was put into it
   Stage stage_ = Stage::Waiting;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::size_t alive_ = 0;
@@ -97,20 +109,35 @@ Agent::Agent(const AgentOptions& options, net::Secret secret)
 int Agent::run() {
   // A log that reaches the limit of file size is trouble with a log, not the end of the job.
   ::signal(SIGXFSZ, SIG_IGN);
-  auto socket = net::connect_once(options_.supervisor, net::deadline_in(options_.connect_timeout));
-  if (!socket) throw std::move(socket).error().error;
+  const net::Deadline deadline = net::deadline_in(options_.connect_timeout);
+  auto connection = net::reach(options_.supervisor, secret_, control_options(), deadline);
+  while (!connection && options_.patient && connection.error().code() == ErrorCode::Unavailable &&
+         !net::passed(deadline)) {
+    std::this_thread::sleep_for(kTryAgain);
+    auto again = net::reach(options_.supervisor, secret_, control_options(), deadline);
+    // What the end of the time cut short says less than what was found before.
+    if (!again && net::passed(deadline)) break;
+    connection = std::move(again);
+  }
+  if (!connection) {
+    raise(connection.error().code(), "the agent of {} does not reach the supervisor: {}", sys::host_name(),
+          connection.error().what());
+  }
   channel_ = std::make_unique<Channel>(
-      loop_,
-      value_or_throw(
-          net::SecureConnection::with_secret(*std::move(socket), net::Role::Client, secret_, control_options())),
-      [this](Message message) { on_message(std::move(message)); },
+      loop_, *std::move(connection), [this](Message message) { on_message(std::move(message)); },
       [this](std::optional<Error> error) { on_closed(std::move(error)); });
   Hello hello;
   hello.version = kVersion;
   hello.host_index = options_.host_index;
-  hello.host = sys::host_name();
+  hello.host = options_.host_name.empty() ? sys::host_name() : options_.host_name;
+  hello.build = own_announcement().build;
   hello.pid = static_cast<std::int32_t>(::getpid());
   hello.cores = sys::usable_cores();
+  if (options_.elsewhere) {
+    channel_->watch_link(options_.host_timeout);
+    if (options_.host_index <= 0) port_ = value_or_throw(PortLease::take(static_cast<std::uint64_t>(::getpid())));
+    if (port_) hello.free_port = port_->port();
+  }
   channel_->send(hello);
   signal_watch_.on_readable([this] { on_signal(); });
   loop_.run();
@@ -132,6 +159,10 @@ void Agent::on_message(Message message) {
     for (auto& worker : workers_) worker->signal(signal->signal);
   } else if (const auto* order = std::get_if<StopWorkers>(&message)) {
     stop(*order);
+  } else if (const auto* refused = std::get_if<Refused>(&message)) {
+    exit_status_ = 1;
+    log::error("launch", "not taken: {}", refused->why);
+    if (stage_ == Stage::Waiting) loop_.stop();
   } else if (std::holds_alternative<AskStacks>(message)) {
     ask_stacks();
   } else if (std::holds_alternative<Finish>(message)) {
@@ -156,14 +187,22 @@ void Agent::on_closed(std::optional<Error> error) {
 
 void Agent::on_signal() {
   bool ended = false;
+  int told = 0;
   while (const auto signal = signals_.next()) {
-    if (*signal != SIGCHLD) ended = true;
+    if (*signal == SIGCHLD) continue;
+    ended = true;
+    told = *signal;
   }
   reap();
   if (!ended) return;
   // Somebody ends the agent, or its guard is gone: the job must not go on unguarded.
   exit_status_ = 1;
   if (workers_.empty()) return loop_.stop();
+  if (stage_ == Stage::Running && !stopping_) {
+    channel_->send(Ends{::getppid() != guard_ ? fmt::format("the guard of {} was killed", sys::host_name())
+                                              : fmt::format("the agent of {} was told to end by {}", sys::host_name(),
+                                                            sys::signal_name(told))});
+  }
   kill_all();
 }
 
@@ -181,12 +220,33 @@ void Agent::start_job(StartJob job) {
   }
 }
 
+Result<void> Agent::look_around(const StartJob& job) {
+  if (!job.elsewhere) return {};
+  std::error_code error;
+  if (!std::filesystem::is_directory(job.folder, error)) {
+    return fail(ErrorCode::Unavailable,
+                "there is no folder {} -- the job's working folder has to be at the same path on every host: a shared "
+                "file system, or a copy",
+                job.folder);
+  }
+  const std::string program = (std::filesystem::path(job.folder) / job.path).string();
+  if (::access(program.c_str(), X_OK) != 0) {
+    return fail(ErrorCode::Unavailable, "{}: {} -- the program has to be at the same path on every host", program,
+                errno_text(errno));
+  }
+  if (!job.run_folder.empty() && std::filesystem::create_directories(job.run_folder, error))
+    run_folder_ = job.run_folder;
+  if (error) return fail(ErrorCode::Io, "the run's folder {}: {}", job.run_folder, error.message());
+  return {};
+}
+
 Result<void> Agent::start_workers(const StartJob& job) {
   const auto fail_for = [](int rank, const Error& error) {
     ErrorContext context;
     context.rank = rank;
     return tl::unexpected(Error(error.code(), error.what(), context));
   };
+  if (auto fits = look_around(job); !fits) return fits;
   if (!job.log_folder.empty() && ::mkdir(job.log_folder.c_str(), 0777) != 0 && errno != EEXIST) {
     return fail(ErrorCode::Io, "folder {}: {}", job.log_folder, errno_text(errno));
   }
@@ -204,6 +264,10 @@ Result<void> Agent::start_workers(const StartJob& job) {
   program.open_files = job.open_files;
 
   Environment environment(job.environment);
+  if (job.elsewhere) {
+    environment = environment_there(environment, Environment::current());
+    environment.set("PWD", job.folder);
+  }
   const int threads = threads_of(sys::usable_cores(), static_cast<int>(job.workers.size()));
   std::vector<std::vector<int>> shares(job.workers.size());
   if (job.bind_to_cores) {
@@ -435,6 +499,7 @@ void Agent::all_gone(const std::string& stuck) {
   sweeping_ = Timer();
   grace_ = Timer();
   if (!stuck.empty()) exit_status_ = 1;
+  if (!run_folder_.empty()) ::rmdir(run_folder_.c_str());
   if (lost_supervisor_ || channel_->closed()) return loop_.stop();
   channel_->send(AllGone{swept_, stuck});
 }
@@ -443,11 +508,9 @@ void Agent::all_gone(const std::string& stuck) {
 
 int run_agent(const AgentOptions& options) {
   ::signal(SIGPIPE, SIG_IGN);  // a rank may end while its input is written; workers start with the default again
-  auto secret = net::Secret::from_sealed_memfd(options.secret_fd);
-  if (!secret) throw std::move(secret).error();
-  return run_guarded(options.lifeline_fd, [&options, &secret] {
+  return run_guarded(options.lifeline_fd, [&options] {
     value_or_throw(sys::become_subreaper());
-    Agent agent(options, *secret);
+    Agent agent(options, options.secret.value());
     return agent.run();
   });
 }

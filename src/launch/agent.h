@@ -8,15 +8,23 @@
 #include "net/secret.h"
 
 #include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace cohort::launch {
 
 struct AgentOptions {
-  net::Endpoint supervisor;
-  int secret_fd = -1;  ///< sealed memory file with the job's secret
-  int host_index = 0;
+  std::vector<net::Endpoint> supervisor;  ///< one of these is it
+  std::optional<net::Secret> secret = {};
+  int host_index = 0;     ///< -1: whatever the supervisor calls the host of this name
+  std::string host_name;  ///< empty: the system's
+  /// The supervisor is on another host; one that is silent for `host_timeout` is lost, and with it the job here.
+  bool elsewhere = false;
+  std::chrono::milliseconds host_timeout = std::chrono::seconds(3);
   /// End of file here means that the supervisor (or what carries its voice, e.g. ssh) is gone.
   int lifeline_fd = 0;
+  bool patient = false;  ///< the supervisor may come later
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(30);
 };
 

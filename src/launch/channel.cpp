@@ -1,5 +1,7 @@
 #include "launch/channel.h"
 
+#include "net/interfaces.h"
+
 #include <utility>
 
 namespace cohort::launch {
@@ -12,7 +14,8 @@ net::SecureOptions control_options() {
 }
 
 Channel::Channel(Loop& loop, net::SecureConnection connection, OnMessage on_message, OnClosed on_closed)
-    : connection_(std::move(connection)),
+    : loop_(loop),
+      connection_(std::move(connection)),
       watch_(loop, connection_.fd()),
       on_message_(std::make_shared<OnMessage>(std::move(on_message))),
       on_closed_(std::make_shared<OnClosed>(std::move(on_closed))) {
@@ -29,6 +32,22 @@ void Channel::send(const Message& message) {
   if (closed_) return;
   if (auto queued = connection_.queue(encode(message)); !queued) return close(queued.error());
   update_interest();
+}
+
+void Channel::watch_link(std::chrono::milliseconds longest) {
+  if (closed_) return;
+  net::watch_link(connection_.fd());
+  look_at_link(longest);
+}
+
+void Channel::look_at_link(std::chrono::milliseconds longest) {
+  const auto silence = net::link_silence(connection_.fd());
+  if (silence && *silence > longest) {
+    return close(Error(ErrorCode::PeerLost,
+                       fmt::format("nothing has come from {} for {:.1f} s: the link is cut, or the host is down",
+                                   peer(), std::chrono::duration<double>(*silence).count())));
+  }
+  link_ = Timer(loop_, std::chrono::milliseconds(100), [this, longest] { look_at_link(longest); });
 }
 
 void Channel::advance() {
@@ -65,6 +84,7 @@ void Channel::close(std::optional<Error> error) {
   if (closed_) return;
   closed_ = true;
   watch_ = Watch();
+  link_ = Timer();
   const auto handler = on_closed_;
   (*handler)(std::move(error));
 }

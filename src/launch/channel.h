@@ -6,6 +6,7 @@
 #include "launch/messages.h"
 #include "net/secure_connection.h"
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -31,6 +32,9 @@ class Channel {
   void send(const Message& message);
   /// From the next event on, others listen. May be called by a handler.
   void redirect(OnMessage on_message, OnClosed on_closed);
+  /// Closes with PeerLost once the other end's host has been silent so long.
+  void watch_link(std::chrono::milliseconds longest);
+  int fd() const noexcept { return connection_.fd(); }
   bool closed() const noexcept { return closed_; }
   bool established() const noexcept { return connection_.established(); }
   std::size_t unsent_bytes() const noexcept { return connection_.unsent_bytes(); }
@@ -41,8 +45,12 @@ class Channel {
   void update_interest();
   void close(std::optional<Error> error);
 
+  void look_at_link(std::chrono::milliseconds longest);
+
+  Loop& loop_;
   net::SecureConnection connection_;
   Watch watch_;
+  Timer link_;
   std::shared_ptr<OnMessage> on_message_;  ///< shared: a handler may replace itself
   std::shared_ptr<OnClosed> on_closed_;
   bool closed_ = false;

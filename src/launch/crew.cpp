@@ -1,10 +1,14 @@
 #include "launch/crew.h"
 
 #include "base/log.h"
+#include "launch/hosts.h"
+#include "net/interfaces.h"
 #include "net/socket.h"
+#include "sys/process.h"
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <utility>
 
 namespace cohort::launch {
@@ -13,31 +17,79 @@ namespace {
 constexpr std::size_t kMostStrangers = 64;
 /// For a stranger to say who it is.
 constexpr auto kHelloLimit = std::chrono::seconds(5);
+/// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
+constexpr std::size_t kMostStarting = 64;
+
+sys::UniqueFd listen(bool elsewhere, std::uint16_t port) {
+  if (!elsewhere) return value_or_throw(net::listen_on({{"127.0.0.1", port}, {}}));
+  auto both = net::listen_on({{"::", port}, {}});
+  if (both) return *std::move(both);
+  return value_or_throw(net::listen_on({{"0.0.0.0", port}, {}}));  // there is no IPv6 here
+}
 
 }  // namespace
 
-Crew::Crew(Loop& loop, const net::Secret& secret, Events events)
+Crew::Crew(Loop& loop, const net::Secret& secret, Options options, Events events)
     : loop_(loop),
       secret_(secret),
+      options_(std::move(options)),
       events_(std::move(events)),
-      listener_(value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}))) {
+      listener_(listen(options_.elsewhere, options_.remote.port)) {
   listener_watch_ = Watch(loop_, listener_.get());
   listener_watch_.on_readable([this] { accept(); });
 }
 
 void Crew::start(const std::vector<PlannedHost>& hosts) {
-  const net::Endpoint here = value_or_throw(net::local_endpoint(listener_.get()));
   for (const PlannedHost& host : hosts) {
     CrewMember& member = *members_.emplace_back(std::make_unique<CrewMember>());
     member.host = host;
-    member.process = value_or_throw(starter_.start({host, here}, secret_));
-    member.ended = Watch(loop_, member.process.process.pidfd.get());
-    member.ended.on_readable([this, &member] {
-      member.ended = Watch();
-      member.process_gone = true;
-      events_.on_process_ended(member);
-    });
   }
+  for (const auto& member : members_) {
+    if (member->host.local) start_local(*member);
+  }
+  if (options_.remote.way == Way::Hand) over_ = true;  // others do that
+  start_remote();
+}
+
+void Crew::start_local(CrewMember& member) {
+  const net::Endpoint here = value_or_throw(net::local_endpoint(listener_.get()));
+  member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here.tcp.port}, {}}, secret_));
+  member.ended = Watch(loop_, member.process.process.pidfd.get());
+  member.ended.on_readable([this, &member] { on_process_ended(member); });
+}
+
+void Crew::start_remote() {
+  for (; !over_ && starting_ < kMostStarting && next_remote_ < members_.size(); ++next_remote_) {
+    CrewMember& member = *members_[next_remote_];
+    if (member.host.local) continue;
+    auto process = start_remote_agent(options_.remote, member.host);
+    if (!process) {
+      over_ = true;
+      return events_.on_unfit(process.error().what());
+    }
+    ++starting_;
+    member.process = *std::move(process);
+    Invitation invitation{secret_, member.host.index, {}, options_.host_timeout};
+    const std::uint16_t port = value_or_throw(net::local_endpoint(listener_.get())).tcp.port;
+    for (const std::string& address : net::own_addresses()) invitation.supervisor.push_back({{address, port}, {}});
+    RemoteStart::Events events;
+    events.on_unfit = [this](const std::string& why) { events_.on_unfit(why); };
+    events.on_complaint = [this, &member](std::string line) { events_.on_complaint(member, std::move(line)); };
+    member.remote = std::make_unique<RemoteStart>(loop_, member.process, invitation, std::move(events));
+    member.ended = Watch(loop_, member.process.process.pidfd.get());
+    member.ended.on_readable([this, &member] { on_process_ended(member); });
+  }
+}
+
+void Crew::on_process_ended(CrewMember& member) {
+  member.ended = Watch();
+  member.process_gone = true;
+  if (member.remote) {
+    member.remote->drain();
+    if (member.channel == nullptr) --starting_;
+  }
+  events_.on_process_ended(member);
+  start_remote();
 }
 
 void Crew::accept() {
@@ -45,7 +97,7 @@ void Crew::accept() {
     auto socket = net::accept_one(listener_.get());
     if (!socket || !*socket) return;
     strangers_.remove_if([](const Stranger& stranger) { return stranger.leaving || stranger.channel == nullptr; });
-    if (strangers_.size() >= kMostStrangers) continue;  // closes it
+    if (strangers_.size() >= kMostStrangers + 8 * members_.size()) continue;  // closes it
     auto connection =
         net::SecureConnection::with_secret(std::move(**socket), net::Role::Server, secret_, control_options());
     if (!connection) continue;
@@ -55,41 +107,129 @@ void Crew::accept() {
         [this, &stranger](Message message) {
           if (const auto* hello = std::get_if<Hello>(&message)) on_hello(stranger, *hello);
         },
-        [&stranger](const std::optional<Error>& error) {
+        [this, &stranger](const std::optional<Error>& error) {
           if (error) log::info("launch", "a connection to the supervisor failed: {}", error->what());
           stranger.leaving = true;
+          // It has proved the secret, so it is one of ours.
+          if (error && error->code() == ErrorCode::Corrupt && stranger.channel->established()) {
+            events_.on_unfit(
+                fmt::format("what the agent at {} says is not understood: it is of another version of "
+                            "Cohort; this is {}; install one version everywhere",
+                            stranger.channel->peer(), own_announcement().version));
+          }
         });
     stranger.limit = Timer(loop_, kHelloLimit, [&stranger] { stranger.leaving = true; });
   }
 }
 
 void Crew::on_hello(Stranger& stranger, const Hello& hello) {
-  const auto found = std::find_if(members_.begin(), members_.end(),
-                                  [&hello](const auto& member) { return member->host.index == hello.host_index; });
-  if (hello.protocol != kProtocol || found == members_.end() || (*found)->channel != nullptr) {
-    if (hello.protocol != kProtocol) {
-      events_.on_unfit(
-          fmt::format("the agent of {} is Cohort {} (protocol {}), this is protocol {}: install one version everywhere",
-                      hello.host, hello.version, hello.protocol, kProtocol));
-    }
-    return;
+  Announcement there;
+  there.protocol = hello.protocol;
+  there.version = hello.version;
+  there.build = hello.build;
+  there.host = hello.host;
+  there.path = fmt::format("pid {}", hello.pid);
+  if (std::string why = difference(own_announcement(), there); !why.empty()) {
+    stranger.channel->send(Refused{why});
+    return events_.on_unfit(std::move(why));
+  }
+  const auto found = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+    return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
+  });
+  if (found == members_.end() || (*found)->channel != nullptr) {
+    const bool known = found != members_.end();
+    return stranger.channel->send(Refused{fmt::format("{} {}; the job's hosts: {}", hello.host,
+                                                      known ? "is there already" : "is none of the job's", names())});
   }
   CrewMember& member = **found;
   member.channel = std::move(stranger.channel);
+  member.free_port = hello.free_port;
+  if (!member.host.local) member.channel->watch_link(options_.host_timeout);
+  if (member.remote) {
+    member.remote->set_joined();
+    if (!member.process_gone) --starting_;
+  }
   // The channel is calling us at this moment; from the next message on it talks to the agent.
   member.channel->redirect(
       [this, &member](Message message) { events_.on_message(member, std::move(message)); },
       [this, &member](const std::optional<Error>& error) { events_.on_channel_closed(member, error); });
   stranger.limit = Timer();
-  if (std::all_of(members_.begin(), members_.end(), [](const auto& each) { return each->channel != nullptr; })) {
+  if (all_joined()) {
     listener_watch_ = Watch();
     listener_.reset();
   }
   events_.on_joined(member);
+  start_remote();
 }
 
 void Crew::let_go() {
-  for (const auto& member : members_) member->process.lifeline.reset();
+  for (const auto& member : members_) give_up(*member);
+}
+
+void Crew::give_up(CrewMember& member) {
+  member.process.lifeline.reset();
+  // ssh that has not connected yet, or whose host is gone, does not look at its stdin. (Not reaped before the end.)
+  if (member.remote && !member.process_gone) ::kill(member.process.process.pid, SIGTERM);
+}
+
+net::Address Crew::own_address(const CrewMember& member) {
+  if (member.host.local) return {"127.0.0.1", 0};
+  return value_or_throw(net::local_endpoint(member.channel->fd())).tcp;
+}
+
+net::Address Crew::agent_address(const CrewMember& member) {
+  if (member.host.local) return {"127.0.0.1", 0};
+  return value_or_throw(net::peer_endpoint(member.channel->fd())).tcp;
+}
+
+std::string Crew::why_not(const CrewMember& member) const {
+  FailedStart failed;
+  failed.way = options_.remote.way;
+  failed.host = member.host.name;
+  failed.command =
+      options_.remote.remote_cohort.empty() ? sys::own_executable().value_or("cohort") : options_.remote.remote_cohort;
+  if (options_.remote.way == Way::Hand) return fmt::format("nobody has come as {}; {}", member.host.name, invitation());
+  if (member.remote == nullptr) return fmt::format("the start of {} has to wait for others", member.host.name);
+  failed.announced = member.remote->announced();
+  if (member.process_gone) failed.status = sys::peek_exit_status(member.process.process.pid);
+  failed.noise = member.remote->noise();
+  failed.complaints = member.remote->complaints();
+  return explain(failed);
+}
+
+std::string Crew::names() const {
+  std::string text;
+  for (const auto& member : members_) text += (text.empty() ? "" : ", ") + member->host.name;
+  return text;
+}
+
+std::string Crew::invitation() const {
+  if (options_.remote.way != Way::Hand || all_joined()) return {};
+  std::string missing;
+  for (const auto& member : members_) {
+    if (member->channel == nullptr && !member->host.local) missing += (missing.empty() ? "" : ", ") + member->host.name;
+  }
+  const std::uint16_t port = value_or_throw(net::local_endpoint(listener_.get())).tcp.port;
+  std::string addresses;
+  for (const std::string& address : net::own_addresses())
+    addresses += (addresses.empty() ? "" : ",") + net::to_string(net::Address{address, port});
+  return fmt::format("waiting for {}; on each: cohort agent --join {} --secret-file FILE --name HOST", missing,
+                     addresses);
+}
+
+std::string Crew::how_ended(const CrewMember& member) const {
+  const auto status = sys::peek_exit_status(member.process.process.pid);
+  return fmt::format("{}: {}", way_name(options_.remote.way), status ? sys::to_string(*status) : "unknown status");
+}
+
+net::Endpoint Crew::open_endpoint() const {
+  net::Endpoint endpoint = value_or_throw(net::local_endpoint(listener_.get()));
+  endpoint.tcp.port = 0;
+  return endpoint;
+}
+
+bool Crew::all_joined() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->channel != nullptr; });
 }
 
 void Crew::broadcast(const Message& message) {
@@ -104,7 +244,9 @@ bool Crew::all_started() const {
 
 bool Crew::all_ended() const {
   return std::all_of(members_.begin(), members_.end(), [](const auto& member) {
-    return member->process_gone && (member->all_gone || member->channel == nullptr || member->channel->closed());
+    const bool never_begun = !member->host.local && member->remote == nullptr;
+    return (never_begun || member->process_gone) &&
+           (member->all_gone || member->channel == nullptr || member->channel->closed());
   });
 }
 
@@ -112,6 +254,9 @@ std::string Crew::missing() const {
   std::string names;
   for (const auto& member : members_) {
     if (!member->started) names += (names.empty() ? "" : ", ") + member->host.name;
+  }
+  for (const auto& member : members_) {
+    if (member->channel == nullptr && !member->host.local) return names + ": " + why_not(*member);
   }
   return names;
 }

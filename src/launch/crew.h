@@ -1,15 +1,19 @@
 // The agents of one job, one per host: starts them, lets them in (and nobody else), and knows how far each has come.
-// What is said to them and what follows from what they say is the supervisor's. One thread.
+// Hosts other than this one are reached by a command, so many at a time. What is said to agents and what follows from
+// what they say is the supervisor's. One thread.
 #pragma once
 
 #include "launch/channel.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/plan.h"
+#include "launch/remote_start.h"
 #include "launch/starter.h"
 #include "net/secret.h"
 #include "sys/unique_fd.h"
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -24,7 +28,9 @@ namespace cohort::launch {
 struct CrewMember {
   PlannedHost host;
   AgentProcess process;
-  Watch ended;  ///< its process has
+  std::unique_ptr<RemoteStart> remote;  ///< where a command is in between
+  std::uint16_t free_port = 0;          ///< that the agent holds for the job, on its host
+  Watch ended;                          ///< its process has
   std::unique_ptr<Channel> channel;
   bool started = false;       ///< its ranks run; the supervisor sets it
   bool all_gone = false;      ///< its ranks and all below them have ended; the supervisor sets it
@@ -38,15 +44,22 @@ class Crew {
     std::function<void(CrewMember&, Message)> on_message;
     std::function<void(CrewMember&, const std::optional<Error>&)> on_channel_closed;
     std::function<void(CrewMember&)> on_process_ended;
-    std::function<void(std::string)> on_unfit;  ///< why one that came cannot be taken
+    std::function<void(std::string)> on_unfit;  ///< why one that came, or did not come, cannot be taken
+    std::function<void(CrewMember&, std::string)> on_complaint;  ///< a line of a remote agent's stderr
   };
-  /// Listens on loopback. Throws cohort::Error.
-  Crew(Loop& loop, const net::Secret& secret, Events events);
+  struct Options {
+    RemoteOptions remote = {};
+    bool elsewhere = false;  ///< there are other hosts than this one: listens on all addresses, not on loopback
+    std::chrono::milliseconds host_timeout = std::chrono::seconds(3);  ///< a host that is silent so long is lost
+  };
+  /// Throws cohort::Error.
+  Crew(Loop& loop, const net::Secret& secret, Options options, Events events);
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
-  /// Throws where one cannot be started; those before it run, until `let_go`.
+  /// Throws where a local one cannot be started; those before it run, until `let_go`.
   void start(const std::vector<PlannedHost>& hosts);
+  void start_no_more() noexcept { over_ = true; }
   /// Ends the lifelines: agents, and what they own, end by themselves.
   void let_go();
   /// To all that have joined.
@@ -54,11 +67,26 @@ class Crew {
 
   /// In the order of the hosts.
   const std::vector<std::unique_ptr<CrewMember>>& members() const noexcept { return members_; }
+  bool all_joined() const;
   bool all_started() const;
   /// No agent's process is left, and nothing that it said is on its way.
   bool all_ended() const;
-  /// The hosts whose ranks do not run yet: "a, b".
+  /// The hosts whose ranks do not run yet: "a, b", and what is known of the first whose agent has not come.
   std::string missing() const;
+  /// Why a remote agent whose command has ended did not come.
+  std::string why_not(const CrewMember& member) const;
+  /// By hand: who is waited for, and what to type there; empty: nobody.
+  std::string invitation() const;
+  /// "ssh: exit code 255: Connection reset": of a remote agent whose command has ended.
+  std::string how_ended(const CrewMember& member) const;
+  /// For another server of the job, at a port of the system's choice: where this one listens.
+  net::Endpoint open_endpoint() const;
+  /// Ends the lifeline and the command in between, which may be waiting for a host that is not there.
+  static void give_up(CrewMember& member);
+  /// The address of this host by which an agent has come; loopback for one that is here.
+  static net::Address own_address(const CrewMember& member);
+  /// And the agent's.
+  static net::Address agent_address(const CrewMember& member);
 
  private:
   /// A connection that has not said who it is yet.
@@ -68,16 +96,23 @@ class Crew {
     Timer limit;
   };
   void accept();
+  std::string names() const;
+  void start_local(CrewMember& member);
+  void start_remote();
+  void on_process_ended(CrewMember& member);
   void on_hello(Stranger& stranger, const Hello& hello);
 
   Loop& loop_;
   const net::Secret& secret_;
+  const Options options_;
   Events events_;
-  LocalStarter starter_;
   sys::UniqueFd listener_;
   Watch listener_watch_;
   std::vector<std::unique_ptr<CrewMember>> members_;
   std::list<Stranger> strangers_;
+  std::size_t next_remote_ = 0;  ///< in members_
+  std::size_t starting_ = 0;     ///< remote ones on their way
+  bool over_ = false;            ///< no more are started
 };
 
 }  // namespace cohort::launch

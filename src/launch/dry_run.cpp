@@ -4,6 +4,7 @@
 #include "base/ranges.h"
 #include "launch/job_setup.h"
 #include "sys/cpus.h"
+#include "sys/process.h"
 
 #include <algorithm>
 #include <array>
@@ -18,11 +19,17 @@ constexpr std::string_view kLater = "(chosen at the start)";
 constexpr std::array kChosenLater = {env::kMasterPort, env::kStore, env::kJobId, env::kRunDir,
                                      std::string_view("TORCHELASTIC_RUN_ID")};
 
-std::string shown(const std::string& assignment, bool own_folder) {
+struct Known {
+  bool folder = false;
+  bool elsewhere = false;  ///< then rank 0's address is not
+};
+
+std::string shown(const std::string& assignment, const Known& known) {
   const auto equals = assignment.find('=');
   const std::string name = assignment.substr(0, equals);
-  const bool later = std::find(kChosenLater.begin(), kChosenLater.end(), name) != kChosenLater.end() &&
-                     !(name == env::kRunDir && own_folder);
+  const bool later = (std::find(kChosenLater.begin(), kChosenLater.end(), name) != kChosenLater.end() &&
+                      !(name == env::kRunDir && known.folder)) ||
+                     (name == env::kMasterAddr && known.elsewhere);
   return name + "=" + (later ? std::string(kLater) : shell_quoted(assignment.substr(equals + 1)));
 }
 
@@ -64,7 +71,7 @@ std::string describe_job(const RunOptions& options) {
   facts.run_folder = options.run_folder.empty() ? std::string() : absolute_path(options.run_folder);
   facts.master_address = "127.0.0.1";
 
-  // Every host is this one.
+  const Known known{!facts.run_folder.empty(), goes_elsewhere(setup.plan)};
   std::vector<std::vector<std::string>> rows = {{"rank", "host", "local rank"}};
   const bool bound = setup.bind == Binding::Core;
   if (bound) rows.front().push_back("processors");
@@ -74,15 +81,16 @@ std::string describe_job(const RunOptions& options) {
   for (const PlannedHost& host : setup.plan.hosts) {
     const StartJob job = order_for(setup, host, facts);
     folder = job.folder;
-    threads = threads_of(sys::usable_cores(), host.ranks);
-    const auto shares =
-        bound ? value_or_throw(share_cores(sys::cores_of_process(), host.ranks)) : std::vector<std::vector<int>>();
+    if (host.local) threads = threads_of(sys::usable_cores(), host.ranks);
+    const auto shares = bound && host.local ? value_or_throw(share_cores(sys::cores_of_process(), host.ranks))
+                                            : std::vector<std::vector<int>>();
     for (int local = 0; local < host.ranks; ++local) {
       rows.push_back({std::to_string(host.first_rank + local), host.name, std::to_string(local)});
-      if (bound) rows.back().push_back(to_ranges(shares[static_cast<std::size_t>(local)]));
+      if (bound)
+        rows.back().push_back(host.local ? to_ranges(shares[static_cast<std::size_t>(local)]) : std::string("(there)"));
       std::vector<std::string> additions;
       for (const std::string& assignment : job.workers[static_cast<std::size_t>(local)].environment) {
-        additions.push_back(shown(assignment, !facts.run_folder.empty()));
+        additions.push_back(shown(assignment, known));
       }
       own.push_back(std::move(additions));
     }
@@ -93,11 +101,12 @@ std::string describe_job(const RunOptions& options) {
   for (const std::string& assignment : setup.environment.assignments()) {
     const auto equals = assignment.find('=');
     if (before.find(assignment.substr(0, equals)) != assignment.substr(equals + 1)) {
-      common.push_back(shown(assignment, !facts.run_folder.empty()));
+      common.push_back(shown(assignment, known));
     }
   }
   if (!setup.environment.find(env::kOmpNumThreads))
-    common.push_back(fmt::format("{}={}", env::kOmpNumThreads, threads));
+    common.push_back(known.elsewhere ? fmt::format("{}=(cores / ranks of its host)", env::kOmpNumThreads)
+                                     : fmt::format("{}={}", env::kOmpNumThreads, threads));
   common.push_back(fmt::format("{}={}", env::kSecretFd, kWorkerSecretFd));
   common.push_back(fmt::format("{}={}", env::kStatusFd, kWorkerStatusFd));
   std::vector<std::vector<std::string>> differs(own.size());
@@ -115,6 +124,16 @@ std::string describe_job(const RunOptions& options) {
   text += shell_quoted(setup.program.path);
   for (std::size_t i = 1; i < setup.program.arguments.size(); ++i)
     text += " " + shell_quoted(setup.program.arguments[i]);
+  if (known.elsewhere) {
+    text += "\n\nagents of other hosts";
+    const std::string path =
+        options.remote.remote_cohort.empty() ? value_or_throw(sys::own_executable()) : options.remote.remote_cohort;
+    for (const PlannedHost& host : setup.plan.hosts) {
+      if (host.local) continue;
+      text += "\n ";
+      for (const std::string& word : remote_command(options.remote, host.name, path)) text += " " + shell_quoted(word);
+    }
+  }
   text += "\n\nenvironment, over the one of this command\n";
   if (own.size() > 1) {
     text += "  all ranks\n";

@@ -2,6 +2,7 @@
 
 #include "base/env.h"
 #include "base/ranges.h"
+#include "launch/host_environment.h"
 #include "launch/input_reader.h"
 #include "net/secret.h"
 #include "sys/cpus.h"
@@ -9,6 +10,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
@@ -57,23 +59,33 @@ JobSetup set_up_job(const RunOptions& options) {
   for (const env::Variable& variable : env::variables()) {
     if (variable.use == env::Variable::Use::RunOption) setup.environment.remove(variable.name);
   }
-  for (const std::string& assignment : options.environment) setup.environment.set(assignment);
+  for (const std::string& assignment : options.environment) {
+    setup.environment.set(assignment);
+    setup.chosen.push_back(assignment.substr(0, assignment.find('=')));
+  }
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
   setup.as_horovod = options.as_horovod;
   if (options.as_horovod) put_horovod_first(setup.environment);
   setup.program = value_or_throw(resolve_program(options.program, setup.environment));
-  const std::string host = sys::host_name();
-  const int processes = options.processes == 0 ? sys::usable_cores() : options.processes;
-  setup.plan = value_or_throw(make_plan({{host, kMostProcesses}}, processes));
+  std::vector<HostSlots> hosts = options.hosts;
+  int wished = options.processes;
+  if (hosts.empty()) {
+    hosts = {{sys::host_name(), kMostProcesses}};
+    if (wished == 0) wished = sys::usable_cores();
+  }
+  for (const HostSlots& host : hosts) wished += options.processes == 0 && !options.hosts.empty() ? host.slots : 0;
+  setup.plan = value_or_throw(make_plan(hosts, wished));
+  int processes = 0;  // here
+  for (const PlannedHost& host : setup.plan.hosts) processes += host.local ? host.ranks : 0;
 
   setup.bind = options.bind;
   // A host that has too few says so before anything is started.
-  if (setup.bind == Binding::Core) value_or_throw(share_cores(sys::cores_of_process(), processes));
+  if (setup.bind == Binding::Core && processes > 0) value_or_throw(share_cores(sys::cores_of_process(), processes));
 
   const auto [before, now] = sys::raise_open_files_limit();
   setup.open_files = before;
   // Two pipes, two logs and a pidfd for each rank.
-  const auto needed = 5 * static_cast<std::uint64_t>(processes) + 64;
+  const auto needed = 5 * static_cast<std::uint64_t>(processes) + 5 * setup.plan.hosts.size() + 64;
   if (now != 0 && needed > now) {
     raise(ErrorCode::Unavailable,
           "{} processes on one host need {} open files and the limit is {}; raise it (ulimit -Hn {}) or start fewer",
@@ -87,6 +99,10 @@ std::vector<int> shown_ranks(const RunOptions& options, const Plan& plan) {
   auto ranks = parse_ranges(options.shown_ranks, plan.world_size);
   if (!ranks) raise(ErrorCode::InvalidArgument, "--ranks {}", ranks.error().what());
   return *std::move(ranks);
+}
+
+bool goes_elsewhere(const Plan& plan) {
+  return std::any_of(plan.hosts.begin(), plan.hosts.end(), [](const PlannedHost& host) { return !host.local; });
 }
 
 std::vector<std::string> hosts_of_ranks(const Plan& plan) {
@@ -105,7 +121,19 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   char* folder = ::get_current_dir_name();
   if (folder != nullptr) job.folder = folder;
   std::free(folder);  // NOLINT: get_current_dir_name allocates with malloc
-  job.log_folder = facts.log_folder;
+  if (host.local) {
+    job.log_folder = facts.log_folder;
+  } else {
+    job.elsewhere = true;  // its output is kept here, by the supervisor
+    job.run_folder = facts.run_folder;
+    Environment travels;
+    for (const std::string& assignment : job.environment) {
+      const std::string name = assignment.substr(0, assignment.find('='));
+      if (!belongs_to_host(name) || std::find(setup.chosen.begin(), setup.chosen.end(), name) != setup.chosen.end())
+        travels.set(assignment);
+    }
+    job.environment = travels.assignments();
+  }
   job.input = InputReader::worth_reading(0);
   job.open_files = setup.open_files;
   job.bind_to_cores = setup.bind == Binding::Core;

@@ -22,7 +22,8 @@ struct JobSetup {
   Environment environment;  ///< of the workers, without what differs between ranks
   Binding bind = Binding::None;
   bool as_horovod = false;
-  std::uint64_t open_files = 0;  ///< the limit that workers get: what it was before it was raised for ourselves
+  std::vector<std::string> chosen = {};  ///< names of variables that go along to every host, whatever they are
+  std::uint64_t open_files = 0;          ///< the limit that workers get: what it was before it was raised for ourselves
 };
 
 /// Raises this process's limit of open files. Throws cohort::Error on wishes that cannot be met.
@@ -31,6 +32,8 @@ JobSetup set_up_job(const RunOptions& options);
 /// Those of --ranks; empty: all. Throws cohort::Error where it names one that there is not.
 std::vector<int> shown_ranks(const RunOptions& options, const Plan& plan);
 
+/// There are hosts other than this one.
+bool goes_elsewhere(const Plan& plan);
 /// By rank.
 std::vector<std::string> hosts_of_ranks(const Plan& plan);
 /// What the agent of `host` is to start.

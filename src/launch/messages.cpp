@@ -15,7 +15,7 @@ using codec::Writer;
 // One list of fields per message serves both directions: `visit_fields(message, archive)` names them in order.
 template <class M, class A>
 void visit_fields(M& m, A& a, const Hello*) {
-  a(m.protocol, m.version, m.host_index, m.host, m.pid, m.cores);
+  a(m.protocol, m.version, m.host_index, m.host, m.pid, m.cores, m.free_port, m.build);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Started*) {
@@ -72,13 +72,21 @@ void visit_fields(M& m, A& a, const AllGone*) {
   a(m.swept, m.stuck);
 }
 template <class M, class A>
+void visit_fields(M& m, A& a, const Ends*) {
+  a(m.why);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Refused*) {
+  a(m.why);
+}
+template <class M, class A>
 void visit_fields(M& m, A& a, const WorkerPlan*) {
   a(m.rank, m.environment);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const StartJob*) {
   a(m.path, m.arguments, m.environment, m.folder, m.log_folder, m.workers, m.input, m.tail_lines, m.open_files,
-    m.bind_to_cores);
+    m.bind_to_cores, m.elsewhere, m.run_folder);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Input*) {

@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 3;
+inline constexpr std::uint32_t kProtocol = 4;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -32,10 +32,12 @@ enum class Stream : std::uint8_t { Stdout = 0, Stderr = 1 };
 struct Hello {
   std::uint32_t protocol = kProtocol;
   std::string version;
-  std::int32_t host_index = 0;
+  std::int32_t host_index = 0;  ///< -1: the one that `host` names
   std::string host;
   std::int32_t pid = 0;
   std::int32_t cores = 1;
+  std::uint16_t free_port = 0;  ///< that the agent holds for the job: MASTER_PORT, if rank 0 is its
+  std::string build;            ///< as in an Announcement
 };
 
 /// All workers of the host run.
@@ -93,6 +95,11 @@ struct Stacks {
   std::string text;
 };
 
+/// The agent ends the job by itself: it was told to, or nobody guards it any more.
+struct Ends {
+  std::string why;
+};
+
 // From the supervisor.
 
 struct WorkerPlan {
@@ -111,6 +118,8 @@ struct StartJob {
   std::uint32_t tail_lines = 20;
   std::uint64_t open_files = 0;  ///< soft limit of the workers
   bool bind_to_cores = false;    ///< each worker to its share of the host's
+  bool elsewhere = false;        ///< the environment is another host's: the agent's own has HOME and the like
+  std::string run_folder;        ///< made there if it is not
 };
 
 struct Input {
@@ -135,11 +144,17 @@ struct StopWorkers {
 /// Nothing more is wanted: the agent ends.
 struct Finish {};
 
+/// To an agent that cannot be taken.
+struct Refused {
+  std::string why;
+};
+
 /// Reports are wanted now, and the stacks of all ranks that can tell them.
 struct AskStacks {};
 
-using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
-                             OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks>;
+using Message =
+    std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
+                 OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.

@@ -33,7 +33,7 @@ std::vector<Message> samples() {
   group.waiting = true;
   report.groups = {group, GroupReport{}};
   exited.last = report;
-  return {Hello{1, "0.1.0", 2, "vm", 77, 8},
+  return {Hello{1, "0.1.0", 2, "vm", 77, 8, 4711, "GNU 12, Release"},
           Started{{1, 2, 3}, 4},
           StartFailed{5, "no"},
           Output{1, Stream::Stderr, "text"},
@@ -49,7 +49,9 @@ std::vector<Message> samples() {
           Finish{},
           Reports{{report, RankReport{}}},
           Stacks{2, "main"},
-          AskStacks{}};
+          AskStacks{},
+          Ends{"its guard was killed"},
+          Refused{"no"}};
 }
 
 TEST(Messages, ComeBackAsTheyWere) {

@@ -32,6 +32,7 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes) {
     if (next == processes) break;
     PlannedHost planned;
     planned.name = host.name;
+    planned.local = host.local;
     planned.index = static_cast<int>(plan.hosts.size());
     planned.first_rank = next;
     planned.ranks = std::min(host.slots, processes - next);

@@ -11,8 +11,9 @@ namespace cohort::launch {
 
 /// A host that may run workers.
 struct HostSlots {
-  std::string name;  ///< for messages
-  int slots = 1;     ///< how many workers it takes
+  std::string name;   ///< for messages
+  int slots = 1;      ///< how many workers it takes
+  bool local = true;  ///< it is the one that this process is on
 };
 
 struct PlannedHost {
@@ -20,6 +21,7 @@ struct PlannedHost {
   int index = 0;       ///< GROUP_RANK
   int first_rank = 0;  ///< its ranks are consecutive
   int ranks = 0;
+  bool local = true;
 };
 
 struct Plan {

@@ -94,6 +94,10 @@ Result<void> check_executable(const std::string& path) {
 
 }  // namespace
 
+Result<std::string> find_command(const std::string& name, const Environment& environment) {
+  return find_file(name, environment, false);
+}
+
 Result<std::string> active_python(const Environment& environment) {
   if (const auto virtual_env = environment.find("VIRTUAL_ENV"); virtual_env && !virtual_env->empty()) {
     const std::string python = *virtual_env + "/bin/python3";

@@ -30,6 +30,9 @@ struct Program {
 /// executable, a script whose interpreter is missing, neither a program nor a script, no Python.
 Result<Program> resolve_program(const ProgramRequest& request, const Environment& environment);
 
+/// In PATH. Fails with Unavailable, naming what was searched.
+Result<std::string> find_command(const std::string& name, const Environment& environment);
+
 /// VIRTUAL_ENV's Python, else python3 on PATH, else python.
 Result<std::string> active_python(const Environment& environment);
 

@@ -1,6 +1,6 @@
 // Places one agent on a host. A starter is the only part that knows how a host is reached; what it returns looks the
 // same for every kind: a process on this host that ends when the agent has ended, and a lifeline that tells the agent,
-// by its end, that the supervisor is gone.
+// by its end, that the supervisor is gone. Starters keep no state; the crew's thread calls them.
 #pragma once
 
 #include "base/result.h"
@@ -10,28 +10,45 @@
 #include "sys/process.h"
 #include "sys/unique_fd.h"
 
-namespace cohort::launch {
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
-struct AgentCall {
-  PlannedHost host;
-  net::Endpoint supervisor;  ///< where the agent connects to
-};
+namespace cohort::launch {
 
 struct AgentProcess {
   sys::ChildProcess process;
-  sys::UniqueFd lifeline;  ///< write end; nothing is written
-};
-
-class Starter {
- public:
-  virtual ~Starter() = default;
-  virtual Result<AgentProcess> start(const AgentCall& call, const net::Secret& secret) = 0;
+  sys::UniqueFd lifeline;  ///< write end; over a command an invitation is written, and nothing after it
+  // What the command in between says; empty where there is none.
+  sys::UniqueFd out;
+  sys::UniqueFd err;
 };
 
 /// On this host: `cohort agent` in a session of its own, the secret in an inherited sealed memory file.
-class LocalStarter : public Starter {
- public:
-  Result<AgentProcess> start(const AgentCall& call, const net::Secret& secret) override;
+Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
+                                       const net::Secret& secret);
+
+/// How other hosts are reached. By hand: somebody runs `cohort agent --join` there.
+enum class Way { Ssh, Slurm, Mpi, Hand };
+
+struct RemoteOptions {
+  Way way = Way::Ssh;
+  std::vector<std::string> ssh = {"ssh"};  ///< the command and options of the user's own
+  std::string remote_cohort;               ///< path of the command there; empty: as here
+  // By hand.
+  std::string secret_file;  ///< the job's secret, which the agents have, too
+  std::uint16_t port = 0;   ///< where they come to; 0: one of the system's choice
 };
+
+/// The words that run `cohort agent --invited` on the host: argv, argv[0] is looked up in PATH. Pure.
+std::vector<std::string> remote_command(const RemoteOptions& options, const std::string& host,
+                                        const std::string& cohort_path);
+
+/// On another host. The agent announces itself on `out` and waits for its invitation (invitation.h).
+Result<AgentProcess> start_remote_agent(const RemoteOptions& options, const PlannedHost& host);
+
+/// "ssh", "srun", "mpirun": for messages.
+std::string_view way_name(Way way);
 
 }  // namespace cohort::launch

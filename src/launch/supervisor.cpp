@@ -35,8 +35,13 @@ void Supervisor::prepare() {
   value_or_throw(sys::become_subreaper());
   spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
   signals_.emplace(value_or_throw(sys::SignalFd::create(kSignals)));
-  secret_ = value_or_throw(net::Secret::generate());
-  crew_.emplace(loop_, *secret_, crew_events());
+  secret_ = value_or_throw(options_.remote.secret_file.empty() ? net::Secret::generate()
+                                                               : net::Secret::from_file(options_.remote.secret_file));
+  Crew::Options crew;
+  crew.remote = options_.remote;
+  crew.elsewhere = goes_elsewhere(setup_.plan);
+  crew.host_timeout = options_.host_timeout;
+  crew_.emplace(loop_, *secret_, crew, crew_events());
   const std::string id = random_hex(6);
   const bool first = attempts_.job_id.empty();
   if (first) attempts_.job_id = fmt::format("{}-{}", setup_.program.name, id);
@@ -66,6 +71,7 @@ void Supervisor::prepare() {
   port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(job_id_)));
   store::StoreServerOptions store_options;
   store_options.secret = *secret_;
+  if (goes_elsewhere(setup_.plan)) store_options.endpoint = crew_->open_endpoint();
   store_ = std::make_unique<store::StoreServer>(store_options);
 
   display_.set_up(std::move(look));
@@ -83,6 +89,8 @@ void Supervisor::prepare() {
   record_.max_restarts = options_.max_restarts;
   record_.attempts = attempts_.records;
   if (options_.keep_logs) record_.log_folder = absolute_path(logs_below(folder_.path));
+  if (options_.keep_logs && goes_elsewhere(setup_.plan))
+    remote_logs_.emplace(record_.log_folder, [this](const std::string& text) { say(text); });
 }
 
 Crew::Events Supervisor::crew_events() {
@@ -93,12 +101,18 @@ Crew::Events Supervisor::crew_events() {
     on_channel_closed(agent, error);
   };
   events.on_process_ended = [this](CrewMember& agent) { on_agent_process_ended(agent); };
-  events.on_unfit = [this](const std::string& why) { fail_start(why); };
+  events.on_unfit = [this](const std::string& why) {
+    if (stage_ == Stage::Starting) fail_start(why);
+  };
+  events.on_complaint = [this](const CrewMember& agent, const std::string& line) {
+    if (stage_ == Stage::Running) say(fmt::format("{}: {}", agent.host.name, line));
+  };
   return events;
 }
 
 void Supervisor::start_agents() {
   crew_->start(setup_.plan.hosts);
+  if (const std::string text = crew_->invitation(); !text.empty()) say(text);
   start_limit_ = Timer(loop_, options_.start_timeout, [this] {
     fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s", crew_->missing(),
                            std::chrono::duration<double>(options_.start_timeout).count()));
@@ -107,22 +121,37 @@ void Supervisor::start_agents() {
 
 void Supervisor::on_joined(CrewMember& agent) {
   if (stage_ != Stage::Starting) return agent.channel->send(Finish{});
+  // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
+  if (!crew_->all_joined()) return;
+  for (const auto& each : crew_->members()) each->channel->send(order_for(setup_, each->host, facts_for(*each)));
+  record_.master_port = facts_for(agent).master_port;
+}
 
+JobFacts Supervisor::facts_for(const CrewMember& agent) const {
   JobFacts facts;
   facts.job_id = job_id_;
   facts.run_folder = folder_.path;
-  facts.store = net::to_string(store_->endpoint().tcp);
-  facts.master_address = "127.0.0.1";
-  facts.master_port = port_->port();
+  facts.store = net::to_string(net::Address{Crew::own_address(agent).host, store_->endpoint().tcp.port});
+  // Rank 0's host, as seen from the others.
+  const CrewMember& first = *crew_->members().front();
+  facts.master_port = first.host.local ? port_->port() : first.free_port;
+  facts.master_address = Crew::agent_address(first).host;
+  for (const auto& other : crew_->members()) {
+    if (first.host.local && !other->host.local) {
+      facts.master_address = Crew::own_address(*other).host;
+      break;
+    }
+  }
   facts.log_folder = record_.log_folder;
   facts.restart = attempts_.restarts.done();
   facts.max_restarts = attempts_.restarts.most();
-  agent.channel->send(order_for(setup_, agent.host, facts));
+  return facts;
 }
 
 void Supervisor::on_message(CrewMember& agent, Message message) {
   if (auto* output = std::get_if<Output>(&message)) {
     if (output->rank < 0 || output->rank >= setup_.plan.world_size) return;
+    if (remote_logs_ && !agent.host.local) remote_logs_->keep(*output);
     display_.feed(static_cast<std::size_t>(agent.host.index), *output);
   } else if (const auto* started = std::get_if<Started>(&message)) {
     on_started(agent, *started);
@@ -138,6 +167,8 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
     if (!stacks->text.empty()) say(fmt::format("stacks of rank {}:\n{}", stacks->rank, demangled(stacks->text)));
   } else if (const auto* taken = std::get_if<InputTaken>(&message)) {
     if (input_) input_->taken(taken->bytes);
+  } else if (const auto* ends = std::get_if<Ends>(&message)) {
+    on_agent_ends(*ends);
   } else if (const auto* trouble = std::get_if<Trouble>(&message)) {
     say(fmt::format("{}: {}", agent.host.name, trouble->text));
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {
@@ -155,6 +186,7 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
 void Supervisor::on_started(CrewMember& agent, const Started& started) {
   if (started.pids.size() != static_cast<std::size_t>(agent.host.ranks)) return;
   agent.started = true;
+  if (remote_logs_ && !agent.host.local) remote_logs_->open(agent.host.first_rank, agent.host.ranks);
   std::copy(started.pids.begin(), started.pids.end(), record_.pids.begin() + agent.host.first_rank);
   if (stage_ != Stage::Starting) return;
   if (!crew_->all_started()) return;
@@ -181,6 +213,7 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
     input_ = std::make_unique<InputReader>(
         loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
   }
+  look_for_failure();  // on a host that was faster than another
 }
 
 void Supervisor::on_exited(const Exited& exited) {
@@ -203,6 +236,10 @@ void Supervisor::on_exited(const Exited& exited) {
   if (!exited.status.success() && others_.empty()) others_ = health_->overview(exited.rank);
   health_->rank_ended(exited.rank);
   if (exited.rank == 0) input_.reset();
+  look_for_failure();
+}
+
+void Supervisor::look_for_failure() {
   if (stage_ != Stage::Running || !first_failure(endings_)) return;
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
   // last destructors. Told to end now, it would lose the status that it is about to give.

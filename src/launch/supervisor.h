@@ -6,7 +6,9 @@
 #include "launch/binding.h"
 #include "launch/health.h"
 #include "launch/output_view.h"
+#include "launch/plan.h"
 #include "launch/program.h"
+#include "launch/starter.h"
 
 #include <chrono>
 #include <optional>
@@ -37,6 +39,9 @@ struct RunOptions {
   bool as_horovod = false;  ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
   /// A process without which nobody wants the job: its end ends it.
   std::optional<int> owner_pid = {};
+  std::vector<HostSlots> hosts = {};                                 ///< where; empty: this one
+  RemoteOptions remote = {};                                         ///< how others are reached
+  std::chrono::milliseconds host_timeout = std::chrono::seconds(3);  ///< a host that is silent so long is lost
   std::string owner_folder;  ///< private to the owner; removed if the owner ends first and can no longer do so
   bool quiet = false;        ///< print only what the ranks print, and failures
   bool json = false;         ///< everything on stdout, as events (events.h)

@@ -75,12 +75,13 @@ void Supervisor::before_stop() {
   cause_limit_ = Timer();
   if (health_) health_->stop();
   input_.reset();
+  crew_->start_no_more();
 }
 
 void Supervisor::tell_agents(int signal, Milliseconds limit) {
   for (const auto& agent : crew_->members()) {
     if (agent->channel == nullptr) {
-      agent->process.lifeline.reset();  // it has nothing to end but itself
+      Crew::give_up(*agent);  // it has nothing to end but itself
     } else if (!agent->started) {
       agent->channel->send(Finish{});
     } else {
@@ -98,7 +99,7 @@ void Supervisor::fail_start(const std::string& why) {
 void Supervisor::on_channel_closed(CrewMember& agent, const std::optional<Error>& error) {
   if (agent.all_gone || stage_ == Stage::Ended) return;
   agent_lost_ = true;
-  agent.process.lifeline.reset();  // its guard, if it lives, ends what is left
+  Crew::give_up(agent);  // its guard, if it lives, ends what is left
   if (stopping_.reason().empty()) {
     say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name,
                     error ? fmt::format(" ({})", error->what()) : ""));
@@ -110,7 +111,9 @@ void Supervisor::on_channel_closed(CrewMember& agent, const std::optional<Error>
 void Supervisor::on_agent_process_ended(CrewMember& agent) {
   if (!agent.all_gone && stage_ != Stage::Ended) {
     // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
-    if (agent.channel == nullptr || agent.channel->closed()) {
+    if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
+      fail_start(crew_->why_not(agent));
+    } else if (agent.channel == nullptr || agent.channel->closed()) {
       agent_lost_ = true;
       if (!stop_status_) stop_status_ = 1;
       if (stopping_.reason().empty())
@@ -119,11 +122,22 @@ void Supervisor::on_agent_process_ended(CrewMember& agent) {
         stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, Milliseconds(0));
     } else if (stage_ != Stage::Stopping) {
       if (!stop_status_) stop_status_ = 1;
-      say(fmt::format("the guard of {} was killed; ending the job", agent.host.name));
-      stop(fmt::format("the guard of {} was killed", agent.host.name), SIGKILL, Milliseconds(0));
+      const std::string what =
+          agent.remote ? fmt::format("the way to {} has ended ({})", agent.host.name, crew_->how_ended(agent))
+                       : fmt::format("the guard of {} was killed", agent.host.name);
+      say(what + "; ending the job");
+      stop(what, SIGKILL, Milliseconds(0));
     }
   }
   check_end();
+}
+
+void Supervisor::on_agent_ends(const Ends& ends) {
+  if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
+  agent_lost_ = true;
+  if (!stop_status_) stop_status_ = 1;
+  say(ends.why + "; ending the job");
+  stop(ends.why, SIGKILL, Milliseconds(0));
 }
 
 void Supervisor::on_signal(int signal) {

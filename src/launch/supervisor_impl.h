@@ -12,6 +12,7 @@
 #include "launch/job_setup.h"
 #include "launch/owner.h"
 #include "launch/port_lease.h"
+#include "launch/remote_logs.h"
 #include "launch/run_folder.h"
 #include "launch/stopping.h"
 #include "launch/supervisor.h"
@@ -44,11 +45,14 @@ class Supervisor {
   Crew::Events crew_events();
   void start_agents();
   void on_joined(CrewMember& agent);
+  JobFacts facts_for(const CrewMember& agent) const;
   void on_message(CrewMember& agent, Message message);
   void on_channel_closed(CrewMember& agent, const std::optional<Error>& error);
   void on_agent_process_ended(CrewMember& agent);
+  void on_agent_ends(const Ends& ends);
   void on_started(CrewMember& agent, const Started& started);
   void on_exited(const Exited& exited);
+  void look_for_failure();
   void wait_for_cause();
   void stop_for_failure();
   void tell_failure();
@@ -91,6 +95,7 @@ class Supervisor {
   Display display_;  ///< its sources are the crew's members
   Announcer announcer_;
   std::unique_ptr<InputReader> input_;
+  std::optional<RemoteLogs> remote_logs_;
   std::vector<Ending> endings_;
   std::optional<HealthWatch> health_;
   std::vector<std::string> others_;  ///< what they were doing when the first rank failed

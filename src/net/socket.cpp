@@ -43,7 +43,11 @@ Endpoint to_endpoint(const sockaddr_storage& storage, socklen_t size) {
     endpoint.tcp = {text, ntohs(v4->sin_port)};
   } else if (storage.ss_family == AF_INET6) {
     const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&storage);
-    ::inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof text);
+    // An IPv4 peer of a socket that takes both.
+    if (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr))
+      ::inet_ntop(AF_INET, &v6->sin6_addr.s6_addr[12], text, sizeof text);
+    else
+      ::inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof text);
     endpoint.tcp = {text, ntohs(v6->sin6_port)};
   } else if (storage.ss_family == AF_UNIX && size > offsetof(sockaddr_un, sun_path) + 1) {
     const auto* local = reinterpret_cast<const sockaddr_un*>(&storage);
@@ -118,6 +122,15 @@ Result<Endpoint> local_endpoint(int fd) {
   socklen_t size = sizeof storage;
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &size) != 0) {
     return fail(ErrorCode::Io, "getsockname: {}", errno_text(errno));
+  }
+  return to_endpoint(storage, size);
+}
+
+Result<Endpoint> peer_endpoint(int fd) {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof storage;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &size) != 0) {
+    return fail(ErrorCode::Io, "getpeername: {}", errno_text(errno));
   }
   return to_endpoint(storage, size);
 }

@@ -19,6 +19,8 @@ namespace cohort::net {
 Result<sys::UniqueFd> listen_on(const Endpoint& endpoint);
 /// Where the socket is bound.
 Result<Endpoint> local_endpoint(int fd);
+/// Where the other end is; IPv4 in its own spelling also where the socket is an IPv6 one.
+Result<Endpoint> peer_endpoint(int fd);
 /// "127.0.0.1:40312", or "pid 4711 (uid 1000)" over a Unix socket. For messages.
 std::string describe_peer(int fd);
 

@@ -129,6 +129,19 @@ ExitStatus exit_status_from_wait(int wait_status) noexcept {
   return status;
 }
 
+std::optional<ExitStatus> peek_exit_status(pid_t pid) {
+  siginfo_t info{};
+  if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != pid) return {};
+  ExitStatus status;
+  if (info.si_code == CLD_EXITED) {
+    status.code = info.si_status;
+  } else {
+    status.signal = info.si_status;
+    status.core_dumped = info.si_code == CLD_DUMPED;
+  }
+  return status;
+}
+
 std::string to_string(const ExitStatus& status) {
   if (status.signal == 0) return fmt::format("exit code {}", status.code);
   return fmt::format("killed by {}{}", signal_name(status.signal), status.core_dumped ? ", core dumped" : "");

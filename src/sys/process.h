@@ -33,6 +33,9 @@ ExitStatus exit_status_from_wait(int wait_status) noexcept;
 /// "exit code 3" or "killed by SIGKILL".
 std::string to_string(const ExitStatus& status);
 
+/// Of a child that has ended and has not been reaped, which it is not by this; nullopt where it cannot be told.
+std::optional<ExitStatus> peek_exit_status(pid_t pid);
+
 /// Which process group a child begins in.
 enum class Group {
   Caller,   ///< the caller's

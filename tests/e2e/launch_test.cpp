@@ -392,6 +392,25 @@ TEST(Launch, AnOwnerThatIsNotTheParentIsRefused) {
   EXPECT_NE(finished.err.find("(pid 1) has ended or is not the one"), std::string::npos) << finished.err;
 }
 
+TEST(Launch, AJobOfManyHostsCanBeTriedOnOne) {
+  std::string hosts;
+  for (int host = 0; host < 40; ++host) hosts += (hosts.empty() ? "n" : ",n") + std::to_string(host) + ":2";
+  const auto finished =
+      run({{"run", "-q", "--prefix", "none", "--starter", "local", "-H", hosts, "sh", "-c",
+            "echo $RANK $COHORT_HOST $LOCAL_RANK $GROUP_RANK; [ $RANK != 79 ] || exit 3; sleep 1000"}});
+  EXPECT_EQ(finished.status, 3) << finished.err;
+  EXPECT_NE(finished.err.find("rank 79 failed: exit code 3 (host n39,"), std::string::npos) << finished.err;
+  EXPECT_NE(finished.out.find("79 n39 1 39\n"), std::string::npos) << finished.out;
+}
+
+TEST(Launch, DryRunShowsHowOtherHostsAreReached) {
+  const auto finished = run({{"run", "--dry-run", "-H", "localhost:1,far-away:2", "--ssh", "ssh -p 2222", "true"}});
+  EXPECT_EQ(finished.status, 0) << finished.err;
+  EXPECT_NE(finished.out.find("3 processes on 2 hosts (localhost: rank 0, far-away: ranks 1-2)"), std::string::npos);
+  EXPECT_NE(finished.out.find("  ssh -p 2222 -o BatchMode=yes"), std::string::npos) << finished.out;
+  EXPECT_EQ(finished.out.find("ssh -p 2222", finished.out.find("ssh -p 2222") + 1), std::string::npos);
+}
+
 TEST(Launch, UnmodifiedTorchDistributedProgramRuns) {
   const auto has = run({{"run", "-q", "-np", "1", "probe.py"},
                         {},

@@ -1,0 +1,201 @@
+#include "launch/remote_start.h"
+
+#include "base/log.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+constexpr std::size_t kMostKept = 2000;
+constexpr std::size_t kLongestLine = 8000;
+
+/// The last bytes are the ones that explain.
+void keep(std::string& text, std::string_view more) {
+  text += more;
+  if (text.size() > 2 * kMostKept) text.erase(0, text.size() - kMostKept);
+}
+
+/// Of a non-blocking pipe: nullopt once it has ended, empty if there is nothing now.
+std::optional<std::string> read_piece(int fd) {
+  std::string bytes(4096, '\0');
+  ssize_t got = 0;
+  do {
+    got = ::read(fd, bytes.data(), bytes.size());
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && errno == EAGAIN) return std::string();
+  if (got <= 0) return std::nullopt;
+  bytes.resize(static_cast<std::size_t>(got));
+  return bytes;
+}
+
+}  // namespace
+
+RemoteStart::RemoteStart(Loop& loop, AgentProcess& process, const Invitation& invitation, Events events)
+    : process_(process),
+      invitation_(to_text(invitation)),
+      events_(std::move(events)),
+      out_(loop, process.out.get()),
+      err_(loop, process.err.get()) {
+  out_.on_readable([this] { read_out(); });
+  err_.on_readable([this] { read_err(); });
+}
+
+void RemoteStart::drain() {
+  while (process_.err && read_err()) {
+  }
+  while (process_.out && read_out()) {
+  }
+}
+
+bool RemoteStart::read_out() {
+  const auto piece = read_piece(process_.out.get());
+  if (!piece) {
+    out_ = Watch();
+    process_.out.reset();
+    if (!announced_) keep(noise_, std::exchange(line_, {}));
+    return false;
+  }
+  std::string_view rest = *piece;
+  while (!announced_ && !rest.empty()) {
+    const auto end = rest.find('\n');
+    line_ += rest.substr(0, end);
+    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+    if (end != std::string_view::npos || line_.size() > kLongestLine) take_line(std::exchange(line_, {}));
+  }
+  return !piece->empty();
+}
+
+void RemoteStart::take_line(std::string_view line) {
+  const auto announcement = parse_announcement(line);
+  if (!announcement) return keep(noise_, std::string(line) + "\n");
+  announced_ = true;
+  if (const std::string why = difference(own_announcement(), *announcement); !why.empty()) {
+    return events_.on_unfit(why);
+  }
+  // A pipe of 4 KiB takes it at once; where it does not, the agent says that its invitation has not come.
+  const ssize_t put = ::write(process_.lifeline.get(), invitation_.data(), invitation_.size());
+  if (put != static_cast<ssize_t>(invitation_.size())) log::info("launch", "the invitation of an agent was not taken");
+  std::fill(invitation_.begin(), invitation_.end(), '\0');
+}
+
+bool RemoteStart::read_err() {
+  const auto piece = read_piece(process_.err.get());
+  if (!piece) {
+    err_ = Watch();
+    process_.err.reset();
+    return false;
+  }
+  if (!joined_) {
+    keep(complaints_, *piece);
+    return !piece->empty();
+  }
+  error_line_ += *piece;
+  for (auto end = error_line_.find('\n'); end != std::string::npos; end = error_line_.find('\n')) {
+    const std::string line = error_line_.substr(0, end);
+    error_line_.erase(0, end + 1);
+    if (!line.empty()) events_.on_complaint(line);
+  }
+  if (error_line_.size() > kLongestLine) events_.on_complaint(std::exchange(error_line_, {}));
+  return !piece->empty();
+}
+
+namespace {
+
+struct Sign {
+  std::string_view text;
+  std::string_view why;
+  std::string_view advice;  ///< {0}: the host
+};
+
+/// What ssh says; the words are OpenSSH's.
+constexpr std::array kSshSigns = {
+    Sign{"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known",
+         "if it was set up anew: `ssh-keygen -R {0}`, then `ssh {0}` once by hand"},
+    Sign{"Host key verification failed", "its host key is not known here, and nobody can answer ssh's question",
+         "`ssh {0}` once by hand and answer yes"},
+    Sign{"Permission denied", "ssh cannot log in without a password",
+         "make a key and copy it there: `ssh-keygen`, `ssh-copy-id {0}`; `ssh -o BatchMode=yes {0} true` has to work"},
+    Sign{"Too many authentication failures", "ssh cannot log in without a password",
+         "name the one key to use in ~/.ssh/config (IdentityFile, IdentitiesOnly yes)"},
+    Sign{"Could not resolve hostname", "its name does not resolve here",
+         "check its spelling, /etc/hosts and DNS, or give HostName in ~/.ssh/config"},
+    Sign{"Connection refused", "no sshd listens there", "start sshd on {0}, or give Port in ~/.ssh/config"},
+    Sign{"No route to host", "there is no route to it", "is it up? `ping {0}`"},
+    Sign{"Network is unreachable", "there is no route to it", "check the network of this host"},
+    Sign{"timed out", "it does not answer", "is it up, and is port 22 open? `ssh {0} true`"},
+    Sign{"Bad configuration option", "ssh's configuration is wrong", "`ssh {0} true` shows the line"},
+    Sign{"Bad owner or permissions", "ssh refuses its configuration", "`chmod 600` the file that it names"},
+};
+
+std::string one_line(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const bool blank = c == '\n' || c == '\r' || c == '\t';
+    if (blank ? !out.empty() && out.back() != ' ' : static_cast<unsigned char>(c) >= ' ') out += blank ? ' ' : c;
+  }
+  while (!out.empty() && out.back() == ' ') out.pop_back();
+  if (out.size() > 600) out = "... " + out.substr(out.size() - 600);
+  return out;
+}
+
+std::string with_host(std::string_view text, const std::string& host) {
+  std::string out(text);
+  for (auto at = out.find("{0}"); at != std::string::npos; at = out.find("{0}", at + host.size())) {
+    out.replace(at, 3, host);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string explain(const FailedStart& failed) {
+  const std::string_view way = way_name(failed.way);
+  const std::string said = one_line(failed.complaints);
+  const std::string printed = one_line(failed.noise);
+  const auto text = [&](std::string_view why, std::string_view advice) {
+    std::string out = fmt::format("no agent on {} -- by {}: {}", failed.host, way, why);
+    if (!said.empty()) out += fmt::format(" -- it said: {}", said);
+    if (!printed.empty()) out += fmt::format(" -- stdout had: {}", printed);
+    if (!advice.empty()) out += fmt::format(" -- {}", with_host(advice, failed.host));
+    return out;
+  };
+  if (failed.announced) {
+    return text(failed.status ? fmt::format("the agent began and ended ({})", sys::to_string(*failed.status))
+                              : std::string("the agent began, and has not connected"),
+                "can {0} open connections to this host (a firewall)?");
+  }
+  if (!failed.status) {
+    if (failed.way == Way::Ssh)
+      return text("no sign of life",
+                  "`ssh -o BatchMode=yes {0} true` has to end by itself; does a start-up file of the "
+                  "shell there (.bashrc, .profile) wait for something?");
+    return text("no sign of life", failed.way == Way::Slurm ? "is there room for a step? `squeue -s`, `sinfo -N`" : "");
+  }
+  const int code = failed.status->shell_status();
+  if (failed.way == Way::Ssh && code == 255) {
+    for (const Sign& sign : kSshSigns) {
+      if (failed.complaints.find(sign.text) != std::string::npos) return text(sign.why, sign.advice);
+    }
+    return text("ssh failed", "`ssh -o BatchMode=yes {0} true` has to work");
+  }
+  if (code == 126 || code == 127) {
+    return text(fmt::format("{} cannot be started there (status {})", failed.command, code),
+                "install Cohort at the same path on every host, or give its path there with --remote-cohort");
+  }
+  if (failed.way == Way::Ssh) {
+    return text(fmt::format("the shell there ended with status {} before the agent began", code),
+                "a start-up file of the shell (.bashrc, .profile, .cshrc) ends it: what is not for logins without a "
+                "terminal has to stand behind `case $- in *i*) ;; *) return;; esac`");
+  }
+  return text(fmt::format("{} ended ({})", way, sys::to_string(*failed.status)), "");
+}
+
+}  // namespace cohort::launch

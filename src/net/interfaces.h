@@ -1,0 +1,21 @@
+// The addresses of this host, and how long a peer's host has been silent. Free of state; any thread may call.
+#pragma once
+
+#include "base/result.h"
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace cohort::net {
+
+/// Of interfaces that are up: numeric, IPv4 first. Neither loopback nor link-local ones, which mean nothing elsewhere.
+std::vector<std::string> own_addresses();
+
+/// Has the kernel ask the other end once a second, also while nothing is said, whether it is still there. Only the
+/// other kernel's silence counts, so that a process which is stopped or busy is not taken for dead.
+void watch_link(int fd);
+/// Since the last sign of life from the other end's kernel. Fails with Io.
+Result<std::chrono::milliseconds> link_silence(int fd);
+
+}  // namespace cohort::net

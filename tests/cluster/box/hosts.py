@@ -1,0 +1,202 @@
+"""Hosts: a network, a UTS and a mount namespace each, on a bridge in a namespace of its own, and their links."""
+
+import fcntl
+import json
+import os
+import pathlib
+import re
+import shutil
+
+from .system import NETNS, ROOT, BoxError, end_all, process_start, run
+
+MOST_HOSTS = 8
+
+
+class Box:
+    """The folder of a box and the names of what belongs to it."""
+
+    def __init__(self, name):
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", name):
+            raise BoxError(f"{name!r} is no name for a box -- wanted: up to 31 of a-z, 0-9 and '-'")
+        self.name = name
+        self.folder = ROOT / name
+        self.switch = f"cb-{name}"
+        self._lock = None
+
+    # What it consists of.
+
+    def facts(self):
+        try:
+            return json.loads((self.folder / "box.json").read_text())
+        except OSError:
+            raise BoxError(f"there is no box {self.name} -- bring it up: tools/cluster-box up --name {self.name}") from None
+
+    def hosts(self):
+        return [f"h{number}" for number in range(1, self.facts()["hosts"] + 1)]
+
+    def namespace(self, host):
+        return f"{self.switch}-{host}"
+
+    def namespaces(self):
+        """Files of all network namespaces of this name, also of a box that is only half there."""
+        try:
+            names = os.listdir(NETNS)
+        except OSError:
+            return []
+        ours = re.compile(re.escape(self.switch) + r"(-h\d+)?")
+        return [NETNS / name for name in sorted(names) if ours.fullmatch(name)]
+
+    def address(self, host, family=4):
+        number = int(host[1:])
+        return f"10.77.0.{number}" if family == 4 else f"fd77::{number}"
+
+    def check_host(self, host):
+        if host not in self.hosts():
+            raise BoxError(f"box {self.name} has no host {host} -- it has {', '.join(self.hosts())}")
+
+    # One at a time per name.
+
+    def lock(self):
+        ROOT.mkdir(mode=0o755, exist_ok=True)
+        self._lock = open(ROOT / f"{self.name}.lock", "w", encoding="ascii")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BoxError(f"box {self.name} is being brought up or down by another process") from None
+
+    def unlock(self):
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # Up and down.
+
+    def exists(self):
+        return self.folder.exists() or bool(self.namespaces())
+
+    def up(self, hosts, rate, owner=None):
+        """The network. `owner`: the process without which nobody wants the box."""
+        self.folder.mkdir(mode=0o755)
+        for part in ("ns", "inside"):
+            (self.folder / part).mkdir()
+        facts = {"name": self.name, "hosts": hosts, "rate": rate, "owner": owner,
+                 "owner_start": process_start(owner) if owner else None}
+        (self.folder / "box.json").write_text(json.dumps(facts) + "\n")
+        names = "".join(f"{self.address(h, f)} {h}\n" for h in self.hosts() for f in (4, 6))
+        (self.folder / "hosts").write_text("127.0.0.1 localhost\n::1 localhost ip6-localhost\n" + names)
+        # Files of namespaces are mounts, and those of mount namespaces want a private place.
+        run("mount", "--bind", self.folder / "ns", self.folder / "ns")
+        run("mount", "--make-private", self.folder / "ns")
+        run("ip", "netns", "add", self.switch)
+        run("ip", "-n", self.switch, "link", "set", "lo", "up")
+        run("ip", "-n", self.switch, "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
+        run("ip", "-n", self.switch, "link", "set", "br0", "up")
+        run("ip", "-n", self.switch, "addr", "add", "10.77.0.254/24", "dev", "br0")  # the way in from outside
+        run("ip", "-n", self.switch, "-6", "addr", "add", "fd77::fe/64", "dev", "br0", "nodad")
+        for host in self.hosts():
+            self._add_host(host)
+        if rate:
+            for host in self.hosts():
+                self.shape(host, rate)
+
+    def _add_host(self, host):
+        space = self.namespace(host)
+        port = f"p{host[1:]}"
+        run("ip", "netns", "add", space)
+        run("ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
+        run("ip", "-n", self.switch, "link", "set", port, "master", "br0", "up")
+        run("ip", "-n", space, "link", "set", "lo", "up")
+        run("ip", "-n", space, "link", "set", "eth0", "up")
+        run("ip", "-n", space, "addr", "add", self.address(host) + "/24", "dev", "eth0")
+        run("ip", "-n", space, "-6", "addr", "add", self.address(host, 6) + "/64", "dev", "eth0", "nodad")
+        # The second network, which leads nowhere and has one address on all hosts, as docker's bridge.
+        run("ip", "-n", space, "link", "add", "docker0", "type", "bridge")
+        run("ip", "-n", space, "addr", "add", "172.17.0.1/16", "dev", "docker0")
+        run("ip", "-n", space, "link", "set", "docker0", "up")
+        files = {kind: self.folder / "ns" / f"{kind}-{host}" for kind in ("uts", "mnt")}
+        for file in files.values():
+            file.touch()
+        # Its own names, its own shared memory; everything else is shared, as a home on NFS.
+        run("nsenter", f"--net={NETNS / space}", "unshare", f"--uts={files['uts']}", f"--mount={files['mnt']}",
+            "--propagation", "slave", "sh", "-ec",
+            f"hostname {host}; mount --bind {self.folder}/hosts /etc/hosts; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; "
+            f"mount -t tmpfs -o mode=755 tmpfs {self.folder}/inside; echo {host} > {self.folder}/inside/host")
+
+    def down(self):
+        """Ends everything, also what a killed `up` or `run` has left."""
+        spaces = self.namespaces()
+        end_all(spaces)
+        folder = self.folder / "ns"
+        if folder.exists():
+            for mount in reversed(mounts_below(folder)):
+                run("umount", "-l", mount)
+        for space in spaces:
+            run("ip", "netns", "del", space.name)
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+
+    # Inside.
+
+    def enter(self, host):
+        """Words before a command that is to run on the host, in this folder. (`ip netns exec` would hide the cgroups.)"""
+        namespaces = self.folder / "ns"
+        return ["nsenter", f"--net={NETNS / self.namespace(host)}", f"--uts={namespaces}/uts-{host}",
+                f"--mount={namespaces}/mnt-{host}", f"--wdns={os.getcwd()}", "--"]
+
+    def shape(self, host, rate):
+        """Limits what goes to and from the host; "none": no limit."""
+        self.check_host(host)
+        for space, device in ((self.switch, f"p{host[1:]}"), (self.namespace(host), "eth0")):
+            if rate == "none":
+                run("tc", "-n", space, "qdisc", "del", "dev", device, "root", check=False)
+            else:
+                run("tc", "-n", space, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "32kb",
+                    "latency", "50ms")
+
+    def cut(self, host):
+        """The cable is out: nobody is told, packets go nowhere."""
+        self.check_host(host)
+        run("ip", "-n", self.switch, "link", "set", f"p{host[1:]}", "nomaster")
+
+    def heal(self, host):
+        self.check_host(host)
+        run("ip", "-n", self.switch, "link", "set", f"p{host[1:]}", "master", "br0")
+
+    def is_cut(self, host):
+        return "master br0" not in run("ip", "-n", self.switch, "-o", "link", "show", f"p{host[1:]}")
+
+
+def mounts_below(folder):
+    """Mount points at and below a folder, as the kernel lists them."""
+    places = [line.split()[4] for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [place for place in places if place == str(folder) or place.startswith(f"{folder}/")]
+
+
+def all_boxes():
+    """Of every box of which anything is there."""
+    names = set()
+    if ROOT.exists():
+        names.update(entry.name for entry in ROOT.iterdir() if entry.is_dir())
+    if NETNS.exists():
+        for entry in os.listdir(NETNS):
+            found = re.fullmatch(r"cb-([a-z0-9-]+?)(-h\d+)?", entry)
+            if found:
+                names.add(found.group(1))
+    return [Box(name) for name in sorted(names)]
+
+
+def clear_orphans():
+    """Brings down the boxes whose `run` was killed."""
+    for box in all_boxes():
+        try:
+            facts = box.facts()
+            if not facts["owner"] or process_start(facts["owner"]) == facts["owner_start"]:
+                continue
+            box.lock()
+        except (BoxError, ValueError, KeyError):
+            continue
+        try:
+            box.down()
+        finally:
+            box.unlock()
+            pathlib.Path(ROOT / f"{box.name}.lock").unlink(missing_ok=True)

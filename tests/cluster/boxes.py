@@ -1,0 +1,81 @@
+"""For tests: a box of this process's own, and commands on its hosts. Skips where this machine cannot have one."""
+
+import atexit
+import contextlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "cluster-box"
+
+
+def tool(*words, **options):
+    options.setdefault("timeout", 60)
+    return subprocess.run([sys.executable, str(TOOL), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, check=False, **options)
+
+
+def require(*words):
+    """SkipTest with the reason where there can be no box."""
+    checked = tool("check", *words)
+    if checked.returncode == 77:
+        raise unittest.SkipTest(checked.stderr.strip())
+
+
+def alive(pid):
+    """A zombie is not: whoever has to wait for it may be slow."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Box:
+    def __init__(self, name, *words):
+        self.name = f"{name}-{os.getpid()}"
+        self.folder = pathlib.Path("/run/cohort-box") / self.name
+        require(*(word for word in words if word == "--slurm"))
+        done = tool("up", "--name", self.name, *words)
+        if done.returncode != 0:
+            raise AssertionError(f"the box does not come up: {done.stderr}")
+        atexit.register(self.down)
+
+    def down(self):
+        atexit.unregister(self.down)
+        return tool("down", "--name", self.name)
+
+    def act(self, what, *words):
+        done = tool(what, "--name", self.name, *words)
+        if done.returncode != 0:
+            raise AssertionError(done.stderr)
+
+    def words(self, host, *command):
+        return [sys.executable, str(TOOL), "exec", "--name", self.name, host, "--", *map(str, command)]
+
+    def run(self, host, *command, timeout=30, **options):
+        return subprocess.run(self.words(host, *command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=timeout, check=False, **options)
+
+    def start(self, host, *command, **options):
+        return subprocess.Popen(self.words(host, *command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, **options)
+
+    def processes(self, host, pattern="."):
+        """{pid: command line} of the host's processes whose command line matches."""
+        try:
+            wanted = os.stat(f"/run/netns/cb-{self.name}-{host}").st_ino
+        except OSError:
+            return {}
+        found = {}
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError):
+                    if os.stat(f"/proc/{entry}/ns/net").st_ino != wanted:
+                        continue
+                    line = pathlib.Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if line and re.search(pattern, line):
+                        found[int(entry)] = line.strip()
+        return found
