@@ -34,6 +34,7 @@ constexpr auto kAwake = 20ms;
 constexpr auto kLeft = 200us;   // an operation that nobody has taken on for this long is the thread's
 constexpr auto kAsleep = 50ms;  // between looks at how the world is
 constexpr auto kLeaving = 15s;  // for what was sent to be taken
+constexpr auto kTelling = 1s;   // for others to be told why the world ended
 
 // Larger buffers gain nothing from being copied together.
 constexpr std::size_t kFusedBuffer = std::size_t{64} << 10;
@@ -327,7 +328,7 @@ void Core::serve() {
     asleep_ = false;
   }
   lock.unlock();
-  const auto limit = Clock::now() + kLeaving;
+  const auto limit = Clock::now() + (world_.ended() ? kTelling : kLeaving);
   while (!transport.flushed() && Clock::now() < limit) transport.sleep(10ms);
   transport.leave();
 }

@@ -270,7 +270,9 @@ void Engine::reduce_gathered(const Request& request, const Members& members, boo
   const std::size_t element = size_of(request.dtype);
   const auto locals = static_cast<std::size_t>(layout_.locals);
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
-  const auto per_chunk = static_cast<std::int64_t>(std::max<std::size_t>(64, chunk_bytes_ / element / locals));
+  std::size_t most = 1;  // ranks on a host: chunks are the same everywhere
+  for (const std::vector<int>& there : layout_.ranks) most = std::max(most, there.size());
+  const auto per_chunk = static_cast<std::int64_t>(std::max<std::size_t>(64, chunk_bytes_ / element / most));
   std::vector<bool> brings(hosts, false);
   for (int rank = 0; rank < layout_.size; ++rank) {
     if (members.folded[static_cast<std::size_t>(rank)]) brings[static_cast<std::size_t>(layout_.host_of(rank))] = true;

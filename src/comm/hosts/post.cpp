@@ -45,6 +45,7 @@ Post::Channel& Post::open(int peer) {
 
 Work Post::submit(const Request& request) {
   const auto called = Clock::now();
+  if (owner_.drivers.load(std::memory_order_relaxed) == 0) transport_.progress();  // there may be news of the peer
   WorkPtr work;
   std::optional<Error> over;
   bool is_over = false;

@@ -188,6 +188,7 @@ bool Link::begin_frame(TransportEvents& events) {
   }
   into_ = nullptr;
   to_ = nullptr;
+  keeps_ = false;
   if (*kind != FrameKind::Data || ended_) {
     if (*kind != FrameKind::Data) {
       aside_.resize(header_.bytes);
@@ -202,6 +203,7 @@ bool Link::begin_frame(TransportEvents& events) {
     into_ = frame;
     to_ = frame->to;
   } else if (header_.bytes <= kMostKept) {
+    keeps_ = true;
     aside_.resize(header_.bytes);
     to_ = aside_.data();
   } else {
@@ -223,7 +225,7 @@ void Link::finish_frame(TransportEvents& events) {
       if (into_ != nullptr) {
         into_->done.store(true, std::memory_order_release);
         into_ = nullptr;
-      } else if (to_ != nullptr && !ended_) {
+      } else if (keeps_ && !ended_) {
         // It may have been posted while it came.
         if (Incoming* const frame = posted(header_)) {
           frame->bytes = header_.bytes;

@@ -95,6 +95,7 @@ class Link {
 
   // The frame that is coming in.
   bool in_frame_ = false;
+  bool keeps_ = false;    // it is put aside
   bool blocked_ = false;  // its bytes wait in the socket until it is posted
   FrameHeader header_;
   std::byte* to_ = nullptr;  // null: the bytes are dropped
