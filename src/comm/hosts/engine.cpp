@@ -137,8 +137,9 @@ std::string Engine::omission(const std::vector<int>& missing) const {
   for (const int rank : missing) {
     const auto& there = layout_.on(layout_.host_of(rank));
     if (there.size() == 1) {
-      who.push_back(fmt::format("rank {} did not come to operation {}, or to a later step of it (host {}, pid {})",
-                                rank, sequence_, world_.host_name(rank), world_.pid(rank)));
+      const std::string pid = world_.pid_text(rank);
+      who.push_back(fmt::format("rank {}{} did not come to operation {}, or to a later step of it (host {})", rank,
+                                pid.empty() ? "" : fmt::format(" ({})", pid), sequence_, world_.host_name(rank)));
     } else {
       who.push_back(fmt::format("ranks {} on host {} did not all come to operation {}, or to a later step of it",
                                 to_ranges(there), world_.host_name(rank), sequence_));

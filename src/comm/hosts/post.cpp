@@ -319,19 +319,20 @@ bool Post::find_late() {
   for (auto& [peer, channel] : channels_) {
     const std::vector<WorkPtr> all = waiting(channel);
     if (all.empty()) continue;
+    const std::string pid = world_.pid_text(peer);
     if (const auto how = transport_.lost(peer)) {
       const PostWork& work = *all.front();
-      world_.end(
-          ErrorCode::PeerLost, peer, work.number_,
-          fmt::format("{} failed -- rank {} ({}) lost rank {} ({}, pid {}) -- {} -- see the output of rank {}; the "
-                      "communicator has to be formed anew",
-                      to_string(work.request_), layout.rank, host, peer, world_.host_name(peer), world_.pid(peer), *how,
-                      peer));
+      world_.end(ErrorCode::PeerLost, peer, work.number_,
+                 fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} -- see the output of rank {}; the "
+                             "communicator has to be formed anew",
+                             to_string(work.request_), layout.rank, host, peer, world_.host_name(peer),
+                             pid.empty() ? "" : ", " + pid, *how, peer));
       return true;
     }
     for (const WorkPtr& work : all) {
       if (now < work->called_ + work->request_.timeout) continue;
-      std::string why = fmt::format("rank {} {}", peer, work->sends() ? "did not receive it" : "did not send it");
+      std::string why = fmt::format("rank {}{} {}", peer, pid.empty() ? "" : fmt::format(" ({})", pid),
+                                    work->sends() ? "did not receive it" : "did not send it");
       if (!work->sends() && !channel.unexpected.empty()) {
         const Head& first = channel.unexpected.front().head;
         why += fmt::format("; {} of its messages wait to be received, the first is {}[{}] with tag {}",

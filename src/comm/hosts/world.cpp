@@ -166,14 +166,20 @@ void World::end_and_throw(ErrorCode code, int peer, std::uint64_t sequence, cons
   throw_ended();
 }
 
+std::string World::pid_text(int rank) const {
+  const tcp::WireCard& own = cards_[static_cast<std::size_t>(layout_.rank)];
+  const tcp::WireCard& card = cards_[static_cast<std::size_t>(rank)];
+  return card.machine == own.machine && card.pid == own.pid ? "" : fmt::format("pid {}", card.pid);
+}
+
 void World::end_lost(int peer, const std::string& how) {
   const std::uint64_t number = subject_->number();
-  end_and_throw(
-      ErrorCode::PeerLost, peer, number,
-      fmt::format("{} failed -- rank {} ({}) lost rank {} ({}, pid {}) in operation {} -- {} -- see the output "
-                  "of rank {}; the communicator has to be formed anew",
-                  subject_->doing(), layout_.rank, options_.placement.host, peer, host_name(peer), pid(peer), number,
-                  how, peer));
+  const std::string pid = pid_text(peer);
+  end_and_throw(ErrorCode::PeerLost, peer, number,
+                fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) in operation {} -- {} -- see the output "
+                            "of rank {}; the communicator has to be formed anew",
+                            subject_->doing(), layout_.rank, options_.placement.host, peer, host_name(peer),
+                            pid.empty() ? "" : ", " + pid, number, how, peer));
 }
 
 void World::on_message(int peer, std::uint32_t tag, std::string_view bytes) {

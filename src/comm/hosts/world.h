@@ -54,7 +54,8 @@ class World final : public TransportEvents {
 
   const Layout& layout() const noexcept { return layout_; }
   const std::string& host_name(int rank) const noexcept { return cards_[static_cast<std::size_t>(rank)].host; }
-  std::int64_t pid(int rank) const noexcept { return cards_[static_cast<std::size_t>(rank)].pid; }
+  /// "pid 12", for messages; empty if the rank is in this process.
+  std::string pid_text(int rank) const;
   local::LocalCommunicator& local() noexcept { return *local_; }
   local::World& local_world() const noexcept { return local_->core()->world(); }
   Transport& transport() noexcept { return *transport_; }
