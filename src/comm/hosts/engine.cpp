@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kGrace = 1s;  // for another host's own report of who is missing
+constexpr auto kGrace = 1000ms;  // for another host's own report of who is missing
 
 }  // namespace
 
@@ -104,7 +104,8 @@ int Engine::join(std::chrono::milliseconds patience) {
 Engine::Clock::time_point Engine::deadline(Phase phase) const noexcept {
   const auto limit = Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));
   const auto own = std::min(called_ + timeout_, limit);
-  return phase == Phase::Own || layout_.hosts == layout_.size ? own : own + kGrace;
+  if (phase == Phase::Own || layout_.hosts == layout_.size) return own;
+  return own + (phase == Phase::Local ? kGrace : kGrace + kGrace / 2);
 }
 
 void Engine::look_after(const std::function<std::vector<int>()>& missing_now, Phase phase) {
@@ -132,18 +133,16 @@ void Engine::look_after(const std::function<std::vector<int>()>& missing_now, Ph
                   omission(missing)));
 }
 
+/// What ranks that are waited for did not do. A rank may be late because another one of its host is.
 std::string Engine::omission(const std::vector<int>& missing) const {
   std::vector<std::string> who;
   for (const int rank : missing) {
     const auto& there = layout_.on(layout_.host_of(rank));
-    if (there.size() == 1) {
-      const std::string pid = world_.pid_text(rank);
-      who.push_back(fmt::format("rank {}{} did not come to operation {}, or to a later step of it (host {})", rank,
-                                pid.empty() ? "" : fmt::format(" ({})", pid), sequence_, world_.host_name(rank)));
-    } else {
-      who.push_back(fmt::format("ranks {} on host {} did not all come to operation {}, or to a later step of it",
-                                to_ranges(there), world_.host_name(rank), sequence_));
-    }
+    const std::string pid = world_.pid_text(rank);
+    const std::string beside =
+        there.size() == 1 ? "" : fmt::format(", or another of ranks {} on its host,", to_ranges(there));
+    who.push_back(fmt::format("rank {}{}{} did not come to operation {}, or to a later step of it (host {})", rank,
+                              pid.empty() ? "" : fmt::format(" ({})", pid), beside, sequence_, world_.host_name(rank)));
     if (who.size() == 8 && missing.size() > 8) {
       who.push_back(fmt::format("and {} more", missing.size() - who.size()));
       break;
@@ -166,7 +165,7 @@ void Engine::wait_for(Incoming& frame, Phase phase) {
 void Engine::wait_for(Outgoing& frame) {
   const auto done = [&] { return frame.done.load(std::memory_order_acquire); };
   wait(
-      done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; }, Phase::Others);
+      done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; }, Phase::Wire);
 }
 
 void Engine::send(Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes) {

@@ -52,8 +52,12 @@ class Engine {
   static std::uint32_t tag(Step step, std::int64_t index) noexcept {
     return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
   }
-  /// Whether a wait of this host depends on others being on time, whose own report is worth waiting for.
-  enum class Phase { Own, Others };
+  /// How long a wait goes on after the deadline, so that whoever knows better who is missing tells first.
+  enum class Phase {
+    Own,    ///< for ranks of this host to come to the operation: nobody knows better
+    Local,  ///< for ranks of this host that may themselves wait for another host
+    Wire,   ///< for a rank on another host, which may wait for those beside it
+  };
 
   /// What all ranks brought to the running operation: the same on all of them, so they all decide alike.
   struct Round {
@@ -103,9 +107,9 @@ class Engine {
   template <class Ready, class Missing>
   void wait(Ready ready, Missing missing, Phase phase);
   void look_after(const std::function<std::vector<int>()>& missing, Phase phase);
-  void wait_for(Incoming& frame, Phase phase = Phase::Others);
+  void wait_for(Incoming& frame, Phase phase = Phase::Wire);
   void wait_for(Outgoing& frame);
-  void run_local(Request request, Phase phase = Phase::Others);
+  void run_local(Request request, Phase phase = Phase::Local);
   Clock::time_point deadline(Phase phase) const noexcept;
   std::string omission(const std::vector<int>& missing) const;
   void send(Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);

@@ -1,6 +1,7 @@
 #include "comm/hosts/world.h"
 
 #include "base/codec.h"
+#include "base/ranges.h"
 #include "base/result.h"
 #include "comm/local/operation.h"
 
@@ -105,7 +106,19 @@ void World::form_from_store() {
   if (layout_.leads()) {
     std::vector<std::string> keys = {"wire/token"};
     for (int rank = 0; rank < layout_.size; ++rank) keys.push_back(card_key(rank));
-    options_.store->wait(keys, deadline);
+    try {
+      options_.store->wait(keys, deadline);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::Timeout) throw;
+      std::vector<int> missing;
+      for (int rank = 0; rank < layout_.size; ++rank) {
+        if (!options_.store->try_get(card_key(rank))) missing.push_back(rank);
+      }
+      raise(ErrorCode::Timeout,
+            "cannot form the world -- rank {} on {} waited {} ms for rank{} {} -- were all ranks started?",
+            layout_.rank, options_.placement.host, options_.join_timeout.count(), missing.size() == 1 ? "" : "s",
+            to_ranges(missing));
+    }
     codec::Writer out;
     for (const std::string& key : keys) out.text(options_.store->get(key, deadline));
     all = out.take();

@@ -1,5 +1,7 @@
 #include "comm/tcp/link.h"
 
+#include "sys/close_on_fork.h"
+
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -36,14 +38,21 @@ void Link::begin_connecting(Clock::time_point next) noexcept {
 
 void Link::up(sys::UniqueFd socket) {
   socket_ = std::move(socket);
+  sys::close_on_fork(fd());
   state_ = State::Up;
+}
+
+void Link::close() noexcept {
+  if (!socket_) return;
+  sys::forget_on_fork(fd());
+  socket_.reset();
 }
 
 void Link::lose(std::string why) {
   if (state_ == State::Lost) return;
   state_ = State::Lost;
   why_lost_ = leaving_ ? "it left the world (its communicator was destroyed)" : std::move(why);
-  socket_.reset();
+  close();
   if (into_ != nullptr) posted_.push_back(into_);
   in_frame_ = blocked_ = false;
   into_ = nullptr;

@@ -22,6 +22,9 @@ class Link {
   enum class State { Idle, Connecting, Up, Lost };
 
   explicit Link(int peer) : peer_(peer) {}
+  ~Link() { close(); }
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
 
   int peer() const noexcept { return peer_; }
   State state() const noexcept { return state_; }
@@ -76,6 +79,7 @@ class Link {
     std::vector<std::byte> bytes;
   };
 
+  void close() noexcept;
   bool parse(TransportEvents& events);
   bool begin_frame(TransportEvents& events);
   void finish_frame(TransportEvents& events);

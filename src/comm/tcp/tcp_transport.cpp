@@ -5,6 +5,7 @@
 #include "cluster/host_identity.h"
 #include "comm/tcp/addresses.h"
 #include "net/socket.h"
+#include "sys/close_on_fork.h"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -43,6 +44,7 @@ Listeners::Listeners(const Options& options) {
     const auto at = net::local_endpoint(socket->get());
     if (!at) continue;
     card_.addresses.push_back({address.text, at->tcp.port});
+    sys::close_on_fork(socket->get());
     sockets_.push_back(*std::move(socket));
   }
   if (sockets_.empty()) {
@@ -56,19 +58,26 @@ Listeners::Listeners(const Options& options) {
   card_.pid = ::getpid();
 }
 
+void Listeners::close() noexcept {
+  for (const sys::UniqueFd& socket : sockets_) sys::forget_on_fork(socket.get());
+  sockets_.clear();
+}
+
 TcpTransport::TcpTransport(Options options, Listeners listeners, TransportEvents& events)
     : rank_(options.rank),
       size_(static_cast<int>(options.cards.size())),
       key_(options.key),
       cards_(std::move(options.cards)),
-      listeners_(std::move(listeners.sockets_)),
+      listeners_(std::move(listeners)),
       events_(events),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       links_(static_cast<std::size_t>(size_)) {
   if (!epoll_ || !bell_) raise(ErrorCode::Unavailable, "no descriptor left for connections: {}", errno_text(errno));
   watch_fd(bell_.get(), EPOLLIN, kOfBell, true);
-  for (std::size_t i = 0; i < listeners_.size(); ++i) watch_fd(listeners_[i].get(), EPOLLIN, kOfListener | i, true);
+  for (std::size_t i = 0; i < listeners_.sockets_.size(); ++i) {
+    watch_fd(listeners_.sockets_[i].get(), EPOLLIN, kOfListener | i, true);
+  }
 }
 
 TcpTransport::~TcpTransport() = default;
@@ -167,7 +176,7 @@ void TcpTransport::leave() {
     link->lose("this rank has left");
   }
   attempts_.clear();
-  listeners_.clear();
+  listeners_.close();
 }
 
 // --- driving ---
@@ -207,7 +216,7 @@ bool TcpTransport::handle(std::uint64_t key) {
     }
     case kOfAttempt: advance(which); return true;
     case kOfListener:
-      if (which < listeners_.size()) accept_all(listeners_[which].get());
+      if (which < listeners_.sockets_.size()) accept_all(listeners_.sockets_[which].get());
       return true;
     default: {
       std::uint64_t count = 0;

@@ -24,6 +24,10 @@ class Listeners {
   };
   /// At the addresses that COHORT_NETWORK allows, on ports of the system's choice. Throws Unavailable.
   explicit Listeners(const Options& options);
+  ~Listeners() { close(); }
+  Listeners(Listeners&&) = default;
+  Listeners& operator=(Listeners&&) = delete;
+  void close() noexcept;
   const WireCard& card() const noexcept { return card_; }
 
  private:
@@ -82,7 +86,7 @@ class TcpTransport final : public Transport {
   const int size_;
   const WorldKey key_;
   const std::vector<WireCard> cards_;
-  std::vector<sys::UniqueFd> listeners_;
+  Listeners listeners_;
   TransportEvents& events_;
   sys::UniqueFd epoll_;
   sys::UniqueFd bell_;                        // an eventfd
