@@ -25,10 +25,10 @@ Engine::Engine(World& world, const std::atomic<int>& attended, std::function<voi
       attended_(attended),
       meanwhile_(std::move(meanwhile)),
       // All leaders send all to all: beyond two, twice as many bytes as by owners soon cost more than a round trip.
-      beside_bytes_(layout_.hosts == 2 ? std::size_t{64} << 10
+      beside_bytes_(layout_.hosts == 2 ? std::size_t{32} << 10
                                        : std::max<std::size_t>(
                                              1024, (std::size_t{16} << 10) / static_cast<std::size_t>(layout_.hosts))),
-      chunk_bytes_(std::size_t{256} << 10),
+      chunk_bytes_(std::size_t{layout_.columns == 1 ? 32u : 128u} << 10),
       cards_(static_cast<std::size_t>(layout_.hosts)),
       scratch_(8) {
   round_.brought.resize(static_cast<std::size_t>(layout_.size));
