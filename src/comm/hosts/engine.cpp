@@ -14,7 +14,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kGrace = 1000ms;  // for another host's own report of who is missing
+// What is sent ahead of what has come waits in queues, and acknowledgements wait behind it: with more than this under
+// way the two directions of a link end up taking turns, at half its rate.
+constexpr std::size_t kChunk = std::size_t{32} << 10;
+constexpr auto kGrace = 500ms;  // between those who know more and less of who is missing
 
 }  // namespace
 
@@ -28,7 +31,7 @@ Engine::Engine(World& world, const std::atomic<int>& attended, std::function<voi
       beside_bytes_(layout_.hosts == 2 ? std::size_t{32} << 10
                                        : std::max<std::size_t>(
                                              1024, (std::size_t{16} << 10) / static_cast<std::size_t>(layout_.hosts))),
-      chunk_bytes_(std::size_t{layout_.columns == 1 ? 32u : 128u} << 10),
+      chunk_bytes_(kChunk),
       cards_(static_cast<std::size_t>(layout_.hosts)),
       scratch_(8) {
   round_.brought.resize(static_cast<std::size_t>(layout_.size));
@@ -105,7 +108,7 @@ Engine::Clock::time_point Engine::deadline(Phase phase) const noexcept {
   const auto limit = Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));
   const auto own = std::min(called_ + timeout_, limit);
   if (phase == Phase::Own || layout_.hosts == layout_.size) return own;
-  return own + (phase == Phase::Local ? kGrace : kGrace + kGrace / 2);
+  return own + kGrace * static_cast<int>(phase);
 }
 
 void Engine::look_after(const std::function<std::vector<int>()>& missing_now, Phase phase) {

@@ -55,6 +55,7 @@ class Engine {
   /// How long a wait goes on after the deadline, so that whoever knows better who is missing tells first.
   enum class Phase {
     Own,    ///< for ranks of this host to come to the operation: nobody knows better
+    Card,   ///< for other hosts to come to it: each knows who is missing on it
     Local,  ///< for ranks of this host that may themselves wait for another host
     Wire,   ///< for a rank on another host, which may wait for those beside it
   };

@@ -123,7 +123,7 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
         }
         return missing;
       },
-      Phase::Wire);
+      Phase::Card);
   for (std::size_t h = 0; h < hosts; ++h) {
     if (static_cast<int>(h) != layout_.host) wait_for(out[h]);
   }
