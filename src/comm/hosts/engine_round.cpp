@@ -242,10 +242,14 @@ void Engine::check_counts(const Request& request) {
 }
 
 void Engine::refuse(const std::string& why, int peer) const {
+  // Who brought something else may have ended the world since: that is what counts then.
+  transport_.progress();
+  world_.throw_if_ended();
   const std::string what = world_.subject().doing();
+  const std::string& host = world_.options().placement.host;
   ErrorContext context;
   context.rank = layout_.rank;
-  context.host = world_.options().placement.host;
+  context.host = host;
   context.peer = peer;
   context.operation = what;
   context.sequence = sequence_;
@@ -254,7 +258,7 @@ void Engine::refuse(const std::string& why, int peer) const {
       ErrorCode::Mismatch,
       fmt::format("{} refused -- rank {} ({}), operation {} -- {} -- all ranks must call the same operations in "
                   "the same order with the same shape and type",
-                  what.substr(0, what.find('(')), layout_.rank, context.host, sequence_, why),
+                  what.substr(0, what.find('(')), layout_.rank, host, sequence_, why),
       std::move(context));
 }
 
