@@ -17,6 +17,12 @@ constexpr Variable kVariables[] = {
     {kPlan, "NAME=VALUE[,NAME=VALUE...]", "measured",
      "forces how collectives go on a host (rank 0's counts): inline=SIZE, cross=on|off|SIZE, zero-copy=on|off, "
      "stores=cached|nt|auto, chunk=SIZE"},
+    {kNetwork, "NAME or ADDRESS/BITS[,...]", "all networks",
+     "which of this host's networks ranks on other hosts may use: names of interfaces, or networks as 10.0.0.0/8"},
+    {kPretendHosts, "N or A,B,...", "",
+     "to try out on one machine what several hosts do: its ranks are taken for N hosts of equally many, or for hosts "
+     "of "
+     "A, B, ... ranks"},
     {kStore, "HOST:PORT", "", "where the job's store listens", Variable::Use::SetForRanks},
     {kSecretFd, "descriptor", "", "inherited descriptor that holds the job's secret", Variable::Use::SetForRanks},
     {kStatusFd, "descriptor", "", "inherited memory file in which a rank says what it does",

@@ -17,6 +17,8 @@ inline constexpr std::string_view kProgram = "COHORT_PROGRAM";
 inline constexpr std::string_view kSecretFile = "COHORT_SECRET_FILE";
 inline constexpr std::string_view kInit = "COHORT_INIT";
 inline constexpr std::string_view kPlan = "COHORT_PLAN";
+inline constexpr std::string_view kNetwork = "COHORT_NETWORK";
+inline constexpr std::string_view kPretendHosts = "COHORT_PRETEND_HOSTS";
 
 // Set by `cohort run` for its workers.
 inline constexpr std::string_view kStore = "COHORT_STORE";

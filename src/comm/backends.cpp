@@ -1,5 +1,6 @@
 #include "base/result.h"
 #include "comm/communicator_impl.h"
+#include "comm/hosts/hosts_communicator.h"
 #include "comm/local/local_communicator.h"
 
 #include <sys/mman.h>
@@ -31,6 +32,13 @@ Availability probe_local() {
   return result;
 }
 
+// The ranks of each host are a world of the local backend.
+Availability probe_hosts() {
+  Availability result = probe_local();
+  result.version = "shared memory and TCP, 1";
+  return result;
+}
+
 constexpr Backend kBackends[] = {
     {"local", probe_local,
      [] {
@@ -39,10 +47,19 @@ constexpr Backend kBackends[] = {
      [](const FormOptions& options) -> std::shared_ptr<CommunicatorImpl> {
        return std::make_shared<local::LocalCommunicator>(options);
      }},
+    {"hosts", probe_hosts,
+     [] {
+       return Capabilities{kAllDTypes, kAllOps, kHostMemory, true};
+     },
+     [](const FormOptions& options) -> std::shared_ptr<CommunicatorImpl> {
+       return std::make_shared<hosts::HostsCommunicator>(options);
+     }},
 };
 
 }  // namespace
 
 std::span<const Backend> backends() noexcept { return kBackends; }
+
+const Backend& usual_backend(bool several_hosts) noexcept { return kBackends[several_hosts ? 1 : 0]; }
 
 }  // namespace cohort::comm

@@ -4,11 +4,13 @@
 
 #include "cluster/placement.h"
 #include "comm/request.h"
+#include "net/secret.h"
 
 #include <cohort/communicator.h>
 #include <cohort/store.h>
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,12 +47,25 @@ class CommunicatorImpl {
   virtual void set_observer(Observer* observer) noexcept = 0;
 };
 
+/// How a world that is part of a larger one speaks of its ranks and of what they do. Any thread.
+class Naming {
+ public:
+  virtual ~Naming() = default;
+  virtual int name_of(int rank) const noexcept = 0;   ///< in the larger world
+  virtual std::string doing() const = 0;              ///< the larger world's operation
+  virtual std::uint64_t number() const noexcept = 0;  ///< its number
+};
+
 /// What the ranks of a world have when they form it.
 struct FormOptions {
   std::shared_ptr<Store> store;  ///< shared by exactly the ranks of this world; keys are free to use
   cluster::Placement placement;
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  std::vector<int> hosts = {};                ///< by rank, the number of its host; empty: all are on one
+  bool one_machine = false;                   ///< the hosts are pretended: loopback reaches all ranks
+  std::optional<net::Secret> secret = {};     ///< of the job; without one, the store's keys are secret enough
+  std::shared_ptr<const Naming> naming = {};  ///< where this is a part of a larger world
 };
 
 struct Availability {
@@ -74,5 +89,7 @@ struct Backend {
 };
 
 std::span<const Backend> backends() noexcept;
+/// The best one for worlds on one host, or on several.
+const Backend& usual_backend(bool several_hosts) noexcept;
 
 }  // namespace cohort::comm

@@ -1,5 +1,5 @@
 // Every operation, type and size over worlds of threads, against a reference, with memory of every kind.
-#include "comm/kernels/reference_fold.h"
+#include "comm/testing/by_hosts.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ namespace {
 
 using comm::testing::Bytes;
 using comm::testing::interesting;
-using comm::testing::reference_fold;
+using comm::testing::reference_by_hosts;
 
 constexpr ReduceOp kOps[] = {ReduceOp::Sum,     ReduceOp::Average, ReduceOp::Min,   ReduceOp::Max,
                              ReduceOp::Product, ReduceOp::BitAnd,  ReduceOp::BitOr, ReduceOp::BitXor};
@@ -84,7 +85,9 @@ std::vector<Case> make_cases(int size) {
   const auto add = [&](DType dtype, ReduceOp op, std::int64_t count, Place place) {
     Case made{dtype, op, count, place, {}, {}};
     for (int rank = 0; rank < size; ++rank) made.inputs.push_back(interesting(dtype, count * size, ++seed));
-    made.expected = size == 1 ? made.inputs[0] : reference_fold(dtype, op, made.inputs, count * size);
+    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    made.expected = size == 1 ? made.inputs[0] : reference_by_hosts(dtype, op, ranks, size, made.inputs, count * size);
     cases.push_back(std::move(made));
   };
   int turn = 0;

@@ -7,6 +7,7 @@
 #include "comm/join_meeting.h"
 #include "comm/join_place.h"
 #include "comm/join_plan.h"
+#include "comm/pretended_hosts.h"
 
 #include <cohort/join.h>
 
@@ -118,7 +119,13 @@ Communicator join(const JoinOptions& options) {
   const net::Deadline deadline = net::deadline_in(plan.join_timeout);
   const std::string meeting = fmt::format("{}#{}", options.group_name, next_generation(plan, options.group_name));
 
-  const cluster::HostIdentity host = cluster::host_identity();
+  cluster::HostIdentity host = cluster::host_identity();
+  const std::vector<int> pretended = comm::pretended_hosts(plan.size);
+  if (!pretended.empty()) {
+    const std::string number = fmt::format("#{}", pretended[static_cast<std::size_t>(plan.rank)]);
+    host.id += number;
+    host.name += number;
+  }
   comm::JoinCard card;
   card.rank = plan.rank;
   card.size = plan.size;
@@ -151,7 +158,12 @@ Communicator join(const JoinOptions& options) {
       std::max(std::chrono::milliseconds(1),
                std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
   form.timeout = plan.timeout;
-  compare_with_launcher(plan, form.placement);
+  form.secret = plan.secret;
+  form.one_machine = !pretended.empty();
+  if (entry.cross_size > 1) {
+    for (const comm::RosterEntry& each : roster.entries) form.hosts.push_back(each.cross_rank);
+  }
+  if (pretended.empty()) compare_with_launcher(plan, form.placement);
   Communicator communicator(backend_named(roster.backend).create(form));
   comm::leave_meeting(*place->store, card, meet);
   if (place->server) place->server->close_listener();  // the world is complete

@@ -3,6 +3,8 @@
 
 #include "base/result.h"
 #include "comm/communicator_impl.h"
+#include "comm/hosts/layout.h"
+#include "comm/pretended_hosts.h"
 #include "sys/cpus.h"
 
 #include <exception>
@@ -20,6 +22,10 @@ std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& 
   form.placement.local_size = size;
   form.placement.host = sys::host_name();
   form.placement.source = "threads of one process";
+  form.hosts = comm::pretended_hosts(size);
+  form.one_machine = true;
+  const bool several = !form.hosts.empty() && form.hosts.back() > 0;
+  if (!several) form.hosts.clear();
 
   // Each rank waits for the others to come, so each forms on a thread of its own.
   std::vector<Communicator> world(static_cast<std::size_t>(size));
@@ -30,7 +36,15 @@ std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& 
       comm::FormOptions own = form;
       own.placement.rank = rank;
       own.placement.local_rank = rank;
-      world[static_cast<std::size_t>(rank)] = Communicator(comm::backends().front().create(own));
+      if (several) {
+        const comm::hosts::Layout layout(form.hosts, rank);
+        own.placement.local_rank = layout.local;
+        own.placement.local_size = layout.locals;
+        own.placement.cross_rank = layout.host;
+        own.placement.cross_size = layout.hosts;
+        own.placement.host += fmt::format("#{}", layout.host);
+      }
+      world[static_cast<std::size_t>(rank)] = Communicator(comm::usual_backend(several).create(own));
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!failed) failed = std::current_exception();

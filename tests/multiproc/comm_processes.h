@@ -3,6 +3,8 @@
 #pragma once
 
 #include "comm/communicator_impl.h"
+#include "comm/hosts/layout.h"
+#include "comm/pretended_hosts.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -118,12 +120,23 @@ class Processes {
     options.placement.rank = options.placement.local_rank = rank;
     options.placement.size = options.placement.local_size = size_;
     options.placement.host = "testhost";
+    options.hosts = comm::pretended_hosts(size_);
+    options.one_machine = true;
+    if (!options.hosts.empty() && options.hosts.back() > 0) {
+      const comm::hosts::Layout layout(options.hosts, rank);
+      options.placement.local_rank = layout.local;
+      options.placement.local_size = layout.locals;
+      options.placement.cross_rank = layout.host;
+      options.placement.cross_size = layout.hosts;
+    } else {
+      options.hosts.clear();
+    }
     options.join_timeout = 20s;
     options.timeout = 30s;
     return options;
   }
   static Communicator form(const comm::FormOptions& options) {
-    return Communicator(comm::backends().front().create(options));
+    return Communicator(comm::usual_backend(!options.hosts.empty()).create(options));
   }
 
   void start(const Body& body) {

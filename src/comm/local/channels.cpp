@@ -93,6 +93,7 @@ Work Channels::submit(const Request& request) {
   {
     Lock lock(mutex_);
     message.number = ++submitted_;
+    message.peer_name = world_.name(message.peer);
     if (world_.ended()) {
       failed = world_.recorded(to_string(message), message.number);
     } else {

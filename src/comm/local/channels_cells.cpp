@@ -260,6 +260,7 @@ void Channels::take(Channel& channel) {
       Message own;
       own.kind = Kind::Send;
       own.peer = channel.peer;
+      own.peer_name = world_.name(channel.peer);
       own.tag = cell.tag;
       own.dtype = cell.dtype;
       own.count = cell.count;

@@ -19,26 +19,27 @@ constexpr auto kLook = 20ms;
 
 std::string to_string(const Message& message) {
   return fmt::format("{}({}[{}], {} rank {}, tag {})", name_of(message.kind), cohort::to_string(message.dtype),
-                     message.count, message.kind == Kind::Send ? "to" : "from", message.peer, message.tag);
+                     message.count, message.kind == Kind::Send ? "to" : "from", message.peer_name, message.tag);
 }
 
 /// For either side: what was sent, and what its receiver expected.
 Error Channels::refusal(const Message& own, std::int32_t tag, DType sent, std::int64_t sent_count, DType expected,
                         std::int64_t expected_count) const {
   const bool sends = own.kind == Kind::Send;
-  const std::string why = fmt::format("rank {} sends {}[{}] (tag {}) to rank {}, which receives {}[{}]",
-                                      sends ? rank_ : own.peer, cohort::to_string(sent), sent_count, tag,
-                                      sends ? own.peer : rank_, cohort::to_string(expected), expected_count);
+  const std::string why =
+      fmt::format("rank {} sends {}[{}] (tag {}) to rank {}, which receives {}[{}]",
+                  sends ? world_.name(rank_) : own.peer_name, cohort::to_string(sent), sent_count, tag,
+                  sends ? own.peer_name : world_.name(rank_), cohort::to_string(expected), expected_count);
   ErrorContext context;
-  context.rank = rank_;
+  context.rank = world_.name(rank_);
   context.host = world_.host();
-  context.peer = own.peer;
+  context.peer = own.peer_name;
   context.operation = to_string(own);
   context.sequence = own.number;
   context.cause = why;
   return Error(ErrorCode::Mismatch,
                fmt::format("{} refused -- rank {} ({}) -- {} -- give both the same type and count", name_of(own.kind),
-                           rank_, world_.host(), why),
+                           world_.name(rank_), world_.host(), why),
                std::move(context));
 }
 
@@ -69,7 +70,7 @@ std::vector<Channels::WorkPtr> Channels::waiting(const Channel& channel) const {
 
 std::string Channels::timed_out(const Channel& channel, const Message& message) const {
   const std::string pid = world_.pid_text(message.peer);
-  std::string why = fmt::format("rank {}{} {}", message.peer, pid.empty() ? "" : fmt::format(" ({})", pid),
+  std::string why = fmt::format("rank {}{} {}", message.peer_name, pid.empty() ? "" : fmt::format(" ({})", pid),
                                 message.kind == Kind::Send ? "did not receive it" : "did not send it");
   if (message.kind == Kind::Recv && !channel.unexpected.empty()) {
     const Unexpected& first = channel.unexpected.front();
@@ -79,7 +80,7 @@ std::string Channels::timed_out(const Channel& channel, const Message& message) 
   return fmt::format(
       "{} timed out after {} ms -- rank {} ({}) -- {} -- is it stopped, slow, or in another branch of the program? "
       "give a longer timeout if it is only slow",
-      to_string(message), message.timeout.count(), rank_, world_.host(), why);
+      to_string(message), message.timeout.count(), world_.name(rank_), world_.host(), why);
 }
 
 /// From time to time: ends the world if a peer is gone that something waits for, or if a deadline has passed.
@@ -100,8 +101,8 @@ void Channels::look_after(Lock& lock) {
       end(still.front(), ErrorCode::PeerLost,
           fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} -- see the output of rank {}; the "
                       "communicator has to be formed anew",
-                      to_string(message), rank_, world_.host(), channel.peer, world_.host(),
-                      pid.empty() ? "" : ", " + pid, *how, channel.peer));
+                      to_string(message), world_.name(rank_), world_.host(), message.peer_name, world_.host(),
+                      pid.empty() ? "" : ", " + pid, *how, message.peer_name));
       return;
     }
     for (const WorkPtr& work : waiting(channel)) {
@@ -113,7 +114,7 @@ void Channels::look_after(Lock& lock) {
 }
 
 void Channels::end(const WorkPtr& work, ErrorCode code, const std::string& text) {
-  world_.record(code, work->message_.peer, work->message_.number, text);
+  world_.record(code, work->message_.peer_name, work->message_.number, text);
   fail_all();
 }
 
@@ -153,12 +154,12 @@ void Channels::lost_in_pull(Lock& lock, const WorkPtr& work, const Error& why) {
     end(work, ErrorCode::PeerLost,
         fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} while its message was read -- see the output "
                     "of rank {}; the communicator has to be formed anew",
-                    to_string(work->message_), rank_, world_.host(), work->message_.peer, world_.host(),
-                    pid.empty() ? "" : ", " + pid, *how, work->message_.peer));
+                    to_string(work->message_), world_.name(rank_), world_.host(), work->message_.peer_name,
+                    world_.host(), pid.empty() ? "" : ", " + pid, *how, work->message_.peer_name));
   } else {
     end(work, why.code(),
         fmt::format("{} failed -- rank {} ({}) -- {} -- COHORT_PLAN=cross=off does without it",
-                    to_string(work->message_), rank_, world_.host(), why.what()));
+                    to_string(work->message_), world_.name(rank_), world_.host(), why.what()));
   }
 }
 

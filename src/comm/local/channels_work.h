@@ -26,6 +26,7 @@ struct Message {
   Kind kind = Kind::Send;
   DType dtype = DType::Float32;
   std::int32_t peer = 0;
+  std::int32_t peer_name = 0;  ///< as messages call it
   std::int32_t tag = 0;
   const std::byte* from = nullptr;  ///< of a send
   std::byte* to = nullptr;          ///< of a receive

@@ -266,12 +266,19 @@ void Engine::refuse(const std::string& why, int peer) const {
 
 std::string Engine::doing() const {
   if (sequence_ == 0) return "forming the world";
+  if (const Naming* const naming = world_.naming()) return naming->doing();
   return to_string(state(rank_).slots[sequence_ % 2].descriptor);
 }
 
 std::string Engine::omission(int rank) const {
   const Slot* const slots = state(rank).slots;
   const std::uint64_t begun = std::max(slots[0].sequence.load(), slots[1].sequence.load());
+  if (const Naming* const naming = world_.naming()) {
+    return begun >= sequence_
+               ? fmt::format("did not finish its part of operation {}", naming->number())
+               : fmt::format("did not come to operation {}, or to a later step of it (another host may keep it)",
+                             naming->number());
+  }
   if (begun >= sequence_) return fmt::format("came to operation {} but did not finish it", sequence_);
   if (begun == 0) return fmt::format("did not come to operation {}; it has brought nothing yet", sequence_);
   return fmt::format("did not come to operation {}; its last was operation {}, {}", sequence_, begun,
@@ -318,7 +325,7 @@ void Engine::abort(std::string_view reason) noexcept {
   const std::uint64_t begun = std::max(state(rank_).slots[0].sequence.load(), state(rank_).slots[1].sequence.load());
   try {
     world_.record(ErrorCode::Aborted, -1, begun,
-                  fmt::format("aborted by rank {} on {} -- {}", rank_, world_.host(), reason));
+                  fmt::format("aborted by rank {} on {} -- {}", world_.name(rank_), world_.host(), reason));
   } catch (...) {
     world_.record(ErrorCode::Aborted, -1, begun, reason);
   }

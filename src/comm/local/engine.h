@@ -107,7 +107,9 @@ class Engine final : public Waiter {
   void check_counts() const;
   [[noreturn]] void refuse(const std::string& why, int peer) const;
   std::string doing() const override;
-  std::uint64_t number() const noexcept override { return sequence_; }
+  std::uint64_t number() const noexcept override {
+    return world_.naming() != nullptr ? world_.naming()->number() : sequence_;
+  }
   std::string omission(int rank) const override;
   void meanwhile() noexcept override { world_.mesh()->flush(); }
   void note_cores();

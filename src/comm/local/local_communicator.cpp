@@ -60,7 +60,7 @@ void LocalCommunicator::check_home() const {
       ErrorCode::InvalidArgument,
       "rank {}'s communicator belongs to the process that formed it -- this is a forked child of it (pid {}) -- use it "
       "in the parent only, or exec a program that joins a world of its own",
-      placement_.rank, ::getpid());
+      core_->world().name(placement_.rank), ::getpid());
 }
 
 Work LocalCommunicator::start(const Request& request) {
@@ -89,12 +89,13 @@ std::shared_ptr<MemoryBlock> LocalCommunicator::allocate(std::size_t bytes, Devi
   auto segment = core_->world().mesh()->create_segment(std::max<std::size_t>(bytes, 1), id);
   if (!segment) {
     ErrorContext context;
-    context.rank = placement_.rank;
+    const int own = core_->world().name(placement_.rank);
+    context.rank = own;
     context.host = placement_.host;
-    throw Error(segment.error().code(),
-                fmt::format("allocate({}) failed -- rank {} ({}) -- {}", bytes, placement_.rank, placement_.host,
-                            segment.error().what()),
-                std::move(context));
+    throw Error(
+        segment.error().code(),
+        fmt::format("allocate({}) failed -- rank {} ({}) -- {}", bytes, own, placement_.host, segment.error().what()),
+        std::move(context));
   }
   return std::make_shared<LocalBlock>(*std::move(segment), bytes, id, core_->world().mesh(), core_->guard());
 }

@@ -29,6 +29,8 @@ class LocalCommunicator final : public CommunicatorImpl {
   std::shared_ptr<CommunicatorImpl> group(std::span<const int> ranks, const GroupOptions& options) override;
   void abort(std::string_view reason) override;
   void set_observer(Observer* observer) noexcept override { core_->set_observer(observer); }
+  /// For a larger world that this one is part of.
+  const std::shared_ptr<Core>& core() const noexcept { return core_; }
 
  private:
   void check_home() const;

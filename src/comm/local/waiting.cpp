@@ -17,11 +17,11 @@ void Waiter::end_world(ErrorCode code, int peer, const std::string& text) {
 void Waiter::end_lost(int rank, const std::string& how) {
   const std::string pid = world_.pid_text(rank);
   end_world(
-      ErrorCode::PeerLost, rank,
+      ErrorCode::PeerLost, world_.name(rank),
       fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) in operation {} -- {}; it {} -- see the output of "
                   "rank {}; the communicator has to be formed anew",
-                  doing(), world_.rank(), world_.host(), rank, world_.host(), pid.empty() ? "" : ", " + pid, number(),
-                  how, omission(rank), rank));
+                  doing(), world_.name(world_.rank()), world_.host(), world_.name(rank), world_.host(),
+                  pid.empty() ? "" : ", " + pid, number(), how, omission(rank), world_.name(rank)));
 }
 
 // Ends the world if a rank that is waited for has died, or if the deadline has passed.
@@ -41,7 +41,7 @@ void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
   std::vector<std::string> who;
   for (const int rank : missing) {
     const std::string pid = world_.pid_text(rank);
-    who.push_back(fmt::format("rank {}{} {}", rank, pid.empty() ? "" : " (" + pid + ")", omission(rank)));
+    who.push_back(fmt::format("rank {}{} {}", world_.name(rank), pid.empty() ? "" : " (" + pid + ")", omission(rank)));
     if (who.size() == 8 && missing.size() > 8) {
       who.push_back(fmt::format("and {} more", missing.size() - who.size()));
       break;
@@ -50,10 +50,10 @@ void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
   const std::string after =
       deadline <= limit ? fmt::format("after {} ms", timeout_.count()) : std::string("(an operation behind it did)");
   end_world(
-      ErrorCode::Timeout, missing.front(),
+      ErrorCode::Timeout, world_.name(missing.front()),
       fmt::format("{} timed out {} -- rank {} ({}), operation {} -- {} -- is it stopped, slow, or in another branch "
                   "of the program? give a longer timeout if it is only slow",
-                  doing(), after, world_.rank(), world_.host(), number(), fmt::join(who, "; ")));
+                  doing(), after, world_.name(world_.rank()), world_.host(), number(), fmt::join(who, "; ")));
 }
 
 }  // namespace cohort::comm::local

@@ -29,7 +29,11 @@ void copy_text(char* to, std::size_t room, std::string_view text) noexcept {
 }  // namespace
 
 World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
-    : rank_(options.placement.rank), size_(options.placement.size), host_(options.placement.host), layout_(size_) {
+    : rank_(options.placement.rank),
+      size_(options.placement.size),
+      host_(options.placement.host),
+      naming_(options.naming),
+      layout_(size_) {
   if (size_ > kMostRanks) {
     raise(ErrorCode::InvalidArgument, "a world of {} ranks on one host -- {} are the most", size_, kMostRanks);
   }
@@ -67,12 +71,12 @@ pid_t World::pid(int rank) const noexcept {
   return processes_[static_cast<std::size_t>(rank)].pid();
 }
 
-bool World::record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) noexcept {
+bool World::record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text, int reporter) noexcept {
   AbortRecord& abort = header().abort;
   std::uint32_t none = AbortRecord::kNone;
   if (!abort.state.compare_exchange_strong(none, AbortRecord::kWriting)) return false;
   abort.code = code;
-  abort.reporter = rank_;
+  abort.reporter = reporter;
   abort.peer = peer;
   abort.sequence = sequence;
   copy_text(abort.text, sizeof abort.text, text);
@@ -86,22 +90,23 @@ Error World::recorded(const std::string& doing, std::uint64_t sequence) const {
   const AbortRecord& abort = header().abort;
   for (int i = 0; i < 1000 && abort.state.load() != AbortRecord::kSet; ++i) std::this_thread::sleep_for(1ms);
   ErrorContext context;
-  context.rank = rank_;
+  const int own = name(rank_);
+  context.rank = own;
   context.host = host_;
   context.operation = doing;
   context.sequence = sequence;
   if (abort.state.load() != AbortRecord::kSet) {  // whoever began to write it died
     return Error(ErrorCode::Aborted,
-                 fmt::format("{} failed -- rank {} ({}) -- a rank died while it ended the world", doing, rank_, host_),
+                 fmt::format("{} failed -- rank {} ({}) -- a rank died while it ended the world", doing, own, host_),
                  std::move(context));
   }
   const std::string cause(abort.text);
   context.peer = abort.code == ErrorCode::Aborted ? abort.reporter : abort.peer;
   context.cause = cause;
   // A rank that others waited for in vain is not late itself: it was given up.
-  const ErrorCode code = abort.code == ErrorCode::Timeout && abort.peer == rank_ ? ErrorCode::Aborted : abort.code;
-  if (abort.reporter == rank_ && abort.code != ErrorCode::Aborted) return Error(code, cause, std::move(context));
-  return Error(code, fmt::format("{} failed -- rank {} ({}), operation {} -- {}", doing, rank_, host_, sequence, cause),
+  const ErrorCode code = abort.code == ErrorCode::Timeout && abort.peer == own ? ErrorCode::Aborted : abort.code;
+  if (abort.reporter == own && abort.code != ErrorCode::Aborted) return Error(code, cause, std::move(context));
+  return Error(code, fmt::format("{} failed -- rank {} ({}), operation {} -- {}", doing, own, host_, sequence, cause),
                std::move(context));
 }
 

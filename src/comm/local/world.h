@@ -34,6 +34,9 @@ class World {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   const std::string& host() const noexcept { return host_; }
+  /// The number of a rank in messages: its own, or that of the larger world that this one is part of.
+  int name(int rank) const noexcept { return naming_ && rank >= 0 ? naming_->name_of(rank) : rank; }
+  const Naming* naming() const noexcept { return naming_.get(); }
   const ControlLayout& layout() const noexcept { return layout_; }
   const std::shared_ptr<Mesh>& mesh() const noexcept { return mesh_; }
   void* control() const noexcept { return control_.data(); }
@@ -51,8 +54,13 @@ class World {
   // --- the end of the world ---
 
   bool ended() const noexcept { return header().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone; }
-  /// Writes down why the world ends and wakes everyone; false if somebody has done so before.
-  bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) noexcept;
+  /// Writes down why the world ends and wakes everyone; false if somebody has done so before. `peer` as messages call
+  /// it.
+  bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) noexcept {
+    return record(code, peer, sequence, text, name(rank_));
+  }
+  /// The same for what another rank found out.
+  bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text, int reporter) noexcept;
   /// The first cause, as this rank reports it while it was `doing` operation `sequence`.
   Error recorded(const std::string& doing, std::uint64_t sequence) const;
   /// Why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may.
@@ -78,6 +86,7 @@ class World {
   const int rank_;
   const int size_;
   const std::string host_;
+  const std::shared_ptr<const Naming> naming_;
   const ControlLayout layout_;
   cluster::GroupStatus* status_ = nullptr;
   sys::Mapping control_;

@@ -2,8 +2,8 @@
 // out. Pure; nothing of the engine or of its kernels is used.
 #pragma once
 
-#include "comm/kernels/reference_fold.h"
 #include "comm/request.h"
+#include "comm/testing/by_hosts.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -118,9 +118,11 @@ inline Bytes naive_reduction(const Call& call, const std::vector<Bytes>& inputs)
   const std::size_t ranks = inputs.size();
   const auto count = static_cast<std::int64_t>(inputs[0].size() / size_of(call.dtype));
   std::vector<Bytes> folded;
+  std::vector<int> members;
   Factors factors;
   if (call.weights.empty()) {
     folded = inputs;
+    for (std::size_t rank = 0; rank < ranks; ++rank) members.push_back(static_cast<int>(rank));
   } else {
     // Ranks of weight 0 do not take part. Equal weights are the plain average; else each x is multiplied by its share,
     // which is computed from weights relative to the largest.
@@ -128,6 +130,7 @@ inline Bytes naive_reduction(const Call& call, const std::vector<Bytes>& inputs)
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       if (call.weights[rank] == 0) continue;
       folded.push_back(inputs[rank]);
+      members.push_back(static_cast<int>(rank));
       taken.push_back(call.weights[rank]);
     }
     if (taken.empty()) return Bytes(inputs[0].size(), std::byte{0});
@@ -145,7 +148,7 @@ inline Bytes naive_reduction(const Call& call, const std::vector<Bytes>& inputs)
   }
   factors.postscale = call.postscale;
   if (ranks == 1 && call.prescale == 1 && call.postscale == 1) return inputs[0];  // not even a NaN is touched
-  return reference_fold(call.dtype, call.op, folded, count, factors);
+  return reference_by_hosts(call.dtype, call.op, members, static_cast<int>(ranks), folded, count, factors);
 }
 
 /// What all ranks' outputs have to hold. Empty where a rank receives nothing.

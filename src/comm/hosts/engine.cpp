@@ -1,0 +1,229 @@
+#include "comm/hosts/engine.h"
+
+#include "base/ranges.h"
+#include "base/result.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::comm::hosts {
+namespace {
+
+using namespace std::chrono_literals;
+
+// What is sent ahead of what has come waits in queues, and acknowledgements wait behind it: with more than this under
+// way the two directions of a link end up taking turns, at half its rate.
+constexpr std::size_t kChunk = std::size_t{32} << 10;
+constexpr auto kGrace = 500ms;  // between those who know more and less of who is missing
+
+}  // namespace
+
+Engine::Engine(World& world, const std::atomic<int>& attended, std::function<void()> meanwhile)
+    : world_(world),
+      layout_(world.layout()),
+      transport_(world.transport()),
+      attended_(attended),
+      meanwhile_(std::move(meanwhile)),
+      // All leaders send all to all: beyond two, twice as many bytes as by owners soon cost more than a round trip.
+      beside_bytes_(layout_.hosts == 2 ? std::size_t{32} << 10
+                                       : std::max<std::size_t>(
+                                             1024, (std::size_t{16} << 10) / static_cast<std::size_t>(layout_.hosts))),
+      chunk_bytes_(kChunk),
+      cards_(static_cast<std::size_t>(layout_.hosts)),
+      scratch_(8) {
+  round_.brought.resize(static_cast<std::size_t>(layout_.size));
+}
+
+void Engine::run(const Request& request, Clock::time_point called, CollectiveEvent* event) {
+  world_.throw_if_ended();
+  called_ = called;
+  timeout_ = request.timeout;
+  transport_.forget(sequence_);
+  ++sequence_;
+  waited_ = 0ns;
+  const Descriptor own = local::describe(request);
+  world_.subject().begin(sequence_, own);
+  if (event != nullptr) event->sequence = sequence_;
+  try {
+    round(&request, own);
+    if (event != nullptr) event->waited = waited_;
+    check_agreement();
+    if (request.kind == Kind::AllToAllV) check_counts(request);
+    if (!round_.delivered) execute(request, false);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::Mismatch) throw;
+    world_.tell_if_ended();
+    if (!world_.ended()) world_.end(error.code(), -1, sequence_, error.what());
+    throw;
+  }
+}
+
+int Engine::join(std::chrono::milliseconds patience) {
+  world_.throw_if_ended();
+  // Who came in a later round came later; within one, clocks have to tell.
+  const auto ticket = static_cast<std::int64_t>(sequence_ + 1);
+  const auto clock = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+  while (true) {
+    called_ = Clock::now();
+    timeout_ = patience;
+    transport_.forget(sequence_);
+    ++sequence_;
+    Descriptor own;
+    own.kind = Kind::Joined;
+    own.count = ticket;
+    own.detail = clock;
+    world_.subject().begin(sequence_, own);
+    round(nullptr, own);
+    if (round_.active.empty()) break;
+    try {
+      check_agreement();
+    } catch (const Error&) {  // the active ranks are told; this one brought nothing that could be wrong
+      continue;
+    }
+    Request served;
+    served.kind = round_.agreed.kind;
+    served.dtype = round_.agreed.dtype;
+    served.op = round_.agreed.op;
+    served.weighted = round_.agreed.weighted != 0;
+    served.prescale = round_.agreed.prescale;
+    served.postscale = round_.agreed.postscale;
+    served.root = round_.agreed.root;
+    served.input_count = served.output_count = round_.agreed.count;
+    served.timeout = patience;
+    execute(served, true);
+  }
+  const auto last =
+      std::max_element(round_.brought.begin(), round_.brought.end(), [](const Descriptor& a, const Descriptor& b) {
+        return std::pair(a.count, a.detail) < std::pair(b.count, b.detail);
+      });
+  return static_cast<int>(last - round_.brought.begin());
+}
+
+// --- waiting ---
+
+Engine::Clock::time_point Engine::deadline(Phase phase) const noexcept {
+  const auto limit = Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));
+  const auto own = std::min(called_ + timeout_, limit);
+  if (phase == Phase::Own || layout_.hosts == layout_.size) return own;
+  return own + kGrace * static_cast<int>(phase);
+}
+
+void Engine::look_after(const std::function<std::vector<int>()>& missing_now, Phase phase) {
+  meanwhile_();
+  world_.tell_if_ended();
+  if (world_.ended()) world_.throw_ended();
+  const std::vector<int> missing = missing_now();
+  for (const int rank : missing) {
+    const auto how = transport_.lost(rank);
+    if (!how) continue;
+    const std::vector<int> still = missing_now();
+    if (std::find(still.begin(), still.end(), rank) == still.end()) continue;
+    if (world_.ended()) world_.throw_ended();  // it may have said why before it went
+    world_.end_lost(rank, *how);
+  }
+  if (missing.empty() || Clock::now() < deadline(phase)) return;
+  const auto limit = Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));
+  const std::string after = called_ + timeout_ <= limit ? fmt::format("after {} ms", timeout_.count())
+                                                        : std::string("(an operation behind it did)");
+  world_.end_and_throw(
+      ErrorCode::Timeout, missing.front(), sequence_,
+      fmt::format("{} timed out {} -- rank {} ({}), operation {} -- {} -- is it stopped, slow, or in another branch of "
+                  "the program? give a longer timeout if it is only slow",
+                  world_.subject().doing(), after, layout_.rank, world_.options().placement.host, sequence_,
+                  omission(missing)));
+}
+
+/// What ranks that are waited for did not do. A rank may be late because another one of its host is.
+std::string Engine::omission(const std::vector<int>& missing) const {
+  std::vector<std::string> who;
+  for (const int rank : missing) {
+    const auto& there = layout_.on(layout_.host_of(rank));
+    const std::string pid = world_.pid_text(rank);
+    const std::string beside =
+        there.size() == 1 ? "" : fmt::format(", or another of ranks {} on its host,", to_ranges(there));
+    who.push_back(fmt::format("rank {}{}{} did not come to operation {}, or to a later step of it (host {})", rank,
+                              pid.empty() ? "" : fmt::format(" ({})", pid), beside, sequence_, world_.host_name(rank)));
+    if (who.size() == 8 && missing.size() > 8) {
+      who.push_back(fmt::format("and {} more", missing.size() - who.size()));
+      break;
+    }
+  }
+  return fmt::format("{}", fmt::join(who, "; "));
+}
+
+void Engine::wait_for(Incoming& frame, Phase phase) {
+  const auto done = [&] { return frame.done.load(std::memory_order_acquire); };
+  wait(
+      done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; }, phase);
+  if (frame.bytes > frame.room) {
+    world_.end_and_throw(
+        ErrorCode::Corrupt, frame.peer, sequence_,
+        fmt::format("rank {} sent {} bytes where at most {} were expected", frame.peer, frame.bytes, frame.room));
+  }
+}
+
+void Engine::wait_for(Outgoing& frame) {
+  const auto done = [&] { return frame.done.load(std::memory_order_acquire); };
+  wait(
+      done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; }, Phase::Wire);
+}
+
+void Engine::send(Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes) {
+  frame.peer = peer;
+  frame.operation = sequence_;
+  frame.tag = tag;
+  frame.data = static_cast<const std::byte*>(data);
+  frame.bytes = bytes;
+  frame.done.store(false, std::memory_order_relaxed);
+  transport_.send(frame);
+}
+
+void Engine::receive(Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room) {
+  frame.peer = peer;
+  frame.operation = sequence_;
+  frame.tag = tag;
+  frame.to = static_cast<std::byte*>(to);
+  frame.room = room;
+  frame.bytes = 0;
+  frame.done.store(false, std::memory_order_relaxed);
+  transport_.receive(frame);
+}
+
+// --- the local world ---
+
+/// While this rank waits for those beside it, it goes on driving the transport: another host may need that first.
+void Engine::run_local(Request request, Phase phase) {
+  if (layout_.locals == 1) return;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline(phase) - Clock::now());
+  request.timeout = std::max(left, std::chrono::milliseconds(1));
+  try {
+    Work work = world_.local().start(request);
+    while (!work.wait_for(2ms)) {
+      transport_.progress();
+      meanwhile_();
+    }
+  } catch (const Error&) {
+    world_.tell_if_ended();  // before frames of this operation go out of scope
+    throw;
+  }
+}
+
+Request Engine::local_request(Kind kind, DType dtype) const {
+  Request request;
+  request.kind = kind;
+  request.dtype = dtype;
+  return request;
+}
+
+void Engine::local_broadcast(int root, void* data, std::size_t bytes) {
+  Request request = local_request(Kind::Broadcast, DType::UInt8);
+  request.root = root;
+  request.input = request.output = data;
+  request.input_count = request.output_count = static_cast<std::int64_t>(bytes);
+  run_local(request);
+}
+
+}  // namespace cohort::comm::hosts

@@ -1,0 +1,265 @@
+// Rounds: how all ranks learn what all others bring, and come to one verdict before anything is delivered. Small sums
+// travel along.
+#include "comm/hosts/engine.h"
+
+#include "base/result.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace cohort::comm::hosts {
+
+/// Whether the result can come with the round.
+bool Engine::beside(const Request& request) const noexcept {
+  return request.kind == Kind::AllReduce && !request.weighted && request.input_bytes() <= beside_bytes_;
+}
+
+/// What this host's leader brings to a small sum: its ranks' inputs, folded; elsewhere null.
+const std::byte* Engine::small_partial(const Request& request) {
+  const std::size_t bytes = request.input_bytes();
+  if (layout_.locals == 1 && request.prescale == 1) return static_cast<const std::byte*>(request.input);
+  std::vector<std::byte>& partial = scratch(0, bytes);
+  if (layout_.locals == 1) {
+    const void* const input[] = {request.input};
+    void* const output[] = {partial.data()};
+    const double scale[] = {request.prescale};
+    FoldJob job;
+    job.dtype = request.dtype;
+    job.inputs = input;
+    job.outputs = output;
+    job.count = request.input_count;
+    job.scales = scale;
+    fold(job);
+    return partial.data();
+  }
+  Request here = local_request(Kind::Reduce, request.dtype);
+  here.op = request.op == ReduceOp::Average ? ReduceOp::Sum : request.op;
+  here.prescale = request.prescale;
+  here.input = request.input;
+  here.input_count = request.input_count;
+  here.output = layout_.leads() ? partial.data() : nullptr;
+  here.output_count = layout_.leads() ? request.input_count : 0;
+  run_local(here, Phase::Own);
+  return layout_.leads() ? partial.data() : nullptr;
+}
+
+void Engine::round(const Request* request, const Descriptor& own) {
+  round_.delivered = false;
+  std::vector<Descriptor> here(static_cast<std::size_t>(layout_.locals), own);
+  const auto begun = Clock::now();
+  if (layout_.locals > 1) {
+    Request gather = local_request(Kind::AllGather, DType::UInt8);
+    gather.input = &own;
+    gather.input_count = sizeof own;
+    gather.output = here.data();
+    gather.output_count = static_cast<std::int64_t>(here.size() * sizeof own);
+    run_local(gather, Phase::Own);
+  }
+  const bool agreed_here = std::all_of(here.begin(), here.end(), [&](const Descriptor& each) {
+    return each.kind != Kind::Joined && each.weighted == 0 && local::agree(each, own);
+  });
+  const bool brings_result = agreed_here && request != nullptr && beside(*request);
+  const std::byte* const payload = brings_result ? small_partial(*request) : nullptr;
+  const std::size_t bytes = brings_result ? request->input_bytes() : 0;
+  small_.resize(sizeof(Verdict) + bytes);
+  Verdict verdict;
+  if (layout_.leads()) {
+    exchange_cards(brings_result ? request : nullptr, own, here, agreed_here, payload);
+    verdict.uniform = round_.uniform ? 1 : 0;
+    std::memcpy(small_.data(), &verdict, sizeof verdict);
+  }
+  if (layout_.locals > 1) {
+    local_broadcast(0, small_.data(), small_.size());
+    std::memcpy(&verdict, small_.data(), sizeof verdict);
+    round_.uniform = verdict.uniform != 0;
+    if (!round_.uniform) {
+      local_broadcast(0, round_.brought.data(), round_.brought.size() * sizeof(Descriptor));
+    }
+    if (round_.uniform && bytes > 0) std::memcpy(request->output, small_.data() + sizeof verdict, bytes);
+  }
+  round_.delivered = round_.uniform && (brings_result || own.kind == Kind::Barrier);
+  waited_ = Clock::now() - begun;
+  settle(own);
+}
+
+/// Leaders: each sends its host's card to all others.
+void Engine::exchange_cards(const Request* request, const Descriptor& own, const std::vector<Descriptor>& here,
+                            bool agreed_here, const std::byte* payload) {
+  const std::size_t bytes = request != nullptr ? request->input_bytes() : 0;
+  const std::size_t described = agreed_here ? 1 : here.size();
+  CardHeader header;
+  header.ranks = static_cast<std::uint32_t>(here.size());
+  header.flags = agreed_here ? CardHeader::kUniform : 0;
+  header.payload = bytes;
+  card_.resize(sizeof header + described * sizeof(Descriptor) + bytes);
+  std::memcpy(card_.data(), &header, sizeof header);
+  std::memcpy(card_.data() + sizeof header, here.data(), described * sizeof(Descriptor));
+  if (bytes > 0) std::memcpy(card_.data() + sizeof header + described * sizeof(Descriptor), payload, bytes);
+
+  const auto hosts = static_cast<std::size_t>(layout_.hosts);
+  std::vector<Outgoing> out(hosts);
+  std::vector<Incoming> in(hosts);
+  for (int host = 0; host < layout_.hosts; ++host) {
+    const auto h = static_cast<std::size_t>(host);
+    if (host == layout_.host) continue;
+    cards_[h].resize(sizeof header + layout_.on(host).size() * sizeof(Descriptor) + beside_bytes_);
+    receive(in[h], layout_.leader(host), tag(Step::Card, 0), cards_[h].data(), cards_[h].size());
+    send(out[h], layout_.leader(host), tag(Step::Card, 0), card_.data(), card_.size());
+  }
+  // All at once, so that everyone who is missing is named.
+  std::size_t next = 0;
+  const auto reached = [&](std::size_t h) {
+    return static_cast<int>(h) == layout_.host || in[h].done.load(std::memory_order_acquire);
+  };
+  wait(
+      [&] {
+        while (next < hosts && reached(next)) ++next;
+        return next == hosts;
+      },
+      [&] {
+        std::vector<int> missing;
+        for (std::size_t h = next; h < hosts; ++h) {
+          if (!reached(h)) missing.push_back(layout_.leader(static_cast<int>(h)));
+        }
+        return missing;
+      },
+      Phase::Card);
+  for (std::size_t h = 0; h < hosts; ++h) {
+    if (static_cast<int>(h) != layout_.host) wait_for(out[h]);
+  }
+
+  round_.uniform = agreed_here;
+  for (std::size_t i = 0; i < here.size(); ++i) round_.brought[static_cast<std::size_t>(layout_.here()[i])] = here[i];
+  for (int host = 0; host < layout_.hosts; ++host) {
+    if (host == layout_.host) continue;
+    const auto& card = cards_[static_cast<std::size_t>(host)];
+    const std::size_t length = in[static_cast<std::size_t>(host)].bytes;
+    if (!take_card(host, {reinterpret_cast<const char*>(card.data()), std::min(length, card.size())}, own)) {
+      world_.end_and_throw(ErrorCode::Corrupt, layout_.leader(host), sequence_,
+                           fmt::format("rank {} ({}) sent a card of {} bytes that is none", layout_.leader(host),
+                                       world_.host_name(layout_.leader(host)), length));
+    }
+  }
+  if (!round_.uniform || bytes == 0) return;
+  std::vector<const void*> partials;
+  for (std::size_t h = 0; h < hosts; ++h) {
+    partials.push_back(
+        static_cast<int>(h) == layout_.host ? payload : cards_[h].data() + sizeof(CardHeader) + sizeof(Descriptor));
+  }
+  void* const to = layout_.locals == 1 ? request->output : small_.data() + sizeof(Verdict);
+  fold_hosts(*request, partials, to, request->input_count, layout_.size);
+}
+
+/// False if the card does not hold together.
+bool Engine::take_card(int host, std::string_view bytes, const Descriptor& own) {
+  CardHeader header;
+  const std::vector<int>& ranks = layout_.on(host);
+  if (bytes.size() < sizeof header) return false;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const bool agreed_there = header.flags == CardHeader::kUniform;
+  const std::size_t described = agreed_there ? 1 : ranks.size();
+  if (header.ranks != ranks.size() || header.flags > CardHeader::kUniform || header.payload > beside_bytes_ ||
+      bytes.size() != sizeof header + described * sizeof(Descriptor) + header.payload) {
+    return false;
+  }
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    Descriptor& each = round_.brought[static_cast<std::size_t>(ranks[i])];
+    std::memcpy(&each, bytes.data() + sizeof header + (agreed_there ? 0 : i * sizeof(Descriptor)), sizeof each);
+  }
+  round_.uniform =
+      round_.uniform && agreed_there && local::agree(round_.brought[static_cast<std::size_t>(ranks.front())], own);
+  return true;
+}
+
+/// From what all brought to what is done.
+void Engine::settle(const Descriptor& own) {
+  round_.active.clear();
+  if (round_.uniform) {
+    round_.agreed = own;
+    round_.root = own.root;
+    for (int rank = 0; rank < layout_.size; ++rank) round_.active.push_back(rank);
+    return;
+  }
+  round_.agreed = Descriptor{};
+  round_.agreed.kind = Kind::Joined;
+  for (int rank = 0; rank < layout_.size; ++rank) {
+    const Descriptor& brought = round_.brought[static_cast<std::size_t>(rank)];
+    if (brought.kind == Kind::Joined) continue;
+    if (round_.active.empty()) round_.agreed = brought;
+    round_.active.push_back(rank);
+  }
+  const auto root = std::find(round_.active.begin(), round_.active.end(), round_.agreed.root);
+  if (!round_.active.empty()) round_.root = root != round_.active.end() ? *root : round_.active.front();
+}
+
+void Engine::check_agreement() const {
+  if (round_.uniform) return;
+  int first = -1;
+  int differing = 0;
+  for (const int rank : round_.active) {
+    if (local::agree(round_.brought[static_cast<std::size_t>(rank)], round_.agreed)) continue;
+    if (first < 0) first = rank;
+    ++differing;
+  }
+  if (first >= 0) {
+    const int reference = round_.active.front();
+    const bool own_differs = !local::agree(round_.brought[static_cast<std::size_t>(layout_.rank)], round_.agreed);
+    refuse(fmt::format(
+               "rank {} brought {} (host {}), rank {} brought {} (host {}){}", first,
+               local::to_string(round_.brought[static_cast<std::size_t>(first)]), world_.host_name(first), reference,
+               local::to_string(round_.agreed), world_.host_name(reference),
+               differing > 1 ? fmt::format(" ({} ranks differ from rank {})", differing, reference) : std::string()),
+           own_differs || layout_.rank != reference ? reference : first);
+  }
+  const Kind kind = round_.agreed.kind;
+  const bool serves_joined = kind == Kind::AllReduce || kind == Kind::Broadcast || kind == Kind::Barrier;
+  if (!serves_joined && static_cast<int>(round_.active.size()) < layout_.size) {
+    int joined = 0;
+    while (round_.brought[static_cast<std::size_t>(joined)].kind != Kind::Joined) ++joined;
+    refuse(fmt::format("rank {} has joined (it has no more input), and {} needs something of every rank", joined,
+                       local::to_string(round_.agreed)),
+           joined);
+  }
+}
+
+/// all_to_all_v: every rank looks at all pairs, so all come to the same verdict.
+void Engine::check_counts(const Request& request) {
+  const auto ranks = static_cast<std::size_t>(layout_.size);
+  std::vector<std::int64_t> own = request.counts->input;
+  own.insert(own.end(), request.counts->output.begin(), request.counts->output.end());
+  std::vector<std::int64_t> all(2 * ranks * ranks);
+  all_gather(own.data(), all.data(),
+             std::vector<std::int64_t>(ranks, static_cast<std::int64_t>(own.size() * sizeof own[0])));
+  for (std::size_t from = 0; from < ranks; ++from) {
+    for (std::size_t to = 0; to < ranks; ++to) {
+      const std::int64_t sent = all[from * 2 * ranks + to];
+      const std::int64_t expected = all[to * 2 * ranks + ranks + from];
+      if (sent == expected) continue;
+      refuse(fmt::format("rank {} sends {} elements to rank {}, which expects {}", from, sent, to, expected),
+             static_cast<int>(static_cast<std::size_t>(layout_.rank) == from ? to : from));
+    }
+  }
+}
+
+void Engine::refuse(const std::string& why, int peer) const {
+  // Who brought something else may have ended the world since: that is what counts then.
+  transport_.progress();
+  world_.throw_if_ended();
+  const std::string what = world_.subject().doing();
+  const std::string& host = world_.options().placement.host;
+  ErrorContext context;
+  context.rank = layout_.rank;
+  context.host = host;
+  context.peer = peer;
+  context.operation = what;
+  context.sequence = sequence_;
+  context.cause = why;
+  throw Error(
+      ErrorCode::Mismatch,
+      fmt::format("{} refused -- rank {} ({}), operation {} -- {} -- all ranks must call the same operations in "
+                  "the same order with the same shape and type",
+                  what.substr(0, what.find('(')), layout_.rank, host, sequence_, why),
+      std::move(context));
+}
+
+}  // namespace cohort::comm::hosts

@@ -1,0 +1,192 @@
+#include "comm/hosts/hosts_communicator.h"
+
+#include "base/result.h"
+#include "comm/local/operation.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+namespace cohort::comm::hosts {
+
+HostsCommunicator::HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place)
+    : placement_(options.placement),
+      timeout_(options.timeout),
+      core_(std::make_shared<Core>(options, std::move(place))) {
+  core_->begin();
+}
+
+HostsCommunicator::~HostsCommunicator() {
+  if (core_->in_child()) {
+    // A forked child: the threads and the world are the parent's. Nothing is touched.
+    static_cast<void>(new std::shared_ptr<Core>(std::move(core_)));
+    return;
+  }
+  core_->stop();
+}
+
+void HostsCommunicator::check_home() const {
+  if (!core_->in_child()) return;
+  raise(
+      ErrorCode::InvalidArgument,
+      "rank {}'s communicator belongs to the process that formed it -- this is a forked child of it (pid {}) -- use it "
+      "in the parent only, or exec a program that joins a world of its own",
+      placement_.rank, ::getpid());
+}
+
+Work HostsCommunicator::start(const Request& request) {
+  check_home();
+  Request own = request;
+  if (own.timeout.count() == 0) own.timeout = timeout_;
+  if (own.kind == Kind::Send || own.kind == Kind::Recv) return core_->submit_message(own);
+  std::vector<Request> one;
+  one.push_back(std::move(own));
+  return core_->submit(std::move(one));
+}
+
+Work HostsCommunicator::start_group(std::vector<Request> requests) {
+  check_home();
+  for (Request& request : requests) {
+    if (request.timeout.count() == 0) request.timeout = timeout_;
+  }
+  if (requests.size() > 1) {
+    const std::uint64_t group = local::group_digest(requests);
+    for (Request& request : requests) request.group = group;
+  }
+  return core_->submit(std::move(requests));
+}
+
+std::shared_ptr<MemoryBlock> HostsCommunicator::allocate(std::size_t bytes, Device device) {
+  check_home();
+  return core_->world().local().allocate(bytes, device);
+}
+
+int HostsCommunicator::join(const BarrierOptions& options) {
+  check_home();
+  return core_->join(options.timeout.value_or(timeout_));
+}
+
+void HostsCommunicator::abort(std::string_view reason) {
+  check_home();
+  core_->abort(reason);
+}
+
+// --- groups ---
+
+namespace {
+
+/// What ranks have to know of each other to form groups.
+struct GroupCard {
+  std::int32_t color = kNoColor;
+  std::int32_t key = 0;
+  std::uint32_t entry_length = 0;
+  std::uint32_t card_length = 0;
+  tcp::Bytes32 token{};
+  char entry[180] = {};  // where ranks of its host meet it
+  char card[1036] = {};  // where ranks of other hosts do
+};
+
+template <std::size_t N>
+std::uint32_t put(char (&to)[N], const std::string& text) {
+  const std::size_t length = std::min(text.size(), N);
+  std::memcpy(to, text.data(), length);
+  return static_cast<std::uint32_t>(length);
+}
+
+}  // namespace
+
+std::shared_ptr<CommunicatorImpl> HostsCommunicator::split(const SplitOptions& options) {
+  return form_group(options.color, options.key, {}, options.timeout.value_or(timeout_));
+}
+
+std::shared_ptr<CommunicatorImpl> HostsCommunicator::group(std::span<const int> ranks, const GroupOptions& options) {
+  const auto own = std::find(ranks.begin(), ranks.end(), placement_.rank);
+  const bool member = own != ranks.end();
+  return form_group(member ? 0 : kNoColor, member ? static_cast<int>(own - ranks.begin()) : 0, ranks,
+                    options.timeout.value_or(timeout_));
+}
+
+std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int key, std::span<const int> listed,
+                                                                std::chrono::milliseconds timeout) {
+  check_home();
+  World& world = core_->world();
+  const Layout& layout = world.layout();
+  auto place = std::make_unique<Place>();
+  place->point = std::make_unique<local::MeetingPoint>(placement_.size);
+  place->listeners =
+      std::make_unique<tcp::Listeners>(tcp::Listeners::Options{placement_.host, world.options().one_machine});
+  GroupCard own;
+  own.color = color;
+  own.key = key;
+  own.token = tcp::random_bytes();
+  own.entry_length = put(own.entry, place->point->entry());
+  tcp::WireCard wire = place->listeners->card();
+  while (tcp::encode(wire).size() > sizeof own.card && !wire.addresses.empty()) wire.addresses.pop_back();
+  own.card_length = put(own.card, tcp::encode(wire));
+  std::vector<GroupCard> cards(static_cast<std::size_t>(placement_.size));
+  Request exchange;
+  exchange.kind = Kind::Split;
+  exchange.dtype = DType::UInt8;
+  exchange.input = &own;
+  exchange.input_count = sizeof own;
+  exchange.output = cards.data();
+  exchange.output_count = static_cast<std::int64_t>(cards.size() * sizeof own);
+  exchange.timeout = timeout;
+  if (!listed.empty()) {
+    exchange.counts = std::make_shared<const Counts>(Counts{{listed.begin(), listed.end()}, {}});
+  }
+  core_->submit({exchange}).wait();
+  if (color == kNoColor) return nullptr;
+
+  std::vector<int> members;
+  for (int rank = 0; rank < placement_.size; ++rank) {
+    if (cards[static_cast<std::size_t>(rank)].color == color) members.push_back(rank);
+  }
+  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+    return cards[static_cast<std::size_t>(a)].key < cards[static_cast<std::size_t>(b)].key;
+  });
+  FormOptions form;
+  form.placement = placement_;
+  form.placement.size = static_cast<int>(members.size());
+  form.join_timeout = timeout;
+  form.timeout = timeout_;
+  form.one_machine = world.options().one_machine;
+  form.secret = world.options().secret;
+  std::map<int, int> hosts;  // by the world's number; numbered anew by their lowest rank
+  const auto entry = [&](int member) {
+    const GroupCard& card = cards[static_cast<std::size_t>(member)];
+    return std::string(card.entry, std::min<std::size_t>(card.entry_length, sizeof card.entry));
+  };
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const int member = members[i];
+    const int host = layout.host_of(member);
+    const int number = hosts.emplace(host, static_cast<int>(hosts.size())).first->second;
+    form.hosts.push_back(number);
+    if (member == placement_.rank) {
+      form.placement.rank = static_cast<int>(i);
+      form.placement.local_rank = static_cast<int>(place->entries.size());
+      form.placement.cross_rank = number;
+    }
+    if (host == layout.host) place->entries.push_back(entry(member));
+    const GroupCard& card = cards[static_cast<std::size_t>(member)];
+    place->cards.push_back(value_or_throw(
+        tcp::decode_wire_card(std::string_view(card.card, std::min<std::size_t>(card.card_length, sizeof card.card)))));
+  }
+  form.placement.local_size = static_cast<int>(place->entries.size());
+  form.placement.cross_size = static_cast<int>(hosts.size());
+  const GroupCard& first = cards[static_cast<std::size_t>(members.front())];
+  place->token.assign(reinterpret_cast<const char*>(first.token.data()), first.token.size());
+  if (hosts.size() > 1) return std::make_shared<HostsCommunicator>(form, std::move(place));
+
+  form.hosts.clear();
+  form.store = make_in_process_store();  // this rank's own: what the others would have put there has come already
+  for (std::size_t i = 0; i < place->entries.size(); ++i) {
+    form.store->set(local::meeting_key(static_cast<int>(i)), place->entries[i]);
+  }
+  return std::make_shared<local::LocalCommunicator>(form, std::move(place->point));
+}
+
+}  // namespace cohort::comm::hosts

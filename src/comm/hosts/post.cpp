@@ -1,0 +1,401 @@
+#include "comm/hosts/post.h"
+
+#include "base/result.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace cohort::comm::hosts {
+namespace {
+
+using namespace std::chrono_literals;
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+constexpr std::size_t kEager = std::size_t{16} << 10;
+constexpr std::uint64_t kMostUnmet =
+    256;  // small messages that nobody has received; then sends wait for their receives
+constexpr std::uint64_t kMetAtOnce = 32;
+constexpr std::uint64_t kOfPost = std::uint64_t{1} << 63;  // in the operation's number of frames
+constexpr auto kLook = 20ms;
+constexpr auto kSpinning = 300us;
+
+}  // namespace
+
+void PostWork::wait() { post_.wait_until(*this, Clock::time_point::max()); }
+bool PostWork::wait_for(std::chrono::nanoseconds limit) {
+  return post_.wait_until(*this, Clock::now() + std::min<std::chrono::nanoseconds>(limit, 24h * 365));
+}
+void PostWork::on_done(std::function<void()> callback) { post_.add_callback(*this, std::move(callback)); }
+bool PostWork::at_home() const noexcept { return !post_.in_child(); }
+
+Post::Post(Owner owner) : owner_(std::move(owner)), world_(owner_.world), transport_(world_.transport()) {
+  world_.message_handler = [this](int peer, std::uint32_t, std::string_view bytes) { on_letter(peer, bytes); };
+}
+
+Post::Channel& Post::open(int peer) {
+  Channel& channel = channels_[peer];
+  channel.peer = peer;
+  return channel;
+}
+
+// --- calls ---
+
+Work Post::submit(const Request& request) {
+  const auto called = Clock::now();
+  if (owner_.drivers.load(std::memory_order_relaxed) == 0) transport_.progress();  // there may be news of the peer
+  WorkPtr work;
+  std::optional<Error> over;
+  bool is_over = false;
+  {
+    const Lock lock(transport_.mutex());
+    const std::uint64_t number = ++submitted_;
+    Channel& channel = open(request.root);
+    work = std::make_shared<PostWork>(*this, owner_.keep(), request, number, called);
+    ++pending_;
+    if (world_.ended()) {
+      complete(nullptr, work, world_.recorded(to_string(request), number));
+    } else if (request.kind == Kind::Send) {
+      Head head;
+      head.dtype = request.dtype;
+      head.tag = request.tag;
+      head.count = request.input_count;
+      head.id = ++channel.next_id;
+      if (request.input_bytes() <= kEager && channel.eager_unmet < kMostUnmet) {
+        ++channel.eager_unmet;
+        tell(request.root, head, request.input, request.input_bytes());
+        work->met_ = called;
+        complete(&channel, work, std::nullopt);
+      } else {
+        head.letter = Letter::Offer;
+        channel.offered.emplace(head.id, work);
+        tell(request.root, head);
+      }
+    } else {
+      const auto found = std::find_if(channel.unexpected.begin(), channel.unexpected.end(),
+                                      [&](const Unexpected& each) { return each.head.tag == request.tag; });
+      if (found == channel.unexpected.end()) {
+        channel.receives.push_back(work);
+        transport_.connect(request.root);
+      } else {
+        const Unexpected message = std::move(*found);
+        channel.unexpected.erase(found);
+        meet(channel, work, message);
+      }
+    }
+    is_over = work->done();
+  }
+  settle();
+  if (!is_over) return Work(std::move(work));
+  over = work->outcome();
+  if (over) return Work(std::make_shared<FailedWork>(*over));
+  return {};
+}
+
+bool Post::wait_until(PostWork& work, Clock::time_point limit) {
+  const auto since = Clock::now();
+  owner_.drivers.fetch_add(1);
+  while (!work.done()) {
+    const auto now = Clock::now();
+    if (now >= limit) break;
+    if (now - since < kSpinning) {
+      if (!transport_.progress()) ::sched_yield();
+    } else {
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(limit == Clock::time_point::max() ? 10ms : limit - now);
+      transport_.sleep(std::min<std::chrono::milliseconds>(left, 10ms));
+    }
+    look_after();
+  }
+  owner_.drivers.fetch_sub(1);
+  settle();
+  return work.done();
+}
+
+void Post::add_callback(PostWork& work, std::function<void()> callback) {
+  {
+    const Lock lock(transport_.mutex());
+    if (!work.done()) {
+      work.callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+bool Post::idle() { return pending_.load() == 0; }
+
+// --- letters ---
+
+void Post::tell(int peer, const Head& head, const void* payload, std::size_t bytes) {
+  std::string text(sizeof head + bytes, '\0');
+  std::memcpy(text.data(), &head, sizeof head);
+  if (bytes > 0) std::memcpy(text.data() + sizeof head, payload, bytes);
+  transport_.message(peer, 0, text);
+}
+
+void Post::on_letter(int peer, std::string_view bytes) {
+  if (bytes.empty()) return;
+  Unexpected message;
+  Head& head = message.head;
+  const auto broken = [&](std::string_view why) { world_.on_broken(peer, why); };
+  if (bytes.size() < sizeof head) return broken("a message without a head");
+  std::memcpy(&head, bytes.data(), sizeof head);
+  bytes.remove_prefix(sizeof head);
+  if (static_cast<int>(head.dtype) >= kDTypeCount || static_cast<int>(head.expected) >= kDTypeCount || head.count < 0) {
+    return broken("a message of no known type");
+  }
+  Channel& channel = open(peer);
+  switch (head.letter) {
+    case Letter::Eager:
+      if (head.count > static_cast<std::int64_t>(kEager) ||
+          bytes.size() != static_cast<std::size_t>(head.count) * size_of(head.dtype)) {
+        return broken("a message of another length than it says");
+      }
+      [[fallthrough]];
+    case Letter::Offer: {
+      message.payload.resize(bytes.size());
+      if (!bytes.empty()) std::memcpy(message.payload.data(), bytes.data(), bytes.size());
+      const auto found = std::find_if(channel.receives.begin(), channel.receives.end(),
+                                      [&](const WorkPtr& each) { return each->request_.tag == head.tag; });
+      if (found == channel.receives.end()) {
+        channel.unexpected.push_back(std::move(message));
+        return;
+      }
+      const WorkPtr work = *found;
+      channel.receives.erase(found);
+      return meet(channel, work, message);
+    }
+    case Letter::Grant: {
+      const auto found = channel.offered.find(head.id);
+      if (found == channel.offered.end()) return broken("it asked for a message that was not offered");
+      const WorkPtr work = found->second;
+      channel.offered.erase(found);
+      work->met_ = Clock::now();
+      work->out_.peer = peer;
+      work->out_.operation = kOfPost | head.id;
+      work->out_.data = static_cast<const std::byte*>(work->request_.input);
+      work->out_.bytes = work->request_.input_bytes();
+      channel.moving.push_back(work);
+      transport_.send(work->out_);
+      return;
+    }
+    case Letter::Refused: {
+      const auto found = channel.offered.find(head.id);
+      if (found != channel.offered.end()) {
+        const WorkPtr work = found->second;
+        channel.offered.erase(found);
+        complete(nullptr, work, refusal(work->request_, work->number_, head));
+      } else if (!channel.late_refusal) {
+        Request own;
+        own.kind = Kind::Send;
+        own.root = peer;
+        own.tag = head.tag;
+        own.dtype = head.dtype;
+        own.input_count = head.count;
+        channel.late_refusal = refusal(own, 0, head);
+      }
+      return;
+    }
+    case Letter::Met: channel.eager_unmet -= std::min<std::uint64_t>(head.id, channel.eager_unmet); return;
+  }
+  broken("a message of no known kind");
+}
+
+/// A receive and the message that it gets.
+void Post::meet(Channel& channel, const WorkPtr& work, const Unexpected& message) {
+  const Head& head = message.head;
+  const Request& request = work->request_;
+  work->met_ = Clock::now();
+  if (head.letter == Letter::Eager && ++channel.met >= kMetAtOnce) {
+    Head met;
+    met.letter = Letter::Met;
+    met.id = std::exchange(channel.met, 0);
+    tell(channel.peer, met);
+  }
+  if (head.dtype != request.dtype || head.count != request.output_count) {
+    Head answer = head;
+    answer.letter = Letter::Refused;
+    answer.expected = request.dtype;
+    answer.expected_count = request.output_count;
+    tell(channel.peer, answer);
+    return complete(nullptr, work, refusal(request, work->number_, answer));
+  }
+  if (head.letter == Letter::Eager) {
+    if (!message.payload.empty()) std::memcpy(request.output, message.payload.data(), message.payload.size());
+    return complete(&channel, work, std::nullopt);
+  }
+  work->in_.peer = channel.peer;
+  work->in_.operation = kOfPost | head.id;
+  work->in_.to = static_cast<std::byte*>(request.output);
+  work->in_.room = request.output_bytes();
+  channel.moving.push_back(work);
+  transport_.receive(work->in_);
+  Head grant;
+  grant.letter = Letter::Grant;
+  grant.id = head.id;
+  tell(channel.peer, grant);
+}
+
+// --- endings ---
+
+void Post::complete(Channel* channel, const WorkPtr& work, std::optional<Error> error) {
+  if (!error && channel != nullptr && channel->late_refusal) {
+    error = late(*channel, work->request_);
+    channel->late_refusal.reset();
+  }
+  work->outcome_ = std::move(error);
+  work->done_.store(true, std::memory_order_release);
+  finished_.push_back(work);
+  --pending_;
+}
+
+void Post::settle() {
+  std::vector<WorkPtr> finished;
+  std::vector<std::function<void()>> callbacks;
+  {
+    const Lock lock(transport_.mutex());
+    finished.swap(finished_);
+    for (const WorkPtr& work : finished) {
+      for (auto& callback : std::exchange(work->callbacks_, {})) callbacks.push_back(std::move(callback));
+    }
+  }
+  for (const WorkPtr& work : finished) report(*work);
+  for (const auto& callback : callbacks) callback();
+}
+
+void Post::report(const PostWork& work) const {
+  Observer* const observer = owner_.observer.load(std::memory_order_acquire);
+  if (observer == nullptr) return;
+  CollectiveEvent event;
+  event.operation = name_of(work.request_.kind);
+  event.sequence = work.number_;
+  event.bytes = static_cast<std::size_t>(work.count()) * size_of(work.request_.dtype);
+  event.called = event.begun = work.called_;
+  event.ended = Clock::now();
+  event.waited =
+      std::max(std::chrono::nanoseconds(0),
+               std::chrono::nanoseconds((work.met_ == Clock::time_point{} ? event.ended : work.met_) - work.called_));
+  event.failed = work.outcome_.has_value();
+  observer->on_collective(event);
+}
+
+std::vector<Post::WorkPtr> Post::waiting(const Channel& channel) const {
+  std::vector<WorkPtr> all(channel.receives.begin(), channel.receives.end());
+  for (const auto& [id, work] : channel.offered) all.push_back(work);
+  all.insert(all.end(), channel.moving.begin(), channel.moving.end());
+  return all;
+}
+
+void Post::look_after() {
+  if (pending_.load() == 0) return settle();
+  {
+    const Lock lock(transport_.mutex());
+    for (auto& [peer, channel] : channels_) {
+      for (auto each = channel.moving.begin(); each != channel.moving.end();) {
+        const WorkPtr work = *each;
+        const bool over = !world_.ended() && (work->sends() ? work->out_.done.load() : work->in_.done.load());
+        each = over ? channel.moving.erase(each) : std::next(each);
+        if (over) complete(&channel, work, std::nullopt);
+      }
+    }
+    const auto now = Clock::now();
+    if (now - looked_ >= kLook) {
+      looked_ = now;
+      if (!world_.ended()) find_late();
+    }
+    if (world_.ended()) fail_all();
+  }
+  settle();
+}
+
+/// Ends the world if a peer is gone that something waits for, or if a deadline has passed.
+bool Post::find_late() {
+  const auto now = Clock::now();
+  const Layout& layout = world_.layout();
+  const std::string& host = world_.options().placement.host;
+  for (auto& [peer, channel] : channels_) {
+    const std::vector<WorkPtr> all = waiting(channel);
+    if (all.empty()) continue;
+    const std::string pid = world_.pid_text(peer);
+    if (const auto how = transport_.lost(peer)) {
+      const PostWork& work = *all.front();
+      world_.end(ErrorCode::PeerLost, peer, work.number_,
+                 fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} -- see the output of rank {}; the "
+                             "communicator has to be formed anew",
+                             to_string(work.request_), layout.rank, host, peer, world_.host_name(peer),
+                             pid.empty() ? "" : ", " + pid, *how, peer));
+      return true;
+    }
+    for (const WorkPtr& work : all) {
+      if (now < work->called_ + work->request_.timeout) continue;
+      std::string why = fmt::format("rank {}{} {}", peer, pid.empty() ? "" : fmt::format(" ({})", pid),
+                                    work->sends() ? "did not receive it" : "did not send it");
+      if (!work->sends() && !channel.unexpected.empty()) {
+        const Head& first = channel.unexpected.front().head;
+        why += fmt::format("; {} of its messages wait to be received, the first is {}[{}] with tag {}",
+                           channel.unexpected.size(), cohort::to_string(first.dtype), first.count, first.tag);
+      }
+      world_.end(
+          ErrorCode::Timeout, peer, work->number_,
+          fmt::format("{} timed out after {} ms -- rank {} ({}) -- {} -- is it stopped, slow, or in another branch "
+                      "of the program? give a longer timeout if it is only slow",
+                      to_string(work->request_), work->request_.timeout.count(), layout.rank, host, why));
+      return true;
+    }
+  }
+  return false;
+}
+
+void Post::fail_all() {
+  world_.tell_if_ended();  // from here on the transport touches nobody's memory
+  for (auto& [peer, channel] : channels_) {
+    const std::vector<WorkPtr> all = waiting(channel);
+    channel.receives.clear();
+    channel.offered.clear();
+    channel.moving.clear();
+    for (const WorkPtr& work : all) {
+      complete(nullptr, work, world_.recorded(to_string(work->request_), work->number_));
+    }
+  }
+}
+
+std::string Post::to_string(const Request& request) const {
+  const bool sends = request.kind == Kind::Send;
+  return fmt::format("{}({}[{}], {} rank {}, tag {})", name_of(request.kind), cohort::to_string(request.dtype),
+                     sends ? request.input_count : request.output_count, sends ? "to" : "from", request.root,
+                     request.tag);
+}
+
+/// For either side: what was sent, and what its receiver expected.
+Error Post::refusal(const Request& own, std::uint64_t number, const Head& head) const {
+  const int rank = world_.layout().rank;
+  const bool sends = own.kind == Kind::Send;
+  const std::string& host = world_.options().placement.host;
+  const std::string why = fmt::format("rank {} sends {}[{}] (tag {}) to rank {}, which receives {}[{}]",
+                                      sends ? rank : own.root, cohort::to_string(head.dtype), head.count, head.tag,
+                                      sends ? own.root : rank, cohort::to_string(head.expected), head.expected_count);
+  ErrorContext context;
+  context.rank = rank;
+  context.host = host;
+  context.peer = own.root;
+  context.operation = to_string(own);
+  context.sequence = number;
+  context.cause = why;
+  return Error(ErrorCode::Mismatch,
+               fmt::format("{} refused -- rank {} ({}) -- {} -- give both the same type and count", name_of(own.kind),
+                           rank, host, why),
+               std::move(context));
+}
+
+Error Post::late(const Channel& channel, const Request& request) const {
+  return Error(
+      ErrorCode::Mismatch,
+      fmt::format("{}; that send was over before it was refused, so {} reports it, which was itself carried out",
+                  channel.late_refusal->what(), to_string(request)),
+      channel.late_refusal->context());
+}
+
+}  // namespace cohort::comm::hosts

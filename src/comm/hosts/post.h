@@ -1,0 +1,136 @@
+// Send and receive between ranks on different hosts, apart from the collectives. Messages are matched by tag, with one
+// tag in order. Small ones travel with their announcement and their send is over at once; larger ones are offered, and
+// go when the receiver has posted where. All state is under the transport's mutex; any thread may call. Whoever waits
+// drives the transport, else the communicator's thread.
+#pragma once
+
+#include "comm/hosts/world.h"
+#include "comm/work_state.h"
+
+#include <cohort/observer.h>
+#include <cohort/work.h>
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::comm::hosts {
+
+class Post;
+
+/// A send or receive that was not over at once. Everything but `done` belongs to the transport's mutex.
+class PostWork final : public WorkState {
+ public:
+  using Clock = std::chrono::steady_clock;
+  PostWork(Post& post, std::shared_ptr<void> owner, const Request& request, std::uint64_t number,
+           Clock::time_point called)
+      : request_(request), number_(number), called_(called), post_(post), owner_(std::move(owner)) {}
+
+  void wait() override;
+  bool wait_for(std::chrono::nanoseconds limit) override;
+  bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
+  const std::optional<Error>& outcome() const noexcept override { return outcome_; }
+  void on_done(std::function<void()> callback) override;
+  bool at_home() const noexcept override;
+
+ private:
+  friend class Post;
+  bool sends() const noexcept { return request_.kind == Kind::Send; }
+  std::int64_t count() const noexcept { return sends() ? request_.input_count : request_.output_count; }
+
+  const Request request_;
+  const std::uint64_t number_;
+  const Clock::time_point called_;
+  Clock::time_point met_{};  // when the peer's side had come
+  Outgoing out_;
+  Incoming in_;
+  std::atomic<bool> done_{false};
+  std::optional<Error> outcome_;  // written before done_
+  std::vector<std::function<void()>> callbacks_;
+  Post& post_;
+  const std::shared_ptr<void> owner_;
+};
+
+class Post {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// What the post shares with its owner; all of it outlives the post.
+  struct Owner {
+    World& world;
+    const std::atomic<Observer*>& observer;
+    std::atomic<int>& drivers;  ///< threads that drive the transport
+    std::function<std::shared_ptr<void>()> keep;
+    std::function<bool()> in_child;
+  };
+  explicit Post(Owner owner);
+
+  /// A checked request whose timeout is set, to a rank on another host.
+  Work submit(const Request& request);
+  /// Goes on with what has arrived, looks after lives and deadlines, and tells those who asked to be told.
+  void look_after();
+  bool idle();
+  bool wait_until(PostWork& work, Clock::time_point limit);
+  void add_callback(PostWork& work, std::function<void()> callback);
+  bool in_child() const { return owner_.in_child(); }
+
+ private:
+  using WorkPtr = std::shared_ptr<PostWork>;
+  enum class Letter : std::uint8_t { Eager = 1, Offer, Grant, Refused, Met };
+  struct Head {
+    Letter letter = Letter::Eager;
+    DType dtype = DType::Float32;
+    DType expected = DType::Float32;
+    std::uint8_t unused = 0;
+    std::int32_t tag = 0;
+    std::uint64_t id = 0;  // of the sender; of Met, how many
+    std::int64_t count = 0;
+    std::int64_t expected_count = 0;
+  };
+  struct Unexpected {
+    Head head;
+    std::vector<std::byte> payload;
+  };
+  struct Channel {
+    int peer = 0;
+    std::uint64_t next_id = 0;
+    std::uint64_t eager_unmet = 0;  // sent and not known to be received
+    std::uint64_t met = 0;          // received, and the peer not told
+    std::deque<Unexpected> unexpected;
+    std::deque<WorkPtr> receives;  // without a message yet
+    std::map<std::uint64_t, WorkPtr> offered;
+    std::list<WorkPtr> moving;  // payloads on their way, out or in
+    std::optional<Error> late_refusal;
+  };
+
+  Channel& open(int peer);
+  void on_letter(int peer, std::string_view bytes);
+  void tell(int peer, const Head& head, const void* payload = nullptr, std::size_t bytes = 0);
+  void meet(Channel& channel, const WorkPtr& work, const Unexpected& message);
+  void complete(Channel* channel, const WorkPtr& work, std::optional<Error> error);
+  void report(const PostWork& work) const;
+  void settle();
+  void fail_all();
+  std::vector<WorkPtr> waiting(const Channel& channel) const;
+  bool find_late();
+  std::string to_string(const Request& request) const;
+  Error refusal(const Request& own, std::uint64_t number, const Head& head) const;
+  Error late(const Channel& channel, const Request& request) const;
+
+  const Owner owner_;
+  World& world_;
+  Transport& transport_;
+  std::map<int, Channel> channels_;
+  std::vector<WorkPtr> finished_;
+  std::uint64_t submitted_ = 0;
+  std::atomic<std::size_t> pending_{0};
+  Clock::time_point looked_{};
+};
+
+}  // namespace cohort::comm::hosts

@@ -1,0 +1,222 @@
+#include "comm/hosts/world.h"
+
+#include "base/codec.h"
+#include "base/ranges.h"
+#include "base/result.h"
+#include "comm/local/operation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+namespace cohort::comm::hosts {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kLongestCause = 4096;
+
+std::string card_key(int rank) { return fmt::format("wire/{}", rank); }
+
+std::string encode_ending(const local::AbortRecord& abort) {
+  codec::Writer out;
+  out.number(static_cast<std::uint8_t>(abort.code)).number(abort.reporter).number(abort.peer).number(abort.sequence);
+  return out.text(abort.text).take();
+}
+
+}  // namespace
+
+// --- Subject ---
+
+void Subject::begin(std::uint64_t number, const local::Descriptor& what) {
+  const std::lock_guard lock(mutex_);
+  what_ = what;
+  number_.store(number, std::memory_order_relaxed);
+}
+
+std::string Subject::doing() const {
+  const std::lock_guard lock(mutex_);
+  return number() == 0 ? "forming the world" : local::to_string(what_);
+}
+
+// --- forming ---
+
+World::World(const FormOptions& options, std::unique_ptr<Place> place)
+    : options_(options),
+      layout_(options.hosts, options.placement.rank),
+      subject_(std::make_shared<Subject>(layout_.here())) {
+  if (place) {
+    form_from(*place);
+  } else {
+    form_from_store();
+  }
+}
+
+World::~World() {
+  if (transport_) transport_->leave();
+}
+
+void World::make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_ptr<Store> store) {
+  FormOptions own;
+  own.store = std::move(store);
+  own.placement = options_.placement;
+  own.placement.rank = own.placement.local_rank = layout_.local;
+  own.placement.size = own.placement.local_size = layout_.locals;
+  own.join_timeout = options_.join_timeout;
+  own.timeout = options_.timeout;
+  own.naming = subject_;
+  local_ = std::make_unique<local::LocalCommunicator>(own, std::move(point));
+}
+
+void World::make_transport(tcp::Listeners listeners, std::string_view token) {
+  tcp::TcpTransport::Options options;
+  options.rank = layout_.rank;
+  options.cards = cards_;
+  options.key = tcp::derive_key(
+      options_.secret ? std::span<const std::uint8_t>(options_.secret->bytes()) : std::span<const std::uint8_t>(),
+      token);
+  transport_ = std::make_unique<tcp::TcpTransport>(std::move(options), std::move(listeners), *this);
+}
+
+void World::form_from(Place& place) {
+  cards_ = std::move(place.cards);
+  const std::shared_ptr<Store> store =
+      make_in_process_store();  // what the others would have put there has come already
+  for (std::size_t i = 0; i < place.entries.size(); ++i) {
+    store->set(local::meeting_key(static_cast<int>(i)), place.entries[i]);
+  }
+  make_local(std::move(place.point), store);
+  make_transport(std::move(*place.listeners), place.token);
+}
+
+// A host's leader fetches for all: the store is asked hosts x ranks times, not ranks x ranks.
+void World::form_from_store() {
+  const Clock::time_point deadline = Clock::now() + options_.join_timeout;
+  tcp::Listeners listeners({options_.placement.host, options_.one_machine});
+  options_.store->set(card_key(layout_.rank), tcp::encode(listeners.card()));
+  if (layout_.rank == 0) {
+    const tcp::Bytes32 token = tcp::random_bytes();
+    options_.store->set("wire/token", {reinterpret_cast<const char*>(token.data()), token.size()});
+  }
+  make_local(nullptr, make_prefix_store(fmt::format("host/{}", layout_.host), options_.store));
+
+  std::string all;
+  if (layout_.leads()) {
+    std::vector<std::string> keys = {"wire/token"};
+    for (int rank = 0; rank < layout_.size; ++rank) keys.push_back(card_key(rank));
+    try {
+      options_.store->wait(keys, deadline);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::Timeout) throw;
+      std::vector<int> missing;
+      for (int rank = 0; rank < layout_.size; ++rank) {
+        if (!options_.store->try_get(card_key(rank))) missing.push_back(rank);
+      }
+      raise(ErrorCode::Timeout,
+            "cannot form the world -- rank {} on {} waited {} ms for rank{} {} -- were all ranks started?",
+            layout_.rank, options_.placement.host, options_.join_timeout.count(), missing.size() == 1 ? "" : "s",
+            to_ranges(missing));
+    }
+    codec::Writer out;
+    for (const std::string& key : keys) out.text(options_.store->get(key, deadline));
+    all = out.take();
+  }
+  if (layout_.locals > 1) {
+    std::uint64_t length = all.size();
+    Request send;
+    send.kind = Kind::Broadcast;
+    send.dtype = DType::UInt8;
+    send.timeout = options_.join_timeout;
+    send.input = send.output = &length;
+    send.input_count = send.output_count = sizeof length;
+    run_local(*this, send);
+    all.resize(length);
+    send.input = send.output = all.data();
+    send.input_count = send.output_count = static_cast<std::int64_t>(length);
+    run_local(*this, send);
+  }
+  codec::Reader in(all);
+  const std::string token(value_or_throw(in.text(256)));
+  for (int rank = 0; rank < layout_.size; ++rank) {
+    cards_.push_back(value_or_throw(tcp::decode_wire_card(value_or_throw(in.text(std::size_t{64} << 10)))));
+  }
+  make_transport(std::move(listeners), token);
+}
+
+void run_local(World& world, const Request& request) { world.local().start(request).wait(); }
+
+// --- the end of the world ---
+
+void World::end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) {
+  local_world().record(code, peer, sequence, text);
+  tell_if_ended();
+}
+
+void World::tell_if_ended() {
+  if (!ended() || told_.load()) return;
+  const local::AbortRecord& abort = local_world().header().abort;
+  for (int i = 0; i < 100 && abort.state.load() != local::AbortRecord::kSet; ++i) std::this_thread::sleep_for(1ms);
+  if (!transport_) return;
+  // Hosts that this one has not talked to yet are told as well.
+  if (layout_.leads() || abort.reporter == layout_.rank) {
+    for (int host = 0; host < layout_.hosts; ++host) {
+      if (host != layout_.host) transport_->connect(layout_.leader(host));
+    }
+  }
+  transport_->end(abort.state.load() == local::AbortRecord::kSet ? encode_ending(abort) : std::string());
+  told_.store(true);  // from here on nobody's memory is touched
+}
+
+void World::throw_ended() {
+  tell_if_ended();
+  throw recorded(subject_->doing(), subject_->number());
+}
+
+void World::end_and_throw(ErrorCode code, int peer, std::uint64_t sequence, const std::string& text) {
+  end(code, peer, sequence, text);
+  throw_ended();
+}
+
+std::string World::pid_text(int rank) const {
+  const tcp::WireCard& own = cards_[static_cast<std::size_t>(layout_.rank)];
+  const tcp::WireCard& card = cards_[static_cast<std::size_t>(rank)];
+  return card.machine == own.machine && card.pid == own.pid ? "" : fmt::format("pid {}", card.pid);
+}
+
+void World::end_lost(int peer, const std::string& how) {
+  const std::uint64_t number = subject_->number();
+  const std::string pid = pid_text(peer);
+  end_and_throw(ErrorCode::PeerLost, peer, number,
+                fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) in operation {} -- {} -- see the output "
+                            "of rank {}; the communicator has to be formed anew",
+                            subject_->doing(), layout_.rank, options_.placement.host, peer, host_name(peer),
+                            pid.empty() ? "" : ", " + pid, number, how, peer));
+}
+
+void World::on_message(int peer, std::uint32_t tag, std::string_view bytes) {
+  if (message_handler) message_handler(peer, tag, bytes);
+}
+
+void World::on_ended(int, std::string_view bytes) {
+  codec::Reader in(bytes);
+  const auto code = in.number<std::uint8_t>();
+  const auto reporter = in.number<std::int32_t>();
+  const auto peer = in.number<std::int32_t>();
+  const auto sequence = in.number<std::uint64_t>();
+  const auto text = in.text(kLongestCause);
+  if (!code || !reporter || !peer || !sequence || !text || *code > static_cast<std::uint8_t>(ErrorCode::Internal))
+    return;
+  local_world().record(static_cast<ErrorCode>(*code), *peer, *sequence, *text, *reporter);
+}
+
+void World::on_broken(int peer, std::string_view why) {
+  local_world().record(
+      ErrorCode::Corrupt, peer, subject_->number(),
+      fmt::format("the connection between rank {} ({}) and rank {} ({}) broke -- {} -- do all hosts run "
+                  "the same build?",
+                  layout_.rank, options_.placement.host, peer, host_name(peer), why));
+}
+
+}  // namespace cohort::comm::hosts

@@ -1,0 +1,108 @@
+// What the ranks of a world on several hosts share while it lives: where everybody is, the local world of this host,
+// the transport to the others, and why it ended. The first cause is kept in the local world's control memory, so all
+// ranks of a host report the same; it is sent to all connected ranks. Any thread.
+#pragma once
+
+#include "comm/communicator_impl.h"
+#include "comm/hosts/layout.h"
+#include "comm/local/control.h"
+#include "comm/local/local_communicator.h"
+#include "comm/local/meet.h"
+#include "comm/tcp/tcp_transport.h"
+#include "comm/transport.h"
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::comm::hosts {
+
+/// What the rank is about, for the messages of the local world.
+class Subject final : public Naming {
+ public:
+  explicit Subject(std::vector<int> names) : names_(std::move(names)) {}
+  void begin(std::uint64_t number, const local::Descriptor& what);
+  int name_of(int rank) const noexcept override { return names_[static_cast<std::size_t>(rank)]; }
+  std::string doing() const override;
+  std::uint64_t number() const noexcept override { return number_.load(std::memory_order_relaxed); }
+
+ private:
+  const std::vector<int> names_;
+  std::atomic<std::uint64_t> number_{0};
+  mutable std::mutex mutex_;
+  local::Descriptor what_;
+};
+
+/// Of a group, whose members have told each other all they need, so that no store is asked.
+struct Place {
+  std::unique_ptr<tcp::Listeners> listeners;
+  std::unique_ptr<local::MeetingPoint> point;
+  std::vector<tcp::WireCard> cards;  ///< by rank
+  std::vector<std::string> entries;  ///< by local rank, of meeting points
+  std::string token;
+};
+
+class World final : public TransportEvents {
+ public:
+  /// Throws what forming throws.
+  World(const FormOptions& options, std::unique_ptr<Place> place);
+  ~World() override;
+
+  const Layout& layout() const noexcept { return layout_; }
+  const std::string& host_name(int rank) const noexcept { return cards_[static_cast<std::size_t>(rank)].host; }
+  /// "pid 12", for messages; empty if the rank is in this process.
+  std::string pid_text(int rank) const;
+  local::LocalCommunicator& local() noexcept { return *local_; }
+  local::World& local_world() const noexcept { return local_->core()->world(); }
+  Transport& transport() noexcept { return *transport_; }
+  Subject& subject() noexcept { return *subject_; }
+  bool in_child() const noexcept { return local_->core()->in_child(); }
+  const FormOptions& options() const noexcept { return options_; }
+  bool loopback_only() const noexcept { return options_.one_machine; }
+
+  bool ended() const noexcept { return local_world().ended(); }
+  /// Ends the world, unless it has ended.
+  void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text);
+  [[noreturn]] void end_and_throw(ErrorCode code, int peer, std::uint64_t sequence, const std::string& text);
+  /// Tells the others if the world has ended and they have not been told.
+  void tell_if_ended();
+  void throw_if_ended() {
+    if (ended()) throw_ended();
+  }
+  [[noreturn]] void throw_ended();
+  Error recorded(const std::string& doing, std::uint64_t sequence) const {
+    return local_world().recorded(doing, sequence);
+  }
+  /// Ends the world: the peer will not do what is waited for.
+  [[noreturn]] void end_lost(int peer, const std::string& how);
+
+  /// Of send and recv.
+  std::function<void(int peer, std::uint32_t tag, std::string_view bytes)> message_handler;
+
+  void on_message(int peer, std::uint32_t tag, std::string_view bytes) override;
+  void on_ended(int peer, std::string_view bytes) override;
+  void on_broken(int peer, std::string_view why) override;
+
+ private:
+  void form_from_store();
+  void form_from(Place& place);
+  void make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_ptr<Store> store);
+  void make_transport(tcp::Listeners listeners, std::string_view token);
+
+  const FormOptions options_;
+  const Layout layout_;
+  const std::shared_ptr<Subject> subject_;
+  std::vector<tcp::WireCard> cards_;
+  std::unique_ptr<local::LocalCommunicator> local_;
+  std::unique_ptr<tcp::TcpTransport> transport_;
+  std::atomic<bool> told_{false};
+};
+
+/// Through the local world: as `request` on all its ranks.
+void run_local(World& world, const Request& request);
+
+}  // namespace cohort::comm::hosts

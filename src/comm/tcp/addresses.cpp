@@ -1,0 +1,140 @@
+#include "comm/tcp/addresses.h"
+
+#include "base/parse.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+namespace cohort::comm::tcp {
+namespace {
+
+// Networks that mostly end on this host.
+bool of_containers(std::string_view name) noexcept {
+  for (const std::string_view prefix : {"docker", "br-", "veth", "virbr", "cni", "flannel", "lxc", "lxd", "podman"}) {
+    if (name.substr(0, prefix.size()) == prefix) return true;
+  }
+  return false;
+}
+
+int rank_of(const InterfaceAddress& address) noexcept {
+  return address.loopback ? 2 : of_containers(address.interface) ? 1 : 0;
+}
+
+bool parse_bytes(const std::string& text, NetworkFilter& filter) noexcept {
+  if (::inet_pton(AF_INET, text.c_str(), filter.bytes.data()) == 1) {
+    filter.length = 4;
+    return true;
+  }
+  filter.length = 16;
+  return ::inet_pton(AF_INET6, text.c_str(), filter.bytes.data()) == 1;
+}
+
+}  // namespace
+
+Result<std::vector<NetworkFilter>> parse_networks(std::string_view text) {
+  std::vector<NetworkFilter> filters;
+  while (!text.empty()) {
+    const std::string entry(text.substr(0, text.find(',')));
+    text.remove_prefix(std::min(text.size(), entry.size() + 1));
+    if (entry.empty()) continue;
+    NetworkFilter filter;
+    const std::size_t slash = entry.find('/');
+    const std::string address = entry.substr(0, slash);
+    if (!parse_bytes(address, filter)) {
+      if (slash != std::string::npos || entry.size() >= IF_NAMESIZE) {
+        return fail(
+            ErrorCode::InvalidArgument,
+            "COHORT_NETWORK: '{}' is neither a network (as 10.0.0.0/8 or fd00::/8) nor the name of an interface",
+            entry);
+      }
+      filter.interface = entry;
+    } else {
+      const auto most = static_cast<unsigned>(filter.length * 8);
+      const auto bits = slash == std::string::npos ? std::optional<unsigned>(most)
+                                                   : parse_integer<unsigned>(std::string_view(entry).substr(slash + 1));
+      if (!bits || *bits > most) {
+        return fail(ErrorCode::InvalidArgument, "COHORT_NETWORK: '{}' should end in a number of bits from 0 to {}",
+                    entry, most);
+      }
+      filter.bits = *bits;
+    }
+    filters.push_back(std::move(filter));
+  }
+  return filters;
+}
+
+bool fits(const InterfaceAddress& address, const NetworkFilter& filter) noexcept {
+  if (!filter.interface.empty()) return address.interface == filter.interface;
+  if (address.length != filter.length) return false;
+  for (unsigned bit = 0; bit < filter.bits; ++bit) {
+    const auto mask = static_cast<std::uint8_t>(0x80u >> (bit % 8));
+    if (((address.bytes[bit / 8] ^ filter.bytes[bit / 8]) & mask) != 0) return false;
+  }
+  return true;
+}
+
+Result<std::vector<InterfaceAddress>> interface_addresses() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return fail(ErrorCode::Io, "getifaddrs: {}", errno_text(errno));
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, ::freeifaddrs);
+  std::vector<InterfaceAddress> all;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    InterfaceAddress address;
+    address.interface = entry->ifa_name;
+    address.loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
+    char text[INET6_ADDRSTRLEN] = "";
+    if (entry->ifa_addr->sa_family == AF_INET) {
+      sockaddr_in v4{};
+      std::memcpy(&v4, entry->ifa_addr, sizeof v4);
+      std::memcpy(address.bytes.data(), &v4.sin_addr, 4);
+      ::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text);
+    } else if (entry->ifa_addr->sa_family == AF_INET6) {
+      sockaddr_in6 v6{};
+      std::memcpy(&v6, entry->ifa_addr, sizeof v6);
+      if (IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr)) continue;
+      address.length = 16;
+      std::memcpy(address.bytes.data(), &v6.sin6_addr, 16);
+      ::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
+    } else {
+      continue;
+    }
+    address.text = text;
+    all.push_back(std::move(address));
+  }
+  return all;
+}
+
+Result<std::vector<InterfaceAddress>> choose(std::vector<InterfaceAddress> all,
+                                             const std::vector<NetworkFilter>& filters) {
+  if (filters.empty()) {
+    std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return rank_of(a) < rank_of(b); });
+    return all;
+  }
+  std::vector<InterfaceAddress> chosen;
+  for (const NetworkFilter& filter : filters) {
+    for (const InterfaceAddress& address : all) {
+      const bool known =
+          std::any_of(chosen.begin(), chosen.end(), [&](const auto& c) { return c.text == address.text; });
+      if (!known && fits(address, filter)) chosen.push_back(address);
+    }
+  }
+  if (chosen.empty()) {
+    std::string there;
+    for (const InterfaceAddress& address : all) {
+      there += fmt::format("{}{} ({})", there.empty() ? "" : ", ", address.text, address.interface);
+    }
+    return fail(ErrorCode::Unavailable, "COHORT_NETWORK fits no address of this host, which has {} -- correct it",
+                there.empty() ? "none" : there);
+  }
+  return chosen;
+}
+
+}  // namespace cohort::comm::tcp

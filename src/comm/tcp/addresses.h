@@ -1,0 +1,45 @@
+// At which addresses of this host peers may be met: all that can lead anywhere, the likeliest first, or those that
+// COHORT_NETWORK names. Any thread.
+#pragma once
+
+#include "base/result.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::comm::tcp {
+
+/// An address of an interface, as numbers.
+struct InterfaceAddress {
+  std::string interface;
+  std::string text;                      ///< "10.0.0.7", "fd00::7"
+  std::array<std::uint8_t, 16> bytes{};  ///< in the order of the network; 4 or 16 of them
+  std::size_t length = 4;
+  bool loopback = false;
+};
+
+/// One entry of COHORT_NETWORK: the name of an interface, or addresses that begin with the same bits.
+struct NetworkFilter {
+  std::string interface;  ///< not empty: the name
+  std::array<std::uint8_t, 16> bytes{};
+  std::size_t length = 4;
+  unsigned bits = 0;
+};
+
+/// "eth0,10.0.0.0/8,fd00::/8". InvalidArgument names the entry.
+Result<std::vector<NetworkFilter>> parse_networks(std::string_view text);
+bool fits(const InterfaceAddress& address, const NetworkFilter& filter) noexcept;
+
+/// What this host has, without addresses that only mean something on one link.
+Result<std::vector<InterfaceAddress>> interface_addresses();
+
+/// In the order in which peers should try them: by filter if there are any (Unavailable if none fits), else networks,
+/// then bridges of containers and virtual machines, then loopback.
+Result<std::vector<InterfaceAddress>> choose(std::vector<InterfaceAddress> all,
+                                             const std::vector<NetworkFilter>& filters);
+
+}  // namespace cohort::comm::tcp

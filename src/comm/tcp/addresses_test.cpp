@@ -1,0 +1,70 @@
+// Which addresses are offered, and how COHORT_NETWORK narrows them.
+#include "comm/tcp/addresses.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace cohort::comm::tcp {
+namespace {
+
+std::vector<InterfaceAddress> some_host() {
+  const auto v4 = [](const char* name, std::array<std::uint8_t, 16> bytes) {
+    InterfaceAddress address;
+    address.interface = name;
+    address.text = std::to_string(bytes[0]) + "." + std::to_string(bytes[1]) + "." + std::to_string(bytes[2]) + "." +
+                   std::to_string(bytes[3]);
+    address.bytes = bytes;
+    address.loopback = address.interface == "lo";
+    return address;
+  };
+  InterfaceAddress v6 = v4("eth0", {0xfd});
+  v6.length = 16;
+  v6.text = "fd00::";
+  return {v4("lo", {127, 0, 0, 1}), v4("docker0", {172, 17, 0, 1}), v4("eth0", {10, 1, 2, 3}), v6,
+          v4("ib0", {192, 168, 7, 9})};
+}
+
+std::string chosen(const std::string& networks) {
+  const auto filters = parse_networks(networks);
+  if (!filters) return filters.error().what();
+  const auto addresses = choose(some_host(), *filters);
+  if (!addresses) return addresses.error().what();
+  std::string text;
+  for (const InterfaceAddress& address : *addresses) text += (text.empty() ? "" : " ") + address.text;
+  return text;
+}
+
+TEST(Networks, OfContainersAndLoopbackComeLast) {
+  EXPECT_EQ(chosen(""), "10.1.2.3 fd00:: 192.168.7.9 172.17.0.1 127.0.0.1");
+}
+
+TEST(Networks, AreNarrowedByNameAndByBits) {
+  EXPECT_EQ(chosen("ib0"), "192.168.7.9");
+  EXPECT_EQ(chosen("ib0,eth0"), "192.168.7.9 10.1.2.3 fd00::");
+  EXPECT_EQ(chosen("10.0.0.0/8"), "10.1.2.3");
+  EXPECT_EQ(chosen("10.0.0.0/16"),
+            "COHORT_NETWORK fits no address of this host, which has 127.0.0.1 (lo), 172.17.0.1 "
+            "(docker0), 10.1.2.3 (eth0), fd00:: (eth0), 192.168.7.9 (ib0) -- correct it");
+  EXPECT_EQ(chosen("192.168.7.9"), "192.168.7.9");
+  EXPECT_EQ(chosen("fc00::/7,10.0.0.0/8"), "fd00:: 10.1.2.3");
+  EXPECT_EQ(chosen("0.0.0.0/0,eth0"), "127.0.0.1 172.17.0.1 10.1.2.3 192.168.7.9 fd00::");
+}
+
+TEST(Networks, ThatMeanNothingAreRefusedByName) {
+  for (const char* const text : {"10.0.0.0/33", "10.0.0.0/-1", "10.0.0/8", "fd00::/129", "a/b", "10.0.0.0/"}) {
+    EXPECT_NE(chosen(text).find(std::string("COHORT_NETWORK: '") + text + "'"), std::string::npos) << chosen(text);
+  }
+}
+
+TEST(Networks, ThisHostHasLoopback) {
+  const auto all = interface_addresses();
+  ASSERT_TRUE(all.has_value());
+  bool found = false;
+  for (const InterfaceAddress& address : *all) found = found || (address.loopback && address.text == "127.0.0.1");
+  EXPECT_TRUE(found);
+}
+
+}  // namespace
+}  // namespace cohort::comm::tcp

@@ -1,0 +1,315 @@
+#include "comm/tcp/link.h"
+
+#include "sys/close_on_fork.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace cohort::comm::tcp {
+namespace {
+
+constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // then others have their turn
+
+FrameHeader header_of(FrameKind kind, std::uint32_t tag, std::uint64_t operation, std::size_t bytes) noexcept {
+  return {kMark | static_cast<std::uint32_t>(kind), tag, operation, bytes};
+}
+
+std::string why_of(int error) {
+  if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH) {
+    return fmt::format("its host has not answered for 3 s ({})", errno_text(error));
+  }
+  return fmt::format("its connection has ended ({})", errno_text(error));
+}
+
+}  // namespace
+
+void Link::begin_connecting(Clock::time_point next) noexcept {
+  if (state_ != State::Idle) return;
+  state_ = State::Connecting;
+  connecting.since = Clock::now();
+  connecting.next = next;
+}
+
+void Link::up(sys::UniqueFd socket) {
+  socket_ = std::move(socket);
+  sys::close_on_fork(fd());
+  state_ = State::Up;
+}
+
+void Link::close() noexcept {
+  if (!socket_) return;
+  sys::forget_on_fork(fd());
+  socket_.reset();
+}
+
+void Link::lose(std::string why) {
+  if (state_ == State::Lost) return;
+  state_ = State::Lost;
+  why_lost_ = leaving_ ? "it left the world (its communicator was destroyed)" : std::move(why);
+  close();
+  if (into_ != nullptr) posted_.push_back(into_);
+  in_frame_ = blocked_ = false;
+  into_ = nullptr;
+}
+
+// --- sending ---
+
+void Link::send(Outgoing& frame) {
+  if (ended_) {
+    frame.done.store(true, std::memory_order_release);
+    return;
+  }
+  if (state_ == State::Lost) return;
+  queue_.push_back({header_of(FrameKind::Data, frame.tag, frame.operation, frame.bytes), &frame, {}, 0});
+}
+
+void Link::send_copy(FrameKind kind, std::uint32_t tag, std::string_view bytes) {
+  if (state_ == State::Lost) return;
+  queue_.push_back({header_of(kind, tag, 0, bytes.size()), nullptr, std::string(bytes), 0});
+}
+
+bool Link::flush() {
+  constexpr std::size_t kMostPieces = 32;
+  bool any = false;
+  while (state_ == State::Up && !queue_.empty()) {
+    std::array<iovec, kMostPieces> pieces;
+    std::size_t count = 0;
+    std::size_t total = 0;
+    for (Item& item : queue_) {
+      if (count + 2 > kMostPieces || total > kReadAtOnce) break;
+      const std::size_t in_header = std::min(item.sent, sizeof(FrameHeader));
+      if (in_header < sizeof(FrameHeader)) {
+        pieces[count++] = {reinterpret_cast<char*>(&item.header) + in_header, sizeof(FrameHeader) - in_header};
+        total += sizeof(FrameHeader) - in_header;
+      }
+      const std::size_t of_data = item.sent - in_header;
+      if (of_data < item.header.bytes) {
+        pieces[count++] = {const_cast<std::byte*>(item.data()) + of_data, item.header.bytes - of_data};
+        total += item.header.bytes - of_data;
+      }
+    }
+    msghdr message{};
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = count;
+    const ssize_t sent = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) {
+      // What the peer still said before it went is read first; reading finds the end by itself.
+      if (errno != EAGAIN && errno != EPIPE && errno != ECONNRESET) lose(why_of(errno));
+      return any;
+    }
+    any = true;
+    auto left = static_cast<std::size_t>(sent);
+    while (left > 0) {
+      Item& item = queue_.front();
+      const std::size_t step = std::min(left, sizeof(FrameHeader) + item.header.bytes - item.sent);
+      item.sent += step;
+      left -= step;
+      if (item.sent < sizeof(FrameHeader) + item.header.bytes) break;
+      if (item.frame != nullptr) item.frame->done.store(true, std::memory_order_release);
+      queue_.pop_front();
+    }
+    if (static_cast<std::size_t>(sent) < total) return any;
+  }
+  return any;
+}
+
+// --- receiving ---
+
+void Link::receive(Incoming& frame) {
+  if (ended_) return;
+  for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
+    if (kept->header.operation != frame.operation || kept->header.tag != frame.tag) continue;
+    frame.bytes = kept->bytes.size();
+    if (frame.bytes <= frame.room) {
+      if (frame.bytes > 0) std::memcpy(frame.to, kept->bytes.data(), frame.bytes);
+    }
+    kept_.erase(kept);
+    frame.done.store(true, std::memory_order_release);
+    return;
+  }
+  posted_.push_back(&frame);
+  blocked_ = false;  // it may be the one: reading tells
+}
+
+void Link::forget(std::uint64_t operation) {
+  kept_.erase(
+      std::remove_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return kept.header.operation <= operation; }),
+      kept_.end());
+}
+
+void Link::end() {
+  ended_ = true;
+  posted_.clear();
+  kept_.clear();
+  if (in_frame_ && into_ != nullptr) {
+    into_ = nullptr;
+    to_ = nullptr;  // the rest is dropped
+  }
+  if (in_frame_ && blocked_) {
+    blocked_ = false;
+    to_ = nullptr;
+  }
+  std::deque<Item> kept;
+  for (Item& item : queue_) {
+    if (item.frame == nullptr) {
+      kept.push_back(std::move(item));
+    } else if (item.sent > 0) {
+      // The peer has its beginning: the rest goes from a copy, so that what follows is understood.
+      item.copy.assign(reinterpret_cast<const char*>(item.frame->data), item.frame->bytes);
+      item.frame->done.store(true, std::memory_order_release);
+      item.frame = nullptr;
+      kept.push_back(std::move(item));
+    } else {
+      item.frame->done.store(true, std::memory_order_release);
+    }
+  }
+  queue_ = std::move(kept);
+}
+
+Incoming* Link::posted(const FrameHeader& header) noexcept {
+  for (auto each = posted_.begin(); each != posted_.end(); ++each) {
+    Incoming* const frame = *each;
+    if (frame->operation != header.operation || frame->tag != header.tag) continue;
+    posted_.erase(each);
+    return frame;
+  }
+  return nullptr;
+}
+
+void Link::break_off(TransportEvents& events, std::string why) {
+  lose(why);
+  events.on_broken(peer_, why);
+}
+
+/// The header has come: where do the bytes go? False if they have to wait, or the link broke.
+bool Link::begin_frame(TransportEvents& events) {
+  const auto kind = check(header_);
+  if (!kind) {
+    break_off(events, kind.error().what());
+    return false;
+  }
+  into_ = nullptr;
+  to_ = nullptr;
+  keeps_ = false;
+  if (*kind != FrameKind::Data || ended_) {
+    if (*kind != FrameKind::Data) {
+      aside_.resize(header_.bytes);
+      to_ = aside_.data();
+    }
+  } else if (Incoming* const frame = posted(header_)) {
+    if (header_.bytes > frame->room) {
+      break_off(events, fmt::format("it sent {} bytes where {} were expected", header_.bytes, frame->room));
+      return false;
+    }
+    frame->bytes = header_.bytes;
+    into_ = frame;
+    to_ = frame->to;
+  } else if (header_.bytes <= kMostKept) {
+    keeps_ = true;
+    aside_.resize(header_.bytes);
+    to_ = aside_.data();
+  } else {
+    blocked_ = true;
+    return false;
+  }
+  in_frame_ = true;
+  got_ = 0;
+  return true;
+}
+
+void Link::finish_frame(TransportEvents& events) {
+  in_frame_ = false;
+  const FrameKind kind = *check(header_);
+  const std::string_view text(reinterpret_cast<const char*>(aside_.data()),
+                              kind == FrameKind::Data ? 0 : aside_.size());
+  switch (kind) {
+    case FrameKind::Data:
+      if (into_ != nullptr) {
+        into_->done.store(true, std::memory_order_release);
+        into_ = nullptr;
+      } else if (keeps_ && !ended_) {
+        // It may have been posted while it came.
+        if (Incoming* const frame = posted(header_)) {
+          frame->bytes = header_.bytes;
+          if (frame->bytes <= frame->room && frame->bytes > 0) std::memcpy(frame->to, aside_.data(), frame->bytes);
+          frame->done.store(true, std::memory_order_release);
+        } else {
+          kept_.push_back({header_, std::exchange(aside_, {})});
+        }
+      }
+      break;
+    case FrameKind::Message: events.on_message(peer_, header_.tag, text); break;
+    case FrameKind::Ended: events.on_ended(peer_, text); break;
+    case FrameKind::Leaving: leaving_ = true; break;
+  }
+}
+
+/// Takes what lies in the buffer. False if nothing more can be taken in.
+bool Link::parse(TransportEvents& events) {
+  while (state_ == State::Up) {
+    if (!in_frame_) {
+      if (end_ - begin_ < sizeof(FrameHeader)) return true;
+      std::memcpy(&header_, buffer_.data() + begin_, sizeof header_);
+      if (!begin_frame(events)) return false;
+      begin_ += sizeof(FrameHeader);
+    }
+    const std::size_t step = std::min<std::size_t>(end_ - begin_, header_.bytes - got_);
+    if (to_ != nullptr && step > 0) std::memcpy(to_ + got_, buffer_.data() + begin_, step);
+    got_ += step;
+    begin_ += step;
+    if (got_ < header_.bytes) return true;
+    finish_frame(events);
+  }
+  return false;
+}
+
+bool Link::read(TransportEvents& events) {
+  bool any = false;
+  std::size_t total = 0;
+  while (state_ == State::Up && parse(events)) {
+    if (total >= kReadAtOnce) return true;
+    if (begin_ == end_) {
+      begin_ = end_ = 0;
+    } else if (begin_ > 0) {
+      std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+      end_ -= begin_;
+      begin_ = 0;
+    }
+    // The rest of the frame goes where it belongs, what follows it into the buffer.
+    std::array<iovec, 2> pieces;
+    std::size_t count = 0;
+    std::size_t direct = 0;
+    if (in_frame_ && to_ != nullptr) {
+      direct = header_.bytes - got_;
+      pieces[count++] = {to_ + got_, direct};
+    }
+    pieces[count++] = {buffer_.data() + end_, buffer_.size() - end_};
+    const ssize_t got = ::readv(fd(), pieces.data(), static_cast<int>(count));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return any;
+    if (got <= 0) {
+      lose(got == 0 ? "its connection was closed: its process has ended, or was killed" : why_of(errno));
+      return true;
+    }
+    any = true;
+    const std::size_t placed = std::min(static_cast<std::size_t>(got), direct);
+    got_ += placed;
+    end_ += static_cast<std::size_t>(got) - placed;
+    total += static_cast<std::size_t>(got);
+    if (in_frame_ && got_ == header_.bytes && direct > 0) finish_frame(events);
+    if (static_cast<std::size_t>(got) < direct + buffer_.size() / 2) {  // there is no more for now
+      parse(events);
+      return true;
+    }
+  }
+  return any;
+}
+
+}  // namespace cohort::comm::tcp

@@ -1,0 +1,114 @@
+// One pair of ranks: what is queued for the peer, what is expected of it, and the socket between them once there is
+// one. Does no waiting. Not thread-safe: the transport's mutex guards it.
+#pragma once
+
+#include "comm/tcp/wire.h"
+#include "comm/transport.h"
+#include "sys/unique_fd.h"
+
+#include <chrono>
+#include <deque>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::comm::tcp {
+
+class Link {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class State { Idle, Connecting, Up, Lost };
+
+  explicit Link(int peer) : peer_(peer) {}
+  ~Link() { close(); }
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  int peer() const noexcept { return peer_; }
+  State state() const noexcept { return state_; }
+  int fd() const noexcept { return socket_.get(); }
+  const std::string& why_lost() const noexcept { return why_lost_; }
+
+  // The transport connects; this is its book about it.
+  struct Connecting {
+    Clock::time_point since{};  ///< of the first attempt
+    Clock::time_point next{};   ///< the next attempt
+    std::size_t address = 0;    ///< of the next attempt
+    bool only_refused = true;   ///< nobody listened, at every address tried so far
+    bool accepting = false;     ///< the peer's own attempt has been welcomed
+    int going = 0;              ///< own attempts under way
+    std::string last_failure;
+  } connecting;
+
+  void begin_connecting(Clock::time_point next) noexcept;
+  void up(sys::UniqueFd socket);
+  void lose(std::string why);
+
+  /// False if the link is lost or has ended.
+  void send(Outgoing& frame);
+  void send_copy(FrameKind kind, std::uint32_t tag, std::string_view bytes);
+  void receive(Incoming& frame);
+  void forget(std::uint64_t operation);
+  /// Operations' frames are neither sent nor delivered any more, and their memory is not touched.
+  void end();
+
+  /// Sends what the socket takes. True if it took anything.
+  bool flush();
+  /// Reads what has come.
+  bool read(TransportEvents& events);
+  bool wants_read() const noexcept { return state_ == State::Up && !blocked_; }
+  bool wants_write() const noexcept { return state_ == State::Up && !queue_.empty(); }
+  bool idle() const noexcept { return queue_.empty(); }
+  /// What epoll was told last.
+  std::uint32_t watched = 0;
+
+ private:
+  struct Item {
+    FrameHeader header;
+    Outgoing* frame = nullptr;  // null: `copy`
+    std::string copy;
+    std::size_t sent = 0;  // of header and bytes
+    const std::byte* data() const noexcept {
+      return frame != nullptr ? frame->data : reinterpret_cast<const std::byte*>(copy.data());
+    }
+  };
+  struct Kept {
+    FrameHeader header;
+    std::vector<std::byte> bytes;
+  };
+
+  void close() noexcept;
+  bool parse(TransportEvents& events);
+  bool begin_frame(TransportEvents& events);
+  void finish_frame(TransportEvents& events);
+  Incoming* posted(const FrameHeader& header) noexcept;
+  void break_off(TransportEvents& events, std::string why);
+
+  const int peer_;
+  State state_ = State::Idle;
+  sys::UniqueFd socket_;
+  std::string why_lost_;
+  bool leaving_ = false;  // the peer has said so
+  bool ended_ = false;
+
+  std::deque<Item> queue_;
+  std::list<Incoming*> posted_;
+  std::deque<Kept> kept_;
+
+  // The frame that is coming in.
+  bool in_frame_ = false;
+  bool keeps_ = false;    // it is put aside
+  bool blocked_ = false;  // its bytes wait in the socket until it is posted
+  FrameHeader header_;
+  std::byte* to_ = nullptr;  // null: the bytes are dropped
+  std::size_t got_ = 0;
+  Incoming* into_ = nullptr;
+  std::vector<std::byte> aside_;                                                   // of frames kept and of messages
+  std::vector<std::byte> buffer_ = std::vector<std::byte>(std::size_t{64} << 10);  // read ahead
+  std::size_t begin_ = 0;
+  std::size_t end_ = 0;
+};
+
+}  // namespace cohort::comm::tcp

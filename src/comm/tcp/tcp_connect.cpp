@@ -1,0 +1,214 @@
+// How pairs of ranks come to their connection: all addresses of the peer, one shortly after the other; the first that
+// proves itself stays. Of two that open one to each other at once, the lower rank's stays.
+#include "base/log.h"
+#include "comm/tcp/tcp_transport.h"
+#include "net/socket.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::comm::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
+constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
+
+constexpr auto kBetweenAddresses = 20ms;
+constexpr auto kBetweenRounds = 150ms;
+constexpr auto kAttempt = 5s;  // until it is given up
+constexpr auto kRefused = 2s;  // nobody listens anywhere, for that long: the peer is gone
+constexpr auto kUnreachable = 10s;
+constexpr std::size_t kMostAttempts = 4096;  // of strangers too
+
+// The kernel looks after the connection: a peer whose host or cable is dead is noticed while nothing is sent, too, and
+// both within 3 s, while a cut of 1 s is survived.
+void keep_alive(int fd) {
+  const int on = 1;
+  const int idle_seconds = 1;
+  const int between_seconds = 1;
+  const int count = 3;
+  const unsigned patience_ms = 2500;
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof between_seconds);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
+}
+
+}  // namespace
+
+std::vector<net::Address> TcpTransport::reachable(int peer) const {
+  const WireCard& card = cards_[static_cast<std::size_t>(peer)];
+  const bool same_machine = card.machine == cards_[static_cast<std::size_t>(rank_)].machine;
+  std::vector<net::Address> addresses;
+  for (const net::Address& address : card.addresses) {
+    if (same_machine || !net::is_loopback_name(address.host)) addresses.push_back(address);
+  }
+  return addresses;
+}
+
+/// Begins attempts that are due and gives up those that take too long.
+bool TcpTransport::look_after_connecting() {
+  const auto now = Clock::now();
+  bool any = false;
+  connecting_ = false;
+  for (Link* const link : open_) {
+    if (link->state() != Link::State::Connecting) continue;
+    connecting_ = true;
+    if (now >= link->connecting.next && !link->connecting.accepting) {
+      connect_next(*link, now);
+      any = true;
+    }
+  }
+  if (now - looked_ < 50ms) return any;
+  looked_ = now;
+  std::vector<std::uint32_t> late;
+  for (const auto& [id, attempt] : attempts_) {
+    if (now - attempt.begun() > kAttempt) late.push_back(id);
+  }
+  for (const std::uint32_t id : late) {
+    const Attempt attempt = std::move(attempts_.at(id));
+    attempts_.erase(id);
+    if (attempt.peer() < 0) continue;
+    Link& link = *links_[static_cast<std::size_t>(attempt.peer())];
+    if (attempt.opens()) {
+      --link.connecting.going;
+      link.connecting.only_refused = false;
+      link.connecting.last_failure = "no answer";
+    } else {
+      link.connecting.accepting = false;
+    }
+  }
+  return any;
+}
+
+void TcpTransport::connect_next(Link& link, Clock::time_point now) {
+  Link::Connecting& book = link.connecting;
+  const std::vector<net::Address> addresses = reachable(link.peer());
+  const auto waited = now - book.since;
+  if (addresses.empty()) {
+    link.lose("it has no address that can be reached from here; COHORT_NETWORK may have left none in common");
+    return;
+  }
+  const bool tried_all = book.address >= addresses.size();
+  if (tried_all && book.going > 0 && waited < kUnreachable) {
+    book.next = now + kBetweenAddresses;
+    return;
+  }
+  if (tried_all && waited >= (book.only_refused ? std::chrono::milliseconds(kRefused) : kUnreachable)) {
+    std::string where;
+    for (const net::Address& address : addresses) where += (where.empty() ? "" : ", ") + net::to_string(address);
+    close_attempts(link.peer());
+    link.lose(
+        fmt::format("it cannot be reached at {} ({}): its process has ended, or a firewall or a wrong network is in "
+                    "between",
+                    where, book.last_failure));
+    return;
+  }
+  if (tried_all) {
+    book.address = 0;
+    book.next = now + kBetweenRounds;
+    return;
+  }
+  const std::size_t which = book.address++;
+  book.next = now + kBetweenAddresses;
+  ++book.going;
+  add_attempt(Attempt::open(key_, rank_, link.peer(), addresses[which]));
+}
+
+void TcpTransport::add_attempt(Attempt attempt) {
+  const std::uint32_t id = next_attempt_++;
+  const int fd = attempt.fd();
+  const std::uint32_t events = attempt.events();
+  const bool failed = attempt.state() == Attempt::State::Failed;
+  attempts_.emplace(id, std::move(attempt));
+  if (failed) return advance(id);
+  watch_fd(fd, events, kOfAttempt | id, true);
+}
+
+void TcpTransport::accept_all(int listener) {
+  while (true) {
+    auto socket = net::accept_one(listener);
+    if (!socket || !*socket) return;
+    if (attempts_.size() < kMostAttempts) add_attempt(Attempt::accept(key_, rank_, size_, **std::move(socket)));
+  }
+}
+
+bool TcpTransport::welcome(int peer) {
+  Link& link = [&]() -> Link& {
+    auto& made = links_[static_cast<std::size_t>(peer)];
+    if (made) return *made;
+    return open(peer);
+  }();
+  if (link.state() == Link::State::Up || link.state() == Link::State::Lost) return false;
+  Link::Connecting& book = link.connecting;
+  if (rank_ < peer && book.going > 0) return false;
+  if (book.accepting) return false;
+  book.accepting = true;
+  return true;
+}
+
+void TcpTransport::advance(std::uint32_t id) {
+  const auto found = attempts_.find(id);
+  if (found == attempts_.end()) return;
+  const std::uint32_t before = found->second.events();
+  const auto state = found->second.advance([this](int peer) { return welcome(peer); });
+  if (state == Attempt::State::Going) {
+    if (found->second.events() != before) watch_fd(found->second.fd(), found->second.events(), kOfAttempt | id, false);
+    return;
+  }
+  Attempt attempt = std::move(found->second);
+  attempts_.erase(found);
+  const int peer = attempt.peer();
+  if (peer < 0) {
+    log::debug("comm", "rank {}: a connection was turned away: {}", rank_, attempt.why());
+    return;
+  }
+  Link& link = *links_[static_cast<std::size_t>(peer)];
+  Link::Connecting& book = link.connecting;
+  if (state == Attempt::State::Proven) return establish(peer, std::move(attempt));
+  if (!attempt.opens()) {
+    book.accepting = false;
+    return;
+  }
+  --book.going;
+  book.only_refused = book.only_refused && attempt.refused();
+  if (state == Attempt::State::UseOther) {
+    book.next = std::max(book.next, Clock::now() + kBetweenRounds);
+    book.only_refused = false;
+  } else {
+    book.last_failure = attempt.why();
+    log::debug("comm", "rank {}: no connection to rank {}: {}", rank_, peer, attempt.why());
+  }
+}
+
+void TcpTransport::establish(int peer, Attempt attempt) {
+  Link& link = *links_[static_cast<std::size_t>(peer)];
+  if (link.state() != Link::State::Connecting) return;
+  sys::UniqueFd socket = attempt.take();
+  keep_alive(socket.get());
+  close_attempts(peer);
+  link.connecting.going = 0;
+  const int fd = socket.get();
+  link.up(std::move(socket));
+  link.watched = EPOLLIN | EPOLLOUT;
+  watch_fd(fd, link.watched, kOfLink | static_cast<std::uint32_t>(peer), false);
+  log::debug("comm", "rank {}: connected to rank {} ({}) at {}", rank_, peer,
+             cards_[static_cast<std::size_t>(peer)].host, net::describe_peer(fd));
+  drive(link, true);
+}
+
+void TcpTransport::close_attempts(int peer) {
+  for (auto each = attempts_.begin(); each != attempts_.end();) {
+    each = each->second.peer() == peer ? attempts_.erase(each) : std::next(each);
+  }
+}
+
+}  // namespace cohort::comm::tcp

@@ -1,0 +1,104 @@
+// The transport over TCP: one connection for each pair of ranks that has something to say, made when it first has. Each
+// connection is proven (wire.h) before anything of it is looked at. Owns its sockets; has no thread of its own: whoever
+// calls `progress` or `sleep` drives it. Any thread may call.
+#pragma once
+
+#include "comm/tcp/attempt.h"
+#include "comm/tcp/link.h"
+#include "comm/tcp/wire.h"
+#include "comm/transport.h"
+#include "sys/unique_fd.h"
+
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace cohort::comm::tcp {
+
+/// Where this rank listens, before anybody knows of it.
+class Listeners {
+ public:
+  struct Options {
+    std::string host;            ///< for messages
+    bool loopback_only = false;  ///< all ranks are on this machine
+  };
+  /// At the addresses that COHORT_NETWORK allows, on ports of the system's choice. Throws Unavailable.
+  explicit Listeners(const Options& options);
+  ~Listeners() { close(); }
+  Listeners(Listeners&&) = default;
+  Listeners& operator=(Listeners&&) = delete;
+  void close() noexcept;
+  const WireCard& card() const noexcept { return card_; }
+
+ private:
+  friend class TcpTransport;
+  std::vector<sys::UniqueFd> sockets_;
+  WireCard card_;
+};
+
+class TcpTransport final : public Transport {
+ public:
+  struct Options {
+    int rank = 0;
+    WorldKey key;
+    std::vector<WireCard> cards;  ///< by rank
+  };
+  TcpTransport(Options options, Listeners listeners, TransportEvents& events);
+  ~TcpTransport() override;
+
+  std::recursive_mutex& mutex() noexcept override { return mutex_; }
+  void connect(int peer) override;
+  void send(Outgoing& frame) override;
+  void receive(Incoming& frame) override;
+  void message(int peer, std::uint32_t tag, std::string_view bytes) override;
+  bool progress() override;
+  void sleep(std::chrono::milliseconds longest) override;
+  void wake() noexcept override;
+  std::optional<std::string> lost(int peer) override;
+  void forget(std::uint64_t operation) override;
+  void end(std::string_view bytes) override;
+  bool flushed() override;
+  void leave() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Lock = std::lock_guard<std::recursive_mutex>;
+
+  Link& open(int peer);
+  void watch(Link& link);
+  void watch_fd(int fd, std::uint32_t events, std::uint64_t key, bool is_new);
+  bool handle(std::uint64_t key);
+  bool drive(Link& link, bool readable);
+
+  // tcp_connect.cpp
+  bool look_after_connecting();
+  void connect_next(Link& link, Clock::time_point now);
+  std::vector<net::Address> reachable(int peer) const;
+  void accept_all(int listener);
+  void add_attempt(Attempt attempt);
+  void advance(std::uint32_t id);
+  void establish(int peer, Attempt attempt);
+  bool welcome(int peer);
+  void close_attempts(int peer);
+
+  std::recursive_mutex mutex_;
+  const int rank_;
+  const int size_;
+  const WorldKey key_;
+  const std::vector<WireCard> cards_;
+  Listeners listeners_;
+  TransportEvents& events_;
+  sys::UniqueFd epoll_;
+  sys::UniqueFd bell_;                        // an eventfd
+  std::vector<std::unique_ptr<Link>> links_;  // by peer; made at the first use
+  std::vector<Link*> open_;
+  std::map<std::uint32_t, Attempt> attempts_;
+  std::uint32_t next_attempt_ = 0;
+  Clock::time_point looked_{};
+  bool connecting_ = false;  // some link is
+  bool ended_ = false;
+  bool left_ = false;
+  std::string end_bytes_;
+};
+
+}  // namespace cohort::comm::tcp

@@ -1,0 +1,273 @@
+// The transport over real sockets: frames find their place, strangers do not get in, endings are told.
+#include "comm/tcp/tcp_transport.h"
+
+#include "base/result.h"
+#include "net/socket.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace cohort::comm::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+struct Heard final : TransportEvents {
+  void on_message(int peer, std::uint32_t tag, std::string_view bytes) override {
+    messages.push_back(fmt::format("{}:{}:{}", peer, tag, bytes));
+  }
+  void on_ended(int peer, std::string_view bytes) override { ended.push_back(fmt::format("{}:{}", peer, bytes)); }
+  void on_broken(int peer, std::string_view why) override { broken.push_back(fmt::format("{}:{}", peer, why)); }
+  std::vector<std::string> messages, ended, broken;
+};
+
+/// Some ranks of one process, driven by the test.
+struct Ranks {
+  explicit Ranks(int size, const std::vector<std::string>& secrets = {}) : heard(static_cast<std::size_t>(size)) {
+    std::vector<Listeners> listeners;
+    for (int rank = 0; rank < size; ++rank) {
+      listeners.emplace_back(Listeners::Options{"testhost", true});
+      cards.push_back(listeners.back().card());
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      TcpTransport::Options options;
+      options.rank = rank;
+      options.cards = cards;
+      options.key = derive_key({}, secrets.empty() ? "token" : secrets[r]);
+      all.push_back(std::make_unique<TcpTransport>(std::move(options), std::move(listeners[r]), heard[r]));
+    }
+  }
+  TcpTransport& operator[](int rank) { return *all[static_cast<std::size_t>(rank)]; }
+  bool drive_until(const std::function<bool()>& ready, std::chrono::milliseconds limit = 20s) {
+    const auto until = Clock::now() + limit;
+    while (!ready()) {
+      if (Clock::now() > until) return false;
+      for (const auto& each : all) each->progress();
+    }
+    return true;
+  }
+  std::vector<Heard> heard;
+  std::vector<WireCard> cards;
+  std::vector<std::unique_ptr<TcpTransport>> all;
+};
+
+std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
+  std::vector<std::byte> values(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) values[i] = static_cast<std::byte>((i * 2654435761U + seed * 97U) >> 7);
+  return values;
+}
+
+void fill(Outgoing& frame, int peer, std::uint32_t tag, const std::vector<std::byte>& data) {
+  frame.peer = peer;
+  frame.operation = 5;
+  frame.tag = tag;
+  frame.data = data.data();
+  frame.bytes = data.size();
+}
+
+void fill(Incoming& frame, int peer, std::uint32_t tag, std::vector<std::byte>& data) {
+  frame.peer = peer;
+  frame.operation = 5;
+  frame.tag = tag;
+  frame.to = data.data();
+  frame.room = data.size();
+}
+
+TEST(TcpTransport, FramesOfEverySizeFindTheirPlaceBothWaysInAnyOrderOfPosting) {
+  Ranks ranks(3);
+  constexpr std::size_t kSizes[] = {0, 1, 23, 24, 25, 4096, 65535, 65536, 65537, 300000, 3000000};
+  constexpr std::size_t kCount = std::size(kSizes);
+  for (const bool posted_first : {true, false}) {
+    std::vector<std::vector<std::byte>> data, room;
+    std::vector<Outgoing> out(6 * kCount);
+    std::vector<Incoming> in(6 * kCount);
+    for (std::size_t pair = 0; pair < 6; ++pair) {
+      for (std::size_t i = 0; i < kCount; ++i) {
+        data.push_back(pattern(kSizes[i], static_cast<unsigned>(pair * 100 + i)));
+        room.emplace_back(kSizes[i] + 3);
+      }
+    }
+    const auto each_pair = [&](const auto& body) {
+      std::size_t pair = 0;
+      for (int from = 0; from < 3; ++from) {
+        for (int to = 0; to < 3; ++to) {
+          if (from != to) body(pair++, from, to);
+        }
+      }
+    };
+    const auto post = [&] {
+      each_pair([&](std::size_t pair, int from, int to) {
+        for (std::size_t i = 0; i < kCount; ++i) {
+          const std::size_t at = pair * kCount + i;
+          fill(in[at], from, static_cast<std::uint32_t>(i), room[at]);
+          ranks[to].receive(in[at]);
+        }
+      });
+    };
+    if (posted_first) post();
+    each_pair([&](std::size_t pair, int from, int to) {
+      for (std::size_t i = 0; i < kCount; ++i) {
+        const std::size_t at = pair * kCount + i;
+        fill(out[at], to, static_cast<std::uint32_t>(i), data[at]);
+        ranks[from].send(out[at]);
+      }
+    });
+    if (!posted_first) {
+      ranks.drive_until([] { return false; }, 30ms);  // what is small has come and is kept, the rest waits
+      EXPECT_FALSE(in.back().done);
+      post();
+    }
+    const auto all_done = [&] {
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        if (!in[i].done || !out[i].done) return false;
+      }
+      return true;
+    };
+    ASSERT_TRUE(ranks.drive_until(all_done));
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      ASSERT_EQ(in[i].bytes, data[i].size());
+      room[i].resize(data[i].size());
+      ASSERT_EQ(room[i], data[i]) << i;
+    }
+  }
+  EXPECT_TRUE(ranks[0].flushed());
+}
+
+TEST(TcpTransport, MessagesComeInOrderAndAPeerThatLeavesHasSaidAll) {
+  Ranks ranks(2);
+  for (int i = 0; i < 500; ++i) ranks[1].message(0, 7, std::to_string(i));
+  ranks.drive_until([&] { return ranks[1].flushed(); });
+  ranks[1].leave();
+  ASSERT_TRUE(ranks.drive_until([&] { return ranks[0].lost(1).has_value(); }));
+  ASSERT_EQ(ranks.heard[0].messages.size(), 500u);
+  EXPECT_EQ(ranks.heard[0].messages.front(), "1:7:0");
+  EXPECT_EQ(ranks.heard[0].messages.back(), "1:7:499");
+  EXPECT_NE(ranks[0].lost(1)->find("left the world"), std::string::npos);
+}
+
+TEST(TcpTransport, EndingReachesPeersAlsoInTheMidstOfAFrameAndTouchesNoMemory) {
+  Ranks ranks(2);
+  const auto data = pattern(40000000, 1);
+  std::vector<std::byte> room(data.size());
+  Outgoing out;
+  Incoming in;
+  fill(out, 1, 0, data);
+  fill(in, 0, 0, room);
+  ranks[0].send(out);
+  ranks[1].receive(in);
+  ASSERT_TRUE(ranks.drive_until([&] { return in.bytes > 0; }));
+  EXPECT_FALSE(out.done);
+  ranks[0].end("enough");
+  EXPECT_TRUE(out.done);  // it may go now
+  ranks[1].end("");
+  const auto before = room;
+  ASSERT_TRUE(ranks.drive_until([&] { return !ranks.heard[1].ended.empty(); }));
+  EXPECT_EQ(ranks.heard[1].ended.front(), "0:enough");
+  EXPECT_EQ(room, before);
+  EXPECT_FALSE(in.done);
+}
+
+TEST(TcpTransport, APeerWithAnotherSecretIsNoPeer) {
+  Ranks ranks(2, {"one", "other"});
+  ranks[0].message(1, 0, "let me in");
+  ranks.drive_until([&] { return !ranks.heard[1].messages.empty(); }, 500ms);
+  EXPECT_TRUE(ranks.heard[1].messages.empty());
+  EXPECT_FALSE(ranks[0].flushed());
+}
+
+/// What a stranger says first, and whether the rank goes on talking to it.
+bool is_let_in(Ranks& ranks, const std::string& said, bool answers_with_zeros) {
+  const auto until = net::deadline_in(5s);
+  auto socket = net::connect_once({ranks.cards[0].addresses[0], {}}, until);
+  EXPECT_TRUE(socket.has_value());
+  EXPECT_EQ(::send(socket->get(), said.data(), said.size(), MSG_NOSIGNAL), static_cast<ssize_t>(said.size()));
+  std::string heard;
+  bool closed = false;
+  const auto limit = Clock::now() + 5s;
+  while (!closed && Clock::now() < limit) {
+    ranks[0].progress();
+    char bytes[256];
+    const ssize_t got = ::recv(socket->get(), bytes, sizeof bytes, MSG_DONTWAIT);
+    closed = got == 0 || (got < 0 && errno == ECONNRESET);
+    if (got > 0) heard.append(bytes, static_cast<std::size_t>(got));
+    if (answers_with_zeros && heard.size() >= sizeof(Answer)) {
+      // A proof that is none, and a frame behind it.
+      const std::string zeros(sizeof(Finish) + sizeof(FrameHeader) + 4, '\0');
+      static_cast<void>(!::send(socket->get(), zeros.data(), zeros.size(), MSG_NOSIGNAL));
+      answers_with_zeros = false;
+    }
+  }
+  return !closed;
+}
+
+TEST(TcpTransport, StrangersAreTurnedAway) {
+  Ranks ranks(2);
+  Hello hello;
+  hello.world = derive_key({}, "token").world;  // as an eavesdropper knows it
+  hello.from = 1;
+  hello.to = 0;
+  const auto text = [](const Hello& one) { return std::string(reinterpret_cast<const char*>(&one), sizeof one); };
+  EXPECT_FALSE(is_let_in(ranks, std::string(64, 'x'), false));
+  EXPECT_FALSE(is_let_in(ranks, text(hello), true));
+  Hello wrong = hello;
+  wrong.from = 0;  // itself
+  EXPECT_FALSE(is_let_in(ranks, text(wrong), false));
+  wrong = hello;
+  wrong.to = 1;  // meant for another
+  EXPECT_FALSE(is_let_in(ranks, text(wrong), false));
+  wrong = hello;
+  wrong.from = 99;
+  EXPECT_FALSE(is_let_in(ranks, text(wrong), false));
+  EXPECT_TRUE(ranks.heard[0].messages.empty() && ranks.heard[0].ended.empty());
+  // The peer itself still comes in.
+  ranks[1].message(0, 0, "hello");
+  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
+}
+
+TEST(Handshake, ProofsAreBoundToBothSidesAndToAllThatWasSaid) {
+  const WorldKey key = derive_key({}, "token");
+  Hello hello;
+  hello.from = 1;
+  const Answer answer;
+  const auto proof = answer_proof(key, hello, answer);
+  EXPECT_FALSE(net::same(proof, finish_proof(key, hello, answer)));
+  EXPECT_FALSE(net::same(proof, answer_proof(derive_key({}, "other"), hello, answer)));
+  Hello changed = hello;
+  changed.from = 2;
+  EXPECT_FALSE(net::same(proof, answer_proof(key, changed, answer)));
+  changed = hello;
+  changed.nonce[31] = 1;
+  EXPECT_FALSE(net::same(proof, answer_proof(key, changed, answer)));
+  Answer other;
+  other.verdict = Answer::kUseMine;
+  EXPECT_FALSE(net::same(proof, answer_proof(key, hello, other)));
+  EXPECT_TRUE(net::same(proof, answer_proof(key, hello, answer)));
+}
+
+TEST(WireCards, ReadBackAndAreCheckedInFull) {
+  WireCard card{"host a", "machine", 4711, {{"10.0.0.1", 80}, {"fd00::1", 65535}}};
+  const std::string bytes = encode(card);
+  const WireCard read = value_or_throw(decode_wire_card(bytes));
+  EXPECT_EQ(read.host, card.host);
+  EXPECT_EQ(read.machine, card.machine);
+  EXPECT_EQ(read.pid, 4711);
+  EXPECT_EQ(read.addresses, card.addresses);
+  for (std::size_t length = 0; length < bytes.size(); ++length) {
+    EXPECT_FALSE(decode_wire_card(bytes.substr(0, length)));
+  }
+  EXPECT_FALSE(decode_wire_card(bytes + "x"));
+}
+
+}  // namespace
+}  // namespace cohort::comm::tcp

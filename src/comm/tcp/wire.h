@@ -1,0 +1,86 @@
+// What goes over a connection between two ranks: frames, and before them the handshake that proves the job's secret.
+// Plain layouts and pure functions; every length and number that comes from a peer is checked by whoever reads it.
+#pragma once
+
+#include "base/result.h"
+#include "net/address.h"
+#include "net/hmac.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::comm::tcp {
+
+// --- frames ---
+
+enum class FrameKind : std::uint8_t { Data = 1, Message = 2, Ended = 3, Leaving = 4 };
+
+struct FrameHeader {
+  std::uint32_t kind = 0;  ///< FrameKind, with kMark in the upper bytes
+  std::uint32_t tag = 0;
+  std::uint64_t operation = 0;
+  std::uint64_t bytes = 0;
+};
+static_assert(sizeof(FrameHeader) == 24);
+inline constexpr std::uint32_t kMark = 0x43480100;  // "CH", version 1
+inline constexpr std::size_t kMostKept = std::size_t{64}
+                                         << 10;  ///< longer frames wait in the socket until they are posted
+inline constexpr std::size_t kMostMessage = std::size_t{64} << 10;
+
+/// Corrupt if these are not the first bytes of a frame.
+Result<FrameKind> check(const FrameHeader& header);
+
+// --- handshake ---
+
+using Bytes16 = std::array<std::uint8_t, 16>;
+using Bytes32 = std::array<std::uint8_t, 32>;
+
+/// What makes connections belong to one world.
+struct WorldKey {
+  Bytes16 world{};  ///< its number
+  Bytes32 key{};    ///< of proofs
+};
+/// `secret` may be empty: then the token alone has to be a secret.
+WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token);
+
+struct Hello {
+  char magic[8] = {'C', 'O', 'H', 'W', 'I', 'R', 'E', '1'};
+  Bytes16 world{};
+  std::uint32_t from = 0;
+  std::uint32_t to = 0;
+  Bytes32 nonce{};
+};
+static_assert(sizeof(Hello) == 64);
+
+struct Answer {
+  static constexpr std::uint32_t kWelcome = 0, kUseMine = 1;
+  std::uint32_t verdict = kWelcome;
+  std::uint32_t unused = 0;
+  Bytes32 nonce{};
+  net::Mac proof{};
+};
+static_assert(sizeof(Answer) == 72);
+
+struct Finish {
+  net::Mac proof{};
+};
+
+net::Mac answer_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
+net::Mac finish_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
+Bytes32 random_bytes();
+
+// --- cards: where a rank can be reached, as it says in the store ---
+
+struct WireCard {
+  std::string host;     ///< for messages
+  std::string machine;  ///< equal where loopback addresses reach
+  std::int64_t pid = 0;
+  std::vector<net::Address> addresses;  ///< best first
+};
+std::string encode(const WireCard& card);
+Result<WireCard> decode_wire_card(std::string_view bytes);
+
+}  // namespace cohort::comm::tcp
