@@ -1,13 +1,7 @@
 #include "comm/join_offer.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
-
 #include <algorithm>
 #include <array>
-#include <memory>
 
 namespace cohort::comm {
 namespace {
@@ -21,29 +15,6 @@ tl::unexpected<Error> bad(std::string_view why) {
               "what rank 0 left at the launcher's meeting place cannot be read: {} -- use the same "
               "build everywhere",
               why);
-}
-
-bool is_for_containers(std::string_view interface) {
-  constexpr std::array<std::string_view, 10> kPrefixes = {"docker",  "br-",  "virbr", "veth",   "cni",
-                                                          "flannel", "cali", "lxc",   "podman", "lxdbr"};
-  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
-                     [&](std::string_view prefix) { return interface.starts_with(prefix); });
-}
-
-// Empty if nobody else can reach it.
-std::string text_of(const sockaddr* address) {
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  if (address->sa_family == AF_INET) {
-    const auto* v4 = reinterpret_cast<const sockaddr_in*>(address);
-    const std::uint32_t number = ntohl(v4->sin_addr.s_addr);
-    if ((number >> 24) == 127 || (number >> 16) == 0xa9fe) return {};
-    ::inet_ntop(AF_INET, &v4->sin_addr, text.data(), text.size());
-  } else if (address->sa_family == AF_INET6) {
-    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address);
-    if (IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr) || IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr)) return {};
-    ::inet_ntop(AF_INET6, &v6->sin6_addr, text.data(), text.size());
-  }
-  return text.data();
 }
 
 int digit(char c) {
@@ -100,22 +71,6 @@ Result<JoinOffer> decode_offer(std::string_view text) {
   }
   if (offer.addresses.empty()) return bad("no address");
   return offer;
-}
-
-Result<std::vector<std::string>> own_addresses() {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return fail(ErrorCode::Io, "getifaddrs: {}", errno_text(errno));
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> held(list, ::freeifaddrs);
-  std::vector<std::string> likely;
-  std::vector<std::string> unlikely;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0 || (entry->ifa_flags & IFF_LOOPBACK) != 0)
-      continue;
-    std::string text = text_of(entry->ifa_addr);
-    if (!text.empty()) (is_for_containers(entry->ifa_name) ? unlikely : likely).push_back(std::move(text));
-  }
-  likely.insert(likely.end(), unlikely.begin(), unlikely.end());
-  return likely;
 }
 
 }  // namespace cohort::comm

@@ -1,6 +1,5 @@
 // What rank 0 tells the others through the launcher's meeting place: a secret of this world and the addresses at which
-// it may be reached. Texts come from the launcher and are read strictly. `own_addresses` asks the kernel; the rest is
-// pure. Any thread.
+// it may be reached. Texts come from the launcher and are read strictly. Pure; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -23,9 +22,5 @@ struct JoinOffer {
 /// In one word of at most `longest` bytes; addresses that do not fit are left out. InvalidArgument if not one does.
 Result<std::string> encode(const JoinOffer& offer, std::size_t longest);
 Result<JoinOffer> decode_offer(std::string_view text);
-
-/// Where this host may be reached from others: the addresses of its interfaces that are up, numeric, without loopback
-/// and link-local ones; those of bridges to containers last, which are alike on many hosts.
-Result<std::vector<std::string>> own_addresses();
 
 }  // namespace cohort::comm

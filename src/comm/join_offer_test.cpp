@@ -58,16 +58,6 @@ TEST(JoinOffer, RefusesTheRest) {
   EXPECT_FALSE(decode_offer(many));
 }
 
-TEST(JoinOffer, OwnAddressesAreNumericAndReachable) {
-  const auto addresses = own_addresses();
-  ASSERT_TRUE(addresses);
-  for (const std::string& address : *addresses) {
-    EXPECT_FALSE(net::is_loopback_name(address)) << address;
-    EXPECT_EQ(address.rfind("fe80:", 0), std::string::npos) << address;
-    EXPECT_TRUE(net::parse_address(net::to_string(net::Address{address, 1}))) << address;
-  }
-}
-
 TEST(PmiLine, IsReadByWords) {
   const auto reply = parse_pmi_line("cmd=get_result rc=-1 msg=key_x not found value=a:1=b");
   ASSERT_TRUE(reply);

@@ -4,6 +4,7 @@
 #include "comm/exchange.h"
 #include "comm/join_offer.h"
 #include "net/digest.h"
+#include "net/interfaces.h"
 #include "store/client.h"
 #include "store/file_store.h"
 
@@ -41,7 +42,7 @@ std::string make_offer(MeetingPlace& place, const std::string& meeting, std::siz
   place.server = serve_everywhere(secret, meeting);
   const net::Address bound = place.server->endpoint().tcp;
   JoinOffer offer{secret, {}};
-  for (std::string& address : value_or_throw(own_addresses())) {
+  for (std::string& address : value_or_throw(net::offered_addresses())) {
     const bool v6 = address.find(':') != std::string::npos;
     if (!v6 || bound.host == "::") offer.addresses.push_back({std::move(address), bound.port});
   }

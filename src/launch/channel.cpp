@@ -1,6 +1,6 @@
 #include "launch/channel.h"
 
-#include "net/interfaces.h"
+#include "net/link_watch.h"
 
 #include <utility>
 

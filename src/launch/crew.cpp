@@ -71,7 +71,8 @@ void Crew::start_remote() {
     member.process = *std::move(process);
     Invitation invitation{secret_, member.host.index, {}, options_.host_timeout};
     const std::uint16_t port = value_or_throw(net::local_endpoint(listener_.get())).tcp.port;
-    for (const std::string& address : net::own_addresses()) invitation.supervisor.push_back({{address, port}, {}});
+    for (const std::string& address : value_or_throw(net::offered_addresses()))
+      invitation.supervisor.push_back({{address, port}, {}});
     RemoteStart::Events events;
     events.on_unfit = [this](const std::string& why) { events_.on_unfit(why); };
     events.on_complaint = [this, &member](std::string line) { events_.on_complaint(member, std::move(line)); };
@@ -211,7 +212,7 @@ std::string Crew::invitation() const {
   }
   const std::uint16_t port = value_or_throw(net::local_endpoint(listener_.get())).tcp.port;
   std::string addresses;
-  for (const std::string& address : net::own_addresses())
+  for (const std::string& address : value_or_throw(net::offered_addresses()))
     addresses += (addresses.empty() ? "" : ",") + net::to_string(net::Address{address, port});
   return fmt::format("waiting for {}; on each: cohort agent --join {} --secret-file FILE --name HOST", missing,
                      addresses);

@@ -101,8 +101,10 @@ bool same_host(const std::string& a, const std::string& b) {
 bool is_this_host(const std::string& name) {
   const std::string own = sys::host_name();
   if (name == own || name == "localhost" || name == "127.0.0.1" || name == "::1") return true;
-  const std::vector<std::string> addresses = net::own_addresses();
-  if (std::find(addresses.begin(), addresses.end(), name) != addresses.end()) return true;
+  const auto addresses = net::interface_addresses();
+  const bool is_address = addresses && std::any_of(addresses->begin(), addresses->end(),
+                                                   [&](const auto& address) { return address.text == name; });
+  if (is_address) return true;
   return same_host(name, own);
 }
 

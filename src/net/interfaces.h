@@ -1,21 +1,49 @@
-// The addresses of this host, and how long a peer's host has been silent. Free of state; any thread may call.
+// The addresses of this host, and at which of them peers may be met: all that can lead anywhere, the likeliest first,
+// or those that COHORT_NETWORK names. Any thread.
 #pragma once
 
 #include "base/result.h"
 
-#include <chrono>
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace cohort::net {
 
-/// Of interfaces that are up: numeric, IPv4 first. Neither loopback nor link-local ones, which mean nothing elsewhere.
-std::vector<std::string> own_addresses();
+/// An address of an interface, as numbers.
+struct InterfaceAddress {
+  std::string interface;
+  std::string text;                      ///< "10.0.0.7", "fd00::7"
+  std::array<std::uint8_t, 16> bytes{};  ///< in the order of the network; 4 or 16 of them
+  std::size_t length = 4;
+  bool loopback = false;
+};
 
-/// Has the kernel ask the other end once a second, also while nothing is said, whether it is still there. Only the
-/// other kernel's silence counts, so that a process which is stopped or busy is not taken for dead.
-void watch_link(int fd);
-/// Since the last sign of life from the other end's kernel. Fails with Io.
-Result<std::chrono::milliseconds> link_silence(int fd);
+/// One entry of COHORT_NETWORK: the name of an interface, or addresses that begin with the same bits.
+struct NetworkFilter {
+  std::string interface;  ///< not empty: the name
+  std::array<std::uint8_t, 16> bytes{};
+  std::size_t length = 4;
+  unsigned bits = 0;
+};
+
+/// "eth0,10.0.0.0/8,fd00::/8". InvalidArgument names the entry.
+Result<std::vector<NetworkFilter>> parse_networks(std::string_view text);
+bool fits(const InterfaceAddress& address, const NetworkFilter& filter) noexcept;
+
+/// What this host has, without addresses that only mean something on one link.
+Result<std::vector<InterfaceAddress>> interface_addresses();
+
+/// In the order in which peers should try them: by filter if there are any (Unavailable if none fits), else networks,
+/// then bridges of containers and virtual machines, then loopback.
+Result<std::vector<InterfaceAddress>> choose(std::vector<InterfaceAddress> all,
+                                             const std::vector<NetworkFilter>& filters);
+
+/// What this host tells others to try, numeric: of `interface_addresses` those that COHORT_NETWORK allows, in the order
+/// of `choose`, without loopback. May be empty.
+Result<std::vector<std::string>> offered_addresses();
 
 }  // namespace cohort::net

@@ -1,6 +1,6 @@
 #include "net/reach.h"
 
-#include "net/interfaces.h"
+#include "net/link_watch.h"
 #include "net/socket.h"
 
 #include <gtest/gtest.h>
@@ -73,15 +73,7 @@ TEST(Reach, FailsAtOnceWhereNobodyIs) {
   EXPECT_EQ(connection.error().code(), ErrorCode::Unavailable);
 }
 
-TEST(Interfaces, OwnAddressesAreNeitherLoopbackNorLinkLocal) {
-  for (const std::string& address : own_addresses()) {
-    EXPECT_FALSE(is_loopback_name(address)) << address;
-    EXPECT_FALSE(address.starts_with("fe80:")) << address;
-    EXPECT_TRUE(listen_on({{address, 0}, {}})) << address;  // it is this host's
-  }
-}
-
-TEST(Interfaces, AListenerOfBothFamiliesNamesAnIPv4PeerByItsOwnAddress) {
+TEST(LinkWatch, AListenerOfBothFamiliesNamesAnIPv4PeerByItsOwnAddress) {
   auto listener = listen_on({{"::", 0}, {}});
   if (!listener) GTEST_SKIP() << "no IPv6: " << listener.error().what();
   const std::uint16_t port = value_or_throw(local_endpoint(listener->get())).tcp.port;

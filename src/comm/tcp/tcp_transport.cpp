@@ -3,7 +3,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "cluster/host_identity.h"
-#include "comm/tcp/addresses.h"
+#include "net/interfaces.h"
 #include "net/socket.h"
 #include "sys/close_on_fork.h"
 
@@ -29,12 +29,12 @@ constexpr auto kLook = 2ms;
 }  // namespace
 
 Listeners::Listeners(const Options& options) {
-  const auto filters = value_or_throw(parse_networks(env::get(env::kNetwork).value_or("")));
-  std::vector<InterfaceAddress> all = value_or_throw(interface_addresses());
+  const auto filters = value_or_throw(net::parse_networks(env::get(env::kNetwork).value_or("")));
+  std::vector<net::InterfaceAddress> all = value_or_throw(net::interface_addresses());
   if (options.loopback_only) std::erase_if(all, [](const auto& address) { return !address.loopback; });
   std::string failure;
-  for (const InterfaceAddress& address :
-       value_or_throw(choose(std::move(all), options.loopback_only ? decltype(filters)() : filters))) {
+  for (const net::InterfaceAddress& address :
+       value_or_throw(net::choose(std::move(all), options.loopback_only ? decltype(filters)() : filters))) {
     auto socket = net::listen_on({{address.text, 0}, {}});
     if (!socket) {
       failure = socket.error().what();

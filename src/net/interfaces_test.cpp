@@ -1,12 +1,14 @@
 // Which addresses are offered, and how COHORT_NETWORK narrows them.
-#include "comm/tcp/addresses.h"
+#include "net/interfaces.h"
+#include "net/address.h"
+#include "net/socket.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
-namespace cohort::comm::tcp {
+namespace cohort::net {
 namespace {
 
 std::vector<InterfaceAddress> some_host() {
@@ -66,5 +68,15 @@ TEST(Networks, ThisHostHasLoopback) {
   EXPECT_TRUE(found);
 }
 
+TEST(Networks, ThatAreOfferedAreNeitherLoopbackNorLinkLocal) {
+  const auto offered = offered_addresses();
+  ASSERT_TRUE(offered);
+  for (const std::string& address : *offered) {
+    EXPECT_FALSE(is_loopback_name(address)) << address;
+    EXPECT_FALSE(address.starts_with("fe80:")) << address;
+    EXPECT_TRUE(listen_on({{address, 0}, {}})) << address;  // it is this host's
+  }
+}
+
 }  // namespace
-}  // namespace cohort::comm::tcp
+}  // namespace cohort::net
