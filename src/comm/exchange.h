@@ -10,11 +10,13 @@
 #include "net/deadline.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cohort::comm {
 
@@ -43,6 +45,9 @@ Result<std::shared_ptr<Exchange>> open_pmix(const cluster::Environment& environm
 Result<cluster::Environment> with_pmix_keys(cluster::Environment environment);
 /// For a step of Slurm's; `said.hosts` and `said.node_rank` say where rank 0 is.
 Result<std::shared_ptr<Exchange>> open_munge(const cluster::Detected& said, const cluster::Environment& environment);
+
+/// The ports that rank 0 of a step may answer at through MUNGE, in the order in which they are tried.
+std::vector<std::uint16_t> munge_ports(std::string_view job);
 
 /// A line of PMI's protocol, "cmd=get_result rc=0 value=x", as a map. Corrupt if it is none.
 Result<std::map<std::string, std::string, std::less<>>> parse_pmi_line(std::string_view line);

@@ -14,7 +14,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <thread>
 
@@ -24,11 +23,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr std::size_t kPorts = 8;
+constexpr std::uint32_t kPorts = 8;
 constexpr std::uint16_t kFirstPort = 10240;  // below the ports that kernels hand out
 constexpr std::uint32_t kPortSpan = 16000;
 constexpr std::uint32_t kLongestMessage = 16 * 1024;
-constexpr seconds kPatience{5};  // with a peer that is slow, or is not one of ours
+constexpr seconds kPatience{5};          // of rank 0, with a peer that is slow or is not one of ours
+constexpr seconds kLongestPatience{60};  // of the others, with rank 0; the first time less
 
 // "4 bytes of length, then text", with a deadline.
 Result<void> send_text(int fd, const std::string& text, net::Deadline deadline) {
@@ -108,11 +108,7 @@ class MungeExchange final : public Exchange {
         on_first_host_(said.node_rank == 0),
         host_(said.hosts.front()),
         step_(net::sha256_hex(said.job).substr(0, 32)) {
-    const std::uint32_t start = static_cast<std::uint32_t>(std::stoul(step_.substr(0, 6), nullptr, 16)) % kPortSpan;
-    for (std::size_t i = 0; i < kPorts; ++i) {
-      // Spread, so that a neighbour's ports are not ours shifted by one.
-      ports_[i] = static_cast<std::uint16_t>(kFirstPort + (start + 1237 * i) % kPortSpan);
-    }
+    ports_ = munge_ports(said.job);
   }
 
   ~MungeExchange() override { stop_serving(); }
@@ -211,10 +207,12 @@ class MungeExchange final : public Exchange {
 
   Result<std::string> ask(const std::string& key, net::Deadline deadline) const {
     std::string why;
+    seconds patience{3};  // a stranger at one of the ports, who says nothing, holds us up for so long
     for (auto pause = milliseconds(20);; pause = std::min(pause * 2, milliseconds(500))) {
       for (const std::uint16_t port : ports_) {
-        auto value = ask_at(port, key, std::min(deadline, net::deadline_in(kPatience)));
+        auto value = ask_at(port, key, std::min(deadline, net::deadline_in(patience)));
         if (value) return value;
+        if (value.error().code() == ErrorCode::Timeout) patience = std::min(patience * 2, kLongestPatience);
         if (value.error().code() != ErrorCode::PeerLost) why = fmt::format("port {}: {}", port, value.error().what());
       }
       if (std::chrono::steady_clock::now() + pause >= deadline) {
@@ -258,12 +256,22 @@ class MungeExchange final : public Exchange {
   bool on_first_host_;
   std::string host_;
   std::string step_;
-  std::array<std::uint16_t, kPorts> ports_{};
+  std::vector<std::uint16_t> ports_;
   sys::UniqueFd stop_;
   std::thread server_;
 };
 
 }  // namespace
+
+std::vector<std::uint16_t> munge_ports(std::string_view job) {
+  const std::string digits = net::sha256_hex(job).substr(0, 6);
+  const std::uint32_t start = static_cast<std::uint32_t>(std::stoul(digits, nullptr, 16)) % kPortSpan;
+  std::vector<std::uint16_t> ports;
+  // Spread, so that a neighbour's ports are not ours shifted by one.
+  for (std::uint32_t i = 0; i < kPorts; ++i)
+    ports.push_back(static_cast<std::uint16_t>(kFirstPort + (start + 1237 * i) % kPortSpan));
+  return ports;
+}
 
 Result<std::shared_ptr<Exchange>> open_munge(const cluster::Detected& said, const cluster::Environment& environment) {
   if (said.hosts.empty() || !said.node_rank)

@@ -1,5 +1,8 @@
 // Tasks of Slurm on several nodes where it has set up no PMI: they meet through MUNGE, by a daemon of the test's own.
 #include "child.h"
+#include "cluster/detect.h"
+#include "comm/exchange.h"
+#include "net/socket.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -47,23 +50,26 @@ class ThroughMunge : public ::testing::Test {
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
 
   // As srun sets them for a step with a task on each of its nodes, the first of which is this host.
-  Child task(int rank, int size, const std::string& step, const std::vector<std::string>& words = {}) const {
-    std::vector<std::string> command = {COHORT_JOIN_WORKER};
-    command.insert(command.end(), words.begin(), words.end());
+  Environment variables(int rank, int size, const std::string& step) const {
     std::string hosts = "localhost";
     for (int i = 1; i < size; ++i) hosts += fmt::format(",n{}", i);
-    return Child({std::move(command),
-                  {{"SLURM_CONF", file("slurm.conf")},
-                   {"SLURM_JOB_ID", std::to_string(::getpid())},
-                   {"SLURM_STEP_ID", step},
-                   {"SLURM_PROCID", std::to_string(rank)},
-                   {"SLURM_LOCALID", "0"},
-                   {"SLURM_NODEID", std::to_string(rank)},
-                   {"SLURM_STEP_NUM_TASKS", std::to_string(size)},
-                   {"SLURM_STEP_NUM_NODES", std::to_string(size)},
-                   {"SLURM_STEP_TASKS_PER_NODE", size == 1 ? "1" : fmt::format("1(x{})", size)},
-                   {"SLURM_STEP_NODELIST", hosts}},
-                  {}});
+    return {{"SLURM_CONF", file("slurm.conf")},
+            {"SLURM_JOB_ID", std::to_string(::getpid())},
+            {"SLURM_STEP_ID", step},
+            {"SLURM_PROCID", std::to_string(rank)},
+            {"SLURM_LOCALID", "0"},
+            {"SLURM_NODEID", std::to_string(rank)},
+            {"SLURM_STEP_NUM_TASKS", std::to_string(size)},
+            {"SLURM_STEP_NUM_NODES", std::to_string(size)},
+            {"SLURM_STEP_TASKS_PER_NODE", fmt::format("1(x{})", size)},
+            {"SLURM_STEP_NODELIST", hosts}};
+  }
+
+  Child task(int rank, int size, const std::string& step, const std::vector<std::string>& words = {},
+             std::optional<uid_t> user = {}) const {
+    std::vector<std::string> command = {COHORT_JOIN_WORKER};
+    command.insert(command.end(), words.begin(), words.end());
+    return Child({std::move(command), variables(rank, size, step), user});
   }
 
   std::string folder_;
@@ -99,24 +105,28 @@ TEST_F(ThroughMunge, AnotherUserIsNotTold) {
   if (::getuid() != 0) GTEST_SKIP() << "needs root to become another user";
   constexpr uid_t kNobody = 65534;
   Child first = task(0, 2, "4", {"join_timeout_ms=5000"});
-  ChildOptions stranger{{COHORT_JOIN_WORKER, "join_timeout_ms=3000"},
-                        {{"SLURM_CONF", file("slurm.conf")},
-                         {"SLURM_JOB_ID", std::to_string(::getpid())},
-                         {"SLURM_STEP_ID", "4"},
-                         {"SLURM_PROCID", "1"},
-                         {"SLURM_LOCALID", "0"},
-                         {"SLURM_NODEID", "1"},
-                         {"SLURM_STEP_NUM_TASKS", "2"},
-                         {"SLURM_STEP_NUM_NODES", "2"},
-                         {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
-                         {"SLURM_STEP_NODELIST", "localhost,n1"}},
-                        kNobody};
-  Child other(stranger);
+  Child other = task(1, 2, "4", {"join_timeout_ms=3000"}, kNobody);
   const int status = other.wait();
   if (status == 126 || status == 127) GTEST_SKIP() << "the worker's program cannot be run by another user here";
   EXPECT_EQ(status, 3) << other.output();
   EXPECT_EQ(first.wait(), 3) << first.output();
   EXPECT_NE(first.output().find("1 of 2 ranks did not come in time: 1"), std::string::npos) << first.output();
+}
+
+TEST_F(ThroughMunge, PortsOfOthersCostTimeAndNoMore) {
+  // Two of the job's ports belong to somebody who takes connections and says nothing.
+  const Environment own = variables(0, 3, "6");
+  const auto said = cluster::detect(cluster::Environment(own.begin(), own.end()));
+  ASSERT_TRUE(said) << said.error().what();
+  const auto ports = comm::munge_ports(said->job);
+  std::vector<sys::UniqueFd> strangers;
+  for (std::size_t i = 0; i < 2; ++i) {
+    auto stranger = net::listen_on({{"127.0.0.1", ports[i]}, {}});
+    if (stranger) strangers.push_back(*std::move(stranger));  // else somebody is there already
+  }
+  std::vector<Child> tasks;
+  for (int rank = 0; rank < 3; ++rank) tasks.push_back(task(rank, 3, "6"));
+  for (Child& one : tasks) EXPECT_EQ(one.wait(), 0) << one.output();
 }
 
 TEST_F(ThroughMunge, WithoutTheDaemonTheAdviceIsOther) {

@@ -20,6 +20,7 @@ def set_up(box):
                     for h in hosts)
     for host in hosts:
         (folder / f"state_{host}").mkdir(mode=0o755)
+        (folder / f"tmp_{host}").mkdir(mode=0o1777)  # srun --mpi=pmix makes folders there, of one name on all hosts
     (folder / "state_ctld").mkdir(mode=0o755)
     (folder / "slurm.conf").write_text(CONF.format(folder=folder, name=box.name, address=box.address("h1"),
                                                    nodes=nodes, last=len(hosts)))
@@ -53,6 +54,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd_%n.log
 StateSaveLocation={folder}/state_ctld
 SlurmdSpoolDir={folder}/state_%n
+TmpFS={folder}/tmp_%n
 SwitchType=switch/none
 MpiDefault=none
 ProctrackType=proctrack/linuxproc

@@ -1,0 +1,80 @@
+"""Programs that other launchers than ours start over the hosts of a box, with no address and no port given."""
+
+import os
+import pathlib
+import re
+import tempfile
+import unittest
+
+import boxes
+
+WORKER = os.environ.get("COHORT_JOIN_WORKER", "")
+PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
+
+SUM = """
+import array, cohort
+cohort.init()
+world = cohort.world()
+numbers = array.array("d", [world.rank() + 1.0])
+world.all_reduce(numbers)
+print(f"rank {world.rank()} of {world.size()} on {world.cross_size()} hosts: {numbers[0]}", flush=True)
+"""
+
+
+class Launchers(unittest.TestCase):
+    box = None
+
+    @classmethod
+    def setUpClass(cls):
+        if not WORKER:
+            raise unittest.SkipTest("COHORT_JOIN_WORKER is not set")
+        cls.box = boxes.Box("who", "--slurm", "--hosts", "2")
+
+    @classmethod
+    def tearDownClass(cls):
+        if cls.box:
+            cls.box.down()
+
+    def expect_world(self, ranks, times, *command):
+        done = self.box.run("h1", *command, timeout=90)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        joined = re.findall(r"^joined rank=(\d+) size=(\d+) local=\S+ cross=\d/2 ", done.stdout, re.M)
+        self.assertEqual(sorted(joined), sorted([(str(rank), str(ranks)) for rank in range(ranks)] * times),
+                         done.stdout + done.stderr)
+
+    def test_slurm_through_munge(self):
+        self.expect_world(4, 2, "srun", "-N2", "-n4", "--overcommit", WORKER, "times=2")
+
+    def test_slurm_through_pmi(self):
+        self.expect_world(4, 2, "srun", "--mpi=pmi2", "-N2", "-n4", "--overcommit", WORKER, "times=2")
+
+    def test_slurm_through_pmix(self):
+        if not pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm/mpi_pmix.so").exists():
+            self.skipTest("this Slurm has no plug-in for PMIx")
+        self.expect_world(4, 2, "srun", "--mpi=pmix", "-N2", "-n4", "--overcommit", WORKER, "times=2")
+
+    def test_mpich(self):
+        self.expect_world(4, 2, "mpirun.mpich", "-hosts", "h1,h2", "-np", "4", WORKER, "times=2")
+
+    def test_open_mpi(self):
+        self.expect_world(4, 2, "mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none", "-H", "h1:2,h2:2", "-np", "4",
+                          WORKER, "times=2")
+
+    def test_a_file_that_all_hosts_share(self):
+        with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
+            self.expect_world(2, 1, "env", f"COHORT_INIT=file://{folder}/meeting", "srun", "-N2", "-n2", WORKER)
+
+    def test_python(self):
+        if not list(pathlib.Path(PACKAGE, "cohort").glob("_core.*.so")):
+            self.skipTest("the Python package is not built")
+        with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
+            program = pathlib.Path(folder, "sum.py")
+            program.write_text(SUM)
+            done = self.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", "srun", "-N2", "-n2", "python3", program, timeout=90)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            for rank in range(2):
+                self.assertIn(f"rank {rank} of 2 on 2 hosts: 3.0", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
