@@ -7,6 +7,7 @@
 #include "launch/channel.h"
 #include "launch/environment.h"
 #include "launch/guard.h"
+#include "launch/host_check.h"
 #include "launch/host_environment.h"
 #include "launch/invitation.h"
 #include "launch/job_setup.h"
@@ -24,10 +25,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <filesystem>
 #include <memory>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -57,7 +56,6 @@ class Agent {
   void on_closed(std::optional<Error> error);
   void on_signal();
   void start_job(StartJob job);
-  Result<void> look_around(const StartJob& job);
   Result<void> start_workers(const StartJob& job);
   void stop(const StopWorkers& order);
   void kill_all();
@@ -220,33 +218,17 @@ void Agent::start_job(StartJob job) {
   }
 }
 
-Result<void> Agent::look_around(const StartJob& job) {
-  if (!job.elsewhere) return {};
-  std::error_code error;
-  if (!std::filesystem::is_directory(job.folder, error)) {
-    return fail(ErrorCode::Unavailable,
-                "there is no folder {} -- the job's working folder has to be at the same path on every host: a shared "
-                "file system, or a copy",
-                job.folder);
-  }
-  const std::string program = (std::filesystem::path(job.folder) / job.path).string();
-  if (::access(program.c_str(), X_OK) != 0) {
-    return fail(ErrorCode::Unavailable, "{}: {} -- the program has to be at the same path on every host", program,
-                errno_text(errno));
-  }
-  if (!job.run_folder.empty() && std::filesystem::create_directories(job.run_folder, error))
-    run_folder_ = job.run_folder;
-  if (error) return fail(ErrorCode::Io, "the run's folder {}: {}", job.run_folder, error.message());
-  return {};
-}
-
 Result<void> Agent::start_workers(const StartJob& job) {
   const auto fail_for = [](int rank, const Error& error) {
     ErrorContext context;
     context.rank = rank;
     return tl::unexpected(Error(error.code(), error.what(), context));
   };
-  if (auto fits = look_around(job); !fits) return fits;
+  if (job.elsewhere) {
+    auto made = check_host(job);
+    if (!made) return tl::unexpected(made.error());
+    if (*made) run_folder_ = job.run_folder;
+  }
   if (!job.log_folder.empty() && ::mkdir(job.log_folder.c_str(), 0777) != 0 && errno != EEXIST) {
     return fail(ErrorCode::Io, "folder {}: {}", job.log_folder, errno_text(errno));
   }

@@ -67,6 +67,18 @@ TEST(Hosts, AllAreHereIfThatIsWanted) {
   EXPECT_EQ(chosen(wishes), "ssh x:1* y:2*");
 }
 
+TEST(Hosts, AShortNameAndAFullOneAreTheSameHost) {
+  EXPECT_TRUE(same_host("a", "a"));
+  EXPECT_TRUE(same_host("a", "a.cluster.example"));
+  EXPECT_TRUE(same_host("a.cluster.example", "a"));
+  EXPECT_FALSE(same_host("a.one", "a.two"));
+  EXPECT_FALSE(same_host("a", "b"));
+  EXPECT_FALSE(same_host("10", "10.0.0.1"));
+  EXPECT_TRUE(is_this_host("localhost"));
+  EXPECT_TRUE(is_this_host(sys::host_name()));
+  EXPECT_FALSE(is_this_host("192.0.2.1"));
+}
+
 const std::vector<std::string> kAllocation = {"SLURM_JOB_ID=7", "SLURM_JOB_NODELIST=n[1-3]",
                                               "SLURM_TASKS_PER_NODE=2(x2),1"};
 

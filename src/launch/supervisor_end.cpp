@@ -104,7 +104,7 @@ void Supervisor::on_channel_closed(CrewMember& agent, const std::optional<Error>
     say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name,
                     error ? fmt::format(" ({})", error->what()) : ""));
   }
-  if (!stop_status_) stop_status_ = 1;
+  if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;  // else a rank's counts, which came first
   stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, Milliseconds(0));
 }
 
@@ -115,7 +115,7 @@ void Supervisor::on_agent_process_ended(CrewMember& agent) {
       fail_start(crew_->why_not(agent));
     } else if (agent.channel == nullptr || agent.channel->closed()) {
       agent_lost_ = true;
-      if (!stop_status_) stop_status_ = 1;
+      if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;
       if (stopping_.reason().empty())
         say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
       if (stage_ != Stage::Stopping)

@@ -52,6 +52,22 @@ TEST(Process, LeadsTheGroupOrTheSessionThatItIsGiven) {
   EXPECT_TRUE(run(shell(script + "test $group != $$ && test $session = " + mine)).success());
 }
 
+TEST(Process, AnEndCanBeLookedAtBeforeItIsReaped) {
+  auto pending = spawn(shell("read line; kill -9 $$"));
+  ASSERT_TRUE(pending);
+  auto child = std::move(*pending).confirm();
+  ASSERT_TRUE(child);
+  siginfo_t info{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child->pid), &info, WEXITED | WNOWAIT), 0);
+  for (int look = 0; look < 2; ++look) {
+    const auto status = peek_exit_status(child->pid);
+    ASSERT_TRUE(status);
+    EXPECT_EQ(status->signal, SIGKILL);
+  }
+  EXPECT_EQ(::waitpid(child->pid, nullptr, 0), child->pid);
+  EXPECT_FALSE(peek_exit_status(child->pid));
+}
+
 TEST(Process, RunsOnTheProcessorsThatItIsGiven) {
   const int last = cores_of_process().back().back();
   auto bound = shell("grep -q \"^Cpus_allowed_list:[[:space:]]*" + std::to_string(last) + "$\" /proc/self/status");

@@ -425,11 +425,11 @@ class TestByHand(Launch):
     def test_agents_may_come_before_or_after_the_job(self):
         early = self.join("h2")
         time.sleep(0.5)
-        job = self.start_by_hand("h1,h2,b", "sh", "-c", "echo $(hostname) $RANK; exit $RANK")
+        job = self.start_by_hand("h1,h2,b", "sh", "-c", "echo $(hostname) $RANK")
         late = self.join("h3", "--name", "b")
         out, err = job.communicate(timeout=PATIENCE)
         self.assertEqual(sorted(line.split("| ")[1] for line in out.splitlines()), ["h1 0", "h2 1", "h3 2"], err)
-        self.assertIn(job.returncode, (1, 2), err)
+        self.assertEqual(job.returncode, 0, err)
         self.assertIn("waiting for", err)
         for agent in (early, late):
             _, said = agent.communicate(timeout=PATIENCE)
