@@ -95,6 +95,28 @@ TEST(Join, OverTcpAddressWithASecret) {
   expect_all_join(children);
 }
 
+// One machine plays several hosts: the ranks of each are beside each other, and a barrier goes between them.
+TEST(Join, AsRanksOfSeveralHostsWithAndWithoutASecret) {
+  const Folder folder;
+  const std::string secret = new_secret(folder);
+  for (const bool with_secret : {true, false}) {
+    const std::string place = tcp_place();
+    std::vector<Child> children;
+    for (int rank = 0; rank < 5; ++rank) {
+      std::vector<std::string> more = {"times=2"};
+      if (with_secret) more.push_back("secret=" + secret);
+      children.push_back(worker(as_rank(place, rank, 5, more), {{"COHORT_PRETEND_HOSTS", "2,3"}}));
+    }
+    for (int rank = 0; rank < 5; ++rank) {
+      Child& child = children[static_cast<std::size_t>(rank)];
+      EXPECT_EQ(child.wait(), 0) << child.output();
+      EXPECT_CONTAINS(child.output(), fmt::format("joined rank={} size=5 local={} cross={}/2", rank,
+                                                  rank < 2 ? fmt::format("{}/2", rank) : fmt::format("{}/3", rank - 2),
+                                                  rank < 2 ? 0 : 1));
+    }
+  }
+}
+
 TEST(Join, OverAFileThatIsGoneAfterwards) {
   const Folder folder;
   const std::string path = folder.file("meeting");

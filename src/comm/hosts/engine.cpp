@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 // What is sent ahead of what has come waits in queues, and acknowledgements wait behind it: with more than this under
 // way the two directions of a link end up taking turns, at half its rate.
 constexpr std::size_t kChunk = std::size_t{32} << 10;
-constexpr auto kGrace = 500ms;  // between those who know more and less of who is missing
+constexpr auto kGrace = 1000ms;  // for another host's own report of who is missing
 
 }  // namespace
 
@@ -104,14 +104,16 @@ int Engine::join(std::chrono::milliseconds patience) {
 
 // --- waiting ---
 
-Engine::Clock::time_point Engine::deadline(Phase phase) const noexcept {
-  const auto limit = Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));
-  const auto own = std::min(called_ + timeout_, limit);
-  if (phase == Phase::Own || layout_.hosts == layout_.size) return own;
-  return own + kGrace * static_cast<int>(phase);
+Engine::Clock::time_point Engine::deadline() const noexcept {
+  return std::min(called_ + timeout_, Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed))));
 }
 
-void Engine::look_after(const std::function<std::vector<int>()>& missing_now, Phase phase) {
+/// Of a wait for a rank on another host: one that has ranks beside it may wait for them, and then its host tells first.
+Engine::Clock::time_point Engine::deadline_of(int peer) const noexcept {
+  return deadline() + (layout_.on(layout_.host_of(peer)).size() > 1 ? kGrace : std::chrono::milliseconds(0));
+}
+
+void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
   meanwhile_();
   world_.tell_if_ended();
   if (world_.ended()) world_.throw_ended();
@@ -124,7 +126,7 @@ void Engine::look_after(const std::function<std::vector<int>()>& missing_now, Ph
     if (world_.ended()) world_.throw_ended();  // it may have said why before it went
     world_.end_lost(rank, *how);
   }
-  if (missing.empty() || Clock::now() < deadline(phase)) return;
+  if (missing.empty() || Clock::now() < deadline_of(missing.front())) return;
   const auto limit = Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));
   const std::string after = called_ + timeout_ <= limit ? fmt::format("after {} ms", timeout_.count())
                                                         : std::string("(an operation behind it did)");
@@ -154,10 +156,9 @@ std::string Engine::omission(const std::vector<int>& missing) const {
   return fmt::format("{}", fmt::join(who, "; "));
 }
 
-void Engine::wait_for(Incoming& frame, Phase phase) {
+void Engine::wait_for(Incoming& frame) {
   const auto done = [&] { return frame.done.load(std::memory_order_acquire); };
-  wait(
-      done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; }, phase);
+  wait(done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; });
   if (frame.bytes > frame.room) {
     world_.end_and_throw(
         ErrorCode::Corrupt, frame.peer, sequence_,
@@ -167,8 +168,7 @@ void Engine::wait_for(Incoming& frame, Phase phase) {
 
 void Engine::wait_for(Outgoing& frame) {
   const auto done = [&] { return frame.done.load(std::memory_order_acquire); };
-  wait(
-      done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; }, Phase::Wire);
+  wait(done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; });
 }
 
 void Engine::send(Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes) {
@@ -195,9 +195,9 @@ void Engine::receive(Incoming& frame, int peer, std::uint32_t tag, void* to, std
 // --- the local world ---
 
 /// While this rank waits for those beside it, it goes on driving the transport: another host may need that first.
-void Engine::run_local(Request request, Phase phase) {
+void Engine::run_local(Request request) {
   if (layout_.locals == 1) return;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline(phase) - Clock::now());
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline() - Clock::now());
   request.timeout = std::max(left, std::chrono::milliseconds(1));
   try {
     Work work = world_.local().start(request);

@@ -52,14 +52,6 @@ class Engine {
   static std::uint32_t tag(Step step, std::int64_t index) noexcept {
     return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
   }
-  /// How long a wait goes on after the deadline, so that whoever knows better who is missing tells first.
-  enum class Phase {
-    Own,    ///< for ranks of this host to come to the operation: nobody knows better
-    Card,   ///< for other hosts to come to it: each knows who is missing on it
-    Local,  ///< for ranks of this host that may themselves wait for another host
-    Wire,   ///< for a rank on another host, which may wait for those beside it
-  };
-
   /// What all ranks brought to the running operation: the same on all of them, so they all decide alike.
   struct Round {
     std::vector<Descriptor> brought;  // by rank; not filled in where `uniform`
@@ -106,12 +98,16 @@ class Engine {
 
   // engine.cpp: waiting
   template <class Ready, class Missing>
-  void wait(Ready ready, Missing missing, Phase phase);
-  void look_after(const std::function<std::vector<int>()>& missing, Phase phase);
-  void wait_for(Incoming& frame, Phase phase = Phase::Wire);
+  void wait(Ready ready, Missing missing);
+  void look_after(const std::function<std::vector<int>()>& missing);
+  void wait_for(Incoming& frame);
   void wait_for(Outgoing& frame);
-  void run_local(Request request, Phase phase = Phase::Local);
-  Clock::time_point deadline(Phase phase) const noexcept;
+  void run_local(Request request);
+  Clock::time_point deadline() const noexcept;
+  Clock::time_point deadline_of(int peer) const noexcept;
+  void note_away(bool away) const noexcept {
+    world_.local_world().state(layout_.local).away.store(away ? 1 : 0, std::memory_order_relaxed);
+  }
   std::string omission(const std::vector<int>& missing) const;
   void send(Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);
   void receive(Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
@@ -176,10 +172,11 @@ class Engine {
 
 /// Drives the transport until `ready()`. `missing()` gives the ranks that are waited for.
 template <class Ready, class Missing>
-void Engine::wait(Ready ready, Missing missing, Phase phase) {
+void Engine::wait(Ready ready, Missing missing) {
   if (ready()) return;
   const bool spins = attended_.load(std::memory_order_relaxed) > 0 && !world_.local_world().crowded();
   const auto since = Clock::now();
+  bool away = false;  // those beside this rank can see that it waits for another host
   while (!ready()) {
     if (world_.ended()) world_.throw_ended();
     const auto now = Clock::now();
@@ -192,9 +189,12 @@ void Engine::wait(Ready ready, Missing missing, Phase phase) {
     }
     if (now - looked_ >= kLook) {
       looked_ = now;
-      if (!ready()) look_after(missing, phase);
+      if (!away) note_away(true);
+      away = true;
+      if (!ready()) look_after(missing);
     }
   }
+  if (away) note_away(false);
 }
 
 }  // namespace cohort::comm::hosts

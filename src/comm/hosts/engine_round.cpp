@@ -39,7 +39,7 @@ const std::byte* Engine::small_partial(const Request& request) {
   here.input_count = request.input_count;
   here.output = layout_.leads() ? partial.data() : nullptr;
   here.output_count = layout_.leads() ? request.input_count : 0;
-  run_local(here, Phase::Own);
+  run_local(here);
   return layout_.leads() ? partial.data() : nullptr;
 }
 
@@ -53,7 +53,7 @@ void Engine::round(const Request* request, const Descriptor& own) {
     gather.input_count = sizeof own;
     gather.output = here.data();
     gather.output_count = static_cast<std::int64_t>(here.size() * sizeof own);
-    run_local(gather, Phase::Own);
+    run_local(gather);
   }
   const bool agreed_here = std::all_of(here.begin(), here.end(), [&](const Descriptor& each) {
     return each.kind != Kind::Joined && each.weighted == 0 && local::agree(each, own);
@@ -122,8 +122,7 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
           if (!reached(h)) missing.push_back(layout_.leader(static_cast<int>(h)));
         }
         return missing;
-      },
-      Phase::Card);
+      });
   for (std::size_t h = 0; h < hosts; ++h) {
     if (static_cast<int>(h) != layout_.host) wait_for(out[h]);
   }

@@ -81,6 +81,7 @@ struct alignas(kApart) RankState {
   alignas(kApart) std::atomic<std::uint32_t> ready;  ///< has mapped this memory
   std::atomic<std::uint32_t> left;                   ///< its communicator was destroyed
   std::atomic<std::uint32_t> reads_peers;            ///< may read all peers' memory (1), or not (2); 0: not known yet
+  std::atomic<std::uint32_t> away;                   ///< waits for a rank on another host, in a larger world
   std::uint64_t control_address;                     ///< of this memory in its process; written before `ready`
   sys::CoreSet cores;                                ///< written before `ready`
   Slot slots[2];

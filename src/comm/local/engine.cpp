@@ -276,7 +276,7 @@ std::string Engine::omission(int rank) const {
   if (const Naming* const naming = world_.naming()) {
     return begun >= sequence_
                ? fmt::format("did not finish its part of operation {}", naming->number())
-               : fmt::format("did not come to operation {}, or to a later step of it (another host may keep it)",
+               : fmt::format("did not come to operation {}, or to a later step of it",
                              naming->number());
   }
   if (begun >= sequence_) return fmt::format("came to operation {} but did not finish it", sequence_);

@@ -8,6 +8,11 @@
 #include <algorithm>
 
 namespace cohort::comm::local {
+namespace {
+
+constexpr auto kKept = std::chrono::seconds(3);
+
+}  // namespace
 
 void Waiter::end_world(ErrorCode code, int peer, const std::string& text) {
   world_.record(code, peer, number(), text);
@@ -38,6 +43,11 @@ void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
   const auto limit = Clock::time_point(Clock::duration(waiting_limit_.load(std::memory_order_relaxed)));
   const auto deadline = called_ + timeout_;
   if (missing.empty() || Clock::now() < std::min(deadline, limit)) return;
+  // Who is kept by another host is not late: those who wait for that host know more, and tell.
+  const bool kept = std::all_of(missing.begin(), missing.end(), [&](int rank) {
+    return world_.state(rank).away.load(std::memory_order_relaxed) != 0;
+  });
+  if (kept && Clock::now() < std::min(deadline, limit) + kKept) return;
   std::vector<std::string> who;
   for (const int rank : missing) {
     const std::string pid = world_.pid_text(rank);

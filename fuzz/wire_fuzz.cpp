@@ -1,0 +1,51 @@
+// What ranks on other hosts say: where they are, and the frames of a connection.
+#include "comm/pretended_hosts.h"
+#include "comm/tcp/addresses.h"
+#include "comm/tcp/link.h"
+#include "comm/tcp/wire.h"
+
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <vector>
+
+namespace {
+
+struct Nobody final : cohort::comm::TransportEvents {
+  void on_message(int, std::uint32_t, std::string_view) override {}
+  void on_ended(int, std::string_view) override {}
+  void on_broken(int, std::string_view) override {}
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace cohort;
+  using namespace cohort::comm;
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  if (const auto card = tcp::decode_wire_card(bytes)) {
+    if (tcp::encode(*card) != bytes) std::abort();
+  }
+  (void)tcp::parse_networks(bytes);
+  (void)divide_into_hosts(bytes, 4);
+
+  int pair[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) return 0;
+  sys::UniqueFd peer(pair[1]);
+  std::vector<std::byte> room(100);
+  Incoming posted;
+  posted.peer = 1;
+  posted.operation = 5;
+  posted.to = room.data();
+  posted.room = room.size();
+  Nobody nobody;
+  tcp::Link link(1);
+  link.up(sys::UniqueFd(pair[0]));
+  link.receive(posted);
+  if (::send(peer.get(), data, size, MSG_NOSIGNAL) < 0) return 0;
+  while (link.read(nobody)) continue;
+  if (posted.done && posted.bytes > posted.room) std::abort();
+  link.end();
+  while (link.read(nobody)) continue;
+  return 0;
+}
