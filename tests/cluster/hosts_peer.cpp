@@ -41,7 +41,7 @@ void once_round(cohort::Communicator& world, std::uint32_t salt) {
     world.all_reduce(std::span(data)).wait();
     add(data);
     data = values(count, rank, salt + 1);
-    world.broadcast(std::span(data), static_cast<int>(count % size)).wait();
+    world.broadcast(std::span(data), {.root = static_cast<int>(count % size)}).wait();
     add(data);
     const std::vector<float> mine = values(count, rank, salt + 2);
     std::vector<float> all(count * size);
@@ -75,7 +75,7 @@ int main(int argc, char** arguments) {
       once_round(world, salt);
       salt += 10;
       go_on = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count() < seconds ? 1 : 0;
-      world.broadcast(std::span(&go_on, 1), 0).wait();
+      world.broadcast(std::span(&go_on, 1)).wait();
     }
     std::printf("rank %d of %d, local %d of %d, host %d of %d: %016llx\n", world.rank(), world.size(),
                 world.local_rank(), world.local_size(), world.cross_rank(), world.cross_size(),
