@@ -35,6 +35,11 @@ Post::Post(Owner owner) : owner_(std::move(owner)), world_(owner_.world), transp
   world_.message_handler = [this](int peer, std::uint32_t, std::string_view bytes) { on_letter(peer, bytes); };
 }
 
+Post::~Post() {
+  const Lock lock(transport_.mutex());
+  world_.message_handler = nullptr;
+}
+
 Post::Channel& Post::open(int peer) {
   Channel& channel = channels_[peer];
   channel.peer = peer;

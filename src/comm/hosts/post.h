@@ -70,6 +70,9 @@ class Post {
     std::function<bool()> in_child;
   };
   explicit Post(Owner owner);
+  ~Post();
+  Post(const Post&) = delete;
+  Post& operator=(const Post&) = delete;
 
   /// A checked request whose timeout is set, to a rank on another host.
   Work submit(const Request& request);

@@ -51,6 +51,7 @@ World::World(const FormOptions& options, std::unique_ptr<Place> place)
     form_from(*place);
   } else {
     form_from_store();
+    options_.store.reset();  // it has served
   }
 }
 

@@ -93,7 +93,7 @@ class World final : public TransportEvents {
   void make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_ptr<Store> store);
   void make_transport(tcp::Listeners listeners, std::string_view token);
 
-  const FormOptions options_;
+  FormOptions options_;
   const Layout layout_;
   const std::shared_ptr<Subject> subject_;
   std::vector<tcp::WireCard> cards_;

@@ -274,10 +274,8 @@ std::string Engine::omission(int rank) const {
   const Slot* const slots = state(rank).slots;
   const std::uint64_t begun = std::max(slots[0].sequence.load(), slots[1].sequence.load());
   if (const Naming* const naming = world_.naming()) {
-    return begun >= sequence_
-               ? fmt::format("did not finish its part of operation {}", naming->number())
-               : fmt::format("did not come to operation {}, or to a later step of it",
-                             naming->number());
+    return begun >= sequence_ ? fmt::format("did not finish its part of operation {}", naming->number())
+                              : fmt::format("did not come to operation {}, or to a later step of it", naming->number());
   }
   if (begun >= sequence_) return fmt::format("came to operation {} but did not finish it", sequence_);
   if (begun == 0) return fmt::format("did not come to operation {}; it has brought nothing yet", sequence_);

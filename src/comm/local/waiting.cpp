@@ -44,9 +44,8 @@ void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
   const auto deadline = called_ + timeout_;
   if (missing.empty() || Clock::now() < std::min(deadline, limit)) return;
   // Who is kept by another host is not late: those who wait for that host know more, and tell.
-  const bool kept = std::all_of(missing.begin(), missing.end(), [&](int rank) {
-    return world_.state(rank).away.load(std::memory_order_relaxed) != 0;
-  });
+  const bool kept = std::all_of(missing.begin(), missing.end(),
+                                [&](int rank) { return world_.state(rank).away.load(std::memory_order_relaxed) != 0; });
   if (kept && Clock::now() < std::min(deadline, limit) + kKept) return;
   std::vector<std::string> who;
   for (const int rank : missing) {
