@@ -1,8 +1,8 @@
 // What ranks on other hosts say: where they are, and the frames of a connection.
 #include "comm/pretended_hosts.h"
-#include "comm/tcp/addresses.h"
 #include "comm/tcp/link.h"
 #include "comm/tcp/wire.h"
+#include "net/interfaces.h"
 
 #include <sys/socket.h>
 
@@ -26,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto card = tcp::decode_wire_card(bytes)) {
     if (tcp::encode(*card) != bytes) std::abort();
   }
-  (void)tcp::parse_networks(bytes);
+  (void)net::parse_networks(bytes);
   (void)divide_into_hosts(bytes, 4);
 
   int pair[2];

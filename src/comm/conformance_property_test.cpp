@@ -58,6 +58,7 @@ Step make_step(const Groups& groups, std::uint32_t seed) {
   Step step;
   step.where = static_cast<Where>(random() % 3);
   for (const std::vector<int>& members : groups.at(step.where)) {
+    const OfGroup group(members, static_cast<int>(groups.world.size()));
     const Choice c = some_choice(random, members.size());
     Trial trial;
     trial.number = static_cast<int>(seed % 100000);

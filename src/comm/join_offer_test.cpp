@@ -32,7 +32,7 @@ TEST(JoinOffer, ReadsBackWhatWasWritten) {
 
 TEST(JoinOffer, FitsIntoWhatTheLauncherTakes) {
   const JoinOffer offer = an_offer(60);
-  for (const std::size_t longest : {100, 255, 1023}) {
+  for (const std::size_t longest : {100U, 255U, 1023U}) {
     const auto text = encode(offer, longest);
     ASSERT_TRUE(text);
     EXPECT_LE(text->size(), longest);
