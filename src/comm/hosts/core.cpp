@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "comm/fusion.h"
 #include "sys/thread.h"
 
 #include <pthread.h>
@@ -35,20 +36,6 @@ constexpr auto kLeft = 200us;   // an operation that nobody has taken on for thi
 constexpr auto kAsleep = 50ms;  // between looks at how the world is
 constexpr auto kLeaving = 15s;  // for what was sent to be taken
 constexpr auto kTelling = 1s;   // for others to be told why the world ended
-
-// Larger buffers gain nothing from being copied together.
-constexpr std::size_t kFusedBuffer = std::size_t{64} << 10;
-constexpr std::size_t kFusedTotal = std::size_t{1} << 20;
-
-bool fusible(const Request& request) noexcept {
-  return (request.kind == Kind::AllReduce || request.kind == Kind::Broadcast) && request.input == request.output &&
-         request.input_bytes() <= kFusedBuffer;
-}
-
-bool alike(const Request& a, const Request& b) noexcept {
-  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.weighted == b.weighted &&
-         a.weight == b.weight && a.prescale == b.prescale && a.postscale == b.postscale;
-}
 
 }  // namespace
 
@@ -215,20 +202,13 @@ std::optional<Error> Core::run(QueuedWork& work) noexcept {
   const std::span<const Request> requests = work.requests_;
   try {
     for (std::size_t begin = 0; begin < requests.size();) {
-      std::size_t end = begin + 1;
-      if (requests.size() > 1 && fusible(requests[begin])) {
-        std::size_t bytes = requests[begin].input_bytes();
-        while (end < requests.size() && fusible(requests[end]) && alike(requests[begin], requests[end]) &&
-               bytes + requests[end].input_bytes() <= kFusedTotal) {
-          bytes += requests[end++].input_bytes();
-        }
-      }
-      if (end - begin > 1) {
-        run_fused(requests.subspan(begin, end - begin), work.called_);
+      const std::size_t count = fusible_run(requests.subspan(begin));
+      if (count > 1) {
+        run_fused(requests.subspan(begin, count), work.called_);
       } else {
         run_one(requests[begin], work.called_);
       }
-      begin = end;
+      begin += count;
     }
     return std::nullopt;
   } catch (const Error& error) {
@@ -261,32 +241,10 @@ void Core::run_one(const Request& request, Clock::time_point called) {
   report(false);
 }
 
-// The counts of all buffers are in the fingerprint, so ranks that group otherwise are refused.
 void Core::run_fused(std::span<const Request> requests, Clock::time_point called) {
-  Request together = requests.front();
-  together.input_count = 0;
-  Counts counts;
-  std::size_t bytes = 0;
-  for (const Request& request : requests) {
-    counts.input.push_back(request.input_count);
-    together.input_count += request.input_count;
-    bytes += request.input_bytes();
-  }
-  fusing_.resize(std::max(fusing_.size(), bytes));
-  std::byte* to = fusing_.data();
-  for (const Request& request : requests) {
-    if (request.input_count > 0) std::memcpy(to, request.input, request.input_bytes());
-    to += request.input_bytes();
-  }
-  together.input = together.output = fusing_.data();
-  together.output_count = together.input_count;
-  together.counts = std::make_shared<const Counts>(std::move(counts));
-  run_one(together, called);
-  const std::byte* from = fusing_.data();
-  for (const Request& request : requests) {
-    if (request.input_count > 0) std::memcpy(request.output, from, request.input_bytes());
-    from += request.input_bytes();
-  }
+  fusing_.resize(kFusedTotal);
+  run_one(fuse(requests, fusing_.data()), called);
+  unfuse(requests, fusing_.data());
 }
 
 // Operations behind the running one have deadlines as well.

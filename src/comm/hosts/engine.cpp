@@ -53,6 +53,10 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
     check_agreement();
     if (request.kind == Kind::AllToAllV) check_counts(request);
     if (!round_.delivered) execute(request, false);
+    // A rank that comes late can complete what others have given up, from what they sent before. What they said then
+    // lies behind that on the same connection; whoever reads it holds the mutex until all of it is read.
+    const std::lock_guard lock(transport_.mutex());
+    world_.throw_if_ended();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::Mismatch) throw;
     world_.tell_if_ended();

@@ -1,5 +1,7 @@
 #include "comm/hosts/hosts_communicator.h"
 
+#include "comm/group_cards.h"
+
 #include "base/result.h"
 #include "comm/local/operation.h"
 
@@ -127,27 +129,10 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   while (tcp::encode(wire).size() > sizeof own.card && !wire.addresses.empty()) wire.addresses.pop_back();
   own.card_length = put(own.card, tcp::encode(wire));
   std::vector<GroupCard> cards(static_cast<std::size_t>(placement_.size));
-  Request exchange;
-  exchange.kind = Kind::Split;
-  exchange.dtype = DType::UInt8;
-  exchange.input = &own;
-  exchange.input_count = sizeof own;
-  exchange.output = cards.data();
-  exchange.output_count = static_cast<std::int64_t>(cards.size() * sizeof own);
-  exchange.timeout = timeout;
-  if (!listed.empty()) {
-    exchange.counts = std::make_shared<const Counts>(Counts{{listed.begin(), listed.end()}, {}});
-  }
-  core_->submit({exchange}).wait();
+  core_->submit({exchange_of(own, cards, listed, timeout)}).wait();
   if (color == kNoColor) return nullptr;
 
-  std::vector<int> members;
-  for (int rank = 0; rank < placement_.size; ++rank) {
-    if (cards[static_cast<std::size_t>(rank)].color == color) members.push_back(rank);
-  }
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return cards[static_cast<std::size_t>(a)].key < cards[static_cast<std::size_t>(b)].key;
-  });
+  const std::vector<int> members = members_of(cards, color);
   FormOptions form;
   form.placement = placement_;
   form.placement.size = static_cast<int>(members.size());

@@ -1,5 +1,7 @@
 #include "comm/local/local_communicator.h"
 
+#include "comm/group_cards.h"
+
 #include "base/result.h"
 #include "comm/local/operation.h"
 
@@ -146,27 +148,10 @@ std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int k
   own.length = static_cast<std::uint32_t>(std::min(entry.size(), sizeof own.entry));
   std::memcpy(own.entry, entry.data(), own.length);
   std::vector<GroupCard> cards(static_cast<std::size_t>(placement_.size));
-  Request exchange;
-  exchange.kind = Kind::Split;
-  exchange.dtype = DType::UInt8;
-  exchange.input = &own;
-  exchange.input_count = sizeof own;
-  exchange.output = cards.data();
-  exchange.output_count = static_cast<std::int64_t>(cards.size() * sizeof own);
-  exchange.timeout = timeout;
-  if (!listed.empty()) {
-    exchange.counts = std::make_shared<const Counts>(Counts{{listed.begin(), listed.end()}, {}});
-  }
-  core_->submit(exchange).wait();
+  core_->submit(exchange_of(own, cards, listed, timeout)).wait();
   if (color == kNoColor) return nullptr;
 
-  std::vector<int> members;
-  for (int rank = 0; rank < placement_.size; ++rank) {
-    if (cards[static_cast<std::size_t>(rank)].color == color) members.push_back(rank);
-  }
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return cards[static_cast<std::size_t>(a)].key < cards[static_cast<std::size_t>(b)].key;
-  });
+  const std::vector<int> members = members_of(cards, color);
   FormOptions form;
   form.store = make_in_process_store();  // this rank's own: what the others would have put there has come already
   form.placement = placement_;
