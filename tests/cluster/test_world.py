@@ -64,7 +64,9 @@ class World(unittest.TestCase):
         self.assertEqual([line[3] for line in found], ["1", "3", "3", "3", "2", "2"])
 
     def job(self):
-        job = self.box.start("h1", COHORT, "run", "-q", "-H", "h1:2,h2:2", PEER, "100", cwd=self.folder)
+        return self.run_for_a_while(self.box.start("h1", COHORT, "run", "-q", "-H", "h1:2,h2:2", PEER, "100", cwd=self.folder))
+
+    def run_for_a_while(self, job):
         self.addCleanup(job.stdout.close)
         self.addCleanup(job.stderr.close)
         self.addCleanup(job.wait)
@@ -85,6 +87,17 @@ class World(unittest.TestCase):
         _, text = job.communicate(timeout=60)
         self.assertEqual(job.returncode, 128 + signal.SIGKILL, text)
         self.assertRegex(text, r"rank [23] failed: killed by SIGKILL \(host h2, pid \d+\)")
+        self.assertEqual(self.peers(), {})
+
+    def test_ranks_on_the_other_host_name_the_lost_one_themselves(self):
+        job = self.box.start("h1", "srun", "--kill-on-bad-exit=0", "--nodelist=h1,h2", "-N", "2", "--ntasks-per-node=2", "-n",
+                             "4", PEER, "100", cwd=self.folder)
+        self.run_for_a_while(job)
+        victim = next(pid for pid, host in self.peers().items() if host == "h2")
+        os.kill(victim, signal.SIGKILL)
+        _, text = job.communicate(timeout=60)
+        self.assertNotEqual(job.returncode, 0, text)
+        self.assertRegex(text, r"failed -- rank 0 \(h1\).* lost rank [23] \(h2, pid \d+\)")
         self.assertEqual(self.peers(), {})
 
     def test_a_host_whose_cable_is_cut_is_named(self):
