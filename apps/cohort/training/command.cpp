@@ -1,0 +1,306 @@
+// `cohort bench training`: a training timed over processes and hosts, and why more of them do or do not help.
+#include "training/command.h"
+
+#include "base/parse.h"
+#include "base/result.h"
+#include "launch/hosts.h"
+#include "sys/cpus.h"
+#include "sys/files.h"
+#include "sys/process.h"
+#include "training/job.h"
+#include "training/report.h"
+#include "training/trainee.h"
+#include "training/verdict.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace cohort::app::training {
+namespace {
+
+struct Options {
+  std::string processes, hosts_counted;
+  launch::HostWishes hosts;
+  std::string starter, ssh, remote_cohort;
+  std::string layers = "784,1000,1000,10";
+  std::optional<double> batch, global_batch;
+  double seconds = 3, timeout = 600;
+  int repetitions = 3;
+  std::string json, svg;
+  bool quiet = false;
+  bool bf16_wire = false;
+  std::vector<std::string> program;
+};
+
+constexpr const char* kFooter = R"(Examples:
+  cohort bench training                                     on this host, 1, 2, 4, ... processes
+  cohort bench training -H a:4,b:4 --processes 1,2,4,8 --hosts 1,2 --svg scaling.svg
+  salloc -N 2 cohort bench training --processes 1,2,4       the hosts are the allocation's
+  cohort bench training -H a:4,b:4 --batch 64 -- python train.py --epochs 1
+
+Without a command it trains a network of its own (--layers, on generated images; the gradients are averaged over all ranks while
+the next ones are computed). A command of yours should print little and take a minute or so. Where its steps are Cohort's
+(cohort.nn, cohort.torch, cohort::DistributedDataParallel) they are timed from the third to the last one; else its whole time counts.
+docs/reference/bench-training.md explains the table.)";
+
+std::vector<int> numbers_of(const std::string& text, const char* option) {
+  std::vector<int> numbers;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const auto number = parse_integer<int>(text.substr(begin, end - begin));
+    if (!number || *number < 1 || *number > launch::kMostProcesses) {
+      raise(ErrorCode::InvalidArgument, "{} '{}': numbers from 1 to {} are wanted, as 1,2,4", option, text,
+            launch::kMostProcesses);
+    }
+    numbers.push_back(*number);
+    begin = end + 1;
+  }
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  return numbers;
+}
+
+/// 1, 2, 4, ... and `most`.
+std::vector<int> doubling(int most) {
+  std::vector<int> numbers;
+  for (int number = 1; number < most; number *= 2) numbers.push_back(number);
+  numbers.push_back(most);
+  return numbers;
+}
+
+/// What is measured: so many processes on so many hosts.
+struct Setup {
+  int processes = 1;
+  int hosts = 1;
+  std::vector<std::string> options;
+};
+
+std::vector<Setup> setups_of(const Options& options) {
+  using Starter = launch::HostWishes::Starter;
+  launch::HostWishes wishes = options.hosts;
+  wishes.starter = options.starter == "local"    ? Starter::Local
+                   : options.starter == "mpirun" ? Starter::Mpi
+                   : options.starter == "slurm"  ? Starter::Slurm
+                   : options.starter == "ssh"    ? Starter::Ssh
+                                                 : Starter::Auto;
+  const launch::HostChoice choice = value_or_throw(launch::choose_hosts(wishes, launch::Environment::current()));
+  const bool given = !choice.hosts.empty();
+  const int there = given ? static_cast<int>(choice.hosts.size()) : 1;
+  const std::vector<int> hosts =
+      options.hosts_counted.empty() ? doubling(there) : numbers_of(options.hosts_counted, "--hosts");
+  if (hosts.back() > there) {
+    raise(ErrorCode::InvalidArgument,
+          "--hosts {}: there {} {} -- name more with -H or --hostfile, or run within a Slurm allocation", hosts.back(),
+          there == 1 ? "is" : "are", there);
+  }
+  int slots = given ? 0 : sys::usable_cores();
+  for (const auto& host : choice.hosts) slots += host.slots;
+  const std::vector<int> processes =
+      options.processes.empty() ? doubling(std::max(slots, 1)) : numbers_of(options.processes, "--processes");
+  std::vector<Setup> setups;
+  for (const int number : hosts) {
+    for (const int ranks : processes) {
+      if (ranks < number) continue;  // a host without a process is none
+      Setup setup{ranks, number, {}};
+      if (given) {
+        std::vector<std::string> list;
+        for (int host = 0; host < number; ++host) {
+          const std::string& name = choice.hosts[static_cast<std::size_t>(host)].name;
+          list.push_back(fmt::format("{}:{}", name.find(':') != std::string::npos ? "[" + name + "]" : name,
+                                     ranks / number + (host < ranks % number ? 1 : 0)));
+        }
+        setup.options = {"-H", fmt::format("{}", fmt::join(list, ","))};
+        if (!options.starter.empty()) setup.options.insert(setup.options.end(), {"--starter", options.starter});
+        if (!options.ssh.empty()) setup.options.insert(setup.options.end(), {"--ssh", options.ssh});
+        if (!options.remote_cohort.empty())
+          setup.options.insert(setup.options.end(), {"--remote-cohort", options.remote_cohort});
+      }
+      setups.push_back(std::move(setup));
+    }
+  }
+  if (setups.empty()) {
+    raise(ErrorCode::InvalidArgument, "--processes {} on --hosts {}: that is less than a process for each host",
+          options.processes, options.hosts_counted);
+  }
+  return setups;
+}
+
+std::vector<int> layers_of(const std::string& text) {
+  std::vector<int> layers;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const auto width = parse_integer<int>(text.substr(begin, end - begin));
+    if (!width || *width < 1 || *width > 1'000'000) {
+      layers.clear();
+      break;
+    }
+    layers.push_back(*width);
+    begin = end + 1;
+  }
+  double parameters = 0;
+  for (std::size_t i = 0; i + 1 < layers.size(); ++i) parameters += (layers[i] + 1.0) * layers[i + 1];
+  if (layers.size() < 2 || layers.back() < 2 || parameters > 2e9) {
+    raise(
+        ErrorCode::InvalidArgument,
+        "--layers '{}': widths from the inputs to the classes are wanted, as 784,1000,1000,10, of at most 2e9 weights",
+        text);
+  }
+  return layers;
+}
+
+double positive(double value, const char* option) {
+  if (!std::isfinite(value) || value <= 0 || value > 1e9)
+    raise(ErrorCode::InvalidArgument, "{} {}: a number above 0 is wanted", option, value);
+  return value;
+}
+
+TraineeOptions trainee_of(const Options& options) {
+  TraineeOptions trainee;
+  trainee.layers = layers_of(options.layers);
+  const double batch = positive(options.batch.value_or(trainee.batch), "--batch");
+  if (batch != std::floor(batch) || batch > 1e6) raise(ErrorCode::InvalidArgument, "--batch {}: a whole number", batch);
+  trainee.batch = static_cast<int>(batch);
+  trainee.seconds = positive(options.seconds, "--seconds");
+  if (options.bf16_wire) trainee.wire_dtype = DType::BFloat16;
+  return trainee;
+}
+
+void run(const Options& options) {
+  Workload workload;
+  Counting counting;
+  JobRequest request;
+  request.timeout = std::chrono::milliseconds(
+      static_cast<std::int64_t>(1000 * std::min(positive(options.timeout, "--timeout"), 1e6)));
+  std::string what;
+  if (options.program.empty()) {
+    if (options.global_batch) {
+      raise(ErrorCode::InvalidArgument, "--global-batch is of a command of yours; --batch is of each rank");
+    }
+    const TraineeOptions trainee = trainee_of(options);
+    request.program = {value_or_throw(sys::own_executable()),
+                       "bench",
+                       "trainee",
+                       "--layers",
+                       options.layers,
+                       "--batch",
+                       std::to_string(trainee.batch),
+                       "--seconds",
+                       fmt::format("{}", trainee.seconds)};
+    if (options.bf16_wire) request.program.emplace_back("--bf16-wire");
+    counting.per_rank = trainee.batch;
+    double parameters = 0;
+    for (std::size_t i = 0; i + 1 < trainee.layers.size(); ++i) {
+      parameters += (trainee.layers[i] + 1.0) * trainee.layers[i + 1];
+    }
+    workload.parameters_bytes = parameters * sizeof(float);
+    what = fmt::format("a network of {} ({} of gradients), {} samples for each rank and step", options.layers,
+                       bytes_text(workload.parameters_bytes), trainee.batch);
+  } else {
+    if (options.batch && options.global_batch) {
+      raise(ErrorCode::InvalidArgument, "--batch and --global-batch: samples are counted in one way only");
+    }
+    request.program = options.program;
+    if (options.batch) counting.per_rank = positive(*options.batch, "--batch");
+    if (options.global_batch) counting.per_step = positive(*options.global_batch, "--global-batch");
+    what = fmt::format("{}", fmt::join(options.program, " "));
+  }
+  if (counting.per_rank > 0) workload.batch = counting.per_rank;
+  workload.cores = sys::usable_cores();
+  const std::vector<Setup> setups = setups_of(options);
+  std::ofstream json;
+  if (!options.json.empty()) {
+    json.open(options.json, std::ios::trunc);
+    if (!json) raise(ErrorCode::Io, "--json {}: it cannot be written -- is its folder there?", options.json);
+  }
+
+  if (!options.quiet) std::printf("%s\n", what.c_str());
+  std::vector<std::vector<Point>> measured(setups.size());
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    for (std::size_t i = 0; i < setups.size(); ++i) {  // in turn, so that a busy time of the machine hits all
+      request.options = setups[i].options;
+      request.processes = setups[i].processes;
+      const JobOutcome outcome = run_job(request);
+      workload.unit = unit_of(outcome, counting);
+      measured[i].push_back(point_of(outcome, setups[i].processes, setups[i].hosts, counting));
+      if (!options.quiet) {
+        std::fprintf(stderr, "cohort bench: round %d of %d: %d x %d: %.1f %s/s\n", repetition + 1, options.repetitions,
+                     setups[i].hosts, setups[i].processes, measured[i].back().rate, workload.unit.c_str());
+      }
+    }
+  }
+  std::vector<Point> points;
+  for (auto& each : measured) points.push_back(median_of(std::move(each)));
+  for (Point& point : points) {
+    if (points.front().processes == 1) estimate_split(point, points.front());
+  }
+  const std::string verdict = verdict_of(points, workload);
+  for (const Point& point : points) json << to_json(point).dump() << '\n';
+  json << nlohmann::ordered_json{{"event", "verdict"}, {"text", verdict}}.dump() << '\n';
+  if (!options.json.empty() && !json.flush()) {
+    raise(ErrorCode::Io, "--json {}: not all of it could be written; is the disk full?", options.json);
+  }
+  if (!options.svg.empty()) {
+    value_or_throw(sys::write_file_atomically(options.svg, svg_of(points, workload, what)));
+  }
+  std::printf("\n%s\n%s\n%s\n", table_of(points, workload).c_str(), bars_of(points).c_str(), verdict.c_str());
+}
+
+}  // namespace
+
+void add_training(CLI::App& bench) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      bench.add_subcommand("training", "Measure a training over processes and hosts, and say what it lacks");
+  command->footer(kFooter);
+  command->add_option("--processes,--np", options->processes, "How many, altogether [1, 2, 4, ... as there are slots]")
+      ->type_name("N,...");
+  command->add_option("--hosts", options->hosts_counted, "On how many of the hosts [1, 2, 4, ... all]")
+      ->type_name("N,...");
+  command->add_option("-H", options->hosts.list, "The hosts, as of `cohort run` [this one, or the Slurm allocation's]")
+      ->type_name("A:4,B:4");
+  command->add_option("--hostfile", options->hosts.file, "A file of them")->type_name("FILE");
+  command->add_option("--starter", options->starter, "How they are reached, as of `cohort run`")
+      ->check(CLI::IsMember({"auto", "ssh", "slurm", "mpirun", "local"}))
+      ->type_name("HOW");
+  command->add_option("--ssh", options->ssh, "The ssh command")->type_name("COMMAND");
+  command->add_option("--remote-cohort", options->remote_cohort, "Path of `cohort` on other hosts")->type_name("PATH");
+  command->add_option("--layers", options->layers, "Widths of the network, from inputs to classes")
+      ->type_name("N,...")
+      ->capture_default_str();
+  command->add_option("--batch", options->batch, "Samples of each rank and step [100; of a command: not known]")
+      ->type_name("N");
+  command->add_option("--global-batch", options->global_batch, "Or of a step of all ranks together")->type_name("N");
+  command->add_option("--seconds", options->seconds, "To train each time, after a warm-up; not of a command")
+      ->type_name("S")
+      ->capture_default_str();
+  command->add_flag("--bf16-wire", options->bf16_wire, "Gradients travel between hosts as bfloat16; not of a command");
+  command->add_option("--repetitions", options->repetitions, "Of everything, in turn; medians are shown")
+      ->check(CLI::Range(1, 1000))
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--timeout", options->timeout, "Of one job, in seconds")->type_name("S")->capture_default_str();
+  command->add_option("--json", options->json, "Write what was measured, a JSON object on a line each")
+      ->type_name("FILE");
+  command->add_option("--svg", options->svg, "Draw it")->type_name("FILE.svg");
+  command->add_flag("-q,--quiet", options->quiet, "Print table, bars and verdict only");
+  command->add_option("COMMAND", options->program, "After --: a training of yours, with its arguments")->type_name("");
+  command->callback([options] { run(*options); });
+
+  auto trainee = std::make_shared<Options>();
+  CLI::App* rank = bench.add_subcommand("trainee", "A rank of the training")->group("");
+  rank->add_option("--layers", trainee->layers);
+  rank->add_option("--batch", trainee->batch);
+  rank->add_option("--seconds", trainee->seconds);
+  rank->add_flag("--bf16-wire", trainee->bf16_wire);
+  rank->callback([trainee] { train(trainee_of(*trainee)); });
+}
+
+}  // namespace cohort::app::training

@@ -1,0 +1,158 @@
+#include "training/job.h"
+
+#include "base/env.h"
+#include "base/result.h"
+#include "sys/process.h"
+#include "sys/unique_fd.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+namespace cohort::app::training {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// `cohort run` ends its job at the timeout and then cleans up on every host.
+constexpr std::chrono::seconds kAfterTimeout(60);
+constexpr std::size_t kLongestLine = std::size_t{1} << 20;
+
+/// For the job's record, which nobody wants.
+class Folder {
+ public:
+  Folder() {
+    std::error_code error;
+    std::string path = (std::filesystem::temp_directory_path(error) / "cohort-bench-XXXXXX").string();
+    if (error || ::mkdtemp(path.data()) == nullptr) {
+      raise(ErrorCode::Io, "bench training: no temporary folder: {}", errno_text(errno));
+    }
+    path_ = path;
+  }
+  ~Folder() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
+class Child {
+ public:
+  explicit Child(const sys::SpawnOptions& options) {
+    auto pending = sys::spawn(options);
+    auto child = pending ? std::move(*pending).confirm() : tl::unexpected(pending.error());
+    if (!child) {
+      raise(ErrorCode::Unavailable, "bench training: {} cannot be started: {} ({})", options.path,
+            errno_text(child.error().error_number), child.error().step);
+    }
+    pid_ = child->pid;
+  }
+  /// Whatever happened: `cohort run` takes its job with it.
+  ~Child() {
+    if (pid_ < 0) return;
+    ::kill(pid_, SIGKILL);
+    wait();
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  void wait() noexcept {
+    int status = 0;
+    while (::waitpid(std::exchange(pid_, -1), &status, 0) < 0 && errno == EINTR) {
+    }
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+std::vector<std::string> own_environment() {
+  std::vector<std::string> out;
+  for (char** entry = environ; *entry != nullptr; ++entry) out.emplace_back(*entry);
+  return out;
+}
+
+/// Every line of `fd` until its end. False if the deadline passed.
+bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
+  std::string line;
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) return false;
+    pollfd waiting{fd, POLLIN, 0};
+    const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left, 1000)));
+    if (ready < 0 && errno != EINTR) raise(ErrorCode::Io, "bench training: poll: {}", errno_text(errno));
+    if (ready <= 0) continue;
+    char bytes[16384];
+    const ssize_t got = ::read(fd, bytes, sizeof bytes);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) raise(ErrorCode::Io, "bench training: read: {}", errno_text(errno));
+    if (got == 0) return true;
+    for (ssize_t i = 0; i < got; ++i) {
+      if (bytes[i] == '\n') {
+        reader.take(line);
+        line.clear();
+      } else if (line.size() < kLongestLine) {
+        line += bytes[i];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+JobOutcome run_job(const JobRequest& request) {
+  const Folder folder;
+  sys::SpawnOptions spawn;
+  spawn.path = value_or_throw(sys::own_executable());
+  spawn.arguments = {"cohort",    "run",
+                     "--json",    "--no-logs",
+                     "--run-dir", folder.path() + "/run",
+                     "-np",       std::to_string(request.processes),
+                     "--env",     fmt::format("{}=1", env::kTimes),
+                     "--timeout", fmt::format("{}", std::chrono::duration<double>(request.timeout).count())};
+  spawn.arguments.insert(spawn.arguments.end(), request.options.begin(), request.options.end());
+  spawn.arguments.emplace_back("--");
+  spawn.arguments.insert(spawn.arguments.end(), request.program.begin(), request.program.end());
+  spawn.environment = own_environment();
+  spawn.parent_death_signal = SIGTERM;
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "bench training: no pipe: {}", errno_text(errno));
+  const sys::UniqueFd read_end(ends[0]);
+  sys::UniqueFd write_end(ends[1]);
+  spawn.stdout_fd = write_end.get();
+  Child child(spawn);
+  write_end.reset();
+  JobReader reader;
+  const auto deadline = Clock::now() + request.timeout + kAfterTimeout;
+  if (!read_lines(read_end.get(), reader, deadline)) {
+    raise(ErrorCode::Timeout, "bench training: `cohort run` does not end by itself; its processes are ended");
+  }
+  child.wait();
+  JobOutcome outcome = std::move(reader).finish();
+  if (outcome.exit_status == 0) return outcome;
+  const std::string where =
+      request.options.empty() ? std::string() : fmt::format(" ({})", fmt::join(request.options, " "));
+  raise(outcome.exit_status == 124 ? ErrorCode::Timeout : ErrorCode::Unavailable,
+        "bench training: the job of {} process{}{} ended {} -- {}", request.processes,
+        request.processes == 1 ? "" : "es", where,
+        outcome.exit_status < 0 ? std::string("without a word") : fmt::format("with status {}", outcome.exit_status),
+        outcome.failure.empty() ? "its own words are above" : outcome.failure);
+}
+
+}  // namespace cohort::app::training

@@ -1,0 +1,181 @@
+#include "training/measured.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace cohort::app::training {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::size_t kKeptLines = 8;
+constexpr double kSeen = 0.02;  // of the operations' time: below it, the program waits where nobody sees it
+
+double number(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_number() ? found->get<double>() : 0;
+}
+std::string text(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+RankTimes rank_of(const Json& event) {
+  RankTimes times;
+  times.rank = static_cast<int>(number(event, "rank"));
+  times.host = text(event, "host");
+  const auto found = event.find("times");
+  if (found == event.end() || !found->is_object()) return times;
+  times.steps = number(*found, "steps");
+  times.seconds = number(*found, "seconds");
+  times.busy = number(*found, "busy");
+  times.waited = number(*found, "waited");
+  times.wire = number(*found, "wire");
+  times.exposed = number(*found, "exposed");
+  times.wire_bytes = number(*found, "wire_bytes");
+  return times;
+}
+
+/// `exposed` seconds as the operations' own time was spent.
+Shares divide(double step, double exposed, const RankTimes& times) {
+  Shares shares;
+  exposed = std::clamp(exposed, 0.0, step);
+  shares.compute = step - exposed;
+  if (times.busy <= 0) {
+    shares.compute = step;
+    return shares;
+  }
+  shares.waiting = exposed * std::clamp(times.waited / times.busy, 0.0, 1.0);
+  shares.wire = std::min(exposed - shares.waiting, exposed * times.wire / times.busy);
+  shares.local = exposed - shares.waiting - shares.wire;
+  return shares;
+}
+
+bool takes_steps(const JobOutcome& outcome) {
+  return !outcome.ranks.empty() && std::all_of(outcome.ranks.begin(), outcome.ranks.end(), [](const RankTimes& rank) {
+    return rank.steps > 0 && rank.seconds > 0;
+  });
+}
+
+}  // namespace
+
+void JobReader::take(const std::string& line) {
+  const Json event = Json::parse(line, nullptr, false);
+  if (!event.is_object()) return;
+  const std::string kind = text(event, "event");
+  if (kind == "rank_ended") outcome_.ranks.push_back(rank_of(event));
+  if (kind == "notice") notice_ = text(event, "text");
+  if (kind == "output" && text(event, "stream") == "stderr") {
+    last_lines_.push_back(text(event, "line"));
+    if (last_lines_.size() > kKeptLines) last_lines_.erase(last_lines_.begin());
+  }
+  if (kind == "failure") {
+    outcome_.failure =
+        fmt::format("rank {} (host {}) failed: {}", number(event, "rank"), text(event, "host"), text(event, "status"));
+  }
+  if (kind == "end") {
+    outcome_.exit_status = static_cast<int>(number(event, "exit_status"));
+    outcome_.seconds = number(event, "seconds");
+    if (outcome_.failure.empty()) outcome_.failure = text(event, "reason");
+  }
+}
+
+JobOutcome JobReader::finish() && {
+  if (outcome_.exit_status != 0) {
+    if (outcome_.failure.empty()) outcome_.failure = notice_;
+    if (!last_lines_.empty()) outcome_.failure += fmt::format("\n  {}", fmt::join(last_lines_, "\n  "));
+  }
+  return std::move(outcome_);
+}
+
+std::string unit_of(const JobOutcome& outcome, const Counting& counting) {
+  if (!takes_steps(outcome)) return "runs";
+  return counting.per_rank > 0 || counting.per_step > 0 ? "samples" : "steps";
+}
+
+Point point_of(const JobOutcome& outcome, int processes, int hosts, const Counting& counting) {
+  Point point;
+  point.processes = processes;
+  point.hosts = hosts;
+  if (!takes_steps(outcome)) {
+    point.seconds = outcome.seconds;
+    point.rate = outcome.seconds > 0 ? 1 / outcome.seconds : 0;
+    return point;
+  }
+  const auto ranks = static_cast<double>(outcome.ranks.size());
+  point.steps = outcome.ranks.front().steps;
+  std::map<std::string, double> sent;
+  std::vector<std::pair<double, const RankTimes*>> computes;
+  double busy = 0;
+  double exposed = 0;
+  for (const RankTimes& rank : outcome.ranks) {
+    const double step = rank.seconds / rank.steps;
+    const Shares shares = divide(step, rank.exposed / rank.steps, rank);
+    point.seconds = std::max(point.seconds, rank.seconds);
+    point.step.compute += shares.compute / ranks;
+    point.step.waiting += shares.waiting / ranks;
+    point.step.local += shares.local / ranks;
+    point.step.wire += shares.wire / ranks;
+    point.busy_wire = std::max(point.busy_wire, rank.wire / rank.steps);
+    sent[rank.host] += rank.wire_bytes / rank.steps;
+    computes.emplace_back(shares.compute, &rank);
+    busy += rank.busy;
+    exposed += rank.exposed;
+  }
+  for (const auto& [host, bytes] : sent) point.wire_bytes = std::max(point.wire_bytes, bytes);
+  std::sort(computes.begin(), computes.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  point.median_compute = computes[(computes.size() - 1) / 2].first;
+  point.slowest_compute = computes.back().first;
+  point.slowest_rank = computes.back().second->rank;
+  point.slowest_host = computes.back().second->host;
+  point.split = processes == 1 || exposed > kSeen * busy ? Split::Measured : Split::Unknown;
+  const double samples = counting.per_step > 0 ? counting.per_step : counting.per_rank * ranks;
+  point.rate = (samples > 0 ? samples : 1) * point.steps / point.seconds;
+  return point;
+}
+
+Point median_of(std::vector<Point> points) {
+  std::sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.rate < b.rate; });
+  Point median = points[(points.size() - 1) / 2];
+  for (const Point& point : points) median.rates.push_back(point.rate);
+  return median;
+}
+
+void estimate_split(Point& point, const Point& alone) {
+  if (point.split != Split::Unknown || point.steps <= 0 || alone.steps <= 0) return;
+  const double step = point.step.step();
+  const double more = step - alone.step.step();
+  point.split = Split::Estimated;
+  const double wire = std::clamp(point.busy_wire, 0.0, std::max(more, 0.0));
+  point.step.compute = more > 0 ? step - more : step;
+  point.step.wire = wire;
+  point.step.waiting = std::max(more, 0.0) - wire;
+  point.step.local = 0;
+}
+
+nlohmann::ordered_json to_json(const Point& point) {
+  const char* const split = point.split == Split::Measured    ? "measured"
+                            : point.split == Split::Estimated ? "estimated"
+                                                              : "unknown";
+  return {{"event", "training"},
+          {"hosts", point.hosts},
+          {"processes", point.processes},
+          {"rate", point.rate},
+          {"rates", point.rates},
+          {"steps", point.steps},
+          {"seconds", point.seconds},
+          {"split", split},
+          {"compute_s", point.step.compute},
+          {"waiting_s", point.step.waiting},
+          {"local_s", point.step.local},
+          {"wire_s", point.step.wire},
+          {"wire_busy_s", point.busy_wire},
+          {"wire_bytes", point.wire_bytes}};
+}
+
+}  // namespace cohort::app::training

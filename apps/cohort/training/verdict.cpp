@@ -1,0 +1,231 @@
+#include "training/verdict.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+namespace cohort::app::training {
+namespace {
+
+constexpr double kFaster = 1.05;  // below it, and above its inverse, two rates are taken for the same
+
+std::string three_digits(double value) {
+  return value >= 99.95   ? fmt::format("{:.0f}", value)
+         : value >= 9.995 ? fmt::format("{:.1f}", value)
+                          : fmt::format("{:.2f}", value);
+}
+
+std::string plural(int number, const char* one) { return fmt::format("{} {}{}", number, one, number == 1 ? "" : "s"); }
+
+std::string link_text(double bits) {
+  const char* const units[] = {"bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"};
+  std::size_t unit = 0;
+  while (bits >= 999.5 && unit < 4) {
+    bits /= 1000;
+    ++unit;
+  }
+  return fmt::format("{} {}", three_digits(bits), units[unit]);
+}
+
+/// The best point of so many hosts, or null.
+const Point* best_on(const std::vector<Point>& points, int hosts) {
+  const Point* best = nullptr;
+  for (const Point& point : points) {
+    if (point.hosts == hosts && (best == nullptr || point.rate > best->rate)) best = &point;
+  }
+  return best;
+}
+
+/// Bytes per second that the wire brought while something waited for it; 0: not known.
+double wire_rate(const Point& point) { return point.busy_wire > 0 ? point.wire_bytes / point.busy_wire : 0; }
+
+/// "7.2 MB over a wire that brings 11.8 MB/s".
+std::string wire_text(const Point& point) {
+  return fmt::format("{} from each host over a wire that brings {}/s", bytes_text(point.wire_bytes),
+                     bytes_text(wire_rate(point)));
+}
+
+std::string remedy_text(const Point& fewer, const Point& more, const Workload& workload) {
+  const Remedies remedies = remedies_of(fewer, more);
+  std::vector<std::string> ways;
+  if (remedies.batch_factor > 1) {
+    ways.push_back(workload.batch ? fmt::format("from a batch of {:.0f} per rank (now {:.0f})",
+                                                std::ceil(*workload.batch * remedies.batch_factor), *workload.batch)
+                                  : fmt::format("from {} times the batch", three_digits(remedies.batch_factor)));
+  }
+  if (remedies.link_factor > 1 && wire_rate(more) > 0) {
+    ways.push_back(fmt::format("on a link of {}", link_text(wire_rate(more) * 8 * remedies.link_factor)));
+  }
+  if (remedies.half_bytes) ways.emplace_back("with bf16 on the wire");
+  if (ways.empty()) return "neither a larger batch nor a faster link would change that";
+  std::string text = fmt::format("{} pay off ", plural(more.hosts, "host"));
+  for (std::size_t i = 0; i < ways.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == ways.size() ? ", or " : ", ") + ways[i];
+  }
+  return text;
+}
+
+enum class Part { Compute, Waiting, Local, Wire };
+
+/// What takes most of a step besides computing.
+Part largest_loss(const Shares& shares) {
+  if (shares.wire >= shares.waiting && shares.wire >= shares.local) return Part::Wire;
+  return shares.waiting >= shares.local ? Part::Waiting : Part::Local;
+}
+
+std::string waiting_text(const Point& point) {
+  if (point.slowest_compute > 1.1 * point.median_compute && point.slowest_rank >= 0) {
+    return fmt::format(
+        "ranks wait {} of each step of {} for slower ones: rank {} (host {}) computes for {}, most for {}",
+        seconds_text(point.step.waiting), seconds_text(point.step.step()), point.slowest_rank, point.slowest_host,
+        seconds_text(point.slowest_compute), seconds_text(point.median_compute));
+  }
+  return fmt::format(
+      "ranks wait {} of each step of {} for each other, and now one and now another is late: they share "
+      "cores, or their steps differ",
+      seconds_text(point.step.waiting), seconds_text(point.step.step()));
+}
+
+/// Why a step takes longer on one host with more processes.
+std::string one_host_text(const Point& fewer, const Point& more, const Workload& workload) {
+  if (more.split == Split::Unknown) return "where the time goes is not known, since its steps are not Cohort's";
+  const double grown = more.step.compute / std::max(fewer.step.compute, 1e-12);
+  if (grown > 1.2 && more.step.compute - fewer.step.compute >= more.step.waiting + more.step.local) {
+    return fmt::format("computing a step takes {} instead of {}: {} share {}, or its memory",
+                       seconds_text(more.step.compute), seconds_text(fewer.step.compute),
+                       more.processes == 1 ? "1 process" : fmt::format("{} processes", more.processes),
+                       plural(workload.cores, "core"));
+  }
+  if (largest_loss(more.step) == Part::Waiting) return waiting_text(more);
+  return fmt::format("of a step of {}, {} are computing and {} reductions on the host", seconds_text(more.step.step()),
+                     seconds_text(more.step.compute), seconds_text(more.step.local));
+}
+
+}  // namespace
+
+std::string bytes_text(double bytes) {
+  const char* const units[] = {"bytes", "kB", "MB", "GB", "TB"};
+  std::size_t unit = 0;
+  while (bytes >= 999.5 && unit < 4) {
+    bytes /= 1000;
+    ++unit;
+  }
+  return fmt::format("{} {}", unit == 0 ? fmt::format("{:.0f}", bytes) : three_digits(bytes), units[unit]);
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds >= 0.9995) return three_digits(seconds) + " s";
+  if (seconds >= 0.9995e-3) return three_digits(seconds * 1e3) + " ms";
+  return fmt::format("{:.0f} us", seconds * 1e6);
+}
+
+Remedies remedies_of(const Point& fewer, const Point& more) {
+  // n samples per second are processes * batch / step; x is the batch in times of the present one.
+  const double ratio = static_cast<double>(more.processes) / fewer.processes;
+  const double rest_fewer = fewer.step.step() - fewer.step.compute;
+  const double rest_more = more.step.step() - more.step.compute;
+  Remedies remedies;
+  const double gain = ratio * fewer.step.compute - more.step.compute;  // of each x
+  if (gain > 0) remedies.batch_factor = std::max(1.0, (rest_more - ratio * rest_fewer) / gain);
+  const double allowed = ratio * fewer.step.step() - (more.step.step() - more.step.wire);  // on the wire
+  if (allowed > 0 && more.step.wire > 0) {
+    remedies.link_factor = std::max(1.0, more.step.wire / allowed);
+    remedies.half_bytes = more.step.wire / 2 < allowed;
+  }
+  return remedies;
+}
+
+std::string verdict_of(const std::vector<Point>& points, const Workload& workload) {
+  int most_hosts = 1;
+  for (const Point& point : points) most_hosts = std::max(most_hosts, point.hosts);
+  const Point* more = best_on(points, most_hosts);
+  const Point* one = nullptr;
+  for (int hosts = 1; hosts < most_hosts && one == nullptr; ++hosts) one = best_on(points, hosts);
+  // What another host brings shows where each has as many processes as before: of such pairs, the fastest without it.
+  const Point* alike = nullptr;
+  for (const Point& with : points) {
+    if (one == nullptr || with.hosts != most_hosts) continue;
+    for (const Point& without : points) {
+      if (without.hosts != one->hosts || without.processes * with.hosts != with.processes * without.hosts) continue;
+      if (alike != nullptr && alike->rate >= without.rate) continue;
+      alike = &without;
+      more = &with;
+    }
+  }
+  if (alike != nullptr) one = alike;
+
+  if (one == nullptr) {  // all on as many hosts
+    const Point& fewest = *std::min_element(points.begin(), points.end(),
+                                            [](const Point& a, const Point& b) { return a.processes < b.processes; });
+    const std::string where = plural(most_hosts, "host");
+    if (more->processes == fewest.processes) {
+      if (points.size() == 1) {
+        return fmt::format(
+            "Only {} on {} was measured: other numbers of processes and hosts are there to compare with.",
+            more->processes == 1 ? "1 process" : fmt::format("{} processes", more->processes), where);
+      }
+      const Point& last = *std::max_element(points.begin(), points.end(),
+                                            [](const Point& a, const Point& b) { return a.processes < b.processes; });
+      return fmt::format("On {} more processes do not help ({} train {:.2f} times as fast as {}): {}.", where,
+                         last.processes, last.rate / more->rate, more->processes,
+                         one_host_text(fewest, last, workload));
+    }
+    return fmt::format("On {} {} processes train {:.2f} times as fast as {}: {}.", where, more->processes,
+                       more->rate / fewest.rate, fewest.processes, one_host_text(fewest, *more, workload));
+  }
+
+  const double speed = more->rate / one->rate;
+  const std::string compared =
+      fmt::format("{} with {} train {:.2f} times as fast as {} with {}", plural(more->hosts, "host"),
+                  more->processes == 1 ? "1 process" : fmt::format("{} processes", more->processes), speed,
+                  one->hosts == 1 ? "one" : fmt::format("{}", one->hosts), one->processes);
+  if (more->split == Split::Unknown || one->split == Split::Unknown) {
+    return compared + ": where the time goes is not known, since the program's steps are not Cohort's.";
+  }
+  const Shares& step = more->step;
+  const Part loss = largest_loss(step);
+  const double lost = step.step() - step.compute;
+  if (speed >= kFaster) {
+    const double ideal = static_cast<double>(more->processes) / one->processes;
+    std::string text = fmt::format("{}: {} of each step of {} are computing", compared, seconds_text(step.compute),
+                                   seconds_text(step.step()));
+    if (lost < 0.05 * step.step()) return text + ", and next to nothing is lost between hosts.";
+    if (loss == Part::Wire) {
+      text += fmt::format(", {} go to {}", seconds_text(step.wire), wire_text(*more));
+      if (ideal < kFaster * speed) return text + ".";
+      return fmt::format("{}; a larger batch, a faster link or bf16 on the wire would bring it nearer to {:.2f}.", text,
+                         ideal);
+    }
+    if (loss == Part::Waiting) return fmt::format("{}; {}.", text, waiting_text(*more));
+    return fmt::format("{}, {} go to reductions within the hosts.", text, seconds_text(step.local));
+  }
+  const std::string start = fmt::format("{}: ", speed < 1 / kFaster ? compared + ", so they are slower" : compared);
+  if (loss == Part::Wire && step.wire > 0.1 * step.step()) {
+    return fmt::format("{}each step needs {}, and waits {} of {} for it, against {} of computing; {}.", start,
+                       wire_text(*more), seconds_text(step.wire), seconds_text(step.step()), seconds_text(step.compute),
+                       remedy_text(*one, *more, workload));
+  }
+  if (loss == Part::Waiting && step.waiting > 0.1 * step.step()) {
+    return fmt::format("{}{}; {}.", start, waiting_text(*more),
+                       more->slowest_compute > 1.1 * more->median_compute
+                           ? "give that rank less to do, or its host fewer processes"
+                           : "fewer processes on each host would help");
+  }
+  if (more->step.compute > 1.2 * one->step.compute) {
+    return fmt::format(
+        "{}computing a step takes {} instead of {}: the processes of all hosts share the same cores, or "
+        "the other hosts are slower.",
+        start, seconds_text(step.compute), seconds_text(one->step.compute));
+  }
+  if (more->processes <= one->processes) {
+    return fmt::format(
+        "{}they are not more processes, and nothing else was in the way; as many on each host would help.", start);
+  }
+  return fmt::format("{}of each step of {}, {} go to reductions within the hosts, against {} of computing; {}.", start,
+                     seconds_text(step.step()), seconds_text(step.local), seconds_text(step.compute),
+                     remedy_text(*one, *more, workload));
+}
+
+}  // namespace cohort::app::training

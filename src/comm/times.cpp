@@ -1,0 +1,46 @@
+#include "comm/times.h"
+
+#include "base/env.h"
+#include "cluster/status_page.h"
+
+namespace cohort::comm::times {
+namespace {
+
+thread_local bool left_out = false;  // of ours, or within an Exposed
+
+std::uint64_t count_of(std::chrono::nanoseconds duration) noexcept {
+  return duration.count() > 0 ? static_cast<std::uint64_t>(duration.count()) : 0;
+}
+
+}  // namespace
+
+bool wanted() noexcept {
+  static const bool wanted = env::get(env::kTimes).value_or("") == "1";
+  return wanted;
+}
+
+void add(const CollectiveEvent& event) noexcept {
+  cluster::TimesStatus& times = cluster::StatusPage::own().times();
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  times.operations.fetch_add(1, kRelaxed);
+  times.bytes.fetch_add(event.bytes, kRelaxed);
+  times.busy_ns.fetch_add(count_of(event.ended - event.begun), kRelaxed);
+  times.waited_ns.fetch_add(count_of(event.waited), kRelaxed);
+  times.wire_ns.fetch_add(count_of(event.wire), kRelaxed);
+  times.wire_bytes.fetch_add(event.wire_bytes, kRelaxed);
+}
+
+void leave_out_this_thread() noexcept { left_out = true; }
+
+void Exposed::begin() noexcept {
+  if (left_out) return;
+  left_out = true;
+  begun_ = Clock::now();
+}
+
+void Exposed::end() noexcept {
+  left_out = false;
+  cluster::StatusPage::own().times().exposed_ns.fetch_add(count_of(Clock::now() - begun_), std::memory_order_relaxed);
+}
+
+}  // namespace cohort::comm::times

@@ -1,0 +1,39 @@
+// What collectives of this process take, for whoever asks (COHORT_TIMES): added up in the rank's status page, which its
+// agent reads. Where nobody asks, this costs a load for each operation. Any thread.
+#pragma once
+
+#include <cohort/observer.h>
+
+#include <chrono>
+
+namespace cohort::comm::times {
+
+/// Whether the environment asks for them.
+bool wanted() noexcept;
+
+/// An operation has ended.
+void add(const CollectiveEvent& event) noexcept;
+/// What this thread does is not the program's waiting: it is a thread of ours.
+void leave_out_this_thread() noexcept;
+
+/// The program does nothing but wait as long as this lives. Within another one, and where times are not wanted,
+/// nothing.
+class Exposed {
+ public:
+  Exposed() noexcept {
+    if (wanted()) begin();
+  }
+  ~Exposed() {
+    if (begun_ != Clock::time_point{}) end();
+  }
+  Exposed(const Exposed&) = delete;
+  Exposed& operator=(const Exposed&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void begin() noexcept;
+  void end() noexcept;
+  Clock::time_point begun_{};
+};
+
+}  // namespace cohort::comm::times
