@@ -1,0 +1,20 @@
+// Which transport a world has between its hosts: TCP, or MPI over it. The only place of hosts/ that knows them by name.
+#pragma once
+
+#include "comm/communicator_impl.h"
+#include "comm/tcp/tcp_transport.h"
+#include "comm/transport.h"
+
+#include <memory>
+
+namespace cohort::comm::hosts {
+
+/// Adds to a rank's card what the others need to know for the world's transport. Where that is MPI, the first call in a
+/// process begins it, collectively. Throws why it is not there.
+void complete_card(tcp::WireCard& card, const FormOptions& options);
+
+/// Throws Mismatch where the ranks cannot reach each other by it.
+std::unique_ptr<Transport> make_transport(const FormOptions& options, tcp::TcpTransport::Options tcp,
+                                          tcp::Listeners listeners, TransportEvents& events);
+
+}  // namespace cohort::comm::hosts
