@@ -1,5 +1,6 @@
 // Cohort itself, measured by the same loop as the others.
 //   cohort_peer FOLDER RANK RANKS
+//   cohort_peer FOLDER [bf16]            as a rank of `cohort run`; float32 travels between hosts as bfloat16
 #include "peer_loop.h"
 
 #include <cohort/cohort.h>
@@ -8,6 +9,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <optional>
 #include <vector>
 
 namespace {
@@ -25,6 +27,8 @@ cohort::DType dtype_of(peers::Type type) {
 
 class CohortLibrary {
  public:
+  explicit CohortLibrary(std::optional<cohort::DType> wire)
+      : comm_(cohort::join({.timeout = std::chrono::seconds(peers::kSecondsPerCommand)})), wire_(wire) {}
   CohortLibrary(const std::string& folder, int rank, int size)
       : comm_(cohort::join({.init_method = "file://" + folder + "/meet",
                             .rank = rank,
@@ -52,7 +56,7 @@ class CohortLibrary {
     const auto in = [&](std::int64_t n) { return cohort::ConstBuffer(data, n, dtype); };
     const auto out = [&](std::int64_t n) { return cohort::Buffer(output, n, dtype); };
     switch (collective) {
-      case Collective::AllReduce: comm_.all_reduce(out(count)).wait(); break;
+      case Collective::AllReduce: comm_.all_reduce(out(count), {.wire_dtype = wire_}).wait(); break;
       case Collective::Reduce: comm_.reduce(in(count), out(count)).wait(); break;
       case Collective::Broadcast: comm_.broadcast(out(count)).wait(); break;
       case Collective::AllGather: comm_.all_gather(in(count), out(all)).wait(); break;
@@ -76,14 +80,19 @@ class CohortLibrary {
  private:
   cohort::Communicator comm_;
   std::vector<cohort::Memory> arena_;
+  std::optional<cohort::DType> wire_;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (argc != 4) return 2;
+  if (argc < 2 || argc > 4) return 2;
   try {
+    if (argc <= 3) {
+      CohortLibrary library(argc == 3 ? std::optional(cohort::DType::BFloat16) : std::nullopt);
+      return peers::serve(library, argv[1]);
+    }
     CohortLibrary library(argv[1], std::atoi(argv[2]), std::atoi(argv[3]));
     return peers::serve(library, argv[1]);
   } catch (const std::exception& error) {

@@ -78,9 +78,11 @@ def available(name, build):
 
 
 class Group:
-    def __init__(self, name, build, ranks):
-        self.name, self.ranks = name, ranks
-        self.folder = tempfile.mkdtemp(prefix=f"cohort-peer-{name}-")
+    """`commands(name, build, ranks, folder)` gives the command lines."""
+
+    def __init__(self, name, build, ranks, commands=commands_of):
+        self.name, self.ranks, self.commands = name, ranks, commands
+        self.folder = tempfile.mkdtemp(prefix=f"cohort-peer-{name.replace('/', '-')}-")
         self.children, self.inputs, self.outputs = [], [], []
         self.pending = [b""] * ranks
         try:
@@ -102,7 +104,7 @@ class Group:
         for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(variable, None)
         with open(f"{self.folder}/log", "wb") as log:
-            for command in commands_of(self.name, build, self.ranks, self.folder):
+            for command in self.commands(self.name, build, self.ranks, self.folder):
                 self.children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                                       env=environment, start_new_session=True,
                                                       preexec_fn=die_with_parent))

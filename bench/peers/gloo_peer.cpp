@@ -1,6 +1,6 @@
-// Gloo's C++ library as a peer, the way PyTorch calls it: TCP over the loopback, new-style algorithms with the
-// library's own choice. Ranks meet in files under FOLDER.
-//   gloo_peer FOLDER RANK RANKS
+// Gloo's C++ library as a peer, the way PyTorch calls it: TCP over the loopback or ADDRESS, new-style algorithms with
+// the library's own choice. Ranks meet in files under FOLDER.
+//   gloo_peer FOLDER RANK RANKS [ADDRESS]
 #include "peer_loop.h"
 
 #include <gloo/allgather.h>
@@ -31,9 +31,9 @@ using peers::Collective;
 
 class GlooLibrary {
  public:
-  GlooLibrary(const std::string& folder, int rank, int size) : rank_(rank), size_(size) {
+  GlooLibrary(const std::string& folder, const char* address, int rank, int size) : rank_(rank), size_(size) {
     gloo::transport::tcp::attr where;
-    where.hostname = "127.0.0.1";
+    where.hostname = address;
     gloo::rendezvous::FileStore store(folder);
     auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
     auto device = gloo::transport::tcp::CreateDevice(where);
@@ -156,9 +156,9 @@ class GlooLibrary {
 
 int main(int argc, char** argv) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (argc != 4) return 2;
+  if (argc != 4 && argc != 5) return 2;
   try {
-    GlooLibrary library(argv[1], std::atoi(argv[2]), std::atoi(argv[3]));
+    GlooLibrary library(argv[1], argc == 5 ? argv[4] : "127.0.0.1", std::atoi(argv[2]), std::atoi(argv[3]));
     return peers::serve(library, argv[1]);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "gloo_peer: %s\n", error.what());

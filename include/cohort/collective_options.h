@@ -24,6 +24,10 @@ struct AllReduceOptions {
   std::optional<double> weight = {};
   double prescale = 1;
   double postscale = 1;
+  /// With DType::BFloat16, float32 travels between hosts as bfloat16, which halves what the network carries: each
+  /// host's sum is rounded to bfloat16, the hosts' sums are added in float32, and with more than two hosts the result
+  /// is rounded once more. Sum and Average of float32 only; the same on all ranks. On one host nothing is rounded.
+  std::optional<DType> wire_dtype = {};
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 

@@ -55,8 +55,8 @@ class Communicator {
   int size() const noexcept;
   int local_rank() const noexcept;  ///< among the ranks of this host
   int local_size() const noexcept;
-  int cross_rank() const noexcept;  ///< among the ranks of the same local rank: the host's number
-  int cross_size() const noexcept;
+  int cross_rank() const noexcept;  ///< this host's number among the hosts that have this local rank
+  int cross_size() const noexcept;  ///< how many these are
   const std::string& host() const noexcept;
   /// The deadline of operations that give none of their own.
   std::chrono::milliseconds timeout() const noexcept;

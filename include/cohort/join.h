@@ -29,6 +29,9 @@ struct JoinOptions {
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   /// Deadline of operations that give none of their own; default: COHORT_TIMEOUT, else 30 minutes.
   std::chrono::milliseconds timeout = std::chrono::milliseconds(0);
+  /// What carries bytes between hosts: "tcp", or "mpi" for ranks that mpirun or srun has started (it needs the plug-in
+  /// of `cohort build-mpi`); default: COHORT_TRANSPORT, else tcp.
+  std::string transport = {};
   /// Run as a world of one on purpose, also under a launcher of more (as COHORT_ALONE=1).
   bool alone = false;
 };

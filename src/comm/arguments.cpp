@@ -89,6 +89,16 @@ void check_weight(const Subject& subject, DType dtype, ReduceOp op, double weigh
   }
 }
 
+void check_wire_dtype(const Subject& subject, DType dtype, ReduceOp op, DType wire) {
+  if (wire == dtype) return;
+  if (wire != DType::BFloat16 || dtype != DType::Float32) {
+    refuse(subject, "{} cannot travel as {}; float32 can as bfloat16", to_string(dtype), to_string(wire));
+  }
+  if (op != ReduceOp::Sum && op != ReduceOp::Average) {
+    refuse(subject, "bfloat16 between hosts goes with sums and averages, not with {}", to_string(op));
+  }
+}
+
 void check_timeout(const Subject& subject, const std::optional<std::chrono::milliseconds>& timeout) {
   if (!timeout) return;
   if (timeout->count() <= 0 || *timeout > kLongestTimeout) {

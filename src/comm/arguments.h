@@ -27,6 +27,8 @@ void check_same_type(const Subject& subject, const ConstBuffer& input, const Buf
 void check_apart(const Subject& subject, const ConstBuffer& input, const Buffer& output, const void* in_place);
 void check_reduction(const Subject& subject, DType dtype, ReduceOp op, double prescale, double postscale);
 void check_weight(const Subject& subject, DType dtype, ReduceOp op, double weight);
+/// What elements travel as between hosts.
+void check_wire_dtype(const Subject& subject, DType dtype, ReduceOp op, DType wire);
 void check_timeout(const Subject& subject, const std::optional<std::chrono::milliseconds>& timeout);
 void check_root(const Subject& subject, int root);
 void check_peer(const Subject& subject, int peer, int tag);

@@ -82,6 +82,10 @@ Request all_reduce_request(const Subject& subject, ConstBuffer input, Buffer out
   Request request = make_request(subject, input, output, options);
   set_reduction(subject, request, options);
   set_weight(subject, request, options);
+  if (options.wire_dtype) {
+    comm::check_wire_dtype(subject, request.dtype, request.op, *options.wire_dtype);
+    request.bf16_wire = *options.wire_dtype == DType::BFloat16;
+  }
   return request;
 }
 

@@ -4,6 +4,7 @@
 
 #include "cluster/placement.h"
 #include "comm/request.h"
+#include "comm/transport_kind.h"
 #include "net/secret.h"
 
 #include <cohort/communicator.h>
@@ -62,10 +63,11 @@ struct FormOptions {
   cluster::Placement placement;
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  std::vector<int> hosts = {};                ///< by rank, the number of its host; empty: all are on one
-  bool one_machine = false;                   ///< the hosts are pretended: loopback reaches all ranks
-  std::optional<net::Secret> secret = {};     ///< of the job; without one, the store's keys are secret enough
-  std::shared_ptr<const Naming> naming = {};  ///< where this is a part of a larger world
+  std::vector<int> hosts = {};                   ///< by rank, the number of its host; empty: all are on one
+  bool one_machine = false;                      ///< the hosts are pretended: loopback reaches all ranks
+  std::optional<net::Secret> secret = {};        ///< of the job; without one, the store's keys are secret enough
+  TransportKind transport = TransportKind::Tcp;  ///< between hosts
+  std::shared_ptr<const Naming> naming = {};     ///< where this is a part of a larger world
 };
 
 struct Availability {

@@ -17,7 +17,7 @@ bool fusible(const Request& request) noexcept {
 
 bool alike(const Request& a, const Request& b) noexcept {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.weighted == b.weighted &&
-         a.weight == b.weight && a.prescale == b.prescale && a.postscale == b.postscale;
+         a.bf16_wire == b.bf16_wire && a.weight == b.weight && a.prescale == b.prescale && a.postscale == b.postscale;
 }
 
 }  // namespace

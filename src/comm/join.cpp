@@ -7,6 +7,7 @@
 #include "comm/join_meeting.h"
 #include "comm/join_place.h"
 #include "comm/join_plan.h"
+#include "comm/mpi/plugin.h"
 #include "comm/pretended_hosts.h"
 
 #include <cohort/join.h>
@@ -139,6 +140,11 @@ Communicator join(const JoinOptions& options) {
   card.program = plan.program.empty() ? cluster::own_executable() : plan.program;
   card.torch = cluster::loaded_torch();
   card.source = plan.source;
+  card.transport = comm::name_of(plan.transport);
+  if (plan.transport == comm::TransportKind::Mpi) {
+    if (const auto plugin = comm::mpi::plugin_of_process(); !plugin)
+      card.no_transport = std::string_view(plugin.error().what()).substr(0, 4000);
+  }
   comm::MeetingOptions meet;
   meet.prefix = "join/" + meeting;
   meet.place = plan.place_name;
@@ -159,6 +165,7 @@ Communicator join(const JoinOptions& options) {
                std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
   form.timeout = plan.timeout;
   form.secret = plan.secret;
+  form.transport = plan.transport;
   form.one_machine = !pretended.empty();
   if (entry.cross_size > 1) {
     for (const comm::RosterEntry& each : roster.entries) form.hosts.push_back(each.cross_rank);

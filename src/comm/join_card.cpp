@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLongestText = 4096;
 constexpr std::size_t kLongestError = 64 << 10;
-constexpr std::uint32_t kCardMagic = 0x32435243;     // "CRC2"
+constexpr std::uint32_t kCardMagic = 0x33435243;     // "CRC3"
 constexpr std::uint32_t kVerdictMagic = 0x31565243;  // "CRV1"
 constexpr std::size_t kMostBackends = 64;
 constexpr std::size_t kMostRanks = 1 << 20;
@@ -89,7 +89,7 @@ std::string encode(const JoinCard& card) {
       .number(card.launcher_local_rank)
       .number(card.launcher_local_size);
   out.number(card.pid).text(card.nonce).text(card.host_id).text(card.host).text(card.build).text(card.source);
-  out.text(card.program).text(card.torch);
+  out.text(card.program).text(card.torch).text(card.transport).text(card.no_transport);
   out.number(static_cast<std::uint32_t>(card.backends.size()));
   for (const std::string& name : card.backends) out.text(name);
   return out.take();
@@ -114,6 +114,8 @@ Result<JoinCard> decode_card(std::string_view bytes) {
   in.take(card.source);
   in.take(card.program);
   in.take(card.torch);
+  in.take(card.transport);
+  in.take(card.no_transport);
   std::uint32_t count = 0;
   in.take(count);
   in.demand(count <= kMostBackends, "too many backends");
@@ -198,6 +200,12 @@ Result<Roster> judge(const std::vector<JoinCard>& cards, const std::vector<Backe
                   "ranks the same COHORT_PROGRAM if they are meant to differ",
                   describe(first), first.program, describe(card), card.program);
     }
+    if (card.transport != first.transport) {
+      return fail(ErrorCode::Mismatch,
+                  "cannot form a world: {} asks for the transport '{}', {} for '{}' -- give all ranks the same "
+                  "COHORT_TRANSPORT",
+                  describe(first), first.transport, describe(card), card.transport);
+    }
     if (card.torch.empty()) continue;
     if (with_torch == nullptr) with_torch = &card;
     if (card.torch != with_torch->torch) {
@@ -207,6 +215,11 @@ Result<Roster> judge(const std::vector<JoinCard>& cards, const std::vector<Backe
     }
   }
   const Hosts hosts = group_by_host(cards);
+  for (const JoinCard& card : cards) {
+    if (hosts.ranks.size() == 1 || card.no_transport.empty()) continue;
+    return fail(ErrorCode::Unavailable, "cannot form a world on {} hosts with the transport '{}': {} -- {}",
+                hosts.ranks.size(), card.transport, describe(card), card.no_transport);
+  }
   Roster roster;
   roster.entries.resize(cards.size());
   for (std::size_t host = 0; host < hosts.ranks.size(); ++host) {

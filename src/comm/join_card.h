@@ -26,6 +26,8 @@ struct JoinCard {
   std::string build;                  ///< version, compiler, layout of types: has to be equal
   std::string program;                ///< has to be equal
   std::string torch;                  ///< version; has to be equal where two ranks have one
+  std::string transport = "tcp";      ///< between hosts; has to be equal
+  std::string no_transport;           ///< why this rank does not have it; empty: it has
   std::string source;                 ///< who said that it is this rank
   std::vector<std::string> backends;  ///< those that are available, best first
 };

@@ -14,8 +14,6 @@
 namespace cohort::comm {
 namespace {
 
-using std::chrono::seconds;
-
 // For all addresses of this host, whichever the others can reach: closed again once the world is formed. Where IPv6
 // sockets do not take IPv4, IPv4 only.
 std::unique_ptr<store::StoreServer> serve_everywhere(const net::Secret& secret, const std::string& meeting) {
@@ -51,28 +49,20 @@ std::string make_offer(MeetingPlace& place, const std::string& meeting, std::siz
   return value_or_throw(encode(offer, longest));
 }
 
-// One address after the other, since some may lead nowhere; each time with more patience.
+// Some of its addresses may lead nowhere, or to somebody else.
 std::shared_ptr<store::MeetingStore> connect_to_one(const JoinOffer& offer, const std::string& meeting,
                                                     net::Deadline deadline) {
-  std::vector<std::string> reasons(offer.addresses.size());
-  for (auto patience = seconds(2);; patience *= 2) {
-    for (std::size_t i = 0; i < offer.addresses.size(); ++i) {
-      try {
-        return store::connect_store({.endpoint = {offer.addresses[i], {}}, .secret = offer.secret, .meeting = meeting},
-                                    std::min(deadline, net::deadline_in(patience)));
-      } catch (const Error& error) {
-        reasons[i] = error.what();
-        log::debug("comm", "rank 0 at {}: {}", net::to_string(offer.addresses[i]), error.what());
-      }
-      if (std::chrono::steady_clock::now() < deadline) continue;
-      std::string all;
-      for (std::size_t j = 0; j < reasons.size(); ++j) {
-        if (!reasons[j].empty())
-          all += fmt::format("{}{}: {}", all.empty() ? "" : "; ", net::to_string(offer.addresses[j]), reasons[j]);
-      }
-      raise(ErrorCode::Timeout,
-            "rank 0 cannot be reached at any of its addresses: {} -- does a firewall stand between?", all);
-    }
+  std::vector<net::Endpoint> endpoints;
+  for (const net::Address& address : offer.addresses) endpoints.push_back({address, {}});
+  store::StoreClientOptions options;
+  options.secret = offer.secret;
+  options.meeting = meeting;
+  try {
+    return store::connect_store_at_any(endpoints, options, deadline);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Timeout) throw;
+    raise(ErrorCode::Timeout,
+          "rank 0 cannot be reached at any of its addresses -- {} -- does a firewall stand between?", error.what());
   }
 }
 

@@ -141,7 +141,10 @@ Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
 // launcher's own meeting place.
 Result<void> settle_launcher(JoinPlan& plan, const cluster::Detected& said, const Environment& environment) {
   if (said.local_size != said.size && said.nodes != 1) {
-    auto exchange = find_exchange(said, environment);
+    Environment usable = environment;
+    // Slurm lets a process begin PMI once, and here MPI has to: MUNGE carries the secret instead.
+    if (plan.transport == TransportKind::Mpi && said.launcher == "Slurm") usable.erase("PMI_FD");
+    auto exchange = find_exchange(said, usable);
     if (!exchange) return tl::unexpected(exchange.error());
     if ((*exchange)->rank() != said.rank || (*exchange)->size() != said.size) {
       return fail(ErrorCode::InvalidArgument,
@@ -230,6 +233,11 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     if (!timeout) return tl::unexpected(timeout.error());
     plan.timeout = *timeout;
   }
+  const auto transport = options.transport.empty()
+                             ? parse_transport(value_of(environment, env::kTransport), "COHORT_TRANSPORT")
+                             : parse_transport(options.transport, "JoinOptions::transport");
+  if (!transport) return tl::unexpected(transport.error());
+  plan.transport = *transport;
   plan.program = !options.program.empty() ? options.program : value_of(environment, env::kProgram);
   if (options.alone || value_of(environment, env::kAlone) == "1") {
     plan.source = options.alone ? "JoinOptions::alone" : "COHORT_ALONE=1";

@@ -5,6 +5,7 @@
 #include "base/result.h"
 #include "cluster/detect.h"
 #include "comm/exchange.h"
+#include "comm/transport_kind.h"
 #include "net/address.h"
 #include "net/secret.h"
 
@@ -38,6 +39,7 @@ struct JoinPlan {
   std::string path;
   std::shared_ptr<Exchange> exchange;
   std::string place_name;  ///< for messages, and equal for all joins at this place
+  TransportKind transport = TransportKind::Tcp;
   std::chrono::milliseconds join_timeout{0};
   std::chrono::milliseconds timeout{0};
 };

@@ -51,7 +51,8 @@ struct Request {
   ReduceOp op = ReduceOp::Sum;
   DType dtype = DType::Float32;
   bool weighted = false;
-  std::int32_t root = 0;  ///< of rooted operations; of send and recv the peer
+  bool bf16_wire = false;  ///< float32 goes as bfloat16 between hosts
+  std::int32_t root = 0;   ///< of rooted operations; of send and recv the peer
   std::int32_t tag = 0;
   const void* input = nullptr;
   void* output = nullptr;

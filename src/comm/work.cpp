@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "comm/times.h"
 #include "comm/work_state.h"
 
 #include <utility>
@@ -52,7 +53,10 @@ Work::~Work() { give_up(state_); }
 void Work::wait() {
   if (!state_) return;
   check_home(*state_);
-  state_->wait();
+  if (!state_->done()) {
+    const comm::times::Exposed exposed;
+    state_->wait();
+  }
   if (const auto& error = state_->outcome()) {
     state_->reported = true;
     throw *error;
@@ -62,7 +66,10 @@ void Work::wait() {
 bool Work::wait_for(std::chrono::nanoseconds limit) {
   if (!state_) return true;
   check_home(*state_);
-  if (!state_->wait_for(limit)) return false;
+  {
+    const comm::times::Exposed exposed;
+    if (!state_->wait_for(limit)) return false;
+  }
   wait();
   return true;
 }

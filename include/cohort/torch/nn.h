@@ -34,6 +34,9 @@ struct DistributedDataParallelOptions {
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// Buffers (running statistics) of all ranks are overwritten with rank 0's before each synchronising forward.
   bool broadcast_buffers = true;
+  /// DType::BFloat16: gradients of float32 travel between hosts as bfloat16, half the bytes
+  /// (AllReduceOptions::wire_dtype); other types travel as they are.
+  std::optional<DType> wire_dtype = {};
   /// Is told of each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
   Observer* observer = nullptr;
 };

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "comm/fusion.h"
+#include "comm/times.h"
 #include "sys/thread.h"
 
 #include <pthread.h>
@@ -16,16 +17,23 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Counts the caller while it lives.
-class Counted {
+/// Counts the caller among those who wait for results.
+class Attending {
  public:
-  explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1, std::memory_order_relaxed); }
-  ~Counted() { count_.fetch_sub(1, std::memory_order_relaxed); }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
+  explicit Attending(Engine::Audience& audience) : audience_(audience), of_program_(sys::in_service_thread() ? 0 : 1) {
+    audience_.attended.fetch_add(1, std::memory_order_relaxed);
+    audience_.awaited.fetch_add(of_program_, std::memory_order_relaxed);
+  }
+  ~Attending() {
+    audience_.attended.fetch_sub(1, std::memory_order_relaxed);
+    audience_.awaited.fetch_sub(of_program_, std::memory_order_relaxed);
+  }
+  Attending(const Attending&) = delete;
+  Attending& operator=(const Attending&) = delete;
 
  private:
-  std::atomic<int>& count_;
+  Engine::Audience& audience_;
+  const int of_program_;
 };
 
 // Who starts an operation mostly waits for it next, and then runs it itself: the thread looks by itself this often
@@ -48,7 +56,7 @@ Core::Core(const FormOptions& options, std::unique_ptr<Place> place)
     : world_(options, std::move(place)),
       post_({world_, observer_, drivers_, [this]() -> std::shared_ptr<void> { return shared_from_this(); },
              [this] { return in_child(); }}),
-      engine_(world_, attended_, [this] { post_.look_after(); }) {}
+      engine_(world_, audience_, [this] { post_.look_after(); }) {}
 
 void Core::begin() {
   thread_ = sys::start_without_signals([self = shared_from_this()] { self->serve(); });
@@ -81,7 +89,7 @@ Work Core::submit_message(const Request& request) {
 
 int Core::join(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
-  const Counted attending(attended_);
+  const Attending attending(audience_);
   while (running_ || !queue_.empty()) {
     if (running_) {
       work_done_.wait(lock);
@@ -110,7 +118,7 @@ int Core::join(std::chrono::milliseconds patience) {
 void Core::wait_for(QueuedWork& work) {
   if (work.done()) return;
   std::unique_lock lock(mutex_);
-  const Counted attending(attended_);
+  const Attending attending(audience_);
   while (!work.done()) {
     if (!running_ && !queue_.empty()) {
       run_front(lock);
@@ -124,7 +132,7 @@ bool Core::wait_for(QueuedWork& work, std::chrono::nanoseconds limit) {
   if (work.done()) return true;
   const auto until = Clock::now() + std::min<std::chrono::nanoseconds>(limit, 24h * 365);
   std::unique_lock lock(mutex_);
-  const Counted attending(attended_);
+  const Attending attending(audience_);
   // Whoever has little time leaves the operation to the thread.
   if (!running_ && !queue_.empty()) {
     work_to_do_.notify_one();
@@ -221,7 +229,8 @@ std::optional<Error> Core::run(QueuedWork& work) noexcept {
 
 void Core::run_one(const Request& request, Clock::time_point called) {
   Observer* const observer = observer_.load(std::memory_order_acquire);
-  if (observer == nullptr) return engine_.run(request, called, nullptr);
+  const bool timed = times::wanted();
+  if (observer == nullptr && !timed) return engine_.run(request, called, nullptr);
   CollectiveEvent event;
   event.begun = Clock::now();
   const auto report = [&](bool failed) {
@@ -230,7 +239,8 @@ void Core::run_one(const Request& request, Clock::time_point called) {
     event.called = called;
     event.ended = Clock::now();
     event.failed = failed;
-    observer->on_collective(event);
+    if (timed) times::add(event);
+    if (observer != nullptr) observer->on_collective(event);
   };
   try {
     engine_.run(request, called, &event);
@@ -257,6 +267,7 @@ void Core::limit_waiting() {
 /// The communicator's thread.
 void Core::serve() {
   ::pthread_setname_np(::pthread_self(), "cohort-hosts");
+  times::leave_out_this_thread();
   Transport& transport = world_.transport();
   std::unique_lock lock(mutex_);
   while (true) {

@@ -79,7 +79,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void serve();
 
   World world_;
-  std::atomic<int> attended_{0};
+  Engine::Audience audience_;
   std::atomic<int> drivers_{0};
   std::atomic<Observer*> observer_{nullptr};
   Post post_;

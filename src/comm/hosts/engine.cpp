@@ -14,24 +14,24 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What is sent ahead of what has come waits in queues, and acknowledgements wait behind it: with more than this under
-// way the two directions of a link end up taking turns, at half its rate.
-constexpr std::size_t kChunk = std::size_t{32} << 10;
-constexpr auto kGrace = 1000ms;  // for another host's own report of who is missing
+constexpr std::size_t kPiece = std::size_t{32} << 10;
+constexpr std::size_t kPieceOfMany = std::size_t{64} << 10;  // where hosts have several ranks
+constexpr auto kGrace = 1000ms;                              // for another host's own report of who is missing
 
 }  // namespace
 
-Engine::Engine(World& world, const std::atomic<int>& attended, std::function<void()> meanwhile)
+Engine::Engine(World& world, const Audience& audience, std::function<void()> meanwhile)
     : world_(world),
       layout_(world.layout()),
       transport_(world.transport()),
-      attended_(attended),
+      lane_(world.status().collectives),
+      audience_(audience),
       meanwhile_(std::move(meanwhile)),
       // All leaders send all to all: beyond two, twice as many bytes as by owners soon cost more than a round trip.
       beside_bytes_(layout_.hosts == 2 ? std::size_t{32} << 10
                                        : std::max<std::size_t>(
                                              1024, (std::size_t{16} << 10) / static_cast<std::size_t>(layout_.hosts))),
-      chunk_bytes_(kChunk),
+      piece_bytes_(layout_.size == layout_.hosts ? kPiece : kPieceOfMany),
       cards_(static_cast<std::size_t>(layout_.hosts)),
       scratch_(8) {
   round_.brought.resize(static_cast<std::size_t>(layout_.size));
@@ -44,25 +44,41 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
   transport_.forget(sequence_);
   ++sequence_;
   waited_ = 0ns;
+  wire_bytes_ = 0;
+  measure(event != nullptr);
   const Descriptor own = local::describe(request);
   world_.subject().begin(sequence_, own);
+  announce(own);
   if (event != nullptr) event->sequence = sequence_;
   try {
     round(&request, own);
     if (event != nullptr) event->waited = waited_;
+    blocked_ = 0ns;
     check_agreement();
     if (request.kind == Kind::AllToAllV) check_counts(request);
     if (!round_.delivered) execute(request, false);
+    if (event != nullptr) {
+      event->wire = blocked_;
+      event->wire_bytes = wire_bytes_;
+    }
     // A rank that comes late can complete what others have given up, from what they sent before. What they said then
     // lies behind that on the same connection; whoever reads it holds the mutex until all of it is read.
     const std::lock_guard lock(transport_.mutex());
     world_.throw_if_ended();
+    lane_.end(sequence_);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::Mismatch) throw;
     world_.tell_if_ended();
     if (!world_.ended()) world_.end(error.code(), -1, sequence_, error.what());
     throw;
   }
+}
+
+/// Whether the local world tells what its operations wait for.
+void Engine::measure(bool wanted) noexcept {
+  if (wanted == measured_ || layout_.locals == 1) return;
+  measured_ = wanted;
+  world_.local().set_observer(wanted ? &local_work_ : nullptr);
 }
 
 int Engine::join(std::chrono::milliseconds patience) {
@@ -74,12 +90,14 @@ int Engine::join(std::chrono::milliseconds patience) {
     called_ = Clock::now();
     timeout_ = patience;
     transport_.forget(sequence_);
+    lane_.end(sequence_);
     ++sequence_;
     Descriptor own;
     own.kind = Kind::Joined;
     own.count = ticket;
     own.detail = clock;
     world_.subject().begin(sequence_, own);
+    announce(own);
     round(nullptr, own);
     if (round_.active.empty()) break;
     try {
@@ -92,6 +110,7 @@ int Engine::join(std::chrono::milliseconds patience) {
     served.dtype = round_.agreed.dtype;
     served.op = round_.agreed.op;
     served.weighted = round_.agreed.weighted != 0;
+    served.bf16_wire = round_.agreed.bf16_wire != 0;
     served.prescale = round_.agreed.prescale;
     served.postscale = round_.agreed.postscale;
     served.root = round_.agreed.root;
@@ -99,11 +118,31 @@ int Engine::join(std::chrono::milliseconds patience) {
     served.timeout = patience;
     execute(served, true);
   }
+  lane_.end(sequence_);
   const auto last =
       std::max_element(round_.brought.begin(), round_.brought.end(), [](const Descriptor& a, const Descriptor& b) {
         return std::pair(a.count, a.detail) < std::pair(b.count, b.detail);
       });
   return static_cast<int>(last - round_.brought.begin());
+}
+
+// --- what is said of it outside ---
+
+void Engine::announce(const Descriptor& own) noexcept {
+  lane_.begin(sequence_, cluster::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), own.count);
+}
+
+void Engine::Waiting::tell() noexcept {
+  told_ = true;
+  // Threads of the program may come and go while this one, which may be the communicator's, waits.
+  const bool awaited = engine_.audience_.awaited.load(std::memory_order_relaxed) > 0;
+  engine_.lane_.waiting.store(awaited ? 1 : 0, std::memory_order_relaxed);
+}
+
+Engine::Waiting::~Waiting() {
+  if (!told_) return;
+  engine_.lane_.waiting.store(0, std::memory_order_relaxed);
+  engine_.lane_.note_wait(static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - since_).count()));
 }
 
 // --- waiting ---
@@ -182,6 +221,7 @@ void Engine::send(Outgoing& frame, int peer, std::uint32_t tag, const void* data
   frame.data = static_cast<const std::byte*>(data);
   frame.bytes = bytes;
   frame.done.store(false, std::memory_order_relaxed);
+  wire_bytes_ += bytes;
   transport_.send(frame);
 }
 
@@ -203,12 +243,16 @@ void Engine::run_local(Request request) {
   if (layout_.locals == 1) return;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline() - Clock::now());
   request.timeout = std::max(left, std::chrono::milliseconds(1));
+  const auto begun = measured_ ? Clock::now() : Clock::time_point{};
   try {
     Work work = world_.local().start(request);
+    Waiting waiting(*this);
     while (!work.wait_for(2ms)) {
+      waiting.tell();
       transport_.progress();
       meanwhile_();
     }
+    if (measured_) blocked_ += std::max<Clock::duration>(Clock::now() - begun - local_work_.take(), 0ns);
   } catch (const Error&) {
     world_.tell_if_ended();  // before frames of this operation go out of scope
     throw;

@@ -28,8 +28,15 @@ class Engine {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `attended`: how many threads wait for results; with none, waiting sleeps at once.
-  Engine(World& world, const std::atomic<int>& attended, std::function<void()> meanwhile);
+  /// Threads that wait for results. With none, waiting sleeps at once.
+  struct Audience {
+    std::atomic<int> attended{0};
+    std::atomic<int> awaited{0};  ///< of these, the program's own
+  };
+  Engine(World& world, const Audience& audience, std::function<void()> meanwhile);
+  ~Engine() { measure(false); }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   /// All of an operation. Throws Mismatch (and the engine may be used again) or what ended the world.
   void run(const Request& request, Clock::time_point called, CollectiveEvent* event);
@@ -45,6 +52,8 @@ class Engine {
   static constexpr auto kLook = std::chrono::milliseconds(10);       // between looks at lives and deadlines
   static constexpr auto kSpinning = std::chrono::microseconds(50);   // then the core is offered to others
   static constexpr auto kYielding = std::chrono::microseconds(300);  // then it sleeps
+  static constexpr auto kTaken = std::chrono::microseconds(1000);    // who offered the core got it back so late
+  static constexpr auto kBusy = std::chrono::milliseconds(50);       // for which it sleeps at once then
   using Slice = local::Slice;
 
   /// Steps of an operation whose frames must not be mixed up; the upper bits of their tags.
@@ -82,21 +91,60 @@ class Engine {
     bool everyone = true;
   };
 
-  /// A piece of the data that is under way.
-  struct Chunk {
+  /// What the ranks of a host reduce and gather at once.
+  struct Block {
     std::int64_t begin = 0;  // in elements of the buffer
     std::int64_t count = 0;
-    std::int64_t number = 0;
-    Slice slice;                         // this column's share of it, in elements of the chunk
+    std::int64_t left = 0;               // elements of the slice that have not been through the wire
+    Slice slice;                         // this column's share, in elements of the block
     const std::byte* partial = nullptr;  // this host's sum of the slice
-    std::byte* result = nullptr;         // where the finished slice is put together
-    std::vector<std::byte> partial_bytes, result_bytes, whole_bytes, raw_bytes;
-    std::vector<std::int64_t> shares;           // by local rank, elements of the chunk
+    std::byte* result = nullptr;         // of the slice
+    std::vector<std::byte> partial_bytes, result_bytes, whole_bytes;
+    std::vector<std::int64_t> shares;  // by local rank, elements of the block
+  };
+  /// What goes over the wire at once.
+  struct Piece {
+    std::int64_t number = 0;
+    std::int64_t block = 0;
+    std::int64_t first = 0;  // in elements of the block's slice
+    std::int64_t count = 0;
+    bool sending = false;
+    std::vector<std::byte> raw_bytes;           // by host, what they bring to the part that this one folds
+    std::vector<std::byte> narrow_bytes;        // as bfloat16: what is sent, then what comes back
+    std::vector<float> wide;                    // by host, as raw_bytes
     std::vector<Outgoing> raw_out, folded_out;  // by host
     std::vector<Incoming> raw_in, folded_in;
   };
+  // No rank sends more pieces than `ahead_` ahead of what it has received. What is sent further ahead than the wire
+  // needs waits in queues, and acknowledgements of the other direction wait behind it: the two directions of a link end
+  // up taking turns. With less than it needs the wire runs dry.
+  static constexpr std::int64_t kLeastAhead = 3;
+  static constexpr std::int64_t kMostAhead = 24;
+  // While a block is on the wire, so many behind it are reduced and have begun.
+  static constexpr std::int64_t kBlocksAhead = 2;
+  Block& block_at(std::int64_t number) { return *blocks_[static_cast<std::size_t>(number % (kBlocksAhead + 1))]; }
+  Piece& piece_at(std::int64_t number) { return *pieces_[static_cast<std::size_t>(number % kMostAhead)]; }
+  struct Columns;
+
+  /// Says in the status page that the program waits for others in this operation, for as long as it lives.
+  class Waiting {
+   public:
+    explicit Waiting(Engine& engine) : engine_(engine), since_(Clock::now()) {}
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    Clock::time_point since() const noexcept { return since_; }
+    /// It has become long, or goes on.
+    void tell() noexcept;
+
+   private:
+    Engine& engine_;
+    const Clock::time_point since_;
+    bool told_ = false;
+  };
 
   // engine.cpp: waiting
+  void announce(const Descriptor& own) noexcept;
   template <class Ready, class Missing>
   void wait(Ready ready, Missing missing);
   void look_after(const std::function<std::vector<int>()>& missing);
@@ -129,15 +177,24 @@ class Engine {
   // engine_sums.cpp
   Members members_of(const Request& request) const;
   void reduce(const Request& request, bool serving);
-  void reduce_columns(const Request& request, const Members& members);
-  void begin_chunk(const Request& request, const Members& members, Chunk& chunk);
-  void fold_chunk(const Request& request, const Members& members, Chunk& chunk);
-  void deliver_chunk(const Request& request, Chunk& chunk);
   void reduce_gathered(const Request& request, const Members& members, bool serving);
   void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
                   std::int64_t divisor);
   void place(const Request& request, std::int64_t begin, std::int64_t count, const std::byte* result) const;
   std::byte* destination(const Request& request, std::int64_t begin) const noexcept;
+
+  // engine_columns.cpp
+  void reduce_columns(const Request& request, const Members& members);
+  void reduce_block(Columns& way, std::int64_t number);
+  void exchange_block(Columns& way, std::int64_t number);
+  void deliver_block(Columns& way, std::int64_t number);
+  void begin_pieces(Columns& way);
+  void begin_piece(Columns& way);
+  void follow_the_wire(const Columns& way, Clock::duration took);
+  void fold_piece(Columns& way);
+  void finish_piece(Columns& way);
+  void finish_sending(Piece& piece);
+  Slice part_of_piece(const Piece& piece, std::size_t element, int host) const noexcept;
 
   // engine_moves.cpp
   void execute(const Request& request, bool serving);
@@ -148,44 +205,75 @@ class Engine {
   void all_to_all(const Request& request);
   std::vector<std::byte>& scratch(std::size_t which, std::size_t bytes);
 
+  /// Of the local world's operations that an operation consists of: what they take once all neighbours have come, who
+  /// come late because they wait for the wire.
+  class LocalWork final : public Observer {
+   public:
+    void on_collective(const CollectiveEvent& event) override {
+      const std::chrono::nanoseconds worked = event.ended - event.begun - event.waited;
+      total_.fetch_add(worked.count(), std::memory_order_relaxed);
+    }
+    std::chrono::nanoseconds take() noexcept {
+      return std::chrono::nanoseconds(total_.exchange(0, std::memory_order_relaxed));
+    }
+
+   private:
+    std::atomic<std::chrono::nanoseconds::rep> total_{0};
+  };
+  void measure(bool wanted) noexcept;
+
   World& world_;
   const Layout& layout_;
   Transport& transport_;
-  const std::atomic<int>& attended_;
+  cluster::LaneStatus& lane_;
+  const Audience& audience_;
   const std::function<void()> meanwhile_;
   std::size_t beside_bytes_ = 0;
-  std::size_t chunk_bytes_ = 0;
+  std::size_t piece_bytes_ = 0;  // of all columns of a host together
 
   std::uint64_t sequence_ = 0;
   Clock::time_point called_{};
   std::chrono::milliseconds timeout_{0};
   std::atomic<Clock::rep> limit_{std::numeric_limits<Clock::rep>::max()};
   Clock::time_point looked_{};
-  std::chrono::nanoseconds waited_{0};  // for others to come to the operation
+  Clock::time_point busy_until_{};
+  std::chrono::nanoseconds waited_{0};   // for others to come to the operation
+  std::chrono::nanoseconds blocked_{0};  // on frames, and behind those beside this rank, since they have come
+  LocalWork local_work_;
+  bool measured_ = false;
+  std::size_t wire_bytes_ = 0;  // sent in this operation
   Round round_;
   std::vector<std::byte> card_;
   std::vector<std::vector<std::byte>> cards_;  // by host
   std::vector<std::byte> small_;               // a verdict, and the result behind it
   std::vector<std::vector<std::byte>> scratch_;
-  std::vector<std::unique_ptr<Chunk>> chunks_;  // kept, so that memory is touched once
+  std::vector<std::unique_ptr<Block>> blocks_;  // kept, so that memory is touched once
+  std::vector<std::unique_ptr<Piece>> pieces_;
+  std::int64_t ahead_ = kLeastAhead;
+  double wire_rate_ = 0;  // bytes per second that have come, of late
+  std::vector<const void*> partials_;
 };
 
 /// Drives the transport until `ready()`. `missing()` gives the ranks that are waited for.
 template <class Ready, class Missing>
 void Engine::wait(Ready ready, Missing missing) {
   if (ready()) return;
-  const bool spins = attended_.load(std::memory_order_relaxed) > 0 && !world_.local_world().crowded();
-  const auto since = Clock::now();
+  const bool spins = audience_.attended.load(std::memory_order_relaxed) > 0 && !world_.local_world().crowded();
+  Waiting waiting(*this);
+  const auto since = waiting.since();
   bool away = false;  // those beside this rank can see that it waits for another host
   while (!ready()) {
     if (world_.ended()) world_.throw_ended();
     const auto now = Clock::now();
-    if (spins && now - since < kYielding) {
-      if (!transport_.progress() && now - since > kSpinning) ::sched_yield();
-    } else if (attended_.load(std::memory_order_relaxed) > 0 && now - since < kYielding) {
-      if (!transport_.progress()) ::sched_yield();
-    } else {
+    const bool awake =
+        audience_.attended.load(std::memory_order_relaxed) > 0 && now - since < kYielding && now > busy_until_;
+    if (!awake) {
+      if (now - since >= kYielding) waiting.tell();
       transport_.sleep(kLook);
+    } else if (!transport_.progress() && (!spins || now - since > kSpinning)) {
+      ::sched_yield();
+      // Others make more of the core: whoever wakes comes before whoever has yielded.
+      if (Clock::now() - now > kTaken) busy_until_ = now + kBusy;
     }
     if (now - looked_ >= kLook) {
       looked_ = now;
@@ -195,6 +283,7 @@ void Engine::wait(Ready ready, Missing missing) {
     }
   }
   if (away) note_away(false);
+  blocked_ += Clock::now() - since;
 }
 
 }  // namespace cohort::comm::hosts

@@ -3,6 +3,7 @@
 #include "comm/hosts/engine.h"
 
 #include "base/result.h"
+#include "comm/kernels/bfloat16.h"
 
 #include <algorithm>
 #include <cstring>
@@ -17,7 +18,8 @@ bool Engine::beside(const Request& request) const noexcept {
 /// What this host's leader brings to a small sum: its ranks' inputs, folded; elsewhere null.
 const std::byte* Engine::small_partial(const Request& request) {
   const std::size_t bytes = request.input_bytes();
-  if (layout_.locals == 1 && request.prescale == 1) return static_cast<const std::byte*>(request.input);
+  const bool as_it_is = request.prescale == 1 && !request.bf16_wire;
+  if (layout_.locals == 1 && as_it_is) return static_cast<const std::byte*>(request.input);
   std::vector<std::byte>& partial = scratch(0, bytes);
   if (layout_.locals == 1) {
     const void* const input[] = {request.input};
@@ -30,6 +32,7 @@ const std::byte* Engine::small_partial(const Request& request) {
     job.count = request.input_count;
     job.scales = scale;
     fold(job);
+    if (request.bf16_wire) round_to_bfloat16(reinterpret_cast<float*>(partial.data()), bytes / sizeof(float));
     return partial.data();
   }
   Request here = local_request(Kind::Reduce, request.dtype);
@@ -40,7 +43,9 @@ const std::byte* Engine::small_partial(const Request& request) {
   here.output = layout_.leads() ? partial.data() : nullptr;
   here.output_count = layout_.leads() ? request.input_count : 0;
   run_local(here);
-  return layout_.leads() ? partial.data() : nullptr;
+  if (!layout_.leads()) return nullptr;
+  if (request.bf16_wire) round_to_bfloat16(reinterpret_cast<float*>(partial.data()), bytes / sizeof(float));
+  return partial.data();
 }
 
 void Engine::round(const Request* request, const Descriptor& own) {
@@ -147,6 +152,7 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   }
   void* const to = layout_.locals == 1 ? request->output : small_.data() + sizeof(Verdict);
   fold_hosts(*request, partials, to, request->input_count, layout_.size);
+  if (request->bf16_wire && layout_.hosts > 2) round_to_bfloat16(static_cast<float*>(to), bytes / sizeof(float));
 }
 
 /// False if the card does not hold together.

@@ -3,6 +3,7 @@
 #include "comm/group_cards.h"
 
 #include "base/result.h"
+#include "comm/hosts/choose_transport.h"
 #include "comm/local/operation.h"
 
 #include <unistd.h>
@@ -13,9 +14,21 @@
 #include <utility>
 
 namespace cohort::comm::hosts {
+namespace {
+
+/// Who forms the world speaks of all hosts; a rank is told of those that have its local rank.
+cluster::Placement as_told(const FormOptions& options) {
+  const Layout layout(options.hosts, options.placement.rank);
+  cluster::Placement placement = options.placement;
+  placement.cross_rank = layout.hosts_with(layout.local, layout.host);
+  placement.cross_size = layout.hosts_with(layout.local, layout.hosts);
+  return placement;
+}
+
+}  // namespace
 
 HostsCommunicator::HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place)
-    : placement_(options.placement),
+    : placement_(as_told(options)),
       timeout_(options.timeout),
       core_(std::make_shared<Core>(options, std::move(place))) {
   core_->begin();
@@ -118,14 +131,14 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   const Layout& layout = world.layout();
   auto place = std::make_unique<Place>();
   place->point = std::make_unique<local::MeetingPoint>(placement_.size);
-  place->listeners =
-      std::make_unique<tcp::Listeners>(tcp::Listeners::Options{placement_.host, world.options().one_machine});
+  place->listeners = std::make_unique<tcp::Listeners>(world.listening());
   GroupCard own;
   own.color = color;
   own.key = key;
   own.token = tcp::random_bytes();
   own.entry_length = put(own.entry, place->point->entry());
   tcp::WireCard wire = place->listeners->card();
+  complete_card(wire, world.options());
   while (tcp::encode(wire).size() > sizeof own.card && !wire.addresses.empty()) wire.addresses.pop_back();
   own.card_length = put(own.card, tcp::encode(wire));
   std::vector<GroupCard> cards(static_cast<std::size_t>(placement_.size));
@@ -140,6 +153,7 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   form.timeout = timeout_;
   form.one_machine = world.options().one_machine;
   form.secret = world.options().secret;
+  form.transport = world.options().transport;
   std::map<int, int> hosts;  // by the world's number; numbered anew by their lowest rank
   const auto entry = [&](int member) {
     const GroupCard& card = cards[static_cast<std::size_t>(member)];

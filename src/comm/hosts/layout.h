@@ -36,6 +36,13 @@ struct Layout {
   int host_of(int which) const noexcept { return host_of_rank[static_cast<std::size_t>(which)]; }
   int local_of(int which) const noexcept { return local_of_rank[static_cast<std::size_t>(which)]; }
 
+  /// How many of the first `count` hosts have this local number.
+  int hosts_with(int local_number, int count) const noexcept {
+    return static_cast<int>(std::count_if(ranks.begin(), ranks.begin() + count, [&](const auto& there) {
+      return static_cast<int>(there.size()) > local_number;
+    }));
+  }
+
   std::vector<int> host_of_rank;
   std::vector<int> local_of_rank;
   std::vector<std::vector<int>> ranks;  ///< by host, ascending

@@ -1,6 +1,7 @@
 #include "comm/hosts/post.h"
 
 #include "base/result.h"
+#include "sys/thread.h"
 
 #include <sched.h>
 
@@ -101,6 +102,8 @@ Work Post::submit(const Request& request) {
 
 bool Post::wait_until(PostWork& work, Clock::time_point limit) {
   const auto since = Clock::now();
+  const bool of_program = !sys::in_service_thread();
+  bool told = false;
   owner_.drivers.fetch_add(1);
   while (!work.done()) {
     const auto now = Clock::now();
@@ -108,6 +111,8 @@ bool Post::wait_until(PostWork& work, Clock::time_point limit) {
     if (now - since < kSpinning) {
       if (!transport_.progress()) ::sched_yield();
     } else {
+      if (of_program && !told) tell_waiting(work);
+      told = of_program;
       const auto left =
           std::chrono::ceil<std::chrono::milliseconds>(limit == Clock::time_point::max() ? 10ms : limit - now);
       transport_.sleep(std::min<std::chrono::milliseconds>(left, 10ms));
@@ -115,8 +120,22 @@ bool Post::wait_until(PostWork& work, Clock::time_point limit) {
     look_after();
   }
   owner_.drivers.fetch_sub(1);
+  if (told && tellers_.fetch_sub(1) == 1) world_.status().messages.waiting.store(0, std::memory_order_relaxed);
   settle();
   return work.done();
+}
+
+/// For whoever looks at this rank from outside. Of several threads that wait, the last to begin is seen.
+void Post::tell_waiting(const PostWork& work) noexcept {
+  tellers_.fetch_add(1);
+  cluster::LaneStatus& lane = world_.status().messages;
+  const Request& request = work.request_;
+  lane.peer.store(request.root, std::memory_order_relaxed);
+  // Messages within the host are counted apart, and told in the same place.
+  lane.begin(kOfPost | work.number_,
+             cluster::LaneStatus::pack(static_cast<std::uint8_t>(request.kind), request.dtype, ReduceOp::Sum),
+             work.count());
+  lane.waiting.store(1, std::memory_order_relaxed);
 }
 
 void Post::add_callback(PostWork& work, std::function<void()> callback) {

@@ -112,6 +112,7 @@ class Post {
     std::optional<Error> late_refusal;
   };
 
+  void tell_waiting(const PostWork& work) noexcept;
   Channel& open(int peer);
   void on_letter(int peer, std::string_view bytes);
   void tell(int peer, const Head& head, const void* payload = nullptr, std::size_t bytes = 0);
@@ -133,6 +134,7 @@ class Post {
   std::vector<WorkPtr> finished_;
   std::uint64_t submitted_ = 0;
   std::atomic<std::size_t> pending_{0};
+  std::atomic<int> tellers_{0};  // threads whose waiting is told in the status page
   Clock::time_point looked_{};
 };
 

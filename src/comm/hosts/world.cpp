@@ -1,9 +1,13 @@
 #include "comm/hosts/world.h"
 
 #include "base/codec.h"
+#include "base/env.h"
+#include "base/parse.h"
 #include "base/ranges.h"
 #include "base/result.h"
+#include "comm/hosts/choose_transport.h"
 #include "comm/local/operation.h"
+#include "net/digest.h"
 
 #include <algorithm>
 #include <cstring>
@@ -19,6 +23,11 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kLongestCause = 4096;
 
 std::string card_key(int rank) { return fmt::format("wire/{}", rank); }
+
+/// The same on all ranks, not 0, and no part of the token.
+std::uint64_t status_id(std::string_view token) {
+  return std::stoull(net::sha256_hex(fmt::format("status {}", token)).substr(0, 16), nullptr, 16) | 1;
+}
 
 std::string encode_ending(const local::AbortRecord& abort) {
   codec::Writer out;
@@ -57,6 +66,7 @@ World::World(const FormOptions& options, std::unique_ptr<Place> place)
 
 World::~World() {
   if (transport_) transport_->leave();
+  cluster::StatusPage::own().close(*status_);
 }
 
 void World::make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_ptr<Store> store) {
@@ -75,10 +85,41 @@ void World::make_transport(tcp::Listeners listeners, std::string_view token) {
   tcp::TcpTransport::Options options;
   options.rank = layout_.rank;
   options.cards = cards_;
+  for (int rank = 1; rank < layout_.size; ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    if (cards_[r].secrecy == cards_[0].secrecy) continue;
+    const bool first = cards_[0].secrecy == tcp::Secrecy::Encrypted;
+    raise(
+        ErrorCode::Mismatch,
+        "cannot form the world -- rank {} ({}) encrypts what it sends to other hosts and rank {} ({}) does not -- set "
+        "COHORT_ENCRYPT=1 on all ranks or on none",
+        first ? 0 : rank, host_name(first ? 0 : rank), first ? rank : 0, host_name(first ? rank : 0));
+  }
   options.key = tcp::derive_key(
       options_.secret ? std::span<const std::uint8_t>(options_.secret->bytes()) : std::span<const std::uint8_t>(),
-      token);
-  transport_ = std::make_unique<tcp::TcpTransport>(std::move(options), std::move(listeners), *this);
+      token, cards_[0].secrecy);
+  transport_ = hosts::make_transport(options_, std::move(options), std::move(listeners), *this);
+  status_ = &local::open_status(status_id(token), layout_.rank, layout_.size);
+  local_world().report_messages_in(*status_);
+}
+
+tcp::Listeners::Options World::listening() const {
+  const std::string wanted = env::get(env::kEncrypt).value_or("");
+  if (wanted != "" && wanted != "0" && wanted != "1") {
+    raise(ErrorCode::InvalidArgument, "COHORT_ENCRYPT is \"{}\" -- it is 1 or 0", wanted);
+  }
+  const std::string connections = env::get(env::kConnections).value_or("1");
+  const auto lanes = parse_integer<int>(connections);
+  if (!lanes || *lanes < 1 || *lanes > tcp::kMostLanes) {
+    raise(ErrorCode::InvalidArgument, "COHORT_CONNECTIONS is \"{}\" -- it is a number from 1 to {}", connections,
+          tcp::kMostLanes);
+  }
+  tcp::Listeners::Options options;
+  options.host = options_.placement.host;
+  options.loopback_only = options_.one_machine;
+  options.secrecy = wanted == "1" ? tcp::Secrecy::Encrypted : tcp::Secrecy::Plain;
+  options.lanes = *lanes;
+  return options;
 }
 
 void World::form_from(Place& place) {
@@ -95,8 +136,10 @@ void World::form_from(Place& place) {
 // A host's leader fetches for all: the store is asked hosts x ranks times, not ranks x ranks.
 void World::form_from_store() {
   const Clock::time_point deadline = Clock::now() + options_.join_timeout;
-  tcp::Listeners listeners({options_.placement.host, options_.one_machine});
-  options_.store->set(card_key(layout_.rank), tcp::encode(listeners.card()));
+  tcp::Listeners listeners(listening());
+  tcp::WireCard card = listeners.card();
+  complete_card(card, options_);
+  options_.store->set(card_key(layout_.rank), tcp::encode(card));
   if (layout_.rank == 0) {
     const tcp::Bytes32 token = tcp::random_bytes();
     options_.store->set("wire/token", {reinterpret_cast<const char*>(token.data()), token.size()});

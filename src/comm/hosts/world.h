@@ -3,6 +3,7 @@
 // ranks of a host report the same; it is sent to all connected ranks. Any thread.
 #pragma once
 
+#include "cluster/status_page.h"
 #include "comm/communicator_impl.h"
 #include "comm/hosts/layout.h"
 #include "comm/local/control.h"
@@ -60,9 +61,12 @@ class World final : public TransportEvents {
   local::World& local_world() const noexcept { return local_->core()->world(); }
   Transport& transport() noexcept { return *transport_; }
   Subject& subject() noexcept { return *subject_; }
+  /// Where this rank says what it does.
+  cluster::GroupStatus& status() noexcept { return *status_; }
   bool in_child() const noexcept { return local_->core()->in_child(); }
   const FormOptions& options() const noexcept { return options_; }
-  bool loopback_only() const noexcept { return options_.one_machine; }
+  /// Where and how this rank may be reached by those of other hosts.
+  tcp::Listeners::Options listening() const;
 
   bool ended() const noexcept { return local_world().ended(); }
   /// Ends the world, unless it has ended.
@@ -98,7 +102,8 @@ class World final : public TransportEvents {
   const std::shared_ptr<Subject> subject_;
   std::vector<tcp::WireCard> cards_;
   std::unique_ptr<local::LocalCommunicator> local_;
-  std::unique_ptr<tcp::TcpTransport> transport_;
+  std::unique_ptr<Transport> transport_;
+  cluster::GroupStatus* status_ = nullptr;
   std::atomic<bool> told_{false};
 };
 

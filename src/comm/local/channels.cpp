@@ -254,7 +254,7 @@ bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
   if (spins > 0 && (yields == 1 || yields == 2))
     spins_.store(std::max(spins / 2, kLeastSpins), std::memory_order_relaxed);
   if (attended_.fetch_sub(1, std::memory_order_relaxed) == 1 && !first_sleep) {
-    world_.status().messages.waiting.store(0, std::memory_order_relaxed);
+    world_.messages().waiting.store(0, std::memory_order_relaxed);
   }
   return work.done();
 }
@@ -262,8 +262,8 @@ bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
 /// For whoever looks at this rank from outside. Of several threads that wait, the last to begin is seen. (The number of
 /// a message is given when it is queued, which one that is waited for has been.)
 void Channels::tell_waiting(const Message& message) noexcept {
-  cluster::LaneStatus& lane = world_.status().messages;
-  lane.peer.store(message.peer, std::memory_order_relaxed);
+  cluster::LaneStatus& lane = world_.messages();
+  lane.peer.store(world_.name(message.peer), std::memory_order_relaxed);
   lane.begin(message.number,
              cluster::LaneStatus::pack(static_cast<std::uint8_t>(message.kind), message.dtype, ReduceOp::Sum),
              message.count);

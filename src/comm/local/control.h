@@ -37,7 +37,8 @@ struct Descriptor {
   DType dtype = DType::Float32;
   ReduceOp op = ReduceOp::Sum;
   std::uint8_t weighted : 1 = 0;
-  std::uint8_t beside : 1 = 0;  ///< the payload lies in the slot
+  std::uint8_t beside : 1 = 0;     ///< the payload lies in the slot
+  std::uint8_t bf16_wire : 1 = 0;  ///< as in Request
   std::int32_t root = 0;
   std::int64_t count = 0;  ///< elements, of the smaller buffer where there are parts; of Joined, its ticket
   double weight = 1;

@@ -71,6 +71,8 @@ Work Core::submit(const Request& request) {
   engine_.limit_waiting(Clock::time_point::max());
   engine_.called_at({}, request.timeout);
   bool late = false;
+  std::optional<times::Exposed> exposed;
+  if (timed_) exposed.emplace();
   std::optional<Error> failed = guarded(request, {}, [&](CollectiveEvent* event) {
     engine_.announce(request);
     late = !engine_.await_peers(kPatience);
@@ -78,6 +80,7 @@ Work Core::submit(const Request& request) {
     return !late;
   });
   in_caller.store(false, std::memory_order_relaxed);
+  exposed.reset();
   if (failed) return Work(std::make_shared<FailedWork>(*std::move(failed)));
   return late ? enqueue({request}, Clock::now() - kPatience, true) : Work();
 }
@@ -262,6 +265,7 @@ void Core::limit_waiting() {
 
 void Core::progress() {
   ::pthread_setname_np(::pthread_self(), "cohort-comm");
+  times::leave_out_this_thread();
   std::unique_lock lock(mutex_);
   while (true) {
     if (!queue_.empty() && !running_) {

@@ -10,6 +10,7 @@
 #include "comm/local/fork_guard.h"
 #include "comm/local/meet.h"
 #include "comm/local/world.h"
+#include "comm/times.h"
 #include "comm/work_state.h"
 
 #include <cohort/observer.h>
@@ -61,6 +62,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Core(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
       : world_(options, std::move(point)),
         engine_(world_, options),
+        timed_(times::wanted() && !options.naming),  // else the larger world's operations are measured
         channels_({world_, *guard_, observer_, [this] { return shared_from_this(); }}) {}
 
   Work submit(const Request& request);
@@ -95,6 +97,7 @@ class Core : public std::enable_shared_from_this<Core> {
   World world_;
   Engine engine_;
   std::atomic<Observer*> observer_{nullptr};
+  const bool timed_;
   Channels channels_;
   std::atomic<int> pending_{0};  // in the queue or running from it; 0: the caller may run one itself
 
@@ -115,25 +118,27 @@ class Core : public std::enable_shared_from_this<Core> {
 template <class Body>
 std::optional<Error> Core::guarded(const Request& request, Clock::time_point called, Body body) noexcept {
   Observer* const observer = observer_.load(std::memory_order_acquire);
+  const bool measured = observer != nullptr || timed_;
   CollectiveEvent event;
-  if (observer != nullptr) event.begun = Clock::now();
+  if (measured) event.begun = Clock::now();
   std::optional<Error> failed;
   bool finished = true;
   try {
-    finished = body(observer != nullptr ? &event : nullptr);
+    finished = body(measured ? &event : nullptr);
   } catch (const Error& error) {
     failed = error;
   } catch (const std::exception& error) {
     failed = Error(ErrorCode::Internal, std::string("unexpected in a collective -- ") + error.what());
     engine_.abort(error.what());
   }
-  if (observer != nullptr && finished) {
+  if (measured && finished) {
     event.operation = name_of(request.kind);
     event.bytes = request.payload();
     event.called = called == Clock::time_point{} ? event.begun : called;
     event.ended = Clock::now();
     event.failed = failed.has_value();
-    observer->on_collective(event);
+    if (timed_) times::add(event);
+    if (observer != nullptr) observer->on_collective(event);
   }
   return failed;
 }

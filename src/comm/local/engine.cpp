@@ -152,9 +152,8 @@ bool Engine::await_peers(std::chrono::steady_clock::time_point limit) {
 void Engine::complete(const Request& request, CollectiveEvent* event) {
   if (event != nullptr) event->sequence = sequence_;
   if (size_ == 1) return run_alone(request);
-  const auto published = event != nullptr ? Clock::now() : Clock::time_point{};
   gather();
-  if (event != nullptr) event->waited = Clock::now() - published;
+  if (event != nullptr) event->waited = Clock::now() - event->begun;
   if (!round_.uniform) check_agreement(request);
   execute(request, event);
   lane().end(sequence_);
@@ -291,12 +290,14 @@ int Engine::join(std::chrono::milliseconds patience) {
   const std::int64_t ticket = header().join_tickets.fetch_add(1);
   while (true) {
     set_deadline(Clock::now(), patience);
+    lane().end(sequence_);
     ++sequence_;
     small_ = false;
     Descriptor& own = own_slot().descriptor;
     own = Descriptor{};
     own.kind = Kind::Joined;
     own.count = ticket;
+    lane().begin(sequence_, cluster::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), 0);
     publish(nullptr);
     gather();
     if (round_.active.empty()) break;
@@ -314,6 +315,7 @@ int Engine::join(std::chrono::milliseconds patience) {
     size_up(served);
     execute(served, nullptr);
   }
+  lane().end(sequence_);
   const auto last = std::max_element(round_.brought.begin(), round_.brought.end(),
                                      [](const Descriptor& a, const Descriptor& b) { return a.count < b.count; });
   return static_cast<int>(last - round_.brought.begin());

@@ -31,6 +31,7 @@ Descriptor describe(const Request& request) noexcept {
   own.dtype = request.dtype;
   own.op = request.op;
   own.weighted = request.weighted ? 1 : 0;
+  own.bf16_wire = request.bf16_wire ? 1 : 0;
   own.root = request.root;
   own.weight = request.weight;
   own.prescale = request.prescale;
@@ -67,6 +68,7 @@ Descriptor describe(const Request& request) noexcept {
 std::uint64_t fingerprint_of(const Descriptor& d) noexcept {
   const std::uint64_t what = static_cast<std::uint64_t>(d.kind) | static_cast<std::uint64_t>(d.dtype) << 8 |
                              static_cast<std::uint64_t>(d.op) << 16 | static_cast<std::uint64_t>(d.weighted) << 24 |
+                             static_cast<std::uint64_t>(d.bf16_wire) << 25 |
                              static_cast<std::uint64_t>(static_cast<std::uint32_t>(d.root)) << 32;
   std::uint64_t result = mix(what * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(d.count));
   if (d.detail != 0) result = mix(result + d.detail);
@@ -87,8 +89,9 @@ std::uint64_t group_digest(std::span<const Request> requests) noexcept {
 }
 
 bool agree(const Descriptor& a, const Descriptor& b) noexcept {
-  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.weighted == b.weighted && a.root == b.root &&
-         a.count == b.count && a.detail == b.detail && a.prescale == b.prescale && a.postscale == b.postscale;
+  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.weighted == b.weighted &&
+         a.bf16_wire == b.bf16_wire && a.root == b.root && a.count == b.count && a.detail == b.detail &&
+         a.prescale == b.prescale && a.postscale == b.postscale;
 }
 
 std::string to_string(const Descriptor& d) {
@@ -100,8 +103,9 @@ std::string to_string(const Descriptor& d) {
   if (d.postscale != 1) scales += fmt::format(", postscale {}", d.postscale);
   switch (d.kind) {
     case Kind::AllReduce:
-      return fmt::format("{}({}[{}], {}{}{}{})", name, type, d.count, cohort::to_string(d.op),
-                         d.weighted ? ", weighted" : "", scales, grouped);
+      return fmt::format("{}({}[{}], {}{}{}{}{})", name, type, d.count, cohort::to_string(d.op),
+                         d.weighted ? ", weighted" : "", d.bf16_wire ? ", bfloat16 between hosts" : "", scales,
+                         grouped);
     case Kind::Reduce:
       return fmt::format("{}({}[{}], {}{}{}, root {})", name, type, d.count, cohort::to_string(d.op),
                          d.weighted ? ", weighted" : "", scales, d.root);

@@ -179,7 +179,7 @@ class Waiter {
   World& world_;
 
   /// Where this rank says what it waits for.
-  cluster::LaneStatus& lane() const noexcept { return world_.status().collectives; }
+  cluster::LaneStatus& lane() const noexcept { return world_.collectives(); }
 
  private:
   void note_waiting(std::chrono::nanoseconds waited) noexcept {

@@ -28,6 +28,14 @@ void copy_text(char* to, std::size_t room, std::string_view text) noexcept {
 
 }  // namespace
 
+cluster::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept {
+  auto& page = cluster::StatusPage::own();
+  for (std::uint8_t kind = 0; kind <= static_cast<std::uint8_t>(Kind::Recv); ++kind) {
+    page.name_kind(kind, name_of(static_cast<Kind>(kind)));
+  }
+  return page.open(id, rank, size);
+}
+
 World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
     : rank_(options.placement.rank),
       size_(options.placement.size),
@@ -42,6 +50,7 @@ World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
     new (control_.data()) Header{};
     new (&state(0)) RankState{};
     status_ = &cluster::StatusPage::own().open(0, 0, 1);
+    messages_ = &status_->messages;
     std::vector<Peer> nobody(1);
     mesh_ = std::make_shared<Mesh>(0, std::move(nobody));
     return;
@@ -49,11 +58,8 @@ World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
   Meeting meeting = meet(options, std::move(point));
   control_ = std::move(meeting.control);
   mesh_ = std::move(meeting.mesh);
-  auto& page = cluster::StatusPage::own();
-  for (std::uint8_t kind = 0; kind <= static_cast<std::uint8_t>(Kind::Recv); ++kind) {
-    page.name_kind(kind, name_of(static_cast<Kind>(kind)));
-  }
-  status_ = &page.open(header().id, rank_, size_);
+  status_ = &open_status(naming_ ? 0 : header().id, rank_, size_);  // of a part, the larger world tells
+  messages_ = &status_->messages;
   for (int rank = 0; rank < size_; ++rank) {
     processes_.push_back(rank == rank_ ? sys::PeerProcess() : sys::PeerProcess(mesh_->peer(rank).process));
   }

@@ -21,6 +21,9 @@ namespace cohort::comm::local {
 
 class MeetingPoint;
 
+/// Room in this process's status page for a world, with the names of what its ranks do.
+cluster::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept;
+
 class World {
  public:
   /// Meets the other ranks; see `meet` for what it throws. Afterwards they have mapped the control memory, but may not
@@ -45,8 +48,12 @@ class World {
   pid_t pid(int rank) const noexcept;
   /// "pid 12", for messages; empty if the rank is in this process or its pid means nothing here.
   std::string pid_text(int rank) const;
-  /// Where this rank says what it does.
-  cluster::GroupStatus& status() const noexcept { return *status_; }
+  /// Where this rank says which collective it is in: as part of a larger world, where nobody reads it.
+  cluster::LaneStatus& collectives() const noexcept { return status_->collectives; }
+  /// The same for messages, whose peers are called by `name`.
+  cluster::LaneStatus& messages() const noexcept { return *messages_; }
+  /// The larger world has room for what its ranks do. To be called before operations.
+  void report_messages_in(cluster::GroupStatus& larger) noexcept { messages_ = &larger.messages; }
   /// More ranks than cores. Set once, before operations.
   bool crowded() const noexcept { return crowded_; }
   void set_crowded(bool crowded) noexcept { crowded_ = crowded; }
@@ -89,6 +96,7 @@ class World {
   const std::shared_ptr<const Naming> naming_;
   const ControlLayout layout_;
   cluster::GroupStatus* status_ = nullptr;
+  cluster::LaneStatus* messages_ = nullptr;
   sys::Mapping control_;
   std::shared_ptr<Mesh> mesh_;
   std::vector<sys::PeerProcess> processes_;

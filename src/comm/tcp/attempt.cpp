@@ -14,9 +14,10 @@
 
 namespace cohort::comm::tcp {
 
-Attempt Attempt::open(const WorldKey& key, int own, int peer, const net::Address& address) {
+Attempt Attempt::open(const WorldKey& key, int own, int peer, int lane, const net::Address& address) {
   Attempt made(key, own, 0, true);
   made.peer_ = peer;
+  made.lane_ = lane;
   made.address_ = address;
   // Numbers only: nobody is asked.
   const auto resolved = net::resolve(address, net::deadline_in(std::chrono::seconds(1)));
@@ -79,7 +80,7 @@ bool Attempt::read_up_to(std::size_t bytes) {
   return true;
 }
 
-Attempt::State Attempt::advance(const std::function<bool(int)>& welcome) {
+Attempt::State Attempt::advance(const Welcome& welcome) {
   if (state_ != State::Going) return state_;
   return opens_ ? advance_opening() : advance_accepted(welcome);
 }
@@ -96,6 +97,7 @@ Attempt::State Attempt::advance_opening() {
     hello_.world = key_->world;
     hello_.from = static_cast<std::uint32_t>(own_);
     hello_.to = static_cast<std::uint32_t>(peer_);
+    hello_.lane = static_cast<std::uint32_t>(lane_);
     hello_.nonce = random_bytes();
     if (!send_all(&hello_, sizeof hello_)) return state_;
     connected_ = true;
@@ -111,7 +113,7 @@ Attempt::State Attempt::advance_opening() {
   return state_ = State::Proven;
 }
 
-Attempt::State Attempt::advance_accepted(const std::function<bool(int)>& welcome) {
+Attempt::State Attempt::advance_accepted(const Welcome& welcome) {
   if (!answered_) {
     if (!read_up_to(sizeof hello_)) return state_;
     const Hello expected;
@@ -119,9 +121,13 @@ Attempt::State Attempt::advance_accepted(const std::function<bool(int)>& welcome
     buffer_.clear();
     const bool ours = std::memcmp(hello_.magic, expected.magic, sizeof hello_.magic) == 0 &&
                       hello_.world == key_->world && hello_.to == static_cast<std::uint32_t>(own_) &&
-                      hello_.from < static_cast<std::uint32_t>(size_) && hello_.from != hello_.to;
-    if (!ours) return fail_with("it belongs to another world");
-    answer_.verdict = welcome(static_cast<int>(hello_.from)) ? Answer::kWelcome : Answer::kUseMine;
+                      hello_.from < static_cast<std::uint32_t>(size_) && hello_.from != hello_.to &&
+                      hello_.lane < static_cast<std::uint32_t>(kMostLanes);
+    const Verdict verdict =
+        ours ? welcome(static_cast<int>(hello_.from), static_cast<int>(hello_.lane)) : Verdict::Unknown;
+    if (verdict == Verdict::Unknown) return fail_with("it belongs to another world");
+    answer_.verdict = verdict == Verdict::Welcome ? Answer::kWelcome : Answer::kUseMine;
+    lane_ = static_cast<int>(hello_.lane);
     if (answer_.verdict == Answer::kWelcome) peer_ = static_cast<int>(hello_.from);
     answer_.nonce = random_bytes();
     answer_.proof = answer_proof(*key_, hello_, answer_);

@@ -23,21 +23,26 @@ class Attempt {
   };
 
   /// Begins to connect to a numeric address.
-  static Attempt open(const WorldKey& key, int own, int peer, const net::Address& address);
+  static Attempt open(const WorldKey& key, int own, int peer, int lane, const net::Address& address);
   /// Of an accepted socket; who it is shows in its first bytes.
   static Attempt accept(const WorldKey& key, int own, int size, sys::UniqueFd socket);
 
-  /// `welcome(peer)`: whether a peer that connects may, or should use the connection that this rank opens.
-  State advance(const std::function<bool(int)>& welcome);
+  enum class Verdict { Welcome, UseMine, Unknown };
+  /// `welcome(peer, lane)`: whether a peer that connects may, or should use the connection that this rank opens.
+  using Welcome = std::function<Verdict(int peer, int lane)>;
+  State advance(const Welcome& welcome);
   State state() const noexcept { return state_; }
   /// For epoll.
   std::uint32_t events() const noexcept;
   int fd() const noexcept { return socket_.get(); }
   int peer() const noexcept { return peer_; }  ///< -1: not known yet
+  int lane() const noexcept { return lane_; }
   bool opens() const noexcept { return opens_; }
   bool refused() const noexcept { return refused_; }  ///< nobody listens there
   const std::string& why() const noexcept { return why_; }
   Clock::time_point begun() const noexcept { return begun_; }
+  /// Once proven, of this connection alone.
+  net::Mac key() const { return session_key(*key_, hello_, answer_); }
   sys::UniqueFd take() noexcept { return std::move(socket_); }
 
  private:
@@ -47,13 +52,14 @@ class Attempt {
   /// True once `bytes` bytes are in `buffer_`.
   bool read_up_to(std::size_t bytes);
   State advance_opening();
-  State advance_accepted(const std::function<bool(int)>& welcome);
+  State advance_accepted(const Welcome& welcome);
 
   const WorldKey* key_;
   int own_;
   int size_;
   bool opens_;
   int peer_ = -1;
+  int lane_ = 0;
   net::Address address_;
   sys::UniqueFd socket_;
   State state_ = State::Going;

@@ -36,8 +36,9 @@ void Link::begin_connecting(Clock::time_point next) noexcept {
   connecting.next = next;
 }
 
-void Link::up(sys::UniqueFd socket) {
+void Link::up(sys::UniqueFd socket, std::unique_ptr<net::TlsStream> tls) {
   socket_ = std::move(socket);
+  tls_ = std::move(tls);
   sys::close_on_fork(fd());
   state_ = State::Up;
 }
@@ -45,6 +46,7 @@ void Link::up(sys::UniqueFd socket) {
 void Link::close() noexcept {
   if (!socket_) return;
   sys::forget_on_fork(fd());
+  tls_.reset();
   socket_.reset();
 }
 
@@ -74,7 +76,54 @@ void Link::send_copy(FrameKind kind, std::uint32_t tag, std::string_view bytes) 
   queue_.push_back({header_of(kind, tag, 0, bytes.size()), nullptr, std::string(bytes), 0});
 }
 
+/// So many bytes of the queue have gone.
+void Link::advance(std::size_t bytes) {
+  while (bytes > 0) {
+    Item& item = queue_.front();
+    const std::size_t step = std::min(bytes, sizeof(FrameHeader) + item.header.bytes - item.sent);
+    item.sent += step;
+    bytes -= step;
+    if (item.sent < sizeof(FrameHeader) + item.header.bytes) return;
+    if (item.frame != nullptr) item.frame->done.store(true, std::memory_order_release);
+    queue_.pop_front();
+  }
+}
+
+/// A record at a time: small frames share one, and what a record was made of is free once it has been copied.
+bool Link::flush_encrypted() {
+  constexpr std::size_t kRecord = std::size_t{16} << 10;
+  bool any = false;
+  while (state_ == State::Up) {
+    if (sealed_ == sealing_.size()) {
+      sealing_.clear();
+      sealed_ = 0;
+      while (!queue_.empty() && sealing_.size() < kRecord) {
+        const Item& item = queue_.front();
+        const bool in_header = item.sent < sizeof(FrameHeader);
+        const std::byte* const from = in_header ? reinterpret_cast<const std::byte*>(&item.header) + item.sent
+                                                : item.data() + (item.sent - sizeof(FrameHeader));
+        const std::size_t there = (in_header ? 0 : item.header.bytes) + sizeof(FrameHeader) - item.sent;
+        const std::size_t step = std::min(kRecord - sealing_.size(), there);
+        sealing_.insert(sealing_.end(), from, from + step);
+        if (step > 0) advance(step);
+      }
+      if (sealing_.empty()) return any;
+    }
+    const auto taken = tls_->write(std::span(sealing_).subspan(sealed_));
+    if (!taken) {
+      // As below: what the peer still said is read first.
+      if (taken.error().code() != ErrorCode::PeerLost) lose(taken.error().what());
+      return any;
+    }
+    if (*taken == 0) return any;
+    any = true;
+    sealed_ += *taken;
+  }
+  return any;
+}
+
 bool Link::flush() {
+  if (tls_) return flush_encrypted();
   constexpr std::size_t kMostPieces = 32;
   bool any = false;
   while (state_ == State::Up && !queue_.empty()) {
@@ -105,16 +154,7 @@ bool Link::flush() {
       return any;
     }
     any = true;
-    auto left = static_cast<std::size_t>(sent);
-    while (left > 0) {
-      Item& item = queue_.front();
-      const std::size_t step = std::min(left, sizeof(FrameHeader) + item.header.bytes - item.sent);
-      item.sent += step;
-      left -= step;
-      if (item.sent < sizeof(FrameHeader) + item.header.bytes) break;
-      if (item.frame != nullptr) item.frame->done.store(true, std::memory_order_release);
-      queue_.pop_front();
-    }
+    advance(static_cast<std::size_t>(sent));
     if (static_cast<std::size_t>(sent) < total) return any;
   }
   return any;
@@ -270,11 +310,23 @@ bool Link::parse(TransportEvents& events) {
   return false;
 }
 
+/// As readv; encrypted bytes go into the first piece only.
+ssize_t Link::receive_some(std::span<iovec> pieces) {
+  if (!tls_) return ::readv(fd(), pieces.data(), static_cast<int>(pieces.size()));
+  const auto got = tls_->read({static_cast<std::byte*>(pieces[0].iov_base), pieces[0].iov_len});
+  if (!got) {
+    lose(got.error().what());
+    return 0;
+  }
+  if (!*got) errno = EAGAIN;
+  return *got ? static_cast<ssize_t>(**got) : -1;
+}
+
 bool Link::read(TransportEvents& events) {
   bool any = false;
   std::size_t total = 0;
   while (state_ == State::Up && parse(events)) {
-    if (total >= kReadAtOnce) return true;
+    if (total >= kReadAtOnce && !(tls_ && tls_->holds_bytes())) return true;
     if (begin_ == end_) {
       begin_ = end_ = 0;
     } else if (begin_ > 0) {
@@ -291,7 +343,7 @@ bool Link::read(TransportEvents& events) {
       pieces[count++] = {to_ + got_, direct};
     }
     pieces[count++] = {buffer_.data() + end_, buffer_.size() - end_};
-    const ssize_t got = ::readv(fd(), pieces.data(), static_cast<int>(count));
+    const ssize_t got = receive_some(std::span(pieces).first(count));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return any;
     if (got <= 0) {
@@ -304,7 +356,7 @@ bool Link::read(TransportEvents& events) {
     end_ += static_cast<std::size_t>(got) - placed;
     total += static_cast<std::size_t>(got);
     if (in_frame_ && got_ == header_.bytes && direct > 0) finish_frame(events);
-    if (static_cast<std::size_t>(got) < direct + buffer_.size() / 2) {  // there is no more for now
+    if (!tls_ && static_cast<std::size_t>(got) < direct + buffer_.size() / 2) {  // there is no more for now
       parse(events);
       return true;
     }

@@ -1,16 +1,20 @@
-// One pair of ranks: what is queued for the peer, what is expected of it, and the socket between them once there is
+// One connection of a pair of ranks: what is queued for the peer, what is expected of it, and the socket once there is
 // one. Does no waiting. Not thread-safe: the transport's mutex guards it.
 #pragma once
 
 #include "comm/tcp/wire.h"
 #include "comm/transport.h"
+#include "net/tls_stream.h"
 #include "sys/unique_fd.h"
+
+#include <sys/uio.h>
 
 #include <chrono>
 #include <deque>
 #include <list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,12 +25,13 @@ class Link {
   using Clock = std::chrono::steady_clock;
   enum class State { Idle, Connecting, Up, Lost };
 
-  explicit Link(int peer) : peer_(peer) {}
+  Link(int peer, int lane) : peer_(peer), lane_(lane) {}
   ~Link() { close(); }
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
   int peer() const noexcept { return peer_; }
+  int lane() const noexcept { return lane_; }
   State state() const noexcept { return state_; }
   int fd() const noexcept { return socket_.get(); }
   const std::string& why_lost() const noexcept { return why_lost_; }
@@ -43,7 +48,8 @@ class Link {
   } connecting;
 
   void begin_connecting(Clock::time_point next) noexcept;
-  void up(sys::UniqueFd socket);
+  /// `tls`: over the socket, where bytes are encrypted.
+  void up(sys::UniqueFd socket, std::unique_ptr<net::TlsStream> tls);
   void lose(std::string why);
 
   /// False if the link is lost or has ended.
@@ -59,8 +65,8 @@ class Link {
   /// Reads what has come.
   bool read(TransportEvents& events);
   bool wants_read() const noexcept { return state_ == State::Up && !blocked_; }
-  bool wants_write() const noexcept { return state_ == State::Up && !queue_.empty(); }
-  bool idle() const noexcept { return queue_.empty(); }
+  bool wants_write() const noexcept { return state_ == State::Up && !idle() && (!tls_ || tls_->established()); }
+  bool idle() const noexcept { return queue_.empty() && sealed_ == sealing_.size(); }
   /// What epoll was told last.
   std::uint32_t watched = 0;
 
@@ -80,6 +86,9 @@ class Link {
   };
 
   void close() noexcept;
+  bool flush_encrypted();
+  void advance(std::size_t bytes);
+  ssize_t receive_some(std::span<iovec> pieces);
   bool parse(TransportEvents& events);
   bool begin_frame(TransportEvents& events);
   void finish_frame(TransportEvents& events);
@@ -87,6 +96,7 @@ class Link {
   void break_off(TransportEvents& events, std::string why);
 
   const int peer_;
+  const int lane_;
   State state_ = State::Idle;
   sys::UniqueFd socket_;
   std::string why_lost_;
@@ -94,6 +104,9 @@ class Link {
   bool ended_ = false;
 
   std::deque<Item> queue_;
+  std::unique_ptr<net::TlsStream> tls_;
+  std::vector<std::byte> sealing_;  // a record's worth of the queue, on its way into `tls_`
+  std::size_t sealed_ = 0;          // so much of it is there
   std::list<Incoming*> posted_;
   std::deque<Kept> kept_;
 

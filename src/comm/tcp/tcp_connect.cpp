@@ -18,7 +18,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
-constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
 
 constexpr auto kBetweenAddresses = 20ms;
 constexpr auto kBetweenRounds = 150ms;
@@ -77,7 +76,7 @@ bool TcpTransport::look_after_connecting() {
     const Attempt attempt = std::move(attempts_.at(id));
     attempts_.erase(id);
     if (attempt.peer() < 0) continue;
-    Link& link = *links_[static_cast<std::size_t>(attempt.peer())];
+    Link& link = *links_[index_of(attempt.peer(), attempt.lane())];
     if (attempt.opens()) {
       --link.connecting.going;
       link.connecting.only_refused = false;
@@ -105,7 +104,7 @@ void TcpTransport::connect_next(Link& link, Clock::time_point now) {
   if (tried_all && waited >= (book.only_refused ? std::chrono::milliseconds(kRefused) : kUnreachable)) {
     std::string where;
     for (const net::Address& address : addresses) where += (where.empty() ? "" : ", ") + net::to_string(address);
-    close_attempts(link.peer());
+    close_attempts(link.peer(), link.lane());
     link.lose(
         fmt::format("it cannot be reached at {} ({}): its process has ended, or a firewall or a wrong network is in "
                     "between",
@@ -120,7 +119,7 @@ void TcpTransport::connect_next(Link& link, Clock::time_point now) {
   const std::size_t which = book.address++;
   book.next = now + kBetweenAddresses;
   ++book.going;
-  add_attempt(Attempt::open(key_, rank_, link.peer(), addresses[which]));
+  add_attempt(Attempt::open(key_, rank_, link.peer(), link.lane(), addresses[which]));
 }
 
 void TcpTransport::add_attempt(Attempt attempt) {
@@ -141,25 +140,22 @@ void TcpTransport::accept_all(int listener) {
   }
 }
 
-bool TcpTransport::welcome(int peer) {
-  Link& link = [&]() -> Link& {
-    auto& made = links_[static_cast<std::size_t>(peer)];
-    if (made) return *made;
-    return open(peer);
-  }();
-  if (link.state() == Link::State::Up || link.state() == Link::State::Lost) return false;
+Attempt::Verdict TcpTransport::welcome(int peer, int lane) {
+  if (lane >= lanes_to(peer)) return Attempt::Verdict::Unknown;
+  const auto& made = links_[index_of(peer, lane)];
+  Link& link = made ? *made : open(peer, lane);
+  if (link.state() == Link::State::Up || link.state() == Link::State::Lost) return Attempt::Verdict::UseMine;
   Link::Connecting& book = link.connecting;
-  if (rank_ < peer && book.going > 0) return false;
-  if (book.accepting) return false;
+  if ((rank_ < peer && book.going > 0) || book.accepting) return Attempt::Verdict::UseMine;
   book.accepting = true;
-  return true;
+  return Attempt::Verdict::Welcome;
 }
 
 void TcpTransport::advance(std::uint32_t id) {
   const auto found = attempts_.find(id);
   if (found == attempts_.end()) return;
   const std::uint32_t before = found->second.events();
-  const auto state = found->second.advance([this](int peer) { return welcome(peer); });
+  const auto state = found->second.advance([this](int peer, int lane) { return welcome(peer, lane); });
   if (state == Attempt::State::Going) {
     if (found->second.events() != before) watch_fd(found->second.fd(), found->second.events(), kOfAttempt | id, false);
     return;
@@ -171,9 +167,8 @@ void TcpTransport::advance(std::uint32_t id) {
     log::debug("comm", "rank {}: a connection was turned away: {}", rank_, attempt.why());
     return;
   }
-  Link& link = *links_[static_cast<std::size_t>(peer)];
-  Link::Connecting& book = link.connecting;
-  if (state == Attempt::State::Proven) return establish(peer, std::move(attempt));
+  if (state == Attempt::State::Proven) return establish(std::move(attempt));
+  Link::Connecting& book = links_[index_of(peer, attempt.lane())]->connecting;
   if (!attempt.opens()) {
     book.accepting = false;
     return;
@@ -189,25 +184,32 @@ void TcpTransport::advance(std::uint32_t id) {
   }
 }
 
-void TcpTransport::establish(int peer, Attempt attempt) {
-  Link& link = *links_[static_cast<std::size_t>(peer)];
+void TcpTransport::establish(Attempt attempt) {
+  const int peer = attempt.peer();
+  Link& link = *links_[index_of(peer, attempt.lane())];
   if (link.state() != Link::State::Connecting) return;
   sys::UniqueFd socket = attempt.take();
   keep_alive(socket.get());
-  close_attempts(peer);
+  close_attempts(peer, link.lane());
   link.connecting.going = 0;
   const int fd = socket.get();
-  link.up(std::move(socket));
+  std::unique_ptr<net::TlsStream> tls;
+  if (cards_[static_cast<std::size_t>(rank_)].secrecy == Secrecy::Encrypted) {
+    auto made = net::TlsStream::make(fd, !attempt.opens(), attempt.key());
+    if (!made) return link.lose(made.error().what());
+    tls = *std::move(made);
+  }
+  link.up(std::move(socket), std::move(tls));
   link.watched = EPOLLIN | EPOLLOUT;
-  watch_fd(fd, link.watched, kOfLink | static_cast<std::uint32_t>(peer), false);
+  watch_fd(fd, link.watched, key_of(link), false);
   log::debug("comm", "rank {}: connected to rank {} ({}) at {}", rank_, peer,
              cards_[static_cast<std::size_t>(peer)].host, net::describe_peer(fd));
   drive(link, true);
 }
 
-void TcpTransport::close_attempts(int peer) {
+void TcpTransport::close_attempts(int peer, int lane) {
   for (auto each = attempts_.begin(); each != attempts_.end();) {
-    each = each->second.peer() == peer ? attempts_.erase(each) : std::next(each);
+    each = each->second.peer() == peer && each->second.lane() == lane ? attempts_.erase(each) : std::next(each);
   }
 }
 

@@ -56,6 +56,8 @@ Listeners::Listeners(const Options& options) {
   card_.host = options.host;
   card_.machine = cluster::host_identity().id;
   card_.pid = ::getpid();
+  card_.secrecy = options.secrecy;
+  card_.lanes = options.lanes;
 }
 
 void Listeners::close() noexcept {
@@ -72,7 +74,7 @@ TcpTransport::TcpTransport(Options options, Listeners listeners, TransportEvents
       events_(events),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      links_(static_cast<std::size_t>(size_)) {
+      links_(static_cast<std::size_t>(size_) * kMostLanes) {
   if (!epoll_ || !bell_) raise(ErrorCode::Unavailable, "no descriptor left for connections: {}", errno_text(errno));
   watch_fd(bell_.get(), EPOLLIN, kOfBell, true);
   for (std::size_t i = 0; i < listeners_.sockets_.size(); ++i) {
@@ -84,10 +86,16 @@ TcpTransport::~TcpTransport() = default;
 
 // --- calls ---
 
-Link& TcpTransport::open(int peer) {
-  auto& link = links_[static_cast<std::size_t>(peer)];
+int TcpTransport::lanes_to(int peer) const noexcept {
+  return std::min(cards_[static_cast<std::size_t>(rank_)].lanes, cards_[static_cast<std::size_t>(peer)].lanes);
+}
+
+std::uint64_t TcpTransport::key_of(const Link& link) noexcept { return kOfLink | index_of(link.peer(), link.lane()); }
+
+Link& TcpTransport::open(int peer, int lane) {
+  auto& link = links_[index_of(peer, lane)];
   if (!link) {
-    link = std::make_unique<Link>(peer);
+    link = std::make_unique<Link>(peer, lane);
     open_.push_back(link.get());
     if (ended_) {
       link->send_copy(FrameKind::Ended, 0, end_bytes_);
@@ -110,7 +118,7 @@ void TcpTransport::connect(int peer) {
 
 void TcpTransport::send(Outgoing& frame) {
   const Lock lock(mutex_);
-  Link& link = open(frame.peer);
+  Link& link = open(frame.peer, lane_of(frame.peer, frame.tag));
   const bool first = link.idle();
   link.send(frame);
   if (first && link.state() == Link::State::Up) drive(link, false);
@@ -118,7 +126,7 @@ void TcpTransport::send(Outgoing& frame) {
 
 void TcpTransport::receive(Incoming& frame) {
   const Lock lock(mutex_);
-  Link& link = open(frame.peer);
+  Link& link = open(frame.peer, lane_of(frame.peer, frame.tag));
   const bool waited = link.state() == Link::State::Up && !link.wants_read();
   link.receive(frame);
   if (waited) drive(link, true);
@@ -134,9 +142,11 @@ void TcpTransport::message(int peer, std::uint32_t tag, std::string_view bytes) 
 
 std::optional<std::string> TcpTransport::lost(int peer) {
   const Lock lock(mutex_);
-  const auto& link = links_[static_cast<std::size_t>(peer)];
-  if (!link || link->state() != Link::State::Lost) return std::nullopt;
-  return link->why_lost();
+  for (int lane = 0; lane < lanes_to(peer); ++lane) {
+    const auto& link = links_[index_of(peer, lane)];
+    if (link && link->state() == Link::State::Lost) return link->why_lost();
+  }
+  return std::nullopt;
 }
 
 void TcpTransport::forget(std::uint64_t operation) {
@@ -195,7 +205,7 @@ void TcpTransport::watch(Link& link) {
   if (link.wants_write()) wanted |= EPOLLOUT;
   if (wanted == link.watched) return;
   link.watched = wanted;
-  watch_fd(link.fd(), wanted, kOfLink | static_cast<std::uint32_t>(link.peer()), false);
+  watch_fd(link.fd(), wanted, key_of(link), false);
 }
 
 /// Moves what can be moved on this connection.

@@ -1,4 +1,5 @@
-// The transport over TCP: one connection for each pair of ranks that has something to say, made when it first has. Each
+// The transport over TCP: one connection for each pair of ranks that has something to say (several by option, between
+// which data is divided by its tags), made when it first has. Each
 // connection is proven (wire.h) before anything of it is looked at. Owns its sockets; has no thread of its own: whoever
 // calls `progress` or `sleep` drives it. Any thread may call.
 #pragma once
@@ -21,6 +22,8 @@ class Listeners {
   struct Options {
     std::string host;            ///< for messages
     bool loopback_only = false;  ///< all ranks are on this machine
+    Secrecy secrecy = Secrecy::Plain;
+    int lanes = 1;  ///< connections for each peer, if it wants as many
   };
   /// At the addresses that COHORT_NETWORK allows, on ports of the system's choice. Throws Unavailable.
   explicit Listeners(const Options& options);
@@ -41,7 +44,7 @@ class TcpTransport final : public Transport {
   struct Options {
     int rank = 0;
     WorldKey key;
-    std::vector<WireCard> cards;  ///< by rank
+    std::vector<WireCard> cards;  ///< by rank; all of one secrecy
   };
   TcpTransport(Options options, Listeners listeners, TransportEvents& events);
   ~TcpTransport() override;
@@ -64,7 +67,16 @@ class TcpTransport final : public Transport {
   using Clock = std::chrono::steady_clock;
   using Lock = std::lock_guard<std::recursive_mutex>;
 
-  Link& open(int peer);
+  Link& open(int peer, int lane = 0);
+  int lanes_to(int peer) const noexcept;
+  /// Both ends choose alike.
+  int lane_of(int peer, std::uint32_t tag) const noexcept {
+    return static_cast<int>((tag & 0x0FFFFFFF) % static_cast<std::uint32_t>(lanes_to(peer)));
+  }
+  static std::size_t index_of(int peer, int lane) noexcept {
+    return static_cast<std::size_t>(peer) * kMostLanes + static_cast<std::size_t>(lane);
+  }
+  static std::uint64_t key_of(const Link& link) noexcept;
   void watch(Link& link);
   void watch_fd(int fd, std::uint32_t events, std::uint64_t key, bool is_new);
   bool handle(std::uint64_t key);
@@ -77,9 +89,9 @@ class TcpTransport final : public Transport {
   void accept_all(int listener);
   void add_attempt(Attempt attempt);
   void advance(std::uint32_t id);
-  void establish(int peer, Attempt attempt);
-  bool welcome(int peer);
-  void close_attempts(int peer);
+  void establish(Attempt attempt);
+  Attempt::Verdict welcome(int peer, int lane);
+  void close_attempts(int peer, int lane);
 
   std::recursive_mutex mutex_;
   const int rank_;
@@ -90,7 +102,7 @@ class TcpTransport final : public Transport {
   TransportEvents& events_;
   sys::UniqueFd epoll_;
   sys::UniqueFd bell_;                        // an eventfd
-  std::vector<std::unique_ptr<Link>> links_;  // by peer; made at the first use
+  std::vector<std::unique_ptr<Link>> links_;  // by peer and lane; made at the first use
   std::vector<Link*> open_;
   std::map<std::uint32_t, Attempt> attempts_;
   std::uint32_t next_attempt_ = 0;

@@ -22,29 +22,29 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-struct Heard final : TransportEvents {
-  void on_message(int peer, std::uint32_t tag, std::string_view bytes) override {
-    messages.push_back(fmt::format("{}:{}:{}", peer, tag, bytes));
-  }
-  void on_ended(int peer, std::string_view bytes) override { ended.push_back(fmt::format("{}:{}", peer, bytes)); }
-  void on_broken(int peer, std::string_view why) override { broken.push_back(fmt::format("{}:{}", peer, why)); }
-  std::vector<std::string> messages, ended, broken;
+/// How their connections are.
+struct Way {
+  Secrecy secrecy = Secrecy::Plain;
+  int lanes = 1;
 };
 
 /// Some ranks of one process, driven by the test.
 struct Ranks {
-  explicit Ranks(int size, const std::vector<std::string>& secrets = {}) : heard(static_cast<std::size_t>(size)) {
+  using Change = std::function<void(std::vector<WireCard>&)>;
+  explicit Ranks(int size, Way way, const std::vector<std::string>& secrets = {}, const Change& change = {})
+      : heard(static_cast<std::size_t>(size)) {
     std::vector<Listeners> listeners;
     for (int rank = 0; rank < size; ++rank) {
-      listeners.emplace_back(Listeners::Options{"testhost", true});
+      listeners.emplace_back(Listeners::Options{"testhost", true, way.secrecy, way.lanes});
       cards.push_back(listeners.back().card());
     }
+    if (change) change(cards);
     for (int rank = 0; rank < size; ++rank) {
       const auto r = static_cast<std::size_t>(rank);
       TcpTransport::Options options;
       options.rank = rank;
       options.cards = cards;
-      options.key = derive_key({}, secrets.empty() ? "token" : secrets[r]);
+      options.key = derive_key({}, secrets.empty() ? "token" : secrets[r], way.secrecy);
       all.push_back(std::make_unique<TcpTransport>(std::move(options), std::move(listeners[r]), heard[r]));
     }
   }
@@ -62,30 +62,17 @@ struct Ranks {
   std::vector<std::unique_ptr<TcpTransport>> all;
 };
 
-std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
-  std::vector<std::byte> values(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) values[i] = static_cast<std::byte>((i * 2654435761U + seed * 97U) >> 7);
-  return values;
-}
+class TcpTransportTest : public ::testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Ways, TcpTransportTest,
+                         ::testing::Values(Way{Secrecy::Plain, 1}, Way{Secrecy::Encrypted, 1}, Way{Secrecy::Plain, 3},
+                                           Way{Secrecy::Encrypted, 16}),
+                         [](const auto& one) {
+                           return fmt::format("{}Over{}", one.param.secrecy == Secrecy::Plain ? "Plain" : "Encrypted",
+                                              one.param.lanes);
+                         });
 
-void fill(Outgoing& frame, int peer, std::uint32_t tag, const std::vector<std::byte>& data) {
-  frame.peer = peer;
-  frame.operation = 5;
-  frame.tag = tag;
-  frame.data = data.data();
-  frame.bytes = data.size();
-}
-
-void fill(Incoming& frame, int peer, std::uint32_t tag, std::vector<std::byte>& data) {
-  frame.peer = peer;
-  frame.operation = 5;
-  frame.tag = tag;
-  frame.to = data.data();
-  frame.room = data.size();
-}
-
-TEST(TcpTransport, FramesOfEverySizeFindTheirPlaceBothWaysInAnyOrderOfPosting) {
-  Ranks ranks(3);
+TEST_P(TcpTransportTest, FramesOfEverySizeFindTheirPlaceBothWaysInAnyOrderOfPosting) {
+  Ranks ranks(3, GetParam());
   constexpr std::size_t kSizes[] = {0, 1, 23, 24, 25, 4096, 65535, 65536, 65537, 300000, 3000000};
   constexpr std::size_t kCount = std::size(kSizes);
   for (const bool posted_first : {true, false}) {
@@ -144,8 +131,8 @@ TEST(TcpTransport, FramesOfEverySizeFindTheirPlaceBothWaysInAnyOrderOfPosting) {
   EXPECT_TRUE(ranks[0].flushed());
 }
 
-TEST(TcpTransport, MessagesComeInOrderAndAPeerThatLeavesHasSaidAll) {
-  Ranks ranks(2);
+TEST_P(TcpTransportTest, MessagesComeInOrderAndAPeerThatLeavesHasSaidAll) {
+  Ranks ranks(2, GetParam());
   for (int i = 0; i < 500; ++i) ranks[1].message(0, 7, std::to_string(i));
   ranks.drive_until([&] { return ranks[1].flushed(); });
   ranks[1].leave();
@@ -156,8 +143,8 @@ TEST(TcpTransport, MessagesComeInOrderAndAPeerThatLeavesHasSaidAll) {
   EXPECT_NE(ranks[0].lost(1)->find("left the world"), std::string::npos);
 }
 
-TEST(TcpTransport, EndingReachesPeersAlsoInTheMidstOfAFrameAndTouchesNoMemory) {
-  Ranks ranks(2);
+TEST_P(TcpTransportTest, EndingReachesPeersAlsoInTheMidstOfAFrameAndTouchesNoMemory) {
+  Ranks ranks(2, GetParam());
   const auto data = pattern(40000000, 1);
   std::vector<std::byte> room(data.size());
   Outgoing out;
@@ -178,8 +165,8 @@ TEST(TcpTransport, EndingReachesPeersAlsoInTheMidstOfAFrameAndTouchesNoMemory) {
   EXPECT_FALSE(in.done);
 }
 
-TEST(TcpTransport, APeerWithAnotherSecretIsNoPeer) {
-  Ranks ranks(2, {"one", "other"});
+TEST_P(TcpTransportTest, APeerWithAnotherSecretIsNoPeer) {
+  Ranks ranks(2, GetParam(), {"one", "other"});
   ranks[0].message(1, 0, "let me in");
   ranks.drive_until([&] { return !ranks.heard[1].messages.empty(); }, 500ms);
   EXPECT_TRUE(ranks.heard[1].messages.empty());
@@ -211,14 +198,14 @@ bool is_let_in(Ranks& ranks, const std::string& said, bool answers_with_zeros) {
   return !closed;
 }
 
-TEST(TcpTransport, StrangersAreTurnedAway) {
-  Ranks ranks(2);
+TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
+  Ranks ranks(2, GetParam());
   Hello hello;
-  hello.world = derive_key({}, "token").world;  // as an eavesdropper knows it
+  hello.world = derive_key({}, "token", GetParam().secrecy).world;  // as an eavesdropper knows it
   hello.from = 1;
   hello.to = 0;
   const auto text = [](const Hello& one) { return std::string(reinterpret_cast<const char*>(&one), sizeof one); };
-  EXPECT_FALSE(is_let_in(ranks, std::string(64, 'x'), false));
+  EXPECT_FALSE(is_let_in(ranks, std::string(sizeof(Hello), 'x'), false));
   EXPECT_FALSE(is_let_in(ranks, text(hello), true));
   Hello wrong = hello;
   wrong.from = 0;  // itself
@@ -229,10 +216,85 @@ TEST(TcpTransport, StrangersAreTurnedAway) {
   wrong = hello;
   wrong.from = 99;
   EXPECT_FALSE(is_let_in(ranks, text(wrong), false));
+  wrong = hello;
+  wrong.lane = 16;
+  EXPECT_FALSE(is_let_in(ranks, text(wrong), false));
   EXPECT_TRUE(ranks.heard[0].messages.empty() && ranks.heard[0].ended.empty());
   // The peer itself still comes in.
   ranks[1].message(0, 0, "hello");
   EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
+}
+
+/// Whoever sits on the wire between two ranks: hears all, and may change a byte.
+class Wiretap {
+ public:
+  /// Everybody is told that rank 1 is to be reached here.
+  void redirect(std::vector<WireCard>& cards) {
+    there_ = cards[1].addresses[0];
+    listener_ = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
+    cards[1].addresses = {{"127.0.0.1", net::local_endpoint(listener_.get())->tcp.port}};
+  }
+  void pass_on() {
+    if (!ends_[0]) {
+      auto accepted = net::accept_one(listener_.get());
+      if (!accepted || !*accepted) return;
+      ends_[0] = **std::move(accepted);
+      auto connected = net::connect_once({there_, {}}, net::deadline_in(5s));
+      ASSERT_TRUE(connected.has_value());
+      ends_[1] = *std::move(connected);
+    }
+    for (int from = 0; from < 2; ++from) {
+      char bytes[4096];
+      const ssize_t got = ::recv(ends_[from].get(), bytes, sizeof bytes, MSG_DONTWAIT);
+      if (got <= 0) continue;
+      const auto count = static_cast<std::size_t>(got);
+      if (from == 0 && heard.size() <= spoils && spoils < heard.size() + count) {
+        bytes[spoils - heard.size()] = static_cast<char>(bytes[spoils - heard.size()] ^ 1);
+      }
+      if (from == 0) heard.append(bytes, count);
+      static_cast<void>(!::send(ends_[1 - from].get(), bytes, count, MSG_NOSIGNAL));
+    }
+  }
+  std::string heard;                       // of what rank 0 says
+  std::size_t spoils = std::string::npos;  // the byte that is changed
+
+ private:
+  net::Address there_;
+  sys::UniqueFd listener_;
+  sys::UniqueFd ends_[2];
+};
+
+TEST_P(TcpTransportTest, AnEavesdropperHearsWhatIsNotEncrypted) {
+  Wiretap tap;
+  Ranks ranks(2, GetParam(), {}, [&](std::vector<WireCard>& cards) { tap.redirect(cards); });
+  const std::string text = "the weights of three weeks";
+  ranks[0].message(1, 0, text);
+  ASSERT_TRUE(ranks.drive_until([&] {
+    tap.pass_on();
+    return !ranks.heard[1].messages.empty();
+  }));
+  EXPECT_EQ(ranks.heard[1].messages.front(), "0:0:" + text);
+  EXPECT_EQ(tap.heard.find(text) != std::string::npos, GetParam().secrecy == Secrecy::Plain);
+}
+
+TEST(Encrypted, AChangedByteEndsTheConnectionAndIsNeverDelivered) {
+  const std::string text(3000, 'w');
+  for (const std::size_t behind : {0U, 5U, 40U, 2000U}) {
+    Wiretap tap;
+    Ranks ranks(2, {Secrecy::Encrypted, 1}, {}, [&](std::vector<WireCard>& cards) { tap.redirect(cards); });
+    ranks[0].message(1, 0, "first");
+    ASSERT_TRUE(ranks.drive_until([&] {
+      tap.pass_on();
+      return ranks.heard[1].messages.size() == 1;
+    }));
+    tap.spoils = tap.heard.size() + behind;
+    ranks[0].message(1, 0, text);
+    ASSERT_TRUE(ranks.drive_until([&] {
+      tap.pass_on();
+      return ranks[1].lost(0).has_value() || ranks.heard[1].messages.size() > 1;
+    })) << behind;
+    EXPECT_EQ(ranks.heard[1].messages.size(), 1U) << behind;
+  }
 }
 
 TEST(Handshake, ProofsAreBoundToBothSidesAndToAllThatWasSaid) {
@@ -253,15 +315,20 @@ TEST(Handshake, ProofsAreBoundToBothSidesAndToAllThatWasSaid) {
   other.verdict = Answer::kUseMine;
   EXPECT_FALSE(net::same(proof, answer_proof(key, hello, other)));
   EXPECT_TRUE(net::same(proof, answer_proof(key, hello, answer)));
+  // Of one secrecy, never of the other, and no two connections have one key.
+  EXPECT_FALSE(net::same(proof, answer_proof(derive_key({}, "token", Secrecy::Encrypted), hello, answer)));
+  EXPECT_FALSE(net::same(session_key(key, hello, answer), session_key(key, changed, answer)));
 }
 
 TEST(WireCards, ReadBackAndAreCheckedInFull) {
-  WireCard card{"host a", "machine", 4711, {{"10.0.0.1", 80}, {"fd00::1", 65535}}};
+  WireCard card{"host a", "machine", 4711, Secrecy::Encrypted, 3, {{"10.0.0.1", 80}, {"fd00::1", 65535}}};
   const std::string bytes = encode(card);
   const WireCard read = value_or_throw(decode_wire_card(bytes));
   EXPECT_EQ(read.host, card.host);
   EXPECT_EQ(read.machine, card.machine);
   EXPECT_EQ(read.pid, 4711);
+  EXPECT_EQ(read.secrecy, Secrecy::Encrypted);
+  EXPECT_EQ(read.lanes, 3);
   EXPECT_EQ(read.addresses, card.addresses);
   for (std::size_t length = 0; length < bytes.size(); ++length) {
     EXPECT_FALSE(decode_wire_card(bytes.substr(0, length)));

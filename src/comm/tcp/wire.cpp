@@ -9,7 +9,7 @@
 namespace cohort::comm::tcp {
 namespace {
 
-constexpr std::uint32_t kCardMagic = 0x31435743;  // "CWC1"
+constexpr std::uint32_t kCardMagic = 0x33435743;  // "CWC3"
 constexpr std::size_t kLongestText = 512;
 constexpr std::uint32_t kMostAddresses = 64;
 
@@ -39,9 +39,9 @@ Result<FrameKind> check(const FrameHeader& header) {
   return known;
 }
 
-WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token) {
+WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token, Secrecy secrecy) {
   WorldKey key;
-  const std::string purpose = "cohort ranks 1 ";
+  const std::string purpose = secrecy == Secrecy::Encrypted ? "cohort ranks 1 encrypted " : "cohort ranks 1 ";
   key.key = net::hmac_sha256(secret, purpose + std::string(token));
   const net::Mac number = net::hmac_sha256(key.key, "number of the world");
   std::copy_n(number.begin(), key.world.size(), key.world.begin());
@@ -58,6 +58,10 @@ net::Mac finish_proof(const WorldKey& key, const Hello& hello, const Answer& ans
   return net::hmac_sha256(key.key, text);
 }
 
+net::Mac session_key(const WorldKey& key, const Hello& hello, const Answer& answer) {
+  return net::hmac_sha256(key.key, said("session", hello, answer));
+}
+
 Bytes32 random_bytes() {
   const net::Secret random = value_or_throw(net::Secret::generate());
   Bytes32 bytes{};
@@ -67,10 +71,15 @@ Bytes32 random_bytes() {
 
 std::string encode(const WireCard& card) {
   codec::Writer out;
-  out.number(kCardMagic).text(card.host).text(card.machine).number(card.pid);
+  out.number(kCardMagic)
+      .text(card.host)
+      .text(card.machine)
+      .number(card.pid)
+      .number(static_cast<std::uint8_t>(card.secrecy));
+  out.number(static_cast<std::uint8_t>(card.lanes));
   out.number(static_cast<std::uint32_t>(card.addresses.size()));
   for (const net::Address& address : card.addresses) out.text(address.host).number(address.port);
-  return out.take();
+  return out.number(card.mpi_process).text(card.mpi_job).take();
 }
 
 Result<WireCard> decode_wire_card(std::string_view bytes) {
@@ -86,6 +95,12 @@ Result<WireCard> decode_wire_card(std::string_view bytes) {
   const auto pid = in.number<std::int64_t>();
   if (!pid) return tl::unexpected(pid.error());
   card.pid = *pid;
+  const auto secrecy = in.number<std::uint8_t>();
+  if (!secrecy || *secrecy > 1) return fail(ErrorCode::Corrupt, "a card without its secrecy");
+  card.secrecy = static_cast<Secrecy>(*secrecy);
+  const auto lanes = in.number<std::uint8_t>();
+  if (!lanes || *lanes < 1 || *lanes > kMostLanes) return fail(ErrorCode::Corrupt, "a card without connections");
+  card.lanes = *lanes;
   const auto count = in.number<std::uint32_t>();
   if (!count) return tl::unexpected(count.error());
   if (*count > kMostAddresses) return fail(ErrorCode::Corrupt, "a card with {} addresses", *count);
@@ -96,6 +111,12 @@ Result<WireCard> decode_wire_card(std::string_view bytes) {
     if (!port) return tl::unexpected(port.error());
     card.addresses.push_back({std::string(*host), *port});
   }
+  const auto process = in.number<std::int32_t>();
+  if (!process) return tl::unexpected(process.error());
+  card.mpi_process = *process;
+  const auto job = in.text(kLongestText);
+  if (!job) return tl::unexpected(job.error());
+  card.mpi_job = *job;
   if (!in.at_end()) return fail(ErrorCode::Corrupt, "bytes after the end of a card");
   return card;
 }

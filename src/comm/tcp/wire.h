@@ -33,6 +33,8 @@ inline constexpr std::size_t kMostMessage = std::size_t{64} << 10;
 /// Corrupt if these are not the first bytes of a frame.
 Result<FrameKind> check(const FrameHeader& header);
 
+inline constexpr int kMostLanes = 16;
+
 // --- handshake ---
 
 using Bytes16 = std::array<std::uint8_t, 16>;
@@ -43,17 +45,21 @@ struct WorldKey {
   Bytes16 world{};  ///< its number
   Bytes32 key{};    ///< of proofs
 };
-/// `secret` may be empty: then the token alone has to be a secret.
-WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token);
+enum class Secrecy : std::uint8_t { Plain, Encrypted };
+/// `secret` may be empty: then the token alone has to be a secret. Connections of one secrecy do not pass for the
+/// other.
+WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token, Secrecy secrecy = Secrecy::Plain);
 
 struct Hello {
-  char magic[8] = {'C', 'O', 'H', 'W', 'I', 'R', 'E', '1'};
+  char magic[8] = {'C', 'O', 'H', 'W', 'I', 'R', 'E', '2'};
   Bytes16 world{};
   std::uint32_t from = 0;
   std::uint32_t to = 0;
+  std::uint32_t lane = 0;  ///< which of the pair's connections it is to be
+  std::uint32_t unused = 0;
   Bytes32 nonce{};
 };
-static_assert(sizeof(Hello) == 64);
+static_assert(sizeof(Hello) == 72);
 
 struct Answer {
   static constexpr std::uint32_t kWelcome = 0, kUseMine = 1;
@@ -70,6 +76,8 @@ struct Finish {
 
 net::Mac answer_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
 net::Mac finish_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
+/// Of one connection, for its encryption.
+net::Mac session_key(const WorldKey& key, const Hello& hello, const Answer& answer);
 Bytes32 random_bytes();
 
 // --- cards: where a rank can be reached, as it says in the store ---
@@ -78,7 +86,11 @@ struct WireCard {
   std::string host;     ///< for messages
   std::string machine;  ///< equal where loopback addresses reach
   std::int64_t pid = 0;
+  Secrecy secrecy = Secrecy::Plain;
+  int lanes = 1;                        ///< connections it shares data among; of a pair the fewer count
   std::vector<net::Address> addresses;  ///< best first
+  std::int32_t mpi_process = -1;        ///< of MPI's count, where MPI is the transport
+  std::string mpi_job = {};             ///< equal on ranks that MPI connects
 };
 std::string encode(const WireCard& card);
 Result<WireCard> decode_wire_card(std::string_view bytes);

@@ -1,0 +1,310 @@
+// Large sums, by columns. A block is reduced on each host, so that each column has its slice of the host's sum; slices
+// go over the wire in pieces, a few of them ahead of what has come; finished blocks are gathered on the host. While
+// the ranks of a host are busy with each other, pieces of other blocks are on the wire.
+#include "comm/hosts/elements.h"
+#include "comm/hosts/engine.h"
+#include "comm/kernels/bfloat16.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace cohort::comm::hosts {
+namespace {
+
+// A rank that has nobody to meet on its host has long blocks.
+constexpr std::size_t kAlone = std::size_t{1} << 20;
+constexpr std::size_t kLeast = std::size_t{32} << 10;
+constexpr std::size_t kBlocks = 8;  // a buffer has about as many, so that the wire starts early
+constexpr auto kOnTheWay = std::chrono::milliseconds(1);
+
+}  // namespace
+
+/// How far one reduction has come. Pieces are numbered through all blocks of a column, alike on all hosts.
+struct Engine::Columns {
+  const Request& request;
+  const Members& members;
+  std::size_t element = 0;
+  bool narrow = false;         // bfloat16 between hosts
+  std::size_t on_wire = 0;     // bytes of an element there
+  bool carries = false;        // this rank has a column
+  std::int64_t per_block = 0;  // elements
+  std::int64_t per_piece = 0;
+  std::int64_t blocks = 0;
+  std::int64_t reduced = 0;     // blocks of which this host's sum is there
+  std::int64_t next_block = 0;  // of the next piece that begins
+  std::int64_t next_first = 0;  // and where it begins in that block's slice
+  std::int64_t begun = 0;       // pieces
+  std::int64_t folded = 0;
+  std::int64_t finished = 0;
+};
+
+void Engine::reduce_columns(const Request& request, const Members& members) {
+  Columns way{.request = request, .members = members};
+  way.element = size_of(request.dtype);
+  way.narrow = request.bf16_wire;
+  way.on_wire = way.narrow ? sizeof(std::uint16_t) : way.element;
+  way.carries = layout_.local < layout_.columns;
+  // Sizes are the same on all hosts. Where ranks of a host have to meet, a block has one piece of each column: columns
+  // that run apart from each other fill the two directions of a link unevenly.
+  const bool alone = layout_.size == layout_.hosts;
+  const std::size_t block =
+      alone ? kAlone : std::clamp(request.input_bytes() / kBlocks / kLeast * kLeast, kLeast, piece_bytes_);
+  way.per_block = static_cast<std::int64_t>(block / way.element);
+  const auto columns = static_cast<std::size_t>(layout_.columns);
+  const std::size_t piece = alone ? piece_bytes_ / way.on_wire : (block / way.element + columns - 1) / columns;
+  way.per_piece = static_cast<std::int64_t>(piece) + (alone ? 0 : static_cast<std::int64_t>(64 / way.element));
+  way.blocks = (request.input_count + way.per_block - 1) / way.per_block;
+  while (blocks_.size() < static_cast<std::size_t>(kBlocksAhead + 1)) blocks_.push_back(std::make_unique<Block>());
+  while (pieces_.size() < static_cast<std::size_t>(kMostAhead)) pieces_.push_back(std::make_unique<Piece>());
+  const auto begun = Clock::now();
+  for (std::int64_t step = -kBlocksAhead; step < way.blocks; ++step) {
+    if (step + kBlocksAhead < way.blocks) reduce_block(way, step + kBlocksAhead);
+    begin_pieces(way);
+    if (step < 0) continue;
+    exchange_block(way, step);
+    begin_pieces(way);
+    deliver_block(way, step);
+  }
+  if (alone) follow_the_wire(way, Clock::now() - begun);
+  for (const auto& piece_sent : pieces_) finish_sending(*piece_sent);
+}
+
+/// This host's sum of the column's slice.
+void Engine::reduce_block(Columns& way, std::int64_t number) {
+  Block& block = block_at(number);
+  const Request& request = way.request;
+  block.begin = number * way.per_block;
+  block.count = std::min(way.per_block, request.input_count - block.begin);
+  const auto share_of = [&](int local) {
+    return local < layout_.columns ? local::slice_of(block.count, way.element, local, layout_.columns, 0) : Slice{};
+  };
+  block.slice = share_of(layout_.local);
+  block.left = block.slice.count();
+  const std::byte* input = at(request.input, block.begin, way.element);
+  // Factors that differ by rank come first; one for all is the local world's, but where there is none.
+  const bool own_factor = round_.agreed.weighted != 0 || layout_.locals == 1;
+  const double scale = way.members.scales.empty() ? 1 : way.members.scales[static_cast<std::size_t>(layout_.rank)];
+  if (own_factor && scale != 1) {
+    block.whole_bytes.resize(static_cast<std::size_t>(block.count) * way.element);
+    const void* const from[] = {input};
+    void* const to[] = {block.whole_bytes.data()};
+    const double scales[] = {scale};
+    FoldJob job;
+    job.dtype = request.dtype;
+    job.inputs = from;
+    job.outputs = to;
+    job.count = block.count;
+    job.scales = scales;
+    fold(job);
+    input = block.whole_bytes.data();
+  }
+  block.partial = input;
+  if (layout_.locals > 1) {
+    block.partial_bytes.resize(static_cast<std::size_t>(block.left) * way.element);
+    block.partial = block.partial_bytes.data();
+    block.shares.clear();
+    for (int local = 0; local < layout_.locals; ++local) block.shares.push_back(share_of(local).count());
+    Request here = local_request(Kind::ReduceScatterV, request.dtype);
+    here.op = within_host(request.op);
+    here.prescale = own_factor ? 1 : round_.agreed.prescale;
+    here.input = input;
+    here.input_count = block.count;
+    here.output = block.partial_bytes.data();
+    here.output_count = block.slice.count();
+    here.counts = std::make_shared<const Counts>(Counts{block.shares, {}});
+    run_local(here);
+  }
+  block.result = layout_.locals == 1 ? destination(request, block.begin) : nullptr;
+  if (block.result == nullptr) {
+    block.result_bytes.resize(static_cast<std::size_t>(block.left) * way.element);
+    block.result = block.result_bytes.data();
+  }
+  way.reduced = number + 1;
+}
+
+/// Goes on until the block has been through the wire; pieces of the next one follow as far as they may.
+void Engine::exchange_block(Columns& way, std::int64_t number) {
+  if (!way.carries) return;
+  const Block& block = block_at(number);
+  while (block.left > 0) {
+    begin_pieces(way);
+    // What has been folded is on its way back while the next is folded.
+    if (way.folded < way.begun && way.folded - way.finished <= ahead_ / 2) {
+      fold_piece(way);
+      if (layout_.hosts == 2) finish_piece(way);
+    } else {
+      finish_piece(way);
+    }
+  }
+}
+
+void Engine::begin_pieces(Columns& way) {
+  if (!way.carries) return;
+  while (way.begun - way.finished < ahead_) {
+    while (way.next_block < way.reduced && way.next_first >= block_at(way.next_block).slice.count()) {
+      ++way.next_block;
+      way.next_first = 0;
+    }
+    if (way.next_block >= way.reduced) return;
+    begin_piece(way);
+  }
+}
+
+/// As much is sent ahead as the wire brings in a millisecond. (More hosts than two fill each other's queues.)
+void Engine::follow_the_wire(const Columns& way, Clock::duration took) {
+  const double bytes = static_cast<double>(way.request.input_count) * static_cast<double>(way.on_wire);
+  if (layout_.hosts > 2 || bytes < static_cast<double>(kAlone)) return;
+  const double rate = bytes / std::chrono::duration<double>(took).count();
+  wire_rate_ = wire_rate_ == 0 ? rate : (wire_rate_ + rate) / 2;
+  const double ahead =
+      wire_rate_ * std::chrono::duration<double>(kOnTheWay).count() / static_cast<double>(piece_bytes_);
+  ahead_ = std::clamp(static_cast<std::int64_t>(ahead), kLeastAhead, kMostAhead);
+}
+
+/// Which part of a piece a host folds: with two hosts both fold all.
+Engine::Slice Engine::part_of_piece(const Piece& piece, std::size_t element, int host) const noexcept {
+  return layout_.hosts == 2 ? Slice{0, piece.count} : local::slice_of(piece.count, element, host, layout_.hosts, 0);
+}
+
+void Engine::begin_piece(Columns& way) {
+  Piece& piece = piece_at(way.begun);
+  finish_sending(piece);
+  const Block& block = block_at(way.next_block);
+  piece.number = way.begun++;
+  piece.block = way.next_block;
+  piece.first = way.next_first;
+  piece.count = std::min(way.per_piece, block.slice.count() - piece.first);
+  way.next_first += piece.count;
+  const std::byte* const partial = at(block.partial, piece.first, way.element);
+  const std::byte* from = partial;
+  if (way.narrow) {
+    piece.narrow_bytes.resize(static_cast<std::size_t>(piece.count) * way.on_wire);
+    narrow_to_bfloat16(reinterpret_cast<const float*>(partial),
+                       reinterpret_cast<std::uint16_t*>(piece.narrow_bytes.data()),
+                       static_cast<std::size_t>(piece.count));
+    from = piece.narrow_bytes.data();
+  }
+  const auto hosts = static_cast<std::size_t>(layout_.hosts);
+  if (piece.raw_out.size() != hosts) {
+    piece.raw_out = std::vector<Outgoing>(hosts);
+    piece.raw_in = std::vector<Incoming>(hosts);
+    piece.folded_out = std::vector<Outgoing>(hosts);
+    piece.folded_in = std::vector<Incoming>(hosts);
+  }
+  piece.sending = true;
+  const std::size_t own_bytes =
+      static_cast<std::size_t>(part_of_piece(piece, way.element, layout_.host).count()) * way.on_wire;
+  piece.raw_bytes.resize(own_bytes * hosts);
+  // Each begins with the host after its own, so that not all send to the same one.
+  for (int step = 1; step < layout_.hosts; ++step) {
+    const int host = (layout_.host + step) % layout_.hosts;
+    const auto h = static_cast<std::size_t>(host);
+    const int peer = layout_.on(host)[static_cast<std::size_t>(layout_.local)];
+    const Slice theirs = part_of_piece(piece, way.element, host);
+    receive(piece.raw_in[h], peer, tag(Step::Raw, piece.number), piece.raw_bytes.data() + h * own_bytes, own_bytes);
+    send(piece.raw_out[h], peer, tag(Step::Raw, piece.number), at(from, theirs.begin, way.on_wire),
+         static_cast<std::size_t>(theirs.count()) * way.on_wire);
+  }
+}
+
+/// Folds what came of the hosts; with more than two, to the others with it.
+void Engine::fold_piece(Columns& way) {
+  Piece& piece = piece_at(way.folded++);
+  const Block& block = block_at(piece.block);
+  const auto hosts = static_cast<std::size_t>(layout_.hosts);
+  const Slice own = part_of_piece(piece, way.element, layout_.host);
+  const auto count = static_cast<std::size_t>(own.count());
+  std::byte* const result = at(block.result, piece.first, way.element);
+  if (way.narrow) piece.wide.resize(count * hosts);
+  partials_.clear();
+  for (std::size_t h = 0; h < hosts; ++h) {
+    const bool other = static_cast<int>(h) != layout_.host;
+    if (other) {
+      wait_for(piece.raw_in[h]);
+      wait_for(piece.raw_out[h]);  // the result may go where the input lies
+    }
+    const std::byte* const brought = other        ? piece.raw_bytes.data() + h * count * way.on_wire
+                                     : way.narrow ? at(piece.narrow_bytes.data(), own.begin, way.on_wire)
+                                                  : at(block.partial, piece.first + own.begin, way.element);
+    if (way.narrow) {  // this host's own, too: whoever folds an element has the same values
+      widen_from_bfloat16(reinterpret_cast<const std::uint16_t*>(brought), piece.wide.data() + h * count, count);
+      partials_.push_back(piece.wide.data() + h * count);
+    } else {
+      partials_.push_back(brought);
+    }
+  }
+  fold_hosts(way.request, partials_, at(result, own.begin, way.element), own.count(), way.members.divisor);
+  if (layout_.hosts == 2) return;
+  const std::byte* from = at(result, own.begin, way.element);
+  if (way.narrow) {
+    // What is sent has room where the piece's own part was; theirs comes in where theirs was.
+    auto* const narrow = reinterpret_cast<std::uint16_t*>(piece.narrow_bytes.data());
+    auto* const values = reinterpret_cast<float*>(result);
+    narrow_to_bfloat16(values + own.begin, narrow + own.begin, count);
+    widen_from_bfloat16(narrow + own.begin, values + own.begin, count);
+    from = at(piece.narrow_bytes.data(), own.begin, way.on_wire);
+  }
+  for (int step = 1; step < layout_.hosts; ++step) {
+    const int host = (layout_.host + step) % layout_.hosts;
+    const auto h = static_cast<std::size_t>(host);
+    const int peer = layout_.on(host)[static_cast<std::size_t>(layout_.local)];
+    const Slice theirs = part_of_piece(piece, way.element, host);
+    std::byte* const to =
+        way.narrow ? at(piece.narrow_bytes.data(), theirs.begin, way.on_wire) : at(result, theirs.begin, way.element);
+    receive(piece.folded_in[h], peer, tag(Step::Folded, piece.number), to,
+            static_cast<std::size_t>(theirs.count()) * way.on_wire);
+    send(piece.folded_out[h], peer, tag(Step::Folded, piece.number), from, count * way.on_wire);
+  }
+}
+
+/// The oldest piece: all of its result is there.
+void Engine::finish_piece(Columns& way) {
+  Piece& piece = piece_at(way.finished++);
+  Block& block = block_at(piece.block);
+  for (int host = 0; layout_.hosts > 2 && host < layout_.hosts; ++host) {
+    if (host == layout_.host) continue;
+    wait_for(piece.folded_in[static_cast<std::size_t>(host)]);
+    wait_for(piece.folded_out[static_cast<std::size_t>(host)]);  // another block's result may go where it lies
+    if (!way.narrow) continue;
+    const Slice theirs = part_of_piece(piece, way.element, host);
+    widen_from_bfloat16(reinterpret_cast<const std::uint16_t*>(piece.narrow_bytes.data()) + theirs.begin,
+                        reinterpret_cast<float*>(block.result) + piece.first + theirs.begin,
+                        static_cast<std::size_t>(theirs.count()));
+  }
+  block.left -= piece.count;
+}
+
+/// Until the system has all that was sent of a piece, its memory is not used again.
+void Engine::finish_sending(Piece& piece) {
+  if (!piece.sending) return;
+  for (std::size_t h = 0; h < piece.raw_out.size(); ++h) {
+    if (static_cast<int>(h) == layout_.host) continue;
+    wait_for(piece.raw_out[h]);
+  }
+  piece.sending = false;
+}
+
+/// The finished slices of all columns to all ranks of the host.
+void Engine::deliver_block(Columns& way, std::int64_t number) {
+  Block& block = block_at(number);
+  const Request& request = way.request;
+  std::byte* whole = destination(request, block.begin);
+  if (layout_.locals > 1) {
+    if (whole == nullptr) {
+      block.whole_bytes.resize(static_cast<std::size_t>(block.count) * way.element);
+      whole = block.whole_bytes.data();
+    }
+    Request here = local_request(Kind::AllGatherV, request.dtype);
+    here.input = block.result;
+    here.input_count = block.slice.count();
+    here.output = whole;
+    here.output_count = block.count;
+    here.counts = std::make_shared<const Counts>(Counts{block.shares, {}});
+    run_local(here);
+  } else if (whole == nullptr) {
+    whole = block.result;
+  }
+  place(request, block.begin, block.count, whole);
+}
+
+}  // namespace cohort::comm::hosts
