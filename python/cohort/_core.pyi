@@ -66,6 +66,7 @@ class Communicator:
         weight: Optional[float] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        wire_dtype: Any = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> None: ...
@@ -79,6 +80,7 @@ class Communicator:
         weight: Optional[float] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        wire_dtype: Any = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...
@@ -92,6 +94,7 @@ class Communicator:
         weight: Optional[float] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        wire_dtype: Any = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[True],
     ) -> Work: ...
@@ -379,6 +382,7 @@ def join(
     program: str,
     join_timeout: Optional[Seconds],
     timeout: Optional[Seconds],
+    transport: str,
     alone: bool,
 ) -> Communicator: ...
 def leave_all(*, grace: Optional[Seconds], reason: str, failed: bool) -> None: ...
@@ -442,6 +446,8 @@ def say_last_words(words: str) -> bool: ...
 def keep_last_words() -> None: ...
 def add_to_last_words(fd: int) -> None: ...
 def announce_stacks() -> None: ...
+def job_store_put(key: str, value: bytes, timeout: float) -> None: ...
+def job_store_get(key: str, timeout: float) -> bytes | None: ...
 def permute(order: Array, seed: int, epoch: int) -> None: ...
 
 class NamedResult:

@@ -12,22 +12,31 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 
 from cohort import _command, _pickling
-from cohort._rank_call import write_private
+from cohort._rank_call import FROM_RANKS, TO_RANKS, write_private
 from cohort.errors import InvalidArgument, RankFailed, Timeout, Unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any, Union
 
     from cohort._rank_call import Outcome
 
     Processes = Union[int, str]
+    Hosts = Union[str, Sequence[str], Mapping[str, int]]
 
 # Sources of notebook cells are for tracebacks only; no notebook has more.
 _MOST_SOURCE = 4 << 20
+# For ranks that may be on other hosts: nothing but this text is there.
+_SENT_BOOTSTRAP = """\
+import sys
+sys.path[:] = {path!r}
+from cohort._rank_call import main_elsewhere
+sys.exit(main_elsewhere({name!r}))
+"""
 _BOOTSTRAP = """\
 import sys
 sys.path[:] = {path!r}
@@ -43,6 +52,8 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     np: Processes = "auto",
     *,
+    hosts: Hosts | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     start_timeout: float = 30.0,
@@ -52,12 +63,16 @@ def run(
     executable: str | None = None,
     options: Sequence[str] = (),
 ) -> list[Any]:
-    """Calls `fn(*args, **kwargs)` on `np` new processes of this host and returns what each returned, by rank.
+    """Calls `fn(*args, **kwargs)` on `np` new processes and returns what each returned, by rank.
 
     fn             any function: of a module, of `__main__`, of a notebook, a lambda. With cloudpickle installed it is sent
                    by value, with the globals it uses; without, it has to be importable from a module
     args, kwargs   its arguments, sent to each rank
-    np             the number of processes, or "auto": one for each core that this process may use
+    np             the number of processes, or "auto": one for each core that this process may use; with hosts: as many as
+                   they take
+    hosts          on these hosts, as `cohort run -H`: "a:4,b:4", ["a:4", "b:4"] or {"a": 4, "b": 4}; default: this one, or
+                   those of the Slurm allocation that this process is in
+    hostfile       a file of them instead, as `cohort run --hostfile`
     env            variables for the ranks, over this process's environment, which they inherit whole
     timeout        seconds for the whole job; default: none
     start_timeout  seconds for all ranks to be running
@@ -69,7 +84,8 @@ def run(
 
     The ranks are fresh processes (nothing is forked) under `cohort run`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
     MASTER_PORT are set, `cohort.init()` finds the others. What they print appears here as it comes. A KeyboardInterrupt
-    ends them all, and so does the end of this process.
+    ends them all, and so does the end of this process. Other hosts need the same Python and the same modules at the same
+    paths, and this folder; nothing else is shared: function, arguments and results travel through the job's own connections.
 
     Raises what `fn` raised on the first rank to fail, from a RankFailed that has that rank's traceback; RankFailed itself
     where the exception cannot be sent, the rank was killed or left no result; Timeout; InvalidArgument for arguments that
@@ -81,13 +97,44 @@ def run(
         fn,
         args,
         dict(kwargs or {}),
-        words=job_words(np, timeout, start_timeout, prefix, quiet, options),
+        words=[*host_words(hosts, hostfile), *job_words(np, timeout, start_timeout, prefix, quiet, options)],
         environment=environment_of(env),
         run_dir=run_dir,
         executable=executable,
         all_values=True,
+        travels=may_travel(hosts, hostfile, options),
     )
     return [_load(rank, outcome) for rank, outcome in enumerate(outcomes)]
+
+
+def host_words(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None) -> list[str]:
+    """The options of `cohort run` that say where. Raises InvalidArgument."""
+    if hosts is not None and hostfile is not None:
+        raise InvalidArgument("run: hosts and hostfile are both given -- one of them says where the ranks run")
+    if hostfile is not None:
+        return ["--hostfile", os.fspath(hostfile)]
+    if hosts is None:
+        return []
+    if isinstance(hosts, str):
+        text = hosts
+    elif isinstance(hosts, Mapping):
+        text = ",".join(f"{name}:{slots}" for name, slots in hosts.items())
+    else:
+        text = ",".join(map(str, hosts))
+    if not text.strip(", "):
+        raise InvalidArgument(f"run: hosts is {hosts!r} -- at least one host is wanted, as \"a:4,b:4\"")
+    return ["-H", text]
+
+
+def may_travel(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, options: Sequence[str]) -> bool:
+    """Whether ranks may be on other hosts: by the arguments, by options, by a file of them, or in a Slurm allocation."""
+    return (
+        hosts is not None
+        or hostfile is not None
+        or bool(options)
+        or "SLURM_JOB_ID" in os.environ
+        or any(f"COHORT_RUN_{name}" in os.environ for name in ("HOSTS", "HOSTFILE", "NODES", "STARTER", "CONFIG"))
+    )
 
 
 def job_words(
@@ -136,22 +183,30 @@ def call_on_ranks(
     run_dir: str | os.PathLike[str] | None = None,
     executable: str | None = None,
     all_values: bool,
+    travels: bool = False,
 ) -> list[Outcome]:
-    """The ranks' outcomes, all of them good; `all_values` False: only rank 0's has a value. Raises as `run`."""
+    """The ranks' outcomes, all of them good; `all_values` False: only rank 0's has a value. `travels`: the ranks may be on
+    other hosts, which cannot read the folder. Raises as `run`."""
     call = _pickling.dump_call(fn, args, kwargs)
     name = re.sub(r"\W+", "-", getattr(fn, "__name__", "") or "function").strip("-")[:40] or "function"
     folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-run-"))  # 0700
     try:
-        write_private(folder / "call", call)
-        write_private(folder / "sources", pickle.dumps(_notebook_sources()))
+        files = folder / TO_RANKS if travels else folder  # the command carries what is there to other hosts
+        files.mkdir(exist_ok=True)
+        write_private(files / "call", call)
+        write_private(files / "sources", pickle.dumps(_notebook_sources()))
         if all_values:
-            (folder / "all-values").touch()
-        program = folder / f"{name}.py"
-        program.write_text(_BOOTSTRAP.format(path=_search_path(executable), folder=str(folder)), encoding="utf-8")
+            (files / "all-values").touch()
+        path = _search_path(executable)
+        if travels:
+            program = ["-c", _SENT_BOOTSTRAP.format(path=path, name=name)]
+        else:
+            program = [str(folder / f"{name}.py")]
+            pathlib.Path(program[0]).write_text(_BOOTSTRAP.format(path=path, folder=str(folder)), encoding="utf-8")
         kept = folder / "run" if run_dir is None else pathlib.Path(run_dir)
         words = [*words, "--run-dir", str(kept), *(["--no-logs"] if run_dir is None else [])]
         python = executable or sys.executable
-        job = _command.Job([*words, "--no-python", "--", python, str(program)], environment, folder)
+        job = _command.Job([*words, "--no-python", "--", python, *program], environment, folder)
         status = job.run()
         return _outcomes(folder, kept, status, job.last_words)
     finally:
@@ -189,9 +244,9 @@ def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, words
     size = record.get("world_size", 0)
     outcomes: dict[int, Outcome] = {}
     for rank in range(size):
-        path = folder / f"outcome-{rank}"
-        if path.exists():
-            outcomes[rank] = pickle.loads(path.read_bytes())
+        for path in (folder / f"outcome-{rank}", folder / FROM_RANKS / str(rank)):
+            if path.exists():
+                outcomes[rank] = pickle.loads(path.read_bytes())
     failed = {rank: outcome for rank, outcome in outcomes.items() if "error" in outcome}
     verdict = record.get("failure")
     if status == 0 and not failed:
@@ -208,7 +263,9 @@ def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, words
         # Killed, or ended in native code: there is no exception.
         raise job_failure(status, words, record)
     if failed:
-        rank = min(failed, key=lambda one: (failed[one]["follows"], failed[one]["at"]))
+        # Clocks of several hosts cannot be compared: there the command knows who was first.
+        first = verdict["rank"] if verdict is not None and len(record.get("hosts", ())) > 1 else None
+        rank = min(failed, key=lambda one: (failed[one]["follows"], one != first, failed[one]["at"]))
         host = _host_of(record, rank)
         raise _rank_exception(rank, size, host, failed[rank], status)
     raise job_failure(status, words, record)

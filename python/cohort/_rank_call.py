@@ -3,6 +3,9 @@ leaves in the folder how it went.
 
 The folder holds `call` (pickled function and arguments), `sources` (lines of notebook cells, for tracebacks) and, of each
 rank that has got so far, `outcome-RANK`: a pickled dict of plain values, see `Outcome`.
+
+Ranks that may be on other hosts have no folder: the command puts the files of `to-ranks` there into the job's store, and what
+the ranks put into it into `from-ranks`.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import sys
 import time
 import traceback
 
-from cohort import _pickling
+from cohort import _core, _pickling
+from cohort.errors import Error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
         at: float  # time.monotonic(), one clock for all processes of a host
 
 
+TO_RANKS, FROM_RANKS = "to-ranks", "from-ranks"
+_SECONDS_TO_TRAVEL = 600.0  # for results of gigabytes over a slow network
+
 # Failures of a rank that tell of another one's.
 _FOLLOWING = {"PeerLost", "Aborted", "HorovodInternalError"}
 
@@ -44,19 +51,58 @@ def write_private(path: pathlib.Path, data: bytes) -> None:
     os.replace(aside, path)
 
 
+class _Folder:
+    """The job's folder, on this host."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def answer(self, rank: int, data: bytes) -> None:
+        write_private(self.path / f"outcome-{rank}", data)
+
+
+class _Elsewhere:
+    """The job's store, which is reached from every host."""
+
+    def read(self, name: str) -> bytes | None:
+        return _core.job_store_get(f"owner/{TO_RANKS}/{name}", _SECONDS_TO_TRAVEL)
+
+    def answer(self, rank: int, data: bytes) -> None:
+        _core.job_store_put(f"owner/{FROM_RANKS}/{rank}", data, _SECONDS_TO_TRAVEL)
+
+
 def main(folder_name: str) -> int:
     """Returns the exit status of the rank."""
     folder = pathlib.Path(folder_name)
-    rank = int(os.environ["RANK"])
     info = folder.stat()
     if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
         print(f"cohort: {folder} is not private to this user; nothing in it is read", file=sys.stderr)
         return 1
-    _learn_sources(folder)
     sys.argv = [sys.argv[0]]
-    wants_value = rank == 0 or os.path.exists(folder / "all-values")
+    return _call(_Folder(folder))
+
+
+def main_elsewhere(name: str) -> int:
+    """The same where the folder may be another host's. `name`: what stands for the program in sys.argv."""
+    sys.argv = [name]
+    return _call(_Elsewhere())
+
+
+def _call(folder: _Folder | _Elsewhere) -> int:
+    rank = int(os.environ["RANK"])
     try:
-        function, args, kwargs = pickle.loads((folder / "call").read_bytes())
+        _learn_sources(folder)
+        wants_value = rank == 0 or folder.read("all-values") is not None
+        call = folder.read("call")
+        if call is None:
+            raise FileNotFoundError("there is no call for this rank; has its driver ended?")
+        function, args, kwargs = pickle.loads(call)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
@@ -73,13 +119,13 @@ def main(folder_name: str) -> int:
         return _failed(folder, rank, error, "call")
     try:
         outcome: Outcome = {"value": _pickling.dumps(value) if wants_value else None}
-        write_private(folder / f"outcome-{rank}", pickle.dumps(outcome))
+        folder.answer(rank, pickle.dumps(outcome))
     except Exception as error:
         return _failed(folder, rank, error, "result")
     return 0
 
 
-def _failed(folder: pathlib.Path, rank: int, error: BaseException, where: str) -> int:
+def _failed(folder: _Folder | _Elsewhere, rank: int, error: BaseException, where: str) -> int:
     own = error.__traceback__
     if where == "call" and own is not None:
         own = own.tb_next  # begins in the user's function, not here
@@ -96,8 +142,8 @@ def _failed(folder: pathlib.Path, rank: int, error: BaseException, where: str) -
         "at": time.monotonic(),
     }
     try:
-        write_private(folder / f"outcome-{rank}", pickle.dumps(outcome))
-    except OSError as trouble:
+        folder.answer(rank, pickle.dumps(outcome))
+    except (OSError, Error) as trouble:
         print(f"cohort: rank {rank} cannot leave word of its failure: {trouble}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.write(text or f"the result of this rank cannot be sent back: {outcome['error']}\n")
@@ -122,12 +168,11 @@ def _exception_bytes(error: BaseException) -> bytes | None:
     return data
 
 
-def _learn_sources(folder: pathlib.Path) -> None:
+def _learn_sources(folder: _Folder | _Elsewhere) -> None:
     import linecache
 
-    try:
-        sources = pickle.loads((folder / "sources").read_bytes())
-    except OSError:
+    sources = folder.read("sources")
+    if sources is None:
         return
-    for name, lines in sources.items():
+    for name, lines in pickle.loads(sources).items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

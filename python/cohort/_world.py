@@ -40,6 +40,7 @@ def join(
     program: str = "",
     join_timeout: Seconds | None = None,
     timeout: Seconds | None = None,
+    transport: str = "",
     alone: bool = False,
 ) -> Communicator:
     """Meets the other ranks and returns a Communicator; each call forms a world of its own.
@@ -57,6 +58,8 @@ def join(
                   script with its size and checksum. Programs that are meant to differ give a common text
     join_timeout  seconds for all ranks to appear; default: 300
     timeout       deadline in seconds of operations that give none of their own; default: COHORT_TIMEOUT, else 1800
+    transport     what carries bytes between hosts: "tcp", or "mpi" for ranks that mpirun or srun has started (it needs
+                  the plug-in of `cohort build-mpi`); default: COHORT_TRANSPORT, else tcp
     alone         be a world of one on purpose, also under a launcher of more
 
     Raises InvalidArgument when sources contradict each other, Mismatch when ranks differ in what they run (program,
@@ -73,6 +76,7 @@ def join(
         program=program or _own_program(),
         join_timeout=join_timeout,
         timeout=timeout,
+        transport=transport,
         alone=alone,
     )
 

@@ -12,13 +12,15 @@ import tempfile
 import warnings
 
 from cohort import _command, _gpus
-from cohort._functions import call_on_ranks, environment_of, first_value, job_failure, job_words
+from cohort._functions import call_on_ranks, environment_of, first_value, host_words, job_failure, job_words, may_travel
 from cohort.errors import InvalidArgument, Unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Union
+
+    from cohort._functions import Hosts
 
     TrainObject = Union[Callable[..., Any], str, os.PathLike[str]]
 
@@ -32,13 +34,24 @@ class Distributor:
                    GPUs of the job and takes the one of its LOCAL_RANK. Without any GPU it says so and uses the CPU.
                    False: the ranks see no GPU
 
+    hosts, hostfile  on these hosts, as `cohort.run` takes them (TorchDistributor has Spark's workers instead). GPUs are each
+                   host's own then: they are not counted here, and CUDA_VISIBLE_DEVICES is what it is there
+
     Fewer processes than asked for, and no GPU where one was asked for, are warnings (RuntimeWarning). `num_processes` is
     then the number that will really run.
 
     Raises InvalidArgument (a ValueError) for a number of processes below 1.
     """
 
-    def __init__(self, num_processes: int = 1, local_mode: bool = True, use_gpu: bool = True) -> None:
+    def __init__(
+        self,
+        num_processes: int = 1,
+        local_mode: bool = True,
+        use_gpu: bool = True,
+        *,
+        hosts: Hosts | None = None,
+        hostfile: str | os.PathLike[str] | None = None,
+    ) -> None:
         try:
             asked = operator.index(num_processes)
         except TypeError:
@@ -48,13 +61,15 @@ class Distributor:
         if not local_mode:
             raise Unavailable(
                 "Distributor: local_mode=False, on the workers of a Spark cluster, is not there yet -- local_mode=True "
-                "runs the processes on this host"
+                "runs the processes on this host, and hosts=\"a:4,b:4\" on several"
             )
         self.num_processes = asked
         self.local_mode = True
         self.use_gpu = bool(use_gpu)
+        self._where = host_words(hosts, hostfile)
+        self._travels = may_travel(hosts, hostfile, ())
         self._gpus: list[str] = []
-        if self.use_gpu:
+        if self.use_gpu and not self._where:
             self._choose_gpus()
 
     def _choose_gpus(self) -> None:
@@ -87,8 +102,13 @@ class Distributor:
         The ranks have RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT and this process's environment. Raises
         as `cohort.run`: the exception of the rank that failed first, or RankFailed (a RuntimeError) with its last words.
         """
-        environment = environment_of({"CUDA_VISIBLE_DEVICES": ",".join(self._gpus)})
-        words = job_words(self.num_processes)
+        words = [*self._where, *job_words(self.num_processes)]
+        if not self._where:
+            environment = environment_of({"CUDA_VISIBLE_DEVICES": ",".join(self._gpus)})
+        else:
+            environment = environment_of(None)
+            if not self.use_gpu:
+                words += ["--env", "CUDA_VISIBLE_DEVICES="]  # what belongs to a host goes to others only so
         if isinstance(train_object, (str, os.PathLike)):
             if kwargs:
                 raise InvalidArgument(
@@ -101,7 +121,9 @@ class Distributor:
                 f"Distributor.run: {train_object!r} is neither a function nor the path of a script"
             )
         return first_value(
-            call_on_ranks(train_object, args, kwargs, words=words, environment=environment, all_values=False)
+            call_on_ranks(
+                train_object, args, kwargs, words=words, environment=environment, all_values=False, travels=self._travels
+            )
         )
 
     @staticmethod

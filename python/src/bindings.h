@@ -40,6 +40,7 @@ void bind_communicator(pybind11::module_& module);
 void bind_formats(pybind11::module_& module);
 void bind_permutation(pybind11::module_& module);
 void bind_status(pybind11::module_& module);
+void bind_job_store(pybind11::module_& module);
 /// The methods that move data.
 void bind_collectives(pybind11::class_<PyCommunicator>& communicator);
 

@@ -54,7 +54,7 @@ void bind_communicator(py::module_& module) {
       .def("local_size", [](const PyCommunicator& self) { return self.member().local_size; })
       .def(
           "cross_rank", [](const PyCommunicator& self) { return self.member().cross_rank; },
-          "Among the ranks of the same local rank: the host's number.")
+          "This host's number among the hosts that have this local rank.")
       .def("cross_size", [](const PyCommunicator& self) { return self.member().cross_size; })
       .def("host", [](const PyCommunicator& self) { return self.member().host; })
       .def(

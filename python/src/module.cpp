@@ -13,7 +13,7 @@ namespace {
 
 PyCommunicator join_world(const std::string& init_method, int rank, int world_size, const std::string& secret_file,
                           const std::string& group_name, const std::string& program, const py::object& join_timeout,
-                          const py::object& timeout, bool alone) {
+                          const py::object& timeout, const std::string& transport, bool alone) {
   JoinOptions options;
   options.init_method = init_method;
   options.rank = rank;
@@ -26,6 +26,7 @@ PyCommunicator join_world(const std::string& init_method, int rank, int world_si
     if (deadline->count() <= 0) refuse("join", "the timeout of operations has to be positive");
     options.timeout = *deadline;
   }
+  options.transport = transport;
   options.alone = alone;
   // An interrupt leaves the meeting to its own deadline: there is nobody yet who could be told.
   return PyCommunicator(Member::make(run_interruptibly<Communicator>([options] { return cohort::join(options); }, {})));
@@ -72,9 +73,10 @@ PYBIND11_MODULE(_core, module) {
   bind_formats(module);
   bind_permutation(module);
   bind_status(module);
+  bind_job_store(module);
   module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
              py::arg("secret_file"), py::arg("group_name"), py::arg("program"), py::arg("join_timeout"),
-             py::arg("timeout"), py::arg("alone"));
+             py::arg("timeout"), py::arg("transport"), py::arg("alone"));
   module.def(
       "leave_all",
       [](const py::object& grace, const std::string& reason, bool failed) {

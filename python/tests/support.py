@@ -77,6 +77,15 @@ needs_torch = unittest.skipUnless(torch, "torch is not installed")
 needs_numpy = unittest.skipUnless(numpy, "NumPy is not installed")
 
 
+def ranks_of_hosts(size):
+    """How many ranks each host has; of hosts that this machine pretends to be, where it does."""
+    numbers = [int(number) for number in os.environ.get("COHORT_PRETEND_HOSTS", "1").split(",")]
+    if len(numbers) > 1:
+        return numbers
+    hosts = min(numbers[0], size)
+    return [size // hosts + (host < size % hosts) for host in range(hosts)]
+
+
 class World:
     """N processes that run one script and meet at a file; `ends` waits for them. Nothing of it is left behind.
 

@@ -3,7 +3,7 @@
 import os
 import unittest
 
-from support import KINDS, SECONDS, needs_numpy, needs_torch, numpy, torch
+from support import KINDS, SECONDS, needs_numpy, needs_torch, numpy, ranks_of_hosts, torch
 
 import cohort
 
@@ -52,9 +52,16 @@ class Collectives(unittest.TestCase):
     def test_the_environment_s_world(self):
         self.assertEqual(self.rank, int(os.environ["RANK"]))
         self.assertEqual(self.size, int(os.environ["WORLD_SIZE"]))
+        hosts = ranks_of_hosts(self.size)
+        host, local = 0, self.rank
+        while local >= hosts[host]:
+            local -= hosts[host]
+            host += 1
+        beside = [number for number in hosts if number > local]  # hosts with a rank of this local number
+        place = sum(number > local for number in hosts[:host])
         self.assertEqual(
             (cohort.rank(), cohort.size(), cohort.local_rank(), cohort.local_size(), cohort.cross_rank(), cohort.cross_size()),
-            (self.rank, self.size, self.rank, self.size, 0, 1),
+            (self.rank, self.size, local, hosts[host], place, len(beside)),
         )
         self.assertTrue(self.world.host())
         self.assertEqual(self.world.timeout(), SECONDS)
@@ -114,6 +121,17 @@ class Collectives(unittest.TestCase):
             data = kind.make([1.0], "float32")
             self.world.all_reduce(data, prescale=2, postscale=0.25)
             self.expect(kind, data, [0.5 * self.size])
+
+    def test_bfloat16_between_hosts(self):
+        for kind in KINDS:
+            data = kind.make([1.5 * (self.rank + 1)] * 20000, "float32")
+            self.world.all_reduce(data, wire_dtype="bfloat16")
+            # Halves of up to 8 bits are not rounded, wherever the ranks are.
+            self.assertEqual(kind.values(data)[::5000], [1.5 * self.size * (self.size + 1) / 2] * 4)
+            with self.assertRaisesRegex(cohort.InvalidArgument, "float32 can as bfloat16"):
+                self.world.all_reduce(data, wire_dtype="float16")
+            with self.assertRaisesRegex(cohort.InvalidArgument, "wire_dtype is no type"):
+                self.world.all_reduce(data, wire_dtype="halves")
 
     def test_group_of_arrays(self):
         for kind in KINDS:

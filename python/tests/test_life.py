@@ -39,8 +39,10 @@ rank = cohort.rank()
 
 class Life(unittest.TestCase):
     def all_good(self, script, size=2, **environment):
-        for rank, (status, output) in enumerate(run_world(START + script, size, **environment)):
-            self.assertEqual(status, 0, f"rank {rank}: {output}")
+        ended = run_world(START + script, size, **environment)
+        every = "".join(f"rank {rank} ended with {status}: {output}\n" for rank, (status, output) in enumerate(ended))
+        for status, output in ended:
+            self.assertEqual(status, 0, every)
             self.assertIn("good", output)
 
     def test_init_and_shutdown_again_and_again(self):

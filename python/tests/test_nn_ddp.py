@@ -98,6 +98,20 @@ class Averages(Ranks):
         for one, other in zip(*results):
             self.assertTrue(torch.equal(one, other))
 
+    def test_gradients_as_bfloat16_between_hosts(self):
+        samples = [3] * self.size
+        net = with_values(Mlp(hidden=17)).float()
+        model = DistributedDataParallel(net, wire_dtype=torch.bfloat16, **SMALL)
+        reference = with_values(Mlp(hidden=17)).float()
+        x, y = (part.float() if part.is_floating_point() else part for part in batch_of(0, sum(samples)))
+        loss_of(reference(x), y).backward()
+        loss_of(model(self.mine(x, samples)), self.mine(y, samples)).backward()
+        # Each host's sum is rounded to 8 bits, and the result perhaps once more.
+        self.assert_close(gradients(net), gradients(reference), 2e-2)
+        self.assert_same_bits_on_all_ranks(gradients(net))
+        with self.assertRaisesRegex(cohort.InvalidArgument, "only as bfloat16"):
+            DistributedDataParallel(Mlp(), wire_dtype="float16")
+
     def test_mixed_types(self):
         class Mixed(torch.nn.Module):
             def __init__(self):

@@ -1,6 +1,7 @@
 #include "store/client.h"
 
 #include "base/log.h"
+#include "net/reach.h"
 #include "net/secure_connection.h"
 #include "net/socket.h"
 #include "store/protocol.h"
@@ -248,23 +249,12 @@ struct Attempt {
   bool again = false;
 };
 
-Attempt attempt(const StoreClientOptions& options, net::Deadline deadline) {
-  auto socket = net::connect_once(options.endpoint, deadline);
-  if (!socket) {
-    const auto kind = socket.error().kind;
-    return {{}, socket.error().error, kind == net::ConnectFailure::Refused || kind == net::ConnectFailure::NoAnswer};
-  }
-  const net::SecureOptions secure{.purpose = "store", .longest_message = kLongestMessage};
-  auto connection = options.secret ? net::SecureConnection::with_secret(*std::move(socket), net::Role::Client,
-                                                                        *options.secret, secure)
-                                   : net::SecureConnection::same_user(*std::move(socket), net::Role::Client, secure);
-  if (!connection) return {{}, connection.error(), false};
-  if (const auto shaken = connection->handshake(deadline); !shaken) {
-    return {{}, shaken.error(), shaken.error().code() != ErrorCode::InvalidArgument};
-  }
+const net::SecureOptions kSecure{.purpose = "store", .longest_message = kLongestMessage};
+
+Attempt greet(net::SecureConnection connection, std::string place, const StoreClientOptions& options,
+              net::Deadline deadline) {
   try {
-    auto store =
-        std::make_shared<RemoteStore>(*std::move(connection), net::to_string(options.endpoint), options.call_timeout);
+    auto store = std::make_shared<RemoteStore>(std::move(connection), std::move(place), options.call_timeout);
     store->hello(options.meeting, deadline);
     return {std::move(store), {}, false};
   } catch (const Error& error) {
@@ -274,18 +264,39 @@ Attempt attempt(const StoreClientOptions& options, net::Deadline deadline) {
   }
 }
 
-}  // namespace
-
-std::shared_ptr<MeetingStore> connect_store(const StoreClientOptions& options, net::Deadline deadline) {
-  if (!options.endpoint.is_unix() && !options.secret) {
-    raise(ErrorCode::InvalidArgument, "connecting to the store at {} needs a secret", net::to_string(options.endpoint));
+Attempt attempt(const StoreClientOptions& options, net::Deadline deadline) {
+  auto socket = net::connect_once(options.endpoint, deadline);
+  if (!socket) {
+    const auto kind = socket.error().kind;
+    return {{}, socket.error().error, kind == net::ConnectFailure::Refused || kind == net::ConnectFailure::NoAnswer};
   }
+  auto connection = options.secret ? net::SecureConnection::with_secret(*std::move(socket), net::Role::Client,
+                                                                        *options.secret, kSecure)
+                                   : net::SecureConnection::same_user(*std::move(socket), net::Role::Client, kSecure);
+  if (!connection) return {{}, connection.error(), false};
+  if (const auto shaken = connection->handshake(deadline); !shaken) {
+    return {{}, shaken.error(), shaken.error().code() != ErrorCode::InvalidArgument};
+  }
+  return greet(*std::move(connection), net::to_string(options.endpoint), options, deadline);
+}
+
+Attempt attempt_at_any(std::span<const net::Endpoint> endpoints, const StoreClientOptions& options,
+                       net::Deadline deadline) {
+  auto connection = net::reach(endpoints, *options.secret, kSecure, deadline);
+  if (!connection) return {{}, connection.error(), true};
+  std::string place = connection->peer();
+  return greet(*std::move(connection), std::move(place), options, deadline);
+}
+
+/// `place`: for messages.
+template <class Try>
+std::shared_ptr<MeetingStore> keep_trying(std::string_view place, net::Deadline deadline, Try try_once) {
   const auto begun = std::chrono::steady_clock::now();
   std::minstd_rand random(std::random_device{}());
   milliseconds pause{2};
   while (true) {
     // One lost packet must not use up all the time there is.
-    Attempt tried = attempt(options, std::min(deadline, net::deadline_in(seconds(15))));
+    Attempt tried = try_once(std::min(deadline, net::deadline_in(seconds(15))));
     if (tried.store) return std::move(tried.store);
     if (!tried.again) throw *tried.error;
     log::debug("store", "{}; trying again", tried.error->what());
@@ -296,11 +307,29 @@ std::shared_ptr<MeetingStore> connect_store(const StoreClientOptions& options, n
       raise(ErrorCode::Timeout,
             "nobody met us at {} within {:.1f} s: {} -- is the process that listens there (rank 0, or `cohort run`) "
             "running, and the address right?",
-            net::to_string(options.endpoint), std::chrono::duration<double>(waited).count(), tried.error->what());
+            place, std::chrono::duration<double>(waited).count(), tried.error->what());
     }
     std::this_thread::sleep_for(jittered);
     pause = std::min(pause * 2, milliseconds(400));
   }
+}
+
+}  // namespace
+
+std::shared_ptr<MeetingStore> connect_store(const StoreClientOptions& options, net::Deadline deadline) {
+  const std::string place = net::to_string(options.endpoint);
+  if (!options.endpoint.is_unix() && !options.secret) {
+    raise(ErrorCode::InvalidArgument, "connecting to the store at {} needs a secret", place);
+  }
+  return keep_trying(place, deadline, [&](net::Deadline limit) { return attempt(options, limit); });
+}
+
+std::shared_ptr<MeetingStore> connect_store_at_any(std::span<const net::Endpoint> endpoints,
+                                                   const StoreClientOptions& options, net::Deadline deadline) {
+  if (!options.secret)
+    raise(ErrorCode::InvalidArgument, "connecting to the store at one of its addresses needs a secret");
+  return keep_trying("any of its addresses", deadline,
+                     [&](net::Deadline limit) { return attempt_at_any(endpoints, options, limit); });
 }
 
 std::shared_ptr<MeetingStore> connect_tcp_store(const std::string& host, std::uint16_t port, const net::Secret& secret,

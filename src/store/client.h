@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace cohort::store {
@@ -26,6 +27,11 @@ struct StoreClientOptions {
 /// Tries until the deadline, with growing pauses, since the server may not be up yet. Throws Timeout (nobody listens
 /// there, or no answer: says which), Unavailable (the name does not resolve), InvalidArgument (authentication failed).
 std::shared_ptr<MeetingStore> connect_store(const StoreClientOptions& options, net::Deadline deadline);
+
+/// The same where one of several numeric addresses leads to the server: all are tried at once, and who proves the
+/// secret counts. `options.endpoint` is not used.
+std::shared_ptr<MeetingStore> connect_store_at_any(std::span<const net::Endpoint> endpoints,
+                                                   const StoreClientOptions& options, net::Deadline deadline);
 
 /// The usual case: TCP and a secret.
 std::shared_ptr<MeetingStore> connect_tcp_store(const std::string& host, std::uint16_t port, const net::Secret& secret,

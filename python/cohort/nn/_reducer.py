@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.autograd import Variable
@@ -334,7 +335,9 @@ class Reducer:
         members = [self._parameters[index] for index in self._plan[self._next_bucket]]
         bucket.set_flags([member.used for member in members], self._samples > 0)
         self._next_bucket += 1
-        options = {"op": "average", "weight": float(self._samples), "async_op": True}
+        options: dict[str, Any] = {"op": "average", "weight": float(self._samples), "async_op": True}
+        if bucket.small.dtype == torch.float32:
+            options["wire_dtype"] = self._options.wire_dtype
         for position in bucket.large:
             member = members[position]
             gradient, member.unread = member.unread, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -47,7 +47,7 @@ class _Contents:
         self.trained: list[tuple[str, torch.Tensor]] = []
         self.description = [
             f"options bucket_bytes={options.bucket_bytes}, first_bucket_bytes={options.first_bucket_bytes}, "
-            f"broadcast_buffers={options.broadcast_buffers}"
+            f"broadcast_buffers={options.broadcast_buffers}, wire_dtype={options.wire_dtype}"
         ]
         self.parameters: list[torch.Tensor] = []
         for name, tensor in module.named_parameters():
@@ -86,6 +86,7 @@ class DistributedDataParallel(torch.nn.Module):
     first_bucket_bytes  of the bucket that is ready first, so that communication begins early; default 1 MiB
     broadcast_buffers   buffers (running statistics) become rank 0's before each synchronising forward
     observer            called with (number, bytes) of each bucket that becomes ready
+    wire_dtype          torch.bfloat16 or its name: gradients of float32 travel between hosts as bfloat16, half the bytes
 
     Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and
     raises Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers become rank
@@ -116,6 +117,7 @@ class DistributedDataParallel(torch.nn.Module):
         first_bucket_bytes: int = 1 << 20,
         broadcast_buffers: bool = True,
         observer: Optional[Callable[[int, int], None]] = None,
+        wire_dtype: Union[torch.dtype, str, None] = None,
     ) -> None:
         super().__init__()
         if not isinstance(module, torch.nn.Module):
@@ -125,7 +127,13 @@ class DistributedDataParallel(torch.nn.Module):
                 f"DistributedDataParallel: comm is a {type(comm).__name__} -- the second argument is a "
                 "cohort.Communicator, or nothing; there are no device_ids, since it works on the CPU"
             )
-        self.options = DistributedDataParallelOptions(bucket_bytes, first_bucket_bytes, broadcast_buffers, observer)
+        self.options = DistributedDataParallelOptions(
+            bucket_bytes=bucket_bytes,
+            first_bucket_bytes=first_bucket_bytes,
+            broadcast_buffers=broadcast_buffers,
+            observer=observer,
+            wire_dtype=None if wire_dtype is None else str(wire_dtype).rpartition(".")[2],
+        )
         self.module = module
         self.training = module.training
         self._forget(comm)

@@ -14,6 +14,7 @@ class DistributedDataParallelOptions:
     """bucket_bytes        size of a gradient bucket, that is of one all_reduce (a larger gradient has one of its own)
     first_bucket_bytes  size of the bucket that is ready first, so that communication begins early
     broadcast_buffers   buffers (running statistics) of all ranks become rank 0's before each synchronising forward
+    wire_dtype          "bfloat16": gradients of float32 travel between hosts as bfloat16, half the bytes
     observer            called with (number, bytes) of each bucket that becomes ready
     """
 
@@ -21,8 +22,13 @@ class DistributedDataParallelOptions:
     first_bucket_bytes: int = 1 << 20
     broadcast_buffers: bool = True
     observer: Optional[Callable[[int, int], None]] = None
+    wire_dtype: Optional[str] = None
 
     def __post_init__(self) -> None:
+        if self.wire_dtype not in (None, "bfloat16"):
+            raise InvalidArgument(
+                f"DistributedDataParallel: gradients cannot travel as {self.wire_dtype}, only as bfloat16"
+            )
         if self.bucket_bytes < 1 or self.first_bucket_bytes < 1:
             raise InvalidArgument("DistributedDataParallel: a bucket has at least 1 byte")
 

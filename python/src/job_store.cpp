@@ -1,0 +1,50 @@
+// Larger things than messages, through the store of the job that started this process: what `cohort.run` sends to ranks
+// that cannot read its folder, and what they return.
+#include "bindings.h"
+
+#include "store/job_store.h"
+#include "store/large_values.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace cohort::python {
+namespace {
+
+Store::Deadline deadline_of(double seconds) {
+  return std::chrono::steady_clock::now() +
+         std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
+}
+
+}  // namespace
+
+void bind_job_store(py::module_& module) {
+  module.def(
+      "job_store_put",
+      [](const std::string& key, const py::bytes& value, double timeout) {
+        const std::string text = value;
+        const py::gil_scoped_release release;
+        const Store::Deadline deadline = deadline_of(timeout);
+        store::set_large(*store::connect_job_store(deadline), key, text);
+      },
+      py::arg("key"), py::arg("value"), py::arg("timeout"),
+      "Puts bytes of any length into the store of this rank's job.");
+  module.def(
+      "job_store_get",
+      [](const std::string& key, double timeout) -> py::object {
+        std::optional<std::string> value;
+        {
+          const py::gil_scoped_release release;
+          const Store::Deadline deadline = deadline_of(timeout);
+          value = store::try_get_large(*store::connect_job_store(deadline), key, deadline);
+        }
+        if (!value) return py::none();
+        return py::bytes(*value);
+      },
+      py::arg("key"), py::arg("timeout"), "What was put there; None if nothing was.");
+}
+
+}  // namespace cohort::python

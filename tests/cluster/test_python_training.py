@@ -1,0 +1,165 @@
+"""The digits in Python on two hosts of a box, under every launcher, by a user without any rights there: the same weights, to
+the bit, and nothing left on any host."""
+
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+import time
+import unittest
+
+import boxes
+
+COHORT = os.environ.get("COHORT_COMMAND", "")
+PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "01-digits" / "python"
+
+# digits_ddp.py's steps with cohort.nn, few of them, and what came out.
+PROGRAM = """
+import hashlib, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+import torch.nn.functional as F
+import cohort
+from cohort.data import DistributedSampler
+from cohort.nn import DistributedDataParallel
+from digits import Net, load
+
+torch.set_num_threads(1)
+cohort.init(timeout=60)
+world = cohort.world()
+torch.manual_seed(world.rank())  # rank 0's weights are everybody's
+train, _ = load()
+net = Net()
+model = DistributedDataParallel(net, world)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.03, momentum=0.9)
+sampler = DistributedSampler(train.labels, world.size(), world.rank(), shuffle=True, seed=1)
+order = torch.tensor(list(sampler))
+for step in range(6):
+    batch = order[step * 16 : step * 16 + 16]
+    optimizer.zero_grad()
+    F.nll_loss(model(train.images[batch]), train.labels[batch]).backward()
+    optimizer.step()
+bits = b"".join(parameter.detach().numpy().tobytes() for parameter in net.parameters())
+print(f"rank {world.rank()} of {world.size()} on {world.cross_size()} hosts: {hashlib.sha256(bits).hexdigest()}", flush=True)
+cohort.shutdown()
+"""
+
+FUNCTION = """
+import array, os, sys
+import cohort
+
+def total(value):
+    cohort.init()
+    values = array.array("d", [value * (cohort.rank() + 1)])
+    cohort.world().all_reduce(values)
+    return values[0], cohort.world().host(), cohort.world().cross_size()
+
+def fail(rank):
+    if int(os.environ["RANK"]) == rank:
+        raise LookupError(f"rank {rank} knows why")
+    import time
+    time.sleep(300)
+
+if __name__ == "__main__":
+    import functions  # so that it need not be sent by value
+    print(cohort.run(functions.total, args=(2.0,), hosts="h1:2,h2:2", prefix="none"))
+    print(cohort.Distributor(4, use_gpu=False, hosts="h1:2,h2:2").run(functions.total, 3.0))
+    try:
+        cohort.run(functions.fail, args=(3,), hosts="h1:2,h2:2", quiet=True)
+    except LookupError as error:
+        print("raised:", error, "on", error.__cause__.host, error.__cause__.rank)
+"""
+
+
+class PythonTraining(unittest.TestCase):
+    box = None
+
+    @classmethod
+    def setUpClass(cls):
+        if not COHORT or not list(pathlib.Path(PACKAGE, "cohort").glob("_core.*.so")):
+            raise unittest.SkipTest("the Python package is not built")
+        cls.box = boxes.Box("py", "--slurm", "--hosts", "2", "--user", "trainee")
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-py-"))
+        cls.python = next((p for p in (shutil.which("python3"), "/usr/bin/python3") if cls.can_train(p)), None)
+        if cls.python is None:
+            cls.tearDownClass()
+            raise unittest.SkipTest("a user without rights can run no Python with torch here")
+        os.chmod(cls.folder, 0o777)
+        (cls.folder / "train.py").write_text(PROGRAM)
+        (cls.folder / "functions.py").write_text(FUNCTION)
+        cls.before = {host: set(cls.box.processes(host)) for host in ("h1", "h2")}
+
+    @classmethod
+    def can_train(cls, python):
+        return cls.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", python, "-c", "import torch, numpy, cohort",
+                           as_user=True, timeout=60, cwd=cls.folder).returncode == 0
+
+    @classmethod
+    def tearDownClass(cls):
+        if cls.box:
+            cls.box.down()
+            shutil.rmtree(cls.folder)
+
+    def tearDown(self):
+        limit = time.monotonic() + 20
+        while left := {pid: line for host, known in self.before.items() for pid, line in self.box.processes(host).items()
+                       if pid not in known and "slurmstepd" not in line}:
+            self.assertLess(time.monotonic(), limit, f"left: {left}")
+            time.sleep(0.1)
+
+    def as_user(self, *words, timeout=120):
+        done = self.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", "PYTHONDONTWRITEBYTECODE=1", *words, as_user=True,
+                            timeout=timeout, cwd=self.folder)
+        self.assertEqual(done.returncode, 0, f"{words}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def by_hand(self, program):
+        """`cohort run` on h1 waits for an agent that is started by hand on each host."""
+        self.as_user(COHORT, "secret", "job.secret")
+        agents = [self.box.start(host, "env", f"PYTHONPATH={PACKAGE}", COHORT, "agent", "--join", "h1:4711", "--secret-file",
+                                 "job.secret", "--name", host, as_user=True, cwd=self.folder) for host in ("h1", "h2")]
+        try:
+            return self.as_user(COHORT, "run", "-q", "--starter", "hand", "--secret-file", "job.secret", "--listen", "4711", "-np", "4",
+                                "-H", "h1:2,h2:2", *program)
+        finally:
+            for agent in agents:
+                try:
+                    agent.communicate(timeout=20)
+                except BaseException:
+                    agent.kill()
+                    agent.communicate()
+
+    def test_digits_by_every_launcher_give_the_same_bits(self):
+        program = [self.python, str(self.folder / "train.py"), str(EXAMPLES)]
+        cohort = [COHORT, "run", "-q", "--no-logs", "--no-python"]
+        ways = {
+            "ssh": lambda: self.as_user(*cohort, "-np", "4", "-H", "h1:2,h2:2", *program),
+            "slurm, a launcher for each host": lambda: self.as_user("salloc", "-Q", "-N2", "--ntasks-per-node=2", *cohort, *program),
+            "slurm, a task for each rank": lambda: self.as_user("srun", "-N2", "--ntasks-per-node=2", *program),
+            "open-mpi": lambda: self.as_user("mpirun.openmpi", "-x", "PYTHONPATH", "--bind-to", "none", "-np", "4",
+                                             "-H", "h1:2,h2:2", *program),
+            "mpich": lambda: self.as_user("mpiexec.mpich", "-np", "4", "-hosts", "h1:2,h2:2", *program),
+            "by hand": lambda: self.by_hand([*program]),
+        }
+        bits = {}
+        for way, train in ways.items():
+            said = train()
+            found = re.findall(r"rank (\d) of 4 on 2 hosts: ([0-9a-f]{64})", said)
+            self.assertEqual(sorted(rank for rank, _ in found), list("0123"), f"{way}: {said}")
+            self.assertEqual(len({digest for _, digest in found}), 1, f"{way}: ranks differ: {said}")
+            bits[way] = found[0][1]
+        self.assertEqual(len(set(bits.values())), 1, bits)
+        self.assertNotEqual(bits["ssh"], hashlib.sha256(b"").hexdigest())
+
+    def test_functions_on_two_hosts(self):
+        said = self.as_user(self.python, "functions.py")
+        self.assertIn("[(20.0, 'h1', 2), (20.0, 'h1', 2), (20.0, 'h2', 2), (20.0, 'h2', 2)]", said)
+        self.assertIn("(30.0, 'h1', 2)", said)
+        self.assertIn("raised: rank 3 knows why on h2 3", said)
+
+
+if __name__ == "__main__":
+    unittest.main()
