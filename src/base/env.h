@@ -18,7 +18,12 @@ inline constexpr std::string_view kSecretFile = "COHORT_SECRET_FILE";
 inline constexpr std::string_view kInit = "COHORT_INIT";
 inline constexpr std::string_view kPlan = "COHORT_PLAN";
 inline constexpr std::string_view kNetwork = "COHORT_NETWORK";
+inline constexpr std::string_view kConnections = "COHORT_CONNECTIONS";
+inline constexpr std::string_view kEncrypt = "COHORT_ENCRYPT";
 inline constexpr std::string_view kPretendHosts = "COHORT_PRETEND_HOSTS";
+inline constexpr std::string_view kTransport = "COHORT_TRANSPORT";
+inline constexpr std::string_view kMpiPlugin = "COHORT_MPI_PLUGIN";
+inline constexpr std::string_view kTimes = "COHORT_TIMES";
 
 // Set by `cohort run` for its workers.
 inline constexpr std::string_view kStore = "COHORT_STORE";

@@ -88,6 +88,26 @@ void StatusPage::name_kind(std::uint8_t kind, std::string_view name) noexcept {
   std::memcpy(layout_->kinds[kind], name.data(), length);
 }
 
+void StatusPage::count_step() noexcept {
+  const std::int64_t steps = layout_->step.fetch_add(1, std::memory_order_relaxed) + 1;
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  const auto copy_to = [&](TimesStatus& copy) {
+    const TimesStatus& times = layout_->times;
+    copy.operations.store(times.operations.load(std::memory_order_relaxed));
+    copy.bytes.store(times.bytes.load(std::memory_order_relaxed));
+    copy.busy_ns.store(times.busy_ns.load(std::memory_order_relaxed));
+    copy.waited_ns.store(times.waited_ns.load(std::memory_order_relaxed));
+    copy.wire_ns.store(times.wire_ns.load(std::memory_order_relaxed));
+    copy.wire_bytes.store(times.wire_bytes.load(std::memory_order_relaxed));
+    copy.exposed_ns.store(times.exposed_ns.load(std::memory_order_relaxed));
+    copy.at_ns.store(std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec);
+    copy.step.store(steps);
+  };
+  if (steps <= StatusLayout::kWarmSteps) copy_to(layout_->warm);
+  copy_to(layout_->last);
+}
+
 void StatusPage::begin_wait(std::string_view name) noexcept {
   layout_->names.waiting.fetch_add(1, std::memory_order_relaxed);
   for (auto& word : layout_->names.name) {

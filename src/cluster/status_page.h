@@ -67,14 +67,28 @@ struct alignas(64) NameStatus {
   std::array<std::atomic<std::uint64_t>, kWords> name;
 };
 
+/// What the rank's collectives have taken so far, where it measures that (COHORT_TIMES). Several threads may add.
+struct TimesStatus {
+  std::atomic<std::uint64_t> operations;
+  std::atomic<std::uint64_t> bytes;       ///< of this rank's payload
+  std::atomic<std::uint64_t> busy_ns;     ///< from the beginning to the end of each
+  std::atomic<std::uint64_t> waited_ns;   ///< of that: for peers to come to them,
+  std::atomic<std::uint64_t> wire_ns;     ///< and for bytes of other hosts
+  std::atomic<std::uint64_t> wire_bytes;  ///< sent to other hosts
+  std::atomic<std::uint64_t> exposed_ns;  ///< in which a thread of the program did nothing but wait for them
+  std::atomic<std::int64_t> at_ns;        ///< of a copy: when it was taken (CLOCK_MONOTONIC)
+  std::atomic<std::int64_t> step;         ///< and how many steps had been taken
+};
+
 /// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3230544154534843;  // "CHSTAT02"
+  static constexpr std::uint64_t kMagic = 0x3330544154534843;  // "CHSTAT03"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
   static constexpr std::size_t kWordsBytes = 12 << 10;
   static constexpr std::uint32_t kTellsStacks = 1;  ///< of `abilities`
+  static constexpr std::int64_t kWarmSteps = 2;
 
   std::uint64_t magic;
   std::atomic<std::int32_t> pid;         ///< of the process that writes it; 0: none has come yet
@@ -87,6 +101,9 @@ struct StatusLayout {
   char kinds[kKinds][kNameBytes];  ///< names of operations, by the number in LaneStatus::what
   GroupStatus groups[kGroups];
   NameStatus names;
+  TimesStatus times;
+  TimesStatus warm;  ///< `times` after the first kWarmSteps steps: what comes before is start-up
+  TimesStatus last;  ///< and after the last step
 };
 
 /// After the layout, in the same file: stacks, as text, written through the descriptor when the rank is asked for them.
@@ -106,7 +123,8 @@ class StatusPage {
   GroupStatus& open(std::uint64_t id, int rank, int size) noexcept;
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
-  void count_step() noexcept { layout_->step.fetch_add(1, std::memory_order_relaxed); }
+  void count_step() noexcept;
+  TimesStatus& times() noexcept { return layout_->times; }
   /// A thread waits for an operation by name, until `end_wait`.
   void begin_wait(std::string_view name) noexcept;
   void end_wait() noexcept { layout_->names.waiting.fetch_sub(1, std::memory_order_relaxed); }

@@ -38,8 +38,11 @@ TEST(StatusPage, TellsTheAgentWhatARankDidWhenItIsGone) {
     page.name_kind(3, "reduce");
     group.collectives.begin(5, LaneStatus::pack(3, DType::Float64, ReduceOp::Max), 100);
     group.collectives.end(4);
-    page.count_step();
-    page.count_step();
+    for (int step = 0; step < 5; ++step) {
+      page.times().busy_ns.fetch_add(100);
+      page.count_step();
+    }
+    page.times().busy_ns.fetch_add(1000);
     page.say_last_words("it fell");
     page.say_last_words("and again");
     ::_exit(::getpid() == page.layout().pid ? 0 : 2);
@@ -53,7 +56,13 @@ TEST(StatusPage, TellsTheAgentWhatARankDidWhenItIsGone) {
   EXPECT_EQ(group.collectives.ended, 4u);
   EXPECT_EQ(group.collectives.count, 100);
   EXPECT_STREQ(layout.kinds[group.collectives.what & 0xFF], "reduce");
-  EXPECT_EQ(layout.step, 2);
+  EXPECT_EQ(layout.step, 5);
+  EXPECT_EQ(layout.warm.step, StatusLayout::kWarmSteps);
+  EXPECT_EQ(layout.warm.busy_ns, 100U * StatusLayout::kWarmSteps);
+  EXPECT_EQ(layout.last.step, 5);
+  EXPECT_EQ(layout.last.busy_ns, 500U);  // not what came after the last step
+  EXPECT_GE(layout.last.at_ns.load(), layout.warm.at_ns.load());
+  EXPECT_EQ(layout.times.busy_ns, 1500U);
   EXPECT_EQ(layout.words_ready, 1u);
   EXPECT_EQ(std::string(layout.words, layout.words_length), "it fell");
 }

@@ -19,6 +19,8 @@ constexpr std::size_t kMostStrangers = 64;
 constexpr auto kHelloLimit = std::chrono::seconds(5);
 /// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
 constexpr std::size_t kMostStarting = 64;
+/// Of the hosts that do not come.
+constexpr std::size_t kMostTold = 4;
 
 sys::UniqueFd listen(bool elsewhere, std::uint16_t port) {
   if (!elsewhere) return value_or_throw(net::listen_on({{"127.0.0.1", port}, {}}));
@@ -65,7 +67,7 @@ void Crew::start_remote() {
     auto process = start_remote_agent(options_.remote, member.host);
     if (!process) {
       over_ = true;
-      return events_.on_unfit(process.error().what());
+      return events_.on_unfit(&member, process.error().what());
     }
     ++starting_;
     member.process = *std::move(process);
@@ -74,7 +76,7 @@ void Crew::start_remote() {
     for (const std::string& address : value_or_throw(net::offered_addresses()))
       invitation.supervisor.push_back({{address, port}, {}});
     RemoteStart::Events events;
-    events.on_unfit = [this](const std::string& why) { events_.on_unfit(why); };
+    events.on_unfit = [this, &member](const std::string& why) { events_.on_unfit(&member, why); };
     events.on_complaint = [this, &member](std::string line) { events_.on_complaint(member, std::move(line)); };
     member.remote = std::make_unique<RemoteStart>(loop_, member.process, invitation, std::move(events));
     member.ended = Watch(loop_, member.process.process.pidfd.get());
@@ -113,10 +115,10 @@ void Crew::accept() {
           stranger.leaving = true;
           // It has proved the secret, so it is one of ours.
           if (error && error->code() == ErrorCode::Corrupt && stranger.channel->established()) {
-            events_.on_unfit(
-                fmt::format("what the agent at {} says is not understood: it is of another version of "
-                            "Cohort; this is {}; install one version everywhere",
-                            stranger.channel->peer(), own_announcement().version));
+            events_.on_unfit(nullptr,
+                             fmt::format("what the agent at {} says is not understood: it is of another version of "
+                                         "Cohort; this is {}; install one version everywhere",
+                                         stranger.channel->peer(), own_announcement().version));
           }
         });
     stranger.limit = Timer(loop_, kHelloLimit, [&stranger] { stranger.leaving = true; });
@@ -132,7 +134,7 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
   there.path = fmt::format("pid {}", hello.pid);
   if (std::string why = difference(own_announcement(), there); !why.empty()) {
     stranger.channel->send(Refused{why});
-    return events_.on_unfit(std::move(why));
+    return events_.on_unfit(nullptr, std::move(why));
   }
   const auto found = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
     return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
@@ -183,19 +185,24 @@ net::Address Crew::agent_address(const CrewMember& member) {
   return value_or_throw(net::peer_endpoint(member.channel->fd())).tcp;
 }
 
-std::string Crew::why_not(const CrewMember& member) const {
+FailedStart Crew::failed_start(const CrewMember& member) const {
   FailedStart failed;
   failed.way = options_.remote.way;
   failed.host = member.host.name;
   failed.command =
       options_.remote.remote_cohort.empty() ? sys::own_executable().value_or("cohort") : options_.remote.remote_cohort;
-  if (options_.remote.way == Way::Hand) return fmt::format("nobody has come as {}; {}", member.host.name, invitation());
-  if (member.remote == nullptr) return fmt::format("the start of {} has to wait for others", member.host.name);
+  if (member.remote == nullptr) return failed;
   failed.announced = member.remote->announced();
   if (member.process_gone) failed.status = sys::peek_exit_status(member.process.process.pid);
   failed.noise = member.remote->noise();
   failed.complaints = member.remote->complaints();
-  return explain(failed);
+  return failed;
+}
+
+std::string Crew::why_not(const CrewMember& member) const {
+  if (options_.remote.way == Way::Hand) return fmt::format("nobody has come as {}; {}", member.host.name, invitation());
+  if (member.remote == nullptr) return fmt::format("the start of {} has to wait for others", member.host.name);
+  return explain(failed_start(member));
 }
 
 std::string Crew::names() const {
@@ -256,8 +263,11 @@ std::string Crew::missing() const {
   for (const auto& member : members_) {
     if (!member->started) names += (names.empty() ? "" : ", ") + member->host.name;
   }
+  std::size_t told = 0;
   for (const auto& member : members_) {
-    if (member->channel == nullptr && !member->host.local) return names + ": " + why_not(*member);
+    if (member->channel != nullptr || member->host.local) continue;
+    if (++told == kMostTold + 1) return names + "; ...";
+    names += (told == 1 ? ": " : "; ") + why_not(*member);
   }
   return names;
 }

@@ -44,7 +44,8 @@ class Crew {
     std::function<void(CrewMember&, Message)> on_message;
     std::function<void(CrewMember&, const std::optional<Error>&)> on_channel_closed;
     std::function<void(CrewMember&)> on_process_ended;
-    std::function<void(std::string)> on_unfit;  ///< why one that came, or did not come, cannot be taken
+    /// Why one that came, or did not come, cannot be taken; nullptr: which one is not known.
+    std::function<void(const CrewMember*, std::string)> on_unfit;
     std::function<void(CrewMember&, std::string)> on_complaint;  ///< a line of a remote agent's stderr
   };
   struct Options {
@@ -71,8 +72,10 @@ class Crew {
   bool all_started() const;
   /// No agent's process is left, and nothing that it said is on its way.
   bool all_ended() const;
-  /// The hosts whose ranks do not run yet: "a, b", and what is known of the first whose agent has not come.
+  /// The hosts whose ranks do not run yet: "a, b", and what is known of those whose agents have not come.
   std::string missing() const;
+  /// What is known of a remote agent that has not come.
+  FailedStart failed_start(const CrewMember& member) const;
   /// Why a remote agent whose command has ended did not come.
   std::string why_not(const CrewMember& member) const;
   /// By hand: who is waited for, and what to type there; empty: nobody.

@@ -82,6 +82,15 @@ std::string notice_event(std::string_view text) {
 std::string exit_event(const Ending& ending) {
   Json out = begin("rank_ended");
   add(out, ending);
+  const TimesReport& times = ending.last.times;
+  if (ending.last.step > 0) out["step"] = ending.last.step;
+  if (times.steps > 0 || times.operations > 0) {
+    const auto seconds = [](std::uint64_t ns) { return static_cast<double>(ns) / 1e9; };
+    out["times"] = {
+        {"steps", times.steps},           {"seconds", seconds(times.steps_ns)}, {"operations", times.operations},
+        {"bytes", times.bytes},           {"busy", seconds(times.busy_ns)},     {"waited", seconds(times.waited_ns)},
+        {"wire", seconds(times.wire_ns)}, {"wire_bytes", times.wire_bytes},     {"exposed", seconds(times.exposed_ns)}};
+  }
   return line_of(out);
 }
 

@@ -50,6 +50,18 @@ TEST(EventsTest, AFailureHasWhatThePostMortemSays) {
   EXPECT_EQ(event.at("others").size(), 1U);
   EXPECT_NE(event.at("advice").get<std::string>().find("native code"), std::string::npos);
   EXPECT_EQ(json::parse(exit_event(saying(3, ""))).at("exit_code"), 3);
+  EXPECT_FALSE(json::parse(exit_event(saying(3, ""))).contains("times"));
+  Ending trained = saying(0, "");
+  trained.last.step = 12;
+  trained.last.times = {10, 2'500'000'000, 30, 4096, 1'000'000'000, 250'000'000, 125'000'000, 2048, 500'000'000};
+  const auto times = json::parse(exit_event(trained)).at("times");
+  EXPECT_EQ(times.at("steps"), 10);
+  EXPECT_EQ(times.at("seconds"), 2.5);
+  EXPECT_EQ(times.at("busy"), 1.0);
+  EXPECT_EQ(times.at("waited"), 0.25);
+  EXPECT_EQ(times.at("wire"), 0.125);
+  EXPECT_EQ(times.at("wire_bytes"), 2048);
+  EXPECT_EQ(times.at("exposed"), 0.5);
 }
 
 TEST(EventsTest, OutputIsALineEachWhateverItsBytes) {

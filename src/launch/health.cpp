@@ -84,6 +84,8 @@ void Health::report(RankReport report, Clock::time_point now) {
     rank.step = report.step;
     rank.step_waited_ns = waiting;
   }
+  rank.heard_at = now;
+  rank.silence_told = false;
   rank.known = true;
   rank.report = std::move(report);
 }
@@ -144,11 +146,11 @@ std::optional<Health::Need> Health::need_of(const Rank& rank) const {
 // Whoever judges was stopped itself (Ctrl-Z, a suspended machine): what it knows is old, and the time that has passed
 // says nothing about the ranks.
 void Health::forgive_sleep(Clock::time_point now) {
-  const bool slept = judged_at_ && now - *judged_at_ > kLongestNap;
+  const bool slept = !judged_at_ || now - *judged_at_ > kLongestNap;  // before the first time as well
   judged_at_ = now;
   if (!slept) return;
   for (Rank& rank : ranks_) {
-    rank.moved_at = rank.waiting_at = now;
+    rank.heard_at = rank.moved_at = rank.waiting_at = now;
     if (rank.stopped_at) rank.stopped_at = now;
   }
 }
@@ -157,7 +159,8 @@ Health::Findings Health::judge(Clock::time_point now) {
   Findings findings;
   forgive_sleep(now);
   look_for_stopped(now, findings);
-  look_for_deadlock(now, findings);
+  look_for_silent(now, findings);
+  look_for_deadlock(findings);
   look_for_away(now, findings);
   look_for_slow(findings);
   return findings;
@@ -183,13 +186,40 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
   }
 }
 
+// An agent reports once a second. If it does not, it is stopped, or its whole host is, or has no time for it.
+void Health::look_for_silent(Clock::time_point now, Findings& findings) {
+  std::map<std::string, std::vector<int>> silent;
+  std::map<std::string, Clock::time_point> since;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    if (rank.gone || now - rank.heard_at < limits_.stopped_notice) continue;
+    silent[hosts_[i]].push_back(static_cast<int>(i));
+    since.try_emplace(hosts_[i], rank.heard_at);
+  }
+  for (const auto& [host, ranks] : silent) {
+    const auto time = duration_cast<seconds>(now - since[host]);
+    const std::string what = fmt::format("nothing has come from the agent of {} (rank{} {}) for {} s", host,
+                                         ranks.size() == 1 ? "" : "s", to_ranges(ranks), time.count());
+    bool& told = ranks_[static_cast<std::size_t>(ranks.front())].silence_told;
+    const auto end = limits_.stopped_end;
+    if (!told) {
+      findings.notices.push_back(
+          fmt::format("{}, although the host is connected: it is stopped, or the host is too busy{}", what,
+                      end.count() > 0 ? fmt::format("; at {} s the job ends", end.count()) : ""));
+    }
+    told = true;
+    if (end.count() > 0 && time >= end && !findings.end) findings.end = what;
+  }
+}
+
 // Greatest set of waiting ranks each of which needs another of the set: none of them can be the first to go on.
-void Health::look_for_deadlock(Clock::time_point now, Findings& findings) {
+void Health::look_for_deadlock(Findings& findings) {
   if (limits_.deadlock.count() == 0 || findings.end) return;
   std::map<int, Need> stuck;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const Rank& rank = ranks_[i];
-    if (now - rank.moved_at < limits_.deadlock || rank.stopped_at) continue;
+    // Only what has been reported counts: of a silent rank nobody knows whether it has moved since.
+    if (rank.heard_at - rank.moved_at < limits_.deadlock || rank.stopped_at) continue;
     if (auto need = need_of(rank)) stuck.emplace(static_cast<int>(i), *std::move(need));
   }
   for (bool smaller = true; smaller;) {
@@ -230,6 +260,7 @@ void Health::look_for_away(Clock::time_point now, Findings& findings) {
     for (const int other : need->ranks) {
       const Rank& theirs = ranks_[static_cast<std::size_t>(other)];
       if (theirs.gone || theirs.stopped_at || need_of(theirs)) continue;
+      if (now - theirs.heard_at >= limits_.stopped_notice) continue;
       const auto [at, fresh] = awaited.try_emplace(other, Wait{{}, need->what, rank.waiting_at});
       at->second.ranks.push_back(static_cast<int>(i));
       at->second.since = std::min(at->second.since, rank.waiting_at);

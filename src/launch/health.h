@@ -3,7 +3,8 @@
 //
 // A rank waits if its program waits in a collective or message that needs a peer. Ranks that wait only for ranks that
 // wait, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that others
-// wait for, and that does something else, may be saving or evaluating: it is named, and given up only much later.
+// wait for, and that does something else, may be saving or evaluating: it is named, and given up only much later. Ranks
+// of which no reports come any more, while their host is still connected, are on a host whose processes do not run.
 #pragma once
 
 #include "launch/rank_report.h"
@@ -16,7 +17,7 @@
 namespace cohort::launch {
 
 struct HealthLimits {
-  std::chrono::seconds stopped_notice{5};  ///< a rank that was stopped (SIGSTOP) is named,
+  std::chrono::seconds stopped_notice{5};  ///< a rank that was stopped (SIGSTOP), or a host's agent, is named,
   std::chrono::seconds stopped_end{60};    ///< and ends the job; 0: never
   std::chrono::seconds deadlock{10};       ///< nobody has moved for so long; 0: never ends a job
   std::chrono::seconds away_notice{30};    ///< a rank is named that others wait for, then at doubled intervals,
@@ -57,7 +58,9 @@ class Health {
     RankReport report;
     bool known = false;
     bool gone = false;
-    bool paused = false;             ///< it waited in the report before and does not seem to in this one
+    bool paused = false;           ///< it waited in the report before and does not seem to in this one
+    Clock::time_point heard_at{};  ///< the last report
+    bool silence_told = false;
     Clock::time_point moved_at{};    ///< its counters changed, or it used its processor
     Clock::time_point waiting_at{};  ///< it waits, for the same thing, since
     std::uint64_t moved_cpu_ms = 0;
@@ -80,7 +83,8 @@ class Health {
   std::optional<Need> need_of(const Rank& rank) const;
   std::optional<int> world_rank(std::uint64_t group, int rank) const;
   void look_for_stopped(Clock::time_point now, Findings& findings);
-  void look_for_deadlock(Clock::time_point now, Findings& findings);
+  void look_for_silent(Clock::time_point now, Findings& findings);
+  void look_for_deadlock(Findings& findings);
   void look_for_away(Clock::time_point now, Findings& findings);
   void look_for_slow(Findings& findings);
   std::string name(int rank) const;

@@ -16,7 +16,9 @@ using std::chrono::seconds;
 class Job {
  public:
   explicit Job(int size, HealthLimits limits = {})
-      : size_(size), health_(std::vector<std::string>(static_cast<std::size_t>(size), "host"), limits) {
+      : size_(size),
+        health_(std::vector<std::string>(static_cast<std::size_t>(size), "host"), limits),
+        muted_(static_cast<std::size_t>(size)) {
     for (int rank = 0; rank < size; ++rank) {
       RankReport report;
       report.rank = rank;
@@ -43,6 +45,7 @@ class Job {
     if (!waiting) world(rank).ended = number;
   }
   void sleep(seconds time) { now_ += time; }
+  void mute(int rank, bool on = true) { muted_[static_cast<std::size_t>(rank)] = on; }
   /// Everything stays as it is for so long; the findings of all that time.
   Health::Findings pass(seconds time, bool busy = false) {
     Health::Findings all;
@@ -50,7 +53,7 @@ class Job {
       now_ += seconds(1);
       for (int rank = 0; rank < size_; ++rank) {
         if (busy && !world(rank).waiting) (*this)[rank].cpu_ms += 1000;
-        health_.report((*this)[rank], now_);
+        if (!muted_[static_cast<std::size_t>(rank)]) health_.report((*this)[rank], now_);
       }
       Health::Findings found = health_.judge(now_);
       all.notices.insert(all.notices.end(), found.notices.begin(), found.notices.end());
@@ -62,6 +65,7 @@ class Job {
  private:
   int size_;
   Health health_;
+  std::vector<bool> muted_;
   std::vector<RankReport> reports_;
   Health::Clock::time_point now_{seconds(1000)};
 };
@@ -227,6 +231,38 @@ TEST(Health, AStoppedRankIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {
   again.pass(seconds(2));
   again[1].state = 'T';
   EXPECT_FALSE(again.pass(seconds(50)).end);
+}
+
+TEST(Health, AnAgentThatSaysNothingIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {
+  Job job(3);
+  job.comes(0, 2);
+  job.comes(1, 2);
+  job.comes(2, 1);  // waits as well, when it is heard last
+  job.pass(seconds(2));
+  job.mute(1);
+  job.mute(2);
+  EXPECT_TRUE(job.pass(seconds(3)).notices.empty());
+  const auto found = job.pass(seconds(40));
+  ASSERT_EQ(found.notices.size(), 1u);
+  EXPECT_TRUE(contains(found.notices[0], "nothing has come from the agent of host (ranks 1-2) for 5 s"))
+      << found.notices[0];
+  EXPECT_FALSE(found.end) << *found.end;
+  job.mute(1, false);
+  job.mute(2, false);
+  EXPECT_TRUE(job.pass(seconds(3)).notices.empty());
+  job.mute(2);
+  const auto later = job.pass(seconds(70));
+  ASSERT_TRUE(later.end);
+  EXPECT_TRUE(contains(*later.end, "nothing has come from the agent of host (rank 2) for 60 s")) << *later.end;
+}
+
+TEST(Health, AnAgentThatHasNeverSaidAnythingIsNamedAsWell) {
+  Job job(2);
+  job.mute(1);
+  const auto found = job.pass(seconds(70));
+  EXPECT_EQ(found.notices.size(), 1u);
+  ASSERT_TRUE(found.end);
+  EXPECT_TRUE(contains(*found.end, "nothing has come from the agent of host (rank 1) for 60 s")) << *found.end;
 }
 
 TEST(Health, ASlowRankIsNamedOnce) {

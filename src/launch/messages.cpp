@@ -44,8 +44,12 @@ void visit_fields(M& m, A& a, const NamedReport*) {
   a(m.waiting, m.name, m.ended);
 }
 template <class M, class A>
+void visit_fields(M& m, A& a, const TimesReport*) {
+  a(m.steps, m.steps_ns, m.operations, m.bytes, m.busy_ns, m.waited_ns, m.wire_ns, m.wire_bytes, m.exposed_ns);
+}
+template <class M, class A>
 void visit_fields(M& m, A& a, const RankReport*) {
-  a(m.rank, m.pid, m.joined, m.state, m.cpu_ms, m.step, m.tells_stacks, m.groups, m.named);
+  a(m.rank, m.pid, m.joined, m.state, m.cpu_ms, m.step, m.tells_stacks, m.groups, m.named, m.times);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Reports*) {
@@ -112,7 +116,7 @@ void visit_fields(M&, A& a, const Finish*) {
 /// What messages hold more of than numbers and texts.
 template <class T>
 concept Record = std::is_same_v<T, WorkerPlan> || std::is_same_v<T, GroupReport> || std::is_same_v<T, NamedReport> ||
-    std::is_same_v<T, RankReport>;
+    std::is_same_v<T, RankReport> || std::is_same_v<T, TimesReport>;
 
 class Encoder {
  public:

@@ -32,6 +32,7 @@ std::vector<Message> samples() {
   group.operation = "barrier()";
   group.waiting = true;
   report.groups = {group, GroupReport{}};
+  report.times = {10, 2'000'000'000, 30, 4096, 500, 200, 100, 2048, 400};
   exited.last = report;
   return {Hello{1, "0.1.0", 2, "vm", 77, 8, 4711, "GNU 12, Release"},
           Started{{1, 2, 3}, 4},
@@ -72,6 +73,8 @@ TEST(Messages, ComeBackAsTheyWere) {
   const auto exited = std::get<Exited>(*decode(encode(samples()[4])));
   EXPECT_EQ(exited.status.signal, 9);
   EXPECT_EQ(exited.words, "a bad day");
+  EXPECT_EQ(exited.last.times.steps, 10);
+  EXPECT_EQ(exited.last.times.exposed_ns, 400U);
   ASSERT_EQ(exited.last.groups.size(), 2U);
   EXPECT_EQ(exited.last.groups[0].operation, "barrier()");
 }

@@ -51,6 +51,32 @@ NamedReport read_names(const cluster::NameStatus& names) {
   return report;
 }
 
+TimesReport read_times(const cluster::StatusLayout& page) {
+  TimesReport report;
+  // A program without steps: all of it.
+  const bool steps = page.last.step.load() > page.warm.step.load();
+  static const cluster::TimesStatus kNothing{};
+  const cluster::TimesStatus& from = steps ? page.warm : kNothing;
+  const cluster::TimesStatus& to = steps ? page.last : page.times;
+  const auto grown = [&](auto field) {
+    const auto before = (from.*field).load();
+    const auto after = (to.*field).load();
+    return after > before ? after - before : decltype(after){};
+  };
+  if (steps) {
+    report.steps = grown(&cluster::TimesStatus::step);
+    report.steps_ns = static_cast<std::uint64_t>(grown(&cluster::TimesStatus::at_ns));
+  }
+  report.operations = grown(&cluster::TimesStatus::operations);
+  report.bytes = grown(&cluster::TimesStatus::bytes);
+  report.busy_ns = grown(&cluster::TimesStatus::busy_ns);
+  report.waited_ns = grown(&cluster::TimesStatus::waited_ns);
+  report.wire_ns = grown(&cluster::TimesStatus::wire_ns);
+  report.wire_bytes = grown(&cluster::TimesStatus::wire_bytes);
+  report.exposed_ns = grown(&cluster::TimesStatus::exposed_ns);
+  return report;
+}
+
 }  // namespace
 
 RankReport read_status(const cluster::StatusLayout& page) {
@@ -83,6 +109,7 @@ RankReport read_status(const cluster::StatusLayout& page) {
     report.groups.push_back(std::move(group));
   }
   report.named = read_names(page.names);
+  report.times = read_times(page);
   return report;
 }
 

@@ -34,6 +34,19 @@ struct NamedReport {
   std::uint64_t ended = 0;  ///< operations that are over
 };
 
+/// What collectives took, and over which steps: from the end of the first few, which are start-up, to that of the last.
+struct TimesReport {
+  std::int64_t steps = 0;
+  std::uint64_t steps_ns = 0;
+  std::uint64_t operations = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t busy_ns = 0;
+  std::uint64_t waited_ns = 0;
+  std::uint64_t wire_ns = 0;
+  std::uint64_t wire_bytes = 0;
+  std::uint64_t exposed_ns = 0;
+};
+
 struct RankReport {
   std::int32_t rank = 0;
   std::int32_t pid = 0;    ///< of the process that joined; the worker's own before it has
@@ -44,6 +57,7 @@ struct RankReport {
   bool tells_stacks = false;
   std::vector<GroupReport> groups;
   NamedReport named;
+  TimesReport times;
 };
 
 /// The page's part.

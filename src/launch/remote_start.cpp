@@ -111,29 +111,43 @@ namespace {
 
 struct Sign {
   std::string_view text;
+  std::string_view kind;
   std::string_view why;
   std::string_view advice;  ///< {0}: the host
 };
 
 /// What ssh says; the words are OpenSSH's.
 constexpr std::array kSshSigns = {
-    Sign{"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known",
+    Sign{"REMOTE HOST IDENTIFICATION HAS CHANGED", "ssh-key-changed", "its host key is not the one that is known",
          "if it was set up anew: `ssh-keygen -R {0}`, then `ssh {0}` once by hand"},
-    Sign{"Host key verification failed", "its host key is not known here, and nobody can answer ssh's question",
+    Sign{"Host key verification failed", "ssh-host-key",
+         "its host key is not known here, and nobody can answer ssh's question",
          "`ssh {0}` once by hand and answer yes"},
-    Sign{"Permission denied", "ssh cannot log in without a password",
+    Sign{"Permission denied", "ssh-login", "ssh cannot log in without a password",
          "make a key and copy it there: `ssh-keygen`, `ssh-copy-id {0}`; `ssh -o BatchMode=yes {0} true` has to work"},
-    Sign{"Too many authentication failures", "ssh cannot log in without a password",
+    Sign{"Too many authentication failures", "ssh-login", "ssh cannot log in without a password",
          "name the one key to use in ~/.ssh/config (IdentityFile, IdentitiesOnly yes)"},
-    Sign{"Could not resolve hostname", "its name does not resolve here",
+    Sign{"Could not resolve hostname", "ssh-name", "its name does not resolve here",
          "check its spelling, /etc/hosts and DNS, or give HostName in ~/.ssh/config"},
-    Sign{"Connection refused", "no sshd listens there", "start sshd on {0}, or give Port in ~/.ssh/config"},
-    Sign{"No route to host", "there is no route to it", "is it up? `ping {0}`"},
-    Sign{"Network is unreachable", "there is no route to it", "check the network of this host"},
-    Sign{"timed out", "it does not answer", "is it up, and is port 22 open? `ssh {0} true`"},
-    Sign{"Bad configuration option", "ssh's configuration is wrong", "`ssh {0} true` shows the line"},
-    Sign{"Bad owner or permissions", "ssh refuses its configuration", "`chmod 600` the file that it names"},
+    Sign{"Connection refused", "ssh-reach", "no sshd listens there",
+         "start sshd on {0}, or give Port in ~/.ssh/config"},
+    Sign{"No route to host", "ssh-reach", "there is no route to it", "is it up? `ping {0}`"},
+    Sign{"Network is unreachable", "ssh-reach", "there is no route to it", "check the network of this host"},
+    Sign{"timed out", "ssh-reach", "it does not answer", "is it up, and is port 22 open? `ssh {0} true`"},
+    Sign{"Bad configuration option", "ssh-config", "ssh's configuration is wrong", "`ssh {0} true` shows the line"},
+    Sign{"Bad owner or permissions", "ssh-config", "ssh refuses its configuration",
+         "`chmod 600` the file that it names"},
 };
+
+std::string with_host(std::string_view text, const std::string& host) {
+  std::string out(text);
+  for (auto at = out.find("{0}"); at != std::string::npos; at = out.find("{0}", at + host.size())) {
+    out.replace(at, 3, host);
+  }
+  return out;
+}
+
+}  // namespace
 
 std::string one_line(std::string_view text) {
   std::string out;
@@ -146,56 +160,58 @@ std::string one_line(std::string_view text) {
   return out;
 }
 
-std::string with_host(std::string_view text, const std::string& host) {
-  std::string out(text);
-  for (auto at = out.find("{0}"); at != std::string::npos; at = out.find("{0}", at + host.size())) {
-    out.replace(at, 3, host);
-  }
-  return out;
-}
-
-}  // namespace
-
-std::string explain(const FailedStart& failed) {
-  const std::string_view way = way_name(failed.way);
+Diagnosis diagnose(const FailedStart& failed) {
+  Diagnosis out;
   const std::string said = one_line(failed.complaints);
   const std::string printed = one_line(failed.noise);
-  const auto text = [&](std::string_view why, std::string_view advice) {
-    std::string out = fmt::format("no agent on {} -- by {}: {}", failed.host, way, why);
-    if (!said.empty()) out += fmt::format(" -- it said: {}", said);
-    if (!printed.empty()) out += fmt::format(" -- stdout had: {}", printed);
-    if (!advice.empty()) out += fmt::format(" -- {}", with_host(advice, failed.host));
+  if (!said.empty()) out.said = fmt::format(" -- it said: {}", said);
+  if (!printed.empty()) out.said += fmt::format(" -- stdout had: {}", printed);
+  const auto is = [&](std::string_view kind, std::string why, std::string_view advice) {
+    out.kind = kind;
+    out.why = std::move(why);
+    out.advice = with_host(advice, failed.host);
     return out;
   };
   if (failed.announced) {
-    return text(failed.status ? fmt::format("the agent began and ended ({})", sys::to_string(*failed.status))
-                              : std::string("the agent began, and has not connected"),
-                "can {0} open connections to this host (a firewall)?");
+    return is("control",
+              failed.status ? fmt::format("the agent began and ended ({})", sys::to_string(*failed.status))
+                            : std::string("the agent began, and has not connected"),
+              "can {0} open connections to this host (a firewall)?");
   }
   if (!failed.status) {
     if (failed.way == Way::Ssh)
-      return text("no sign of life",
-                  "`ssh -o BatchMode=yes {0} true` has to end by itself; does a start-up file of the "
-                  "shell there (.bashrc, .profile) wait for something?");
-    return text("no sign of life", failed.way == Way::Slurm ? "is there room for a step? `squeue -s`, `sinfo -N`" : "");
+      return is("silent", "no sign of life",
+                "`ssh -o BatchMode=yes {0} true` has to end by itself; does a start-up file of the "
+                "shell there (.bashrc, .profile) wait for something?");
+    return is("silent", "no sign of life",
+              failed.way == Way::Slurm ? "is there room for a step? `squeue -s`, `sinfo -N`" : "");
   }
   const int code = failed.status->shell_status();
   if (failed.way == Way::Ssh && code == 255) {
     for (const Sign& sign : kSshSigns) {
-      if (failed.complaints.find(sign.text) != std::string::npos) return text(sign.why, sign.advice);
+      if (failed.complaints.find(sign.text) != std::string::npos)
+        return is(sign.kind, std::string(sign.why), sign.advice);
     }
-    return text("ssh failed", "`ssh -o BatchMode=yes {0} true` has to work");
+    return is("ssh-reach", "ssh failed", "`ssh -o BatchMode=yes {0} true` has to work");
   }
   if (code == 126 || code == 127) {
-    return text(fmt::format("{} cannot be started there (status {})", failed.command, code),
-                "install Cohort at the same path on every host, or give its path there with --remote-cohort");
+    return is("command", fmt::format("{} cannot be started there (status {})", failed.command, code),
+              "install Cohort at the same path on every host, or give its path there with --remote-cohort");
   }
   if (failed.way == Way::Ssh) {
-    return text(fmt::format("the shell there ended with status {} before the agent began", code),
-                "a start-up file of the shell (.bashrc, .profile, .cshrc) ends it: what is not for logins without a "
-                "terminal has to stand behind `case $- in *i*) ;; *) return;; esac`");
+    return is("shell-exits", fmt::format("the shell there ended with status {} before the agent began", code),
+              "a start-up file of the shell (.bashrc, .profile, .cshrc) ends it: what is not for logins without a "
+              "terminal has to stand behind `case $- in *i*) ;; *) return;; esac`");
   }
-  return text(fmt::format("{} ended ({})", way, sys::to_string(*failed.status)), "");
+  return is("starter", fmt::format("{} ended ({})", way_name(failed.way), sys::to_string(*failed.status)), "");
+}
+
+std::string explain(const FailedStart& failed) {
+  const Diagnosis found = diagnose(failed);
+  std::string out =
+      fmt::format("no agent on {} -- by {}: {}{}", failed.host, way_name(failed.way), found.why, found.said);
+  if (!found.advice.empty()) out += " -- " + found.advice;
+  return out;
 }
 
 }  // namespace cohort::launch

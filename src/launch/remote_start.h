@@ -59,7 +59,19 @@ struct FailedStart {
   std::string noise;
   std::string complaints;
 };
-/// Why, and what to try. Pure.
+/// What it comes to. `kind` is a row of `cohort doctor`: "ssh-login", "ssh-host-key", ..., "shell-exits", "silent",
+/// "command", "control".
+struct Diagnosis {
+  std::string_view kind;
+  std::string why;
+  std::string advice;
+  std::string said;  ///< by the command on stderr, and by shells on stdout, in a line
+};
+/// Pure, as is all below.
+Diagnosis diagnose(const FailedStart& failed);
+/// Why, and what to try.
 std::string explain(const FailedStart& failed);
+/// Without line ends and control characters, at most 600 bytes: the last ones.
+std::string one_line(std::string_view text);
 
 }  // namespace cohort::launch

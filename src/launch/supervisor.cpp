@@ -73,6 +73,10 @@ void Supervisor::prepare() {
   store_options.secret = *secret_;
   if (goes_elsewhere(setup_.plan)) store_options.endpoint = crew_->open_endpoint();
   store_ = std::make_unique<store::StoreServer>(store_options);
+  if (has_parcels(options_.owner_folder)) {
+    courier_ = CourierOptions{options_.owner_folder, store_->endpoint().tcp.port, *secret_};
+    value_or_throw(bring_to_ranks(*courier_));
+  }
 
   display_.set_up(std::move(look));
   health_.emplace(loop_, hosts_of_ranks(setup_.plan), options_.health,
@@ -101,8 +105,11 @@ Crew::Events Supervisor::crew_events() {
     on_channel_closed(agent, error);
   };
   events.on_process_ended = [this](CrewMember& agent) { on_agent_process_ended(agent); };
-  events.on_unfit = [this](const std::string& why) {
-    if (stage_ == Stage::Starting) fail_start(why);
+  events.on_unfit = [this](const CrewMember* agent, const std::string& why) {
+    if (stage_ != Stage::Starting) return;
+    // Which it is, is not known; or no other one could be started either.
+    if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
+    on_host_failed(*agent, why);
   };
   events.on_complaint = [this](const CrewMember& agent, const std::string& line) {
     if (stage_ == Stage::Running) say(fmt::format("{}: {}", agent.host.name, line));

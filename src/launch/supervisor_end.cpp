@@ -4,7 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <csignal>
+#include <cstddef>
 #include <utility>
 
 namespace cohort::launch {
@@ -16,6 +18,9 @@ constexpr auto kCauseTime = std::chrono::milliseconds(500);
 constexpr int kMostCauseWaits = 10;
 /// A rank's failure is told so long after it at the latest.
 constexpr auto kTellTime = std::chrono::milliseconds(700);
+/// For more hosts to fail, once the agent of one cannot be started.
+constexpr auto kOtherHostsTime = std::chrono::milliseconds(1500);
+constexpr std::size_t kMostHostsTold = 8;
 
 }  // namespace
 
@@ -73,6 +78,7 @@ void Supervisor::before_stop() {
   start_limit_ = Timer();
   job_limit_ = Timer();
   cause_limit_ = Timer();
+  other_hosts_ = Timer();
   if (health_) health_->stop();
   input_.reset();
   crew_->start_no_more();
@@ -96,6 +102,34 @@ void Supervisor::fail_start(const std::string& why) {
   stop(why, SIGKILL, Milliseconds(0));
 }
 
+void Supervisor::on_host_failed(const CrewMember& agent, const std::string& why) {
+  if (!failed_hosts_.emplace(agent.host.index, why).second) return;
+  crew_->start_no_more();
+  const auto& all = crew_->members();
+  const bool settled = std::all_of(all.begin(), all.end(), [this](const auto& member) {
+    return member->host.local || member->channel != nullptr || member->process_gone || member->remote == nullptr ||
+           failed_hosts_.contains(member->host.index);
+  });
+  if (settled) return fail_start_of_hosts();
+  // Whoever mends one host wants to know of the others that do not work either.
+  if (!other_hosts_) other_hosts_ = Timer(loop_, kOtherHostsTime, [this] { fail_start_of_hosts(); });
+}
+
+void Supervisor::fail_start_of_hosts() {
+  if (stage_ != Stage::Starting) return;
+  if (failed_hosts_.size() == 1) return fail_start(failed_hosts_.begin()->second);
+  std::string text = fmt::format("{} hosts cannot be had (`cohort doctor` with the same hosts looks at all of them)",
+                                 failed_hosts_.size());
+  std::size_t told = 0;
+  for (const auto& [index, why] : failed_hosts_) {
+    if (++told > kMostHostsTold) break;
+    text += "\n  " + why;
+  }
+  if (failed_hosts_.size() > kMostHostsTold)
+    text += fmt::format("\n  and {} more", failed_hosts_.size() - kMostHostsTold);
+  fail_start(text);
+}
+
 void Supervisor::on_channel_closed(CrewMember& agent, const std::optional<Error>& error) {
   if (agent.all_gone || stage_ == Stage::Ended) return;
   agent_lost_ = true;
@@ -112,7 +146,7 @@ void Supervisor::on_agent_process_ended(CrewMember& agent) {
   if (!agent.all_gone && stage_ != Stage::Ended) {
     // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
     if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
-      fail_start(crew_->why_not(agent));
+      on_host_failed(agent, crew_->why_not(agent));
     } else if (agent.channel == nullptr || agent.channel->closed()) {
       agent_lost_ = true;
       if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;
@@ -218,6 +252,10 @@ void Supervisor::finish() {
   const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
   if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
   display_.end_lines();
+  if (courier_ && !(owner_ && owner_->gone())) {
+    const auto brought = bring_from_ranks(*courier_, setup_.plan.world_size);
+    if (!brought) say(brought.error().what());
+  }
 
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);

@@ -4,6 +4,7 @@
 
 #include "launch/announcer.h"
 #include "launch/attempts.h"
+#include "launch/courier.h"
 #include "launch/crew.h"
 #include "launch/display.h"
 #include "launch/health_watch.h"
@@ -23,6 +24,7 @@
 #include "sys/terminal.h"
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -70,6 +72,8 @@ class Supervisor {
   void before_stop();
   void tell_agents(int signal, Milliseconds limit);
   void fail_start(const std::string& why);
+  void on_host_failed(const CrewMember& agent, const std::string& why);
+  void fail_start_of_hosts();
   void check_end();
   void finish();
   void write_record();
@@ -89,6 +93,7 @@ class Supervisor {
   std::optional<Owner> owner_;
   std::optional<net::Secret> secret_;
   std::unique_ptr<store::StoreServer> store_;
+  std::optional<CourierOptions> courier_;  ///< where the owner has something for ranks elsewhere
   std::optional<PortLease> port_;
   std::vector<pid_t> spared_;
   std::optional<Crew> crew_;
@@ -103,7 +108,8 @@ class Supervisor {
   Stage stage_ = Stage::Starting;
   Stopping stopping_;
   std::string start_failure_;
-  std::optional<int> stop_status_;  ///< the exit status, where it is not a rank's
+  std::map<int, std::string> failed_hosts_;  ///< by index: why their agents do not come
+  std::optional<int> stop_status_;           ///< the exit status, where it is not a rank's
   bool agent_lost_ = false;
   bool quiet_end_ = false;
   bool restart_ = false;
@@ -115,6 +121,7 @@ class Supervisor {
   Timer cause_limit_;
   int cause_waits_ = 0;
   Timer tell_limit_;
+  Timer other_hosts_;
 };
 
 }  // namespace cohort::launch

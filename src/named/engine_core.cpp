@@ -1,5 +1,7 @@
 #include "named/engine_core.h"
 
+#include "comm/times.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -158,6 +160,7 @@ Engine::Statistics EngineCore::statistics() const {
 
 void EngineCore::run() noexcept {
   ::pthread_setname_np(::pthread_self(), "cohort-named");
+  comm::times::leave_out_this_thread();
   try {
     agree_on_options();
     doorbell_ = std::make_unique<MessageDoorbell>(comm_, wakeup_);

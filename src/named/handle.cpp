@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "cluster/status_page.h"
+#include "comm/times.h"
 #include "named/doorbell.h"
 
 #include <unistd.h>
@@ -29,6 +30,7 @@ class Waiting {
 
  private:
   Wakeup& engine_;
+  const comm::times::Exposed exposed_;
 };
 
 }  // namespace

@@ -31,9 +31,11 @@ struct Contents {
 
 Contents contents_of(const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
   Contents contents;
-  contents.description.push_back(fmt::format("options bucket_bytes={}, first_bucket_bytes={}, broadcast_buffers={}",
-                                             options.bucket_bytes, options.first_bucket_bytes,
-                                             options.broadcast_buffers));
+  contents.description.push_back(
+      fmt::format("options bucket_bytes={}, first_bucket_bytes={}, broadcast_buffers={}, "
+                  "wire_dtype={}",
+                  options.bucket_bytes, options.first_bucket_bytes, options.broadcast_buffers,
+                  options.wire_dtype ? to_string(*options.wire_dtype) : "none"));
   std::unordered_set<const void*> seen;  // a module registered twice lists its parameters twice
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
@@ -123,6 +125,10 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
   if (!comm) raise(ErrorCode::InvalidArgument, "DistributedDataParallel: the communicator is empty");
   if (options.bucket_bytes == 0 || options.first_bucket_bytes == 0) {
     raise(ErrorCode::InvalidArgument, "DistributedDataParallel: a bucket of 0 bytes");
+  }
+  if (options.wire_dtype && *options.wire_dtype != DType::BFloat16) {
+    raise(ErrorCode::InvalidArgument, "DistributedDataParallel: gradients cannot travel as {}, only as bfloat16",
+          to_string(*options.wire_dtype));
   }
   Contents contents = contents_of(*module, options);
   require_same_on_all_ranks(comm, contents.description);

@@ -56,13 +56,14 @@ std::vector<at::Tensor> train_in_one_process(const Training& training) {
   return copies(net->parameters());
 }
 
-std::vector<std::vector<at::Tensor>> train_on_threads(const Training& training) {
+std::vector<std::vector<at::Tensor>> train_on_threads(const Training& training,
+                                                      const DistributedDataParallelOptions& options = small_buckets()) {
   const int world = static_cast<int>(training.samples.size());
   std::vector<std::vector<at::Tensor>> results(training.samples.size());
   run_on_threads(world, [&](Communicator comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
     Mlp net = with_values(Mlp(training.type, training.hidden), comm.rank() * 100.0);  // rank 0's values are to win
-    DistributedDataParallel model(net, comm, small_buckets());
+    DistributedDataParallel model(net, comm, options);
     torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
     std::int64_t begin = 0;
     std::int64_t total = 0;
@@ -99,6 +100,22 @@ TEST(DdpTest, RanksEqualOneProcessEvenAndUneven) {
       for (const auto& rank : ranks) expect_equal(rank, ranks[0]);
     }
   }
+}
+
+// On one host nothing is rounded; where this is run over pretended hosts, their sums are.
+TEST(DdpTest, GradientsMayTravelAsBFloat16BetweenHosts) {
+  for (const std::int64_t hidden : {17, 1100}) {
+    const Training training{.samples = {4, 4, 4}, .steps = 1, .type = at::kFloat, .hidden = hidden};
+    const auto reference = train_in_one_process(training);
+    DistributedDataParallelOptions options = small_buckets();
+    options.wire_dtype = DType::BFloat16;
+    const auto ranks = train_on_threads(training, options);
+    for (const auto& rank : ranks) expect_close(rank, reference, 2e-2);
+    for (const auto& rank : ranks) expect_equal(rank, ranks[0]);
+  }
+  run_on_threads(1, [](Communicator comm) {
+    EXPECT_THROW(DistributedDataParallel(Mlp(), comm, {.wire_dtype = DType::Float16}), Error);
+  });
 }
 
 TEST(DdpTest, TwoRunsAreEqualToTheBit) {

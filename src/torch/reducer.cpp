@@ -343,7 +343,8 @@ void Reducer::launch_next() {
   }
   bucket.set_flag(bucket.rank_flag(), samples_ > 0);
   ++next_bucket_;
-  const AllReduceOptions options{.op = ReduceOp::Average, .weight = static_cast<double>(samples_)};
+  AllReduceOptions options{.op = ReduceOp::Average, .weight = static_cast<double>(samples_)};
+  if (bucket.rest().dtype == DType::Float32) options.wire_dtype = options_.wire_dtype;
   for (const std::size_t position : bucket.large()) {
     const at::Tensor& unread = parameters_[static_cast<std::size_t>(members[position])].unread;
     const Buffer place = bucket.large_buffer(position);

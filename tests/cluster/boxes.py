@@ -52,15 +52,16 @@ class Box:
         if done.returncode != 0:
             raise AssertionError(done.stderr)
 
-    def words(self, host, *command):
-        return [sys.executable, str(TOOL), "exec", "--name", self.name, host, "--", *map(str, command)]
+    def words(self, host, *command, as_user=False):
+        who = ["--as-user"] if as_user else []
+        return [sys.executable, str(TOOL), "exec", "--name", self.name, *who, host, "--", *map(str, command)]
 
-    def run(self, host, *command, timeout=30, **options):
-        return subprocess.run(self.words(host, *command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    def run(self, host, *command, timeout=30, as_user=False, **options):
+        return subprocess.run(self.words(host, *command, as_user=as_user), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, timeout=timeout, check=False, **options)
 
-    def start(self, host, *command, **options):
-        return subprocess.Popen(self.words(host, *command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    def start(self, host, *command, as_user=False, **options):
+        return subprocess.Popen(self.words(host, *command, as_user=as_user), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, **options)
 
     def processes(self, host, pattern="."):

@@ -1,131 +1,478 @@
 #!/usr/bin/env python3
-"""Jobs over the hosts of a box that come to harm at random. Each has to end in time, with a failure, and leave nothing.
+"""Jobs over the hosts of a box that come to harm at random; what each promise says of such a job is checked.
 
-A rank, an agent, its guard, ssh, sshd or the launcher is killed, a cable is taken out, or several of these; at any moment,
-while the job starts, too. Every job's line says what was done to it; --seed S --only N does it again.
+Job N of a seed is always the same one: how it is started (ssh, Slurm, mpirun), on which hosts, which program, with or
+without restarts, and what happens to it at which moment, from its first process to its last. A part of it is killed, a
+host's processes are stopped, a cable is out for a second, for good or in one direction, a host is down at once, or slow.
+What is checked:
+
+  ends      the job ends in time, with a failure or with its results: never neither
+  same      if it ends well, all its ranks have the bits of an undisturbed job; what has to be survived is
+  named     else it says which rank or host it was, and of a host that is cut off so after seconds
+  left      nothing of it remains on any host: no process, also on a host that is still cut off; no listening port, nothing
+            in /dev/shm, no temporary file
+
+--state FILE keeps what is done, so that an interrupted run goes on where it was. --only N does one again. --jobs N: so many
+boxes side by side. Prints a line per job, and a table. Exit status 1 if anything was not as it should be.
 """
 
 import argparse
+import collections
+import concurrent.futures
 import contextlib
+import json
 import os
+import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
 import boxes
 
 HOSTS = ("h1", "h2", "h3")
-#: Of a job: what ssh's own daemon does about a cable that is out is not ours.
-OURS = "cohort|^sh -c|sleep|^yes|^ssh "
-PROGRAMS = ("sleep 1000", "(setsid sleep 1000 &); trap '' TERM; while :; do sleep 1; done", "yes", "sleep 0.4; exit 7",
-            "[ $RANK = 1 ] && exit 9; sleep 1000")
-#: What is killed: a pattern of its command line, and whether that is on the launcher's host.
-HARM = {"rank": ("^sh -c|^yes|^sleep", False), "agent": ("agent --invited", False), "ssh": ("^ssh ", True),
-        "sshd": ("^sshd: ", False), "launcher": (r"^[^ ]*cohort run", True)}
-LIMIT = 45  # a host that is gone before it has an agent is named after the 30 s of --start-timeout
+ROUNDS = 12
+STOPPED = 4  # --stopped-timeout
+LINE = re.compile(r"rank (\d+) of \d+, local \S+ of \d+, host \d+ of \d+: ([0-9a-f]{16})")
+SHELL = ("sleep 1000", "(setsid sleep 1000 &); trap '' TERM; while :; do sleep 1; done", "yes", "sleep 0.4; exit 7",
+         "[ $RANK = 1 ] && exit 9; sleep 1000")
+LAYOUTS = {"ssh": ("h1:2,h2:2", "h2,h3:2", "h1:1,h2:2", "h1,h2,h3"), "slurm": ("h1:2,h2:2", "h2:1,h3:1"),
+           "mpirun": ("h1:2,h2:2", "h2,h3:2"), "srun": ("h1:2,h2:2", "h2:1,h3:1"), "mpiexec": ("h1:2,h2:2",)}
+WEIGHTS = {"ssh": 6, "slurm": 2, "mpirun": 2, "srun": 1, "mpiexec": 1}
+
+Harm = collections.namedtuple("Harm", "weight launchers pattern place words limit survived", defaults=(None, "host", "", 15, False))
+OURS = ("ssh", "slurm", "mpirun")
+ALL = tuple(LAYOUTS)
+#: place: "host" or "launcher"; words: what the job has to say, where it fails; limit: seconds until its end
+HARMS = {
+    "rank": Harm(4, ALL, "PROGRAM", "any", r"SIGKILL|lost rank|killed by signal|signal 9|Killed|KILLED"),
+    "agent": Harm(3, OURS, "agent --invited", "host", r"the (agent|guard) of HOST|HOST"),
+    "ssh": Harm(2, ("ssh",), "^ssh ", "launcher", "ssh"),
+    "sshd": Harm(2, ("ssh",), r"^sshd: [a-z]+@", "host", "HOST|ssh"),
+    "step": Harm(2, ("slurm",), r"^srun |slurmstepd: \[", "any", r"h\d|srun|slurm"),
+    "orted": Harm(1, ("mpirun",), r"^mpirun|orted", "any", r"h\d|mpirun"),
+    "launcher": Harm(3, OURS, r"^[^ ]*cohort run", "launcher"),
+    "slurmd": Harm(1, ("slurm", "srun"), r"^/usr/sbin/slurmd", "host", survived=True),
+    "cut": Harm(4, OURS, words="HOST|not reach|silent", limit=45),
+    "mute-to": Harm(2, OURS, words="HOST", limit=45),
+    "mute-from": Harm(2, OURS, words="HOST", limit=45),
+    "home": Harm(1, OURS, words="h[123]", limit=45),
+    "blink": Harm(3, ALL, survived=True),
+    "freeze": Harm(2, OURS, words="HOST", limit=60),
+    "nap": Harm(2, ALL, survived=True),
+    "hang": Harm(2, OURS, words="HOST", limit=60),
+    "down": Harm(3, OURS, words="HOST|ssh|srun|mpirun", limit=45),
+    "slow": Harm(1, ALL, survived=True),
+}
+NETWORK = ("cut", "mute-to", "mute-from", "home", "hang", "down", "freeze")
+
+
+class Plan:
+    """What job `number` of a seed is. A pure function of the two and of the harms to choose from."""
+
+    def __init__(self, seed, number, harms):
+        draw = random.Random(f"{seed} {number}")
+        names = [name for name in HARMS if name in harms]
+        launchers = [name for name in ALL if any(name in HARMS[harm].launchers for harm in names)]
+        self.number = number
+        self.launcher = draw.choices(launchers, [WEIGHTS[name] for name in launchers])[0]
+        self.layout = draw.choice(LAYOUTS[self.launcher])
+        possible = [name for name in names if self.launcher in HARMS[name].launchers]
+        self.harms = draw.choices(possible, [HARMS[name].weight for name in possible], k=1)
+        self.shell = draw.choice(SHELL) if self.launcher in OURS and draw.random() < 0.25 else None
+        self.restarts = 1 if self.launcher in OURS and not self.shell and draw.random() < 0.25 else 0
+        self.moment = draw.uniform(0, 1.1)  # in durations of an undisturbed job
+        self.host = draw.choice([name for name in re.findall(r"h\d", self.layout) if name != "h1"])
+        self.random = draw
+
+    def __str__(self):
+        return (f"{self.launcher} {self.layout} `{self.shell or 'peer'}`{' restarts' if self.restarts else ''}: "
+                f"{'+'.join(self.harms)} {self.host} at {self.moment:.2f}")
+
+
+def words_of(launcher, layout, options, program, restarts=0):
+    """The command that starts it on h1."""
+    hosts = dict((entry.split(":") + ["1"])[:2] for entry in layout.split(","))
+    nodes = ",".join(hosts)
+    per = max(int(count) for count in hosts.values())
+    ours = [options.cohort, "run", "--no-logs", "--grace", "0.5", "--stopped-timeout", str(STOPPED), "--max-restarts", str(restarts)]
+    total = sum(int(count) for count in hosts.values())
+    return {
+        "ssh": [*ours, "-H", layout, *program],
+        "mpirun": [*ours, "-H", layout, "--starter", "mpirun", *program],
+        "slurm": ["salloc", "-Q", "-N", str(len(hosts)), f"--nodelist={nodes}", *ours, "--per-node", str(per), *program],
+        "srun": ["srun", "-Q", f"--nodelist={nodes}", "-N", str(len(hosts)), f"--ntasks-per-node={per}", "-n",
+                 str(per * len(hosts)), "--overcommit", *program],
+        "mpiexec": ["mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none", "-np", str(total), "-H", layout, *program],
+    }[launcher]
+
+
+def stat_of(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
+class Ground:
+    """A box, and what is found on its hosts."""
+
+    def __init__(self, name, options):
+        self.options, self.name = options, name
+        self.slurm = not boxes.tool("check", "--slurm").returncode
+        self.box = None
+        self.normal = {}  # (launcher, layout) -> (seconds, digest)
+        self.renew()
+
+    def renew(self):
+        if self.box:
+            self.box.down()
+        self.box = boxes.Box(self.name, "--hosts", "3", *(["--slurm"] if self.slurm else []))
+
+    def processes(self, pattern="."):
+        """{pid: (host, command line)}, those of no host left out."""
+        return {pid: (host, line) for host in HOSTS for pid, line in self.box.processes(host, pattern).items()}
+
+    def listening(self):
+        """(host, port) of each listening socket."""
+        found = set()
+        for host in HOSTS:
+            text = self.box.run(host, "cat", "/proc/net/tcp", "/proc/net/tcp6").stdout
+            for line in text.splitlines():
+                fields = line.split()
+                if len(fields) > 3 and fields[3] == "0A":
+                    found.add((host, int(fields[1].rsplit(":", 1)[1], 16)))
+        return found
+
+    def shared_memory(self):
+        return {f"{host}:{name}" for host in HOSTS for name in self.box.run(host, "ls", "-A", "/dev/shm").stdout.split()}
+
+    def undisturbed(self, launcher, layout):
+        """How long such a job takes, and its digest."""
+        if (launcher, layout) not in self.normal:
+            words = words_of(launcher, layout, self.options, [self.options.peer, f"x{ROUNDS}"])
+            since = time.monotonic()
+            done = self.box.run("h1", *words, timeout=120)
+            digests = set(digest for _, digest in LINE.findall(done.stdout))
+            if done.returncode != 0 or len(digests) != 1:
+                raise RuntimeError(f"undisturbed job: {words}: status {done.returncode}: {done.stdout}{done.stderr}")
+            self.normal[launcher, layout] = (time.monotonic() - since, digests.pop())
+        return self.normal[launcher, layout]
 
 
 class Job:
-    def __init__(self, box, before, seed, number):
-        self.box, self.before, self.number = box, before, number
-        self.random = random.Random(f"{seed} {number}")
+    def __init__(self, ground, plan):
+        self.ground, self.box, self.plan = ground, ground.box, plan
         self.folder = tempfile.mkdtemp(prefix="cohort-faults-")
+        self.problems, self.done, self.lines = [], [], []
+        self.struck = None
+        self.too_long = False  # what was to be short was not, on a busy machine: the job need not survive it
+        self.stopped, self.undo = [], []
 
-    def ours(self):
-        return {pid: line for host in HOSTS for pid, line in self.box.processes(host, OURS).items()
-                if pid not in self.before[host]}
+    def note(self, stream, kind):
+        for line in stream:
+            self.lines.append((time.monotonic(), kind, line.rstrip("\n")))
 
-    def kill(self, what, host):
-        pattern, here = HARM[what]
-        place = "h1" if here else host
-        found = [pid for pid in self.box.processes(place, pattern) if pid not in self.before[place]]
-        if not found:
-            return "none"
-        pid = self.random.choice(found)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        return f"{pid} on {place}"
+    def said(self, kind=None):
+        return "\n".join(line for _, each, line in self.lines if kind in (None, each))
 
-    def run(self, command):
-        """Problems, and a line that says what was done."""
-        hosts = self.random.choice(("h1:2,h2:2,h3", "h2,h3:2"))
-        program = self.random.choice(PROGRAMS)
-        moment = self.random.uniform(0, 1.5)
-        harms = [self.random.choice([*HARM, "cut"]) for _ in range(self.random.choice((1, 1, 1, 2)))]
-        host = self.random.choice(HOSTS[1:])
-        words = self.box.words("h1", command, "run", "--grace", "0.5", "--no-logs", "-H", hosts, "sh", "-c", program)
-        problems = []
-        done = []
-        with subprocess.Popen(words, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.PIPE, text=True) as job:
-            time.sleep(moment)
-            for harm in harms:
-                if harm == "cut":
-                    self.box.act("cut", host)
-                    done.append(f"cut {host}")
-                else:
-                    done.append(f"{harm} {self.kill(harm, host)}")
-            begun = time.monotonic()
-            try:
-                said = job.communicate(timeout=LIMIT if "cut" in harms else 6)[1]
-            except subprocess.TimeoutExpired:
-                # What was hit may be nothing that a job has to notice: a process that a rank has started, or none.
-                done.append("told to end")
-                job.send_signal(signal.SIGTERM)
-                try:
-                    said = job.communicate(timeout=LIMIT)[1]
-                except subprocess.TimeoutExpired:
-                    problems.append("it hangs")
-                    job.kill()
-                    said = job.communicate()[1]
-            took = time.monotonic() - begun
-        if job.returncode == 0:
-            problems.append("its exit status is 0")
-        limit = time.monotonic() + 15
-        while self.ours() and time.monotonic() < limit:
-            time.sleep(0.02)
-        left = self.ours()
+    # --- harm ---
+
+    def victims(self, harm):
+        pattern = HARMS[harm].pattern
+        if pattern == "PROGRAM":
+            pattern = f"^{re.escape(self.ground.options.peer)} " if not self.plan.shell else "^sh -c|^yes|^sleep"
+        hosts = {"host": (self.plan.host,), "launcher": ("h1",), "any": HOSTS}[HARMS[harm].place]
+        return sorted(pid for host in hosts for pid in self.box.processes(host, pattern)
+                      if pid not in self.before or harm == "slurmd")
+
+    def signal_host(self, number):
+        """To all processes of the host, until no new ones appear."""
+        reached = set()
+        while True:
+            found = set(self.box.processes(self.plan.host)) - reached
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            reached |= found
+            if not found:
+                return sorted(reached)
+
+    def thaw(self):
+        for pid in self.stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.stopped = []
+
+    def strike(self, harm):
+        """False if there is nothing that it could strike."""
+        host = "h1" if harm == "home" else self.plan.host
+        if HARMS[harm].pattern:
+            found = self.victims(harm)
+            if not found:
+                return False
+            pid = self.plan.random.choice(found)
+            with contextlib.suppress(ProcessLookupError, OSError):
+                self.done.append(f"{pid} {pathlib.Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()[:40]}")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            if harm == "slurmd":
+                self.undo.append(lambda: self.box.act("slurmd", host))
+            return True
+        if harm == "slow":
+            self.box.act("shape", host, "300mbit")
+            self.undo.append(lambda: self.box.act("shape", host, "none"))
+        if harm in ("freeze", "nap", "hang", "down"):
+            self.stopped = self.signal_host(signal.SIGSTOP)
+        if harm == "nap":
+            time.sleep(1)
+            self.thaw()
+            self.too_long = time.monotonic() - self.struck > STOPPED
+        if harm == "blink":
+            # In one go: on a busy machine each command may take a while.
+            port, switch = f"p{host[1:]}", f"cb-{self.box.name}"
+            since = time.monotonic()
+            subprocess.run(["sh", "-c", f"ip -n {switch} link set {port} nomaster; sleep 0.8; ip -n {switch} link set {port} master br0"],
+                           check=True, timeout=30)
+            self.too_long = time.monotonic() - since > 1.5
+        if harm in ("cut", "home", "hang", "down"):
+            self.box.act("cut", host)
+        if harm.startswith("mute"):
+            self.box.act("mute", host, harm[5:])
+        if harm in ("cut", "home", "hang", "down") or harm.startswith("mute"):
+            self.undo.append(lambda: self.box.act("heal", host))
+        if harm == "down":
+            self.stopped = []
+            self.signal_host(signal.SIGKILL)
+            self.undo.append(lambda: self.box.act("sshd", host))
+            if self.ground.slurm:
+                self.undo.append(lambda: self.box.act("slurmd", host))
+        return True
+
+    # --- what remains ---
+
+    def left(self):
+        # What Slurm, Open MPI and ssh's daemon do about a cable that is out is not ours.
+        theirs = r"^sshd|^/usr/sbin/|slurmstepd|^srun|^salloc|^mpirun|orted"
+        return {pid: what for pid, what in self.ground.processes().items()
+                if pid not in self.before and not re.search(theirs, what[1])}
+
+    def wait_for_nothing(self, seconds, hosts=HOSTS):
+        limit = time.monotonic() + seconds
+        while True:
+            left = {pid: what for pid, what in self.left().items() if what[0] in hosts}
+            if not left or time.monotonic() > limit:
+                return left
+            time.sleep(0.1)
+
+    def check_left(self):
+        """Seconds after which nothing was left."""
+        since = time.monotonic()
+        left = {}
+        if not self.stopped:
+            left = self.wait_for_nothing(12)  # also on a host that is cut off
+        seconds = time.monotonic() - since
+        self.thaw()
+        for action in self.undo:
+            action()
+        left = {**left, **self.wait_for_nothing(8)} if self.undo or not left else left
         if left:
-            problems.append(f"left: {left}")
+            self.problems.append(f"left: {left}")
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        if "cut" in harms:
-            self.box.act("heal", host)
-        shutil.rmtree(self.folder)
-        text = (f"{self.number}: {hosts} `{program}` at {moment:.2f} s: {', '.join(done)}: status {job.returncode} after "
-                f"{took:.1f} s")
-        if problems:
-            text += f"\n   PROBLEM {'; '.join(problems)}\n   it said: {said.strip()[-1500:]}"
-        return problems, text
+        ports = self.ground.listening() - self.ports
+        if self.plan.launcher in OURS and not self.undo:  # daemons of a host that was down listen anew
+            # Open MPI's own daemons notice after a while that their mpirun has gone.
+            limit = time.monotonic() + (10 if "mpirun" in self.plan.launcher else 1)
+            while ports and time.monotonic() < limit:
+                time.sleep(0.2)
+                ports &= self.ground.listening()
+            if ports:
+                self.problems.append(f"ports: {ports}")
+        memory = self.ground.shared_memory() - self.memory
+        if memory and self.plan.launcher in OURS and "mpirun" not in self.plan.launcher:
+            self.problems.append(f"/dev/shm: {memory}")
+        files = [str(path) for path in pathlib.Path(self.folder, "tmp").rglob("*")]
+        if files and self.plan.launcher in ("ssh", "slurm"):
+            self.problems.append(f"files: {files}")
+        return seconds
+
+    # --- the job ---
+
+    def run(self):
+        plan, options = self.plan, self.ground.options
+        normal, digest = self.ground.undisturbed(plan.launcher, plan.layout)
+        self.before = set(self.ground.processes())
+        self.ports, self.memory = self.ground.listening(), self.ground.shared_memory()
+        pathlib.Path(self.folder, "tmp").mkdir()
+        program = ["sh", "-c", plan.shell] if plan.shell else [options.peer, f"x{ROUNDS}"]
+        words = self.box.words("h1", "env", f"TMPDIR={self.folder}/tmp",
+                               *words_of(plan.launcher, plan.layout, options, program, plan.restarts))
+        harm = plan.harms[0]
+        process = subprocess.Popen(words, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, errors="replace")
+        readers = [threading.Thread(target=self.note, args=(stream, kind), daemon=True)
+                   for stream, kind in ((process.stdout, "out"), (process.stderr, "err"))]
+        if plan.shell == "yes":
+            readers[0] = threading.Thread(target=lambda: collections.deque(process.stdout, maxlen=0), daemon=True)
+        for reader in readers:
+            reader.start()
+        time.sleep(plan.moment * (1.5 if plan.shell else normal))
+        was_over = process.poll() is not None
+        running = len(self.box.processes(plan.host, re.escape(options.peer))) > 0 or bool(plan.shell)
+        self.struck = time.monotonic()
+        struck = not was_over and self.strike(harm)
+        survives = not struck or (HARMS[harm].survived and not self.too_long)
+        status, asked = self.end_of(process, HARMS[harm].limit if struck else 30, survives, normal)
+        took = time.monotonic() - self.struck
+        for reader in readers:
+            reader.join(5)
+        left_seconds = self.check_left()
+        self.judge(harm, struck, survives and not asked, status, digest, running and not was_over)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        named = next((at - self.struck for at, kind, line in self.lines
+                      if kind == "err" and at > self.struck and re.search(rf"\b{plan.host}\b", line)), None)
+        if harm in ("cut", "hang", "down") and struck and status and named is not None and running and not plan.shell \
+                and named > 8 and took > 8 and not plan.restarts:
+            self.problems.append(f"named after {named:.1f} s")
+        return {"number": plan.number, "plan": str(plan), "harm": harm if struck else "none", "status": status,
+                "seconds": round(took, 2), "named": named and round(named, 2), "left_seconds": round(left_seconds, 2),
+                "done": self.done, "problems": self.problems, "said": self.said()[-2500:] if self.problems else ""}
+
+    def end_of(self, process, limit, survives, normal):
+        """Exit status, and whether it had to be asked to end."""
+        plan = self.plan
+        endless = plan.shell and survives
+        wait = 2 if endless else limit + 6 * normal * (1 + plan.restarts)
+        if plan.launcher not in OURS:
+            wait = max(wait, 30)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(wait), False
+        # What was hit may be nothing that such a job has to notice.
+        noticed = not plan.shell or plan.harms[0] not in ("rank", "slurmd")
+        if not endless and plan.launcher in OURS and noticed:
+            self.problems.append(f"it goes on after {wait:.0f} s")
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(30), True
+        self.problems.append("it hangs")
+        process.kill()
+        return process.wait(), True
+
+    def judge(self, harm, struck, survives, status, digest, running):
+        plan = self.plan
+        expected = sum(int((entry.split(":") + ["1"])[1]) for entry in plan.layout.split(","))
+        if harm == "launcher" and struck and plan.launcher == "slurm" and status == 0:
+            return  # salloc's, of a command that was killed
+        if status == 0 and not plan.shell:
+            found = LINE.findall(self.said("out"))
+            ranks = {rank for rank, _ in found}
+            if len(ranks) != expected or any(each != digest for _, each in found):
+                self.problems.append(f"other bits, or not all: {found}, expected {expected} times {digest}")
+        elif not plan.shell and survives:
+            self.problems.append(f"it should have survived; its status is {status}")
+        elif plan.shell and status == 0:
+            self.problems.append("its exit status is 0")
+        elif struck and harm != "launcher" and plan.launcher in OURS and not plan.shell and HARMS[harm].words:
+            words = HARMS[harm].words.replace("HOST", rf"\b{plan.host}\b")
+            if not re.search(words, self.said("err")):
+                self.problems.append(f"it does not say {words}")
+
+
+class Harness:
+    def __init__(self, options):
+        self.options = options
+        self.lock = threading.Lock()
+        self.results = {}
+        self.grounds = []
+        if options.state and os.path.exists(options.state):
+            for line in pathlib.Path(options.state).read_text().splitlines():
+                result = json.loads(line)
+                self.results[result["number"]] = result
+
+    def keep(self, result):
+        with self.lock:
+            self.results[result["number"]] = result
+            print(f"{result['number']}: {result['plan']}: {', '.join(result['done'])} status {result['status']} after "
+                  f"{result['seconds']} s, left {result['left_seconds']} s", flush=True)
+            for problem in result["problems"]:
+                print(f"   PROBLEM {problem}")
+            if result["problems"]:
+                print("   | " + result["said"].replace("\n", "\n   | "), flush=True)
+            if self.options.state:
+                with open(self.options.state, "a", encoding="utf-8") as state:
+                    state.write(json.dumps(result) + "\n")
+
+    def one(self, number):
+        ground = self.grounds.pop()
+        plan = Plan(self.options.seed, number, self.harms)
+        try:
+            if plan.launcher in ("slurm", "srun") and boxes.tool("idle", "--name", ground.box.name).returncode:
+                ground.renew()
+            self.keep(Job(ground, plan).run())
+        except Exception as error:  # of the harness, or of the box: a new one
+            self.keep({"number": number, "plan": str(plan), "harm": plan.harms[0], "status": None, "seconds": 0, "named": None,
+                       "left_seconds": 0, "done": [], "problems": [f"harness: {type(error).__name__}: {error}"], "said": ""})
+            ground.renew()
+        finally:
+            self.grounds.append(ground)
+
+    def run(self):
+        options = self.options
+        try:
+            self.grounds = [Ground(f"faults{index}", options) for index in range(options.jobs)]
+        except unittest.SkipTest as reason:
+            print(f"OK (skipped=1) {reason}")
+            return 0
+        self.harms = options.harm or list(HARMS)
+        if not self.grounds[0].slurm:
+            for name in ("slurm", "srun"):
+                WEIGHTS[name] = 0
+        numbers = options.only or [number for number in range(options.count) if number not in self.results]
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(self.one, numbers))
+        for ground in self.grounds:
+            ground.box.down()
+        return self.table()
+
+    def table(self):
+        print(f"{'harm':10} {'jobs':>5} {'bad':>4} {'survived':>9}  seconds to the end: median, most; until named; until nothing was left")
+        rows = collections.defaultdict(list)
+        for result in self.results.values():
+            rows[result["harm"]].append(result)
+        for harm, found in sorted(rows.items()):
+            took = sorted(row["seconds"] for row in found)
+            named = [row["named"] for row in found if row["named"] is not None]
+            print(f"{harm:10} {len(found):5} {sum(bool(row['problems']) for row in found):4} "
+                  f"{sum(row['status'] == 0 for row in found):9}  {took[len(took) // 2]:8.1f} {took[-1]:8.1f} "
+                  f"{max(named, default=0):8.1f} {max(row['left_seconds'] for row in found):8.1f}")
+        bad = sorted(number for number, result in self.results.items() if result["problems"])
+        print(f"{len(self.results)} jobs, {len(bad)} with problems{f': {bad}' if bad else ''}")
+        return 1 if bad else 0
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--cohort", default=os.environ.get("COHORT_COMMAND", "cohort"), help="the command")
-    options.add_argument("--count", type=int, default=10)
-    options.add_argument("--seed", default="1")
-    options.add_argument("--only", type=int, help="only this one of them")
-    options = options.parse_args()
-    try:
-        box = boxes.Box("faults", "--hosts", "3")
-    except unittest.SkipTest as reason:
-        print(f"OK (skipped=1) {reason}")
-        return 0
-    before = {host: set(box.processes(host)) for host in HOSTS}
-    failed = 0
-    for number in range(options.count) if options.only is None else [options.only]:
-        problems, text = Job(box, before, options.seed, number).run(options.cohort)
-        print(text, flush=True)
-        failed += bool(problems)
-    box.down()
-    print(f"{failed} jobs with problems" if failed else "no job had a problem")
-    return 1 if failed else 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cohort", default=os.environ.get("COHORT_COMMAND", ""), help="the command")
+    parser.add_argument("--peer", default=os.environ.get("COHORT_HOSTS_PEER", ""), help="the program hosts_peer")
+    parser.add_argument("--build", help="a build folder that has both")
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", type=int, action="append", default=[], help="only this one of them; repeatable")
+    parser.add_argument("--harm", action="append", choices=HARMS, help="only this kind; repeatable")
+    parser.add_argument("--state", metavar="FILE")
+    options = parser.parse_args()
+    if options.build:
+        options.cohort = options.cohort or os.path.abspath(f"{options.build}/bin/cohort")
+        options.peer = options.peer or os.path.abspath(f"{options.build}/bin/hosts_peer")
+    if not options.cohort or not options.peer:
+        parser.error("which programs? --build DIR, or --cohort and --peer")
+    return Harness(options).run()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 // A rank that calls collectives of many sizes over made-up values and prints a digest of all that it got: equal on all
-// ways to start the same layout. Argument: seconds to go on for (default: once round).
+// ways to start the same layout. Argument: seconds to go on for (default: once round), or how many rounds: "x25".
 #include <cohort/cohort.h>
 
 #include <chrono>
@@ -65,12 +65,15 @@ void once_round(cohort::Communicator& world, std::uint32_t salt) {
 }  // namespace
 
 int main(int argc, char** arguments) {
-  const double seconds = argc > 1 ? std::atof(arguments[1]) : 0;
+  const bool counted = argc > 1 && arguments[1][0] == 'x';
+  const double seconds = argc > 1 && !counted ? std::atof(arguments[1]) : 0;
+  const std::uint32_t rounds = counted ? static_cast<std::uint32_t>(std::atoi(arguments[1] + 1)) : 0;
   try {
     cohort::Communicator world = cohort::join();
     const auto since = std::chrono::steady_clock::now();
     std::uint32_t salt = 1;
-    int go_on = 1;
+    for (std::uint32_t round = 0; round < rounds; ++round, salt += 10) once_round(world, salt);
+    int go_on = counted ? 0 : 1;
     while (go_on != 0) {
       once_round(world, salt);
       salt += 10;

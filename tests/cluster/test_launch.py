@@ -241,6 +241,19 @@ class TestCannotStart(Launch):
         finally:
             self.box.act("heal", "h3")
 
+    def test_all_hosts_that_cannot_be_had_are_named(self):
+        self.shell_reads("h2", "exit 3\n")
+        known = self.box.folder / "known_hosts"
+        text = known.read_text()
+        known.write_text("".join(line for line in text.splitlines(True) if not line.startswith("h3,")))
+        self.addCleanup(known.write_text, text)
+        text = self.refused("-H", "h1,h2,h3", "hostname")
+        self.assertIn("2 hosts cannot be had", text)
+        self.assertIn("no agent on h2", text)
+        self.assertIn("status 3", text)
+        self.assertIn("no agent on h3", text)
+        self.assertIn("its host key is not known here", text)
+
     def test_a_command_that_is_not_there_is_named(self):
         text = self.refused("--remote-cohort", "/nowhere/cohort", "-H", "h2", "hostname")
         self.assertIn("/nowhere/cohort cannot be started there", text)

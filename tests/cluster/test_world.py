@@ -1,5 +1,6 @@
 """Ranks on several hosts of a box are one world, however they were started: the same bits, and a named end."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -13,6 +14,8 @@ import boxes
 
 COHORT = os.environ.get("COHORT_COMMAND", "")
 PEER = os.environ.get("COHORT_HOSTS_PEER", "")
+HEALTH_PEER = os.environ.get("COHORT_HEALTH_PEER", "")
+OURS = r"^[^ ]*(cohort|hosts_peer) "
 LINE = re.compile(r"rank (\d) of (\d), local (\d) of (\d), host (\d) of (\d): ([0-9a-f]{16})")
 
 
@@ -99,6 +102,37 @@ class World(unittest.TestCase):
         self.assertNotEqual(job.returncode, 0, text)
         self.assertRegex(text, r"failed -- rank 0 \(h1\).* lost rank [23] \(h2, pid \d+\)")
         self.assertEqual(self.peers(), {})
+
+    def test_ranks_that_wait_for_each_other_across_hosts_are_named(self):
+        done = self.on("h1", COHORT, "run", "-q", "--deadlock-timeout", "3", "-H", "h1:1,h2:2", HEALTH_PEER, "crossed")
+        self.assertEqual(done.returncode, 124, done.stderr)
+        self.assertRegex(done.stderr, r"nothing can go on: rank 0 \(h1, pid \d+\) waits in all_reduce\(float32\[10\], sum\), "
+                                      r"operation 3 for ranks 1-2;.* rank 2 \(h2, pid \d+\) waits in .*, operation 1 for rank 0 ")
+
+    def test_a_rank_of_another_host_that_does_not_come_is_named(self):
+        done = self.on("h1", COHORT, "run", "-q", "--stall-timeout", "4", "-H", "h1:1,h2:2", HEALTH_PEER, "away", "2")
+        self.assertEqual(done.returncode, 124, done.stderr)
+        self.assertRegex(done.stderr, r"rank 2 \(h2, pid \d+\) did not bring all_reduce\(float32\[10\], sum\), operation 2 in \d+ s, "
+                                      r"in which ranks 0-1 waited for it")
+
+    def test_a_host_whose_processes_are_all_stopped_is_named_and_cleans_up_later(self):
+        job = self.box.start("h1", COHORT, "run", "-q", "--stopped-timeout", "7", "-H", "h1:2,h2:2", PEER, "100", cwd=self.folder)
+        self.run_for_a_while(job)
+        stopped = [pid for pid in self.box.processes("h2", OURS)]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            _, text = job.communicate(timeout=60)
+        finally:
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        self.assertEqual(job.returncode, 124, text)
+        self.assertRegex(text, r"nothing has come from the agent of h2 \(ranks 2-3\) for \d+ s")
+        limit = time.monotonic() + 30
+        while self.box.processes("h2", OURS) and time.monotonic() < limit:
+            time.sleep(0.1)
+        self.assertEqual(self.box.processes("h2", OURS), {}, "something is left")
 
     def test_a_host_whose_cable_is_cut_is_named(self):
         job = self.job()

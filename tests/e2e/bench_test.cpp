@@ -76,6 +76,79 @@ TEST(Bench, ARankThatIsKilledIsNamedAndNothingIsLeft) {
   EXPECT_TRUE(job.processes().empty());
 }
 
+TEST(BenchTraining, OneAndTwoHostsATableAndASentence) {
+  Job job({.arguments = {"bench",         "training", "-H",       "a:2,b:2", "--starter", "local", "--processes", "1,2",
+                         "--hosts",       "1,2",      "--layers", "64,32,4", "--batch",   "16",    "--seconds",   "0.1",
+                         "--repetitions", "1",        "--json",   "t.json",  "--svg",     "t.svg"},
+           .environment = {"COHORT_PRETEND_HOSTS=2"}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_TRUE(job.processes().empty());
+  int points = 0;
+  std::string verdict;
+  for (const std::string& line : lines_of(job.file("t.json"))) {
+    const auto event = nlohmann::json::parse(line);
+    if (event.at("event") == "verdict") verdict = event.at("text");
+    if (event.at("event") != "training") continue;
+    ++points;
+    EXPECT_EQ(event.at("split"), "measured") << line;
+    EXPECT_GE(event.at("steps"), 5) << line;
+    EXPECT_GT(event.at("rate").get<double>(), 0) << line;
+    EXPECT_GT(event.at("compute_s").get<double>(), 0) << line;
+    // 64 * 32 + 32 + 32 * 4 + 4 floats of gradients, once to the other host.
+    if (event.at("hosts") == 2) {
+      EXPECT_GE(event.at("wire_bytes").get<double>(), 4 * 2212) << line;
+      EXPECT_LT(event.at("wire_bytes").get<double>(), 4 * 2212 + 2000) << line;
+    }
+  }
+  EXPECT_EQ(points, 3);
+  EXPECT_TRUE(verdict.starts_with("2 hosts with 2 processes train ")) << verdict;
+  for (const char* text : {"samples/s", "speed-up", "efficiency", "1 x 2", "2 x 2", verdict.c_str()}) {
+    EXPECT_NE(job.out().find(text), std::string::npos) << text << job.out();
+  }
+  EXPECT_TRUE(job.file("t.svg").starts_with("<svg "));
+}
+
+TEST(BenchTraining, ACommandOfTheUsers) {
+  Job job({{"bench", "training", "--processes", "1,2", "--repetitions", "2", "--", "sh", "-c", "test $WORLD_SIZE -le 2",
+            "-np"}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_NE(job.out().find("runs/s"), std::string::npos) << job.out();
+  const Finished failing =
+      run({{"bench", "training", "--processes", "2", "--", "sh", "-c", "echo because >&2; exit 3"}});
+  EXPECT_EQ(failing.status, 1);
+  EXPECT_NE(failing.err.find("exit code 3"), std::string::npos) << failing.err;
+  EXPECT_NE(failing.err.find("because"), std::string::npos) << failing.err;
+}
+
+TEST(BenchTraining, SaysWhatIsWrongWithItsOptions) {
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{"--processes", "0"}, "--processes '0'"},
+      {{"--processes", "1,x"}, "--processes '1,x'"},
+      {{"--hosts", "2"}, "there is 1"},
+      {{"-H", "a,b", "--hosts", "2", "--processes", "1"}, "a process for each host"},
+      {{"--layers", "10"}, "--layers '10'"},
+      {{"--layers", "10,0,2"}, "--layers"},
+      {{"--batch", "1.5"}, "--batch 1.5"},
+      {{"--global-batch", "8"}, "--global-batch"},
+      {{"--json", "/nowhere/x", "--processes", "1"}, "/nowhere/x"},
+  };
+  for (const auto& [words, text] : cases) {
+    std::vector<std::string> arguments = {"bench", "training"};
+    arguments.insert(arguments.end(), words.begin(), words.end());
+    const Finished finished = run({arguments});
+    EXPECT_NE(finished.status, 0) << text;
+    EXPECT_NE(finished.err.find(text), std::string::npos) << finished.err;
+  }
+}
+
+TEST(BenchTraining, NothingIsLeftWhenItIsKilled) {
+  Job job({{"bench", "training", "--processes", "2", "--seconds", "600"}});
+  ASSERT_TRUE(eventually([&] { return job.processes().size() >= 6; })) << job.err();
+  job.signal(SIGKILL);
+  job.wait();
+  EXPECT_TRUE(eventually([&] { return job.processes().empty(); }, 20s));
+}
+
 TEST(Bench, RanksEndWithTheCommand) {
   Job job({{"bench", "-np", "3", "--sizes", "64K", "-n", "10000000"}});
   ASSERT_TRUE(eventually([&] { return job.out().find("3 processes") != std::string::npos; })) << job.err();

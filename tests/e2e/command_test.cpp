@@ -43,8 +43,9 @@ TEST(CommandBuild, SaysWhatIsThereAndWhyNotWhatIsNot) {
   const auto build = run(options);
   ASSERT_EQ(build.status, 0) << build.err;
   for (const char* wanted :
-       {"\n  local        shared memory", "\n  libtorch     ", "Python (bin/python3)", "\n  python       9.9\n",
-        "\n  torch        8.8 (CPU only)\n", "\n  numpy        no: not installed; pip install numpy\n",
+       {"\n  local        shared memory", "\n  mpi          ", "\n  libtorch     ", "Python (bin/python3)",
+        "\n  python       9.9\n", "\n  torch        8.8 (CPU only)\n",
+        "\n  numpy        no: not installed; pip install numpy\n",
         "\n  mlflow       no: it is installed and does not work: ImportError: broken\n",
         "\n  Slurm        slurm 77.1\n", "\n  MPI          no: `mpirun --version` ends with status 4"}) {
     EXPECT_NE(build.out.find(wanted), std::string::npos) << wanted << "\n" << build.out;

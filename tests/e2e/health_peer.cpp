@@ -1,5 +1,7 @@
-// A rank that does not go on, as its argument says: "deadlock", "stopped" (rank 1), "away" (rank 1), "dies" (rank 1),
-// "lingers" (rank 1 leaves the world and takes its time to end).
+// A rank that does not go on, as its argument says: "deadlock", "circle" (each waits for the next one's message),
+// "crossed" (by halves of the ranks, two groups in different orders), "joined" (the last one joins, rank 1 is away),
+// "stopped" (rank 1), "away" (rank 1, or the rank that follows), "dies" (rank 1), "lingers" (rank 1 leaves the world
+// and takes its time to end).
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 #include <cohort/join.h>
@@ -10,12 +12,14 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <span>
 #include <string_view>
 #include <thread>
 
-int main(int, char** arguments) {
+int main(int argc, char** arguments) {
   const std::string_view how = arguments[1];
+  const int who = argc > 2 ? std::atoi(arguments[2]) : 1;
   try {
     cohort::Communicator comm = cohort::join();
     std::array<float, 10> data{};
@@ -23,8 +27,17 @@ int main(int, char** arguments) {
     std::printf("rank %d is in\n", comm.rank());
     std::fflush(stdout);
     if (how == "deadlock" && comm.rank() == 0) comm.recv(std::span(data), 1).wait();
+    if (how == "circle") comm.recv(std::span(data), (comm.rank() + 1) % comm.size()).wait();
+    if (how == "crossed") {
+      cohort::Communicator other = comm.split({});
+      cohort::Communicator& first = comm.rank() < comm.size() / 2 ? comm : other;
+      first.all_reduce(std::span(data)).wait();
+      (comm.rank() < comm.size() / 2 ? other : comm).all_reduce(std::span(data)).wait();
+    }
+    if (how == "joined" && comm.rank() == comm.size() - 1) comm.join({});
     if (how == "stopped" && comm.rank() == 1) ::raise(SIGSTOP);
-    if (how == "away" && comm.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(1000));
+    if ((how == "away" || how == "joined") && comm.rank() == who)
+      std::this_thread::sleep_for(std::chrono::seconds(1000));
     if (how == "lingers" && comm.rank() == 1) {
       comm = {};
       std::this_thread::sleep_for(std::chrono::milliseconds(1800));

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <regex>
 #include <string>
@@ -16,9 +17,26 @@ JobOptions job_of(const std::string& how, std::vector<std::string> options) {
   return {std::move(options)};
 }
 
+/// The same on one host and on several, which one machine plays: how many ranks each has.
+class LaunchHealth : public testing::TestWithParam<const char*> {
+ protected:
+  JobOptions job_of(const std::string& how, std::vector<std::string> options, const std::string& who = "1") const {
+    JobOptions job = test::job_of(how, std::move(options));
+    job.arguments.push_back(who);
+    if (GetParam()[0] != '\0') job.environment.push_back(std::string("COHORT_PRETEND_HOSTS=") + GetParam());
+    return job;
+  }
+};
+std::string name_of(const testing::TestParamInfo<const char*>& hosts) {
+  std::string name = hosts.param[0] == '\0' ? "one" : hosts.param;
+  std::replace(name.begin(), name.end(), ',', '_');
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(Hosts, LaunchHealth, testing::Values("", "1,2", "1,1,1"), name_of);
+
 bool says(const std::string& text, const std::string& pattern) { return std::regex_search(text, std::regex(pattern)); }
 
-TEST(LaunchHealth, RanksThatWaitForEachOtherEndTheJob) {
+TEST_P(LaunchHealth, RanksThatWaitForEachOtherEndTheJob) {
   const auto finished = run(job_of("deadlock", {"--deadlock-timeout", "2"}));
   EXPECT_EQ(finished.status, 124) << finished.err;
   EXPECT_TRUE(says(finished.err,
@@ -31,7 +49,29 @@ TEST(LaunchHealth, RanksThatWaitForEachOtherEndTheJob) {
       << finished.err;
 }
 
-TEST(LaunchHealth, AStoppedRankIsNamedAndEndsTheJob) {
+TEST_P(LaunchHealth, MessagesInACircleEndTheJob) {
+  const auto finished = run(job_of("circle", {"--deadlock-timeout", "2"}));
+  EXPECT_EQ(finished.status, 124) << finished.err;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_TRUE(says(finished.err, "rank " + std::to_string(rank) +
+                                       " \\(.*\\) waits in recv\\(float32\\[10\\]\\) for rank " +
+                                       std::to_string((rank + 1) % 3)))
+        << finished.err;
+  }
+}
+
+TEST_P(LaunchHealth, GroupsInDifferentOrdersEndTheJob) {
+  const auto finished = run(job_of("crossed", {"--deadlock-timeout", "2"}));
+  EXPECT_EQ(finished.status, 124) << finished.err;
+  EXPECT_TRUE(
+      says(finished.err, "rank 0 \\(.*\\) waits in all_reduce\\(float32\\[10\\], sum\\), operation 3 for ranks 1-2;"))
+      << finished.err;
+  EXPECT_TRUE(
+      says(finished.err, "rank 2 \\(.*\\) waits in all_reduce\\(float32\\[10\\], sum\\), operation 1 for rank 0 "))
+      << finished.err;
+}
+
+TEST(LaunchHealthLimits, AStoppedRankIsNamedAndEndsTheJob) {
   const auto finished = run(job_of("stopped", {"--stopped-timeout", "7"}));
   EXPECT_EQ(finished.status, 124) << finished.err;
   EXPECT_TRUE(
@@ -39,7 +79,7 @@ TEST(LaunchHealth, AStoppedRankIsNamedAndEndsTheJob) {
       << finished.err;
 }
 
-TEST(LaunchHealth, ARankThatIsElsewhereIsGivenUp) {
+TEST_P(LaunchHealth, ARankThatIsElsewhereIsGivenUp) {
   const auto finished = run(job_of("away", {"--stall-timeout", "3"}));
   EXPECT_EQ(finished.status, 124) << finished.err;
   EXPECT_TRUE(says(finished.err,
@@ -48,13 +88,32 @@ TEST(LaunchHealth, ARankThatIsElsewhereIsGivenUp) {
       << finished.err;
 }
 
-TEST(LaunchHealth, LimitsOfZeroEndNothing) {
+TEST_P(LaunchHealth, TheLastRankThatIsElsewhereIsNamed) {
+  const auto finished = run(job_of("away", {"--stall-timeout", "3"}, "2"));
+  EXPECT_EQ(finished.status, 124) << finished.err;
+  EXPECT_TRUE(says(finished.err,
+                   "rank 2 \\(.*\\) did not bring all_reduce\\(float32\\[10\\], sum\\), operation 2 in [0-9]+ "
+                   "s, in which ranks 0-1 waited for it"))
+      << finished.err;
+}
+
+TEST_P(LaunchHealth, ARankThatHasJoinedIsNotTakenForLate) {
+  const auto finished = run(job_of("joined", {"--stall-timeout", "3"}));
+  EXPECT_EQ(finished.status, 124) << finished.err;
+  EXPECT_TRUE(says(finished.err,
+                   "rank 1 \\(.*\\) did not bring (all_reduce|join)\\(.*\\), operation 2 in [0-9]+ s, in which "
+                   "ranks 0,2 waited for it"))
+      << finished.err;
+  EXPECT_TRUE(says(finished.err, "rank 2: waiting in join\\(\\), operation 2")) << finished.err;
+}
+
+TEST(LaunchHealthLimits, LimitsOfZeroEndNothing) {
   Job job(job_of("deadlock", {"--deadlock-timeout", "0", "--stall-timeout", "0", "--timeout", "15"}));
   EXPECT_EQ(job.wait(), 124);
   EXPECT_TRUE(says(job.err(), "the time limit of 15 s is over")) << job.err();
 }
 
-TEST(LaunchHealth, QuitShowsWhatEveryRankDoesAndEndsNothing) {
+TEST_P(LaunchHealth, QuitShowsWhatEveryRankDoesAndEndsNothing) {
   Job job(job_of("away", {}));
   ASSERT_TRUE(eventually([&] { return says(job.out(), "rank 1 is in"); })) << job.err();
   // It is asked again until the others have come to wait.
@@ -69,13 +128,13 @@ TEST(LaunchHealth, QuitShowsWhatEveryRankDoesAndEndsNothing) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM);
 }
 
-TEST(LaunchHealth, ARankThatTakesItsTimeToEndIsStillTheFirst) {
+TEST(LaunchHealthLimits, ARankThatTakesItsTimeToEndIsStillTheFirst) {
   const auto finished = run(job_of("lingers", {}));
   EXPECT_EQ(finished.status, 5) << finished.err;
   EXPECT_TRUE(says(finished.err, "rank 1 failed: exit code 5")) << finished.err;
 }
 
-TEST(LaunchHealth, ThePostMortemSaysWhereTheRanksWere) {
+TEST_P(LaunchHealth, ThePostMortemSaysWhereTheRanksWere) {
   const auto finished = run(job_of("dies", {}));
   EXPECT_EQ(finished.status, 128 + SIGKILL) << finished.err;
   EXPECT_TRUE(says(finished.err, "rank 1 failed: killed by SIGKILL")) << finished.err;

@@ -4,12 +4,14 @@ import fcntl
 import json
 import os
 import pathlib
+import pwd
 import re
 import shutil
 
 from .system import NETNS, ROOT, BoxError, end_all, process_start, run
 
 MOST_HOSTS = 8
+PLAIN_ID = 7077  # of a user that only boxes have
 
 
 class Box:
@@ -46,7 +48,12 @@ class Box:
         ours = re.compile(re.escape(self.switch) + r"(-h\d+)?")
         return [NETNS / name for name in sorted(names) if ours.fullmatch(name)]
 
-    def address(self, host, family=4):
+    def families(self):
+        return (6,) if self.facts().get("ipv6_only") else (4, 6)
+
+    def address(self, host, family=None):
+        """The usual one, or of a family."""
+        family = family or self.families()[0]
         number = int(host[1:])
         return f"10.77.0.{number}" if family == 4 else f"fd77::{number}"
 
@@ -74,16 +81,17 @@ class Box:
     def exists(self):
         return self.folder.exists() or bool(self.namespaces())
 
-    def up(self, hosts, rate, owner=None):
-        """The network. `owner`: the process without which nobody wants the box."""
+    def up(self, hosts, rate, owner=None, ipv6_only=False, user="root"):
+        """The network. `owner`: the process without which nobody wants the box. `user`: who works there."""
         self.folder.mkdir(mode=0o755)
         for part in ("ns", "inside"):
             (self.folder / part).mkdir()
-        facts = {"name": self.name, "hosts": hosts, "rate": rate, "owner": owner,
+        facts = {"name": self.name, "hosts": hosts, "rate": rate, "owner": owner, "ipv6_only": ipv6_only, "user": user,
                  "owner_start": process_start(owner) if owner else None}
         (self.folder / "box.json").write_text(json.dumps(facts) + "\n")
-        names = "".join(f"{self.address(h, f)} {h}\n" for h in self.hosts() for f in (4, 6))
+        names = "".join(f"{self.address(h, f)} {h}\n" for h in self.hosts() for f in self.families())
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n::1 localhost ip6-localhost\n" + names)
+        write_accounts(self.folder, user)
         # Files of namespaces are mounts, and those of mount namespaces want a private place.
         run("mount", "--bind", self.folder / "ns", self.folder / "ns")
         run("mount", "--make-private", self.folder / "ns")
@@ -107,11 +115,14 @@ class Box:
         run("ip", "-n", self.switch, "link", "set", port, "master", "br0", "up")
         run("ip", "-n", space, "link", "set", "lo", "up")
         run("ip", "-n", space, "link", "set", "eth0", "up")
-        run("ip", "-n", space, "addr", "add", self.address(host) + "/24", "dev", "eth0")
+        with_ipv4 = 4 in self.families()
+        if with_ipv4:
+            run("ip", "-n", space, "addr", "add", self.address(host, 4) + "/24", "dev", "eth0")
         run("ip", "-n", space, "-6", "addr", "add", self.address(host, 6) + "/64", "dev", "eth0", "nodad")
         # The second network, which leads nowhere and has one address on all hosts, as docker's bridge.
         run("ip", "-n", space, "link", "add", "docker0", "type", "bridge")
-        run("ip", "-n", space, "addr", "add", "172.17.0.1/16", "dev", "docker0")
+        if with_ipv4:
+            run("ip", "-n", space, "addr", "add", "172.17.0.1/16", "dev", "docker0")
         run("ip", "-n", space, "link", "set", "docker0", "up")
         files = {kind: self.folder / "ns" / f"{kind}-{host}" for kind in ("uts", "mnt")}
         for file in files.values():
@@ -119,7 +130,8 @@ class Box:
         # Its own names, its own shared memory; everything else is shared, as a home on NFS.
         run("nsenter", f"--net={NETNS / space}", "unshare", f"--uts={files['uts']}", f"--mount={files['mnt']}",
             "--propagation", "slave", "sh", "-ec",
-            f"hostname {host}; mount --bind {self.folder}/hosts /etc/hosts; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; "
+            f"hostname {host}; mount --bind {self.folder}/hosts /etc/hosts; "
+            f"for file in passwd group; do mount --bind {self.folder}/$file /etc/$file; done; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; "
             f"mount -t tmpfs -o mode=755 tmpfs {self.folder}/inside; echo {host} > {self.folder}/inside/host")
 
     def down(self):
@@ -137,9 +149,13 @@ class Box:
 
     # Inside.
 
-    def enter(self, host):
+    def enter(self, host, as_user=False):
         """Words before a command that is to run on the host, in this folder. (`ip netns exec` would hide the cgroups.)"""
         namespaces = self.folder / "ns"
+        if as_user:
+            account = account_of(self.facts()["user"])
+            return [*self.enter(host), "setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups",
+                    "env", f"HOME={self.folder}/home_{host}", f"USER={account.pw_name}", f"LOGNAME={account.pw_name}"]
         return ["nsenter", f"--net={NETNS / self.namespace(host)}", f"--uts={namespaces}/uts-{host}",
                 f"--mount={namespaces}/mnt-{host}", f"--wdns={os.getcwd()}", "--"]
 
@@ -158,12 +174,45 @@ class Box:
         self.check_host(host)
         run("ip", "-n", self.switch, "link", "set", f"p{host[1:]}", "nomaster")
 
+    def mute(self, host, what):
+        """One direction is gone: what goes "to" the host, or comes "from" it, is lost on the way."""
+        self.check_host(host)
+        number = host[1:]
+        bridge, inner, outer = f"br{number}", f"u{number}", f"v{number}"
+        # A second bridge before the host's port, so that either direction is some device's outgoing one.
+        run("ip", "-n", self.switch, "link", "add", bridge, "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
+        run("ip", "-n", self.switch, "link", "add", inner, "type", "veth", "peer", "name", outer)
+        run("tc", "-n", self.switch, "qdisc", "add", "dev", inner if what == "from" else outer, "root", "pfifo", "limit", "0")
+        for device, master in ((bridge, None), (inner, bridge), (outer, "br0"), (f"p{number}", bridge)):
+            run("ip", "-n", self.switch, "link", "set", device, *(("master", master) if master else ()), "up")
+
     def heal(self, host):
         self.check_host(host)
-        run("ip", "-n", self.switch, "link", "set", f"p{host[1:]}", "master", "br0")
+        number = host[1:]
+        run("ip", "-n", self.switch, "link", "set", f"p{number}", "master", "br0")
+        for device in (f"u{number}", f"br{number}"):
+            run("ip", "-n", self.switch, "link", "del", device, check=False)  # of `mute`, if there is one
 
     def is_cut(self, host):
-        return "master br0" not in run("ip", "-n", self.switch, "-o", "link", "show", f"p{host[1:]}")
+        return "master br0 " not in run("ip", "-n", self.switch, "-o", "link", "show", f"p{host[1:]}")
+
+
+def account_of(user):
+    """The machine's account of that name, or one that only boxes have."""
+    try:
+        return pwd.getpwnam(user)
+    except KeyError:
+        return pwd.struct_passwd((user, "*", PLAIN_ID, PLAIN_ID, "of a cluster in a box", "/", "/bin/bash"))
+
+
+def write_accounts(folder, user):
+    """/etc/passwd and /etc/group of the hosts: this machine's, and the user if it has none of that name."""
+    account = account_of(user)
+    for name, line in (("passwd", ":".join(map(str, account))), ("group", f"{user}:x:{account.pw_gid}:")):
+        text = pathlib.Path("/etc", name).read_text()
+        if not re.search(f"^{re.escape(user)}:", text, re.M):
+            text += line + "\n"
+        (folder / name).write_text(text)
 
 
 def mounts_below(folder):

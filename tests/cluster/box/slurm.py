@@ -22,22 +22,40 @@ def set_up(box):
         (folder / f"state_{host}").mkdir(mode=0o755)
         (folder / f"tmp_{host}").mkdir(mode=0o1777)  # srun --mpi=pmix makes folders there, of one name on all hosts
     (folder / "state_ctld").mkdir(mode=0o755)
-    (folder / "slurm.conf").write_text(CONF.format(folder=folder, name=box.name, address=box.address("h1"),
-                                                   nodes=nodes, last=len(hosts)))
+    text = CONF.format(folder=folder, name=box.name, address=box.address("h1"), nodes=nodes, last=len(hosts))
+    if 4 not in box.families():
+        text += "CommunicationParameters=EnableIPv6,DisableIPv4\n"
+    (folder / "slurm.conf").write_text(text)
     for gpu in range(2):
         os.mknod(folder / f"gpu{gpu}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # Slurm wants a device: a second /dev/null
     (folder / "gres.conf").write_text(f"Name=gpu Flags=nvidia_gpu_env File={folder}/gpu[0-1]\n")
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\n")
-    environment = dict(os.environ, SLURM_CONF=str(folder / "slurm.conf"))
+    environment = environment_of(box)
     run(*box.enter("h1"), "/usr/sbin/slurmctld", "-c", env=environment)
     for host in hosts:
-        run(*box.enter(host), "/usr/sbin/slurmd", "-c", "-N", host, env=environment)
+        start(box, host)
+    wait_until_idle(box)
+
+
+def environment_of(box):
+    return dict(os.environ, SLURM_CONF=str(box.folder / "slurm" / "slurm.conf"))
+
+
+def start(box, host):
+    """Its slurmd, also after it has been killed."""
+    box.check_host(host)
+    run(*box.enter(host), "/usr/sbin/slurmd", "-c", "-N", host, env=environment_of(box))
+
+
+def wait_until_idle(box, seconds=30):
+    environment = environment_of(box)
+    hosts = box.hosts()
 
     def idle():
         states = run(*box.enter("h1"), "sinfo", "-h", "-o", "%T %D", check=False, env=environment)
         return None if states.split() == ["idle", str(len(hosts))] else states
 
-    wait_until(idle, "Slurm's nodes", 30)
+    wait_until(idle, "Slurm's nodes", seconds)
 
 
 CONF = """\

@@ -3,16 +3,16 @@
 import array
 import os
 import pathlib
-import pwd
 import socket
 import subprocess
 
+from .hosts import account_of
 from .system import NETNS, BoxError, run, wait_until
 
 
 def set_up(box, user, tool):
     """Keys, configuration, and an sshd on every host. `tool`: the command that is the way in from outside."""
-    account = pwd.getpwnam(user)
+    account = account_of(user)
     folder = box.folder
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"box {box.name}", "-f", folder / "key")
     (folder / "authorized_keys").write_bytes((folder / "key.pub").read_bytes())
@@ -20,11 +20,12 @@ def set_up(box, user, tool):
     os.chown(folder / "key", account.pw_uid, account.pw_gid)
     pathlib.Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     known = ""
+    addresses = {host: [box.address(host, family) for family in box.families()] for host in box.hosts()}
     for host in box.hosts():
         key = folder / f"host_key_{host}"
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", host, "-f", key)
         words = " ".join((folder / f"host_key_{host}.pub").read_text().split()[:2])
-        known += f"{host},{box.address(host)},{box.address(host, 6)} {words}\n"
+        known += f"{','.join([host, *addresses[host]])} {words}\n"
         home = folder / f"home_{host}"  # this machine's own start-up files of shells do not count
         home.mkdir(mode=0o755)
         os.chown(home, account.pw_uid, account.pw_gid)
@@ -32,7 +33,7 @@ def set_up(box, user, tool):
     (folder / "known_hosts").write_text(known)
     text = ""
     for host in box.hosts():
-        text += f"Host {host} {box.address(host)} {box.address(host, 6)}\n  HostName {box.address(host)}\n\n"
+        text += f"Host {' '.join([host, *addresses[host]])}\n  HostName {addresses[host][0]}\n\n"
     text += SSH.format(folder=folder, tool=tool, box=box.name, hosts=" ".join(box.hosts()), user=user)
     (folder / "ssh_config").write_text(text)
     for host in box.hosts():
