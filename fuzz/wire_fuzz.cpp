@@ -1,4 +1,5 @@
 // What ranks on other hosts say: where they are, and the frames of a connection.
+#include "comm/mpi/packet.h"
 #include "comm/pretended_hosts.h"
 #include "comm/tcp/link.h"
 #include "comm/tcp/wire.h"
@@ -26,6 +27,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto card = tcp::decode_wire_card(bytes)) {
     if (tcp::encode(*card) != bytes) std::abort();
   }
+  if (const auto head = mpi::read_head(reinterpret_cast<const std::byte*>(data), size, 4)) {
+    if (head->from < 0 || head->from >= 4 || head->offset > head->total) std::abort();
+  }
   (void)net::parse_networks(bytes);
   (void)divide_into_hosts(bytes, 4);
 
@@ -39,8 +43,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   posted.to = room.data();
   posted.room = room.size();
   Nobody nobody;
-  tcp::Link link(1);
-  link.up(sys::UniqueFd(pair[0]));
+  tcp::Link link(1, 0);
+  link.up(sys::UniqueFd(pair[0]), nullptr);
   link.receive(posted);
   if (::send(peer.get(), data, size, MSG_NOSIGNAL) < 0) return 0;
   while (link.read(nobody)) continue;

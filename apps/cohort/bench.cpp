@@ -5,6 +5,7 @@
 #include "bench/ranks.h"
 #include "bench/table.h"
 #include "commands.h"
+#include "training/command.h"
 
 #include "base/result.h"
 #include "sys/cpus.h"
@@ -38,7 +39,7 @@ Examples:
   cohort run -np 4 cohort bench --sizes 1M        in a world that is there already
 Times are microseconds, bandwidths 10^9 bytes per second; algbw and busbw are what nccl-tests call so. #wrong counts elements
 of one call that differ from what they have to be; the exit status is 1 if there are any. `of bound` compares with what this
-machine could do at best, measured in the same run. docs/reference/bench.md explains every column.)";
+machine could do at best, measured in the same run. docs/reference/bench.md explains every column. `cohort bench training --help`: a training over processes and hosts.)";
 
 /// Takes the events of rank 0: prints, keeps, and writes them.
 class Report {
@@ -206,7 +207,10 @@ void add_bench(CLI::App& app, int& exit_status) {
       ->type_name("FILE");
   command->add_option("--plot", options->plot, "Draw times and bandwidths")->type_name("FILE.svg");
   command->add_flag("-q,--quiet", options->quiet, "Print warnings and errors only");
-  command->callback([options, &exit_status] { run(*options, exit_status); });
+  training::add_training(*command);
+  command->callback([options, command, &exit_status] {
+    if (command->get_subcommands().empty()) run(*options, exit_status);
+  });
 }
 
 }  // namespace cohort::app

@@ -1,5 +1,7 @@
 // `cohort check-build`: what this build and this machine have, with versions; else why not and what to install.
+#include "cluster/detect.h"
 #include "comm/communicator_impl.h"
+#include "comm/mpi/plugin.h"
 #include "launch/capture.h"
 #include "launch/environment.h"
 #include "launch/program.h"
@@ -96,6 +98,10 @@ void check_backends() {
     const comm::Availability found = backend.probe();
     row(backend.name, found.available ? found.version : "no: " + found.reason);
   }
+  std::string plugins;
+  for (const auto& path : comm::mpi::installed_plugins(cluster::current_environment()))
+    plugins += fmt::format("{}{}", plugins.empty() ? "between hosts, by " : ", ", path.string());
+  row("mpi", plugins.empty() ? "no: there is no plug-in for an MPI; `cohort build-mpi` makes one" : plugins);
 }
 
 void check_python() {

@@ -14,10 +14,12 @@ namespace cohort::app {
 
 void add_run(CLI::App& app, int& exit_status);
 void add_agent(CLI::App& app, int& exit_status);
+void add_doctor(CLI::App& app, int& exit_status);
 void add_version(CLI::App& app, int& exit_status);
 void add_export(CLI::App& app, int& exit_status);
 void add_plot(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
+void add_build_mpi(CLI::App& app, int& exit_status);
 void add_env(CLI::App& app, int& exit_status);
 void add_bench(CLI::App& app, int& exit_status);
 void add_check_build(CLI::App& app, int& exit_status);

@@ -48,8 +48,10 @@ int parse_and_run(int argc, char** argv) {
   add_export(app, exit_status);
   add_plot(app, exit_status);
   add_secret(app, exit_status);
+  add_build_mpi(app, exit_status);
   add_env(app, exit_status);
   add_bench(app, exit_status);
+  add_doctor(app, exit_status);
   add_check_build(app, exit_status);
   add_help(app, exit_status);
   add_completion(app, exit_status);
@@ -83,6 +85,7 @@ int parse_and_run(int argc, char** argv) {
   if (!words.empty() && words.front() == "bench") {
     // -np is one word to everyone who comes from MPI; CLI11 would read -n p.
     for (std::string& word : words) {
+      if (word == "--") break;  // a command's own
       if (word == "-np" || word == "-nproc" || word.starts_with("-np=")) word = "-" + word;
     }
   }

@@ -6,6 +6,7 @@
 #include "sys/process.h"
 
 #include "commands.h"
+#include "host_options.h"
 #include "run_config.h"
 
 #include <algorithm>
@@ -16,7 +17,6 @@
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 namespace cohort::app {
@@ -35,6 +35,7 @@ struct Options {
   std::string output_folder;
   int max_restarts = 0;
   std::string bind = "none";
+  std::string transport;
   std::string config;
   double timeout = 0;
   double start_timeout = 30;
@@ -51,6 +52,7 @@ struct Options {
   std::string starter = "auto";
   std::string ssh = "ssh";
   std::string remote_cohort;
+  std::string network;
   std::string secret_file;
   int listen = 0;
   double host_timeout = 3;
@@ -115,14 +117,6 @@ int processes_of(const std::string& text) {
   return static_cast<int>(*number);
 }
 
-/// At blanks; no quotes.
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words;
-  std::istringstream stream(text);
-  for (std::string word; stream >> word;) words.push_back(word);
-  return words;
-}
-
 std::vector<std::string> environment_of(const std::vector<std::string>& wishes) {
   std::vector<std::string> out;
   for (const std::string& wish : wishes) {
@@ -146,12 +140,7 @@ void set_hosts(launch::RunOptions& job, const Options& options) {
     if (value < 0 || value > launch::kMostProcesses)
       raise(ErrorCode::InvalidArgument, "{} {}: a number from 1 to {} is wanted", name, value, launch::kMostProcesses);
   }
-  wishes.starter = options.starter == "ssh"      ? Starter::Ssh
-                   : options.starter == "slurm"  ? Starter::Slurm
-                   : options.starter == "mpirun" ? Starter::Mpi
-                   : options.starter == "hand"   ? Starter::Hand
-                   : options.starter == "local"  ? Starter::Local
-                                                 : Starter::Auto;
+  wishes.starter = starter_of(options.starter);
   launch::HostChoice choice = value_or_throw(launch::choose_hosts(wishes, launch::Environment::current()));
   job.hosts = std::move(choice.hosts);
   job.remote.way = choice.way;
@@ -177,10 +166,23 @@ void set_hosts(launch::RunOptions& job, const Options& options) {
   }
 }
 
+/// MPI connects only what its own launcher has started, and here `cohort run` starts the ranks.
+void set_transport(launch::RunOptions& job, const Options& options) {
+  const bool by_variable = options.transport.empty() && env::get(env::kTransport).value_or("") == "mpi";
+  if (options.transport == "mpi" || (by_variable && job.hosts.size() > 1)) {
+    raise(ErrorCode::InvalidArgument,
+          "{}: `cohort run` starts the ranks itself, and MPI knows only those of its own launcher -- start them by it, "
+          "without `cohort run`: COHORT_TRANSPORT=mpi mpirun -np 4 ./train, or srun",
+          by_variable ? "COHORT_TRANSPORT=mpi" : "--transport mpi");
+  }
+  if (!options.transport.empty()) job.environment.push_back(fmt::format("{}={}", env::kTransport, options.transport));
+}
+
 launch::RunOptions job_of(const Options& options, const std::vector<std::string>& command_line) {
   if (options.program.empty()) {
     raise(ErrorCode::InvalidArgument, "no program to run; for example: cohort run -np 4 ./train");
   }
+  narrow_networks(options.network);
   launch::RunOptions job;
   job.processes = processes_of(options.processes);
   job.program.program = options.program.front();
@@ -217,6 +219,7 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
   job.owner_folder = options.owner_folder;
   job.command_line = command_line;
   set_hosts(job, options);
+  set_transport(job, options);
   return job;
 }
 
@@ -267,11 +270,22 @@ void add_run(CLI::App& app, int& exit_status) {
       ->check(CLI::IsMember({"auto", "ssh", "slurm", "mpirun", "hand", "local"}))
       ->capture_default_str()
       ->type_name("HOW");
+  command
+      ->add_option(
+          "--transport", options->transport,
+          "What carries bytes between hosts [COHORT_TRANSPORT, else tcp]; mpi is for ranks that mpirun or srun "
+          "starts itself")
+      ->check(CLI::IsMember({"tcp", "mpi"}))
+      ->type_name("NAME");
   command->add_option("--ssh", options->ssh, "The ssh command, with options of yours: \"ssh -p 2222\"")
       ->capture_default_str()
       ->type_name("COMMAND");
   command->add_option("--remote-cohort", options->remote_cohort, "Path of `cohort` on other hosts [as here]")
       ->type_name("PATH");
+  command
+      ->add_option("--network", options->network,
+                   "Networks that hosts use with each other: names of interfaces, or networks as 10.0.0.0/8 [all]")
+      ->type_name("NAME or CIDR[,...]");
   command->add_option("--secret-file", options->secret_file, "With --starter hand: the secret that agents have, too")
       ->type_name("FILE");
   command->add_option("--listen", options->listen, "With --starter hand: the port that agents come to [any]")

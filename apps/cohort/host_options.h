@@ -1,0 +1,21 @@
+// What `cohort run` and `cohort doctor` have in common: on which hosts, how they are reached, over which networks.
+#pragma once
+
+#include "launch/hosts.h"
+#include "launch/starter.h"
+
+#include <string>
+#include <vector>
+
+namespace cohort::app {
+
+launch::HostWishes::Starter starter_of(const std::string& name);
+
+/// At blanks; no quotes.
+std::vector<std::string> words_of(const std::string& text);
+
+/// For this process and all that it starts: COHORT_NETWORK. Refuses (InvalidArgument) what is no list of networks, or
+/// fits none of this host's addresses, and names the interfaces that there are. Nothing if `networks` is empty.
+void narrow_networks(const std::string& networks);
+
+}  // namespace cohort::app
