@@ -27,6 +27,10 @@ class Attempt {
   /// Of an accepted socket; who it is shows in its first bytes.
   static Attempt accept(const WorldKey& key, int own, int size, sys::UniqueFd socket);
 
+  Attempt(Attempt&&) = default;
+  Attempt& operator=(Attempt&&) = delete;
+  ~Attempt();
+
   enum class Verdict { Welcome, UseMine, Unknown };
   /// `welcome(peer, lane)`: whether a peer that connects may, or should use the connection that this rank opens.
   using Welcome = std::function<Verdict(int peer, int lane)>;
@@ -43,10 +47,11 @@ class Attempt {
   Clock::time_point begun() const noexcept { return begun_; }
   /// Once proven, of this connection alone.
   net::Mac key() const { return session_key(*key_, hello_, answer_); }
-  sys::UniqueFd take() noexcept { return std::move(socket_); }
+  sys::UniqueFd take() noexcept;
 
  private:
   Attempt(const WorldKey& key, int own, int size, bool opens) : key_(&key), own_(own), size_(size), opens_(opens) {}
+  void own_socket(sys::UniqueFd socket);
   State fail_with(std::string why);
   bool send_all(const void* data, std::size_t bytes);
   /// True once `bytes` bytes are in `buffer_`.

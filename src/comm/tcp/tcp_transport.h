@@ -1,7 +1,7 @@
 // The transport over TCP: one connection for each pair of ranks that has something to say (several by option, between
-// which data is divided by its tags), made when it first has. Each
-// connection is proven (wire.h) before anything of it is looked at. Owns its sockets; has no thread of its own: whoever
-// calls `progress` or `sleep` drives it. Any thread may call.
+// which data is divided by its tags), made when it first has. Each connection is proven (wire.h) before anything of it
+// is looked at. Owns its sockets; has no thread of its own: whoever calls `progress` or `sleep` drives it. Any thread
+// may call.
 #pragma once
 
 #include "comm/tcp/attempt.h"
@@ -81,6 +81,7 @@ class TcpTransport final : public Transport {
   void watch_fd(int fd, std::uint32_t events, std::uint64_t key, bool is_new);
   bool handle(std::uint64_t key);
   bool drive(Link& link, bool readable);
+  void look_for_silence();
 
   // tcp_connect.cpp
   bool look_after_connecting();
@@ -104,9 +105,11 @@ class TcpTransport final : public Transport {
   sys::UniqueFd bell_;                        // an eventfd
   std::vector<std::unique_ptr<Link>> links_;  // by peer and lane; made at the first use
   std::vector<Link*> open_;
+  std::vector<Link*> again_;  // have more than one turn's worth
   std::map<std::uint32_t, Attempt> attempts_;
   std::uint32_t next_attempt_ = 0;
   Clock::time_point looked_{};
+  Clock::time_point listened_{};
   bool connecting_ = false;  // some link is
   bool ended_ = false;
   bool left_ = false;
