@@ -1,6 +1,7 @@
 #include "base/env.h"
 #include "cluster/program_identity.h"
 #include "launch/capture.h"
+#include "launch/doctor/beside.h"
 #include "launch/doctor/look.h"
 #include "launch/host_check.h"
 #include "launch/invitation.h"
