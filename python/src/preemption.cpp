@@ -1,4 +1,5 @@
-// The part of cohort.Preemption that needs the core: signals are noticed in C++, so that no Python code has to run for it.
+// The part of cohort.Preemption that needs the core: signals are noticed in C++, so that no Python code has to run for
+// it.
 #include "bindings.h"
 #include "errors.h"
 

@@ -104,8 +104,8 @@ RC_GTEST_PROP(SamplerTest, GoesOnInAnyOtherWorldWithExactlyTheSamplesNotYetUsed,
   for (std::size_t i = 0; i < drawn.size(); ++i) RC_ASSERT(drawn[i] == static_cast<std::int64_t>(i));
 }
 
-/// What a training goes through until it is killed: so many ranks and samples per step, steps that a checkpoint holds, and
-/// steps after it, which are lost.
+/// What a training goes through until it is killed: so many ranks and samples per step, steps that a checkpoint holds,
+/// and steps after it, which are lost.
 struct Life {
   int world_size = 1;
   std::int64_t batch_size = 1;

@@ -8,17 +8,18 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <torch/nn/modules/loss.h>
 #include <torch/optim/sgd.h>
 
 #include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 namespace {
 
@@ -33,7 +34,8 @@ TORCH_MODULE(Counters);
 /// Whole lines, each there once `write` has returned, also if the process is killed then.
 class Ledger {
  public:
-  explicit Ledger(const std::string& path) : fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+  explicit Ledger(const std::string& path)
+      : fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
     if (fd_ < 0) throw cohort::Error(cohort::ErrorCode::Io, "cannot write the ledger " + path);
   }
   ~Ledger() { ::close(fd_); }
