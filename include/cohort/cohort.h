@@ -7,5 +7,6 @@
 #include <cohort/error.h>
 #include <cohort/join.h>
 #include <cohort/observer.h>
+#include <cohort/preemption.h>
 #include <cohort/store.h>
 #include <cohort/work.h>

@@ -38,6 +38,7 @@ except ModuleNotFoundError as missing:
         "on PYTHONPATH"
     ) from missing
 
+from cohort._preemption import REQUEUE_STATUS, Preemption
 from cohort._torch_backend import monitored_barrier, wait_for_torch as _wait_for_torch
 from cohort._world import (
     cross_rank,
@@ -88,6 +89,8 @@ __all__ = [
     "Memory",
     "Mismatch",
     "PeerLost",
+    "Preemption",
+    "REQUEUE_STATUS",
     "RankFailed",
     "ReduceOp",
     "Timeout",

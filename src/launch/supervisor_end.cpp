@@ -78,6 +78,7 @@ void Supervisor::before_stop() {
   start_limit_ = Timer();
   job_limit_ = Timer();
   cause_limit_ = Timer();
+  requeue_limit_ = Timer();
   other_hosts_ = Timer();
   if (health_) health_->stop();
   input_.reset();
@@ -177,7 +178,7 @@ void Supervisor::on_agent_ends(const Ends& ends) {
 void Supervisor::on_signal(int signal) {
   switch (signal) {
     case SIGUSR1:
-    case SIGUSR2: return crew_->broadcast(SignalWorkers{signal});
+    case SIGUSR2: return pass_on(signal);
     case SIGTSTP:
       crew_->broadcast(SignalWorkers{SIGSTOP});
       ::raise(SIGSTOP);
@@ -192,6 +193,17 @@ void Supervisor::on_signal(int signal) {
       return;
     default: break;
   }
+  on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
+}
+
+void Supervisor::pass_on(int signal) {
+  if (stage_ == Stage::Starting) return early_signals_.push_back(signal);
+  if (stage_ == Stage::Running && health_->somebody_saves())
+    say(fmt::format("{}: asking the ranks to save and end", sys::signal_name(signal)));
+  crew_->broadcast(SignalWorkers{signal});
+}
+
+void Supervisor::on_told(int signal, const std::string& reason) {
   if (stage_ == Stage::Ended) {
     quiet_end_ = true;
     if (std::exchange(restart_, false)) stop_status_ = 128 + signal;
@@ -202,8 +214,16 @@ void Supervisor::on_signal(int signal) {
     return stopping_.hurry();
   }
   told_to_end_ = true;
-  if (!stop_status_) stop_status_ = 128 + signal;
-  stop(fmt::format("told to end by {}", sys::signal_name(signal)), signal, options_.grace);
+  if (!stop_status_) {
+    stop_status_ = 128 + signal;
+    told_by_ = signal;
+  }
+  stop(reason, signal, grace_after(signal));
+}
+
+Supervisor::Milliseconds Supervisor::grace_after(int signal) const {
+  const bool saves = signal == SIGTERM && health_ && health_->somebody_saves();
+  return saves ? std::max(options_.grace, options_.preempt_grace) : options_.grace;
 }
 
 void Supervisor::on_reader_gone() {
@@ -235,6 +255,7 @@ JobEnd Supervisor::how_it_ended() const {
   end.start_failure = start_failure_;
   end.stop_reason = stopping_.reason();
   end.stop_status = stop_status_;
+  end.told_to_end = told_by_ != 0;
   end.stuck = stuck_;
   end.quiet = quiet_end_;
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
@@ -269,7 +290,7 @@ void Supervisor::finish() {
   if (verdict.post_mortem) record_.failure = verdict.post_mortem->first;
   record_.end = utc_now();
   record_.exit_status = verdict.status;
-  record_.reason = stopping_.reason();
+  record_.reason = verdict.reason;
   attempts_.records.push_back(attempt_of(record_));
   record_.attempts = attempts_.records;
   write_record();

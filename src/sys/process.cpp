@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstddef>
 #include <fstream>
@@ -277,6 +278,32 @@ std::optional<ProcessStat> process_stat(pid_t pid) {
   const ssize_t got = ::read(fd.get(), buffer, sizeof buffer);
   if (got <= 0) return std::nullopt;
   return parse_process_stat({buffer, static_cast<std::size_t>(got)});
+}
+
+std::optional<SignalFate> parse_signal_fate(std::string_view text, int number) {
+  if (number < 1 || number > 64) return std::nullopt;
+  const auto has = [&](std::string_view name) -> std::optional<bool> {
+    const auto at = text.find(name);
+    if (at == std::string_view::npos) return std::nullopt;
+    std::string_view digits = text.substr(at + name.size());
+    digits = digits.substr(0, digits.find('\n'));
+    std::uint64_t mask = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), mask, 16);
+    if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+    return (mask >> (number - 1) & 1) != 0;
+  };
+  const auto blocked = has("\nSigBlk:\t");
+  const auto ignored = has("\nSigIgn:\t");
+  const auto caught = has("\nSigCgt:\t");
+  if (!blocked || !ignored || !caught) return std::nullopt;
+  if (*ignored) return SignalFate::Ignored;
+  return *caught || *blocked ? SignalFate::Taken : SignalFate::Default;
+}
+
+std::optional<SignalFate> signal_fate(pid_t pid, int number) {
+  const auto stat = process_stat(pid);
+  if (!stat || stat->state == 'Z' || stat->exiting) return std::nullopt;
+  return parse_signal_fate(read_small_file(fmt::format("/proc/{}/status", pid)), number);
 }
 
 /// For kernels without /proc/PID/task/TID/children.
