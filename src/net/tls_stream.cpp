@@ -62,6 +62,13 @@ const BIO_METHOD* socket_method() {
   return method;
 }
 
+/// As after send and recv: the caller may look at errno.
+tl::unexpected<Error> lost(int error) {
+  auto failure = fail(ErrorCode::PeerLost, "{}", errno_text(error));
+  errno = error;
+  return failure;
+}
+
 }  // namespace
 
 TlsStream::TlsStream(std::unique_ptr<TlsEnd> end) : end_(std::move(end)) {}
@@ -90,7 +97,7 @@ Result<std::size_t> TlsStream::write(std::span<const std::byte> bytes) {
   switch (::SSL_get_error(end_->ssl(), 0)) {
     case SSL_ERROR_WANT_READ:
     case SSL_ERROR_WANT_WRITE: return 0;
-    case SSL_ERROR_SYSCALL: return fail(ErrorCode::PeerLost, "{}", errno_text(saved));
+    case SSL_ERROR_SYSCALL: return lost(saved);
     default: return fail(ErrorCode::Corrupt, "encrypted data: {}", openssl_text());
   }
 }
@@ -110,7 +117,7 @@ Result<std::optional<std::size_t>> TlsStream::read(std::span<std::byte> to) {
     case SSL_ERROR_ZERO_RETURN: return std::optional<std::size_t>(0);
     case SSL_ERROR_SYSCALL:
       if (saved == 0) return std::optional<std::size_t>(0);
-      return fail(ErrorCode::PeerLost, "{}", errno_text(saved));
+      return lost(saved);
     default: {
       const unsigned long code = ::ERR_peek_last_error();
       // A peer that has gone says no good-bye.

@@ -3,6 +3,7 @@
 #include "comm/hosts/engine.h"
 
 #include "base/result.h"
+#include "comm/hosts/elements.h"
 #include "comm/kernels/bfloat16.h"
 
 #include <algorithm>
@@ -22,16 +23,7 @@ const std::byte* Engine::small_partial(const Request& request) {
   if (layout_.locals == 1 && as_it_is) return static_cast<const std::byte*>(request.input);
   std::vector<std::byte>& partial = scratch(0, bytes);
   if (layout_.locals == 1) {
-    const void* const input[] = {request.input};
-    void* const output[] = {partial.data()};
-    const double scale[] = {request.prescale};
-    FoldJob job;
-    job.dtype = request.dtype;
-    job.inputs = input;
-    job.outputs = output;
-    job.count = request.input_count;
-    job.scales = scale;
-    fold(job);
+    scale_by(request.prescale, request.dtype, request.input, partial.data(), request.input_count);
     if (request.bf16_wire) round_to_bfloat16(reinterpret_cast<float*>(partial.data()), bytes / sizeof(float));
     return partial.data();
   }

@@ -27,6 +27,10 @@ std::string why_of(int error) {
   return fmt::format("its connection has ended ({})", errno_text(error));
 }
 
+/// Whether sending has failed by more than that the peer went: what it still said before is read first, and reading
+/// finds the end by itself.
+bool is_no_end(int error) noexcept { return error != EPIPE && error != ECONNRESET; }
+
 }  // namespace
 
 void Link::begin_connecting(Clock::time_point next) noexcept {
@@ -111,8 +115,12 @@ bool Link::flush_encrypted() {
     }
     const auto taken = tls_->write(std::span(sealing_).subspan(sealed_));
     if (!taken) {
-      // As below: what the peer still said is read first.
-      if (taken.error().code() != ErrorCode::PeerLost) lose(taken.error().what());
+      const int error = errno;
+      if (taken.error().code() != ErrorCode::PeerLost) {
+        lose(taken.error().what());
+      } else if (is_no_end(error)) {
+        lose(why_of(error));
+      }
       return any;
     }
     if (*taken == 0) return any;
@@ -149,8 +157,7 @@ bool Link::flush() {
     const ssize_t sent = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) {
-      // What the peer still said before it went is read first; reading finds the end by itself.
-      if (errno != EAGAIN && errno != EPIPE && errno != ECONNRESET) lose(why_of(errno));
+      if (errno != EAGAIN && is_no_end(errno)) lose(why_of(errno));
       return any;
     }
     any = true;
@@ -315,8 +322,10 @@ ssize_t Link::receive_some(std::span<iovec> pieces) {
   if (!tls_) return ::readv(fd(), pieces.data(), static_cast<int>(pieces.size()));
   const auto got = tls_->read({static_cast<std::byte*>(pieces[0].iov_base), pieces[0].iov_len});
   if (!got) {
-    lose(got.error().what());
-    return 0;
+    const int error = errno;
+    if (got.error().code() != ErrorCode::PeerLost) lose(got.error().what());
+    errno = error;
+    return -1;
   }
   if (!*got) errno = EAGAIN;
   return *got ? static_cast<ssize_t>(**got) : -1;
@@ -344,6 +353,7 @@ bool Link::read(TransportEvents& events) {
     }
     pieces[count++] = {buffer_.data() + end_, buffer_.size() - end_};
     const ssize_t got = receive_some(std::span(pieces).first(count));
+    if (state_ != State::Up) return true;  // what came was not encrypted as it should be
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return any;
     if (got <= 0) {
