@@ -35,6 +35,7 @@ class TlsStream {
  private:
   explicit TlsStream(std::unique_ptr<TlsEnd> end);
   std::unique_ptr<TlsEnd> end_;
+  std::uint64_t under_key_ = 0;  // bytes written since it was changed
 };
 
 }  // namespace cohort::net

@@ -96,6 +96,7 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
   std::vector<Outgoing> out(hosts);
   std::vector<Incoming> in(hosts);
+  const FrameGuard guard(world_);
   for (int host = 0; host < layout_.hosts; ++host) {
     const auto h = static_cast<std::size_t>(host);
     if (host == layout_.host) continue;
@@ -139,6 +140,12 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   if (!round_.uniform || bytes == 0) return;
   std::vector<const void*> partials;
   for (std::size_t h = 0; h < hosts; ++h) {
+    if (static_cast<int>(h) != layout_.host && in[h].bytes != card_.size()) {
+      const int leader = layout_.leader(static_cast<int>(h));
+      world_.end_and_throw(ErrorCode::Corrupt, leader, sequence_,
+                           fmt::format("rank {} ({}) sent a card of {} bytes where {} belong to the operation", leader,
+                                       world_.host_name(leader), in[h].bytes, card_.size()));
+    }
     partials.push_back(
         static_cast<int>(h) == layout_.host ? payload : cards_[h].data() + sizeof(CardHeader) + sizeof(Descriptor));
   }

@@ -2,6 +2,7 @@
 
 #include "net/resolve.h"
 #include "net/socket.h"
+#include "sys/close_on_fork.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -26,7 +27,7 @@ Attempt Attempt::open(const WorldKey& key, int own, int peer, int lane, const ne
     return made;
   }
   const net::SocketAddress& to = resolved->front();
-  made.socket_.reset(::socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  made.own_socket(sys::UniqueFd(::socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
   if (!made.socket_) {
     made.fail_with(errno_text(errno));
     return made;
@@ -42,10 +43,23 @@ Attempt Attempt::open(const WorldKey& key, int own, int peer, int lane, const ne
 
 Attempt Attempt::accept(const WorldKey& key, int own, int size, net::Door::Visitor visitor) {
   Attempt made(key, own, size, false);
-  made.socket_ = std::move(visitor.socket);
+  made.own_socket(std::move(visitor.socket));
   made.source_ = visitor.source;
   made.connected_ = true;
   return made;
+}
+
+// A forked child would keep the connection open, and in the epoll set of its parent.
+void Attempt::own_socket(sys::UniqueFd socket) {
+  socket_ = std::move(socket);
+  if (socket_) sys::close_on_fork(fd());
+}
+
+Attempt::~Attempt() { take(); }
+
+sys::UniqueFd Attempt::take() noexcept {
+  if (socket_) sys::forget_on_fork(fd());
+  return std::move(socket_);
 }
 
 std::uint32_t Attempt::events() const noexcept { return connected_ ? EPOLLIN : EPOLLOUT; }

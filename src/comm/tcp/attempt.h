@@ -28,6 +28,10 @@ class Attempt {
   /// Of an accepted socket; who it is shows in its first bytes.
   static Attempt accept(const WorldKey& key, int own, int size, net::Door::Visitor visitor);
 
+  Attempt(Attempt&&) = default;
+  Attempt& operator=(Attempt&&) = delete;
+  ~Attempt();
+
   enum class Verdict { Welcome, UseMine, Unknown };
   /// Whether a peer that connects may, or should use the connection that this rank opens. The hello's numbers are in
   /// range and its proof is right.
@@ -48,10 +52,11 @@ class Attempt {
   bool credible() const noexcept { return credible_; }
   /// Once proven, of this connection alone.
   net::Mac key() const { return session_key(*key_, hello_, answer_); }
-  sys::UniqueFd take() noexcept { return std::move(socket_); }
+  sys::UniqueFd take() noexcept;
 
  private:
   Attempt(const WorldKey& key, int own, int size, bool opens) : key_(&key), own_(own), size_(size), opens_(opens) {}
+  void own_socket(sys::UniqueFd socket);
   State fail_with(std::string why);
   bool send_all(const void* data, std::size_t bytes);
   /// True once `bytes` bytes are in `buffer_`.

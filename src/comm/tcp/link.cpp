@@ -2,6 +2,8 @@
 
 #include "sys/close_on_fork.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -62,6 +64,21 @@ void Link::lose(std::string why) {
   if (into_ != nullptr) posted_.push_back(into_);
   in_frame_ = blocked_ = false;
   into_ = nullptr;
+}
+
+void Link::look_for_silence(Clock::time_point now) {
+  constexpr auto kPatience = std::chrono::milliseconds(2700);
+  constexpr auto kInARow = std::chrono::milliseconds(1000);
+  if (state_ != State::Up) return;
+  tcp_info about{};
+  socklen_t size = sizeof about;
+  if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &about, &size) != 0) return;
+  // Bytes that are sent again and again, or questions (also about a closed window) that have no answer yet.
+  const bool unanswered = (about.tcpi_unacked > 0 && about.tcpi_retransmits > 0) || about.tcpi_probes > 0;
+  if (!unanswered) return unanswered_since_.reset();
+  if (!unanswered_since_) unanswered_since_ = now;
+  if (now - *unanswered_since_ < kInARow || std::chrono::milliseconds(about.tcpi_last_ack_recv) < kPatience) return;
+  lose(why_of(ETIMEDOUT));
 }
 
 // --- sending ---
@@ -199,10 +216,7 @@ void Link::end() {
     into_ = nullptr;
     to_ = nullptr;  // the rest is dropped
   }
-  if (in_frame_ && blocked_) {
-    blocked_ = false;
-    to_ = nullptr;
-  }
+  blocked_ = false;  // what nobody has posted is dropped
   std::deque<Item> kept;
   for (Item& item : queue_) {
     if (item.frame == nullptr) {
@@ -334,8 +348,12 @@ ssize_t Link::receive_some(std::span<iovec> pieces) {
 bool Link::read(TransportEvents& events) {
   bool any = false;
   std::size_t total = 0;
+  more_ = false;
   while (state_ == State::Up && parse(events)) {
-    if (total >= kReadAtOnce && !(tls_ && tls_->holds_bytes())) return true;
+    if (total >= kReadAtOnce) {
+      more_ = tls_ != nullptr && tls_->holds_bytes();
+      return true;
+    }
     if (begin_ == end_) {
       begin_ = end_ = 0;
     } else if (begin_ > 0) {

@@ -28,19 +28,18 @@ constexpr std::size_t kMostStrangers = 128;  // beyond, the one that came first 
 constexpr int kAcceptedAtOnce = 64;
 constexpr std::size_t kMostHeard = std::size_t{1} << 20;
 
-// The kernel looks after the connection: a peer whose host or cable is dead is noticed while nothing is sent, too, and
-// both within 3 s, while a cut of 1 s is survived.
+// The kernel asks a peer that is silent for a sign of life, so that a dead host or cable is noticed while nothing is
+// sent, within 3 s; a cut of 1 s is survived. While something is sent, Link::look_for_silence looks after it: the
+// kernel's own limit for that (TCP_USER_TIMEOUT) also ends connections to processes that are only stopped.
 void keep_alive(int fd) {
   const int on = 1;
   const int idle_seconds = 1;
   const int between_seconds = 1;
-  const int count = 3;
-  const unsigned patience_ms = 2500;
+  const int count = 2;
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof between_seconds);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
 constexpr std::uint64_t kOfBell = std::uint64_t{4} << 32;
 constexpr auto kLook = 2ms;
 constexpr auto kLookAtStrangers = 50ms;
+constexpr auto kListen = 100ms;
 
 }  // namespace
 
@@ -106,9 +107,11 @@ Link& TcpTransport::open(int peer, int lane) {
   }
   if (link->state() == Link::State::Idle && !left_) {
     // The lower rank connects. If it has no reason to, the higher one does, a little later.
-    link->begin_connecting(Clock::now() + (rank_ < peer ? 0ms : 10ms));
+    const auto now = Clock::now();
+    link->begin_connecting(now + (rank_ < peer ? 0ms : 10ms));
     connecting_ = true;
-    if (rank_ < peer) look_after_connecting();
+    // Not look_after_connecting: it may end the very attempt on whose behalf this is called (`welcome`).
+    if (rank_ < peer) connect_next(*link, now);
   }
   return *link;
 }
@@ -221,6 +224,7 @@ bool TcpTransport::drive(Link& link, bool readable) {
   bool any = false;
   if (readable) any = link.read(events_);
   any = link.flush() || any;
+  if (link.holds_more()) again_.push_back(&link);
   watch(link);
   return any;
 }
@@ -249,9 +253,22 @@ bool TcpTransport::progress() {
   std::array<epoll_event, 32> events;
   const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   bool any = false;
+  const std::vector<Link*> again = std::exchange(again_, {});
   for (int i = 0; i < ready; ++i) any = handle(events[static_cast<std::size_t>(i)].data.u64) || any;
+  for (Link* const link : again) {
+    if (link->holds_more()) any = drive(*link, true) || any;
+  }
+  look_for_silence();
   if (connecting_ || !attempts_.empty() || doors_shut_) any = look_after_connecting() || any;
   return any;
+}
+
+/// Hosts that no longer answer.
+void TcpTransport::look_for_silence() {
+  const auto now = Clock::now();
+  if (now - listened_ < kListen) return;
+  listened_ = now;
+  for (Link* const link : open_) link->look_for_silence(now);
 }
 
 void TcpTransport::sleep(std::chrono::milliseconds longest) {
@@ -262,6 +279,7 @@ void TcpTransport::sleep(std::chrono::milliseconds longest) {
     } else if (!attempts_.empty() || doors_shut_) {
       longest = std::min<std::chrono::milliseconds>(longest, kLookAtStrangers);
     }
+    if (!again_.empty()) longest = 0ms;
   }
   epoll_event event;
   ::epoll_wait(epoll_.get(), &event, 1, static_cast<int>(longest.count()));

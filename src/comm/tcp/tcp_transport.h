@@ -1,7 +1,7 @@
 // The transport over TCP: one connection for each pair of ranks that has something to say (several by option, between
-// which data is divided by its tags), made when it first has. Each
-// connection is proven (wire.h) before anything of it is looked at. Owns its sockets; has no thread of its own: whoever
-// calls `progress` or `sleep` drives it. Any thread may call.
+// which data is divided by its tags), made when it first has. Each connection is proven (wire.h) before anything of it
+// is looked at. Owns its sockets; has no thread of its own: whoever calls `progress` or `sleep` drives it. Any thread
+// may call.
 #pragma once
 
 #include "comm/tcp/attempt.h"
@@ -83,6 +83,7 @@ class TcpTransport final : public Transport {
   void watch_fd(int fd, std::uint32_t events, std::uint64_t key, bool is_new);
   bool handle(std::uint64_t key);
   bool drive(Link& link, bool readable);
+  void look_for_silence();
 
   // tcp_connect.cpp
   bool look_after_connecting();
@@ -110,6 +111,7 @@ class TcpTransport final : public Transport {
   sys::UniqueFd bell_;                        // an eventfd
   std::vector<std::unique_ptr<Link>> links_;  // by peer and lane; made at the first use
   std::vector<Link*> open_;
+  std::vector<Link*> again_;  // have more than one turn's worth
   struct Entrance {
     explicit Entrance(int listener) : door(listener) {}
     net::Door door;
@@ -121,6 +123,7 @@ class TcpTransport final : public Transport {
   std::set<Bytes32> heard_;                    // nonces of hellos
   std::uint32_t next_attempt_ = 0;
   Clock::time_point looked_{};
+  Clock::time_point listened_{};
   bool connecting_ = false;  // some link is
   bool doors_shut_ = false;  // some entrance is not watched
   bool ended_ = false;

@@ -2,6 +2,7 @@
 #include "comm/tcp/tcp_transport.h"
 
 #include "base/result.h"
+#include "comm/testing/frames.h"
 #include "net/socket.h"
 
 #include <gtest/gtest.h>
@@ -21,6 +22,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
+using testing::fill;
+using testing::Heard;
+using testing::pattern;
 
 /// How their connections are.
 struct Way {
@@ -339,6 +343,43 @@ TEST_P(TcpTransportTest, AnEavesdropperHearsWhatIsNotEncrypted) {
   }));
   EXPECT_EQ(ranks.heard[1].messages.front(), "0:0:" + text);
   EXPECT_EQ(tap.heard.find(text) != std::string::npos, GetParam().secrecy == Secrecy::Plain);
+}
+
+// Whoever listens where a peer should knows the world's number, which travels in the clear, and not its secret.
+TEST_P(TcpTransportTest, AnImpostorThatAnswersForAPeerIsNotBelieved) {
+  const sys::UniqueFd listener = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
+  Ranks ranks(2, GetParam(), {}, [&](std::vector<WireCard>& cards) {
+    cards[1].addresses = {{"127.0.0.1", net::local_endpoint(listener.get())->tcp.port}};
+  });
+  const std::string text = "the weights of three weeks";
+  ranks[0].message(1, 0, text);
+  std::string heard;
+  int answered = 0;
+  std::vector<sys::UniqueFd> ends;
+  const auto limit = Clock::now() + 10s;
+  while (answered < 2 && Clock::now() < limit) {  // it tries again, and is no wiser
+    ranks[0].progress();
+    auto accepted = net::accept_one(listener.get());
+    if (accepted && *accepted) ends.push_back(**std::move(accepted));
+    for (const sys::UniqueFd& end : ends) {
+      char bytes[4096];
+      const ssize_t got = ::recv(end.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+      if (got <= 0) continue;
+      heard.append(bytes, static_cast<std::size_t>(got));
+      const Answer welcome;  // its proof is none
+      const FrameHeader frame{kMark | static_cast<std::uint32_t>(FrameKind::Message), 0, 0, 5};
+      std::string said(reinterpret_cast<const char*>(&welcome), sizeof welcome);
+      said.append(reinterpret_cast<const char*>(&frame), sizeof frame).append("hello");
+      static_cast<void>(!::send(end.get(), said.data(), said.size(), MSG_NOSIGNAL));
+      ++answered;
+    }
+  }
+  EXPECT_EQ(answered, 2);
+  ranks.drive_until([&] { return !ranks.heard[0].messages.empty(); }, 300ms);
+  EXPECT_TRUE(ranks.heard[0].messages.empty());
+  EXPECT_EQ(heard.size() % sizeof(Hello), 0U) << "more than greetings was said";
+  EXPECT_EQ(heard.find(text), std::string::npos);
+  EXPECT_FALSE(ranks[0].flushed());
 }
 
 TEST(Encrypted, AChangedByteEndsTheConnectionAndIsNeverDelivered) {
