@@ -25,6 +25,7 @@ constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
 constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
 constexpr std::uint64_t kOfBell = std::uint64_t{4} << 32;
 constexpr auto kLook = 2ms;
+constexpr auto kLookAtStrangers = 50ms;
 constexpr auto kListen = 100ms;
 
 }  // namespace
@@ -79,7 +80,8 @@ TcpTransport::TcpTransport(Options options, Listeners listeners, TransportEvents
   if (!epoll_ || !bell_) raise(ErrorCode::Unavailable, "no descriptor left for connections: {}", errno_text(errno));
   watch_fd(bell_.get(), EPOLLIN, kOfBell, true);
   for (std::size_t i = 0; i < listeners_.sockets_.size(); ++i) {
-    watch_fd(listeners_.sockets_[i].get(), EPOLLIN, kOfListener | i, true);
+    entrances_.emplace_back(listeners_.sockets_[i].get());
+    watch_listener(i, EPOLLIN, true);
   }
 }
 
@@ -189,6 +191,8 @@ void TcpTransport::leave() {
     link->lose("this rank has left");
   }
   attempts_.clear();
+  strangers_ = 0;
+  entrances_.clear();
   listeners_.close();
 }
 
@@ -199,6 +203,10 @@ void TcpTransport::watch_fd(int fd, std::uint32_t events, std::uint64_t key, boo
   event.events = events;
   event.data.u64 = key;
   ::epoll_ctl(epoll_.get(), is_new ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event);
+}
+
+void TcpTransport::watch_listener(std::size_t which, std::uint32_t events, bool is_new) {
+  watch_fd(listeners_.sockets_[which].get(), events, kOfListener | which, is_new);
 }
 
 void TcpTransport::watch(Link& link) {
@@ -230,7 +238,7 @@ bool TcpTransport::handle(std::uint64_t key) {
     }
     case kOfAttempt: advance(which); return true;
     case kOfListener:
-      if (which < listeners_.sockets_.size()) accept_all(listeners_.sockets_[which].get());
+      if (which < entrances_.size()) accept_all(which);
       return true;
     default: {
       std::uint64_t count = 0;
@@ -251,7 +259,7 @@ bool TcpTransport::progress() {
     if (link->holds_more()) any = drive(*link, true) || any;
   }
   look_for_silence();
-  if (connecting_ || !attempts_.empty()) any = look_after_connecting() || any;
+  if (connecting_ || !attempts_.empty() || doors_shut_) any = look_after_connecting() || any;
   return any;
 }
 
@@ -266,7 +274,11 @@ void TcpTransport::look_for_silence() {
 void TcpTransport::sleep(std::chrono::milliseconds longest) {
   {
     const Lock lock(mutex_);
-    if (connecting_ || !attempts_.empty()) longest = std::min<std::chrono::milliseconds>(longest, kLook);
+    if (connecting_) {
+      longest = std::min<std::chrono::milliseconds>(longest, kLook);
+    } else if (!attempts_.empty() || doors_shut_) {
+      longest = std::min<std::chrono::milliseconds>(longest, kLookAtStrangers);
+    }
     if (!again_.empty()) longest = 0ms;
   }
   epoll_event event;

@@ -177,8 +177,8 @@ TEST_P(TcpTransportTest, APeerWithAnotherSecretIsNoPeer) {
   EXPECT_FALSE(ranks[0].flushed());
 }
 
-/// What a stranger says first, and whether the rank goes on talking to it.
-bool is_let_in(Ranks& ranks, const std::string& said, bool answers_with_zeros) {
+/// What a stranger says first, and whether the rank goes on talking to it. `answer`: what the rank has said.
+bool is_let_in(Ranks& ranks, const std::string& said, bool answers_with_zeros, std::string* answer = nullptr) {
   const auto until = net::deadline_in(5s);
   auto socket = net::connect_once({ranks.cards[0].addresses[0], {}}, until);
   EXPECT_TRUE(socket.has_value());
@@ -199,6 +199,7 @@ bool is_let_in(Ranks& ranks, const std::string& said, bool answers_with_zeros) {
       answers_with_zeros = false;
     }
   }
+  if (answer != nullptr) *answer = heard;
   return !closed;
 }
 
@@ -210,7 +211,9 @@ TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
   hello.to = 0;
   const auto text = [](const Hello& one) { return std::string(reinterpret_cast<const char*>(&one), sizeof one); };
   EXPECT_FALSE(is_let_in(ranks, std::string(sizeof(Hello), 'x'), false));
-  EXPECT_FALSE(is_let_in(ranks, text(hello), true));
+  std::string answer;
+  EXPECT_FALSE(is_let_in(ranks, text(hello), false, &answer));
+  EXPECT_EQ(answer, "");  // not a byte for who does not know the key
   Hello wrong = hello;
   wrong.from = 0;  // itself
   EXPECT_FALSE(is_let_in(ranks, text(wrong), false));
@@ -227,6 +230,67 @@ TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
   // The peer itself still comes in.
   ranks[1].message(0, 0, "hello");
   EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
+}
+
+TEST_P(TcpTransportTest, AHelloThatIsRepeatedKeepsNobodysPlace) {
+  Ranks ranks(2, GetParam());
+  const WorldKey key = derive_key({}, "token", GetParam().secrecy);
+  Hello hello;
+  hello.world = key.world;
+  hello.from = 1;
+  hello.to = 0;
+  hello.nonce = random_bytes();
+  hello.proof = hello_proof(key, hello);
+  const std::string recorded(reinterpret_cast<const char*>(&hello), sizeof hello);
+  std::string answer;
+  EXPECT_FALSE(is_let_in(ranks, recorded, true, &answer));  // he cannot finish it
+  EXPECT_EQ(answer.size(), sizeof(Answer));
+  EXPECT_FALSE(is_let_in(ranks, recorded, true, &answer));
+  EXPECT_EQ(answer, "");
+  ranks[1].message(0, 0, "hello");
+  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
+}
+
+TEST_P(TcpTransportTest, WhoIsThereAlreadyIsNotTakenTwice) {
+  Ranks ranks(2, GetParam());
+  ranks[1].message(0, 0, "here I am");
+  ASSERT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
+  const WorldKey key = derive_key({}, "token", GetParam().secrecy);
+  Hello hello;
+  hello.world = key.world;
+  hello.from = 1;
+  hello.to = 0;
+  hello.nonce = random_bytes();
+  hello.proof = hello_proof(key, hello);
+  std::string said;
+  EXPECT_FALSE(is_let_in(ranks, std::string(reinterpret_cast<const char*>(&hello), sizeof hello), false, &said));
+  ASSERT_EQ(said.size(), sizeof(Answer));
+  Answer answer;
+  std::memcpy(&answer, said.data(), sizeof answer);
+  EXPECT_EQ(answer.verdict, Answer::kUseMine);
+  ranks[1].message(0, 0, "and still");
+  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 2; }));
+}
+
+TEST_P(TcpTransportTest, ACrowdAtTheDoorKeepsNoPeerOut) {
+  Ranks ranks(2, GetParam());
+  std::vector<sys::UniqueFd> crowd;
+  for (int i = 0; i < 400; ++i) {
+    auto socket = net::connect_once({ranks.cards[0].addresses[0], {}}, net::deadline_in(10s));
+    ASSERT_TRUE(socket.has_value());
+    if (i % 2 == 0) ASSERT_EQ(::send(socket->get(), "slowly", 6, MSG_NOSIGNAL), 6);
+    crowd.push_back(*std::move(socket));
+    ranks[0].progress();
+  }
+  ranks[1].message(0, 0, "hello");
+  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }, 4s));  // strangers have 5 s
+  int closed = 0;
+  for (const sys::UniqueFd& each : crowd) {
+    char byte = 0;
+    const ssize_t got = ::recv(each.get(), &byte, 1, MSG_DONTWAIT);
+    closed += got == 0 || (got < 0 && errno == ECONNRESET) ? 1 : 0;
+  }
+  EXPECT_GE(closed, 400 - 128 - 64);  // with the descriptors of those that were taken at once
 }
 
 /// Whoever sits on the wire between two ranks: hears all, and may change a byte.

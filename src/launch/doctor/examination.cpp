@@ -140,8 +140,11 @@ void Examination::on_message(std::size_t at, Message message) {
     member.started = true;
     json names = json::array();
     for (const HostState& host : checkup_.hosts) names.push_back(host.name);
-    ask(at, {{"do", "facts"}, {"names", options_.all_local ? json::array() : names}, {"folder", absolute_path(".")},
-             {"stay", std::chrono::duration_cast<std::chrono::seconds>(options_.whole_limit).count() + 60}},
+    ask(at,
+        {{"do", "facts"},
+         {"names", options_.all_local ? json::array() : names},
+         {"folder", absolute_path(".")},
+         {"stay", std::chrono::duration_cast<std::chrono::seconds>(options_.whole_limit).count() + 60}},
         [this, at](const std::string& data) {
           auto facts = parse_host_facts(data);
           if (!facts) return give_up(at, "lost", facts.error().what(), "");

@@ -18,8 +18,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <ctime>
 #include <fstream>
+#include <limits>
 #include <optional>
 #include <string>
 #include <thread>
@@ -29,8 +31,8 @@ namespace {
 
 using nlohmann::json;
 
-/// How long to wait for an order, until one says how rarely they come: where stdin is held open by another process, this
-/// one does not stay.
+/// How long to wait for an order, until one says how rarely they come: where stdin is held open by another process,
+/// this one does not stay.
 constexpr std::chrono::seconds kIdleLimit(60);
 constexpr std::chrono::seconds kLongestIdle(3600);
 constexpr std::chrono::milliseconds kProgramLimit(3500);
@@ -111,6 +113,15 @@ bool sees(const std::string& path, const std::string& content) {
   return false;
 }
 
+/// nlohmann would convert 4e26 to an int as the language does, by undefined behaviour.
+int whole(const json& said) {
+  const bool fits = said.is_number_unsigned() ? said.get<std::uint64_t>() <= std::numeric_limits<int>::max()
+                                              : said.is_number_integer() && said.get<std::int64_t>() >= -1;
+  if (!fits)
+    raise(ErrorCode::Corrupt, "an order of `cohort doctor` is none: {} is no number that it gives", said.dump());
+  return said.get<int>();
+}
+
 bool obey(const json& order, int host, const net::Secret& secret, const Porch& porch) {
   const std::string what = order.at("do").get<std::string>();
   if (what == "facts") return answer(what, to_json(look_around(order, porch)));
@@ -122,15 +133,15 @@ bool obey(const json& order, int host, const net::Secret& secret, const Porch& p
   if (what == "probe") {
     std::vector<PeerAddress> addresses;
     for (const json& each : order.at("peers"))
-      addresses.push_back({each.at(0).get<int>(), each.at(1).get<std::string>(), each.at(2).get<int>()});
+      addresses.push_back({whole(each.at(0)), each.at(1).get<std::string>(), whole(each.at(2))});
     return answer(what, to_json(probe(addresses, secret, kProbeBegins)));
   }
   if (what == "measure") {
     SpeedRequest request;
     request.from = host;
-    request.to = order.at("to").get<int>();
+    request.to = whole(order.at("to"));
     request.address = order.at("address").get<std::string>();
-    request.port = order.at("port").get<int>();
+    request.port = whole(order.at("port"));
     request.token = order.at("token").get<std::string>();
     return answer(what, to_json(measure(request)));
   }

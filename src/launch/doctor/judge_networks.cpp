@@ -242,7 +242,8 @@ void judge_networks(const Checkup& checkup, std::vector<Finding>& out) {
         continue;
       }
       const auto any = [&between](std::string_view result) {
-        return std::any_of(between.begin(), between.end(), [result](const auto* each) { return each->result == result; });
+        return std::any_of(between.begin(), between.end(),
+                           [result](const auto* each) { return each->result == result; });
       };
       if (any(kNotTried)) {
         ++untried;

@@ -27,6 +27,7 @@ constexpr std::size_t kLarge = std::size_t{64} << 10;
 constexpr std::size_t kAtOnce = 64;
 /// Visitors at a time; those beyond wait in the kernel's queue.
 constexpr int kMostVisitors = 512;
+constexpr milliseconds kWithoutDescriptors(100);
 constexpr int kPings = 3;
 
 net::SecureOptions options() { return {"doctor", std::size_t{1} << 20}; }
@@ -104,6 +105,7 @@ void keep_open(sys::UniqueFd listener, Visit visit) {
         continue;
       }
       auto socket = net::accept_one(listener->get());
+      if (!socket) std::this_thread::sleep_for(kWithoutDescriptors);
       if (!socket || !*socket) continue;
       visitors->fetch_add(1);
       auto held = std::make_shared<sys::UniqueFd>(std::move(**socket));
