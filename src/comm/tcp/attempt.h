@@ -44,6 +44,8 @@ class Attempt {
   int peer() const noexcept { return peer_; }  ///< -1: not known yet
   int lane() const noexcept { return lane_; }
   bool opens() const noexcept { return opens_; }
+  /// It opens a connection, and its peer may have seen its hello.
+  bool greeted() const noexcept { return opens_ && connected_; }
   bool refused() const noexcept { return refused_; }  ///< nobody listens there
   const std::string& why() const noexcept { return why_; }
   Clock::time_point begun() const noexcept { return begun_; }

@@ -188,7 +188,16 @@ Attempt::Verdict TcpTransport::welcome(const Hello& hello) {
   Link& link = made ? *made : open(peer, lane);
   if (link.state() == Link::State::Up || link.state() == Link::State::Lost) return Attempt::Verdict::UseMine;
   Link::Connecting& book = link.connecting;
-  if ((rank_ < peer && book.going > 0) || book.accepting) return Attempt::Verdict::UseMine;
+  if (book.accepting) return Attempt::Verdict::UseMine;
+  if (rank_ < peer && book.going > 0) {
+    const bool greeted = std::any_of(attempts_.begin(), attempts_.end(), [&](const auto& each) {
+      return each.second.peer() == peer && each.second.lane() == lane && each.second.greeted();
+    });
+    if (greeted) return Attempt::Verdict::UseMine;
+    // Whom nothing of this rank has reached yet may not be reachable from here at all.
+    close_attempts(peer, lane);
+    book.going = 0;
+  }
   book.accepting = true;
   return Attempt::Verdict::Welcome;
 }
