@@ -5,7 +5,9 @@
 #include "comm/testing/frames.h"
 #include "net/socket.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -291,6 +293,31 @@ TEST_P(TcpTransportTest, ACrowdAtTheDoorKeepsNoPeerOut) {
     closed += got == 0 || (got < 0 && errno == ECONNRESET) ? 1 : 0;
   }
   EXPECT_GE(closed, 400 - 128 - 64);  // with the descriptors of those that were taken at once
+}
+
+// A firewall that drops what one of them sends: no connection can be opened in that direction, and one is enough.
+TEST_P(TcpTransportTest, PeersThatReachEachOtherInOneDirectionOnlyMeet) {
+  const sys::UniqueFd hole(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  ASSERT_EQ(::bind(hole.get(), reinterpret_cast<const sockaddr*>(&at), size), 0);
+  ASSERT_EQ(::listen(hole.get(), 0), 0);
+  ASSERT_EQ(::getsockname(hole.get(), reinterpret_cast<sockaddr*>(&at), &size), 0);
+  std::vector<sys::UniqueFd> filling;  // nobody accepts: once its queue is full, the kernel drops what comes
+  for (int i = 0; i < 4; ++i) {
+    filling.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    static_cast<void>(::connect(filling.back().get(), reinterpret_cast<const sockaddr*>(&at), size));
+  }
+  Ranks ranks(2, GetParam(), {}, [&](std::vector<WireCard>& cards) {
+    cards[1].addresses = {{"127.0.0.1", ::ntohs(at.sin_port)}};
+  });
+  ranks[0].message(1, 0, "there");
+  ranks[0].progress();
+  ranks[1].message(0, 0, "and back");
+  EXPECT_TRUE(ranks.drive_until(
+      [&] { return ranks.heard[0].messages.size() == 1 && ranks.heard[1].messages.size() == 1; }, 4s));
 }
 
 /// Whoever sits on the wire between two ranks: hears all, and may change a byte.
