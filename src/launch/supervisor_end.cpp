@@ -215,7 +215,10 @@ void Supervisor::on_reader_gone() {
 
 void Supervisor::on_owner_gone() {
   quiet_end_ = true;
-  if (stage_ == Stage::Ended) return loop_.stop();
+  if (stage_ == Stage::Ended) {
+    if (!options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+    return loop_.stop();
+  }
   if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
   stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM, options_.grace);
 }
@@ -233,7 +236,7 @@ JobEnd Supervisor::how_it_ended() const {
   end.endings = endings_;
   end.others = others_;
   end.start_failure = start_failure_;
-  end.stop_reason = stopping_.reason();
+  end.stop_reason = undelivered_.empty() ? stopping_.reason() : undelivered_;
   end.stop_status = stop_status_;
   end.stuck = stuck_;
   end.quiet = quiet_end_;
@@ -241,6 +244,15 @@ JobEnd Supervisor::how_it_ended() const {
   end.log_folder = logs_below(folder_.shown);
   end.colour = sys::wants_colour(2);
   return end;
+}
+
+void Supervisor::bring_to_owner() {
+  const auto brought = bring_from_ranks(*courier_, setup_.plan.world_size);
+  if (brought) return;
+  // A job whose results are lost has not ended well; a reason that there is already came first.
+  if (stop_status_ || first_failure(endings_)) return say(brought.error().what());
+  stop_status_ = 1;
+  undelivered_ = brought.error().what();
 }
 
 void Supervisor::finish() {
@@ -252,10 +264,7 @@ void Supervisor::finish() {
   const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
   if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
   display_.end_lines();
-  if (courier_ && !(owner_ && owner_->gone())) {
-    const auto brought = bring_from_ranks(*courier_, setup_.plan.world_size);
-    if (!brought) say(brought.error().what());
-  }
+  if (courier_ && !(owner_ && owner_->gone())) bring_to_owner();
 
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);
@@ -269,7 +278,7 @@ void Supervisor::finish() {
   if (verdict.post_mortem) record_.failure = verdict.post_mortem->first;
   record_.end = utc_now();
   record_.exit_status = verdict.status;
-  record_.reason = stopping_.reason();
+  record_.reason = end.stop_reason;
   attempts_.records.push_back(attempt_of(record_));
   record_.attempts = attempts_.records;
   write_record();
