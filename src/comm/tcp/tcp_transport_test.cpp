@@ -280,7 +280,9 @@ TEST_P(TcpTransportTest, ACrowdAtTheDoorKeepsNoPeerOut) {
   for (int i = 0; i < 400; ++i) {
     auto socket = net::connect_once({ranks.cards[0].addresses[0], {}}, net::deadline_in(10s));
     ASSERT_TRUE(socket.has_value());
-    if (i % 2 == 0) ASSERT_EQ(::send(socket->get(), "slowly", 6, MSG_NOSIGNAL), 6);
+    if (i % 2 == 0) {
+      ASSERT_EQ(::send(socket->get(), "slowly", 6, MSG_NOSIGNAL), 6);
+    }
     crowd.push_back(*std::move(socket));
     ranks[0].progress();
   }
