@@ -267,7 +267,7 @@ def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, words
     outcomes: dict[int, Outcome] = {}
     for rank in range(size):
         for path in (folder / f"outcome-{rank}", folder / FROM_RANKS / str(rank)):
-            if path.exists():
+            if path.is_file():
                 outcomes[rank] = pickle.loads(path.read_bytes())
     failed = {rank: outcome for rank, outcome in outcomes.items() if "error" in outcome}
     verdict = record.get("failure")

@@ -282,7 +282,7 @@ std::optional<ProcessStat> process_stat(pid_t pid) {
 
 std::optional<SignalFate> parse_signal_fate(std::string_view text, int number) {
   if (number < 1 || number > 64) return std::nullopt;
-  const auto has = [&](std::string_view name) -> std::optional<bool> {
+  const auto mask_of = [&](std::string_view name) -> std::optional<std::uint64_t> {
     const auto at = text.find(name);
     if (at == std::string_view::npos) return std::nullopt;
     std::string_view digits = text.substr(at + name.size());
@@ -290,14 +290,17 @@ std::optional<SignalFate> parse_signal_fate(std::string_view text, int number) {
     std::uint64_t mask = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), mask, 16);
     if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-    return (mask >> (number - 1) & 1) != 0;
+    return mask;
   };
-  const auto blocked = has("\nSigBlk:\t");
-  const auto ignored = has("\nSigIgn:\t");
-  const auto caught = has("\nSigCgt:\t");
+  const auto blocked = mask_of("\nSigBlk:\t");
+  const auto ignored = mask_of("\nSigIgn:\t");
+  const auto caught = mask_of("\nSigCgt:\t");
   if (!blocked || !ignored || !caught) return std::nullopt;
-  if (*ignored) return SignalFate::Ignored;
-  return *caught || *blocked ? SignalFate::Taken : SignalFate::Default;
+  const auto bit = [](int signal) { return std::uint64_t{1} << (signal - 1); };
+  const std::uint64_t all = (bit(32) - 1) & ~bit(SIGKILL) & ~bit(SIGSTOP);
+  if ((*ignored & bit(number)) != 0) return SignalFate::Ignored;
+  if ((*blocked & all) == all) return SignalFate::Default;
+  return ((*caught | *blocked) & bit(number)) != 0 ? SignalFate::Taken : SignalFate::Default;
 }
 
 std::optional<SignalFate> signal_fate(pid_t pid, int number) {

@@ -103,7 +103,7 @@ std::optional<ProcessStat> parse_process_stat(std::string_view text);
 
 /// What a signal would do to a process, as /proc/PID/status has it.
 enum class SignalFate {
-  Default,  ///< its default action
+  Default,  ///< its default action; or not to be told, as all are blocked (around a fork, whose child gets them then)
   Ignored,
   Taken,  ///< by a handler, or it is blocked until the process asks for it
 };

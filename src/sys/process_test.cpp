@@ -176,6 +176,10 @@ TEST(ProcessTest, TellsWhatASignalWouldDo) {
   EXPECT_EQ(parse_signal_fate(kStatus, SIGPIPE), SignalFate::Ignored);
   EXPECT_EQ(parse_signal_fate(kStatus, SIGTERM), SignalFate::Taken);
   EXPECT_EQ(parse_signal_fate(kStatus, SIGUSR2), SignalFate::Default);
+  EXPECT_EQ(
+      parse_signal_fate("\nSigBlk:\tfffffffe7ffbfeff\nSigIgn:\t0000000000000000\nSigCgt:\t0000000000000200\n", SIGUSR1),
+      SignalFate::Default)
+      << "starts a process at this moment";
   EXPECT_FALSE(parse_signal_fate("Name:\tx\n", SIGUSR1));
   EXPECT_FALSE(parse_signal_fate(kStatus, 65));
   EXPECT_EQ(signal_fate(::getpid(), SIGUSR2), SignalFate::Default);
