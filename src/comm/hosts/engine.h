@@ -33,7 +33,8 @@ class FrameGuard {
   /// Ends the world if nothing else has. Out of memory here, too: the process ends, and its peers name it.
   ~FrameGuard() noexcept {
     if (std::uncaught_exceptions() == exceptions_) return;
-    if (!world_.ended()) world_.end(ErrorCode::Internal, -1, world_.subject().number(), "out of memory in an operation");
+    if (!world_.ended())
+      world_.end(ErrorCode::Internal, -1, world_.subject().number(), "out of memory in an operation");
     world_.tell_if_ended();
   }
   FrameGuard(const FrameGuard&) = delete;
