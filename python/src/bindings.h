@@ -39,6 +39,7 @@ void bind_communicator(pybind11::module_& module);
 /// Files of tensors, and folders of checkpoints.
 void bind_formats(pybind11::module_& module);
 void bind_permutation(pybind11::module_& module);
+void bind_values(pybind11::module_& module);
 void bind_status(pybind11::module_& module);
 void bind_job_store(pybind11::module_& module);
 /// The methods that move data.

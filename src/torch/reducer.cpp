@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 namespace cohort::nn {
 
@@ -267,6 +268,7 @@ void Reducer::start_pass() {
     parameter.received = parameter.ready = false;
     parameter.unread.reset();
   }
+  non_finite_.reset();
   pending_.clear();
   for (const std::vector<int>& members : plan_) pending_.push_back(members.size());
   next_bucket_ = 0;
@@ -342,6 +344,8 @@ void Reducer::launch_next() {
     bucket.set_flag(position, parameters_[static_cast<std::size_t>(members[position])].used);
   }
   bucket.set_flag(bucket.rank_flag(), samples_ > 0);
+  look_for_non_finite(next_bucket_);
+  bucket.set_flag(bucket.non_finite_flag(), non_finite_.has_value());
   ++next_bucket_;
   AllReduceOptions options{.op = ReduceOp::Average, .weight = static_cast<double>(samples_)};
   if (bucket.rest().dtype == DType::Float32) options.wire_dtype = options_.wire_dtype;
@@ -353,6 +357,39 @@ void Reducer::launch_next() {
                          : comm_.all_reduce(place, options));
   }
   works_.push_back(comm_.all_reduce(bucket.rest(), options));
+}
+
+// Right before the reduction, which reads the same memory next. What is found is told by the flag of this bucket and
+// all later ones: no rank needs another message as long as there is nothing to tell.
+void Reducer::look_for_non_finite(std::size_t bucket) {
+  if (options_.non_finite == NonFinite::Ignore || samples_ == 0 || non_finite_) return;
+  const std::vector<int>& members = plan_[bucket];
+  const auto parameter_at = [&](std::size_t position) -> const Parameter& {
+    return parameters_[static_cast<std::size_t>(members[position])];
+  };
+  FiniteOptions finite;
+  if (comm_.local_size() < comm_.size()) finite.wire_dtype = options_.wire_dtype;
+  const auto position =
+      buckets_[bucket].first_non_finite([&](std::size_t at) { return parameter_at(at).unread; }, finite);
+  if (!position) return;
+  const Parameter& parameter = parameter_at(*position);
+  const at::Tensor& gradient = parameter.unread.defined() ? parameter.unread : place_of(parameter);
+  const std::optional<NonFiniteElement> element = cohort::first_non_finite(gradient, finite);
+  non_finite_ = LocalNonFinite{.bucket = bucket, .parameter = members[*position], .element = element.value()};
+}
+
+// The reductions are over, so all ranks have come here: each knows from the last flag that there is something to tell.
+void Reducer::raise_non_finite() {
+  ++stats_.non_finite_steps;
+  zero_grad();
+  const FirstNonFinite first = first_of_all_ranks(comm_, std::exchange(non_finite_, std::nullopt));
+  const Parameter& parameter = parameters_[static_cast<std::size_t>(first.parameter)];
+  NonFiniteGradient gradient{.rank = first.rank,
+                             .host = first.host,
+                             .parameter = parameter.name,
+                             .element = element_of(first.index, parameter.tensor.sizes(), first.value),
+                             .step = progress_ - 1};
+  throw_non_finite(comm_, std::move(gradient), parameter.tensor.sizes());
 }
 
 // No gradient came for it in this backward. What it accumulated before still counts; a gradient that it merely has is
@@ -424,14 +461,17 @@ void Reducer::finish_backward() {
       parameter.unread.reset();
       parameter.used = parameter.ready = parameter.received = false;
     }
+    non_finite_.reset();
     throw;
   }
+  const bool not_finite = buckets_.back().flag(buckets_.back().non_finite_flag());
   settle_unused();
   ++stats_.steps;
   cluster::StatusPage::own().count_step();
   ++progress_;
   stats_.exposed_communication_seconds = seconds_since(begin);
   stats_.exposed_communication_seconds_total += stats_.exposed_communication_seconds;
+  if (not_finite) raise_non_finite();
 }
 
 bool Reducer::reduce_without_backward() {
