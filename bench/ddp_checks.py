@@ -6,7 +6,8 @@ An MLP of 25 million parameters (100 MB of fp32 gradients in four large ones and
 Two replicas of it train in turns in the same process, one with non_finite="raise", one without; who begins changes with
 each pair. A step is forward, backward with communication and SGD, after a barrier that is not timed, and takes as long as
 its slowest rank. Rank 0 prints medians of the steps, the median of the differences within pairs with its quartiles, and
-their share of the step; then the same for a model of many small layers, and the time of require_same_parameters.
+their share of the step, in time and in time of the processor (the mean of the ranks), which holds also where other work
+is running; then the same for a model of many small layers, and the time of require_same_parameters.
 """
 
 import argparse
@@ -33,19 +34,33 @@ def many_small(_width):
     return torch.nn.Sequential(*layers, torch.nn.Linear(288, 10)), 288
 
 
-def slowest(comm, seconds):
+def over_ranks(comm, seconds, op):
     one = torch.tensor([seconds], dtype=torch.float64)
-    comm.all_reduce(one, op="max")
-    return one.item() * 1e3
+    comm.all_reduce(one, op=op)
+    return one.item() * 1e3  # milliseconds
 
 
 def step(comm, model, optimizer, x, y):
+    """Milliseconds: of the slowest rank, and of the processor."""
     comm.barrier()
-    began = time.perf_counter()
+    began, processor = time.perf_counter(), time.process_time()
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
-    return slowest(comm, time.perf_counter() - began)
+    took, used = time.perf_counter() - began, time.process_time() - processor
+    return over_ranks(comm, took, "max"), over_ranks(comm, used, "average")
+
+
+def difference(times, which):
+    """The median without, and in words what comes with it."""
+    off, on = ([one[which] for one in side] for side in times)
+    median = statistics.median(off)
+    low, middle, high = statistics.quantiles([b - a for a, b in zip(off, on)], n=4)
+    share = [100 * one / median for one in (middle, low, high)]
+    return (
+        f"{median:.1f} ms, with {statistics.median(on):.1f} ms, difference {middle:+.2f} ms, that is {share[0]:+.2f} % "
+        f"({share[1]:+.2f} to {share[2]:+.2f})"
+    )
 
 
 def measure(comm, make, batch, options):
@@ -82,15 +97,11 @@ def main():
         ("300 small layers", many_small, [128]),
     ):
         for batch in batches:
-            (off, on), parameters, models = measure(comm, make, batch, options)
-            low, middle, high = statistics.quantiles([b - a for a, b in zip(off, on)], n=4)
-            step_ms = statistics.median(off)
+            times, parameters, models = measure(comm, make, batch, options)
             if comm.rank() == 0:
                 print(
-                    f"{name}, {parameters / 1e6:.1f} million parameters, batch {batch}, {comm.size()} ranks: without "
-                    f"{step_ms:.1f} ms, with {statistics.median(on):.1f} ms; difference {middle:+.2f} ms ({low:+.2f} to "
-                    f"{high:+.2f}), {100 * middle / step_ms:+.2f} % ({100 * low / step_ms:+.2f} to "
-                    f"{100 * high / step_ms:+.2f}) of the step",
+                    f"{name}, {parameters / 1e6:.1f} million parameters, batch {batch}, {comm.size()} ranks:\n"
+                    f"  time       {difference(times, 0)}\n  processor  {difference(times, 1)}",
                     flush=True,
                 )
         model = models[0][0]
@@ -99,7 +110,7 @@ def main():
             comm.barrier()
             began = time.perf_counter()
             model.require_same_parameters()
-            times.append(slowest(comm, time.perf_counter() - began))
+            times.append(over_ranks(comm, time.perf_counter() - began, "max"))
         if comm.rank() == 0:
             print(f"{name}: require_same_parameters {statistics.median(times):.1f} ms", flush=True)
 

@@ -133,6 +133,8 @@ class NonFinite(Case):
             (torch.bfloat16, 17),
             (torch.float32, 1500),  # 9 MB: never copied to its bucket
         ):
+            if dtype == torch.bfloat16 and torch.__version__ < "2":
+                continue  # it has no loss for them
             with self.subTest(dtype=dtype, hidden=hidden):
                 model, spoiler = self.model(dtype, hidden)
                 self.backward(model, dtype=dtype)

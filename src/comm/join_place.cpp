@@ -9,10 +9,13 @@
 #include "store/file_store.h"
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 
 namespace cohort::comm {
 namespace {
+
+constexpr std::chrono::seconds kJobStoreLimit{20};
 
 // For all addresses of this host, whichever the others can reach: closed again once the world is formed. Where IPv6
 // sockets do not take IPv4, IPv4 only.
@@ -108,6 +111,8 @@ std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& mee
           store::StoreServerOptions{.endpoint = plan.endpoint, .secret = plan.secret, .meeting = meeting});
     }
   }
+  // The job's store was there before its ranks. Who does not reach it is of an attempt that has ended, or cut off.
+  if (plan.place == JoinPlan::Place::Job) deadline = std::min(deadline, net::deadline_in(kJobStoreLimit));
   place->store = store::connect_store(client, deadline);
   return place;
 }

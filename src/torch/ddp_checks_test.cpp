@@ -153,6 +153,7 @@ TEST(DdpChecks, AllTypesAndGradientsThatAreReadWhereTheyAre) {
   };
   for (const Kind kind :
        {Kind{at::kDouble, 17}, Kind{at::kFloat, 17}, Kind{at::kBFloat16, 17}, Kind{at::kFloat, 1500}}) {
+    if (TORCH_VERSION_MAJOR < 2 && kind.type == at::kBFloat16) continue;  // it has no loss for them
     run_on_threads(2, [&](Communicator comm) {
       Mlp net = with_values(Mlp(kind.type, kind.hidden), 0);
       Spoiler spoiler(*net);

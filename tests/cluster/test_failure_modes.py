@@ -48,12 +48,13 @@ class Modes(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def block(self, host, source, family):
-        """The host drops what comes from this address, but for ssh."""
+        """The host drops what comes from this address, but for answers of its sshd."""
         ip = f"ip -{family}"
-        # The rule has to come before the one that finds local addresses.
+        # The rules have to come before the one that finds local addresses.
         self.broken(host, f"{ip} rule add pref 20 lookup local; {ip} rule del pref 0; "
+                          f"{ip} rule add pref 9 from {source} ipproto tcp sport 22 lookup local; "
                           f"{ip} rule add pref 10 from {source} ipproto tcp dport 1024-65534 blackhole",
-                    f"{ip} rule add pref 0 lookup local; {ip} rule del pref 20; {ip} rule del pref 10")
+                    f"{ip} rule add pref 0 lookup local; {ip} rule del pref 20; {ip} rule del pref 10; {ip} rule del pref 9")
 
     def test_f18_a_network_that_leads_nowhere(self):
         # docker0 has one address on all hosts, and what listens there is somebody else.
