@@ -176,7 +176,8 @@ class Ground:
         if (launcher, layout) not in self.normal:
             words = words_of(launcher, layout, self.options, [self.options.peer, f"x{ROUNDS}"])
             since = time.monotonic()
-            done = self.box.run("h1", *words, timeout=120)
+            with tempfile.TemporaryDirectory(prefix="cohort-faults-") as folder:  # for its record
+                done = self.box.run("h1", *words, cwd=folder, timeout=120)
             digests = set(digest for _, digest in LINE.findall(done.stdout))
             if done.returncode != 0 or len(digests) != 1:
                 raise RuntimeError(f"undisturbed job: {words}: status {done.returncode}: {done.stdout}{done.stderr}")
