@@ -40,6 +40,7 @@ struct Options {
   double timeout = 0;
   double start_timeout = 30;
   double grace = 5;
+  double preempt_grace = 30;
   double output_timeout = 10;
   double stall_timeout = 1800;
   double deadlock_timeout = 10;
@@ -80,7 +81,7 @@ the command line counts before the variable, the variable before the file. --sho
 Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
 under torchrun, and what cohort::join() needs (`cohort env` lists all). stdin goes to rank 0. The complete output of every
 rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
-killed; 124 after --timeout, or if the job did not go on; 127 if PROGRAM cannot be started). Ctrl-C sends SIGINT to all ranks, SIGTERM after --grace and
+killed; 75 if all ranks have saved and ask for a requeue; 124 after --timeout, or if the job did not go on; 127 if PROGRAM cannot be started). Ctrl-C sends SIGINT to all ranks, SIGTERM after --grace and
 SIGKILL after as much again; a second Ctrl-C sends SIGTERM at once, a third one SIGKILL.
 
 Nothing of a job is left behind, whatever part of it dies. The exception: no cgroup or PID namespace holds the job, so
@@ -207,6 +208,7 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
   if (options.timeout > 0) job.timeout = milliseconds_of(options.timeout, "--timeout");
   job.start_timeout = milliseconds_of(options.start_timeout, "--start-timeout");
   job.grace = milliseconds_of(options.grace, "--grace");
+  job.preempt_grace = milliseconds_of(options.preempt_grace, "--preempt-grace");
   job.health.stall = seconds_of(options.stall_timeout, "--stall-timeout");
   job.health.deadlock = seconds_of(options.deadlock_timeout, "--deadlock-timeout");
   job.health.stopped_end = seconds_of(options.stopped_timeout, "--stopped-timeout");
@@ -337,6 +339,11 @@ void add_run(CLI::App& app, int& exit_status) {
       ->type_name("SECONDS")
       ->capture_default_str();
   command->add_option("--grace", options->grace, "Between asking ranks to end and killing them")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command
+      ->add_option("--preempt-grace", options->preempt_grace,
+                   "For ranks that save when SIGTERM asks them to (cohort::Preemption), instead of --grace")
       ->type_name("SECONDS")
       ->capture_default_str();
   command

@@ -3,7 +3,7 @@
 //   build/release/bin/digits                                  one process
 //   build/release/bin/cohort run -np 4 build/release/bin/digits
 //
-// What makes it distributed is marked with (1) to (5); the rest is an ordinary libtorch program.
+// What makes it distributed is marked with (1) to (6); the rest is an ordinary libtorch program.
 #include "data.h"
 #include "model.h"
 #include "options.h"
@@ -52,7 +52,10 @@ Score evaluate(NetImpl& net, const Digits& test, cohort::Communicator& comm) {
   return {means.at("loss").value, means.at("accuracy").value};
 }
 
-void train(int argc, char** argv) {
+/// Returns the program's exit status.
+int train(int argc, char** argv) {
+  // (6) A signal asks to save and end, whichever process it comes to; from here on, so that none is missed.
+  cohort::Preemption preemption;
   // The record watches the communicator, so it has to outlive it.
   std::optional<cohort::track::RunRecord> record;
   // (1) Become one of N: the launcher has said who we are and where to meet. Without a launcher, a world of one.
@@ -131,10 +134,15 @@ void train(int argc, char** argv) {
   double training_seconds = 0;
   int64_t training_samples = 0;
   std::vector<double> speeds;  // of each whole epoch
+  const auto save = [&] {
+    newest_checkpoint =
+        checkpoints.save(*net, &optimizer, {.step = step, .epoch = sampler.epoch(), .sampler = sampler.state()}).folder;
+  };
   while (sampler.epoch() < options.epochs) {
     cohort::metrics::Averages averages({"train_loss"});
     const uint64_t shift_key = (options.seed << 32) + static_cast<uint64_t>(sampler.epoch());
     const auto epoch_begin = std::chrono::steady_clock::now();
+    const bool whole_epoch = sampler.cursor() == 0;
     int64_t epoch_samples = 0;
     auto step_begin = epoch_begin;
     while (const auto indices = sampler.next_batch()) {
@@ -167,33 +175,44 @@ void train(int argc, char** argv) {
           record->write("step",
                         {{"step", step}, {"epoch", epoch}, {"train_loss", mean}, {"lr", schedule.rate_at(step - 1)}});
       }
+      const bool make_room = preemption.requested(comm);
+      if (make_room || (options.save_every > 0 && step % options.save_every == 0)) save();
+      if (make_room) {
+        if (first) {
+          progress->finish();
+          record->write("preempted", {{"step", step}, {"epoch", sampler.epoch()}, {"checkpoint", newest_checkpoint}});
+          std::printf("told to make room at step %lld: saved in %s\n", static_cast<long long>(step),
+                      newest_checkpoint.c_str());
+        }
+        return cohort::kRequeueStatus;
+      }
     }
     const double epoch_seconds = seconds_since(epoch_begin);
     training_seconds += epoch_seconds;
     training_samples += epoch_samples;
-    speeds.push_back(static_cast<double>(epoch_samples) / epoch_seconds);
+    const double speed_here = static_cast<double>(epoch_samples) / epoch_seconds;
+    if (whole_epoch) speeds.push_back(speed_here);
     sampler.next_epoch();
 
     score = evaluate(*net, digits.test, comm);
-    newest_checkpoint =
-        checkpoints.save(*net, &optimizer, {.step = step, .epoch = sampler.epoch(), .sampler = sampler.state()}).folder;
+    save();
     if (!first) continue;
     record->write("epoch", {{"step", step},
                             {"epoch", sampler.epoch()},
                             {"test_loss", score.loss},
                             {"test_accuracy", score.accuracy},
                             {"seconds", epoch_seconds},
-                            {"samples_per_second", speeds.back()},
+                            {"samples_per_second", speed_here},
                             {"checkpoint", newest_checkpoint}});
     record->write_communication();
     char text[160];
     std::snprintf(text, sizeof text, "epoch %lld: test loss %.4f, accuracy %.2f %%, %.0f samples/s",
-                  static_cast<long long>(sampler.epoch()), score.loss, 100 * score.accuracy, speeds.back());
+                  static_cast<long long>(sampler.epoch()), score.loss, 100 * score.accuracy, speed_here);
     progress->line(text);
     progress->skip_time();
   }
 
-  if (!first) return;
+  if (!first) return 0;
   progress->finish();
   const std::filesystem::path curves = options.out / "curves.svg";
   const std::filesystem::path weights = options.out / "weights.safetensors";
@@ -221,14 +240,14 @@ void train(int argc, char** argv) {
               comm.size() == 1 ? "process" : "processes");
   std::printf("record      %s\ncurves      %s\n", record->file().c_str(), curves.c_str());
   std::printf("checkpoint  %s\nweights     %s\n", newest_checkpoint.c_str(), weights.c_str());
+  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    train(argc, argv);
-    return 0;
+    return train(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "digits: %s\n", error.what());
     return 1;

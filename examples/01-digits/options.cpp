@@ -50,6 +50,11 @@ Options parse_options(int argc, char** argv, int rank, int world_size) {
       ->check(CLI::Range(0, 14));
   app.add_option("--threads", options.threads, "threads of each process (default: OMP_NUM_THREADS, else all cores)")
       ->check(CLI::PositiveNumber);
+  app.add_option(
+         "--save-every", options.save_every,
+         "steps from one checkpoint to the next; at the end of an epoch, and when told to make room, there is one "
+         "in any case")
+      ->check(CLI::PositiveNumber);
   app.add_flag("--resume", options.resume, "go on from the newest checkpoint in --out, if there is one");
   try {
     app.parse(argc, argv);

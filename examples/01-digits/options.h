@@ -16,6 +16,7 @@ struct Options {
   int64_t shift = 2;  ///< training images are moved by up to this many pixels, anew in each epoch
   int threads = 0;    ///< 0: as OMP_NUM_THREADS says
   bool resume = false;
+  int64_t save_every = 0;  ///< steps from one checkpoint to the next within an epoch; 0: at its end only
 };
 
 /// Exits the program after --help or a mistake, which it prints on rank 0. Throws cohort::Error if the batch cannot be

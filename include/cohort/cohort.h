@@ -9,5 +9,6 @@
 #include <cohort/finite.h>
 #include <cohort/join.h>
 #include <cohort/observer.h>
+#include <cohort/preemption.h>
 #include <cohort/store.h>
 #include <cohort/work.h>

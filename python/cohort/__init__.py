@@ -39,6 +39,7 @@ except ModuleNotFoundError as missing:
         "on PYTHONPATH"
     ) from missing
 
+from cohort._preemption import REQUEUE_STATUS, Preemption
 from cohort._torch_backend import monitored_barrier, wait_for_torch as _wait_for_torch
 from cohort._world import (
     cross_rank,
@@ -90,6 +91,8 @@ __all__ = [
     "Mismatch",
     "NonFinite",
     "PeerLost",
+    "Preemption",
+    "REQUEUE_STATUS",
     "RankFailed",
     "ReduceOp",
     "Timeout",

@@ -1,9 +1,11 @@
 """The sampler: the C++ one's order, every sample once, positions that any world can go on from. One process."""
 
+import os
 import random
+import subprocess
 import unittest
 
-from support import needs_torch, torch
+from support import SECONDS, needs_torch, torch
 
 import cohort
 from cohort.data import DistributedSampler, EmptyBatches, Remainder, SamplerState, permutation
@@ -129,6 +131,72 @@ class Positions(unittest.TestCase):
         for batch in sampler:
             seen += batch
         self.assertEqual(seen, list(permutation(10, 1, 1)))
+
+
+class Lives(unittest.TestCase):
+    """Trainings that are killed and go on from their last checkpoint, with other ranks and other batches each time."""
+
+    REMAINDERS = (Remainder.KEEP, Remainder.DROP, Remainder.PAD)
+
+    @staticmethod
+    def draw(dice):
+        """(size, seed, shuffle, remainder, [(world, batch, steps saved, steps lost)])"""
+        lives = [
+            (dice.randrange(1, 9), dice.randrange(1, 12), dice.randrange(0, 20), dice.randrange(0, 6))
+            for _ in range(dice.randrange(1, 7))
+        ]
+        return dice.randrange(1, 150), dice.randrange(2**64), dice.random() < 0.8, dice.randrange(3), lives
+
+    def steps(self, size, seed, shuffle, remainder, lives):
+        """For each step taken: (saved, epoch, cursor after it, [samples of each rank]); None where an epoch ended."""
+        checkpoint = SamplerState(seed=seed, size=size)
+        for world, batch, saved, lost in lives:
+            samplers = ranks(size, world, shuffle=shuffle, batch_size=batch, remainder=self.REMAINDERS[remainder])
+            for sampler in samplers:
+                sampler.load_state(checkpoint)
+            for number in range(saved + lost):
+                if number == saved:
+                    checkpoint = samplers[-1].state()
+                epoch = samplers[0].epoch
+                parts = [sampler.next_batch() for sampler in samplers]
+                for sampler in samplers:
+                    if parts[0] is None:
+                        sampler.next_epoch()
+                    else:
+                        sampler.step()
+                yield number < saved, epoch, samplers[0].cursor, parts
+            if not lost:
+                checkpoint = samplers[-1].state()
+
+    def test_every_sample_once_per_epoch(self):
+        dice = random.Random(11)
+        for _ in range(200):
+            size, seed, shuffle, _, lives = self.draw(dice)
+            with self.subTest(size=size, seed=seed, shuffle=shuffle, lives=lives):
+                used = {}
+                for saved, epoch, _, parts in self.steps(size, seed, shuffle, 0, lives):
+                    if saved and parts[0] is not None:
+                        used.setdefault(epoch, []).extend(sample for part in parts for sample in part)
+                for epoch, samples in used.items():
+                    order = list(permutation(size, seed, epoch)) if shuffle else list(range(size))
+                    self.assertEqual(samples, order if epoch < max(used) else order[: len(samples)])
+
+    @unittest.skipUnless("COHORT_SAMPLER_PEER" in os.environ, "the C++ sampler's program is not built")
+    def test_the_cpp_sampler_draws_the_same(self):
+        dice = random.Random(12)
+        for _ in range(12):  # each starts a process that loads libtorch
+            size, seed, shuffle, remainder, lives = self.draw(dice)
+            with self.subTest(size=size, seed=seed, shuffle=shuffle, remainder=remainder, lives=lives):
+                said = []
+                for _, epoch, cursor, parts in self.steps(size, seed, shuffle, remainder, lives):
+                    ranks_ = " |".join("".join(f" {sample}" for sample in part) for part in parts if part is not None)
+                    said.append(f"end of {epoch}" if parts[0] is None else f"{epoch} {cursor}:{ranks_}")
+                words = [f"{size} {seed} {int(shuffle)} {remainder}", *(" ".join(map(str, life)) for life in lives)]
+                done = subprocess.run(
+                    [os.environ["COHORT_SAMPLER_PEER"]], input="\n".join(words), capture_output=True, text=True, timeout=SECONDS
+                )
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(done.stdout.splitlines(), said)
 
 
 @needs_torch

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,35 @@ class Digits(unittest.TestCase):
 
     def test_distributed_data_parallel(self):
         self.learns("digits_ddp.py")
+
+    def test_made_room_and_resumed(self):
+        with tempfile.TemporaryDirectory() as folder:
+
+            def start(out, epochs, ranks):
+                return subprocess.Popen(
+                    [COMMAND, "run", "-np", str(ranks), "--timeout", "200", "--run-dir", f"{folder}/run-{out}", "--prefix", "none",
+                     "--env", "OMP_NUM_THREADS=1", "--", sys.executable, str(EXAMPLES / "digits_resume.py"), "--epochs", epochs,
+                     "--out", f"{folder}/{out}"],
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                )
+
+            def end(job, status):
+                text = job.communicate(timeout=240)[0]
+                self.assertEqual(job.returncode, status, text)
+                return text
+
+            end(start("whole", "3", 2), 0)
+            job = start("cut", "3", 2)
+            for line in job.stdout:
+                if line.startswith("epoch 1"):
+                    break
+            job.send_signal(signal.SIGUSR1)
+            self.assertIn("told to make room at step ", end(job, 75))
+            self.assertIn("going on after step ", end(start("cut", "3", 2), 0))
+            whole, cut = (pathlib.Path(folder, out, "weights.safetensors").read_bytes() for out in ("whole", "cut"))
+            self.assertEqual(whole, cut, "the resumed training differs")
+            text = end(start("cut", "4", 3), 0)  # further, on another number of ranks
+            self.assertIn("epoch 4", text)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,14 @@ void StatusPage::count_step() noexcept {
   copy_to(layout_->last);
 }
 
+void StatusPage::announce_saving() noexcept {
+  if (saving_.fetch_add(1) == 0 && mine()) layout_->abilities.fetch_or(StatusLayout::kSavesWhenAsked);
+}
+
+void StatusPage::withdraw_saving() noexcept {
+  if (saving_.fetch_sub(1) == 1 && mine()) layout_->abilities.fetch_and(~StatusLayout::kSavesWhenAsked);
+}
+
 void StatusPage::begin_wait(std::string_view name) noexcept {
   layout_->names.waiting.fetch_add(1, std::memory_order_relaxed);
   for (auto& word : layout_->names.name) {

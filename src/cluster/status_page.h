@@ -82,12 +82,13 @@ struct TimesStatus {
 
 /// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3330544154534843;  // "CHSTAT03"
+  static constexpr std::uint64_t kMagic = 0x3430544154534843;  // "CHSTAT04"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
   static constexpr std::size_t kWordsBytes = 12 << 10;
-  static constexpr std::uint32_t kTellsStacks = 1;  ///< of `abilities`
+  static constexpr std::uint32_t kTellsStacks = 1;     ///< of `abilities`
+  static constexpr std::uint32_t kSavesWhenAsked = 2;  ///< a signal makes it save and end: it is given time for that
   static constexpr std::int64_t kWarmSteps = 2;
 
   std::uint64_t magic;
@@ -96,9 +97,10 @@ struct StatusLayout {
   std::atomic<std::int64_t> step;        ///< optimizer steps so far
   std::atomic<std::uint32_t> words_ready;
   std::uint32_t words_length;
-  std::int64_t words_ns;           ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
-  char words[kWordsBytes];         ///< what ended it: an exception's type, text and trace
-  char kinds[kKinds][kNameBytes];  ///< names of operations, by the number in LaneStatus::what
+  std::int64_t words_ns;                   ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
+  std::atomic<std::int32_t> preempted_by;  ///< the signal because of which all ranks save and end; 0: none
+  char words[kWordsBytes];                 ///< what ended it: an exception's type, text and trace
+  char kinds[kKinds][kNameBytes];          ///< names of operations, by the number in LaneStatus::what
   GroupStatus groups[kGroups];
   NameStatus names;
   TimesStatus times;
@@ -136,6 +138,11 @@ class StatusPage {
   void add_last_words(std::string_view words) noexcept;
   /// Tells the agent that SIGQUIT makes this process write its stacks to `fd()`, and that it lives on.
   void announce_stacks() noexcept { layout_->abilities.fetch_or(StatusLayout::kTellsStacks); }
+  /// A signal makes this process save and end, until all who said so have withdrawn it.
+  void announce_saving() noexcept;
+  void withdraw_saving() noexcept;
+  /// All ranks save and end now, because one of them was asked to by this signal.
+  void note_preemption(int signal) noexcept { layout_->preempted_by.store(signal, std::memory_order_relaxed); }
   /// The agent's file, to write stacks to; -1 if there is no agent. Whoever asks for stacks sets its position.
   int fd() const noexcept { return fd_; }
   const StatusLayout& layout() const noexcept { return *layout_; }
@@ -151,6 +158,7 @@ class StatusPage {
   StatusLayout* layout_ = nullptr;
   int fd_ = -1;
   std::atomic<bool> spoken_{false};
+  std::atomic<int> saving_{0};
   GroupStatus spare_{};
 };
 

@@ -75,9 +75,12 @@ void go_through_exchange(const JoinPlan& plan, const std::string& meeting, net::
   const std::string key = "cohort-" + net::sha256_hex(meeting).substr(0, 16);
   std::optional<std::string> mine;
   if (plan.rank == 0) mine = make_offer(place, meeting, exchange.longest_value());
-  const auto shared = exchange.share(key, mine, deadline);
+  auto shared = exchange.share(key, mine, deadline);
+  if (mine) net::wipe(*mine);
   if (!shared) throw Error(shared.error());
-  const JoinOffer offer = value_or_throw(decode_offer(*shared));
+  const auto decoded = decode_offer(*shared);
+  net::wipe(*shared);
+  const JoinOffer offer = value_or_throw(decoded);
   if (plan.rank == 0) {
     const net::Endpoint here = {
         {place.server->endpoint().tcp.host == "::" ? "::1" : "127.0.0.1", place.server->endpoint().tcp.port}, {}};

@@ -11,6 +11,7 @@
 #include "launch/host_environment.h"
 #include "launch/invitation.h"
 #include "launch/job_setup.h"
+#include "launch/kept_signals.h"
 #include "launch/port_lease.h"
 #include "launch/sweep.h"
 #include "launch/version.h"
@@ -55,6 +56,8 @@ class Agent {
   void on_message(Message message);
   void on_closed(std::optional<Error> error);
   void on_signal();
+  bool told_to_make_room(int signal);
+  void pass_on(int signal);
   void start_job(StartJob job);
   Result<void> start_workers(const StartJob& job);
   void stop(const StopWorkers& order);
@@ -90,6 +93,8 @@ class Agent {
   Clock::time_point sweep_since_;
   std::uint32_t swept_ = 0;
   std::optional<std::uint64_t> out_of_memory_before_;
+  KeptSignals kept_signals_{loop_, workers_, [this](std::string text) { channel_->send(Trouble{std::move(text)}); }};
+  bool passed_on_ = false;  ///< the supervisor knows that somebody told us to end
   Timer grace_;
   Timer reports_;
   Timer stacks_;
@@ -101,7 +106,7 @@ class Agent {
 Agent::Agent(const AgentOptions& options, net::Secret secret)
     : options_(options),
       secret_(std::move(secret)),
-      signals_(value_or_throw(sys::SignalFd::create({SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT}))),
+      signals_(value_or_throw(sys::SignalFd::create({SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}))),
       signal_watch_(loop_, signals_.fd()) {}
 
 int Agent::run() {
@@ -154,7 +159,7 @@ void Agent::on_message(Message message) {
   } else if (const auto* input = std::get_if<Input>(&message)) {
     if (!workers_.empty()) workers_.front()->give_input(input->bytes);
   } else if (const auto* signal = std::get_if<SignalWorkers>(&message)) {
-    for (auto& worker : workers_) worker->signal(signal->signal);
+    pass_on(signal->signal);
   } else if (const auto* order = std::get_if<StopWorkers>(&message)) {
     stop(*order);
   } else if (const auto* refused = std::get_if<Refused>(&message)) {
@@ -188,6 +193,11 @@ void Agent::on_signal() {
   int told = 0;
   while (const auto signal = signals_.next()) {
     if (*signal == SIGCHLD) continue;
+    if (*signal == SIGUSR1 || *signal == SIGUSR2) {  // a batch system's, to all processes of its step
+      pass_on(*signal);
+      continue;
+    }
+    if (told_to_make_room(*signal)) continue;
     ended = true;
     told = *signal;
   }
@@ -202,6 +212,23 @@ void Agent::on_signal() {
                                                             sys::signal_name(told))});
   }
   kill_all();
+}
+
+void Agent::pass_on(int signal) {
+  if (signal == SIGUSR1 || signal == SIGUSR2) return kept_signals_.pass_on(signal);
+  for (auto& worker : workers_) worker->signal(signal);
+}
+
+// A batch system tells all processes of a step to end, and kills them a while later: ranks that save are given that
+// time, and those on other hosts have to hear of it.
+bool Agent::told_to_make_room(int signal) {
+  if (signal != SIGTERM || ::getppid() != guard_ || lost_supervisor_ || stage_ != Stage::Running) return false;
+  const bool saves =
+      std::any_of(workers_.begin(), workers_.end(), [](const auto& worker) { return worker->saves_when_asked(); });
+  if (!saves && !passed_on_) return false;
+  // The guard passes on what it is told itself: the same twice is one request.
+  if (!std::exchange(passed_on_, true)) channel_->send(Told{signal});
+  return true;
 }
 
 void Agent::start_job(StartJob job) {

@@ -48,7 +48,8 @@ void Announcer::ended_as_events(const JobEnd& end, const Verdict& verdict, const
   }
   EndEvent event;
   event.exit_status = verdict.status;
-  event.reason = end.start_failure.empty() ? end.stop_reason : end.start_failure;
+  event.reason = verdict.reason;
+  event.requeue = verdict.requeue;
   event.seconds = end.seconds;
   event.again = restart.again;
   display_.write(1, end_event(event));

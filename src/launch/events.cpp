@@ -138,6 +138,7 @@ std::string end_event(const EndEvent& end) {
   if (!end.reason.empty()) out["reason"] = end.reason;
   out["seconds"] = end.seconds;
   out["again"] = end.again;
+  if (end.requeue) out["requeue"] = true;
   return line_of(out);
 }
 

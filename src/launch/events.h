@@ -34,7 +34,8 @@ struct EndEvent {
   int exit_status = 0;
   std::string_view reason;  ///< why it did not end by itself, or could not be started
   double seconds = 0;
-  bool again = false;  ///< another attempt follows
+  bool again = false;    ///< another attempt follows
+  bool requeue = false;  ///< the ranks have saved, and ask to be started again
 };
 std::string end_event(const EndEvent& end);
 

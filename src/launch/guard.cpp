@@ -29,7 +29,7 @@ int run_guarded(int lifeline_fd, const std::function<int()>& agent) {
   value_or_throw(sys::become_subreaper());
   const pid_t guard = ::getpid();
   std::optional<sys::SignalFd> signals =
-      value_or_throw(sys::SignalFd::create({SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT}));
+      value_or_throw(sys::SignalFd::create({SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}));
   const pid_t child = ::fork();
   if (child < 0) raise(ErrorCode::Unavailable, "fork of the agent: {}", errno_text(errno));
   if (child == 0) {
@@ -55,7 +55,9 @@ int run_guarded(int lifeline_fd, const std::function<int()>& agent) {
     }
     if (::poll(waited, give_up ? 1 : 2, timeout) < 0 && errno != EINTR) break;
     while (const auto signal = signals->next()) {
-      if (*signal != SIGCHLD) ::kill(child, SIGTERM);  // the agent ends the job
+      if (*signal == SIGCHLD) continue;
+      const bool passes = *signal == SIGUSR1 || *signal == SIGUSR2;
+      ::kill(child, passes ? *signal : SIGTERM);  // by which the agent ends the job
     }
     if (!give_up && waited[1].revents != 0) {
       char byte = 0;

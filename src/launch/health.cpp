@@ -317,6 +317,11 @@ bool Health::somebody_leaves() const {
                      [](const Rank& rank) { return rank.known && !rank.gone && has_left(rank.report); });
 }
 
+bool Health::somebody_saves() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const Rank& rank) { return rank.known && !rank.gone && rank.report.saves_when_asked; });
+}
+
 std::string Health::waiting_times() const {
   constexpr std::size_t kMostShown = 32;
   std::string text;

@@ -48,6 +48,8 @@ class Health {
   std::vector<std::string> overview(int without = -1) const;
   /// A rank has left its world and has not ended yet.
   bool somebody_leaves() const;
+  /// A rank that runs has said that it saves when a signal asks it to.
+  bool somebody_saves() const;
   /// How long each rank has waited for others in collectives, in one line; empty if none has. A rank that waits less
   /// than the others is the one that they wait for.
   std::string waiting_times() const;

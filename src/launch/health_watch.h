@@ -31,6 +31,8 @@ class HealthWatch {
   /// Says what every rank is doing, once the reports that agents have been asked for now have come. False: that is
   /// under way already, and nobody need be asked.
   bool show_soon();
+  /// A rank saves and ends when a signal asks it to.
+  bool somebody_saves() const { return health_.somebody_saves(); }
   bool somebody_leaves() const { return health_.somebody_leaves(); }
   std::vector<std::string> overview(int without) const { return health_.overview(without); }
 

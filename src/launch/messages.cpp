@@ -49,7 +49,8 @@ void visit_fields(M& m, A& a, const TimesReport*) {
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const RankReport*) {
-  a(m.rank, m.pid, m.joined, m.state, m.cpu_ms, m.step, m.tells_stacks, m.groups, m.named, m.times);
+  a(m.rank, m.pid, m.joined, m.state, m.cpu_ms, m.step, m.tells_stacks, m.saves_when_asked, m.preempted_by, m.groups,
+    m.named, m.times);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Reports*) {
@@ -78,6 +79,10 @@ void visit_fields(M& m, A& a, const AllGone*) {
 template <class M, class A>
 void visit_fields(M& m, A& a, const Ends*) {
   a(m.why);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Told*) {
+  a(m.signal);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Refused*) {

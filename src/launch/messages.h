@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 5;
+inline constexpr std::uint32_t kProtocol = 6;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -100,6 +100,12 @@ struct Ends {
   std::string why;
 };
 
+/// Somebody has told the agent to end, and its ranks save when they are asked: the job is to end as if the supervisor
+/// had been told.
+struct Told {
+  std::int32_t signal = 0;
+};
+
 // From the supervisor.
 
 struct WorkerPlan {
@@ -130,7 +136,7 @@ struct OutputTaken {
   std::uint64_t bytes = 0;
 };
 
-/// To every worker's process group.
+/// To every worker's process group; SIGUSR1 and SIGUSR2 only where they do not end a process (KeptSignals).
 struct SignalWorkers {
   std::int32_t signal = 0;
 };
@@ -154,7 +160,7 @@ struct AskStacks {};
 
 using Message =
     std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
-                 OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused>;
+                 OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused, Told>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.

@@ -1,5 +1,7 @@
 #include "launch/post_mortem.h"
 
+#include <cohort/preemption.h>
+
 #include "launch/advice.h"
 #include "sys/signals.h"
 
@@ -49,13 +51,17 @@ bool follows_another(const Ending& ending) {
   return speaks_of_lost_peer(ending.words.empty() ? ending.last_stderr : ending.words);
 }
 
+bool asks_for_requeue(const Ending& ending) {
+  return ending.status.signal == 0 && ending.status.code == kRequeueStatus;
+}
+
 std::optional<Ending> first_failure(const std::vector<Ending>& endings) {
   const auto order = [](const Ending& ending) {
     return std::tuple(!ending.before_stop, follows_another(ending), !struck(ending), ending.after_seconds, ending.rank);
   };
   std::optional<Ending> first;
   for (const Ending& ending : endings) {
-    if (ending.status.success()) continue;
+    if (ending.status.success() || asks_for_requeue(ending)) continue;
     if (!first || order(ending) < order(*first)) first = ending;
   }
   return first;

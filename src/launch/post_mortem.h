@@ -23,6 +23,9 @@ struct Ending {
   std::string words = {};  ///< what ended it, as it said itself
 };
 
+/// It has saved and wants to be started again (kRequeueStatus): no failure.
+bool asks_for_requeue(const Ending& ending);
+
 /// The failure that the others follow from: among those that ended before the job was stopped, one that was killed by a
 /// signal comes before one that ended by itself, one that does not speak of a lost peer before one that does, the
 /// earlier before the later. nullopt if none failed. (A peer's death is often noticed, and died of, before the kernel

@@ -85,6 +85,8 @@ RankReport read_status(const cluster::StatusLayout& page) {
   report.joined = report.pid != 0;
   report.step = page.step.load();
   report.tells_stacks = (page.abilities.load() & cluster::StatusLayout::kTellsStacks) != 0;
+  report.saves_when_asked = (page.abilities.load() & cluster::StatusLayout::kSavesWhenAsked) != 0;
+  report.preempted_by = page.preempted_by.load();
   const bool left_all = std::all_of(std::begin(page.groups), std::end(page.groups),
                                     [](const auto& status) { return status.id.load() == 0; });
   for (const cluster::GroupStatus& status : page.groups) {

@@ -55,6 +55,8 @@ struct RankReport {
   std::uint64_t cpu_ms = 0;
   std::int64_t step = 0;
   bool tells_stacks = false;
+  bool saves_when_asked = false;  ///< a signal makes it save and end
+  std::int32_t preempted_by = 0;  ///< the signal because of which all ranks do that now; 0: none
   std::vector<GroupReport> groups;
   NamedReport named;
   TimesReport times;

@@ -83,7 +83,7 @@ void RemoteStart::take_line(std::string_view line) {
   // A pipe of 4 KiB takes it at once; where it does not, the agent says that its invitation has not come.
   const ssize_t put = ::write(process_.lifeline.get(), invitation_.data(), invitation_.size());
   if (put != static_cast<ssize_t>(invitation_.size())) log::info("launch", "the invitation of an agent was not taken");
-  std::fill(invitation_.begin(), invitation_.end(), '\0');
+  net::wipe(invitation_);
 }
 
 bool RemoteStart::read_err() {

@@ -1,3 +1,5 @@
+#include <cohort/preemption.h>
+
 #include "base/log.h"
 #include "launch/demangle.h"
 #include "launch/supervisor_impl.h"
@@ -174,6 +176,9 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
     if (!stacks->text.empty()) say(fmt::format("stacks of rank {}:\n{}", stacks->rank, demangled(stacks->text)));
   } else if (const auto* taken = std::get_if<InputTaken>(&message)) {
     if (input_) input_->taken(taken->bytes);
+  } else if (const auto* told = std::get_if<Told>(&message)) {
+    on_told(told->signal,
+            fmt::format("the agent of {} was told to end by {}", agent.host.name, sys::signal_name(told->signal)));
   } else if (const auto* ends = std::get_if<Ends>(&message)) {
     on_agent_ends(*ends);
   } else if (const auto* trouble = std::get_if<Trouble>(&message)) {
@@ -212,9 +217,10 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
     job_limit_ = Timer(loop_, *attempts_.limit - Clock::now(), [this] {
       if (!stop_status_) stop_status_ = kTimeoutStatus;
       stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*options_.timeout).count()),
-           SIGTERM, options_.grace);
+           SIGTERM, grace_after(SIGTERM));
     });
   }
+  for (const int signal : std::exchange(early_signals_, {})) pass_on(signal);
   if (InputReader::worth_reading(0)) {
     CrewMember* const first = crew_->members().front().get();
     input_ = std::make_unique<InputReader>(
@@ -243,7 +249,21 @@ void Supervisor::on_exited(const Exited& exited) {
   if (!exited.status.success() && others_.empty()) others_ = health_->overview(exited.rank);
   health_->rank_ended(exited.rank);
   if (exited.rank == 0) input_.reset();
+  look_for_requeue();
   look_for_failure();
+}
+
+// Ranks that save do so together. One that neither ends nor fails then has missed the question, or hangs.
+void Supervisor::look_for_requeue() {
+  const auto saved = std::find_if(endings_.begin(), endings_.end(), asks_for_requeue);
+  if (saved == endings_.end() || requeue_limit_ || stage_ != Stage::Running) return;
+  requeue_limit_ = Timer(loop_, options_.preempt_grace, [this, rank = saved->rank] {
+    on_stuck(fmt::format(
+        "rank {} has saved and ended (exit status {}), and {} {} still running {:g} s later -- do all ranks ask "
+        "Preemption::requested, at every step?",
+        rank, kRequeueStatus, running_ranks(), running_ranks() == 1 ? "other rank is" : "other ranks are",
+        std::chrono::duration<double>(options_.preempt_grace).count()));
+  });
 }
 
 void Supervisor::look_for_failure() {

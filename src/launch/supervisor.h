@@ -29,6 +29,8 @@ struct RunOptions {
   std::optional<std::chrono::milliseconds> timeout = {};  ///< for the whole job
   std::chrono::milliseconds start_timeout = std::chrono::seconds(30);  ///< for agents to report and workers to run
   std::chrono::milliseconds grace = std::chrono::seconds(5);           ///< between asking ranks to end and killing them
+  /// Likewise where ranks save when SIGTERM asks them to; and for the others once one has ended with kRequeueStatus.
+  std::chrono::milliseconds preempt_grace = std::chrono::seconds(30);
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
   HealthLimits health = {};  ///< when a job that does not go on is named, and ended
@@ -53,9 +55,9 @@ inline constexpr int kTimeoutStatus = 124;
 inline constexpr int kCannotStartStatus = 127;
 
 /// Runs the job to its end. Returns the exit status as a shell gives it: 0; the first failing rank's code, or 128 +
-/// signal; 124 after `timeout`; 127 if the program could not be started; 128 + signal if this process was told to end.
-/// Throws cohort::Error where nothing was started. Blocks signals and adopts orphans for this process: call it from a
-/// process that does nothing else, before it has a second thread.
+/// signal; kRequeueStatus once all have ended with it; 124 after `timeout`; 127 if the program could not be started;
+/// 128 + signal if this process was told to end. Throws cohort::Error where nothing was started. Blocks signals and
+/// adopts orphans for this process: call it from a process that does nothing else, before it has a second thread.
 int run_job(const RunOptions& options);
 
 }  // namespace cohort::launch

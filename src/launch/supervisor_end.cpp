@@ -78,6 +78,7 @@ void Supervisor::before_stop() {
   start_limit_ = Timer();
   job_limit_ = Timer();
   cause_limit_ = Timer();
+  requeue_limit_ = Timer();
   other_hosts_ = Timer();
   if (health_) health_->stop();
   input_.reset();
@@ -177,7 +178,7 @@ void Supervisor::on_agent_ends(const Ends& ends) {
 void Supervisor::on_signal(int signal) {
   switch (signal) {
     case SIGUSR1:
-    case SIGUSR2: return crew_->broadcast(SignalWorkers{signal});
+    case SIGUSR2: return pass_on(signal);
     case SIGTSTP:
       crew_->broadcast(SignalWorkers{SIGSTOP});
       ::raise(SIGSTOP);
@@ -192,6 +193,17 @@ void Supervisor::on_signal(int signal) {
       return;
     default: break;
   }
+  on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
+}
+
+void Supervisor::pass_on(int signal) {
+  if (stage_ == Stage::Starting) return early_signals_.push_back(signal);
+  if (stage_ == Stage::Running && health_->somebody_saves())
+    say(fmt::format("{}: asking the ranks to save and end", sys::signal_name(signal)));
+  crew_->broadcast(SignalWorkers{signal});
+}
+
+void Supervisor::on_told(int signal, const std::string& reason) {
   if (stage_ == Stage::Ended) {
     quiet_end_ = true;
     if (std::exchange(restart_, false)) stop_status_ = 128 + signal;
@@ -202,8 +214,16 @@ void Supervisor::on_signal(int signal) {
     return stopping_.hurry();
   }
   told_to_end_ = true;
-  if (!stop_status_) stop_status_ = 128 + signal;
-  stop(fmt::format("told to end by {}", sys::signal_name(signal)), signal, options_.grace);
+  if (!stop_status_) {
+    stop_status_ = 128 + signal;
+    told_by_ = signal;
+  }
+  stop(reason, signal, grace_after(signal));
+}
+
+Supervisor::Milliseconds Supervisor::grace_after(int signal) const {
+  const bool saves = signal == SIGTERM && health_ && health_->somebody_saves();
+  return saves ? std::max(options_.grace, options_.preempt_grace) : options_.grace;
 }
 
 void Supervisor::on_reader_gone() {
@@ -215,7 +235,10 @@ void Supervisor::on_reader_gone() {
 
 void Supervisor::on_owner_gone() {
   quiet_end_ = true;
-  if (stage_ == Stage::Ended) return loop_.stop();
+  if (stage_ == Stage::Ended) {
+    if (!options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+    return loop_.stop();
+  }
   if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
   stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM, options_.grace);
 }
@@ -233,14 +256,24 @@ JobEnd Supervisor::how_it_ended() const {
   end.endings = endings_;
   end.others = others_;
   end.start_failure = start_failure_;
-  end.stop_reason = stopping_.reason();
+  end.stop_reason = undelivered_.empty() ? stopping_.reason() : undelivered_;
   end.stop_status = stop_status_;
+  end.told_to_end = told_by_ != 0;
   end.stuck = stuck_;
   end.quiet = quiet_end_;
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
   end.log_folder = logs_below(folder_.shown);
   end.colour = sys::wants_colour(2);
   return end;
+}
+
+void Supervisor::bring_to_owner() {
+  const auto brought = bring_from_ranks(*courier_, setup_.plan.world_size);
+  if (brought) return;
+  // A job whose results are lost has not ended well; a reason that there is already came first.
+  if (stop_status_ || first_failure(endings_)) return say(brought.error().what());
+  stop_status_ = 1;
+  undelivered_ = brought.error().what();
 }
 
 void Supervisor::finish() {
@@ -252,10 +285,7 @@ void Supervisor::finish() {
   const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
   if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
   display_.end_lines();
-  if (courier_ && !(owner_ && owner_->gone())) {
-    const auto brought = bring_from_ranks(*courier_, setup_.plan.world_size);
-    if (!brought) say(brought.error().what());
-  }
+  if (courier_ && !(owner_ && owner_->gone())) bring_to_owner();
 
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);
@@ -269,7 +299,7 @@ void Supervisor::finish() {
   if (verdict.post_mortem) record_.failure = verdict.post_mortem->first;
   record_.end = utc_now();
   record_.exit_status = verdict.status;
-  record_.reason = stopping_.reason();
+  record_.reason = verdict.reason;
   attempts_.records.push_back(attempt_of(record_));
   record_.attempts = attempts_.records;
   write_record();

@@ -55,12 +55,16 @@ class Supervisor {
   void on_started(CrewMember& agent, const Started& started);
   void on_exited(const Exited& exited);
   void look_for_failure();
+  void look_for_requeue();
   void wait_for_cause();
   void stop_for_failure();
   void tell_failure();
   JobEnd how_it_ended() const;
   void on_stuck(const std::string& why);
   void on_signal(int signal);
+  void on_told(int signal, const std::string& reason);
+  void pass_on(int signal);
+  Milliseconds grace_after(int signal) const;
   void on_reader_gone();
   void on_owner_gone();
   void say(const std::string& text) { announcer_.say(text); }
@@ -75,6 +79,7 @@ class Supervisor {
   void on_host_failed(const CrewMember& agent, const std::string& why);
   void fail_start_of_hosts();
   void check_end();
+  void bring_to_owner();
   void finish();
   void write_record();
   int running_ranks() const;
@@ -108,17 +113,21 @@ class Supervisor {
   Stage stage_ = Stage::Starting;
   Stopping stopping_;
   std::string start_failure_;
+  std::string undelivered_;                  ///< why the owner lacks what its ranks have sent
   std::map<int, std::string> failed_hosts_;  ///< by index: why their agents do not come
   std::optional<int> stop_status_;           ///< the exit status, where it is not a rank's
   bool agent_lost_ = false;
   bool quiet_end_ = false;
   bool restart_ = false;
   bool told_to_end_ = false;
+  int told_by_ = 0;  ///< the signal that the exit status is of
   bool stuck_ = false;
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;
   Timer job_limit_;
   Timer cause_limit_;
+  Timer requeue_limit_;             ///< for the others, once a rank has saved and ended
+  std::vector<int> early_signals_;  ///< that came before ranks ran
   int cause_waits_ = 0;
   Timer tell_limit_;
   Timer other_hosts_;

@@ -1,19 +1,46 @@
 #include "launch/verdict.h"
 
+#include <cohort/preemption.h>
+
+#include "sys/signals.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
 namespace cohort::launch {
+namespace {
+
+/// "asked to end by SIGUSR1; all 4 ranks have saved and ended".
+std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks) {
+  int signal = 0;
+  for (const Ending& ending : end.endings) signal = std::max(signal, static_cast<int>(ending.last.preempted_by));
+  const std::string who = ranks == end.world_size
+                              ? ranks == 1 ? "the rank has" : fmt::format("all {} ranks have", ranks)
+                              : fmt::format("{} of {} ranks {}", ranks, end.world_size, ranks == 1 ? "has" : "have");
+  if (signal == 0) return fmt::format("{} ended", who);
+  return fmt::format("asked to end by {}; {} saved and ended", sys::signal_name(signal), who);
+}
+
+}  // namespace
 
 Verdict judge(const JobEnd& end) {
   Verdict verdict;
   verdict.status = end.stop_status.value_or(0);
+  verdict.reason = end.start_failure.empty() ? end.stop_reason : end.start_failure;
   const auto failure = first_failure(end.endings);
   const auto good = std::count_if(end.endings.begin(), end.endings.end(),
                                   [](const Ending& ending) { return ending.status.success(); });
-  if (!end.start_failure.empty()) {
+  const auto saved = std::count_if(end.endings.begin(), end.endings.end(), asks_for_requeue);
+  const bool by_themselves = !end.stop_status || end.told_to_end;
+  if (by_themselves && saved > 0 && saved + good == end.world_size) {
+    verdict.status = kRequeueStatus;
+    verdict.requeue = true;
+    verdict.reason = requeue_reason(end, saved);
+    verdict.text = fmt::format("cohort: {}, after {:.1f} s; exit status {} asks for a requeue\n", verdict.reason,
+                               end.seconds, kRequeueStatus);
+  } else if (!end.start_failure.empty()) {
     verdict.text = "cohort: " + end.start_failure + "\n";
   } else if (!end.stop_status && failure) {
     verdict.status = failure->status.shell_status();

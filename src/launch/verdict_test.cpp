@@ -88,5 +88,42 @@ TEST(Verdict, AJobThatDidNotStartSaysWhy) {
   EXPECT_EQ(judge(end).text, "cohort: cannot start ./x\n");
 }
 
+TEST(Verdict, RanksThatSavedAndEndedAskForARequeueAndForNoRestart) {
+  JobEnd end = two_ranks(75, 75);
+  end.seconds = 3;
+  for (Ending& one : end.endings) one.last.preempted_by = SIGUSR1;
+  const Verdict verdict = judge(end);
+  EXPECT_EQ(verdict.status, 75);
+  EXPECT_TRUE(verdict.requeue);
+  EXPECT_FALSE(verdict.post_mortem);
+  EXPECT_FALSE(verdict.breakdown);
+  EXPECT_EQ(verdict.text,
+            "cohort: asked to end by SIGUSR1; all 2 ranks have saved and ended, after 3.0 s; exit status 75 asks for a "
+            "requeue\n");
+  end = two_ranks(75, 0);
+  EXPECT_EQ(judge(end).status, 75);
+  EXPECT_EQ(judge(end).reason, "1 of 2 ranks has ended");
+}
+
+TEST(Verdict, ToldToEndARequeueNeedsAllRanksToHaveSaved) {
+  JobEnd end = two_ranks(75, 75);
+  end.stop_status = 143;
+  end.stop_reason = "told to end by SIGTERM";
+  EXPECT_EQ(judge(end).status, 143) << "stopped for another reason";
+  end.told_to_end = true;
+  EXPECT_EQ(judge(end).status, 75);
+  end.endings[1].status = {0, SIGKILL, false};  // its time was over
+  EXPECT_EQ(judge(end).status, 143);
+  EXPECT_FALSE(judge(end).requeue);
+}
+
+TEST(Verdict, AFailureBesideARequeueIsAFailure) {
+  const Verdict verdict = judge(two_ranks(75, 3));
+  EXPECT_EQ(verdict.status, 3);
+  EXPECT_FALSE(verdict.requeue);
+  ASSERT_TRUE(verdict.post_mortem);
+  EXPECT_EQ(verdict.post_mortem->first.rank, 1);
+}
+
 }  // namespace
 }  // namespace cohort::launch

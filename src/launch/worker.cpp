@@ -96,6 +96,23 @@ void Worker::signal(int number) const {
   ::kill(-child_.pid, number);
 }
 
+bool Worker::offer(int number) const {
+  bool used = false;
+  if (!alive()) return used;
+  for (const pid_t pid : sys::descendants(::getpid())) {
+    if (::getpgid(pid) != child_.pid) continue;
+    const auto fate = sys::signal_fate(pid, number);
+    // A process that ignores it has decided so: nothing to wait for.
+    used = used || fate == sys::SignalFate::Ignored;
+    if (fate == sys::SignalFate::Taken) used = ::kill(pid, number) == 0 || used;
+  }
+  return used;
+}
+
+bool Worker::saves_when_asked() const {
+  return alive() && page() != nullptr && (page()->abilities.load() & cluster::StatusLayout::kSavesWhenAsked) != 0;
+}
+
 RankReport Worker::report() const {
   RankReport report = page() != nullptr ? read_status(*page()) : RankReport();
   report.rank = rank_;

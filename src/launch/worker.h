@@ -43,6 +43,10 @@ class Worker {
   bool alive() const noexcept { return child_.pid > 0 && !reaped_; }
   /// To the process group, which is safe while the leader has not been reaped.
   void signal(int number) const;
+  /// To those processes of the group that it does not end. False if no process has a use for it.
+  bool offer(int number) const;
+  /// A signal makes the rank save and end.
+  bool saves_when_asked() const;
 
   void pause_reading();
   void resume_reading();

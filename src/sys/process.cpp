@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstddef>
 #include <fstream>
@@ -277,6 +278,35 @@ std::optional<ProcessStat> process_stat(pid_t pid) {
   const ssize_t got = ::read(fd.get(), buffer, sizeof buffer);
   if (got <= 0) return std::nullopt;
   return parse_process_stat({buffer, static_cast<std::size_t>(got)});
+}
+
+std::optional<SignalFate> parse_signal_fate(std::string_view text, int number) {
+  if (number < 1 || number > 64) return std::nullopt;
+  const auto mask_of = [&](std::string_view name) -> std::optional<std::uint64_t> {
+    const auto at = text.find(name);
+    if (at == std::string_view::npos) return std::nullopt;
+    std::string_view digits = text.substr(at + name.size());
+    digits = digits.substr(0, digits.find('\n'));
+    std::uint64_t mask = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), mask, 16);
+    if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+    return mask;
+  };
+  const auto blocked = mask_of("\nSigBlk:\t");
+  const auto ignored = mask_of("\nSigIgn:\t");
+  const auto caught = mask_of("\nSigCgt:\t");
+  if (!blocked || !ignored || !caught) return std::nullopt;
+  const auto bit = [](int signal) { return std::uint64_t{1} << (signal - 1); };
+  const std::uint64_t all = (bit(32) - 1) & ~bit(SIGKILL) & ~bit(SIGSTOP);
+  if ((*ignored & bit(number)) != 0) return SignalFate::Ignored;
+  if ((*blocked & all) == all) return SignalFate::Default;
+  return ((*caught | *blocked) & bit(number)) != 0 ? SignalFate::Taken : SignalFate::Default;
+}
+
+std::optional<SignalFate> signal_fate(pid_t pid, int number) {
+  const auto stat = process_stat(pid);
+  if (!stat || stat->state == 'Z' || stat->exiting) return std::nullopt;
+  return parse_signal_fate(read_small_file(fmt::format("/proc/{}/status", pid)), number);
 }
 
 /// For kernels without /proc/PID/task/TID/children.

@@ -101,6 +101,17 @@ std::optional<ProcessStat> process_stat(pid_t pid);
 /// Pure part of `process_stat`.
 std::optional<ProcessStat> parse_process_stat(std::string_view text);
 
+/// What a signal would do to a process, as /proc/PID/status has it.
+enum class SignalFate {
+  Default,  ///< its default action; or not to be told, as all are blocked (around a fork, whose child gets them then)
+  Ignored,
+  Taken,  ///< by a handler, or it is blocked until the process asks for it
+};
+/// nullopt for a process that is gone, or has ended.
+std::optional<SignalFate> signal_fate(pid_t pid, int number);
+/// Pure part of `signal_fate`.
+std::optional<SignalFate> parse_signal_fate(std::string_view text, int number);
+
 /// All living descendants (zombies excepted) of a process, nearest first.
 std::vector<pid_t> descendants(pid_t ancestor);
 

@@ -168,5 +168,25 @@ TEST(Cpus, ThereIsAtLeastOne) {
   EXPECT_EQ(host_name().find('.'), std::string::npos);
 }
 
+TEST(ProcessTest, TellsWhatASignalWouldDo) {
+  constexpr std::string_view kStatus =
+      "Name:\tx\nSigPnd:\t0000000000000000\nSigBlk:\t0000000000000200\nSigIgn:\t0000000000001000\n"
+      "SigCgt:\t0000000000004002\nCapInh:\t0\n";
+  EXPECT_EQ(parse_signal_fate(kStatus, SIGUSR1), SignalFate::Taken);  // blocked
+  EXPECT_EQ(parse_signal_fate(kStatus, SIGPIPE), SignalFate::Ignored);
+  EXPECT_EQ(parse_signal_fate(kStatus, SIGTERM), SignalFate::Taken);
+  EXPECT_EQ(parse_signal_fate(kStatus, SIGUSR2), SignalFate::Default);
+  EXPECT_EQ(
+      parse_signal_fate("\nSigBlk:\tfffffffe7ffbfeff\nSigIgn:\t0000000000000000\nSigCgt:\t0000000000000200\n", SIGUSR1),
+      SignalFate::Default)
+      << "starts a process at this moment";
+  EXPECT_FALSE(parse_signal_fate("Name:\tx\n", SIGUSR1));
+  EXPECT_FALSE(parse_signal_fate(kStatus, 65));
+  EXPECT_EQ(signal_fate(::getpid(), SIGUSR2), SignalFate::Default);
+  const auto before = ::signal(SIGUSR2, SIG_IGN);
+  EXPECT_EQ(signal_fate(::getpid(), SIGUSR2), SignalFate::Ignored);
+  ::signal(SIGUSR2, before);
+}
+
 }  // namespace
 }  // namespace cohort::sys

@@ -104,6 +104,43 @@ RC_GTEST_PROP(SamplerTest, GoesOnInAnyOtherWorldWithExactlyTheSamplesNotYetUsed,
   for (std::size_t i = 0; i < drawn.size(); ++i) RC_ASSERT(drawn[i] == static_cast<std::int64_t>(i));
 }
 
+/// What a training goes through until it is killed: so many ranks and samples per step, steps that a checkpoint holds,
+/// and steps after it, which are lost.
+struct Life {
+  int world_size = 1;
+  std::int64_t batch_size = 1;
+  std::int64_t saved = 0, lost = 0;
+};
+
+RC_GTEST_PROP(SamplerTest, AnySequenceOfWorldsBatchesAndKillsUsesEverySampleOncePerEpoch, ()) {
+  const auto size = *rc::gen::inRange<std::int64_t>(1, 200);
+  const auto epochs = *rc::gen::inRange<std::int64_t>(1, 4);
+  auto lives = *rc::gen::container<std::vector<Life>>(rc::gen::build<Life>(
+      rc::gen::set(&Life::world_size, rc::gen::inRange(1, 9)), rc::gen::set(&Life::batch_size, rc::gen::inRange(1, 20)),
+      rc::gen::set(&Life::saved, rc::gen::inRange(0, 30)), rc::gen::set(&Life::lost, rc::gen::inRange(0, 10))));
+  lives.push_back({.world_size = *rc::gen::inRange(1, 9), .saved = std::numeric_limits<std::int64_t>::max()});
+  std::vector<std::vector<std::int64_t>> used(static_cast<std::size_t>(epochs) + 1);
+  data::SamplerState checkpoint{.seed = *rc::gen::arbitrary<std::uint64_t>(), .size = size};
+  for (const Life& life : lives) {
+    auto samplers = samplers_of(size, {.batch_size = life.batch_size, .world_size = life.world_size});
+    for (DistributedSampler& sampler : samplers) sampler.load_state(checkpoint);
+    const auto step = [&](std::vector<std::int64_t>& drawn) {
+      if (step_all(samplers, drawn)) return true;
+      for (DistributedSampler& sampler : samplers) sampler.next_epoch();
+      return false;
+    };
+    for (std::int64_t i = 0; i < life.saved && samplers[0].epoch() < epochs; ++i)
+      step(used[static_cast<std::size_t>(samplers[0].epoch())]);
+    checkpoint = samplers.back().state();
+    std::vector<std::int64_t> lost;
+    for (std::int64_t i = 0; i < life.lost && samplers[0].epoch() < epochs; ++i) step(lost);
+  }
+  RC_ASSERT(checkpoint.epoch == epochs);
+  RC_ASSERT(used.back().empty());
+  for (std::int64_t epoch = 0; epoch < epochs; ++epoch)
+    RC_ASSERT(used[static_cast<std::size_t>(epoch)] == data::permutation(size, checkpoint.seed, epoch));
+}
+
 RC_GTEST_PROP(SamplerTest, RemaindersCanBeDroppedOrPadded, ()) {
   const auto size = *rc::gen::inRange<std::int64_t>(1, 200);
   DistributedSamplerOptions options = any_options();

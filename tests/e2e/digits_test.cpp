@@ -3,6 +3,8 @@
 #include "sys/files.h"
 #include "track/record_reader.h"
 
+#include <cohort/preemption.h>
+
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
@@ -71,6 +73,7 @@ class Process {
     pid_ = -1;
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), output()};
   }
+  void signal(int number) const { ::kill(pid_, number); }
   std::string output() const {
     const auto bytes = sys::read_file(output_.string());
     return bytes ? std::string(bytes->text()) : std::string();
@@ -225,6 +228,39 @@ TEST_F(DigitsTest, KilledInMidEpochAndResumedEqualsUninterruptedToTheBit) {
     resumed = resumed || (event["event"] == "resume" && event["step"] >= 40);
   EXPECT_TRUE(resumed);
   EXPECT_EQ(record("cut").damaged, 0U);
+  EXPECT_EQ(last_line("cut")["test_loss"], last_line("whole")["test_loss"]);
+  EXPECT_TRUE(weights("cut") == weights("whole")) << "the resumed run differs";
+}
+
+TEST_F(DigitsTest, ToldToMakeRoomAndStartedAgainByTheSameCommandEqualsUninterruptedToTheBit) {
+  const std::string data = mnist_like(320, 32).string();
+  const std::vector<std::string> options = {"--data",       data, "--epochs",  "6", "--batch-size", "16",
+                                            "--save-every", "7",  "--threads", "1", "--resume"};
+  ASSERT_EQ(run(2, "whole", options).status, 0);
+  {
+    Process job(command(2, folder_ / "cut", options), folder_ / "cut.txt");
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    bool begun = false;
+    while (!begun) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline) << job.output();
+      std::this_thread::sleep_for(5ms);
+      if (!fs::exists(folder_ / "cut" / "run.jsonl")) continue;
+      for (const auto& event : record("cut").events)
+        begun = begun || (event["event"] == "step" && event["epoch"].get<double>() > 1.1);
+    }
+    job.signal(SIGUSR1);
+    const Finished ended = job.wait();
+    EXPECT_EQ(ended.status, kRequeueStatus) << ended.output;
+    EXPECT_NE(ended.output.find("exit status 75 asks for a requeue"), std::string::npos) << ended.output;
+  }
+  const auto saved = last_line("cut");
+  ASSERT_EQ(saved["event"], "preempted");
+  const Finished done = run(2, "cut", options);
+  ASSERT_EQ(done.status, 0) << done.output;
+  bool resumed = false;
+  for (const auto& event : record("cut").events)
+    resumed = resumed || (event["event"] == "resume" && event["step"] == saved["step"]);
+  EXPECT_TRUE(resumed) << "not a step was to be done again";
   EXPECT_EQ(last_line("cut")["test_loss"], last_line("whole")["test_loss"]);
   EXPECT_TRUE(weights("cut") == weights("whole")) << "the resumed run differs";
 }

@@ -1,0 +1,70 @@
+// Ends a training job in good order when it has to make room: a signal (of Slurm before the time is over, of a cloud
+// that takes the machine back) asks one rank, some or all of them to save and end; all learn of it at the same step. A
+// Preemption owns handlers of its signals while it lives, and calls those that were there before it. One thread at a
+// time; ranks that are threads of one process have one each.
+#pragma once
+
+#include <cohort/communicator.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace cohort {
+
+/// The exit status of a program that has saved what it needs and asks to be started again (EX_TEMPFAIL of
+/// <sysexits.h>). To `cohort run` it is no failure: once all ranks have ended so, it ends with the same status.
+inline constexpr int kRequeueStatus = 75;
+
+struct PreemptionOptions {
+  /// Slurm's --signal, and what most systems send before they kill.
+  std::vector<int> signals = {SIGUSR1, SIGTERM};
+  /// The other ranks are asked at every so many-th call of `requested`, the first time at call number `every`. Where
+  /// steps take less than a millisecond, and ranks are on several hosts, more than 1 saves time.
+  std::int64_t every = 1;
+  /// Of a question; default: the communicator's.
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+///   cohort::Preemption preemption;
+///   while (...) {
+///     ...; optimizer.step();
+///     if (preemption.requested(comm)) {
+///       checkpoints.save(*net, &optimizer, {.step = step, .epoch = epoch, .sampler = sampler.state()});
+///       return cohort::kRequeueStatus;  // from main
+///     }
+///   }
+///
+/// Make it early: before it is there a signal has its ordinary effect, which is to end the process. (Of `cohort run`,
+/// SIGUSR1 waits until a rank has a handler for it.) Under `cohort run` a rank that has one is given --preempt-grace
+/// instead of --grace when the job is told to end by SIGTERM.
+class Preemption {
+ public:
+  /// Throws InvalidArgument for no signals, signals that cannot be handled, and `every` below 1.
+  explicit Preemption(PreemptionOptions options = {});
+  ~Preemption();
+  Preemption(const Preemption&) = delete;
+  Preemption& operator=(const Preemption&) = delete;
+
+  /// Whether this job is to save and end: collective, and the same answer on all ranks, to be asked once per step. Once
+  /// it is yes it stays yes, and nobody is asked any more. An all_reduce of 4 bytes, which ranks that step together
+  /// hardly notice. A communicator of no world (`Communicator()`) stands for a world of one. Throws what
+  /// all_reduce throws.
+  bool requested(Communicator& comm);
+
+  /// The signal because of which `requested` said yes, the highest of all ranks'; 0 before that.
+  int signal() const noexcept;
+
+  /// Of this process alone, and not collective: the first of `signals` that has come since this object was made, or
+  /// 0. For programs without a communicator, and for what only this rank has to know.
+  int received() const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace cohort

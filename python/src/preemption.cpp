@@ -1,0 +1,52 @@
+// The part of cohort.Preemption that needs the core: signals are noticed in C++, so that no Python code has to run for
+// it.
+#include "bindings.h"
+#include "errors.h"
+
+#include "cluster/status_page.h"
+#include "sys/signal_latch.h"
+
+#include <cohort/preemption.h>
+
+#include <pybind11/stl.h>
+
+#include <utility>
+#include <vector>
+
+namespace cohort::python {
+namespace {
+
+/// Handlers of signals, and the word to the agent that this process saves because of them.
+class PreemptionSignals {
+ public:
+  explicit PreemptionSignals(const std::vector<int>& signals) : latch_(made(signals)) {
+    cluster::StatusPage::own().announce_saving();
+  }
+  ~PreemptionSignals() { cluster::StatusPage::own().withdraw_saving(); }
+  PreemptionSignals(const PreemptionSignals&) = delete;
+  PreemptionSignals& operator=(const PreemptionSignals&) = delete;
+
+  int received() const noexcept { return latch_.received(); }
+
+ private:
+  static sys::SignalLatch made(const std::vector<int>& signals) {
+    auto latch = sys::SignalLatch::create(signals);
+    if (!latch) raise(latch.error().code(), "Preemption: {}", latch.error().what());
+    return *std::move(latch);
+  }
+  sys::SignalLatch latch_;
+};
+
+}  // namespace
+
+void bind_preemption(py::module_& module) {
+  py::class_<PreemptionSignals>(module, "PreemptionSignals")
+      .def(py::init<const std::vector<int>&>(), py::arg("signals"))
+      .def("received", &PreemptionSignals::received, "The first of the signals that has come; 0: none has.");
+  module.def(
+      "note_preemption", [](int signal) { cluster::StatusPage::own().note_preemption(signal); }, py::arg("signal"),
+      "Tells the agent that all ranks save and end because of this signal.");
+  module.attr("REQUEUE_STATUS") = kRequeueStatus;
+}
+
+}  // namespace cohort::python

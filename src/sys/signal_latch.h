@@ -1,0 +1,35 @@
+// Remembers that signals have come. Installs handlers while it lives; a handler that was there before is called as
+// well, after it. Any number of latches per process, on any threads; `received` may be asked from any thread. A handler
+// that the program installs later is left alone: it has to call the one before, as handlers should.
+#pragma once
+
+#include "base/result.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace cohort::sys {
+
+class SignalLatch {
+ public:
+  /// Fails with InvalidArgument for no signals, for what is no signal or cannot be handled (SIGKILL, SIGSTOP), and for
+  /// those that a fault of the program raises (SIGSEGV, ...), to which a handler must not return.
+  static Result<SignalLatch> create(const std::vector<int>& signals);
+  SignalLatch(SignalLatch&& other) noexcept;
+  SignalLatch& operator=(SignalLatch&&) = delete;
+  /// The last latch of a signal puts back what was there before, unless another handler has been installed over it.
+  ~SignalLatch();
+
+  /// The first of its signals that has come since it was made; 0: none has.
+  int received() const noexcept;
+
+ private:
+  struct Watched {
+    int number;
+    std::uint32_t before;  ///< how often it had come when the latch was made
+  };
+  explicit SignalLatch(std::vector<Watched> watched) : watched_(std::move(watched)) {}
+  std::vector<Watched> watched_;
+};
+
+}  // namespace cohort::sys

@@ -1,0 +1,152 @@
+"""Jobs of a real Slurm that have to make room: at the end of their time, and when somebody wants their machines. They are queued
+again, go on where they were, and end with what an undisturbed training ends with."""
+
+import json
+import os
+import pathlib
+import re
+import tempfile
+import time
+import unittest
+
+import boxes
+
+COHORT = os.environ.get("COHORT_COMMAND", "")
+PEER = os.environ.get("COHORT_LEDGER_PEER", "")
+
+# As in docs/reference/run.md.
+SCRIPT = """#!/bin/bash
+{cohort} run -q --no-logs --run-dir {folder}/job --per-node 2 {program} &
+job=$!
+trap 'kill -USR1 $job' USR1
+wait $job; status=$?
+while kill -0 $job 2>/dev/null; do wait $job; status=$?; done
+echo "ended with $status"
+[ $status -eq 75 ] && exec scontrol requeue "$SLURM_JOB_ID"
+exit $status
+"""
+DIRECT = """#!/bin/bash
+srun --ntasks-per-node=2 -n 4 --overcommit {program}
+status=$?
+echo "ended with $status"
+[ $status -eq 75 ] && exec scontrol requeue "$SLURM_JOB_ID"
+exit $status
+"""
+STEPS = 320
+
+
+class Preemption(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not PEER:
+            raise unittest.SkipTest("this build has no libtorch")
+        cls.box = boxes.Box("room", "--slurm", "--hosts", "2")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.box.down()
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="cohort-room-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        (self.folder / "ledger").mkdir()
+
+    def program(self, folder, pace):
+        # 16 samples a step, on 4 ranks.
+        return f"{PEER} {folder} x size={STEPS * 4} epochs=4 batch=4 save-every=1000 pace-ms={pace}"
+
+    def submit(self, script, *options, pace=100):
+        path = self.folder / "job.sh"
+        path.write_text(script.format(cohort=COHORT, folder=self.folder, program=self.program(self.folder, pace)))
+        done = self.box.run("h1", "sbatch", "--parsable", "-N", "2", "--ntasks-per-node=2", "--requeue", "--open-mode=append",
+                            f"--output={self.folder}/out", *options, path, cwd=self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.job = done.stdout.strip()
+        self.addCleanup(self.box.run, "h1", "scancel", "-s", "KILL", "--full", self.job)
+
+    def output(self):
+        path = self.folder / "out"
+        return path.read_text() if path.exists() else ""
+
+    def state(self):
+        done = self.box.run("h1", "scontrol", "-o", "show", "job", self.job)
+        return dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
+
+    def steps(self):
+        """Optimizer steps that rank 0 has done so far, over all attempts."""
+        path = self.folder / "ledger" / "x.0"
+        return path.read_text().count('"step"') if path.exists() else 0
+
+    def wait_for(self, condition, what, seconds):
+        limit = time.monotonic() + seconds
+        while not (value := condition()):
+            self.assertLess(time.monotonic(), limit, f"{what}: {self.state()} {self.output()}")
+            time.sleep(0.2)
+        return value
+
+    def until_done(self, seconds):
+        """Slurm lets a job that is queued again wait for a while; that is its own matter, so it is told not to."""
+
+        def done():
+            state = self.state()
+            if state.get("JobState") == "PENDING" and state.get("Restarts") != "0":
+                self.box.run("h1", "scontrol", "update", f"JobId={self.job}", "StartTime=now")
+            return state.get("JobState") not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED") and state
+
+        return self.wait_for(done, "the job ends", seconds)
+
+    def expect_as_undisturbed(self):
+        whole = self.folder / "whole"
+        (whole / "ledger").mkdir(parents=True)
+        done = self.box.run("h1", COHORT, "run", "-q", "--no-logs", "--run-dir", f"{whole}/job", "-H", "h1:2,h2:2", *self.program(whole, 0).split(),
+                            cwd=self.folder, timeout=90)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        last = [sorted((folder / "checkpoints").glob("checkpoint-*"))[-1] for folder in (whole, self.folder)]
+        tensors = [{path.name: path.read_bytes() for path in folder.rglob("*.safetensors")} for folder in last]
+        self.assertTrue(tensors[0])
+        self.assertEqual(*tensors)
+        self.assertEqual(json.loads((self.folder / "used.json").read_text()), [4] * (STEPS * 4))
+        # Nothing was done twice: each attempt saved its very last step.
+        self.assertEqual(self.steps(), STEPS)
+
+    def test_the_end_of_the_time_is_told_to_the_batch_script(self):
+        self.submit(SCRIPT, "--time=1", "--signal=B:USR1@50")
+        state = self.until_done(240)
+        self.assertEqual(state["JobState"], "COMPLETED", self.output())
+        self.assertGreaterEqual(int(state["Restarts"]), 1, self.output())
+        self.assertRegex(self.output(), r"asked to end by SIGUSR1; all 4 ranks have saved and ended, after .* exit status 75")
+        self.assertEqual(self.output().count("ended with 75"), int(state["Restarts"]))
+        self.expect_as_undisturbed()
+
+    def test_a_signal_to_the_steps_reaches_agents_and_ranks(self):
+        self.submit(SCRIPT, "--time=5", pace=20)
+        for signal in ("USR1", "TERM"):
+            before = self.steps()
+            self.wait_for(lambda: self.steps() > before + 5, "it trains", 60)
+            restarts = int(self.state()["Restarts"])
+            done = self.box.run("h1", "scancel", "-s", signal, self.job)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.wait_for(lambda: f"asked to end by SIG{signal}" in self.output(), "it makes room", 30)
+            self.wait_for(lambda: self.until_running(restarts + 1), "it runs again", 60)
+        self.assertEqual(self.until_done(60)["JobState"], "COMPLETED", self.output())
+        self.assertNotIn("failed", self.output())
+        self.expect_as_undisturbed()
+
+    def until_running(self, restarts):
+        state = self.state()
+        if state["JobState"] == "PENDING":
+            self.box.run("h1", "scontrol", "update", f"JobId={self.job}", "StartTime=now")
+        return state["JobState"] in ("RUNNING", "COMPLETED") and int(state["Restarts"]) == restarts
+
+    def test_ranks_that_srun_has_started(self):
+        self.submit(DIRECT, "--time=5", pace=20)
+        self.wait_for(lambda: self.steps() > 5, "it trains", 60)
+        self.assertEqual(self.box.run("h1", "scancel", "-s", "USR1", self.job).returncode, 0)
+        self.assertEqual(self.until_done(90)["JobState"], "COMPLETED", self.output())
+        self.assertIn("ended with 75", self.output())
+        self.expect_as_undisturbed()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,45 @@
+// A rank that trains (counts steps) until it is told to make room; then it "saves" for so many milliseconds, says at
+// which step it was, and asks for a requeue. "alone": rank 0 asks only itself, as a program should not. usage:
+//   preemption_peer SAVE_MS [alone] [every=N]
+#include <cohort/error.h>
+#include <cohort/join.h>
+#include <cohort/preemption.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <string_view>
+#include <thread>
+
+int main(int argc, char** arguments) {
+  const std::chrono::milliseconds save_time(std::atoi(arguments[1]));
+  bool alone = false;
+  cohort::PreemptionOptions options;
+  for (int i = 2; i < argc; ++i) {
+    const std::string_view word = arguments[i];
+    if (word == "alone") alone = true;
+    if (word.starts_with("every=")) options.every = std::atoi(arguments[i] + 6);
+  }
+  try {
+    cohort::Preemption preemption(options);
+    cohort::Communicator comm = cohort::join();
+    for (int step = 1;; ++step) {
+      float loss = 1;
+      if (!alone) comm.all_reduce(std::span(&loss, 1)).wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(comm.rank() + 1));
+      if (step == 3) {
+        std::printf("rank %d trains\n", comm.rank());
+        std::fflush(stdout);
+      }
+      const bool ends = alone ? comm.rank() == 0 && preemption.received() != 0 : preemption.requested(comm);
+      if (!ends) continue;
+      std::this_thread::sleep_for(save_time);
+      std::printf("saved at step %d because of %d\n", step, alone ? preemption.received() : preemption.signal());
+      return cohort::kRequeueStatus;
+    }
+  } catch (const cohort::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 3;
+  }
+}

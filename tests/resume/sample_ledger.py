@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Audits that every sample is used exactly once per epoch, across kills, requests to make room and changes of the world's size.
+
+A small training (tests/resume/ledger_peer.cpp) runs on 1 to 8 ranks, each attempt on another number and with another batch size, some
+over two hosts that this machine pretends to be. Each rank writes a line per optimizer step: epoch, range of the cursor, its samples.
+Attempts are ended after a step that is drawn: a rank, an agent or the launcher gets SIGKILL, or somebody SIGUSR1. The next one goes on
+from the newest checkpoint; what counts of an attempt's lines are those up to the step at which the next one went on.
+
+  partition   in each epoch, the samples of all lines that count are the data set: each once
+  together    of each step that counts there is a line of every rank, and the ranges of the steps follow each other
+  parameters  the same is in the parameters, from which each step took 1 for every sample in it
+  durable     an attempt goes on from the newest step that was committed, and from the very last one where all ranks made room
+  ends        every attempt ends before its deadline, and leaves no process
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import pathlib
+import random
+import signal
+import sys
+import time
+
+sys.dont_write_bytecode = True
+import attempts  # noqa: E402
+
+#: after_steps: of the attempt, as rank 0's ledger tells
+End = collections.namedtuple("End", "how after_steps")
+
+
+def read_lines(path):
+    lines = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):  # else it is torn
+                lines.append(json.loads(line))
+    return lines
+
+
+class Plan:
+    """What run `number` of a seed is."""
+
+    def __init__(self, seed, number):
+        draw = self.draw = random.Random(f"{seed}/{number}")
+        self.epochs = draw.randint(1, 3)
+        self.size = draw.choice((61, 97, 128, 151))
+        self.ends = [End(draw.choice(("rank", "rank", "agent", "launcher", "preempt", "preempt")), draw.randint(0, 14))
+                     for _ in range(draw.randint(1, 4))]
+
+    def layout(self):
+        """(words of `cohort run`, ranks)"""
+        ranks = self.draw.randint(1, 8)
+        if ranks > 1 and self.draw.random() < 0.25:
+            first = self.draw.randint(1, ranks - 1)
+            return ["-q", "--starter", "local", "-H", f"a:{first},b:{ranks - first}"], ranks
+        return ["-q", "-np", str(ranks)], ranks
+
+
+class Ledger:
+    """Of one run: what its attempts have written."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.ranks = []  # by attempt
+
+    def lines(self, attempt, rank):
+        return read_lines(self.folder / "ledger" / f"{attempt}.{rank}")
+
+    def attempt(self, attempt):
+        """({"from": step, ...} or None if it never trained, {step: [line of each rank]})."""
+        first, steps = None, collections.defaultdict(list)
+        for rank in range(self.ranks[attempt]):
+            head, *rest = self.lines(attempt, rank) or [None]
+            first = first or head
+            for line in rest:
+                steps[line["step"]].append(line)
+        return first, steps
+
+    def audit(self, size, epochs):
+        """Returns how many steps count, and how many were done in vain. Raises AssertionError."""
+        trained = [(number, *self.attempt(number)) for number in range(len(self.ranks))]
+        trained = [(number, first["from"], steps) for number, first, steps in trained if first is not None]
+        used = [collections.Counter() for _ in range(epochs)]
+        position = (0, 0)  # epoch, cursor
+        counted = vain = 0
+        for index, (number, begin, steps) in enumerate(trained):
+            end = trained[index + 1][1] if index + 1 < len(trained) else max(steps, default=begin)
+            assert end <= max(steps, default=begin), f"together: went on from step {end}, of which attempt {number} has no line"
+            for step in range(begin + 1, end + 1):
+                lines = steps[step]
+                assert len(lines) == self.ranks[number], f"together: step {step} of attempt {number} has {len(lines)} lines"
+                places = {(line["epoch"], line["begin"], line["end"]) for line in lines}
+                assert len(places) == 1, f"together: step {step} of attempt {number} is at {places}"
+                epoch, first, last = places.pop()
+                if position[1] == size:
+                    position = (position[0] + 1, 0)
+                assert (epoch, first) == position, f"together: step {step} begins at {(epoch, first)} instead of {position}"
+                samples = [sample for line in lines for sample in line["samples"]]
+                assert len(samples) == last - first, f"together: step {step} has {len(samples)} samples in {first}..{last}"
+                used[epoch].update(samples)
+                position = (epoch, last)
+                counted += 1
+            vain += sum(step > end for step in steps)
+        assert position == (epochs - 1, size), f"partition: the training ends at {position}"
+        for epoch, samples in enumerate(used):
+            wrong = {sample: samples[sample] for sample in {*samples, *range(size)} if samples[sample] != (sample < size)}
+            assert not wrong, f"partition: in epoch {epoch}, uses of samples that are not 1: {wrong}"
+        return counted, vain
+
+
+class Ledgers:
+    def __init__(self, options):
+        self.options, self.place = options, attempts.Here()
+        build = pathlib.Path(options.build).resolve()
+        self.cohort, self.peer = build / "bin" / "cohort", build / "bin" / "ledger_peer"
+
+    def strike(self, attempt, end, path, draw):
+        """False if the attempt was over before."""
+        while attempt.running() and len(read_lines(path)) <= end.after_steps:
+            time.sleep(0.003)
+        if not attempt.running():
+            return False
+        if end.how == "preempt":
+            return attempt.strike(draw.choice(("rank", "agent", "launcher")), draw, signal.SIGUSR1)
+        return attempt.strike(end.how, draw)
+
+    def one(self, number, folder):
+        plan = Plan(self.options.seed, number)
+        draw, ends = plan.draw, list(plan.ends)
+        (folder / "ledger").mkdir()
+        ledger = Ledger(folder)
+        counts = {"attempts": 0, "kills": 0, "preemptions": 0, "steps": 0, "steps_done_again": 0, "worlds": 0}
+        status = None
+        sizes = []
+        while status != 0:
+            end = ends.pop(0) if ends else None
+            words, ranks = plan.layout()
+            name = len(ledger.ranks)
+            program = [self.peer, folder, name, f"size={plan.size}", f"epochs={plan.epochs}", f"batch={draw.randint(1, 5)}",
+                       f"save-every={draw.choice((1, 2, 3, 5, 9))}", "pace-ms=3"]
+            ledger.ranks.append(ranks)
+            committed = attempts.checkpoint_steps(folder / "checkpoints")[-1:]
+            attempt = attempts.Attempt(self.place, self.cohort, words, program, folder, name)
+            try:
+                struck = end is not None and self.strike(attempt, end, folder / "ledger" / f"{name}.0", draw)
+                status = attempt.wait(time.monotonic() + self.options.deadline)
+                assert status is not None, f"ends: attempt {name} does not: {attempt.output()}"
+                attempt.wait_for_nothing()
+            finally:
+                attempt.end()
+            counts["attempts"] += 1
+            sizes.append(ranks)
+            assert status == 0 or struck, f"ends: with status {status}, though nobody struck: {attempt.output()}"
+            first, steps = ledger.attempt(name)
+            if first:
+                assert [first["from"]] == (committed or [0]), f"durable: {committed} was committed, it went on from {first['from']}"
+            if struck and end.how == "preempt":
+                assert status in (0, 75), f"ends: with status {status} when it was to make room: {attempt.output()}"
+                newest = attempts.checkpoint_steps(folder / "checkpoints")[-1:]
+                last = max(steps, default=first["from"])
+                assert newest == [last], f"durable: made room at step {last}, and {newest} is saved"
+                counts["preemptions"] += status == 75
+            else:
+                counts["kills"] += struck
+        counts["steps"], counts["steps_done_again"] = ledger.audit(plan.size, plan.epochs)
+        counts["worlds"] = len(set(sizes))
+        used = json.loads((folder / "used.json").read_text())
+        assert used == [plan.epochs] * plan.size, f"parameters: uses in {plan.epochs} epochs: {used}"
+        return counts
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="tools/sample-ledger", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    attempts.add_options(parser)
+    options = parser.parse_args()
+    return attempts.Series(options, "sample-ledger").run(Ledgers(options).one)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
