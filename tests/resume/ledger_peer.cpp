@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <ATen/Parallel.h>
 #include <torch/optim/sgd.h>
 
 #include <chrono>
