@@ -126,8 +126,8 @@ struct CheckpointFolder::State {
   Communicator communicator;
   const ck::FolderOptions options;
   ck::BackgroundSaver saver{options};
-  std::optional<formats::StoredCheckpoint> loaded;
-  RankState rank_state;  // of `loaded`
+  std::optional<formats::StoredCheckpoint> loaded = {};
+  RankState rank_state = {};  // of `loaded`
 };
 
 CheckpointFolder::CheckpointFolder(Communicator communicator, CheckpointOptions options) {
