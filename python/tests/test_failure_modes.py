@@ -295,7 +295,7 @@ world.barrier()
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             secret = self.folder / "secret"
-            subprocess.run([COHORT, "secret", secret], check=True)
+            subprocess.run([COHORT, "secret", secret], check=True, capture_output=True)
             options = f"rank=0, world_size=2, secret_file='{secret}'"
             job = self.alone(f"{HARM}\nimport cohort\nharm()\ncohort.init('tcp://127.0.0.1:{port}', {options})\n")
             self.named(7, "a port is taken", job, rf"127\.0\.0\.1:{port}: Address already in use .*held by pid {os.getpid()} ")
