@@ -52,7 +52,8 @@ std::vector<Message> samples() {
           Stacks{2, "main"},
           AskStacks{},
           Ends{"its guard was killed"},
-          Refused{"no"}};
+          Refused{"no"},
+          Told{15}};
 }
 
 TEST(Messages, ComeBackAsTheyWere) {
