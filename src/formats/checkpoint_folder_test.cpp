@@ -257,6 +257,18 @@ TEST(CheckpointFolder, RefusesWhatANewerCohortSaved) {
   EXPECT_NE(std::string(exported.error().what()).find("newer Cohort"), std::string::npos);
 }
 
+TEST(CheckpointFolder, ReadsVersion1AndWritesItAgainAsItWas) {
+  const std::string folder = COHORT_TEST_DATA "/checkpoints/version-1";
+  const auto list = list_checkpoints(folder);
+  ASSERT_TRUE(list);
+  ASSERT_EQ(list->sound.size(), 1u);
+  const StoredCheckpoint& stored = list->sound[0];
+  EXPECT_EQ(stored.manifest.version, 1);
+  EXPECT_EQ(stored.manifest.files.size(), 3u);
+  for (const auto& [name, digest] : stored.manifest.files) EXPECT_TRUE(read_checkpoint_file(stored, name)) << name;
+  EXPECT_EQ(*to_json(stored.manifest), sys::read_file(stored.folder + "/manifest.json")->text());
+}
+
 TEST(CheckpointFolder, LetsOneProcessSaveAtATime) {
   TestFolder folder;
   auto writer = CheckpointWriter::open(folder.path());

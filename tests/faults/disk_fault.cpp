@@ -109,7 +109,7 @@ ssize_t write(int fd, const void* bytes, size_t size) {
 int fsync(int fd) { return static_cast<int>(call(nothing_before(), SYS_fsync, fd)); }
 
 int rename(const char* from, const char* to) noexcept {
-  return static_cast<int>(call(needs_no_space(), SYS_renameat2, AT_FDCWD, pointer(from), AT_FDCWD, pointer(to)));
+  return static_cast<int>(call(needs_no_space(), SYS_rename, pointer(from), pointer(to)));
 }
 
 int mkdir(const char* path, mode_t mode) noexcept {

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <ATen/Parallel.h>
 #include <torch/optim/sgd.h>
 
 #include <chrono>
@@ -60,7 +61,7 @@ std::string as_json(const std::vector<std::int64_t>& values) {
 int train(const std::string& folder, const std::string& attempt, std::map<std::string, std::int64_t> numbers) {
   cohort::Preemption preemption;
   cohort::Communicator comm = cohort::join();
-  torch::set_num_threads(1);
+  at::set_num_threads(1);
   Counters net(numbers["size"]);
   cohort::nn::DistributedDataParallel model(net, comm);
   torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(1));
