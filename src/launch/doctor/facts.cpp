@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 namespace cohort::launch::doctor {
@@ -66,7 +67,10 @@ bool was_understood(const nlohmann::json& said, const nlohmann::json& understood
   if (said.is_array() && understood.is_array()) {
     return std::equal(said.begin(), said.end(), understood.begin(), understood.end(), was_understood);
   }
-  return said == understood;
+  // nlohmann takes 2^64 - 1 and -1 for equal.
+  const bool wrapped = said.is_number_unsigned() && understood.is_number_integer() &&
+                       !understood.is_number_unsigned() && understood.get<std::int64_t>() < 0;
+  return said == understood && !wrapped;
 }
 
 template <class T>
