@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 
 namespace cohort::net {
 namespace {
@@ -24,6 +24,17 @@ int digit_value(char c) {
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
   if (c >= 'A' && c <= 'F') return c - 'A' + 10;
   return -1;
+}
+
+// In words, each by itself: in vector registers it would be whole, and whoever saves those (a signal, the dynamic
+// linker when it looks up a function) would leave it on the stack.
+void copy_hidden(std::uint8_t* to, const std::uint8_t* from) noexcept {
+  for (std::size_t at = 0; at < Secret::kBytes; at += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, from + at, sizeof word);
+    std::memcpy(to + at, &word, sizeof word);
+    __asm__ volatile("" ::: "memory");
+  }
 }
 
 // write(2) may take less than everything.
@@ -55,7 +66,7 @@ Result<Secret> Secret::generate() {
 
 Secret Secret::from_bytes(std::span<const std::uint8_t, kBytes> bytes) {
   Secret secret;
-  std::copy(bytes.begin(), bytes.end(), secret.bytes_);
+  copy_hidden(secret.bytes_, bytes.data());
   return secret;
 }
 
@@ -167,9 +178,9 @@ bool Secret::operator==(const Secret& other) const noexcept {
 Secret::Secret() : bytes_(static_cast<std::uint8_t*>(sys::take_hidden_memory())) {
   static_assert(kBytes <= sys::kHiddenBytes);
 }
-Secret::Secret(const Secret& other) : Secret() { std::copy_n(other.bytes_, kBytes, bytes_); }
+Secret::Secret(const Secret& other) : Secret() { copy_hidden(bytes_, other.bytes_); }
 Secret& Secret::operator=(const Secret& other) noexcept {
-  std::copy_n(other.bytes_, kBytes, bytes_);
+  copy_hidden(bytes_, other.bytes_);
   return *this;
 }
 Secret::~Secret() { sys::give_hidden_memory(bytes_); }

@@ -45,7 +45,8 @@ constexpr std::array<std::string_view, 5> kReals = {"quota", "load", "millisecon
 /// Deeper than so much nesting is nothing that a host says.
 constexpr int kDeepest = 8;
 
-/// Whether whole numbers are whole, and of 64 bits: nlohmann would convert 4e26 to an int as the language does, by undefined behaviour.
+/// Whether whole numbers are whole, and of 64 bits: nlohmann would convert 4e26 to an int as the language does, by
+/// undefined behaviour.
 bool numbers_are_whole(const nlohmann::json& said, int depth = 0) {
   if (depth > kDeepest) return false;
   // Beyond 2^63 whole numbers are converted to negative ones, and compare equal to them.
