@@ -1,6 +1,6 @@
 """Installs a CPU wheel of PyTorch with the pip of the Python that runs this, if pip can offer one.
 
-usage: torch_wheel.py torch==VERSION
+usage: torch_wheel.py torch==VERSION [REQUIREMENT...]
 
 Asks pip first what it would install, and refuses CUDA packages and huge downloads. On refusal or failure
 prints the reason on one line of stdout and exits 1. pip's own output goes to stderr.
@@ -52,15 +52,15 @@ def pip(arguments, seconds):
 
 
 def main():
-    requirement = sys.argv[1]
+    requirements = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.json")
-        pip(["--dry-run", "--report", str(report), requirement], LOOK_SECONDS)
+        pip(["--dry-run", "--report", str(report), *requirements], LOOK_SECONDS)
         names = [item["metadata"]["name"].lower() for item in json.loads(report.read_text())["install"]]
     unasked = [name for name in names if name.startswith(UNASKED)]
     if unasked:
         raise Refused(f"pip offers only the CUDA build, which brings {len(unasked)} CUDA packages ({unasked[0]}, ...)")
-    pip([requirement], INSTALL_SECONDS)
+    pip(requirements, INSTALL_SECONDS)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ constexpr std::size_t kLongestInvitation = 8000;
 launch::Invitation read_invitation() {
   const net::Deadline deadline = net::deadline_in(kInvitationLimit);
   std::string text;
+  text.reserve(kLongestInvitation);  // so that it stays in one place
   while (!text.ends_with("\n" + std::string(launch::kInvitationEnd))) {
     if (!value_or_throw(net::wait_ready(0, POLLIN, deadline)))
       raise(ErrorCode::Timeout, "no invitation from `cohort run`");
@@ -43,7 +44,7 @@ launch::Invitation read_invitation() {
     text += byte;
   }
   auto invitation = value_or_throw(launch::parse_invitation(text));
-  text.assign(text.size(), '\0');
+  net::wipe(text);
   return invitation;
 }
 

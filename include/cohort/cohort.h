@@ -3,8 +3,10 @@
 
 #include <cohort/buffer.h>
 #include <cohort/communicator.h>
+#include <cohort/digest.h>
 #include <cohort/dtype.h>
 #include <cohort/error.h>
+#include <cohort/finite.h>
 #include <cohort/join.h>
 #include <cohort/observer.h>
 #include <cohort/preemption.h>

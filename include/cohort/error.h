@@ -19,6 +19,7 @@ enum class ErrorCode : std::uint8_t {
   Aborted,          // another rank failed first or `abort` was called; unusable afterwards
   Io,               // the operating system refused to read or write
   Corrupt,          // bytes from outside are damaged or not of the expected format
+  NonFinite,        // a value is NaN or infinite that must not be; refused on all, the communicator stays usable
   Internal,         // a bug in Cohort
 };
 

@@ -4,7 +4,9 @@
 #include <cohort/cohort.h>
 #include <cohort/torch/checkpoint.h>
 #include <cohort/torch/data.h>
+#include <cohort/torch/finite.h>
 #include <cohort/torch/metrics.h>
 #include <cohort/torch/nn.h>
 #include <cohort/torch/optim.h>
+#include <cohort/torch/same_parameters.h>
 #include <cohort/torch/tensor.h>

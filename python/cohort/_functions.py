@@ -91,6 +91,7 @@ def run(
     where the exception cannot be sent, the rank was killed or left no result; Timeout; InvalidArgument for arguments that
     have no meaning or cannot be sent; Unavailable where nothing can be started.
     """
+    environment = environment_of(env)
     if not callable(fn):
         raise InvalidArgument(f"run: fn is {fn!r}, which cannot be called -- give a function, and its arguments as args=(...)")
     outcomes = call_on_ranks(
@@ -98,11 +99,11 @@ def run(
         args,
         dict(kwargs or {}),
         words=[*host_words(hosts, hostfile), *job_words(np, timeout, start_timeout, prefix, quiet, options)],
-        environment=environment_of(env),
+        environment=environment,
         run_dir=run_dir,
         executable=executable,
         all_values=True,
-        travels=may_travel(hosts, hostfile, options),
+        travels=may_travel(hosts, hostfile, options, environment),
     )
     return [_load(rank, outcome) for rank, outcome in enumerate(outcomes)]
 
@@ -126,15 +127,36 @@ def host_words(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None) -> 
     return ["-H", text]
 
 
-def may_travel(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, options: Sequence[str]) -> bool:
-    """Whether ranks may be on other hosts: by the arguments, by options, by a file of them, or in a Slurm allocation."""
+def may_travel(
+    hosts: Hosts | None,
+    hostfile: str | os.PathLike[str] | None,
+    options: Sequence[str],
+    environment: Mapping[str, str],
+) -> bool:
+    """Whether ranks may be on other hosts: by the arguments, by options, by a file of them, or in a Slurm allocation.
+    `environment`: the one that the command gets."""
     return (
         hosts is not None
         or hostfile is not None
         or bool(options)
-        or "SLURM_JOB_ID" in os.environ
-        or any(f"COHORT_RUN_{name}" in os.environ for name in ("HOSTS", "HOSTFILE", "NODES", "STARTER", "CONFIG"))
+        or "SLURM_JOB_ID" in environment
+        or any(f"COHORT_RUN_{name}" in environment for name in ("HOSTS", "HOSTFILE", "NODES", "STARTER", "CONFIG"))
     )
+
+
+def goes_elsewhere(
+    hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, environment: Mapping[str, str]
+) -> bool:
+    """Whether ranks will probably be on other hosts, whose GPUs are not this one's: hosts are named, or a Slurm allocation
+    has several nodes."""
+    if hosts is not None or hostfile is not None:
+        return True
+    if any(environment.get(f"COHORT_RUN_{name}") for name in ("HOSTS", "HOSTFILE", "CONFIG")):
+        return True
+    if not may_travel(hosts, hostfile, (), environment) or environment.get("COHORT_RUN_NODES") == "1":
+        return False
+    nodes = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))
+    return nodes.isdigit() and int(nodes) > 1
 
 
 def job_words(
@@ -245,7 +267,7 @@ def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, words
     outcomes: dict[int, Outcome] = {}
     for rank in range(size):
         for path in (folder / f"outcome-{rank}", folder / FROM_RANKS / str(rank)):
-            if path.exists():
+            if path.is_file():
                 outcomes[rank] = pickle.loads(path.read_bytes())
     failed = {rank: outcome for rank, outcome in outcomes.items() if "error" in outcome}
     verdict = record.get("failure")
@@ -281,7 +303,8 @@ def _host_of(record: Mapping[str, Any], rank: int) -> str | None:
 def job_failure(status: int, words: str, record: Mapping[str, Any]) -> Exception:
     """The exception for a job that ended with this status and without an exception of Python's that could be sent."""
     said = [line[len("cohort: ") :] for line in words.splitlines() if line.startswith("cohort: ")]
-    last = said[-1].strip() if said else f"`cohort run` ended with status {status}"
+    # What it says last may be of something else; the record has why it ended.
+    last = record.get("reason") or (said[-1].strip() if said else f"`cohort run` ended with status {status}")
     verdict = record.get("failure")
     if verdict is not None:
         rank = verdict["rank"]

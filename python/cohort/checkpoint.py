@@ -1,23 +1,26 @@
-"""Checkpoints that are complete and checked, or not there: model, optimizer, sampler position, random state of every
-rank, step and epoch, in a folder of safetensors and JSON that C++ programs read and write as well
-(docs/reference/checkpoint-format.md). Also: weights alone.
+"""Checkpoints that are complete and checked, or not there: model, optimizer, sampler position, step and epoch, and of every
+rank its random state and whatever tensors it alone has, in a folder of safetensors and JSON that C++ programs read and
+write as well (docs/reference/checkpoint-format.md). Also: weights alone.
 
     checkpoints = cohort.checkpoint.CheckpointFolder("run/checkpoints")
     resumed = checkpoints.load_latest(model, optimizer)          # None: there is none yet
     if resumed:
         sampler.load_state(resumed.progress.sampler)
-    ...  checkpoints.save(model, optimizer, step=step, epoch=epoch, sampler=sampler)
+    ...  checkpoints.save_async(model, optimizer, step=step, epoch=epoch, sampler=sampler)
+    checkpoints.close()
 
-Rank 0 alone touches the disk; saving and loading are collective. One thread per rank. Needs torch. Python's and NumPy's
-generators are not saved: what they drew last is not known to any other program; seed them by epoch.
+Saving and loading are collective; a save may go on in the background. One thread per rank. Needs torch. Python's and
+NumPy's generators are not saved: what they drew last is not known to any other program; seed them by epoch.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import numbers
 import os
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
@@ -26,13 +29,14 @@ import torch
 from cohort import Communicator, _core, _world
 from cohort._checkpoint_optimizer import restore, snapshot
 from cohort._checkpoint_tensors import Assignment, named_tensors, to_entry, to_tensor
-from cohort._collective import agree, all_gather_bytes, attempt, rank_of, share
+from cohort._collective import agree, attempt, rank_of
 from cohort.data import DistributedSampler, SamplerState
-from cohort.errors import Corrupt, Error, InvalidArgument
+from cohort.errors import Error, InvalidArgument
 
 __all__ = [
     "CheckpointFolder",
     "CheckpointInfo",
+    "CheckpointSave",
     "LoadedWeights",
     "TrainingProgress",
     "latest",
@@ -50,6 +54,10 @@ _log = logging.getLogger("cohort.checkpoint")
 _MODEL = "model.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _RANDOM = "random.safetensors"
+_PART = "rank-{:05}.safetensors"
+# Of names within a part.
+_STATE_PREFIX = "state/"
+_RANDOM_NAME = "random/cpu"
 
 
 @dataclass(frozen=True)
@@ -102,28 +110,54 @@ def _plain_values(values: Mapping[str, Any]) -> dict[str, Value]:
     return plain
 
 
+class CheckpointSave:
+    """A save in the background. Any thread may ask."""
+
+    def __init__(self, pending: Any) -> None:
+        self._pending = pending
+
+    def done(self) -> bool:
+        """True once it is over on this rank, with or without an error."""
+        return self._pending.done()
+
+    def wait(self) -> CheckpointInfo:
+        """Waits until the checkpoint is on the disk; raises the error of the save, which the folder then does not raise again."""
+        return _info_of(self._pending.wait())
+
+
 class CheckpointFolder:
     """The checkpoints of one training run. `module` is the module or its data-parallel wrapper; `optimizer` one of
     torch's SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS, or None. All its parameters have to be the module's.
 
-    Errors on any rank reach every rank: all raise, rank 0's disk errors (Io, Unavailable) and damage (Corrupt) included.
-    Between an error and the next save the folder holds what it held before.
+    Errors on any rank reach every rank: all raise, disk errors (Io, Unavailable) and damage (Corrupt) included. Between an
+    error and the next save the folder holds what it held before.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, comm: Optional[Communicator] = None) -> None:
+    def __init__(
+        self, folder: Path, keep: int = 3, comm: Optional[Communicator] = None, *, place: str = "rank0"
+    ) -> None:
         """Not collective, touches nothing.
 
-        folder  made if it does not exist; for rank 0's eyes only, other hosts need not see it
+        folder  made if it does not exist
         keep    complete checkpoints to keep, at least 1; older ones go once a newer one is on the disk
         comm    the ranks that save and load together; None: the default world, or this process alone
+        place   who writes, and whose disk the folder is on; the same on all ranks.
+                "rank0": rank 0's, and what belongs to other ranks travels there: no other rank needs to see the folder.
+                "shared": all ranks see it (NFS, Lustre, one host): every rank writes and reads its own part.
+                "local": a folder of this path on every host's own disk, with the parts of that host's ranks; loading
+                gathers them from whichever host has them
         """
         self.folder = os.fspath(folder)
         self.keep = keep
+        self.place = place
         if not self.folder:
             raise InvalidArgument("a CheckpointFolder needs the name of a folder")
         if keep < 1:
             raise InvalidArgument(f"a CheckpointFolder keeps at least 1 checkpoint, not {keep}")
         self._given = comm
+        self._checkpoints = _core.Checkpoints(self.folder, keep, place)
+        self._loaded: Any = None
+        self._rank_state: dict[str, torch.Tensor] = {}
 
     @property
     def _comm(self) -> Optional[Communicator]:
@@ -141,117 +175,132 @@ class CheckpointFolder:
         epoch: int = 0,
         sampler: Union[DistributedSampler, SamplerState, None] = None,
         values: Optional[Mapping[str, Any]] = None,
+        state: Optional[Mapping[str, torch.Tensor]] = None,
     ) -> CheckpointInfo:
-        """Saves; collective, and returns on every rank once the checkpoint is on rank 0's disk.
+        """Saves; collective, and returns on every rank once the checkpoint is on the disk.
 
         Model, optimizer and progress (or step, epoch, sampler and values) are rank 0's; the random state, of torch's CPU
-        generator, is every rank's. Written aside, synced, its digests in a manifest that comes last, then renamed:
-        killed at any moment, it leaves the folder as it was but for a hidden remainder, which the next save removes.
+        generator, and `state` (tensors of this rank alone, by any name) are every rank's. Written aside, synced, its
+        digests in a manifest that comes last, then renamed: killed at any moment, it leaves the folder as it was but for
+        a hidden remainder, which the next save removes. A save in the background ends first; its error, unless its
+        handle has raised it, is raised here, and nothing is saved. Raises InvalidArgument for place "shared" where some
+        hosts see another folder: they are named.
         """
         comm = self._comm
-        random_states = all_gather_bytes(comm, bytes(torch.get_rng_state().tolist()))
-        stored: Any = None
-        error = None
-        if rank_of(comm) == 0:
-            state = sampler.state() if isinstance(sampler, DistributedSampler) else sampler
-            standing = progress if progress is not None else TrainingProgress(step, epoch, state, values or {})
+        self._checkpoints.settle(comm)
+        bundle = self._bundle(comm, module, optimizer, progress or _progress(step, epoch, sampler, values), state)
+        return _info_of(self._checkpoints.save(comm, bundle))
 
-            def write() -> None:
-                nonlocal stored
-                stored = self._write(module, optimizer, standing, random_states)
-
-            error = attempt(write)
-        text = share(comm, stored.text().encode() if stored else b"", error)
-        folder = share(comm, stored.folder.encode() if stored else b"")
-        return _info_of(_core.StoredCheckpoint.parse(text.decode(), folder.decode()))
-
-    def _write(
+    def save_async(
         self,
+        module: torch.nn.Module,
+        optimizer: Optional[torch.optim.Optimizer] = None,
+        progress: Optional[TrainingProgress] = None,
+        *,
+        step: int = 0,
+        epoch: int = 0,
+        sampler: Union[DistributedSampler, SamplerState, None] = None,
+        values: Optional[Mapping[str, Any]] = None,
+        state: Optional[Mapping[str, torch.Tensor]] = None,
+    ) -> CheckpointSave:
+        """As save, but returns once everything has been copied (into memory that the next save uses again: twice the
+        state's size is needed in all).
+
+        The rest is done by a thread of low priority, without the GIL, over a communicator that the first call splits
+        off. One save at a time: a second call waits for the first. An error is logged at once (subsystem "checkpoint"),
+        and raised by the handle's wait, or else by the next save, save_async, load_latest or close. A process that
+        ends waits for its saves.
+        """
+        comm = self._comm
+        self._checkpoints.settle(comm)
+        bundle = self._bundle(comm, module, optimizer, progress or _progress(step, epoch, sampler, values), state)
+        _saving.add(self._checkpoints)
+        return CheckpointSave(self._checkpoints.save_async(comm, bundle))
+
+    def close(self) -> None:
+        """Waits for the save in the background, and raises its error unless its handle has. Not collective."""
+        self._checkpoints.close()
+
+    def _bundle(
+        self,
+        comm: Optional[Communicator],
         module: torch.nn.Module,
         optimizer: Optional[torch.optim.Optimizer],
         progress: TrainingProgress,
-        random_states: list[bytes],
+        state: Optional[Mapping[str, torch.Tensor]],
     ) -> Any:
-        if progress.step < 0 or progress.epoch < 0:
-            raise InvalidArgument(
-                f"cannot save the checkpoint -- step {progress.step} and epoch {progress.epoch} must not be negative"
+        """What this rank brings; raises on all ranks if one cannot."""
+        brought: list[Any] = []
+
+        def bring() -> None:
+            files = []
+            values: dict[str, Value] = {}
+            if rank_of(comm) == 0:
+                _check(progress)
+                values = _plain_values(progress.values)
+                files.append((_MODEL, [to_entry(*named) for named in named_tensors(module).items()], {"format": "pt"}))
+                if optimizer is not None:
+                    files.append((_OPTIMIZER, *snapshot(optimizer, module)))
+            sampler = progress.sampler
+            brought.append(
+                _core.CheckpointBundle(
+                    step=int(progress.step),
+                    epoch=int(progress.epoch),
+                    program=f"cohort, torch {torch.__version__}",
+                    sampler=(sampler.seed, sampler.epoch, sampler.cursor, sampler.size) if sampler is not None else None,
+                    values=values,
+                    files=files,
+                    random=bytes(torch.get_rng_state().tolist()),
+                    state=[to_entry(name, state[name]) for name in sorted(state or {})],
+                )
             )
-        sampler = progress.sampler
-        if sampler is not None and min(sampler.epoch, sampler.cursor, sampler.size) < 0:
-            raise InvalidArgument("cannot save the checkpoint -- the sampler's position must not be negative")
-        # Before anything is written: what cannot be saved should not cost a disk full of bytes.
-        model = [to_entry(name, tensor) for name, tensor in named_tensors(module).items()]
-        state = snapshot(optimizer, module) if optimizer is not None else None
-        random = [(f"rank/{rank}", "uint8", [len(state)], state) for rank, state in enumerate(random_states)]
-        writer = _core.CheckpointWriter(
-            self.folder,
-            int(progress.step),
-            int(progress.epoch),
-            len(random_states),
-            f"cohort, torch {torch.__version__}",
-            (sampler.seed, sampler.epoch, sampler.cursor, sampler.size) if sampler is not None else None,
-            _plain_values(progress.values),
-        )
-        writer.add(_MODEL, model, {"format": "pt"})
-        if state is not None:
-            writer.add(_OPTIMIZER, *state)
-        writer.add(_RANDOM, random, {})
-        return writer.commit(self.keep)
+
+        agree(comm, attempt(bring))
+        return brought[0]
 
     def load_latest(
         self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None
     ) -> Optional[CheckpointInfo]:
         """Loads the newest checkpoint that is whole; collective.
 
-        Rank 0 reads it, compares every file's digest and sends it to all. A damaged one is passed over with a warning
-        (logger "cohort.checkpoint") that says what is wrong, and the one before is taken. None if there is none at all;
-        raises Corrupt if there are some and all are damaged, InvalidArgument if it does not fit the model (missing,
-        unexpected and misshapen tensors are listed) or the optimizer. After these errors module, optimizer and random
-        state are as before, on every rank. With `optimizer` None its state in the checkpoint is left alone.
-        Hyperparameters become the saved ones. Rank r gets rank r's random state; ranks that the saved world did not have
-        keep theirs.
+        Every file's digest is compared by a rank that sees it, and model and optimizer are sent to all. A damaged
+        checkpoint is passed over with a warning (logger "cohort.checkpoint") that says what is wrong, and the one before
+        is taken. None if there is none at all; raises Corrupt if there are some and all are damaged, InvalidArgument if a
+        newer Cohort saved the newest, or if it does not fit the model (missing, unexpected and misshapen tensors are
+        listed) or the optimizer. After these errors module, optimizer and random state are as before, on every rank.
+        With `optimizer` None its state in the checkpoint is left alone. Hyperparameters become the saved ones. Rank r
+        gets rank r's random state and state; ranks that the saved world did not have keep their random state. The place
+        need not be the one it was saved with.
         """
         comm = self._comm
-        found: Optional[tuple[Any, dict[str, Any]]] = None
-        error = None
-        reads = rank_of(comm) == 0
-        if reads:
-
-            def read() -> None:
-                nonlocal found
-                found = _read_newest(self.folder)
-
-            error = attempt(read)
-        text = share(comm, found[0].text().encode() if found else b"", error)
-        if not text:
+        self._checkpoints.settle(comm)
+        stored, files, part, passed_over, all_damaged = self._checkpoints.load_newest(
+            comm, {_OPTIMIZER} if optimizer is None else set()
+        )
+        if rank_of(comm) == 0:
+            for reason in passed_over:
+                _log.warning("passed over: %s", reason)
+        if all_damaged is not None:
+            raise all_damaged
+        if stored is None:
             return None
-        folder = share(comm, found[0].folder.encode() if found else b"").decode()
-
-        # The same bytes go to every rank: no other rank needs to see the disk, and none can see other bytes.
-        stored: Any = None
-        files: dict[str, Any] = {}
-
-        def make_room() -> None:
-            nonlocal stored
-            stored = _core.StoredCheckpoint.parse(text.decode(), folder)
-            for name, size in sorted(stored.files.items()):
-                if name != _OPTIMIZER or optimizer is not None:
-                    files[name] = found[1][name] if found else _core.Bytes(size)
-
-        agree(comm, attempt(make_room))
-        if comm is not None and comm.size() > 1:
-            for data in files.values():
-                if len(data):
-                    comm.broadcast(data)
 
         # Everything is looked at before anything is changed, and nothing is changed before all ranks have looked.
         steps: list[Callable[[], None]] = []
-        agree(comm, attempt(lambda: steps.extend(self._prepared(stored, files, module, optimizer))))
+        state: dict[str, torch.Tensor] = {}
+        agree(comm, attempt(lambda: steps.extend(self._prepared(stored, files, part, module, optimizer, state))))
         agree(comm, attempt(lambda: [step() for step in steps] and None))
+        self._loaded, self._rank_state = stored, state
         return _info_of(stored)
 
     def _prepared(
-        self, stored: Any, files: Mapping[str, Any], module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer]
+        self,
+        stored: Any,
+        files: Mapping[str, Any],
+        part: Any,
+        module: torch.nn.Module,
+        optimizer: Optional[torch.optim.Optimizer],
+        state: dict[str, torch.Tensor],
     ) -> list[Callable[[], None]]:
         def parse(name: str) -> Any:
             path = f"{stored.folder}/{name}"
@@ -265,46 +314,97 @@ class CheckpointFolder:
         steps = [weights.prepared()]
         if optimizer is not None:
             steps.append(restore(optimizer, module, *parse(_OPTIMIZER), source=f"{stored.folder}/{_OPTIMIZER}"))
-        states = {entry[0]: entry for entry in parse(_RANDOM)[0]}
         rank = rank_of(self._comm)
-        if f"rank/{rank}" in states:
-            random = to_tensor(states[f"rank/{rank}"])
+        random = None
+        if part is not None:
+            own, random = _state_of(part, f"{stored.folder}/{_PART.format(rank)}")
+            state.update(own)
+        elif _RANDOM in files:
+            saved = [entry for entry in parse(_RANDOM)[0] if entry[0] == f"rank/{rank}"]
+            random = to_tensor(saved[0]) if saved else None
+        if random is not None:
             # The one step that may yet fail (a generator's state of another torch) comes first.
             steps.insert(0, lambda: torch.set_rng_state(random))
         else:
             _log.info("%s: saved by %d ranks; rank %d keeps its own random state", stored.folder, stored.world_size, rank)
         return steps
 
+    def rank_state(self) -> dict[str, torch.Tensor]:
+        """What the saved rank of this rank's number gave as `state`, in the checkpoint that load_latest has loaded; empty if
+        that world had no such rank. Not collective. Raises InvalidArgument if none has been loaded."""
+        if self._loaded is None:
+            raise InvalidArgument("rank_state: no checkpoint has been loaded -- load_latest first")
+        return self._rank_state
+
+    def parts(self, saved_ranks: Optional[Iterable[int]] = None) -> dict[int, dict[str, torch.Tensor]]:
+        """The same of other saved ranks, for worlds of another size: those that exist of the numbers given (None: all of
+        them), by saved rank. Collective; each rank may ask for others. Raises Corrupt if a part is damaged or gone."""
+        comm = self._comm
+        wanted: set[int] = set()
+        parts: dict[int, dict[str, torch.Tensor]] = {}
+
+        def ask() -> None:
+            self.rank_state()
+            wanted.update(range(self._loaded.world_size) if saved_ranks is None else saved_ranks)
+
+        agree(comm, attempt(ask))
+        found = self._checkpoints.load_parts(comm, self._loaded, wanted)
+
+        def parse() -> None:
+            for rank, data in sorted(found.items()):
+                parts[rank] = _state_of(data, f"{self._loaded.folder}/{_PART.format(rank)}")[0]
+
+        agree(comm, attempt(parse))
+        return parts
+
     def list(self) -> list[CheckpointInfo]:
         """The checkpoints that have a sound manifest, oldest first; files are not read, so they may yet prove damaged.
 
-        Not collective; on other ranks than 0 only as good as their view of the disk.
+        Not collective; only as good as this rank's view of the disk.
         """
-        return [_info_of(stored) for stored in _core.list_checkpoints(self.folder)[0]]
+        return [_info_of(stored) for stored in _core.list_checkpoints(self.folder)]
 
 
-def _read_newest(folder: str) -> Optional[tuple[Any, dict[str, Any]]]:
-    """Rank 0's work of a load: the newest checkpoint that is whole, and its files."""
-    sound, damaged = _core.list_checkpoints(folder)
-    reasons: list[str] = []
+# A process does not end in the midst of a save.
+_saving: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def pass_over(error: Exception) -> None:
-        _log.warning("passed over: %s", error)
-        reasons.append(str(error))
 
-    for error in damaged:
-        pass_over(error)
-    for stored in reversed(sound):
+@atexit.register
+def _finish_saves() -> None:
+    for checkpoints in list(_saving):
         try:
-            return stored, {name: stored.read(name) for name in stored.files}
-        except Error as error:
-            pass_over(error)
-    if not reasons:
-        return None
-    raise Corrupt(
-        f"cannot load a checkpoint from {folder} -- all of them are damaged: {'; '.join(reasons)} -- restore one from a "
-        "copy, or start anew in another folder"
-    )
+            checkpoints.close()
+        except Error:
+            pass  # it has been logged
+
+
+def _progress(
+    step: int, epoch: int, sampler: Union[DistributedSampler, SamplerState, None], values: Optional[Mapping[str, Any]]
+) -> TrainingProgress:
+    state = sampler.state() if isinstance(sampler, DistributedSampler) else sampler
+    return TrainingProgress(step, epoch, state, values or {})
+
+
+def _check(progress: TrainingProgress) -> None:
+    if progress.step < 0 or progress.epoch < 0:
+        raise InvalidArgument(
+            f"cannot save the checkpoint -- step {progress.step} and epoch {progress.epoch} must not be negative"
+        )
+    sampler = progress.sampler
+    if sampler is not None and min(sampler.epoch, sampler.cursor, sampler.size) < 0:
+        raise InvalidArgument("cannot save the checkpoint -- the sampler's position must not be negative")
+
+
+def _state_of(part: Any, path: str) -> tuple[dict[str, torch.Tensor], Optional[torch.Tensor]]:
+    """The program's tensors in a part, and its random state."""
+    state: dict[str, torch.Tensor] = {}
+    random = None
+    for entry in _core.parse_safetensors(part, path)[0]:
+        if entry[0].startswith(_STATE_PREFIX):
+            state[entry[0][len(_STATE_PREFIX) :]] = to_tensor(entry)
+        elif entry[0] == _RANDOM_NAME:
+            random = to_tensor(entry)
+    return state, random
 
 
 def save(
@@ -315,10 +415,11 @@ def save(
     *,
     keep: int = 3,
     comm: Optional[Communicator] = None,
+    place: str = "rank0",
     **standing: Any,
 ) -> CheckpointInfo:
-    """CheckpointFolder(folder, keep, comm).save(module, optimizer, progress, **standing)."""
-    return CheckpointFolder(folder, keep, comm).save(module, optimizer, progress, **standing)
+    """CheckpointFolder(folder, keep, comm, place=place).save(module, optimizer, progress, **standing)."""
+    return CheckpointFolder(folder, keep, comm, place=place).save(module, optimizer, progress, **standing)
 
 
 def resume(
@@ -328,9 +429,10 @@ def resume(
     sampler: Optional[DistributedSampler] = None,
     *,
     comm: Optional[Communicator] = None,
+    place: str = "rank0",
 ) -> Optional[CheckpointInfo]:
     """Loads the newest whole checkpoint, the sampler's position too if it has one; None if there is none. Collective."""
-    info = CheckpointFolder(folder, comm=comm).load_latest(module, optimizer)
+    info = CheckpointFolder(folder, comm=comm, place=place).load_latest(module, optimizer)
     if info is not None and sampler is not None and info.progress.sampler is not None:
         sampler.load_state(info.progress.sampler)
     return info

@@ -12,7 +12,16 @@ import tempfile
 import warnings
 
 from cohort import _command, _gpus
-from cohort._functions import call_on_ranks, environment_of, first_value, host_words, job_failure, job_words, may_travel
+from cohort._functions import (
+    call_on_ranks,
+    environment_of,
+    first_value,
+    goes_elsewhere,
+    host_words,
+    job_failure,
+    job_words,
+    may_travel,
+)
 from cohort.errors import InvalidArgument, Unavailable
 
 TYPE_CHECKING = False
@@ -34,8 +43,9 @@ class Distributor:
                    GPUs of the job and takes the one of its LOCAL_RANK. Without any GPU it says so and uses the CPU.
                    False: the ranks see no GPU
 
-    hosts, hostfile  on these hosts, as `cohort.run` takes them (TorchDistributor has Spark's workers instead). GPUs are each
-                   host's own then: they are not counted here, and CUDA_VISIBLE_DEVICES is what it is there
+    hosts, hostfile  on these hosts, as `cohort.run` takes them (TorchDistributor has Spark's workers instead); default: this
+                   one, or those of the Slurm allocation that this process is in. On several hosts GPUs are each host's own:
+                   they are not counted here, and CUDA_VISIBLE_DEVICES is what it is there
 
     Fewer processes than asked for, and no GPU where one was asked for, are warnings (RuntimeWarning). `num_processes` is
     then the number that will really run.
@@ -67,9 +77,10 @@ class Distributor:
         self.local_mode = True
         self.use_gpu = bool(use_gpu)
         self._where = host_words(hosts, hostfile)
-        self._travels = may_travel(hosts, hostfile, ())
+        self._travels = may_travel(hosts, hostfile, (), os.environ)
+        self._elsewhere = goes_elsewhere(hosts, hostfile, os.environ)
         self._gpus: list[str] = []
-        if self.use_gpu and not self._where:
+        if self.use_gpu and not self._elsewhere:
             self._choose_gpus()
 
     def _choose_gpus(self) -> None:
@@ -103,12 +114,11 @@ class Distributor:
         as `cohort.run`: the exception of the rank that failed first, or RankFailed (a RuntimeError) with its last words.
         """
         words = [*self._where, *job_words(self.num_processes)]
-        if not self._where:
-            environment = environment_of({"CUDA_VISIBLE_DEVICES": ",".join(self._gpus)})
-        else:
-            environment = environment_of(None)
-            if not self.use_gpu:
-                words += ["--env", "CUDA_VISIBLE_DEVICES="]  # what belongs to a host goes to others only so
+        environment = environment_of(None)
+        if not self.use_gpu:
+            words += ["--env", "CUDA_VISIBLE_DEVICES="]  # what belongs to a host goes to others only so
+        elif not self._elsewhere:
+            words += ["--env", f"CUDA_VISIBLE_DEVICES={','.join(self._gpus)}"]
         if isinstance(train_object, (str, os.PathLike)):
             if kwargs:
                 raise InvalidArgument(

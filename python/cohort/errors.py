@@ -21,6 +21,7 @@ __all__ = [
     "InvalidArgument",
     "Io",
     "Mismatch",
+    "NonFinite",
     "PeerLost",
     "RankFailed",
     "Timeout",
@@ -86,6 +87,12 @@ class Corrupt(Error):
     """Bytes from outside are damaged or not of the expected format."""
 
     code = "Corrupt"
+
+
+class NonFinite(Error, ArithmeticError):
+    """A value is NaN or infinite that must not be; refused on all, the communicator stays usable."""
+
+    code = "NonFinite"
 
 
 class Internal(Error):

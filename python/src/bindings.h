@@ -36,10 +36,13 @@ void bind_memory(pybind11::module_& module);
 void bind_work(pybind11::module_& module);
 void bind_named(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
-/// Files of tensors, and folders of checkpoints.
+/// Files of tensors.
 void bind_formats(pybind11::module_& module);
+/// Folders of checkpoints.
+void bind_checkpoints(pybind11::module_& module);
 void bind_permutation(pybind11::module_& module);
 void bind_preemption(pybind11::module_& module);
+void bind_values(pybind11::module_& module);
 void bind_status(pybind11::module_& module);
 void bind_job_store(pybind11::module_& module);
 /// The methods that move data.

@@ -71,8 +71,10 @@ PYBIND11_MODULE(_core, module) {
   bind_communicator(module);
   bind_named(module);
   bind_formats(module);
+  bind_checkpoints(module);
   bind_permutation(module);
   bind_preemption(module);
+  bind_values(module);
   bind_status(module);
   bind_job_store(module);
   module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),

@@ -133,6 +133,21 @@ class Processes(Folder):
         with captured():
             self.assertEqual(cohort.Distributor(4, use_gpu=False).run(seen)[:3], (0, 4, ""))
 
+    def test_the_nodes_of_an_allocation_have_gpus_of_their_own(self):
+        self.gpus(1)
+        for environment, elsewhere in (
+            ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, True),
+            ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, True),
+            ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "COHORT_RUN_NODES": "1"}, False),
+            ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, False),
+            ({"SLURM_JOB_NUM_NODES": "2"}, False),
+            ({"COHORT_RUN_HOSTS": "a:2,b:2"}, True),
+            ({}, False),
+        ):
+            with self.subTest(environment), unittest.mock.patch.dict(os.environ, environment), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.assertEqual(cohort.Distributor(4).num_processes, 4 if elsewhere else 1)
+
     def test_what_cuda_visible_devices_means(self):
         self.gpus(2)
         for text, wanted in {"1": ["1"], "": [], "-1": [], "0,7,1": ["0"], "GPU-1,0": ["GPU-1", "0"]}.items():

@@ -42,6 +42,16 @@ def cannot_be_sent():
     return threading.Lock()
 
 
+def devices():
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def spoil(folder, rank):
+    """Where the result of `rank` is to go, there is a folder."""
+    (target,) = pathlib.Path(folder).glob("cohort-run-*")
+    (target / "from-ranks" / str(rank)).mkdir(parents=True, exist_ok=True)
+
+
 def folders():
     """What of the driver's temporary files a rank could be told of."""
     return [word for word in pathlib.Path("/proc/self/cmdline").read_bytes().decode().split("\0") if "cohort-run-" in word]
@@ -91,6 +101,16 @@ class Hosts(Folder):
         with self.assertRaisesRegex(cohort.RankFailed, "cannot be sent back"):
             self.run_on(cannot_be_sent)
 
+    def test_a_result_that_is_lost_on_its_way_is_no_fault_of_the_function_s(self):
+        with self.assertRaisesRegex(cohort.RankFailed, "not all of it arrives.*of rank 1: .*from-ranks/1") as caught:
+            self.run_on(spoil, str(self.temporary), 1)
+        self.assertEqual(caught.exception.status, 1)
+        self.assertNotIn("returned nothing", str(caught.exception))
+
+    def test_hosts_that_only_the_ranks_environment_names(self):
+        environment = {"COHORT_RUN_HOSTS": "a:1,b:1", "COHORT_RUN_STARTER": "local"}
+        self.assertEqual(self.run_on(folders, hosts=None, options=(), env=environment), [[]] * 2)
+
     def test_options_without_hosts(self):
         self.assertEqual(self.run_on(total, 1.0, hosts=None, options=("--bind", "none"), np=2), [3.0] * 2)
 
@@ -107,6 +127,7 @@ class Hosts(Folder):
         with captured() as (out, _):
             distributor = cohort.Distributor(3, use_gpu=False, hosts="a:1,b:2")
             self.assertEqual(distributor.run(total, 2.0), 12.0)
+            self.assertEqual(distributor.run(devices), "")
             self.assertIsNone(distributor.run(self.script("import os, sys; print('here', os.environ['RANK'], sys.argv[1:])"), 7))
         for rank in range(3):
             self.assertIn(f"here {rank} ['7']", out.getvalue())

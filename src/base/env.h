@@ -1,5 +1,5 @@
 // The one table of environment variables that Cohort reads or sets for its workers. To add one, add a row here and in
-// kVariables (env.cpp); help texts and docs/reference/environment.md are made from it.
+// kVariables (env.cpp); `cohort env` shows it.
 #pragma once
 
 #include <optional>

@@ -14,6 +14,7 @@ std::string_view to_string(ErrorCode code) noexcept {
     case ErrorCode::Aborted: return "Aborted";
     case ErrorCode::Io: return "Io";
     case ErrorCode::Corrupt: return "Corrupt";
+    case ErrorCode::NonFinite: return "NonFinite";
     case ErrorCode::Internal: return "Internal";
   }
   return "Unknown";

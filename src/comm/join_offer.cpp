@@ -1,14 +1,12 @@
 #include "comm/join_offer.h"
 
 #include <algorithm>
-#include <array>
 
 namespace cohort::comm {
 namespace {
 
 constexpr std::string_view kVersion = "1";
 constexpr std::size_t kMostAddresses = 64;
-constexpr char kHex[] = "0123456789abcdef";
 
 tl::unexpected<Error> bad(std::string_view why) {
   return fail(ErrorCode::Corrupt,
@@ -17,20 +15,13 @@ tl::unexpected<Error> bad(std::string_view why) {
               why);
 }
 
-int digit(char c) {
-  const auto found = std::string_view(kHex).find(c);
-  return found == std::string_view::npos ? -1 : static_cast<int>(found);
-}
-
 }  // namespace
 
 Result<std::string> encode(const JoinOffer& offer, std::size_t longest) {
   std::string text(kVersion);
+  text.reserve(longest);
   text += ';';
-  for (const std::uint8_t byte : offer.secret.bytes()) {
-    text += kHex[byte >> 4];
-    text += kHex[byte & 15];
-  }
+  offer.secret.append_digits(text);
   std::size_t count = 0;
   for (const net::Address& address : offer.addresses) {
     const std::string next = ';' + net::to_string(address);
@@ -52,16 +43,9 @@ Result<JoinOffer> decode_offer(std::string_view text) {
     return part;
   };
   if (next() != kVersion) return bad("another version");
-  const std::string_view digits = next();
-  std::array<std::uint8_t, net::Secret::kBytes> bytes{};
-  if (digits.size() != 2 * bytes.size()) return bad("no secret");
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    const int high = digit(digits[2 * i]);
-    const int low = digit(digits[2 * i + 1]);
-    if (high < 0 || low < 0) return bad("no secret");
-    bytes[i] = static_cast<std::uint8_t>(high * 16 + low);
-  }
-  JoinOffer offer{net::Secret::from_bytes(bytes), {}};
+  const auto secret = net::Secret::from_digits(next());
+  if (!secret) return bad("no secret");
+  JoinOffer offer{*secret, {}};
   while (!text.empty()) {
     auto address = net::parse_address(next());
     if (!address) return bad(address.error().what());

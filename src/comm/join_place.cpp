@@ -9,10 +9,13 @@
 #include "store/file_store.h"
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 
 namespace cohort::comm {
 namespace {
+
+constexpr std::chrono::seconds kJobStoreLimit{20};
 
 // For all addresses of this host, whichever the others can reach: closed again once the world is formed. Where IPv6
 // sockets do not take IPv4, IPv4 only.
@@ -72,9 +75,12 @@ void go_through_exchange(const JoinPlan& plan, const std::string& meeting, net::
   const std::string key = "cohort-" + net::sha256_hex(meeting).substr(0, 16);
   std::optional<std::string> mine;
   if (plan.rank == 0) mine = make_offer(place, meeting, exchange.longest_value());
-  const auto shared = exchange.share(key, mine, deadline);
+  auto shared = exchange.share(key, mine, deadline);
+  if (mine) net::wipe(*mine);
   if (!shared) throw Error(shared.error());
-  const JoinOffer offer = value_or_throw(decode_offer(*shared));
+  const auto decoded = decode_offer(*shared);
+  net::wipe(*shared);
+  const JoinOffer offer = value_or_throw(decoded);
   if (plan.rank == 0) {
     const net::Endpoint here = {
         {place.server->endpoint().tcp.host == "::" ? "::1" : "127.0.0.1", place.server->endpoint().tcp.port}, {}};
@@ -105,6 +111,8 @@ std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& mee
           store::StoreServerOptions{.endpoint = plan.endpoint, .secret = plan.secret, .meeting = meeting});
     }
   }
+  // The job's store was there before its ranks. Who does not reach it is of an attempt that has ended, or cut off.
+  if (plan.place == JoinPlan::Place::Job) deadline = std::min(deadline, net::deadline_in(kJobStoreLimit));
   place->store = store::connect_store(client, deadline);
   return place;
 }

@@ -5,11 +5,12 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <ctime>
 #include <limits>
 #include <optional>
 #include <thread>
@@ -19,12 +20,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::string_view kPrefix = "checkpoint-", kAside = ".tmp-checkpoint-", kDoomed = ".old-checkpoint-";
+constexpr std::string_view kPrefix = "checkpoint-", kHidden = ".tmp-checkpoint-", kDoomed = ".old-checkpoint-";
 constexpr std::uint64_t kLongestManifest = 64 << 20;
 constexpr auto kLockPatience = 10s;
 
-std::string name_of(const Manifest& manifest) {
-  return fmt::format("{}{:06}-step-{}", kPrefix, manifest.generation, manifest.step);
+/// Without the prefix.
+std::string name_of(std::int64_t generation, std::int64_t step) {
+  return fmt::format("{:06}-step-{}", generation, step);
 }
 
 /// "checkpoint-000007-step-1200" -> 7.
@@ -36,12 +38,11 @@ std::optional<std::int64_t> generation_of(std::string_view name) {
   return generation;
 }
 
-std::string now_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                     utc.tm_hour, utc.tm_min, utc.tm_sec);
+std::string random_text() {
+  std::uint64_t random = 0;
+  if (::getrandom(&random, sizeof random, 0) != static_cast<ssize_t>(sizeof random))
+    random = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  return fmt::format("{:016x}", random);
 }
 
 /// The kernel lets go of the lock when its holder dies. Where a file system has no locks there is none.
@@ -75,91 +76,125 @@ Result<void> discard(const std::string& folder, const std::string& name) {
   return sys::remove_tree(doomed);
 }
 
-void prune(const std::string& folder, int keep) {
-  const auto list = list_checkpoints(folder);
+}  // namespace
+
+void remove_older_checkpoints(const std::string& folder, std::int64_t generation) {
   const auto names = sys::list_folder(folder);
-  if (!list || !names || list->sound.size() <= static_cast<std::size_t>(keep)) return;
-  const std::int64_t oldest = list->sound[list->sound.size() - static_cast<std::size_t>(keep)].manifest.generation;
+  if (!names) return;
   for (const std::string& name : *names) {
-    const auto generation = generation_of(name);
-    if (!generation || *generation >= oldest) continue;
+    const auto its = generation_of(name);
+    if (!its || *its >= generation) continue;
     if (auto gone = discard(folder, name); !gone)
       log::warn("checkpoint", "cannot remove an old checkpoint: {}", gone.error().what());
   }
 }
 
-}  // namespace
+void keep_newest_checkpoints(const std::string& folder, int keep) {
+  const auto list = list_checkpoints(folder);
+  if (!list || list->sound.size() <= static_cast<std::size_t>(keep)) return;
+  remove_older_checkpoints(folder,
+                           list->sound[list->sound.size() - static_cast<std::size_t>(keep)].manifest.generation);
+}
 
-CheckpointWriter::CheckpointWriter(std::string folder, Manifest manifest, sys::UniqueFd lock)
-    : folder_(std::move(folder)), manifest_(std::move(manifest)), lock_(std::move(lock)) {}
+Result<FileDigest> write_checkpoint_file(const std::string& hidden, const std::string& name,
+                                         const std::function<Result<void>(const Sink&)>& write) {
+  auto file = sys::FileWriter::create(hidden + "/" + name);
+  if (!file) return tl::unexpected(file.error());
+  FileDigester digester;
+  const auto written = write([&](std::span<const std::byte> bytes) {
+    digester.update(bytes);
+    return file->write(bytes);
+  });
+  if (!written) return tl::unexpected(written.error());
+  if (auto synced = file->sync(); !synced) return tl::unexpected(synced.error());
+  return digester.finish();
+}
+
+CheckpointWriter::CheckpointWriter(std::string folder, sys::UniqueFd lock)
+    : folder_(std::move(folder)), lock_(std::move(lock)) {}
 
 CheckpointWriter::CheckpointWriter(CheckpointWriter&& other) noexcept
     : folder_(std::move(other.folder_)),
-      aside_(std::exchange(other.aside_, {})),
+      hidden_(std::exchange(other.hidden_, {})),
+      published_(std::move(other.published_)),
       manifest_(std::move(other.manifest_)),
-      lock_(std::move(other.lock_)) {}
+      lock_(std::move(other.lock_)),
+      newest_(other.newest_) {}
 
 CheckpointWriter::~CheckpointWriter() {
-  if (!aside_.empty()) {
-    if (auto gone = sys::remove_tree(aside_); !gone) log::warn("checkpoint", "{}", gone.error().what());
+  if (!hidden_.empty()) {
+    if (auto gone = sys::remove_tree(hidden_); !gone) log::warn("checkpoint", "{}", gone.error().what());
   }
   // A child forked meanwhile has the descriptor, too; closing ours would leave the folder locked.
   if (lock_) ::flock(lock_.get(), LOCK_UN);
 }
 
-Result<CheckpointWriter> CheckpointWriter::begin(const std::string& folder, Manifest manifest) {
+Result<CheckpointWriter> CheckpointWriter::open(const std::string& folder) {
   if (auto made = sys::make_folders(folder); !made) return tl::unexpected(made.error());
   auto lock = lock_folder(folder);
   if (!lock) return tl::unexpected(lock.error());
+  CheckpointWriter writer(folder, std::move(*lock));
   const auto names = sys::list_folder(folder);
   if (!names) return tl::unexpected(names.error());
-  std::int64_t newest = 0;
   for (const std::string& name : *names) {
-    if (name.starts_with(kAside) || name.starts_with(kDoomed)) {
+    if (name.starts_with(kHidden) || name.starts_with(kDoomed)) {
       if (auto gone = sys::remove_tree(folder + "/" + name); !gone) return tl::unexpected(gone.error());
     }
-    newest = std::max(newest, generation_of(name).value_or(0));
+    writer.newest_ = std::max(writer.newest_, generation_of(name).value_or(0));
   }
-  manifest.generation = newest + 1;
-  manifest.created = now_text();
-  manifest.files.clear();
-  CheckpointWriter writer(folder, std::move(manifest), std::move(*lock));
-  const std::string aside = fmt::format("{}/{}{}", folder, kAside, name_of(writer.manifest_).substr(kPrefix.size()));
-  if (auto made = sys::make_folders(aside); !made) return tl::unexpected(made.error());
-  writer.aside_ = aside;
   return writer;
 }
 
-Result<void> CheckpointWriter::add(const std::string& name, const std::function<Result<void>(const Sink&)>& write) {
-  auto file = sys::FileWriter::create(aside_ + "/" + name);
-  if (!file) return tl::unexpected(file.error());
-  Sha256 digest;
-  auto written = write([&](std::span<const std::byte> bytes) {
-    digest.update(bytes);
-    return file->write(bytes);
-  });
-  if (!written) return written;
-  manifest_.files[name] = {file->size(), digest.finish()};
-  return file->sync();
+Result<void> CheckpointWriter::begin(std::int64_t generation, std::int64_t step) {
+  const std::string hidden = fmt::format("{}/{}{}-{}", folder_, kHidden, name_of(generation, step), random_text());
+  if (auto made = sys::make_folders(hidden); !made) return made;
+  hidden_ = hidden;
+  return {};
 }
 
-Result<StoredCheckpoint> CheckpointWriter::commit(int keep) {
+Result<void> CheckpointWriter::seal(const Manifest& manifest, const std::function<bool(const std::string&)>& is_here) {
+  manifest_ = manifest;
   const auto json = to_json(manifest_);
   if (!json) return tl::unexpected(json.error());
-  auto file = sys::FileWriter::create(aside_ + "/" + kManifestFile);
+  for (const auto& [name, digest] : manifest_.files) {
+    if (!is_here(name)) continue;
+    // Where several processes write, on network file systems, this is what shows that their files have come.
+    const std::string path = fmt::format("{}/{}", hidden_, name);
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) {
+      return fail(ErrorCode::Io, "cannot find {} -- {} -- it was just written: check its file system", path,
+                  errno_text(errno));
+    }
+    if (static_cast<std::uint64_t>(status.st_size) != digest.bytes) {
+      return fail(ErrorCode::Io, "{} has {} bytes where {} were written -- check its file system", path, status.st_size,
+                  digest.bytes);
+    }
+  }
+  auto file = sys::FileWriter::create(hidden_ + "/" + kManifestFile);
   if (!file) return tl::unexpected(file.error());
   auto done = file->write(*json);
   if (done) done = file->sync();
-  if (done) done = sys::sync_folder(aside_);
-  prune(folder_, keep);  // what writers killed between publishing and pruning left: else every such kill adds one
-  const std::string name = name_of(manifest_);
-  StoredCheckpoint stored{fmt::format("{}/{}", folder_, name), manifest_};
-  if (done) done = sys::rename_path(aside_, stored.folder);
-  if (!done) return tl::unexpected(done.error());
-  aside_.clear();
-  if (done = sys::sync_folder(folder_); !done) return tl::unexpected(done.error());
-  prune(folder_, keep);
-  return stored;
+  if (done) done = sys::sync_folder(hidden_);
+  return done;
+}
+
+Result<StoredCheckpoint> CheckpointWriter::publish() {
+  const std::string folder = fmt::format("{}/{}{}", folder_, kPrefix, name_of(manifest_.generation, manifest_.step));
+  if (auto done = sys::rename_path(hidden_, folder); !done) return tl::unexpected(done.error());
+  hidden_.clear();
+  published_ = folder;
+  if (auto done = sys::sync_folder(folder_); !done) {
+    withdraw();
+    return tl::unexpected(done.error());
+  }
+  return StoredCheckpoint{folder, manifest_};
+}
+
+void CheckpointWriter::withdraw() {
+  if (published_.empty()) return;
+  if (auto gone = discard(folder_, published_.substr(folder_.size() + 1)); !gone)
+    log::warn("checkpoint", "cannot take back a checkpoint: {}", gone.error().what());
+  published_.clear();
 }
 
 Result<StoredCheckpoint> read_checkpoint(const std::string& folder) {
@@ -188,12 +223,15 @@ Result<CheckpointList> list_checkpoints(const std::string& folder) {
                                             stored->manifest.generation));
     } else if (stored) {
       list.sound.push_back(std::move(*stored));
+    } else if (stored.error().code() == ErrorCode::InvalidArgument) {
+      list.newer.emplace_back(*generation, stored.error());
     } else {
       list.damaged.push_back(stored.error());
     }
   }
   std::sort(list.sound.begin(), list.sound.end(),
             [](const auto& a, const auto& b) { return a.manifest.generation < b.manifest.generation; });
+  std::sort(list.newer.begin(), list.newer.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   return list;
 }
 
@@ -211,9 +249,16 @@ Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, 
     return fail(ErrorCode::Corrupt, "{}: damaged -- it has {} bytes where {} were written", path, bytes->size(),
                 expected->second.bytes);
   }
-  if (const std::string digest = sha256(bytes->bytes()); digest != expected->second.sha256) {
-    return fail(ErrorCode::Corrupt, "{}: damaged -- its SHA-256 is {} where {} was written", path, digest,
-                expected->second.sha256);
+  const FileDigest found = digest_of(bytes->bytes());
+  if (found.sha256 != expected->second.sha256) {
+    const std::string where = differing_bytes(expected->second, found);
+    return fail(ErrorCode::Corrupt, "{}: damaged{}{} -- its SHA-256 is {} where {} was written", path,
+                where.empty() ? "" : " in ", where, found.sha256, expected->second.sha256);
+  }
+  // They cannot differ but by damage to the manifest's writer: nothing is taken that is not as it was written.
+  if (!expected->second.crc32.empty() && found.crc32 != expected->second.crc32) {
+    return fail(ErrorCode::Corrupt, "{}: damaged in {} -- its CRC-32 is another than was written", path,
+                differing_bytes(expected->second, found));
   }
   return bytes;
 }

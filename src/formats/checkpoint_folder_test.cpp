@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <chrono>
@@ -30,17 +31,26 @@ Result<StoredCheckpoint> save(const std::string& folder, std::int64_t step, std:
                      {"text", std::string("grün\n")},
                      {"no", false},
                      {"least", std::numeric_limits<std::int64_t>::min()}};
-  auto writer = CheckpointWriter::begin(folder, manifest);
+  manifest.place = "rank0";
+  auto writer = CheckpointWriter::open(folder);
   if (!writer) return tl::unexpected(writer.error());
+  manifest.generation = writer->newest() + 1;
+  if (auto begun = writer->begin(manifest.generation, step); !begun) return tl::unexpected(begun.error());
   const auto content = random_bytes(size, static_cast<unsigned>(step));
   const std::vector<NamedTensor> tensors = {{"w", {ElementType::UInt8, {static_cast<std::int64_t>(size)}, content}}};
-  for (const char* const file : {"model.safetensors", "optimizer.safetensors"}) {
-    auto added = writer->add(file, [&](const Sink& sink) {
+  for (const char* const file : {"model.safetensors", "rank-00000.safetensors"}) {
+    auto digest = write_checkpoint_file(writer->hidden(), file, [&](const Sink& sink) {
       return write_safetensors(sink, tensors, {{"file", file}});
     });
-    if (!added) return tl::unexpected(added.error());
+    if (!digest) return tl::unexpected(digest.error());
+    manifest.files[file] = *digest;
   }
-  return writer->commit(keep);
+  if (auto sealed = writer->seal(manifest, [](const std::string&) { return true; }); !sealed)
+    return tl::unexpected(sealed.error());
+  keep_newest_checkpoints(folder, keep);
+  auto stored = writer->publish();
+  if (stored) keep_newest_checkpoints(folder, keep);
+  return stored;
 }
 
 /// True if all its files are whole and of its step.
@@ -86,7 +96,7 @@ TEST(CheckpointFolder, FindsEveryFlippedBitAndEveryCut) {
   TestFolder folder;
   const auto stored = save(folder.path(), 1, 40);
   ASSERT_TRUE(stored) << stored.error().what();
-  for (const std::string name : {"manifest.json", "model.safetensors", "optimizer.safetensors"}) {
+  for (const std::string name : {"manifest.json", "model.safetensors", "rank-00000.safetensors"}) {
     const std::string path = stored->folder + "/" + name;
     const auto good = copy_of(sys::read_file(path)->bytes());
     const auto refused = [&] {
@@ -182,13 +192,95 @@ TEST(CheckpointFolder, SaysThatTheDiskIsFullAndKeepsWhatWasThere) {
   EXPECT_TRUE(is_whole(list->sound[0]));
 }
 
+TEST(CheckpointFolder, SaysWhichBytesAreDamaged) {
+  TestFolder folder;
+  const auto stored = save(folder.path(), 1, 5 * kBlockBytes + 77);
+  ASSERT_TRUE(stored) << stored.error().what();
+  const std::string path = stored->folder + "/model.safetensors";
+  const sys::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  const auto message_with = [&](std::vector<std::size_t> damaged) {
+    const auto good = copy_of(sys::read_file(path)->bytes());
+    for (const std::size_t at : damaged) {
+      const std::byte other = good[at] ^ std::byte{0x10};
+      EXPECT_EQ(::pwrite(fd.get(), &other, 1, static_cast<off_t>(at)), 1);
+    }
+    const auto read = read_checkpoint_file(*stored, "model.safetensors");
+    for (const std::size_t at : damaged) EXPECT_EQ(::pwrite(fd.get(), &good[at], 1, static_cast<off_t>(at)), 1);
+    return read ? std::string() : std::string(read.error().what());
+  };
+  EXPECT_EQ(message_with({}), "");
+  EXPECT_NE(message_with({0}).find("damaged in bytes 0 to 1048575 --"), std::string::npos) << message_with({0});
+  EXPECT_NE(message_with({kBlockBytes, 2 * kBlockBytes, 4 * kBlockBytes})
+                .find("damaged in bytes 1048576 to 3145727 and 1 more place --"),
+            std::string::npos);
+  const std::size_t size = sys::read_file(path)->size();
+  EXPECT_NE(message_with({size - 1}).find(fmt::format("damaged in bytes 5242880 to {} --", size - 1)),
+            std::string::npos)
+      << message_with({size - 1});
+}
+
+TEST(CheckpointFolder, ObeysTheUmaskAndTheFolder) {
+  TestFolder folder;
+  const mode_t before = ::umask(027);
+  const auto stored = save(folder.path(), 1, 100);
+  ::umask(before);
+  ASSERT_TRUE(stored) << stored.error().what();
+  const auto mode_of = [](const std::string& path) {
+    struct stat status {};
+    EXPECT_EQ(::stat(path.c_str(), &status), 0) << path;
+    return status.st_mode & 07777;
+  };
+  EXPECT_EQ(mode_of(stored->folder), 0750u);
+  for (const char* const file : {"model.safetensors", "manifest.json"})
+    EXPECT_EQ(mode_of(stored->folder + "/" + file), 0640u) << file;
+}
+
+TEST(CheckpointFolder, RefusesWhatANewerCohortSaved) {
+  TestFolder folder;
+  const auto stored = save(folder.path(), 1, 100);
+  ASSERT_TRUE(save(folder.path(), 2, 100));
+  Manifest newer = save(folder.path(), 3, 100)->manifest;
+  newer.version = kManifestVersion + 1;
+  ASSERT_TRUE(sys::write_file_atomically(folder / "checkpoint-000003-step-3/manifest.json", *to_json(newer)));
+  const auto list = list_checkpoints(folder.path());
+  ASSERT_TRUE(list);
+  EXPECT_EQ(list->sound.size(), 2u);
+  EXPECT_TRUE(list->damaged.empty());
+  ASSERT_EQ(list->newer.size(), 1u);
+  EXPECT_EQ(list->newer[0].first, 3);
+  EXPECT_NE(std::string(list->newer[0].second.what())
+                .find("a newer Cohort saved this checkpoint: its format is of version 3"),
+            std::string::npos)
+      << list->newer[0].second.what();
+  const auto exported = export_weights({.from = folder.path(), .to = folder / "a.pt"});
+  ASSERT_FALSE(exported);
+  EXPECT_NE(std::string(exported.error().what()).find("newer Cohort"), std::string::npos);
+}
+
+TEST(CheckpointFolder, ReadsVersion1AndWritesItAgainAsItWas) {
+  const std::string folder = COHORT_TEST_DATA "/checkpoints/version-1";
+  const auto list = list_checkpoints(folder);
+  ASSERT_TRUE(list);
+  ASSERT_EQ(list->sound.size(), 1u);
+  const StoredCheckpoint& stored = list->sound[0];
+  EXPECT_EQ(stored.manifest.version, 1);
+  EXPECT_EQ(stored.manifest.files.size(), 3u);
+  for (const auto& [name, digest] : stored.manifest.files) EXPECT_TRUE(read_checkpoint_file(stored, name)) << name;
+  EXPECT_EQ(*to_json(stored.manifest), sys::read_file(stored.folder + "/manifest.json")->text());
+}
+
 TEST(CheckpointFolder, LetsOneProcessSaveAtATime) {
   TestFolder folder;
-  auto writer = CheckpointWriter::begin(folder.path(), {});
+  auto writer = CheckpointWriter::open(folder.path());
   ASSERT_TRUE(writer);
   std::thread later([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    ASSERT_TRUE(writer->commit(1));
+    Manifest manifest;
+    manifest.generation = 1;
+    manifest.place = "rank0";
+    ASSERT_TRUE(writer->begin(1, 0));
+    ASSERT_TRUE(writer->seal(manifest, [](const std::string&) { return true; }));
+    ASSERT_TRUE(writer->publish());
     const CheckpointWriter done = std::move(*writer);
   });
   const auto second = save(folder.path(), 5, 10);  // waits for the first one

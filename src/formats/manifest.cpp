@@ -1,6 +1,5 @@
 #include "formats/manifest.h"
 
-#include "formats/digest.h"
 #include "formats/sink.h"
 #include "formats/tensor.h"
 
@@ -17,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kFormat = "cohort-checkpoint";
-constexpr int kVersion = 1;
+constexpr std::string_view kPlaces[] = {"rank0", "shared", "local"};
 
 std::string finished(const Json& body) {
   const Json whole = {{"manifest", body}, {"sha256", sha256(as_bytes(body.dump()))}};
@@ -66,6 +65,20 @@ class Fields {
       return {};
     }
     return value->get<std::string>();
+  }
+  std::vector<std::string> texts(const char* key) {
+    std::vector<std::string> all;
+    const Json* const value = get(key);
+    if (value == nullptr) return all;
+    if (!value->is_array()) complain(fmt::format("'{}' is no list", key));
+    for (const Json& item : value->is_array() ? *value : Json::array()) {
+      if (!item.is_string()) {
+        complain(fmt::format("'{}' is no list of texts", key));
+        break;
+      }
+      all.push_back(item.get<std::string>());
+    }
+    return all;
   }
   const Json& object(const char* key) {
     static const Json kEmpty = Json::object();
@@ -120,7 +133,7 @@ bool is_plain_name(std::string_view name) {
 }  // namespace
 
 Result<std::string> to_json(const Manifest& manifest) {
-  Json body = {{"format", kFormat},           {"version", kVersion},         {"generation", manifest.generation},
+  Json body = {{"format", kFormat},           {"version", manifest.version}, {"generation", manifest.generation},
                {"step", manifest.step},       {"epoch", manifest.epoch},     {"world_size", manifest.world_size},
                {"created", manifest.created}, {"program", manifest.program}, {"values", Json::object()},
                {"files", Json::object()}};
@@ -138,8 +151,20 @@ Result<std::string> to_json(const Manifest& manifest) {
     }
     body["values"][name] = to_json(value);
   }
-  for (const auto& [name, digest] : manifest.files)
-    body["files"][name] = {{"bytes", digest.bytes}, {"sha256", digest.sha256}};
+  if (manifest.version > 1) {
+    body["place"] = manifest.place;
+    body["block_bytes"] = kBlockBytes;
+    if (!manifest.hosts.empty()) body["hosts"] = manifest.hosts;
+  }
+  for (const std::string& host : manifest.hosts) {
+    if (!is_utf8(host)) {
+      return fail(ErrorCode::InvalidArgument, "cannot save the checkpoint -- the name of a host is not UTF-8");
+    }
+  }
+  for (const auto& [name, digest] : manifest.files) {
+    Json& file = body["files"][name] = {{"bytes", digest.bytes}, {"sha256", digest.sha256}};
+    if (manifest.version > 1) file["crc32"] = digest.crc32;
+  }
   return finished(body);
 }
 
@@ -157,10 +182,17 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& name) 
   Fields fields(body);
   if (const std::string format = fields.text("format"); format != kFormat)
     fields.complain(fmt::format("its format is '{}'", format));
-  if (const std::int64_t version = fields.integer("version"); version != kVersion) {
-    fields.complain(fmt::format("its version is {} where {} is known: a newer Cohort wrote it", version, kVersion));
+  const std::int64_t version = fields.integer("version", 1);
+  if (fields.problem().empty() && version > kManifestVersion) {
+    // Sound, for all that can be said: it is not to be taken for damage.
+    return fail(
+        ErrorCode::InvalidArgument,
+        "{}: a newer Cohort saved this checkpoint: its format is of version {}, and this one knows 1 to {} -- load it "
+        "with that Cohort or a later one",
+        name, version, kManifestVersion);
   }
   Manifest manifest;
+  manifest.version = static_cast<int>(std::min<std::int64_t>(version, kManifestVersion));
   manifest.generation = fields.integer("generation", 1);
   manifest.step = fields.integer("step");
   manifest.epoch = fields.integer("epoch");
@@ -182,12 +214,24 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& name) 
     else
       manifest.values.emplace(key, std::move(*value));
   }
+  const bool has_blocks = manifest.version > 1;
+  if (has_blocks) {
+    manifest.place = fields.text("place");
+    if (std::find(std::begin(kPlaces), std::end(kPlaces), manifest.place) == std::end(kPlaces))
+      fields.complain(fmt::format("its place is '{}'", manifest.place));
+    if (fields.natural("block_bytes") != kBlockBytes) fields.complain("'block_bytes' is of another size");
+    if (body.contains("hosts")) {
+      manifest.hosts = fields.texts("hosts");
+      if (manifest.hosts.size() != static_cast<std::size_t>(manifest.world_size))
+        fields.complain("'hosts' does not name one host for each rank");
+    }
+  }
   for (const auto& [key, json] : fields.object("files").items()) {
     Fields file(json);
     if (!is_plain_name(key)) file.complain(fmt::format("'{}' is no name of a file", key));
-    const FileDigest digest{file.natural("bytes"), file.text("sha256")};
+    FileDigest digest{file.natural("bytes"), file.text("sha256"), has_blocks ? file.text("crc32") : std::string()};
     if (!file.problem().empty()) fields.complain(file.problem());
-    manifest.files.emplace(key, digest);
+    manifest.files.emplace(key, std::move(digest));
   }
   if (!fields.problem().empty()) return corrupt(fields.problem());
   return manifest;

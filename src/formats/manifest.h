@@ -1,9 +1,10 @@
 // manifest.json, the last file of a checkpoint to be written: where training stood, and every other file's size and
-// SHA-256. It carries its own digest and has exactly one form, so that no byte of it can change unnoticed. Values; any
-// thread.
+// digests. It carries its own digest and has exactly one form, so that no byte of it can change unnoticed. Versions 1
+// and 2 are read, and written again as they were; new ones are of version 2. Values; any thread.
 #pragma once
 
 #include "base/result.h"
+#include "formats/digest.h"
 
 #include <cstdint>
 #include <map>
@@ -11,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 namespace cohort::formats {
 
@@ -24,12 +26,10 @@ struct SamplerPosition {
   std::int64_t size = 0;
 };
 
-struct FileDigest {
-  std::uint64_t bytes = 0;
-  std::string sha256;  ///< 64 hexadecimal digits
-};
+inline constexpr int kManifestVersion = 2;
 
 struct Manifest {
+  int version = kManifestVersion;
   std::int64_t generation = 0;
   std::int64_t step = 0;
   std::int64_t epoch = 0;
@@ -38,12 +38,15 @@ struct Manifest {
   std::string program;  ///< "cohort 0.1.0, libtorch 2.13.0"
   std::optional<SamplerPosition> sampler;
   std::map<std::string, ManifestValue> values;
+  std::string place;               ///< "rank0", "shared" or "local": who wrote the files where; empty in version 1
+  std::vector<std::string> hosts;  ///< by rank, the host that has its part; only where the place is "local"
   std::map<std::string, FileDigest> files;
 };
 
 /// InvalidArgument for text that is not UTF-8.
 Result<std::string> to_json(const Manifest& manifest);
-/// Corrupt, naming `name`, if one byte is not as to_json wrote it, or a field is missing or of another type.
+/// Corrupt, naming `name`, if one byte is not as to_json wrote it, or a field is missing or of another type;
+/// InvalidArgument if a newer Cohort wrote it.
 Result<Manifest> parse_manifest(std::string_view text, const std::string& name);
 
 }  // namespace cohort::formats

@@ -21,6 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostText = std::size_t{1} << 20;
+constexpr std::size_t kMostInPipe = std::size_t{1} << 20;  // the most that a pipe can be set to
 
 int milliseconds_until(Clock::time_point deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -77,7 +78,9 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
                 std::chrono::duration<double>(limit).count());
   };
   // Its end counts, and not the pipe's: what it has started may hold that open.
+  std::size_t after_end = 0;
   while (true) {
+    if (Clock::now() >= deadline) return too_late();
     std::array<pollfd, 2> waited{{{out.get(), POLLIN, 0}, {child->pidfd.get(), POLLIN, 0}}};
     const int ready = ::poll(waited.data(), waited.size(), milliseconds_until(deadline));
     if (ready < 0 && errno == EINTR) continue;
@@ -88,7 +91,9 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
       const ssize_t got = ::read(out.get(), buffer.data(), buffer.size());
       if (got > 0) {
         if (captured.text.size() < kMostText) captured.text.append(buffer.data(), static_cast<std::size_t>(got));
-        continue;
+        // What it has written lies in the pipe, which holds 64 KiB; what comes beyond is another's.
+        if (ended) after_end += static_cast<std::size_t>(got);
+        if (after_end <= kMostInPipe) continue;
       }
       if (!ended) {
         // It has closed its output, and runs on.

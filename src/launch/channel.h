@@ -37,6 +37,7 @@ class Channel {
   int fd() const noexcept { return connection_.fd(); }
   bool closed() const noexcept { return closed_; }
   bool established() const noexcept { return connection_.established(); }
+  bool credible() const noexcept { return connection_.credible(); }
   std::size_t unsent_bytes() const noexcept { return connection_.unsent_bytes(); }
   const std::string& peer() const noexcept { return connection_.peer(); }
 

@@ -8,7 +8,9 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <system_error>
+#include <vector>
 
 namespace cohort::launch {
 namespace {
@@ -53,15 +55,25 @@ Result<void> bring_to_ranks(const CourierOptions& options) {
 }
 
 Result<void> bring_from_ranks(const CourierOptions& options, int world_size) {
-  return reported("what the ranks send to the owner does not arrive", [&] {
+  return reported("what the ranks send to the owner: not all of it arrives", [&] {
     const net::Deadline deadline = net::deadline_in(kPatience);
     const auto store = connect(options, deadline);
     const fs::path folder = fs::path(options.folder) / "from-ranks";
     fs::create_directory(folder);
+    std::vector<int> lost;
+    std::string why;
     for (int rank = 0; rank < world_size; ++rank) {
-      const auto value = store::try_get_large(*store, fmt::format("owner/from-ranks/{}", rank), deadline);
-      if (value) value_or_throw(sys::write_file_atomically((folder / std::to_string(rank)).string(), *value));
+      const auto brought = reported("it is lost on its way", [&] {
+        const auto value = store::try_get_large(*store, fmt::format("owner/from-ranks/{}", rank), deadline);
+        if (value) value_or_throw(sys::write_file_atomically((folder / std::to_string(rank)).string(), *value));
+      });
+      if (brought) continue;
+      if (lost.empty()) why = brought.error().what();
+      lost.push_back(rank);
     }
+    if (lost.empty()) return;
+    const std::string others = lost.size() > 1 ? fmt::format(" and {} more", lost.size() - 1) : std::string();
+    raise(ErrorCode::Io, "of rank {}{}: {}", lost.front(), others, why);
   });
 }
 

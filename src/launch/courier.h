@@ -22,7 +22,8 @@ struct CourierOptions {
 bool has_parcels(const std::string& owner_folder);
 /// Before ranks are started.
 Result<void> bring_to_ranks(const CourierOptions& options);
-/// After they have ended. Ranks that have sent nothing have no file.
+/// After they have ended. Ranks that have sent nothing have no file. What of one rank cannot be brought leaves the
+/// others' alone; the error names the first such rank.
 Result<void> bring_from_ranks(const CourierOptions& options, int world_size);
 
 }  // namespace cohort::launch

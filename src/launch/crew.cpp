@@ -14,7 +14,9 @@
 namespace cohort::launch {
 namespace {
 
-constexpr std::size_t kMostStrangers = 64;
+/// Beyond so many, and some for each host, the one that came first goes.
+constexpr std::size_t kMostStrangers = 128;
+constexpr int kAtOnce = 64;
 /// For a stranger to say who it is.
 constexpr auto kHelloLimit = std::chrono::seconds(5);
 /// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
@@ -36,7 +38,12 @@ Crew::Crew(Loop& loop, const net::Secret& secret, Options options, Events events
       secret_(secret),
       options_(std::move(options)),
       events_(std::move(events)),
-      listener_(listen(options_.elsewhere, options_.remote.port)) {
+      listener_(listen(options_.elsewhere, options_.remote.port)),
+      door_(listener_.get()) {
+  watch_listener();
+}
+
+void Crew::watch_listener() {
   listener_watch_ = Watch(loop_, listener_.get());
   listener_watch_.on_readable([this] { accept(); });
 }
@@ -96,15 +103,17 @@ void Crew::on_process_ended(CrewMember& member) {
 }
 
 void Crew::accept() {
-  while (listener_) {
-    auto socket = net::accept_one(listener_.get());
-    if (!socket || !*socket) return;
-    strangers_.remove_if([](const Stranger& stranger) { return stranger.leaving || stranger.channel == nullptr; });
-    if (strangers_.size() >= kMostStrangers + 8 * members_.size()) continue;  // closes it
+  for (int i = 0; i < kAtOnce; ++i) {
+    auto visitor = door_.next();
+    if (!visitor) break;
     auto connection =
-        net::SecureConnection::with_secret(std::move(**socket), net::Role::Server, secret_, control_options());
-    if (!connection) continue;
+        net::SecureConnection::with_secret(std::move(visitor->socket), net::Role::Server, secret_, control_options());
+    if (!connection) {
+      door_.turn_away(visitor->source);
+      continue;
+    }
     Stranger& stranger = strangers_.emplace_back();
+    stranger.source = visitor->source;
     stranger.channel = std::make_unique<Channel>(
         loop_, *std::move(connection),
         [this, &stranger](Message message) {
@@ -112,7 +121,6 @@ void Crew::accept() {
         },
         [this, &stranger](const std::optional<Error>& error) {
           if (error) log::info("launch", "a connection to the supervisor failed: {}", error->what());
-          stranger.leaving = true;
           // It has proved the secret, so it is one of ours.
           if (error && error->code() == ErrorCode::Corrupt && stranger.channel->established()) {
             events_.on_unfit(nullptr,
@@ -120,9 +128,34 @@ void Crew::accept() {
                                          "Cohort; this is {}; install one version everywhere",
                                          stranger.channel->peer(), own_announcement().version));
           }
+          leave(stranger);
         });
-    stranger.limit = Timer(loop_, kHelloLimit, [&stranger] { stranger.leaving = true; });
+    stranger.limit = Timer(loop_, kHelloLimit, [this, &stranger] { leave(stranger); });
+    if (strangers_.size() > kMostStrangers + 8 * members_.size()) {
+      const auto worthless = std::find_if(strangers_.begin(), strangers_.end(), [](const Stranger& each) {
+        return !each.leaving && each.channel != nullptr && !each.channel->credible();
+      });
+      if (worthless != strangers_.end()) leave(*worthless);
+    }
   }
+  if (const auto later = door_.shut_until()) {
+    listener_watch_ = Watch();
+    reopening_ = Timer(loop_, *later - net::Door::Clock::now(), [this] {
+      if (listener_) watch_listener();
+    });
+  }
+}
+
+void Crew::leave(Stranger& stranger) {
+  if (stranger.leaving) return;
+  stranger.leaving = true;
+  if (stranger.channel != nullptr && !stranger.channel->established()) door_.turn_away(stranger.source);
+  // Its channel may be calling us: it goes with the next event.
+  if (sweeping_) return;
+  sweeping_ = Timer(loop_, {}, [this] {
+    sweeping_ = Timer();
+    strangers_.remove_if([](const Stranger& each) { return each.leaving; });
+  });
 }
 
 void Crew::on_hello(Stranger& stranger, const Hello& hello) {
@@ -145,7 +178,9 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
                                                       known ? "is there already" : "is none of the job's", names())});
   }
   CrewMember& member = **found;
+  door_.let_in(stranger.source);
   member.channel = std::move(stranger.channel);
+  leave(stranger);
   member.free_port = hello.free_port;
   if (!member.host.local) member.channel->watch_link(options_.host_timeout);
   if (member.remote) {
@@ -159,6 +194,8 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
   stranger.limit = Timer();
   if (all_joined()) {
     listener_watch_ = Watch();
+    reopening_ = Timer();
+    door_.close();
     listener_.reset();
   }
   events_.on_joined(member);

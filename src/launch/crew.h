@@ -9,6 +9,7 @@
 #include "launch/plan.h"
 #include "launch/remote_start.h"
 #include "launch/starter.h"
+#include "net/door.h"
 #include "net/secret.h"
 #include "sys/unique_fd.h"
 
@@ -95,10 +96,13 @@ class Crew {
   /// A connection that has not said who it is yet.
   struct Stranger {
     std::unique_ptr<Channel> channel;
+    net::Source source;
     bool leaving = false;
     Timer limit;
   };
+  void watch_listener();
   void accept();
+  void leave(Stranger& stranger);
   std::string names() const;
   void start_local(CrewMember& member);
   void start_remote();
@@ -110,7 +114,10 @@ class Crew {
   const Options options_;
   Events events_;
   sys::UniqueFd listener_;
+  net::Door door_;
   Watch listener_watch_;
+  Timer reopening_;  ///< of the watch, when the door has been shut for a moment
+  Timer sweeping_;   ///< of strangers who leave
   std::vector<std::unique_ptr<CrewMember>> members_;
   std::list<Stranger> strangers_;
   std::size_t next_remote_ = 0;  ///< in members_

@@ -6,7 +6,6 @@
 #include "sys/cpus.h"
 #include "sys/process.h"
 
-#include <array>
 #include <cstddef>
 
 namespace cohort::launch {
@@ -26,24 +25,6 @@ std::string plain(std::string text) {
 std::optional<std::string_view> after(std::string_view line, std::string_view word) {
   if (!line.starts_with(word) || line.size() <= word.size() || line[word.size()] != ' ') return std::nullopt;
   return line.substr(word.size() + 1);
-}
-
-int digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-std::optional<net::Secret> secret_from(std::string_view text) {
-  std::array<std::uint8_t, net::Secret::kBytes> bytes{};
-  if (text.size() != 2 * bytes.size()) return std::nullopt;
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    const int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
-    if (high < 0 || low < 0) return std::nullopt;
-    bytes[i] = static_cast<std::uint8_t>(high * 16 + low);
-  }
-  const net::Secret secret = net::Secret::from_bytes(bytes);
-  bytes.fill(0);
-  return secret;
 }
 
 }  // namespace
@@ -98,11 +79,13 @@ std::string difference(const Announcement& here, const Announcement& there) {
 }
 
 std::string to_text(const Invitation& invitation) {
+  std::string rest = fmt::format("\nhost {}\nsilence {}\n", invitation.host_index, invitation.host_timeout.count());
+  for (const net::Endpoint& endpoint : invitation.supervisor) rest += "address " + net::to_string(endpoint.tcp) + "\n";
+  rest += kInvitationEnd;
   std::string text = "secret ";
-  for (const std::uint8_t byte : invitation.secret.bytes()) text += fmt::format("{:02x}", byte);
-  text += fmt::format("\nhost {}\nsilence {}\n", invitation.host_index, invitation.host_timeout.count());
-  for (const net::Endpoint& endpoint : invitation.supervisor) text += "address " + net::to_string(endpoint.tcp) + "\n";
-  return text + std::string(kInvitationEnd);
+  text.reserve(text.size() + 2 * net::Secret::kBytes + rest.size());
+  invitation.secret.append_digits(text);
+  return text += rest;
 }
 
 Result<Invitation> parse_invitation(std::string_view text) {
@@ -117,7 +100,7 @@ Result<Invitation> parse_invitation(std::string_view text) {
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(end + 1);
     if (const auto digits = after(line, "secret"); digits && !secret) {
-      secret = secret_from(*digits);
+      secret = net::Secret::from_digits(*digits);
       if (!secret) return fail(ErrorCode::Corrupt, "the invitation's secret is none");
     } else if (const auto number = after(line, "host"); number && !host) {
       host = parse_integer<int>(*number);

@@ -40,6 +40,7 @@ struct Invitation {
   std::vector<net::Endpoint> supervisor;
   std::chrono::milliseconds host_timeout = std::chrono::seconds(3);  ///< of silence, after which the job is lost
 };
+/// Holds the secret: `net::wipe` it.
 std::string to_text(const Invitation& invitation);
 /// Fails with Corrupt; the text never appears in the message.
 Result<Invitation> parse_invitation(std::string_view text);

@@ -83,7 +83,7 @@ void RemoteStart::take_line(std::string_view line) {
   // A pipe of 4 KiB takes it at once; where it does not, the agent says that its invitation has not come.
   const ssize_t put = ::write(process_.lifeline.get(), invitation_.data(), invitation_.size());
   if (put != static_cast<ssize_t>(invitation_.size())) log::info("launch", "the invitation of an agent was not taken");
-  std::fill(invitation_.begin(), invitation_.end(), '\0');
+  net::wipe(invitation_);
 }
 
 bool RemoteStart::read_err() {
@@ -150,14 +150,25 @@ std::string with_host(std::string_view text, const std::string& host) {
 }  // namespace
 
 std::string one_line(std::string_view text) {
+  constexpr std::size_t kLongest = 600;
+  constexpr std::string_view kCut = "... ";
+  const auto byte = [&text](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0; };
   std::string out;
-  for (const char c : text) {
-    const bool blank = c == '\n' || c == '\r' || c == '\t';
-    if (blank ? !out.empty() && out.back() != ' ' : static_cast<unsigned char>(c) >= ' ') out += blank ? ' ' : c;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (c == '\n' || c == '\r' || c == '\t') {
+      if (!out.empty() && out.back() != ' ') out += ' ';
+    } else if (byte(at) == 0xC2 && byte(at + 1) >= 0x80 && byte(at + 1) < 0xA0) {
+      ++at;  // the other control characters, as UTF-8 has them
+    } else if (byte(at) >= ' ' && c != '\x7f') {
+      out += c;
+    }
   }
   while (!out.empty() && out.back() == ' ') out.pop_back();
-  if (out.size() > 600) out = "... " + out.substr(out.size() - 600);
-  return out;
+  if (out.size() <= kLongest) return out;
+  std::size_t begin = out.size() - (kLongest - kCut.size());
+  while (begin < out.size() && (static_cast<unsigned char>(out[begin]) & 0xC0) == 0x80) ++begin;  // within a character
+  return std::string(kCut) + out.substr(begin);
 }
 
 Diagnosis diagnose(const FailedStart& failed) {

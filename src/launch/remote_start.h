@@ -22,6 +22,9 @@ class RemoteStart {
     std::function<void(std::string)> on_complaint;  ///< a line of its stderr, once it has joined
   };
   RemoteStart(Loop& loop, AgentProcess& process, const Invitation& invitation, Events events);
+  ~RemoteStart() { net::wipe(invitation_); }
+  RemoteStart(const RemoteStart&) = delete;
+  RemoteStart& operator=(const RemoteStart&) = delete;
 
   /// Takes what the command has said last; call it once its process has ended.
   void drain();

@@ -149,5 +149,17 @@ TEST(HostEnvironment, WhatIsAHostsOwnStaysThere) {
   EXPECT_EQ(both.find("PATH"), "/p");
 }
 
+TEST(OneLine, NothingInItCanSteerATerminal) {
+  EXPECT_EQ(one_line("a\r\nb\t\tc\n"), "a b c");
+  EXPECT_EQ(one_line("\x1b[2Jx\x7f\xc2\x9b"
+                     "31my\xc2\xa0z"),
+            "[2Jx31my\xc2\xa0z");
+  std::string umlauts;
+  for (int i = 0; i < 500; ++i) umlauts += "\xc3\xa4";
+  const std::string cut = one_line(umlauts);
+  EXPECT_LE(cut.size(), 600U);
+  EXPECT_TRUE(cut.starts_with("... \xc3\xa4")) << cut.substr(0, 8);
+}
+
 }  // namespace
 }  // namespace cohort::launch

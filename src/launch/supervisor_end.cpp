@@ -235,7 +235,10 @@ void Supervisor::on_reader_gone() {
 
 void Supervisor::on_owner_gone() {
   quiet_end_ = true;
-  if (stage_ == Stage::Ended) return loop_.stop();
+  if (stage_ == Stage::Ended) {
+    if (!options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+    return loop_.stop();
+  }
   if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
   stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM, options_.grace);
 }
@@ -253,7 +256,7 @@ JobEnd Supervisor::how_it_ended() const {
   end.endings = endings_;
   end.others = others_;
   end.start_failure = start_failure_;
-  end.stop_reason = stopping_.reason();
+  end.stop_reason = undelivered_.empty() ? stopping_.reason() : undelivered_;
   end.stop_status = stop_status_;
   end.told_to_end = told_by_ != 0;
   end.stuck = stuck_;
@@ -262,6 +265,15 @@ JobEnd Supervisor::how_it_ended() const {
   end.log_folder = logs_below(folder_.shown);
   end.colour = sys::wants_colour(2);
   return end;
+}
+
+void Supervisor::bring_to_owner() {
+  const auto brought = bring_from_ranks(*courier_, setup_.plan.world_size);
+  if (brought) return;
+  // A job whose results are lost has not ended well; a reason that there is already came first.
+  if (stop_status_ || first_failure(endings_)) return say(brought.error().what());
+  stop_status_ = 1;
+  undelivered_ = brought.error().what();
 }
 
 void Supervisor::finish() {
@@ -273,10 +285,7 @@ void Supervisor::finish() {
   const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
   if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
   display_.end_lines();
-  if (courier_ && !(owner_ && owner_->gone())) {
-    const auto brought = bring_from_ranks(*courier_, setup_.plan.world_size);
-    if (!brought) say(brought.error().what());
-  }
+  if (courier_ && !(owner_ && owner_->gone())) bring_to_owner();
 
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);

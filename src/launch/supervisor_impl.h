@@ -79,6 +79,7 @@ class Supervisor {
   void on_host_failed(const CrewMember& agent, const std::string& why);
   void fail_start_of_hosts();
   void check_end();
+  void bring_to_owner();
   void finish();
   void write_record();
   int running_ranks() const;
@@ -112,6 +113,7 @@ class Supervisor {
   Stage stage_ = Stage::Starting;
   Stopping stopping_;
   std::string start_failure_;
+  std::string undelivered_;                  ///< why the owner lacks what its ranks have sent
   std::map<int, std::string> failed_hosts_;  ///< by index: why their agents do not come
   std::optional<int> stop_status_;           ///< the exit status, where it is not a rank's
   bool agent_lost_ = false;

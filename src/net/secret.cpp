@@ -1,5 +1,7 @@
 #include "net/secret.h"
 
+#include "sys/hidden_memory.h"
+
 #include <fcntl.h>
 #include <openssl/crypto.h>
 #include <sys/mman.h>
@@ -7,8 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
 
 namespace cohort::net {
 namespace {
@@ -21,6 +24,17 @@ int digit_value(char c) {
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
   if (c >= 'A' && c <= 'F') return c - 'A' + 10;
   return -1;
+}
+
+// In words, each by itself: in vector registers it would be whole, and whoever saves those (a signal, the dynamic
+// linker when it looks up a function) would leave it on the stack.
+void copy_hidden(std::uint8_t* to, const std::uint8_t* from) noexcept {
+  for (std::size_t at = 0; at < Secret::kBytes; at += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, from + at, sizeof word);
+    std::memcpy(to + at, &word, sizeof word);
+    __asm__ volatile("" ::: "memory");
+  }
 }
 
 // write(2) may take less than everything.
@@ -42,7 +56,7 @@ Result<Secret> Secret::generate() {
   Secret secret;
   std::size_t have = 0;
   while (have < kBytes) {
-    const ssize_t n = ::getrandom(secret.bytes_.data() + have, kBytes - have, 0);
+    const ssize_t n = ::getrandom(secret.bytes_ + have, kBytes - have, 0);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return fail(ErrorCode::Io, "cannot make a secret: getrandom: {}", errno_text(errno));
     have += static_cast<std::size_t>(n);
@@ -52,8 +66,28 @@ Result<Secret> Secret::generate() {
 
 Secret Secret::from_bytes(std::span<const std::uint8_t, kBytes> bytes) {
   Secret secret;
-  std::copy(bytes.begin(), bytes.end(), secret.bytes_.begin());
+  copy_hidden(secret.bytes_, bytes.data());
   return secret;
+}
+
+std::optional<Secret> Secret::from_digits(std::string_view digits) {
+  if (digits.size() != kDigits) return std::nullopt;
+  Secret secret;
+  for (std::size_t i = 0; i < kBytes; ++i) {
+    const int high = digit_value(digits[2 * i]);
+    const int low = digit_value(digits[2 * i + 1]);
+    if (high < 0 || low < 0) return std::nullopt;
+    secret.bytes_[i] = static_cast<std::uint8_t>(high * 16 + low);
+  }
+  return secret;
+}
+
+void Secret::append_digits(std::string& to) const {
+  constexpr char kHex[] = "0123456789abcdef";
+  for (const std::uint8_t byte : bytes()) {
+    to += kHex[byte >> 4];
+    to += kHex[byte & 15];
+  }
 }
 
 Result<Secret> Secret::from_sealed_memfd(int fd) {
@@ -79,7 +113,7 @@ Result<Secret> Secret::from_sealed_memfd(int fd) {
         fd, status.st_size, seals, kBytes, kSeals, kHint);
   }
   Secret secret;
-  const ssize_t n = ::pread(fd, secret.bytes_.data(), kBytes, 0);
+  const ssize_t n = ::pread(fd, secret.bytes_, kBytes, 0);
   if (n != static_cast<ssize_t>(kBytes)) {
     return fail(ErrorCode::Io, "the job's secret: reading descriptor {}: {}", fd,
                 n < 0 ? errno_text(errno) : "short read");
@@ -116,26 +150,19 @@ Result<Secret> Secret::from_file(const std::string& path) {
   if (n < 0) return fail(ErrorCode::Io, "secret file {}: {}", path, errno_text(errno));
   std::size_t size = static_cast<std::size_t>(n);
   while (size > 0 && (text[size - 1] == '\n' || text[size - 1] == '\r')) --size;
-  Secret secret;
-  bool good = size == kDigits;
-  for (std::size_t i = 0; good && i < kBytes; ++i) {
-    const int high = digit_value(text[2 * i]);
-    const int low = digit_value(text[2 * i + 1]);
-    good = high >= 0 && low >= 0;
-    if (good) secret.bytes_[i] = static_cast<std::uint8_t>(high * 16 + low);
-  }
+  auto secret = from_digits({text.data(), size});
   ::OPENSSL_cleanse(text.data(), text.size());
-  if (!good) {
+  if (!secret) {
     return fail(ErrorCode::Corrupt,
                 "secret file {} does not hold 64 hexadecimal digits -- make one with `cohort secret FILE`", path);
   }
-  return secret;
+  return *secret;
 }
 
 Result<sys::UniqueFd> Secret::to_sealed_memfd() const {
   sys::UniqueFd file(::memfd_create("cohort-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) return fail(ErrorCode::Unavailable, "cannot hand the secret on: memfd_create: {}", errno_text(errno));
-  if (!write_all(file.get(), bytes_.data(), kBytes)) {
+  if (!write_all(file.get(), bytes_, kBytes)) {
     return fail(ErrorCode::Io, "cannot hand the secret on: writing a memory file: {}", errno_text(errno));
   }
   if (::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0) {
@@ -145,21 +172,31 @@ Result<sys::UniqueFd> Secret::to_sealed_memfd() const {
 }
 
 bool Secret::operator==(const Secret& other) const noexcept {
-  return ::CRYPTO_memcmp(bytes_.data(), other.bytes_.data(), kBytes) == 0;
+  return ::CRYPTO_memcmp(bytes_, other.bytes_, kBytes) == 0;
 }
 
-Secret::~Secret() { ::OPENSSL_cleanse(bytes_.data(), kBytes); }
+Secret::Secret() : bytes_(static_cast<std::uint8_t*>(sys::take_hidden_memory())) {
+  static_assert(kBytes <= sys::kHiddenBytes);
+}
+Secret::Secret(const Secret& other) : Secret() { copy_hidden(bytes_, other.bytes_); }
+Secret& Secret::operator=(const Secret& other) noexcept {
+  copy_hidden(bytes_, other.bytes_);
+  return *this;
+}
+Secret::~Secret() { sys::give_hidden_memory(bytes_); }
+
+void wipe(std::string& text) noexcept {
+  ::OPENSSL_cleanse(text.data(), text.size());
+  text.clear();
+}
 
 Result<void> write_new_secret_file(const std::string& path) {
   const auto secret = Secret::generate();
   if (!secret) return tl::unexpected(secret.error());
-  std::array<char, kDigits + 1> text{};
-  for (std::size_t i = 0; i < Secret::kBytes; ++i) {
-    constexpr char kHex[] = "0123456789abcdef";
-    text[2 * i] = kHex[secret->bytes()[i] >> 4];
-    text[2 * i + 1] = kHex[secret->bytes()[i] & 15];
-  }
-  text[kDigits] = '\n';
+  std::string text;
+  text.reserve(kDigits + 1);
+  secret->append_digits(text);
+  text += '\n';
   const sys::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file) {
     const bool exists = errno == EEXIST;
@@ -169,7 +206,7 @@ Result<void> write_new_secret_file(const std::string& path) {
   }
   const bool written = write_all(file.get(), text.data(), text.size()) && ::fsync(file.get()) == 0;
   const int error_number = errno;
-  ::OPENSSL_cleanse(text.data(), text.size());
+  wipe(text);
   if (!written) {
     ::unlink(path.c_str());
     return fail(ErrorCode::Io, "cannot write a secret to {}: {}", path, errno_text(error_number));

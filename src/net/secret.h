@@ -1,16 +1,18 @@
 // The job's 256-bit secret: whoever has it belongs to the job. It travels in sealed memory files over inherited
-// descriptors and in files of mode 0600, never in arguments or the environment. A Secret owns its 32 bytes and
-// erases them when it dies. Copies are independent; const use from several threads is fine.
+// descriptors and in files of mode 0600, never in arguments or the environment. A Secret owns its 32 bytes, in memory
+// that no core dump shows, and erases them when it dies. Copies are independent; const use from several threads is
+// fine.
 #pragma once
 
 #include "base/result.h"
 #include "sys/unique_fd.h"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace cohort::net {
 
@@ -21,6 +23,10 @@ class Secret {
   /// From the kernel's generator. Fails with Io only where getrandom(2) does.
   static Result<Secret> generate();
   static Secret from_bytes(std::span<const std::uint8_t, kBytes> bytes);
+  /// Of 64 hexadecimal digits; nullopt for anything else.
+  static std::optional<Secret> from_digits(std::string_view digits);
+  /// Its 64 digits. Give the text room first, and `wipe` it: a text that grows leaves what it held behind.
+  void append_digits(std::string& to) const;
 
   /// Reads what `to_sealed_memfd` made; does not move the descriptor's offset nor close it, so it can be read again.
   /// Refuses (Unavailable) a descriptor that is closed, or is not a memory file of 32 bytes sealed against changes:
@@ -35,18 +41,23 @@ class Secret {
   /// to inherit it.
   Result<sys::UniqueFd> to_sealed_memfd() const;
 
-  std::span<const std::uint8_t, kBytes> bytes() const noexcept { return bytes_; }
+  std::span<const std::uint8_t, kBytes> bytes() const noexcept {
+    return std::span<const std::uint8_t, kBytes>(bytes_, kBytes);
+  }
   /// In constant time.
   bool operator==(const Secret& other) const noexcept;
 
-  Secret(const Secret&) = default;
-  Secret& operator=(const Secret&) = default;
+  Secret(const Secret& other);
+  Secret& operator=(const Secret& other) noexcept;
   ~Secret();
 
  private:
-  Secret() = default;
-  std::array<std::uint8_t, kBytes> bytes_{};
+  Secret();
+  std::uint8_t* bytes_;  ///< sys::take_hidden_memory
 };
+
+/// Overwrites a text that has held a secret, and empties it.
+void wipe(std::string& text) noexcept;
 
 /// Makes a new secret and writes it to a new file of mode 0600 as `from_file` reads it. Fails with Unavailable if the
 /// file exists (a secret is never overwritten), Io if it cannot be written; leaves no half-written file.

@@ -19,6 +19,7 @@ constexpr std::size_t kReadPerAdvance = 256 << 10;
 constexpr std::size_t kHandshakeLimit = 4096;
 // Sent first where the kernel vouches for the other end; a TLS handshake starts with 0x16 instead.
 constexpr std::string_view kPlainGreeting = "COHORT1\n";
+constexpr char kTlsHandshake = 0x16;
 // A TLS alert, handshake_failure: what a peer without a secret gets to see.
 constexpr std::string_view kTlsRefusal("\x15\x03\x03\x00\x02\x02\x28", 7);
 
@@ -57,7 +58,9 @@ struct SecureConnection::Impl {
   Role role = Role::Client;
   SecureOptions options;
   std::string peer;
-  std::unique_ptr<TlsSession> tls;  // none where the kernel vouches for the peer
+  std::unique_ptr<TlsSession> tls;  // none where the kernel vouches for the peer, nor before a client has spoken
+  std::optional<Secret> secret;     // until then
+  bool credible = false;
   bool established = false;
   bool end_of_input = false;
   std::size_t handshake_bytes = 0;
@@ -65,6 +68,8 @@ struct SecureConnection::Impl {
   std::string waiting;  // framed, to be sent once established
   ByteQueue incoming;   // decrypted
   ByteQueue outgoing;   // as it goes to the socket
+
+  bool encrypted() const noexcept { return tls != nullptr || secret.has_value(); }
 
   tl::unexpected<Error> not_authenticated(std::string_view why) const {
     return fail(ErrorCode::InvalidArgument, "authentication failed with {}: {}", peer, why);
@@ -114,11 +119,20 @@ struct SecureConnection::Impl {
       if (role == Role::Client && handshake_bytes == bytes.size() && bytes.front() == kPlainGreeting.front()) {
         return not_authenticated(fmt::format("it has no secret and this process has one -- {}", kHowToGiveASecret));
       }
+      if (!tls) {
+        // What is no TLS costs no TLS.
+        if (bytes.front() != kTlsHandshake) return not_authenticated("it does not speak TLS");
+        auto made = TlsSession::make(true, *secret, options.purpose);
+        if (!made) return tl::unexpected(made.error());
+        tls = *std::move(made);
+        secret.reset();
+      }
     }
     if (auto fed = tls->feed(bytes); !fed) return fed;
     if (!established) {
       auto done = tls->handshake();
       outgoing.append(tls->take_output());  // an alert for the other end, if it failed
+      credible = done && outgoing.size() > 0;
       if (!done) {
         (void)flush();
         return not_authenticated(done.error().what());
@@ -140,7 +154,8 @@ struct SecureConnection::Impl {
     char chunk[kReadChunk];
     while (!end_of_input && total < kReadPerAdvance) {
       std::size_t room = sizeof chunk;
-      if (tls && !established) room = std::min(room, kHandshakeLimit - std::min(handshake_bytes, kHandshakeLimit - 1));
+      if (encrypted() && !established)
+        room = std::min(room, kHandshakeLimit - std::min(handshake_bytes, kHandshakeLimit - 1));
       const ssize_t n = ::recv(socket.get(), chunk, room, 0);
       if (n < 0) {
         if (errno == EINTR) continue;
@@ -154,13 +169,13 @@ struct SecureConnection::Impl {
                       "connection with {} closed by the other end before the handshake was over", peer);
         }
         // TLS says good-bye itself; without it, somebody may have cut the stream short.
-        if (tls) return fail(ErrorCode::PeerLost, "connection with {} lost: it ended without a good-bye", peer);
+        if (encrypted()) return fail(ErrorCode::PeerLost, "connection with {} lost: it ended without a good-bye", peer);
         end_of_input = true;
         break;
       }
       const std::string_view bytes(chunk, static_cast<std::size_t>(n));
       total += bytes.size();
-      if (auto result = tls ? feed_tls(bytes) : feed_plain(bytes); !result) return result;
+      if (auto result = encrypted() ? feed_tls(bytes) : feed_plain(bytes); !result) return result;
     }
     return {};
   }
@@ -221,10 +236,12 @@ Result<SecureConnection> SecureConnection::with_secret(sys::UniqueFd socket, Rol
   impl->socket = std::move(socket);
   impl->role = role;
   impl->options = options;
-  auto tls = TlsSession::make(role == Role::Server, secret, options.purpose);
-  if (!tls) return tl::unexpected(tls.error());
-  impl->tls = *std::move(tls);
-  if (role == Role::Client) {
+  if (role == Role::Server) {
+    impl->secret = secret;
+  } else {
+    auto tls = TlsSession::make(false, secret, options.purpose);
+    if (!tls) return tl::unexpected(tls.error());
+    impl->tls = *std::move(tls);
     if (auto started = impl->tls->handshake(); !started) return tl::unexpected(started.error());
     impl->outgoing.append(impl->tls->take_output());
   }
@@ -252,6 +269,7 @@ Result<SecureConnection> SecureConnection::same_user(sys::UniqueFd socket, Role 
 
 int SecureConnection::fd() const noexcept { return impl_->socket.get(); }
 bool SecureConnection::established() const noexcept { return impl_->established; }
+bool SecureConnection::credible() const noexcept { return impl_->credible || impl_->established; }
 const std::string& SecureConnection::peer() const noexcept { return impl_->peer; }
 bool SecureConnection::wants_write() const noexcept { return impl_->outgoing.size() > 0; }
 std::size_t SecureConnection::unsent_bytes() const noexcept { return impl_->outgoing.size() + impl_->waiting.size(); }

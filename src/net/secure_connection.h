@@ -41,6 +41,9 @@ class SecureConnection {
   int fd() const noexcept;
   /// True once the other end has proved itself. Before that not a byte of its messages is looked at.
   bool established() const noexcept;
+  /// What it has said so far was made with the secret, now or, if somebody repeats it, once. For a server that has to
+  /// close some before they have come to the end of their handshake: not these.
+  bool credible() const noexcept;
   /// The other end, for messages.
   const std::string& peer() const noexcept;
 

@@ -3,9 +3,11 @@
 #include "net/socket.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <chrono>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -215,6 +217,83 @@ TEST(SecureConnection, SaysSoWhenOnlyOneSideHasASecret) {
     ASSERT_FALSE(outcome.server);
     EXPECT_NE(std::string(outcome.server.error().what()).find("COHORT_SECRET_FILE"), std::string::npos)
         << outcome.server.error().what();
+  }
+}
+
+/// Two ends that have met, and the bytes that each has sent, as somebody on the wire records them.
+struct Recorded {
+  std::string of_client, of_server;
+};
+Recorded record_a_conversation(const Secret& secret) {
+  Pair left = tcp_pair(), right = tcp_pair();
+  auto client = value_or_throw(SecureConnection::with_secret(std::move(left.client), Role::Client, secret));
+  auto server = value_or_throw(SecureConnection::with_secret(std::move(right.server), Role::Server, secret));
+  Recorded recorded;
+  const auto pass = [](int from, int to, std::string& record) {
+    char bytes[4096];
+    for (ssize_t n = 0; (n = ::recv(from, bytes, sizeof bytes, MSG_DONTWAIT)) > 0;) {
+      record.append(bytes, static_cast<std::size_t>(n));
+      EXPECT_EQ(::send(to, bytes, static_cast<std::size_t>(n), MSG_NOSIGNAL), n);
+    }
+  };
+  EXPECT_TRUE(client.queue("a command"));
+  const auto limit = deadline_in(seconds(20));
+  std::optional<std::string> message;
+  while (!message && !passed(limit)) {
+    EXPECT_TRUE(client.advance());
+    pass(left.server.get(), right.client.get(), recorded.of_client);
+    EXPECT_TRUE(server.advance());
+    pass(right.client.get(), left.server.get(), recorded.of_server);
+    message = server.next_message();
+  }
+  EXPECT_EQ(message, "a command");
+  return recorded;
+}
+
+TEST(SecureConnection, WhatWasRecordedIsWorthNothingLater) {
+  const Secret secret = secret_of(7);
+  const Recorded recorded = record_a_conversation(secret);
+  ASSERT_GT(recorded.of_client.size(), 300U);
+  // To a server, in one piece and in pieces.
+  for (const std::size_t piece : {recorded.of_client.size(), std::size_t{50}}) {
+    Pair pair = tcp_pair();
+    auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret));
+    Result<void> moved;
+    std::string answer;
+    for (std::string_view rest = recorded.of_client; !rest.empty() && moved;) {
+      const std::string_view now = rest.substr(0, piece);
+      rest.remove_prefix(now.size());
+      ASSERT_EQ(::send(pair.client.get(), now.data(), now.size(), MSG_NOSIGNAL), static_cast<ssize_t>(now.size()));
+      ASSERT_TRUE(value_or_throw(wait_ready(server.fd(), POLLIN, deadline_in(seconds(10)))));
+      moved = server.advance();
+    }
+    EXPECT_FALSE(moved);
+    EXPECT_FALSE(server.established());
+    EXPECT_FALSE(server.next_message());
+  }
+  // And to a client.
+  Pair pair = tcp_pair();
+  auto client = value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret));
+  ASSERT_TRUE(client.queue("for the true server"));
+  ASSERT_TRUE(client.advance());
+  ASSERT_GT(::send(pair.server.get(), recorded.of_server.data(), recorded.of_server.size(), MSG_NOSIGNAL), 0);
+  EXPECT_FALSE(client.handshake(deadline_in(seconds(10))));
+  EXPECT_FALSE(client.established());
+  EXPECT_EQ(client.unsent_bytes(), 4 + std::string_view("for the true server").size());  // it has not left
+}
+
+TEST(SecureConnection, AServerKnowsWhoHasMadeABeginningWithTheSecret) {
+  for (const std::uint8_t theirs : {std::uint8_t{7}, std::uint8_t{8}}) {
+    Pair pair = tcp_pair();
+    auto client =
+        value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret_of(theirs)));
+    auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret_of(7)));
+    EXPECT_FALSE(server.credible());
+    ASSERT_TRUE(client.advance());
+    ASSERT_TRUE(value_or_throw(wait_ready(server.fd(), POLLIN, deadline_in(seconds(10)))));
+    EXPECT_EQ(server.advance().has_value(), theirs == 7);
+    EXPECT_EQ(server.credible(), theirs == 7);
+    EXPECT_FALSE(server.established());
   }
 }
 

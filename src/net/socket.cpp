@@ -146,8 +146,16 @@ std::string describe_peer(int fd) {
 }
 
 Result<std::optional<sys::UniqueFd>> accept_one(int listener) {
+  sockaddr_storage from{};
+  socklen_t size = sizeof from;
+  return accept_one(listener, from, size);
+}
+
+Result<std::optional<sys::UniqueFd>> accept_one(int listener, sockaddr_storage& from, socklen_t& size) {
+  const socklen_t room = size;
   while (true) {
-    sys::UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    size = room;
+    sys::UniqueFd fd(::accept4(listener, reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd) {
       set_no_delay(fd.get());
       return std::optional<sys::UniqueFd>(std::move(fd));

@@ -7,6 +7,7 @@
 #include "net/deadline.h"
 #include "sys/unique_fd.h"
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <optional>
@@ -26,6 +27,8 @@ std::string describe_peer(int fd);
 
 /// One pending connection; nullopt if there is none.
 Result<std::optional<sys::UniqueFd>> accept_one(int listener);
+/// And where it comes from, as accept(2) gives it.
+Result<std::optional<sys::UniqueFd>> accept_one(int listener, sockaddr_storage& from, socklen_t& size);
 
 enum class ConnectFailure { NameUnknown, Refused, NoAnswer, Other };
 struct ConnectError {

@@ -65,6 +65,7 @@ Result<bool> TlsSession::handshake() {
   const int result = ::SSL_do_handshake(impl_->ssl);
   if (result == 1) {
     if (!impl_->end->proven()) return fail(ErrorCode::InvalidArgument, "it did not prove the secret");
+    impl_->end->forget_key();
     return true;
   }
   const int reason = ::SSL_get_error(impl_->ssl, result);

@@ -19,7 +19,9 @@ std::string openssl_text() {
   return reason == nullptr ? "unknown reason" : reason;
 }
 
-TlsEnd::~TlsEnd() { ::OPENSSL_cleanse(key_.data(), key_.size()); }
+TlsEnd::~TlsEnd() { forget_key(); }
+
+void TlsEnd::forget_key() noexcept { ::OPENSSL_cleanse(key_.data(), key_.size()); }
 
 std::string TlsEnd::handshake_failure() const {
   const unsigned long code = ::ERR_peek_last_error();
@@ -76,28 +78,43 @@ int TlsEnd::find_psk(SSL* ssl, const unsigned char* identity, std::size_t size, 
   return *session == nullptr ? 0 : 1;
 }
 
+/// The settings of all ends of one kind, which keys are no part of: making them takes longer than a handshake. Never
+/// freed, since threads may still be at work when the process ends.
+SSL_CTX* TlsEnd::context_of(bool server) {
+  const auto make = [](bool serves) -> SSL_CTX* {
+    std::unique_ptr<SSL_CTX, FreeContext> context(::SSL_CTX_new(::TLS_method()));
+    if (!context) return nullptr;
+    ::SSL_CTX_set_options(context.get(), SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION);
+    ::SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
+    // There are no certificates: a client that is offered one instead of the key must refuse it.
+    if (!serves) ::SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
+    if (::SSL_CTX_set_min_proto_version(context.get(), TLS1_3_VERSION) != 1 ||
+        ::SSL_CTX_set_max_proto_version(context.get(), TLS1_3_VERSION) != 1 ||
+        ::SSL_CTX_set_ciphersuites(context.get(), "TLS_AES_128_GCM_SHA256") != 1 ||
+        ::SSL_CTX_set1_groups_list(context.get(), "X25519") != 1 || ::SSL_CTX_set_num_tickets(context.get(), 0) != 1 ||
+        ::SSL_CTX_set_max_early_data(context.get(), 0) != 1) {
+      return nullptr;
+    }
+    if (serves) {
+      ::SSL_CTX_set_psk_find_session_callback(context.get(), find_psk);
+    } else {
+      ::SSL_CTX_set_psk_use_session_callback(context.get(), offer_psk);
+    }
+    return context.release();
+  };
+  if (server) {
+    static SSL_CTX* const of_servers = make(true);
+    return of_servers;
+  }
+  static SSL_CTX* const of_clients = make(false);
+  return of_clients;
+}
+
 Result<std::unique_ptr<TlsEnd>> TlsEnd::make(bool server, std::string identity, const Key& key) {
   ::ERR_clear_error();
+  SSL_CTX* const context = context_of(server);
+  if (context == nullptr) return internal("settings");
   std::unique_ptr<TlsEnd> end(new TlsEnd(server, std::move(identity), key));
-  end->context_.reset(::SSL_CTX_new(::TLS_method()));
-  SSL_CTX* const context = end->context_.get();
-  if (context == nullptr) return internal("SSL_CTX_new");
-  ::SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION);
-  ::SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-  // There are no certificates: a client that is offered one instead of the key must refuse it.
-  if (!server) ::SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
-  if (::SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1 ||
-      ::SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 ||
-      ::SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") != 1 ||
-      ::SSL_CTX_set1_groups_list(context, "X25519") != 1 || ::SSL_CTX_set_num_tickets(context, 0) != 1 ||
-      ::SSL_CTX_set_max_early_data(context, 0) != 1) {
-    return internal("settings");
-  }
-  if (server) {
-    ::SSL_CTX_set_psk_find_session_callback(context, find_psk);
-  } else {
-    ::SSL_CTX_set_psk_use_session_callback(context, offer_psk);
-  }
   end->ssl_.reset(::SSL_new(context));
   SSL* const ssl = end->ssl_.get();
   if (ssl == nullptr) return internal("SSL_new");

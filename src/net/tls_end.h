@@ -29,6 +29,8 @@ class TlsEnd {
   bool server() const noexcept { return server_; }
   /// After a handshake: whether the peer has proved the key. It is what proves the peer, nothing else.
   bool proven() const noexcept { return ::SSL_session_reused(ssl_.get()) == 1; }
+  /// It is not needed once the handshake is over.
+  void forget_key() noexcept;
   /// Of a handshake that failed, in words of this program.
   std::string handshake_failure() const;
 
@@ -41,6 +43,7 @@ class TlsEnd {
   };
   TlsEnd(bool server, std::string identity, const Key& key)
       : server_(server), identity_(std::move(identity)), key_(key) {}
+  static SSL_CTX* context_of(bool server);
   SSL_SESSION* make_psk() const;
   static int offer_psk(SSL* ssl, const EVP_MD* digest, const unsigned char** identity, std::size_t* size,
                        SSL_SESSION** session);
@@ -49,7 +52,6 @@ class TlsEnd {
   const bool server_;
   const std::string identity_;
   Key key_;
-  std::unique_ptr<SSL_CTX, FreeContext> context_;
   std::unique_ptr<SSL, FreeSsl> ssl_;
 };
 

@@ -14,6 +14,10 @@
 namespace cohort::net {
 namespace {
 
+// RFC 8446, 5.5: at most 2^24.5 full records, 388 GiB, are safe under one key of AES-GCM; OpenSSL does not change it by
+// itself.
+constexpr std::uint64_t kMostUnderKey = std::uint64_t{1} << 37;
+
 // OpenSSL's own BIO of sockets raises SIGPIPE.
 int descriptor(BIO* bio) { return static_cast<int>(reinterpret_cast<std::intptr_t>(::BIO_get_data(bio))); }
 
@@ -62,6 +66,13 @@ const BIO_METHOD* socket_method() {
   return method;
 }
 
+/// As after send and recv: the caller may look at errno.
+tl::unexpected<Error> lost(int error) {
+  auto failure = fail(ErrorCode::PeerLost, "{}", errno_text(error));
+  errno = error;
+  return failure;
+}
+
 }  // namespace
 
 TlsStream::TlsStream(std::unique_ptr<TlsEnd> end) : end_(std::move(end)) {}
@@ -85,12 +96,17 @@ Result<std::size_t> TlsStream::write(std::span<const std::byte> bytes) {
   if (bytes.empty()) return 0;
   ::ERR_clear_error();
   std::size_t taken = 0;
-  if (::SSL_write_ex(end_->ssl(), bytes.data(), bytes.size(), &taken) == 1) return taken;
+  if (::SSL_write_ex(end_->ssl(), bytes.data(), bytes.size(), &taken) == 1) {
+    under_key_ += taken;
+    // It fails while a record is half sent; then the next one tries.
+    if (under_key_ >= kMostUnderKey && ::SSL_key_update(end_->ssl(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1) under_key_ = 0;
+    return taken;
+  }
   const int saved = errno;
   switch (::SSL_get_error(end_->ssl(), 0)) {
     case SSL_ERROR_WANT_READ:
     case SSL_ERROR_WANT_WRITE: return 0;
-    case SSL_ERROR_SYSCALL: return fail(ErrorCode::PeerLost, "{}", errno_text(saved));
+    case SSL_ERROR_SYSCALL: return lost(saved);
     default: return fail(ErrorCode::Corrupt, "encrypted data: {}", openssl_text());
   }
 }
@@ -110,7 +126,7 @@ Result<std::optional<std::size_t>> TlsStream::read(std::span<std::byte> to) {
     case SSL_ERROR_ZERO_RETURN: return std::optional<std::size_t>(0);
     case SSL_ERROR_SYSCALL:
       if (saved == 0) return std::optional<std::size_t>(0);
-      return fail(ErrorCode::PeerLost, "{}", errno_text(saved));
+      return lost(saved);
     default: {
       const unsigned long code = ::ERR_peek_last_error();
       // A peer that has gone says no good-bye.

@@ -1,6 +1,7 @@
 // TLS 1.3 over a connected, non-blocking stream socket, for bulk data: what read and write are for a plain one. The two
 // ends have proved each other already and have a key that nobody else has; this adds secrecy, integrity and a fresh
-// X25519 exchange. The socket belongs to the caller. Never raises SIGPIPE. One thread at a time.
+// X25519 exchange. The socket belongs to the caller. An error of it is PeerLost, with errno as the system set it; what
+// breaks the encryption is Corrupt. Never raises SIGPIPE. One thread at a time.
 #pragma once
 
 #include "base/result.h"
@@ -34,6 +35,7 @@ class TlsStream {
  private:
   explicit TlsStream(std::unique_ptr<TlsEnd> end);
   std::unique_ptr<TlsEnd> end_;
+  std::uint64_t under_key_ = 0;  // bytes written since it was changed
 };
 
 }  // namespace cohort::net

@@ -1,6 +1,7 @@
 #include "store/server.h"
 
 #include "base/log.h"
+#include "net/door.h"
 #include "net/secure_connection.h"
 #include "net/socket.h"
 #include "store/protocol.h"
@@ -26,7 +27,7 @@ namespace {
 using Descriptor = asio::posix::stream_descriptor;
 
 constexpr std::size_t kUnsentLimit = 4 << 20;  // a client that does not read is not read from either
-constexpr std::chrono::milliseconds kAcceptPause{100};
+constexpr int kAtOnce = 64;                    // connections taken before those that are in have their turn
 
 struct Session;
 
@@ -41,13 +42,14 @@ struct Waiter {
 };
 
 struct Session {
-  Session(asio::io_context& io, net::SecureConnection accepted)
-      : connection(std::move(accepted)), descriptor(io, connection.fd()), timer(io) {}
+  Session(asio::io_context& io, net::SecureConnection accepted, const net::Source& from)
+      : connection(std::move(accepted)), descriptor(io, connection.fd()), timer(io), source(from) {}
   ~Session() { descriptor.release(); }  // the descriptor belongs to the connection
 
   net::SecureConnection connection;
   Descriptor descriptor;
   asio::steady_timer timer;  // of the handshake
+  net::Source source;
   bool half_open = true;
   bool greeted = false;
   bool said_good_bye = false;
@@ -75,12 +77,14 @@ class StoreServer::Impl {
     sys::UniqueFd fd = value_or_throw(net::listen_on(options.endpoint));
     endpoint_ = value_or_throw(net::local_endpoint(fd.get()));
     listener_.assign(fd.release());
+    door_.emplace(listener_.native_handle());
     accept_when_ready();
     thread_ = std::thread([this] { run(); });
   }
 
   ~Impl() {
     asio::post(io_, [this] {
+      door_->close();
       listener_.close();
       pause_.cancel();
       while (!sessions_.empty()) drop(*sessions_.begin());
@@ -94,7 +98,9 @@ class StoreServer::Impl {
   void close_listener() {
     std::promise<void> closed;
     asio::post(io_, [this, &closed] {
+      door_->close();
       if (listener_.is_open()) listener_.close();
+      pause_.cancel();
       closed.set_value();
     });
     closed.get_future().wait();
@@ -112,49 +118,64 @@ class StoreServer::Impl {
   }
 
   void accept_when_ready() {
-    if (!listener_.is_open() || accepting_ || half_open_ >= options_.half_open_limit) return;
+    if (!listener_.is_open() || accepting_) return;
     accepting_ = true;
-    listener_.async_wait(Descriptor::wait_read, [this](const asio::error_code& error) {
+    const auto look = [this](const asio::error_code& error) {
       accepting_ = false;
-      if (error) return;
-      accept_all();
-    });
+      if (!error && listener_.is_open()) accept_all();
+    };
+    if (const auto later = door_->shut_until()) {
+      pause_.expires_at(*later);
+      pause_.async_wait(look);
+    } else {
+      listener_.async_wait(Descriptor::wait_read, look);
+    }
   }
 
   void accept_all() {
-    while (half_open_ < options_.half_open_limit) {
-      auto accepted = net::accept_one(listener_.native_handle());
-      if (!accepted) {  // out of descriptors: try again a little later instead of spinning
-        log::warn("store", "store server at {}: {}", net::to_string(endpoint_), accepted.error().what());
-        pause_.expires_after(kAcceptPause);
-        pause_.async_wait([this](const asio::error_code& error) {
-          if (!error) accept_when_ready();
-        });
-        return;
-      }
-      if (!*accepted) break;
-      welcome(std::move(**accepted));
+    for (int i = 0; i < kAtOnce; ++i) {
+      auto visitor = door_->next();
+      if (!visitor) break;
+      welcome(*std::move(visitor));
     }
     accept_when_ready();
   }
 
-  void welcome(sys::UniqueFd socket) {
+  void welcome(net::Door::Visitor visitor) {
     const net::SecureOptions secure{.purpose = "store", .longest_message = kLongestMessage};
-    auto connection = options_.secret ? net::SecureConnection::with_secret(std::move(socket), net::Role::Server,
-                                                                           *options_.secret, secure)
-                                      : net::SecureConnection::same_user(std::move(socket), net::Role::Server, secure);
-    if (!connection) return complain(connection.error());
-    const auto session = std::make_shared<Session>(io_, *std::move(connection));
+    auto connection =
+        options_.secret
+            ? net::SecureConnection::with_secret(std::move(visitor.socket), net::Role::Server, *options_.secret, secure)
+            : net::SecureConnection::same_user(std::move(visitor.socket), net::Role::Server, secure);
+    if (!connection) {
+      door_->turn_away(visitor.source);
+      return complain(connection.error());
+    }
+    const auto session = std::make_shared<Session>(io_, *std::move(connection), visitor.source);
     sessions_.insert(session);
-    ++half_open_;
+    half_open_.push_back(session);
     session->timer.expires_after(options_.handshake_timeout);
     session->timer.async_wait([this, weak = std::weak_ptr(session)](const asio::error_code& error) {
       const SessionPtr late = weak.lock();
-      if (error || !late || late->dropped || !late->half_open) return;
-      complain(Error(ErrorCode::Timeout, fmt::format("{} did not prove the secret in time", late->connection.peer())));
-      drop(late);
+      if (!error && late && late->half_open) give_up_on(late, "in time");
     });
     on_ready(session);
+    if (half_open_.size() > options_.half_open_limit) make_room();
+  }
+
+  // The one that has come first and said nothing of worth goes: who has the secret is done within moments.
+  void make_room() {
+    const auto worthless = std::find_if(half_open_.begin(), half_open_.end(),
+                                        [](const SessionPtr& each) { return !each->connection.credible(); });
+    give_up_on(worthless != half_open_.end() ? *worthless : half_open_.front(), "before too many others came");
+  }
+
+  void give_up_on(const SessionPtr& given, std::string_view when) {
+    const SessionPtr session = given;
+    if (session->dropped) return;
+    complain(
+        Error(ErrorCode::Timeout, fmt::format("{} did not prove the secret {}", session->connection.peer(), when)));
+    drop(session);
   }
 
   // One line a second is enough for whoever knocks at the door.
@@ -192,8 +213,8 @@ class StoreServer::Impl {
     if (session->half_open && session->connection.established()) {
       session->half_open = false;
       session->timer.cancel();
-      --half_open_;
-      accept_when_ready();
+      half_open_.remove(session);
+      door_->let_in(session->source);
     }
     while (!session->dropped) {
       const auto message = session->connection.next_message();
@@ -216,8 +237,8 @@ class StoreServer::Impl {
     session->timer.cancel();
     session->descriptor.cancel();
     if (session->half_open) {
-      --half_open_;
-      accept_when_ready();
+      half_open_.remove(session);
+      door_->turn_away(session->source);
     }
     for (const WaiterPtr& waiter : session->waiters) {
       unpark(waiter);
@@ -399,7 +420,8 @@ class StoreServer::Impl {
   Descriptor listener_;
   asio::steady_timer pause_;
   bool accepting_ = false;
-  std::size_t half_open_ = 0;
+  std::optional<net::Door> door_;
+  std::list<SessionPtr> half_open_;  // the first that came is in front
   std::chrono::steady_clock::time_point last_complaint_{};
   std::set<SessionPtr> sessions_;
   std::unordered_map<std::string, std::vector<WaiterPtr>> parked_;

@@ -114,6 +114,36 @@ TEST(StoreServer, ThoseWhoSayNothingAreClosedAndDoNotKeepOthersOut) {
   for (const auto& fd : silent) EXPECT_EQ(read_to_end(fd.get()), "");
 }
 
+TEST(StoreServer, ACrowdThatSaysNothingGivesWayAtOnce) {
+  Served served(seconds(60), 4);
+  std::vector<sys::UniqueFd> silent;
+  for (int i = 0; i < 40; ++i) silent.push_back(served.knock());
+  const auto store = served.connect();
+  EXPECT_EQ(store->add("n", 1), 1);
+  // Those that came first are gone, long before their time was over.
+  for (int i = 0; i < 30; ++i) EXPECT_EQ(read_to_end(silent[static_cast<std::size_t>(i)].get()), "");
+}
+
+TEST(StoreServer, AFloodOfGarbageKeepsNobodyOut) {
+  Served served;
+  std::atomic<bool> over = false;
+  std::thread flood([&] {
+    while (!over) {
+      auto socket = net::connect_once(served.server->endpoint(), deadline_in(milliseconds(100)));
+      if (socket) (void)!::send(socket->get(), "GET / HTTP/1.0\r\n\r\n", 18, MSG_NOSIGNAL);
+    }
+  });
+  for (int i = 1; i <= 10; ++i) {
+    try {
+      EXPECT_EQ(served.connect(seconds(30))->add("n", 1), i);
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }
+  over = true;
+  flood.join();
+}
+
 TEST(StoreServer, ClosingTheListenerKeepsThoseWhoAreIn) {
   Served served;
   const auto store = served.connect();

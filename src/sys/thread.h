@@ -10,5 +10,8 @@ namespace cohort::sys {
 std::thread start_without_signals(std::function<void()> body);
 /// Whether the calling thread was started so: then what it waits for does not hold up the program.
 bool in_service_thread() noexcept;
+/// The calling thread gives way to others, for good: a tenth of their share of the processor (nice 10), and of the disk
+/// what nobody else wants, where its scheduler knows priorities (class idle). What the system refuses is left as it is.
+void give_way() noexcept;
 
 }  // namespace cohort::sys

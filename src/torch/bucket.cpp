@@ -83,7 +83,7 @@ Bucket::Bucket(Communicator& comm, std::span<const at::Tensor> parameters)
     if (parameters[i].nbytes() < kLargeBytes) lay_out(i);
   }
   flags_begin_ = static_cast<std::int64_t>(bytes / element);
-  elements_ = flags_begin_ + static_cast<std::int64_t>(parameters.size()) + 1;
+  elements_ = flags_begin_ + static_cast<std::int64_t>(parameters.size()) + 2;
   memory_ = comm.allocate(static_cast<std::size_t>(elements_) * element);
 
   // The storage holds the memory, so a gradient may outlive bucket and communicator. `set_` on an empty tensor instead
@@ -121,6 +121,27 @@ bool Bucket::can_read(std::size_t position, const at::Tensor& gradient) const {
 Buffer Bucket::rest() const {
   return {static_cast<std::byte*>(memory_.data()) + static_cast<std::size_t>(rest_begin_) * size_of(dtype_),
           elements_ - rest_begin_, dtype_};
+}
+
+std::optional<std::size_t> Bucket::first_non_finite(const std::function<at::Tensor(std::size_t position)>& read_instead,
+                                                    const FiniteOptions& options) const {
+  for (const std::size_t position : large_) {
+    const at::Tensor other = read_instead(position);
+    Buffer values = large_buffer(position);
+    if (other.defined()) values.data = other.data_ptr();
+    if (cohort::first_non_finite(values, options)) return position;
+  }
+  // The small ones in one go. What lies between them is zero.
+  const Buffer all = rest();
+  const auto found = cohort::first_non_finite({all.data, flags_begin_ - rest_begin_, dtype_}, options);
+  if (!found) return std::nullopt;
+  const std::size_t offset = static_cast<std::size_t>(rest_begin_ + *found) * size_of(dtype_);
+  std::size_t first = gradients_.size();
+  for (std::size_t position = 0; position < gradients_.size(); ++position) {
+    const bool holds = offset >= offsets_[position] && offset < offsets_[position] + gradients_[position].nbytes();
+    if (holds) first = position;
+  }
+  return first;
 }
 
 void Bucket::set_flag(std::size_t position, bool value) {

@@ -1,15 +1,19 @@
 // Where gradients lie: buckets of several gradients each, in communicator memory. A bucket is [large gradients | small
-// ones | one flag per parameter: this rank used it | one flag: this rank has samples], all of one type, each gradient
-// aligned. A large gradient is an all_reduce of its own, which reads it where autograd made it and writes the average
-// to its place here, so that most of it is never copied. The small ones are written to their places first, and are one
-// all_reduce with the flags. A bucket owns its memory together with the tensors over it. One thread at a time.
+// ones | one flag per parameter: this rank used it | one flag: this rank has samples | one flag: this rank has found a
+// value that is not finite], all of one type, each gradient aligned. A large gradient is an all_reduce of its own,
+// which reads it where autograd made it and writes the average to its place here, so that most of it is never copied.
+// The small ones are written to their places first, and are one all_reduce with the flags. A bucket owns its memory
+// together with the tensors over it. One thread at a time.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
 
 #include <cohort/communicator.h>
+#include <cohort/finite.h>
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -43,11 +47,12 @@ class Bucket {
   const at::Tensor& gradient(std::size_t position) const { return gradients_[position]; }
   std::size_t offset(std::size_t position) const { return offsets_[position]; }
 
-  /// Flags: one per parameter, then the one for the rank itself. Non-zero after the reduction if it was set on any rank
+  /// Flags: one per parameter, then the two for the rank itself. Non-zero after the reduction if it was set on any rank
   /// of weight > 0.
   void set_flag(std::size_t position, bool value);
   bool flag(std::size_t position) const;
   std::size_t rank_flag() const { return gradients_.size(); }
+  std::size_t non_finite_flag() const { return gradients_.size() + 1; }
 
   /// Positions of the large gradients, in the order of their reductions.
   const std::vector<std::size_t>& large() const { return large_; }
@@ -56,6 +61,10 @@ class Bucket {
   bool can_read(std::size_t position, const at::Tensor& gradient) const;
   /// What is reduced after them: small gradients and flags.
   Buffer rest() const;
+  /// The position of the first gradient with a value that is not finite, in the order in which they lie. `read_instead`
+  /// gives what is reduced instead of what lies at the place of a large one; undefined: what lies there.
+  std::optional<std::size_t> first_non_finite(const std::function<at::Tensor(std::size_t position)>& read_instead,
+                                              const FiniteOptions& options) const;
   const void* data() const { return memory_.data(); }
   std::size_t bytes() const { return static_cast<std::size_t>(elements_) * size_of(dtype_); }
 

@@ -2,14 +2,17 @@
 
 #include "base/log.h"
 #include "base/result.h"
-#include "formats/checkpoint_folder.h"
+#include "checkpoint/background.h"
+#include "checkpoint/exchange.h"
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
 #include "formats/safetensors.h"
-#include "torch/checkpoint_collective.h"
 #include "torch/checkpoint_optimizer.h"
 #include "torch/checkpoint_tensors.h"
 
-#include <array>
+#include <functional>
 #include <mutex>
+#include <numeric>
 
 // clang-format off
 #include <ATen/CPUGeneratorImpl.h>
@@ -19,13 +22,6 @@ namespace cohort {
 namespace {
 
 namespace ck = checkpoint;
-
-// The files of a checkpoint: docs/reference/checkpoint-format.md.
-constexpr const char* kModel = "model.safetensors";
-constexpr const char* kOptimizer = "optimizer.safetensors";
-constexpr const char* kRandom = "random.safetensors";
-
-std::string rank_name(int rank) { return fmt::format("rank/{}", rank); }
 
 std::string random_state() {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
@@ -54,10 +50,7 @@ CheckpointInfo info_of(const formats::StoredCheckpoint& stored) {
   return info;
 }
 
-/// Rank 0's work of a save.
-formats::StoredCheckpoint write(const CheckpointOptions& options, const torch::nn::Module& module,
-                                const torch::optim::Optimizer* optimizer, const TrainingProgress& progress,
-                                const std::vector<std::string>& random_states) {
+formats::Manifest manifest_of(const TrainingProgress& progress) {
   if (progress.step < 0 || progress.epoch < 0) {
     raise(ErrorCode::InvalidArgument, "cannot save the checkpoint -- step {} and epoch {} must not be negative",
           progress.step, progress.epoch);
@@ -65,7 +58,6 @@ formats::StoredCheckpoint write(const CheckpointOptions& options, const torch::n
   formats::Manifest manifest;
   manifest.step = progress.step;
   manifest.epoch = progress.epoch;
-  manifest.world_size = static_cast<int>(random_states.size());
   manifest.program = fmt::format("cohort, libtorch {}", TORCH_VERSION);
   manifest.values = progress.values;
   if (progress.sampler) {
@@ -75,177 +67,195 @@ formats::StoredCheckpoint write(const CheckpointOptions& options, const torch::n
     manifest.sampler = formats::SamplerPosition{progress.sampler->seed, progress.sampler->epoch,
                                                 progress.sampler->cursor, progress.sampler->size};
   }
-  // Before anything is written: what cannot be saved should not cost a disk full of bytes.
-  ck::Snapshot model;
-  for (const auto& [name, tensor] : ck::named_tensors(module)) model.add(name, tensor);
-  std::optional<ck::OptimizerSnapshot> optimizer_state;
-  if (optimizer != nullptr) optimizer_state = ck::snapshot(*optimizer, module);
-  std::vector<formats::NamedTensor> random;
-  for (std::size_t rank = 0; rank < random_states.size(); ++rank) {
-    const std::string& state = random_states[rank];
-    random.push_back(
-        {rank_name(static_cast<int>(rank)),
-         {formats::ElementType::UInt8, {static_cast<std::int64_t>(state.size())}, formats::as_bytes(state)}});
-  }
-
-  auto writer = value_or_throw(formats::CheckpointWriter::begin(options.folder, std::move(manifest)));
-  value_or_throw(writer.add(kModel, [&](const formats::Sink& sink) {
-    return formats::write_safetensors(sink, model.tensors(), {{"format", "pt"}});
-  }));
-  if (optimizer_state) {
-    value_or_throw(writer.add(kOptimizer, [&](const formats::Sink& sink) {
-      return formats::write_safetensors(sink, optimizer_state->tensors.tensors(), optimizer_state->metadata);
-    }));
-  }
-  value_or_throw(
-      writer.add(kRandom, [&](const formats::Sink& sink) { return formats::write_safetensors(sink, random); }));
-  return value_or_throw(writer.commit(options.keep));
+  return manifest;
 }
 
-/// A checkpoint's bytes, all checked.
-struct Loaded {
-  formats::StoredCheckpoint stored;
-  std::map<std::string, sys::FileBytes> files;
+/// What a rank brings to a save, and what its bundle's views are of.
+struct Brought {
+  ck::Snapshot model, state;
+  std::optional<ck::OptimizerSnapshot> optimizer;
+  std::string random;
+  ck::Bundle bundle;
 };
 
-/// Rank 0's work of a load: the newest checkpoint that is whole.
-std::optional<Loaded> read_newest(const std::string& folder) {
-  formats::CheckpointList list = value_or_throw(formats::list_checkpoints(folder));
-  std::string reasons;
-  const auto pass_over = [&](const Error& error) {
-    log::warn("checkpoint", "passed over: {}", error.what());
-    reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", error.what());
-  };
-  for (const Error& error : list.damaged) pass_over(error);
-  while (!list.sound.empty()) {
-    Loaded loaded{std::move(list.sound.back()), {}};
-    list.sound.pop_back();
-    std::optional<Error> problem;
-    for (const auto& [name, digest] : loaded.stored.manifest.files) {
-      auto bytes = formats::read_checkpoint_file(loaded.stored, name);
-      if (bytes) {
-        loaded.files.emplace(name, std::move(*bytes));
-        continue;
-      }
-      problem = bytes.error();
-      break;
+/// Agreed on: throws on all ranks if one cannot.
+std::unique_ptr<Brought> bring(Communicator& comm, const torch::nn::Module& module,
+                               const torch::optim::Optimizer* optimizer, const TrainingProgress& progress,
+                               const RankState& state) {
+  auto all = std::make_unique<Brought>();
+  ck::agree(comm, ck::attempt([&] {
+              if (ck::rank_of(comm) == 0) {
+                all->bundle.manifest = manifest_of(progress);
+                for (const auto& [name, tensor] : ck::named_tensors(module)) all->model.add(name, tensor);
+                all->bundle.files.push_back({ck::kModelFile, all->model.tensors(), {{"format", "pt"}}});
+                if (optimizer != nullptr) {
+                  all->optimizer = ck::snapshot(*optimizer, module);
+                  all->bundle.files.push_back(
+                      {ck::kOptimizerFile, all->optimizer->tensors.tensors(), all->optimizer->metadata});
+                }
+              }
+              for (const auto& [name, tensor] : state) all->state.add(name, tensor);
+              all->bundle.state = all->state.tensors();
+              all->random = random_state();
+              all->bundle.random = formats::as_bytes(all->random);
+            }));
+  return all;
+}
+
+/// The program's tensors in a part; its random state goes to `random`.
+RankState state_of(std::span<const std::byte> part, const std::string& name, std::optional<at::Tensor>* random) {
+  RankState state;
+  const std::string prefix = ck::kStatePrefix;
+  for (const auto& [key, tensor] : value_or_throw(formats::parse_safetensors(part, name)).tensors) {
+    if (key.starts_with(prefix)) {
+      state.emplace(key.substr(prefix.size()), ck::to_tensor(tensor, key));
+    } else if (key == ck::kRandomName && random != nullptr) {
+      *random = ck::to_tensor(tensor, key);
     }
-    if (!problem) return loaded;
-    pass_over(*problem);
   }
-  if (reasons.empty()) return std::nullopt;
-  raise(ErrorCode::Corrupt,
-        "cannot load a checkpoint from {} -- all of them are damaged: {} -- restore one from a copy, or start anew in "
-        "another folder",
-        folder, reasons);
+  return state;
 }
 
 }  // namespace
 
-CheckpointFolder::CheckpointFolder(Communicator communicator, CheckpointOptions options)
-    : communicator_(std::move(communicator)), options_(std::move(options)) {
-  if (options_.folder.empty()) raise(ErrorCode::InvalidArgument, "a CheckpointFolder needs the name of a folder");
-  if (options_.keep < 1)
-    raise(ErrorCode::InvalidArgument, "a CheckpointFolder keeps at least 1 checkpoint, not {}", options_.keep);
+bool CheckpointSave::done() const { return pending_->done(); }
+
+CheckpointInfo CheckpointSave::wait() { return info_of(pending_->wait()); }
+
+struct CheckpointFolder::State {
+  Communicator communicator;
+  const ck::FolderOptions options;
+  ck::BackgroundSaver saver{options};
+  std::optional<formats::StoredCheckpoint> loaded = {};
+  RankState rank_state = {};  // of `loaded`
+};
+
+CheckpointFolder::CheckpointFolder(Communicator communicator, CheckpointOptions options) {
+  if (options.folder.empty()) raise(ErrorCode::InvalidArgument, "a CheckpointFolder needs the name of a folder");
+  if (options.keep < 1)
+    raise(ErrorCode::InvalidArgument, "a CheckpointFolder keeps at least 1 checkpoint, not {}", options.keep);
+  const ck::FolderOptions folder{std::move(options.folder), options.keep, options.place};
+  state_ = std::shared_ptr<State>(new State{std::move(communicator), folder});
 }
 
 CheckpointInfo CheckpointFolder::save(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
-                                      const TrainingProgress& progress) {
-  const std::vector<std::string> random_states = ck::gather(communicator_, random_state());
-  formats::StoredCheckpoint stored;
-  std::optional<Error> error;
-  std::string text;
-  if (ck::rank_of(communicator_) == 0) {
-    error = ck::attempt([&] {
-      stored = write(options_, module, optimizer, progress, random_states);
-      text = value_or_throw(formats::to_json(stored.manifest));
-    });
-  }
-  text = ck::share(communicator_, text, error);
-  stored.folder = ck::share(communicator_, stored.folder, std::nullopt);
-  stored.manifest = value_or_throw(formats::parse_manifest(text, stored.folder));
-  return info_of(stored);
+                                      const TrainingProgress& progress, const RankState& state) {
+  state_->saver.settle(state_->communicator);
+  const auto brought = bring(state_->communicator, module, optimizer, progress, state);
+  return info_of(ck::save(state_->communicator, state_->options, brought->bundle));
+}
+
+CheckpointSave CheckpointFolder::save_async(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
+                                            const TrainingProgress& progress, const RankState& state) {
+  Communicator& comm = state_->communicator;
+  ck::BackgroundSaver& saver = state_->saver;
+  saver.settle(comm);
+  const auto brought = bring(comm, module, optimizer, progress, state);
+  if (saver.needs_communicator(comm)) saver.adopt(comm.split({}));
+  return CheckpointSave(saver.start(comm, brought->bundle));
 }
 
 std::optional<CheckpointInfo> CheckpointFolder::load_latest(torch::nn::Module& module,
                                                             torch::optim::Optimizer* optimizer) {
-  std::optional<Loaded> loaded;
-  std::optional<Error> error;
-  std::string text;
-  const bool reads = ck::rank_of(communicator_) == 0;
-  if (reads) {
-    error = ck::attempt([&] {
-      loaded = read_newest(options_.folder);
-      if (loaded) text = value_or_throw(formats::to_json(loaded->stored.manifest));
-    });
+  Communicator& comm = state_->communicator;
+  state_->saver.settle(comm);
+  ck::Found found =
+      ck::load_newest(comm, state_->options,
+                      optimizer == nullptr ? std::set<std::string>{ck::kOptimizerFile} : std::set<std::string>());
+  if (ck::rank_of(comm) == 0) {
+    for (const std::string& reason : found.passed_over) log::warn("checkpoint", "passed over: {}", reason);
   }
-  text = ck::share(communicator_, text, error);
-  if (text.empty()) return std::nullopt;
-
-  // The same bytes go to every rank: no other rank needs to see the disk, and none can see other bytes.
-  Loaded here;
-  here.stored.folder = ck::share(communicator_, loaded ? loaded->stored.folder : std::string(), std::nullopt);
-  ck::agree(communicator_, ck::attempt([&] {
-              here.stored.manifest = value_or_throw(formats::parse_manifest(text, here.stored.folder));
-              if (reads) here.files = std::move(loaded->files);
-              for (const auto& [name, digest] : here.stored.manifest.files) {
-                if (!reads && (name != kOptimizer || optimizer != nullptr))
-                  here.files.emplace(name, sys::FileBytes(static_cast<std::size_t>(digest.bytes)));
-              }
-              if (optimizer == nullptr) here.files.erase(kOptimizer);
-            }));
-  for (auto& [name, bytes] : here.files) ck::share_bytes(communicator_, {bytes.data(), bytes.size()});
+  if (!found.stored) {
+    if (found.passed_over.empty()) return std::nullopt;
+    throw ck::all_damaged(state_->options, found.passed_over);
+  }
+  const std::string folder = found.stored->folder;
 
   // Everything is looked at before anything is changed, and nothing is changed before all ranks have looked.
   ck::Assignment weights;
   std::function<void()> restore_optimizer = [] {};
   std::optional<at::Tensor> random;
-  ck::agree(communicator_, ck::attempt([&] {
+  RankState state;
+  ck::agree(comm, ck::attempt([&] {
               const auto parse = [&](const char* name) {
-                const auto found = here.files.find(name);
-                const std::string path = fmt::format("{}/{}", here.stored.folder, name);
-                if (found == here.files.end()) {
+                const auto file = found.files.find(name);
+                const std::string path = fmt::format("{}/{}", folder, name);
+                if (file == found.files.end()) {
                   raise(ErrorCode::InvalidArgument,
                         "{}: the checkpoint was saved without it -- pass nullptr for the optimizer", path);
                 }
-                return value_or_throw(formats::parse_safetensors(found->second.bytes(), path));
+                return value_or_throw(formats::parse_safetensors(file->second.bytes(), path));
               };
-              weights = ck::match(ck::named_tensors(module), parse(kModel).tensors,
-                                  fmt::format("{}/{}", here.stored.folder, kModel), {});
+              const std::string source = fmt::format("{}/{}", folder, ck::kModelFile);
+              weights = ck::match(ck::named_tensors(module), parse(ck::kModelFile).tensors, source, {});
               for (const auto& copy : weights.copies) {
                 if (ck::to_element_type(copy.to.scalar_type()) != copy.from.type) {
                   raise(ErrorCode::InvalidArgument,
-                        "{}: tensor '{}' is {} there and {} here -- make the model as it was made then",
-                        here.stored.folder, copy.name, formats::info(copy.from.type).torch,
-                        c10::toString(copy.to.scalar_type()));
+                        "{}: tensor '{}' is {} there and {} here -- make the model as it was made then", folder,
+                        copy.name, formats::info(copy.from.type).torch, c10::toString(copy.to.scalar_type()));
                 }
               }
               if (optimizer != nullptr) {
-                const formats::Safetensors state = parse(kOptimizer);
-                restore_optimizer = ck::restore(*optimizer, module, state.tensors, state.metadata,
-                                                fmt::format("{}/{}", here.stored.folder, kOptimizer));
+                const formats::Safetensors saved = parse(ck::kOptimizerFile);
+                restore_optimizer = ck::restore(*optimizer, module, saved.tensors, saved.metadata,
+                                                fmt::format("{}/{}", folder, ck::kOptimizerFile));
               }
-              const formats::Safetensors states = parse(kRandom);
-              const int rank = ck::rank_of(communicator_);
-              if (const auto* state = states.find(rank_name(rank))) {
-                random = ck::to_tensor(*state, rank_name(rank));
-              } else {
-                log::info("checkpoint", "{}: saved by {} ranks; rank {} keeps its own random state", here.stored.folder,
-                          here.stored.manifest.world_size, rank);
+              const int rank = ck::rank_of(comm);
+              if (found.part) {
+                state = state_of(found.part->bytes(), fmt::format("{}/{}", folder, ck::part_file(rank)), &random);
+              } else if (found.files.contains(ck::kRandomFile)) {
+                const formats::Safetensors states = parse(ck::kRandomFile);
+                const std::string name = fmt::format("rank/{}", rank);
+                if (const auto* saved = states.find(name)) random = ck::to_tensor(*saved, name);
+              }
+              if (!random) {
+                log::info("checkpoint", "{}: saved by {} ranks; rank {} keeps its own random state", folder,
+                          found.stored->manifest.world_size, rank);
               }
             }));
-  ck::agree(communicator_, ck::attempt([&] {
+  ck::agree(comm, ck::attempt([&] {
               // The one step that may yet fail (a generator's state of another libtorch) comes first.
               if (random) set_random_state(*random);
               weights.apply();
               restore_optimizer();
             }));
-  return info_of(here.stored);
+  state_->rank_state = std::move(state);
+  state_->loaded = std::move(found.stored);
+  return info_of(*state_->loaded);
 }
+
+const RankState& CheckpointFolder::rank_state() const {
+  if (!state_->loaded)
+    raise(ErrorCode::InvalidArgument, "rank_state: no checkpoint has been loaded -- load_latest first");
+  return state_->rank_state;
+}
+
+std::map<int, RankState> CheckpointFolder::parts(const std::set<int>& saved_ranks) {
+  Communicator& comm = state_->communicator;
+  ck::agree(comm, ck::attempt([&] { static_cast<void>(rank_state()); }));
+  const auto bytes = ck::load_parts(comm, state_->options, *state_->loaded, saved_ranks);
+  std::map<int, RankState> parts;
+  ck::agree(comm, ck::attempt([&] {
+              for (const auto& [rank, part] : bytes) {
+                parts.emplace(
+                    rank,
+                    state_of(part.bytes(), fmt::format("{}/{}", state_->loaded->folder, ck::part_file(rank)), nullptr));
+              }
+            }));
+  return parts;
+}
+
+std::map<int, RankState> CheckpointFolder::parts() {
+  std::set<int> all;
+  for (int rank = 0; state_->loaded && rank < state_->loaded->manifest.world_size; ++rank) all.insert(rank);
+  return parts(all);
+}
+
+void CheckpointFolder::close() { state_->saver.close(); }
 
 std::vector<CheckpointInfo> CheckpointFolder::list() const {
   std::vector<CheckpointInfo> infos;
-  for (const auto& stored : value_or_throw(formats::list_checkpoints(options_.folder)).sound)
+  for (const auto& stored : value_or_throw(formats::list_checkpoints(state_->options.path)).sound)
     infos.push_back(info_of(stored));
   return infos;
 }

@@ -284,6 +284,73 @@ TEST(Checkpoint, KeepsRandomStatesOfAllRanksByName) {
   });
 }
 
+TEST(Checkpoint, GivesEachRankItsOwnStateAndOthersOnRequest) {
+  for (const CheckpointPlace place : {CheckpointPlace::Rank0, CheckpointPlace::Shared, CheckpointPlace::Local}) {
+    TestFolder folder;
+    const CheckpointOptions options{.folder = folder.path(), .place = place};
+    run_on_threads(3, [&](Communicator comm) {
+      Net net;
+      CheckpointFolder checkpoints(comm, options);
+      EXPECT_EQ(code_of([&] { checkpoints.rank_state(); }, "no checkpoint has been loaded"),
+                ErrorCode::InvalidArgument);
+      checkpoints.save(
+          *net, nullptr, {.step = 1},
+          {{"held", torch::full({2, comm.rank() + 1}, comm.rank())}, {"count", torch::tensor(comm.rank())}});
+    });
+    run_on_threads(2, [&](Communicator comm) {
+      Net net;
+      CheckpointFolder checkpoints(comm, options);
+      ASSERT_TRUE(checkpoints.load_latest(*net, nullptr));
+      const RankState& own = checkpoints.rank_state();
+      ASSERT_EQ(own.size(), 2u);
+      EXPECT_TRUE(own.at("held").equal(torch::full({2, comm.rank() + 1}, comm.rank())));
+      const auto all = checkpoints.parts();
+      ASSERT_EQ(all.size(), 3u);
+      EXPECT_EQ(all.at(2).at("count").item<std::int64_t>(), 2);
+      EXPECT_EQ(checkpoints.parts(comm.rank() == 0 ? std::set<int>{2} : std::set<int>{}).size(),
+                comm.rank() == 0 ? 1u : 0u);
+    });
+  }
+}
+
+TEST(Checkpoint, SavesInTheBackgroundWhatWasThereThen) {
+  TestFolder folder;
+  run_on_threads(2, [&](Communicator comm) {
+    Net net;
+    torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.1));
+    CheckpointFolder checkpoints(comm, {.folder = folder.path()});
+    std::string expected;
+    CheckpointSave last(nullptr);
+    for (int step = 1; step <= 3; ++step) {
+      train(net, optimizer, 1);
+      expected = bits(*net);
+      last = checkpoints.save_async(*net, &optimizer, {.step = step}, {{"own", torch::tensor(comm.rank())}});
+      train(net, optimizer, 1);
+    }
+    EXPECT_EQ(last.wait().progress.step, 3);
+    EXPECT_TRUE(last.done());
+    checkpoints.close();
+    ASSERT_TRUE(checkpoints.load_latest(*net, &optimizer));
+    if (comm.rank() == 0) {
+      EXPECT_EQ(bits(*net), expected);
+    }
+    EXPECT_EQ(checkpoints.rank_state().at("own").item<std::int64_t>(), comm.rank());
+  });
+}
+
+TEST(Checkpoint, StillLoadsVersion1) {
+  torch::nn::Linear net(3, 2);
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1).momentum(0.9));
+  CheckpointFolder checkpoints(Communicator(), {.folder = COHORT_TEST_DATA "/checkpoints/version-1"});
+  const auto info = checkpoints.load_latest(*net, &optimizer);
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->progress.step, 7);
+  EXPECT_EQ(info->progress.sampler, (data::SamplerState{3, 1, 24, 50}));
+  EXPECT_TRUE(net->bias.allclose(torch::tensor({0.4, -1.1})));
+  EXPECT_TRUE(checkpoints.rank_state().empty());
+  EXPECT_TRUE(checkpoints.parts().empty());
+}
+
 TEST(Weights, ListsEveryDifferenceInOneError) {
   TestFolder folder;
   torch::nn::Linear small(2, 3), wide(4, 3);

@@ -3,6 +3,7 @@
 #include "torch/same_model.h"
 
 #include <cohort/torch/nn.h>
+#include <cohort/torch/same_parameters.h>
 #include <cohort/torch/tensor.h>
 
 #include <fmt/ranges.h>
@@ -26,6 +27,7 @@ struct Contents {
   std::vector<NamedParameter> trained;
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> buffers;
+  std::vector<NamedTensor> named;  // the parameters, then the buffers
   std::vector<std::string> description;
 };
 
@@ -33,14 +35,16 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
   Contents contents;
   contents.description.push_back(
       fmt::format("options bucket_bytes={}, first_bucket_bytes={}, broadcast_buffers={}, "
-                  "wire_dtype={}",
+                  "wire_dtype={}, non_finite={}, compare_parameters_every={}",
                   options.bucket_bytes, options.first_bucket_bytes, options.broadcast_buffers,
-                  options.wire_dtype ? to_string(*options.wire_dtype) : "none"));
+                  options.wire_dtype ? to_string(*options.wire_dtype) : "none",
+                  options.non_finite == NonFinite::Raise ? "raise" : "ignore", options.compare_parameters_every));
   std::unordered_set<const void*> seen;  // a module registered twice lists its parameters twice
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
     if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     contents.parameters.push_back(tensor);
+    contents.named.push_back({"parameter '" + item.key() + "'", tensor});
     contents.description.push_back(describe("parameter", item.key(), tensor));
     if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
       raise(ErrorCode::InvalidArgument, "DistributedDataParallel: parameter '{}' is not a dense CPU tensor",
@@ -59,6 +63,7 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
     const at::Tensor& tensor = item.value();
     if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     contents.buffers.push_back(tensor);
+    contents.named.push_back({"buffer '" + item.key() + "'", tensor});
     contents.description.push_back(describe("buffer", item.key(), tensor));
   }
   if (contents.trained.empty()) {
@@ -83,14 +88,36 @@ struct DataParallelCore::State {
   Communicator comm;
   DistributedDataParallelOptions options;
   std::vector<at::Tensor> everything;  // parameters and buffers
+  std::vector<NamedTensor> named;      // the same, with their names
   std::vector<at::Tensor> buffers;
   std::size_t buffer_bytes = 0;
   Memory staged_buffers;
   std::optional<std::int64_t> next_samples;
+  std::int64_t compared_at = 0;  // the step of the last comparison
   std::shared_ptr<Reducer> reducer;
 
+  void begin_synchronising_pass();
   void broadcast_buffers();
+  void require_same_parameters(std::size_t tensors);
 };
+
+// What every pass that ends in a reduction begins with, on all ranks.
+void DataParallelCore::State::begin_synchronising_pass() {
+  reducer->prepare_synchronising_pass();
+  if (options.broadcast_buffers) broadcast_buffers();
+  const std::int64_t step = reducer->progress();
+  const std::int64_t every = options.compare_parameters_every;
+  if (every == 0 || step == 0 || step == compared_at || step % every != 0) return;
+  compared_at = step;
+  // Each rank's batches change its own buffers, unless they have just been made equal.
+  require_same_parameters(options.broadcast_buffers ? named.size() : named.size() - buffers.size());
+  reducer->count_parameter_comparison();
+}
+
+void DataParallelCore::State::require_same_parameters(std::size_t tensors) {
+  const auto end = named.begin() + static_cast<std::ptrdiff_t>(tensors);
+  cohort::require_same_parameters(comm, {named.begin(), end}, {.step = reducer->progress()});
+}
 
 // All buffers in one broadcast, as bytes. Every rank packs its own: if rank 0 has joined, the lowest active one's are
 // sent.
@@ -130,6 +157,10 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
     raise(ErrorCode::InvalidArgument, "DistributedDataParallel: gradients cannot travel as {}, only as bfloat16",
           to_string(*options.wire_dtype));
   }
+  if (options.compare_parameters_every < 0) {
+    raise(ErrorCode::InvalidArgument, "DistributedDataParallel: compare_parameters_every={} -- 0 is never",
+          options.compare_parameters_every);
+  }
   Contents contents = contents_of(*module, options);
   require_same_on_all_ranks(comm, contents.description);
 
@@ -139,6 +170,7 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
   state_->buffers = contents.buffers;
   state_->everything = contents.parameters;
   state_->everything.insert(state_->everything.end(), contents.buffers.begin(), contents.buffers.end());
+  state_->named = contents.named;
   broadcast_parameters(comm, state_->everything);
 
   for (const at::Tensor& buffer : state_->buffers) state_->buffer_bytes += buffer.nbytes();
@@ -181,8 +213,7 @@ std::shared_ptr<ForwardRecord> DataParallelCore::before_forward(std::optional<st
   }
   const bool sync = !state_->reducer->in_no_sync();
   if (sync) {
-    state_->reducer->prepare_synchronising_pass();
-    if (state_->options.broadcast_buffers) state_->broadcast_buffers();
+    state_->begin_synchronising_pass();
   } else {
     state_->reducer->require_whole();
   }
@@ -199,8 +230,7 @@ bool DataParallelCore::step_without_samples() {
     raise(ErrorCode::InvalidArgument, "step_without_samples inside no_sync: there is nothing to take part in");
   }
   state_->next_samples.reset();
-  state_->reducer->prepare_synchronising_pass();
-  if (state_->options.broadcast_buffers) state_->broadcast_buffers();
+  state_->begin_synchronising_pass();
   return state_->reducer->reduce_without_backward();
 }
 
@@ -223,6 +253,7 @@ int DataParallelCore::join() {
 }
 
 void DataParallelCore::sync_buffers() { state_->broadcast_buffers(); }
+void DataParallelCore::require_same_parameters() { state_->require_same_parameters(state_->named.size()); }
 
 ReducerStats DataParallelCore::stats() const { return state_->reducer->stats(); }
 BucketSlot DataParallelCore::slot_of(const std::string& name) const { return state_->reducer->slot_of(name); }

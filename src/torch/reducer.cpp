@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 namespace cohort::nn {
 
@@ -267,6 +268,7 @@ void Reducer::start_pass() {
     parameter.received = parameter.ready = false;
     parameter.unread.reset();
   }
+  non_finite_.reset();
   pending_.clear();
   for (const std::vector<int>& members : plan_) pending_.push_back(members.size());
   next_bucket_ = 0;
@@ -342,6 +344,8 @@ void Reducer::launch_next() {
     bucket.set_flag(position, parameters_[static_cast<std::size_t>(members[position])].used);
   }
   bucket.set_flag(bucket.rank_flag(), samples_ > 0);
+  look_for_non_finite(next_bucket_);
+  bucket.set_flag(bucket.non_finite_flag(), non_finite_.has_value());
   ++next_bucket_;
   AllReduceOptions options{.op = ReduceOp::Average, .weight = static_cast<double>(samples_)};
   if (bucket.rest().dtype == DType::Float32) options.wire_dtype = options_.wire_dtype;
@@ -424,14 +428,17 @@ void Reducer::finish_backward() {
       parameter.unread.reset();
       parameter.used = parameter.ready = parameter.received = false;
     }
+    non_finite_.reset();
     throw;
   }
+  const bool not_finite = buckets_.back().flag(buckets_.back().non_finite_flag());
   settle_unused();
   ++stats_.steps;
   cluster::StatusPage::own().count_step();
   ++progress_;
   stats_.exposed_communication_seconds = seconds_since(begin);
   stats_.exposed_communication_seconds_total += stats_.exposed_communication_seconds;
+  if (not_finite) raise_non_finite();
 }
 
 bool Reducer::reduce_without_backward() {

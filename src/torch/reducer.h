@@ -5,6 +5,7 @@
 #pragma once
 
 #include "torch/bucket.h"
+#include "torch/non_finite.h"
 
 #include <cohort/torch/nn.h>
 
@@ -57,6 +58,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void zero_grad();
   ReducerStats stats() const { return stats_; }
   BucketSlot slot_of(const std::string& name) const;
+  void count_parameter_comparison() noexcept { ++stats_.parameter_comparisons; }
 
  private:
   friend class BeforeAccumulate;
@@ -92,6 +94,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void move_into_place(Parameter& parameter);
   void mark_ready(std::size_t index);
   void launch_next();
+  void look_for_non_finite(std::size_t bucket);
+  [[noreturn]] void raise_non_finite();
   void complete_unused(Parameter& parameter);
   void reduce_rest_and_wait();
   void settle_unused();
@@ -121,6 +125,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::size_t next_bucket_ = 0;
   std::vector<Work> works_;
   bool any_samples_ = false;
+  std::optional<LocalNonFinite> non_finite_;  // the first of this rank, in this step
   ReducerStats stats_;
 };
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <csignal>
+#include <filesystem>
 
 namespace cohort::test {
 namespace {
@@ -142,11 +143,56 @@ TEST(BenchTraining, SaysWhatIsWrongWithItsOptions) {
 }
 
 TEST(BenchTraining, NothingIsLeftWhenItIsKilled) {
-  Job job({{"bench", "training", "--processes", "2", "--seconds", "600"}});
-  ASSERT_TRUE(eventually([&] { return job.processes().size() >= 6; })) << job.err();
-  job.signal(SIGKILL);
-  job.wait();
-  EXPECT_TRUE(eventually([&] { return job.processes().empty(); }, 20s));
+  for (const int signal : {SIGINT, SIGTERM, SIGKILL}) {
+    Job job({{"bench", "training", "--processes", "2", "--", "sh", "-c", "echo > started-$RANK; sleep 600"}});
+    const auto temporary = [&job] {  // the harness's own, which every job has
+      std::vector<std::string> found;
+      for (const auto& entry : std::filesystem::directory_iterator(job.folder() + "/tmp"))
+        found.push_back(entry.path());
+      return found;
+    };
+    ASSERT_TRUE(eventually([&] { return !job.file("started-0").empty() && !job.file("started-1").empty(); }))
+        << job.err();
+    EXPECT_FALSE(temporary().empty());
+    job.signal(signal);
+    EXPECT_EQ(job.wait(), 128 + signal);
+    EXPECT_TRUE(eventually([&] { return job.processes().empty(); }, 20s));
+    EXPECT_TRUE(eventually([&] { return temporary().empty(); }, 5s)) << temporary().front();
+  }
+}
+
+TEST(BenchTraining, WhatWasMeasuredOutlivesAJobThatFails) {
+  const char* const program = "test $WORLD_SIZE -lt 3 || { echo because >&2; exit 3; }";
+  Job job({{"bench", "training", "--processes", "1,2,3", "--repetitions", "2", "--json", "t.json", "--", "sh", "-c",
+            program}});
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_NE(job.err().find("exit code 3"), std::string::npos) << job.err();
+  EXPECT_NE(job.out().find("1 x 1"), std::string::npos) << job.out();
+  const auto lines = lines_of(job.file("t.json"));
+  ASSERT_EQ(lines.size(), 3U) << job.err();
+  EXPECT_EQ(nlohmann::json::parse(lines[1]).at("processes"), 2);
+  EXPECT_EQ(nlohmann::json::parse(lines.back()).at("event"), "failure");
+  // Nothing was measured: a file that is there stays.
+  Job late({{"bench", "training", "--processes", "1", "--timeout", "0.2", "--json", "t.json", "--", "sh", "-c",
+             "echo kept > t.json; sleep 600"}});
+  EXPECT_EQ(late.wait(), 1);
+  EXPECT_EQ(late.file("t.json"), "kept\n");
+  EXPECT_NE(late.err().find("give it longer (--timeout S, now 0.2)"), std::string::npos) << late.err();
+}
+
+TEST(BenchTraining, VariablesOfTheCommandSayWhereAndNothingElse) {
+  Job job({.arguments = {"bench", "training", "--processes", "2", "--repetitions", "1", "--json", "t.json", "--", "sh",
+                         "-c", "test -z \"$(env | grep ^COHORT_RUN_ | grep -v ^COHORT_RUN_DIR=)\" || exit 4; exit 0"},
+           .environment = {"COHORT_RUN_HOSTS=a:1,b:1", "COHORT_RUN_STARTER=local", "COHORT_RUN_NP=7",
+                           "COHORT_RUN_MAX_RESTARTS=5", "COHORT_RUN_TIMEOUT=0.001", "COHORT_RUN_OUTPUT_DIR=elsewhere",
+                           "COHORT_RUN_CONFIG=/nowhere/x.toml"}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  std::vector<int> hosts;
+  for (const std::string& line : lines_of(job.file("t.json"))) {
+    const auto event = nlohmann::json::parse(line);
+    if (event.at("event") == "training") hosts.push_back(event.at("hosts"));
+  }
+  EXPECT_EQ(hosts, (std::vector<int>{1, 2}));
 }
 
 TEST(Bench, RanksEndWithTheCommand) {

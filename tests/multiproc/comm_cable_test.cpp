@@ -51,10 +51,11 @@ class Network {
 };
 
 /// Ranks that do `body` on a host each.
-void start_on_hosts(Processes& world, const Network& network, const Body& body) {
+void start_on_hosts(Processes& world, const Network& network, bool encrypted, const Body& body) {
   for (int rank = 0; rank < 2; ++rank) {
     world.start_rank(rank, [&, rank] {
       network.enter(rank);
+      ::setenv("COHORT_ENCRYPT", encrypted ? "1" : "0", 1);
       comm::FormOptions options = world.form_options(rank);
       options.hosts = {0, 1};
       options.one_machine = false;
@@ -68,11 +69,16 @@ void start_on_hosts(Processes& world, const Network& network, const Body& body) 
   }
 }
 
-TEST(Cable, CutForASecondIsSurvived) {
+/// Plain and encrypted.
+class Cable : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Connections, Cable, ::testing::Bool(),
+                         [](const auto& each) { return each.param ? "Encrypted" : "Plain"; });
+
+TEST_P(Cable, CutForASecondIsSurvived) {
   Network network;
   if (!network.made()) GTEST_SKIP() << "namespaces need root and ip";
   Processes world(2);
-  start_on_hosts(world, network, [&](Communicator comm) -> std::string {
+  start_on_hosts(world, network, GetParam(), [&](Communicator comm) -> std::string {
     std::vector<float> values(50000, 1);
     const auto begun = Clock::now();
     for (int i = 0;; ++i) {
@@ -94,12 +100,12 @@ TEST(Cable, CutForASecondIsSurvived) {
   for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(world.collect(rank, 30s).said, "right");
 }
 
-TEST(Cable, CutForGoodIsNamedWhetherSomethingIsUnderWayOrNot) {
+TEST_P(Cable, CutForGoodIsNamedWhetherSomethingIsUnderWayOrNot) {
   for (const bool busy : {true, false}) {
     Network network;
     if (!network.made()) GTEST_SKIP() << "namespaces need root and ip";
     Processes world(2);
-    start_on_hosts(world, network, [&](Communicator comm) -> std::string {
+    start_on_hosts(world, network, GetParam(), [&](Communicator comm) -> std::string {
       std::vector<float> values(500000, 1);
       for (int i = 0;; ++i) {
         if (i == 5 && comm.rank() == 0) {

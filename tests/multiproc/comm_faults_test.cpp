@@ -200,6 +200,28 @@ TEST(Stopped, RankIsNamedWhenTheDeadlinePasses) {
   EXPECT_TRUE(contains(late.said, "Aborted: ") && contains(late.said, "rank 2")) << late.said;
 }
 
+TEST(Stopped, ForSecondsInTheMidstOfLargeMovesDoesNoHarm) {
+  Processes world(2);
+  world.start([&](Communicator comm) -> std::string {
+    std::vector<unsigned char> values(std::size_t{64} << 20);
+    const auto begun = Clock::now();
+    for (unsigned char turn = 1;; ++turn) {
+      if (comm.rank() == 0) std::fill(values.begin(), values.end(), turn);
+      comm.broadcast(std::span(values)).wait();
+      if (values.front() != turn || values.back() != turn) return "wrong";
+      if (turn == 2 && comm.rank() == 0) world.raise_flag("busy");
+      int go_on = Clock::now() - begun < 5s ? 1 : 0;
+      comm.broadcast(std::span(&go_on, 1)).wait();
+      if (go_on == 0) return "right";
+    }
+  });
+  ASSERT_TRUE(world.await_flag("busy"));
+  world.kill(1, SIGSTOP);
+  std::this_thread::sleep_for(4s);  // longer than a host may be silent
+  world.kill(1, SIGCONT);
+  for (const int rank : {0, 1}) EXPECT_EQ(world.collect(rank, 60s).said, "right");
+}
+
 /// Sanitizers map terabytes for themselves, and then a limit on address space cannot be tried.
 bool address_space_is_taken() {
   std::size_t pages = 0;

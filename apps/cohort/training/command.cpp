@@ -6,7 +6,6 @@
 #include "launch/hosts.h"
 #include "sys/cpus.h"
 #include "sys/files.h"
-#include "sys/process.h"
 #include "training/job.h"
 #include "training/report.h"
 #include "training/trainee.h"
@@ -14,13 +13,15 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 namespace cohort::app::training {
@@ -29,7 +30,7 @@ namespace {
 struct Options {
   std::string processes, hosts_counted;
   launch::HostWishes hosts;
-  std::string starter, ssh, remote_cohort;
+  std::string starter, ssh, remote_cohort, network;
   std::string layers = "784,1000,1000,10";
   std::optional<double> batch, global_batch;
   double seconds = 3, timeout = 600;
@@ -49,6 +50,7 @@ constexpr const char* kFooter = R"(Examples:
 Without a command it trains a network of its own (--layers, on generated images; the gradients are averaged over all ranks while
 the next ones are computed). A command of yours should print little and take a minute or so. Where its steps are Cohort's
 (cohort.nn, cohort.torch, cohort::DistributedDataParallel) they are timed from the third to the last one; else its whole time counts.
+Where hosts are and how they are reached is also taken from the variables of `cohort run` (COHORT_RUN_HOSTS, COHORT_RUN_SSH, ...).
 docs/reference/bench-training.md explains the table.)";
 
 std::vector<int> numbers_of(const std::string& text, const char* option) {
@@ -122,6 +124,7 @@ std::vector<Setup> setups_of(const Options& options) {
         if (!options.ssh.empty()) setup.options.insert(setup.options.end(), {"--ssh", options.ssh});
         if (!options.remote_cohort.empty())
           setup.options.insert(setup.options.end(), {"--remote-cohort", options.remote_cohort});
+        if (!options.network.empty()) setup.options.insert(setup.options.end(), {"--network", options.network});
       }
       setups.push_back(std::move(setup));
     }
@@ -173,29 +176,75 @@ TraineeOptions trainee_of(const Options& options) {
   return trainee;
 }
 
-void run(const Options& options) {
+/// Before hours of measuring, not after them. Nothing is changed.
+void check_writable(const std::string& path, const char* option) {
+  if (path.empty()) return;
+  std::error_code error;
+  const std::filesystem::file_status there = std::filesystem::status(path, error);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
+    raise(ErrorCode::Io, "{} {}: it is no file", option, path);
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (::access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0) return;
+  raise(ErrorCode::Io, "{} {}: it cannot be written: {} -- is its folder there?", option, path, errno_text(errno));
+}
+
+struct Experiment {
+  std::string what;  ///< is trained
   Workload workload;
+  std::vector<std::vector<Point>> measured;  ///< of each setup, a Point for each repetition so far
+  std::string failure;                       ///< what ended it early
+};
+
+/// Table, bars, files and the sentence, or the failure instead of it. Rows for which nothing was measured are left out;
+/// without any, nothing is shown.
+void show(const Options& options, const Experiment& experiment) {
+  const std::string& failure = experiment.failure;
+  const Workload& workload = experiment.workload;
+  std::vector<Point> points;
+  for (const auto& each : experiment.measured) {
+    if (!each.empty()) points.push_back(median_of(each));
+  }
+  if (points.empty()) return;
+  for (Point& point : points) {
+    if (points.front().processes == 1) estimate_split(point, points.front(), workload.scaling);
+  }
+  const std::string verdict = failure.empty() ? verdict_of(points, workload) : std::string();
+  std::printf("\n%s\n%s\n", table_of(points, workload).c_str(), bars_of(points).c_str());
+  if (!verdict.empty()) std::printf("%s\n", verdict.c_str());
+  std::fflush(stdout);  // what may fail now comes after it
+  if (!options.json.empty()) {
+    std::string lines;
+    for (const Point& point : points) lines += to_json(point).dump() + '\n';
+    nlohmann::ordered_json last = {{"event", failure.empty() ? "verdict" : "failure"},
+                                   {"text", failure.empty() ? verdict : failure}};
+    lines += last.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
+    value_or_throw(sys::write_file_atomically(options.json, lines));
+  }
+  if (!options.svg.empty())
+    value_or_throw(sys::write_file_atomically(options.svg, svg_of(points, workload, experiment.what)));
+}
+
+void run(const Options& options) {
+  Experiment experiment;
+  Workload& workload = experiment.workload;
+  std::string& what = experiment.what;
   Counting counting;
   JobRequest request;
   request.timeout = std::chrono::milliseconds(
       static_cast<std::int64_t>(1000 * std::min(positive(options.timeout, "--timeout"), 1e6)));
-  std::string what;
   if (options.program.empty()) {
     if (options.global_batch) {
       raise(ErrorCode::InvalidArgument, "--global-batch is of a command of yours; --batch is of each rank");
     }
     const TraineeOptions trainee = trainee_of(options);
-    request.program = {value_or_throw(sys::own_executable()),
-                       "bench",
-                       "trainee",
-                       "--layers",
-                       options.layers,
-                       "--batch",
-                       std::to_string(trainee.batch),
-                       "--seconds",
-                       fmt::format("{}", trainee.seconds)};
+    request.program = {"/proc/self/exe",  // the agent's own, wherever it is on its host
+                       "bench",          "trainee",
+                       "--layers",       options.layers,
+                       "--batch",        std::to_string(trainee.batch),
+                       "--seconds",      fmt::format("{}", trainee.seconds)};
     if (options.bf16_wire) request.program.emplace_back("--bf16-wire");
     counting.per_rank = trainee.batch;
+    workload.bf16_wire = options.bf16_wire;
     double parameters = 0;
     for (std::size_t i = 0; i + 1 < trainee.layers.size(); ++i) {
       parameters += (trainee.layers[i] + 1.0) * trainee.layers[i + 1];
@@ -212,45 +261,44 @@ void run(const Options& options) {
     if (options.global_batch) counting.per_step = positive(*options.global_batch, "--global-batch");
     what = fmt::format("{}", fmt::join(options.program, " "));
   }
-  if (counting.per_rank > 0) workload.batch = counting.per_rank;
+  workload.scaling = counting.per_rank > 0   ? Scaling::PerRank
+                     : counting.per_step > 0 ? Scaling::PerStep
+                                             : Scaling::Unknown;
+  workload.batch = counting.per_rank > 0 ? counting.per_rank : counting.per_step;
   workload.cores = sys::usable_cores();
   const std::vector<Setup> setups = setups_of(options);
-  std::ofstream json;
-  if (!options.json.empty()) {
-    json.open(options.json, std::ios::trunc);
-    if (!json) raise(ErrorCode::Io, "--json {}: it cannot be written -- is its folder there?", options.json);
-  }
+  check_writable(options.json, "--json");
+  check_writable(options.svg, "--svg");
 
   if (!options.quiet) std::printf("%s\n", what.c_str());
-  std::vector<std::vector<Point>> measured(setups.size());
+  experiment.measured.resize(setups.size());
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
     for (std::size_t i = 0; i < setups.size(); ++i) {  // in turn, so that a busy time of the machine hits all
       request.options = setups[i].options;
       request.processes = setups[i].processes;
-      const JobOutcome outcome = run_job(request);
+      JobOutcome outcome;
+      try {
+        outcome = run_job(request);
+      } catch (const Error& error) {
+        experiment.failure = error.what();
+        try {
+          show(options, experiment);
+        } catch (const Error& other) {
+          std::fprintf(stderr, "cohort bench: %s\n", other.what());
+        }
+        if (error.code() != ErrorCode::Timeout) throw;
+        raise(ErrorCode::Timeout, "{} -- give it longer (--timeout S, now {:g}){}", error.what(), options.timeout,
+              options.program.empty() ? ", or less to do (smaller --layers)" : "");
+      }
       workload.unit = unit_of(outcome, counting);
-      measured[i].push_back(point_of(outcome, setups[i].processes, setups[i].hosts, counting));
+      experiment.measured[i].push_back(point_of(outcome, setups[i].processes, setups[i].hosts, counting));
       if (!options.quiet) {
         std::fprintf(stderr, "cohort bench: round %d of %d: %d x %d: %.1f %s/s\n", repetition + 1, options.repetitions,
-                     setups[i].hosts, setups[i].processes, measured[i].back().rate, workload.unit.c_str());
+                     setups[i].hosts, setups[i].processes, experiment.measured[i].back().rate, workload.unit.c_str());
       }
     }
   }
-  std::vector<Point> points;
-  for (auto& each : measured) points.push_back(median_of(std::move(each)));
-  for (Point& point : points) {
-    if (points.front().processes == 1) estimate_split(point, points.front());
-  }
-  const std::string verdict = verdict_of(points, workload);
-  for (const Point& point : points) json << to_json(point).dump() << '\n';
-  json << nlohmann::ordered_json{{"event", "verdict"}, {"text", verdict}}.dump() << '\n';
-  if (!options.json.empty() && !json.flush()) {
-    raise(ErrorCode::Io, "--json {}: not all of it could be written; is the disk full?", options.json);
-  }
-  if (!options.svg.empty()) {
-    value_or_throw(sys::write_file_atomically(options.svg, svg_of(points, workload, what)));
-  }
-  std::printf("\n%s\n%s\n%s\n", table_of(points, workload).c_str(), bars_of(points).c_str(), verdict.c_str());
+  show(options, experiment);
 }
 
 }  // namespace
@@ -265,13 +313,22 @@ void add_training(CLI::App& bench) {
   command->add_option("--hosts", options->hosts_counted, "On how many of the hosts [1, 2, 4, ... all]")
       ->type_name("N,...");
   command->add_option("-H", options->hosts.list, "The hosts, as of `cohort run` [this one, or the Slurm allocation's]")
-      ->type_name("A:4,B:4");
-  command->add_option("--hostfile", options->hosts.file, "A file of them")->type_name("FILE");
+      ->type_name("A:4,B:4")
+      ->envname("COHORT_RUN_HOSTS");
+  command->add_option("--hostfile", options->hosts.file, "A file of them")
+      ->type_name("FILE")
+      ->envname("COHORT_RUN_HOSTFILE");
   command->add_option("--starter", options->starter, "How they are reached, as of `cohort run`")
       ->check(CLI::IsMember({"auto", "ssh", "slurm", "mpirun", "local"}))
-      ->type_name("HOW");
-  command->add_option("--ssh", options->ssh, "The ssh command")->type_name("COMMAND");
-  command->add_option("--remote-cohort", options->remote_cohort, "Path of `cohort` on other hosts")->type_name("PATH");
+      ->type_name("HOW")
+      ->envname("COHORT_RUN_STARTER");
+  command->add_option("--ssh", options->ssh, "The ssh command")->type_name("COMMAND")->envname("COHORT_RUN_SSH");
+  command->add_option("--remote-cohort", options->remote_cohort, "Path of `cohort` on other hosts")
+      ->type_name("PATH")
+      ->envname("COHORT_RUN_REMOTE_COHORT");
+  command->add_option("--network", options->network, "Networks that hosts use with each other, as of `cohort run`")
+      ->type_name("NAME or CIDR[,...]")
+      ->envname("COHORT_RUN_NETWORK");
   command->add_option("--layers", options->layers, "Widths of the network, from inputs to classes")
       ->type_name("N,...")
       ->capture_default_str();

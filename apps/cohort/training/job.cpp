@@ -17,6 +17,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -29,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kAfterTimeout(60);
 constexpr std::size_t kLongestLine = std::size_t{1} << 20;
 
-/// For the job's record, which nobody wants.
+/// For the job's record, which nobody wants. Private (0700); where this process is killed, `cohort run` removes it.
 class Folder {
  public:
   Folder() {
@@ -52,6 +53,18 @@ class Folder {
   std::string path_;
 };
 
+/// False if the deadline passed.
+bool until_readable(int fd, Clock::time_point deadline) {
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) return false;
+    pollfd waiting{fd, POLLIN, 0};
+    const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left, 1000)));
+    if (ready < 0 && errno != EINTR) raise(ErrorCode::Io, "bench training: poll: {}", errno_text(errno));
+    if (ready > 0) return true;
+  }
+}
+
 class Child {
  public:
   explicit Child(const sys::SpawnOptions& options) {
@@ -62,6 +75,7 @@ class Child {
             errno_text(child.error().error_number), child.error().step);
     }
     pid_ = child->pid;
+    pidfd_ = std::move(child->pidfd);
   }
   /// Whatever happened: `cohort run` takes its job with it.
   ~Child() {
@@ -72,19 +86,31 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  void wait() noexcept {
-    int status = 0;
-    while (::waitpid(std::exchange(pid_, -1), &status, 0) < 0 && errno == EINTR) {
-    }
+  /// False if it has not ended by the deadline.
+  bool wait_until(Clock::time_point deadline) {
+    if (!until_readable(pidfd_.get(), deadline)) return false;
+    wait();
+    return true;
   }
 
  private:
+  void wait() noexcept {
+    int status = 0;
+    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = -1;
+  }
+
   pid_t pid_ = -1;
+  sys::UniqueFd pidfd_;
 };
 
+/// Without what speaks to `cohort run`: its options here are exactly those that are given to it.
 std::vector<std::string> own_environment() {
   std::vector<std::string> out;
-  for (char** entry = environ; *entry != nullptr; ++entry) out.emplace_back(*entry);
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (!std::string_view(*entry).starts_with("COHORT_RUN_")) out.emplace_back(*entry);
+  }
   return out;
 }
 
@@ -92,12 +118,7 @@ std::vector<std::string> own_environment() {
 bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
   std::string line;
   while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) return false;
-    pollfd waiting{fd, POLLIN, 0};
-    const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left, 1000)));
-    if (ready < 0 && errno != EINTR) raise(ErrorCode::Io, "bench training: poll: {}", errno_text(errno));
-    if (ready <= 0) continue;
+    if (!until_readable(fd, deadline)) return false;
     char bytes[16384];
     const ssize_t got = ::read(fd, bytes, sizeof bytes);
     if (got < 0 && errno == EINTR) continue;
@@ -120,17 +141,15 @@ JobOutcome run_job(const JobRequest& request) {
   const Folder folder;
   sys::SpawnOptions spawn;
   spawn.path = value_or_throw(sys::own_executable());
-  spawn.arguments = {"cohort",    "run",
-                     "--json",    "--no-logs",
-                     "--run-dir", folder.path() + "/run",
-                     "-np",       std::to_string(request.processes),
-                     "--env",     fmt::format("{}=1", env::kTimes),
-                     "--timeout", fmt::format("{}", std::chrono::duration<double>(request.timeout).count())};
+  spawn.arguments = {"cohort", "run", "--json", "--no-logs", "--run-dir", folder.path() + "/run",
+                     // Whatever ends this process ends the job, and nobody else can remove its folder then.
+                     "--owner", std::to_string(::getpid()), "--owner-folder", folder.path(), "--max-restarts", "0",
+                     "-np", std::to_string(request.processes), "--env", fmt::format("{}=1", env::kTimes), "--timeout",
+                     fmt::format("{}", std::chrono::duration<double>(request.timeout).count())};
   spawn.arguments.insert(spawn.arguments.end(), request.options.begin(), request.options.end());
   spawn.arguments.emplace_back("--");
   spawn.arguments.insert(spawn.arguments.end(), request.program.begin(), request.program.end());
   spawn.environment = own_environment();
-  spawn.parent_death_signal = SIGTERM;
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "bench training: no pipe: {}", errno_text(errno));
   const sys::UniqueFd read_end(ends[0]);
@@ -140,10 +159,9 @@ JobOutcome run_job(const JobRequest& request) {
   write_end.reset();
   JobReader reader;
   const auto deadline = Clock::now() + request.timeout + kAfterTimeout;
-  if (!read_lines(read_end.get(), reader, deadline)) {
-    raise(ErrorCode::Timeout, "bench training: `cohort run` does not end by itself; its processes are ended");
+  if (!read_lines(read_end.get(), reader, deadline) || !child.wait_until(deadline)) {
+    raise(ErrorCode::Unavailable, "bench training: `cohort run` does not end by itself; its processes are ended");
   }
-  child.wait();
   JobOutcome outcome = std::move(reader).finish();
   if (outcome.exit_status == 0) return outcome;
   const std::string where =

@@ -14,7 +14,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kKeptLines = 8;
-constexpr double kSeen = 0.02;  // of the operations' time: below it, the program waits where nobody sees it
 
 double number(const Json& object, const char* name) {
   const auto found = object.find(name);
@@ -111,7 +110,6 @@ Point point_of(const JobOutcome& outcome, int processes, int hosts, const Counti
   point.steps = outcome.ranks.front().steps;
   std::map<std::string, double> sent;
   std::vector<std::pair<double, const RankTimes*>> computes;
-  double busy = 0;
   double exposed = 0;
   for (const RankTimes& rank : outcome.ranks) {
     const double step = rank.seconds / rank.steps;
@@ -124,7 +122,6 @@ Point point_of(const JobOutcome& outcome, int processes, int hosts, const Counti
     point.busy_wire = std::max(point.busy_wire, rank.wire / rank.steps);
     sent[rank.host] += rank.wire_bytes / rank.steps;
     computes.emplace_back(shares.compute, &rank);
-    busy += rank.busy;
     exposed += rank.exposed;
   }
   for (const auto& [host, bytes] : sent) point.wire_bytes = std::max(point.wire_bytes, bytes);
@@ -133,7 +130,8 @@ Point point_of(const JobOutcome& outcome, int processes, int hosts, const Counti
   point.slowest_compute = computes.back().first;
   point.slowest_rank = computes.back().second->rank;
   point.slowest_host = computes.back().second->host;
-  point.split = processes == 1 || exposed > kSeen * busy ? Split::Measured : Split::Unknown;
+  // Nobody hides every wait of every step: where none was ever seen, the program waits where it cannot be.
+  point.split = processes == 1 || exposed > 0 ? Split::Measured : Split::Unknown;
   const double samples = counting.per_step > 0 ? counting.per_step : counting.per_rank * ranks;
   point.rate = (samples > 0 ? samples : 1) * point.steps / point.seconds;
   return point;
@@ -146,10 +144,11 @@ Point median_of(std::vector<Point> points) {
   return median;
 }
 
-void estimate_split(Point& point, const Point& alone) {
+void estimate_split(Point& point, const Point& alone, Scaling scaling) {
   if (point.split != Split::Unknown || point.steps <= 0 || alone.steps <= 0) return;
   const double step = point.step.step();
-  const double more = step - alone.step.step();
+  const double share = scaling == Scaling::PerStep ? static_cast<double>(alone.processes) / point.processes : 1;
+  const double more = step - alone.step.step() * share;
   point.split = Split::Estimated;
   const double wire = std::clamp(point.busy_wire, 0.0, std::max(more, 0.0));
   point.step.compute = more > 0 ? step - more : step;

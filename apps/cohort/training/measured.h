@@ -50,8 +50,8 @@ std::string unit_of(const JobOutcome& outcome, const Counting& counting);
 /// The repetition with the median rate, with the rates of all. `points` is not empty.
 Point median_of(std::vector<Point> points);
 
-/// Where the program's waits could not be seen: what its step takes longer than `alone`'s is taken for them, divided as
-/// the operations' own time.
-void estimate_split(Point& point, const Point& alone);
+/// Where none of the program's waits could be seen: what its step takes longer than `alone`'s (with Scaling::PerStep:
+/// than its share of that) is taken for them, divided as the operations' own time.
+void estimate_split(Point& point, const Point& alone, Scaling scaling);
 
 }  // namespace cohort::app::training

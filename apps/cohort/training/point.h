@@ -4,7 +4,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,12 +42,21 @@ struct Point {
   std::vector<double> rates;  ///< of all repetitions
 };
 
+/// How the work of a step goes with the number of processes.
+enum class Scaling {
+  PerRank,  ///< each rank has as much, however many there are: more processes do more of it
+  PerStep,  ///< all together have as much: more processes share it
+  Unknown,  ///< the program does not say
+};
+
 /// What the processes do in a step, and in which unit rates are.
 struct Workload {
   std::string unit = "samples";  ///< or "steps", "runs"
-  std::optional<double> batch;   ///< samples of a rank and step, if it is known and the same everywhere
-  double parameters_bytes = 0;   ///< of gradients; 0: not known
-  int cores = 1;                 ///< of a host
+  Scaling scaling = Scaling::Unknown;
+  double batch = 0;             ///< samples of a step: of each rank, or with PerStep of all together
+  double parameters_bytes = 0;  ///< of gradients; 0: not known
+  int cores = 1;                ///< of a host
+  bool bf16_wire = false;       ///< gradients travel between hosts in 16 bits already
 };
 
 nlohmann::ordered_json to_json(const Point& point);

@@ -56,9 +56,9 @@ std::string table_of(const std::vector<Point>& points, const Workload& workload)
   }
   if (estimated) {
     out +=
-        "* the program waits where it cannot be seen (futures of torch): what a step takes longer than alone is taken "
-        "for "
-        "waiting and wire\n";
+        "* none of the program's waits were seen (it waits in futures of torch): what a step takes longer than alone "
+        "is "
+        "taken for waiting and wire\n";
   }
   return out;
 }

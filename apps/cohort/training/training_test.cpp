@@ -34,6 +34,7 @@ Point point(int hosts, int processes, double rate, Shares step) {
 
 Workload hundred() {
   Workload workload;
+  workload.scaling = Scaling::PerRank;
   workload.batch = 100;
   workload.cores = 2;
   return workload;
@@ -62,7 +63,7 @@ TEST(TrainingVerdict, ASlowWireIsNamedWithWhatWouldHelp) {
 
 TEST(TrainingVerdict, RemediesHoldWhatTheyPromise) {
   auto points = slow_wire();
-  const Remedies remedies = remedies_of(points[0], points[1]);
+  const Remedies remedies = remedies_of(points[0], points[1], hundred());
   const auto rate = [](const Point& at, double batch, double wire) {
     return at.processes * batch / (at.step.compute * batch + wire);
   };
@@ -70,7 +71,7 @@ TEST(TrainingVerdict, RemediesHoldWhatTheyPromise) {
   EXPECT_NEAR(rate(points[1], 1, 8.2 / remedies.link_factor), rate(points[0], 1, 0), 1e-9);
   // Near enough: half the bytes do.
   points[1].step.wire = 0.6;
-  EXPECT_TRUE(remedies_of(points[0], points[1]).half_bytes);
+  EXPECT_TRUE(remedies_of(points[0], points[1], hundred()).half_bytes);
   points[1].busy_wire = 0.6;
   points[1].rate = 400 / 1.0;
   expect_in(verdict_of(points, hundred()), {"or with bf16 on the wire"});
@@ -80,13 +81,58 @@ TEST(TrainingVerdict, NothingIsPromisedThatDoesNotHelp) {
   auto points = slow_wire();
   points[1].processes = 2;  // as many as on one host, which is as fast without a wire
   points[1].rate = 200 / 8.6;
-  const Remedies remedies = remedies_of(points[0], points[1]);
+  const Remedies remedies = remedies_of(points[0], points[1], hundred());
   EXPECT_EQ(remedies.batch_factor, 0);
   EXPECT_EQ(remedies.link_factor, 0);
   expect_in(verdict_of(points, hundred()), {"neither a larger batch nor a faster link would change that"});
-  Workload steps = hundred();
-  steps.batch.reset();
-  expect_in(verdict_of(slow_wire(), steps), {"from 20.5 times the batch"});
+}
+
+TEST(TrainingVerdict, StepsOfUnknownWorkAreComparedAndNothingFollows) {
+  Workload steps;
+  steps.unit = "steps";
+  const auto points = slow_wire();
+  const Remedies remedies = remedies_of(points[0], points[1], steps);
+  EXPECT_EQ(remedies.batch_factor, 0);
+  EXPECT_EQ(remedies.link_factor, 0);
+  EXPECT_FALSE(remedies.half_bytes);
+  const std::string text = verdict_of(points, steps);
+  expect_in(text, {"depends on the work of a step.", "Steps are compared here", "--batch or --global-batch"});
+  for (const char* promise : {"pay off", "bf16", "faster link"})
+    EXPECT_EQ(text.find(promise), std::string::npos) << text;
+  auto gain = points;
+  gain[1] = point(2, 4, 400 / 0.6, {.compute = 0.4, .waiting = 0.01, .local = 0.01, .wire = 0.18});
+  EXPECT_EQ(verdict_of(gain, steps).find("nearer to"), std::string::npos);
+}
+
+TEST(TrainingVerdict, RanksThatShareAStepNeedLessOfTheWire) {
+  Workload shared;
+  shared.scaling = Scaling::PerStep;
+  shared.batch = 512;
+  // Half the computing, and 7.5 ms of wire: slower. 5.5 ms of it would do, whatever the number of processes.
+  Point one = point(1, 4, 512 / 10e-3, {.compute = 9e-3, .waiting = 0, .local = 1e-3, .wire = 0});
+  Point two = point(2, 8, 512 / 12e-3, {.compute = 4.5e-3, .waiting = 0, .local = 0, .wire = 7.5e-3});
+  two.wire_bytes = 7.5e6;  // 1 GB/s
+  const Remedies remedies = remedies_of(one, two, shared);
+  EXPECT_NEAR(remedies.link_factor, 7.5 / 5.5, 1e-9);
+  EXPECT_TRUE(remedies.half_bytes);
+  // 4.5 x + 7.5 < 9 x + 1 from x = 6.5 / 4.5 on.
+  EXPECT_NEAR(remedies.batch_factor, 6.5 / 4.5, 1e-9);
+  expect_in(verdict_of({one, two}, shared),
+            {"from a batch of 740 in all (now 512)", "on a link of 10.9 Gbit/s", "or with bf16 on the wire"});
+  // Twice the processes that do not compute faster share cores.
+  two = point(2, 8, 512 / 10e-3, {.compute = 9e-3, .waiting = 0, .local = 1e-3, .wire = 0});
+  expect_in(verdict_of({one, two}, shared), {"computing a step takes 9.00 ms instead of 4.50 ms"});
+}
+
+TEST(TrainingVerdict, WhatIsUsedAlreadyIsNotRecommended) {
+  Workload half = hundred();
+  half.bf16_wire = true;
+  auto points = slow_wire();
+  points[1] = point(2, 4, 400 / 1.0, {.compute = 0.4, .waiting = 0, .local = 0, .wire = 0.6});
+  EXPECT_FALSE(remedies_of(points[0], points[1], half).half_bytes);
+  EXPECT_EQ(verdict_of(points, half).find("bf16"), std::string::npos) << verdict_of(points, half);
+  points[1] = point(2, 4, 400 / 0.6, {.compute = 0.4, .waiting = 0.01, .local = 0.01, .wire = 0.18});
+  expect_in(verdict_of(points, half), {"; a larger batch or a faster link would bring it nearer to 2.00"});
 }
 
 TEST(TrainingVerdict, AGainIsTold) {
@@ -142,7 +188,9 @@ TEST(TrainingVerdict, OfOneHost) {
 TEST(TrainingVerdict, WhatIsNotKnownIsNotClaimed) {
   auto points = slow_wire();
   points[1].split = Split::Unknown;
-  expect_in(verdict_of(points, hundred()), {"0.09 times as fast", "where the time goes is not known"});
+  expect_in(verdict_of(points, hundred()), {"0.09 times as fast", "waits where it cannot be seen", "--processes 1,"});
+  points[1].steps = 0;
+  expect_in(verdict_of(points, hundred()), {"where the time goes is not known", "steps are not Cohort's"});
 }
 
 TEST(TrainingVerdict, OneLineWhateverTheNumbers) {
@@ -238,14 +286,42 @@ TEST(TrainingMeasured, WaitsThatCannotBeSeenAreEstimated) {
   Point hidden = point(2, 2, 12, {.compute = 0.16});
   hidden.split = Split::Unknown;
   hidden.busy_wire = 0.05;
-  estimate_split(hidden, alone);
+  estimate_split(hidden, alone, Scaling::PerRank);
   EXPECT_EQ(hidden.split, Split::Estimated);
   EXPECT_NEAR(hidden.step.compute, 0.1, 1e-12);
   EXPECT_NEAR(hidden.step.wire, 0.05, 1e-12);
   EXPECT_NEAR(hidden.step.waiting, 0.01, 1e-12);
+  Point shared = point(2, 2, 12, {.compute = 0.08});  // alone: 0.1; its share: 0.05
+  shared.split = Split::Unknown;
+  shared.busy_wire = 0.02;
+  estimate_split(shared, alone, Scaling::PerStep);
+  EXPECT_NEAR(shared.step.compute, 0.05, 1e-12);
+  EXPECT_NEAR(shared.step.wire, 0.02, 1e-12);
+  EXPECT_NEAR(shared.step.waiting, 0.01, 1e-12);
   Point measured = point(2, 2, 12, {.compute = 0.16});
-  estimate_split(measured, alone);
+  estimate_split(measured, alone, Scaling::PerRank);
   EXPECT_EQ(measured.step.compute, 0.16);
+}
+
+TEST(TrainingMeasured, WaitsThatAreHiddenWellAreSeenAllTheSame) {
+  JobOutcome outcome;
+  outcome.exit_status = 0;
+  for (int rank = 0; rank < 2; ++rank) {  // ten operations at once, almost all of it while the program computes
+    outcome.ranks.push_back({.rank = rank,
+                             .host = "a",
+                             .steps = 10,
+                             .seconds = 2,
+                             .busy = 20,
+                             .waited = 1,
+                             .wire = 15,
+                             .exposed = 0.01,
+                             .wire_bytes = 1000});
+  }
+  const Point hidden = point_of(outcome, 2, 1, {});
+  EXPECT_EQ(hidden.split, Split::Measured);
+  EXPECT_NEAR(hidden.step.compute, 0.199, 1e-12);
+  for (RankTimes& rank : outcome.ranks) rank.exposed = 0;
+  EXPECT_EQ(point_of(outcome, 2, 1, {}).split, Split::Unknown);
 }
 
 TEST(TrainingMeasured, TheMedianIsOneOfTheRepetitions) {

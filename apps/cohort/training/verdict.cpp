@@ -48,12 +48,13 @@ std::string wire_text(const Point& point) {
 }
 
 std::string remedy_text(const Point& fewer, const Point& more, const Workload& workload) {
-  const Remedies remedies = remedies_of(fewer, more);
+  if (workload.scaling == Scaling::Unknown) return "what would change that depends on the work of a step";
+  const Remedies remedies = remedies_of(fewer, more, workload);
   std::vector<std::string> ways;
   if (remedies.batch_factor > 1) {
-    ways.push_back(workload.batch ? fmt::format("from a batch of {:.0f} per rank (now {:.0f})",
-                                                std::ceil(*workload.batch * remedies.batch_factor), *workload.batch)
-                                  : fmt::format("from {} times the batch", three_digits(remedies.batch_factor)));
+    ways.push_back(fmt::format("from a batch of {:.0f} {} (now {:.0f})",
+                               std::ceil(workload.batch * remedies.batch_factor),
+                               workload.scaling == Scaling::PerStep ? "in all" : "per rank", workload.batch));
   }
   if (remedies.link_factor > 1 && wire_rate(more) > 0) {
     ways.push_back(fmt::format("on a link of {}", link_text(wire_rate(more) * 8 * remedies.link_factor)));
@@ -65,6 +66,19 @@ std::string remedy_text(const Point& fewer, const Point& more, const Workload& w
     text += (i == 0 ? "" : i + 1 == ways.size() ? ", or " : ", ") + ways[i];
   }
   return text;
+}
+
+/// "a larger batch, a faster link or bf16 on the wire": what makes the wire's part of a step smaller.
+std::string less_wire_text(const Workload& workload) {
+  return workload.bf16_wire ? "a larger batch or a faster link" : "a larger batch, a faster link or bf16 on the wire";
+}
+
+/// Why nobody knows where the time goes.
+std::string unseen_text(const Point& point) {
+  return point.steps > 0
+             ? "where the time goes is not known, since the program waits where it cannot be seen; a row with one "
+               "process (--processes 1,...) gives an estimate"
+             : "where the time goes is not known, since its steps are not Cohort's";
 }
 
 enum class Part { Compute, Waiting, Local, Wire };
@@ -88,13 +102,19 @@ std::string waiting_text(const Point& point) {
       seconds_text(point.step.waiting), seconds_text(point.step.step()));
 }
 
+/// What computing a step of `more` would take if its processes did not hinder each other.
+double fair_compute(const Point& fewer, const Point& more, const Workload& workload) {
+  const double share = static_cast<double>(fewer.processes) / more.processes;
+  return fewer.step.compute * (workload.scaling == Scaling::PerStep ? share : 1);
+}
+
 /// Why a step takes longer on one host with more processes.
 std::string one_host_text(const Point& fewer, const Point& more, const Workload& workload) {
-  if (more.split == Split::Unknown) return "where the time goes is not known, since its steps are not Cohort's";
-  const double grown = more.step.compute / std::max(fewer.step.compute, 1e-12);
-  if (grown > 1.2 && more.step.compute - fewer.step.compute >= more.step.waiting + more.step.local) {
+  if (more.split == Split::Unknown) return unseen_text(more);
+  const double fair = fair_compute(fewer, more, workload);
+  if (more.step.compute > 1.2 * fair && more.step.compute - fair >= more.step.waiting + more.step.local) {
     return fmt::format("computing a step takes {} instead of {}: {} share {}, or its memory",
-                       seconds_text(more.step.compute), seconds_text(fewer.step.compute),
+                       seconds_text(more.step.compute), seconds_text(fair),
                        more.processes == 1 ? "1 process" : fmt::format("{} processes", more.processes),
                        plural(workload.cores, "core"));
   }
@@ -121,23 +141,27 @@ std::string seconds_text(double seconds) {
   return fmt::format("{:.0f} us", seconds * 1e6);
 }
 
-Remedies remedies_of(const Point& fewer, const Point& more) {
-  // n samples per second are processes * batch / step; x is the batch in times of the present one.
-  const double ratio = static_cast<double>(more.processes) / fewer.processes;
+Remedies remedies_of(const Point& fewer, const Point& more, const Workload& workload) {
+  Remedies remedies;
+  if (workload.scaling == Scaling::Unknown) return remedies;
+  // Samples per second are processes * batch / step, or batch / step where all ranks share it; x is the batch in times
+  // of the present one.
+  const double ratio = workload.scaling == Scaling::PerRank ? static_cast<double>(more.processes) / fewer.processes : 1;
   const double rest_fewer = fewer.step.step() - fewer.step.compute;
   const double rest_more = more.step.step() - more.step.compute;
-  Remedies remedies;
   const double gain = ratio * fewer.step.compute - more.step.compute;  // of each x
   if (gain > 0) remedies.batch_factor = std::max(1.0, (rest_more - ratio * rest_fewer) / gain);
   const double allowed = ratio * fewer.step.step() - (more.step.step() - more.step.wire);  // on the wire
   if (allowed > 0 && more.step.wire > 0) {
     remedies.link_factor = std::max(1.0, more.step.wire / allowed);
-    remedies.half_bytes = more.step.wire / 2 < allowed;
+    remedies.half_bytes = !workload.bf16_wire && more.step.wire / 2 < allowed;
   }
   return remedies;
 }
 
-std::string verdict_of(const std::vector<Point>& points, const Workload& workload) {
+namespace {
+
+std::string comparison_of(const std::vector<Point>& points, const Workload& workload) {
   int most_hosts = 1;
   for (const Point& point : points) most_hosts = std::max(most_hosts, point.hosts);
   const Point* more = best_on(points, most_hosts);
@@ -182,7 +206,7 @@ std::string verdict_of(const std::vector<Point>& points, const Workload& workloa
                   more->processes == 1 ? "1 process" : fmt::format("{} processes", more->processes), speed,
                   one->hosts == 1 ? "one" : fmt::format("{}", one->hosts), one->processes);
   if (more->split == Split::Unknown || one->split == Split::Unknown) {
-    return compared + ": where the time goes is not known, since the program's steps are not Cohort's.";
+    return fmt::format("{}: {}.", compared, unseen_text(more->split == Split::Unknown ? *more : *one));
   }
   const Shares& step = more->step;
   const Part loss = largest_loss(step);
@@ -194,9 +218,8 @@ std::string verdict_of(const std::vector<Point>& points, const Workload& workloa
     if (lost < 0.05 * step.step()) return text + ", and next to nothing is lost between hosts.";
     if (loss == Part::Wire) {
       text += fmt::format(", {} go to {}", seconds_text(step.wire), wire_text(*more));
-      if (ideal < kFaster * speed) return text + ".";
-      return fmt::format("{}; a larger batch, a faster link or bf16 on the wire would bring it nearer to {:.2f}.", text,
-                         ideal);
+      if (ideal < kFaster * speed || workload.scaling == Scaling::Unknown) return text + ".";
+      return fmt::format("{}; {} would bring it nearer to {:.2f}.", text, less_wire_text(workload), ideal);
     }
     if (loss == Part::Waiting) return fmt::format("{}; {}.", text, waiting_text(*more));
     return fmt::format("{}, {} go to reductions within the hosts.", text, seconds_text(step.local));
@@ -213,11 +236,12 @@ std::string verdict_of(const std::vector<Point>& points, const Workload& workloa
                            ? "give that rank less to do, or its host fewer processes"
                            : "fewer processes on each host would help");
   }
-  if (more->step.compute > 1.2 * one->step.compute) {
+  const double fair = fair_compute(*one, *more, workload);
+  if (more->step.compute > 1.2 * fair) {
     return fmt::format(
         "{}computing a step takes {} instead of {}: the processes of all hosts share the same cores, or "
         "the other hosts are slower.",
-        start, seconds_text(step.compute), seconds_text(one->step.compute));
+        start, seconds_text(step.compute), seconds_text(fair));
   }
   if (more->processes <= one->processes) {
     return fmt::format(
@@ -226,6 +250,14 @@ std::string verdict_of(const std::vector<Point>& points, const Workload& workloa
   return fmt::format("{}of each step of {}, {} go to reductions within the hosts, against {} of computing; {}.", start,
                      seconds_text(step.step()), seconds_text(step.local), seconds_text(step.compute),
                      remedy_text(*one, *more, workload));
+}
+
+}  // namespace
+
+std::string verdict_of(const std::vector<Point>& points, const Workload& workload) {
+  const std::string text = comparison_of(points, workload);
+  if (points.size() == 1 || workload.unit != "steps") return text;
+  return text + " Steps are compared here, whatever is in them; --batch or --global-batch says how many samples.";
 }
 
 }  // namespace cohort::app::training

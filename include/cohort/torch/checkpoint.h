@@ -1,17 +1,20 @@
-// Checkpoints that are complete and checked, or not there: model, optimizer, sampler position, random state of every
-// rank, step and epoch, in a folder of safetensors and JSON that needs no libtorch to be read
-// (docs/reference/checkpoint-format.md). Rank 0 alone touches the disk; saving and loading are collective. One thread
-// per rank calls a CheckpointFolder, which owns nothing but a copy of the communicator's handle. Also: weights that
-// Python saved.
+// Checkpoints that are complete and checked, or not there: model, optimizer, sampler position, step and epoch, and of
+// every rank its random state and whatever tensors it alone has, in a folder of safetensors and JSON that needs no
+// libtorch to be read (docs/reference/checkpoint-format.md). Saving and loading are collective; a save may go on in the
+// background. One thread per rank calls a CheckpointFolder, whose copies are the same one. Also: weights that Python
+// saved.
 #pragma once
 
+#include <cohort/checkpoint_place.h>
 #include <cohort/communicator.h>
 #include <cohort/torch/data.h>
 #include <cohort/torch/torch_api.h>
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -39,9 +42,32 @@ struct CheckpointInfo {
   TrainingProgress progress;
 };
 
+/// Tensors of one rank alone, by any name: what a data loader holds back, a shard of a table, another generator's
+/// state.
+using RankState = std::map<std::string, at::Tensor>;
+
 struct CheckpointOptions {
-  std::string folder;  ///< made if it does not exist; for rank 0's eyes only, other hosts need not see it
+  std::string folder;  ///< made if it does not exist
   int keep = 3;        ///< complete checkpoints to keep, at least 1; older ones go once a newer one is on the disk
+  CheckpointPlace place = CheckpointPlace::Rank0;  ///< who writes, and whose disk `folder` is on; the same on all ranks
+};
+
+namespace checkpoint {
+class PendingSave;
+}
+
+/// A save in the background. A handle: copies mean the same save, and any thread may ask.
+class CheckpointSave {
+ public:
+  explicit CheckpointSave(std::shared_ptr<checkpoint::PendingSave> pending) noexcept : pending_(std::move(pending)) {}
+  /// True once it is over on this rank, with or without an error.
+  bool done() const;
+  /// Waits until the checkpoint is on the disk; throws the error of the save, which then is not thrown again by the
+  /// folder.
+  CheckpointInfo wait();
+
+ private:
+  std::shared_ptr<checkpoint::PendingSave> pending_;
 };
 
 /// The checkpoints of one training run:
@@ -50,43 +76,68 @@ struct CheckpointOptions {
 ///   if (resume) {
 ///     if (auto from = checkpoints.load_latest(*net, &optimizer)) sampler.load_state(*from->progress.sampler);
 ///   }
-///   ...  checkpoints.save(*net, &optimizer, {.step = step, .epoch = epoch, .sampler = sampler.state()});
+///   ...  checkpoints.save_async(*net, &optimizer, {.step = step, .epoch = epoch, .sampler = sampler.state()});
+///   ...  checkpoints.close();
 ///
 /// `module` is the bare module (`DistributedDataParallel::module()`), `optimizer` one of libtorch's: SGD, Adam, AdamW,
 /// Adagrad, RMSprop, LBFGS (InvalidArgument for others), or nullptr. All its parameters have to be the module's.
 ///
-/// Errors on any rank reach every rank: all throw, rank 0's disk errors (Io, Unavailable) and damage (Corrupt)
-/// included. Between an error and the next save the folder holds what it held before.
+/// Errors on any rank reach every rank: all throw, disk errors (Io, Unavailable) and damage (Corrupt) included. Between
+/// an error and the next save the folder holds what it held before.
 class CheckpointFolder {
  public:
   /// Not collective, touches nothing. An empty communicator (`Communicator()`) stands for a world of one. Throws
   /// InvalidArgument for an empty folder's name or keep < 1.
   CheckpointFolder(Communicator communicator, CheckpointOptions options);
 
-  /// Saves; collective, and returns on every rank once the checkpoint is on rank 0's disk. Model, optimizer and
-  /// progress are rank 0's; the random state is every rank's (libtorch's default CPU generator; ranks that are threads
-  /// share one). Written aside, synced, its digests in a manifest that comes last, then renamed: killed at any moment,
-  /// it leaves the folder as it was but for a hidden remainder, which the next save removes. Not while ranks are in
-  /// `Communicator::join`.
+  /// Saves; collective, and returns on every rank once the checkpoint is on the disk. Model, optimizer and
+  /// progress are rank 0's; the random state (libtorch's default CPU generator; ranks that are threads share one) and
+  /// `state` are every rank's. Written aside, synced, its digests in a manifest that comes last, then renamed: killed
+  /// at any moment, it leaves the folder as it was but for a hidden remainder, which the next save removes. A save in
+  /// the background ends first; its error, unless its handle has thrown it, is thrown here, and nothing is saved.
+  /// Throws InvalidArgument for CheckpointPlace::Shared where some hosts see another folder: they are named. Not while
+  /// ranks are in `Communicator::join`.
   CheckpointInfo save(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
-                      const TrainingProgress& progress);
+                      const TrainingProgress& progress, const RankState& state = {});
 
-  /// Loads the newest checkpoint that is whole; collective. Rank 0 reads it, compares every file's digest and sends it
-  /// to all. A damaged one is passed over with a warning (log subsystem "checkpoint") that says what is wrong, and the
-  /// one before is taken. nullopt if there is none at all; throws Corrupt if there are some and all are
-  /// damaged, InvalidArgument if it does not fit the model (missing, unexpected and misshapen tensors are listed) or
-  /// the optimizer. After these errors module, optimizer and random state are as before, on every rank. With
-  /// `optimizer` nullptr its state in the checkpoint is left alone. Hyperparameters (learning rate, ...) become the
-  /// saved ones. Rank r gets rank r's random state; ranks that the saved world did not have keep theirs.
+  /// As save, but returns once everything has been copied (into memory that the next save uses again: twice the state's
+  /// size is needed in all). The rest is done by a thread of low priority, over a communicator that the first call
+  /// splits off. One save at a time: a second call waits for the first. An error is logged at once (subsystem
+  /// "checkpoint"), and thrown by the handle's wait, or else by the next save, save_async, load_latest or close.
+  CheckpointSave save_async(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
+                            const TrainingProgress& progress, const RankState& state = {});
+
+  /// Loads the newest checkpoint that is whole; collective. Every file's digest is compared by a rank that sees it, and
+  /// model and optimizer are sent to all. A damaged checkpoint is passed over with a warning (log subsystem
+  /// "checkpoint") that says what is wrong, and the one before is taken. nullopt if there is none at all; throws
+  /// Corrupt if there are some and all are damaged, InvalidArgument if a newer Cohort saved the newest, or if it does
+  /// not fit the model (missing, unexpected and misshapen tensors are listed) or the optimizer. After these errors
+  /// module, optimizer and random state are as before, on every rank. With `optimizer` nullptr its state in the
+  /// checkpoint is left alone. Hyperparameters (learning rate, ...) become the saved ones. Rank r gets rank r's random
+  /// state and state; ranks that the saved world did not have keep their random state. The place need not be the one it
+  /// was saved with.
   std::optional<CheckpointInfo> load_latest(torch::nn::Module& module, torch::optim::Optimizer* optimizer);
 
-  /// The checkpoints that have a sound manifest, oldest first; files are not read, so they may yet prove damaged. Rank
-  /// 0's call alone: not collective, and on other ranks only as good as their view of the disk.
+  /// What the saved rank of this rank's number gave as `state`, in the checkpoint that load_latest has loaded; empty if
+  /// that world had no such rank. Not collective. Throws InvalidArgument if none has been loaded.
+  const RankState& rank_state() const;
+  /// The same of other saved ranks, for worlds of another size: those that exist of the numbers given, by saved rank.
+  /// Collective; each rank may ask for others. Throws Corrupt if a part is damaged or gone.
+  std::map<int, RankState> parts(const std::set<int>& saved_ranks);
+  /// Of all saved ranks, on every rank.
+  std::map<int, RankState> parts();
+
+  /// Waits for the save in the background, and throws its error unless its handle has. Not collective. The last
+  /// copy's destructor waits, too, and is silent.
+  void close();
+
+  /// The checkpoints that have a sound manifest, oldest first; files are not read, so they may yet prove damaged. Not
+  /// collective, and only as good as this rank's view of the disk.
   std::vector<CheckpointInfo> list() const;
 
  private:
-  Communicator communicator_;
-  CheckpointOptions options_;
+  struct State;
+  std::shared_ptr<State> state_;
 };
 
 /// Which differences between a file and a module are errors.

@@ -13,6 +13,7 @@
 
 #include <cohort/communicator.h>
 #include <cohort/observer.h>
+#include <cohort/torch/finite.h>
 
 #include <concepts>
 #include <cstddef>
@@ -26,6 +27,12 @@
 
 namespace cohort::nn {
 
+/// What is done about gradients that are NaN or infinite.
+enum class NonFinite : std::uint8_t {
+  Ignore,  ///< nothing is looked for: they are averaged, and are on all ranks after that
+  Raise,   ///< every rank looks through its own before they are reduced; backward() throws NonFiniteError on all
+};
+
 struct DistributedDataParallelOptions {
   /// Size of a gradient bucket, that is of one all_reduce: bytes of its gradients (one larger than this gets a bucket
   /// of its own).
@@ -37,13 +44,26 @@ struct DistributedDataParallelOptions {
   /// DType::BFloat16: gradients of float32 travel between hosts as bfloat16, half the bytes
   /// (AllReduceOptions::wire_dtype); other types travel as they are.
   std::optional<DType> wire_dtype = {};
+  /// Raise: if any rank brings a gradient that is NaN or infinite, backward() (and `step_without_samples`) throws
+  /// NonFiniteError on every rank, which names the first one: rank, host, parameter, element, value and step. All
+  /// gradients are undefined then, so that an optimizer's step would change nothing, and training can go on with the
+  /// next batch. With `wire_dtype` on several hosts, a value that is infinite as bfloat16 counts, too. A sum of finite
+  /// values that overflows is not looked for, nor what a rank without samples yields, since it is dropped. Costs one
+  /// reading of the gradients.
+  NonFinite non_finite = NonFinite::Ignore;
+  /// N > 0: every N synchronised steps, a forward compares the parameters of all ranks to the bit, and the buffers too
+  /// where `broadcast_buffers` makes them equal, and throws Mismatch on every rank if there is a difference: see
+  /// `require_same_parameters`, which it calls. 0: never. Throws InvalidArgument if negative.
+  std::int64_t compare_parameters_every = 0;
   /// Is told of each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
   Observer* observer = nullptr;
 };
 
 /// What the reducer did. Times are of this rank.
 struct ReducerStats {
-  std::int64_t steps = 0;  ///< synchronised backward passes, with those without samples
+  std::int64_t steps = 0;                  ///< synchronised backward passes, with those without samples
+  std::int64_t non_finite_steps = 0;       ///< of these, the ones that ended in a NonFiniteError
+  std::int64_t parameter_comparisons = 0;  ///< done because of compare_parameters_every
   int buckets = 0;
   std::size_t bucket_bytes = 0;              ///< of all buckets together
   double exposed_communication_seconds = 0;  ///< of the last step: waiting after its backward had ended
@@ -127,6 +147,10 @@ class DataParallelCore {
   /// Overwrites all ranks' buffers with rank 0's, now; collective. Worth doing before an evaluation spread over the
   /// ranks: forwards in no_grad mode do not communicate.
   void sync_buffers();
+
+  /// Compares parameters and buffers of all ranks to the bit, now; collective. Throws Mismatch on every rank if they
+  /// differ: see `require_same_parameters`. Buffers differ rightly between two forwards that synchronise them.
+  void require_same_parameters();
 
   ReducerStats stats() const;
   /// Where the gradient of parameter `name` lies; throws InvalidArgument if there is none.

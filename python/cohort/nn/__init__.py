@@ -5,6 +5,8 @@ Needs torch 1.13 or 2.x, for the CPU.
 
 from __future__ import annotations
 
+from cohort.nn._non_finite import NonFiniteElement, NonFiniteError, NonFiniteGradient, first_non_finite
+from cohort.nn._same_parameters import require_same_parameters
 from cohort.nn.data_parallel import DataParallel
 from cohort.nn.distributed import DistributedDataParallel
 from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
@@ -14,5 +16,10 @@ __all__ = [
     "DataParallel",
     "DistributedDataParallel",
     "DistributedDataParallelOptions",
+    "NonFiniteElement",
+    "NonFiniteError",
+    "NonFiniteGradient",
     "ReducerStats",
+    "first_non_finite",
+    "require_same_parameters",
 ]

@@ -1,18 +1,19 @@
 """Where gradients lie: buckets of several gradients each, in communicator memory.
 
-A bucket is [large gradients | small ones | one flag per parameter: this rank used it | one flag: this rank has samples],
-all of one type, each gradient aligned. A large gradient is an all_reduce of its own, which reads it where autograd made
+A bucket is [large gradients | small ones | one flag per parameter: this rank used it | one flag: this rank has samples |
+one flag: this rank has found a value that is not finite], all of one type, each gradient aligned. A large gradient is an all_reduce of its own, which reads it where autograd made
 it and writes the average to its place here, so that most of it is never copied. The small ones are written to their
 places first, and are one all_reduce with the flags. One thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Optional
 
 import torch
 
-from cohort import Communicator
+from cohort import Communicator, _core
 
 # Gradients begin on cache lines: kernels of torch and of the reduction run on whole vectors.
 _ALIGNMENT = 64
@@ -80,14 +81,18 @@ class Bucket:
             size += (sizes[position] + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
             if position in self.large:
                 small_begin = size
-        elements = size // element + len(parameters) + 1
+        elements = size // element + len(parameters) + 2
         memory = comm.allocate(elements * element)
         self.bytes = elements * element
         self.address = memory.data_ptr()
         # Tensors over the memory keep it alive, so a gradient may outlive bucket and communicator.
         flat = memory.as_torch(dtype, elements)
         self.small = flat[small_begin // element :]  # with the flags
-        self._flags = flat[size // element :]
+        self._small_gradients = flat[small_begin // element : size // element]
+        self._flags = flat[size // element : -1]
+        self._non_finite_flag = flat[-1:]
+        self._small_begin = small_begin
+        self._sizes = sizes
         # `set_` on an empty tensor instead of a view of the whole: views refuse detach_().
         self.gradients = [
             torch.empty(0, dtype=dtype).set_(
@@ -122,3 +127,33 @@ class Bucket:
     def flags(self) -> list[bool]:
         """After the reduction: for each parameter whether a rank with samples used it, then whether any had samples."""
         return [value != 0.0 for value in self._flags.tolist()]
+
+    def set_non_finite_flag(self, value: bool) -> None:
+        """value: this rank has found a value that is not finite, here or in an earlier bucket."""
+        self._non_finite_flag.fill_(_FLAG if value else 0.0)
+
+    def non_finite_flag(self) -> bool:
+        """After the reduction: whether a rank with samples has found one."""
+        return self._non_finite_flag.item() != 0.0
+
+    def first_non_finite(
+        self, read_instead: Callable[[int], Optional[torch.Tensor]], wire_dtype: Optional[str]
+    ) -> Optional[int]:
+        """The position of the first gradient with a value that is not finite, in the order in which they lie.
+
+        read_instead: what is reduced instead of what lies at the place of a large one; None: what lies there.
+        """
+        for position in self.large:
+            gradient = read_instead(position)
+            if gradient is None:
+                gradient = self.gradients[position]
+            # As it lies in memory, whatever its strides: all of them are dense.
+            flat = gradient.as_strided((gradient.numel(),), (1,))
+            if _core.first_non_finite(flat, wire_dtype) is not None:
+                return position
+        # The small ones in one go. What lies between them is zero.
+        index = _core.first_non_finite(self._small_gradients, wire_dtype)
+        if index is None:
+            return None
+        offset = self._small_begin + index * self._small_gradients.element_size()
+        return next(p for p, o in enumerate(self.offsets) if o <= offset < o + self._sizes[p])

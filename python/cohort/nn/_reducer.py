@@ -22,6 +22,7 @@ from cohort._core import count_step
 from cohort.errors import Aborted, Error, InvalidArgument
 from cohort.nn._bucket import Bucket, plan_buckets
 from cohort.nn._forwards import ForwardRecord, accumulates, takes_part
+from cohort.nn._non_finite import LocalNonFinite, first_non_finite, raise_first_of_all_ranks
 from cohort.nn._tensors import tensors_in
 from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
 
@@ -93,6 +94,9 @@ class Reducer:
         self._next_bucket = 0
         self._works: list[Work] = []
         self._any_samples = False
+        # A float32 is rounded to bfloat16 only between hosts.
+        self._wire_dtype = options.wire_dtype if comm.local_size() < comm.size() else None
+        self._non_finite: LocalNonFinite | None = None  # the first of this rank, in this step
         self.stats = ReducerStats()
         # Until the first backward has shown better: the last layers' gradients come first.
         self._build_buckets(list(reversed(range(len(self._parameters)))))
@@ -264,6 +268,7 @@ class Reducer:
             parameter.unread = None
         self._pending = [len(members) for members in self._plan]
         self._next_bucket = 0
+        self._non_finite = None
 
     def _before_accumulate(self, index: int, gradients: tuple) -> tuple | None:
         incoming = gradients[0]
@@ -334,6 +339,9 @@ class Reducer:
         bucket = self._buckets[self._next_bucket]
         members = [self._parameters[index] for index in self._plan[self._next_bucket]]
         bucket.set_flags([member.used for member in members], self._samples > 0)
+        if self._options.non_finite == "raise":
+            self._look_for_non_finite(bucket, members)
+            bucket.set_non_finite_flag(self._non_finite is not None)
         self._next_bucket += 1
         options: dict[str, Any] = {"op": "average", "weight": float(self._samples), "async_op": True}
         if bucket.small.dtype == torch.float32:
@@ -345,6 +353,28 @@ class Reducer:
                 gradient = member.place
             self._works.append(self.comm.all_reduce(gradient, member.place, **options))
         self._works.append(self.comm.all_reduce(bucket.small, **options))
+
+    def _look_for_non_finite(self, bucket: Bucket, members: list[_Parameter]) -> None:
+        # Right before the reduction, which reads the same memory next. What is found is told by the flag of this bucket
+        # and all later ones: no rank needs another message as long as there is nothing to tell.
+        if self._samples == 0 or self._non_finite is not None:
+            return
+        position = bucket.first_non_finite(lambda at: members[at].unread, self._wire_dtype)
+        if position is None:
+            return
+        member = members[position]
+        gradient = member.place if member.unread is None else member.unread
+        element = first_non_finite(gradient, self._wire_dtype)
+        assert element is not None
+        self._non_finite = LocalNonFinite(self._next_bucket, member.name, tuple(member.tensor.shape), element)
+
+    def _raise_non_finite(self) -> None:
+        # The reductions are over, so all ranks have come here: each knows from the last flag that there is something to
+        # tell.
+        self.stats.non_finite_steps += 1
+        self.zero_grad()
+        mine, self._non_finite = self._non_finite, None
+        raise_first_of_all_ranks(self.comm, mine, self.progress - 1)
 
     def _complete_unused(self, parameter: _Parameter) -> None:
         # No gradient came for it in this backward. What it accumulated before still counts; a gradient that it merely
@@ -416,6 +446,7 @@ class Reducer:
                     parameter.kept = parameter.unread = None
                     parameter.used = parameter.ready = parameter.received = False
                 raise
+            not_finite = self._options.non_finite == "raise" and self._buckets[-1].non_finite_flag()
             self._settle()
         self._in_backward = False
         self.stats.steps += 1
@@ -424,6 +455,8 @@ class Reducer:
         exposed = time.perf_counter() - begin
         self.stats.exposed_communication_seconds = exposed
         self.stats.exposed_communication_seconds_total += exposed
+        if not_finite:
+            self._raise_non_finite()
 
     def reduce_without_backward(self) -> bool:
         """Takes part with weight 0, or with what was accumulated. False if no rank had samples."""

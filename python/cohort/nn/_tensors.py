@@ -49,6 +49,9 @@ class Pack:
                 continue
             self._places.append(self._stage[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
 
+    def __len__(self) -> int:
+        return len(self._tensors)
+
     def broadcast(self, root: int = 0) -> None:
         """Overwrites the tensors of all ranks with those of the root. Collective; waits.
 

@@ -15,6 +15,7 @@ from cohort import Communicator
 from cohort.errors import InvalidArgument
 from cohort.nn._reducer import Reducer
 from cohort.nn._same_model import require_same_on_all_ranks
+from cohort.nn._same_parameters import require_same_parameters
 from cohort.nn._tensors import Pack, broadcast_tensors, tensors_in
 from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
 
@@ -47,12 +48,15 @@ class _Contents:
         self.trained: list[tuple[str, torch.Tensor]] = []
         self.description = [
             f"options bucket_bytes={options.bucket_bytes}, first_bucket_bytes={options.first_bucket_bytes}, "
-            f"broadcast_buffers={options.broadcast_buffers}, wire_dtype={options.wire_dtype}"
+            f"broadcast_buffers={options.broadcast_buffers}, wire_dtype={options.wire_dtype}, "
+            f"non_finite={options.non_finite}, compare_parameters_every={options.compare_parameters_every}"
         ]
+        self.named: list[tuple[str, torch.Tensor]] = []  # the parameters, then the buffers
         self.parameters: list[torch.Tensor] = []
         for name, tensor in module.named_parameters():
             _check(name, tensor)
             self.parameters.append(tensor)
+            self.named.append((f"parameter '{name}'", tensor))
             self.description.append(_describe("parameter", name, tensor))
             if not tensor.requires_grad:
                 continue
@@ -66,6 +70,7 @@ class _Contents:
         for name, tensor in module.named_buffers():
             _check(name, tensor)
             self.buffers.append(tensor)
+            self.named.append((f"buffer '{name}'", tensor))
             self.description.append(_describe("buffer", name, tensor))
         if not self.trained:
             raise InvalidArgument("DistributedDataParallel: no parameter of the module requires a gradient")
@@ -87,6 +92,16 @@ class DistributedDataParallel(torch.nn.Module):
     broadcast_buffers   buffers (running statistics) become rank 0's before each synchronising forward
     observer            called with (number, bytes) of each bucket that becomes ready
     wire_dtype          torch.bfloat16 or its name: gradients of float32 travel between hosts as bfloat16, half the bytes
+    non_finite          "raise": if any rank brings a gradient that is NaN or infinite (or, with wire_dtype on several
+                        hosts, infinite as bfloat16), backward() and step_without_samples() raise NonFiniteError on every
+                        rank, which names the first one: rank, host, parameter, element, value and step. All gradients
+                        are None then, so that an optimizer's step would change nothing, and training can go on with the
+                        next batch. A sum of finite values that overflows is not looked for. Costs one reading of the
+                        gradients. Default "ignore": they are averaged, and are on all ranks after that
+    compare_parameters_every
+                        N > 0: every N synchronised steps a forward compares the parameters of all ranks to the bit, and
+                        the buffers too where broadcast_buffers makes them equal, and raises Mismatch on every rank if
+                        there is a difference: see require_same_parameters, which it calls. Default 0: never
 
     Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and
     raises Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers become rank
@@ -118,6 +133,8 @@ class DistributedDataParallel(torch.nn.Module):
         broadcast_buffers: bool = True,
         observer: Optional[Callable[[int, int], None]] = None,
         wire_dtype: Union[torch.dtype, str, None] = None,
+        non_finite: str = "ignore",
+        compare_parameters_every: int = 0,
     ) -> None:
         super().__init__()
         if not isinstance(module, torch.nn.Module):
@@ -133,6 +150,8 @@ class DistributedDataParallel(torch.nn.Module):
             broadcast_buffers=broadcast_buffers,
             observer=observer,
             wire_dtype=None if wire_dtype is None else str(wire_dtype).rpartition(".")[2],
+            non_finite=non_finite,
+            compare_parameters_every=compare_parameters_every,
         )
         self.module = module
         self.training = module.training
@@ -143,7 +162,9 @@ class DistributedDataParallel(torch.nn.Module):
         self._comm = comm
         self._reducer: Optional[Reducer] = None
         self._everything: list[torch.Tensor] = []
+        self._named: list[tuple[str, torch.Tensor]] = []
         self._buffer_pack: Optional[Pack] = None
+        self._compared_at = 0  # the step of the last comparison
         self._next_samples: Optional[int] = None
 
     def _attach(self) -> Reducer:
@@ -152,6 +173,7 @@ class DistributedDataParallel(torch.nn.Module):
         contents = _Contents(self.module, self.options)
         require_same_on_all_ranks(comm, contents.description)
         self._everything = contents.parameters + contents.buffers
+        self._named = contents.named
         broadcast_tensors(comm, self._everything)
         self._buffer_pack = Pack(comm, contents.buffers)
         self._reducer = Reducer(comm, contents.trained, self.options)
@@ -189,15 +211,27 @@ class DistributedDataParallel(torch.nn.Module):
             del first  # what forward frees early should not be held here
         reducer = self._attached
         if reducer.no_sync_depth == 0:
-            reducer.prepare_synchronising_pass()
-            if self.options.broadcast_buffers:
-                self._buffer_pack.broadcast()
+            self._begin_synchronising_pass(reducer)
         else:
             reducer.require_whole()
         record = reducer.begin_forward(samples)
         output = self.module(*args, **kwargs)
         reducer.end_forward(record, output)
         return output
+
+    def _begin_synchronising_pass(self, reducer: Reducer) -> None:
+        # What every pass that ends in a reduction begins with, on all ranks.
+        reducer.prepare_synchronising_pass()
+        if self.options.broadcast_buffers:
+            self._buffer_pack.broadcast()
+        every, step = self.options.compare_parameters_every, reducer.progress
+        if every == 0 or step in (0, self._compared_at) or step % every:
+            return
+        self._compared_at = step
+        # Each rank's batches change its own buffers, unless they have just been made equal.
+        parameters = len(self._named) - (0 if self.options.broadcast_buffers else len(self._buffer_pack))
+        require_same_parameters(self._named[:parameters], self.communicator, step=step)
+        reducer.stats.parameter_comparisons += 1
 
     def set_sample_count(self, samples: int) -> None:
         """The number of samples of the next forward: the weight of this rank's mean gradient in the average over ranks.
@@ -234,9 +268,7 @@ class DistributedDataParallel(torch.nn.Module):
         if reducer.no_sync_depth:
             raise InvalidArgument("step_without_samples inside no_sync: there is nothing to take part in")
         self._next_samples = None
-        reducer.prepare_synchronising_pass()
-        if self.options.broadcast_buffers:
-            self._buffer_pack.broadcast()
+        self._begin_synchronising_pass(reducer)
         return reducer.reduce_without_backward()
 
     def join(self) -> int:
@@ -269,6 +301,13 @@ class DistributedDataParallel(torch.nn.Module):
         """
         _ = self._attached
         self._buffer_pack.broadcast()
+
+    def require_same_parameters(self) -> None:
+        """Compares parameters and buffers of all ranks to the bit, now; collective. Raises Mismatch on every rank if they
+        differ: see cohort.nn.require_same_parameters. Buffers differ rightly between two forwards that synchronise them.
+        """
+        reducer = self._attached
+        require_same_parameters(self._named, self.communicator, step=reducer.progress)
 
     def stats(self) -> ReducerStats:
         """What the reducer has done so far; a copy."""
@@ -323,7 +362,7 @@ class DistributedDataParallel(torch.nn.Module):
         A pickle does not hold the communicator: what is made from it takes the default world.
         """
         state = self.__dict__.copy()
-        for name in ("_comm", "_reducer", "_everything", "_buffer_pack", "_next_samples"):
+        for name in ("_comm", "_reducer", "_everything", "_named", "_buffer_pack", "_compared_at", "_next_samples"):
             del state[name]
         return state
 

@@ -15,6 +15,10 @@ class DistributedDataParallelOptions:
     first_bucket_bytes  size of the bucket that is ready first, so that communication begins early
     broadcast_buffers   buffers (running statistics) of all ranks become rank 0's before each synchronising forward
     wire_dtype          "bfloat16": gradients of float32 travel between hosts as bfloat16, half the bytes
+    non_finite          "ignore", or "raise": if any rank brings a gradient that is NaN or infinite, backward() raises
+                        NonFiniteError on all of them, with its name
+    compare_parameters_every
+                        N > 0: every N synchronised steps the parameters of all ranks are compared to the bit; 0: never
     observer            called with (number, bytes) of each bucket that becomes ready
     """
 
@@ -23,11 +27,21 @@ class DistributedDataParallelOptions:
     broadcast_buffers: bool = True
     observer: Optional[Callable[[int, int], None]] = None
     wire_dtype: Optional[str] = None
+    non_finite: str = "ignore"
+    compare_parameters_every: int = 0
 
     def __post_init__(self) -> None:
         if self.wire_dtype not in (None, "bfloat16"):
             raise InvalidArgument(
                 f"DistributedDataParallel: gradients cannot travel as {self.wire_dtype}, only as bfloat16"
+            )
+        if self.non_finite not in ("ignore", "raise"):
+            raise InvalidArgument(
+                f"DistributedDataParallel: non_finite={self.non_finite!r} -- 'ignore' and 'raise' are possible"
+            )
+        if self.compare_parameters_every < 0:
+            raise InvalidArgument(
+                f"DistributedDataParallel: compare_parameters_every={self.compare_parameters_every} -- 0 is never"
             )
         if self.bucket_bytes < 1 or self.first_bucket_bytes < 1:
             raise InvalidArgument("DistributedDataParallel: a bucket has at least 1 byte")
@@ -38,6 +52,8 @@ class ReducerStats:
     """What the reducer did. Times are of this rank, in seconds."""
 
     steps: int = 0  # synchronised backward passes, with those without samples
+    non_finite_steps: int = 0  # of these, the ones that ended in a NonFiniteError
+    parameter_comparisons: int = 0  # done because of compare_parameters_every
     buckets: int = 0
     bucket_bytes: int = 0  # of all buckets together
     exposed_communication_seconds: float = 0.0  # of the last step: waiting after its backward had ended

@@ -9,15 +9,18 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, U
 import torch
 from torch import Tensor
 
+import cohort
+from cohort.nn._non_finite import LocalNonFinite, NonFiniteElement, describe, error_of, first_non_finite
 from cohort.torch import _collectives as start
 from cohort.torch import _handles
 from cohort.torch._handles import synchronize
 from cohort.torch._places import Places
 from cohort.torch.compression import Compressor, NoneCompressor
 from cohort.torch.process_sets import ProcessSet
-from cohort.torch.reduce_ops import Average
+from cohort.torch.reduce_ops import Average, Sum
 
 _PATIENCE = 1.0  # seconds
+_DESCRIPTION_BYTES = 4096  # more than `describe` ever needs
 
 
 def on_gradient(parameter: Tensor, call: Callable[[], None]) -> Callable[[], None]:
@@ -43,7 +46,7 @@ class Reducer:
 
     def __init__(self, names: Sequence[Tuple[str, Tensor]], compression: Union[Type[Compressor], Compressor],
                  passes: int, op: int, predivide: float, groups: List[List[Tensor]], sparse_as_dense: bool,
-                 process_set: ProcessSet) -> None:  # fmt: skip
+                 process_set: ProcessSet, non_finite: str = "ignore") -> None:  # fmt: skip
         self.names: Dict[Tensor, str] = {parameter: name for name, parameter in names}
         self.passes = passes
         self._compression = compression
@@ -61,6 +64,9 @@ class Reducer:
         self._handles: List[int] = []  # of the same
         # Parameters whose gradients are under way (True), or reduced before `finish` has been asked for all (False).
         self._started: Dict[Tensor, bool] = {}
+        self.raises_non_finite = non_finite == "raise"
+        self._found: Optional[LocalNonFinite] = None  # the first gradient that is not finite, since the last step
+        self._steps = 0
         self._hooks: List[Callable[[], None]] = []  # holds what older torch would let go
 
     def attach(self) -> None:
@@ -123,12 +129,14 @@ class Reducer:
         gradient = self._gradient(parameter)
         name = self.names[parameter]
         if gradient.layout is torch.sparse_coo:
+            self._look(parameter, gradient._values(), gradient)
             self._was_sparse[parameter] = True
             wait = start.sparse_allreduce_async(gradient, name, self._op, self._process_set)
             self._handles.append(wait.handle)  # type: ignore[attr-defined]
             self._waiting.append(lambda: setattr(parameter, "grad", wait()))
             return
         sent, context = self._compression.compress(gradient)
+        self._look(parameter, sent, gradient)
         output = self._output(parameter, sent)
         if output is None:
             handle = start.allreduce_async_(sent, None, name, self._op, *self._scales, self._process_set)
@@ -143,6 +151,8 @@ class Reducer:
         # What all ranks reduce together has to be alike on all of them.
         gradients = [self._gradient(parameter, densify=True) for parameter in group]
         compressed = [self._compression.compress(gradient) for gradient in gradients]
+        for parameter, gradient, (one, _) in zip(group, gradients, compressed):
+            self._look(parameter, one, gradient)
         name = self.names[group[0]]
         sent = [one for one, _ in compressed]
         outputs = [self._output(parameter, one) for parameter, one in zip(group, sent)]
@@ -154,6 +164,45 @@ class Reducer:
                 self._put(parameter, result, context, None if output is None else one)
 
         self._waiting.append(finish)
+
+    def _look(self, parameter: Tensor, sent: Tensor, gradient: Tensor) -> None:
+        """Looks for the first value that is not finite in what is sent."""
+        if not self.raises_non_finite or self._found is not None or first_non_finite(sent) is None:
+            return
+        # Where compression has made it infinite, it is named as it was.
+        plain = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
+        element = first_non_finite(plain)
+        if element is None:
+            infinite = first_non_finite(sent)
+            assert infinite is not None
+            index = infinite.index
+            value = float(plain.reshape(-1)[index]) if sent.shape == plain.shape else infinite.value
+            element = NonFiniteElement(index, infinite.position, value)
+        self._found = LocalNonFinite(0, self.names[parameter], tuple(parameter.shape), element)
+
+    def _raise_if_not_finite(self) -> None:
+        """Raises NonFiniteError on all ranks if one has found something: that of the lowest rank."""
+        found, self._found = self._found, None
+        step, self._steps = self._steps, self._steps + 1
+        ranks = torch.zeros(self._process_set.size() or 1, dtype=torch.int64)
+        mine = self._process_set.rank()
+        ranks[mine] = 0 if found is None else 1
+        start.allreduce_(ranks, None, "cohort.non_finite", Sum, process_set=self._process_set)
+        if not ranks.any():
+            return
+        first = int(ranks.nonzero()[0])
+        root = self._process_set.ranks[first] if self._process_set.ranks else first
+        room = torch.zeros(_DESCRIPTION_BYTES, dtype=torch.uint8)
+        if first == mine and found is not None:
+            text = describe(found, cohort.world().host())
+            room[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        start.broadcast_(room, root, "cohort.non_finite.first", process_set=self._process_set)
+        for parameter in self.names:
+            parameter.grad = None
+        self.renew()
+        error = error_of(bytes(room.tolist()).rstrip(b"\0"), root, step)
+        error.operation = "DistributedOptimizer"
+        raise error
 
     def _gradient(self, parameter: Tensor, densify: bool = False) -> Tensor:
         """What is reduced; zeros where backward has not come by, since on other ranks it may have."""
@@ -206,6 +255,8 @@ class Reducer:
         self._started = {} if complete else dict.fromkeys(self._started, False)
         if failed is not None:
             raise failed
+        if complete and self.raises_non_finite and self._passes_left:
+            self._raise_if_not_finite()
 
     def _start_rest(self) -> None:
         for parameter in self._passes_left:
@@ -237,6 +288,7 @@ class Reducer:
         self._waiting.clear()
         self._started.clear()
         self._handles.clear()
+        self._found = None
         self._passes_left = dict.fromkeys(self._passes_left, self.passes)
 
     def quiet(self) -> bool:

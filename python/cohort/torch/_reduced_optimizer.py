@@ -35,7 +35,8 @@ class ReducedOptimizer:
         self._synchronized = False
         self._should_synchronize = True
         self._reading = False
-        if included and ((reducer._process_set.size() or 1) > 1 or _settings.is_on("HOROVOD_ELASTIC")):
+        alone = (reducer._process_set.size() or 1) == 1
+        if included and (not alone or reducer.raises_non_finite or _settings.is_on("HOROVOD_ELASTIC")):
             reducer.attach()
         return self
 
@@ -73,7 +74,7 @@ class ReducedOptimizer:
     def synchronize(self) -> None:
         """Waits until all gradients are those of all ranks: for clipping, say. Then step within `skip_synchronize`.
 
-        Raises HorovodInternalError if that failed.
+        Raises HorovodInternalError if that failed, NonFiniteError if it was asked for and there is a reason.
         """
         self._reducer.finish()
         self._synchronized = True

@@ -23,7 +23,8 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
                          compression: Union[Type[Compressor], Compressor] = Compression.none,
                          backward_passes_per_step: int = 1, op: int = Average, gradient_predivide_factor: float = 1.0,
                          num_groups: int = 0, groups: Groups = None, sparse_as_dense: bool = False,
-                         process_set: ProcessSet = global_process_set) -> torch.optim.Optimizer:  # fmt: skip
+                         process_set: ProcessSet = global_process_set,
+                         non_finite: str = "ignore") -> torch.optim.Optimizer:  # fmt: skip
     """An optimizer that steps with the gradients of all ranks. It shares the groups, the state and the class of `optimizer`,
     which should not be used any more.
 
@@ -37,6 +38,12 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     groups                     a number: gradients are reduced in so many groups, each at once; or lists of parameters
     sparse_as_dense            reduce sparse gradients as dense ones
     process_set                the ranks that reduce; others step with what they have
+    non_finite                 not Horovod's. "raise": if any rank brings a gradient that is NaN or infinite, or that
+                               compression makes infinite, step() and synchronize() raise cohort.nn.NonFiniteError on all
+                               ranks: it names the one that the lowest such rank reduced first. All gradients are None
+                               then, nothing has been stepped, and training can go on with the next batch. Costs one
+                               reading of the gradients and one small reduction for each step. Not with hvd.Adasum, and
+                               not beside a GradScaler, which makes infinite gradients on purpose
 
     Raises ValueError for arguments that have no meaning, HorovodInternalError before `init`.
     """
@@ -49,6 +56,10 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it has to be positive")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1 is needed")
+    if non_finite not in ("ignore", "raise"):
+        raise ValueError(f"non_finite={non_finite!r}: 'ignore' and 'raise' are possible")
+    if non_finite == "raise" and op == Adasum:
+        raise ValueError("non_finite='raise' does not go with op=hvd.Adasum, which reduces steps and not gradients")
     names = _names(optimizer, named_parameters)
     included = True
     if process_set is global_process_set or process_set.process_set_id is None:
@@ -59,7 +70,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     if op == Adasum and size > 1:
         return AdasumOptimizer.wrap(optimizer, names, compression, backward_passes_per_step, process_set, included)
     reducer = Reducer(names, compression, backward_passes_per_step, Average if op == Adasum else op,
-                      gradient_predivide_factor, _groups(optimizer, groups), sparse_as_dense, process_set)  # fmt: skip
+                      gradient_predivide_factor, _groups(optimizer, groups), sparse_as_dense, process_set, non_finite)  # fmt: skip
     return ReducedOptimizer.wrap(optimizer, reducer, included)
 
 

@@ -297,6 +297,7 @@ void Core::serve() {
     asleep_ = false;
   }
   lock.unlock();
+  post_.look_after();  // a letter may have completed the last message while another thread drove
   const auto limit = Clock::now() + (world_.ended() ? kTelling : kLeaving);
   while (!transport.flushed() && Clock::now() < limit) transport.sleep(10ms);
   transport.leave();

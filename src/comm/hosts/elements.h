@@ -1,5 +1,7 @@
-// Small helpers of the engine: positions in buffers of elements. Pure; any thread.
+// Small helpers of the engine over buffers of elements. They own nothing; any thread.
 #pragma once
+
+#include "comm/kernels/fold.h"
 
 #include <cohort/dtype.h>
 
@@ -17,5 +19,16 @@ inline std::byte* at(void* base, std::int64_t elements, std::size_t element) noe
 
 /// What a host does with what its ranks bring; an average divides once, at the end.
 inline ReduceOp within_host(ReduceOp op) noexcept { return op == ReduceOp::Average ? ReduceOp::Sum : op; }
+
+/// `to` = `factor` times `from`, rounded as a sum of one rank is.
+inline void scale_by(double factor, DType dtype, const void* from, void* to, std::int64_t count) {
+  FoldJob job;
+  job.dtype = dtype;
+  job.inputs = {&from, 1};
+  job.outputs = {&to, 1};
+  job.count = count;
+  job.scales = {&factor, 1};
+  fold(job);
+}
 
 }  // namespace cohort::comm::hosts

@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -23,6 +24,26 @@
 #include <vector>
 
 namespace cohort::comm::hosts {
+
+/// Where frames of an operation lie, in the memory of a function: if it is left by an exception, the transport lets go
+/// of them first. Declare it behind them.
+class FrameGuard {
+ public:
+  explicit FrameGuard(World& world) noexcept : world_(world), exceptions_(std::uncaught_exceptions()) {}
+  /// Ends the world if nothing else has. Out of memory here, too: the process ends, and its peers name it.
+  ~FrameGuard() noexcept {
+    if (std::uncaught_exceptions() == exceptions_) return;
+    if (!world_.ended())
+      world_.end(ErrorCode::Internal, -1, world_.subject().number(), "out of memory in an operation");
+    world_.tell_if_ended();
+  }
+  FrameGuard(const FrameGuard&) = delete;
+  FrameGuard& operator=(const FrameGuard&) = delete;
+
+ private:
+  World& world_;
+  const int exceptions_;
+};
 
 class Engine {
  public:

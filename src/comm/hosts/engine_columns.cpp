@@ -86,16 +86,7 @@ void Engine::reduce_block(Columns& way, std::int64_t number) {
   const double scale = way.members.scales.empty() ? 1 : way.members.scales[static_cast<std::size_t>(layout_.rank)];
   if (own_factor && scale != 1) {
     block.whole_bytes.resize(static_cast<std::size_t>(block.count) * way.element);
-    const void* const from[] = {input};
-    void* const to[] = {block.whole_bytes.data()};
-    const double scales[] = {scale};
-    FoldJob job;
-    job.dtype = request.dtype;
-    job.inputs = from;
-    job.outputs = to;
-    job.count = block.count;
-    job.scales = scales;
-    fold(job);
+    scale_by(scale, request.dtype, input, block.whole_bytes.data(), block.count);
     input = block.whole_bytes.data();
   }
   block.partial = input;

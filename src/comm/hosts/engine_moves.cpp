@@ -76,6 +76,7 @@ void Engine::broadcast(const Request& request, bool serving) {
   }
   std::vector<Incoming> in(receives ? pieces : 0);
   std::vector<Outgoing> out(next.size() * pieces);
+  const FrameGuard guard(world_);
   for (std::size_t piece = 0; piece < in.size(); ++piece) {
     receive(in[piece], before, tag(Step::Chain, static_cast<std::int64_t>(piece)), data + piece * kPiece,
             piece_bytes(bytes, piece));
@@ -130,6 +131,7 @@ void Engine::all_gather(const void* input, void* output, const std::vector<std::
   }
   std::vector<std::vector<Incoming>> in(hosts);
   std::vector<std::vector<Outgoing>> sent(hosts);
+  const FrameGuard guard(world_);
   const auto mine = static_cast<std::size_t>(layout_.host);
   if (layout_.leads()) {
     for (std::size_t h = 0; h < hosts; ++h) {
@@ -194,6 +196,7 @@ void Engine::gather(const Request& request) {
     return aside != nullptr ? aside + begin[static_cast<std::size_t>(host)] : place_of(host);
   };
   std::vector<std::vector<Incoming>> in(static_cast<std::size_t>(layout_.hosts));
+  const FrameGuard guard(world_);
   if (is_root) {
     for (int host = 0; host < layout_.hosts; ++host) {
       if (host == layout_.host) continue;
@@ -222,6 +225,7 @@ void Engine::gather(const Request& request) {
   }
   if (!at_root_host && layout_.leads()) {
     std::vector<Outgoing> frames(pieces_of(length));
+    const FrameGuard inner(world_);
     for (std::size_t piece = 0; piece < frames.size(); ++piece) {
       send(frames[piece], root, tag(Step::Block, static_cast<std::int64_t>(piece)), here + piece * kPiece,
            piece_bytes(length, piece));
@@ -271,6 +275,7 @@ void Engine::scatter(const Request& request) {
                               : blocks + begin[static_cast<std::size_t>(host)];
   };
   std::vector<std::vector<Outgoing>> out(static_cast<std::size_t>(layout_.hosts));
+  const FrameGuard guard(world_);
   if (is_root) {
     for (int host = 0; host < layout_.hosts; ++host) {
       if (host == layout_.host) continue;
@@ -287,6 +292,7 @@ void Engine::scatter(const Request& request) {
   if (!at_root_host && layout_.leads()) {
     std::byte* const to = layout_.locals > 1 ? scratch(2, length).data() : static_cast<std::byte*>(request.output);
     std::vector<Incoming> frames(pieces_of(length));
+    const FrameGuard inner(world_);
     for (std::size_t piece = 0; piece < frames.size(); ++piece) {
       receive(frames[piece], root, tag(Step::Block, static_cast<std::int64_t>(piece)), to + piece * kPiece,
               piece_bytes(length, piece));
@@ -332,6 +338,7 @@ void Engine::all_to_all(const Request& request) {
   auto* const output = static_cast<std::byte*>(request.output);
   std::vector<std::vector<Incoming>> in(ranks);
   std::vector<std::vector<Outgoing>> out(ranks);
+  const FrameGuard guard(world_);
   for (std::size_t turn = 1; turn < ranks; ++turn) {
     const std::size_t peer = (static_cast<std::size_t>(layout_.rank) + turn) % ranks;
     if (layout_.host_of(static_cast<int>(peer)) == layout_.host) continue;

@@ -3,6 +3,7 @@
 #include "comm/hosts/engine.h"
 
 #include "base/result.h"
+#include "comm/hosts/elements.h"
 #include "comm/kernels/bfloat16.h"
 
 #include <algorithm>
@@ -22,16 +23,7 @@ const std::byte* Engine::small_partial(const Request& request) {
   if (layout_.locals == 1 && as_it_is) return static_cast<const std::byte*>(request.input);
   std::vector<std::byte>& partial = scratch(0, bytes);
   if (layout_.locals == 1) {
-    const void* const input[] = {request.input};
-    void* const output[] = {partial.data()};
-    const double scale[] = {request.prescale};
-    FoldJob job;
-    job.dtype = request.dtype;
-    job.inputs = input;
-    job.outputs = output;
-    job.count = request.input_count;
-    job.scales = scale;
-    fold(job);
+    scale_by(request.prescale, request.dtype, request.input, partial.data(), request.input_count);
     if (request.bf16_wire) round_to_bfloat16(reinterpret_cast<float*>(partial.data()), bytes / sizeof(float));
     return partial.data();
   }
@@ -104,6 +96,7 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
   std::vector<Outgoing> out(hosts);
   std::vector<Incoming> in(hosts);
+  const FrameGuard guard(world_);
   for (int host = 0; host < layout_.hosts; ++host) {
     const auto h = static_cast<std::size_t>(host);
     if (host == layout_.host) continue;
@@ -147,6 +140,12 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   if (!round_.uniform || bytes == 0) return;
   std::vector<const void*> partials;
   for (std::size_t h = 0; h < hosts; ++h) {
+    if (static_cast<int>(h) != layout_.host && in[h].bytes != card_.size()) {
+      const int leader = layout_.leader(static_cast<int>(h));
+      world_.end_and_throw(ErrorCode::Corrupt, leader, sequence_,
+                           fmt::format("rank {} ({}) sent a card of {} bytes where {} belong to the operation", leader,
+                                       world_.host_name(leader), in[h].bytes, card_.size()));
+    }
     partials.push_back(
         static_cast<int>(h) == layout_.host ? payload : cards_[h].data() + sizeof(CardHeader) + sizeof(Descriptor));
   }

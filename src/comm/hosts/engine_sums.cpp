@@ -144,6 +144,7 @@ void Engine::reduce_gathered(const Request& request, const Members& members, boo
       }
       std::vector<Outgoing> out(hosts);
       std::vector<Incoming> in(hosts);
+      const FrameGuard guard(world_);
       std::vector<const void*> sums;
       for (std::size_t h = 0; h < hosts; ++h) {
         const int host = static_cast<int>(h);

@@ -69,7 +69,8 @@ Work Post::submit(const Request& request) {
       head.tag = request.tag;
       head.count = request.input_count;
       head.id = ++channel.next_id;
-      if (request.input_bytes() <= kEager && channel.eager_unmet < kMostUnmet) {
+      // To a peer that is lost nothing is sent at once: the offer that waits is what tells of it.
+      if (request.input_bytes() <= kEager && channel.eager_unmet < kMostUnmet && !transport_.lost(request.root)) {
         ++channel.eager_unmet;
         tell(request.root, head, request.input, request.input_bytes());
         work->met_ = called;

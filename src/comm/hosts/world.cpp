@@ -243,15 +243,20 @@ void World::on_message(int peer, std::uint32_t tag, std::string_view bytes) {
   if (message_handler) message_handler(peer, tag, bytes);
 }
 
-void World::on_ended(int, std::string_view bytes) {
+void World::on_ended(int from, std::string_view bytes) {
   codec::Reader in(bytes);
   const auto code = in.number<std::uint8_t>();
   const auto reporter = in.number<std::int32_t>();
   const auto peer = in.number<std::int32_t>();
   const auto sequence = in.number<std::uint64_t>();
   const auto text = in.text(kLongestCause);
-  if (!code || !reporter || !peer || !sequence || !text || *code > static_cast<std::uint8_t>(ErrorCode::Internal))
+  if (!code || !reporter || !peer || !sequence || !text || *code > static_cast<std::uint8_t>(ErrorCode::Internal)) {
+    local_world().record(ErrorCode::Aborted, from, subject_->number(),
+                         fmt::format("rank {} ({}) has ended the world and could not say why -- see the output of the "
+                                     "ranks on that host",
+                                     from, host_name(from)));
     return;
+  }
   local_world().record(static_cast<ErrorCode>(*code), *peer, *sequence, *text, *reporter);
 }
 

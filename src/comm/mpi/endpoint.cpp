@@ -123,11 +123,6 @@ void Endpoint::retire(std::uint64_t world) {
   std::erase_if(under_way_, [&](const auto& each) { return each.first.first == world; });
 }
 
-bool Endpoint::in_use() {
-  const Lock lock(mutex_);
-  return !worlds_.empty();
-}
-
 // --- packets ---
 
 std::unique_ptr<std::byte[]> Endpoint::buffer() {

@@ -43,8 +43,6 @@ class Endpoint {
   /// What comes for this world is kept for it, also what has come before.
   void enlist(std::uint64_t world);
   void retire(std::uint64_t world);
-  /// Worlds that are there.
-  bool in_use();
 
   /// Memory for a packet.
   std::unique_ptr<std::byte[]> buffer();

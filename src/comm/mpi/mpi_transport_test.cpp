@@ -3,6 +3,7 @@
 #include "comm/mpi/mpi_transport.h"
 
 #include "base/result.h"
+#include "comm/testing/frames.h"
 
 #include <gtest/gtest.h>
 
@@ -36,6 +37,9 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using Request = CohortMpiPort::Request;
+using testing::fill;
+using testing::Heard;
+using testing::pattern;
 
 /// The processes of a pretended job, one after the other opened.
 struct Job {

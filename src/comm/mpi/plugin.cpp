@@ -203,6 +203,13 @@ Result<Plugin> load_plugin(const cluster::Environment& environment) {
                   how_to_build(*wanted));
     }
     path = fs::absolute(given);
+    if (!only_owner_writes(*path) || !only_owner_writes(path->parent_path())) {
+      return fail(
+          ErrorCode::InvalidArgument,
+          "COHORT_MPI_PLUGIN={}: it, or its folder, can be written by others, and what is loaded runs with your "
+          "rights -- chmod go-w, or a copy in a folder of your own",
+          given);
+    }
   } else {
     for (const fs::path& folder : plugin_folders(environment)) {
       looked += fmt::format("{}{}", looked.empty() ? "" : ", ", folder.string());

@@ -2,6 +2,7 @@
 
 #include "net/resolve.h"
 #include "net/socket.h"
+#include "sys/close_on_fork.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -26,7 +27,7 @@ Attempt Attempt::open(const WorldKey& key, int own, int peer, int lane, const ne
     return made;
   }
   const net::SocketAddress& to = resolved->front();
-  made.socket_.reset(::socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  made.own_socket(sys::UniqueFd(::socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
   if (!made.socket_) {
     made.fail_with(errno_text(errno));
     return made;
@@ -40,11 +41,25 @@ Attempt Attempt::open(const WorldKey& key, int own, int peer, int lane, const ne
   return made;
 }
 
-Attempt Attempt::accept(const WorldKey& key, int own, int size, sys::UniqueFd socket) {
+Attempt Attempt::accept(const WorldKey& key, int own, int size, net::Door::Visitor visitor) {
   Attempt made(key, own, size, false);
-  made.socket_ = std::move(socket);
+  made.own_socket(std::move(visitor.socket));
+  made.source_ = visitor.source;
   made.connected_ = true;
   return made;
+}
+
+// A forked child would keep the connection open, and in the epoll set of its parent.
+void Attempt::own_socket(sys::UniqueFd socket) {
+  socket_ = std::move(socket);
+  if (socket_) sys::close_on_fork(fd());
+}
+
+Attempt::~Attempt() { take(); }
+
+sys::UniqueFd Attempt::take() noexcept {
+  if (socket_) sys::forget_on_fork(fd());
+  return std::move(socket_);
 }
 
 std::uint32_t Attempt::events() const noexcept { return connected_ ? EPOLLIN : EPOLLOUT; }
@@ -99,6 +114,7 @@ Attempt::State Attempt::advance_opening() {
     hello_.to = static_cast<std::uint32_t>(peer_);
     hello_.lane = static_cast<std::uint32_t>(lane_);
     hello_.nonce = random_bytes();
+    hello_.proof = hello_proof(*key_, hello_);
     if (!send_all(&hello_, sizeof hello_)) return state_;
     connected_ = true;
   }
@@ -122,10 +138,12 @@ Attempt::State Attempt::advance_accepted(const Welcome& welcome) {
     const bool ours = std::memcmp(hello_.magic, expected.magic, sizeof hello_.magic) == 0 &&
                       hello_.world == key_->world && hello_.to == static_cast<std::uint32_t>(own_) &&
                       hello_.from < static_cast<std::uint32_t>(size_) && hello_.from != hello_.to &&
-                      hello_.lane < static_cast<std::uint32_t>(kMostLanes);
-    const Verdict verdict =
-        ours ? welcome(static_cast<int>(hello_.from), static_cast<int>(hello_.lane)) : Verdict::Unknown;
-    if (verdict == Verdict::Unknown) return fail_with("it belongs to another world");
+                      hello_.lane < static_cast<std::uint32_t>(kMostLanes) &&
+                      net::same(hello_.proof, hello_proof(*key_, hello_));
+    if (!ours) return fail_with("it belongs to another world");
+    const Verdict verdict = welcome(hello_);
+    if (verdict == Verdict::Unknown) return fail_with("it repeats what was said before, or wants what is not there");
+    credible_ = true;
     answer_.verdict = verdict == Verdict::Welcome ? Answer::kWelcome : Answer::kUseMine;
     lane_ = static_cast<int>(hello_.lane);
     if (answer_.verdict == Answer::kWelcome) peer_ = static_cast<int>(hello_.from);

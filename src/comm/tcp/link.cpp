@@ -2,6 +2,8 @@
 
 #include "sys/close_on_fork.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -26,6 +28,10 @@ std::string why_of(int error) {
   }
   return fmt::format("its connection has ended ({})", errno_text(error));
 }
+
+/// Whether sending has failed by more than that the peer went: what it still said before is read first, and reading
+/// finds the end by itself.
+bool is_no_end(int error) noexcept { return error != EPIPE && error != ECONNRESET; }
 
 }  // namespace
 
@@ -58,6 +64,21 @@ void Link::lose(std::string why) {
   if (into_ != nullptr) posted_.push_back(into_);
   in_frame_ = blocked_ = false;
   into_ = nullptr;
+}
+
+void Link::look_for_silence(Clock::time_point now) {
+  constexpr auto kPatience = std::chrono::milliseconds(2700);
+  constexpr auto kInARow = std::chrono::milliseconds(1000);
+  if (state_ != State::Up) return;
+  tcp_info about{};
+  socklen_t size = sizeof about;
+  if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &about, &size) != 0) return;
+  // Bytes that are sent again and again, or questions (also about a closed window) that have no answer yet.
+  const bool unanswered = (about.tcpi_unacked > 0 && about.tcpi_retransmits > 0) || about.tcpi_probes > 0;
+  if (!unanswered) return unanswered_since_.reset();
+  if (!unanswered_since_) unanswered_since_ = now;
+  if (now - *unanswered_since_ < kInARow || std::chrono::milliseconds(about.tcpi_last_ack_recv) < kPatience) return;
+  lose(why_of(ETIMEDOUT));
 }
 
 // --- sending ---
@@ -111,8 +132,12 @@ bool Link::flush_encrypted() {
     }
     const auto taken = tls_->write(std::span(sealing_).subspan(sealed_));
     if (!taken) {
-      // As below: what the peer still said is read first.
-      if (taken.error().code() != ErrorCode::PeerLost) lose(taken.error().what());
+      const int error = errno;
+      if (taken.error().code() != ErrorCode::PeerLost) {
+        lose(taken.error().what());
+      } else if (is_no_end(error)) {
+        lose(why_of(error));
+      }
       return any;
     }
     if (*taken == 0) return any;
@@ -149,8 +174,7 @@ bool Link::flush() {
     const ssize_t sent = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) {
-      // What the peer still said before it went is read first; reading finds the end by itself.
-      if (errno != EAGAIN && errno != EPIPE && errno != ECONNRESET) lose(why_of(errno));
+      if (errno != EAGAIN && is_no_end(errno)) lose(why_of(errno));
       return any;
     }
     any = true;
@@ -192,10 +216,7 @@ void Link::end() {
     into_ = nullptr;
     to_ = nullptr;  // the rest is dropped
   }
-  if (in_frame_ && blocked_) {
-    blocked_ = false;
-    to_ = nullptr;
-  }
+  blocked_ = false;  // what nobody has posted is dropped
   std::deque<Item> kept;
   for (Item& item : queue_) {
     if (item.frame == nullptr) {
@@ -315,8 +336,10 @@ ssize_t Link::receive_some(std::span<iovec> pieces) {
   if (!tls_) return ::readv(fd(), pieces.data(), static_cast<int>(pieces.size()));
   const auto got = tls_->read({static_cast<std::byte*>(pieces[0].iov_base), pieces[0].iov_len});
   if (!got) {
-    lose(got.error().what());
-    return 0;
+    const int error = errno;
+    if (got.error().code() != ErrorCode::PeerLost) lose(got.error().what());
+    errno = error;
+    return -1;
   }
   if (!*got) errno = EAGAIN;
   return *got ? static_cast<ssize_t>(**got) : -1;
@@ -325,8 +348,12 @@ ssize_t Link::receive_some(std::span<iovec> pieces) {
 bool Link::read(TransportEvents& events) {
   bool any = false;
   std::size_t total = 0;
+  more_ = false;
   while (state_ == State::Up && parse(events)) {
-    if (total >= kReadAtOnce && !(tls_ && tls_->holds_bytes())) return true;
+    if (total >= kReadAtOnce) {
+      more_ = tls_ != nullptr && tls_->holds_bytes();
+      return true;
+    }
     if (begin_ == end_) {
       begin_ = end_ = 0;
     } else if (begin_ > 0) {
@@ -344,6 +371,7 @@ bool Link::read(TransportEvents& events) {
     }
     pieces[count++] = {buffer_.data() + end_, buffer_.size() - end_};
     const ssize_t got = receive_some(std::span(pieces).first(count));
+    if (state_ != State::Up) return true;  // what came was not encrypted as it should be
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return any;
     if (got <= 0) {

@@ -60,6 +60,10 @@ class Link {
   /// Operations' frames are neither sent nor delivered any more, and their memory is not touched.
   void end();
 
+  /// Loses the link if its host has not acknowledged anything for 2.7 s. A peer that is stopped still does.
+  void look_for_silence(Clock::time_point now);
+  /// After `read`: its turn was over, and bytes lie here that no poll tells of.
+  bool holds_more() const noexcept { return more_ && state_ == State::Up && !blocked_; }
   /// Sends what the socket takes. True if it took anything.
   bool flush();
   /// Reads what has come.
@@ -102,6 +106,8 @@ class Link {
   std::string why_lost_;
   bool leaving_ = false;  // the peer has said so
   bool ended_ = false;
+  bool more_ = false;
+  std::optional<Clock::time_point> unanswered_since_;
 
   std::deque<Item> queue_;
   std::unique_ptr<net::TlsStream> tls_;

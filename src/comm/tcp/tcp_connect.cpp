@@ -24,21 +24,22 @@ constexpr auto kBetweenRounds = 150ms;
 constexpr auto kAttempt = 5s;  // until it is given up
 constexpr auto kRefused = 2s;  // nobody listens anywhere, for that long: the peer is gone
 constexpr auto kUnreachable = 10s;
-constexpr std::size_t kMostAttempts = 4096;  // of strangers too
+constexpr std::size_t kMostStrangers = 128;  // beyond, the one that came first goes
+constexpr int kAcceptedAtOnce = 64;
+constexpr std::size_t kMostHeard = std::size_t{1} << 20;
 
-// The kernel looks after the connection: a peer whose host or cable is dead is noticed while nothing is sent, too, and
-// both within 3 s, while a cut of 1 s is survived.
+// The kernel asks a peer that is silent for a sign of life, so that a dead host or cable is noticed while nothing is
+// sent, within 3 s; a cut of 1 s is survived. While something is sent, Link::look_for_silence looks after it: the
+// kernel's own limit for that (TCP_USER_TIMEOUT) also ends connections to processes that are only stopped.
 void keep_alive(int fd) {
   const int on = 1;
   const int idle_seconds = 1;
   const int between_seconds = 1;
-  const int count = 3;
-  const unsigned patience_ms = 2500;
+  const int count = 2;
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof between_seconds);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
 }
 
 }  // namespace
@@ -68,6 +69,7 @@ bool TcpTransport::look_after_connecting() {
   }
   if (now - looked_ < 50ms) return any;
   looked_ = now;
+  if (doors_shut_) open_doors(now);
   std::vector<std::uint32_t> late;
   for (const auto& [id, attempt] : attempts_) {
     if (now - attempt.begun() > kAttempt) late.push_back(id);
@@ -75,6 +77,7 @@ bool TcpTransport::look_after_connecting() {
   for (const std::uint32_t id : late) {
     const Attempt attempt = std::move(attempts_.at(id));
     attempts_.erase(id);
+    if (!attempt.opens()) turn_away(attempt);
     if (attempt.peer() < 0) continue;
     Link& link = *links_[index_of(attempt.peer(), attempt.lane())];
     if (attempt.opens()) {
@@ -132,21 +135,69 @@ void TcpTransport::add_attempt(Attempt attempt) {
   watch_fd(fd, events, kOfAttempt | id, true);
 }
 
-void TcpTransport::accept_all(int listener) {
-  while (true) {
-    auto socket = net::accept_one(listener);
-    if (!socket || !*socket) return;
-    if (attempts_.size() < kMostAttempts) add_attempt(Attempt::accept(key_, rank_, size_, **std::move(socket)));
+void TcpTransport::accept_all(std::size_t which) {
+  for (int i = 0; i < kAcceptedAtOnce; ++i) {
+    auto visitor = entrances_[which].door.next();
+    if (!visitor) break;
+    ++strangers_;
+    add_attempt(Attempt::accept(key_, rank_, size_, *std::move(visitor)));
+    if (strangers_ > kMostStrangers) make_room();
+  }
+  entrances_[which].shut_until = entrances_[which].door.shut_until();
+  if (!entrances_[which].shut_until) return;
+  doors_shut_ = true;
+  watch_listener(which, 0, false);
+}
+
+void TcpTransport::open_doors(Clock::time_point now) {
+  doors_shut_ = false;
+  for (std::size_t which = 0; which < entrances_.size(); ++which) {
+    std::optional<Clock::time_point>& shut_until = entrances_[which].shut_until;
+    if (shut_until && now >= *shut_until) {
+      shut_until.reset();
+      watch_listener(which, EPOLLIN, false);
+    }
+    doors_shut_ = doors_shut_ || shut_until;
   }
 }
 
-Attempt::Verdict TcpTransport::welcome(int peer, int lane) {
+/// Of one that was accepted and has gone without a proof.
+void TcpTransport::turn_away(const Attempt& attempt) {
+  --strangers_;
+  if (attempt.credible()) return;
+  for (Entrance& entrance : entrances_) entrance.door.turn_away(attempt.source());
+}
+
+/// A peer says who it is with its first bytes, so the first that came and has not done so goes.
+void TcpTransport::make_room() {
+  const auto nameless = std::find_if(attempts_.begin(), attempts_.end(),
+                                     [](const auto& each) { return !each.second.opens() && each.second.peer() < 0; });
+  if (nameless == attempts_.end()) return;
+  const Attempt attempt = std::move(nameless->second);
+  attempts_.erase(nameless);
+  turn_away(attempt);
+}
+
+Attempt::Verdict TcpTransport::welcome(const Hello& hello) {
+  const int peer = static_cast<int>(hello.from);
+  const int lane = static_cast<int>(hello.lane);
+  // Somebody may have recorded it. He cannot go on from here, but would keep the peer's place for a while.
+  if (heard_.size() >= kMostHeard || !heard_.insert(hello.nonce).second) return Attempt::Verdict::Unknown;
   if (lane >= lanes_to(peer)) return Attempt::Verdict::Unknown;
   const auto& made = links_[index_of(peer, lane)];
   Link& link = made ? *made : open(peer, lane);
   if (link.state() == Link::State::Up || link.state() == Link::State::Lost) return Attempt::Verdict::UseMine;
   Link::Connecting& book = link.connecting;
-  if ((rank_ < peer && book.going > 0) || book.accepting) return Attempt::Verdict::UseMine;
+  if (book.accepting) return Attempt::Verdict::UseMine;
+  if (rank_ < peer && book.going > 0) {
+    const bool greeted = std::any_of(attempts_.begin(), attempts_.end(), [&](const auto& each) {
+      return each.second.peer() == peer && each.second.lane() == lane && each.second.greeted();
+    });
+    if (greeted) return Attempt::Verdict::UseMine;
+    // Whom nothing of this rank has reached yet may not be reachable from here at all.
+    close_attempts(peer, lane);
+    book.going = 0;
+  }
   book.accepting = true;
   return Attempt::Verdict::Welcome;
 }
@@ -155,13 +206,19 @@ void TcpTransport::advance(std::uint32_t id) {
   const auto found = attempts_.find(id);
   if (found == attempts_.end()) return;
   const std::uint32_t before = found->second.events();
-  const auto state = found->second.advance([this](int peer, int lane) { return welcome(peer, lane); });
+  const auto state = found->second.advance([this](const Hello& hello) { return welcome(hello); });
   if (state == Attempt::State::Going) {
     if (found->second.events() != before) watch_fd(found->second.fd(), found->second.events(), kOfAttempt | id, false);
     return;
   }
   Attempt attempt = std::move(found->second);
   attempts_.erase(found);
+  if (!attempt.opens() && state == Attempt::State::Proven) {
+    --strangers_;
+    for (Entrance& entrance : entrances_) entrance.door.let_in(attempt.source());
+  } else if (!attempt.opens()) {
+    turn_away(attempt);
+  }
   const int peer = attempt.peer();
   if (peer < 0) {
     log::debug("comm", "rank {}: a connection was turned away: {}", rank_, attempt.why());
@@ -209,7 +266,12 @@ void TcpTransport::establish(Attempt attempt) {
 
 void TcpTransport::close_attempts(int peer, int lane) {
   for (auto each = attempts_.begin(); each != attempts_.end();) {
-    each = each->second.peer() == peer && each->second.lane() == lane ? attempts_.erase(each) : std::next(each);
+    if (each->second.peer() != peer || each->second.lane() != lane) {
+      ++each;
+      continue;
+    }
+    if (!each->second.opens()) --strangers_;
+    each = attempts_.erase(each);
   }
 }
 

@@ -25,6 +25,8 @@ constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
 constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
 constexpr std::uint64_t kOfBell = std::uint64_t{4} << 32;
 constexpr auto kLook = 2ms;
+constexpr auto kLookAtStrangers = 50ms;
+constexpr auto kListen = 100ms;
 
 }  // namespace
 
@@ -78,7 +80,8 @@ TcpTransport::TcpTransport(Options options, Listeners listeners, TransportEvents
   if (!epoll_ || !bell_) raise(ErrorCode::Unavailable, "no descriptor left for connections: {}", errno_text(errno));
   watch_fd(bell_.get(), EPOLLIN, kOfBell, true);
   for (std::size_t i = 0; i < listeners_.sockets_.size(); ++i) {
-    watch_fd(listeners_.sockets_[i].get(), EPOLLIN, kOfListener | i, true);
+    entrances_.emplace_back(listeners_.sockets_[i].get());
+    watch_listener(i, EPOLLIN, true);
   }
 }
 
@@ -104,9 +107,11 @@ Link& TcpTransport::open(int peer, int lane) {
   }
   if (link->state() == Link::State::Idle && !left_) {
     // The lower rank connects. If it has no reason to, the higher one does, a little later.
-    link->begin_connecting(Clock::now() + (rank_ < peer ? 0ms : 10ms));
+    const auto now = Clock::now();
+    link->begin_connecting(now + (rank_ < peer ? 0ms : 10ms));
     connecting_ = true;
-    if (rank_ < peer) look_after_connecting();
+    // Not look_after_connecting: it may end the very attempt on whose behalf this is called (`welcome`).
+    if (rank_ < peer) connect_next(*link, now);
   }
   return *link;
 }
@@ -186,6 +191,8 @@ void TcpTransport::leave() {
     link->lose("this rank has left");
   }
   attempts_.clear();
+  strangers_ = 0;
+  entrances_.clear();
   listeners_.close();
 }
 
@@ -196,6 +203,10 @@ void TcpTransport::watch_fd(int fd, std::uint32_t events, std::uint64_t key, boo
   event.events = events;
   event.data.u64 = key;
   ::epoll_ctl(epoll_.get(), is_new ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event);
+}
+
+void TcpTransport::watch_listener(std::size_t which, std::uint32_t events, bool is_new) {
+  watch_fd(listeners_.sockets_[which].get(), events, kOfListener | which, is_new);
 }
 
 void TcpTransport::watch(Link& link) {
@@ -213,6 +224,7 @@ bool TcpTransport::drive(Link& link, bool readable) {
   bool any = false;
   if (readable) any = link.read(events_);
   any = link.flush() || any;
+  if (link.holds_more()) again_.push_back(&link);
   watch(link);
   return any;
 }
@@ -226,7 +238,7 @@ bool TcpTransport::handle(std::uint64_t key) {
     }
     case kOfAttempt: advance(which); return true;
     case kOfListener:
-      if (which < listeners_.sockets_.size()) accept_all(listeners_.sockets_[which].get());
+      if (which < entrances_.size()) accept_all(which);
       return true;
     default: {
       std::uint64_t count = 0;
@@ -241,15 +253,33 @@ bool TcpTransport::progress() {
   std::array<epoll_event, 32> events;
   const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   bool any = false;
+  const std::vector<Link*> again = std::exchange(again_, {});
   for (int i = 0; i < ready; ++i) any = handle(events[static_cast<std::size_t>(i)].data.u64) || any;
-  if (connecting_ || !attempts_.empty()) any = look_after_connecting() || any;
+  for (Link* const link : again) {
+    if (link->holds_more()) any = drive(*link, true) || any;
+  }
+  look_for_silence();
+  if (connecting_ || !attempts_.empty() || doors_shut_) any = look_after_connecting() || any;
   return any;
+}
+
+/// Hosts that no longer answer.
+void TcpTransport::look_for_silence() {
+  const auto now = Clock::now();
+  if (now - listened_ < kListen) return;
+  listened_ = now;
+  for (Link* const link : open_) link->look_for_silence(now);
 }
 
 void TcpTransport::sleep(std::chrono::milliseconds longest) {
   {
     const Lock lock(mutex_);
-    if (connecting_ || !attempts_.empty()) longest = std::min<std::chrono::milliseconds>(longest, kLook);
+    if (connecting_) {
+      longest = std::min<std::chrono::milliseconds>(longest, kLook);
+    } else if (!attempts_.empty() || doors_shut_) {
+      longest = std::min<std::chrono::milliseconds>(longest, kLookAtStrangers);
+    }
+    if (!again_.empty()) longest = 0ms;
   }
   epoll_event event;
   ::epoll_wait(epoll_.get(), &event, 1, static_cast<int>(longest.count()));

@@ -1,7 +1,7 @@
 // The transport over TCP: one connection for each pair of ranks that has something to say (several by option, between
-// which data is divided by its tags), made when it first has. Each
-// connection is proven (wire.h) before anything of it is looked at. Owns its sockets; has no thread of its own: whoever
-// calls `progress` or `sleep` drives it. Any thread may call.
+// which data is divided by its tags), made when it first has. Each connection is proven (wire.h) before anything of it
+// is looked at. Owns its sockets; has no thread of its own: whoever calls `progress` or `sleep` drives it. Any thread
+// may call.
 #pragma once
 
 #include "comm/tcp/attempt.h"
@@ -12,6 +12,8 @@
 
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <vector>
 
 namespace cohort::comm::tcp {
@@ -81,16 +83,21 @@ class TcpTransport final : public Transport {
   void watch_fd(int fd, std::uint32_t events, std::uint64_t key, bool is_new);
   bool handle(std::uint64_t key);
   bool drive(Link& link, bool readable);
+  void look_for_silence();
 
   // tcp_connect.cpp
   bool look_after_connecting();
   void connect_next(Link& link, Clock::time_point now);
   std::vector<net::Address> reachable(int peer) const;
-  void accept_all(int listener);
+  void accept_all(std::size_t which);
+  void watch_listener(std::size_t which, std::uint32_t events, bool is_new);
+  void open_doors(Clock::time_point now);
+  void turn_away(const Attempt& attempt);
+  void make_room();
   void add_attempt(Attempt attempt);
   void advance(std::uint32_t id);
   void establish(Attempt attempt);
-  Attempt::Verdict welcome(int peer, int lane);
+  Attempt::Verdict welcome(const Hello& hello);
   void close_attempts(int peer, int lane);
 
   std::recursive_mutex mutex_;
@@ -104,10 +111,21 @@ class TcpTransport final : public Transport {
   sys::UniqueFd bell_;                        // an eventfd
   std::vector<std::unique_ptr<Link>> links_;  // by peer and lane; made at the first use
   std::vector<Link*> open_;
-  std::map<std::uint32_t, Attempt> attempts_;
+  std::vector<Link*> again_;  // have more than one turn's worth
+  struct Entrance {
+    explicit Entrance(int listener) : door(listener) {}
+    net::Door door;
+    std::optional<Clock::time_point> shut_until;  // it is not watched
+  };
+  std::vector<Entrance> entrances_;            // one for each listener
+  std::map<std::uint32_t, Attempt> attempts_;  // the first that came is in front
+  std::size_t strangers_ = 0;                  // of them: accepted ones
+  std::set<Bytes32> heard_;                    // nonces of hellos
   std::uint32_t next_attempt_ = 0;
   Clock::time_point looked_{};
+  Clock::time_point listened_{};
   bool connecting_ = false;  // some link is
+  bool doors_shut_ = false;  // some entrance is not watched
   bool ended_ = false;
   bool left_ = false;
   std::string end_bytes_;

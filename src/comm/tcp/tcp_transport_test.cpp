@@ -2,9 +2,12 @@
 #include "comm/tcp/tcp_transport.h"
 
 #include "base/result.h"
+#include "comm/testing/frames.h"
 #include "net/socket.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -21,6 +24,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
+using testing::fill;
+using testing::Heard;
+using testing::pattern;
 
 /// How their connections are.
 struct Way {
@@ -173,8 +179,8 @@ TEST_P(TcpTransportTest, APeerWithAnotherSecretIsNoPeer) {
   EXPECT_FALSE(ranks[0].flushed());
 }
 
-/// What a stranger says first, and whether the rank goes on talking to it.
-bool is_let_in(Ranks& ranks, const std::string& said, bool answers_with_zeros) {
+/// What a stranger says first, and whether the rank goes on talking to it. `answer`: what the rank has said.
+bool is_let_in(Ranks& ranks, const std::string& said, bool answers_with_zeros, std::string* answer = nullptr) {
   const auto until = net::deadline_in(5s);
   auto socket = net::connect_once({ranks.cards[0].addresses[0], {}}, until);
   EXPECT_TRUE(socket.has_value());
@@ -195,6 +201,7 @@ bool is_let_in(Ranks& ranks, const std::string& said, bool answers_with_zeros) {
       answers_with_zeros = false;
     }
   }
+  if (answer != nullptr) *answer = heard;
   return !closed;
 }
 
@@ -206,7 +213,9 @@ TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
   hello.to = 0;
   const auto text = [](const Hello& one) { return std::string(reinterpret_cast<const char*>(&one), sizeof one); };
   EXPECT_FALSE(is_let_in(ranks, std::string(sizeof(Hello), 'x'), false));
-  EXPECT_FALSE(is_let_in(ranks, text(hello), true));
+  std::string answer;
+  EXPECT_FALSE(is_let_in(ranks, text(hello), false, &answer));
+  EXPECT_EQ(answer, "");  // not a byte for who does not know the key
   Hello wrong = hello;
   wrong.from = 0;  // itself
   EXPECT_FALSE(is_let_in(ranks, text(wrong), false));
@@ -223,6 +232,94 @@ TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
   // The peer itself still comes in.
   ranks[1].message(0, 0, "hello");
   EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
+}
+
+TEST_P(TcpTransportTest, AHelloThatIsRepeatedKeepsNobodysPlace) {
+  Ranks ranks(2, GetParam());
+  const WorldKey key = derive_key({}, "token", GetParam().secrecy);
+  Hello hello;
+  hello.world = key.world;
+  hello.from = 1;
+  hello.to = 0;
+  hello.nonce = random_bytes();
+  hello.proof = hello_proof(key, hello);
+  const std::string recorded(reinterpret_cast<const char*>(&hello), sizeof hello);
+  std::string answer;
+  EXPECT_FALSE(is_let_in(ranks, recorded, true, &answer));  // he cannot finish it
+  EXPECT_EQ(answer.size(), sizeof(Answer));
+  EXPECT_FALSE(is_let_in(ranks, recorded, true, &answer));
+  EXPECT_EQ(answer, "");
+  ranks[1].message(0, 0, "hello");
+  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
+}
+
+TEST_P(TcpTransportTest, WhoIsThereAlreadyIsNotTakenTwice) {
+  Ranks ranks(2, GetParam());
+  ranks[1].message(0, 0, "here I am");
+  ASSERT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
+  const WorldKey key = derive_key({}, "token", GetParam().secrecy);
+  Hello hello;
+  hello.world = key.world;
+  hello.from = 1;
+  hello.to = 0;
+  hello.nonce = random_bytes();
+  hello.proof = hello_proof(key, hello);
+  std::string said;
+  EXPECT_FALSE(is_let_in(ranks, std::string(reinterpret_cast<const char*>(&hello), sizeof hello), false, &said));
+  ASSERT_EQ(said.size(), sizeof(Answer));
+  Answer answer;
+  std::memcpy(&answer, said.data(), sizeof answer);
+  EXPECT_EQ(answer.verdict, Answer::kUseMine);
+  ranks[1].message(0, 0, "and still");
+  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 2; }));
+}
+
+TEST_P(TcpTransportTest, ACrowdAtTheDoorKeepsNoPeerOut) {
+  Ranks ranks(2, GetParam());
+  std::vector<sys::UniqueFd> crowd;
+  for (int i = 0; i < 400; ++i) {
+    auto socket = net::connect_once({ranks.cards[0].addresses[0], {}}, net::deadline_in(10s));
+    ASSERT_TRUE(socket.has_value());
+    if (i % 2 == 0) {
+      ASSERT_EQ(::send(socket->get(), "slowly", 6, MSG_NOSIGNAL), 6);
+    }
+    crowd.push_back(*std::move(socket));
+    ranks[0].progress();
+  }
+  ranks[1].message(0, 0, "hello");
+  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }, 4s));  // strangers have 5 s
+  int closed = 0;
+  for (const sys::UniqueFd& each : crowd) {
+    char byte = 0;
+    const ssize_t got = ::recv(each.get(), &byte, 1, MSG_DONTWAIT);
+    closed += got == 0 || (got < 0 && errno == ECONNRESET) ? 1 : 0;
+  }
+  EXPECT_GE(closed, 400 - 128 - 64);  // with the descriptors of those that were taken at once
+}
+
+// A firewall that drops what one of them sends: no connection can be opened in that direction, and one is enough.
+TEST_P(TcpTransportTest, PeersThatReachEachOtherInOneDirectionOnlyMeet) {
+  const sys::UniqueFd hole(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  ASSERT_EQ(::bind(hole.get(), reinterpret_cast<const sockaddr*>(&at), size), 0);
+  ASSERT_EQ(::listen(hole.get(), 0), 0);
+  ASSERT_EQ(::getsockname(hole.get(), reinterpret_cast<sockaddr*>(&at), &size), 0);
+  std::vector<sys::UniqueFd> filling;  // nobody accepts: once its queue is full, the kernel drops what comes
+  for (int i = 0; i < 4; ++i) {
+    filling.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    static_cast<void>(::connect(filling.back().get(), reinterpret_cast<const sockaddr*>(&at), size));
+  }
+  Ranks ranks(2, GetParam(), {}, [&](std::vector<WireCard>& cards) {
+    cards[1].addresses = {{"127.0.0.1", ::ntohs(at.sin_port)}};
+  });
+  ranks[0].message(1, 0, "there");
+  ranks[0].progress();
+  ranks[1].message(0, 0, "and back");
+  EXPECT_TRUE(ranks.drive_until(
+      [&] { return ranks.heard[0].messages.size() == 1 && ranks.heard[1].messages.size() == 1; }, 4s));
 }
 
 /// Whoever sits on the wire between two ranks: hears all, and may change a byte.
@@ -275,6 +372,43 @@ TEST_P(TcpTransportTest, AnEavesdropperHearsWhatIsNotEncrypted) {
   }));
   EXPECT_EQ(ranks.heard[1].messages.front(), "0:0:" + text);
   EXPECT_EQ(tap.heard.find(text) != std::string::npos, GetParam().secrecy == Secrecy::Plain);
+}
+
+// Whoever listens where a peer should knows the world's number, which travels in the clear, and not its secret.
+TEST_P(TcpTransportTest, AnImpostorThatAnswersForAPeerIsNotBelieved) {
+  const sys::UniqueFd listener = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
+  Ranks ranks(2, GetParam(), {}, [&](std::vector<WireCard>& cards) {
+    cards[1].addresses = {{"127.0.0.1", net::local_endpoint(listener.get())->tcp.port}};
+  });
+  const std::string text = "the weights of three weeks";
+  ranks[0].message(1, 0, text);
+  std::string heard;
+  int answered = 0;
+  std::vector<sys::UniqueFd> ends;
+  const auto limit = Clock::now() + 10s;
+  while (answered < 2 && Clock::now() < limit) {  // it tries again, and is no wiser
+    ranks[0].progress();
+    auto accepted = net::accept_one(listener.get());
+    if (accepted && *accepted) ends.push_back(**std::move(accepted));
+    for (const sys::UniqueFd& end : ends) {
+      char bytes[4096];
+      const ssize_t got = ::recv(end.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+      if (got <= 0) continue;
+      heard.append(bytes, static_cast<std::size_t>(got));
+      const Answer welcome;  // its proof is none
+      const FrameHeader frame{kMark | static_cast<std::uint32_t>(FrameKind::Message), 0, 0, 5};
+      std::string said(reinterpret_cast<const char*>(&welcome), sizeof welcome);
+      said.append(reinterpret_cast<const char*>(&frame), sizeof frame).append("hello");
+      static_cast<void>(!::send(end.get(), said.data(), said.size(), MSG_NOSIGNAL));
+      ++answered;
+    }
+  }
+  EXPECT_EQ(answered, 2);
+  ranks.drive_until([&] { return !ranks.heard[0].messages.empty(); }, 300ms);
+  EXPECT_TRUE(ranks.heard[0].messages.empty());
+  EXPECT_EQ(heard.size() % sizeof(Hello), 0U) << "more than greetings was said";
+  EXPECT_EQ(heard.find(text), std::string::npos);
+  EXPECT_FALSE(ranks[0].flushed());
 }
 
 TEST(Encrypted, AChangedByteEndsTheConnectionAndIsNeverDelivered) {

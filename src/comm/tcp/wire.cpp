@@ -48,6 +48,10 @@ WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token
   return key;
 }
 
+net::Mac hello_proof(const WorldKey& key, const Hello& hello) {
+  return net::hmac_sha256(key.key, "hello" + std::string(bytes_of(hello).substr(0, offsetof(Hello, proof))));
+}
+
 net::Mac answer_proof(const WorldKey& key, const Hello& hello, const Answer& answer) {
   return net::hmac_sha256(key.key, said("answer", hello, answer));
 }

@@ -51,15 +51,17 @@ enum class Secrecy : std::uint8_t { Plain, Encrypted };
 WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token, Secrecy secrecy = Secrecy::Plain);
 
 struct Hello {
-  char magic[8] = {'C', 'O', 'H', 'W', 'I', 'R', 'E', '2'};
+  char magic[8] = {'C', 'O', 'H', 'W', 'I', 'R', 'E', '3'};
   Bytes16 world{};
   std::uint32_t from = 0;
   std::uint32_t to = 0;
   std::uint32_t lane = 0;  ///< which of the pair's connections it is to be
   std::uint32_t unused = 0;
   Bytes32 nonce{};
+  net::Mac
+      proof{};  ///< without it nothing is answered; it may be the repetition of an earlier one, so it is no claim yet
 };
-static_assert(sizeof(Hello) == 72);
+static_assert(sizeof(Hello) == 104);
 
 struct Answer {
   static constexpr std::uint32_t kWelcome = 0, kUseMine = 1;
@@ -74,6 +76,7 @@ struct Finish {
   net::Mac proof{};
 };
 
+net::Mac hello_proof(const WorldKey& key, const Hello& hello);
 net::Mac answer_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
 net::Mac finish_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
 /// Of one connection, for its encryption.

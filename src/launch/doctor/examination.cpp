@@ -140,7 +140,11 @@ void Examination::on_message(std::size_t at, Message message) {
     member.started = true;
     json names = json::array();
     for (const HostState& host : checkup_.hosts) names.push_back(host.name);
-    ask(at, {{"do", "facts"}, {"names", options_.all_local ? json::array() : names}, {"folder", absolute_path(".")}},
+    ask(at,
+        {{"do", "facts"},
+         {"names", options_.all_local ? json::array() : names},
+         {"folder", absolute_path(".")},
+         {"stay", std::chrono::duration_cast<std::chrono::seconds>(options_.whole_limit).count() + 60}},
         [this, at](const std::string& data) {
           auto facts = parse_host_facts(data);
           if (!facts) return give_up(at, "lost", facts.error().what(), "");
@@ -149,12 +153,11 @@ void Examination::on_message(std::size_t at, Message message) {
   } else if (const auto* failed = std::get_if<StartFailed>(&message)) {
     give_up(at, "lost", fmt::format("its agent cannot start a process: {}", failed->reason), "");
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
-    if (!exited->status.success() || !state(at).facts) {
-      give_up(at, "lost",
-              fmt::format("what looked around there ended ({}){}", sys::to_string(exited->status),
-                          exited->last_stderr.empty() ? "" : ": " + one_line(exited->last_stderr)),
-              "");
-    }
+    // It ends when it is let go, and give_up knows of that.
+    give_up(at, "lost",
+            fmt::format("what looked around there ended ({}){}", sys::to_string(exited->status),
+                        exited->last_stderr.empty() ? "" : ": " + one_line(exited->last_stderr)),
+            "");
   } else if (std::holds_alternative<AllGone>(message)) {
     member.all_gone = true;
     member.channel->send(Finish{});

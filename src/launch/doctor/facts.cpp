@@ -2,8 +2,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
+#include <limits>
+#include <string_view>
 
 namespace cohort::launch::doctor {
 
@@ -35,11 +39,50 @@ std::string dumped(const T& value) {
   return nlohmann::json(value).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
+/// What may have a fraction; all other numbers are whole.
+constexpr std::array<std::string_view, 5> kReals = {"quota", "load", "milliseconds", "there", "back"};
+
+/// Deeper than so much nesting is nothing that a host says.
+constexpr int kDeepest = 8;
+
+/// Whether whole numbers are whole, and of 64 bits: nlohmann would convert 4e26 to an int as the language does, by
+/// undefined behaviour.
+bool numbers_are_whole(const nlohmann::json& said, int depth = 0) {
+  if (depth > kDeepest) return false;
+  // Beyond 2^63 whole numbers are converted to negative ones, and compare equal to them.
+  constexpr auto kMostWhole = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (said.is_number_unsigned()) return said.get<std::uint64_t>() <= kMostWhole;
+  if (!said.is_structured()) return !said.is_number_float();
+  for (const auto& [name, value] : said.items()) {
+    const bool real = value.is_number_float() && std::find(kReals.begin(), kReals.end(), name) != kReals.end();
+    if (!real && !numbers_are_whole(value, depth + 1)) return false;
+  }
+  return true;
+}
+
+/// Whether all that we know of was understood as it was said: a number too large for its field is not.
+bool was_understood(const nlohmann::json& said, const nlohmann::json& understood) {
+  if (said.is_object() && understood.is_object()) {
+    return std::all_of(understood.items().begin(), understood.items().end(), [&said](const auto& item) {
+      const auto found = said.find(item.key());
+      return found == said.end() || was_understood(*found, item.value());
+    });
+  }
+  if (said.is_array() && understood.is_array()) {
+    return std::equal(said.begin(), said.end(), understood.begin(), understood.end(), was_understood);
+  }
+  return said == understood;
+}
+
 template <class T>
 Result<T> parsed(std::string_view text, const char* what) {
   if (text.size() > kLongest) return fail(ErrorCode::Corrupt, "{}: {} bytes are too many", what, text.size());
   try {
-    return nlohmann::json::parse(text).get<T>();
+    const auto said = nlohmann::json::parse(text);
+    if (!numbers_are_whole(said)) return fail(ErrorCode::Corrupt, "{}: a number should be whole", what);
+    auto value = said.get<T>();
+    if (!was_understood(said, value)) return fail(ErrorCode::Corrupt, "{}: a number is too large", what);
+    return value;
   } catch (const nlohmann::json::exception& error) {
     return fail(ErrorCode::Corrupt, "{}: {}", what, error.what());
   }

@@ -113,6 +113,7 @@ inline constexpr std::string_view kRefused = "refused";           ///< nobody li
 inline constexpr std::string_view kNoAnswer = "no answer";        ///< packets are lost
 inline constexpr std::string_view kNoRoute = "no route";          ///< a router, or a firewall, says that it is closed
 inline constexpr std::string_view kSomebodyElse = "another one";  ///< who answers does not know the job's secret
+inline constexpr std::string_view kNotTried = "not tried";        ///< there was no time
 inline constexpr std::string_view kLargeLost = "large lost";      ///< small messages pass, 64 KiB do not
 
 std::string to_json(const std::vector<ProbeFacts>& probes);

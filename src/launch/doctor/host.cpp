@@ -3,6 +3,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/parse.h"
+#include "launch/doctor/beside.h"
 #include "launch/doctor/facts.h"
 #include "launch/doctor/look.h"
 #include "launch/doctor/peers.h"
@@ -13,10 +14,14 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <ctime>
 #include <fstream>
+#include <limits>
 #include <optional>
 #include <string>
 #include <thread>
@@ -26,15 +31,19 @@ namespace {
 
 using nlohmann::json;
 
-/// Nobody asks so rarely; where stdin is held open by another process, this one does not stay.
-constexpr auto kIdleLimit = std::chrono::seconds(60);
+/// How long to wait for an order, until one says how rarely they come: where stdin is held open by another process,
+/// this one does not stay.
+constexpr std::chrono::seconds kIdleLimit(60);
+constexpr std::chrono::seconds kLongestIdle(3600);
 constexpr std::chrono::milliseconds kProgramLimit(3500);
 constexpr std::chrono::milliseconds kNameLimit(3000);
+/// Below the examination's limit by what a knock may take.
+constexpr std::chrono::milliseconds kProbeBegins(2500);
 constexpr std::size_t kLongestOrder = std::size_t{4} << 20;
 
 /// nullopt at the end of the input.
-std::optional<std::string> read_line(std::string& rest) {
-  const net::Deadline deadline = net::deadline_in(kIdleLimit);
+std::optional<std::string> read_line(std::string& rest, std::chrono::seconds limit) {
+  const net::Deadline deadline = net::deadline_in(limit);
   while (true) {
     if (const auto end = rest.find('\n'); end != std::string::npos) {
       std::string line = rest.substr(0, end);
@@ -70,18 +79,20 @@ HostFacts look_around(const json& order, const Porch& porch) {
   facts.token = porch.token();
   std::vector<std::string> names = {facts.name};
   for (const json& name : order.at("names")) names.push_back(name.get<std::string>());
+  const std::string folder = order.at("folder").get<std::string>();
   // They wait for others, or take their time: side by side.
-  std::thread lookups([&] { facts.names = look_up(names, kNameLimit); });
-  std::thread programs([&] { facts.software = look_at_software(environment, kProgramLimit); });
+  std::jthread lookups = beside([&] { facts.names = look_up(names, kNameLimit); });
+  std::jthread programs = beside([&] { facts.software = look_at_software(environment, kProgramLimit); });
   facts.networks = look_at_networks(facts.network_error);
   facts.limits = look_at_limits();
   // The soft limit here is a worker's, as a job's ranks have it.
   facts.machine = look_at_machine("");
-  facts.folder = look_at_folder(order.at("folder").get<std::string>());
+  facts.folder = look_at_folder(folder);
   look_at_gpus(facts.machine, "", kProgramLimit);
   facts.environment = variables_that_matter(environment);
-  lookups.join();
-  programs.join();
+  for (std::jthread* const thread : {&lookups, &programs}) {
+    if (thread->joinable()) thread->join();
+  }
   return facts;
 }
 
@@ -102,6 +113,15 @@ bool sees(const std::string& path, const std::string& content) {
   return false;
 }
 
+/// nlohmann would convert 4e26 to an int as the language does, by undefined behaviour.
+int whole(const json& said) {
+  const bool fits = said.is_number_unsigned() ? said.get<std::uint64_t>() <= std::numeric_limits<int>::max()
+                                              : said.is_number_integer() && said.get<std::int64_t>() >= -1;
+  if (!fits)
+    raise(ErrorCode::Corrupt, "an order of `cohort doctor` is none: {} is no number that it gives", said.dump());
+  return said.get<int>();
+}
+
 bool obey(const json& order, int host, const net::Secret& secret, const Porch& porch) {
   const std::string what = order.at("do").get<std::string>();
   if (what == "facts") return answer(what, to_json(look_around(order, porch)));
@@ -113,15 +133,15 @@ bool obey(const json& order, int host, const net::Secret& secret, const Porch& p
   if (what == "probe") {
     std::vector<PeerAddress> addresses;
     for (const json& each : order.at("peers"))
-      addresses.push_back({each.at(0).get<int>(), each.at(1).get<std::string>(), each.at(2).get<int>()});
-    return answer(what, to_json(probe(addresses, secret)));
+      addresses.push_back({whole(each.at(0)), each.at(1).get<std::string>(), whole(each.at(2))});
+    return answer(what, to_json(probe(addresses, secret, kProbeBegins)));
   }
   if (what == "measure") {
     SpeedRequest request;
     request.from = host;
-    request.to = order.at("to").get<int>();
+    request.to = whole(order.at("to"));
     request.address = order.at("address").get<std::string>();
-    request.port = order.at("port").get<int>();
+    request.port = whole(order.at("port"));
     request.token = order.at("token").get<std::string>();
     return answer(what, to_json(measure(request)));
   }
@@ -139,9 +159,12 @@ int run_doctor_host() {
   const net::Secret secret = value_or_throw(net::Secret::from_sealed_memfd(*descriptor));
   const Porch porch = value_or_throw(Porch::open(*host, secret));
   std::string rest;
-  while (const auto line = read_line(rest)) {
+  std::chrono::seconds idle = kIdleLimit;
+  while (const auto line = read_line(rest, idle)) {
     const json order = json::parse(*line, nullptr, false);
     try {
+      if (order.is_object() && order.contains("stay"))
+        idle = std::clamp(std::chrono::seconds(order.at("stay").get<std::int64_t>()), kIdleLimit, kLongestIdle);
       if (!order.is_object() || !obey(order, *host, secret, porch)) return 1;
     } catch (const json::exception& error) {
       raise(ErrorCode::Corrupt, "an order of `cohort doctor` is none: {}", error.what());

@@ -25,12 +25,36 @@ const NetworkFacts* network_of(const HostFacts& facts, const std::string& addres
   return nullptr;
 }
 
-std::vector<const ProbeFacts*> probes_of(const Checkup& checkup, int from, int to) {
-  std::vector<const ProbeFacts*> out;
-  for (const auto& probe : checkup.probes) {
-    if (probe.from == from && probe.facts.peer == to) out.push_back(&probe.facts);
+/// From whom to whom: there are as many probes as pairs of hosts, times their networks.
+class Probes {
+ public:
+  explicit Probes(const Checkup& checkup) {
+    for (const auto& probe : checkup.probes) by_pair_[{probe.from, probe.facts.peer}].push_back(&probe.facts);
   }
-  return out;
+  const std::vector<const ProbeFacts*>& between(int from, int to) const {
+    static const std::vector<const ProbeFacts*> none;
+    const auto found = by_pair_.find({from, to});
+    return found != by_pair_.end() ? found->second : none;
+  }
+
+ private:
+  std::map<std::pair<int, int>, std::vector<const ProbeFacts*>> by_pair_;
+};
+
+/// Of the addresses of `to` that were reached, the one that a job takes.
+const ProbeFacts* best_of(const std::vector<const ProbeFacts*>& probes, const HostState& to) {
+  const ProbeFacts* best = nullptr;
+  int place = 0;
+  for (const ProbeFacts* probe : probes) {
+    if (probe->result != kReached) continue;
+    const NetworkFacts* network = network_of(*to.facts, probe->address);
+    if (network == nullptr || network->offered < 0) continue;
+    if (best == nullptr || network->offered < place) {
+      best = probe;
+      place = network->offered;
+    }
+  }
+  return best;
 }
 
 std::string what_became(std::string_view result) {
@@ -90,6 +114,7 @@ void judge_dead_ends(const Checkup& checkup, std::vector<Finding>& out) {
   std::map<std::pair<std::string, std::size_t>, State> states;  // interface, host
   std::set<std::size_t> works;                                  // hosts that are reached somehow
   for (const auto& probe : checkup.probes) {
+    if (probe.facts.result == kNotTried) continue;
     const auto to = static_cast<std::size_t>(probe.facts.peer);
     const NetworkFacts* network = network_of(*checkup.hosts[to].facts, probe.facts.address);
     if (network == nullptr) continue;
@@ -192,48 +217,51 @@ void judge_clocks(const Checkup& checkup, std::vector<Finding>& out) {
 }  // namespace
 
 const ProbeFacts* chosen_way(const Checkup& checkup, int from, int to) {
-  const ProbeFacts* best = nullptr;
-  int place = 0;
-  for (const ProbeFacts* probe : probes_of(checkup, from, to)) {
-    if (probe->result != kReached) continue;
-    const NetworkFacts* network = network_of(*checkup.hosts[static_cast<std::size_t>(to)].facts, probe->address);
-    if (network == nullptr || network->offered < 0) continue;
-    if (best == nullptr || network->offered < place) {
-      best = probe;
-      place = network->offered;
-    }
+  std::vector<const ProbeFacts*> probes;
+  for (const auto& probe : checkup.probes) {
+    if (probe.from == from && probe.facts.peer == to) probes.push_back(&probe.facts);
   }
-  return best;
+  return best_of(probes, checkup.hosts[static_cast<std::size_t>(to)]);
 }
 
 void judge_networks(const Checkup& checkup, std::vector<Finding>& out) {
   const int count = static_cast<int>(checkup.hosts.size());
+  const Probes probes(checkup);
   for (int from = 0; from < count; ++from) {
     const HostState& a = checkup.hosts[static_cast<std::size_t>(from)];
     if (!a.facts) continue;
     const bool mute = std::find(checkup.silent.begin(), checkup.silent.end(), from) != checkup.silent.end();
-    if (mute && a.trouble.empty()) {
-      out.push_back({"reach",
-                     Level::Warning,
-                     {a.name},
-                     {},
-                     "it had no time to say which hosts it reaches",
-                     "ways that do not work would not be known",
-                     "once more; hosts that hang cost the time of the others"});
-    }
+    int untried = 0;
     std::vector<std::string> reached;
     for (int to = 0; to < count; ++to) {
       const HostState& b = checkup.hosts[static_cast<std::size_t>(to)];
       if (to == from || !b.facts || mute) continue;
-      if (chosen_way(checkup, from, to) != nullptr) {
+      const auto& between = probes.between(from, to);
+      if (best_of(between, b) != nullptr) {
         reached.push_back(b.name);
         continue;
       }
-      const auto probes = probes_of(checkup, from, to);
-      // Where large packets are lost, that is what is said.
-      if (std::any_of(probes.begin(), probes.end(), [](const ProbeFacts* p) { return p->result == kLargeLost; }))
+      const auto any = [&between](std::string_view result) {
+        return std::any_of(between.begin(), between.end(),
+                           [result](const auto* each) { return each->result == result; });
+      };
+      if (any(kNotTried)) {
+        ++untried;
         continue;
-      judge_closed(a, b, probes, chosen_way(checkup, to, from) != nullptr, out);
+      }
+      // Where large packets are lost, that is what is said.
+      if (any(kLargeLost)) continue;
+      judge_closed(a, b, between, best_of(probes.between(to, from), a) != nullptr, out);
+    }
+    if ((mute || untried > 0) && a.trouble.empty()) {
+      out.push_back({"reach",
+                     Level::Warning,
+                     {a.name},
+                     {},
+                     mute ? "it had no time to say which hosts it reaches"
+                          : fmt::format("it had no time to try all addresses of {} of the others", untried),
+                     "ways that do not work would not be known",
+                     "once more; addresses that do not answer, and hosts that hang, cost the time of the others"});
     }
     if (!reached.empty())
       out.push_back({"reach",

@@ -3,6 +3,7 @@
 #include "launch/doctor/report.h"
 #include "launch/remote_start.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -483,6 +484,13 @@ TEST_F(Doctor, FactsComeBackAsTheyWere) {
   for (const char* bad :
        {"", "{}", "[]", "{\"port\":1}", "{\"port\":\"x\",\"speed_port\":1}", "{\"port\":1,\"speed_port\":70000}"})
     EXPECT_FALSE(parse_host_facts(bad)) << bad;
+  for (const char* number : {"4e26", "4.5", "4294967297", "18446744073709551615"}) {
+    const auto bad = fmt::format(R"({{"port":1,"speed_port":2,"machine":{{"cores":{}}}}})", number);
+    EXPECT_FALSE(parse_host_facts(bad)) << bad;
+  }
+  EXPECT_TRUE(parse_host_facts(R"({"port":1,"speed_port":2,"machine":{"load":0.5,"quota":2},"more":7})"));
+  EXPECT_FALSE(parse_host_facts(std::string(100'000, '[')));
+  EXPECT_FALSE(parse_host_facts(fmt::format("{}{}", std::string(100, '['), std::string(100, ']'))));
   EXPECT_FALSE(parse_probes("[{\"peer\":-1}]"));
   EXPECT_FALSE(parse_speed("{\"from\":-1}"));
 }

@@ -1,6 +1,7 @@
 #include "base/env.h"
 #include "cluster/program_identity.h"
 #include "launch/capture.h"
+#include "launch/doctor/beside.h"
 #include "launch/doctor/look.h"
 #include "launch/host_check.h"
 #include "launch/invitation.h"
@@ -192,14 +193,15 @@ std::vector<NameFacts> look_up(const std::vector<std::string>& names, std::chron
     }
   };
   // A name service that does not answer costs the deadline once, and not for each name.
-  std::vector<std::thread> threads;
   constexpr std::size_t kAtOnce = 16;
-  for (std::size_t first = 0; first < std::min(kAtOnce, names.size()); ++first) {
-    threads.emplace_back([&, first] {
-      for (std::size_t at = first; at < names.size(); at += kAtOnce) one(at);
-    });
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t first = 0; first < std::min(kAtOnce, names.size()); ++first) {
+      threads.push_back(beside([&, first] {
+        for (std::size_t at = first; at < names.size(); at += kAtOnce) one(at);
+      }));
+    }
   }
-  for (std::thread& thread : threads) thread.join();
   return out;
 }
 

@@ -1,6 +1,7 @@
 #include "launch/doctor/peers.h"
 
 #include "base/parse.h"
+#include "launch/doctor/beside.h"
 #include "net/secure_connection.h"
 #include "net/socket.h"
 #include "sys/thread.h"
@@ -26,6 +27,7 @@ constexpr std::size_t kLarge = std::size_t{64} << 10;
 constexpr std::size_t kAtOnce = 64;
 /// Visitors at a time; those beyond wait in the kernel's queue.
 constexpr int kMostVisitors = 512;
+constexpr milliseconds kWithoutDescriptors(100);
 constexpr int kPings = 3;
 
 net::SecureOptions options() { return {"doctor", std::size_t{1} << 20}; }
@@ -103,6 +105,7 @@ void keep_open(sys::UniqueFd listener, Visit visit) {
         continue;
       }
       auto socket = net::accept_one(listener->get());
+      if (!socket) std::this_thread::sleep_for(kWithoutDescriptors);
       if (!socket || !*socket) continue;
       visitors->fetch_add(1);
       auto held = std::make_shared<sys::UniqueFd>(std::move(**socket));
@@ -142,16 +145,27 @@ Result<Porch> Porch::open(int host, const net::Secret& secret) {
   return porch;
 }
 
-std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const net::Secret& secret) {
+std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const net::Secret& secret,
+                              milliseconds limit) {
   std::vector<ProbeFacts> out(addresses.size());
   std::atomic<std::size_t> next{0};
-  std::vector<std::thread> threads;
+  // What begins before has a deadline of its own.
+  const auto last = std::chrono::steady_clock::now() + limit;
   const auto work = [&] {
-    for (std::size_t at = next.fetch_add(1); at < addresses.size(); at = next.fetch_add(1))
-      out[at] = knock(addresses[at], secret);
+    for (std::size_t at = next.fetch_add(1); at < addresses.size(); at = next.fetch_add(1)) {
+      if (std::chrono::steady_clock::now() < last) {
+        out[at] = knock(addresses[at], secret);
+      } else {
+        out[at].peer = addresses[at].peer;
+        out[at].address = addresses[at].address;
+        out[at].result = kNotTried;
+      }
+    }
   };
-  for (std::size_t i = 0; i < std::min(kAtOnce, addresses.size()); ++i) threads.emplace_back(work);
-  for (std::thread& thread : threads) thread.join();
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < std::min(kAtOnce, addresses.size()); ++i) threads.push_back(beside(work));
+  }
   return out;
 }
 

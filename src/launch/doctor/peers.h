@@ -35,8 +35,10 @@ struct PeerAddress {
   int port = 0;
 };
 
-/// Knocks at all of them, many at a time. A deadline for each, so that one that is silent costs no other its turn.
-std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const net::Secret& secret);
+/// Knocks at all of them, many at a time, with a deadline for each. Those whose turn has not come after `limit` are
+/// kNotTried.
+std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const net::Secret& secret,
+                              std::chrono::milliseconds limit);
 
 struct SpeedRequest {
   int from = 0, to = 0;

@@ -1,4 +1,4 @@
-#include "torch/checkpoint_collective.h"
+#include "checkpoint/exchange.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -20,15 +20,15 @@ std::string broadcast_text(Communicator& comm, const std::string& text, int root
   return all;
 }
 
-/// Throws the root's error everywhere.
-[[noreturn]] void throw_everywhere(Communicator& comm, const std::optional<Error>& error, int root) {
+/// The root's error, on all ranks.
+Error spread(Communicator& comm, const std::optional<Error>& error, int root) {
   const bool mine = comm.rank() == root;
   std::string message = mine ? std::string(1, static_cast<char>(error->code())) + error->what() : std::string();
   message = broadcast_text(comm, message, root);
   ErrorContext context = mine ? error->context() : ErrorContext();
   context.rank = root;
-  throw Error(static_cast<ErrorCode>(message.at(0)),
-              mine ? message.substr(1) : "rank " + std::to_string(root) + ": " + message.substr(1), context);
+  return {static_cast<ErrorCode>(message.at(0)),
+          mine ? message.substr(1) : "rank " + std::to_string(root) + ": " + message.substr(1), context};
 }
 
 }  // namespace
@@ -36,30 +36,32 @@ std::string broadcast_text(Communicator& comm, const std::string& text, int root
 int rank_of(const Communicator& comm) noexcept { return comm ? comm.rank() : 0; }
 int size_of(const Communicator& comm) noexcept { return comm ? comm.size() : 1; }
 
-void agree(Communicator& comm, const std::optional<Error>& error) {
-  if (size_of(comm) == 1) {
-    if (error) throw *error;
-    return;
-  }
+std::optional<Error> first_error(Communicator& comm, const std::optional<Error>& error) {
+  if (size_of(comm) == 1) return error;
   constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::max();
   std::int64_t first = error ? comm.rank() : kNobody;
   comm.all_reduce(Buffer(&first, 1, DType::Int64), {.op = ReduceOp::Min}).wait();
-  if (first != kNobody) throw_everywhere(comm, error, static_cast<int>(first));
+  if (first == kNobody) return std::nullopt;
+  return spread(comm, error, static_cast<int>(first));
 }
 
-std::string share(Communicator& comm, const std::string& text, const std::optional<Error>& error) {
-  if (size_of(comm) == 1) {
-    if (error) throw *error;
-    return text;
-  }
-  std::int64_t failed = error ? 1 : 0;
-  comm.broadcast(Buffer(&failed, 1, DType::Int64)).wait();
-  if (failed != 0) throw_everywhere(comm, error, 0);
-  return broadcast_text(comm, text, 0);
+void agree(Communicator& comm, const std::optional<Error>& error) {
+  if (auto first = first_error(comm, error)) throw *std::move(first);
 }
 
-void share_bytes(Communicator& comm, std::span<std::byte> bytes) {
-  if (size_of(comm) > 1 && !bytes.empty()) comm.broadcast(buffer_of(bytes)).wait();
+std::int64_t highest(Communicator& comm, std::int64_t mine) {
+  if (size_of(comm) > 1) comm.all_reduce(Buffer(&mine, 1, DType::Int64), {.op = ReduceOp::Max}).wait();
+  return mine;
+}
+
+bool any(Communicator& comm, bool mine) { return highest(comm, mine ? 1 : 0) != 0; }
+
+std::string share(Communicator& comm, const std::string& text, int root) {
+  return size_of(comm) == 1 ? text : broadcast_text(comm, text, root);
+}
+
+void share_bytes(Communicator& comm, std::span<std::byte> bytes, int root) {
+  if (size_of(comm) > 1 && !bytes.empty()) comm.broadcast(buffer_of(bytes), {.root = root}).wait();
 }
 
 std::vector<std::string> gather(Communicator& comm, const std::string& text) {

@@ -1,0 +1,87 @@
+// Reports of ranks, as agents send them, and the launcher's judgement over them: any numbers, in any order, at any
+// time.
+#include "launch/health.h"
+#include "launch/messages.h"
+
+#include <fuzzer/FuzzedDataProvider.h>
+
+#include <cstdint>
+#include <cstdlib>
+
+namespace {
+
+using namespace cohort::launch;
+
+constexpr int kRanks = 3;
+
+GroupReport a_group(FuzzedDataProvider& input) {
+  GroupReport group;
+  group.id = input.ConsumeIntegralInRange<std::uint64_t>(0, 3);
+  group.rank = input.ConsumeBool() ? input.ConsumeIntegralInRange<std::int32_t>(-1, kRanks)
+                                   : input.ConsumeIntegral<std::int32_t>();
+  group.size = input.ConsumeBool() ? input.ConsumeIntegralInRange<std::int32_t>(-1, kRanks)
+                                   : input.ConsumeIntegral<std::int32_t>();
+  group.begun =
+      input.ConsumeBool() ? input.ConsumeIntegralInRange<std::uint64_t>(0, 3) : input.ConsumeIntegral<std::uint64_t>();
+  group.ended = input.ConsumeIntegralInRange<std::uint64_t>(0, 3);
+  group.operation = input.ConsumeRandomLengthString(24);
+  group.waiting = input.ConsumeBool();
+  group.waited_ns = input.ConsumeIntegral<std::uint64_t>();
+  group.longest_ns = input.ConsumeIntegral<std::uint64_t>();
+  group.longest_number = input.ConsumeIntegral<std::uint64_t>();
+  group.message = input.ConsumeRandomLengthString(8);
+  group.peer = input.ConsumeIntegralInRange<std::int32_t>(-2, kRanks + 1);
+  group.message_number = input.ConsumeIntegral<std::uint64_t>();
+  return group;
+}
+
+RankReport a_report(FuzzedDataProvider& input) {
+  RankReport report;
+  report.rank = input.ConsumeIntegralInRange<std::int32_t>(0, kRanks - 1);
+  report.pid = input.ConsumeIntegral<std::int32_t>();
+  report.joined = input.ConsumeBool();
+  report.state = input.ConsumeBool() ? static_cast<std::uint8_t>('T') : input.ConsumeIntegral<std::uint8_t>();
+  report.cpu_ms = input.ConsumeIntegral<std::uint64_t>();
+  report.step = input.ConsumeIntegral<std::int64_t>();
+  for (int left = input.ConsumeIntegralInRange(0, 3); left > 0; --left) report.groups.push_back(a_group(input));
+  report.named.waiting = input.ConsumeBool();
+  report.named.name = input.ConsumeRandomLengthString(8);
+  report.named.ended = input.ConsumeIntegral<std::uint64_t>();
+  report.times.steps = input.ConsumeIntegral<std::int64_t>();
+  report.times.waited_ns = input.ConsumeIntegral<std::uint64_t>();
+  return report;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  FuzzedDataProvider input(data, size);
+  HealthLimits limits;
+  limits.stall = std::chrono::seconds(input.ConsumeIntegralInRange(0, 200));
+  Health health({"a", "a", "b"}, limits);
+  Health::Clock::time_point now{};
+  for (int turns = 0; input.remaining_bytes() > 0 && turns < 200; ++turns) {
+    switch (input.ConsumeIntegralInRange(0, 3)) {
+      case 0: health.ended(input.ConsumeIntegralInRange(0, kRanks - 1)); break;
+      case 1: {
+        now += std::chrono::milliseconds(input.ConsumeIntegralInRange(0, 100'000));
+        const auto findings = health.judge(now);
+        if (findings.end && findings.end->empty()) std::abort();
+        break;
+      }
+      default: {
+        // As it travels.
+        const auto message = decode(encode(Reports{{a_report(input)}}));
+        if (!message) break;
+        RankReport report = std::get<Reports>(*message).ranks.at(0);
+        (void)doing(report);
+        (void)at_step(report);
+        health.report(std::move(report), now);
+      }
+    }
+  }
+  (void)health.overview(0);
+  (void)health.somebody_leaves();
+  (void)health.waiting_times();
+  return 0;
+}

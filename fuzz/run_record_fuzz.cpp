@@ -1,0 +1,23 @@
+// Run records, as `cohort plot` reads them: whatever the lines hold, each is an event or counted, and a picture comes
+// out.
+#include "track/curves.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace cohort::track;
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const RecordLines record = parse_record(text);
+  const auto lines = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+  if (record.events.size() + record.damaged > lines) std::abort();
+  if (record.torn != (!text.empty() && text.back() != '\n')) std::abort();
+  for (const auto& event : record.events) (void)number_of(event, "step");
+  const std::string picture = render_svg(figure_of(record));
+  if (!picture.starts_with("<svg") || !picture.ends_with("</svg>\n")) std::abort();
+  // What the record says must not become markup.
+  if (picture.find("<script") != std::string::npos) std::abort();
+  return 0;
+}

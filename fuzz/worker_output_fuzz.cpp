@@ -1,0 +1,53 @@
+// What workers print, in pieces of any size: no byte is lost or made up, escape sequences stay whole, and names of
+// functions in stacks are made readable.
+#include "launch/demangle.h"
+#include "launch/lines.h"
+
+#include <fuzzer/FuzzedDataProvider.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+namespace {
+
+/// As it is after line ends have become one kind: "\r\n" is "\n".
+std::string one_kind(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n') continue;
+    out += text[i];
+  }
+  return out;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace cohort::launch;
+  FuzzedDataProvider input(data, size);
+  const auto escape = input.ConsumeRandomLengthString(64);
+  if (!escape.empty() && escape.front() == '\x1b' && escape_length(escape) > escape.size()) std::abort();
+  LineSplitter splitter;
+  std::string fed, seen;
+  while (input.remaining_bytes() > 0) {
+    std::string piece = input.ConsumeRandomLengthString(200);
+    if (input.ConsumeIntegralInRange(0, 63) == 0) piece.append(kLongestLine / 2, 'x');
+    fed += piece;
+    for (const Line& line : splitter.feed(piece)) {
+      if (line.text.size() > kLongestLine) std::abort();
+      seen += line.text;
+      if (line.end == Line::End::Newline) seen += '\n';
+      if (line.end == Line::End::Return) seen += '\r';
+    }
+    if (splitter.partial().size() > kLongestLine || whole_text(piece) > piece.size()) std::abort();
+  }
+  seen += splitter.take_partial();
+  // A carriage return at the very end may be half of a line end, or have been given already.
+  std::string expected = one_kind(fed);
+  if (!fed.empty() && fed.back() == '\r' && seen + '\r' == expected) seen += '\r';
+  if (one_kind(seen) != expected) std::abort();
+  (void)demangled(fed.substr(0, 4096));
+  return 0;
+}

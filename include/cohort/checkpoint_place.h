@@ -1,0 +1,18 @@
+// Where the files of a checkpoint lie, and who writes them. Plain values.
+#pragma once
+
+#include <cstdint>
+
+namespace cohort {
+
+enum class CheckpointPlace : std::uint8_t {
+  /// All of them on rank 0's disk: what belongs to other ranks travels there. No other rank needs to see the folder.
+  Rank0,
+  /// In a folder that all ranks see (NFS, Lustre, one host): every rank writes and reads its own part.
+  Shared,
+  /// In a folder of the same path on every host's own disk, with the parts of that host's ranks. Loading gathers them
+  /// from whichever host has them; without that host the checkpoint is not whole.
+  Local,
+};
+
+}  // namespace cohort

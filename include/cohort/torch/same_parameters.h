@@ -1,0 +1,38 @@
+// Do all ranks hold the same parameters, to the bit? A memory error, a library that is not deterministic or a step that
+// one rank took alone lets replicas drift apart, and nothing else says so. Owns nothing; one thread at a time per
+// communicator.
+#pragma once
+
+#include <cohort/torch/torch_api.h>
+
+#include <cohort/communicator.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohort {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+struct SameParametersOptions {
+  /// For the message: synchronised steps so far. -1: nothing is said of steps.
+  std::int64_t step = -1;
+};
+
+/// Collective; waits. Compares the bytes of dense CPU tensors of any type over all ranks by 128-bit digests (see
+/// <cohort/digest.h>: a difference of one bit goes unnoticed with a probability below 2^-66), which reads each tensor
+/// once and sends 64 bytes. Ranks that have joined (Communicator::join) are left out. All ranks give tensors of the
+/// same shapes and types in the same order.
+///
+/// Throws Mismatch on every rank, with the same text, if there is a difference: it names the first tensor that differs,
+/// the ranks that differ from most of the others, and of the lowest of them host, first element and both sides' values.
+/// Of two ranks, or of two halves, both are named, since nobody can tell which of them is right. `context().peer` is
+/// that lowest rank. The communicator stays usable.
+void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>& tensors,
+                             const SameParametersOptions& options = {});
+
+}  // namespace cohort

@@ -1,0 +1,223 @@
+// Folders of checkpoints: cohort.checkpoint gives its tensors as bytes, and checkpoint/ does the rest, without the GIL.
+// A save in the background goes on in a thread that never touches Python.
+#include "bindings.h"
+#include "errors.h"
+#include "formats.h"
+
+#include "checkpoint/background.h"
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+#include "formats/checkpoint_folder.h"
+
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace cohort::python {
+namespace {
+
+namespace ck = cohort::checkpoint;
+namespace ft = cohort::formats;
+
+using Comm = const PyCommunicator*;  // None: this process alone
+using Sampler = std::optional<std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t>>;
+using File = std::tuple<std::string, py::list, Metadata>;
+
+/// What one rank brings to a save, and the arrays that it is made of.
+class PyBundle {
+ public:
+  PyBundle(std::int64_t step, std::int64_t epoch, const std::string& program, const Sampler& sampler,
+           const std::map<std::string, ft::ManifestValue>& values, const std::vector<File>& files, py::bytes random,
+           const py::list& state)
+      : random_(std::move(random)), state_(state) {
+    bundle.manifest.step = step;
+    bundle.manifest.epoch = epoch;
+    bundle.manifest.program = program;
+    bundle.manifest.values = values;
+    if (sampler) {
+      const auto& [seed, sampler_epoch, cursor, size] = *sampler;
+      bundle.manifest.sampler = ft::SamplerPosition{seed, sampler_epoch, cursor, size};
+    }
+    for (const auto& [name, tensors, metadata] : files) {
+      files_.emplace_back(tensors);
+      bundle.files.push_back({name, files_.back().all(), metadata});
+    }
+    bundle.state = state_.all();
+    bundle.random = ft::as_bytes(std::string_view(random_));
+  }
+
+  ck::Bundle bundle;
+
+ private:
+  const py::bytes random_;
+  const Tensors state_;
+  std::vector<Tensors> files_;
+};
+
+/// Runs what is collective over the ranks of a communicator, or alone where there is none.
+template <class T>
+T collectively(Comm comm, const char* name, const std::function<T(Communicator&)>& body) {
+  if (comm != nullptr) return comm->member().call<T>(name, body);
+  const py::gil_scoped_release release;
+  Communicator alone;
+  return body(alone);
+}
+
+struct PyPendingSave {
+  std::shared_ptr<ck::PendingSave> pending;
+
+  ft::StoredCheckpoint wait() const {
+    wait_in_slices([&](std::chrono::nanoseconds slice) { return pending->wait_for(slice); }, std::nullopt);
+    return pending->wait();
+  }
+};
+
+/// The checkpoints of one folder. What saves in the background use of a world ends with that world.
+class Checkpoints : public Tenant, public std::enable_shared_from_this<Checkpoints> {
+ public:
+  explicit Checkpoints(ck::FolderOptions options) : options_(std::move(options)), saver_(options_) {}
+  ~Checkpoints() override {
+    const py::gil_scoped_release release;
+    saver_.leave();
+  }
+
+  ft::StoredCheckpoint save(Comm comm, const PyBundle& brought) {
+    return collectively<ft::StoredCheckpoint>(
+        comm, "save", [&](Communicator& world) { return ck::save(world, options_, brought.bundle); });
+  }
+
+  PyPendingSave save_async(Comm comm, const PyBundle& brought) {
+    constexpr auto* kName = "save_async";
+    settle(comm);
+    if (collectively<bool>(comm, kName, [&](Communicator& world) { return saver_.needs_communicator(world); })) {
+      Member& member = comm->member();
+      group_ = member.add_group(member.call<Communicator>(kName, [](Communicator& world) { return world.split({}); }));
+      left_ = false;
+      saver_.adopt(group_->give_over(kName, weak_from_this()));
+    }
+    return {collectively<std::shared_ptr<ck::PendingSave>>(
+        comm, kName, [&](Communicator& world) { return saver_.start(world, brought.bundle); })};
+  }
+
+  void settle(Comm comm) {
+    collectively<bool>(comm, "save", [&](Communicator& world) {
+      saver_.settle(world);
+      return true;
+    });
+  }
+
+  void close() {
+    run_interruptibly<bool>(
+        [self = shared_from_this()] {
+          self->saver_.wait();
+          return true;
+        },
+        {});
+    saver_.close();
+  }
+
+  const ck::FolderOptions& options() const noexcept { return options_; }
+
+  // The world is left only when the checkpoint is on the disk, unless this rank has failed.
+  void leave(const LeaveOptions& options) override {
+    const py::gil_scoped_release release;
+    if (options.failed) saver_.abort(options.reason);
+    saver_.leave();
+    left_ = true;
+  }
+  bool has_left() const noexcept override { return left_; }
+
+ private:
+  const ck::FolderOptions options_;
+  std::shared_ptr<Member> group_;
+  ck::BackgroundSaver saver_;
+  bool left_ = false;
+};
+
+CheckpointPlace place_of(const std::string& name) {
+  for (const auto place : {CheckpointPlace::Rank0, CheckpointPlace::Shared, CheckpointPlace::Local}) {
+    if (name == ck::to_string(place)) return place;
+  }
+  refuse("CheckpointFolder", "place is '" + name + "' -- it is one of 'rank0', 'shared', 'local'");
+}
+
+py::tuple load_newest(const Checkpoints& self, Comm comm, const std::set<std::string>& unwanted) {
+  ck::Found found = collectively<ck::Found>(
+      comm, "load_latest", [&](Communicator& world) { return ck::load_newest(world, self.options(), unwanted); });
+  py::dict files;
+  for (auto& [name, bytes] : found.files) files[py::str(name)] = bytes_of(std::move(bytes));
+  std::optional<Bytes> part;
+  if (found.part) part = bytes_of(std::move(*found.part));
+  std::optional<py::object> error;
+  if (!found.stored && !found.passed_over.empty())
+    error = to_python(ck::all_damaged(self.options(), found.passed_over));
+  return py::make_tuple(std::move(found.stored), files, part, found.passed_over, error);
+}
+
+py::dict load_parts(const Checkpoints& self, Comm comm, const ft::StoredCheckpoint& stored,
+                    const std::set<int>& ranks) {
+  auto parts = collectively<std::map<int, sys::FileBytes>>(
+      comm, "parts", [&](Communicator& world) { return ck::load_parts(world, self.options(), stored, ranks); });
+  py::dict all;
+  for (auto& [rank, bytes] : parts) all[py::int_(rank)] = bytes_of(std::move(bytes));
+  return all;
+}
+
+Sampler sampler_of(const ft::StoredCheckpoint& stored) {
+  const auto& sampler = stored.manifest.sampler;
+  if (!sampler) return std::nullopt;
+  return std::tuple(sampler->seed, sampler->epoch, sampler->cursor, sampler->size);
+}
+
+void bind_stored(py::module_& module) {
+  using Stored = ft::StoredCheckpoint;
+  py::class_<Stored>(module, "StoredCheckpoint", "A checkpoint with a sound manifest.")
+      .def_readonly("folder", &Stored::folder)
+      .def_property_readonly("generation", [](const Stored& self) { return self.manifest.generation; })
+      .def_property_readonly("step", [](const Stored& self) { return self.manifest.step; })
+      .def_property_readonly("epoch", [](const Stored& self) { return self.manifest.epoch; })
+      .def_property_readonly("world_size", [](const Stored& self) { return self.manifest.world_size; })
+      .def_property_readonly("created", [](const Stored& self) { return self.manifest.created; })
+      .def_property_readonly("program", [](const Stored& self) { return self.manifest.program; })
+      .def_property_readonly("values", [](const Stored& self) { return self.manifest.values; })
+      .def_property_readonly("sampler", &sampler_of, "(seed, epoch, cursor, size), or None.");
+  module.def(
+      "list_checkpoints",
+      [](const std::string& folder) {
+        const py::gil_scoped_release release;
+        return value_or_throw(ft::list_checkpoints(folder)).sound;
+      },
+      py::arg("folder"), "Those with a sound manifest, oldest first.");
+}
+
+}  // namespace
+
+void bind_checkpoints(py::module_& module) {
+  bind_stored(module);
+  py::class_<PyBundle>(module, "CheckpointBundle", "What one rank brings to a save.")
+      .def(py::init<std::int64_t, std::int64_t, const std::string&, const Sampler&,
+                    const std::map<std::string, ft::ManifestValue>&, const std::vector<File>&, py::bytes,
+                    const py::list&>(),
+           py::kw_only(), py::arg("step"), py::arg("epoch"), py::arg("program"), py::arg("sampler"), py::arg("values"),
+           py::arg("files"), py::arg("random"), py::arg("state"));
+  py::class_<PyPendingSave>(module, "PendingSave", "A save in the background, under way or over.")
+      .def("done", [](const PyPendingSave& self) { return self.pending->done(); })
+      .def("wait", &PyPendingSave::wait);
+  py::class_<Checkpoints, std::shared_ptr<Checkpoints>>(module, "Checkpoints", "The checkpoints of one folder.")
+      .def(py::init([](const std::string& folder, int keep, const std::string& place) {
+             return std::make_shared<Checkpoints>(ck::FolderOptions{folder, keep, place_of(place)});
+           }),
+           py::arg("folder"), py::arg("keep"), py::arg("place"))
+      .def("save", &Checkpoints::save, py::arg("comm"), py::arg("bundle"))
+      .def("save_async", &Checkpoints::save_async, py::arg("comm"), py::arg("bundle"))
+      .def("settle", &Checkpoints::settle, py::arg("comm"))
+      .def("close", &Checkpoints::close)
+      .def("load_newest", &load_newest, py::arg("comm"), py::arg("unwanted"),
+           "(checkpoint or None, files, this rank's part or None, what was passed over, what to raise if all are "
+           "damaged).")
+      .def("load_parts", &load_parts, py::arg("comm"), py::arg("stored"), py::arg("ranks"));
+}
+
+}  // namespace cohort::python

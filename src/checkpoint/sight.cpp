@@ -1,0 +1,62 @@
+#include "checkpoint/sight.h"
+
+#include "base/result.h"
+#include "checkpoint/exchange.h"
+#include "sys/files.h"
+
+#include <sys/stat.h>
+
+#include <fstream>
+#include <map>
+
+namespace cohort::checkpoint {
+namespace {
+
+/// Empty if there is no such folder.
+std::string identity_of(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return {};
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return fmt::format("{} {} {}", boot, status.st_dev, status.st_ino);
+}
+
+}  // namespace
+
+Sight look_around(Communicator& comm, const FolderOptions& options, IfMissing if_missing) {
+  Sight sight;
+  sight.place = options.place;
+  sight.rank = rank_of(comm);
+  const auto ranks = static_cast<std::size_t>(size_of(comm));
+  if (options.place == CheckpointPlace::Rank0) {
+    sight.keepers.assign(ranks, 0);
+    sight.hosts.resize(ranks);
+    return sight;
+  }
+  sight.hosts = gather(comm, comm ? comm.host() : std::string());
+  if (options.place == CheckpointPlace::Shared) {
+    sight.keepers.assign(ranks, 0);
+    return sight;
+  }
+  if (if_missing == IfMissing::Make) agree(comm, attempt([&] { value_or_throw(sys::make_folders(options.path)); }));
+  std::map<std::string, int> keepers;
+  for (const std::string& identity : gather(comm, identity_of(options.path))) {
+    const int rank = static_cast<int>(sight.keepers.size());
+    sight.keepers.push_back(identity.empty() ? -1 : keepers.emplace(identity, rank).first->second);
+  }
+  return sight;
+}
+
+std::string places_of(const Sight& sight, const std::vector<int>& ranks) {
+  std::map<std::string, std::vector<int>> by_host;
+  for (const int rank : ranks) by_host[sight.hosts[static_cast<std::size_t>(rank)]].push_back(rank);
+  std::string text;
+  for (const auto& [host, those] : by_host) {
+    text += fmt::format("{}{} (rank{} ", text.empty() ? "" : ", ", host, those.size() == 1 ? "" : "s");
+    for (std::size_t i = 0; i < those.size(); ++i) text += fmt::format("{}{}", i == 0 ? "" : ", ", those[i]);
+    text += ')';
+  }
+  return text;
+}
+
+}  // namespace cohort::checkpoint

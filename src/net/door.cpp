@@ -1,0 +1,200 @@
+#include "net/door.h"
+
+#include "base/log.h"
+#include "base/result.h"
+#include "net/socket.h"
+
+#include <arpa/inet.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace cohort::net {
+namespace {
+
+constexpr std::size_t kMostDenied = 64;
+constexpr std::size_t kMostRemembered = 4096;
+/// A proof makes room for so many more strangers: while a world forms, its ranks have to come through a crowd.
+constexpr double kWorthOfProof = 100;
+/// Connections closed unseen at a time, before others of the loop have their turn.
+constexpr int kMostSwept = 512;
+constexpr auto kBetweenComplaints = std::chrono::seconds(10);
+
+constexpr std::array<std::uint8_t, 12> kMapped = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
+
+std::uint32_t word(const Source& source, std::size_t at) {
+  return static_cast<std::uint32_t>(source.bytes[at]) << 24 | static_cast<std::uint32_t>(source.bytes[at + 1]) << 16 |
+         static_cast<std::uint32_t>(source.bytes[at + 2]) << 8 | static_cast<std::uint32_t>(source.bytes[at + 3]);
+}
+
+std::string to_text(const Source& source) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (source.v4()) return ::inet_ntop(AF_INET, &source.bytes[12], text, sizeof text) == nullptr ? "?" : text;
+  return ::inet_ntop(AF_INET6, source.bytes.data(), text, sizeof text) == nullptr ? "?" : std::string(text) + "/64";
+}
+
+/// The packets of these sources are dropped, all others taken. (On a listener the kernel runs it on what opens a
+/// connection before there is one; loads from SKF_NET_OFF on are relative to the IP header.)
+std::vector<sock_filter> program(const std::set<Source>& denied) {
+  constexpr auto kIp = static_cast<std::uint32_t>(SKF_NET_OFF);
+  constexpr std::uint32_t kAll = 0xFFFFFFFF;
+  std::vector<sock_filter> v4, v6;
+  for (const Source& source : denied) {
+    if (source.v4()) {
+      v4.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word(source, 12), 0, 1));
+      v4.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
+    } else {
+      v6.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kIp + 8));
+      v6.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word(source, 0), 0, 3));
+      v6.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kIp + 12));
+      v6.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word(source, 4), 0, 1));
+      v6.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
+    }
+  }
+  v6.push_back(BPF_STMT(BPF_RET | BPF_K, kAll));
+  std::vector<sock_filter> all = {
+      BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kIp),
+      BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 4),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 4, 1, 0),
+      BPF_STMT(BPF_JMP | BPF_JA, static_cast<std::uint32_t>(v4.size()) + 2),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kIp + 12),
+  };
+  all.insert(all.end(), v4.begin(), v4.end());
+  all.push_back(BPF_STMT(BPF_RET | BPF_K, kAll));
+  all.insert(all.end(), v6.begin(), v6.end());
+  return all;
+}
+
+}  // namespace
+
+bool Source::v4() const noexcept { return std::equal(kMapped.begin(), kMapped.end(), bytes.begin()); }
+
+bool Source::loopback() const noexcept {
+  if (v4()) return bytes[12] == 127;
+  // ::1, of which the network is kept; nobody else has addresses there. A Unix socket's, too.
+  return std::all_of(bytes.begin(), bytes.end(), [](std::uint8_t byte) { return byte == 0; });
+}
+
+Source Source::of(const sockaddr_storage& address) noexcept {
+  Source source;
+  if (address.ss_family == AF_INET) {
+    std::copy(kMapped.begin(), kMapped.end(), source.bytes.begin());
+    std::memcpy(&source.bytes[12], &reinterpret_cast<const sockaddr_in&>(address).sin_addr, 4);
+  } else if (address.ss_family == AF_INET6) {
+    const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+    std::memcpy(source.bytes.data(), &v6, IN6_IS_ADDR_V4MAPPED(&v6) ? 16 : 8);
+  }
+  return source;
+}
+
+Door::Door(int listener, const Limits& limits) : listener_(listener), limits_(limits), tokens_(limits.burst) {}
+
+void Door::refill(Clock::time_point now) {
+  const std::chrono::duration<double> since = now - refilled_;
+  refilled_ = now;
+  tokens_ = std::min<double>(limits_.burst, tokens_ + since.count() * limits_.per_second);
+  if (now - remembered_since_ > limits_.memory) {
+    remembered_since_ = now;
+    failures_.clear();
+  }
+  if (!denied_.empty() && now >= denied_until_) {
+    denied_.clear();
+    tell_kernel();
+  }
+}
+
+std::optional<Door::Visitor> Door::next(Clock::time_point now) {
+  refill(now);
+  if (listener_ < 0 || now < shut_until_) return std::nullopt;
+  if (tokens_ < 1) {
+    shut_until_ = now + limits_.pause;
+    return std::nullopt;
+  }
+  for (int swept = 0; swept < kMostSwept;) {
+    sockaddr_storage from{};
+    socklen_t size = sizeof from;
+    auto socket = accept_one(listener_, from, size);
+    if (!socket) {  // out of descriptors or memory: later
+      shut_until_ = now + limits_.pause;
+      if (now - complained_ > kBetweenComplaints) {
+        complained_ = now;
+        log::warn("net", "{}; it is tried again", socket.error().what());
+      }
+      return std::nullopt;
+    }
+    if (!*socket) return std::nullopt;
+    Visitor visitor{std::move(**socket), Source::of(from)};
+    if (denied_.empty()) return visitor;
+    if (!denied_.contains(visitor.source)) {
+      const int unused = 0;  // it has the listener's filter
+      ::setsockopt(visitor.socket.get(), SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused);
+      return visitor;
+    }
+    ++swept;  // it was in the queue already
+  }
+  return std::nullopt;
+}
+
+void Door::let_in(const Source& source) {
+  tokens_ = std::min<double>(limits_.burst, tokens_ + kWorthOfProof);
+  if (proven_.size() < kMostRemembered) proven_.insert(source);
+  failures_.erase(source);
+  if (denied_.erase(source) > 0) tell_kernel();
+}
+
+void Door::turn_away(const Source& source, Clock::time_point now) {
+  refill(now);
+  tokens_ = std::max(-1.0, tokens_ - 1);
+  if (failures_.size() < kMostRemembered || failures_.contains(source)) ++failures_[source];
+  if (tokens_ < 1) shut_out_the_worst(now);
+}
+
+void Door::shut_out_the_worst(Clock::time_point now) {
+  const std::size_t before = denied_.size();
+  std::string names;
+  for (const auto& [source, count] : failures_) {
+    if (count < limits_.suspicious || denied_.size() >= kMostDenied) continue;
+    if (source.loopback() || proven_.contains(source) || !denied_.insert(source).second) continue;
+    names += (names.empty() ? "" : ", ") + to_text(source);
+  }
+  if (denied_.size() == before) return;
+  denied_until_ = now + limits_.shut_out;
+  if (!tell_kernel()) {
+    denied_.clear();
+    return;
+  }
+  tokens_ = limits_.burst / 4.0;  // others may come meanwhile
+  if (now - complained_ <= kBetweenComplaints) return;
+  complained_ = now;
+  log::warn(
+      "net",
+      "more than {} connections failed to prove the job's secret; nothing that comes from {} is answered for {} s",
+      limits_.burst, names, std::chrono::duration_cast<std::chrono::seconds>(limits_.shut_out).count());
+}
+
+bool Door::tell_kernel() {
+  if (listener_ < 0) return false;
+  if (denied_.empty()) {
+    const int unused = 0;
+    return ::setsockopt(listener_, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused) == 0;
+  }
+  std::vector<sock_filter> code = program(denied_);
+  const sock_fprog filter{static_cast<unsigned short>(code.size()), code.data()};
+  if (::setsockopt(listener_, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0) return true;
+  log::debug("net", "no filter for a listener: {}", errno_text(errno));
+  return false;
+}
+
+std::optional<Door::Clock::time_point> Door::shut_until(Clock::time_point now) const noexcept {
+  if (now >= shut_until_) return std::nullopt;
+  return shut_until_;
+}
+
+}  // namespace cohort::net

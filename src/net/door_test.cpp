@@ -1,0 +1,178 @@
+#include "net/door.h"
+
+#include "net/interfaces.h"
+#include "net/socket.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace cohort::net {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = Door::Clock;
+
+/// A listener at all addresses, and people who knock.
+struct House {
+  sys::UniqueFd listener = value_or_throw(listen_on({{"0.0.0.0", 0}, {}}));
+  std::uint16_t port = value_or_throw(local_endpoint(listener.get())).tcp.port;
+  std::vector<sys::UniqueFd> callers;
+
+  /// False if nobody answers.
+  bool knock(const std::string& at = "127.0.0.1", std::chrono::milliseconds patience = 10s) {
+    auto socket = connect_once({{at, port}, {}}, deadline_in(patience));
+    if (!socket) return false;
+    callers.push_back(*std::move(socket));
+    return true;
+  }
+  bool somebody_waits() const { return value_or_throw(wait_ready(listener.get(), POLLIN, deadline_in(0ms))); }
+};
+
+/// Of this host, which peers on other hosts would use; empty: it has none.
+std::string outer_address() {
+  for (const InterfaceAddress& each : value_or_throw(interface_addresses())) {
+    if (!each.loopback && each.length == 4) return each.text;
+  }
+  return {};
+}
+
+Door::Limits few() {
+  Door::Limits limits;
+  limits.burst = 8;
+  limits.per_second = 10;
+  limits.suspicious = 4;
+  return limits;
+}
+
+TEST(Door, TakesStrangersSlowlyOnceManyHaveFailed) {
+  House house;
+  Door door(house.listener.get(), few());
+  auto now = Clock::now();
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_TRUE(house.knock());
+    auto visitor = door.next(now);
+    ASSERT_TRUE(visitor) << i;
+    EXPECT_TRUE(visitor->source.loopback());
+    door.turn_away(visitor->source, now);
+  }
+  ASSERT_TRUE(house.knock());
+  EXPECT_TRUE(house.somebody_waits());
+  EXPECT_FALSE(door.next(now));
+  ASSERT_TRUE(door.shut_until(now));
+  EXPECT_GT(*door.shut_until(now), now);
+  EXPECT_LE(*door.shut_until(now), now + 200ms);
+  // This host's own ranks come over loopback: slowly, but never shut out.
+  EXPECT_EQ(door.shut_out(), 0U);
+  now += 250ms;
+  EXPECT_FALSE(door.shut_until(now));
+  EXPECT_TRUE(door.next(now));
+}
+
+TEST(Door, AProofMakesRoomForOthers) {
+  House house;
+  Door door(house.listener.get(), few());
+  const auto now = Clock::now();
+  for (int i = 0; i < 8; ++i) door.turn_away({}, now);
+  ASSERT_TRUE(house.knock());
+  door.let_in({});
+  EXPECT_TRUE(door.next(now));
+}
+
+TEST(Door, TheKernelDoesNotAnswerWhoFailsAgainAndAgain) {
+  const std::string outer = outer_address();
+  if (outer.empty()) GTEST_SKIP() << "this host has no address but loopback";
+  House house;
+  Door door(house.listener.get(), few());
+  auto now = Clock::now();
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_TRUE(house.knock(outer));
+    auto visitor = door.next(now);
+    ASSERT_TRUE(visitor);
+    EXPECT_FALSE(visitor->source.loopback());
+    door.turn_away(visitor->source, now);
+  }
+  EXPECT_EQ(door.shut_out(), 1U);
+  EXPECT_FALSE(house.knock(outer, 300ms));
+  // Others come in, and what they say is heard.
+  ASSERT_TRUE(house.knock());
+  auto visitor = door.next(now);
+  ASSERT_TRUE(visitor);
+  ASSERT_EQ(::send(house.callers.back().get(), "hello", 5, MSG_NOSIGNAL), 5);
+  EXPECT_TRUE(value_or_throw(wait_ready(visitor->socket.get(), POLLIN, deadline_in(10s))));
+  // Not for ever.
+  now += 11s;
+  EXPECT_FALSE(door.next(now));
+  EXPECT_EQ(door.shut_out(), 0U);
+  EXPECT_TRUE(house.knock(outer));
+  EXPECT_TRUE(door.next(now));
+}
+
+TEST(Door, WhereAPeerIsNobodyIsShutOut) {
+  const std::string outer = outer_address();
+  if (outer.empty()) GTEST_SKIP() << "this host has no address but loopback";
+  House house;
+  Door door(house.listener.get(), few());
+  const auto now = Clock::now();
+  ASSERT_TRUE(house.knock(outer));
+  door.let_in(door.next(now).value().source);
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_TRUE(house.knock(outer));
+    auto visitor = door.next(now);
+    if (!visitor) break;
+    door.turn_away(visitor->source, now);
+  }
+  EXPECT_EQ(door.shut_out(), 0U);
+  EXPECT_TRUE(door.shut_until(now));
+}
+
+TEST(Door, WithoutDescriptorsItWaits) {
+  House house;
+  Door door(house.listener.get());
+  ASSERT_TRUE(house.knock());
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto now = Clock::now();
+  const bool taken = door.next(now).has_value();
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_FALSE(taken);
+  EXPECT_TRUE(door.shut_until(now));  // whoever watches the listener does not spin
+  EXPECT_TRUE(house.somebody_waits());
+  EXPECT_TRUE(door.next(now + 200ms));
+}
+
+TEST(Door, OfAnIpv6AddressTheNetworkCounts) {
+  const auto source = [](std::uint8_t network, std::uint8_t host) {
+    sockaddr_storage address{};
+    auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
+    v6.sin6_family = AF_INET6;
+    v6.sin6_addr.s6_addr[0] = 0xFD;
+    v6.sin6_addr.s6_addr[7] = network;
+    v6.sin6_addr.s6_addr[15] = host;
+    return Source::of(address);
+  };
+  EXPECT_EQ(source(1, 1), source(1, 2));
+  EXPECT_NE(source(1, 1), source(2, 1));
+  EXPECT_FALSE(source(1, 1).v4() || source(1, 1).loopback());
+  // The kernel takes the filter for it, too.
+  House house;
+  Door door(house.listener.get(), few());
+  const auto now = Clock::now();
+  for (int i = 0; i < 8; ++i) door.turn_away(source(1, 1), now);
+  EXPECT_EQ(door.shut_out(), 1U);
+  EXPECT_TRUE(house.knock());
+  EXPECT_TRUE(door.next(now));
+}
+
+}  // namespace
+}  // namespace cohort::net

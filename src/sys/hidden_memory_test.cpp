@@ -1,0 +1,76 @@
+#include "sys/hidden_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace cohort::sys {
+namespace {
+
+/// Whether a core dump would leave it out ("dd" in /proc/self/smaps).
+bool is_left_out(const void* memory) {
+  std::ifstream maps("/proc/self/smaps");
+  std::string line;
+  bool inside = false;
+  while (std::getline(maps, line)) {
+    std::uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    std::istringstream range(line);
+    if (line.find('-') < 17 && range >> std::hex >> begin >> dash >> end && dash == '-') {
+      const auto at = reinterpret_cast<std::uintptr_t>(memory);
+      inside = at >= begin && at < end;
+    }
+    if (inside && line.starts_with("VmFlags:")) return line.find(" dd") != std::string::npos;
+  }
+  return false;
+}
+
+TEST(HiddenMemory, NoCoreDumpShowsIt) {
+  void* const hidden = take_hidden_memory();
+  const auto plain = std::make_unique<char[]>(kHiddenBytes);
+  EXPECT_TRUE(is_left_out(hidden));
+  EXPECT_FALSE(is_left_out(plain.get()));
+  give_hidden_memory(hidden);
+}
+
+TEST(HiddenMemory, IsEmptyWhenItIsTakenAgain) {
+  auto* const first = static_cast<char*>(take_hidden_memory());
+  std::memset(first, 'x', kHiddenBytes);
+  give_hidden_memory(first);
+  auto* const second = static_cast<char*>(take_hidden_memory());
+  EXPECT_EQ(std::count(second, second + kHiddenBytes, '\0'), static_cast<std::ptrdiff_t>(kHiddenBytes));
+  give_hidden_memory(second);
+}
+
+TEST(HiddenMemory, ThreadsNeverShareAPiece) {
+  constexpr int kThreads = 4, kPieces = 300;
+  std::vector<std::vector<void*>> taken(kThreads);
+  std::vector<std::thread> threads;
+  for (auto& mine : taken) {
+    threads.emplace_back([&mine] {
+      for (int i = 0; i < kPieces; ++i) {
+        mine.push_back(take_hidden_memory());
+        if (i % 3 == 0) {
+          give_hidden_memory(mine.back());
+          mine.pop_back();
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::set<void*> all;
+  for (const auto& mine : taken) all.insert(mine.begin(), mine.end());
+  EXPECT_EQ(all.size(), static_cast<std::size_t>(kThreads) * (kPieces - kPieces / 3));
+  for (void* const each : all) give_hidden_memory(each);
+}
+
+}  // namespace
+}  // namespace cohort::sys
