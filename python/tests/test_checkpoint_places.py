@@ -175,8 +175,7 @@ def finished(body):
 @needs_torch
 class Ends(unittest.TestCase):
     def test_a_process_waits_for_its_save(self):
-        if cohort.rank() > 0:
-            return
+        # On every rank, so that none waits for another's process.
         program = """
             import sys, torch
             from cohort import checkpoint

@@ -184,7 +184,7 @@ class Lives(unittest.TestCase):
     @unittest.skipUnless("COHORT_SAMPLER_PEER" in os.environ, "the C++ sampler's program is not built")
     def test_the_cpp_sampler_draws_the_same(self):
         dice = random.Random(12)
-        for _ in range(12):  # each starts a process that loads libtorch
+        for _ in range(8):  # each starts a process that loads libtorch
             size, seed, shuffle, remainder, lives = self.draw(dice)
             with self.subTest(size=size, seed=seed, shuffle=shuffle, remainder=remainder, lives=lives):
                 said = []

@@ -77,6 +77,7 @@ constexpr Variable kVariables[] = {
     {"COHORT_RUN_TIMEOUT", "seconds", "never", "--timeout of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_START_TIMEOUT", "seconds", "30", "--start-timeout of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_GRACE", "seconds", "5", "--grace of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_PREEMPT_GRACE", "seconds", "30", "--preempt-grace of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_OUTPUT_TIMEOUT", "seconds", "10", "--output-timeout of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_STALL_TIMEOUT", "seconds", "1800", "--stall-timeout of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_DEADLOCK_TIMEOUT", "seconds", "10", "--deadlock-timeout of `cohort run`", Variable::Use::RunOption},

@@ -98,9 +98,9 @@ struct StatusLayout {
   std::atomic<std::uint32_t> words_ready;
   std::uint32_t words_length;
   std::int64_t words_ns;                   ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
-  std::atomic<std::int32_t> preempted_by;  ///< the signal because of which all ranks save and end; 0: none
   char words[kWordsBytes];                 ///< what ended it: an exception's type, text and trace
   char kinds[kKinds][kNameBytes];          ///< names of operations, by the number in LaneStatus::what
+  std::atomic<std::int32_t> preempted_by;  ///< the signal because of which all ranks save and end; 0: none
   GroupStatus groups[kGroups];
   NameStatus names;
   TimesStatus times;

@@ -79,7 +79,7 @@ TEST(CommandCompletion, CompletesCommandsOptionsAndValues) {
     return finished.out;
   };
   EXPECT_EQ(complete("cohort ru"), "run\n");
-  EXPECT_EQ(complete("cohort run --pre"), "--prefix\n");
+  EXPECT_EQ(complete("cohort run --pref"), "--prefix\n");
   EXPECT_EQ(complete("cohort run --prefix ''"), "none rank full\n");
   EXPECT_EQ(complete("cohort run --prefix = f"), "full\n");
   EXPECT_EQ(complete("cohort run -np 2 --show"), "--show-config\n");

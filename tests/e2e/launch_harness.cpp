@@ -65,7 +65,7 @@ bool eventually(const std::function<bool()>& condition, std::chrono::millisecond
   return true;
 }
 
-Job::Job(JobOptions options) {
+Job::Job(JobOptions options) : patience_(options.patience) {
   static std::atomic<int> number{0};
   mark_ = fmt::format("{}-{}-{}", ::getpid(), number++, std::chrono::steady_clock::now().time_since_epoch().count());
   folder_ = (fs::temp_directory_path() / ("cohort-e2e-" + mark_)).string();
@@ -153,7 +153,7 @@ bool Job::running() {
 }
 
 int Job::wait() {
-  if (!eventually([this] { return !running(); })) {
+  if (!eventually([this] { return !running(); }, patience_)) {
     ADD_FAILURE() << "the command has not ended; stderr: " << err();
     ::kill(pid_, SIGKILL);
     eventually([this] { return !running(); });

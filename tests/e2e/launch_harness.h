@@ -25,6 +25,7 @@ struct JobOptions {
   bool terminal = false;                      ///< stdin, stdout and stderr are a terminal
   bool pipe_output = false;                   ///< stdout is a pipe that the test reads
   std::string shell_before = {};              ///< e.g. "ulimit -n 64": run by sh, which then becomes cohort
+  std::chrono::seconds patience = kPatience;  ///< until `wait` fails the test
 };
 
 class Job {
@@ -36,7 +37,7 @@ class Job {
 
   pid_t pid() const { return pid_; }
   const std::string& folder() const { return folder_; }
-  /// Exit status as a shell gives it. Fails the test and kills after kPatience.
+  /// Exit status as a shell gives it. Fails the test and kills once its patience is over.
   int wait();
   bool running();
   std::string out() const;
@@ -60,6 +61,7 @@ class Job {
   const std::string& screen();
 
  private:
+  std::chrono::seconds patience_;
   std::string mark_;
   std::string folder_;
   pid_t pid_ = -1;

@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <ATen/Parallel.h>
 #include <torch/optim/sgd.h>
 
 #include <chrono>
@@ -61,7 +60,6 @@ std::string as_json(const std::vector<std::int64_t>& values) {
 int train(const std::string& folder, const std::string& attempt, std::map<std::string, std::int64_t> numbers) {
   cohort::Preemption preemption;
   cohort::Communicator comm = cohort::join();
-  at::set_num_threads(1);
   Counters net(numbers["size"]);
   cohort::nn::DistributedDataParallel model(net, comm);
   torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(1));

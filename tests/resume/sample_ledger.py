@@ -21,6 +21,7 @@ import pathlib
 import random
 import signal
 import sys
+import tempfile
 import time
 
 sys.dont_write_bytecode = True
@@ -171,11 +172,91 @@ class Ledgers:
         return counts
 
 
+def made_up(folder, size, epochs, draw):
+    """The ledger of a training that did everything right: kills and other worlds at random."""
+    (folder / "ledger").mkdir()
+    ledger = Ledger(folder)
+    saved = (0, 0, 0)  # step, epoch, cursor
+    while saved[1:] != (epochs, 0):
+        ranks, batch = draw.randint(1, 5), draw.randint(1, 4)
+        lives, kept = draw.randint(1, 30), saved
+        lines = [[{"from": saved[0], "ranks": ranks}] for _ in range(ranks)]
+        step, epoch, cursor = saved
+        for _ in range(lives):
+            if epoch == epochs:
+                break
+            end = min(size, cursor + ranks * batch)
+            for rank in range(ranks):
+                samples = [(sample * 7 + epoch) % size for sample in range(cursor, end)][rank::ranks]
+                lines[rank].append({"step": step + 1, "epoch": epoch, "begin": cursor, "end": end, "samples": samples})
+            step, epoch, cursor = (step + 1, epoch, end) if end < size else (step + 1, epoch + 1, 0)
+            if draw.random() < 0.5 or epoch == epochs:
+                kept = (step, epoch, cursor)
+        saved = kept
+        for rank in range(ranks):
+            path = folder / "ledger" / f"{len(ledger.ranks)}.{rank}"
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines[rank]) + "{torn")
+        ledger.ranks.append(ranks)
+    return ledger
+
+
+def harm(ledger, how, draw):
+    """Makes one thing wrong in a line that counts: of the last attempt, all of whose steps do."""
+    last = len(ledger.ranks) - 1
+    rank = 0  # the only one that has samples in every step
+    path = ledger.folder / "ledger" / f"{last}.{rank}"
+    lines = read_lines(path)
+    line = draw.choice(lines[1:])
+    if how == "a line is missing":
+        lines.remove(line)
+    elif how == "a sample is missing":
+        line["samples"].pop()
+    elif how == "a sample is another":
+        line["samples"][0] += 1
+    elif how == "a range is another":
+        line["end"] += 1
+    elif how == "it went on too late":
+        lines[0]["from"] += 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if how == "it went on too late":
+        for other in range(ledger.ranks[last]):
+            path = ledger.folder / "ledger" / f"{last}.{other}"
+            path.write_text(path.read_text().replace('"from": ', '"from": 1', 1))
+
+
+def self_test():
+    """What is right passes, and each thing that is wrong is found."""
+    missed = 0
+    wrongs = ("a line is missing", "a sample is missing", "a sample is another", "a range is another", "it went on too late")
+    for number in range(60):
+        for wrong in (None, *wrongs):
+            draw = random.Random(f"{number}/{wrong}")
+            with tempfile.TemporaryDirectory() as folder:
+                ledger = made_up(pathlib.Path(folder), 29, 2, draw)
+                if wrong and not any(ledger.attempt(len(ledger.ranks) - 1)[1].values()):
+                    continue
+                if wrong:
+                    harm(ledger, wrong, draw)
+                try:
+                    ledger.audit(29, 2)
+                    found = False
+                except AssertionError as problem:
+                    found = problem
+                if bool(found) != bool(wrong):
+                    missed += 1
+                    print(f"self-test {number}: {wrong or 'nothing is wrong'}: {found or 'not found'}")
+    print(f"self-test: {missed} ledgers misjudged")
+    return 1 if missed else 0
+
+
 def main():
     parser = argparse.ArgumentParser(prog="tools/sample-ledger", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     attempts.add_options(parser)
+    parser.add_argument("--self-test", action="store_true", help="whether the audit finds what is wrong in ledgers made up")
     options = parser.parse_args()
+    if options.self_test:
+        return self_test()
     return attempts.Series(options, "sample-ledger").run(Ledgers(options).one)
 
 

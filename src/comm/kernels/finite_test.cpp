@@ -96,7 +96,8 @@ void every_place(T good, T bad, DType dtype) {
   for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{3}, std::size_t{63},
                                   std::size_t{64}, std::size_t{65}, std::size_t{1000}, kLongest}) {
     const std::vector<T> fine(count + 1, good);
-    for (const std::size_t shift : {0, 1, 3}) {  // not even aligned to their own size
+    for (const std::size_t shift :
+         {std::size_t{0}, std::size_t{1}, std::size_t{3}}) {  // not even aligned to their own size
       std::byte* const data = slots.place(0, reinterpret_cast<const std::byte*>(fine.data()), count * sizeof(T), shift);
       const ConstBuffer buffer(data, static_cast<std::int64_t>(count), dtype);
       ASSERT_EQ(first_non_finite(buffer), std::nullopt) << count;

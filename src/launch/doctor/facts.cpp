@@ -6,7 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
+#include <limits>
 #include <string_view>
 
 namespace cohort::launch::doctor {
@@ -45,9 +45,13 @@ constexpr std::array<std::string_view, 5> kReals = {"quota", "load", "millisecon
 /// Deeper than so much nesting is nothing that a host says.
 constexpr int kDeepest = 8;
 
-/// Whether whole numbers are whole: nlohmann would convert 4e26 to an int as the language does, by undefined behaviour.
+/// Whether whole numbers are whole, and of 64 bits: nlohmann would convert 4e26 to an int as the language does, by
+/// undefined behaviour.
 bool numbers_are_whole(const nlohmann::json& said, int depth = 0) {
   if (depth > kDeepest) return false;
+  // Beyond 2^63 whole numbers are converted to negative ones, and compare equal to them.
+  constexpr auto kMostWhole = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (said.is_number_unsigned()) return said.get<std::uint64_t>() <= kMostWhole;
   if (!said.is_structured()) return !said.is_number_float();
   for (const auto& [name, value] : said.items()) {
     const bool real = value.is_number_float() && std::find(kReals.begin(), kReals.end(), name) != kReals.end();
@@ -67,10 +71,7 @@ bool was_understood(const nlohmann::json& said, const nlohmann::json& understood
   if (said.is_array() && understood.is_array()) {
     return std::equal(said.begin(), said.end(), understood.begin(), understood.end(), was_understood);
   }
-  // nlohmann takes 2^64 - 1 and -1 for equal.
-  const bool wrapped = said.is_number_unsigned() && understood.is_number_integer() &&
-                       !understood.is_number_unsigned() && understood.get<std::int64_t>() < 0;
-  return said == understood && !wrapped;
+  return said == understood;
 }
 
 template <class T>
