@@ -12,12 +12,12 @@
 
 namespace {
 
-/// As it is after line ends have become one kind: "\r\n" is "\n".
+/// As it is after line ends have become one kind: "\r\n" is "\n", and so is "\r\r\n", once its end is.
 std::string one_kind(std::string_view text) {
   std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n') continue;
-    out += text[i];
+  for (const char letter : text) {
+    while (letter == '\n' && !out.empty() && out.back() == '\r') out.pop_back();
+    out += letter;
   }
   return out;
 }

@@ -50,6 +50,7 @@ Health::Health(std::vector<std::string> hosts, const HealthLimits& limits)
 void Health::report(RankReport report, Clock::time_point now) {
   if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= ranks_.size()) return;
   Rank& rank = ranks_[static_cast<std::size_t>(report.rank)];
+  report.step = std::max<std::int64_t>(report.step, 0);  // a rank may have written anything
   const bool stays = rank.known && same_operations(rank.report, report);
   // Who waits in slices (Python does, to hear of signals) may be seen between two of them: once counts for nothing.
   rank.paused = stays && !rank.paused && waits(rank.report) && !waits(report);

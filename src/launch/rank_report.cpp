@@ -61,7 +61,8 @@ TimesReport read_times(const cluster::StatusLayout& page) {
   const auto grown = [&](auto field) {
     const auto before = (from.*field).load();
     const auto after = (to.*field).load();
-    return after > before ? after - before : decltype(after){};
+    decltype(after + before) difference{};  // a rank may have written anything
+    return after > before && !__builtin_sub_overflow(after, before, &difference) ? difference : decltype(difference){};
   };
   if (steps) {
     report.steps = grown(&cluster::TimesStatus::step);
