@@ -22,7 +22,10 @@ def ddp(steps):
         model(torch.randn(8, 4, generator=generator)).square().mean().backward()
         optimizer.step()
     weights = [torch.empty(1, 4) for _ in range(dist.get_world_size())]
-    dist.all_gather(weights, model.module.weight.detach())
+    # Kept until the end: a tensor that only the group's thread still holds needs Python to be freed, and torch 1.13 holds
+    # on to Python while it waits for that thread, when the model goes and takes the group with it.
+    mine = model.module.weight.detach()
+    dist.all_gather(weights, mine)
     dist.destroy_process_group()
     return weights
 
