@@ -263,15 +263,16 @@ class Operations(WithEngine):
             self.assertEqual(work.result.as_torch().numel(), self.size * (self.rank + 1))
 
     def test_barrier_and_callbacks(self):
-        told, event = [], threading.Event()
+        told, events = [], [threading.Event(), threading.Event()]
         work = self.engine.barrier("all")
-        work.add_done_callback(told.append)
-        work.add_done_callback(lambda one: event.set())
-        self.assertTrue(event.wait(SECONDS))
-        self.assertEqual(told, [work])
+        for event in events:  # either may be called first: one at once, by this thread, while the other's thread begins
+            work.add_done_callback(lambda one, event=event: (told.append(one), event.set()))
+        for event in events:
+            self.assertTrue(event.wait(SECONDS))
+        self.assertEqual(told, [work, work])
         work.wait()
         work.add_done_callback(told.append)  # at once
-        self.assertEqual(told, [work, work])
+        self.assertEqual(told, [work] * 3)
 
     def test_join(self):
         steps = 1 + self.rank

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import uuid
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -183,7 +184,7 @@ class Series:
         return [number for number in wanted if number not in self.done or self.options.only]
 
     def run(self, one):
-        """`one(number, folder)` gives a dict of counts, or raises AssertionError. Returns the exit status of the command."""
+        """`one(number, folder)` gives a dict of counts, or raises. Returns the exit status of the command."""
         for number in self.numbers():
             folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{self.title}-{number}-", dir=self.options.keep or None))
             since = time.monotonic()
@@ -192,6 +193,8 @@ class Series:
                 result.update(one(number, folder), problem="")
             except AssertionError as problem:
                 result["problem"] = str(problem)
+            except Exception:  # of the harness, or of files that no run should leave: this run's, and the series goes on
+                result["problem"] = traceback.format_exc()
             result["seconds"] = round(time.monotonic() - since, 2)
             self.done[number] = result
             if result["problem"]:
