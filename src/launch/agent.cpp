@@ -65,6 +65,7 @@ class Agent {
   void reap();
   void watch_for_dying();
   void report_exit(Worker& worker, const sys::ExitStatus& status);
+  bool makes_room() const;
   void send_reports();
   void report_regularly();
   void ask_stacks();
@@ -222,13 +223,17 @@ void Agent::pass_on(int signal) {
 // A batch system tells all processes of a step to end, and kills them a while later: ranks that save are given that
 // time, and those on other hosts have to hear of it.
 bool Agent::told_to_make_room(int signal) {
-  if (signal != SIGTERM || ::getppid() != guard_ || lost_supervisor_ || stage_ != Stage::Running) return false;
-  const bool saves =
-      std::any_of(workers_.begin(), workers_.end(), [](const auto& worker) { return worker->saves_when_asked(); });
-  if (!saves && !passed_on_) return false;
+  if (signal != SIGTERM || ::getppid() != guard_ || lost_supervisor_) return false;
+  if (!makes_room() && !passed_on_) return false;
   // The guard passes on what it is told itself: the same twice is one request.
-  if (!std::exchange(passed_on_, true)) channel_->send(Told{signal});
+  if (!std::exchange(passed_on_, true) && stage_ == Stage::Running) channel_->send(Told{signal});
   return true;
+}
+
+// Ranks that were told at the same moment may have saved, and even ended, before it is asked.
+bool Agent::makes_room() const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [](const auto& worker) { return worker->saves_when_asked() || worker->makes_room(); });
 }
 
 void Agent::start_job(StartJob job) {
@@ -435,8 +440,12 @@ void Agent::stop(const StopWorkers& order) {
     }
   }
   if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
+  const bool saves = makes_room();
+  const milliseconds grace(saves ? std::max(order.grace_ms, order.saving_ms) : order.grace_ms);
+  if (saves) send_reports();  // the supervisor waits as long, then
   for (auto& worker : workers_) {
-    worker->signal(order.signal);
+    // One that has saved and is on its way out would die of it, and its status be lost.
+    if (order.signal != SIGTERM || !worker->makes_room()) worker->signal(order.signal);
     worker->signal(SIGCONT);  // a stopped process would not hear it
   }
   // Those that left their worker's group (setsid, daemons) are asked too, so that they need not be killed.
@@ -446,8 +455,8 @@ void Agent::stop(const StopWorkers& order) {
     });
     if (!in_group) ::kill(pid, order.signal);
   }
-  grace_end_ = Clock::now() + milliseconds(order.grace_ms);
-  grace_ = Timer(loop_, milliseconds(order.grace_ms), [this] { kill_all(); });
+  grace_end_ = Clock::now() + grace;
+  grace_ = Timer(loop_, grace, [this] { kill_all(); });
 }
 
 void Agent::kill_all() {

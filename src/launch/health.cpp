@@ -319,8 +319,9 @@ bool Health::somebody_leaves() const {
 }
 
 bool Health::somebody_saves() const {
-  return std::any_of(ranks_.begin(), ranks_.end(),
-                     [](const Rank& rank) { return rank.known && !rank.gone && rank.report.saves_when_asked; });
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.known && !rank.gone && (rank.report.saves_when_asked || rank.report.preempted_by != 0);
+  });
 }
 
 std::string Health::waiting_times() const {

@@ -111,7 +111,7 @@ void visit_fields(M& m, A& a, const SignalWorkers*) {
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const StopWorkers*) {
-  a(m.signal, m.grace_ms);
+  a(m.signal, m.grace_ms, m.saving_ms);
 }
 template <class M, class A>
 void visit_fields(M&, A& a, const Finish*) {

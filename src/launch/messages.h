@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 6;
+inline constexpr std::uint32_t kProtocol = 7;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -141,10 +141,12 @@ struct SignalWorkers {
   std::int32_t signal = 0;
 };
 
-/// Sends `signal`, and SIGKILL to all that is left after the grace.
+/// Sends `signal`, and SIGKILL to all that is left after the grace. Where a rank saves when it is asked, the grace is
+/// `saving_ms`, if that is longer: the agent sees at once what the supervisor hears a second later.
 struct StopWorkers {
   std::int32_t signal = 15;
   std::uint32_t grace_ms = 5000;
+  std::uint32_t saving_ms = 0;
 };
 
 /// Nothing more is wanted: the agent ends.

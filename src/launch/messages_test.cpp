@@ -46,7 +46,7 @@ std::vector<Message> samples() {
           Input{"in"},
           OutputTaken{std::uint64_t{1} << 40},
           SignalWorkers{10},
-          StopWorkers{15, 100},
+          StopWorkers{15, 100, 30000},
           Finish{},
           Reports{{report, RankReport{}}},
           Stacks{2, "main"},

@@ -22,25 +22,35 @@ constexpr auto kAgentEndLimit = std::chrono::seconds(15);
 Stopping::Stopping(Loop& loop, Milliseconds grace, Events events)
     : loop_(loop), grace_(grace), events_(std::move(events)) {}
 
-void Stopping::begin(const std::string& reason, int signal, Milliseconds grace) {
+void Stopping::begin(const std::string& reason, int signal, Grace grace) {
   if (reason_.empty()) reason_ = reason;
   signal_ = signal;
-  limit_ = Clock::now() + grace;
+  saving_ = grace.saving;
+  began_ = Clock::now();
   // Most jobs end at once; who has to wait is told what for.
-  if (grace > Milliseconds(0)) notice_ = Timer(loop_, Milliseconds(1000), [this] { announce(); });
+  if (grace.usual > Milliseconds(0)) notice_ = Timer(loop_, Milliseconds(1000), [this] { announce(); });
   // Ctrl-C asks kindly, SIGTERM comes before SIGKILL. The agents' own limit is behind ours.
   escalation_ = Timer();
-  const bool kindly = signal == SIGINT && grace > Milliseconds(0);
-  if (kindly) escalation_ = Timer(loop_, grace, [this, grace] { begin(reason_, SIGTERM, grace); });
-  if (kindly) grace *= 2;
-  give_up_ = Timer(loop_, grace + kAgentEndLimit, [this] { events_.give_up(); });
+  const bool kindly = signal == SIGINT && grace.usual > Milliseconds(0);
+  limit_ = began_ + grace.usual;
+  if (kindly) escalation_ = Timer(loop_, grace.usual, [this, grace] { begin(reason_, SIGTERM, grace); });
+  if (kindly) grace.usual *= 2;
+  give_up_ = Timer(loop_, grace.usual + kAgentEndLimit, [this] { events_.give_up(); });
   events_.tell(signal, grace);
+}
+
+void Stopping::they_save() {
+  const auto longer = began_ + std::exchange(saving_, Milliseconds(0));
+  if (longer <= limit_) return;
+  limit_ = longer;
+  give_up_ = Timer(loop_, std::chrono::ceil<Milliseconds>(limit_ - Clock::now()) + kAgentEndLimit,
+                   [this] { events_.give_up(); });
 }
 
 void Stopping::hurry() {
   // INT, then TERM, then KILL; whatever comes while they are ending by TERM is KILL.
-  if (signal_ == SIGINT) return begin(reason_, SIGTERM, grace_);
-  begin(reason_, SIGKILL, Milliseconds(0));
+  if (signal_ == SIGINT) return begin(reason_, SIGTERM, {grace_});
+  begin(reason_, SIGKILL, {});
 }
 
 void Stopping::finish() {

@@ -14,9 +14,13 @@ namespace cohort::launch {
 class Stopping {
  public:
   using Milliseconds = std::chrono::milliseconds;
+  struct Grace {
+    Milliseconds usual{0};
+    Milliseconds saving{0};  ///< where ranks save when they are asked, if it is longer
+  };
   struct Events {
-    /// Ranks get `signal`, and SIGKILL after `limit` if they still run.
-    std::function<void(int signal, Milliseconds limit)> tell;
+    /// Ranks get `signal`, and SIGKILL after the grace if they still run.
+    std::function<void(int signal, Grace grace)> tell;
     /// Those that tell them have not answered in time.
     std::function<void()> give_up;
     std::function<int()> running_ranks;
@@ -26,7 +30,9 @@ class Stopping {
   Stopping(Loop& loop, Milliseconds grace, Events events);
 
   /// The first reason counts; a further call makes it harder, or not. `grace` 0: at once.
-  void begin(const std::string& reason, int signal, Milliseconds grace);
+  void begin(const std::string& reason, int signal, Grace grace);
+  /// Some ranks save.
+  void they_save();
   /// Told once more: SIGTERM after SIGINT, SIGKILL after SIGTERM.
   void hurry();
   void be_quiet() { quiet_ = true; }
@@ -45,6 +51,8 @@ class Stopping {
   Events events_;
   std::string reason_;
   int signal_ = 0;  ///< the last one
+  Milliseconds saving_{0};
+  Clock::time_point began_;
   Clock::time_point limit_;
   bool announced_ = false;
   bool quiet_ = false;

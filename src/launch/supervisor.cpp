@@ -172,13 +172,13 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
     on_exited(*exited);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     health_->take(std::move(*reports));
+    if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
     if (!stacks->text.empty()) say(fmt::format("stacks of rank {}:\n{}", stacks->rank, demangled(stacks->text)));
   } else if (const auto* taken = std::get_if<InputTaken>(&message)) {
     if (input_) input_->taken(taken->bytes);
   } else if (const auto* told = std::get_if<Told>(&message)) {
-    on_told(told->signal,
-            fmt::format("the agent of {} was told to end by {}", agent.host.name, sys::signal_name(told->signal)));
+    on_agent_told(agent, *told);
   } else if (const auto* ends = std::get_if<Ends>(&message)) {
     on_agent_ends(*ends);
   } else if (const auto* trouble = std::get_if<Trouble>(&message)) {

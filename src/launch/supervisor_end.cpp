@@ -33,7 +33,7 @@ void Supervisor::wait_for_cause() {
 
 void Supervisor::stop_for_failure() {
   const auto first = first_failure(endings_);
-  stop(fmt::format("rank {} failed: {}", first->rank, sys::to_string(first->status)), SIGTERM, options_.grace);
+  stop(fmt::format("rank {} failed: {}", first->rank, sys::to_string(first->status)), SIGTERM, {options_.grace});
   // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: nobody has to wait for that.
   // (Where there may be a restart, its line says what has failed.)
   if (attempts_.restarts.most() == 0) tell_limit_ = Timer(loop_, kTellTime, [this] { tell_failure(); });
@@ -49,12 +49,12 @@ void Supervisor::tell_failure() {
 void Supervisor::on_stuck(const std::string& why) {
   stuck_ = !stop_status_ && stage_ == Stage::Running;
   if (!stop_status_) stop_status_ = kTimeoutStatus;
-  stop(why, SIGTERM, options_.grace);
+  stop(why, SIGTERM, {options_.grace});
 }
 
 Stopping::Events Supervisor::stopping_events() {
   Stopping::Events events;
-  events.tell = [this](int signal, Milliseconds limit) { tell_agents(signal, limit); };
+  events.tell = [this](int signal, Stopping::Grace grace) { tell_agents(signal, grace); };
   events.give_up = [this] {
     say("an agent does not answer; ending its processes from here");
     agent_lost_ = true;
@@ -65,11 +65,12 @@ Stopping::Events Supervisor::stopping_events() {
   return events;
 }
 
-void Supervisor::stop(const std::string& reason, int signal, Milliseconds grace) {
+void Supervisor::stop(const std::string& reason, int signal, Stopping::Grace grace) {
   if (stage_ == Stage::Ended) return;
   before_stop();
   if (quiet_end_) stopping_.be_quiet();
   stopping_.begin(reason, signal, grace);
+  if (health_ && health_->somebody_saves()) stopping_.they_save();
   check_end();
 }
 
@@ -85,14 +86,15 @@ void Supervisor::before_stop() {
   crew_->start_no_more();
 }
 
-void Supervisor::tell_agents(int signal, Milliseconds limit) {
+void Supervisor::tell_agents(int signal, Stopping::Grace grace) {
   for (const auto& agent : crew_->members()) {
     if (agent->channel == nullptr) {
       Crew::give_up(*agent);  // it has nothing to end but itself
     } else if (!agent->started) {
       agent->channel->send(Finish{});
     } else {
-      agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(limit.count())});
+      agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(grace.usual.count()),
+                                       static_cast<std::uint32_t>(grace.saving.count())});
     }
   }
 }
@@ -100,7 +102,7 @@ void Supervisor::tell_agents(int signal, Milliseconds limit) {
 void Supervisor::fail_start(const std::string& why) {
   if (!stop_status_) stop_status_ = kCannotStartStatus;
   start_failure_ = why;
-  stop(why, SIGKILL, Milliseconds(0));
+  stop(why, SIGKILL, {});
 }
 
 void Supervisor::on_host_failed(const CrewMember& agent, const std::string& why) {
@@ -140,7 +142,7 @@ void Supervisor::on_channel_closed(CrewMember& agent, const std::optional<Error>
                     error ? fmt::format(" ({})", error->what()) : ""));
   }
   if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;  // else a rank's counts, which came first
-  stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, Milliseconds(0));
+  stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
 }
 
 void Supervisor::on_agent_process_ended(CrewMember& agent) {
@@ -153,15 +155,14 @@ void Supervisor::on_agent_process_ended(CrewMember& agent) {
       if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;
       if (stopping_.reason().empty())
         say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
-      if (stage_ != Stage::Stopping)
-        stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, Milliseconds(0));
+      if (stage_ != Stage::Stopping) stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
     } else if (stage_ != Stage::Stopping) {
       if (!stop_status_) stop_status_ = 1;
       const std::string what =
           agent.remote ? fmt::format("the way to {} has ended ({})", agent.host.name, crew_->how_ended(agent))
                        : fmt::format("the guard of {} was killed", agent.host.name);
       say(what + "; ending the job");
-      stop(what, SIGKILL, Milliseconds(0));
+      stop(what, SIGKILL, {});
     }
   }
   check_end();
@@ -172,7 +173,7 @@ void Supervisor::on_agent_ends(const Ends& ends) {
   agent_lost_ = true;
   if (!stop_status_) stop_status_ = 1;
   say(ends.why + "; ending the job");
-  stop(ends.why, SIGKILL, Milliseconds(0));
+  stop(ends.why, SIGKILL, {});
 }
 
 void Supervisor::on_signal(int signal) {
@@ -193,6 +194,8 @@ void Supervisor::on_signal(int signal) {
       return;
     default: break;
   }
+  // A batch system tells all processes of a job at once: the agents' word and this are one request.
+  if (stage_ == Stage::Stopping && std::exchange(told_by_agent_, false)) return;
   on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
 }
 
@@ -201,6 +204,14 @@ void Supervisor::pass_on(int signal) {
   if (stage_ == Stage::Running && health_->somebody_saves())
     say(fmt::format("{}: asking the ranks to save and end", sys::signal_name(signal)));
   crew_->broadcast(SignalWorkers{signal});
+}
+
+void Supervisor::on_agent_told(const CrewMember& agent, const Told& told) {
+  // Each agent has heard it, and it is no reason for more haste.
+  if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
+  told_by_agent_ = true;
+  on_told(told.signal,
+          fmt::format("the agent of {} was told to end by {}", agent.host.name, sys::signal_name(told.signal)));
 }
 
 void Supervisor::on_told(int signal, const std::string& reason) {
@@ -221,16 +232,15 @@ void Supervisor::on_told(int signal, const std::string& reason) {
   stop(reason, signal, grace_after(signal));
 }
 
-Supervisor::Milliseconds Supervisor::grace_after(int signal) const {
-  const bool saves = signal == SIGTERM && health_ && health_->somebody_saves();
-  return saves ? std::max(options_.grace, options_.preempt_grace) : options_.grace;
+Stopping::Grace Supervisor::grace_after(int signal) const {
+  return {options_.grace, signal == SIGTERM ? options_.preempt_grace : Milliseconds(0)};
 }
 
 void Supervisor::on_reader_gone() {
   if (stage_ != Stage::Running) return;
   quiet_end_ = true;
   stop_status_ = 128 + SIGPIPE;
-  stop("nobody reads stdout any more", SIGTERM, options_.grace);
+  stop("nobody reads stdout any more", SIGTERM, {options_.grace});
 }
 
 void Supervisor::on_owner_gone() {
@@ -240,7 +250,8 @@ void Supervisor::on_owner_gone() {
     return loop_.stop();
   }
   if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
-  stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM, options_.grace);
+  stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM,
+       {options_.grace});
 }
 
 int Supervisor::running_ranks() const { return setup_.plan.world_size - static_cast<int>(endings_.size()); }

@@ -62,19 +62,20 @@ class Supervisor {
   JobEnd how_it_ended() const;
   void on_stuck(const std::string& why);
   void on_signal(int signal);
+  void on_agent_told(const CrewMember& agent, const Told& told);
   void on_told(int signal, const std::string& reason);
   void pass_on(int signal);
-  Milliseconds grace_after(int signal) const;
+  Stopping::Grace grace_after(int signal) const;
   void on_reader_gone();
   void on_owner_gone();
   void say(const std::string& text) { announcer_.say(text); }
   std::string logs_below(const std::string& run_folder) const {
     return options_.keep_logs ? log_folder(attempts_, options_.output_folder, run_folder) : std::string();
   }
-  void stop(const std::string& reason, int signal, Milliseconds grace);
+  void stop(const std::string& reason, int signal, Stopping::Grace grace);
   Stopping::Events stopping_events();
   void before_stop();
-  void tell_agents(int signal, Milliseconds limit);
+  void tell_agents(int signal, Stopping::Grace grace);
   void fail_start(const std::string& why);
   void on_host_failed(const CrewMember& agent, const std::string& why);
   void fail_start_of_hosts();
@@ -120,6 +121,7 @@ class Supervisor {
   bool quiet_end_ = false;
   bool restart_ = false;
   bool told_to_end_ = false;
+  bool told_by_agent_ = false;  ///< and not yet by a signal to this process
   int told_by_ = 0;  ///< the signal that the exit status is of
   bool stuck_ = false;
   Clock::time_point started_at_ = Clock::now();

@@ -113,6 +113,8 @@ bool Worker::saves_when_asked() const {
   return alive() && page() != nullptr && (page()->abilities.load() & cluster::StatusLayout::kSavesWhenAsked) != 0;
 }
 
+bool Worker::makes_room() const { return page() != nullptr && page()->preempted_by.load() != 0; }
+
 RankReport Worker::report() const {
   RankReport report = page() != nullptr ? read_status(*page()) : RankReport();
   report.rank = rank_;

@@ -47,6 +47,8 @@ class Worker {
   bool offer(int number) const;
   /// A signal makes the rank save and end.
   bool saves_when_asked() const;
+  /// A signal has made it save, on which it ends, or has ended.
+  bool makes_room() const;
 
   void pause_reading();
   void resume_reading();

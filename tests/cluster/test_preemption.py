@@ -119,7 +119,6 @@ class Preemption(unittest.TestCase):
         self.assertEqual(self.output().count("ended with 75"), int(state["Restarts"]))
         self.expect_as_undisturbed()
 
-    @unittest.skip("SIGTERM to the steps of a job that has just begun again sometimes ends it with 143, which is not understood yet")
     def test_a_signal_to_the_steps_reaches_agents_and_ranks(self):
         self.submit(SCRIPT, "--time=5", pace=20)
         for signal in ("USR1", "TERM"):

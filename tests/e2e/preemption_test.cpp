@@ -10,6 +10,7 @@
 #include <csignal>
 #include <fstream>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -18,7 +19,7 @@ namespace cohort::test {
 namespace {
 
 /// Where a signal is sent.
-enum class To { Command, OneRank, LastRank, AllRanks, Agent, Guard };
+enum class To { Command, OneRank, LastRank, AllRanks, Agent, Guard, AgentAndAllRanks };
 
 std::size_t count(const std::string& text, const std::string& part) {
   const auto lines = lines_of(text);
@@ -53,6 +54,10 @@ class PreemptionJob : public testing::Test {
         return;
       case To::Agent: ::kill(job_->agent(), signal); return;
       case To::Guard: ::kill(job_->guard(), signal); return;
+      case To::AgentAndAllRanks:
+        ::kill(job_->agent(), signal);
+        for (const pid_t pid : pids) ::kill(pid, signal);
+        return;
     }
   }
   /// All ranks saved, at the same step, and the job asks for a requeue.
@@ -97,7 +102,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Case{"Usr1ToTheCommand", To::Command, SIGUSR1}, Case{"Usr1ToOneRank", To::OneRank, SIGUSR1},
                     Case{"Usr1ToAllRanks", To::AllRanks, SIGUSR1}, Case{"Usr1ToTheAgent", To::Agent, SIGUSR1},
                     Case{"Usr1ToTheGuard", To::Guard, SIGUSR1}, Case{"TermToOneRank", To::LastRank, SIGTERM},
-                    Case{"TermToTheAgent", To::Agent, SIGTERM}, Case{"TermToTheGuard", To::Guard, SIGTERM}),
+                    Case{"TermToTheAgent", To::Agent, SIGTERM}, Case{"TermToTheGuard", To::Guard, SIGTERM},
+                    Case{"TermToTheAgentAndAllRanks", To::AgentAndAllRanks, SIGTERM}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST_F(PreemptionJob, ASignalToTheAgentOfOneHostReachesTheRanksOfAll) {
@@ -106,13 +112,23 @@ TEST_F(PreemptionJob, ASignalToTheAgentOfOneHostReachesTheRanksOfAll) {
   expect_saved(SIGUSR1);
 }
 
+// What a batch system does: agents and ranks of all hosts, in any order, some of them after ranks have ended.
+TEST_F(PreemptionJob, OneRequestToEveryProcessOfSeveralHostsIsOneRequest) {
+  for (const int pause_us : {0, 300, 3000, 20000}) {
+    start({"-H", "a:2,b:2", "--starter", "local", "--grace", "20"}, {"50"}, 4);
+    std::vector<pid_t> all = job_->processes();
+    for (const pid_t command : job_->processes(COHORT_COMMAND " run")) std::erase(all, command);  // the batch script's
+    std::shuffle(all.begin(), all.end(), std::minstd_rand(static_cast<unsigned>(pause_us)));
+    for (const pid_t pid : all) {
+      ::kill(pid, SIGTERM);
+      ::usleep(static_cast<useconds_t>(pause_us));
+    }
+    expect_saved(SIGTERM);
+  }
+}
+
 TEST_F(PreemptionJob, SigtermGivesRanksThatSaveLongerThanTheGrace) {
   start({"--grace", "0.2"}, {"2500"});
-  // The command has to have heard of it, which ranks tell once a second: until then --grace counts.
-  ASSERT_TRUE(eventually([this] {
-    job_->signal(SIGQUIT);
-    return count(job_->err(), "rank") >= 1;
-  }));
   send(To::Command, SIGTERM);
   expect_saved(SIGTERM);
 }

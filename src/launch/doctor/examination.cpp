@@ -257,7 +257,7 @@ void Examination::end() {
     } else {
       member->channel->send(Input{});
       // One that hangs does not look at its input.
-      member->channel->send(StopWorkers{SIGTERM, 1000});
+      member->channel->send(StopWorkers{SIGTERM, 1000, 0});
     }
   }
   const Clock::time_point deadline = Clock::now() + kEndLimit;
