@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cohort::comm {
 
@@ -71,6 +72,8 @@ class Transport {
 
   /// Why nothing will come from the peer any more, e.g. "its connection was closed"; nullopt if something may.
   virtual std::optional<std::string> lost(int peer) = 0;
+  /// Peers whose frames of operations are posted and have not come, or not taken what was sent; ascending.
+  virtual std::vector<int> owing() = 0;
   /// Frames kept aside of operations up to this one are of no use any more.
   virtual void forget(std::uint64_t operation) = 0;
 

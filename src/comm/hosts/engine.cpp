@@ -160,7 +160,7 @@ void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
   meanwhile_();
   world_.tell_if_ended();
   if (world_.ended()) world_.throw_ended();
-  const std::vector<int> missing = missing_now();
+  std::vector<int> missing = missing_now();
   for (const int rank : missing) {
     const auto how = transport_.lost(rank);
     if (!how) continue;
@@ -170,6 +170,14 @@ void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
     world_.end_lost(rank, *how);
   }
   if (missing.empty() || Clock::now() < deadline_of(missing.front())) return;
+  if (round_.over) {
+    // The rank that this one waits for may itself wait for another one, from which something is expected here as well.
+    std::vector<int> all = transport_.owing();
+    all.insert(all.end(), missing.begin(), missing.end());
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    missing = std::move(all);
+  }
   const auto limit = Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));
   const std::string after = called_ + timeout_ <= limit ? fmt::format("after {} ms", timeout_.count())
                                                         : std::string("(an operation behind it did)");
@@ -189,14 +197,17 @@ std::string Engine::omission(const std::vector<int>& missing) const {
     const std::string pid = world_.pid_text(rank);
     const std::string beside =
         there.size() == 1 ? "" : fmt::format(", or another of ranks {} on its host,", to_ranges(there));
-    who.push_back(fmt::format("rank {}{}{} did not come to operation {}, or to a later step of it (host {})", rank,
-                              pid.empty() ? "" : fmt::format(" ({})", pid), beside, sequence_, world_.host_name(rank)));
+    const std::string what = round_.over ? fmt::format("has not done all that operation {} needs of it", sequence_)
+                                         : fmt::format("did not come to operation {}", sequence_);
+    who.push_back(fmt::format("rank {}{}{} {} (host {})", rank, pid.empty() ? "" : fmt::format(" ({})", pid), beside,
+                              what, world_.host_name(rank)));
     if (who.size() == 8 && missing.size() > 8) {
       who.push_back(fmt::format("and {} more", missing.size() - who.size()));
       break;
     }
   }
-  return fmt::format("{}", fmt::join(who, "; "));
+  const char* const chain = round_.over && missing.size() > 1 ? "; one of them may wait for another" : "";
+  return fmt::format("{}{}", fmt::join(who, "; "), chain);
 }
 
 void Engine::wait_for(Incoming& frame) {

@@ -90,6 +90,7 @@ class Engine {
     int root = 0;                     // of a broadcast: who has the data
     bool uniform = false;             // all bring the same, nobody has joined, no weights
     bool delivered = false;           // the result came with the round
+    bool over = false;                // all ranks have come to the operation
   };
   struct CardHeader {
     static constexpr std::uint32_t kUniform = 1;

@@ -41,7 +41,7 @@ const std::byte* Engine::small_partial(const Request& request) {
 }
 
 void Engine::round(const Request* request, const Descriptor& own) {
-  round_.delivered = false;
+  round_.delivered = round_.over = false;
   std::vector<Descriptor> here(static_cast<std::size_t>(layout_.locals), own);
   const auto begun = Clock::now();
   if (layout_.locals > 1) {
@@ -75,6 +75,7 @@ void Engine::round(const Request* request, const Descriptor& own) {
     if (round_.uniform && bytes > 0) std::memcpy(request->output, small_.data() + sizeof verdict, bytes);
   }
   round_.delivered = round_.uniform && (brings_result || own.kind == Kind::Barrier);
+  round_.over = true;
   waited_ = Clock::now() - begun;
   settle(own);
 }

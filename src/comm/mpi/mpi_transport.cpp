@@ -314,6 +314,18 @@ std::optional<std::string> MpiTransport::lost(int peer) {
   return endpoint_->failure(processes_[static_cast<std::size_t>(peer)]);
 }
 
+std::vector<int> MpiTransport::owing() {
+  const Lock lock(mutex());
+  std::vector<int> peers;
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+    const Peer& state = peers_[peer];
+    const bool takes_not = !state.offered.empty() || std::any_of(state.queue.begin(), state.queue.end(),
+                                                                 [](const Item& item) { return item.frame != nullptr; });
+    if (!state.posted.empty() || !state.landing.empty() || takes_not) peers.push_back(static_cast<int>(peer));
+  }
+  return peers;
+}
+
 void MpiTransport::forget(std::uint64_t operation) {
   const Lock lock(mutex());
   for (Peer& state : peers_) {

@@ -202,6 +202,11 @@ void Link::receive(Incoming& frame) {
   blocked_ = false;  // it may be the one: reading tells
 }
 
+bool Link::owes() const noexcept {
+  return !posted_.empty() || into_ != nullptr ||
+         std::any_of(queue_.begin(), queue_.end(), [](const Item& item) { return item.frame != nullptr; });
+}
+
 void Link::forget(std::uint64_t operation) {
   kept_.erase(
       std::remove_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return kept.header.operation <= operation; }),

@@ -57,6 +57,8 @@ class Link {
   void send_copy(FrameKind kind, std::uint32_t tag, std::string_view bytes);
   void receive(Incoming& frame);
   void forget(std::uint64_t operation);
+  /// A frame is posted that has not come, or one has not been taken.
+  bool owes() const noexcept;
   /// Operations' frames are neither sent nor delivered any more, and their memory is not touched.
   void end();
 

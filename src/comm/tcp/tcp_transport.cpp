@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <set>
 #include <utility>
 
 namespace cohort::comm::tcp {
@@ -152,6 +153,15 @@ std::optional<std::string> TcpTransport::lost(int peer) {
     if (link && link->state() == Link::State::Lost) return link->why_lost();
   }
   return std::nullopt;
+}
+
+std::vector<int> TcpTransport::owing() {
+  const Lock lock(mutex_);
+  std::set<int> peers;
+  for (const Link* const link : open_) {
+    if (link->owes()) peers.insert(link->peer());
+  }
+  return {peers.begin(), peers.end()};
 }
 
 void TcpTransport::forget(std::uint64_t operation) {

@@ -60,6 +60,7 @@ class TcpTransport final : public Transport {
   void sleep(std::chrono::milliseconds longest) override;
   void wake() noexcept override;
   std::optional<std::string> lost(int peer) override;
+  std::vector<int> owing() override;
   void forget(std::uint64_t operation) override;
   void end(std::string_view bytes) override;
   bool flushed() override;
