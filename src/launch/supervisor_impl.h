@@ -122,7 +122,7 @@ class Supervisor {
   bool restart_ = false;
   bool told_to_end_ = false;
   bool told_by_agent_ = false;  ///< and not yet by a signal to this process
-  int told_by_ = 0;  ///< the signal that the exit status is of
+  int told_by_ = 0;             ///< the signal that the exit status is of
   bool stuck_ = false;
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;

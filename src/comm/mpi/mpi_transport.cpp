@@ -319,8 +319,9 @@ std::vector<int> MpiTransport::owing() {
   std::vector<int> peers;
   for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
     const Peer& state = peers_[peer];
-    const bool takes_not = !state.offered.empty() || std::any_of(state.queue.begin(), state.queue.end(),
-                                                                 [](const Item& item) { return item.frame != nullptr; });
+    const bool takes_not =
+        !state.offered.empty() ||
+        std::any_of(state.queue.begin(), state.queue.end(), [](const Item& item) { return item.frame != nullptr; });
     if (!state.posted.empty() || !state.landing.empty() || takes_not) peers.push_back(static_cast<int>(peer));
   }
   return peers;
