@@ -94,14 +94,10 @@ void HostsCommunicator::abort(std::string_view reason) {
 namespace {
 
 /// What ranks have to know of each other to form groups.
-struct GroupCard {
-  std::int32_t color = kNoColor;
-  std::int32_t key = 0;
-  std::uint32_t entry_length = 0;
+struct GroupCard : GroupCardHead {
   std::uint32_t card_length = 0;
   tcp::Bytes32 token{};
-  char entry[180] = {};  // where ranks of its host meet it
-  char card[1036] = {};  // where ranks of other hosts do
+  char card[1036] = {};  // where ranks of other hosts meet it
 };
 
 template <std::size_t N>
@@ -130,19 +126,22 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   World& world = core_->world();
   const Layout& layout = world.layout();
   auto place = std::make_unique<Place>();
-  place->point = std::make_unique<local::MeetingPoint>(placement_.size);
-  place->listeners = std::make_unique<tcp::Listeners>(world.listening());
   GroupCard own;
   own.color = color;
   own.key = key;
-  own.token = tcp::random_bytes();
-  own.entry_length = put(own.entry, place->point->entry());
-  tcp::WireCard wire = place->listeners->card();
-  complete_card(wire, world.options());
-  while (tcp::encode(wire).size() > sizeof own.card && !wire.addresses.empty()) wire.addresses.pop_back();
-  own.card_length = put(own.card, tcp::encode(wire));
+  prepare(own, [&] {
+    place->point = std::make_unique<local::MeetingPoint>(placement_.size);
+    place->listeners = std::make_unique<tcp::Listeners>(world.listening());
+    own.token = tcp::random_bytes();
+    own.set_entry(place->point->entry());
+    tcp::WireCard wire = place->listeners->card();
+    complete_card(wire, world.options());
+    while (tcp::encode(wire).size() > sizeof own.card && !wire.addresses.empty()) wire.addresses.pop_back();
+    own.card_length = put(own.card, tcp::encode(wire));
+  });
   std::vector<GroupCard> cards(static_cast<std::size_t>(placement_.size));
   core_->submit({exchange_of(own, cards, listed, timeout)}).wait();
+  check_prepared(cards, [](int rank) { return rank; });
   if (color == kNoColor) return nullptr;
 
   const std::vector<int> members = members_of(cards, color);
@@ -155,10 +154,6 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   form.secret = world.options().secret;
   form.transport = world.options().transport;
   std::map<int, int> hosts;  // by the world's number; numbered anew by their lowest rank
-  const auto entry = [&](int member) {
-    const GroupCard& card = cards[static_cast<std::size_t>(member)];
-    return std::string(card.entry, std::min<std::size_t>(card.entry_length, sizeof card.entry));
-  };
   for (std::size_t i = 0; i < members.size(); ++i) {
     const int member = members[i];
     const int host = layout.host_of(member);
@@ -169,7 +164,7 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
       form.placement.local_rank = static_cast<int>(place->entries.size());
       form.placement.cross_rank = number;
     }
-    if (host == layout.host) place->entries.push_back(entry(member));
+    if (host == layout.host) place->entries.emplace_back(cards[static_cast<std::size_t>(member)].entry_text());
     const GroupCard& card = cards[static_cast<std::size_t>(member)];
     place->cards.push_back(value_or_throw(
         tcp::decode_wire_card(std::string_view(card.card, std::min<std::size_t>(card.card_length, sizeof card.card)))));

@@ -114,18 +114,6 @@ void LocalCommunicator::abort(std::string_view reason) {
 
 // --- groups ---
 
-namespace {
-
-/// What ranks have to know of each other to form groups.
-struct GroupCard {
-  std::int32_t color = kNoColor;
-  std::int32_t key = 0;
-  std::uint32_t length = 0;
-  char entry[180] = {};  // where the rank can be met
-};
-
-}  // namespace
-
 std::shared_ptr<CommunicatorImpl> LocalCommunicator::split(const SplitOptions& options) {
   return form_group(options.color, options.key, {}, options.timeout.value_or(timeout_));
 }
@@ -140,15 +128,17 @@ std::shared_ptr<CommunicatorImpl> LocalCommunicator::group(std::span<const int> 
 std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int key, std::span<const int> listed,
                                                                 std::chrono::milliseconds timeout) {
   check_home();
-  auto point = std::make_unique<MeetingPoint>(placement_.size);
-  GroupCard own;
+  std::unique_ptr<MeetingPoint> point;
+  GroupCardHead own;
   own.color = color;
   own.key = key;
-  const std::string entry = point->entry();
-  own.length = static_cast<std::uint32_t>(std::min(entry.size(), sizeof own.entry));
-  std::memcpy(own.entry, entry.data(), own.length);
-  std::vector<GroupCard> cards(static_cast<std::size_t>(placement_.size));
+  prepare(own, [&] {
+    point = std::make_unique<MeetingPoint>(placement_.size);
+    own.set_entry(point->entry());
+  });
+  std::vector<GroupCardHead> cards(static_cast<std::size_t>(placement_.size));
   core_->submit(exchange_of(own, cards, listed, timeout)).wait();
+  check_prepared(cards, [&](int rank) { return core_->world().name(rank); });
   if (color == kNoColor) return nullptr;
 
   const std::vector<int> members = members_of(cards, color);
@@ -159,9 +149,8 @@ std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int k
   form.join_timeout = timeout;
   form.timeout = timeout_;
   for (std::size_t i = 0; i < members.size(); ++i) {
-    const GroupCard& card = cards[static_cast<std::size_t>(members[i])];
     if (members[i] == placement_.rank) form.placement.rank = form.placement.local_rank = static_cast<int>(i);
-    form.store->set(meeting_key(static_cast<int>(i)), std::string(card.entry, card.length));
+    form.store->set(meeting_key(static_cast<int>(i)), cards[static_cast<std::size_t>(members[i])].entry_text());
   }
   return std::make_shared<LocalCommunicator>(form, std::move(point));
 }
