@@ -172,8 +172,10 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
   const auto found = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
     return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
   });
-  if (found == members_.end() || (*found)->channel != nullptr) {
-    const bool known = found != members_.end();
+  // One by hand, on the launcher's own host, may come before the launcher's own.
+  const bool known = found != members_.end();
+  const bool taken = known && ((*found)->channel != nullptr || (hello.host_index < 0 && (*found)->host.local));
+  if (!known || taken) {
     return stranger.channel->send(Refused{fmt::format("{} {}; the job's hosts: {}", hello.host,
                                                       known ? "is there already" : "is none of the job's", names())});
   }

@@ -459,6 +459,19 @@ class TestByHand(Launch):
         self.assertEqual((job.returncode, out), (0, "h2:0 | h2\n"), err)
         agent.communicate(timeout=PATIENCE)
 
+    def test_the_launchers_host_has_its_agent(self):
+        early = self.join("h1")  # before the launcher's own
+        job = self.start_by_hand("h1,h2", "hostname")
+        late = self.join("h1")
+        for agent in (early, late):
+            _, said = agent.communicate(timeout=PATIENCE)
+            self.assertEqual(agent.returncode, 1)
+            self.assertIn("h1 is there already", said)
+        agent = self.join("h2")
+        out, err = job.communicate(timeout=PATIENCE)
+        self.assertEqual((job.returncode, sorted(out.splitlines())), (0, ["h1:0 | h1", "h2:1 | h2"]), err)
+        agent.communicate(timeout=PATIENCE)
+
     def test_without_the_secret_nobody_gets_in(self):
         other = str(pathlib.Path(self.folder) / "other")
         self.assertEqual(self.box.run("h1", COHORT, "secret", other).returncode, 0)

@@ -85,13 +85,17 @@ class Preemption(unittest.TestCase):
             time.sleep(0.2)
         return value
 
-    def until_done(self, seconds):
-        """Slurm lets a job that is queued again wait for a while; that is its own matter, so it is told not to."""
+    def hurry(self, state):
+        """Slurm lets a job that is queued again wait for two minutes, so that all news of its last run has come when it runs
+        again: it is told not to, once the last run's own processes, which bring the news, are gone."""
+        running = any("slurmstepd" in line for host in ("h1", "h2") for line in self.box.processes(host).values())
+        if state.get("JobState") == "PENDING" and state.get("Restarts") != "0" and not running:
+            self.box.run("h1", "scontrol", "update", f"JobId={self.job}", "StartTime=now")
 
+    def until_done(self, seconds):
         def done():
             state = self.state()
-            if state.get("JobState") == "PENDING" and state.get("Restarts") != "0":
-                self.box.run("h1", "scontrol", "update", f"JobId={self.job}", "StartTime=now")
+            self.hurry(state)
             return state.get("JobState") not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED") and state
 
         return self.wait_for(done, "the job ends", seconds)
@@ -135,8 +139,7 @@ class Preemption(unittest.TestCase):
 
     def until_running(self, restarts):
         state = self.state()
-        if state["JobState"] == "PENDING":
-            self.box.run("h1", "scontrol", "update", f"JobId={self.job}", "StartTime=now")
+        self.hurry(state)
         return state["JobState"] in ("RUNNING", "COMPLETED") and int(state["Restarts"]) == restarts
 
     def test_ranks_that_srun_has_started(self):
