@@ -3,39 +3,29 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/parse.h"
+#include "launch/agent_impl.h"
 #include "launch/binding.h"
-#include "launch/channel.h"
 #include "launch/environment.h"
 #include "launch/guard.h"
 #include "launch/host_check.h"
 #include "launch/host_environment.h"
 #include "launch/invitation.h"
 #include "launch/job_setup.h"
-#include "launch/kept_signals.h"
-#include "launch/port_lease.h"
 #include "launch/sweep.h"
 #include "launch/version.h"
-#include "launch/worker.h"
 #include "net/reach.h"
 #include "sys/cpus.h"
-#include "sys/signals.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <memory>
-#include <optional>
 #include <thread>
-#include <utility>
-#include <vector>
 
 namespace cohort::launch {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr auto kReportEvery = std::chrono::seconds(1);
@@ -43,66 +33,8 @@ constexpr auto kReportEvery = std::chrono::seconds(1);
 constexpr auto kStacksTime = std::chrono::milliseconds(500);
 /// By hand, an agent may be there before its supervisor.
 constexpr auto kTryAgain = std::chrono::milliseconds(200);
-constexpr auto kStuckLimit = std::chrono::seconds(10);
 
-class Agent {
- public:
-  Agent(const AgentOptions& options, net::Secret secret);
-  int run();
-
- private:
-  enum class Stage { Waiting, Running, Sweeping, Finished };
-
-  void on_message(Message message);
-  void on_closed(std::optional<Error> error);
-  void on_signal();
-  bool told_to_make_room(int signal);
-  void pass_on(int signal);
-  void start_job(StartJob job);
-  Result<void> start_workers(const StartJob& job);
-  void stop(const StopWorkers& order);
-  void kill_all();
-  void reap();
-  void watch_for_dying();
-  void report_exit(Worker& worker, const sys::ExitStatus& status);
-  bool makes_room() const;
-  void send_reports();
-  void report_regularly();
-  void ask_stacks();
-  void forward(Output output);
-  void sweep_further();
-  void all_gone(const std::string& stuck);
-
-  const AgentOptions& options_;
-  net::Secret secret_;
-  const pid_t guard_ = ::getppid();
-  Loop loop_;
-  sys::SignalFd signals_;
-  Watch signal_watch_;
-  std::unique_ptr<Channel> channel_;
-  std::optional<PortLease> port_;  ///< MASTER_PORT, where the supervisor cannot hold it
-  std::string run_folder_;         ///< made here, so removed if nothing was put into it
-  Stage stage_ = Stage::Waiting;
-  std::vector<std::unique_ptr<Worker>> workers_;
-  std::size_t alive_ = 0;
-  std::size_t unacknowledged_ = 0;
-  bool paused_ = false;
-  bool stopping_ = false;
-  bool lost_supervisor_ = false;
-  std::optional<Clock::time_point> grace_end_;
-  Clock::time_point started_at_;
-  Clock::time_point sweep_since_;
-  std::uint32_t swept_ = 0;
-  std::optional<std::uint64_t> out_of_memory_before_;
-  KeptSignals kept_signals_{loop_, workers_, [this](std::string text) { channel_->send(Trouble{std::move(text)}); }};
-  bool passed_on_ = false;  ///< the supervisor knows that somebody told us to end
-  Timer grace_;
-  Timer reports_;
-  Timer stacks_;
-  Timer dying_;
-  Timer sweeping_;
-  int exit_status_ = 0;
-};
+}  // namespace
 
 Agent::Agent(const AgentOptions& options, net::Secret secret)
     : options_(options),
@@ -337,64 +269,6 @@ void Agent::forward(Output output) {
   }
 }
 
-void Agent::reap() {
-  reap_children([this](pid_t pid, const sys::ExitStatus& status) {
-    for (auto& worker : workers_) {
-      if (worker->pid() != pid || !worker->alive()) continue;
-      worker->set_reaped();
-      --alive_;
-      report_exit(*worker, status);
-      return;
-    }
-  });
-  if (stage_ == Stage::Running && !workers_.empty() && alive_ == 0) {
-    stage_ = Stage::Sweeping;
-    dying_ = Timer();
-    sweep_since_ = Clock::now();
-    sweep_further();
-  } else if (stage_ == Stage::Sweeping) {
-    sweep_further();
-  }
-}
-
-void Agent::watch_for_dying() {
-  // The kernel frees a dying process's memory before it tells the parent, which takes 60 ms per GiB and more; the
-  // process's flags show it at once.
-  for (auto& worker : workers_) {
-    if (!worker->alive() || worker->reported) continue;
-    const auto stat = sys::process_stat(worker->pid());
-    if (stat && stat->exiting && stat->exit_word != 0)
-      report_exit(*worker, sys::exit_status_from_wait(stat->exit_word));
-  }
-  const milliseconds pause(std::max<std::size_t>(100, 2 * workers_.size()));
-  dying_ = Timer(loop_, pause, [this] { watch_for_dying(); });
-}
-
-void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
-  if (worker.reported) return;
-  worker.reported = true;
-  // Its last words are in the pipe; nobody waits for the window now. A pipe holds little, so this ends.
-  for (int piece = 0; piece < 32 && worker.drain(); ++piece) {
-  }
-  // What the others were doing then is of use, and lost once they have been stopped.
-  if (!status.success() && !stopping_) send_reports();
-  Exited report;
-  report.rank = worker.rank();
-  report.last = worker.report();
-  report.words = worker.words();
-  report.status = status;
-  report.before_stop = !stopping_ || worker.ended_before_stop;
-  // A rank that said what ended it began to end then; what it does on its way out can take long.
-  const auto failed = std::min(Clock::now(), worker.words_began().value_or(Clock::time_point::max()));
-  report.after_ns = static_cast<std::uint64_t>(std::max<std::int64_t>((failed - started_at_).count(), 0));
-  report.last_stderr = worker.tail();
-  if (status.signal == SIGKILL && !stopping_) {
-    const auto now = sys::out_of_memory_kills();
-    report.out_of_memory = now && out_of_memory_before_ && *now > *out_of_memory_before_;
-  }
-  channel_->send(report);
-}
-
 void Agent::send_reports() {
   Reports reports;
   for (const auto& worker : workers_) {
@@ -421,108 +295,6 @@ void Agent::ask_stacks() {
     stacks_ = Timer();
   });
 }
-
-void Agent::stop(const StopWorkers& order) {
-  if (stage_ == Stage::Sweeping && grace_end_) {
-    // The workers have ended; what they have started is still within its grace, which may end sooner now.
-    if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
-    for (const pid_t pid : sys::descendants(::getpid())) ::kill(pid, order.signal);
-    grace_end_ = Clock::now() + milliseconds(order.grace_ms);
-    return;
-  }
-  if (stage_ != Stage::Running) return;
-  if (!stopping_) {
-    stopping_ = true;
-    for (auto& worker : workers_) {
-      if (!worker->alive()) continue;
-      const auto stat = sys::process_stat(worker->pid());
-      worker->ended_before_stop = !stat || stat->exiting || stat->state == 'Z';
-    }
-  }
-  if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
-  const bool saves = makes_room();
-  const milliseconds grace(saves ? std::max(order.grace_ms, order.saving_ms) : order.grace_ms);
-  if (saves) send_reports();  // the supervisor waits as long, then
-  for (auto& worker : workers_) {
-    // One that has saved and is on its way out would die of it, and its status be lost.
-    if (order.signal != SIGTERM || !worker->makes_room()) worker->signal(order.signal);
-    worker->signal(SIGCONT);  // a stopped process would not hear it
-  }
-  // Those that left their worker's group (setsid, daemons) are asked too, so that they need not be killed.
-  for (const pid_t pid : sys::descendants(::getpid())) {
-    const bool in_group = std::any_of(workers_.begin(), workers_.end(), [group = ::getpgid(pid)](const auto& worker) {
-      return worker->alive() && worker->pid() == group;
-    });
-    if (!in_group) ::kill(pid, order.signal);
-  }
-  grace_end_ = Clock::now() + grace;
-  grace_ = Timer(loop_, grace, [this] { kill_all(); });
-}
-
-void Agent::kill_all() {
-  if (!stopping_) {
-    stopping_ = true;
-    for (auto& worker : workers_) worker->ended_before_stop = !worker->alive();
-  }
-  grace_ = Timer();
-  grace_end_.reset();
-  if (stage_ == Stage::Finished || workers_.empty()) return;
-  if (stage_ == Stage::Running) {
-    for (auto& worker : workers_) worker->signal(SIGKILL);
-    stage_ = Stage::Sweeping;
-    dying_ = Timer();
-    sweep_since_ = Clock::now();
-  }
-  sweep_further();
-}
-
-void Agent::sweep_further() {
-  if (stage_ != Stage::Sweeping) return;
-  // Within the grace, what outlives its worker may still end by itself: a shell dies of SIGTERM while its child saves.
-  const bool wait = grace_end_ && Clock::now() < *grace_end_;
-  bool clean = false;
-  const OnReaped on_reaped = [this](pid_t pid, const sys::ExitStatus& status) {
-    for (auto& worker : workers_) {
-      if (worker->pid() != pid || !worker->alive()) continue;
-      worker->set_reaped();
-      --alive_;
-      report_exit(*worker, status);
-    }
-  };
-  if (wait) {
-    clean = !reap_children(on_reaped);
-  } else {
-    const SweepStep step = sweep_once({}, on_reaped);
-    swept_ += static_cast<std::uint32_t>(step.killed);
-    clean = step.clean;
-  }
-  if (!clean) {
-    if (!wait && Clock::now() - sweep_since_ > kStuckLimit) {
-      return all_gone(describe_stuck(sys::descendants(::getpid())));
-    }
-    // SIGCHLD brings us back at once; the timer is for what is not our own child.
-    sweeping_ = Timer(loop_, milliseconds(5), [this] { sweep_further(); });
-    return;
-  }
-  // All writers are gone: what the pipes hold, little enough to ignore the window, is all that there will be.
-  for (auto& worker : workers_) {
-    while (worker->drain()) {
-    }
-  }
-  all_gone({});
-}
-
-void Agent::all_gone(const std::string& stuck) {
-  stage_ = Stage::Finished;
-  sweeping_ = Timer();
-  grace_ = Timer();
-  if (!stuck.empty()) exit_status_ = 1;
-  if (!run_folder_.empty()) ::rmdir(run_folder_.c_str());
-  if (lost_supervisor_ || channel_->closed()) return loop_.stop();
-  channel_->send(AllGone{swept_, stuck});
-}
-
-}  // namespace
 
 int run_agent(const AgentOptions& options) {
   ::signal(SIGPIPE, SIG_IGN);  // a rank may end while its input is written; workers start with the default again
