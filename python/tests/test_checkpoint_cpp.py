@@ -53,9 +53,9 @@ class WithCpp(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def assert_same_files(self, one, other):
+    def assert_same_files(self, one, other, names=("model.safetensors", "optimizer.safetensors", "random.safetensors")):
         """All but the manifest, which says who wrote it."""
-        names = {"model.safetensors", "optimizer.safetensors", "random.safetensors"}
+        names = set(names)
         for info in (one, other):
             self.assertEqual(set(os.listdir(info.folder)), names | {"manifest.json"})
         for name in names:
@@ -100,6 +100,35 @@ class WithCpp(unittest.TestCase):
                 self.assertEqual(torch.rand((), dtype=torch.float64).item(), random)
                 train(net, optimizer, 2)
                 self.assert_trained_alike(net, theirs)
+
+    def test_both_hand_on_what_is_a_ranks_own(self):
+        state = {
+            "counts": torch.arange(6).reshape(2, 3),
+            "flag": torch.tensor(True),
+            "half": torch.tensor([1.5, -0.25], dtype=torch.bfloat16),
+            "none": torch.empty(0, 4),
+        }
+        names = {"model.safetensors", "optimizer.safetensors", "rank-00000.safetensors"}
+
+        def load(folder):
+            folder = checkpoint.CheckpointFolder(folder)
+            net = with_values(Mlp())
+            optimizer = OPTIMIZERS["Adam"](net.parameters())
+            info = folder.load_latest(net, optimizer)
+            self.assertEqual(list(folder.rank_state()), list(state))
+            for name, tensor in folder.rank_state().items():
+                self.assertEqual((tensor.dtype, tensor.shape), (state[name].dtype, state[name].shape), name)
+                self.assertTrue(torch.equal(tensor, state[name]), name)
+            return info, net, optimizer
+
+        theirs = self.folder / "theirs"
+        theirs.mkdir()
+        peer("train", theirs, "Adam", "state")
+        info, net, optimizer = load(theirs)
+        again = checkpoint.save(self.folder / "again", net, optimizer, progress=info.progress, state=state)
+        self.assert_same_files(info, again, names)
+        peer("resume", self.folder / "again", "Adam", self.folder / "theirs again")
+        self.assert_same_files(load(self.folder / "theirs again")[0], again, names)
 
     def test_cpp_refuses_what_it_does_not_have(self):
         net = with_values(Mlp())

@@ -1,7 +1,8 @@
 // The C++ side of the tests in which Python and C++ go on from each other's checkpoints (python/tests).
 //
-//   checkpoint_peer train FOLDER OPTIMIZER           two steps, a checkpoint, two more, FOLDER/after.safetensors
+//   checkpoint_peer train FOLDER OPTIMIZER [state]   two steps, a checkpoint, two more, FOLDER/after.safetensors
 //   checkpoint_peer resume FOLDER OPTIMIZER OUTPUT   saves it again in OUTPUT, two steps, OUTPUT/after.safetensors
+// "state": with a state of this rank's own, which resume hands on.
 #include <gtest/gtest.h>  // that the models are described with
 
 #include "torch/test_models.h"
@@ -51,6 +52,14 @@ void train(Mlp& net, optim::Optimizer& optimizer, int first) {
   }
 }
 
+/// Of several types and shapes; the Python side has the same.
+cohort::RankState own_state() {
+  return {{"counts", torch::arange(6, at::kLong).reshape({2, 3})},
+          {"flag", torch::tensor(true)},
+          {"half", torch::tensor({1.5, -0.25}).to(at::kBFloat16)},
+          {"none", torch::empty({0, 4}, at::kFloat)}};
+}
+
 int run(const std::vector<std::string>& arguments) {
   const std::string& folder = arguments.at(1);
   Mlp net = cohort::testing::with_values(Mlp(), 0);
@@ -64,13 +73,15 @@ int run(const std::vector<std::string>& arguments) {
               {.step = 2,
                .epoch = 1,
                .sampler = cohort::data::SamplerState{~std::uint64_t{0}, 1, 24, 50},
-               .values = {{"best", 0.1}, {"count", std::int64_t{3}}, {"done", true}, {"name", std::string("ü")}}});
+               .values = {{"best", 0.1}, {"count", std::int64_t{3}}, {"done", true}, {"name", std::string("ü")}}},
+              arguments.size() > 3 ? own_state() : cohort::RankState());
   } else {
     output = arguments.at(3);
-    const auto info =
-        cohort::CheckpointFolder(cohort::Communicator(), {.folder = folder}).load_latest(*net, optimizer.get());
+    cohort::CheckpointFolder saved(cohort::Communicator(), {.folder = folder});
+    const auto info = saved.load_latest(*net, optimizer.get());
     if (!info) throw std::runtime_error("no checkpoint in " + folder);
-    cohort::CheckpointFolder(cohort::Communicator(), {.folder = output}).save(*net, optimizer.get(), info->progress);
+    cohort::CheckpointFolder(cohort::Communicator(), {.folder = output})
+        .save(*net, optimizer.get(), info->progress, saved.rank_state());
   }
   std::printf("%a\n", torch::rand({}, at::kDouble).item<double>());
   train(net, *optimizer, 2);

@@ -130,6 +130,7 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   own.color = color;
   own.key = key;
   prepare(own, [&] {
+    if (color == kNoColor) return;
     place->point = std::make_unique<local::MeetingPoint>(placement_.size);
     place->listeners = std::make_unique<tcp::Listeners>(world.listening());
     own.token = tcp::random_bytes();

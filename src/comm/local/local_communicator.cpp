@@ -133,6 +133,7 @@ std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int k
   own.color = color;
   own.key = key;
   prepare(own, [&] {
+    if (color == kNoColor) return;
     point = std::make_unique<MeetingPoint>(placement_.size);
     own.set_entry(point->entry());
   });
