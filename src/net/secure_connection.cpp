@@ -117,6 +117,7 @@ struct SecureConnection::Impl {
         return not_authenticated(fmt::format("it brings no secret -- {}", kHowToGiveASecret));
       }
       if (role == Role::Client && handshake_bytes == bytes.size() && bytes.front() == kPlainGreeting.front()) {
+        (void)flush();  // our first word, if it has not gone, tells the other end what is wrong
         return not_authenticated(fmt::format("it has no secret and this process has one -- {}", kHowToGiveASecret));
       }
       if (!tls) {
