@@ -1,5 +1,6 @@
 #include "net/door.h"
 
+#include "base/sanitized.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
 
@@ -133,14 +134,8 @@ TEST(Door, WhereAPeerIsNobodyIsShutOut) {
   EXPECT_TRUE(door.shut_until(now));
 }
 
-#if defined(__has_feature)
-#define COHORT_HAS_FEATURE(name) __has_feature(name)
-#else
-#define COHORT_HAS_FEATURE(name) 0
-#endif
-
 TEST(Door, WithoutDescriptorsItWaits) {
-  if (COHORT_HAS_FEATURE(undefined_behavior_sanitizer)) GTEST_SKIP() << "UBSan looks at objects through a pipe";
+  if (COHORT_SANITIZED(undefined_behavior_sanitizer)) GTEST_SKIP() << "UBSan looks at objects through a pipe";
   House house;
   Door door(house.listener.get());
   ASSERT_TRUE(house.knock());
