@@ -106,7 +106,7 @@ TEST_P(InTheMidst, AKilledRankIsNamed) {
 TEST_P(InTheMidst, AStoppedRankIsNamed) {
   const ForcedPlan forced(GetParam().way.plan);
   Processes world(kSize);
-  start_looping(world, GetParam(), 1500ms);
+  start_looping(world, GetParam(), 700ms);
   ASSERT_TRUE(world.await_flag("busy"));
   world.kill(1, SIGSTOP);
   const auto stopped = Clock::now();
@@ -116,7 +116,7 @@ TEST_P(InTheMidst, AStoppedRankIsNamed) {
     EXPECT_NE(ending.said.find("rank 1 (pid " + std::to_string(world.pid(1)) + ") "), std::string::npos) << ending.said;
     EXPECT_NE(ending.said.find(std::string(comm::name_of(GetParam().kind)) + "("), std::string::npos) << ending.said;
   }
-  EXPECT_LT(Clock::now() - stopped, 8s);
+  EXPECT_LT(Clock::now() - stopped, 5s);
   world.kill(1, SIGKILL);
   static_cast<void>(world.collect(1));
 }
