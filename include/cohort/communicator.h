@@ -125,7 +125,8 @@ class Communicator {
   // --- groups ---
 
   /// Every rank calls it. Ranks of the same color form a world of their own, which progresses independently. Blocks.
-  /// Returns a Communicator that belongs to no world where the color is kNoColor.
+  /// Returns a Communicator that belongs to no world where the color is kNoColor. A rank that has no means for it, such
+  /// as descriptors, fails it for all ranks with its reason; this communicator stays usable.
   Communicator split(const SplitOptions& options);
   /// The group of these ranks, numbered as listed. Every rank calls it with the same list; those that are
   /// not in it receive a Communicator that belongs to no world. Blocks.

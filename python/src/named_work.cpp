@@ -50,8 +50,9 @@ void bind_named_work(py::module_& module) {
             Callbacks::add(self, py::cast<NamedOperation&>(self), function);
           },
           py::arg("fn"),
-          "Calls fn(work) once it is done, on a thread of its own; at once, if it is. What it raises is reported as "
-          "unraisable.")
+          "Calls fn(work) once it is done, on a thread of its own; at once, if it is, so several may come in any "
+          "order. "
+          "What it raises is reported as unraisable.")
       .def_property_readonly("result", &result,
                              "What all_gather, reduce_scatter and all_to_all have made; None of other operations.")
       .def_property_readonly(

@@ -1,10 +1,24 @@
-// Which sanitizer the code is compiled for, for tests that cannot be tried under it:
-// COHORT_SANITIZED(address_sanitizer), or undefined_behavior_sanitizer, thread_sanitizer. Only clang can say; elsewhere
-// it is 0.
+// Which sanitizers the code is compiled for: for tests that cannot be tried under one of them. Constants.
 #pragma once
 
+namespace cohort {
+
 #if defined(__has_feature)
-#define COHORT_SANITIZED(name) __has_feature(name)
+inline constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
+inline constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
+inline constexpr bool kUndefinedBehaviorSanitizer = __has_feature(undefined_behavior_sanitizer);
 #else
-#define COHORT_SANITIZED(name) 0
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kAddressSanitizer = true;
+#else
+inline constexpr bool kAddressSanitizer = false;
 #endif
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+inline constexpr bool kUndefinedBehaviorSanitizer = false;  // g++ does not tell
+#endif
+
+}  // namespace cohort

@@ -2,6 +2,7 @@
 #include "cluster/last_words.h"
 
 #include "base/env.h"
+#include "base/sanitized.h"
 #include "cluster/status_page.h"
 
 #include <cohort/error.h>
@@ -29,13 +30,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#elif defined(__has_feature)
-constexpr bool kSanitized = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
-#else
-constexpr bool kSanitized = false;
-#endif
+constexpr bool kSanitized = kAddressSanitizer || kThreadSanitizer;
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / 1ns; }
 

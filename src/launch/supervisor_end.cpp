@@ -195,7 +195,7 @@ void Supervisor::on_signal(int signal) {
     default: break;
   }
   // A batch system tells all processes of a job at once: the agents' word and this are one request.
-  if (stage_ == Stage::Stopping && std::exchange(told_by_agent_, false)) return;
+  if (stage_ == Stage::Stopping && signal == told_by_ && std::exchange(told_by_agent_, false)) return;
   on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
 }
 

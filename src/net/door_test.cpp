@@ -135,7 +135,7 @@ TEST(Door, WhereAPeerIsNobodyIsShutOut) {
 }
 
 TEST(Door, WithoutDescriptorsItWaits) {
-  if (COHORT_SANITIZED(undefined_behavior_sanitizer)) GTEST_SKIP() << "UBSan looks at objects through a pipe";
+  if (kUndefinedBehaviorSanitizer) GTEST_SKIP() << "UBSan looks at objects through a pipe";
   House house;
   Door door(house.listener.get());
   ASSERT_TRUE(house.knock());

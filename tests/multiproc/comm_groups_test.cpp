@@ -15,7 +15,7 @@ namespace {
 constexpr int kSize = 3;
 
 TEST(Groups, ARankThatCannotPrepareFailsThemForAll) {
-  if (COHORT_SANITIZED(undefined_behavior_sanitizer)) GTEST_SKIP() << "UBSan looks at objects through a pipe";
+  if (kUndefinedBehaviorSanitizer) GTEST_SKIP() << "UBSan looks at objects through a pipe";
   Processes world(kSize);
   for (int rank = 0; rank < kSize; ++rank) {
     world.start_rank(rank, [&world, rank]() -> std::string {

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace cohort::comm::hosts {
@@ -172,10 +173,9 @@ void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
   if (missing.empty() || Clock::now() < deadline_of(missing.front())) return;
   if (round_.over) {
     // The rank that this one waits for may itself wait for another one, from which something is expected here as well.
-    std::vector<int> all = transport_.owing();
-    all.insert(all.end(), missing.begin(), missing.end());
-    std::sort(all.begin(), all.end());
-    all.erase(std::unique(all.begin(), all.end()), all.end());
+    const std::vector<int> owing = transport_.owing();
+    std::vector<int> all;
+    std::set_union(owing.begin(), owing.end(), missing.begin(), missing.end(), std::back_inserter(all));
     missing = std::move(all);
   }
   const auto limit = Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));

@@ -290,6 +290,8 @@ TEST(MpiTransport, EndingTouchesNoMemoryAlsoWhereARequestOfMpiNeverEnds) {
   ranks[0].receive(in);
   ASSERT_TRUE(ranks.drive_until([&] { return in.bytes > 0; }));
   EXPECT_FALSE(offered.done);
+  EXPECT_EQ(ranks[0].owing(), std::vector{1});
+  EXPECT_EQ(ranks[1].owing(), std::vector{0});
   ranks[1].end("enough");
   EXPECT_TRUE(offered.done);
   ranks[0].end("");

@@ -161,6 +161,8 @@ TEST_P(TcpTransportTest, EndingReachesPeersAlsoInTheMidstOfAFrameAndTouchesNoMem
   ranks[1].receive(in);
   ASSERT_TRUE(ranks.drive_until([&] { return in.bytes > 0; }));
   EXPECT_FALSE(out.done);
+  EXPECT_EQ(ranks[0].owing(), std::vector{1});
+  EXPECT_EQ(ranks[1].owing(), std::vector{0});
   ranks[0].end("enough");
   EXPECT_TRUE(out.done);  // it may go now
   ranks[1].end("");
