@@ -182,7 +182,7 @@ void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
   const std::string after = called_ + timeout_ <= limit ? fmt::format("after {} ms", timeout_.count())
                                                         : std::string("(an operation behind it did)");
   world_.end_and_throw(
-      ErrorCode::Timeout, missing.front(), sequence_,
+      ErrorCode::Timeout, missing.size() > 1 && round_.over ? -1 : missing.front(), sequence_,  // -1: nobody is accused
       fmt::format("{} timed out {} -- rank {} ({}), operation {} -- {} -- is it stopped, slow, or in another branch of "
                   "the program? give a longer timeout if it is only slow",
                   world_.subject().doing(), after, layout_.rank, world_.options().placement.host, sequence_,
