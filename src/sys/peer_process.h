@@ -27,12 +27,13 @@ class PeerProcess {
 
   pid_t pid() const noexcept { return id_.pid; }
   /// True once the process is exiting or has ended. After SIGKILL the kernel frees memory first, and end-of-file on
-  /// sockets and pidfds wait for that; the PF_EXITING flag shows within milliseconds, so this looks at it too.
+  /// sockets and pidfds wait for that; the PF_EXITING flag shows within milliseconds, so this looks at that. Needs no
+  /// descriptor but its own: a process that has run out of them does not take the living for dead.
   bool gone() const;
 
  private:
   ProcessId id_;
-  UniqueFd pidfd_;
+  UniqueFd stat_;  // of /proc/PID/stat: it stays this process's, whoever has its pid later
 };
 
 /// Cores that this process may run on.

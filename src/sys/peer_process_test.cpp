@@ -1,7 +1,10 @@
 #include "sys/peer_process.h"
 
+#include "base/sanitized.h"
+
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -68,6 +71,29 @@ TEST(PeerProcess, LivesOnWhenItsFirstThreadEnds) {
   ::waitpid(child, nullptr, 0);
   ::close(ready[0]);
   ::close(ready[1]);
+}
+
+TEST(PeerProcess, IsNotDeadForWantOfADescriptor) {
+  if (kUndefinedBehaviorSanitizer) GTEST_SKIP() << "UBSan looks at objects through a pipe";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  const PeerProcess process({child, 0});
+  rlimit files{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
+  const rlimit none{0, files.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const bool first = process.gone();
+  const bool without_stat = PeerProcess({child, 0}).gone();
+  ::kill(child, SIGKILL);
+  const bool last = becomes_gone(process);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_FALSE(first);
+  EXPECT_FALSE(without_stat);
+  EXPECT_TRUE(last);
 }
 
 TEST(Cores, AreAtLeastOne) { EXPECT_GE(count(allowed_cores()), 1); }
