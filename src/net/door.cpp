@@ -150,6 +150,9 @@ void Door::let_in(const Source& source) {
 }
 
 void Door::turn_away(const Source& source, Clock::time_point now) {
+  // Callers are taken in the order in which they came: a bound on this host's would keep its own ranks waiting behind
+  // them, and who floods from here pays as much for it as we do.
+  if (source.loopback()) return;
   refill(now);
   tokens_ = std::max(-1.0, tokens_ - 1);
   if (failures_.size() < kMostRemembered || failures_.contains(source)) ++failures_[source];
@@ -161,7 +164,7 @@ void Door::shut_out_the_worst(Clock::time_point now) {
   std::string names;
   for (const auto& [source, count] : failures_) {
     if (count < limits_.suspicious || denied_.size() >= kMostDenied) continue;
-    if (source.loopback() || proven_.contains(source) || !denied_.insert(source).second) continue;
+    if (proven_.contains(source) || !denied_.insert(source).second) continue;
     names += (names.empty() ? "" : ", ") + to_text(source);
   }
   if (denied_.size() == before) return;

@@ -294,12 +294,15 @@ std::shared_ptr<MeetingStore> keep_trying(std::string_view place, net::Deadline 
   const auto begun = std::chrono::steady_clock::now();
   std::minstd_rand random(std::random_device{}());
   milliseconds pause{2};
+  std::optional<Error> reason;
   while (true) {
     // One lost packet must not use up all the time there is.
     Attempt tried = try_once(std::min(deadline, net::deadline_in(seconds(15))));
     if (tried.store) return std::move(tried.store);
     if (!tried.again) throw *tried.error;
     log::debug("store", "{}; trying again", tried.error->what());
+    // What somebody said counts for more than that the last attempt had no time to hear it.
+    if (!reason || tried.error->code() != ErrorCode::Timeout) reason = tried.error;
     // Ranks that were started together should not knock together.
     const milliseconds jittered(pause.count() / 2 + static_cast<int>(random() % static_cast<unsigned>(pause.count())));
     if (std::chrono::steady_clock::now() + jittered >= deadline) {
@@ -307,7 +310,7 @@ std::shared_ptr<MeetingStore> keep_trying(std::string_view place, net::Deadline 
       raise(ErrorCode::Timeout,
             "nobody met us at {} within {:.1f} s: {} -- is the process that listens there (rank 0, or `cohort run`) "
             "running, and the address right?",
-            place, std::chrono::duration<double>(waited).count(), tried.error->what());
+            place, std::chrono::duration<double>(waited).count(), reason->what());
     }
     std::this_thread::sleep_for(jittered);
     pause = std::min(pause * 2, milliseconds(400));
