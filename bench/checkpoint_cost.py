@@ -2,7 +2,8 @@
 
 Blocks of --every steps, each begun with no save, a save in the background, or a blocking one, in rotating order; a round is one of
 each. Ratios are taken within rounds. Prints, on rank 0: the step without saves, what a block with a save takes longer (median over
-rounds, and the least and most), how long the call held the program up, and how long the save itself took.
+rounds, and the least and most), in time and in processor time of rank 0 (which other programs disturb less), how long the call held
+the program up, and how long the save itself took.
 """
 
 import argparse
@@ -57,8 +58,9 @@ def main():
         optimizer.step()
 
     def block(mode):
-        """Seconds of the block, of the call, and of the save."""
+        """Seconds of the block, of the call, and of the save, and of this process on processors."""
         cohort.world().barrier()
+        used = time.process_time()
         began = time.perf_counter()
         pending = over = None
         if mode == "blocking":
@@ -75,7 +77,7 @@ def main():
         took = time.perf_counter() - began
         if pending is not None:
             watcher.join()
-        return took, held, over[0] if over else held
+        return took, held, over[0] if over else held, time.process_time() - used
 
     try:
         for mode in MODES:  # first touches of memory are not what is measured
@@ -91,9 +93,11 @@ def main():
             print(f"step without saves {statistics.median(plain) / options.every * 1e3:.2f} ms")
             for mode in MODES[1:]:
                 extra = [(one[mode][0] / one["none"][0] - 1) * 100 for one in rounds]
+                processor = [(one[mode][3] / one["none"][3] - 1) * 100 for one in rounds]
                 held = [one[mode][1] * 1e3 for one in rounds]
                 save = [one[mode][2] * 1e3 for one in rounds]
-                print(f"{mode:10}  block longer by {statistics.median(extra):.2f} % ({min(extra):.2f} to {max(extra):.2f}), call held "
+                print(f"{mode:10}  block longer by {statistics.median(extra):.2f} % ({min(extra):.2f} to {max(extra):.2f}), processor "
+                      f"{statistics.median(processor):.2f} % ({min(processor):.2f} to {max(processor):.2f}), call held "
                       f"{statistics.median(held):.1f} ms ({min(held):.1f} to {max(held):.1f}), save took {statistics.median(save):.0f} ms")
     finally:
         checkpoints.close()

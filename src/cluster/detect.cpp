@@ -3,6 +3,7 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "cluster/launchers.h"
+#include "cluster/sagemaker.h"
 
 #include <unistd.h>
 
@@ -44,6 +45,7 @@ Environment current_environment() {
     if (equals == std::string_view::npos || equals + 1 == text.size()) continue;
     result.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
+  add_resource_config(result);
   return result;
 }
 

@@ -15,7 +15,8 @@ namespace cohort::cluster {
 
 using Environment = std::map<std::string, std::string, std::less<>>;
 
-/// The variables of this process; empty ones are left out.
+/// The variables of this process; empty ones are left out. In SageMaker's containers without its toolkit also what that
+/// would have set (`add_resource_config`).
 Environment current_environment();
 
 /// How the ranks of a detected world meet.

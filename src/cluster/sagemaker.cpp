@@ -1,7 +1,9 @@
 #include "cluster/sagemaker.h"
 
+#include "base/log.h"
 #include "cluster/host_text.h"
 #include "cluster/json_text.h"
+#include "sys/files.h"
 
 #include <algorithm>
 #include <iterator>
@@ -14,6 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kConfig = "resourceconfig.json";
+constexpr std::uint64_t kLargestConfig = std::uint64_t{1} << 20;
 
 Result<void> check_hosts(const SageMakerHosts& all, std::string_view what) {
   if (all.hosts.empty()) return json_error(what, "hosts", "there is none");
@@ -118,6 +121,19 @@ Result<std::vector<std::string>> training_hosts(const SageMakerHosts& all, std::
   std::copy_if(all.hosts.begin(), all.hosts.end(), std::back_inserter(hosts),
                [&](const std::string& host) { return training.contains(host); });
   return hosts;
+}
+
+void add_resource_config(Environment& environment, const std::string& path) {
+  if (!environment.contains("TRAINING_JOB_NAME") || environment.contains("SM_CURRENT_HOST")) return;
+  if (environment.contains("SM_HOSTS") || environment.contains("SM_RESOURCE_CONFIG")) return;
+  const auto file = sys::read_file(path, {.max_bytes = kLargestConfig});
+  if (!file) {
+    log::debug("cluster", "no hosts of SageMaker: {}", file.error().what());
+    return;
+  }
+  const auto all = parse_resource_config(file->text());
+  environment.emplace("SM_CURRENT_HOST", all ? all->current : "unknown");
+  environment.emplace("SM_RESOURCE_CONFIG", file->text());
 }
 
 }  // namespace cohort::cluster

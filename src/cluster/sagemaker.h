@@ -1,9 +1,10 @@
 // The hosts of an Amazon SageMaker training job: the text of resourceconfig.json (also found in SM_RESOURCE_CONFIG) and
 // the variables of its training toolkit. Hosts keep the order of the list, which is the same on all hosts and puts
-// algo-10 before algo-2. Pure functions; any thread.
+// algo-10 before algo-2. Any thread.
 #pragma once
 
 #include "base/result.h"
+#include "cluster/detect.h"
 
 #include <string>
 #include <string_view>
@@ -27,6 +28,13 @@ struct SageMakerHosts {
 /// Fails with InvalidArgument, naming the key: no JSON, no host, a host twice, the current one not among them, a group
 /// with hosts that the job does not have.
 Result<SageMakerHosts> parse_resource_config(std::string_view text);
+
+/// Where SageMaker's containers have it, also those without the training toolkit, which makes variables of it.
+inline constexpr const char* kResourceConfigFile = "/opt/ml/input/config/resourceconfig.json";
+
+/// In a container of a training job (TRAINING_JOB_NAME) whose environment does not name the hosts: adds what the toolkit
+/// would have made of this file. A file that makes no sense is an error of `detect`.
+void add_resource_config(Environment& environment, const std::string& path = kResourceConfigFile);
 
 /// The same from SM_HOSTS (a JSON list) and SM_CURRENT_HOST.
 Result<SageMakerHosts> parse_sagemaker_hosts(std::string_view hosts, std::string_view current);

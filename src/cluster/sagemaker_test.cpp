@@ -1,6 +1,11 @@
 #include "cluster/sagemaker.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 
 namespace cohort::cluster {
 namespace {
@@ -71,6 +76,44 @@ TEST(SageMaker, RefusesTheRest) {
     EXPECT_EQ(all.error().code(), ErrorCode::InvalidArgument);
     EXPECT_CONTAINS(all.error().what(), one.why);
   }
+}
+
+struct ConfigFile {
+  std::string path = (std::filesystem::temp_directory_path() / fmt::format("cohort-config-{}", ::getpid())).string();
+  explicit ConfigFile(std::string_view text) { std::ofstream(path, std::ios::binary) << text; }
+  ~ConfigFile() { std::filesystem::remove(path); }
+};
+
+TEST(SageMaker, FindsTheFileWhereThereIsNoToolkit) {
+  const ConfigFile file(R"({"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]})");
+  Environment job = {{"TRAINING_JOB_NAME", "digits"}};
+  add_resource_config(job, file.path);
+  const auto detected = detect(job);
+  ASSERT_TRUE(detected) << detected.error().what();
+  EXPECT_EQ(detected->launcher, "SageMaker");
+  EXPECT_EQ(detected->rank, 1);
+  EXPECT_EQ(detected->size, 2);
+  EXPECT_EQ(detected->address, (net::Address{"algo-1", 29500}));
+
+  // What the toolkit says counts, and outside such a job nothing is read.
+  Environment told = {{"TRAINING_JOB_NAME", "digits"}, {"SM_CURRENT_HOST", "a"}, {"SM_HOSTS", R"(["a"])"}};
+  const Environment before = told;
+  add_resource_config(told, file.path);
+  EXPECT_EQ(told, before);
+  Environment other;
+  add_resource_config(other, file.path);
+  EXPECT_TRUE(other.empty());
+  add_resource_config(job = {{"TRAINING_JOB_NAME", "digits"}}, file.path + "-that-is-not-there");
+  EXPECT_EQ(job.size(), 1U);
+}
+
+TEST(SageMaker, AFileThatMakesNoSenseIsAnError) {
+  const ConfigFile file(R"({"current_host": "algo-2", "hosts": )");
+  Environment job = {{"TRAINING_JOB_NAME", "digits"}};
+  add_resource_config(job, file.path);
+  const auto detected = detect(job);
+  ASSERT_FALSE(detected);
+  EXPECT_CONTAINS(detected.error().what(), "resourceconfig.json");
 }
 
 }  // namespace
