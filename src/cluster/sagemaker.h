@@ -29,17 +29,17 @@ struct SageMakerHosts {
 /// with hosts that the job does not have.
 Result<SageMakerHosts> parse_resource_config(std::string_view text);
 
-/// Where SageMaker's containers have it, also those without the training toolkit, which makes variables of it.
-inline constexpr const char* kResourceConfigFile = "/opt/ml/input/config/resourceconfig.json";
-
-/// In a container of a training job (TRAINING_JOB_NAME) whose environment does not name the hosts: adds what the toolkit
-/// would have made of this file. A file that makes no sense is an error of `detect`.
-void add_resource_config(Environment& environment, const std::string& path = kResourceConfigFile);
-
 /// The same from SM_HOSTS (a JSON list) and SM_CURRENT_HOST.
 Result<SageMakerHosts> parse_sagemaker_hosts(std::string_view hosts, std::string_view current);
 
 /// The hosts that train where only some groups do (`groups`: SM_DISTRIBUTION_INSTANCE_GROUPS, a JSON list; empty: all).
 Result<std::vector<std::string>> training_hosts(const SageMakerHosts& all, std::string_view groups);
+
+/// Where SageMaker's containers have it, also those without the training toolkit, which makes variables of it.
+inline constexpr const char* kResourceConfigFile = "/opt/ml/input/config/resourceconfig.json";
+
+/// In a container of a training job (TRAINING_JOB_NAME) whose environment does not name the hosts: adds what the
+/// toolkit would have made of this file. A file that makes no sense is an error of `detect`.
+void add_resource_config(Environment& environment, const std::string& path = kResourceConfigFile);
 
 }  // namespace cohort::cluster
