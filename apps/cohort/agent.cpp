@@ -22,8 +22,9 @@
 namespace cohort::app {
 namespace {
 
-/// From the announcement to the invitation.
-constexpr auto kInvitationLimit = std::chrono::seconds(60);
+/// From the announcement to the invitation, which is the answer to it. Less than the job waits for us: where nothing
+/// comes through any more, not even an end, we are gone when it has given us up.
+constexpr auto kInvitationLimit = std::chrono::seconds(20);
 constexpr std::size_t kLongestInvitation = 8000;
 
 /// From stdin, not a byte more: what comes after it is its end, which is the lifeline's.

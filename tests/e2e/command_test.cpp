@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fstream>
 #include <string>
 
 namespace cohort::test {
 namespace {
+
+using namespace std::chrono_literals;
 
 TEST(CommandHelp, TopicsAreSectionsOfTheDocumentation) {
   const std::string page = read_text(COHORT_DOCS "/reference/run.md");
@@ -27,6 +30,18 @@ TEST(CommandHelp, TopicsAreSectionsOfTheDocumentation) {
   const auto typo = run({{"help", "ouptut"}});
   EXPECT_EQ(typo.status, 2);
   EXPECT_NE(typo.err.find("did you mean output?"), std::string::npos) << typo.err;
+}
+
+// Where a cable breaks between an agent's word and the answer, nobody can tell it that its job has given it up.
+TEST(CommandAgent, IsGoneBeforeItsJobHasGivenItUp) {
+  Job silence({.arguments = {"agent", "--invited"}, .shell_before = "mkfifo none; exec 0<>none", .patience = 60s});
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(silence.wait(), 1);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 30s);  // --start-timeout
+  EXPECT_NE(silence.err().find("no invitation from `cohort run`"), std::string::npos) << silence.err();
+  const auto end = run({{"agent", "--invited"}});
+  EXPECT_EQ(end.status, 1);
+  EXPECT_NE(end.err.find("it was not invited"), std::string::npos) << end.err;
 }
 
 TEST(CommandBuild, SaysWhatIsThereAndWhyNotWhatIsNot) {
