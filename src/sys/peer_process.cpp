@@ -1,7 +1,6 @@
 #include "sys/peer_process.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
