@@ -115,6 +115,7 @@ class Trainings:
         status = None
         while status != 0:
             kill = kills.pop(0) if kills else None
+            since = time.monotonic()
             committed = attempts.checkpoint_steps(checkpoints)
             known = len(resumes(out / "run.jsonl"))
             counts["attempts"] += 1
@@ -126,6 +127,8 @@ class Trainings:
                 attempt.wait_for_nothing()
             finally:
                 attempt.end()
+            if counts["attempts"] == 1 and not struck:  # else moments drawn from a slower one's duration come too late
+                self.normal = min(self.normal, time.monotonic() - since)
             assert status == 0 or struck, f"ends: with status {status}, though nobody was killed: {attempt.output()}"
             counts["kills"] += struck
             counts["kills_during_a_save"] += struck and saving(checkpoints)
