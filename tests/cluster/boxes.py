@@ -5,8 +5,10 @@ import contextlib
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import threading
 import unittest
 
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "cluster-box"
@@ -33,8 +35,15 @@ def alive(pid):
         return False
 
 
+def end_in_order():
+    """SIGTERM runs what is to be done at the end, as Ctrl-C does: a box's hosts do not stay behind."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 class Box:
     def __init__(self, name, *words):
+        end_in_order()
         self.name = f"{name}-{os.getpid()}"
         self.folder = pathlib.Path("/run/cohort-box") / self.name
         require(*(word for word in words if word == "--slurm"))
