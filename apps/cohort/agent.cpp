@@ -22,8 +22,8 @@
 namespace cohort::app {
 namespace {
 
-/// From the announcement to the invitation, which is the answer to it. Less than the job waits for us: where nothing
-/// comes through any more, not even an end, we are gone when it has given us up.
+/// From the announcement to the invitation, which is the answer to it. Less than a job waits for its agents unless told
+/// otherwise (30 s): where nothing comes through any more, not even an end, we are gone when it has given us up.
 constexpr auto kInvitationLimit = std::chrono::seconds(20);
 constexpr std::size_t kLongestInvitation = 8000;
 
