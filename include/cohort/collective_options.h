@@ -28,6 +28,10 @@ struct AllReduceOptions {
   /// host's sum is rounded to bfloat16, the hosts' sums are added in float32, and with more than two hosts the result
   /// is rounded once more. Sum and Average of float32 only; the same on all ranks. On one host nothing is rounded.
   std::optional<DType> wire_dtype = {};
+  /// `Work::finite()` then says whether the result is free of NaN and infinities. On one host that costs next to
+  /// nothing: who makes a part of the result looks at it meanwhile. Where several ranks differ in this, those that ask
+  /// are told.
+  bool check_finite = false;
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 

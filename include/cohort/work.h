@@ -6,14 +6,17 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace cohort {
 
+class Communicator;
 class Error;
 
 namespace comm {
+class Finding;
 class WorkState;
-}
+}  // namespace comm
 
 class [[nodiscard]] Work {
  public:
@@ -38,12 +41,20 @@ class [[nodiscard]] Work {
   bool done() const noexcept;
   /// The error of a finished operation; empty while it runs and when it succeeded.
   std::optional<Error> error() const;
+  /// Of a successful all_reduce with AllReduceOptions::check_finite: false if the result (of a group, any of them)
+  /// holds a NaN or an infinity, in either part of complex numbers; the same on all ranks that ask, if it is asked
+  /// before the result is changed: over several hosts, and in a world of one, it is read here. Empty for everything
+  /// else. Never blocks.
+  std::optional<bool> finite() const;
   /// Calls `callback` once the operation has finished, at once if it has. It must not throw, block, or start
   /// another operation of the same communicator.
   void on_done(std::function<void()> callback);
 
  private:
+  friend class Communicator;
+
   std::shared_ptr<comm::WorkState> state_;
+  std::vector<std::shared_ptr<const comm::Finding>> findings_;
 };
 
 }  // namespace cohort

@@ -38,6 +38,7 @@ class Work:
     def wait(self, timeout: Optional[Seconds] = None) -> bool: ...
     def done(self) -> bool: ...
     def error(self) -> Optional[Exception]: ...
+    def finite(self) -> Optional[bool]: ...
 
 class Communicator:
     def rank(self) -> int: ...
@@ -67,6 +68,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         wire_dtype: Any = None,
+        check_finite: bool = False,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> None: ...
@@ -81,6 +83,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         wire_dtype: Any = None,
+        check_finite: bool = False,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...
@@ -95,6 +98,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         wire_dtype: Any = None,
+        check_finite: bool = False,
         timeout: Optional[Seconds] = None,
         async_op: Literal[True],
     ) -> Work: ...

@@ -58,10 +58,11 @@ Options reduction_of(const char* name, const py::object& op, double prescale, do
 
 py::object all_reduce(const PyCommunicator& self, const py::object& data, const py::object& output,
                       const py::object& op, std::optional<double> weight, double prescale, double postscale,
-                      const py::object& wire_dtype, const py::object& timeout, bool async_op) {
+                      const py::object& wire_dtype, bool check_finite, const py::object& timeout, bool async_op) {
   constexpr auto* kName = "all_reduce";
   auto options = reduction_of<AllReduceOptions>(kName, op, prescale, postscale, timeout);
   options.weight = weight;
+  options.check_finite = check_finite;
   if (!wire_dtype.is_none()) {
     options.wire_dtype = named_dtype(py::str(wire_dtype));
     if (!options.wire_dtype) refuse(kName, "wire_dtype is no type that it knows: " + std::string(py::str(wire_dtype)));
@@ -296,12 +297,14 @@ void bind_collectives(py::class_<PyCommunicator>& communicator) {
   const py::kw_only kOnly;
 
   communicator
-      .def("all_reduce", &all_reduce, py::arg("data"), kNoOutput, kOnly, kOp, kNoWeight, kPrescale, kPostscale,
-           py::arg("wire_dtype") = py::none(), kTimeout, kAsync,
-           "Reduces `data` over all ranks: in place, or into `output`. A list of arrays is reduced in place, as one "
-           "operation. With op='average', `weight` is this rank's (its number of samples): sum(weight * x) / "
-           "sum(weight). wire_dtype='bfloat16': float32 travels between hosts as bfloat16 (sums and averages; each "
-           "host's sum is rounded, beyond two hosts the result as well).")
+      .def(
+          "all_reduce", &all_reduce, py::arg("data"), kNoOutput, kOnly, kOp, kNoWeight, kPrescale, kPostscale,
+          py::arg("wire_dtype") = py::none(), py::arg("check_finite") = false, kTimeout, kAsync,
+          "Reduces `data` over all ranks: in place, or into `output`. A list of arrays is reduced in place, as one "
+          "operation. With op='average', `weight` is this rank's (its number of samples): sum(weight * x) / "
+          "sum(weight). wire_dtype='bfloat16': float32 travels between hosts as bfloat16 (sums and averages; each "
+          "host's sum is rounded, beyond two hosts the result as well). check_finite=True: `finite()` of the Work says "
+          "whether the result is free of NaN and infinities, on one host for next to nothing.")
       .def("reduce", &reduce, py::arg("data"), kNoOutput, kOnly, kRoot, kOp, kNoWeight, kPrescale, kPostscale, kTimeout,
            kAsync, "As all_reduce, but only the root receives the result; all other arrays stay as they are.")
       .def("reduce_scatter", &reduce_scatter, py::arg("input"), py::arg("output"), kOnly, kOp, kPrescale, kPostscale,

@@ -31,6 +31,7 @@ class Operation {
   void wait_for_end();
   bool done() const noexcept { return work_.done(); }
   std::optional<Error> error() const { return work_.error(); }
+  std::optional<bool> finite() const { return work_.finite(); }
 
  private:
   bool is_over(std::optional<std::chrono::nanoseconds> limit);
@@ -72,7 +73,8 @@ class Member {
   const std::string host;
   const std::chrono::milliseconds timeout;
 
-  /// Starts an operation. The arrays live as long as it does. Null if it has finished already; throws its error then.
+  /// Starts an operation. The arrays live as long as it does. Null if it has finished already, and has nothing more to
+  /// tell.
   std::shared_ptr<Operation> start(const char* name, const std::function<Work(Communicator&)>& start,
                                    std::vector<Array> arrays);
   /// For what is no Work: blocks. An interrupt aborts the world, since nothing else would end it.

@@ -2,6 +2,8 @@
 #include "bindings.h"
 #include "errors.h"
 
+#include <pybind11/stl.h>
+
 namespace cohort::python {
 namespace {
 
@@ -17,6 +19,13 @@ py::object error(const PyWork& work) {
   return failed ? to_python(*failed) : py::none();
 }
 
+std::optional<bool> finite(const PyWork& work) {
+  if (!work.operation) return std::nullopt;
+  const std::shared_ptr<Operation> operation = work.operation;
+  const py::gil_scoped_release release;
+  return operation->finite();
+}
+
 }  // namespace
 
 void bind_work(py::module_& module) {
@@ -30,7 +39,12 @@ void bind_work(py::module_& module) {
       .def(
           "done", [](const PyWork& work) { return !work.operation || work.operation->done(); },
           "True once the operation has finished, with or without an error. Never blocks.")
-      .def("error", &error, "The error of a finished operation; None while it runs and when it succeeded.");
+      .def("error", &error, "The error of a finished operation; None while it runs and when it succeeded.")
+      .def(
+          "finite", &finite,
+          "Of a successful all_reduce with check_finite=True: False if the result (of a list, any of them) holds a NaN "
+          "or an infinity; the same on all ranks that ask, if it is asked before the result is changed: over several "
+          "hosts, and in a world of one, it is read here. None for everything else. Never blocks.");
 }
 
 }  // namespace cohort::python

@@ -133,6 +133,21 @@ class Collectives(unittest.TestCase):
             with self.assertRaisesRegex(cohort.InvalidArgument, "wire_dtype is no type"):
                 self.world.all_reduce(data, wire_dtype="halves")
 
+    def test_whether_a_result_is_finite(self):
+        for kind in KINDS:
+            for count in (1, 3000, 400000):
+                for bad in (True, False):
+                    data = kind.make([1.0] * count, "float32")
+                    if bad and self.rank == self.size - 1:
+                        data[count // 2] = float("inf")
+                    work = self.world.all_reduce(data, check_finite=True, async_op=True)
+                    work.wait()
+                    self.assertIs(work.finite(), not bad)
+            self.assertIsNone(self.world.all_reduce(data, check_finite=True))
+            work = self.world.all_reduce(data, async_op=True)
+            work.wait()
+            self.assertIsNone(work.finite())
+
     def test_group_of_arrays(self):
         for kind in KINDS:
             with self.subTest(kind=kind.name):

@@ -3,6 +3,7 @@
 #include "base/result.h"
 #include "comm/arguments.h"
 #include "comm/communicator_impl.h"
+#include "comm/finding.h"
 
 #include <algorithm>
 #include <utility>
@@ -86,6 +87,7 @@ Request all_reduce_request(const Subject& subject, ConstBuffer input, Buffer out
     comm::check_wire_dtype(subject, request.dtype, request.op, *options.wire_dtype);
     request.bf16_wire = *options.wire_dtype == DType::BFloat16;
   }
+  if (options.check_finite) request.finding = std::make_shared<comm::Finding>(output);
   return request;
 }
 
@@ -148,7 +150,10 @@ Work Communicator::all_reduce(Buffer data, const AllReduceOptions& options) { re
 
 Work Communicator::all_reduce(ConstBuffer input, Buffer output, const AllReduceOptions& options) {
   auto& impl = need(impl_);
-  return impl.start(all_reduce_request({impl, Kind::AllReduce}, input, output, options));
+  const Request request = all_reduce_request({impl, Kind::AllReduce}, input, output, options);
+  Work work = impl.start(request);
+  if (request.finding) work.findings_.push_back(request.finding);
+  return work;
 }
 
 Work Communicator::all_reduce(std::span<const Buffer> data, const AllReduceOptions& options) {
@@ -157,7 +162,13 @@ Work Communicator::all_reduce(std::span<const Buffer> data, const AllReduceOptio
   for (const Buffer& one : data) {
     requests.push_back(all_reduce_request({impl, Kind::AllReduce}, one, one, options));
   }
-  return impl.start_group(std::move(requests));
+  std::vector<std::shared_ptr<const comm::Finding>> findings;
+  if (options.check_finite) {
+    for (const Request& request : requests) findings.push_back(request.finding);
+  }
+  Work work = impl.start_group(std::move(requests));
+  work.findings_ = std::move(findings);
+  return work;
 }
 
 Work Communicator::reduce(Buffer data, const ReduceOptions& options) { return reduce(data, data, options); }

@@ -2,9 +2,11 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "comm/finding.h"
 #include "comm/times.h"
 #include "comm/work_state.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace cohort {
@@ -44,6 +46,7 @@ Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
     give_up(state_);
     state_ = std::move(other.state_);
+    findings_ = std::move(other.findings_);
   }
   return *this;
 }
@@ -81,6 +84,11 @@ std::optional<Error> Work::error() const {
   const auto& error = state_->outcome();
   if (error) state_->reported = true;
   return error;
+}
+
+std::optional<bool> Work::finite() const {
+  if (findings_.empty() || !done() || (state_ && state_->outcome())) return std::nullopt;
+  return std::all_of(findings_.begin(), findings_.end(), [](const auto& finding) { return finding->finite(); });
 }
 
 void Work::on_done(std::function<void()> callback) {

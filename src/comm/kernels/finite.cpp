@@ -83,5 +83,21 @@ std::size_t first_reaching(const std::uint64_t* bits, std::size_t count, std::ui
   return HWY_DYNAMIC_DISPATCH(first_of_64)(bits, count, limit);
 }
 
+bool has_non_finite(const void* data, std::int64_t count, DType dtype) {
+  const auto reaches = [&]<class T>(T limit, std::int64_t parts) {
+    const auto all = static_cast<std::size_t>(count * parts);
+    return first_reaching(static_cast<const T*>(data), all, limit) != all;
+  };
+  switch (dtype) {
+    case DType::Float16: return reaches(kInfiniteFloat16, 1);
+    case DType::BFloat16: return reaches(kInfiniteBFloat16, 1);
+    case DType::Float32: return reaches(kInfiniteFloat32, 1);
+    case DType::Float64: return reaches(kInfiniteFloat64, 1);
+    case DType::Complex64: return reaches(kInfiniteFloat32, 2);
+    case DType::Complex128: return reaches(kInfiniteFloat64, 2);
+    default: return false;
+  }
+}
+
 }  // namespace cohort::comm
 #endif

@@ -2,6 +2,7 @@
 
 #include "base/result.h"
 #include "comm/kernels/copy.h"
+#include "comm/kernels/finite.h"
 #include "comm/kernels/float_environment.h"
 #include "comm/kernels/fold_kernels.h"
 
@@ -56,35 +57,67 @@ bool has_wrong_factors(const FoldJob& job) {
 
 constexpr std::size_t kInputsAtOnce = 64;
 
-// Block by block through a buffer that stays in the first-level cache: streaming out of the kernels themselves would
-// cost every one of them a second loop and gain nothing over this.
-void fold_non_temporal(const FoldJob& job, FoldKernel kernel) {
-  constexpr std::size_t kBlock = 4096;
-  alignas(64) std::byte block[kBlock];
+void look_at(const void* results, std::int64_t count, const FoldJob& job) {
+  if (job.non_finite != nullptr && !*job.non_finite) *job.non_finite = has_non_finite(results, count, job.dtype);
+}
+
+// Calls `fold_block(part, offset)` for blocks of so many bytes of the job's results, from the byte `offset` on, with
+// the outputs of the job, or with one in their place. Up to kInputsAtOnce inputs and outputs.
+template <class Body>
+void for_each_block(const FoldJob& job, std::size_t bytes, void* output, const Body& fold_block) {
   const std::size_t element = size_of(job.dtype);
-  const std::size_t per_block = kBlock / element;
+  const std::size_t per_block = bytes / element;
   const std::size_t count = static_cast<std::size_t>(job.count);
   const void* inputs[kInputsAtOnce];
-  void* const output = block;
+  void* outputs[kInputsAtOnce];
   FoldJob part = job;
   part.inputs = {inputs, job.inputs.size()};
-  part.outputs = {&output, 1};
+  part.outputs = {outputs, output != nullptr ? 1 : job.outputs.size()};
   for (std::size_t begin = 0; begin < count; begin += per_block) {
-    const std::size_t length = std::min(per_block, count - begin);
     const std::size_t offset = begin * element;
     for (std::size_t k = 0; k < job.inputs.size(); ++k) {
       inputs[k] = static_cast<const std::byte*>(job.inputs[k]) + offset;
     }
-    part.count = static_cast<std::int64_t>(length);
+    for (std::size_t o = 0; o < part.outputs.size(); ++o) {
+      outputs[o] = output != nullptr ? output : static_cast<std::byte*>(job.outputs[o]) + offset;
+    }
+    part.count = static_cast<std::int64_t>(std::min(per_block, count - begin));
+    fold_block(part, offset);
+  }
+}
+
+// Through a buffer that stays in the first-level cache: streaming out of the kernels themselves would cost every one of
+// them a second loop and gain nothing over this.
+void fold_non_temporal(const FoldJob& job, FoldKernel kernel) {
+  constexpr std::size_t kBlock = 4096;
+  alignas(64) std::byte block[kBlock];
+  for_each_block(job, kBlock, block, [&](const FoldJob& part, std::size_t offset) {
     kernel(part);
+    look_at(block, part.count, job);
+    const std::size_t bytes = static_cast<std::size_t>(part.count) * size_of(job.dtype);
     for (void* const to : job.outputs) {
       // An output that is an input has just been read into the caches: past them it would have to be thrown out first.
       const bool in_place = std::find(job.inputs.begin(), job.inputs.end(), to) != job.inputs.end();
-      copy_unfenced(static_cast<std::byte*>(to) + offset, block, length * element,
+      copy_unfenced(static_cast<std::byte*>(to) + offset, block, bytes,
                     in_place ? Stores::Cached : Stores::NonTemporal);
     }
-  }
+  });
   fence(Stores::NonTemporal);
+}
+
+// Block by block only as far as results are looked at while they are in the first-level cache.
+void fold_cached(const FoldJob& job, FoldKernel kernel) {
+  constexpr std::size_t kBlock = 16384;
+  const bool few = job.inputs.size() <= kInputsAtOnce && job.outputs.size() <= kInputsAtOnce;
+  if (job.non_finite == nullptr || !few) {
+    kernel(job);
+    look_at(job.outputs[0], job.count, job);
+    return;
+  }
+  for_each_block(job, kBlock, nullptr, [&](const FoldJob& part, std::size_t) {
+    kernel(part);
+    look_at(part.outputs[0], part.count, job);
+  });
 }
 
 }  // namespace
@@ -104,7 +137,7 @@ void fold(const FoldJob& job) {
   if (job.stores == Stores::NonTemporal && job.inputs.size() <= kInputsAtOnce) {
     fold_non_temporal(job, kernel);
   } else {
-    kernel(job);
+    fold_cached(job, kernel);
   }
 }
 

@@ -42,6 +42,9 @@ struct FoldJob {
   /// How outputs that are no input are written, up to 64 inputs. What more inputs are read for, or what was read
   /// itself, is written Cached: its lines are in the caches, or there is little to gain.
   Stores stores = Stores::Cached;
+  /// Set to true if a result is NaN or infinite, else left as it is; null: nobody asks. Results are looked at while
+  /// they are in the first-level cache.
+  bool* non_finite = nullptr;
 };
 
 /// Elements may have any alignment. Throws InvalidArgument for what the fields above do not allow: a reduction that the

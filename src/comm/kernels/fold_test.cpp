@@ -197,6 +197,57 @@ TEST(Fold, WorksInPlaceAndAtAnyElement) {
   }
 }
 
+TEST_F(EachTarget, TellsOfResultsThatAreNotFinite) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (const Stores stores : {Stores::Cached, Stores::NonTemporal}) {
+    for (const std::size_t count : {1, 17, 1024, 4096, 4097, 10000}) {
+      for (const std::size_t at : {std::size_t{0}, count / 3, count - 1}) {
+        const std::vector<float> ones(count, 1);
+        std::vector<float> other(count, 2);
+        std::vector<float> plain(count);
+        std::vector<float> first(count);
+        std::vector<float> second(count);
+        const void* const from[] = {ones.data(), other.data()};
+        void* const to[] = {plain.data()};
+        void* const both[] = {first.data(), second.data()};
+        const auto told = [&](float value, double postscale) {
+          other[at] = value;
+          FoldJob job{
+              .dtype = DType::Float32, .inputs = from, .outputs = to, .count = static_cast<std::int64_t>(count)};
+          job.postscale = postscale;
+          fold(job);
+          bool non_finite = false;
+          job.outputs = both;
+          job.stores = stores;
+          job.non_finite = &non_finite;
+          fold(job);
+          EXPECT_EQ(std::memcmp(first.data(), plain.data(), count * sizeof(float)), 0);
+          EXPECT_EQ(std::memcmp(second.data(), plain.data(), count * sizeof(float)), 0);
+          return non_finite;
+        };
+        on_each([&] {
+          EXPECT_FALSE(told(3, 1));
+          EXPECT_TRUE(told(kInf, 1));
+          EXPECT_TRUE(told(-kInf, 1));
+          EXPECT_TRUE(told(std::numeric_limits<float>::quiet_NaN(), 1));
+          EXPECT_TRUE(told(3e38F, 2));  // what becomes of finite ones
+          EXPECT_FALSE(told(3e38F, 1));
+        });
+      }
+    }
+  }
+}
+
+TEST(Fold, IsNotAskedToForgetWhatWasFoundBefore) {
+  const std::vector<float> ones(10, 1);
+  std::vector<float> out(10);
+  const void* const from[] = {ones.data()};
+  void* const to[] = {out.data()};
+  bool non_finite = true;
+  fold({.dtype = DType::Float32, .inputs = from, .outputs = to, .count = 10, .non_finite = &non_finite});
+  EXPECT_TRUE(non_finite);
+}
+
 TEST(Fold, OfNobodyIsZero) {
   std::vector<float> out(10, 7);
   void* const to[] = {out.data()};

@@ -37,8 +37,9 @@ struct Descriptor {
   DType dtype = DType::Float32;
   ReduceOp op = ReduceOp::Sum;
   std::uint8_t weighted : 1 = 0;
-  std::uint8_t beside : 1 = 0;     ///< the payload lies in the slot
-  std::uint8_t bf16_wire : 1 = 0;  ///< as in Request
+  std::uint8_t beside : 1 = 0;        ///< the payload lies in the slot
+  std::uint8_t bf16_wire : 1 = 0;     ///< as in Request
+  std::uint8_t check_finite : 1 = 0;  ///< somebody asks for it; ranks need not agree
   std::int32_t root = 0;
   std::int64_t count = 0;  ///< elements, of the smaller buffer where there are parts; of Joined, its ticket
   double weight = 1;
@@ -83,8 +84,11 @@ struct alignas(kApart) RankState {
   std::atomic<std::uint32_t> left;                   ///< its communicator was destroyed
   std::atomic<std::uint32_t> reads_peers;            ///< may read all peers' memory (1), or not (2); 0: not known yet
   std::atomic<std::uint32_t> away;                   ///< waits for a rank on another host, in a larger world
-  std::uint64_t control_address;                     ///< of this memory in its process; written before `ready`
-  sys::CoreSet cores;                                ///< written before `ready`
+  /// By the parity of the sequence: that of the last operation in which this rank has made a result that is not finite,
+  /// and somebody asks for it. Written before what tells that this rank has made its results.
+  std::atomic<std::uint64_t> non_finite[2];
+  std::uint64_t control_address;  ///< of this memory in its process; written before `ready`
+  sys::CoreSet cores;             ///< written before `ready`
   Slot slots[2];
 };
 
@@ -115,7 +119,7 @@ struct Plan {
 };
 
 struct Header {
-  static constexpr std::uint64_t kMagic = 0x32304c4f43484f43;  // "COHCOL02"
+  static constexpr std::uint64_t kMagic = 0x33304c4f43484f43;  // "COHCOL03"
   std::uint64_t magic;
   std::uint64_t id;  ///< of this world, not 0: random, for whoever looks at several
   std::uint32_t ranks;

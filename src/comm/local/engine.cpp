@@ -156,6 +156,7 @@ void Engine::complete(const Request& request, CollectiveEvent* event) {
   if (event != nullptr) event->waited = Clock::now() - event->begun;
   if (!round_.uniform) check_agreement(request);
   execute(request, event);
+  if (request.finding) tell_finding(*request.finding);
   lane().end(sequence_);
 }
 
@@ -186,7 +187,9 @@ void Engine::gather() {
       }
     }
     if (brought.kind == Kind::Joined) continue;
+    const bool asked = round_.agreed.check_finite != 0 || brought.check_finite != 0;
     if (round_.active.empty()) round_.agreed = brought;
+    round_.agreed.check_finite = asked ? 1 : 0;
     round_.active.push_back(rank);
   }
   const auto root = std::find(round_.active.begin(), round_.active.end(), round_.agreed.root);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "comm/communicator_impl.h"
+#include "comm/finding.h"
 #include "comm/kernels/copy.h"
 #include "comm/kernels/fold.h"
 #include "comm/local/control.h"
@@ -137,11 +138,12 @@ class Engine final : public Waiter {
   void post(CounterOf counter, std::uint64_t value) noexcept;
   void wait_for_counters(CounterOf counter, std::uint64_t target);
   void finish_round();
+  void tell_finding(Finding& finding) const noexcept;
 
   // engine_reductions.cpp
   void set_members(const Request& request);
   Slice part(const Request& request, int rank) const noexcept;
-  FoldJob job(const Request& request, std::int64_t count) const noexcept;
+  FoldJob job(const Request& request, std::int64_t count) noexcept;
   void fold_pieces(const Request& request, std::int64_t count, Stores stores = Stores::Cached);
   void all_reduce_beside(const Request& request);
   void all_reduce_zero_copy(const Request& request, Stores stores = Stores::Cached);
@@ -186,6 +188,7 @@ class Engine final : public Waiter {
   std::vector<const void*> fold_inputs_;
   std::vector<void*> fold_outputs_;
   std::int64_t divisor_ = 0;
+  bool non_finite_ = false;         // a result of this rank was, and somebody asks for it
   std::vector<std::byte> scratch_;  // for what is read through the kernel: one piece for each peer
   std::size_t scratch_bytes_ = 0;   // of a piece
 };

@@ -58,6 +58,7 @@ Engine::Path Engine::choose(const Request& request) const {
 
 void Engine::execute(const Request& request, CollectiveEvent* event) {
   const Path path = choose(request);
+  non_finite_ = false;
   if (event != nullptr) event->zero_copy = path == Path::ZeroCopy;
   if (path == Path::Staged && sequence_ % kMeasureEvery == 0) distance_.measure(std::chrono::microseconds(0));
   switch (round_.agreed.kind) {
@@ -231,12 +232,22 @@ void Engine::fold_pieces(const Request& request, std::int64_t count, Stores stor
 }
 
 void Engine::post(CounterOf counter, std::uint64_t value) noexcept {
+  if (non_finite_) state(rank_).non_finite[sequence_ % 2].store(sequence_, std::memory_order_relaxed);
   (state(rank_).*counter).value.store(value, std::memory_order_release);
   posted();
 }
 
 void Engine::wait_for_counters(CounterOf counter, std::uint64_t target) {
   wait_for_all([&](int rank) { return (state(rank).*counter).value.load(std::memory_order_acquire) >= target; });
+}
+
+// Of an all_reduce in which this rank has seen what all others have posted. What it has folded itself it knows.
+void Engine::tell_finding(Finding& finding) const noexcept {
+  bool finite = !non_finite_;
+  for (int rank = 0; rank < size_ && finite; ++rank) {
+    finite = state(rank).non_finite[sequence_ % 2].load(std::memory_order_relaxed) != sequence_;
+  }
+  finding.note(finite);
 }
 
 // Nobody leaves before all have read and written what they need.

@@ -41,8 +41,9 @@ void Engine::set_members(const Request& request) {
 }
 
 // Of the inputs and outputs that were set.
-FoldJob Engine::job(const Request& request, std::int64_t count) const noexcept {
+FoldJob Engine::job(const Request& request, std::int64_t count) noexcept {
   FoldJob result;
+  if (round_.agreed.check_finite != 0) result.non_finite = &non_finite_;
   result.dtype = request.dtype;
   result.op = round_.agreed.op;
   result.inputs = fold_inputs_;
