@@ -148,6 +148,46 @@ class NonFinite(Case):
                 self.assertEqual((element.index, element.position), (index, (hidden - 1, hidden - 3)))
                 self.backward(model, dtype=dtype)
 
+    def test_large_gradients_are_known_by_their_averages(self):
+        hidden, last = 1500, self.size - 1
+        model, spoiler = self.model(torch.float32, hidden)
+        self.backward(model, dtype=torch.float32)
+        model.zero_grad()
+        whole = hidden * hidden
+
+        def expect(rank, parameter, index):
+            with self.assertRaises(NonFiniteError) as caught:
+                self.backward(model, dtype=torch.float32)
+            found = caught.exception.gradient
+            self.assertEqual((found.rank, found.parameter, found.element.index), (rank, parameter, index))
+            self.same_text(caught.exception)
+            self.assertTrue(all(parameter.grad is None for parameter in model.parameters()))
+
+        for culprit in (0, last):
+            for index in (0, whole // 2, whole - 1):
+                if self.rank == culprit:
+                    spoiler.next = {"second.weight": (index, -INF)}
+                expect(culprit, "second.weight", index)
+        # The bucket that is reduced first, though it is small and another rank's.
+        spoiler.next = {"last.bias" if self.rank == last else "second.weight": (0, NAN)}
+        expect(last, "last.bias", 0)
+        # On one rank the gradient is accumulated, and so lies at its place.
+        for culprit in {0, last}:
+            if self.rank == last:
+                with model.no_sync():
+                    self.backward(model, dtype=torch.float32)
+            if self.rank == culprit:
+                spoiler.next = {"second.weight": (7, INF)}
+            expect(culprit, "second.weight", 7)
+        # Finite gradients whose sum is not: nobody's fault.
+        if self.size > 1:
+            raised = model.stats().non_finite_steps
+            spoiler.next = {"second.weight": (5, 3e38)}
+            self.backward(model, dtype=torch.float32)
+            self.assertEqual(model.stats().non_finite_steps, raised)
+            model.zero_grad()
+        self.backward(model, dtype=torch.float32)
+
     def test_half_precision_that_overflows(self):
         parameter = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(3, dtype=torch.float16))])
         model = DistributedDataParallel(Scaled(parameter), non_finite="raise")

@@ -123,12 +123,13 @@ Buffer Bucket::rest() const {
           elements_ - rest_begin_, dtype_};
 }
 
-std::optional<std::size_t> Bucket::first_non_finite(const std::function<at::Tensor(std::size_t position)>& read_instead,
+std::optional<std::size_t> Bucket::first_non_finite(const ReadInstead& read_instead,
                                                     const FiniteOptions& options) const {
   for (const std::size_t position : large_) {
-    const at::Tensor other = read_instead(position);
+    const std::optional<at::Tensor> other = read_instead(position);
+    if (!other) continue;
     Buffer values = large_buffer(position);
-    if (other.defined()) values.data = other.data_ptr();
+    if (other->defined()) values.data = other->data_ptr();
     if (cohort::first_non_finite(values, options)) return position;
   }
   // The small ones in one go. What lies between them is zero.

@@ -61,10 +61,11 @@ class Bucket {
   bool can_read(std::size_t position, const at::Tensor& gradient) const;
   /// What is reduced after them: small gradients and flags.
   Buffer rest() const;
-  /// The position of the first gradient with a value that is not finite, in the order in which they lie. `read_instead`
-  /// gives what is reduced instead of what lies at the place of a large one; undefined: what lies there.
-  std::optional<std::size_t> first_non_finite(const std::function<at::Tensor(std::size_t position)>& read_instead,
-                                              const FiniteOptions& options) const;
+  /// Of a large gradient, what is reduced instead of what lies at its place; undefined: what lies there; empty: it is
+  /// not to be looked at.
+  using ReadInstead = std::function<std::optional<at::Tensor>(std::size_t position)>;
+  /// The position of the first gradient with a value that is not finite, in the order in which they lie.
+  std::optional<std::size_t> first_non_finite(const ReadInstead& read_instead, const FiniteOptions& options) const;
   const void* data() const { return memory_.data(); }
   std::size_t bytes() const { return static_cast<std::size_t>(elements_) * size_of(dtype_); }
 

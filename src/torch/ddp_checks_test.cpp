@@ -170,6 +170,70 @@ TEST(DdpChecks, AllTypesAndGradientsThatAreReadWhereTheyAre) {
   }
 }
 
+// A large gradient is not looked at before it is reduced: who makes a part of the average looks at that.
+TEST(DdpChecks, LargeGradientsAreKnownByTheirAverages) {
+  static constexpr std::int64_t kHidden = 1500;
+  static constexpr std::int64_t kElements = kHidden * kHidden;
+  run_on_threads(3, [](Communicator comm) {
+    Mlp net = with_values(Mlp(at::kFloat, kHidden), 0);
+    Spoiler spoiler(*net);
+    DistributedDataParallel model(net, comm, raising());
+    int step = 0;
+    const auto train = [&] { backward(model, step++, at::kFloat); };
+    const auto expect_found = [&](int rank, std::int64_t index, const std::string& parameter = "second.weight") {
+      const NonFiniteGradient found = expect_non_finite(train);
+      EXPECT_EQ(found.rank, rank);
+      EXPECT_EQ(found.element.index, index);
+      EXPECT_EQ(found.parameter, parameter);
+      for (const at::Tensor& each : model.parameters()) EXPECT_FALSE(each.grad().defined());
+    };
+    train();
+    model.zero_grad();
+    for (int culprit = 0; culprit < 3; ++culprit) {
+      for (const std::int64_t index : {std::int64_t{0}, kElements / 2, kElements - 1}) {
+        if (comm.rank() == culprit) spoiler.next("second.weight", index, culprit == 1 ? -kInf : kNaN);
+        expect_found(culprit, index);
+      }
+    }
+    // The lowest of several ranks; the bucket that is reduced first, though it is small and another rank's.
+    if (comm.rank() > 0) spoiler.next("second.weight", 100 - comm.rank(), kNaN);
+    expect_found(1, 99);
+    spoiler.next(comm.rank() == 2 ? "last.bias" : "second.weight", 0, kNaN);
+    expect_found(2, 0, "last.bias");
+
+    // On one rank the gradient is accumulated, and so lies at its place: whoever has the bad one, all learn of it.
+    for (const int culprit : {0, 1}) {
+      if (comm.rank() == 1) {
+        const auto guard = model.no_sync();
+        backward(model, step, at::kFloat);
+      }
+      if (comm.rank() == culprit) spoiler.next("second.weight", 7, kInf);
+      expect_found(culprit, 7);
+    }
+
+    // Finite gradients whose sum is not: nobody's fault.
+    const auto raised = model.stats().non_finite_steps;
+    spoiler.next("second.weight", 5, 3e38);
+    train();
+    EXPECT_EQ(model.stats().non_finite_steps, raised);
+    EXPECT_TRUE(std::isinf(net->named_parameters()["second.weight"].grad().view({-1})[5].item<float>()));
+    model.zero_grad();
+    train();
+    model.zero_grad();
+
+    if (comm.rank() == 0) {
+      model.join();
+      return;
+    }
+    for (const std::int64_t index : {std::int64_t{0}, kElements / 2, kElements - 1}) {
+      if (comm.rank() == 2) spoiler.next("second.weight", index, kNaN);
+      expect_found(2, index);
+    }
+    train();
+    model.join();
+  });
+}
+
 TEST(DdpChecks, AccumulationZeroSamplesAndRanksThatHaveJoined) {
   run_on_threads(3, [](Communicator comm) {
     Mlp net = with_values(Mlp(), 0);

@@ -25,11 +25,11 @@ struct Record {
 }  // namespace
 
 // By a minimum and a broadcast: in those, ranks that have joined take part without a word.
-FirstNonFinite first_of_all_ranks(Communicator& comm, const std::optional<LocalNonFinite>& mine) {
+std::optional<FirstNonFinite> first_of_all_ranks(Communicator& comm, const std::optional<LocalNonFinite>& mine) {
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
   std::int64_t first = mine ? static_cast<std::int64_t>(mine->bucket) * comm.size() + comm.rank() : kNone;
   comm.all_reduce(std::span(&first, 1), {.op = ReduceOp::Min}).wait();
-  if (first == kNone) raise(ErrorCode::Internal, "a rank has found a value that is not finite, and no rank has it");
+  if (first == kNone) return std::nullopt;
   const int root = static_cast<int>(first % comm.size());
 
   Record record;
@@ -41,11 +41,11 @@ FirstNonFinite first_of_all_ranks(Communicator& comm, const std::optional<LocalN
     std::memcpy(record.host.data(), host.data(), std::min(host.size(), record.host.size() - 1));
   }
   comm.broadcast(Buffer(&record, static_cast<std::int64_t>(sizeof record), DType::UInt8), {.root = root}).wait();
-  return {.rank = root,
-          .host = record.host.data(),
-          .parameter = static_cast<int>(record.parameter),
-          .index = record.index,
-          .value = record.value};
+  return FirstNonFinite{.rank = root,
+                        .host = record.host.data(),
+                        .parameter = static_cast<int>(record.parameter),
+                        .index = record.index,
+                        .value = record.value};
 }
 
 NonFiniteElement element_of(std::int64_t index, at::IntArrayRef sizes, double value) {

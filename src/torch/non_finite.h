@@ -25,9 +25,9 @@ struct FirstNonFinite {
   double value = 0;
 };
 
-/// Collective; waits. That of the lowest bucket, and there of the lowest rank; at least one rank has one. Ranks that
+/// Collective; waits. That of the lowest bucket, and there of the lowest rank; empty if no rank has one. Ranks that
 /// have joined need not know of it.
-FirstNonFinite first_of_all_ranks(Communicator& comm, const std::optional<LocalNonFinite>& mine);
+std::optional<FirstNonFinite> first_of_all_ranks(Communicator& comm, const std::optional<LocalNonFinite>& mine);
 
 /// The element with this number, in a tensor of these sizes.
 NonFiniteElement element_of(std::int64_t index, at::IntArrayRef sizes, double value);

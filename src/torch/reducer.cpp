@@ -349,12 +349,14 @@ void Reducer::launch_next() {
   ++next_bucket_;
   AllReduceOptions options{.op = ReduceOp::Average, .weight = static_cast<double>(samples_)};
   if (bucket.rest().dtype == DType::Float32) options.wire_dtype = options_.wire_dtype;
+  AllReduceOptions large = options;
+  large.check_finite = looks_at_averages();  // also where this rank has nothing unread: all learn the same
   for (const std::size_t position : bucket.large()) {
     const at::Tensor& unread = parameters_[static_cast<std::size_t>(members[position])].unread;
     const Buffer place = bucket.large_buffer(position);
     works_.push_back(unread.defined()
-                         ? comm_.all_reduce(ConstBuffer(unread.data_ptr(), place.count, place.dtype), place, options)
-                         : comm_.all_reduce(place, options));
+                         ? comm_.all_reduce(ConstBuffer(unread.data_ptr(), place.count, place.dtype), place, large)
+                         : comm_.all_reduce(place, large));
   }
   works_.push_back(comm_.all_reduce(bucket.rest(), options));
 }
@@ -384,9 +386,12 @@ void Reducer::reduce_rest_and_wait() {
     if (pending_[next_bucket_] > 0) tell_bucket_ready(next_bucket_);
     launch_next();
   }
-  for (Work& work : works_) work.wait();
+  averages_finite_ = true;
+  for (Work& work : works_) {
+    work.wait();
+    averages_finite_ = averages_finite_ && work.finite().value_or(true);
+  }
   works_.clear();
-  for (Parameter& parameter : parameters_) parameter.unread.reset();
 }
 
 void Reducer::settle_unused() {
@@ -431,7 +436,9 @@ void Reducer::finish_backward() {
     non_finite_.reset();
     throw;
   }
-  const bool not_finite = buckets_.back().flag(buckets_.back().non_finite_flag());
+  const bool not_finite = !averages_finite_ || buckets_.back().flag(buckets_.back().non_finite_flag());
+  if (!averages_finite_) look_for_non_finite_again();
+  for (Parameter& parameter : parameters_) parameter.unread.reset();
   settle_unused();
   ++stats_.steps;
   cluster::StatusPage::own().count_step();

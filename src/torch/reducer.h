@@ -75,7 +75,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     bool received = false;     // in this backward: AccumulateGrad was given a gradient
     bool ready = false;        // in this backward: nothing more will come
     bool used = false;         // since the last reduction
-    at::Tensor unread;         // the gradient, while it has not been written to its place
+    at::Tensor unread;         // the gradient, if the reduction reads it instead of what lies at its place
     bool was_defined = false;  // unused: had a gradient before the reduction,
     at::Tensor kept;           // this one
   };
@@ -89,13 +89,20 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void build_buckets(std::vector<int> order);
   void start_pass();
   void tell_bucket_ready(std::size_t bucket) const;
+  const Parameter& parameter_at(std::size_t bucket, std::size_t position) const {
+    return parameters_[static_cast<std::size_t>(plan_[bucket][position])];
+  }
   const at::Tensor& place_of(const Parameter& parameter) const;
   bool lies_in_place(const Parameter& parameter, const at::Tensor& gradient) const;
   void move_into_place(Parameter& parameter);
   void mark_ready(std::size_t index);
   void launch_next();
+  bool looks_at_averages() const;
+  FiniteOptions finite_options() const;
   void look_for_non_finite(std::size_t bucket);
-  [[noreturn]] void raise_non_finite();
+  void look_for_non_finite_again();
+  void note_non_finite(std::size_t bucket, std::optional<std::size_t> position);
+  void raise_non_finite();
   void complete_unused(Parameter& parameter);
   void reduce_rest_and_wait();
   void settle_unused();
@@ -125,6 +132,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::size_t next_bucket_ = 0;
   std::vector<Work> works_;
   bool any_samples_ = false;
+  bool averages_finite_ = true;               // as far as they were looked at
   std::optional<LocalNonFinite> non_finite_;  // the first of this rank, in this step
   ReducerStats stats_;
 };

@@ -48,8 +48,8 @@ struct DistributedDataParallelOptions {
   /// NonFiniteError on every rank, which names the first one: rank, host, parameter, element, value and step. All
   /// gradients are undefined then, so that an optimizer's step would change nothing, and training can go on with the
   /// next batch. With `wire_dtype` on several hosts, a value that is infinite as bfloat16 counts, too. A sum of finite
-  /// values that overflows is not looked for, nor what a rank without samples yields, since it is dropped. Costs one
-  /// reading of the gradients.
+  /// values that overflows is not looked for, nor what a rank without samples yields, since it is dropped. Over several
+  /// hosts it costs one reading of the gradients, on one host next to nothing (AllReduceOptions::check_finite).
   NonFinite non_finite = NonFinite::Ignore;
   /// N > 0: every N synchronised steps, a forward compares the parameters of all ranks to the bit, and the buffers too
   /// where `broadcast_buffers` makes them equal, and throws Mismatch on every rank if there is a difference: see

@@ -137,16 +137,16 @@ class Bucket:
         return self._non_finite_flag.item() != 0.0
 
     def first_non_finite(
-        self, read_instead: Callable[[int], Optional[torch.Tensor]], wire_dtype: Optional[str]
+        self, reduced: Callable[[int], Optional[torch.Tensor]], wire_dtype: Optional[str]
     ) -> Optional[int]:
         """The position of the first gradient with a value that is not finite, in the order in which they lie.
 
-        read_instead: what is reduced instead of what lies at the place of a large one; None: what lies there.
+        reduced: of a large one, what is reduced; None: it is not to be looked at.
         """
         for position in self.large:
-            gradient = read_instead(position)
+            gradient = reduced(position)
             if gradient is None:
-                gradient = self.gradients[position]
+                continue
             # As it lies in memory, whatever its strides: all of them are dense.
             flat = gradient.as_strided((gradient.numel(),), (1,))
             if _core.first_non_finite(flat, wire_dtype) is not None:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
 import torch
 
@@ -90,19 +90,21 @@ class LocalNonFinite:
     element: NonFiniteElement
 
 
-def raise_first_of_all_ranks(comm: Communicator, mine: LocalNonFinite | None, step: int) -> NoReturn:
-    """Collective. Raises NonFiniteError for that of the lowest order, and there of the lowest rank; one rank has one.
+def first_of_all_ranks(comm: Communicator, mine: LocalNonFinite | None, step: int) -> NonFiniteError | None:
+    """Collective. The error for that of the lowest order, and there of the lowest rank; None if no rank has one.
 
     By a minimum and a broadcast: in those, ranks that have joined take part without a word.
     """
     first = array.array("q", [_NOBODY if mine is None else mine.order * comm.size() + comm.rank()])
     comm.all_reduce(first, op="min")
+    if first[0] == _NOBODY:
+        return None
     rank = first[0] % comm.size()
     is_mine = mine is not None and rank == comm.rank()
     description = broadcast_bytes(comm, describe(mine, comm.host()) if is_mine else b"", root=rank)
     error = error_of(description, rank, step)
     error.rank, error.host, error.operation = comm.rank(), comm.host(), "DistributedDataParallel"
-    raise error
+    return error
 
 
 def describe(found: LocalNonFinite, host: str) -> bytes:

@@ -22,7 +22,7 @@ from cohort._core import count_step
 from cohort.errors import Aborted, Error, InvalidArgument
 from cohort.nn._bucket import Bucket, plan_buckets
 from cohort.nn._forwards import ForwardRecord, accumulates, takes_part
-from cohort.nn._non_finite import LocalNonFinite, first_non_finite, raise_first_of_all_ranks
+from cohort.nn._non_finite import LocalNonFinite, first_non_finite, first_of_all_ranks
 from cohort.nn._tensors import tensors_in
 from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
 
@@ -43,7 +43,7 @@ class _Parameter:
         self.bucket = 0
         self.position = 0
         self.place = tensor  # its gradient's, once there are buckets
-        self.unread: torch.Tensor | None = None  # its gradient, while it has not been written to its place
+        self.unread: torch.Tensor | None = None  # its gradient, if the reduction reads it instead of what lies at its place
         self.received = False  # in this backward: a gradient has come
         self.ready = False  # in this backward: nothing more will come
         self.used = False  # since the last reduction
@@ -97,6 +97,10 @@ class Reducer:
         # A float32 is rounded to bfloat16 only between hosts.
         self._wire_dtype = options.wire_dtype if comm.local_size() < comm.size() else None
         self._non_finite: LocalNonFinite | None = None  # the first of this rank, in this step
+        # On one host a large gradient that is reduced out of where autograd made it is not looked at before, which would
+        # be to read it once more: whoever makes a part of the average looks at that, and the gradient is still there.
+        self._looks_at_averages = options.non_finite == "raise" and 1 < comm.size() == comm.local_size()
+        self._averages_finite = True  # as far as they were looked at
         self.stats = ReducerStats()
         # Until the first backward has shown better: the last layers' gradients come first.
         self._build_buckets(list(reversed(range(len(self._parameters)))))
@@ -348,10 +352,11 @@ class Reducer:
             options["wire_dtype"] = self._options.wire_dtype
         for position in bucket.large:
             member = members[position]
-            gradient, member.unread = member.unread, None
-            if gradient is None:
-                gradient = member.place
-            self._works.append(self.comm.all_reduce(gradient, member.place, **options))
+            gradient = member.place if member.unread is None else member.unread
+            # Asked for also where this rank has nothing unread: all learn the same.
+            self._works.append(
+                self.comm.all_reduce(gradient, member.place, check_finite=self._looks_at_averages, **options)
+            )
         self._works.append(self.comm.all_reduce(bucket.small, **options))
 
     def _look_for_non_finite(self, bucket: Bucket, members: list[_Parameter]) -> None:
@@ -359,22 +364,44 @@ class Reducer:
         # and all later ones: no rank needs another message as long as there is nothing to tell.
         if self._samples == 0 or self._non_finite is not None:
             return
-        position = bucket.first_non_finite(lambda at: members[at].unread, self._wire_dtype)
-        if position is None:
+
+        def reduced(position: int) -> torch.Tensor | None:
+            member = members[position]
+            if member.unread is None:
+                return member.place
+            return None if self._looks_at_averages else member.unread
+
+        position = bucket.first_non_finite(reduced, self._wire_dtype)
+        if position is not None:
+            self._note_non_finite(self._next_bucket, members[position])
+
+    def _look_for_non_finite_again(self) -> None:
+        # Some average is not finite, so this rank looks at what it has not looked at.
+        if self._samples == 0:
             return
-        member = members[position]
+        end = len(self._buckets) if self._non_finite is None else self._non_finite.order + 1
+        for number in range(end):
+            for position in self._buckets[number].large:
+                member = self._parameters[self._plan[number][position]]
+                if member.unread is not None and first_non_finite(member.unread) is not None:
+                    self._note_non_finite(number, member)
+                    return
+
+    def _note_non_finite(self, bucket: int, member: _Parameter) -> None:
         gradient = member.place if member.unread is None else member.unread
         element = first_non_finite(gradient, self._wire_dtype)
         assert element is not None
-        self._non_finite = LocalNonFinite(self._next_bucket, member.name, tuple(member.tensor.shape), element)
+        self._non_finite = LocalNonFinite(bucket, member.name, tuple(member.tensor.shape), element)
 
     def _raise_non_finite(self) -> None:
-        # The reductions are over, so all ranks have come here: each knows from the last flag that there is something to
-        # tell.
-        self.stats.non_finite_steps += 1
-        self.zero_grad()
+        # The reductions are over, so all ranks have come here: each knows from the last flag, or from the averages, that
+        # there may be something to tell. An average of finite gradients that is not finite is not.
         mine, self._non_finite = self._non_finite, None
-        raise_first_of_all_ranks(self.comm, mine, self.progress - 1)
+        error = first_of_all_ranks(self.comm, mine, self.progress - 1)
+        if error is not None:
+            self.stats.non_finite_steps += 1
+            self.zero_grad()
+            raise error
 
     def _complete_unused(self, parameter: _Parameter) -> None:
         # No gradient came for it in this backward. What it accumulated before still counts; a gradient that it merely
@@ -398,8 +425,11 @@ class Reducer:
             if self._pending[self._next_bucket] > 0:
                 self._tell_bucket_ready(self._next_bucket)
             self._launch_next()
+        self._averages_finite = True
         for work in self._works:
             work.wait()
+            if work.finite() is False:
+                self._averages_finite = False
         self._works.clear()
 
     def _settle(self) -> None:
@@ -446,7 +476,13 @@ class Reducer:
                     parameter.kept = parameter.unread = None
                     parameter.used = parameter.ready = parameter.received = False
                 raise
-            not_finite = self._options.non_finite == "raise" and self._buckets[-1].non_finite_flag()
+            not_finite = self._options.non_finite == "raise" and (
+                not self._averages_finite or self._buckets[-1].non_finite_flag()
+            )
+            if not self._averages_finite:
+                self._look_for_non_finite_again()
+            for parameter in self._parameters:
+                parameter.unread = None
             self._settle()
         self._in_backward = False
         self.stats.steps += 1
