@@ -73,6 +73,15 @@ class Box:
         return subprocess.Popen(self.words(host, *command, as_user=as_user), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, **options)
 
+    def slurm_errors(self, most=12):
+        """The last lines in which Slurm's daemons complain, for the text of a failure."""
+        lines = []
+        for path in sorted((self.folder / "slurm").glob("slurm*.log")):
+            with contextlib.suppress(OSError):
+                found = [line for line in path.read_text(errors="replace").splitlines() if re.search("error|fatal", line)]
+                lines += [f"{path.stem}: {line}" for line in found[-most:]]
+        return "\n".join(lines)
+
     def processes(self, host, pattern="."):
         """{pid: command line} of the host's processes whose command line matches."""
         try:

@@ -202,6 +202,11 @@ class Job:
     def said(self, kind=None):
         return "\n".join(line for _, each, line in self.lines if kind in (None, each))
 
+    def told(self):
+        """By the job, and by Slurm if it is of it."""
+        errors = self.box.slurm_errors() if self.plan.launcher in ("slurm", "srun") else ""
+        return f"{self.said()[-2500:]}\n{errors[-1500:]}"
+
     def said_since(self):
         """(when, what) was said on stderr since it came to harm, without the names of those who said it."""
         return [(at, PREFIX.sub("", line)) for at, kind, line in list(self.lines)
@@ -393,7 +398,7 @@ class Job:
                 self.problems.append(f"named after {named:.1f} s")
         return {"number": plan.number, "plan": str(plan), "harm": harm if struck else "none", "status": status,
                 "seconds": round(took, 2), "named": named and round(named, 2), "left_seconds": round(left_seconds, 2),
-                "done": self.done, "problems": self.problems, "said": self.said()[-2500:] if self.problems else ""}
+                "done": self.done, "problems": self.problems, "said": self.told() if self.problems else ""}
 
     def end_of(self, process, limit, survives, normal):
         """Exit status, and whether it had to be asked to end."""

@@ -99,7 +99,8 @@ class TestBox(unittest.TestCase):
                                (["mpiexec.hydra", "-n", "4", "-hosts"], "h1:2,h2:2")):
             if subprocess.run(["which", command[0]], stdout=subprocess.DEVNULL, check=False).returncode != 0:
                 continue
-            done = self.box.run("h1", *command, slots, "hostname")
+            # Not too short: hydra fails if a proxy is gone before it has written to it ("error writing to control socket").
+            done = self.box.run("h1", *command, slots, "sh", "-c", "hostname; sleep 1")
             self.assertEqual(sorted(done.stdout.split()), ["h1", "h1", "h2", "h2"], command[0] + done.stderr)
 
     def test_a_second_box_of_the_name_is_refused(self):

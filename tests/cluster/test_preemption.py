@@ -70,6 +70,10 @@ class Preemption(unittest.TestCase):
         path = self.folder / "out"
         return path.read_text() if path.exists() else ""
 
+    def told(self):
+        """By the job and by Slurm."""
+        return f"{self.output()}\n{self.box.slurm_errors()}"
+
     def state(self):
         done = self.box.run("h1", "scontrol", "-o", "show", "job", self.job)
         return dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
@@ -82,7 +86,7 @@ class Preemption(unittest.TestCase):
     def wait_for(self, condition, what, seconds):
         limit = time.monotonic() + seconds
         while not (value := condition()):
-            self.assertLess(time.monotonic(), limit, f"{what}: {self.state()} {self.output()}")
+            self.assertLess(time.monotonic(), limit, f"{what}: {self.state()} {self.told()}")
             time.sleep(0.2)
         return value
 
@@ -122,7 +126,7 @@ class Preemption(unittest.TestCase):
     def test_the_end_of_the_time_is_told_to_the_batch_script(self):
         self.submit(SCRIPT, "--time=1", "--signal=B:USR1@50")
         state = self.until_done(240)
-        self.assertEqual(state["JobState"], "COMPLETED", self.output())
+        self.assertEqual(state["JobState"], "COMPLETED", self.told())
         self.assertGreaterEqual(int(state["Restarts"]), 1, self.output())
         self.assertRegex(self.output(), r"asked to end by SIGUSR1; all 4 ranks have saved and ended, after .* exit status 75")
         self.assertEqual(self.output().count("ended with 75"), int(state["Restarts"]))
@@ -138,7 +142,7 @@ class Preemption(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.wait_for(lambda: f"asked to end by SIG{signal}" in self.output(), "it makes room", 30)
             self.wait_for(lambda: self.until_running(restarts + 1), "it runs again", 60)
-        self.assertEqual(self.until_done(60)["JobState"], "COMPLETED", self.output())
+        self.assertEqual(self.until_done(60)["JobState"], "COMPLETED", self.told())
         self.assertNotIn("failed", self.output())
         self.expect_as_undisturbed()
 
@@ -151,7 +155,7 @@ class Preemption(unittest.TestCase):
         self.submit(DIRECT, "--time=5", pace=40)
         self.wait_for(lambda: self.steps() > 5, "it trains", 60)
         self.assertEqual(self.box.run("h1", "scancel", "-s", "USR1", self.job).returncode, 0)
-        self.assertEqual(self.until_done(90)["JobState"], "COMPLETED", self.output())
+        self.assertEqual(self.until_done(90)["JobState"], "COMPLETED", self.told())
         self.assertIn("ended with 75", self.output())
         self.expect_as_undisturbed()
 

@@ -200,7 +200,7 @@ TEST(Fold, WorksInPlaceAndAtAnyElement) {
 TEST_F(EachTarget, TellsOfResultsThatAreNotFinite) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   for (const Stores stores : {Stores::Cached, Stores::NonTemporal}) {
-    for (const std::size_t count : {1, 17, 1024, 4096, 4097, 10000}) {
+    for (const std::size_t count : {1U, 17U, 1024U, 4096U, 4097U, 10000U}) {
       for (const std::size_t at : {std::size_t{0}, count / 3, count - 1}) {
         const std::vector<float> ones(count, 1);
         std::vector<float> other(count, 2);

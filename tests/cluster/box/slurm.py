@@ -15,7 +15,8 @@ def set_up(box):
     key.write_bytes(os.urandom(128))
     os.chmod(key, 0o400)
     run(*box.enter("h1"), "/usr/sbin/munged", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket",
-        f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed")
+        f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed",
+        "--num-threads=10")  # as Slurm advises: all hosts' daemons, and ranks that srun starts, ask this one
     nodes = "".join(f"NodeName={h} NodeAddr={box.address(h)} NodeHostname={h} CPUs=8 RealMemory=1000 Gres=gpu:2\n"
                     for h in hosts)
     for host in hosts:
