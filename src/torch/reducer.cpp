@@ -376,7 +376,8 @@ void Reducer::complete_unused(Parameter& parameter) {
   if (!parameter.used) parameter.kept = gradient.detach().clone();
 }
 
-void Reducer::reduce_rest_and_wait() {
+// Whether all averages are finite, as far as they were looked at.
+bool Reducer::reduce_rest_and_wait() {
   const at::NoGradGuard no_grad;
   while (next_bucket_ < buckets_.size()) {
     for (const int index : plan_[next_bucket_]) {
@@ -386,12 +387,11 @@ void Reducer::reduce_rest_and_wait() {
     if (pending_[next_bucket_] > 0) tell_bucket_ready(next_bucket_);
     launch_next();
   }
-  averages_finite_ = true;
-  for (Work& work : works_) {
-    work.wait();
-    averages_finite_ = averages_finite_ && work.finite().value_or(true);
-  }
+  for (Work& work : works_) work.wait();
+  const bool finite =
+      std::all_of(works_.begin(), works_.end(), [](const Work& work) { return work.finite().value_or(true); });
   works_.clear();
+  return finite;
 }
 
 void Reducer::settle_unused() {
@@ -424,8 +424,9 @@ void Reducer::finish_backward() {
   unhooked_records_.clear();
   if (!sync_) return;
   accumulated_samples_ = 0;
+  bool averages_finite = true;
   try {
-    reduce_rest_and_wait();
+    averages_finite = reduce_rest_and_wait();
   } catch (...) {
     works_.clear();  // waits for those under way
     for (Parameter& parameter : parameters_) {
@@ -436,8 +437,8 @@ void Reducer::finish_backward() {
     non_finite_.reset();
     throw;
   }
-  const bool not_finite = !averages_finite_ || buckets_.back().flag(buckets_.back().non_finite_flag());
-  if (!averages_finite_) look_for_non_finite_again();
+  const bool may_raise = !averages_finite || buckets_.back().flag(buckets_.back().non_finite_flag());
+  if (!averages_finite) look_for_non_finite_again();
   for (Parameter& parameter : parameters_) parameter.unread.reset();
   settle_unused();
   ++stats_.steps;
@@ -445,7 +446,7 @@ void Reducer::finish_backward() {
   ++progress_;
   stats_.exposed_communication_seconds = seconds_since(begin);
   stats_.exposed_communication_seconds_total += stats_.exposed_communication_seconds;
-  if (not_finite) raise_non_finite();
+  if (may_raise) raise_non_finite();
 }
 
 bool Reducer::reduce_without_backward() {

@@ -104,7 +104,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void note_non_finite(std::size_t bucket, std::optional<std::size_t> position);
   void raise_non_finite();
   void complete_unused(Parameter& parameter);
-  void reduce_rest_and_wait();
+  bool reduce_rest_and_wait();
   void settle_unused();
   std::vector<std::shared_ptr<ForwardRecord>> live_records();
 
@@ -132,7 +132,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::size_t next_bucket_ = 0;
   std::vector<Work> works_;
   bool any_samples_ = false;
-  bool averages_finite_ = true;               // as far as they were looked at
   std::optional<LocalNonFinite> non_finite_;  // the first of this rank, in this step
   ReducerStats stats_;
 };

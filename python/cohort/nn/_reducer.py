@@ -22,7 +22,7 @@ from cohort._core import count_step
 from cohort.errors import Aborted, Error, InvalidArgument
 from cohort.nn._bucket import Bucket, plan_buckets
 from cohort.nn._forwards import ForwardRecord, accumulates, takes_part
-from cohort.nn._non_finite import LocalNonFinite, first_non_finite, first_of_all_ranks
+from cohort.nn._gradient_watch import GradientWatch
 from cohort.nn._tensors import tensors_in
 from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
 
@@ -94,13 +94,7 @@ class Reducer:
         self._next_bucket = 0
         self._works: list[Work] = []
         self._any_samples = False
-        # A float32 is rounded to bfloat16 only between hosts.
-        self._wire_dtype = options.wire_dtype if comm.local_size() < comm.size() else None
-        self._non_finite: LocalNonFinite | None = None  # the first of this rank, in this step
-        # On one host a large gradient that is reduced out of where autograd made it is not looked at before, which would
-        # be to read it once more: whoever makes a part of the average looks at that, and the gradient is still there.
-        self._looks_at_averages = options.non_finite == "raise" and 1 < comm.size() == comm.local_size()
-        self._averages_finite = True  # as far as they were looked at
+        self._watch = GradientWatch(comm, options)
         self.stats = ReducerStats()
         # Until the first backward has shown better: the last layers' gradients come first.
         self._build_buckets(list(reversed(range(len(self._parameters)))))
@@ -272,7 +266,7 @@ class Reducer:
             parameter.unread = None
         self._pending = [len(members) for members in self._plan]
         self._next_bucket = 0
-        self._non_finite = None
+        self._watch.begin_step()
 
     def _before_accumulate(self, index: int, gradients: tuple) -> tuple | None:
         incoming = gradients[0]
@@ -343,9 +337,12 @@ class Reducer:
         bucket = self._buckets[self._next_bucket]
         members = [self._parameters[index] for index in self._plan[self._next_bucket]]
         bucket.set_flags([member.used for member in members], self._samples > 0)
-        if self._options.non_finite == "raise":
-            self._look_for_non_finite(bucket, members)
-            bucket.set_non_finite_flag(self._non_finite is not None)
+        if self._watch.on:
+            # What is found is told by the flag of this bucket and all later ones: no rank needs another message as long
+            # as there is nothing to tell.
+            if self._samples > 0:
+                self._watch.look(self._next_bucket, bucket, members)
+            bucket.set_non_finite_flag(self._watch.has_found)
         self._next_bucket += 1
         options: dict[str, Any] = {"op": "average", "weight": float(self._samples), "async_op": True}
         if bucket.small.dtype == torch.float32:
@@ -355,53 +352,9 @@ class Reducer:
             gradient = member.place if member.unread is None else member.unread
             # Asked for also where this rank has nothing unread: all learn the same.
             self._works.append(
-                self.comm.all_reduce(gradient, member.place, check_finite=self._looks_at_averages, **options)
+                self.comm.all_reduce(gradient, member.place, check_finite=self._watch.looks_at_averages, **options)
             )
         self._works.append(self.comm.all_reduce(bucket.small, **options))
-
-    def _look_for_non_finite(self, bucket: Bucket, members: list[_Parameter]) -> None:
-        # Right before the reduction, which reads the same memory next. What is found is told by the flag of this bucket
-        # and all later ones: no rank needs another message as long as there is nothing to tell.
-        if self._samples == 0 or self._non_finite is not None:
-            return
-
-        def reduced(position: int) -> torch.Tensor | None:
-            member = members[position]
-            if member.unread is None:
-                return member.place
-            return None if self._looks_at_averages else member.unread
-
-        position = bucket.first_non_finite(reduced, self._wire_dtype)
-        if position is not None:
-            self._note_non_finite(self._next_bucket, members[position])
-
-    def _look_for_non_finite_again(self) -> None:
-        # Some average is not finite, so this rank looks at what it has not looked at.
-        if self._samples == 0:
-            return
-        end = len(self._buckets) if self._non_finite is None else self._non_finite.order + 1
-        for number in range(end):
-            for position in self._buckets[number].large:
-                member = self._parameters[self._plan[number][position]]
-                if member.unread is not None and first_non_finite(member.unread) is not None:
-                    self._note_non_finite(number, member)
-                    return
-
-    def _note_non_finite(self, bucket: int, member: _Parameter) -> None:
-        gradient = member.place if member.unread is None else member.unread
-        element = first_non_finite(gradient, self._wire_dtype)
-        assert element is not None
-        self._non_finite = LocalNonFinite(bucket, member.name, tuple(member.tensor.shape), element)
-
-    def _raise_non_finite(self) -> None:
-        # The reductions are over, so all ranks have come here: each knows from the last flag, or from the averages, that
-        # there may be something to tell. An average of finite gradients that is not finite is not.
-        mine, self._non_finite = self._non_finite, None
-        error = first_of_all_ranks(self.comm, mine, self.progress - 1)
-        if error is not None:
-            self.stats.non_finite_steps += 1
-            self.zero_grad()
-            raise error
 
     def _complete_unused(self, parameter: _Parameter) -> None:
         # No gradient came for it in this backward. What it accumulated before still counts; a gradient that it merely
@@ -416,7 +369,8 @@ class Reducer:
         if not parameter.used:
             parameter.kept = parameter.place.clone()
 
-    def _reduce_rest_and_wait(self) -> None:
+    def _reduce_rest_and_wait(self) -> bool:
+        """Whether all averages are finite, as far as they were looked at."""
         while self._next_bucket < len(self._buckets):
             for index in self._plan[self._next_bucket]:
                 parameter = self._parameters[index]
@@ -425,12 +379,11 @@ class Reducer:
             if self._pending[self._next_bucket] > 0:
                 self._tell_bucket_ready(self._next_bucket)
             self._launch_next()
-        self._averages_finite = True
         for work in self._works:
             work.wait()
-            if work.finite() is False:
-                self._averages_finite = False
+        finite = all(work.finite() is not False for work in self._works)
         self._works.clear()
+        return finite
 
     def _settle(self) -> None:
         mine = self._samples > 0
@@ -468,7 +421,7 @@ class Reducer:
         self._accumulated_samples = 0
         with torch.no_grad():
             try:
-                self._reduce_rest_and_wait()
+                averages_finite = self._reduce_rest_and_wait()
             except BaseException as error:
                 self._in_backward = not isinstance(error, Error)  # an error of a collective has reached the others, too
                 self._works.clear()  # the module keeps those under way, with their memory, until they have ended
@@ -476,11 +429,9 @@ class Reducer:
                     parameter.kept = parameter.unread = None
                     parameter.used = parameter.ready = parameter.received = False
                 raise
-            not_finite = self._options.non_finite == "raise" and (
-                not self._averages_finite or self._buckets[-1].non_finite_flag()
-            )
-            if not self._averages_finite:
-                self._look_for_non_finite_again()
+            may_raise = not averages_finite or (self._watch.on and self._buckets[-1].non_finite_flag())
+            if not averages_finite and self._samples > 0:
+                self._watch.look_again(self._buckets, lambda number, at: self._parameters[self._plan[number][at]])
             for parameter in self._parameters:
                 parameter.unread = None
             self._settle()
@@ -491,8 +442,12 @@ class Reducer:
         exposed = time.perf_counter() - begin
         self.stats.exposed_communication_seconds = exposed
         self.stats.exposed_communication_seconds_total += exposed
-        if not_finite:
-            self._raise_non_finite()
+        if may_raise:  # all ranks know that, so all come here
+            error = self._watch.error(self.progress - 1)
+            if error is not None:
+                self.stats.non_finite_steps += 1
+                self.zero_grad()
+                raise error
 
     def reduce_without_backward(self) -> bool:
         """Takes part with weight 0, or with what was accumulated. False if no rank had samples."""

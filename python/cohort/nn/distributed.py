@@ -97,7 +97,8 @@ class DistributedDataParallel(torch.nn.Module):
                         rank, which names the first one: rank, host, parameter, element, value and step. All gradients
                         are None then, so that an optimizer's step would change nothing, and training can go on with the
                         next batch. A sum of finite values that overflows is not looked for. Over several hosts it
-                        costs one reading of the gradients, on one host next to nothing. Default "ignore": they are averaged, and are on all ranks after that
+                        costs one reading of the gradients, on one host next to nothing. Default "ignore": they are
+                        averaged, and are on all ranks after that
     compare_parameters_every
                         N > 0: every N synchronised steps a forward compares the parameters of all ranks to the bit, and
                         the buffers too where broadcast_buffers makes them equal, and raises Mismatch on every rank if
