@@ -68,7 +68,6 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         wire_dtype: Any = None,
-        check_finite: bool = False,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> None: ...
@@ -83,7 +82,6 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         wire_dtype: Any = None,
-        check_finite: bool = False,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...

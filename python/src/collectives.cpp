@@ -62,6 +62,7 @@ py::object all_reduce(const PyCommunicator& self, const py::object& data, const 
   constexpr auto* kName = "all_reduce";
   auto options = reduction_of<AllReduceOptions>(kName, op, prescale, postscale, timeout);
   options.weight = weight;
+  if (check_finite && !async_op) refuse(kName, "check_finite: the Work tells what was found -- give async_op=True too");
   options.check_finite = check_finite;
   if (!wire_dtype.is_none()) {
     options.wire_dtype = named_dtype(py::str(wire_dtype));

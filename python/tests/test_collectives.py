@@ -143,7 +143,8 @@ class Collectives(unittest.TestCase):
                     work = self.world.all_reduce(data, check_finite=True, async_op=True)
                     work.wait()
                     self.assertIs(work.finite(), not bad)
-            self.assertIsNone(self.world.all_reduce(data, check_finite=True))
+            with self.assertRaisesRegex(cohort.InvalidArgument, "check_finite: the Work tells .* async_op=True"):
+                self.world.all_reduce(data, check_finite=True)
             work = self.world.all_reduce(data, async_op=True)
             work.wait()
             self.assertIsNone(work.finite())
