@@ -1,7 +1,8 @@
 // Ends a training job in good order when it has to make room: a signal (of Slurm before the time is over, of a cloud
 // that takes the machine back) asks one rank, some or all of them to save and end; all learn of it at the same step. A
-// Preemption owns handlers of its signals while it lives, and calls those that were there before it. One thread at a
-// time; ranks that are threads of one process have one each.
+// Preemption owns handlers of its signals while it lives, and calls those that were there before it. Once it has told
+// the program to end they stay to the end of the process. One thread at a time; ranks that are threads of one process
+// have one each.
 #pragma once
 
 #include <cohort/communicator.h>
@@ -41,6 +42,10 @@ struct PreemptionOptions {
 /// Make it early: before it is there a signal has its ordinary effect, which is to end the process. (Of `cohort run`,
 /// SIGUSR1 waits until a rank has a handler for it.) Under `cohort run` a rank that has one is given --preempt-grace
 /// instead of --grace when the job is told to end by SIGTERM.
+///
+/// A rank that ends may be told once more, by another process that passes signals on or by a batch system that wants to
+/// be sure: once `requested` has said yes, or `received` has named a signal, the handlers stay when the object goes.
+/// Such a process ends by itself; SIGTERM does not end it any more.
 class Preemption {
  public:
   /// Throws InvalidArgument for no signals, signals that cannot be handled, and `every` below 1.

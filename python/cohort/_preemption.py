@@ -36,7 +36,8 @@ class Preemption:
 
     Under `cohort run` a rank that has one is given --preempt-grace instead of --grace when the job is told to end by SIGTERM,
     and SIGUSR1 waits until there is one. Raises InvalidArgument for no signals, signals that cannot be handled, `every`
-    below 1. One thread at a time; the handlers go when the object does.
+    below 1. One thread at a time. The handlers go when the object does; but once `requested` has said yes, or `received` has
+    named a signal, they stay, since a rank that ends may be told once more: SIGTERM does not end such a process any more.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Preemption:
         if not number[0]:
             return False
         self._signal = number[0]
-        _core.note_preemption(self._signal)
+        self._signals.say_yes(self._signal)
         return True
 
     @property

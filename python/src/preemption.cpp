@@ -26,7 +26,15 @@ class PreemptionSignals {
   PreemptionSignals(const PreemptionSignals&) = delete;
   PreemptionSignals& operator=(const PreemptionSignals&) = delete;
 
-  int received() const noexcept { return latch_.received(); }
+  int received() noexcept {
+    const int signal = latch_.received();
+    if (signal != 0) latch_.keep_handlers();
+    return signal;
+  }
+  void say_yes(int signal) {
+    latch_.keep_handlers();
+    cluster::StatusPage::own().note_preemption(signal);
+  }
 
  private:
   static sys::SignalLatch made(const std::vector<int>& signals) {
@@ -42,10 +50,9 @@ class PreemptionSignals {
 void bind_preemption(py::module_& module) {
   py::class_<PreemptionSignals>(module, "PreemptionSignals")
       .def(py::init<const std::vector<int>&>(), py::arg("signals"))
-      .def("received", &PreemptionSignals::received, "The first of the signals that has come; 0: none has.");
-  module.def(
-      "note_preemption", [](int signal) { cluster::StatusPage::own().note_preemption(signal); }, py::arg("signal"),
-      "Tells the agent that all ranks save and end because of this signal.");
+      .def("received", &PreemptionSignals::received, "The first of the signals that has come; 0: none has.")
+      .def("say_yes", &PreemptionSignals::say_yes, py::arg("signal"),
+           "All ranks save and end because of this signal: the agent is told, and the handlers stay from now on.");
   module.attr("REQUEUE_STATUS") = kRequeueStatus;
 }
 

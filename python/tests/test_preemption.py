@@ -76,7 +76,10 @@ assert len(heard) == 2, heard
 preemption = cohort.Preemption()
 assert not preemption.requested(), "what came before it was made is not its"
 os.kill(os.getpid(), signal.SIGTERM)
-sys.exit(cohort.REQUEUE_STATUS if preemption.requested() else 1)
+ends = preemption.requested()
+del preemption
+os.kill(os.getpid(), signal.SIGTERM)  # once more, on its way out
+sys.exit(cohort.REQUEUE_STATUS if ends else 1)
 """
 
 

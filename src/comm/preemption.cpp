@@ -39,11 +39,16 @@ bool Preemption::requested(Communicator& comm) {
   }
   if (signal == 0) return false;
   state.signal = signal;
+  state.latch.keep_handlers();
   cluster::StatusPage::own().note_preemption(signal);
   return true;
 }
 
 int Preemption::signal() const noexcept { return state_->signal; }
-int Preemption::received() const noexcept { return state_->latch.received(); }
+int Preemption::received() const noexcept {
+  const int signal = state_->latch.received();
+  if (signal != 0) state_->latch.keep_handlers();
+  return signal;
+}
 
 }  // namespace cohort

@@ -96,9 +96,11 @@ Result<SignalLatch> SignalLatch::create(const std::vector<int>& signals) {
   return latch;
 }
 
-SignalLatch::SignalLatch(SignalLatch&& other) noexcept : watched_(std::exchange(other.watched_, {})) {}
+SignalLatch::SignalLatch(SignalLatch&& other) noexcept
+    : watched_(std::exchange(other.watched_, {})), keeps_handlers_(other.keeps_handlers_) {}
 
 SignalLatch::~SignalLatch() {
+  if (keeps_handlers_) return;
   for (const Watched& watched : watched_) uninstall(watched.number);
 }
 

@@ -20,6 +20,10 @@ class SignalLatch {
   /// The last latch of a signal puts back what was there before, unless another handler has been installed over it.
   ~SignalLatch();
 
+  /// Its handlers stay when it goes, for the rest of the process: a process that ends because of a signal may be told
+  /// so once more on its way out.
+  void keep_handlers() noexcept { keeps_handlers_ = true; }
+
   /// The first of its signals that has come since it was made; 0: none has.
   int received() const noexcept;
 
@@ -30,6 +34,7 @@ class SignalLatch {
   };
   explicit SignalLatch(std::vector<Watched> watched) : watched_(std::move(watched)) {}
   std::vector<Watched> watched_;
+  bool keeps_handlers_ = false;
 };
 
 }  // namespace cohort::sys

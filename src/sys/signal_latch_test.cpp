@@ -97,6 +97,23 @@ TEST_F(SignalLatchTest, AHandlerInstalledOverItStaysAndNothingCallsInACircle) {
   ::sigaction(SIGUSR1, &below, nullptr);  // as it was, for the second one's end
 }
 
+TEST_F(SignalLatchTest, HandlersThatAreKeptOutliveEveryLatch) {
+  ::signal(SIGUSR2, plain);
+  std::optional<SignalLatch> one = latch_of({SIGUSR1, SIGUSR2});
+  one->keep_handlers();
+  ::raise(SIGUSR2);
+  EXPECT_EQ(one->received(), SIGUSR2);
+  one.reset();
+  (void)latch_of({SIGUSR1, SIGUSR2});
+  ::raise(SIGUSR1);  // would end this process
+  ::raise(SIGUSR2);
+  EXPECT_EQ(plain_calls, 2) << "the program's own is called as before";
+  const SignalLatch later = latch_of({SIGUSR1});
+  EXPECT_EQ(later.received(), 0);
+  ::raise(SIGUSR1);
+  EXPECT_EQ(later.received(), SIGUSR1);
+}
+
 TEST_F(SignalLatchTest, ThreadsThatMakeAndDropLatchesDisturbNoOther) {
   const SignalLatch latch = latch_of({SIGUSR1});
   std::vector<std::thread> threads;

@@ -1,6 +1,7 @@
 // A rank that trains (counts steps) until it is told to make room; then it "saves" for so many milliseconds, says at
-// which step it was, and asks for a requeue. "alone": rank 0 asks only itself, as a program should not. usage:
-//   preemption_peer SAVE_MS [alone] [every=N]
+// which step it was, and asks for a requeue. "alone": rank 0 asks only itself, as a program should not. "leave": it
+// leaves its world, drops all it has and takes half a second more to end. usage:
+//   preemption_peer SAVE_MS [alone] [every=N] [leave]
 #include <cohort/error.h>
 #include <cohort/join.h>
 #include <cohort/preemption.h>
@@ -12,7 +13,9 @@
 #include <string_view>
 #include <thread>
 
-int main(int argc, char** arguments) {
+namespace {
+
+int train(int argc, char** arguments) {
   const std::chrono::milliseconds save_time(std::atoi(arguments[1]));
   bool alone = false;
   cohort::PreemptionOptions options;
@@ -42,4 +45,18 @@ int main(int argc, char** arguments) {
     std::fprintf(stderr, "%s\n", error.what());
     return 3;
   }
+}
+
+}  // namespace
+
+int main(int argc, char** arguments) {
+  const int status = train(argc, arguments);
+  for (int i = 2; i < argc; ++i) {
+    if (arguments[i] == std::string_view("leave")) {
+      std::printf("left\n");
+      std::fflush(stdout);
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    }
+  }
+  return status;
 }

@@ -127,6 +127,17 @@ TEST_F(PreemptionJob, OneRequestToEveryProcessOfSeveralHostsIsOneRequest) {
   }
 }
 
+TEST_F(PreemptionJob, ARankIsToldOnceMoreOnItsWayOut) {
+  start({}, {"0", "leave"});
+  const std::vector<pid_t> ending = ranks();
+  send(To::OneRank, SIGUSR1);
+  ASSERT_TRUE(eventually([this] { return count(job_->out(), "left") == 2; })) << job_->out();
+  for (const pid_t pid : ending) {
+    for (const int signal : {SIGUSR1, SIGTERM}) EXPECT_EQ(::kill(pid, signal), 0) << "it was not told";
+  }
+  expect_saved(SIGUSR1);
+}
+
 TEST_F(PreemptionJob, SigtermGivesRanksThatSaveLongerThanTheGrace) {
   start({"--grace", "0.2"}, {"2500"});
   send(To::Command, SIGTERM);
