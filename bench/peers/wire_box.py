@@ -71,12 +71,14 @@ class WireBox:
 
         return of
 
-    def bound_us(self, size):
-        """What the links allow for an all_reduce of so many bytes; None where they are not limited."""
-        if not self.rate:
+    def bound_us(self, collective, size):
+        """What the links allow for an all_reduce or a reduce_scatter of so many bytes; None where they are not limited."""
+        if not self.rate or collective not in ("all_reduce", "reduce_scatter"):
             return None
         hosts = len(self.hosts)
-        moved = size if hosts == 2 else 2 * (hosts - 1) / hosts * size
+        moved = (hosts - 1) / hosts * size
+        if collective == "all_reduce":
+            moved = size if hosts == 2 else 2 * moved
         return moved / (self.rate / 8 * PAYLOAD)
 
 

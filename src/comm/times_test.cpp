@@ -8,8 +8,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
+#include <numeric>
 #include <span>
 #include <thread>
 #include <vector>
@@ -35,9 +38,8 @@ class Events final : public Observer {
   std::vector<CollectiveEvent> events_;
 };
 
-/// What each rank is told of an all_reduce of `count` floats to which the last rank comes `late`.
-std::vector<CollectiveEvent> all_reduce_on(const char* hosts, int size, std::size_t count,
-                                           std::chrono::milliseconds late) {
+/// What each rank is told of the last operation in `program`, which runs on a thread for each.
+std::vector<CollectiveEvent> events_of(const char* hosts, int size, const std::function<void(Communicator&)>& program) {
   ::setenv("COHORT_PRETEND_HOSTS", hosts, 1);
   std::vector<Communicator> world = form_thread_world(size);
   ::unsetenv("COHORT_PRETEND_HOSTS");
@@ -48,10 +50,7 @@ std::vector<CollectiveEvent> all_reduce_on(const char* hosts, int size, std::siz
       ranks.emplace_back([&, rank] {
         Communicator& own = world[static_cast<std::size_t>(rank)];
         own.set_observer(&events[static_cast<std::size_t>(rank)]);
-        std::vector<float> values(count, 1);
-        own.barrier().wait();
-        if (rank + 1 == size) std::this_thread::sleep_for(late);
-        own.all_reduce(std::span<float>(values)).wait();
+        program(own);
         own.set_observer(nullptr);
       });
     }
@@ -60,6 +59,17 @@ std::vector<CollectiveEvent> all_reduce_on(const char* hosts, int size, std::siz
   std::vector<CollectiveEvent> out;
   for (const Events& each : events) out.push_back(each.last());
   return out;
+}
+
+/// Of an all_reduce of `count` floats to which the last rank comes `late`.
+std::vector<CollectiveEvent> all_reduce_on(const char* hosts, int size, std::size_t count,
+                                           std::chrono::milliseconds late) {
+  return events_of(hosts, size, [&](Communicator& comm) {
+    std::vector<float> values(count, 1);
+    comm.barrier().wait();
+    if (comm.rank() + 1 == size) std::this_thread::sleep_for(late);
+    comm.all_reduce(std::span<float>(values)).wait();
+  });
 }
 
 void expect_sound(const std::vector<CollectiveEvent>& events) {
@@ -96,6 +106,39 @@ TEST(Times, SeveralHostsHaveAWire) {
     EXPECT_GT(events[0].wire, 0ns) << hosts;
     for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_GE(events[rank].waited, 100ms) << hosts << " " << rank;
     EXPECT_LT(events[3].waited, 100ms) << hosts;
+  }
+}
+
+// A host's wire carries what other hosts keep, and nothing else; where hosts have different numbers of ranks, or one
+// keeps nearly all, no more than an all_reduce.
+TEST(Times, AReduceScatterSendsWhatOthersKeep) {
+  const std::int64_t part = std::int64_t{1} << 18;
+  struct Case {
+    const char* hosts;
+    std::vector<std::int64_t> counts;
+    std::int64_t elements;  // on all wires together
+  };
+  const Case cases[] = {{"2", {part, part, part, part}, 4 * part},
+                        {"4", {part, part, part, part}, 12 * part},
+                        {"2", {part, 0, 3 * part, 7}, 4 * part + 7},
+                        {"4", {7 * part, part, 0, 0}, 2 * 3 * 8 * part},
+                        {"1,3", {part, part, part, part}, 8 * part}};
+  for (const auto& [hosts, counts, elements] : cases) {
+    const auto events = events_of(hosts, 4, [&](Communicator& comm) {
+      std::vector<float> input(static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0})),
+                               1);
+      std::vector<float> output(static_cast<std::size_t>(counts[static_cast<std::size_t>(comm.rank())]));
+      comm.reduce_scatter_v(std::span<const float>(input), std::span<float>(output), counts).wait();
+      EXPECT_EQ(output, std::vector<float>(output.size(), 4));
+    });
+    std::size_t sent = 0;
+    for (const CollectiveEvent& event : events) {
+      EXPECT_EQ(event.operation, "reduce_scatter_v");
+      sent += event.wire_bytes;
+    }
+    const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
+    EXPECT_GE(sent, bytes) << hosts;
+    EXPECT_LT(sent, bytes + 100'000) << hosts;
   }
 }
 

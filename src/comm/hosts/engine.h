@@ -137,6 +137,16 @@ class Engine {
     std::vector<Outgoing> raw_out, folded_out;  // by host
     std::vector<Incoming> raw_in, folded_in;
   };
+  /// A stretch of what each rank keeps of a reduce_scatter.
+  struct Stretch {
+    std::vector<std::byte> packed_bytes;  // what this rank brings to it, as the host sums it
+    std::vector<std::byte> sum_bytes;
+    std::vector<const std::byte*> sums;  // by host, of what its rank of this column keeps
+    std::vector<std::byte> raw_bytes;    // by host, what they bring to what this rank keeps
+    std::vector<bool> sends;             // by host
+    std::vector<Outgoing> out;           // by host
+    std::vector<Incoming> in;
+  };
   // No rank sends more pieces than `ahead_` ahead of what it has received. What is sent further ahead than the wire
   // needs waits in queues, and acknowledgements of the other direction wait behind it: the two directions of a link end
   // up taking turns. With less than it needs the wire runs dry.
@@ -146,7 +156,9 @@ class Engine {
   static constexpr std::int64_t kBlocksAhead = 2;
   Block& block_at(std::int64_t number) { return *blocks_[static_cast<std::size_t>(number % (kBlocksAhead + 1))]; }
   Piece& piece_at(std::int64_t number) { return *pieces_[static_cast<std::size_t>(number % kMostAhead)]; }
+  Stretch& stretch_at(std::int64_t number) { return *stretches_[static_cast<std::size_t>(number % kMostAhead)]; }
   struct Columns;
+  struct Parts;
 
   /// Says in the status page that the program waits for others in this operation, for as long as it lives.
   class Waiting {
@@ -206,17 +218,26 @@ class Engine {
   std::byte* destination(const Request& request, std::int64_t begin) const noexcept;
 
   // engine_columns.cpp
+  std::size_t block_bytes(std::size_t bytes) const noexcept;
   void reduce_columns(const Request& request, const Members& members);
   void reduce_block(Columns& way, std::int64_t number);
   void exchange_block(Columns& way, std::int64_t number);
   void deliver_block(Columns& way, std::int64_t number);
   void begin_pieces(Columns& way);
   void begin_piece(Columns& way);
-  void follow_the_wire(const Columns& way, Clock::duration took);
+  void follow_the_wire(std::size_t bytes, Clock::duration took);
   void fold_piece(Columns& way);
   void finish_piece(Columns& way);
   void finish_sending(Piece& piece);
   Slice part_of_piece(const Piece& piece, std::size_t element, int host) const noexcept;
+
+  // engine_parts.cpp
+  bool goes_by_parts(const Request& request) const;
+  void reduce_parts(const Request& request, const Members& members);
+  void begin_stretch(Parts& way);
+  void sum_stretch(const Parts& way, Stretch& stretch, std::int64_t number);
+  void fold_stretch(const Parts& way, std::int64_t number);
+  void finish_sending(Stretch& stretch);
 
   // engine_moves.cpp
   void execute(const Request& request, bool serving);
@@ -271,6 +292,7 @@ class Engine {
   std::vector<std::vector<std::byte>> scratch_;
   std::vector<std::unique_ptr<Block>> blocks_;  // kept, so that memory is touched once
   std::vector<std::unique_ptr<Piece>> pieces_;
+  std::vector<std::unique_ptr<Stretch>> stretches_;
   std::int64_t ahead_ = kLeastAhead;
   double wire_rate_ = 0;  // bytes per second that have come, of late
   std::vector<const void*> partials_;

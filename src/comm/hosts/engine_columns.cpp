@@ -38,6 +38,12 @@ struct Engine::Columns {
   std::int64_t finished = 0;
 };
 
+/// On a host with several ranks, of a sum of so many bytes; where they have nobody beside them, of a piece.
+std::size_t Engine::block_bytes(std::size_t bytes) const noexcept {
+  if (layout_.size == layout_.hosts) return piece_bytes_;
+  return std::clamp(bytes / kBlocks / kLeast * kLeast, kLeast, piece_bytes_);
+}
+
 void Engine::reduce_columns(const Request& request, const Members& members) {
   Columns way{.request = request, .members = members};
   way.element = size_of(request.dtype);
@@ -47,8 +53,7 @@ void Engine::reduce_columns(const Request& request, const Members& members) {
   // Sizes are the same on all hosts. Where ranks of a host have to meet, a block has one piece of each column: columns
   // that run apart from each other fill the two directions of a link unevenly.
   const bool alone = layout_.size == layout_.hosts;
-  const std::size_t block =
-      alone ? kAlone : std::clamp(request.input_bytes() / kBlocks / kLeast * kLeast, kLeast, piece_bytes_);
+  const std::size_t block = alone ? kAlone : block_bytes(request.input_bytes());
   way.per_block = static_cast<std::int64_t>(block / way.element);
   const auto columns = static_cast<std::size_t>(layout_.columns);
   const std::size_t piece = alone ? piece_bytes_ / way.on_wire : (block / way.element + columns - 1) / columns;
@@ -65,7 +70,7 @@ void Engine::reduce_columns(const Request& request, const Members& members) {
     begin_pieces(way);
     deliver_block(way, step);
   }
-  if (alone) follow_the_wire(way, Clock::now() - begun);
+  if (alone) follow_the_wire(static_cast<std::size_t>(request.input_count) * way.on_wire, Clock::now() - begun);
   for (const auto& piece_sent : pieces_) finish_sending(*piece_sent);
 }
 
@@ -142,10 +147,9 @@ void Engine::begin_pieces(Columns& way) {
 }
 
 /// As much is sent ahead as the wire brings in a millisecond. (More hosts than two fill each other's queues.)
-void Engine::follow_the_wire(const Columns& way, Clock::duration took) {
-  const double bytes = static_cast<double>(way.request.input_count) * static_cast<double>(way.on_wire);
-  if (layout_.hosts > 2 || bytes < static_cast<double>(kAlone)) return;
-  const double rate = bytes / std::chrono::duration<double>(took).count();
+void Engine::follow_the_wire(std::size_t bytes, Clock::duration took) {
+  if (layout_.hosts > 2 || bytes < kAlone) return;
+  const double rate = static_cast<double>(bytes) / std::chrono::duration<double>(took).count();
   wire_rate_ = wire_rate_ == 0 ? rate : (wire_rate_ + rate) / 2;
   const double ahead =
       wire_rate_ * std::chrono::duration<double>(kOnTheWay).count() / static_cast<double>(piece_bytes_);

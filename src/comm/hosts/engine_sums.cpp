@@ -62,6 +62,7 @@ void Engine::reduce(const Request& request, bool serving) {
   // not do for factors that differ by rank.
   const bool own_factors = round_.agreed.weighted != 0 && !members.scales.empty();
   if (!members.everyone || (own_factors && halves)) return reduce_gathered(request, members, serving);
+  if (goes_by_parts(request)) return reduce_parts(request, members);
   reduce_columns(request, members);
 }
 
