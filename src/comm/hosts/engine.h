@@ -199,6 +199,7 @@ class Engine {
   // engine_round.cpp
   void round(const Request* request, const Descriptor& own);
   bool beside(const Request& request) const noexcept;
+  bool folds_in_place(const Request& request) const noexcept;
   void exchange_cards(const Request* request, const Descriptor& own, const std::vector<Descriptor>& here,
                       bool agreed_here, const std::byte* payload);
   bool take_card(int host, std::string_view bytes, const Descriptor& own);

@@ -11,9 +11,16 @@
 
 namespace cohort::comm::hosts {
 
-/// Whether the result can come with the round.
+/// Whether the result can come with the round. Of a reduce_scatter all comes to every host, which needs only a part.
 bool Engine::beside(const Request& request) const noexcept {
-  return request.kind == Kind::AllReduce && !request.weighted && request.input_bytes() <= beside_bytes_;
+  if (!is_reduction(request.kind) || request.weighted) return false;
+  const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
+  return request.input_bytes() <= (whole ? beside_bytes_ : beside_bytes_ / 4);
+}
+
+/// Whether the sum of a card goes straight to where it is wanted.
+bool Engine::folds_in_place(const Request& request) const noexcept {
+  return layout_.locals == 1 && destination(request, 0) != nullptr;
 }
 
 /// What this host's leader brings to a small sum: its ranks' inputs, folded; elsewhere null.
@@ -72,7 +79,14 @@ void Engine::round(const Request* request, const Descriptor& own) {
     if (!round_.uniform) {
       local_broadcast(0, round_.brought.data(), round_.brought.size() * sizeof(Descriptor));
     }
-    if (round_.uniform && bytes > 0) std::memcpy(request->output, small_.data() + sizeof verdict, bytes);
+  }
+  if (round_.uniform && brings_result && !folds_in_place(*request)) {
+    const std::byte* const result = small_.data() + sizeof verdict;
+    if (std::byte* const to = destination(*request, 0)) {
+      std::memcpy(to, result, bytes);
+    } else {
+      place(*request, 0, request->input_count, result);
+    }
   }
   round_.delivered = round_.uniform && (brings_result || own.kind == Kind::Barrier);
   round_.over = true;
@@ -150,7 +164,7 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
     partials.push_back(
         static_cast<int>(h) == layout_.host ? payload : cards_[h].data() + sizeof(CardHeader) + sizeof(Descriptor));
   }
-  void* const to = layout_.locals == 1 ? request->output : small_.data() + sizeof(Verdict);
+  void* const to = folds_in_place(*request) ? request->output : small_.data() + sizeof(Verdict);
   fold_hosts(*request, partials, to, request->input_count, layout_.size);
   if (request->bf16_wire && layout_.hosts > 2) round_to_bfloat16(static_cast<float*>(to), bytes / sizeof(float));
 }
