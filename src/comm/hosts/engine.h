@@ -156,7 +156,6 @@ class Engine {
   static constexpr std::int64_t kBlocksAhead = 2;
   Block& block_at(std::int64_t number) { return *blocks_[static_cast<std::size_t>(number % (kBlocksAhead + 1))]; }
   Piece& piece_at(std::int64_t number) { return *pieces_[static_cast<std::size_t>(number % kMostAhead)]; }
-  Stretch& stretch_at(std::int64_t number) { return *stretches_[static_cast<std::size_t>(number % kMostAhead)]; }
   struct Columns;
   struct Parts;
 
@@ -235,6 +234,7 @@ class Engine {
   // engine_parts.cpp
   bool goes_by_parts(const Request& request) const;
   void reduce_parts(const Request& request, const Members& members);
+  Stretch& stretch_at(const Parts& way, std::int64_t number) noexcept;
   void begin_stretch(Parts& way);
   void sum_stretch(const Parts& way, Stretch& stretch, std::int64_t number);
   void fold_stretch(const Parts& way, std::int64_t number);

@@ -26,6 +26,7 @@ struct Engine::Parts {
   std::int64_t per_stretch = 0;  // elements of each part
   std::int64_t stretches = 0;
   std::int64_t begun = 0;
+  std::int64_t at_once = 0;  // whose memory is in use: few, so that it stays in the cache
 
   /// What a rank keeps of a stretch.
   Slice of(std::int64_t stretch, int rank) const noexcept {
@@ -67,7 +68,8 @@ void Engine::reduce_parts(const Request& request, const Members& members) {
   way.per_stretch = whole ? std::max<std::int64_t>(longest, 1) : static_cast<std::int64_t>(bytes / way.element);
   way.stretches = (longest + way.per_stretch - 1) / way.per_stretch;
   const std::int64_t ahead = alone ? ahead_ : kBlocksAhead + 1;
-  while (stretches_.size() < static_cast<std::size_t>(kMostAhead)) stretches_.push_back(std::make_unique<Stretch>());
+  way.at_once = ahead + 1;
+  while (stretches_.size() < static_cast<std::size_t>(way.at_once)) stretches_.push_back(std::make_unique<Stretch>());
   const auto since = Clock::now();
   for (std::int64_t number = 0; number < way.stretches; ++number) {
     while (way.begun < way.stretches && way.begun - number < ahead) begin_stretch(way);
@@ -80,7 +82,7 @@ void Engine::reduce_parts(const Request& request, const Members& members) {
 /// This host's sums of the next stretch of all parts, and on their way what ranks of this column keep elsewhere.
 void Engine::begin_stretch(Parts& way) {
   const std::int64_t number = way.begun++;
-  Stretch& stretch = stretch_at(number);
+  Stretch& stretch = stretch_at(way, number);
   finish_sending(stretch);  // of the one before in its place
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
   if (stretch.out.size() != hosts) {
@@ -164,10 +166,14 @@ void Engine::sum_stretch(const Parts& way, Stretch& stretch, std::int64_t number
   }
 }
 
+Engine::Stretch& Engine::stretch_at(const Parts& way, std::int64_t number) noexcept {
+  return *stretches_[static_cast<std::size_t>(number % way.at_once)];
+}
+
 void Engine::fold_stretch(const Parts& way, std::int64_t number) {
   const Slice own = way.of(number, layout_.rank);
   if (own.count() == 0) return;
-  Stretch& stretch = stretch_at(number);
+  Stretch& stretch = stretch_at(way, number);
   partials_.clear();
   for (std::size_t h = 0; h < stretch.in.size(); ++h) {
     if (static_cast<int>(h) == layout_.host) {
