@@ -15,7 +15,8 @@ namespace cohort::comm::hosts {
 bool Engine::beside(const Request& request) const noexcept {
   if (!is_reduction(request.kind) || request.weighted) return false;
   const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
-  return request.input_bytes() <= (whole ? beside_bytes_ : beside_bytes_ / 4);
+  const std::size_t share = whole ? 1 : layout_.size == layout_.hosts ? 8 : 4;  // measured
+  return request.input_bytes() <= beside_bytes_ / share;
 }
 
 /// Whether the sum of a card goes straight to where it is wanted.
