@@ -123,8 +123,9 @@ TEST(Times, AReduceScatterSendsWhatOthersKeep) {
                         {"2", {part, 0, 3 * part, 7}, 4 * part + 7},
                         {"4", {7 * part, part, 0, 0}, 2 * 3 * 8 * part},
                         {"1,3", {part, part, part, part}, 8 * part}};
-  for (const auto& [hosts, counts, elements] : cases) {
-    const auto events = events_of(hosts, 4, [&](Communicator& comm) {
+  for (const Case& one : cases) {
+    const std::vector<std::int64_t>& counts = one.counts;
+    const auto events = events_of(one.hosts, 4, [&](Communicator& comm) {
       std::vector<float> input(static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0})),
                                1);
       std::vector<float> output(static_cast<std::size_t>(counts[static_cast<std::size_t>(comm.rank())]));
@@ -136,9 +137,9 @@ TEST(Times, AReduceScatterSendsWhatOthersKeep) {
       EXPECT_EQ(event.operation, "reduce_scatter_v");
       sent += event.wire_bytes;
     }
-    const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
-    EXPECT_GE(sent, bytes) << hosts;
-    EXPECT_LT(sent, bytes + 100'000) << hosts;
+    const std::size_t bytes = static_cast<std::size_t>(one.elements) * sizeof(float);
+    EXPECT_GE(sent, bytes) << one.hosts;
+    EXPECT_LT(sent, bytes + 100'000) << one.hosts;
   }
 }
 
