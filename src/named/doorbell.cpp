@@ -69,13 +69,15 @@ MessageDoorbell::~MessageDoorbell() {
   for (const auto& peer : peers_) {
     if (!peer->receive.done()) comm_.abort("the engine of named operations has ended");
   }
-  for (const auto& peer : peers_) {
-    for (Work* const work : {&peer->receive, &peer->send}) {
-      try {
-        work->wait();
-      } catch (const Error&) {  // see above
-      }
+  const auto wait_out = [](Work& work) {
+    try {
+      work.wait();
+    } catch (const Error&) {  // see above
     }
+  };
+  for (const auto& peer : peers_) {
+    wait_out(peer->receive);
+    for (Ring& ring : peer->rings) wait_out(ring.send);
   }
 }
 
@@ -101,9 +103,15 @@ void MessageDoorbell::ring(std::uint64_t round) {
   SendOptions options;
   options.tag = kTag;
   for (const auto& peer : peers_) {
-    peer->send.wait();
-    peer->outgoing = round;
-    peer->send = comm_.send(std::span(&std::as_const(peer->outgoing), 1), peer->rank, options);
+    // A peer takes rings between rounds only. To wait here for one of an earlier round, with this round begun, could be
+    // to wait for a peer that waits for this rank.
+    while (!peer->rings.empty() && peer->rings.front().send.done()) {
+      peer->rings.front().send.wait();
+      peer->rings.pop_front();
+    }
+    Ring& ring = peer->rings.emplace_back();
+    ring.round = round;
+    ring.send = comm_.send(std::span(&std::as_const(ring.round), 1), peer->rank, options);
   }
 }
 
@@ -125,7 +133,7 @@ void MessageDoorbell::close(std::chrono::milliseconds limit) {
       }
       take(*peer);
     }
-    peer->send.wait();
+    for (Ring& ring : peer->rings) ring.send.wait();
   }
 }
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -51,7 +52,8 @@ class Wakeup {
 class Doorbell {
  public:
   virtual ~Doorbell() = default;
-  /// Tells all peers that this rank has entered round `round`, from 1. Does not wait for them.
+  /// Tells all peers that this rank has entered round `round`, from 1. Never waits: they may take it only after the
+  /// round.
   virtual void ring(std::uint64_t round) = 0;
   /// The highest round that a peer has rung for so far; 0 before the first. Throws what ended the communicator.
   virtual std::uint64_t heard() = 0;
@@ -74,13 +76,16 @@ class MessageDoorbell final : public Doorbell {
   void close(std::chrono::milliseconds limit) override;
 
  private:
+  struct Ring {
+    std::uint64_t round = 0;
+    Work send;
+  };
   struct Peer {
     int rank = 0;
     bool closed = false;
     std::uint64_t incoming = 0;
-    std::uint64_t outgoing = 0;
     Work receive;
-    Work send;
+    std::deque<Ring> rings;  // that are not over: where the peer has not looked for long, several
   };
   void listen(Peer& peer);
   void take(Peer& peer);

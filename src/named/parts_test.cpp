@@ -16,8 +16,10 @@
 #include <atomic>
 #include <chrono>
 #include <complex>
+#include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -255,6 +257,27 @@ TEST(NamedFusion, KeepsTheThreshold) {
   EXPECT_EQ(plan_fusion(ready, 800), (std::vector<Batch>{{0, 1}, {2, 3}, {4}}));
   EXPECT_EQ(plan_fusion(ready, 0).size(), 5u);
   EXPECT_TRUE(plan_fusion({}, 800).empty());
+}
+
+// --- rings ---
+
+// A peer looks at its doorbell between rounds only, and may be in a round that needs this rank before it looks again.
+TEST(NamedDoorbell, RingsAPeerThatDoesNotLook) {
+  run_on_threads(2, [](Communicator comm) {
+    constexpr std::uint64_t kRounds = 400;
+    constexpr auto kPatience = std::chrono::seconds(20);
+    MessageDoorbell doorbell(comm, std::make_shared<Wakeup>());
+    if (comm.rank() == 0) {
+      for (std::uint64_t round = 1; round <= kRounds; ++round) doorbell.ring(round);
+    }
+    comm.barrier().wait();
+    const auto limit = std::chrono::steady_clock::now() + kPatience;
+    while (comm.rank() == 1 && doorbell.heard() < kRounds && std::chrono::steady_clock::now() < limit) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(doorbell.heard(), comm.rank() == 1 ? kRounds : 0);
+    doorbell.close(kPatience);
+  });
 }
 
 // --- neutral elements ---
