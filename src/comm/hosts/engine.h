@@ -70,11 +70,11 @@ class Engine {
 
  private:
   using Descriptor = local::Descriptor;
-  static constexpr auto kLook = std::chrono::milliseconds(10);       // between looks at lives and deadlines
-  static constexpr auto kSpinning = std::chrono::microseconds(50);   // then the core is offered to others
-  static constexpr auto kYielding = std::chrono::microseconds(300);  // then it sleeps
-  static constexpr auto kTaken = std::chrono::microseconds(1000);    // who offered the core got it back so late
-  static constexpr auto kBusy = std::chrono::milliseconds(50);       // for which it sleeps at once then
+  static constexpr auto kLook = std::chrono::milliseconds(10);        // between looks at lives and deadlines
+  static constexpr auto kSpinning = std::chrono::microseconds(50);    // then the core is offered to others
+  static constexpr auto kYielding = std::chrono::microseconds(2000);  // then it sleeps; a few blocks' time on a wire
+  static constexpr auto kTaken = std::chrono::microseconds(1000);     // who offered the core got it back so late
+  static constexpr auto kBusy = std::chrono::milliseconds(50);        // for which it sleeps at once then
   using Slice = local::Slice;
 
   /// Steps of an operation whose frames must not be mixed up; the upper bits of their tags.

@@ -67,7 +67,7 @@ class Pacer {
     if (!yielding_) {
       yielding_ = true;
       since_ = Clock::now();
-    } else if (Clock::now() - since_ > kYielding) {
+    } else if (Clock::now() - since_ > (crowded_ ? kYieldingInCrowd : kYielding)) {
       return Step::Sleep;
     }
     ++yields_;
@@ -86,6 +86,8 @@ class Pacer {
   static constexpr int kLeastSpins = 30;
   static constexpr int kUnattendedSpins = 100;
   static constexpr auto kYielding = std::chrono::microseconds(200);
+  // Whoever yields all the time gets the same share of a core as whoever computes.
+  static constexpr auto kYieldingInCrowd = std::chrono::microseconds(50);
   static constexpr auto kLook = std::chrono::milliseconds(20);
 
   const bool crowded_;
