@@ -14,6 +14,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -70,8 +71,9 @@ class Engine {
 
  private:
   using Descriptor = local::Descriptor;
-  static constexpr auto kLook = std::chrono::milliseconds(10);        // between looks at lives and deadlines
-  static constexpr auto kSpinning = std::chrono::microseconds(50);    // then the core is offered to others
+  static constexpr auto kLook = std::chrono::milliseconds(10);      // between looks at lives and deadlines
+  static constexpr auto kSpinning = std::chrono::microseconds(50);  // at most, then the core is offered to others
+  static constexpr auto kLeastSpinning = std::chrono::microseconds(2);
   static constexpr auto kYielding = std::chrono::microseconds(2000);  // then it sleeps; a few blocks' time on a wire
   static constexpr auto kTaken = std::chrono::microseconds(1000);     // who offered the core got it back so late
   static constexpr auto kBusy = std::chrono::milliseconds(50);        // for which it sleeps at once then
@@ -281,6 +283,7 @@ class Engine {
   std::atomic<Clock::rep> limit_{std::numeric_limits<Clock::rep>::max()};
   Clock::time_point looked_{};
   Clock::time_point busy_until_{};
+  Clock::duration spinning_ = kSpinning;
   std::chrono::nanoseconds waited_{0};   // for others to come to the operation
   std::chrono::nanoseconds blocked_{0};  // on frames, and behind those beside this rank, since they have come
   LocalWork local_work_;
@@ -307,6 +310,7 @@ void Engine::wait(Ready ready, Missing missing) {
   Waiting waiting(*this);
   const auto since = waiting.since();
   bool away = false;  // those beside this rank can see that it waits for another host
+  int yields = 0;
   while (!ready()) {
     if (world_.ended()) world_.throw_ended();
     const auto now = Clock::now();
@@ -315,7 +319,8 @@ void Engine::wait(Ready ready, Missing missing) {
     if (!awake) {
       if (now - since >= kYielding) waiting.tell();
       transport_.sleep(kLook);
-    } else if (!transport_.progress() && (!spins || now - since > kSpinning)) {
+    } else if (!transport_.progress() && (!spins || now - since > spinning_)) {
+      ++yields;
       ::sched_yield();
       // Others make more of the core: whoever wakes comes before whoever has yielded.
       if (Clock::now() - now > kTaken) busy_until_ = now + kBusy;
@@ -327,6 +332,9 @@ void Engine::wait(Ready ready, Missing missing) {
       if (!ready()) look_after(missing);
     }
   }
+  // Who is waited for may share the core, and comes when this thread yields: spinning before that is lost time.
+  if (yields == 0) spinning_ = std::min<Clock::duration>(spinning_ * 2, kSpinning);
+  if (yields == 1 || yields == 2) spinning_ = std::max<Clock::duration>(spinning_ / 2, kLeastSpinning);
   if (away) note_away(false);
   blocked_ += Clock::now() - since;
 }
