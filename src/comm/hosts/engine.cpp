@@ -17,7 +17,10 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kPiece = std::size_t{32} << 10;
 constexpr std::size_t kPieceOfMany = std::size_t{64} << 10;  // where hosts have several ranks
-constexpr auto kGrace = 1000ms;                              // for another host's own report of who is missing
+constexpr std::size_t kMostPiece = std::size_t{1} << 20;
+constexpr std::size_t kMostFrame = std::size_t{64} << 10;  // the transport keeps those that come early
+constexpr auto kGrace = 1000ms;                            // for another host's own report of who is missing
+constexpr auto kShortGrace = 100ms;                        // for the report of one of those who are missing
 
 }  // namespace
 
@@ -36,6 +39,8 @@ Engine::Engine(World& world, const Audience& audience, std::function<void()> mea
       cards_(static_cast<std::size_t>(layout_.hosts)),
       scratch_(8) {
   round_.brought.resize(static_cast<std::size_t>(layout_.size));
+  const auto frames = static_cast<std::size_t>(layout_.columns * (layout_.hosts > 2 ? layout_.hosts : 1));
+  while (piece_bytes_ << (most_pace_ + 1) <= std::min(kMostPiece, kMostFrame * frames)) ++most_pace_;
 }
 
 void Engine::run(const Request& request, Clock::time_point called, CollectiveEvent* event) {
@@ -152,9 +157,11 @@ Engine::Clock::time_point Engine::deadline() const noexcept {
   return std::min(called_ + timeout_, Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed))));
 }
 
-/// Of a wait for a rank on another host: one that has ranks beside it may wait for them, and then its host tells first.
-Engine::Clock::time_point Engine::deadline_of(int peer) const noexcept {
-  return deadline() + (layout_.on(layout_.host_of(peer)).size() > 1 ? kGrace : std::chrono::milliseconds(0));
+/// Of a wait for ranks on other hosts. One that has ranks beside it may wait for them, and then its host tells first.
+/// Of several who have not come to the operation one may still wait for the other in the last one, and knows better.
+Engine::Clock::time_point Engine::deadline_of(const std::vector<int>& missing) const noexcept {
+  if (layout_.on(layout_.host_of(missing.front())).size() > 1) return deadline() + kGrace;
+  return deadline() + (missing.size() > 1 && !round_.over ? kShortGrace : 0ms);
 }
 
 void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
@@ -170,7 +177,7 @@ void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
     if (world_.ended()) world_.throw_ended();  // it may have said why before it went
     world_.end_lost(rank, *how);
   }
-  if (missing.empty() || Clock::now() < deadline_of(missing.front())) return;
+  if (missing.empty() || Clock::now() < deadline_of(missing)) return;
   if (round_.over) {
     // The rank that this one waits for may itself wait for another one, from which something is expected here as well.
     const std::vector<int> owing = transport_.owing();

@@ -90,20 +90,22 @@ class Engine {
     std::vector<int> active;          // ranks that have not joined
     Descriptor agreed;                // of the lowest active rank; Joined if there is none
     int root = 0;                     // of a broadcast: who has the data
+    int pace = 0;                     // how often pieces are doubled
     bool uniform = false;             // all bring the same, nobody has joined, no weights
     bool delivered = false;           // the result came with the round
     bool over = false;                // all ranks have come to the operation
   };
   struct CardHeader {
-    static constexpr std::uint32_t kUniform = 1;
+    static constexpr std::uint16_t kUniform = 1;
     std::uint32_t ranks = 0;
-    std::uint32_t flags = 0;
+    std::uint16_t flags = 0;
+    std::uint16_t pace = 0;  // that this host's leader would like
     std::uint64_t payload = 0;
   };
   /// From the leader to its host.
   struct Verdict {
     std::uint64_t uniform = 0;
-    std::uint64_t unused = 0;
+    std::uint64_t pace = 0;
   };
 
   /// Which ranks are folded, and by what each is multiplied first.
@@ -157,7 +159,7 @@ class Engine {
   // While a block is on the wire, so many behind it are reduced and have begun.
   static constexpr std::int64_t kBlocksAhead = 2;
   Block& block_at(std::int64_t number) { return *blocks_[static_cast<std::size_t>(number % (kBlocksAhead + 1))]; }
-  Piece& piece_at(std::int64_t number) { return *pieces_[static_cast<std::size_t>(number % kMostAhead)]; }
+  Piece& piece_at(std::int64_t number) { return *pieces_[static_cast<std::size_t>(number % ahead_)]; }
   struct Columns;
   struct Parts;
 
@@ -187,7 +189,7 @@ class Engine {
   void wait_for(Outgoing& frame);
   void run_local(Request request);
   Clock::time_point deadline() const noexcept;
-  Clock::time_point deadline_of(int peer) const noexcept;
+  Clock::time_point deadline_of(const std::vector<int>& missing) const noexcept;
   void note_away(bool away) const noexcept {
     world_.local_world().state(layout_.local).away.store(away ? 1 : 0, std::memory_order_relaxed);
   }
@@ -220,6 +222,7 @@ class Engine {
   std::byte* destination(const Request& request, std::int64_t begin) const noexcept;
 
   // engine_columns.cpp
+  std::size_t paced_bytes() const noexcept { return piece_bytes_ << round_.pace; }
   std::size_t block_bytes(std::size_t bytes) const noexcept;
   void reduce_columns(const Request& request, const Members& members);
   void reduce_block(Columns& way, std::int64_t number);
@@ -228,6 +231,7 @@ class Engine {
   void begin_pieces(Columns& way);
   void begin_piece(Columns& way);
   void follow_the_wire(std::size_t bytes, Clock::duration took);
+  std::int64_t pieces_ahead() const noexcept;
   void fold_piece(Columns& way);
   void finish_piece(Columns& way);
   void finish_sending(Piece& piece);
@@ -275,7 +279,8 @@ class Engine {
   const Audience& audience_;
   const std::function<void()> meanwhile_;
   std::size_t beside_bytes_ = 0;
-  std::size_t piece_bytes_ = 0;  // of all columns of a host together
+  std::size_t piece_bytes_ = 0;  // of all columns of a host together, on a slow wire
+  int most_pace_ = 0;
 
   std::uint64_t sequence_ = 0;
   Clock::time_point called_{};
@@ -298,7 +303,8 @@ class Engine {
   std::vector<std::unique_ptr<Piece>> pieces_;
   std::vector<std::unique_ptr<Stretch>> stretches_;
   std::int64_t ahead_ = kLeastAhead;
-  double wire_rate_ = 0;  // bytes per second that have come, of late
+  double wire_rate_ = 0;  // bytes per second of this rank, of late
+  int pace_ = 0;          // that follows from it
   std::vector<const void*> partials_;
 };
 

@@ -14,8 +14,13 @@ namespace {
 // A rank that has nobody to meet on its host has long blocks.
 constexpr std::size_t kAlone = std::size_t{1} << 20;
 constexpr std::size_t kLeast = std::size_t{32} << 10;
-constexpr std::size_t kBlocks = 8;  // a buffer has about as many, so that the wire starts early
-constexpr auto kOnTheWay = std::chrono::milliseconds(1);
+constexpr std::size_t kBlocks = 8;                        // a buffer has about as many, so that the wire starts early
+constexpr auto kOnTheWay = std::chrono::milliseconds(1);  // so much a rank by itself is ahead
+constexpr auto kBlock = std::chrono::microseconds(600);   // so long a block of several ranks may take
+
+double seconds(std::chrono::steady_clock::duration time) noexcept {
+  return std::chrono::duration<double>(time).count();
+}
 
 }  // namespace
 
@@ -40,8 +45,8 @@ struct Engine::Columns {
 
 /// On a host with several ranks, of a sum of so many bytes; where they have nobody beside them, of a piece.
 std::size_t Engine::block_bytes(std::size_t bytes) const noexcept {
-  if (layout_.size == layout_.hosts) return piece_bytes_;
-  return std::clamp(bytes / kBlocks / kLeast * kLeast, kLeast, piece_bytes_);
+  if (layout_.size == layout_.hosts) return paced_bytes();
+  return std::clamp(bytes / kBlocks / kLeast * kLeast, kLeast, paced_bytes());
 }
 
 void Engine::reduce_columns(const Request& request, const Members& members) {
@@ -56,11 +61,12 @@ void Engine::reduce_columns(const Request& request, const Members& members) {
   const std::size_t block = alone ? kAlone : block_bytes(request.input_bytes());
   way.per_block = static_cast<std::int64_t>(block / way.element);
   const auto columns = static_cast<std::size_t>(layout_.columns);
-  const std::size_t piece = alone ? piece_bytes_ / way.on_wire : (block / way.element + columns - 1) / columns;
+  const std::size_t piece = alone ? paced_bytes() / way.on_wire : (block / way.element + columns - 1) / columns;
   way.per_piece = static_cast<std::int64_t>(piece) + (alone ? 0 : static_cast<std::int64_t>(64 / way.element));
   way.blocks = (request.input_count + way.per_block - 1) / way.per_block;
   while (blocks_.size() < static_cast<std::size_t>(kBlocksAhead + 1)) blocks_.push_back(std::make_unique<Block>());
   while (pieces_.size() < static_cast<std::size_t>(kMostAhead)) pieces_.push_back(std::make_unique<Piece>());
+  ahead_ = pieces_ahead();
   const auto begun = Clock::now();
   for (std::int64_t step = -kBlocksAhead; step < way.blocks; ++step) {
     if (step + kBlocksAhead < way.blocks) reduce_block(way, step + kBlocksAhead);
@@ -70,7 +76,11 @@ void Engine::reduce_columns(const Request& request, const Members& members) {
     begin_pieces(way);
     deliver_block(way, step);
   }
-  if (alone) follow_the_wire(static_cast<std::size_t>(request.input_count) * way.on_wire, Clock::now() - begun);
+  if (way.carries) {
+    const auto columns_bytes = static_cast<std::size_t>(request.input_count) * way.on_wire / columns;
+    const auto hosts = static_cast<std::size_t>(layout_.hosts);
+    follow_the_wire(hosts == 2 ? columns_bytes : columns_bytes / hosts * 2 * (hosts - 1), Clock::now() - begun);
+  }
   for (const auto& piece_sent : pieces_) finish_sending(*piece_sent);
 }
 
@@ -146,14 +156,24 @@ void Engine::begin_pieces(Columns& way) {
   }
 }
 
-/// As much is sent ahead as the wire brings in a millisecond. (More hosts than two fill each other's queues.)
+/// What an operation of so many bytes of this rank tells the next ones. Pieces take the wire's time, not a number of
+/// bytes: on a fast one what each costs counts, on a slow one columns that run apart.
 void Engine::follow_the_wire(std::size_t bytes, Clock::duration took) {
-  if (layout_.hosts > 2 || bytes < kAlone) return;
-  const double rate = static_cast<double>(bytes) / std::chrono::duration<double>(took).count();
+  if (bytes * static_cast<std::size_t>(layout_.columns) < kAlone) return;
+  const double rate = static_cast<double>(bytes) / seconds(took);
   wire_rate_ = wire_rate_ == 0 ? rate : (wire_rate_ + rate) / 2;
-  const double ahead =
-      wire_rate_ * std::chrono::duration<double>(kOnTheWay).count() / static_cast<double>(piece_bytes_);
-  ahead_ = std::clamp(static_cast<std::int64_t>(ahead), kLeastAhead, kMostAhead);
+  const int frames = layout_.hosts > 2 ? layout_.hosts : 1;
+  const double wanted = layout_.size == layout_.hosts ? wire_rate_ * frames * seconds(kOnTheWay) / 8
+                                                      : wire_rate_ * layout_.columns * seconds(kBlock);
+  pace_ = 0;
+  while (pace_ < most_pace_ && static_cast<double>(piece_bytes_ << (pace_ + 1)) <= wanted) ++pace_;
+}
+
+/// Of the operation that begins.
+std::int64_t Engine::pieces_ahead() const noexcept {
+  if (layout_.size != layout_.hosts) return kLeastAhead;
+  const double ahead = wire_rate_ * seconds(kOnTheWay) / static_cast<double>(paced_bytes());
+  return std::clamp(static_cast<std::int64_t>(ahead), kLeastAhead, kMostAhead);
 }
 
 /// Which part of a piece a host folds: with two hosts both fold all.

@@ -67,7 +67,7 @@ void Engine::reduce_parts(const Request& request, const Members& members) {
   const bool whole = static_cast<std::size_t>(longest) * way.element <= kWhole;
   way.per_stretch = whole ? std::max<std::int64_t>(longest, 1) : static_cast<std::int64_t>(bytes / way.element);
   way.stretches = (longest + way.per_stretch - 1) / way.per_stretch;
-  const std::int64_t ahead = alone ? ahead_ : kBlocksAhead + 1;
+  const std::int64_t ahead = alone ? pieces_ahead() : kBlocksAhead + 1;
   way.at_once = ahead + 1;
   while (stretches_.size() < static_cast<std::size_t>(way.at_once)) stretches_.push_back(std::make_unique<Stretch>());
   const auto since = Clock::now();
@@ -76,7 +76,9 @@ void Engine::reduce_parts(const Request& request, const Members& members) {
     fold_stretch(way, number);
   }
   for (const auto& stretch : stretches_) finish_sending(*stretch);
-  if (alone) follow_the_wire(request.input_bytes() / static_cast<std::size_t>(layout_.hosts), Clock::now() - since);
+  const auto hosts = static_cast<std::size_t>(layout_.hosts);
+  follow_the_wire(request.input_bytes() / hosts * (hosts - 1) / static_cast<std::size_t>(layout_.columns),
+                  Clock::now() - since);
 }
 
 /// This host's sums of the next stretch of all parts, and on their way what ranks of this column keep elsewhere.

@@ -71,12 +71,14 @@ void Engine::round(const Request* request, const Descriptor& own) {
   if (layout_.leads()) {
     exchange_cards(brings_result ? request : nullptr, own, here, agreed_here, payload);
     verdict.uniform = round_.uniform ? 1 : 0;
+    verdict.pace = static_cast<std::uint64_t>(round_.pace);
     std::memcpy(small_.data(), &verdict, sizeof verdict);
   }
   if (layout_.locals > 1) {
     local_broadcast(0, small_.data(), small_.size());
     std::memcpy(&verdict, small_.data(), sizeof verdict);
     round_.uniform = verdict.uniform != 0;
+    round_.pace = static_cast<int>(verdict.pace);
     if (!round_.uniform) {
       local_broadcast(0, round_.brought.data(), round_.brought.size() * sizeof(Descriptor));
     }
@@ -102,7 +104,8 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   const std::size_t described = agreed_here ? 1 : here.size();
   CardHeader header;
   header.ranks = static_cast<std::uint32_t>(here.size());
-  header.flags = agreed_here ? CardHeader::kUniform : 0;
+  header.flags = agreed_here ? CardHeader::kUniform : std::uint16_t{0};
+  header.pace = static_cast<std::uint16_t>(pace_);
   header.payload = bytes;
   card_.resize(sizeof header + described * sizeof(Descriptor) + bytes);
   std::memcpy(card_.data(), &header, sizeof header);
@@ -142,6 +145,7 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   }
 
   round_.uniform = agreed_here;
+  round_.pace = pace_;
   for (std::size_t i = 0; i < here.size(); ++i) round_.brought[static_cast<std::size_t>(layout_.here()[i])] = here[i];
   for (int host = 0; host < layout_.hosts; ++host) {
     if (host == layout_.host) continue;
@@ -178,7 +182,8 @@ bool Engine::take_card(int host, std::string_view bytes, const Descriptor& own) 
   std::memcpy(&header, bytes.data(), sizeof header);
   const bool agreed_there = header.flags == CardHeader::kUniform;
   const std::size_t described = agreed_there ? 1 : ranks.size();
-  if (header.ranks != ranks.size() || header.flags > CardHeader::kUniform || header.payload > beside_bytes_ ||
+  if (header.ranks != ranks.size() || header.flags > CardHeader::kUniform || header.pace > most_pace_ ||
+      header.payload > beside_bytes_ ||
       bytes.size() != sizeof header + described * sizeof(Descriptor) + header.payload) {
     return false;
   }
@@ -186,6 +191,7 @@ bool Engine::take_card(int host, std::string_view bytes, const Descriptor& own) 
     Descriptor& each = round_.brought[static_cast<std::size_t>(ranks[i])];
     std::memcpy(&each, bytes.data() + sizeof header + (agreed_there ? 0 : i * sizeof(Descriptor)), sizeof each);
   }
+  round_.pace = std::min<int>(round_.pace, header.pace);
   round_.uniform =
       round_.uniform && agreed_there && local::agree(round_.brought[static_cast<std::size_t>(ranks.front())], own);
   return true;

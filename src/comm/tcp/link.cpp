@@ -16,6 +16,8 @@
 namespace cohort::comm::tcp {
 namespace {
 
+constexpr std::size_t kLong = std::size_t{16} << 10;  // of a frame: then little is read beyond it
+constexpr std::size_t kPeek = std::size_t{2} << 10;
 constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // then others have their turn
 
 FrameHeader header_of(FrameKind kind, std::uint32_t tag, std::uint64_t operation, std::size_t bytes) noexcept {
@@ -374,7 +376,10 @@ bool Link::read(TransportEvents& events) {
       direct = header_.bytes - got_;
       pieces[count++] = {to_ + got_, direct};
     }
-    pieces[count++] = {buffer_.data() + end_, buffer_.size() - end_};
+    // Of the next frame, if it is as long, most is to go where it belongs, too.
+    const std::size_t room =
+        std::min(buffer_.size() - end_, direct > 0 && header_.bytes >= kLong ? kPeek : buffer_.size());
+    pieces[count++] = {buffer_.data() + end_, room};
     const ssize_t got = receive_some(std::span(pieces).first(count));
     if (state_ != State::Up) return true;  // what came was not encrypted as it should be
     if (got < 0 && errno == EINTR) continue;
@@ -389,7 +394,7 @@ bool Link::read(TransportEvents& events) {
     end_ += static_cast<std::size_t>(got) - placed;
     total += static_cast<std::size_t>(got);
     if (in_frame_ && got_ == header_.bytes && direct > 0) finish_frame(events);
-    if (!tls_ && static_cast<std::size_t>(got) < direct + buffer_.size() / 2) {  // there is no more for now
+    if (!tls_ && static_cast<std::size_t>(got) < direct + room / 2) {  // there is no more for now
       parse(events);
       return true;
     }

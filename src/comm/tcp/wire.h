@@ -26,8 +26,8 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 24);
 inline constexpr std::uint32_t kMark = 0x43480100;  // "CH", version 1
-inline constexpr std::size_t kMostKept = std::size_t{64}
-                                         << 10;  ///< longer frames wait in the socket until they are posted
+/// Longer frames wait in the socket until they are posted. 64 KiB, and room for what a slice is rounded up by.
+inline constexpr std::size_t kMostKept = std::size_t{68} << 10;
 inline constexpr std::size_t kMostMessage = std::size_t{64} << 10;
 
 /// Corrupt if these are not the first bytes of a frame.
