@@ -329,16 +329,17 @@ void Engine::reduce_scatter_staged(const Request& request) {
     const std::uint64_t number = base + static_cast<std::uint64_t>(chunk);
     if (chunk + 1 < chunks) copy_in(chunk + 1);
     wait_for_counters(&RankState::staged, number + 1);
-    const std::int64_t count = elements_of(rank_, chunk);
-    fold_inputs_.clear();
-    for (const int member : members_) {
-      const bool in_place = member == rank_ || mapped(member);
-      fold_inputs_.push_back(
-          in_place ? at(input_of(member, request), part(request, rank_).begin + chunk * per_chunk, element)
-                   : at(layout().staging(control, member, number), rank_ * per_chunk, element));
+    if (const std::int64_t count = elements_of(rank_, chunk); count > 0) {  // else there may be no output at all
+      fold_inputs_.clear();
+      for (const int member : members_) {
+        const bool in_place = member == rank_ || mapped(member);
+        fold_inputs_.push_back(
+            in_place ? at(input_of(member, request), part(request, rank_).begin + chunk * per_chunk, element)
+                     : at(layout().staging(control, member, number), rank_ * per_chunk, element));
+      }
+      fold_outputs_.assign(1, at(request.output, chunk * per_chunk, element));
+      fold(job(request, count));
     }
-    fold_outputs_.assign(1, at(request.output, chunk * per_chunk, element));
-    if (count > 0) fold(job(request, count));
     state(rank_).copied.value.store(number + 1, std::memory_order_release);
     post(&RankState::reduced, number + 1);
   }
