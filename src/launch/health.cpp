@@ -91,8 +91,19 @@ void Health::report(RankReport report, Clock::time_point now) {
   rank.report = std::move(report);
 }
 
-void Health::ended(int rank) {
-  if (rank >= 0 && static_cast<std::size_t>(rank) < ranks_.size()) ranks_[static_cast<std::size_t>(rank)].gone = true;
+void Health::ended(int rank, Clock::time_point now) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_.size()) return;
+  Rank& one = ranks_[static_cast<std::size_t>(rank)];
+  one.gone = true;
+  one.heard_at = now;
+  one.silence_told = false;
+}
+
+void Health::host_ended(int first_rank, int ranks) {
+  for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
+    if (rank >= 0 && static_cast<std::size_t>(rank) < ranks_.size())
+      ranks_[static_cast<std::size_t>(rank)].swept = true;
+  }
 }
 
 std::string Health::name(int rank) const {
@@ -187,15 +198,25 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
   }
 }
 
-// An agent reports once a second. If it does not, it is stopped, or its whole host is, or has no time for it.
+// An agent reports once a second, and soon after its last rank has ended it says that nothing is left. If it does not,
+// it is stopped, or its whole host is, or has no time for it.
 void Health::look_for_silent(Clock::time_point now, Findings& findings) {
+  std::map<std::string, std::optional<Clock::time_point>> over;  // hosts whose ranks have all ended: when the last did
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    auto& last = over.try_emplace(hosts_[i], Clock::time_point::min()).first->second;
+    if (!rank.gone || rank.swept) last.reset();
+    if (last) last = std::max(*last, rank.heard_at);
+  }
   std::map<std::string, std::vector<int>> silent;
   std::map<std::string, Clock::time_point> since;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const Rank& rank = ranks_[i];
-    if (rank.gone || now - rank.heard_at < limits_.stopped_notice) continue;
+    const auto& last = over[hosts_[i]];
+    const Clock::time_point heard_at = last.value_or(rank.heard_at);
+    if ((rank.gone && !last) || now - heard_at < limits_.stopped_notice) continue;
     silent[hosts_[i]].push_back(static_cast<int>(i));
-    since.try_emplace(hosts_[i], rank.heard_at);
+    since.try_emplace(hosts_[i], heard_at);
   }
   for (const auto& [host, ranks] : silent) {
     const auto time = duration_cast<seconds>(now - since[host]);

@@ -34,7 +34,9 @@ class Health {
   Health(std::vector<std::string> hosts, const HealthLimits& limits);
 
   void report(RankReport report, Clock::time_point now);
-  void ended(int rank);
+  void ended(int rank, Clock::time_point now);
+  /// Nothing is left of these ranks, and nothing more comes from their agent.
+  void host_ended(int first_rank, int ranks);
 
   struct Findings {
     std::vector<std::string> notices;
@@ -60,8 +62,9 @@ class Health {
     RankReport report;
     bool known = false;
     bool gone = false;
+    bool swept = false;            ///< what it has started is gone, too
     bool paused = false;           ///< it waited in the report before and does not seem to in this one
-    Clock::time_point heard_at{};  ///< the last report
+    Clock::time_point heard_at{};  ///< the last report, or its end
     bool silence_told = false;
     Clock::time_point moved_at{};    ///< its counters changed, or it used its processor
     Clock::time_point waiting_at{};  ///< it waits, for the same thing, since

@@ -44,6 +44,7 @@ class Job {
     world(rank).waiting = waiting;
     if (!waiting) world(rank).ended = number;
   }
+  Health::Clock::time_point now() const { return now_; }
   void sleep(seconds time) { now_ += time; }
   void mute(int rank, bool on = true) { muted_[static_cast<std::size_t>(rank)] = on; }
   /// Everything stays as it is for so long; the findings of all that time.
@@ -207,7 +208,7 @@ TEST(Health, ItIsNoDeadlockWhileOneOfThemMovesOrComputes) {
 TEST(Health, ARankThatHasEndedIsNotWaitedForByTheJudge) {
   Job job(2);
   job.comes(0, 1);
-  job.health().ended(1);
+  job.health().ended(1, job.now());
   const auto found = job.pass(seconds(100));
   EXPECT_TRUE(found.notices.empty());  // whoever waits for it finds out by itself
   EXPECT_FALSE(found.end);
@@ -263,6 +264,31 @@ TEST(Health, AnAgentThatHasNeverSaidAnythingIsNamedAsWell) {
   EXPECT_EQ(found.notices.size(), 1u);
   ASSERT_TRUE(found.end);
   EXPECT_TRUE(contains(*found.end, "nothing has come from the agent of host (rank 1) for 60 s")) << *found.end;
+}
+
+TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
+  Job job(2);
+  for (const int rank : {0, 1}) {
+    job.mute(rank);
+    job.health().ended(rank, job.now());
+    EXPECT_TRUE(job.pass(seconds(3)).notices.empty());
+  }
+  const auto found = job.pass(seconds(60));
+  ASSERT_EQ(found.notices.size(), 1u);
+  EXPECT_TRUE(contains(found.notices[0], "nothing has come from the agent of host (ranks 0-1) for 5 s"));
+  ASSERT_TRUE(found.end);
+  EXPECT_TRUE(contains(*found.end, "nothing has come from the agent of host (ranks 0-1) for 60 s")) << *found.end;
+
+  // A host that has said that nothing is left has no more to say.
+  Job over(2);
+  over.health().ended(0, over.now());
+  over.health().ended(1, over.now());
+  over.mute(0);
+  over.mute(1);
+  over.health().host_ended(0, 2);
+  const auto nothing = over.pass(seconds(120));
+  EXPECT_TRUE(nothing.notices.empty());
+  EXPECT_FALSE(nothing.end);
 }
 
 TEST(Health, ASlowRankIsNamedOnce) {

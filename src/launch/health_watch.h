@@ -27,7 +27,8 @@ class HealthWatch {
   void start() { look(); }
   void stop();
   void take(Reports reports);
-  void rank_ended(int rank) { health_.ended(rank); }
+  void rank_ended(int rank) { health_.ended(rank, Health::Clock::now()); }
+  void host_ended(int first_rank, int ranks) { health_.host_ended(first_rank, ranks); }
   /// Says what every rank is doing, once the reports that agents have been asked for now have come. False: that is
   /// under way already, and nobody need be asked.
   bool show_soon();

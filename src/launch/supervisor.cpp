@@ -185,6 +185,7 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
     say(fmt::format("{}: {}", agent.host.name, trouble->text));
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {
     agent.all_gone = true;
+    health_->host_ended(agent.host.first_rank, agent.host.ranks);
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
                       gone->stuck));
