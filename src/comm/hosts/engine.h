@@ -75,6 +75,7 @@ class Engine {
   static constexpr auto kSpinning = std::chrono::microseconds(50);  // at most, then the core is offered to others
   static constexpr auto kLeastSpinning = std::chrono::microseconds(2);
   static constexpr auto kYielding = std::chrono::microseconds(2000);  // then it sleeps; a few blocks' time on a wire
+  static constexpr auto kTelling = std::chrono::microseconds(300);    // the status page says so of longer waits
   static constexpr auto kTaken = std::chrono::microseconds(1000);     // who offered the core got it back so late
   static constexpr auto kBusy = std::chrono::milliseconds(50);        // for which it sleeps at once then
   using Slice = local::Slice;
@@ -317,13 +318,15 @@ void Engine::wait(Ready ready, Missing missing) {
   const auto since = waiting.since();
   bool away = false;  // those beside this rank can see that it waits for another host
   int yields = 0;
+  bool slept = false;
   while (!ready()) {
     if (world_.ended()) world_.throw_ended();
     const auto now = Clock::now();
     const bool awake =
         audience_.attended.load(std::memory_order_relaxed) > 0 && now - since < kYielding && now > busy_until_;
+    if (now - since >= kTelling) waiting.tell();
     if (!awake) {
-      if (now - since >= kYielding) waiting.tell();
+      slept = true;
       transport_.sleep(kLook);
     } else if (!transport_.progress() && (!spins || now - since > spinning_)) {
       ++yields;
@@ -339,7 +342,7 @@ void Engine::wait(Ready ready, Missing missing) {
     }
   }
   // Who is waited for may share the core, and comes when this thread yields: spinning before that is lost time.
-  if (yields == 0) spinning_ = std::min<Clock::duration>(spinning_ * 2, kSpinning);
+  if (yields == 0 && !slept) spinning_ = std::min<Clock::duration>(spinning_ * 2, kSpinning);
   if (yields == 1 || yields == 2) spinning_ = std::max<Clock::duration>(spinning_ / 2, kLeastSpinning);
   if (away) note_away(false);
   blocked_ += Clock::now() - since;
