@@ -61,8 +61,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Health health({"a", "a", "b"}, limits);
   Health::Clock::time_point now{};
   for (int turns = 0; input.remaining_bytes() > 0 && turns < 200; ++turns) {
-    switch (input.ConsumeIntegralInRange(0, 3)) {
-      case 0: health.ended(input.ConsumeIntegralInRange(0, kRanks - 1)); break;
+    switch (input.ConsumeIntegralInRange(0, 4)) {
+      case 0: health.ended(input.ConsumeIntegralInRange(0, kRanks - 1), now); break;
+      case 2: input.ConsumeBool() ? health.host_ended(0, 2) : health.host_ended(2, 1); break;
       case 1: {
         now += std::chrono::milliseconds(input.ConsumeIntegralInRange(0, 100'000));
         const auto findings = health.judge(now);
