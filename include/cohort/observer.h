@@ -17,7 +17,7 @@ struct CollectiveEvent {
   std::size_t bytes = 0;       ///< of this rank's payload
   std::chrono::steady_clock::time_point called, begun, ended;
   std::chrono::nanoseconds waited{0};  ///< for peers to arrive
-  std::chrono::nanoseconds wire{0};    ///< for bytes to and from other hosts, once all had arrived
+  std::chrono::nanoseconds wire{0};    ///< sending to other hosts and waiting for their bytes, once all had arrived
   std::size_t wire_bytes = 0;          ///< that this rank sent to other hosts
   bool zero_copy = false;              ///< all buffers were in communicator memory
   bool failed = false;

@@ -15,12 +15,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kPiece = std::size_t{32} << 10;
-constexpr std::size_t kPieceOfMany = std::size_t{64} << 10;  // where hosts have several ranks
-constexpr std::size_t kMostPiece = std::size_t{1} << 20;
-constexpr std::size_t kMostFrame = std::size_t{64} << 10;  // the transport keeps those that come early
-constexpr auto kGrace = 1000ms;                            // for another host's own report of who is missing
-constexpr auto kShortGrace = 100ms;                        // for the report of one of those who are missing
+constexpr auto kGrace = 1000ms;      // for another host's own report of who is missing
+constexpr auto kShortGrace = 100ms;  // for the report of one of those who are missing
 
 }  // namespace
 
@@ -35,12 +31,10 @@ Engine::Engine(World& world, const Audience& audience, std::function<void()> mea
       beside_bytes_(layout_.hosts == 2 ? std::size_t{32} << 10
                                        : std::max<std::size_t>(
                                              1024, (std::size_t{16} << 10) / static_cast<std::size_t>(layout_.hosts))),
-      piece_bytes_(layout_.size == layout_.hosts ? kPiece : kPieceOfMany),
+      pace_(layout_),
       cards_(static_cast<std::size_t>(layout_.hosts)),
       scratch_(8) {
   round_.brought.resize(static_cast<std::size_t>(layout_.size));
-  const auto frames = static_cast<std::size_t>(layout_.columns * (layout_.hosts > 2 ? layout_.hosts : 1));
-  while (piece_bytes_ << (most_pace_ + 1) <= std::min(kMostPiece, kMostFrame * frames)) ++most_pace_;
 }
 
 void Engine::run(const Request& request, Clock::time_point called, CollectiveEvent* event) {
@@ -240,7 +234,9 @@ void Engine::send(Outgoing& frame, int peer, std::uint32_t tag, const void* data
   frame.bytes = bytes;
   frame.done.store(false, std::memory_order_relaxed);
   wire_bytes_ += bytes;
+  const auto begun = Clock::now();
   transport_.send(frame);
+  blocked_ += Clock::now() - begun;  // much of a wire's work may be done by who hands it the bytes
 }
 
 void Engine::receive(Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room) {

@@ -4,6 +4,7 @@
 // time runs operations. After a failure other than Mismatch the world has ended.
 #pragma once
 
+#include "comm/hosts/pace.h"
 #include "comm/hosts/world.h"
 #include "comm/kernels/fold.h"
 #include "comm/local/operation.h"
@@ -152,11 +153,6 @@ class Engine {
     std::vector<Outgoing> out;           // by host
     std::vector<Incoming> in;
   };
-  // No rank sends more pieces than `ahead_` ahead of what it has received. What is sent further ahead than the wire
-  // needs waits in queues, and acknowledgements of the other direction wait behind it: the two directions of a link end
-  // up taking turns. With less than it needs the wire runs dry.
-  static constexpr std::int64_t kLeastAhead = 3;
-  static constexpr std::int64_t kMostAhead = 24;
   // While a block is on the wire, so many behind it are reduced and have begun.
   static constexpr std::int64_t kBlocksAhead = 2;
   Block& block_at(std::int64_t number) { return *blocks_[static_cast<std::size_t>(number % (kBlocksAhead + 1))]; }
@@ -223,16 +219,12 @@ class Engine {
   std::byte* destination(const Request& request, std::int64_t begin) const noexcept;
 
   // engine_columns.cpp
-  std::size_t paced_bytes() const noexcept { return piece_bytes_ << round_.pace; }
-  std::size_t block_bytes(std::size_t bytes) const noexcept;
   void reduce_columns(const Request& request, const Members& members);
   void reduce_block(Columns& way, std::int64_t number);
   void exchange_block(Columns& way, std::int64_t number);
   void deliver_block(Columns& way, std::int64_t number);
   void begin_pieces(Columns& way);
   void begin_piece(Columns& way);
-  void follow_the_wire(std::size_t bytes, Clock::duration took);
-  std::int64_t pieces_ahead() const noexcept;
   void fold_piece(Columns& way);
   void finish_piece(Columns& way);
   void finish_sending(Piece& piece);
@@ -280,8 +272,7 @@ class Engine {
   const Audience& audience_;
   const std::function<void()> meanwhile_;
   std::size_t beside_bytes_ = 0;
-  std::size_t piece_bytes_ = 0;  // of all columns of a host together, on a slow wire
-  int most_pace_ = 0;
+  Pace pace_;
 
   std::uint64_t sequence_ = 0;
   Clock::time_point called_{};
@@ -291,7 +282,7 @@ class Engine {
   Clock::time_point busy_until_{};
   Clock::duration spinning_ = kSpinning;
   std::chrono::nanoseconds waited_{0};   // for others to come to the operation
-  std::chrono::nanoseconds blocked_{0};  // on frames, and behind those beside this rank, since they have come
+  std::chrono::nanoseconds blocked_{0};  // sending, on frames and behind those beside this rank, since they have come
   LocalWork local_work_;
   bool measured_ = false;
   std::size_t wire_bytes_ = 0;  // sent in this operation
@@ -303,9 +294,7 @@ class Engine {
   std::vector<std::unique_ptr<Block>> blocks_;  // kept, so that memory is touched once
   std::vector<std::unique_ptr<Piece>> pieces_;
   std::vector<std::unique_ptr<Stretch>> stretches_;
-  std::int64_t ahead_ = kLeastAhead;
-  double wire_rate_ = 0;  // bytes per second of this rank, of late
-  int pace_ = 0;          // that follows from it
+  std::int64_t ahead_ = 1;  // pieces, of what has been received
   std::vector<const void*> partials_;
 };
 

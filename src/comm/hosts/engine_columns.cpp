@@ -13,14 +13,6 @@ namespace {
 
 // A rank that has nobody to meet on its host has long blocks.
 constexpr std::size_t kAlone = std::size_t{1} << 20;
-constexpr std::size_t kLeast = std::size_t{32} << 10;
-constexpr std::size_t kBlocks = 8;                        // a buffer has about as many, so that the wire starts early
-constexpr auto kOnTheWay = std::chrono::milliseconds(1);  // so much a rank by itself is ahead
-constexpr auto kBlock = std::chrono::microseconds(600);   // so long a block of several ranks may take
-
-double seconds(std::chrono::steady_clock::duration time) noexcept {
-  return std::chrono::duration<double>(time).count();
-}
 
 }  // namespace
 
@@ -43,12 +35,6 @@ struct Engine::Columns {
   std::int64_t finished = 0;
 };
 
-/// On a host with several ranks, of a sum of so many bytes; where they have nobody beside them, of a piece.
-std::size_t Engine::block_bytes(std::size_t bytes) const noexcept {
-  if (layout_.size == layout_.hosts) return paced_bytes();
-  return std::clamp(bytes / kBlocks / kLeast * kLeast, kLeast, paced_bytes());
-}
-
 void Engine::reduce_columns(const Request& request, const Members& members) {
   Columns way{.request = request, .members = members};
   way.element = size_of(request.dtype);
@@ -58,15 +44,16 @@ void Engine::reduce_columns(const Request& request, const Members& members) {
   // Sizes are the same on all hosts. Where ranks of a host have to meet, a block has one piece of each column: columns
   // that run apart from each other fill the two directions of a link unevenly.
   const bool alone = layout_.size == layout_.hosts;
-  const std::size_t block = alone ? kAlone : block_bytes(request.input_bytes());
+  const std::size_t block = alone ? kAlone : pace_.block_bytes(request.input_bytes(), round_.pace);
   way.per_block = static_cast<std::int64_t>(block / way.element);
   const auto columns = static_cast<std::size_t>(layout_.columns);
-  const std::size_t piece = alone ? paced_bytes() / way.on_wire : (block / way.element + columns - 1) / columns;
+  const std::size_t piece =
+      alone ? pace_.piece_bytes(round_.pace) / way.on_wire : (block / way.element + columns - 1) / columns;
   way.per_piece = static_cast<std::int64_t>(piece) + (alone ? 0 : static_cast<std::int64_t>(64 / way.element));
   way.blocks = (request.input_count + way.per_block - 1) / way.per_block;
   while (blocks_.size() < static_cast<std::size_t>(kBlocksAhead + 1)) blocks_.push_back(std::make_unique<Block>());
-  while (pieces_.size() < static_cast<std::size_t>(kMostAhead)) pieces_.push_back(std::make_unique<Piece>());
-  ahead_ = pieces_ahead();
+  while (pieces_.size() < static_cast<std::size_t>(Pace::kMostAhead)) pieces_.push_back(std::make_unique<Piece>());
+  ahead_ = pace_.ahead(round_.pace);
   const auto begun = Clock::now();
   for (std::int64_t step = -kBlocksAhead; step < way.blocks; ++step) {
     if (step + kBlocksAhead < way.blocks) reduce_block(way, step + kBlocksAhead);
@@ -77,9 +64,9 @@ void Engine::reduce_columns(const Request& request, const Members& members) {
     deliver_block(way, step);
   }
   if (way.carries) {
-    const auto columns_bytes = static_cast<std::size_t>(request.input_count) * way.on_wire / columns;
+    const auto column_bytes = static_cast<std::size_t>(request.input_count) * way.on_wire / columns;
     const auto hosts = static_cast<std::size_t>(layout_.hosts);
-    follow_the_wire(hosts == 2 ? columns_bytes : columns_bytes / hosts * 2 * (hosts - 1), Clock::now() - begun);
+    pace_.learn(column_bytes / hosts * 2 * (hosts - 1), Clock::now() - begun);
   }
   for (const auto& piece_sent : pieces_) finish_sending(*piece_sent);
 }
@@ -154,26 +141,6 @@ void Engine::begin_pieces(Columns& way) {
     if (way.next_block >= way.reduced) return;
     begin_piece(way);
   }
-}
-
-/// What an operation of so many bytes of this rank tells the next ones. Pieces take the wire's time, not a number of
-/// bytes: on a fast one what each costs counts, on a slow one columns that run apart.
-void Engine::follow_the_wire(std::size_t bytes, Clock::duration took) {
-  if (bytes * static_cast<std::size_t>(layout_.columns) < kAlone) return;
-  const double rate = static_cast<double>(bytes) / seconds(took);
-  wire_rate_ = wire_rate_ == 0 ? rate : (wire_rate_ + rate) / 2;
-  const int frames = layout_.hosts > 2 ? layout_.hosts : 1;
-  const double wanted = layout_.size == layout_.hosts ? wire_rate_ * frames * seconds(kOnTheWay) / 8
-                                                      : wire_rate_ * layout_.columns * seconds(kBlock);
-  pace_ = 0;
-  while (pace_ < most_pace_ && static_cast<double>(piece_bytes_ << (pace_ + 1)) <= wanted) ++pace_;
-}
-
-/// Of the operation that begins.
-std::int64_t Engine::pieces_ahead() const noexcept {
-  if (layout_.size != layout_.hosts) return kLeastAhead;
-  const double ahead = wire_rate_ * seconds(kOnTheWay) / static_cast<double>(paced_bytes());
-  return std::clamp(static_cast<std::int64_t>(ahead), kLeastAhead, kMostAhead);
 }
 
 /// Which part of a piece a host folds: with two hosts both fold all.

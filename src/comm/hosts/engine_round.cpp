@@ -105,7 +105,7 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   CardHeader header;
   header.ranks = static_cast<std::uint32_t>(here.size());
   header.flags = agreed_here ? CardHeader::kUniform : std::uint16_t{0};
-  header.pace = static_cast<std::uint16_t>(pace_);
+  header.pace = static_cast<std::uint16_t>(pace_.doublings());
   header.payload = bytes;
   card_.resize(sizeof header + described * sizeof(Descriptor) + bytes);
   std::memcpy(card_.data(), &header, sizeof header);
@@ -145,7 +145,7 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   }
 
   round_.uniform = agreed_here;
-  round_.pace = pace_;
+  round_.pace = pace_.doublings();
   for (std::size_t i = 0; i < here.size(); ++i) round_.brought[static_cast<std::size_t>(layout_.here()[i])] = here[i];
   for (int host = 0; host < layout_.hosts; ++host) {
     if (host == layout_.host) continue;
@@ -182,7 +182,7 @@ bool Engine::take_card(int host, std::string_view bytes, const Descriptor& own) 
   std::memcpy(&header, bytes.data(), sizeof header);
   const bool agreed_there = header.flags == CardHeader::kUniform;
   const std::size_t described = agreed_there ? 1 : ranks.size();
-  if (header.ranks != ranks.size() || header.flags > CardHeader::kUniform || header.pace > most_pace_ ||
+  if (header.ranks != ranks.size() || header.flags > CardHeader::kUniform || header.pace > pace_.most() ||
       header.payload > beside_bytes_ ||
       bytes.size() != sizeof header + described * sizeof(Descriptor) + header.payload) {
     return false;
