@@ -87,6 +87,15 @@ TEST(TrainingVerdict, NothingIsPromisedThatDoesNotHelp) {
   expect_in(verdict_of(points, hundred()), {"neither a larger batch nor a faster link would change that"});
 }
 
+TEST(TrainingVerdict, NothingIsPromisedThatRestsOnChance) {
+  auto points = slow_wire();
+  points[1].step.compute = 0.7999;  // of 0.8 that twice the samples may take: both hosts are the same cores
+  const Remedies remedies = remedies_of(points[0], points[1], hundred());
+  EXPECT_EQ(remedies.batch_factor, 0);
+  EXPECT_EQ(remedies.link_factor, 0);
+  expect_in(verdict_of(points, hundred()), {"neither a larger batch nor a faster link would change that"});
+}
+
 TEST(TrainingVerdict, StepsOfUnknownWorkAreComparedAndNothingFollows) {
   Workload steps;
   steps.unit = "steps";

@@ -10,6 +10,7 @@ namespace cohort::app::training {
 namespace {
 
 constexpr double kFaster = 1.05;  // below it, and above its inverse, two rates are taken for the same
+constexpr double kChance = 0.05;  // nothing is promised that rests on a smaller share of what was measured
 
 std::string three_digits(double value) {
   return value >= 99.95   ? fmt::format("{:.0f}", value)
@@ -150,9 +151,10 @@ Remedies remedies_of(const Point& fewer, const Point& more, const Workload& work
   const double rest_fewer = fewer.step.step() - fewer.step.compute;
   const double rest_more = more.step.step() - more.step.compute;
   const double gain = ratio * fewer.step.compute - more.step.compute;  // of each x
-  if (gain > 0) remedies.batch_factor = std::max(1.0, (rest_more - ratio * rest_fewer) / gain);
+  if (gain > kChance * more.step.compute)
+    remedies.batch_factor = std::max(1.0, (rest_more - ratio * rest_fewer) / gain);
   const double allowed = ratio * fewer.step.step() - (more.step.step() - more.step.wire);  // on the wire
-  if (allowed > 0 && more.step.wire > 0) {
+  if (allowed > kChance * ratio * fewer.step.step() && more.step.wire > 0) {
     remedies.link_factor = std::max(1.0, more.step.wire / allowed);
     remedies.half_bytes = !workload.bf16_wire && more.step.wire / 2 < allowed;
   }
