@@ -274,11 +274,11 @@ void Agent::send_reports() {
   for (const auto& worker : workers_) {
     if (worker->alive() && !worker->reported) reports.ranks.push_back(worker->report());
   }
-  if (!reports.ranks.empty()) channel_->send(reports);
+  channel_->send(reports);  // also where none is left to tell of: the agent itself is not stopped
 }
 
 void Agent::report_regularly() {
-  if (stage_ != Stage::Running || lost_supervisor_) return;
+  if ((stage_ != Stage::Running && stage_ != Stage::Sweeping) || lost_supervisor_) return;
   send_reports();
   reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
 }

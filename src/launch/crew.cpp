@@ -21,6 +21,8 @@ constexpr int kAtOnce = 64;
 constexpr auto kHelloLimit = std::chrono::seconds(5);
 /// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
 constexpr std::size_t kMostStarting = 64;
+/// For a command whose agent has nothing more to do, twice: `srun` may wait long for a step that was killed.
+constexpr auto kPartingTime = std::chrono::seconds(5);
 /// Of the hosts that do not come.
 constexpr std::size_t kMostTold = 4;
 
@@ -93,6 +95,7 @@ void Crew::start_remote() {
 
 void Crew::on_process_ended(CrewMember& member) {
   member.ended = Watch();
+  member.parting = Timer();
   member.process_gone = true;
   if (member.remote) {
     member.remote->drain();
@@ -283,6 +286,23 @@ void Crew::broadcast(const Message& message) {
   for (const auto& member : members_) {
     if (member->channel != nullptr) member->channel->send(message);
   }
+}
+
+void Crew::see_off(CrewMember& member) {
+  member.channel->send(Finish{});
+  if (member.remote) end_command(member, SIGTERM);
+}
+
+void Crew::end_command(CrewMember& member, int signal) {
+  member.parting = Timer(loop_, kPartingTime, [this, &member, signal] {
+    if (member.process_gone) return;
+    if (signal == SIGTERM)
+      events_.on_complaint(member, fmt::format("nothing of the job is left there, and its {} has not ended after {} s; "
+                                               "ending it",
+                                               way_name(options_.remote.way), kPartingTime.count()));
+    ::kill(member.process.process.pid, signal);
+    if (signal != SIGKILL) end_command(member, SIGKILL);
+  });
 }
 
 bool Crew::all_started() const {

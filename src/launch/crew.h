@@ -32,6 +32,7 @@ struct CrewMember {
   std::unique_ptr<RemoteStart> remote;  ///< where a command is in between
   std::uint16_t free_port = 0;          ///< that the agent holds for the job, on its host
   Watch ended;                          ///< its process has
+  Timer parting;                        ///< until which the command in between has to end
   std::unique_ptr<Channel> channel;
   bool started = false;       ///< its ranks run; the supervisor sets it
   bool all_gone = false;      ///< its ranks and all below them have ended; the supervisor sets it
@@ -47,7 +48,8 @@ class Crew {
     std::function<void(CrewMember&)> on_process_ended;
     /// Why one that came, or did not come, cannot be taken; nullptr: which one is not known.
     std::function<void(const CrewMember*, std::string)> on_unfit;
-    std::function<void(CrewMember&, std::string)> on_complaint;  ///< a line of a remote agent's stderr
+    /// A line of a remote agent's stderr, or of the command in between.
+    std::function<void(CrewMember&, std::string)> on_complaint;
   };
   struct Options {
     RemoteOptions remote = {};
@@ -66,6 +68,8 @@ class Crew {
   void let_go();
   /// To all that have joined.
   void broadcast(const Message& message);
+  /// To one whose host has nothing left of the job: it ends, and a command in between that does not is ended.
+  void see_off(CrewMember& member);
 
   /// In the order of the hosts.
   const std::vector<std::unique_ptr<CrewMember>>& members() const noexcept { return members_; }
@@ -106,6 +110,7 @@ class Crew {
   std::string names() const;
   void start_local(CrewMember& member);
   void start_remote();
+  void end_command(CrewMember& member, int signal);
   void on_process_ended(CrewMember& member);
   void on_hello(Stranger& stranger, const Hello& hello);
 

@@ -99,6 +99,18 @@ void Health::ended(int rank, Clock::time_point now) {
   one.silence_told = false;
 }
 
+// Of a rank that runs there is a report of its own. One that has ended may take long to free its memory, and what it
+// has started to be ended.
+void Health::heard_of_host(int first_rank, int ranks, Clock::time_point now) {
+  for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
+    if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_.size()) continue;
+    Rank& one = ranks_[static_cast<std::size_t>(rank)];
+    if (!one.gone) continue;
+    one.heard_at = now;
+    one.silence_told = false;
+  }
+}
+
 void Health::host_ended(int first_rank, int ranks) {
   for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
     if (rank >= 0 && static_cast<std::size_t>(rank) < ranks_.size())
@@ -198,8 +210,8 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
   }
 }
 
-// An agent reports once a second, and soon after its last rank has ended it says that nothing is left. If it does not,
-// it is stopped, or its whole host is, or has no time for it.
+// An agent reports once a second, also while it ends what its ranks have left, and says when nothing is left. If it
+// does not, it is stopped, or its whole host is, or has no time for it.
 void Health::look_for_silent(Clock::time_point now, Findings& findings) {
   std::map<std::string, std::optional<Clock::time_point>> over;  // hosts whose ranks have all ended: when the last did
   for (std::size_t i = 0; i < ranks_.size(); ++i) {

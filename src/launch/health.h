@@ -35,6 +35,8 @@ class Health {
 
   void report(RankReport report, Clock::time_point now);
   void ended(int rank, Clock::time_point now);
+  /// Their agent is at work, whether or not it has something to report of them.
+  void heard_of_host(int first_rank, int ranks, Clock::time_point now);
   /// Nothing is left of these ranks, and nothing more comes from their agent.
   void host_ended(int first_rank, int ranks);
 

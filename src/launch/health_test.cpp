@@ -279,6 +279,20 @@ TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
   ASSERT_TRUE(found.end);
   EXPECT_TRUE(contains(*found.end, "nothing has come from the agent of host (ranks 0-1) for 60 s")) << *found.end;
 
+  // One that reports nothing of its ranks is at work: they may take long to free their memory.
+  Job busy(2);
+  for (const int rank : {0, 1}) {
+    busy.mute(rank);
+    busy.health().ended(rank, busy.now());
+  }
+  for (int second = 0; second < 120; ++second) {
+    busy.health().heard_of_host(0, 2, busy.now());
+    const auto at_work = busy.pass(seconds(1));
+    EXPECT_TRUE(at_work.notices.empty());
+    EXPECT_FALSE(at_work.end);
+  }
+  EXPECT_EQ(busy.pass(seconds(6)).notices.size(), 1u);
+
   // A host that has said that nothing is left has no more to say.
   Job over(2);
   over.health().ended(0, over.now());

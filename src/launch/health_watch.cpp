@@ -20,7 +20,8 @@ void HealthWatch::stop() {
   show_ = Timer();
 }
 
-void HealthWatch::take(Reports reports) {
+void HealthWatch::take(Reports reports, int first_rank, int ranks) {
+  health_.heard_of_host(first_rank, ranks, Health::Clock::now());
   for (RankReport& report : reports.ranks) health_.report(std::move(report), Health::Clock::now());
 }
 

@@ -26,7 +26,8 @@ class HealthWatch {
   /// All ranks run: from now on until `stop`.
   void start() { look(); }
   void stop();
-  void take(Reports reports);
+  /// Of the agent of these ranks.
+  void take(Reports reports, int first_rank, int ranks);
   void rank_ended(int rank) { health_.ended(rank, Health::Clock::now()); }
   void host_ended(int first_rank, int ranks) { health_.host_ended(first_rank, ranks); }
   /// Says what every rank is doing, once the reports that agents have been asked for now have come. False: that is

@@ -171,7 +171,7 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
-    health_->take(std::move(*reports));
+    health_->take(std::move(*reports), agent.host.first_rank, agent.host.ranks);
     if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
     if (!stacks->text.empty()) say(fmt::format("stacks of rank {}:\n{}", stacks->rank, demangled(stacks->text)));
@@ -191,7 +191,7 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
                       gone->stuck));
       if (!stop_status_) stop_status_ = 1;
     }
-    agent.channel->send(Finish{});
+    crew_->see_off(agent);
     check_end();
   }
 }
