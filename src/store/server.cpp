@@ -189,6 +189,12 @@ class StoreServer::Impl {
     log::warn("store", "store server at {} refused a connection: {}", net::to_string(endpoint_), error.what());
   }
 
+  // Of all addresses that are offered to a client it tries several, and goes from the others once one has answered.
+  void left(const Error& error) {
+    if (error.code() != ErrorCode::Unavailable) return complain(error);
+    log::debug("store", "{}", error.what());
+  }
+
   void arm(const SessionPtr& session) {
     if (session->dropped) return;
     if (!session->reading && session->connection.unsent_bytes() < kUnsentLimit) {
@@ -223,7 +229,7 @@ class StoreServer::Impl {
     }
     if (session->dropped) return;
     if (!advanced) {
-      if (session->half_open) complain(advanced.error());
+      if (session->half_open) left(advanced.error());
       return drop(session);
     }
     if (session->connection.at_end()) return drop(session);
