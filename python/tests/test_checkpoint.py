@@ -8,7 +8,8 @@ import shutil
 import tempfile
 import unittest
 
-from support import SECONDS, needs_torch, torch
+from support import needs_torch, torch
+from support_nn import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort
 
@@ -29,17 +30,6 @@ if torch is not None:
         "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, momentum=0.5, centered=True),
         "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=3, line_search_fn="strong_wolfe"),
     }
-
-
-def setUpModule():
-    if torch is not None:
-        torch.set_num_threads(1)
-        cohort.init(timeout=SECONDS)
-
-
-def tearDownModule():
-    if torch is not None:
-        cohort.shutdown()
 
 
 def train(model, optimizer, first, steps):

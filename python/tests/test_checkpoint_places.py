@@ -12,6 +12,7 @@ import textwrap
 import unittest
 
 from support import SECONDS, needs_torch, torch
+from support_nn import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort
 
@@ -22,17 +23,6 @@ if torch is not None:
     from cohort._collective import broadcast_bytes
 
 DATA = pathlib.Path(__file__).resolve().parents[2] / "data" / "checkpoints"
-
-
-def setUpModule():
-    if torch is not None:
-        torch.set_num_threads(1)
-        cohort.init(timeout=SECONDS)
-
-
-def tearDownModule():
-    if torch is not None:
-        cohort.shutdown()
 
 
 @needs_torch

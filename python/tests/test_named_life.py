@@ -199,8 +199,8 @@ print("good")
             START
             + """
 engine.barrier("both").wait()
-print("ready", flush=True)
 work = engine.all_reduce("x", bytearray(1)) if rank == 0 else None
+print("ready", flush=True)
 if rank == 1:
     time.sleep(60)
 try:
@@ -217,7 +217,8 @@ except (cohort.PeerLost, cohort.Aborted):
             2,
         )
         began = time.monotonic()
-        world.ranks[1].stdout.readline()
+        for rank in world.ranks:
+            self.assertEqual(rank.stdout.readline().strip(), "ready")
         world.ranks[1].kill()
         (status, output), _ = world.ends()
         self.assertEqual(status, 0, output)

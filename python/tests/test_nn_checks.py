@@ -3,7 +3,8 @@
 import os
 import unittest
 
-from support import SECONDS, needs_torch, ranks_of_hosts, torch
+from support import needs_torch, ranks_of_hosts, torch
+from support_nn import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort
 from cohort._collective import all_gather_bytes
@@ -14,17 +15,6 @@ if torch is not None:
     from cohort.nn import DistributedDataParallel, NonFiniteError, first_non_finite, require_same_parameters
 
 NAN, INF = float("nan"), float("inf")
-
-
-def setUpModule():
-    if torch is not None:
-        torch.set_num_threads(1)
-        cohort.init(timeout=SECONDS)
-
-
-def tearDownModule():
-    if torch is not None:
-        cohort.shutdown()
 
 
 class Case(unittest.TestCase):

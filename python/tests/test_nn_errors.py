@@ -3,7 +3,8 @@ of its own."""
 
 import unittest
 
-from support import SECONDS, needs_torch, run_world, torch
+from support import needs_torch, run_world, torch
+from support_nn import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort
 
@@ -11,17 +12,6 @@ if torch is not None:
     from nn_models import Mlp, batch_of, loss_of, with_values
 
     from cohort.nn import DistributedDataParallel
-
-
-def setUpModule():
-    if torch is not None:
-        torch.set_num_threads(1)
-        cohort.init(timeout=SECONDS)
-
-
-def tearDownModule():
-    if torch is not None:
-        cohort.shutdown()
 
 
 @needs_torch

@@ -41,6 +41,7 @@ class Launchers(unittest.TestCase):
         joined = re.findall(r"^joined rank=(\d+) size=(\d+) local=\S+ cross=\d/2 ", done.stdout, re.M)
         self.assertEqual(sorted(joined), sorted([(str(rank), str(ranks)) for rank in range(ranks)] * times),
                          done.stdout + done.stderr)
+        self.assertNotIn("cohort warning", done.stderr)
 
     def test_slurm_through_munge(self):
         self.expect_world(4, 2, "srun", "-N2", "-n4", "--overcommit", WORKER, "times=2")

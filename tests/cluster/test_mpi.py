@@ -64,6 +64,8 @@ class Mpi(unittest.TestCase):
         # srun does not say which MPI is meant.
         ways = {"Open MPI": (self.OPEN_MPI, {}), "MPICH": (self.MPICH, {}),
                 "MPICH under srun": (self.SLURM, {"COHORT_MPI_PLUGIN": self.plugin("mpich")})}
+        if pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm/mpi_pmix.so").exists():
+            ways["Open MPI under srun"] = (("srun", "--mpi=pmix", *self.SLURM[2:]), {"COHORT_MPI_PLUGIN": self.plugin("openmpi")})
         for way, (launcher, variables) in ways.items():
             with self.subTest(way):
                 done = self.box.run("h1", *launcher, *self.program(**variables), timeout=100)
