@@ -8,6 +8,9 @@ namespace {
 
 using namespace cohort::cluster;
 
+// Longer lists are not read again: they take milliseconds and say nothing that short ones do not.
+constexpr std::size_t kReadAgain = 256;
+
 void expect(bool condition) {
   if (!condition) std::abort();
 }
@@ -15,11 +18,12 @@ void expect(bool condition) {
 void check(const cohort::Result<std::vector<HostSlots>>& hosts) {
   if (!hosts) return;
   expect(!hosts->empty() && hosts->size() <= kMostHosts);
-  std::string text;
   for (const HostSlots& host : *hosts) {
     expect(!host.host.empty() && (!host.slots || (*host.slots >= 1 && *host.slots <= kMostSlots)));
-    text += (text.empty() ? "" : ",") + to_string(host);
   }
+  if (hosts->size() > kReadAgain) return;
+  std::string text;
+  for (const HostSlots& host : *hosts) text += (text.empty() ? "" : ",") + to_string(host);
   const auto again = parse_host_slots(text);
   expect(again && again->size() == hosts->size());
   for (std::size_t i = 0; i < again->size(); ++i) {
@@ -36,10 +40,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check(parse_host_pairs(text));
   if (const auto hosts = parse_slurm_hosts(text)) {
     expect(!hosts->empty() && hosts->size() <= kMostHosts);
-    std::string joined;
-    for (const std::string& host : *hosts) joined += host + " ";
-    const auto again = parse_slurm_hosts(joined);
-    expect(again && *again == *hosts);
+    if (hosts->size() <= kReadAgain) {
+      std::string joined;
+      for (const std::string& host : *hosts) joined += host + " ";
+      const auto again = parse_slurm_hosts(joined);
+      expect(again && *again == *hosts);
+    }
   }
   if (const auto counts = parse_slurm_counts(text)) {
     expect(!counts->empty() && counts->size() <= kMostHosts);

@@ -77,6 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         RankReport report = std::get<Reports>(*message).ranks.at(0);
         (void)doing(report);
         (void)at_step(report);
+        health.heard_of_host(report.rank < 2 ? 0 : 2, report.rank < 2 ? 2 : 1, now);
         health.report(std::move(report), now);
       }
     }

@@ -15,10 +15,14 @@ namespace {
 /// As it is after line ends have become one kind: "\r\n" is "\n", and so is "\r\r\n", once its end is.
 std::string one_kind(std::string_view text) {
   std::string out;
-  for (const char letter : text) {
-    while (letter == '\n' && !out.empty() && out.back() == '\r') out.pop_back();
-    out += letter;
+  out.reserve(text.size());
+  for (auto end = text.find('\n'); end != text.npos; end = text.find('\n')) {
+    out += text.substr(0, end);
+    while (!out.empty() && out.back() == '\r') out.pop_back();
+    out += '\n';
+    text.remove_prefix(end + 1);
   }
+  out += text;
   return out;
 }
 
@@ -31,9 +35,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!escape.empty() && escape.front() == '\x1b' && escape_length(escape) > escape.size()) std::abort();
   LineSplitter splitter;
   std::string fed, seen;
+  int long_pieces = 0;  // three make a line that is too long; more say nothing new and take long
   while (input.remaining_bytes() > 0) {
     std::string piece = input.ConsumeRandomLengthString(200);
-    if (input.ConsumeIntegralInRange(0, 63) == 0) piece.append(kLongestLine / 2, 'x');
+    if (input.ConsumeIntegralInRange(0, 63) == 0 && ++long_pieces <= 3) piece.append(kLongestLine / 2, 'x');
     fed += piece;
     for (const Line& line : splitter.feed(piece)) {
       if (line.text.size() > kLongestLine) std::abort();
@@ -46,7 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   seen += splitter.take_partial();
   // A carriage return at the very end may be half of a line end, or have been given already.
   std::string expected = one_kind(fed);
-  if (!fed.empty() && fed.back() == '\r' && seen + '\r' == expected) seen += '\r';
+  if (!fed.empty() && fed.back() == '\r' && one_kind(seen + '\r') == expected) seen += '\r';
   if (one_kind(seen) != expected) std::abort();
   (void)demangled(fed.substr(0, 4096));
   return 0;
