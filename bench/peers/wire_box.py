@@ -51,6 +51,12 @@ class WireBox:
             binary = driver.program(build, f"{library}_peer")
             if binary is None:
                 return None
+            if name == "cohort/mpi":
+                words = driver.mpi_command(build, "openmpi", max(ranks, driver.usable_cores() + 1), folder)
+                if words is None:
+                    return None
+                return [self.on("h1", words[0][:-4] + ["-x", "COHORT_TRANSPORT=mpi", "-x", "XDG_DATA_HOME", "-H", places, "-np",
+                                                       str(ranks), binary, folder])]
             if library == "cohort":
                 cohort = os.path.join(os.path.abspath(build), "bin", "cohort")
                 how, last = (["--env", "COHORT_ENCRYPT=1"], []) if name.endswith("/encrypted") else ([], name.split("/")[1:])
