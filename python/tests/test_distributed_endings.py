@@ -72,6 +72,26 @@ print("good")
 """
         )
 
+    def test_the_process_ends_after_what_its_futures_call(self):
+        """A callback that is still running as the group is gone and the program is over: it comes to its end first."""
+        self.all_good(
+            self.START
+            + """
+import threading, time
+called = threading.Event()
+def slowly(future):
+    called.set()
+    time.sleep(1)
+    print("good", flush=True)
+    return future.value()
+work = dist.all_reduce(torch.ones(4), async_op=True)
+result = work.get_future().then(slowly)
+work.wait()
+called.wait()
+dist.destroy_process_group()
+"""
+        )
+
     def test_a_dead_rank(self):
         script = self.START + """
 import signal

@@ -25,7 +25,7 @@ class _Line:
         self.name = name
         self.waited_for = False  # a thread waits for the operation that was the first
         self.idle = 0
-        self.threads: set[threading.Thread] = set()
+        self.closed = False  # nothing comes any more: who is idle goes
 
     def add(self, work: Any, then: Callable[[], None]) -> None:
         with self.changed:
@@ -39,17 +39,19 @@ class _Line:
             self.changed.notify()
             return
         thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
-        self.threads.add(thread)
+        with _lock:
+            _threads.add(thread)
         thread.start()
 
     def _next(self) -> tuple[Any, Callable[[], None]] | None:
         with self.changed:
             while self.waited_for or not self.entries:
                 self.idle += 1
-                in_time = not _ending and self.changed.wait(_IDLE_SECONDS)
+                in_time = not self.closed and self.changed.wait(_IDLE_SECONDS)
                 self.idle -= 1
                 if not in_time and (self.waited_for or not self.entries):
-                    self.threads.discard(threading.current_thread())
+                    with _lock:
+                        _threads.discard(threading.current_thread())
                     return None
             self.waited_for = True
             return self.entries.popleft()
@@ -72,10 +74,15 @@ class _Line:
             then()
             del work, then, entry  # not until the next one comes
 
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
 
-_lock = threading.Lock()
+
+_lock = threading.Lock()  # taken after a line's, never before
 _lines: dict[Hashable, _Line] = {}
-_ending = False
+_threads: set[threading.Thread] = set()  # of all lines, also of those that are forgotten
 
 
 def call_after(line: Hashable, work: Any, then: Callable[[], None]) -> None:
@@ -88,32 +95,30 @@ def call_after(line: Hashable, work: Any, then: Callable[[], None]) -> None:
 
 
 def forget(lines: Callable[[Hashable], bool]) -> None:
-    """Of groups that are gone."""
+    """Of groups that are gone. What their last operations call may still be running."""
     with _lock:
-        for line in [line for line in _lines if lines(line)]:
-            entry = _lines.pop(line)
-            with entry.changed:
-                entry.changed.notify_all()
+        gone = [_lines.pop(line) for line in list(_lines) if lines(line)]
+    for line in gone:
+        line.close()
 
 
 def _end() -> None:
-    """At the process's end: first every operation ends, then those who waited for them, before Python itself does."""
-    global _ending
+    """At the process's end: first every operation ends, then those who waited for them, before Python itself does.
+
+    A thread that is still in C++ then, which `set_result` is, ends the process by std::terminate: Python unwinds it
+    through destructors as soon as it asks for the GIL.
+    """
     _world._at_exit()
-    _ending = True
+    forget(lambda _: True)
     with _lock:
-        lines = list(_lines.values())
-    for line in lines:
-        with line.changed:
-            threads = list(line.threads)
-            line.changed.notify_all()
-        for thread in threads:
-            thread.join(5.0)
+        threads = list(_threads)
+    for thread in threads:
+        thread.join(5.0)
 
 
 def _after_fork() -> None:
-    global _lock, _lines
-    _lock, _lines = threading.Lock(), {}
+    global _lock, _lines, _threads
+    _lock, _lines, _threads = threading.Lock(), {}, set()
 
 
 atexit.register(_end)
