@@ -10,8 +10,8 @@ enum class CheckpointPlace : std::uint8_t {
   Rank0,
   /// In a folder that all ranks see (NFS, Lustre, one host): every rank writes and reads its own part.
   Shared,
-  /// In a folder of the same path on every host's own disk, with the parts of that host's ranks. Loading gathers them
-  /// from whichever host has them; without that host the checkpoint is not whole.
+  /// In a folder of the same path on every host's own disk, with the parts of that host's ranks and, so that a disk may
+  /// be lost, copies of another's (CheckpointOptions::copies). Loading gathers them from whichever hosts have them.
   Local,
 };
 

@@ -134,7 +134,13 @@ class CheckpointFolder:
     """
 
     def __init__(
-        self, folder: Path, keep: int = 3, comm: Optional[Communicator] = None, *, place: str = "rank0"
+        self,
+        folder: Path,
+        keep: int = 3,
+        comm: Optional[Communicator] = None,
+        *,
+        place: str = "rank0",
+        copies: int = 2,
     ) -> None:
         """Not collective, touches nothing.
 
@@ -144,18 +150,24 @@ class CheckpointFolder:
         place   who writes, and whose disk the folder is on; the same on all ranks.
                 "rank0": rank 0's, and what belongs to other ranks travels there: no other rank needs to see the folder.
                 "shared": all ranks see it (NFS, Lustre, one host): every rank writes and reads its own part.
-                "local": a folder of this path on every host's own disk, with the parts of that host's ranks; loading
-                gathers them from whichever host has them
+                "local": a folder of this path on every host's own disk, with the parts of that host's ranks and copies
+                of another's; loading gathers them from whichever hosts have them
+        copies  for "local": on how many hosts' disks each file is, at least 1; on all of them if there are fewer. 2:
+                whatever one host had is also on the next one's. 1: a checkpoint is lost with any host's disk. The same
+                on all ranks
         """
         self.folder = os.fspath(folder)
         self.keep = keep
         self.place = place
+        self.copies = copies
         if not self.folder:
             raise InvalidArgument("a CheckpointFolder needs the name of a folder")
         if keep < 1:
             raise InvalidArgument(f"a CheckpointFolder keeps at least 1 checkpoint, not {keep}")
+        if copies < 1:
+            raise InvalidArgument(f"a CheckpointFolder has at least 1 copy of each file, not {copies}")
         self._given = comm
-        self._checkpoints = _core.Checkpoints(self.folder, keep, place)
+        self._checkpoints = _core.Checkpoints(self.folder, keep, place, copies)
         self._loaded: Any = None
         self._rank_state: dict[str, torch.Tensor] = {}
 
@@ -416,10 +428,12 @@ def save(
     keep: int = 3,
     comm: Optional[Communicator] = None,
     place: str = "rank0",
+    copies: int = 2,
     **standing: Any,
 ) -> CheckpointInfo:
-    """CheckpointFolder(folder, keep, comm, place=place).save(module, optimizer, progress, **standing)."""
-    return CheckpointFolder(folder, keep, comm, place=place).save(module, optimizer, progress, **standing)
+    """CheckpointFolder(folder, keep, comm, place=place, copies=copies).save(module, optimizer, progress, **standing)."""
+    checkpoints = CheckpointFolder(folder, keep, comm, place=place, copies=copies)
+    return checkpoints.save(module, optimizer, progress, **standing)
 
 
 def resume(

@@ -206,10 +206,10 @@ void bind_checkpoints(py::module_& module) {
       .def("done", [](const PyPendingSave& self) { return self.pending->done(); })
       .def("wait", &PyPendingSave::wait);
   py::class_<Checkpoints, std::shared_ptr<Checkpoints>>(module, "Checkpoints", "The checkpoints of one folder.")
-      .def(py::init([](const std::string& folder, int keep, const std::string& place) {
-             return std::make_shared<Checkpoints>(ck::FolderOptions{folder, keep, place_of(place)});
+      .def(py::init([](const std::string& folder, int keep, const std::string& place, int copies) {
+             return std::make_shared<Checkpoints>(ck::FolderOptions{folder, keep, place_of(place), copies});
            }),
-           py::arg("folder"), py::arg("keep"), py::arg("place"))
+           py::arg("folder"), py::arg("keep"), py::arg("place"), py::arg("copies"))
       .def("save", &Checkpoints::save, py::arg("comm"), py::arg("bundle"))
       .def("save_async", &Checkpoints::save_async, py::arg("comm"), py::arg("bundle"))
       .def("settle", &Checkpoints::settle, py::arg("comm"))

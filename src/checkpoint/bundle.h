@@ -44,6 +44,7 @@ struct FolderOptions {
   std::string path;
   int keep = 3;
   CheckpointPlace place = CheckpointPlace::Rank0;
+  int copies = 2;  ///< of each file in Local, on so many hosts' disks
 };
 
 /// "rank0", "shared", "local".

@@ -97,7 +97,7 @@ TEST(CheckpointPlaces, LocalKeepsEachHostsPartsOnItsDisk) {
   const auto path_of = [&](int rank) { return rank < 2 ? one.path() : two.path(); };
   const auto save_step = [&](std::int64_t step, int keep = 3) {
     run_on_threads(4, [&](Communicator comm) {
-      save(comm, {path_of(comm.rank()), keep, CheckpointPlace::Local},
+      save(comm, {path_of(comm.rank()), keep, CheckpointPlace::Local, 1},
            Brought(comm, {.step = step, .own_bytes = 9}).bundle);
     });
   };

@@ -1,6 +1,7 @@
 #include "checkpoint/save.h"
 
 #include "base/codec.h"
+#include "checkpoint/copies.h"
 #include "checkpoint/exchange.h"
 #include "checkpoint/pieces.h"
 #include "checkpoint/sight.h"
@@ -56,13 +57,13 @@ std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::string encode(const std::map<std::string, formats::FileDigest>& digests) {
+std::string encode(const Digests& digests) {
   codec::Writer out;
   for (const auto& [name, digest] : digests) out.text(name).number(digest.bytes).text(digest.sha256).text(digest.crc32);
   return out.take();
 }
 
-void decode(std::string_view text, std::map<std::string, formats::FileDigest>& digests) {
+void decode(std::string_view text, Digests& digests) {
   constexpr std::size_t kLongest = std::size_t{1} << 31;
   for (codec::Reader in(text); !in.at_end();) {
     const std::string name(value_or_throw(in.text(kLongest)));
@@ -84,6 +85,8 @@ class Save {
     if (options_.place == CheckpointPlace::Shared) require_shared();
     write();
     if (in_parts_ && options_.place == CheckpointPlace::Rank0) travel();
+    for (const std::string& digests : gather(comm_, encode(digests_))) decode(digests, manifest_.files);
+    if (copies_) copies_->make(comm_, hidden_, manifest_.files);
     seal();
     return publish();
   }
@@ -124,12 +127,27 @@ class Save {
                     place, manifest_.place);
             }
           }));
+    if (!shared_folder()) agree_on_copies();
     if (in_parts_ && options_.place == CheckpointPlace::Rank0) sizes_ = gather(comm_, std::to_string(size));
+  }
+
+  void agree_on_copies() {
+    const std::int64_t most = highest(comm_, options_.copies);
+    agree(comm_, attempt([&] {
+            if (options_.copies != most) {
+              raise(ErrorCode::InvalidArgument,
+                    "cannot save a checkpoint -- this rank asks for {} copies, and another for {} -- give all the same",
+                    options_.copies, most);
+            }
+          }));
   }
 
   void open() {
     sight_ = look_around(comm_, options_, IfMissing::Make);
-    if (options_.place == CheckpointPlace::Local) manifest_.hosts = sight_.hosts;
+    if (!shared_folder()) {
+      manifest_.hosts = sight_.hosts;
+      copies_.emplace(sight_, options_.copies);
+    }
     agree(comm_, attempt([&] {
             if (sight_.keeps()) writer_.emplace(value_or_throw(formats::CheckpointWriter::open(options_.path)));
           }));
@@ -221,20 +239,11 @@ class Save {
   }
 
   void seal() {
-    for (const std::string& digests : gather(comm_, encode(digests_))) decode(digests, manifest_.files);
     agree(comm_, attempt([&] {
             if (!writer_) return;
-            value_or_throw(writer_->seal(manifest_, [&](const std::string& name) { return is_here(name); }));
+            value_or_throw(
+                writer_->seal(manifest_, [&](const std::string& name) { return !copies_ || copies_->is_here(name); }));
           }));
-  }
-
-  /// Whether a file lies in the folder that this rank sees.
-  bool is_here(const std::string& name) const {
-    if (shared_folder()) return true;
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (name == part_file(rank)) return sight_.keeper_of(rank) == rank_;
-    }
-    return sight_.keeper_of(0) == rank_;
   }
 
   formats::StoredCheckpoint publish() {
@@ -285,7 +294,7 @@ class Save {
     for (const auto& [which, times] : held) {
       if (times == keepers) complete.insert(which.first);
     }
-    if (!writer_ || complete.size() <= static_cast<std::size_t>(options_.keep)) return;
+    if (!writer_ || complete.size() < static_cast<std::size_t>(options_.keep)) return;
     formats::remove_older_checkpoints(options_.path, *std::prev(complete.end(), options_.keep));
   }
 
@@ -297,10 +306,11 @@ class Save {
   TensorFile part_;
   std::vector<std::string> sizes_;  // of the parts, by rank
   Sight sight_;
+  std::optional<Copies> copies_;                     // where there are several disks
   std::optional<formats::CheckpointWriter> writer_;  // of those who keep a folder
   std::string hidden_;
   formats::Manifest manifest_;
-  std::map<std::string, formats::FileDigest> digests_;  // of what this rank has written
+  Digests digests_;  // of what this rank has written
 };
 
 }  // namespace

@@ -38,9 +38,17 @@ Sight look_around(Communicator& comm, const FolderOptions& options, IfMissing if
     sight.keepers.assign(ranks, 0);
     return sight;
   }
-  if (if_missing == IfMissing::Make) agree(comm, attempt([&] { value_or_throw(sys::make_folders(options.path)); }));
+  std::string own;
+  agree(comm, attempt([&] {
+          if (if_missing == IfMissing::Make) value_or_throw(sys::make_folders(options.path));
+          own = identity_of(options.path);
+          if (if_missing == IfMissing::Make && own.empty()) {
+            raise(ErrorCode::Unavailable, "cannot look at the folder {} -- {} -- check its permissions", options.path,
+                  errno_text(errno));
+          }
+        }));
   std::map<std::string, int> keepers;
-  for (const std::string& identity : gather(comm, identity_of(options.path))) {
+  for (const std::string& identity : gather(comm, own)) {
     const int rank = static_cast<int>(sight.keepers.size());
     sight.keepers.push_back(identity.empty() ? -1 : keepers.emplace(identity, rank).first->second);
   }

@@ -98,6 +98,23 @@ Result<FileBytes> read_file(const std::string& path, const ReadFileOptions& opti
   return bytes;
 }
 
+Result<FileReader> FileReader::open(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return io_error("cannot open", path, errno, kReadAdvice);
+  return FileReader(std::move(fd), path);
+}
+
+Result<void> FileReader::read(std::span<std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t got = ::read(fd_.get(), bytes.data(), std::min(bytes.size(), kLargestCall));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return io_error("cannot read", path_, errno, kReadAdvice);
+    if (got == 0) return fail(ErrorCode::Io, "cannot read {} -- it ends too early -- who writes to it?", path_);
+    bytes = bytes.subspan(static_cast<std::size_t>(got));
+  }
+  return {};
+}
+
 Result<FileWriter> FileWriter::create(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!fd) return io_error("cannot create", path, errno, write_advice(errno));

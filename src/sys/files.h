@@ -46,6 +46,19 @@ struct ReadFileOptions {
 /// A regular file, completely. Unavailable if it does not exist; Io if it shrinks meanwhile or is not a regular file.
 Result<FileBytes> read_file(const std::string& path, const ReadFileOptions& options = {});
 
+/// A file read front to back, a part at a time.
+class FileReader {
+ public:
+  static Result<FileReader> open(const std::string& path);
+  /// Fills all of `bytes`; Io if the file ends before.
+  Result<void> read(std::span<std::byte> bytes);
+
+ private:
+  FileReader(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+  UniqueFd fd_;
+  std::string path_;
+};
+
 /// A new file, written front to back. The descriptor is closed at the end; the file stays.
 class FileWriter {
  public:

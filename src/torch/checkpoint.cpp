@@ -134,7 +134,9 @@ CheckpointFolder::CheckpointFolder(Communicator communicator, CheckpointOptions 
   if (options.folder.empty()) raise(ErrorCode::InvalidArgument, "a CheckpointFolder needs the name of a folder");
   if (options.keep < 1)
     raise(ErrorCode::InvalidArgument, "a CheckpointFolder keeps at least 1 checkpoint, not {}", options.keep);
-  const ck::FolderOptions folder{std::move(options.folder), options.keep, options.place};
+  if (options.copies < 1)
+    raise(ErrorCode::InvalidArgument, "a CheckpointFolder has at least 1 copy of each file, not {}", options.copies);
+  const ck::FolderOptions folder{std::move(options.folder), options.keep, options.place, options.copies};
   state_ = std::shared_ptr<State>(new State{std::move(communicator), folder});
 }
 

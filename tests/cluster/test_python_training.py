@@ -16,13 +16,15 @@ COHORT = os.environ.get("COHORT_COMMAND", "")
 PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "01-digits" / "python"
 
-# digits_ddp.py's steps with cohort.nn, few of them, and what came out.
+# digits_ddp.py's steps with cohort.nn, few of them, and what came out. With a number of steps, a checkpoint after each on the
+# host's own disk, which is a folder here.
 PROGRAM = """
-import hashlib, sys
+import hashlib, os, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 import torch.nn.functional as F
 import cohort
+from cohort.checkpoint import CheckpointFolder
 from cohort.data import DistributedSampler
 from cohort.nn import DistributedDataParallel
 from digits import Net, load
@@ -37,11 +39,21 @@ model = DistributedDataParallel(net, world)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.03, momentum=0.9)
 sampler = DistributedSampler(train.labels, world.size(), world.rank(), shuffle=True, seed=1)
 order = torch.tensor(list(sampler))
-for step in range(6):
+first, last, checkpoints = 0, 6, None
+if len(sys.argv) > 2:
+    last = int(sys.argv[2])
+    checkpoints = CheckpointFolder(os.path.join("disk-" + world.host(), "checkpoints"), place="local")
+    info = checkpoints.load_latest(net, optimizer)
+    first = info.progress.step if info else 0
+    print(f"rank {world.rank()} on {world.host()} begins at step {first}, with the part of {int(checkpoints.rank_state()['rank'])}"
+          if info else f"rank {world.rank()} begins", flush=True)
+for step in range(first, last):
     batch = order[step * 16 : step * 16 + 16]
     optimizer.zero_grad()
     F.nll_loss(model(train.images[batch]), train.labels[batch]).backward()
     optimizer.step()
+    if checkpoints:
+        checkpoints.save(net, optimizer, step=step + 1, state={"rank": torch.tensor(world.rank())})
 bits = b"".join(parameter.detach().numpy().tobytes() for parameter in net.parameters())
 print(f"rank {world.rank()} of {world.size()} on {world.cross_size()} hosts: {hashlib.sha256(bits).hexdigest()}", flush=True)
 cohort.shutdown()
@@ -153,6 +165,23 @@ class PythonTraining(unittest.TestCase):
             bits[way] = found[0][1]
         self.assertEqual(len(set(bits.values())), 1, bits)
         self.assertNotEqual(bits["ssh"], hashlib.sha256(b"").hexdigest())
+
+    def test_goes_on_after_either_host_has_lost_its_disk(self):
+        program = [COHORT, "run", "-q", "--no-logs", "--no-python", "-np", "4", "-H", "h1:2,h2:2", self.python,
+                   str(self.folder / "train.py"), str(EXAMPLES)]
+        digests = lambda said: set(re.findall(r"on 2 hosts: ([0-9a-f]{64})", said))
+        whole = digests(self.as_user(*program))
+        self.assertEqual(len(whole), 1)
+        disks = [self.folder / "disk-h1", self.folder / "disk-h2"]
+        said = self.as_user(*program, "2")
+        self.assertEqual(len(re.findall(r"rank \d begins$", said, re.M)), 4, said)
+        for lost, first in (0, 2), (1, 4):
+            self.assertEqual([path.name for path in disks if path.exists()], ["disk-h1", "disk-h2"])
+            shutil.rmtree(disks[lost])
+            said = self.as_user(*program, str(first + 2))
+            begun = re.findall(r"rank (\d) on h\d begins at step (\d), with the part of (\d)", said)
+            self.assertEqual(sorted(begun), [(rank, str(first), rank) for rank in "0123"], said)
+        self.assertEqual(digests(said), whole)
 
     def test_functions_on_two_hosts(self):
         said = self.as_user(self.python, "functions.py")

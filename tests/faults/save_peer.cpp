@@ -8,7 +8,8 @@
 //   save_peer check RANKS FOLDER PLACE
 //       loads as so many ranks, and says "step STEP" (0: none); ends with 1 if anything is torn
 //
-// FOLDER is per host where PLACE is "local": even ranks have FOLDER/0, odd ones FOLDER/1.
+// FOLDER is per host where PLACE is "local" or "copies", which has every file on both: even ranks have FOLDER/0, odd
+// ones FOLDER/1. "copies-0" and "copies-1" load from one of them alone.
 #include "checkpoint/background.h"
 #include "checkpoint/exchange.h"
 #include "checkpoint/load.h"
@@ -76,7 +77,9 @@ void require_bytes(const cohort::sys::FileBytes& file, const std::string& name,
 }
 
 ck::FolderOptions options_of(const std::string& folder, const std::string& place, int rank) {
-  if (place == "local") return {folder + "/" + std::to_string(rank % 2), 2, cohort::CheckpointPlace::Local};
+  const std::string host = place.starts_with("copies-") ? place.substr(7) : std::to_string(rank % 2);
+  if (place == "local") return {folder + "/" + host, 2, cohort::CheckpointPlace::Local, 1};
+  if (place.starts_with("copies")) return {folder + "/" + host, 2, cohort::CheckpointPlace::Local, 2};
   return {folder, 2, place == "shared" ? cohort::CheckpointPlace::Shared : cohort::CheckpointPlace::Rank0};
 }
 
@@ -86,7 +89,9 @@ std::int64_t load_and_compare(Communicator& comm, const ck::FolderOptions& optio
   for (const std::string& reason : found.passed_over) {
     // Between the renames of two hosts a checkpoint is on one of them only: not acknowledged, and found missing, not
     // torn.
-    require(options.place == cohort::CheckpointPlace::Local && reason.find(": missing") != std::string::npos, reason);
+    require(options.place == cohort::CheckpointPlace::Local && options.copies == 1 &&
+                reason.find(": missing") != std::string::npos,
+            reason);
   }
   if (!found.stored) return 0;
   const auto& manifest = found.stored->manifest;

@@ -50,6 +50,10 @@ struct CheckpointOptions {
   std::string folder;  ///< made if it does not exist
   int keep = 3;        ///< complete checkpoints to keep, at least 1; older ones go once a newer one is on the disk
   CheckpointPlace place = CheckpointPlace::Rank0;  ///< who writes, and whose disk `folder` is on; the same on all ranks
+  /// For CheckpointPlace::Local: on how many hosts' disks each file is, at least 1; on all of them if there are fewer.
+  /// 2: whatever one host had is also on the next one's. 1: a checkpoint is lost with any host's disk. The same on all
+  /// ranks.
+  int copies = 2;
 };
 
 namespace checkpoint {
@@ -87,7 +91,7 @@ class CheckpointSave {
 class CheckpointFolder {
  public:
   /// Not collective, touches nothing. An empty communicator (`Communicator()`) stands for a world of one. Throws
-  /// InvalidArgument for an empty folder's name or keep < 1.
+  /// InvalidArgument for an empty folder's name, keep < 1 or copies < 1.
   CheckpointFolder(Communicator communicator, CheckpointOptions options);
 
   /// Saves; collective, and returns on every rank once the checkpoint is on the disk. Model, optimizer and
