@@ -49,6 +49,7 @@ doctor::ExaminationOptions request_of(const Options& options) {
   doctor::ExaminationOptions request;
   request.hosts = std::move(choice.hosts);
   request.remote.way = choice.way;
+  request.remote.components = std::move(choice.components);
   request.remote.remote_cohort = options.remote_cohort;
   request.remote.ssh = words_of(options.ssh);
   if (request.remote.ssh.empty()) raise(ErrorCode::InvalidArgument, "--ssh: a command is wanted");

@@ -145,6 +145,7 @@ void set_hosts(launch::RunOptions& job, const Options& options) {
   launch::HostChoice choice = value_or_throw(launch::choose_hosts(wishes, launch::Environment::current()));
   job.hosts = std::move(choice.hosts);
   job.remote.way = choice.way;
+  job.remote.components = std::move(choice.components);
   job.remote.remote_cohort = options.remote_cohort;
   job.remote.ssh = words_of(options.ssh);
   if (job.remote.ssh.empty()) raise(ErrorCode::InvalidArgument, "--ssh: a command is wanted");

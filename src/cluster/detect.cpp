@@ -18,19 +18,20 @@ namespace {
 // may well mean to run alone.
 std::string note_of(const Environment& environment) {
   const struct {
-    std::string_view job, size, launcher, starter;
+    std::string_view job, size, parts, launcher, starter;
   } schedulers[] = {
-      {"SLURM_JOB_ID", "SLURM_NTASKS", "Slurm", "srun"},
-      {"LSB_JOBID", "LSB_DJOB_NUMPROC", "LSF", "jsrun or mpirun"},
+      {"SLURM_JOB_ID", "SLURM_NTASKS", "tasks", "Slurm", "srun"},
+      {"SLURM_JOB_ID", "SLURM_HET_SIZE", "components", "Slurm", "srun"},
+      {"LSB_JOBID", "LSB_DJOB_NUMPROC", "tasks", "LSF", "jsrun or mpirun"},
   };
   for (const auto& scheduler : schedulers) {
     const std::string* const job = find(environment, scheduler.job);
     const auto size = number(environment, scheduler.size, 1);
     if (job == nullptr || !size || size->value_or(1) == 1) continue;
     return fmt::format(
-        "this process runs alone, within {} job {} of {} tasks ({}={}): it is the job's script or shell and none of "
+        "this process runs alone, within {} job {} of {} {} ({}={}): it is the job's script or shell and none of "
         "its tasks -- if they were meant, start the program by {} or `cohort run`; COHORT_ALONE=1 silences this",
-        scheduler.launcher, *job, **size, scheduler.size, **size, scheduler.starter);
+        scheduler.launcher, *job, **size, scheduler.parts, scheduler.size, **size, scheduler.starter);
   }
   return {};
 }

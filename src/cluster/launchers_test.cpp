@@ -192,6 +192,8 @@ TEST(Launchers, ABatchScriptIsNoTask) {
     EXPECT_CONTAINS(detected->note, "Slurm job 17 of 8 tasks");
   }
   EXPECT_EQ(detect(with(script, {{"SLURM_NTASKS", "1"}}))->note, "");
+  EXPECT_CONTAINS(detect(with(script, {{"SLURM_NTASKS", "1"}, {"SLURM_HET_SIZE", "2"}}))->note,
+                  "Slurm job 17 of 2 components");
   EXPECT_EQ(detect(with(script, {{"COHORT_ALONE", "1"}}))->note, "");
   const auto lsf = detect({{"LSB_JOBID", "5"}, {"LSB_DJOB_NUMPROC", "4"}});
   ASSERT_TRUE(lsf);

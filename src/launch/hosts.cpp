@@ -44,25 +44,64 @@ Result<std::vector<HostSlots>> from_file(const std::string& path) {
   return from(cluster::parse_host_file(text), "--hostfile " + path);
 }
 
-/// The nodes of the allocation, with the tasks that it has on each. Empty: this process is in none, or is one of
-/// several tasks of a step, each of which is on its own.
-Result<std::vector<HostSlots>> from_slurm(const Environment& environment) {
-  const auto nodes = environment.find("SLURM_JOB_NODELIST");
-  if (!nodes || !environment.find("SLURM_JOB_ID")) return std::vector<HostSlots>();
-  const auto tasks = parse_integer<int>(environment.find("SLURM_STEP_NUM_TASKS").value_or("1"));
-  if (environment.find("SLURM_STEP_ID") && tasks.value_or(1) > 1) return std::vector<HostSlots>();
-  auto names = cluster::parse_slurm_hosts(*nodes);
-  if (!names) return fail(ErrorCode::InvalidArgument, "SLURM_JOB_NODELIST={}: {}", *nodes, names.error().what());
+struct Allocation {
+  std::vector<HostSlots> hosts;
+  std::map<std::string, int> components;  ///< where there are several
+};
+
+/// Adds the nodes that variables with this ending name.
+Result<void> add_nodes(const Environment& environment, const std::string& ending, std::vector<HostSlots>& hosts) {
+  const std::string list = "SLURM_JOB_NODELIST" + ending, tasks = "SLURM_TASKS_PER_NODE" + ending;
+  const std::string nodes = environment.find(list).value_or("");
+  const auto names = cluster::parse_slurm_hosts(nodes);
+  if (!names) return fail(ErrorCode::InvalidArgument, "{}={}: {}", list, nodes, names.error().what());
   std::vector<int> slots(names->size(), 1);
-  if (const auto counts = environment.find("SLURM_TASKS_PER_NODE")) {
+  if (const auto counts = environment.find(tasks)) {
     auto parsed = cluster::parse_slurm_counts(*counts);
-    if (!parsed) return fail(ErrorCode::InvalidArgument, "SLURM_TASKS_PER_NODE={}: {}", *counts, parsed.error().what());
+    if (!parsed) return fail(ErrorCode::InvalidArgument, "{}={}: {}", tasks, *counts, parsed.error().what());
     // Within a step it may describe the step's nodes only.
     if (parsed->size() == slots.size()) slots = *std::move(parsed);
   }
-  std::vector<HostSlots> hosts;
-  for (std::size_t i = 0; i < names->size(); ++i) hosts.push_back({(*names)[i], slots[i], false});
-  return hosts;
+  for (std::size_t i = 0; i < names->size(); ++i) {
+    const auto known =
+        std::find_if(hosts.begin(), hosts.end(), [&](const auto& one) { return one.name == (*names)[i]; });
+    if (known == hosts.end())
+      hosts.push_back({(*names)[i], slots[i], false});
+    else
+      known->slots += slots[i];  // a node may be in two components
+  }
+  return {};
+}
+
+/// The nodes of the allocation, with the tasks that it has on each. Empty: this process is in none, or is one of
+/// several tasks of a step, each of which is on its own.
+Result<Allocation> from_slurm(const Environment& environment) {
+  Allocation all;
+  if (!environment.find("SLURM_JOB_ID")) return all;
+  const auto tasks = parse_integer<int>(environment.find("SLURM_STEP_NUM_TASKS").value_or("1"));
+  if (environment.find("SLURM_STEP_ID") && tasks.value_or(1) > 1) return all;
+  // A heterogeneous job's script is told of its own component by the plain names, and of each by these.
+  const auto components = parse_integer<int>(environment.find("SLURM_HET_SIZE").value_or("1"));
+  if (components.value_or(1) <= 1) {
+    if (!environment.find("SLURM_JOB_NODELIST")) return all;
+    if (auto added = add_nodes(environment, "", all.hosts); !added) return tl::unexpected(added.error());
+    return all;
+  }
+  for (int component = 0; component < *components; ++component) {
+    // What srun starts has the second name alone.
+    std::string ending = fmt::format("_HET_GROUP_{}", component);
+    if (!environment.find("SLURM_JOB_NODELIST" + ending)) ending = fmt::format("_PACK_GROUP_{}", component);
+    if (!environment.find("SLURM_JOB_NODELIST" + ending)) {
+      return fail(
+          ErrorCode::InvalidArgument,
+          "SLURM_HET_SIZE={}, but there is no SLURM_JOB_NODELIST_HET_GROUP_{}: start this from the job's script "
+          "or shell, with all of its environment",
+          *components, component);
+    }
+    if (auto added = add_nodes(environment, ending, all.hosts); !added) return tl::unexpected(added.error());
+    for (const HostSlots& host : all.hosts) all.components.emplace(host.name, component);
+  }
+  return all;
 }
 
 Result<void> mark_local(std::vector<HostSlots>& hosts, HostWishes::Starter starter) {
@@ -121,7 +160,7 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
     if (!named) return tl::unexpected(named.error());
     choice.hosts = *std::move(named);
   } else {
-    choice.hosts = *slurm;
+    choice.hosts = slurm->hosts;
     // A single node is used as any host is, with no limit but the cores.
     const bool here = choice.hosts.size() == 1 && is_this_host(choice.hosts.front().name);
     if (here && wishes.per_node == 0) choice.hosts.clear();
@@ -143,9 +182,11 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
   }
   if (auto marked = mark_local(choice.hosts, wishes.starter); !marked) return tl::unexpected(marked.error());
   switch (wishes.starter) {
-    case Starter::Auto: choice.way = !slurm->empty() && all_among(choice.hosts, *slurm) ? Way::Slurm : Way::Ssh; break;
+    case Starter::Auto:
+      choice.way = !slurm->hosts.empty() && all_among(choice.hosts, slurm->hosts) ? Way::Slurm : Way::Ssh;
+      break;
     case Starter::Slurm:
-      if (slurm->empty())
+      if (slurm->hosts.empty())
         return fail(ErrorCode::InvalidArgument, "--starter slurm: this is no Slurm allocation; use sbatch or salloc");
       choice.way = Way::Slurm;
       break;
@@ -157,6 +198,7 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
   if (choice.way == Way::Slurm) {
     // On this node, too, what the allocation has is given to a step: its GPUs, its cores, its limits.
     for (HostSlots& host : choice.hosts) host.local = false;
+    choice.components = std::move(slurm->components);
   }
   return choice;
 }

@@ -7,6 +7,7 @@
 #include "launch/plan.h"
 #include "launch/starter.h"
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct HostWishes {
 struct HostChoice {
   std::vector<HostSlots> hosts;  ///< empty: this host, and as many as are wanted
   Way way = Way::Ssh;
+  std::map<std::string, int> components;  ///< of a heterogeneous Slurm job, by host; empty: the job has one
 };
 
 /// Fails with InvalidArgument, or Io for the file.

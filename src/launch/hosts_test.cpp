@@ -95,6 +95,39 @@ TEST(Hosts, AnAllocationIsTakenWholeAndBySrun) {
   EXPECT_NE(chosen(by_srun).find("this is no Slurm allocation"), std::string::npos);
 }
 
+TEST(Hosts, AHeterogeneousJobHasTheNodesOfAllItsComponents) {
+  const auto components_of = [](std::vector<std::string> variables) {
+    variables.insert(variables.end(), {"SLURM_JOB_ID=7", "SLURM_HET_SIZE=2"});
+    const auto choice = choose_hosts({}, Environment(variables));
+    EXPECT_TRUE(choice) << choice.error().what();
+    return choice ? choice->components : std::map<std::string, int>();
+  };
+  // Of a batch script, which runs in the first component.
+  std::vector<std::string> script = {"SLURM_JOB_NODELIST=n1",
+                                     "SLURM_TASKS_PER_NODE=1",
+                                     "SLURM_JOB_NODELIST_HET_GROUP_0=n1",
+                                     "SLURM_TASKS_PER_NODE_HET_GROUP_0=1",
+                                     "SLURM_JOB_NODELIST_HET_GROUP_1=n[2-3]",
+                                     "SLURM_TASKS_PER_NODE_HET_GROUP_1=4(x2)"};
+  EXPECT_EQ(components_of(script), (std::map<std::string, int>{{"n1", 0}, {"n2", 1}, {"n3", 1}}));
+  script.insert(script.end(), {"SLURM_JOB_ID=7", "SLURM_HET_SIZE=2"});
+  EXPECT_EQ(chosen({}, script), "srun n1:1 n2:4 n3:4");
+  EXPECT_EQ(chosen(list("n3:2,n1:2"), script), "srun n3:2 n1:2");
+  // Of salloc's shell, a node in both components.
+  const std::vector<std::string> shell = {"SLURM_JOB_NODELIST_HET_GROUP_0=n1", "SLURM_TASKS_PER_NODE_HET_GROUP_0=1",
+                                          "SLURM_JOB_NODELIST_HET_GROUP_1=n[1-2]",
+                                          "SLURM_TASKS_PER_NODE_HET_GROUP_1=2,1"};
+  EXPECT_EQ(components_of(shell), (std::map<std::string, int>{{"n1", 0}, {"n2", 1}}));
+  // Of what srun has started.
+  EXPECT_EQ(components_of({"SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=1", "SLURM_JOB_NODELIST_PACK_GROUP_0=n1",
+                           "SLURM_JOB_NODELIST_PACK_GROUP_1=n2"}),
+            (std::map<std::string, int>{{"n1", 0}, {"n2", 1}}));
+  EXPECT_NE(
+      chosen({}, {"SLURM_JOB_ID=7", "SLURM_HET_SIZE=2", "SLURM_JOB_NODELIST=n1", "SLURM_JOB_NODELIST_HET_GROUP_0=n1"})
+          .find("SLURM_HET_SIZE=2, but there is no SLURM_JOB_NODELIST_HET_GROUP_1"),
+      std::string::npos);
+}
+
 TEST(Hosts, ATaskOfAStepIsOnItsOwn) {
   auto task = kAllocation;
   task.insert(task.end(), {"SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=3"});

@@ -94,6 +94,10 @@ TEST(RemoteCommand, SrunAndMpirunPlaceOneProcessOnTheHost) {
   options.way = Way::Slurm;
   EXPECT_NE(joined(remote_command(options, "n7", "/c")).find("--nodelist=n7"), std::string::npos);
   EXPECT_TRUE(joined(remote_command(options, "n7", "/c")).ends_with("/c agent --invited"));
+  EXPECT_EQ(joined(remote_command(options, "n7", "/c")).find("--het-group"), std::string::npos);
+  options.components = {{"n7", 0}, {"n8", 3}};
+  EXPECT_NE(joined(remote_command(options, "n8", "/c")).find(" --het-group=3 "), std::string::npos);
+  options.components.clear();
   options.way = Way::Mpi;
   EXPECT_EQ(joined(remote_command(options, "n7", "/c")), "mpirun -np 1 -host n7 /c agent --invited");
 }

@@ -102,6 +102,8 @@ std::vector<std::string> remote_command(const RemoteOptions& options, const std:
       words = {
           "srun",       "--nodes=1",       "--ntasks=1",   "--ntasks-per-node=1",  "--nodelist=" + host, "--overlap",
           "--mpi=none", "--cpu-bind=none", "--unbuffered", "--kill-on-bad-exit=0", "--quit-on-interrupt"};
+      if (const auto found = options.components.find(host); found != options.components.end())
+        words.push_back(fmt::format("--het-group={}", found->second));
       break;
     case Way::Mpi: words = {"mpirun", "-np", "1", "-host", host}; break;
     case Way::Hand:

@@ -11,6 +11,7 @@
 #include "sys/unique_fd.h"
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,8 @@ struct RemoteOptions {
   Way way = Way::Ssh;
   std::vector<std::string> ssh = {"ssh"};  ///< the command and options of the user's own
   std::string remote_cohort;               ///< path of the command there; empty: as here
+  /// By srun, which has to be told in which component of a heterogeneous job a host is. Of those that are in one.
+  std::map<std::string, int> components = {};
   // By hand.
   std::string secret_file;  ///< the job's secret, which the agents have, too
   std::uint16_t port = 0;   ///< where they come to; 0: one of the system's choice

@@ -8,6 +8,7 @@ import unittest
 
 import boxes
 
+COHORT = os.environ.get("COHORT_COMMAND", "")
 WORKER = os.environ.get("COHORT_JOIN_WORKER", "")
 PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
 
@@ -53,6 +54,33 @@ class Launchers(unittest.TestCase):
         if not pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm/mpi_pmix.so").exists():
             self.skipTest("this Slurm has no plug-in for PMIx")
         self.expect_world(4, 2, "srun", "--mpi=pmix", "-N2", "-n4", "--overcommit", WORKER, "times=2")
+
+    # One task on the first node, two on the second.
+    HETEROGENEOUS = ("-N1", "-n1", ":", "-N1", "-n2")
+    UNEVEN = [("0", "0/1", "0/2"), ("1", "0/2", "1/2"), ("2", "1/2", "0/1")]
+
+    def expect_uneven(self, done):
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        joined = re.findall(r"^joined rank=(\d) size=3 local=(\S+) cross=(\S+) ", done.stdout, re.M)
+        self.assertEqual(sorted(joined), self.UNEVEN, done.stdout + done.stderr)
+        self.assertNotIn("cohort warning", done.stderr)
+
+    def test_a_heterogeneous_step_of_slurm(self):
+        for mpi in ("none", "pmi2"):
+            with self.subTest(mpi):
+                self.expect_uneven(self.box.run("h1", "srun", f"--mpi={mpi}", *self.HETEROGENEOUS, WORKER, timeout=90))
+
+    def test_cohort_run_in_a_heterogeneous_job(self):
+        if not COHORT:
+            self.skipTest("COHORT_COMMAND is not set")
+        ours = (COHORT, "run", "-q", "--no-logs", WORKER)
+        self.expect_uneven(self.box.run("h1", "salloc", "-Q", *self.HETEROGENEOUS, *ours, timeout=90))
+        with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
+            script, out = pathlib.Path(folder, "job.sh"), pathlib.Path(folder, "out")
+            script.write_text("#!/bin/sh\n#SBATCH -N1 -n1\n#SBATCH hetjob\n#SBATCH -N1 -n2\n" + " ".join(ours) + "\n")
+            done = self.box.run("h1", "sbatch", "-W", "-o", out, script, timeout=90)
+            done.stdout, done.stderr = out.read_text(), done.stdout + done.stderr
+            self.expect_uneven(done)
 
     def test_mpich(self):
         self.expect_world(4, 2, "mpirun.mpich", "-hosts", "h1,h2", "-np", "4", WORKER, "times=2")
