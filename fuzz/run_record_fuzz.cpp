@@ -15,6 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (record.events.size() + record.damaged > lines) std::abort();
   if (record.torn != (!text.empty() && text.back() != '\n')) std::abort();
   for (const auto& event : record.events) (void)number_of(event, "step");
+  if (record.events.empty()) return 0;  // such pictures are all the same
   const std::string picture = render_svg(figure_of(record));
   if (!picture.starts_with("<svg") || !picture.ends_with("</svg>\n")) std::abort();
   // What the record says must not become markup.
