@@ -394,6 +394,9 @@ TEST(SendRecvEnds, DeadlinesNameWhoDidNotComeAndForWhat) {
   for (const bool attended : {true, false}) {
     std::vector<Communicator> world = form_thread_world(2);
     int value = 0;
+    // Their connection is there once something has come over it, so that the next is there at once.
+    world[0].send(std::span(&value, 1), 1, {.tag = 8}).wait();
+    world[1].recv(std::span(&value, 1), 0, {.tag = 8}).wait();
     world[0].send(std::span(&value, 1), 1, {.tag = 8}).wait();
     const auto begin = std::chrono::steady_clock::now();
     Work work = world[1].recv(std::span(&value, 1), 0, {.tag = 7, .timeout = 100ms});

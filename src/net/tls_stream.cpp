@@ -93,7 +93,8 @@ Result<std::unique_ptr<TlsStream>> TlsStream::make(int fd, bool server, const st
 }
 
 Result<std::size_t> TlsStream::write(std::span<const std::byte> bytes) {
-  if (bytes.empty()) return 0;
+  // OpenSSL would go on with the handshake, and fetch what came behind it: no poll would tell of that any more.
+  if (bytes.empty() || !established_) return 0;
   ::ERR_clear_error();
   std::size_t taken = 0;
   if (::SSL_write_ex(end_->ssl(), bytes.data(), bytes.size(), &taken) == 1) {
@@ -115,7 +116,10 @@ Result<std::optional<std::size_t>> TlsStream::read(std::span<std::byte> to) {
   ::ERR_clear_error();
   std::size_t got = 0;
   errno = 0;
-  if (::SSL_read_ex(end_->ssl(), to.data(), to.size(), &got) == 1) {
+  const bool came = ::SSL_read_ex(end_->ssl(), to.data(), to.size(), &got) == 1;
+  // Once and for all: later it is not so for the moment in which a key is changed.
+  established_ = established_ || ::SSL_is_init_finished(end_->ssl()) == 1;
+  if (came) {
     if (!end_->proven()) return fail(ErrorCode::InvalidArgument, "it did not prove the key");
     return std::optional(got);
   }
@@ -140,6 +144,5 @@ Result<std::optional<std::size_t>> TlsStream::read(std::span<std::byte> to) {
 }
 
 bool TlsStream::holds_bytes() const noexcept { return ::SSL_has_pending(end_->ssl()) == 1; }
-bool TlsStream::established() const noexcept { return ::SSL_is_init_finished(end_->ssl()) == 1; }
 
 }  // namespace cohort::net

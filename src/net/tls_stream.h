@@ -22,20 +22,21 @@ class TlsStream {
   static Result<std::unique_ptr<TlsStream>> make(int fd, bool server, const std::array<std::uint8_t, 32>& key);
   ~TlsStream();
 
-  /// How many of these bytes were taken: 0 if the socket is full or the handshake is not over. Whoever calls again
-  /// gives the same bytes again, and perhaps more behind them.
+  /// How many of these bytes were taken: 0 if the socket is full or the handshake, which `read` goes on with, is not
+  /// over. Whoever calls again gives the same bytes again, and perhaps more behind them. Reads nothing.
   Result<std::size_t> write(std::span<const std::byte> bytes);
   /// How many bytes came: nullopt if there are none for now, 0 at the end. Goes on with the handshake.
   Result<std::optional<std::size_t>> read(std::span<std::byte> to);
   /// Bytes have come that `read` would give without the socket: no poll tells of them.
   bool holds_bytes() const noexcept;
   /// Until then writing is no use.
-  bool established() const noexcept;
+  bool established() const noexcept { return established_; }
 
  private:
   explicit TlsStream(std::unique_ptr<TlsEnd> end);
   std::unique_ptr<TlsEnd> end_;
   std::uint64_t under_key_ = 0;  // bytes written since it was changed
+  bool established_ = false;
 };
 
 }  // namespace cohort::net

@@ -413,6 +413,22 @@ TEST_P(TcpTransportTest, AnImpostorThatAnswersForAPeerIsNotBelieved) {
   EXPECT_FALSE(ranks[0].flushed());
 }
 
+// Whoever sends while the end of the handshake and what was sent behind it lie in the socket must not fetch both and
+// then wait for more: the peer may have no more to say before it has an answer.
+TEST(Encrypted, SendingDoesNotHideWhatCameWithTheEndOfTheHandshake) {
+  Ranks ranks(2, {Secrecy::Encrypted, 1});
+  ranks[0].message(1, 0, "from the one who connects");
+  const auto limit = Clock::now() + 20s;
+  while (!ranks[0].flushed()) {
+    ASSERT_LT(Clock::now(), limit);
+    ranks[1].progress();
+    for (const auto pause = Clock::now() + 20ms; !ranks[0].flushed() && Clock::now() < pause;) ranks[0].progress();
+  }
+  ASSERT_TRUE(ranks.heard[1].messages.empty());  // all of it has gone, and nothing has been taken
+  ranks[1].message(0, 0, "from the other");
+  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() + ranks.heard[1].messages.size() == 2; }));
+}
+
 TEST(Encrypted, AChangedByteEndsTheConnectionAndIsNeverDelivered) {
   const std::string text(3000, 'w');
   for (const std::size_t behind : {0U, 5U, 40U, 2000U}) {
