@@ -117,11 +117,9 @@ class TestEnds(Launch):
         os.mkfifo(pathlib.Path(self.folder) / "go")
         for _ in range(2):
             self.assertIn("up", job.stdout.readline())
-        self.box.act("cut", "h2")
-        time.sleep(1)
-        self.box.act("heal", "h2")
+        self.box.act("cut", "h2", "--for", "1")
         time.sleep(4)  # longer than a silent host is waited for
-        self.assertIsNone(job.poll())
+        self.assertIsNone(job.poll(), "" if job.poll() is None else job.stderr.read())
         with open(pathlib.Path(self.folder) / "go", "w", encoding="ascii") as go:
             go.write("x\nx\n")
             go.flush()

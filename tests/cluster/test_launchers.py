@@ -73,7 +73,7 @@ class Launchers(unittest.TestCase):
     def test_cohort_run_in_a_heterogeneous_job(self):
         if not COHORT:
             self.skipTest("COHORT_COMMAND is not set")
-        ours = (COHORT, "run", "-q", "--no-logs", WORKER)
+        ours = (COHORT, "run", "-q", "--no-logs", "--prefix", "none", WORKER)
         self.expect_uneven(self.box.run("h1", "salloc", "-Q", *self.HETEROGENEOUS, *ours, timeout=90))
         with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
             script, out = pathlib.Path(folder, "job.sh"), pathlib.Path(folder, "out")
