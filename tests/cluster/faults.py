@@ -41,6 +41,7 @@ import boxes
 from faults_plan import ALL, HARMS, HOSTS, NAMED, OURS, ROUNDS, STOPPED, Plan, possible, words_of
 
 PATIENCE = 5  # seconds for something to be there that can be struck
+BEGUN = 0.3  # seconds that a rank has been there
 TRIES = 3  # of a job, until it is struck
 NAMING = 8  # seconds until a host that has gone is named
 START = re.compile(r"\d+ process(?:es)? on \d+ hosts? \(")  # the notice that names all hosts, whatever happens to them
@@ -113,6 +114,7 @@ class Job:
         self.struck = None
         self.process = None
         self.too_long = False  # what was to be short was not, on a busy machine: the job need not survive it
+        self.starting = False  # by Slurm or Open MPI alone, at the time: what they do about it then is theirs
         self.stopped, self.undo = [], []
 
     def note(self, stream, kind):
@@ -153,6 +155,17 @@ class Job:
         hosts = {"host": (self.plan.host,), "launcher": ("h1",), "any": HOSTS}[HARMS[harm].place]
         return sorted(pid for host in hosts for pid in self.box.processes(host, pattern)
                       if pid not in self.before or harm == "slurmd")
+
+    def all_have_begun(self):
+        """Whether every rank has been there for a moment: who started it has been told so by then."""
+        now = float(pathlib.Path("/proc/uptime").read_text().split()[0])
+        begun = 0
+        for host in HOSTS:
+            for pid in self.box.processes(host, f"^{re.escape(self.ground.options.peer)} "):
+                with contextlib.suppress(OSError):
+                    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+                    begun += now - int(fields[19]) / os.sysconf("SC_CLK_TCK") > BEGUN
+        return begun >= self.plan.ranks
 
     def signal_host(self, number):
         """To all processes of the host, until no new ones appear."""
@@ -244,6 +257,7 @@ class Job:
         self.thaw()
         for action in self.undo:
             action()
+        left = {} if self.starting else left
         left = {**left, **self.wait_for_nothing(8)} if self.undo or not left else left
         if left:
             self.problems.append(f"left: {left}")
@@ -301,9 +315,10 @@ class Job:
         time.sleep(plan.moment * (1.5 if plan.shell else normal))
         was_over = process.poll() is not None
         running = len(self.box.processes(plan.host, re.escape(options.peer))) > 0 or bool(plan.shell)
+        self.starting = plan.launcher not in OURS and not was_over and not self.all_have_begun()
         self.struck = time.monotonic()
         struck = not was_over and self.strike(harm)
-        survives = not struck or (HARMS[harm].survived and not self.too_long)
+        survives = not struck or (HARMS[harm].survived and not self.too_long and not self.starting)
         status, asked = self.end_of(process, HARMS[harm].limit if struck else 30, survives, normal)
         took = time.monotonic() - self.struck
         for reader in readers:
@@ -342,14 +357,13 @@ class Job:
 
     def judge(self, harm, struck, survives, status, digest):
         plan = self.plan
-        expected = sum(int((entry.split(":") + ["1"])[1]) for entry in plan.layout.split(","))
         if harm == "launcher" and struck and plan.launcher == "slurm" and status == 0:
             return  # salloc's, of a command that was killed
         if status == 0 and not plan.shell:
             found = LINE.findall(self.said("out"))
             ranks = {rank for rank, _ in found}
-            if len(ranks) != expected or any(each != digest for _, each in found):
-                self.problems.append(f"other bits, or not all: {found}, expected {expected} times {digest}")
+            if len(ranks) != plan.ranks or any(each != digest for _, each in found):
+                self.problems.append(f"other bits, or not all: {found}, expected {plan.ranks} times {digest}")
         elif not plan.shell and survives:
             self.problems.append(f"it should have survived; its status is {status}")
         elif plan.shell and status == 0:

@@ -64,6 +64,10 @@ class Plan:
         self.host = draw.choice([name for name in re.findall(r"h\d", self.layout) if name != "h1"])
         self.random = draw
 
+    @property
+    def ranks(self):
+        return sum(int((entry.split(":") + ["1"])[1]) for entry in self.layout.split(","))
+
     def __str__(self):
         return (f"{self.launcher} {self.layout} `{self.shell or 'peer'}`{' restarts' if self.restarts else ''}: "
                 f"{'+'.join(self.harms)} {self.host} at {self.moment:.2f}")

@@ -3,7 +3,9 @@
 import contextlib
 import io
 import os
+import subprocess
 import tempfile
+import time
 import types
 import unittest
 import unittest.mock
@@ -44,6 +46,24 @@ class Naming(unittest.TestCase):
         self.assertEqual(job.named_after(), 1.0)
         job.judge("cut", True, False, 1, "")
         self.assertEqual(job.problems, [])
+
+
+class Beginning(unittest.TestCase):
+    def test_ranks_have_begun_once_all_have_been_there_for_a_moment(self):
+        with subprocess.Popen(["sleep", "1000"]) as child:
+            self.addCleanup(child.kill)
+            there = {"h1": {os.getpid(): "peer x12"}, "h2": {}}
+            job = job_that_said()
+            job.plan.layout = "h1,h2"
+            job.box = types.SimpleNamespace(processes=lambda host, pattern: there.get(host, {}))
+            job.ground.options = types.SimpleNamespace(peer="peer")
+            self.assertFalse(job.all_have_begun())
+            there["h2"] = {child.pid: "peer x12"}
+            time.sleep(0.5)
+            self.assertTrue(job.all_have_begun())
+            with unittest.mock.patch.object(faults, "BEGUN", 1e9):
+                self.assertFalse(job.all_have_begun())
+            child.kill()
 
 
 class Plans(unittest.TestCase):
