@@ -60,6 +60,8 @@ class Places(unittest.TestCase):
                 self.assertEqual(bytes_of.setdefault("part", part), part)  # whoever wrote it
         with self.assertRaisesRegex(cohort.InvalidArgument, "'rank0', 'shared', 'local'"):
             checkpoint.CheckpointFolder(self.folder, place="everywhere")
+        with self.assertRaisesRegex(cohort.InvalidArgument, "at least 1 copy of each file, not 0"):
+            checkpoint.CheckpointFolder(self.folder, place="local", copies=0)
 
     def test_a_folder_that_is_not_shared_is_named(self):
         folder = self.folder if self.rank == 0 else os.path.join(self.folder, "elsewhere")

@@ -3,6 +3,7 @@
 #include "base/result.h"
 #include "checkpoint/bundle.h"
 #include "checkpoint/exchange.h"
+#include "checkpoint/pieces.h"
 #include "formats/checkpoint_folder.h"
 #include "sys/files.h"
 
@@ -12,8 +13,6 @@
 
 namespace cohort::checkpoint {
 namespace {
-
-constexpr std::size_t kPiece = std::size_t{4} << 20;
 
 /// Files as pieces, none of which spans two of them. The receiver waits for as many bytes as were announced, so what
 /// cannot be read is sent as zeros, and refused there for its digest.
@@ -128,17 +127,17 @@ Copies::Copies(const Sight& sight, int copies) : keeps_(sight.keeps()) {
   further_ = std::min(static_cast<std::size_t>(copies), keepers_.size()) - 1;
 }
 
-bool Copies::is_here(const std::string& file) const {
+std::size_t Copies::seat_of(const std::string& file) const {
   const auto part = seats_.find(file);
-  const std::size_t written = part != seats_.end() ? part->second : first_;
-  return (seat_ + keepers_.size() - written) % keepers_.size() <= further_;
+  return part != seats_.end() ? part->second : first_;
 }
+
+bool Copies::is_here(const std::string& file) const { return seat_before(seat_of(file)) <= further_; }
 
 std::vector<std::string> Copies::files_of(std::size_t seat, const Digests& digests) const {
   std::vector<std::string> files;
   for (const auto& [name, digest] : digests) {
-    const auto part = seats_.find(name);
-    if ((part != seats_.end() ? part->second : first_) == seat) files.push_back(name);
+    if (seat_of(name) == seat) files.push_back(name);
   }
   return files;
 }

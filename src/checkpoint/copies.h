@@ -32,6 +32,8 @@ class Copies {
  private:
   /// Of the ring, so many places before this rank's folder.
   std::size_t seat_before(std::size_t places) const { return (seat_ + keepers_.size() - places) % keepers_.size(); }
+  /// Of the folder that a file is written to.
+  std::size_t seat_of(const std::string& file) const;
   std::vector<std::string> files_of(std::size_t seat, const Digests& digests) const;
 
   std::vector<int> keepers_;                  // in the order of ranks: the ring

@@ -132,7 +132,7 @@ TEST_F(CheckpointCopies, HaveToBeAskedForByAllRanksAlike) {
                     save(comm, options(comm.rank(), comm.rank() == 3 ? 1 : 2),
                          Brought(comm, {.step = 1, .own_bytes = 9}).bundle);
                   },
-                  "this rank asks for 1 copies, and another for 2"),
+                  "this rank has copies = 1, and another has 2"),
               ErrorCode::InvalidArgument);
   });
   for (std::size_t host = 0; host < 3; ++host) EXPECT_TRUE(!fs::exists(disk(host)) || fs::is_empty(disk(host)));

@@ -5,8 +5,6 @@
 namespace cohort::checkpoint {
 namespace {
 
-constexpr std::size_t kPiece = std::size_t{4} << 20;
-
 void send(Communicator& comm, std::span<const std::byte> bytes, int to) {
   comm.send(ConstBuffer(bytes.data(), static_cast<std::int64_t>(bytes.size()), DType::UInt8), to).wait();
 }

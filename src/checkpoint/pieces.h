@@ -11,6 +11,9 @@
 
 namespace cohort::checkpoint {
 
+/// Bytes of a piece, at most.
+inline constexpr std::size_t kPiece = std::size_t{4} << 20;
+
 class PieceSender {
  public:
   PieceSender(Communicator& comm, int to);

@@ -136,7 +136,7 @@ class Save {
     agree(comm_, attempt([&] {
             if (options_.copies != most) {
               raise(ErrorCode::InvalidArgument,
-                    "cannot save a checkpoint -- this rank asks for {} copies, and another for {} -- give all the same",
+                    "cannot save a checkpoint -- this rank has copies = {}, and another has {} -- give all the same",
                     options_.copies, most);
             }
           }));

@@ -55,6 +55,19 @@ std::string_view write_advice(int error_number) {
 
 constexpr std::string_view kReadAdvice = "check the path and that this user may read it";
 
+/// How many bytes of the file came: fewer than there is room for at its end.
+Result<std::size_t> read_into(std::span<std::byte> bytes, int fd, const std::string& path) {
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t got = ::read(fd, bytes.data() + done, std::min(bytes.size() - done, kLargestCall));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return io_error("cannot read", path, errno, kReadAdvice);
+    if (got == 0) break;
+    done += static_cast<std::size_t>(got);
+  }
+  return done;
+}
+
 }  // namespace
 
 FileBytes::FileBytes(std::size_t size)
@@ -83,17 +96,11 @@ Result<FileBytes> read_file(const std::string& path, const ReadFileOptions& opti
     return fail(ErrorCode::Unavailable, "cannot read {} -- its {} bytes do not fit into memory -- free some memory",
                 path, size);
   }
-  std::size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t got = ::read(fd.get(), bytes.data() + done, std::min(bytes.size() - done, kLargestCall));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return io_error("cannot read", path, errno, kReadAdvice);
-    if (got == 0) {
-      return fail(ErrorCode::Io,
-                  "cannot read {} -- it shrank from {} to {} bytes while it was read -- who writes to it?", path, size,
-                  done);
-    }
-    done += static_cast<std::size_t>(got);
+  const auto done = read_into({bytes.data(), bytes.size()}, fd.get(), path);
+  if (!done) return tl::unexpected(done.error());
+  if (*done < bytes.size()) {
+    return fail(ErrorCode::Io, "cannot read {} -- it shrank from {} to {} bytes while it was read -- who writes to it?",
+                path, size, *done);
   }
   return bytes;
 }
@@ -105,13 +112,10 @@ Result<FileReader> FileReader::open(const std::string& path) {
 }
 
 Result<void> FileReader::read(std::span<std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t got = ::read(fd_.get(), bytes.data(), std::min(bytes.size(), kLargestCall));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return io_error("cannot read", path_, errno, kReadAdvice);
-    if (got == 0) return fail(ErrorCode::Io, "cannot read {} -- it ends too early -- who writes to it?", path_);
-    bytes = bytes.subspan(static_cast<std::size_t>(got));
-  }
+  const auto done = read_into(bytes, fd_.get(), path_);
+  if (!done) return tl::unexpected(done.error());
+  if (*done < bytes.size())
+    return fail(ErrorCode::Io, "cannot read {} -- it ends too early -- who writes to it?", path_);
   return {};
 }
 

@@ -186,6 +186,8 @@ TEST(Checkpoint, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(checkpoints.list().size(), 1u);
   EXPECT_EQ(code_of([] { CheckpointFolder(Communicator(), {.folder = "x", .keep = 0}); }, "at least 1"),
             ErrorCode::InvalidArgument);
+  EXPECT_EQ(code_of([] { CheckpointFolder(Communicator(), {.folder = "x", .copies = 0}); }, "at least 1 copy"),
+            ErrorCode::InvalidArgument);
 
   ASSERT_TRUE(checkpoints.load_latest(*net, nullptr));  // the optimizer's state is left alone
   EXPECT_EQ(bits(*net), before);
