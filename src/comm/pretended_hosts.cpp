@@ -4,6 +4,7 @@
 #include "base/parse.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 
 namespace cohort::comm {
@@ -30,7 +31,7 @@ Result<std::vector<int>> divide_into_hosts(std::string_view text, int size) {
     const int count = std::min(numbers[0], size);
     numbers.assign(static_cast<std::size_t>(count), size / count);
     for (int host = 0; host < size % count; ++host) ++numbers[static_cast<std::size_t>(host)];
-  } else if (std::accumulate(numbers.begin(), numbers.end(), 0) != size) {
+  } else if (std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0}) != size) {
     return wrong(fmt::format("these are not the {} ranks of the world", size));
   }
   for (std::size_t host = 0; host < numbers.size(); ++host) {

@@ -23,7 +23,7 @@ TEST(PretendedHosts, AreANumberOrAList) {
 }
 
 TEST(PretendedHosts, ThatDoNotFitAreRefused) {
-  for (const char* const text : {"0", "-1", "x", "2,", "1,2", "1,,3", "4294967297"}) {
+  for (const char* const text : {"0", "-1", "x", "2,", "1,2", "1,,3", "4294967297", "2147483647,2147483647,6"}) {
     const auto hosts = divide_into_hosts(text, 4);
     ASSERT_FALSE(hosts) << text;
     EXPECT_NE(std::string(hosts.error().what()).find(std::string("COHORT_PRETEND_HOSTS='") + text + "'"),
