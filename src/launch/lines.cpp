@@ -69,8 +69,8 @@ std::vector<Line> LineSplitter::feed(std::string_view bytes) {
     }
     const auto end = bytes.find_first_of("\r\n");
     std::string_view piece = bytes.substr(0, end);
-    while (partial_.size() + piece.size() > kLongestLine) {
-      const std::size_t room = kLongestLine - partial_.size();
+    while (partial_.size() + piece.size() > longest_) {
+      const std::size_t room = longest_ - partial_.size();
       partial_.append(piece.substr(0, room));
       piece.remove_prefix(room);
       const std::size_t cut = whole_text(partial_);

@@ -29,6 +29,9 @@ struct Line {
 
 class LineSplitter {
  public:
+  LineSplitter() = default;
+  /// `longest`: of a line that is not cut, in bytes; 4 or more.
+  explicit LineSplitter(std::size_t longest) : longest_(longest) {}
   /// The lines that `bytes` complete. "\r\n" ends a line as "\n" does.
   std::vector<Line> feed(std::string_view bytes);
   /// What has no end yet.
@@ -37,6 +40,7 @@ class LineSplitter {
   std::string take_partial();
 
  private:
+  std::size_t longest_ = kLongestLine;
   std::string partial_;
   bool after_return_ = false;
 };

@@ -51,6 +51,12 @@ TEST(Lines, WithoutEndAreCutBetweenCharacters) {
   EXPECT_EQ(joined + splitter.take_partial(), text);
 }
 
+TEST(Lines, MayBeAsLongAsIsSaid) {
+  LineSplitter splitter(4);
+  EXPECT_EQ(texts(splitter.feed("1234\n12345\xc3\xa4\xc3\xa4\n")),
+            (std::vector<std::string>{"1234", "1234", "5\xc3\xa4", "\xc3\xa4"}));
+}
+
 TEST(View, PrefixesAreAligned) {
   ViewOptions options;
   options.hosts = std::vector<std::string>(11, "h");
