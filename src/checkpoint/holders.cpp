@@ -54,7 +54,7 @@ std::string Holders::missing(const std::string& file) const {
   if (hosts.empty()) return text;
   text += fmt::format(" -- host {} has had it on its own disk", hosts[static_cast<std::size_t>(std::max(0, saved))]);
   return text + (sight_.place == CheckpointPlace::Local ? ", and no host of this job has it"
-                                                        : " -- load with CheckpointPlace::Local");
+                                                        : " -- load it with the place local");
 }
 
 std::vector<std::string> Holders::verify(const std::function<void(const std::string&, sys::FileBytes)>& keep) {

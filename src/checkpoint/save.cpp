@@ -178,7 +178,7 @@ class Save {
     raise(
         ErrorCode::InvalidArgument,
         "cannot save a checkpoint in {} -- it is to be shared, but what rank 0 (host {}) makes there is not seen by {} "
-        "-- give a folder of a file system that all hosts mount at this path, or CheckpointPlace::Rank0 or Local",
+        "-- give a folder of a file system that all hosts mount, or let the place be rank0 or local",
         options_.path, sight_.hosts.front(), places_of(sight_, blind));
   }
 

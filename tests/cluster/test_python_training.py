@@ -1,11 +1,14 @@
 """The digits in Python on two hosts of a box, under every launcher, by a user without any rights there: the same weights, to
 the bit, and nothing left on any host."""
 
+import atexit
+import contextlib
 import hashlib
 import os
 import pathlib
 import re
 import shutil
+import subprocess
 import tempfile
 import time
 import unittest
@@ -16,8 +19,8 @@ COHORT = os.environ.get("COHORT_COMMAND", "")
 PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "01-digits" / "python"
 
-# digits_ddp.py's steps with cohort.nn, few of them, and what came out. With a number of steps, a checkpoint after each on the
-# host's own disk, which is a folder here.
+# digits_ddp.py's steps with cohort.nn, few of them, and what came out. With a number of steps, a checkpoint after each; the
+# other words are its place and host=folder for each host.
 PROGRAM = """
 import hashlib, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -42,7 +45,8 @@ order = torch.tensor(list(sampler))
 first, last, checkpoints = 0, 6, None
 if len(sys.argv) > 2:
     last = int(sys.argv[2])
-    checkpoints = CheckpointFolder(os.path.join("disk-" + world.host(), "checkpoints"), place="local")
+    folders = dict(word.split("=") for word in sys.argv[4:])
+    checkpoints = CheckpointFolder(os.path.join(folders[world.host()], "checkpoints"), place=sys.argv[3])
     info = checkpoints.load_latest(net, optimizer)
     first = info.progress.step if info else 0
     print(f"rank {world.rank()} on {world.host()} begins at step {first}, with the part of {int(checkpoints.rank_state()['rank'])}"
@@ -93,8 +97,13 @@ class PythonTraining(unittest.TestCase):
     def setUpClass(cls):
         if not COHORT or not list(pathlib.Path(PACKAGE, "cohort").glob("_core.*.so")):
             raise unittest.SkipTest("the Python package is not built")
-        cls.box = boxes.Box("py", "--slurm", "--hosts", "2", "--user", "trainee")
+        boxes.require("--slurm")
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-py-"))
+        # The box's hosts see what is mounted in here later.
+        subprocess.run(["mount", "--bind", cls.folder, cls.folder], check=True)
+        subprocess.run(["mount", "--make-shared", cls.folder], check=True)
+        atexit.register(cls.unmount)
+        cls.box = boxes.Box("py", "--slurm", "--hosts", "2", "--user", "trainee")
         cls.python = next((p for p in (shutil.which("python3"), "/usr/bin/python3") if cls.can_train(p)), None)
         if cls.python is None:
             cls.tearDownClass()
@@ -113,7 +122,13 @@ class PythonTraining(unittest.TestCase):
     def tearDownClass(cls):
         if cls.box:
             cls.box.down()
+            cls.unmount()
             shutil.rmtree(cls.folder)
+
+    @classmethod
+    def unmount(cls):
+        atexit.unregister(cls.unmount)
+        subprocess.run(["umount", "-R", "-l", cls.folder], check=True)
 
     def tearDown(self):
         limit = time.monotonic() + 20
@@ -166,22 +181,63 @@ class PythonTraining(unittest.TestCase):
         self.assertEqual(len(set(bits.values())), 1, bits)
         self.assertNotEqual(bits["ssh"], hashlib.sha256(b"").hexdigest())
 
+    def train(self, *words):
+        return self.as_user(COHORT, "run", "-q", "--no-logs", "--no-python", "-np", "4", "-H", "h1:2,h2:2", self.python,
+                            self.folder / "train.py", EXAMPLES, *words)
+
+    def bits(self, said):
+        found = set(re.findall(r"on 2 hosts: ([0-9a-f]{64})", said))
+        self.assertEqual(len(found), 1, said)
+        return found
+
+    def assert_all_begin_at(self, step, said):
+        begun = re.findall(r"rank (\d) on h\d begins at step (\d), with the part of (\d)", said)
+        self.assertEqual(sorted(begun), [(rank, str(step), rank) for rank in "0123"], said)
+
     def test_goes_on_after_either_host_has_lost_its_disk(self):
-        program = [COHORT, "run", "-q", "--no-logs", "--no-python", "-np", "4", "-H", "h1:2,h2:2", self.python,
-                   str(self.folder / "train.py"), str(EXAMPLES)]
-        digests = lambda said: set(re.findall(r"on 2 hosts: ([0-9a-f]{64})", said))
-        whole = digests(self.as_user(*program))
-        self.assertEqual(len(whole), 1)
+        whole = self.bits(self.train())
         disks = [self.folder / "disk-h1", self.folder / "disk-h2"]
-        said = self.as_user(*program, "2")
+        place = ["local", f"h1={disks[0]}", f"h2={disks[1]}"]
+        said = self.train("2", *place)
         self.assertEqual(len(re.findall(r"rank \d begins$", said, re.M)), 4, said)
         for lost, first in (0, 2), (1, 4):
             self.assertEqual([path.name for path in disks if path.exists()], ["disk-h1", "disk-h2"])
             shutil.rmtree(disks[lost])
-            said = self.as_user(*program, str(first + 2))
-            begun = re.findall(r"rank (\d) on h\d begins at step (\d), with the part of (\d)", said)
-            self.assertEqual(sorted(begun), [(rank, str(first), rank) for rank in "0123"], said)
-        self.assertEqual(digests(said), whole)
+            said = self.train(str(first + 2), *place)
+            self.assert_all_begin_at(first, said)
+        self.assertEqual(self.bits(said), whole)
+
+    @contextlib.contextmanager
+    def served(self, server, client):
+        """A folder of the server's, and where the client has it through sshfs."""
+        folder, mounted = self.folder / f"of-{server}", self.folder / f"on-{client}"
+        for path in folder, mounted:
+            path.mkdir()
+            path.chmod(0o777)
+        ssh = " ".join(self.box.words(client, self.box.folder / "ssh", as_user=True))
+        subprocess.run(["sshfs", "-o", "allow_other", "-o", f"ssh_command={ssh}", "-o", "sftp_server=/usr/lib/openssh/sftp-server",
+                        f"{server}:{folder}", mounted], check=True, timeout=30)
+        try:
+            yield folder, mounted
+        finally:
+            subprocess.run(["umount", mounted], check=True)
+
+    def test_goes_on_from_a_folder_that_one_host_serves_to_the_other(self):
+        """Through sshfs, which like NFS keeps what it knows of names and files for a while."""
+        if not shutil.which("sshfs") or not os.path.exists("/dev/fuse"):
+            self.skipTest("needs sshfs and /dev/fuse -- apt-get install sshfs")
+        whole = self.bits(self.train())
+        for server, client in ("h1", "h2"), ("h2", "h1"):  # rank 0, which names and removes checkpoints, is on h1
+            with self.subTest(server=server), self.served(server, client) as (folder, mounted):
+                place = ["shared", f"{server}={folder}", f"{client}={mounted}"]
+                self.train("2", *place)
+                for first in 2, 4:
+                    said = self.train(str(first + 2), *place)
+                    self.assert_all_begin_at(first, said)
+                self.assertEqual(self.bits(said), whole)
+                # Three are kept, and none that is not whole.
+                self.assertEqual(sorted(path.name for path in (folder / "checkpoints").iterdir()),
+                                 [f"checkpoint-{step:06}-step-{step}" for step in (4, 5, 6)])
 
     def test_functions_on_two_hosts(self):
         said = self.as_user(self.python, "functions.py")
