@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "net/secret.h"
+#include "store/file_locks.h"
 #include "store/file_log.h"
 #include "store/table.h"
 #include "sys/unique_fd.h"
@@ -25,14 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Locked bytes, far behind the log: one for whoever reads or writes the log, and one per member for as long as it lives
-// (the kernel drops it with the member's last descriptor, however it died).
-constexpr off_t kLogLock = off_t{1} << 40;
-constexpr off_t kSlotLocks = kLogLock + 1;
-
 constexpr seconds kCallTimeout{60};
-constexpr milliseconds kShortestPause{1};
-constexpr milliseconds kLongestPause{20};
 constexpr milliseconds kLifeCheck{100};
 
 std::string boot_id() {
@@ -46,60 +40,6 @@ std::string host_name() {
   (void)::gethostname(name.data(), name.size() - 1);
   return name.data();
 }
-
-struct flock lock_request(short type, off_t byte) {
-  struct flock request {};
-  request.l_type = type;
-  request.l_whence = SEEK_SET;
-  request.l_start = byte;
-  request.l_len = 1;
-  return request;
-}
-
-// True if taken; false if another open file holds it.
-Result<bool> try_lock(int fd, off_t byte) {
-  struct flock request = lock_request(F_WRLCK, byte);
-  if (::fcntl(fd, F_OFD_SETLK, &request) == 0) return true;
-  if (errno == EAGAIN || errno == EACCES) return false;
-  return fail(ErrorCode::Io, "locking: {} -- choose a file on a local file system, or one with locks",
-              errno_text(errno));
-}
-
-void unlock(int fd, off_t byte) {
-  struct flock request = lock_request(F_UNLCK, byte);
-  (void)::fcntl(fd, F_OFD_SETLK, &request);
-}
-
-bool held_by_another(int fd, off_t byte) {
-  struct flock request = lock_request(F_WRLCK, byte);
-  return ::fcntl(fd, F_OFD_GETLK, &request) == 0 && request.l_type != F_UNLCK;
-}
-
-// The lock of the log, for one reading and writing of it.
-class LogLock {
- public:
-  static Result<LogLock> take(int fd, net::Deadline deadline) {
-    milliseconds pause = kShortestPause;
-    while (true) {
-      const auto taken = try_lock(fd, kLogLock);
-      if (!taken) return tl::unexpected(taken.error());
-      if (*taken) return LogLock(fd);
-      if (net::passed(deadline))
-        return fail(ErrorCode::Timeout, "another process holds its lock -- is one of the ranks stopped?");
-      std::this_thread::sleep_for(pause);
-      pause = std::min(pause * 2, kLongestPause);
-    }
-  }
-  LogLock(LogLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  LogLock& operator=(LogLock&&) = delete;
-  ~LogLock() {
-    if (fd_ >= 0) unlock(fd_, kLogLock);
-  }
-
- private:
-  explicit LogLock(int fd) : fd_(fd) {}
-  int fd_;
-};
 
 bool write_all(int fd, std::string_view bytes, off_t at) {
   while (!bytes.empty()) {
@@ -410,10 +350,15 @@ bool FileStore::open(net::Deadline deadline) {
   if (!made_by_us) {
     const bool creator_is_coming = members_.empty() && held_by_another(file_.get(), kSlotLocks);
     if (!creator_is_coming && !somebody_else_is_there()) {
-      fail_with(ErrorCode::Unavailable,
-                fmt::format("it was left by an earlier job: made by {}, none of whose ranks is alive; this is pid {} "
-                            "on host {} (boot {}) -- remove it: rm '{}'",
-                            describe(header_), ::getpid(), host_name(), boot_id().substr(0, 8), options_.path));
+      const bool here = header_.boot_id == boot_id() && header_.host == host_name();
+      const std::string_view or_else =
+          here ? ""
+               : "; if that job runs, this file system keeps locks to each host: take another one, or host and port";
+      fail_with(
+          ErrorCode::Unavailable,
+          fmt::format("it was left by an earlier job: made by {}, none of whose ranks is alive; this is pid {} "
+                      "on host {} (boot {}) -- remove it: rm '{}'{}",
+                      describe(header_), ::getpid(), host_name(), boot_id().substr(0, 8), options_.path, or_else));
     }
     if (header_.meeting != options_.meeting) return false;
     if (header_.size != options_.size) {

@@ -207,12 +207,15 @@ class PythonTraining(unittest.TestCase):
             self.assert_all_begin_at(first, said)
         self.assertEqual(self.bits(said), whole)
 
+    def need_sshfs(self):
+        if not shutil.which("sshfs") or not os.path.exists("/dev/fuse"):
+            self.skipTest("needs sshfs and /dev/fuse -- apt-get install sshfs")
+
     @contextlib.contextmanager
     def served(self, server, client):
         """A folder of the server's, and where the client has it through sshfs."""
-        folder, mounted = self.folder / f"of-{server}", self.folder / f"on-{client}"
+        folder, mounted = (pathlib.Path(tempfile.mkdtemp(prefix=host, dir=self.folder)) for host in (server, client))
         for path in folder, mounted:
-            path.mkdir()
             path.chmod(0o777)
         ssh = " ".join(self.box.words(client, self.box.folder / "ssh", as_user=True))
         subprocess.run(["sshfs", "-o", "allow_other", "-o", f"ssh_command={ssh}", "-o", "sftp_server=/usr/lib/openssh/sftp-server",
@@ -224,8 +227,7 @@ class PythonTraining(unittest.TestCase):
 
     def test_goes_on_from_a_folder_that_one_host_serves_to_the_other(self):
         """Through sshfs, which like NFS keeps what it knows of names and files for a while."""
-        if not shutil.which("sshfs") or not os.path.exists("/dev/fuse"):
-            self.skipTest("needs sshfs and /dev/fuse -- apt-get install sshfs")
+        self.need_sshfs()
         whole = self.bits(self.train())
         for server, client in ("h1", "h2"), ("h2", "h1"):  # rank 0, which names and removes checkpoints, is on h1
             with self.subTest(server=server), self.served(server, client) as (folder, mounted):
@@ -238,6 +240,15 @@ class PythonTraining(unittest.TestCase):
                 # Three are kept, and none that is not whole.
                 self.assertEqual(sorted(path.name for path in (folder / "checkpoints").iterdir()),
                                  [f"checkpoint-{step:06}-step-{step}" for step in (4, 5, 6)])
+
+    def test_a_file_whose_locks_end_at_each_host_is_no_meeting_place(self):
+        self.need_sshfs()
+        with self.served("h1", "h2") as (folder, mounted):
+            meet = f"case $(hostname) in h1) at={folder};; *) at={mounted};; esac; COHORT_INIT=file://$at/meet exec \"$@\""
+            done = self.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", "srun", "-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "sh", "-c",
+                                meet, "sh", self.python, "-c", "import cohort; cohort.init(timeout=20)", as_user=True, timeout=60)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(done.stderr, "on host h[12] .*this file system keeps locks to each host: take another one")
 
     def test_functions_on_two_hosts(self):
         said = self.as_user(self.python, "functions.py")

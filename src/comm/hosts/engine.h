@@ -294,7 +294,7 @@ class Engine {
   std::vector<std::unique_ptr<Block>> blocks_;  // kept, so that memory is touched once
   std::vector<std::unique_ptr<Piece>> pieces_;
   std::vector<std::unique_ptr<Stretch>> stretches_;
-  std::int64_t ahead_ = 1;  // pieces, of what has been received
+  std::int64_t ahead_ = 1;  // pieces that may be on the wire at once, in this operation
   std::vector<const void*> partials_;
 };
 
