@@ -428,7 +428,8 @@ else:
         os._exit(0)
 """
         )
-        ahead = f"if [ $RANK = 1 ]; then export LD_PRELOAD={self.folder}/ahead.so; fi; exec {sys.executable} {program}"
+        preload = f'export LD_PRELOAD="${{LD_PRELOAD:+$LD_PRELOAD }}{self.folder}/ahead.so"'  # behind a sanitizer's
+        ahead = f"if [ $RANK = 1 ]; then {preload}; fi; exec {sys.executable} {program}"
         job = self.start(COHORT, "run", "-q", "--no-logs", "-np", 2, "--", "sh", "-c", ahead)
         job.when("APART 60 min")
         self.named(21, "clocks an hour apart: deadlines hold (timeout=1)", job, r"TIMEOUT .*rank 1 .*rank 0 ")
