@@ -18,7 +18,7 @@ constexpr std::size_t kReadAgain = 256;
 constexpr std::uint64_t kManyHosts = 1024;
 constexpr std::size_t kReadOneOf = 64;
 
-/// A bound of the hosts that the ranges make, whether they stand within brackets or not: [1-20][0-99] is 2,000.
+/// About how many hosts the ranges make, whether they stand within brackets or not: [1-20][0-99] is 2,000.
 std::uint64_t hosts_of_ranges(std::string_view text) {
   std::uint64_t product = 1;
   for (std::size_t dash = text.find('-'); dash != text.npos; dash = text.find('-', dash + 1)) {

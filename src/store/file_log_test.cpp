@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <iterator>
 
 namespace cohort::store {
 namespace {
@@ -78,6 +79,8 @@ ErrorCode opening(const std::string& bytes) {
   } catch (const Error& error) {
     code = error.code();
   }
+  std::ifstream file(path);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), bytes) << "whoever is refused changes nothing";
   ::unlink(path.c_str());
   ::rmdir(folder.c_str());
   return code;

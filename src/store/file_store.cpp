@@ -168,12 +168,14 @@ class FileStore final : public MeetingStore {
     const auto lock = LogLock::take(file_.get(), net::deadline_in(kCallTimeout));
     if (!lock) fail_with(lock.error().code(), lock.error().what());
     catch_up();
+    cut_torn();
     body();
   }
 
   // The rest of these need the log's lock.
 
   void catch_up();
+  void cut_torn();
   void apply(const FileRecord& record);
   void append(const FileRecord& record) {
     const std::string bytes = encode(record);
@@ -208,7 +210,8 @@ class FileStore final : public MeetingStore {
   std::mutex mutex_;
   sys::UniqueFd file_;
   FileHeader header_;
-  off_t end_ = 0;  // of what has been read
+  off_t end_ = 0;      // of what has been read
+  bool torn_ = false;  // a part of a record is behind it
   Table table_;
   std::vector<Member> members_;
   std::uint32_t slot_ = UINT32_MAX;
@@ -231,17 +234,20 @@ void FileStore::catch_up() {
   while (!rest.empty()) {
     const auto record = decode_record(rest);
     if (!record) fail_with(ErrorCode::Corrupt, fmt::format("at byte {}: {}", end_, record.error().what()));
-    if (!*record) {
-      // Whoever wrote it held the lock, which we have now: it died in the middle.
-      log::info("store", "file store {}: a record torn at byte {} is removed", options_.path, end_);
-      if (::ftruncate(file_.get(), end_) != 0)
-        fail_with(ErrorCode::Io, fmt::format("truncating: {}", errno_text(errno)));
-      return;
-    }
+    torn_ = !*record;
+    if (torn_) return;
     apply((*record)->value);
     end_ += static_cast<off_t>((*record)->bytes);
     rest.remove_prefix((*record)->bytes);
   }
+}
+
+// Whoever wrote it held the lock, which we have now: it died in the middle. For members only: where locks end at each
+// host, others do not know who writes.
+void FileStore::cut_torn() {
+  if (!std::exchange(torn_, false)) return;
+  log::info("store", "file store {}: a record torn at byte {} is removed", options_.path, end_);
+  if (::ftruncate(file_.get(), end_) != 0) fail_with(ErrorCode::Io, fmt::format("truncating: {}", errno_text(errno)));
 }
 
 void FileStore::apply(const FileRecord& record) {
@@ -311,6 +317,7 @@ bool FileStore::open(net::Deadline deadline) {
   table_ = {};
   members_.clear();
   end_ = 0;
+  torn_ = false;
   slot_ = UINT32_MAX;
   file_.reset(::open(options_.path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   bool made_by_us = false;
@@ -380,6 +387,7 @@ bool FileStore::open(net::Deadline deadline) {
                             header_.size, members.substr(0, 1000), options_.rank, ::getpid()));
     }
   }
+  cut_torn();
   slot_ = static_cast<std::uint32_t>(members_.size());
   const auto alive = try_lock(file_.get(), kSlotLocks + slot_);
   if (!alive || !*alive) fail_with(ErrorCode::Internal, "a free member's lock is held");

@@ -91,22 +91,22 @@ if __name__ == "__main__":
 
 
 class PythonTraining(unittest.TestCase):
-    box = None
-
     @classmethod
     def setUpClass(cls):
         if not COHORT or not list(pathlib.Path(PACKAGE, "cohort").glob("_core.*.so")):
             raise unittest.SkipTest("the Python package is not built")
         boxes.require("--slurm")
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-py-"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
         # The box's hosts see what is mounted in here later.
         subprocess.run(["mount", "--bind", cls.folder, cls.folder], check=True)
-        subprocess.run(["mount", "--make-shared", cls.folder], check=True)
         atexit.register(cls.unmount)
+        cls.addClassCleanup(cls.unmount)
+        subprocess.run(["mount", "--make-shared", cls.folder], check=True)
         cls.box = boxes.Box("py", "--slurm", "--hosts", "2", "--user", "trainee")
+        cls.addClassCleanup(cls.box.down)
         cls.python = next((p for p in (shutil.which("python3"), "/usr/bin/python3") if cls.can_train(p)), None)
         if cls.python is None:
-            cls.tearDownClass()
             raise unittest.SkipTest("a user without rights can run no Python with torch here")
         os.chmod(cls.folder, 0o777)
         (cls.folder / "train.py").write_text(PROGRAM)
@@ -117,13 +117,6 @@ class PythonTraining(unittest.TestCase):
     def can_train(cls, python):
         return cls.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", python, "-c", "import torch, numpy, cohort",
                            as_user=True, timeout=60, cwd=cls.folder).returncode == 0
-
-    @classmethod
-    def tearDownClass(cls):
-        if cls.box:
-            cls.box.down()
-            cls.unmount()
-            shutil.rmtree(cls.folder)
 
     @classmethod
     def unmount(cls):
