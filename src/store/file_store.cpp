@@ -309,6 +309,14 @@ bool FileStore::create() {
     if (link_error == EEXIST) return false;
     fail_with(ErrorCode::Io, fmt::format("cannot be made: {}", errno_text(link_error)));
   }
+  struct stat status {};
+  if (!temporary.empty() && ::fstat(file.get(), &status) == 0 && status.st_nlink == 0) {
+    ::unlink(options_.path.c_str());
+    fail_with(
+        ErrorCode::Io,
+        "cannot be made: this file system takes two names of one file for two files -- choose another one, or host "
+        "and port");
+  }
   file_ = std::move(file);
   return true;
 }

@@ -236,12 +236,22 @@ class PythonTraining(unittest.TestCase):
 
     def test_a_file_whose_locks_end_at_each_host_is_no_meeting_place(self):
         self.need_sshfs()
-        with self.served("h1", "h2") as (folder, mounted):
-            meet = f"case $(hostname) in h1) at={folder};; *) at={mounted};; esac; COHORT_INIT=file://$at/meet exec \"$@\""
-            done = self.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", "srun", "-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "sh", "-c",
-                                meet, "sh", self.python, "-c", "import cohort; cohort.init(timeout=20)", as_user=True, timeout=60)
+        join = [self.python, "-c", "import cohort; cohort.init(timeout=20)"]
+
+        def refused(host, *words):
+            done = self.box.run(host, "env", f"PYTHONPATH={PACKAGE}", *words, *join, as_user=True, timeout=60)
             self.assertNotEqual(done.returncode, 0)
-            self.assertRegex(done.stderr, "on host h[12] .*this file system keeps locks to each host: take another one")
+            return done.stderr
+
+        with self.served("h1", "h2") as (folder, mounted):
+            second = f"while ! [ -e {folder}/meet ]; do sleep 0.05; done; at={mounted}"
+            meet = f'case $(hostname) in h1) at={folder};; *) {second};; esac; COHORT_INIT=file://$at/meet exec "$@"'
+            said = refused("h1", "srun", "--kill-on-bad-exit=1", "-N2", "--ntasks-per-node=1", "sh", "-c", meet, "sh")
+            self.assertRegex(said, "on host h2 .*this file system keeps locks to each host: take another one")
+        with self.served("h1", "h2") as (folder, mounted):
+            said = refused("h2", "WORLD_SIZE=2", "RANK=0", f"COHORT_INIT=file://{mounted}/meet")
+            self.assertIn("this file system takes two names of one file for two files -- choose another one", said)
+            self.assertEqual(list(folder.iterdir()), [])
 
     def test_functions_on_two_hosts(self):
         said = self.as_user(self.python, "functions.py")
