@@ -236,22 +236,32 @@ class PythonTraining(unittest.TestCase):
 
     def test_a_file_whose_locks_end_at_each_host_is_no_meeting_place(self):
         self.need_sshfs()
-        join = [self.python, "-c", "import cohort; cohort.init(timeout=20)"]
 
-        def refused(host, *words):
-            done = self.box.run(host, "env", f"PYTHONPATH={PACKAGE}", *words, *join, as_user=True, timeout=60)
+        def rank(number, folder):
+            return ["env", f"PYTHONPATH={PACKAGE}", "WORLD_SIZE=2", f"RANK={number}", f"COHORT_INIT=file://{folder}/meet", self.python,
+                    "-c", "import cohort; cohort.init(timeout=60)"]
+
+        def refused(number, folder):
+            done = self.box.run("h2", *rank(number, folder), as_user=True, timeout=60)
             self.assertNotEqual(done.returncode, 0)
             return done.stderr
 
         with self.served("h1", "h2") as (folder, mounted):
-            second = f"while ! [ -e {folder}/meet ]; do sleep 0.05; done; at={mounted}"
-            meet = f'case $(hostname) in h1) at={folder};; *) {second};; esac; COHORT_INIT=file://$at/meet exec "$@"'
-            said = refused("h1", "srun", "--kill-on-bad-exit=1", "-N2", "--ntasks-per-node=1", "sh", "-c", meet, "sh")
-            self.assertRegex(said, "on host h2 .*this file system keeps locks to each host: take another one")
-        with self.served("h1", "h2") as (folder, mounted):
-            said = refused("h2", "WORLD_SIZE=2", "RANK=0", f"COHORT_INIT=file://{mounted}/meet")
+            said = refused(0, mounted)
             self.assertIn("this file system takes two names of one file for two files -- choose another one", said)
             self.assertEqual(list(folder.iterdir()), [])
+        with self.served("h1", "h2") as (folder, mounted):
+            with self.box.start("h1", *rank(0, folder), as_user=True) as first:
+                try:
+                    limit = time.monotonic() + 30
+                    while not (folder / "meet").exists():
+                        self.assertLess(time.monotonic(), limit)
+                        self.assertIsNone(first.poll())
+                        time.sleep(0.05)
+                    said = refused(1, mounted)
+                finally:
+                    first.terminate()
+            self.assertRegex(said, "made by .* on host h1 .* on host h2 .*this file system keeps locks to each host: take another one")
 
     def test_functions_on_two_hosts(self):
         said = self.as_user(self.python, "functions.py")
