@@ -1,44 +1,49 @@
 #include "net/resolve.h"
 
+#include "sys/thread.h"
+
 #include <netdb.h>
 
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 
 namespace cohort::net {
 namespace {
 
-// What getaddrinfo_a works on; it has to live until the lookup is over, even if nobody waits for it any more.
+// What a thread looks up. It and its caller hold it, whoever is last: the resolver's own time-out (resolv.conf) bounds
+// how long it goes on where nobody waits for it any more.
 struct Lookup {
   std::string host, port;
   addrinfo hints{};
-  gaicb request{};
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool over = false;
+  int code = 0;
+  int error_number = 0;
+  addrinfo* list = nullptr;
   ~Lookup() {
-    if (request.ar_result != nullptr) ::freeaddrinfo(request.ar_result);
+    if (list != nullptr) ::freeaddrinfo(list);
   }
 };
 
-// Lookups that could not be cancelled. A later call frees those that have ended; the resolver's own time-out
-// (resolv.conf) bounds how long one stays.
-class Abandoned {
- public:
-  void add(std::unique_ptr<Lookup> lookup) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(lookups_, [](const auto& old) { return ::gai_error(&old->request) != EAI_INPROGRESS; });
-    lookups_.push_back(std::move(lookup));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Lookup>> lookups_;
-};
-
-Abandoned& abandoned() {
-  static Abandoned* instance = new Abandoned;  // never destroyed: the resolver may still write into its lookups
-  return *instance;
+// glibc's own thread for this (getaddrinfo_a) is one that ThreadSanitizer does not know, and crashes on.
+void start(const std::shared_ptr<Lookup>& lookup) {
+  sys::start_without_signals([lookup] {
+    addrinfo* list = nullptr;
+    const int code = ::getaddrinfo(lookup->host.c_str(), lookup->port.c_str(), &lookup->hints, &list);
+    const int error_number = errno;
+    const std::lock_guard lock(lookup->mutex);
+    lookup->list = list;
+    lookup->code = code;
+    lookup->error_number = error_number;
+    lookup->over = true;
+    lookup->ended.notify_one();
+  }).detach();
 }
 
 std::vector<SocketAddress> copy_list(const addrinfo* list) {
@@ -62,40 +67,30 @@ tl::unexpected<Error> unknown_name(const std::string& host, int code, int error_
 }  // namespace
 
 Result<std::vector<SocketAddress>> resolve(const Address& address, Deadline deadline) {
-  auto lookup = std::make_unique<Lookup>();
+  const auto lookup = std::make_shared<Lookup>();
   lookup->host = address.host;
   lookup->port = std::to_string(address.port);
   lookup->hints.ai_socktype = SOCK_STREAM;
-  // Numbers need no name service, nor its threads.
+  // Numbers need no name service, nor a thread.
   lookup->hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  addrinfo* list = nullptr;
-  if (::getaddrinfo(lookup->host.c_str(), lookup->port.c_str(), &lookup->hints, &list) == 0) {
-    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, ::freeaddrinfo);
-    return copy_list(list);
-  }
+  if (::getaddrinfo(lookup->host.c_str(), lookup->port.c_str(), &lookup->hints, &lookup->list) == 0)
+    return copy_list(lookup->list);
   lookup->hints.ai_flags = AI_NUMERICSERV;
-  lookup->request.ar_name = lookup->host.c_str();
-  lookup->request.ar_service = lookup->port.c_str();
-  lookup->request.ar_request = &lookup->hints;
-  gaicb* requests[] = {&lookup->request};
-  if (const int code = ::getaddrinfo_a(GAI_NOWAIT, requests, 1, nullptr); code != 0) {
-    return unknown_name(address.host, code, errno);
+  try {
+    start(lookup);
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::Unavailable,
+                "cannot look up '{}': no thread for it ({}) -- raise ulimit -u, or give a numeric address",
+                address.host, error.what());
   }
-  int state = EAI_INPROGRESS;
-  while ((state = ::gai_error(&lookup->request)) == EAI_INPROGRESS && !passed(deadline)) {
-    const int milliseconds = poll_timeout(deadline);
-    const timespec limit{milliseconds / 1000, (milliseconds % 1000) * 1'000'000L};
-    const gaicb* const waited_for[] = {&lookup->request};
-    ::gai_suspend(waited_for, 1, &limit);
-  }
-  if (state == EAI_INPROGRESS) {
-    if (::gai_cancel(&lookup->request) != EAI_CANCELED) abandoned().add(std::move(lookup));
+  std::unique_lock lock(lookup->mutex);
+  if (!lookup->ended.wait_until(lock, deadline, [&] { return lookup->over; })) {
     return fail(ErrorCode::Unavailable,
                 "no answer from the name service about '{}' in time -- check DNS, or give a numeric address",
                 address.host);
   }
-  if (state != 0) return unknown_name(address.host, state, errno);
-  return copy_list(lookup->request.ar_result);
+  if (lookup->code != 0) return unknown_name(address.host, lookup->code, lookup->error_number);
+  return copy_list(lookup->list);
 }
 
 }  // namespace cohort::net

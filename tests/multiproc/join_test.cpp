@@ -1,5 +1,4 @@
 // Real processes meet, or learn why they cannot.
-#include "base/sanitized.h"
 #include "child.h"
 #include "net/address.h"
 #include "net/secret.h"
@@ -443,7 +442,6 @@ TEST(Join, APortThatIsTakenNamesItsHolder) {
 }
 
 TEST(Join, ANameThatDoesNotResolveIsSaid) {
-  if (kThreadSanitizer) GTEST_SKIP() << "glibc looks names up on a thread that ThreadSanitizer does not know";
   Child child = worker(as_rank("tcp://no-such-host.invalid:29500", 1, 2));
   EXPECT_EQ(child.wait(), 3);
   EXPECT_CONTAINS(child.output(), "Unavailable: ");
