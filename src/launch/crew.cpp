@@ -6,6 +6,8 @@
 #include "net/socket.h"
 #include "sys/process.h"
 
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -21,6 +23,8 @@ constexpr int kAtOnce = 64;
 constexpr auto kHelloLimit = std::chrono::seconds(5);
 /// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
 constexpr std::size_t kMostStarting = 64;
+/// Of one command that fails by bad luck.
+constexpr int kMostStarts = 3;
 /// For a command whose agent has nothing more to do, twice: `srun` may wait long for a step that was killed.
 constexpr auto kPartingTime = std::chrono::seconds(5);
 /// Of the hosts that do not come.
@@ -73,24 +77,42 @@ void Crew::start_remote() {
   for (; !over_ && starting_ < kMostStarting && next_remote_ < members_.size(); ++next_remote_) {
     CrewMember& member = *members_[next_remote_];
     if (member.host.local) continue;
-    auto process = start_remote_agent(options_.remote, member.host);
-    if (!process) {
+    if (auto started = start_remote(member); !started) {
       over_ = true;
-      return events_.on_unfit(&member, process.error().what());
+      return events_.on_unfit(&member, started.error().what());
     }
     ++starting_;
-    member.process = *std::move(process);
-    Invitation invitation{secret_, member.host.index, {}, options_.host_timeout};
-    const std::uint16_t port = value_or_throw(net::local_endpoint(listener_.get())).tcp.port;
-    for (const std::string& address : value_or_throw(net::offered_addresses()))
-      invitation.supervisor.push_back({{address, port}, {}});
-    RemoteStart::Events events;
-    events.on_unfit = [this, &member](const std::string& why) { events_.on_unfit(&member, why); };
-    events.on_complaint = [this, &member](std::string line) { events_.on_complaint(member, std::move(line)); };
-    member.remote = std::make_unique<RemoteStart>(loop_, member.process, invitation, std::move(events));
-    member.ended = Watch(loop_, member.process.process.pidfd.get());
-    member.ended.on_readable([this, &member] { on_process_ended(member); });
   }
+}
+
+Result<void> Crew::start_remote(CrewMember& member) {
+  auto process = start_remote_agent(options_.remote, member.host);
+  if (!process) return tl::unexpected(process.error());
+  ++member.starts;
+  member.remote.reset();  // it looks at the process before
+  member.process = *std::move(process);
+  Invitation invitation{secret_, member.host.index, {}, options_.host_timeout};
+  const std::uint16_t port = value_or_throw(net::local_endpoint(listener_.get())).tcp.port;
+  for (const std::string& address : value_or_throw(net::offered_addresses()))
+    invitation.supervisor.push_back({{address, port}, {}});
+  RemoteStart::Events events;
+  events.on_unfit = [this, &member](const std::string& why) { events_.on_unfit(&member, why); };
+  events.on_complaint = [this, &member](std::string line) { events_.on_complaint(member, std::move(line)); };
+  member.remote = std::make_unique<RemoteStart>(loop_, member.process, invitation, std::move(events));
+  member.ended = Watch(loop_, member.process.process.pidfd.get());
+  member.ended.on_readable([this, &member] { on_process_ended(member); });
+  return {};
+}
+
+bool Crew::start_again(CrewMember& member) {
+  if (over_ || member.channel != nullptr || member.starts >= kMostStarts || !failed_by_luck(failed_start(member)))
+    return false;
+  const pid_t ended = member.process.process.pid;
+  if (!start_remote(member)) return false;  // what is known of the one before says why
+  log::info("launch", "{} is started again on {}", way_name(options_.remote.way), member.host.name);
+  member.process_gone = false;
+  ::waitpid(ended, nullptr, 0);
+  return true;
 }
 
 void Crew::on_process_ended(CrewMember& member) {
@@ -99,6 +121,7 @@ void Crew::on_process_ended(CrewMember& member) {
   member.process_gone = true;
   if (member.remote) {
     member.remote->drain();
+    if (start_again(member)) return;
     if (member.channel == nullptr) --starting_;
   }
   events_.on_process_ended(member);

@@ -37,6 +37,7 @@ struct CrewMember {
   bool started = false;       ///< its ranks run; the supervisor sets it
   bool all_gone = false;      ///< its ranks and all below them have ended; the supervisor sets it
   bool process_gone = false;  ///< and so has it, or the guard around it
+  int starts = 0;             ///< of the command in between
 };
 
 class Crew {
@@ -110,6 +111,9 @@ class Crew {
   std::string names() const;
   void start_local(CrewMember& member);
   void start_remote();
+  Result<void> start_remote(CrewMember& member);
+  /// One whose command failed by bad luck. False: it did not, or no more are started.
+  bool start_again(CrewMember& member);
   void end_command(CrewMember& member, int signal);
   void on_process_ended(CrewMember& member);
   void on_hello(Stranger& stranger, const Hello& hello);

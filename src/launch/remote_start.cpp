@@ -139,6 +139,10 @@ constexpr std::array kSshSigns = {
          "`chmod 600` the file that it names"},
 };
 
+/// Open MPI's mpiruns of one user share a folder in TMPDIR, which one removes while another makes its own in it
+/// (https://github.com/open-mpi/ompi/issues/8510); the words are those of its releases before 5.
+constexpr std::string_view kNoSessionFolder = "orte_session_dir failed";
+
 std::string with_host(std::string_view text, const std::string& host) {
   std::string out(text);
   for (auto at = out.find("{0}"); at != std::string::npos; at = out.find("{0}", at + host.size())) {
@@ -214,7 +218,14 @@ Diagnosis diagnose(const FailedStart& failed) {
               "a start-up file of the shell (.bashrc, .profile, .cshrc) ends it: what is not for logins without a "
               "terminal has to stand behind `case $- in *i*) ;; *) return;; esac`");
   }
-  return is("starter", fmt::format("{} ended ({})", way_name(failed.way), sys::to_string(*failed.status)), "");
+  const bool session = failed.way == Way::Mpi && failed.complaints.find(kNoSessionFolder) != std::string::npos;
+  return is("starter", fmt::format("{} ended ({})", way_name(failed.way), sys::to_string(*failed.status)),
+            session ? "it could not make its folder in TMPDIR (else /tmp): may you write there?" : "");
+}
+
+bool failed_by_luck(const FailedStart& failed) {
+  return failed.way == Way::Mpi && !failed.announced && failed.status && !failed.status->success() &&
+         failed.complaints.find(kNoSessionFolder) != std::string::npos;
 }
 
 std::string explain(const FailedStart& failed) {

@@ -72,6 +72,8 @@ struct Diagnosis {
 };
 /// Pure, as is all below.
 Diagnosis diagnose(const FailedStart& failed);
+/// Another start may well succeed: it was hindered by another one at the same moment.
+bool failed_by_luck(const FailedStart& failed);
 /// Why, and what to try.
 std::string explain(const FailedStart& failed);
 /// Without line ends and control characters, at most 600 bytes: the last ones.

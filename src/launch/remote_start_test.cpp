@@ -134,6 +134,22 @@ TEST(FailedStart, IsExplainedByWhatWasSaid) {
   expect(step, {"by srun", "Unable to create step"});
 }
 
+TEST(FailedStart, ByLuckIsAnMpirunWhoseFolderAnotherOneRemoved) {
+  FailedStart failed = failed_ssh(1, "orte_init failed for some reason\n  orte_session_dir failed\n");
+  EXPECT_FALSE(failed_by_luck(failed));
+  failed.way = Way::Mpi;
+  EXPECT_TRUE(failed_by_luck(failed));
+  expect(failed, {"mpirun ended (exit code 1)", "orte_session_dir failed", "TMPDIR"});
+  failed.announced = true;
+  EXPECT_FALSE(failed_by_luck(failed));
+  failed.announced = false;
+  failed.status.reset();
+  EXPECT_FALSE(failed_by_luck(failed));
+  failed.status = sys::ExitStatus{1, 0, false};
+  failed.complaints = "There are not enough slots available\n";
+  EXPECT_FALSE(failed_by_luck(failed));
+}
+
 TEST(FailedStart, WhatIsSaidIsCutAndControlCharactersGo) {
   const std::string why = explain(failed_ssh(255, std::string(100'000, 'x') + "\x1b[2Jend\x07"));
   EXPECT_LT(why.size(), 2000U);

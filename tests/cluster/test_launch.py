@@ -95,6 +95,27 @@ class TestStarts(Launch):
         self.assertEqual(sorted(line.split(" | ")[1] for line in done.stdout.splitlines()),
                          ["h1 0 0", "h1 1 0", "h2 2 0", "h2 3 0"], done.stderr)
 
+    def test_an_mpirun_whose_folder_another_one_removed_is_started_again(self):
+        # Open MPI's word for it; so that it is certain to happen, by a command that then is the real one.
+        commands = pathlib.Path(self.folder) / "bin"
+        commands.mkdir()
+        mpirun = commands / "mpirun"
+        mpirun.write_text("#!/bin/sh\nn=$(cat \"$LUCK.$4\" 2>/dev/null || echo 0)\necho $((n + 1)) > \"$LUCK.$4\"\n"
+                          "[ $n -lt $BAD ] || exec mpirun.openmpi \"$@\"\necho '  orte_session_dir failed' >&2\nexit 1\n")
+        mpirun.chmod(0o755)
+        for bad in (2, 3):
+            luck = f"{self.folder}/starts-{bad}"
+            done = self.run_job("--starter", "mpirun", "-H", "h2,h3", "hostname",
+                                env=dict(os.environ, PATH=f"{commands}:{os.environ['PATH']}", LUCK=luck, BAD=str(bad)))
+            starts = [int(pathlib.Path(f"{luck}.{host}").read_text()) for host in ("h2", "h3")]
+            self.assertEqual(max(starts), 3)
+            if bad == 2:
+                self.assertEqual(starts, [3, 3])
+                self.assertEqual(sorted(done.stdout.splitlines()), ["h2:0 | h2", "h3:1 | h3"], done.stderr)
+            else:
+                self.assertNotEqual(done.returncode, 0)
+                self.assertRegex(done.stderr, "no agent on h[23] -- by mpirun: .*may you write there")
+
     def test_a_batch_script_runs_it(self):
         script = self.script(f"{COHORT} run --prefix none sh -c 'echo $(hostname) $RANK; exit $RANK'\n")
         done = self.box.run("h1", "sbatch", "--wait", "-N", "2", "-o", f"{self.folder}/out", script, cwd=self.folder, timeout=60)
