@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <optional>
 #include <span>
+#include <utility>
 
 namespace cohort::checkpoint {
 namespace {
@@ -62,39 +63,73 @@ class Outgoing {
   std::optional<Error> error_;
 };
 
-/// A piece to one rank while another comes from one, so that links are used both ways.
+/// Files go to one rank while others come from one, so that links are used both ways; while the caller is at work on a
+/// piece, the next one is under way.
 class Passage {
  public:
-  Passage(Communicator& comm, Outgoing& outgoing, int to, int from)
-      : comm_(comm), outgoing_(outgoing), to_(to), from_(from) {}
+  struct Ends {
+    int to = 0, from = 0;
+  };
+  /// `sizes`: of the files that come.
+  Passage(Communicator& comm, Outgoing outgoing, Ends ends, std::vector<std::uint64_t> sizes)
+      : comm_(comm), outgoing_(std::move(outgoing)), ends_(ends), sizes_(std::move(sizes)) {}
 
-  void step(std::span<std::byte> into) {
-    const auto piece = outgoing_.next();
-    Work received, sent;
-    if (!into.empty())
-      received = comm_.recv(Buffer(into.data(), static_cast<std::int64_t>(into.size()), DType::UInt8), from_);
-    if (!piece.empty())
-      sent = comm_.send(ConstBuffer(piece.data(), static_cast<std::int64_t>(piece.size()), DType::UInt8), to_);
-    // Where one throws, the other's destructor waits for it: they use memory of the callers.
-    received.wait();
-    sent.wait();
+  void start() { begin(); }
+  /// Of the file that is coming; good until the next call.
+  std::span<const std::byte> next() {
+    end();
+    const auto piece = coming_;
+    begin();
+    return piece;
   }
+  /// Sends what is left, once everything has come.
+  void finish() {
+    end();
+    while (!outgoing_.at_end()) {
+      begin();
+      end();
+    }
+  }
+  const std::optional<Error>& error() const { return outgoing_.error(); }
 
  private:
+  void begin() {
+    std::swap(piece_, before_);  // which the caller has
+    while (left_ == 0 && next_ < sizes_.size()) left_ = sizes_[next_++];
+    coming_ = std::span(piece_).first(static_cast<std::size_t>(std::min<std::uint64_t>(left_, kPiece)));
+    left_ -= coming_.size();
+    const auto piece = outgoing_.next();
+    if (!coming_.empty())
+      received_ =
+          comm_.recv(Buffer(coming_.data(), static_cast<std::int64_t>(coming_.size()), DType::UInt8), ends_.from);
+    if (!piece.empty())
+      sent_ = comm_.send(ConstBuffer(piece.data(), static_cast<std::int64_t>(piece.size()), DType::UInt8), ends_.to);
+  }
+  /// Where one throws, the other's destructor waits for it.
+  void end() {
+    std::exchange(received_, {}).wait();
+    std::exchange(sent_, {}).wait();
+  }
+
   Communicator& comm_;
-  Outgoing& outgoing_;
-  const int to_, from_;
+  Outgoing outgoing_;
+  const Ends ends_;
+  const std::vector<std::uint64_t> sizes_;
+  std::size_t next_ = 0;    // in sizes_
+  std::uint64_t left_ = 0;  // of the file that comes
+  std::vector<std::byte> piece_ = std::vector<std::byte>(kPiece), before_ = std::vector<std::byte>(kPiece);
+  std::span<std::byte> coming_;  // of piece_
+  Work received_, sent_;         // last: they use what is above
 };
 
 /// One file as it comes. Takes all of its bytes, also where they cannot be written: the sender does not know.
-void receive_file(Passage& passage, std::span<std::byte> piece, const std::string& hidden, const std::string& name,
+void receive_file(Passage& passage, const std::string& hidden, const std::string& name,
                   const formats::FileDigest& expected, std::optional<Error>& error) {
   std::uint64_t left = expected.bytes;
   const auto take = [&] {
-    const auto into = piece.first(static_cast<std::size_t>(std::min<std::uint64_t>(left, piece.size())));
-    left -= into.size();
-    passage.step(into);
-    return into;
+    const auto piece = passage.next();
+    left -= piece.size();
+    return piece;
   };
   const auto digest = formats::write_checkpoint_file(hidden, name, [&](const formats::Sink& sink) {
     Result<void> done;
@@ -145,20 +180,23 @@ std::vector<std::string> Copies::files_of(std::size_t seat, const Digests& diges
 void Copies::make(Communicator& comm, const std::string& hidden, const Digests& digests) const {
   for (std::size_t distance = 0; distance < further_; ++distance) {
     // What came from the neighbour before goes on to the next one.
-    std::optional<Outgoing> outgoing;
-    std::vector<std::byte> piece;
+    std::vector<std::string> files;
+    std::optional<Passage> passage;
     agree(comm, attempt([&] {
             if (!keeps_) return;
-            outgoing.emplace(hidden, files_of(seat_before(distance), digests), digests);
-            piece.resize(kPiece);
+            files = files_of(seat_before(distance + 1), digests);
+            std::vector<std::uint64_t> sizes;
+            for (const std::string& name : files) sizes.push_back(digests.at(name).bytes);
+            const Passage::Ends ends{keepers_[(seat_ + 1) % keepers_.size()], keepers_[seat_before(1)]};
+            passage.emplace(comm, Outgoing(hidden, files_of(seat_before(distance), digests), digests), ends,
+                            std::move(sizes));
           }));
     std::optional<Error> error;
     if (keeps_) {
-      Passage passage(comm, *outgoing, keepers_[(seat_ + 1) % keepers_.size()], keepers_[seat_before(1)]);
-      for (const std::string& name : files_of(seat_before(distance + 1), digests))
-        receive_file(passage, piece, hidden, name, digests.at(name), error);
-      while (!outgoing->at_end()) passage.step({});
-      if (outgoing->error()) error = outgoing->error();
+      passage->start();
+      for (const std::string& name : files) receive_file(*passage, hidden, name, digests.at(name), error);
+      passage->finish();
+      if (passage->error()) error = passage->error();
     }
     agree(comm, error);
   }
