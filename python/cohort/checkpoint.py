@@ -29,6 +29,7 @@ import torch
 from cohort import Communicator, _core, _world
 from cohort._checkpoint_optimizer import restore, snapshot
 from cohort._checkpoint_tensors import Assignment, named_tensors, to_entry, to_tensor
+from cohort._checkpoint_weights import LoadedWeights, load_weights, save_weights
 from cohort._collective import agree, attempt, rank_of
 from cohort.data import DistributedSampler, SamplerState
 from cohort.errors import Error, InvalidArgument
@@ -456,49 +457,3 @@ def latest(folder: Path) -> Optional[CheckpointInfo]:
     """The newest checkpoint with a sound manifest; None if there is none. Not collective; its files are not read."""
     infos = CheckpointFolder(folder).list()
     return infos[-1] if infos else None
-
-
-@dataclass(frozen=True)
-class LoadedWeights:
-    """What load_weights did."""
-
-    missing: list[str]  # in the module only (match="subset")
-    unexpected: list[str]  # in the file only (match="subset")
-
-
-def load_weights(
-    module: torch.nn.Module, path: Path, *, match: str = "strict", convert: str = "exact", key: str = ""
-) -> LoadedWeights:
-    """Copies weights from a safetensors file or a .pt, told apart by content, into parameters and buffers. Not collective.
-
-    match    "strict": the file has to hold exactly the module's; "subset": names that only one side has are passed over
-    convert  "exact": only where no value can change, as from bfloat16 to float32; "any": rounding allowed
-    key      in a .pt whose top level is not the weights: the key that they are under ("model"); nested: "a/b"
-
-    A prefix "module." on all names is removed. Nothing in the file is executed. Raises Unavailable or Io if the file
-    cannot be read, Corrupt if it is damaged or holds anything else, InvalidArgument with all differences in one message
-    if it does not fit; the module is then as before.
-    """
-    _one_of("match", match, ("strict", "subset"))
-    _one_of("convert", convert, ("exact", "any"))
-    weights, _ = _core.read_weights(os.fspath(path), key)
-    assignment = Assignment(
-        named_tensors(module), weights, os.fspath(path), strict=match == "strict", exact=convert == "exact"
-    )
-    assignment.prepared()()
-    return LoadedWeights(assignment.missing, assignment.unexpected)
-
-
-def save_weights(module: torch.nn.Module, path: Path, format: str = "safetensors") -> None:
-    """Writes parameters and buffers under their names; replaces the file as a whole. Not collective: one rank calls it.
-
-    format  "safetensors", or "pt": what torch.load(path, weights_only=True) opens
-    """
-    _one_of("format", format, ("safetensors", "pt"))
-    entries = [to_entry(name, tensor) for name, tensor in named_tensors(module).items()]
-    _core.write_weights(os.fspath(path), entries, format == "pt")
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InvalidArgument(f"{name} is {value!r} -- it is one of {', '.join(map(repr, known))}")

@@ -1,4 +1,4 @@
-"""The world of tests of `cohort.torch`: `from support_hvd import setUpModule, tearDownModule`."""
+"""What tests of `cohort.torch` share: its world (`from support_hvd import setUpModule, tearDownModule`), and comparisons."""
 
 import os
 import unittest
@@ -19,3 +19,16 @@ def setUpModule():
 
 def tearDownModule():
     hvd.shutdown()
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def same(self, tensor, expected):
+        expected = torch.as_tensor(expected, dtype=tensor.dtype)
+        self.assertEqual(tuple(tensor.shape), tuple(expected.shape))
+        self.assertTrue(torch.equal(tensor, expected), f"{tensor} is not {expected}")
+
+    def close(self, tensor, expected):
+        torch.testing.assert_close(tensor, torch.as_tensor(expected, dtype=tensor.dtype))
