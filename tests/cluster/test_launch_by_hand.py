@@ -30,6 +30,19 @@ print("here we are", flush=True)
 time.sleep(100)
 """
 
+#: A name service that takes questions and answers none.
+MUTE = """
+import socket, time
+
+service = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+service.bind(("127.0.0.1", 53))
+print("here we are", flush=True)
+time.sleep(100)
+"""
+ASK_IT = """
+mount --bind resolv.conf /etc/resolv.conf && mount --bind nsswitch.conf /etc/nsswitch.conf && exec "$@"
+"""
+
 
 class TestByHand(Launch):
     def setUp(self):
@@ -106,6 +119,21 @@ class TestByHand(Launch):
         self.assertEqual((job.returncode, out), (0, "h2:0 | h2\n"), err)
         self.assertLess(time.monotonic() - begun, 10)
         agent.communicate(timeout=PATIENCE)
+
+    def test_a_name_service_that_does_not_answer_is_named_in_time(self):
+        folder = pathlib.Path(self.folder)
+        (folder / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:30\n")
+        (folder / "nsswitch.conf").write_text("hosts: dns\n")
+        service = self.box.start("h2", "python3", "-c", MUTE)
+        self.addCleanup(service.communicate)
+        self.addCleanup(service.kill)
+        self.assertIn("here we are", service.stdout.readline())
+        begun = time.monotonic()
+        done = self.box.run("h2", "unshare", "--mount", "sh", "-c", ASK_IT, "sh", COHORT, "agent", "--join", "first.cluster:4711",
+                            "--secret-file", self.secret, "--timeout", "2", cwd=self.folder)
+        self.assertLess(time.monotonic() - begun, 10)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("no answer from the name service about 'first.cluster' in time", done.stderr)
 
     def test_the_launcher_is_killed_or_its_host_is_gone(self):
         for how in ("killed", "gone"):
