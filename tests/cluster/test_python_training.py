@@ -14,6 +14,7 @@ import time
 import unittest
 
 import boxes
+from launch_case import wait_until
 
 COHORT = os.environ.get("COHORT_COMMAND", "")
 PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
@@ -249,7 +250,8 @@ class PythonTraining(unittest.TestCase):
         with self.served("h1", "h2") as (folder, mounted):
             said = refused(0, mounted)
             self.assertIn("this file system takes two names of one file for two files -- choose another one", said)
-            self.assertEqual(list(folder.iterdir()), [])
+            # What was open as it was removed goes when sshfs hears that it is closed, for which nobody waits.
+            wait_until(lambda: not list(folder.iterdir()), "an empty folder", 10)
         with self.served("h1", "h2") as (folder, mounted):
             with self.box.start("h1", *rank(0, folder), as_user=True) as first:
                 try:
