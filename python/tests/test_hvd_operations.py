@@ -5,7 +5,7 @@ import random
 import time
 import unittest
 
-from support import SECONDS, needs_torch, torch
+from support import SECONDS, torch
 from support_hvd import Case, setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 if torch is not None:

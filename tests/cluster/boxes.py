@@ -41,6 +41,22 @@ def end_in_order():
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
+class InBox(unittest.TestCase):
+    """One box for all tests of a class."""
+
+    needs = ()  # environment variables, which a build sets that has what the tests need
+    wanted = ()  # words of Box
+    box = None
+
+    @classmethod
+    def setUpClass(cls):
+        for name in cls.needs:
+            if not os.environ.get(name):
+                raise unittest.SkipTest(f"{name} is not set: this build does not have what it names")
+        cls.box = Box(*cls.wanted)
+        cls.addClassCleanup(cls.box.down)
+
+
 class Box:
     def __init__(self, name, *words):
         end_in_order()

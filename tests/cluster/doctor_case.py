@@ -8,7 +8,6 @@ import shutil
 import signal
 import tempfile
 import time
-import unittest
 
 import boxes
 
@@ -17,23 +16,17 @@ COHORT = os.environ.get("COHORT_COMMAND", "")
 PATIENCE = 90
 
 
-class Cluster(unittest.TestCase):
+class Cluster(boxes.InBox):
     """One box for all; every test leaves its hosts as they were."""
 
-    box = None
+    needs = ("COHORT_COMMAND",)
+    wanted = ("doctor", "--hosts", "3")
     hosts = ("h1", "h2", "h3")
 
     @classmethod
     def setUpClass(cls):
-        if not COHORT:
-            raise unittest.SkipTest("COHORT_COMMAND is not set")
-        cls.box = boxes.Box("doctor", "--hosts", "3")
+        super().setUpClass()
         cls.before = {host: set(cls.box.processes(host)) for host in cls.hosts}
-
-    @classmethod
-    def tearDownClass(cls):
-        if cls.box:
-            cls.box.down()
 
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="cohort-doctor-")

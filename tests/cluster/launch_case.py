@@ -8,7 +8,6 @@ import shutil
 import signal
 import tempfile
 import time
-import unittest
 
 import boxes
 
@@ -25,26 +24,20 @@ def wait_until(condition, what, seconds=PATIENCE):
     raise AssertionError(f"{what}: not after {seconds} s")
 
 
-class Launch(unittest.TestCase):
+class Launch(boxes.InBox):
     """One box for all; every test leaves its hosts as they were."""
 
-    box = None
+    needs = ("COHORT_COMMAND",)
+    wanted = ("launch", "--slurm", "--hosts", "3")
 
     @classmethod
     def setUpClass(cls):
-        if not COHORT:
-            raise unittest.SkipTest("COHORT_COMMAND is not set")
-        cls.box = boxes.Box("launch", "--slurm", "--hosts", "3")
+        super().setUpClass()
         cls.before = {host: set(cls.box.processes(host)) for host in cls.box_hosts()}
 
     @staticmethod
     def box_hosts():
         return ("h1", "h2", "h3")
-
-    @classmethod
-    def tearDownClass(cls):
-        if cls.box:
-            cls.box.down()
 
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="cohort-cluster-")

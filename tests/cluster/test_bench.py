@@ -11,14 +11,8 @@ import boxes
 COHORT = os.environ.get("COHORT_COMMAND", "")
 
 
-class Bench(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.box = boxes.Box("bench", "--hosts", "2")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.box.down()
+class Bench(boxes.InBox):
+    wanted = ("bench", "--hosts", "2")
 
     def test_the_command_may_be_elsewhere_on_other_hosts(self):
         # /dev/shm is each host's own, so this path leads nowhere on h2.

@@ -28,15 +28,8 @@ def send(box, source, target, address, mebibytes):
         return float(done.stdout)
 
 
-class TestBox(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        boxes.require("--slurm")
-        cls.box = boxes.Box("test", "--slurm", "--hosts", "2")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.box.down()
+class TestBox(boxes.InBox):
+    wanted = ("test", "--slurm", "--hosts", "2")
 
     def test_hosts_reach_each_other_by_ssh(self):
         for source, target in (("h1", "h2"), ("h2", "h1"), ("h1", "10.77.0.2"), ("h1", "fd77::2")):

@@ -20,16 +20,9 @@ def tell(number, name, seconds, text):
     print(f"F{number:<3} {name:<46} {seconds:8.3f} s  {' '.join(text.split())[:150]}", flush=True)
 
 
-class Modes(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        if not COHORT or not PEER:
-            raise unittest.SkipTest("COHORT_COMMAND or COHORT_HOSTS_PEER is not set")
-        cls.box = boxes.Box("modes", "--hosts", "2")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.box.down()
+class Modes(boxes.InBox):
+    needs = ("COHORT_COMMAND", "COHORT_HOSTS_PEER")
+    wanted = ("modes", "--hosts", "2")
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="cohort-modes-")

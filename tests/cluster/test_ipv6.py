@@ -14,16 +14,9 @@ PEER = os.environ.get("COHORT_HOSTS_PEER", "")
 LINE = re.compile(r"rank (\d) of 4, local \d of 2, host \d of 2: ([0-9a-f]{16})")
 
 
-class OnlyIPv6(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        if not PEER:
-            raise unittest.SkipTest("COHORT_HOSTS_PEER is not set")
-        cls.box = boxes.Box("six", "--slurm", "--hosts", "3", "--ipv6-only")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.box.down()
+class OnlyIPv6(boxes.InBox):
+    needs = ("COHORT_HOSTS_PEER",)
+    wanted = ("six", "--slurm", "--hosts", "3", "--ipv6-only")
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-six-"))

@@ -22,19 +22,9 @@ print(f"rank {world.rank()} of {world.size()} on {world.cross_size()} hosts: {nu
 """
 
 
-class Launchers(unittest.TestCase):
-    box = None
-
-    @classmethod
-    def setUpClass(cls):
-        if not WORKER:
-            raise unittest.SkipTest("COHORT_JOIN_WORKER is not set")
-        cls.box = boxes.Box("who", "--slurm", "--hosts", "2")
-
-    @classmethod
-    def tearDownClass(cls):
-        if cls.box:
-            cls.box.down()
+class Launchers(boxes.InBox):
+    needs = ("COHORT_JOIN_WORKER",)
+    wanted = ("who", "--slurm", "--hosts", "2")
 
     def expect_world(self, ranks, times, *command):
         done = self.box.run("h1", *command, timeout=90)

@@ -18,29 +18,23 @@ PEER = os.environ.get("COHORT_HOSTS_PEER", "")
 LINE = re.compile(r"rank (\d) of (\d), local (\d) of (\d), host (\d) of (\d): ([0-9a-f]{16})")
 
 
-class Mpi(unittest.TestCase):
-    box = None
+class Mpi(boxes.InBox):
+    needs = ("COHORT_HOSTS_PEER",)
+    wanted = ("mpi", "--slurm", "--hosts", "2")
 
     @classmethod
     def setUpClass(cls):
-        if not PEER:
-            raise unittest.SkipTest("COHORT_HOSTS_PEER is not set")
         for compiler in ("mpicc.openmpi", "mpicc.mpich"):
             if not shutil.which(compiler):
                 raise unittest.SkipTest(f"{compiler} is not installed")
-        cls.box = boxes.Box("mpi", "--slurm", "--hosts", "2")
+        super().setUpClass()
         # The homes of a box are this machine's, as on a cluster.
         cls.data = tempfile.mkdtemp(prefix="cohort-mpi-")
+        cls.addClassCleanup(shutil.rmtree, cls.data, ignore_errors=True)
         built = subprocess.run([COHORT, "build-mpi"], env=dict(os.environ, XDG_DATA_HOME=cls.data), text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False)
         if built.returncode != 0 or built.stdout.count(": for ") != 2:
             raise AssertionError(built.stdout)
-
-    @classmethod
-    def tearDownClass(cls):
-        if cls.box:
-            cls.box.down()
-            shutil.rmtree(cls.data, ignore_errors=True)
 
     def program(self, *words, transport="mpi", **variables):
         variables = {"COHORT_TRANSPORT": transport, "XDG_DATA_HOME": self.data, "COHORT_LOG": "info", **variables}

@@ -35,16 +35,9 @@ exit $status
 STEPS = 320
 
 
-class Preemption(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        if not PEER:
-            raise unittest.SkipTest("this build has no libtorch")
-        cls.box = boxes.Box("room", "--slurm", "--hosts", "2")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.box.down()
+class Preemption(boxes.InBox):
+    needs = ("COHORT_LEDGER_PEER",)
+    wanted = ("room", "--slurm", "--hosts", "2")
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="cohort-room-")

@@ -12,16 +12,9 @@ DIGITS = os.environ.get("COHORT_DIGITS", "")
 DATA = os.environ.get("COHORT_DIGITS_DATA", "")
 
 
-class Training(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        if not DIGITS:
-            raise unittest.SkipTest("this build has no libtorch")
-        cls.box = boxes.Box("train", "--slurm", "--hosts", "2")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.box.down()
+class Training(boxes.InBox):
+    needs = ("COHORT_DIGITS",)
+    wanted = ("train", "--slurm", "--hosts", "2")
 
     def test_digits_on_two_hosts_by_ssh_slurm_and_mpi_give_the_same_bits(self):
         weights = {}

@@ -19,16 +19,9 @@ OURS = r"^[^ ]*(cohort|hosts_peer) "
 LINE = re.compile(r"rank (\d) of (\d), local (\d) of (\d), host (\d) of (\d): ([0-9a-f]{16})")
 
 
-class World(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        if not PEER:
-            raise unittest.SkipTest("COHORT_HOSTS_PEER is not set")
-        cls.box = boxes.Box("world", "--slurm", "--hosts", "3")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.box.down()
+class World(boxes.InBox):
+    needs = ("COHORT_HOSTS_PEER",)
+    wanted = ("world", "--slurm", "--hosts", "3")
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-world-"))
