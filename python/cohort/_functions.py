@@ -34,15 +34,15 @@ _MOST_SOURCE = 4 << 20
 _SENT_BOOTSTRAP = """\
 import sys
 sys.path[:] = {path!r}
-from cohort._rank_call import main_elsewhere
-sys.exit(main_elsewhere({name!r}))
+from cohort._rank_call import end, main_elsewhere
+end(main_elsewhere({name!r}))
 """
 _BOOTSTRAP = """\
 import sys
 sys.path[:] = {path!r}
 if __name__ == "__main__":
-    from cohort._rank_call import main
-    sys.exit(main({folder!r}))
+    from cohort._rank_call import end, main
+    end(main({folder!r}))
 """
 
 

@@ -10,11 +10,16 @@ the ranks put into it into `from-ranks`.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
+import io
 import os
 import pathlib
 import pickle
 import stat
 import sys
+import threading
 import time
 import traceback
 
@@ -23,7 +28,7 @@ from cohort.errors import Error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional, TypedDict
+    from typing import NoReturn, Optional, TypedDict
 
     class Outcome(TypedDict, total=False):
         value: Optional[bytes]  # pickled; None where nobody wants it
@@ -92,6 +97,29 @@ def main_elsewhere(name: str) -> int:
     """The same where the folder may be another host's. `name`: what stands for the program in sys.argv."""
     sys.argv = [name]
     return _call(_Elsewhere())
+
+
+def end(status: int) -> NoReturn:
+    """Ends the process: as sys.exit does, but where torch is loaded Python is not taken down, as in processes of
+    multiprocessing. A thread of torch's own that still drops what a collective held (gloo's do, after the collective) would
+    then be ended inside of C++ destructors, which aborts the process: a job that has its results would have failed."""
+    if "torch" not in sys.modules:
+        sys.exit(status)
+    for step in (threading._shutdown, atexit._run_exitfuncs, _flush_files):
+        with contextlib.suppress(BaseException):  # as when Python is taken down: it changes nothing
+            step()
+    os._exit(status)
+
+
+def _flush_files() -> None:
+    """What is still open and not written, of Python and of C."""
+    for one in gc.get_objects():
+        if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+            with contextlib.suppress(Exception):
+                one.flush()
+    import ctypes
+
+    ctypes.CDLL(None).fflush(None)
 
 
 def _call(folder: _Folder | _Elsewhere) -> int:
