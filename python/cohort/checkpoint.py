@@ -29,7 +29,7 @@ import torch
 from cohort import Communicator, _core, _world
 from cohort._checkpoint_optimizer import restore, snapshot
 from cohort._checkpoint_tensors import Assignment, named_tensors, to_entry, to_tensor
-from cohort._checkpoint_weights import LoadedWeights, load_weights, save_weights
+from cohort._checkpoint_weights import LoadedWeights, Path, load_weights, save_weights
 from cohort._collective import agree, attempt, rank_of
 from cohort.data import DistributedSampler, SamplerState
 from cohort.errors import Error, InvalidArgument
@@ -47,7 +47,6 @@ __all__ = [
     "save_weights",
 ]
 
-Path = Union[str, "os.PathLike[str]"]
 Value = Union[bool, int, float, str]
 
 _log = logging.getLogger("cohort.checkpoint")

@@ -140,7 +140,7 @@ constexpr std::array kSshSigns = {
 };
 
 /// Open MPI's mpiruns of one user share a folder in TMPDIR, which one removes while another makes its own in it
-/// (https://github.com/open-mpi/ompi/issues/8510); the words are those of its releases before 5.
+/// (open-mpi/ompi#8510); the words are those of its releases before 5.
 constexpr std::string_view kNoSessionFolder = "orte_session_dir failed";
 
 std::string with_host(std::string_view text, const std::string& host) {
@@ -218,9 +218,8 @@ Diagnosis diagnose(const FailedStart& failed) {
               "a start-up file of the shell (.bashrc, .profile, .cshrc) ends it: what is not for logins without a "
               "terminal has to stand behind `case $- in *i*) ;; *) return;; esac`");
   }
-  const bool session = failed.way == Way::Mpi && failed.complaints.find(kNoSessionFolder) != std::string::npos;
   return is("starter", fmt::format("{} ended ({})", way_name(failed.way), sys::to_string(*failed.status)),
-            session ? "it could not make its folder in TMPDIR (else /tmp): may you write there?" : "");
+            failed_by_luck(failed) ? "it could not make its folder in TMPDIR (else /tmp): may you write there?" : "");
 }
 
 bool failed_by_luck(const FailedStart& failed) {
