@@ -140,6 +140,21 @@ TEST_P(OverMpi, ARankThatEndsEarlyWaitsForTheOthersInMpiFinalize) {
   EXPECT_EQ(lines(job.output(), "rank [0-9]: over").size(), 3U) << job.output();
 }
 
+// MPICH before 4.2 is such a one over UCX's tcp.
+TEST_P(OverMpi, AnMpiThatDoesNotReturnFromMpiFinalizeEndsTheJobAllTheSame) {
+  build(GetParam().mpicc);
+  const std::string source = folder_ + "/stuck.c";
+  std::ofstream(source) << "#include <unistd.h>\nint MPI_Finalize(void) { while (1) pause(); }\n";
+  const std::string made = folder_ + "/stuck.so";
+  Child compiler({{GetParam().mpicc, "-fPIC", "-shared", "-o", made, source}, {}, {}});
+  ASSERT_EQ(compiler.wait(), 0) << compiler.output();
+  Child job = start(2, {"/usr/bin/env", "LD_PRELOAD=" + made, COHORT_MPI_PEER, "groups=1"});
+  EXPECT_NE(job.wait(), -1) << "it hangs: " << job.output();
+  EXPECT_EQ(lines(job.output(), "rank [0-9]: right").size(), 2U) << job.output();
+  EXPECT_NE(job.output().find("has not returned 15 s after all ranks had come to it"), std::string::npos)
+      << job.output();
+}
+
 TEST_P(OverMpi, ARankThatEndsInErrorDoesNotWaitForAnybody) {
   build(GetParam().mpicc);
   Child job = start(2, {COHORT_MPI_PEER, "leave=0", "status=5"});
@@ -205,7 +220,7 @@ TEST_P(OverMpi, APluginOfAnotherVersionOrOfSomethingElseIsRefused) {
   Child compiler({{GetParam().mpicc, "-fPIC", "-shared", "-I", COHORT_MPI_HEADERS, "-o", made, source}, {}, {}});
   ASSERT_EQ(compiler.wait(), 0) << compiler.output();
   expect_refused(start(2, {COHORT_MPI_PEER}, {{"COHORT_MPI_PLUGIN", made}}),
-                 {"speaks version 2 of the interface and this Cohort version 1", "`cohort build-mpi` again"});
+                 {"speaks version 3 of the interface and this Cohort version 2", "`cohort build-mpi` again"});
   std::ofstream(folder_ + "/text.so") << "no library";
   expect_refused(start(2, {COHORT_MPI_PEER}, {{"COHORT_MPI_PLUGIN", folder_ + "/text.so"}}),
                  {"cannot be loaded", "text.so"});

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define COHORT_MPI_ABI 1u
+#define COHORT_MPI_ABI 2u
 #define COHORT_MPI_ENTRY "cohort_mpi_plugin"
 
 /* A communicator of all processes that MPI's launcher has started, and requests in numbered slots. */
@@ -48,6 +48,7 @@ struct CohortMpi {
   int (*opened)(struct CohortMpiPort* port, int32_t* ready, int32_t* rank, int32_t* size);
   /* Begin what ends as an event of the slot, which has to be free. -1 as peer of a receive: anybody. */
   int (*share)(struct CohortMpiPort* port, int32_t slot, void* bytes, int32_t count); /* from rank 0 to all */
+  int (*barrier)(struct CohortMpiPort* port, int32_t slot);                           /* ends when all have begun it */
   int (*send)(struct CohortMpiPort* port, int32_t slot, const void* bytes, int32_t count, int32_t peer, int32_t tag);
   int (*receive)(struct CohortMpiPort* port, int32_t slot, void* to, int32_t room, int32_t peer, int32_t tag);
   int (*cancel)(struct CohortMpiPort* port, int32_t slot);

@@ -150,6 +150,10 @@ static int plugin_share(struct CohortMpiPort* port, int32_t slot, void* bytes, i
   return MPI_Ibcast(bytes, count, MPI_BYTE, 0, port->comm, &port->requests[slot]);
 }
 
+static int plugin_barrier(struct CohortMpiPort* port, int32_t slot) {
+  return MPI_Ibarrier(port->comm, &port->requests[slot]);
+}
+
 static int plugin_send(struct CohortMpiPort* port, int32_t slot, const void* bytes, int32_t count, int32_t peer,
                        int32_t tag) {
   return MPI_Isend(bytes, count, MPI_BYTE, peer, tag, port->comm, &port->requests[slot]);
@@ -203,6 +207,7 @@ const struct CohortMpi* cohort_mpi_plugin(void) {
   static const struct CohortMpi table = {
       COHORT_MPI_ABI,         sizeof(struct CohortMpi), FAMILY,        MADE_FOR,       plugin_library, plugin_state,
       plugin_initialize,      plugin_finalize,          plugin_before_finalize,        plugin_open,    plugin_opened,
-      plugin_share,           plugin_send,              plugin_receive, plugin_cancel, plugin_test,    plugin_explain};
+      plugin_share,           plugin_barrier,           plugin_send,   plugin_receive, plugin_cancel,  plugin_test,
+      plugin_explain};
   return &table;
 }

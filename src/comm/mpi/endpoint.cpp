@@ -16,7 +16,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kReceives = 16;
 constexpr int kSends = 48;
-constexpr int kSlots = kReceives + kSends;
+constexpr int kMeeting = kReceives + kSends;  // the slot of `meet`
+constexpr int kSlots = kMeeting + 1;
 constexpr int kTag = 7;
 constexpr std::size_t kMostSpare = 32;                 // buffers
 constexpr std::size_t kSmall = std::size_t{16} << 10;  // packets up to this do not keep a whole buffer
@@ -87,7 +88,7 @@ Result<std::shared_ptr<Endpoint>> Endpoint::open(const CohortMpi& mpi, net::Dead
 
 Endpoint::Endpoint(const CohortMpi& mpi, CohortMpiPort* port, int rank, int size)
     : mpi_(mpi), port_(port), rank_(rank), size_(size), receiving_(kReceives), sending_(kSlots), events_(kSlots) {
-  for (int slot = kSlots - 1; slot >= kReceives; --slot) free_.push_back(slot);
+  for (int slot = kMeeting - 1; slot >= kReceives; --slot) free_.push_back(slot);
   for (int slot = 0; slot < kReceives; ++slot) {
     receiving_[static_cast<std::size_t>(slot)] = std::make_unique<std::byte[]>(kMostPacket);
     post_receive(slot);
@@ -262,6 +263,23 @@ void Endpoint::close() noexcept {
     int count = 0;
     if (mpi_.test(port_, events_.data(), static_cast<int>(events_.size()), &count) != 0) return;
     for (int i = 0; i < count; ++i) left -= events_[static_cast<std::size_t>(i)].slot < kReceives ? 1 : 0;
+  }
+}
+
+bool Endpoint::meet(net::Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  if (mpi_.barrier(port_, kMeeting) != 0) return false;
+  while (true) {
+    int count = 0;
+    if (mpi_.test(port_, events_.data(), static_cast<int>(events_.size()), &count) != 0) return false;
+    for (int i = 0; i < count; ++i) {
+      const CohortMpiEvent& event = events_[static_cast<std::size_t>(i)];
+      if (event.slot == kMeeting) return event.error == 0;
+    }
+    if (net::passed(deadline)) return false;
+    lock.unlock();
+    std::this_thread::sleep_for(kNap);
+    lock.lock();
   }
 }
 

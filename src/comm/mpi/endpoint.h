@@ -61,8 +61,11 @@ class Endpoint {
   void note_failure() noexcept { failed_ = true; }
   bool failed() const noexcept { return failed_; }
 
-  /// From here on MPI is not called any more.
+  /// From here on MPI is called by `meet` only.
   void close() noexcept;
+  /// After `close`, once: waits until all processes of the job have come here. False if they have not by then, or where
+  /// MPI fails.
+  bool meet(net::Deadline deadline);
 
  private:
   using Lock = std::lock_guard<std::mutex>;

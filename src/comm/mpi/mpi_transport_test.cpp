@@ -19,7 +19,7 @@
 // The plug-in's own type, as this MPI fills it in.
 struct CohortMpiPort {
   struct Request {
-    enum class Kind { None, Send, Receive, Share } kind = Kind::None;
+    enum class Kind { None, Send, Receive, Share, Barrier } kind = Kind::None;
     const void* from = nullptr;
     void* to = nullptr;
     int32_t count = 0;
@@ -51,6 +51,8 @@ struct Job {
   int opened = 0;
   std::vector<std::deque<Letter>> letters;  // by receiver
   std::string shared;
+  std::atomic<int> met{0};  // have begun the barrier
+  int barrier_error = 0;
   int dead = -1;     // sends to it never end
   int refused = -1;  // sends to it end in an error
   unsigned turns = 0;
@@ -71,6 +73,7 @@ int test(CohortMpiPort* port, CohortMpiEvent* events, int32_t, int32_t* count) {
     Request& request = port->requests[slot];
     const auto number = static_cast<int32_t>(slot);
     if (request.kind == Request::Kind::Share) done.push_back({number, 0, 0, 0, request.count});
+    if (request.kind == Request::Kind::Barrier && the_job->met == the_job->size) done.push_back({number, 0, -1, 0, 0});
     if (request.kind == Request::Kind::Receive && request.cancelled) done.push_back({number, 0, -1, 1, 0});
     if (request.kind == Request::Kind::Send && request.peer == the_job->refused) {
       done.push_back({number, 17, -1, 0, 0});
@@ -130,6 +133,12 @@ constexpr CohortMpi kPretended = {
       return 0;
     },
     share,
+    [](CohortMpiPort* port, int32_t slot) {
+      if (the_job->barrier_error != 0) return the_job->barrier_error;
+      ++the_job->met;
+      port->requests[static_cast<std::size_t>(slot)].kind = Request::Kind::Barrier;
+      return 0;
+    },
     [](CohortMpiPort* port, int32_t slot, const void* bytes, int32_t count, int32_t peer, int32_t) {
       port->requests[static_cast<std::size_t>(slot)] = {Request::Kind::Send, bytes, nullptr, count, peer, false};
       return 0;
@@ -359,6 +368,23 @@ TEST(MpiTransport, WhatComesBeforeAWorldIsThereIsKeptAndAfterItIsDropped) {
   EXPECT_TRUE(receiver.take(7).empty());
   EXPECT_EQ(receiver.job().size(), 16u);
   EXPECT_EQ(receiver.job(), ranks.endpoints[0]->job());
+}
+
+TEST(MpiEndpoint, MeetsWhenAllHaveComeAndNotBefore) {
+  Ranks ranks(3);
+  for (const auto& endpoint : ranks.endpoints) endpoint->close();
+  EXPECT_FALSE(ranks.endpoints[0]->meet(net::deadline_in(20ms)));
+  std::thread second([&] { EXPECT_TRUE(ranks.endpoints[1]->meet(net::deadline_in(20s))); });
+  while (ranks.job.met < 2) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(ranks.endpoints[2]->meet(net::deadline_in(20s)));
+  second.join();
+}
+
+TEST(MpiEndpoint, DoesNotMeetWhereMpiFails) {
+  Ranks ranks(2);
+  for (const auto& endpoint : ranks.endpoints) endpoint->close();
+  ranks.job.barrier_error = 17;
+  EXPECT_FALSE(ranks.endpoints[0]->meet(net::deadline_in(20s)));
 }
 
 TEST(MpiPackets, AreCheckedInFull) {

@@ -15,6 +15,8 @@ namespace {
 constexpr std::string_view kLevels[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED",
                                         "MPI_THREAD_MULTIPLE"};
 
+constexpr std::chrono::seconds kFinalizing{15};
+
 std::string_view level_name(int level) { return kLevels[static_cast<std::size_t>(std::clamp(level, 0, 3))]; }
 
 // For MPI, which takes no context. Set once, before MPI can call.
@@ -65,12 +67,24 @@ void Runtime::serve(net::Deadline deadline) {
   outcome_ = std::move(outcome);
   changed_.notify_all();
   if (!ours_) return;
-  changed_.wait(lock, [&] { return finalize_; });
+  changed_.wait(lock, [&] { return ending_ == Ending::Wanted; });
+  const net::Deadline all_here = net::deadline_in(patience_);
   lock.unlock();
+  finalize(all_here);
+}
+
+void Runtime::finalize(net::Deadline all_here) {
+  const bool met = endpoint_of_process()->meet(all_here);
+  step_to(met ? Ending::Met : Ending::Alone);
+  if (!met) return;
   const int code = plugin_.mpi->finalize();
   if (code != 0) log::warn("comm", "MPI_Finalize returned the error {}", code);
-  lock.lock();
-  finalized_ = true;
+  step_to(Ending::Over);
+}
+
+void Runtime::step_to(Ending step) {
+  const std::lock_guard lock(mutex_);
+  ending_ = step;
   changed_.notify_all();
 }
 
@@ -115,17 +129,26 @@ Runtime::Outcome Runtime::begin(net::Deadline deadline) {
 }
 
 // MPI_Finalize is collective. After a failure it would wait for those that do not come: the launcher is left to see
-// that this process ended out of order, and ends the others.
+// that this process ended out of order, and ends the others. Some do not return although all have come: MPICH over
+// UCX's tcp before 4.2 (pmodels/mpich#6596). So it is known when all have, and the rest has a limit of its own.
 void Runtime::at_exit(int status) {
   std::unique_lock lock(mutex_);
-  if (process_ != ::getpid() || !ours_ || !outcome_ || !*outcome_ || finalize_) return;
+  if (process_ != ::getpid() || !ours_ || !outcome_ || !*outcome_ || ending_ != Ending::None) return;
   if (status != 0 || (**outcome_)->failed()) return;
   (**outcome_)->close();
-  finalize_ = true;
+  ending_ = Ending::Wanted;
   changed_.notify_all();
-  if (!changed_.wait_for(lock, patience_, [&] { return finalized_; })) {
-    log::warn("comm", "MPI_Finalize has waited {} ms for the other ranks; this process ends without it",
+  changed_.wait_for(lock, patience_, [&] { return ending_ != Ending::Wanted; });
+  if (ending_ < Ending::Met) {
+    log::warn("comm", "not all ranks have come to MPI_Finalize (they may take {} ms); this process ends without it",
               patience_.count());
+    return;
+  }
+  if (!changed_.wait_for(lock, kFinalizing, [&] { return ending_ == Ending::Over; })) {
+    log::warn("comm",
+              "MPI_Finalize of {} has not returned {} s after all ranks had come to it; this process ends without it, "
+              "which its launcher may call a failure of the job -- the program itself has ended in order",
+              plugin_.mpi->made_for, std::chrono::seconds(kFinalizing).count());
   }
 }
 

@@ -27,8 +27,12 @@ class Runtime {
 
  private:
   using Outcome = Result<std::shared_ptr<Endpoint>>;
+  /// The way to MPI_Finalize: told to go, not all have come, all are there to call it, it has returned.
+  enum class Ending { None, Wanted, Alone, Met, Over };
 
   void serve(net::Deadline deadline);
+  void finalize(net::Deadline all_here);
+  void step_to(Ending step);
   Outcome begin(net::Deadline deadline);
   void at_exit(int status);
 
@@ -38,8 +42,7 @@ class Runtime {
   pid_t process_ = 0;
   bool begun_ = false;  // the thread has been started
   bool ours_ = false;   // this began MPI, and ends it
-  bool finalize_ = false;
-  bool finalized_ = false;
+  Ending ending_ = Ending::None;
   std::chrono::milliseconds patience_{0};
   std::optional<Outcome> outcome_;
 };
