@@ -32,8 +32,10 @@ std::string_view fault_of_host(std::string_view host) {
   if (host.size() > 255) return "a host name longer than 255 bytes";
   if (host.find(':') != std::string_view::npos) {
     const std::size_t percent = host.find('%');
+    const std::string address(host.substr(0, percent));
     in6_addr ignored{};
-    if (::inet_pton(AF_INET6, std::string(host.substr(0, percent)).c_str(), &ignored) != 1)
+    // inet_pton reads up to the first NUL, whatever comes behind it.
+    if (address.find('\0') != std::string::npos || ::inet_pton(AF_INET6, address.c_str(), &ignored) != 1)
       return "an address that is no IPv6 address";
     if (percent == std::string_view::npos) return {};
     const std::string_view scope = host.substr(percent + 1);

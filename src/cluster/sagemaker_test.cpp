@@ -60,6 +60,7 @@ TEST(SageMaker, RefusesTheRest) {
       {R"({"current_host":"a","hosts":"a"})", "no list"},
       {R"({"current_host":"a","hosts":["a",""]})", "item 1 is no text"},
       {R"({"current_host":"a","hosts":[]})", "there is none"},
+      {R"({"current_host":"::1\u0000.example","hosts":["::1\u0000.example"]})", "no IPv6 address"},
       {R"({"current_host":"a","hosts":["a","a"]})", "'a' is there twice"},
       {R"({"current_host":"a","hosts":["b"]})", "'a' is not among them"},
       {R"({"current_host":"a","hosts":["a","b c"]})", "no host name has"},

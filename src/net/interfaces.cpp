@@ -30,6 +30,7 @@ int rank_of(const InterfaceAddress& address) noexcept {
 }
 
 bool parse_bytes(const std::string& text, NetworkFilter& filter) noexcept {
+  if (text.find('\0') != std::string::npos) return false;  // inet_pton reads up to it, whatever comes behind
   if (::inet_pton(AF_INET, text.c_str(), filter.bytes.data()) == 1) {
     filter.length = 4;
     return true;

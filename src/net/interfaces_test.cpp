@@ -58,6 +58,7 @@ TEST(Networks, ThatMeanNothingAreRefusedByName) {
   for (const char* const text : {"10.0.0.0/33", "10.0.0.0/-1", "10.0.0/8", "fd00::/129", "a/b", "10.0.0.0/"}) {
     EXPECT_NE(chosen(text).find(std::string("COHORT_NETWORK: '") + text + "'"), std::string::npos) << chosen(text);
   }
+  EXPECT_FALSE(parse_networks(std::string("10.0.0.0\0x/8", 12)));
 }
 
 TEST(Networks, ThisHostHasLoopback) {
