@@ -1,15 +1,39 @@
 // A rank that is killed or stopped in the midst of a collective, on each of the ways that operations go: the others
-// name it, and soon.
+// name it, and soon; and if it goes on after they have given up, it fails, too.
 #include "comm_processes.h"
 
 #include "comm/testing/calls.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 
+#include <atomic>
 #include <cctype>
+#include <cstdint>
+#include <cstring>
 #include <ostream>
 #include <string>
 #include <vector>
+
+namespace {
+
+/// Where this process stops in the midst of reading a peer's memory; null: nowhere.
+std::atomic<void (*)()> stop_here{nullptr};
+
+void stop_once() {
+  if (const auto stop = stop_here.exchange(nullptr)) stop();
+}
+
+}  // namespace
+
+/// What the library calls for memory that is not mapped.
+extern "C" ssize_t process_vm_readv(pid_t pid, const iovec* local, unsigned long locals, const iovec* remote,
+                                    unsigned long remotes, unsigned long flags) noexcept {
+  if (local[0].iov_len > 1000) stop_once();
+  return ::syscall(SYS_process_vm_readv, pid, local, locals, remote, remotes, flags);
+}
 
 namespace cohort::testing {
 namespace {
@@ -128,6 +152,100 @@ INSTANTIATE_TEST_SUITE_P(Ways, InTheMidst,
                                            Midst{kCross, Kind::ReduceScatterV}, Midst{kCross, Kind::AllToAllV},
                                            Midst{kStaged, Kind::AllReduce}, Midst{kStaged, Kind::ReduceScatter},
                                            Midst{kStaged, Kind::AllToAllV}, Midst{kStaged, Kind::AllGatherV}),
+                         name_of_midst);
+
+// --- a rank that comes late ---
+
+/// Of the process that is rank 1: whom it waits for when it stops, and what it may not write until then.
+struct Late {
+  const Processes* world = nullptr;
+  std::byte* pages = nullptr;
+  std::size_t bytes = 0;
+} late;
+
+void stop_until_the_others_have_given_up() {
+  for (const char* const flag : {"gave up 0", "gave up 2"}) static_cast<void>(late.world->await_flag(flag));
+}
+
+/// The first write into memory that is locked, which is in the midst of reading what is to go there.
+void on_locked_memory(int, siginfo_t* where, void*) {
+  auto* const at = static_cast<std::byte*>(where->si_addr);
+  if (at < late.pages || at >= late.pages + late.bytes) ::_exit(99);
+  stop_once();
+  ::mprotect(late.pages, late.bytes, PROT_READ | PROT_WRITE);
+}
+
+void lock_pages_of(void* memory, std::size_t bytes) {
+  constexpr std::uintptr_t kPage = 4096;
+  const auto begin = (reinterpret_cast<std::uintptr_t>(memory) + kPage - 1) / kPage * kPage;
+  const auto end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / kPage * kPage;
+  late.pages = reinterpret_cast<std::byte*>(begin);
+  late.bytes = end - begin;
+  struct sigaction action {};
+  action.sa_sigaction = on_locked_memory;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  ::sigaction(SIGSEGV, &action, nullptr);
+  ::mprotect(late.pages, late.bytes, PROT_READ);
+}
+
+class LateReader : public ::testing::TestWithParam<Midst> {};
+
+// The others have their memory back once they have given up, and use it again. What a late rank then reads there is not
+// what they brought.
+TEST_P(LateReader, FailsWhereTheOthersHaveGivenUp) {
+  const ForcedPlan forced(GetParam().way.plan);
+  Processes world(kSize);
+  for (int rank = 0; rank < kSize; ++rank) {
+    world.start_rank(rank, [&world, rank]() -> std::string {
+      const Midst& midst = GetParam();
+      comm::FormOptions options = world.form_options(rank);
+      options.timeout = 1s;
+      Communicator comm = Processes::form(options);
+      Call call = call_of(midst);
+      if (midst.kind == Kind::Gather || midst.kind == Kind::Reduce) call.root = 1;
+      const auto bytes_in =
+          static_cast<std::size_t>(comm::testing::elements_in(call, kSize, rank)) * size_of(call.dtype);
+      const auto bytes_out =
+          static_cast<std::size_t>(comm::testing::elements_out(call, kSize, rank)) * size_of(call.dtype);
+      CallMemory memory(comm, call, midst.way.place, false, comm::testing::Bytes(bytes_in));
+      comm.barrier().wait();
+      late.world = &world;
+      if (rank == 1) {
+        stop_here = stop_until_the_others_have_given_up;
+        if (midst.way.place == Place::Arena) lock_pages_of(memory.output(), bytes_out);
+      }
+      try {
+        comm::testing::start(comm, call, memory.input(), memory.output()).wait();
+      } catch (const Error&) {
+        if (rank == 1) world.raise_flag("came");
+        std::memset(const_cast<void*>(memory.input()), 0xFF, bytes_in);
+        world.raise_flag("gave up " + std::to_string(rank));
+        static_cast<void>(world.await_flag("came"));
+        throw;
+      }
+      world.raise_flag("came");
+      return stop_here.load() == nullptr ? "succeeded" : "did not stop";
+    });
+  }
+  const Ending own = world.collect(1);
+  if (own.said.find("may not read its peers' memory") != std::string::npos) GTEST_SKIP() << own.said;
+  EXPECT_EQ(own.said.rfind("Aborted: ", 0), 0u) << own.said;
+  for (const int rank : {0, 2}) {
+    const Ending ending = world.collect(rank);
+    EXPECT_EQ(ending.said.rfind("Timeout: ", 0), 0u) << ending.said;
+    EXPECT_NE(ending.said.find("rank 1 (pid "), std::string::npos) << ending.said;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, LateReader,
+                         ::testing::Values(Midst{kInPlace, Kind::AllReduce}, Midst{kInPlace, Kind::Reduce},
+                                           Midst{kInPlace, Kind::ReduceScatter}, Midst{kInPlace, Kind::Broadcast},
+                                           Midst{kInPlace, Kind::AllGather}, Midst{kInPlace, Kind::Gather},
+                                           Midst{kInPlace, Kind::Scatter}, Midst{kInPlace, Kind::AllToAll},
+                                           Midst{kCross, Kind::AllReduce}, Midst{kCross, Kind::Reduce},
+                                           Midst{kCross, Kind::ReduceScatterV}, Midst{kCross, Kind::Broadcast},
+                                           Midst{kCross, Kind::AllGatherV}, Midst{kCross, Kind::Gather},
+                                           Midst{kCross, Kind::Scatter}, Midst{kCross, Kind::AllToAllV}),
                          name_of_midst);
 
 }  // namespace

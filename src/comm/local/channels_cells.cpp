@@ -363,7 +363,7 @@ bool Channels::pull(Lock& lock) {
   lock.lock();
   work->busy_ = false;
   pulls_to_do_.fetch_add(1, std::memory_order_relaxed);
-  if (world_.ended()) {  // then the sender may have given its memory up
+  if (world_.ended_before_reads()) {  // then the sender may have given its memory up
     fail_all();
     return true;
   }

@@ -156,6 +156,8 @@ void Engine::complete(const Request& request, CollectiveEvent* event) {
   if (event != nullptr) event->waited = Clock::now() - event->begun;
   if (!round_.uniform) check_agreement(request);
   execute(request, event);
+  // A rank that comes late can complete what others have given up, with what their memory holds by then.
+  if (!small_ && world_.ended_before_reads()) throw_if_ended();
   if (request.finding) tell_finding(*request.finding);
   lane().end(sequence_);
 }

@@ -61,6 +61,12 @@ class World {
   // --- the end of the world ---
 
   bool ended() const noexcept { return header().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone; }
+  /// False: whatever this thread has read of its peers' memory so far was theirs to give. Who ends the world does so
+  /// before its program has its memory back (the two fences are a pair, as in a seqlock).
+  bool ended_before_reads() const noexcept {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return ended();
+  }
   /// Writes down why the world ends and wakes everyone; false if somebody has done so before. `peer` as messages call
   /// it.
   bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) noexcept {
