@@ -135,12 +135,12 @@ const std::byte* Engine::payload_of(int rank) const noexcept {
 
 const std::byte* Engine::input_of(int rank, const Request& request) {
   if (rank == rank_) return static_cast<const std::byte*>(request.input);
-  return remote(rank, round_.brought[static_cast<std::size_t>(rank)].input(), 0);
+  return remote(rank, round_.brought[static_cast<std::size_t>(rank)].input(), request.input_bytes());
 }
 
 std::byte* Engine::output_of(int rank, const Request& request) {
   if (rank == rank_) return static_cast<std::byte*>(request.output);
-  return remote(rank, round_.brought[static_cast<std::size_t>(rank)].output(), 0);
+  return remote(rank, round_.brought[static_cast<std::size_t>(rank)].output(), request.input_bytes());
 }
 
 // A peer's registered memory. Its announcement may still be in the peer's queue, which it empties while it waits.
