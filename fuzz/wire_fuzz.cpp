@@ -33,23 +33,26 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   (void)net::parse_networks(bytes);
   (void)divide_into_hosts(bytes, 4);
 
-  int pair[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) return 0;
-  sys::UniqueFd peer(pair[1]);
-  std::vector<std::byte> room(100);
-  Incoming posted;
-  posted.peer = 1;
-  posted.operation = 5;
-  posted.to = room.data();
-  posted.room = room.size();
-  Nobody nobody;
-  tcp::Link link(1, 0);
-  link.up(sys::UniqueFd(pair[0]), nullptr);
-  link.receive(posted);
-  if (::send(peer.get(), data, size, MSG_NOSIGNAL) < 0) return 0;
-  while (link.read(nobody)) continue;
-  if (posted.done && posted.bytes > posted.room) std::abort();
-  link.end();
-  while (link.read(nobody)) continue;
+  // Where every frame has a tag, nothing is delivered of somebody who does not know the key.
+  for (const tcp::Protection protection : {tcp::Protection::Least, tcp::Protection::Authenticated}) {
+    int pair[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) return 0;
+    sys::UniqueFd peer(pair[1]);
+    std::vector<std::byte> room(100);
+    Incoming posted;
+    posted.peer = 1;
+    posted.operation = 5;
+    posted.to = room.data();
+    posted.room = room.size();
+    Nobody nobody;
+    tcp::Link link(1, 0);
+    link.up(sys::UniqueFd(pair[0]), tcp::Link::Guard::of_tags({}, true, protection));
+    link.receive(posted);
+    if (::send(peer.get(), data, size, MSG_NOSIGNAL) < 0) return 0;
+    while (link.read(nobody)) continue;
+    if (posted.done && (posted.bytes > posted.room || protection != tcp::Protection::Least)) std::abort();
+    link.end();
+    while (link.read(nobody)) continue;
+  }
   return 0;
 }

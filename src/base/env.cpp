@@ -24,6 +24,10 @@ constexpr Variable kVariables[] = {
      "caps each"},
     {kEncrypt, "1", "",
      "encrypt what ranks on different hosts send each other (TLS 1.3, AES-GCM); the same on all ranks"},
+    {kIntegrity, "1 or 0", "1",
+     "authenticate what ranks on different hosts send each other; with 0, whoever can cut into a connection between "
+     "them "
+     "can change gradients and parameters, and nobody notices; the same on all ranks"},
     {kPretendHosts, "N or A,B,...", "",
      "to try out on one machine what several hosts do: its ranks are taken for N hosts of equally many, or for hosts "
      "of "

@@ -42,6 +42,9 @@ std::string_view name_of(Kind kind) noexcept;
 
 constexpr bool is_reduction(Kind kind) noexcept { return kind >= Kind::AllReduce && kind <= Kind::ReduceScatterV; }
 
+/// Whether a program may load these bytes as code: pickles travel as uint8, and nothing says which bytes are one.
+constexpr bool may_be_object(DType dtype) noexcept { return dtype == DType::UInt8; }
+
 /// Elements per rank, of the variants that have them.
 struct Counts {
   std::vector<std::int64_t> input;   ///< all_to_all_v: to each rank; the others: of each rank

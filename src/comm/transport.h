@@ -23,6 +23,8 @@ struct Outgoing {
   std::uint32_t tag = 0;
   const std::byte* data = nullptr;
   std::size_t bytes = 0;
+  /// It has to go where nobody can change it unnoticed, as bytes do that a program may load as code. Both ends say so.
+  bool authenticated = false;
   std::atomic<bool> done{false};  ///< the system has all of it
 };
 
@@ -34,6 +36,7 @@ struct Incoming {
   std::byte* to = nullptr;
   std::size_t room = 0;   ///< a longer frame is an error of the peer
   std::size_t bytes = 0;  ///< of the frame, once it has begun to arrive
+  bool authenticated = false;
   std::atomic<bool> done{false};
 };
 
@@ -54,6 +57,8 @@ class Transport {
   virtual ~Transport() = default;
 
   virtual std::recursive_mutex& mutex() noexcept = 0;
+  /// Whether a frame that was changed on its way is refused, also where its sender did not ask for that.
+  virtual bool authenticates_all() const noexcept = 0;
   /// Begins to connect, if there is no connection: then it is noticed when the peer goes.
   virtual void connect(int peer) = 0;
   /// Begins to send. After `end` it is done at once.

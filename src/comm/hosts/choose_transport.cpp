@@ -55,7 +55,7 @@ std::unique_ptr<Transport> make_transport(const FormOptions& options, tcp::TcpTr
     if (tcp.rank == 0) log::info("plan", "{} ranks, between hosts over TCP", tcp.cards.size());
     return std::make_unique<tcp::TcpTransport>(std::move(tcp), std::move(listeners), events);
   }
-  if (tcp.cards.front().secrecy == tcp::Secrecy::Encrypted) {
+  if (tcp.cards.front().protection == tcp::Protection::Encrypted) {
     raise(
         ErrorCode::InvalidArgument,
         "COHORT_ENCRYPT=1 with MPI as transport -- what goes through MPI cannot be encrypted here -- use the transport "

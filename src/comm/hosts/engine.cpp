@@ -232,6 +232,7 @@ void Engine::send(Outgoing& frame, int peer, std::uint32_t tag, const void* data
   frame.tag = tag;
   frame.data = static_cast<const std::byte*>(data);
   frame.bytes = bytes;
+  frame.authenticated = moves_objects();
   frame.done.store(false, std::memory_order_relaxed);
   wire_bytes_ += bytes;
   const auto begun = Clock::now();
@@ -246,6 +247,7 @@ void Engine::receive(Incoming& frame, int peer, std::uint32_t tag, void* to, std
   frame.to = static_cast<std::byte*>(to);
   frame.room = room;
   frame.bytes = 0;
+  frame.authenticated = moves_objects();
   frame.done.store(false, std::memory_order_relaxed);
   transport_.receive(frame);
 }

@@ -191,6 +191,8 @@ class Engine {
     world_.local_world().state(layout_.local).away.store(away ? 1 : 0, std::memory_order_relaxed);
   }
   std::string omission(const std::vector<int>& missing) const;
+  /// Of the operation whose round is over: cards say only what is brought, and any two ranks may exchange them.
+  bool moves_objects() const noexcept { return round_.over && may_be_object(round_.agreed.dtype); }
   void send(Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);
   void receive(Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
   Request local_request(Kind kind, DType dtype) const;

@@ -14,6 +14,7 @@ namespace cohort::comm::hosts {
 /// Whether the result can come with the round. Of a reduce_scatter all comes to every host, which needs only a part.
 bool Engine::beside(const Request& request) const noexcept {
   if (!is_reduction(request.kind) || request.weighted) return false;
+  if (may_be_object(request.dtype) && !transport_.authenticates_all()) return false;
   const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
   const std::size_t share = whole ? 1 : layout_.size == layout_.hosts ? 8 : 4;  // measured
   return request.input_bytes() <= beside_bytes_ / share;

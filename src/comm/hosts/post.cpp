@@ -203,6 +203,7 @@ void Post::on_letter(int peer, std::string_view bytes) {
       work->out_.operation = kOfPost | head.id;
       work->out_.data = static_cast<const std::byte*>(work->request_.input);
       work->out_.bytes = work->request_.input_bytes();
+      work->out_.authenticated = may_be_object(work->request_.dtype);
       channel.moving.push_back(work);
       transport_.send(work->out_);
       return;
@@ -256,6 +257,7 @@ void Post::meet(Channel& channel, const WorkPtr& work, const Unexpected& message
   work->in_.operation = kOfPost | head.id;
   work->in_.to = static_cast<std::byte*>(request.output);
   work->in_.room = request.output_bytes();
+  work->in_.authenticated = may_be_object(request.dtype);
   channel.moving.push_back(work);
   transport_.receive(work->in_);
   Head grant;

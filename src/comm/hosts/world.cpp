@@ -29,6 +29,34 @@ std::uint64_t status_id(std::string_view token) {
   return std::stoull(net::sha256_hex(fmt::format("status {}", token)).substr(0, 16), nullptr, 16) | 1;
 }
 
+/// Of a variable that is 1 or 0.
+bool is_on(std::string_view name, bool otherwise) {
+  const std::string value = env::get(name).value_or("");
+  if (value.empty()) return otherwise;
+  if (value == "0" || value == "1") return value == "1";
+  raise(ErrorCode::InvalidArgument, "{} is \"{}\" -- it is 1 or 0", name, value);
+}
+
+tcp::Protection wanted_protection() {
+  const bool encrypt = is_on(env::kEncrypt, false);
+  const bool integrity = is_on(env::kIntegrity, true);
+  if (encrypt && !integrity) {
+    raise(
+        ErrorCode::InvalidArgument,
+        "COHORT_ENCRYPT=1 and COHORT_INTEGRITY=0 -- what is encrypted is authenticated, too -- leave one of them out");
+  }
+  return encrypt ? tcp::Protection::Encrypted : integrity ? tcp::Protection::Authenticated : tcp::Protection::Least;
+}
+
+std::string_view described(tcp::Protection protection) {
+  switch (protection) {
+    case tcp::Protection::Least: return "not authenticated";
+    case tcp::Protection::Authenticated: return "authenticated";
+    case tcp::Protection::Encrypted: break;
+  }
+  return "encrypted";
+}
+
 std::string encode_ending(const local::AbortRecord& abort) {
   codec::Writer out;
   out.number(static_cast<std::uint8_t>(abort.code)).number(abort.reporter).number(abort.peer).number(abort.sequence);
@@ -87,27 +115,21 @@ void World::make_transport(tcp::Listeners listeners, std::string_view token) {
   options.cards = cards_;
   for (int rank = 1; rank < layout_.size; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    if (cards_[r].secrecy == cards_[0].secrecy) continue;
-    const bool first = cards_[0].secrecy == tcp::Secrecy::Encrypted;
-    raise(
-        ErrorCode::Mismatch,
-        "cannot form the world -- rank {} ({}) encrypts what it sends to other hosts and rank {} ({}) does not -- set "
-        "COHORT_ENCRYPT=1 on all ranks or on none",
-        first ? 0 : rank, host_name(first ? 0 : rank), first ? rank : 0, host_name(first ? rank : 0));
+    if (cards_[r].protection == cards_[0].protection) continue;
+    raise(ErrorCode::Mismatch,
+          "cannot form the world -- what rank {} ({}) sends to other hosts is {}, and what rank 0 ({}) sends is {} -- "
+          "give all ranks the same COHORT_ENCRYPT and COHORT_INTEGRITY",
+          rank, host_name(rank), described(cards_[r].protection), host_name(0), described(cards_[0].protection));
   }
   options.key = tcp::derive_key(
       options_.secret ? std::span<const std::uint8_t>(options_.secret->bytes()) : std::span<const std::uint8_t>(),
-      token, cards_[0].secrecy);
+      token, cards_[0].protection);
   transport_ = hosts::make_transport(options_, std::move(options), std::move(listeners), *this);
   status_ = &local::open_status(status_id(token), layout_.rank, layout_.size);
   local_world().report_messages_in(*status_);
 }
 
 tcp::Listeners::Options World::listening() const {
-  const std::string wanted = env::get(env::kEncrypt).value_or("");
-  if (wanted != "" && wanted != "0" && wanted != "1") {
-    raise(ErrorCode::InvalidArgument, "COHORT_ENCRYPT is \"{}\" -- it is 1 or 0", wanted);
-  }
   const std::string connections = env::get(env::kConnections).value_or("1");
   const auto lanes = parse_integer<int>(connections);
   if (!lanes || *lanes < 1 || *lanes > tcp::kMostLanes) {
@@ -117,7 +139,7 @@ tcp::Listeners::Options World::listening() const {
   tcp::Listeners::Options options;
   options.host = options_.placement.host;
   options.loopback_only = options_.one_machine;
-  options.secrecy = wanted == "1" ? tcp::Secrecy::Encrypted : tcp::Secrecy::Plain;
+  options.protection = wanted_protection();
   options.lanes = *lanes;
   return options;
 }
@@ -264,7 +286,7 @@ void World::on_broken(int peer, std::string_view why) {
   local_world().record(
       ErrorCode::Corrupt, peer, subject_->number(),
       fmt::format("the connection between rank {} ({}) and rank {} ({}) broke -- {} -- do all hosts run "
-                  "the same build?",
+                  "the same build, and is nobody between them?",
                   layout_.rank, options_.placement.host, peer, host_name(peer), why));
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -61,6 +62,7 @@ PacketHead MpiTransport::head_of(PacketKind kind) const {
 
 void MpiTransport::send(Outgoing& frame) {
   const Lock lock(mutex());
+  if (frame.authenticated) return tcp_.send(frame);
   if (ended_) {
     frame.done.store(true, std::memory_order_release);
     return;
@@ -146,6 +148,7 @@ Incoming* MpiTransport::posted(Peer& state, const PacketHead& head) {
 
 void MpiTransport::receive(Incoming& frame) {
   const Lock lock(mutex());
+  if (frame.authenticated) return tcp_.receive(frame);
   if (ended_) return;
   Peer& state = open(frame.peer);
   const auto kept = std::find_if(state.kept.begin(), state.kept.end(), [&](const Kept& each) {
@@ -316,19 +319,21 @@ std::optional<std::string> MpiTransport::lost(int peer) {
 
 std::vector<int> MpiTransport::owing() {
   const Lock lock(mutex());
-  std::vector<int> peers;
+  const std::vector<int> of_tcp = tcp_.owing();
+  std::set<int> peers(of_tcp.begin(), of_tcp.end());
   for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
     const Peer& state = peers_[peer];
     const bool takes_not =
         !state.offered.empty() ||
         std::any_of(state.queue.begin(), state.queue.end(), [](const Item& item) { return item.frame != nullptr; });
-    if (!state.posted.empty() || !state.landing.empty() || takes_not) peers.push_back(static_cast<int>(peer));
+    if (!state.posted.empty() || !state.landing.empty() || takes_not) peers.insert(static_cast<int>(peer));
   }
-  return peers;
+  return {peers.begin(), peers.end()};
 }
 
 void MpiTransport::forget(std::uint64_t operation) {
   const Lock lock(mutex());
+  tcp_.forget(operation);
   for (Peer& state : peers_) {
     std::erase_if(state.kept, [&](const Kept& kept) { return kept.head.operation <= operation; });
   }

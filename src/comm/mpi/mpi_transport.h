@@ -1,7 +1,8 @@
 // The transport over MPI: frames of operations go through the endpoint's packets. Life, endings and the letters of send
 // and recv stay on TCP connections (tcp/), because MPI says nothing of a peer that has died; so a lost rank is named
-// as quickly as there. Frames up to 64 KiB travel at once, longer ones once they have a place. All bytes are copied in
-// and out of the endpoint's memory. Any thread may call; handlers run under the mutex.
+// as quickly as there. So do frames that have to be authenticated, since MPI's are not. Frames up to 64 KiB travel at
+// once, longer ones once they have a place. All bytes are copied in and out of the endpoint's memory. Any thread may
+// call; handlers run under the mutex.
 #pragma once
 
 #include "comm/mpi/endpoint.h"
@@ -29,6 +30,7 @@ class MpiTransport final : public Transport, private TransportEvents {
   ~MpiTransport() override;
 
   std::recursive_mutex& mutex() noexcept override { return tcp_.mutex(); }
+  bool authenticates_all() const noexcept override { return false; }
   void connect(int peer) override { tcp_.connect(peer); }
   void send(Outgoing& frame) override;
   void receive(Incoming& frame) override;

@@ -19,10 +19,8 @@ namespace {
 constexpr std::size_t kLong = std::size_t{16} << 10;  // of a frame: then little is read beyond it
 constexpr std::size_t kPeek = std::size_t{2} << 10;
 constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // then others have their turn
-
-FrameHeader header_of(FrameKind kind, std::uint32_t tag, std::uint64_t operation, std::size_t bytes) noexcept {
-  return {kMark | static_cast<std::uint32_t>(kind), tag, operation, bytes};
-}
+// Of a frame with a tag: what the system copies next, or has just copied, is still in the core's own cache.
+constexpr std::size_t kTaggedAtOnce = std::size_t{256} << 10;
 
 std::string why_of(int error) {
   if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH) {
@@ -31,11 +29,21 @@ std::string why_of(int error) {
   return fmt::format("its connection has ended ({})", errno_text(error));
 }
 
+constexpr const char* kNoTag = "it sent a frame without the tag that proves it";
+
 /// Whether sending has failed by more than that the peer went: what it still said before is read first, and reading
 /// finds the end by itself.
 bool is_no_end(int error) noexcept { return error != EPIPE && error != ECONNRESET; }
 
 }  // namespace
+
+Link::Guard Link::Guard::of_tags(const net::Mac& session, bool opened, Protection protection) {
+  Guard guard;
+  guard.sent = std::make_unique<net::FrameMac>(direction_key(session, opened));
+  guard.received = std::make_unique<net::FrameMac>(direction_key(session, !opened));
+  guard.all = protection != Protection::Least;
+  return guard;
+}
 
 void Link::begin_connecting(Clock::time_point next) noexcept {
   if (state_ != State::Idle) return;
@@ -44,9 +52,9 @@ void Link::begin_connecting(Clock::time_point next) noexcept {
   connecting.next = next;
 }
 
-void Link::up(sys::UniqueFd socket, std::unique_ptr<net::TlsStream> tls) {
+void Link::up(sys::UniqueFd socket, Guard guard) {
   socket_ = std::move(socket);
-  tls_ = std::move(tls);
+  guard_ = std::move(guard);
   sys::close_on_fork(fd());
   state_ = State::Up;
 }
@@ -54,7 +62,7 @@ void Link::up(sys::UniqueFd socket, std::unique_ptr<net::TlsStream> tls) {
 void Link::close() noexcept {
   if (!socket_) return;
   sys::forget_on_fork(fd());
-  tls_.reset();
+  guard_ = {};
   socket_.reset();
 }
 
@@ -85,28 +93,60 @@ void Link::look_for_silence(Clock::time_point now) {
 
 // --- sending ---
 
+std::span<const std::byte> Link::Item::from(std::size_t at) const noexcept {
+  if (at < sizeof header) return std::as_bytes(std::span(&header, 1)).subspan(at);
+  at -= sizeof header;
+  if (at < header.bytes) return {data() + at, header.bytes - at};
+  return std::span(tag).subspan(at - header.bytes);
+}
+
+Link::Item& Link::enqueue(FrameKind kind, std::uint32_t tag, std::uint64_t operation, std::size_t bytes) {
+  Item& item = queue_.emplace_back();
+  item.header = {kMark | static_cast<std::uint32_t>(kind), tag, operation, bytes};
+  return item;
+}
+
 void Link::send(Outgoing& frame) {
   if (ended_) {
     frame.done.store(true, std::memory_order_release);
     return;
   }
   if (state_ == State::Lost) return;
-  queue_.push_back({header_of(FrameKind::Data, frame.tag, frame.operation, frame.bytes), &frame, {}, 0});
+  Item& item = enqueue(FrameKind::Data, frame.tag, frame.operation, frame.bytes);
+  item.frame = &frame;
 }
 
 void Link::send_copy(FrameKind kind, std::uint32_t tag, std::string_view bytes) {
   if (state_ == State::Lost) return;
-  queue_.push_back({header_of(kind, tag, 0, bytes.size()), nullptr, std::string(bytes), 0});
+  enqueue(kind, tag, 0, bytes.size()).copy = bytes;
+}
+
+/// Whether a frame has a tag. Frames are queued before there is a connection, so this is known only when they go.
+bool Link::needs_tag(FrameKind kind, bool authenticated) const noexcept {
+  return !guard_.tls && (guard_.all || kind != FrameKind::Data || authenticated);
+}
+
+/// Before these bytes of a frame go: so that its tag can go right behind the last one.
+void Link::cover(Item& item, std::size_t end) {
+  const std::size_t length = sizeof item.header + item.header.bytes;
+  if (item.covered == 0) guard_.sent->begin();
+  while (item.covered < std::min(end, length)) {
+    const auto piece = item.from(item.covered);
+    const std::size_t step = std::min(piece.size(), end - item.covered);
+    guard_.sent->add(piece.data(), step);
+    item.covered += step;
+    if (item.covered == length) item.tag = guard_.sent->finish();
+  }
 }
 
 /// So many bytes of the queue have gone.
 void Link::advance(std::size_t bytes) {
   while (bytes > 0) {
     Item& item = queue_.front();
-    const std::size_t step = std::min(bytes, sizeof(FrameHeader) + item.header.bytes - item.sent);
+    const std::size_t step = std::min(bytes, item.length() - item.sent);
     item.sent += step;
     bytes -= step;
-    if (item.sent < sizeof(FrameHeader) + item.header.bytes) return;
+    if (item.sent < item.length()) return;
     if (item.frame != nullptr) item.frame->done.store(true, std::memory_order_release);
     queue_.pop_front();
   }
@@ -121,18 +161,14 @@ bool Link::flush_encrypted() {
       sealing_.clear();
       sealed_ = 0;
       while (!queue_.empty() && sealing_.size() < kRecord) {
-        const Item& item = queue_.front();
-        const bool in_header = item.sent < sizeof(FrameHeader);
-        const std::byte* const from = in_header ? reinterpret_cast<const std::byte*>(&item.header) + item.sent
-                                                : item.data() + (item.sent - sizeof(FrameHeader));
-        const std::size_t there = (in_header ? 0 : item.header.bytes) + sizeof(FrameHeader) - item.sent;
-        const std::size_t step = std::min(kRecord - sealing_.size(), there);
-        sealing_.insert(sealing_.end(), from, from + step);
-        if (step > 0) advance(step);
+        const auto there = queue_.front().from(queue_.front().sent);
+        const auto piece = there.first(std::min(kRecord - sealing_.size(), there.size()));
+        sealing_.insert(sealing_.end(), piece.begin(), piece.end());
+        advance(piece.size());
       }
       if (sealing_.empty()) return any;
     }
-    const auto taken = tls_->write(std::span(sealing_).subspan(sealed_));
+    const auto taken = guard_.tls->write(std::span(sealing_).subspan(sealed_));
     if (!taken) {
       const int error = errno;
       if (taken.error().code() != ErrorCode::PeerLost) {
@@ -150,7 +186,7 @@ bool Link::flush_encrypted() {
 }
 
 bool Link::flush() {
-  if (tls_) return flush_encrypted();
+  if (guard_.tls) return flush_encrypted();
   constexpr std::size_t kMostPieces = 32;
   bool any = false;
   while (state_ == State::Up && !queue_.empty()) {
@@ -158,16 +194,17 @@ bool Link::flush() {
     std::size_t count = 0;
     std::size_t total = 0;
     for (Item& item : queue_) {
-      if (count + 2 > kMostPieces || total > kReadAtOnce) break;
-      const std::size_t in_header = std::min(item.sent, sizeof(FrameHeader));
-      if (in_header < sizeof(FrameHeader)) {
-        pieces[count++] = {reinterpret_cast<char*>(&item.header) + in_header, sizeof(FrameHeader) - in_header};
-        total += sizeof(FrameHeader) - in_header;
-      }
-      const std::size_t of_data = item.sent - in_header;
-      if (of_data < item.header.bytes) {
-        pieces[count++] = {const_cast<std::byte*>(item.data()) + of_data, item.header.bytes - of_data};
-        total += item.header.bytes - of_data;
+      if (needs_tag(item.kind(), item.authenticated())) item.header.kind |= kTagged;
+      const std::size_t most = item.tagged() ? kTaggedAtOnce : kReadAtOnce;
+      if (count + 3 > kMostPieces || total >= most) break;
+      const std::size_t end = std::min(item.sent + (most - total), item.length());
+      if (item.tagged()) cover(item, end);
+      for (std::size_t at = item.sent; at < end;) {
+        const auto there = item.from(at);
+        const auto piece = there.first(std::min(there.size(), end - at));
+        pieces[count++] = {const_cast<std::byte*>(piece.data()), piece.size()};
+        at += piece.size();
+        total += piece.size();
       }
     }
     msghdr message{};
@@ -192,6 +229,7 @@ void Link::receive(Incoming& frame) {
   if (ended_) return;
   for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
     if (kept->header.operation != frame.operation || kept->header.tag != frame.tag) continue;
+    if (lacks_tag(kept->header, frame.authenticated)) return lose(kNoTag);
     frame.bytes = kept->bytes.size();
     if (frame.bytes <= frame.room) {
       if (frame.bytes > 0) std::memcpy(frame.to, kept->bytes.data(), frame.bytes);
@@ -228,8 +266,9 @@ void Link::end() {
   for (Item& item : queue_) {
     if (item.frame == nullptr) {
       kept.push_back(std::move(item));
-    } else if (item.sent > 0) {
-      // The peer has its beginning: the rest goes from a copy, so that what follows is understood.
+    } else if (item.sent > 0 || item.covered > 0) {
+      // The peer has its beginning, or its tag has been begun: the rest goes from a copy, so that what follows is
+      // understood.
       item.copy.assign(reinterpret_cast<const char*>(item.frame->data), item.frame->bytes);
       item.frame->done.store(true, std::memory_order_release);
       item.frame = nullptr;
@@ -266,6 +305,10 @@ bool Link::begin_frame(TransportEvents& events) {
   into_ = nullptr;
   to_ = nullptr;
   keeps_ = false;
+  if (lacks_tag(header_, false)) {
+    break_off(events, kNoTag);
+    return false;
+  }
   if (*kind != FrameKind::Data || ended_) {
     if (*kind != FrameKind::Data) {
       aside_.resize(header_.bytes);
@@ -274,6 +317,10 @@ bool Link::begin_frame(TransportEvents& events) {
   } else if (Incoming* const frame = posted(header_)) {
     if (header_.bytes > frame->room) {
       break_off(events, fmt::format("it sent {} bytes where {} were expected", header_.bytes, frame->room));
+      return false;
+    }
+    if (lacks_tag(header_, frame->authenticated)) {
+      break_off(events, kNoTag);
       return false;
     }
     frame->bytes = header_.bytes;
@@ -289,12 +336,28 @@ bool Link::begin_frame(TransportEvents& events) {
   }
   in_frame_ = true;
   got_ = 0;
+  if (tagged(header_)) {
+    guard_.received->begin();
+    guard_.received->add(&header_, sizeof header_);
+  }
   return true;
+}
+
+bool Link::lacks_tag(const FrameHeader& header, bool authenticated) const noexcept {
+  return tagged(header) != needs_tag(kind_of(header), authenticated || tagged(header));
+}
+
+/// All bytes of a frame are there; `tag` lies in the buffer.
+bool Link::is_proven() {
+  net::FrameMac::Tag tag;
+  std::memcpy(tag.data(), buffer_.data() + begin_, tag.size());
+  begin_ += tag.size();
+  return net::FrameMac::same(tag, guard_.received->finish());
 }
 
 void Link::finish_frame(TransportEvents& events) {
   in_frame_ = false;
-  const FrameKind kind = *check(header_);
+  const FrameKind kind = kind_of(header_);
   const std::string_view text(reinterpret_cast<const char*>(aside_.data()),
                               kind == FrameKind::Data ? 0 : aside_.size());
   switch (kind) {
@@ -305,6 +368,7 @@ void Link::finish_frame(TransportEvents& events) {
       } else if (keeps_ && !ended_) {
         // It may have been posted while it came.
         if (Incoming* const frame = posted(header_)) {
+          if (lacks_tag(header_, frame->authenticated)) return break_off(events, kNoTag);
           frame->bytes = header_.bytes;
           if (frame->bytes <= frame->room && frame->bytes > 0) std::memcpy(frame->to, aside_.data(), frame->bytes);
           frame->done.store(true, std::memory_order_release);
@@ -330,9 +394,17 @@ bool Link::parse(TransportEvents& events) {
     }
     const std::size_t step = std::min<std::size_t>(end_ - begin_, header_.bytes - got_);
     if (to_ != nullptr && step > 0) std::memcpy(to_ + got_, buffer_.data() + begin_, step);
+    if (tagged(header_)) guard_.received->add(buffer_.data() + begin_, step);
     got_ += step;
     begin_ += step;
     if (got_ < header_.bytes) return true;
+    if (tagged(header_)) {
+      if (end_ - begin_ < sizeof(net::FrameMac::Tag)) return true;
+      if (!is_proven()) {
+        break_off(events, "what it sent was changed on the way: its tag is not right");
+        return false;
+      }
+    }
     finish_frame(events);
   }
   return false;
@@ -340,8 +412,8 @@ bool Link::parse(TransportEvents& events) {
 
 /// As readv; encrypted bytes go into the first piece only.
 ssize_t Link::receive_some(std::span<iovec> pieces) {
-  if (!tls_) return ::readv(fd(), pieces.data(), static_cast<int>(pieces.size()));
-  const auto got = tls_->read({static_cast<std::byte*>(pieces[0].iov_base), pieces[0].iov_len});
+  if (!guard_.tls) return ::readv(fd(), pieces.data(), static_cast<int>(pieces.size()));
+  const auto got = guard_.tls->read({static_cast<std::byte*>(pieces[0].iov_base), pieces[0].iov_len});
   if (!got) {
     const int error = errno;
     if (got.error().code() != ErrorCode::PeerLost) lose(got.error().what());
@@ -358,7 +430,7 @@ bool Link::read(TransportEvents& events) {
   more_ = false;
   while (state_ == State::Up && parse(events)) {
     if (total >= kReadAtOnce) {
-      more_ = tls_ != nullptr && tls_->holds_bytes();
+      more_ = guard_.tls != nullptr && guard_.tls->holds_bytes();
       return true;
     }
     if (begin_ == end_) {
@@ -372,14 +444,18 @@ bool Link::read(TransportEvents& events) {
     std::array<iovec, 2> pieces;
     std::size_t count = 0;
     std::size_t direct = 0;
-    if (in_frame_ && to_ != nullptr) {
+    std::size_t room = buffer_.size() - end_;
+    if (in_frame_ && to_ != nullptr && got_ < header_.bytes) {
       direct = header_.bytes - got_;
+      // Of the next frame, if it is as long, most is to go where it belongs, too.
+      if (header_.bytes >= kLong) room = std::min(room, kPeek);
+      if (tagged(header_) && direct > kTaggedAtOnce) {
+        direct = kTaggedAtOnce;
+        room = 0;  // what follows is of this frame
+      }
       pieces[count++] = {to_ + got_, direct};
     }
-    // Of the next frame, if it is as long, most is to go where it belongs, too.
-    const std::size_t room =
-        std::min(buffer_.size() - end_, direct > 0 && header_.bytes >= kLong ? kPeek : buffer_.size());
-    pieces[count++] = {buffer_.data() + end_, room};
+    if (room > 0) pieces[count++] = {buffer_.data() + end_, room};
     const ssize_t got = receive_some(std::span(pieces).first(count));
     if (state_ != State::Up) return true;  // what came was not encrypted as it should be
     if (got < 0 && errno == EINTR) continue;
@@ -390,11 +466,11 @@ bool Link::read(TransportEvents& events) {
     }
     any = true;
     const std::size_t placed = std::min(static_cast<std::size_t>(got), direct);
+    if (placed > 0 && tagged(header_)) guard_.received->add(to_ + got_, placed);
     got_ += placed;
     end_ += static_cast<std::size_t>(got) - placed;
     total += static_cast<std::size_t>(got);
-    if (in_frame_ && got_ == header_.bytes && direct > 0) finish_frame(events);
-    if (!tls_ && static_cast<std::size_t>(got) < direct + room / 2) {  // there is no more for now
+    if (!guard_.tls && static_cast<std::size_t>(got) < direct + room / 2) {  // there is no more for now
       parse(events);
       return true;
     }

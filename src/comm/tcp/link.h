@@ -4,6 +4,7 @@
 
 #include "comm/tcp/wire.h"
 #include "comm/transport.h"
+#include "net/frame_mac.h"
 #include "net/tls_stream.h"
 #include "sys/unique_fd.h"
 
@@ -48,8 +49,14 @@ class Link {
   } connecting;
 
   void begin_connecting(Clock::time_point next) noexcept;
-  /// `tls`: over the socket, where bytes are encrypted.
-  void up(sys::UniqueFd socket, std::unique_ptr<net::TlsStream> tls);
+  /// How what goes over a connection is kept from being changed: by encryption, or by tags behind its frames.
+  struct Guard {
+    std::unique_ptr<net::TlsStream> tls;
+    std::unique_ptr<net::FrameMac> sent, received;  ///< where there is no `tls`
+    bool all = true;                                ///< or only the frames that have to be
+    static Guard of_tags(const net::Mac& session, bool opened, Protection protection);
+  };
+  void up(sys::UniqueFd socket, Guard guard);
   void lose(std::string why);
 
   /// False if the link is lost or has ended.
@@ -71,7 +78,9 @@ class Link {
   /// Reads what has come.
   bool read(TransportEvents& events);
   bool wants_read() const noexcept { return state_ == State::Up && !blocked_; }
-  bool wants_write() const noexcept { return state_ == State::Up && !idle() && (!tls_ || tls_->established()); }
+  bool wants_write() const noexcept {
+    return state_ == State::Up && !idle() && (!guard_.tls || guard_.tls->established());
+  }
   bool idle() const noexcept { return queue_.empty() && sealed_ == sealing_.size(); }
   /// What epoll was told last.
   std::uint32_t watched = 0;
@@ -81,10 +90,20 @@ class Link {
     FrameHeader header;
     Outgoing* frame = nullptr;  // null: `copy`
     std::string copy;
-    std::size_t sent = 0;  // of header and bytes
+    std::size_t sent = 0;     // of header, bytes and tag
+    std::size_t covered = 0;  // by the tag, of header and bytes
+    net::FrameMac::Tag tag;
     const std::byte* data() const noexcept {
       return frame != nullptr ? frame->data : reinterpret_cast<const std::byte*>(copy.data());
     }
+    bool tagged() const noexcept { return tcp::tagged(header); }
+    FrameKind kind() const noexcept { return kind_of(header); }
+    bool authenticated() const noexcept { return frame != nullptr && frame->authenticated; }
+    std::size_t length() const noexcept {
+      return sizeof(FrameHeader) + header.bytes + (tagged() ? sizeof(net::FrameMac::Tag) : 0);
+    }
+    /// What lies in one piece of memory from there on.
+    std::span<const std::byte> from(std::size_t at) const noexcept;
   };
   struct Kept {
     FrameHeader header;
@@ -92,11 +111,16 @@ class Link {
   };
 
   void close() noexcept;
+  Item& enqueue(FrameKind kind, std::uint32_t tag, std::uint64_t operation, std::size_t bytes);
+  bool needs_tag(FrameKind kind, bool authenticated) const noexcept;
+  void cover(Item& item, std::size_t end);
   bool flush_encrypted();
   void advance(std::size_t bytes);
   ssize_t receive_some(std::span<iovec> pieces);
   bool parse(TransportEvents& events);
   bool begin_frame(TransportEvents& events);
+  bool lacks_tag(const FrameHeader& header, bool authenticated) const noexcept;
+  bool is_proven();
   void finish_frame(TransportEvents& events);
   Incoming* posted(const FrameHeader& header) noexcept;
   void break_off(TransportEvents& events, std::string why);
@@ -112,8 +136,8 @@ class Link {
   std::optional<Clock::time_point> unanswered_since_;
 
   std::deque<Item> queue_;
-  std::unique_ptr<net::TlsStream> tls_;
-  std::vector<std::byte> sealing_;  // a record's worth of the queue, on its way into `tls_`
+  Guard guard_;
+  std::vector<std::byte> sealing_;  // a record's worth of the queue, on its way into `tls`
   std::size_t sealed_ = 0;          // so much of it is there
   std::list<Incoming*> posted_;
   std::deque<Kept> kept_;

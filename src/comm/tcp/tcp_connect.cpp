@@ -250,13 +250,15 @@ void TcpTransport::establish(Attempt attempt) {
   close_attempts(peer, link.lane());
   link.connecting.going = 0;
   const int fd = socket.get();
-  std::unique_ptr<net::TlsStream> tls;
-  if (cards_[static_cast<std::size_t>(rank_)].secrecy == Secrecy::Encrypted) {
+  Link::Guard guard;
+  if (protection() == Protection::Encrypted) {
     auto made = net::TlsStream::make(fd, !attempt.opens(), attempt.key());
     if (!made) return link.lose(made.error().what());
-    tls = *std::move(made);
+    guard.tls = *std::move(made);
+  } else {
+    guard = Link::Guard::of_tags(attempt.key(), attempt.opens(), protection());
   }
-  link.up(std::move(socket), std::move(tls));
+  link.up(std::move(socket), std::move(guard));
   link.watched = EPOLLIN | EPOLLOUT;
   watch_fd(fd, link.watched, key_of(link), false);
   log::debug("comm", "rank {}: connected to rank {} ({}) at {}", rank_, peer,

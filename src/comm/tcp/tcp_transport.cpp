@@ -59,7 +59,7 @@ Listeners::Listeners(const Options& options) {
   card_.host = options.host;
   card_.machine = cluster::host_identity().id;
   card_.pid = ::getpid();
-  card_.secrecy = options.secrecy;
+  card_.protection = options.protection;
   card_.lanes = options.lanes;
 }
 

@@ -24,7 +24,7 @@ class Listeners {
   struct Options {
     std::string host;            ///< for messages
     bool loopback_only = false;  ///< all ranks are on this machine
-    Secrecy secrecy = Secrecy::Plain;
+    Protection protection = Protection::Authenticated;
     int lanes = 1;  ///< connections for each peer, if it wants as many
   };
   /// At the addresses that COHORT_NETWORK allows, on ports of the system's choice. Throws Unavailable.
@@ -46,12 +46,13 @@ class TcpTransport final : public Transport {
   struct Options {
     int rank = 0;
     WorldKey key;
-    std::vector<WireCard> cards;  ///< by rank; all of one secrecy
+    std::vector<WireCard> cards;  ///< by rank; all of one protection
   };
   TcpTransport(Options options, Listeners listeners, TransportEvents& events);
   ~TcpTransport() override;
 
   std::recursive_mutex& mutex() noexcept override { return mutex_; }
+  bool authenticates_all() const noexcept override { return protection() != Protection::Least; }
   void connect(int peer) override;
   void send(Outgoing& frame) override;
   void receive(Incoming& frame) override;
@@ -70,6 +71,7 @@ class TcpTransport final : public Transport {
   using Clock = std::chrono::steady_clock;
   using Lock = std::lock_guard<std::recursive_mutex>;
 
+  Protection protection() const noexcept { return cards_[static_cast<std::size_t>(rank_)].protection; }
   Link& open(int peer, int lane = 0);
   int lanes_to(int peer) const noexcept;
   /// Both ends choose alike.

@@ -30,9 +30,14 @@ using testing::pattern;
 
 /// How their connections are.
 struct Way {
-  Secrecy secrecy = Secrecy::Plain;
+  Protection protection = Protection::Authenticated;
   int lanes = 1;
 };
+
+std::string name_of(Way way) {
+  constexpr const char* kNames[] = {"Least", "Authenticated", "Encrypted"};
+  return fmt::format("{}Over{}", kNames[static_cast<int>(way.protection)], way.lanes);
+}
 
 /// Some ranks of one process, driven by the test.
 struct Ranks {
@@ -41,7 +46,7 @@ struct Ranks {
       : heard(static_cast<std::size_t>(size)) {
     std::vector<Listeners> listeners;
     for (int rank = 0; rank < size; ++rank) {
-      listeners.emplace_back(Listeners::Options{"testhost", true, way.secrecy, way.lanes});
+      listeners.emplace_back(Listeners::Options{"testhost", true, way.protection, way.lanes});
       cards.push_back(listeners.back().card());
     }
     if (change) change(cards);
@@ -50,7 +55,7 @@ struct Ranks {
       TcpTransport::Options options;
       options.rank = rank;
       options.cards = cards;
-      options.key = derive_key({}, secrets.empty() ? "token" : secrets[r], way.secrecy);
+      options.key = derive_key({}, secrets.empty() ? "token" : secrets[r], way.protection);
       all.push_back(std::make_unique<TcpTransport>(std::move(options), std::move(listeners[r]), heard[r]));
     }
   }
@@ -70,12 +75,10 @@ struct Ranks {
 
 class TcpTransportTest : public ::testing::TestWithParam<Way> {};
 INSTANTIATE_TEST_SUITE_P(Ways, TcpTransportTest,
-                         ::testing::Values(Way{Secrecy::Plain, 1}, Way{Secrecy::Encrypted, 1}, Way{Secrecy::Plain, 3},
-                                           Way{Secrecy::Encrypted, 16}),
-                         [](const auto& one) {
-                           return fmt::format("{}Over{}", one.param.secrecy == Secrecy::Plain ? "Plain" : "Encrypted",
-                                              one.param.lanes);
-                         });
+                         ::testing::Values(Way{Protection::Authenticated, 1}, Way{Protection::Encrypted, 1},
+                                           Way{Protection::Least, 1}, Way{Protection::Authenticated, 3},
+                                           Way{Protection::Encrypted, 16}),
+                         [](const auto& one) { return name_of(one.param); });
 
 TEST_P(TcpTransportTest, FramesOfEverySizeFindTheirPlaceBothWaysInAnyOrderOfPosting) {
   Ranks ranks(3, GetParam());
@@ -210,7 +213,7 @@ bool is_let_in(Ranks& ranks, const std::string& said, bool answers_with_zeros, s
 TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
   Ranks ranks(2, GetParam());
   Hello hello;
-  hello.world = derive_key({}, "token", GetParam().secrecy).world;  // as an eavesdropper knows it
+  hello.world = derive_key({}, "token", GetParam().protection).world;  // as an eavesdropper knows it
   hello.from = 1;
   hello.to = 0;
   const auto text = [](const Hello& one) { return std::string(reinterpret_cast<const char*>(&one), sizeof one); };
@@ -238,7 +241,7 @@ TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
 
 TEST_P(TcpTransportTest, AHelloThatIsRepeatedKeepsNobodysPlace) {
   Ranks ranks(2, GetParam());
-  const WorldKey key = derive_key({}, "token", GetParam().secrecy);
+  const WorldKey key = derive_key({}, "token", GetParam().protection);
   Hello hello;
   hello.world = key.world;
   hello.from = 1;
@@ -259,7 +262,7 @@ TEST_P(TcpTransportTest, WhoIsThereAlreadyIsNotTakenTwice) {
   Ranks ranks(2, GetParam());
   ranks[1].message(0, 0, "here I am");
   ASSERT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
-  const WorldKey key = derive_key({}, "token", GetParam().secrecy);
+  const WorldKey key = derive_key({}, "token", GetParam().protection);
   Hello hello;
   hello.world = key.world;
   hello.from = 1;
@@ -373,7 +376,7 @@ TEST_P(TcpTransportTest, AnEavesdropperHearsWhatIsNotEncrypted) {
     return !ranks.heard[1].messages.empty();
   }));
   EXPECT_EQ(ranks.heard[1].messages.front(), "0:0:" + text);
-  EXPECT_EQ(tap.heard.find(text) != std::string::npos, GetParam().secrecy == Secrecy::Plain);
+  EXPECT_EQ(tap.heard.find(text) != std::string::npos, GetParam().protection != Protection::Encrypted);
 }
 
 // Whoever listens where a peer should knows the world's number, which travels in the clear, and not its secret.
@@ -416,7 +419,7 @@ TEST_P(TcpTransportTest, AnImpostorThatAnswersForAPeerIsNotBelieved) {
 // Whoever sends while the end of the handshake and what was sent behind it lie in the socket must not fetch both and
 // then wait for more: the peer may have no more to say before it has an answer.
 TEST(Encrypted, SendingDoesNotHideWhatCameWithTheEndOfTheHandshake) {
-  Ranks ranks(2, {Secrecy::Encrypted, 1});
+  Ranks ranks(2, {Protection::Encrypted, 1});
   ranks[0].message(1, 0, "from the one who connects");
   const auto limit = Clock::now() + 20s;
   while (!ranks[0].flushed()) {
@@ -433,7 +436,7 @@ TEST(Encrypted, AChangedByteEndsTheConnectionAndIsNeverDelivered) {
   const std::string text(3000, 'w');
   for (const std::size_t behind : {0U, 5U, 40U, 2000U}) {
     Wiretap tap;
-    Ranks ranks(2, {Secrecy::Encrypted, 1}, {}, [&](std::vector<WireCard>& cards) { tap.redirect(cards); });
+    Ranks ranks(2, {Protection::Encrypted, 1}, {}, [&](std::vector<WireCard>& cards) { tap.redirect(cards); });
     ranks[0].message(1, 0, "first");
     ASSERT_TRUE(ranks.drive_until([&] {
       tap.pass_on();
@@ -446,6 +449,100 @@ TEST(Encrypted, AChangedByteEndsTheConnectionAndIsNeverDelivered) {
       return ranks[1].lost(0).has_value() || ranks.heard[1].messages.size() > 1;
     })) << behind;
     EXPECT_EQ(ranks.heard[1].messages.size(), 1U) << behind;
+  }
+}
+
+/// What comes of a frame, posted or kept aside, of which one byte is changed behind its first `behind` bytes.
+struct Spoilt {
+  bool delivered = false;
+  bool changed = false;
+  std::string broken;
+};
+Spoilt spoil_a_frame(Protection protection, bool authenticated, std::size_t bytes, std::size_t behind, bool posted) {
+  Wiretap tap;
+  Ranks ranks(2, {protection, 1}, {}, [&](std::vector<WireCard>& cards) { tap.redirect(cards); });
+  ranks[0].message(1, 0, "first");
+  EXPECT_TRUE(ranks.drive_until([&] {
+    tap.pass_on();
+    return ranks.heard[1].messages.size() == 1;
+  }));
+  tap.spoils = tap.heard.size() + behind;
+  const std::vector<std::byte> data = pattern(bytes, 7);
+  std::vector<std::byte> room(bytes + 8);
+  Outgoing out;
+  Incoming in;
+  fill(out, 1, 3, data);
+  fill(in, 0, 3, room);
+  out.authenticated = in.authenticated = authenticated;
+  if (posted) ranks[1].receive(in);
+  ranks[0].send(out);
+  const auto over = [&] {
+    tap.pass_on();
+    return in.done || ranks[1].lost(0).has_value();
+  };
+  if (!posted) {
+    ranks.drive_until([&] { return over() || out.done; });
+    ranks.drive_until(over, 100ms);
+    ranks[1].receive(in);
+  }
+  EXPECT_TRUE(ranks.drive_until(over));
+  Spoilt spoilt;
+  spoilt.delivered = in.done;
+  spoilt.changed = !std::equal(data.begin(), data.end(), room.begin());
+  if (!ranks.heard[1].broken.empty()) spoilt.broken = ranks.heard[1].broken.front();
+  return spoilt;
+}
+
+constexpr std::size_t kInBytes = sizeof(FrameHeader);
+
+TEST(Authenticated, AChangedByteOfAnyFrameIsRefusedAndNeverDelivered) {
+  for (const std::size_t bytes : {std::size_t{1000}, std::size_t{600000}}) {
+    // In the tag (4), the operation (8), the length's high bytes (23), the bytes, and the tag that proves them.
+    for (const std::size_t behind : {std::size_t{4}, std::size_t{8}, std::size_t{23}, kInBytes, kInBytes + bytes / 2,
+                                     kInBytes + bytes - 1, kInBytes + bytes, kInBytes + bytes + 15}) {
+      for (const bool posted : {true, false}) {
+        // A frame that is longer than it says, or of another number, waits to be posted: nothing of it is delivered.
+        if (behind < kInBytes && (bytes > kMostKept || behind == 23)) continue;
+        const Spoilt spoilt = spoil_a_frame(Protection::Authenticated, false, bytes, behind, posted);
+        EXPECT_FALSE(spoilt.delivered) << bytes << " bytes, at " << behind;
+        EXPECT_NE(spoilt.broken.find("0:what it sent was changed on the way"), std::string::npos)
+            << bytes << " bytes, at " << behind << ": " << spoilt.broken;
+      }
+    }
+  }
+}
+
+// What the option to do without loses, and what it does not.
+TEST(Least, AChangedByteIsDeliveredUnlessTheFrameHasToBeAuthenticated) {
+  const std::size_t behind = kInBytes + 500;
+  const Spoilt plain = spoil_a_frame(Protection::Least, false, 1000, behind, true);
+  EXPECT_TRUE(plain.delivered && plain.changed && plain.broken.empty());
+  for (const bool posted : {true, false}) {
+    const Spoilt object = spoil_a_frame(Protection::Least, true, 1000, behind, posted);
+    EXPECT_FALSE(object.delivered);
+    EXPECT_NE(object.broken.find("was changed on the way"), std::string::npos) << object.broken;
+  }
+}
+
+// A frame that has to be authenticated and comes without a tag, as if somebody had cut it away.
+TEST(Least, AFrameThatLacksItsTagIsRefused) {
+  for (const bool posted : {true, false}) {
+    Ranks ranks(2, {Protection::Least, 1});
+    const std::vector<std::byte> data = pattern(1000, 7);
+    std::vector<std::byte> room(1000);
+    Outgoing out;
+    Incoming in;
+    fill(out, 1, 3, data);
+    fill(in, 0, 3, room);
+    in.authenticated = true;
+    if (posted) ranks[1].receive(in);
+    ranks[0].send(out);
+    ASSERT_TRUE(ranks.drive_until([&] { return out.done.load(); }));
+    ranks.drive_until([&] { return ranks[1].lost(0).has_value(); }, 100ms);
+    if (!posted) ranks[1].receive(in);
+    ASSERT_TRUE(ranks.drive_until([&] { return ranks[1].lost(0).has_value(); }));
+    EXPECT_NE(ranks[1].lost(0)->find("without the tag"), std::string::npos) << *ranks[1].lost(0);
+    EXPECT_FALSE(in.done);
   }
 }
 
@@ -467,19 +564,21 @@ TEST(Handshake, ProofsAreBoundToBothSidesAndToAllThatWasSaid) {
   other.verdict = Answer::kUseMine;
   EXPECT_FALSE(net::same(proof, answer_proof(key, hello, other)));
   EXPECT_TRUE(net::same(proof, answer_proof(key, hello, answer)));
-  // Of one secrecy, never of the other, and no two connections have one key.
-  EXPECT_FALSE(net::same(proof, answer_proof(derive_key({}, "token", Secrecy::Encrypted), hello, answer)));
+  // Of one protection, never of another, and no two connections have one key.
+  EXPECT_FALSE(net::same(proof, answer_proof(derive_key({}, "token", Protection::Encrypted), hello, answer)));
   EXPECT_FALSE(net::same(session_key(key, hello, answer), session_key(key, changed, answer)));
+  const net::Mac session = session_key(key, hello, answer);
+  EXPECT_NE(direction_key(session, true), direction_key(session, false));
 }
 
 TEST(WireCards, ReadBackAndAreCheckedInFull) {
-  WireCard card{"host a", "machine", 4711, Secrecy::Encrypted, 3, {{"10.0.0.1", 80}, {"fd00::1", 65535}}};
+  WireCard card{"host a", "machine", 4711, Protection::Encrypted, 3, {{"10.0.0.1", 80}, {"fd00::1", 65535}}};
   const std::string bytes = encode(card);
   const WireCard read = value_or_throw(decode_wire_card(bytes));
   EXPECT_EQ(read.host, card.host);
   EXPECT_EQ(read.machine, card.machine);
   EXPECT_EQ(read.pid, 4711);
-  EXPECT_EQ(read.secrecy, Secrecy::Encrypted);
+  EXPECT_EQ(read.protection, Protection::Encrypted);
   EXPECT_EQ(read.lanes, 3);
   EXPECT_EQ(read.addresses, card.addresses);
   for (std::size_t length = 0; length < bytes.size(); ++length) {

@@ -9,7 +9,7 @@
 namespace cohort::comm::tcp {
 namespace {
 
-constexpr std::uint32_t kCardMagic = 0x33435743;  // "CWC3"
+constexpr std::uint32_t kCardMagic = 0x34435743;  // "CWC4"
 constexpr std::size_t kLongestText = 512;
 constexpr std::uint32_t kMostAddresses = 64;
 
@@ -28,7 +28,7 @@ std::string said(std::string_view who, const Hello& hello, const Answer& answer)
 }  // namespace
 
 Result<FrameKind> check(const FrameHeader& header) {
-  const std::uint32_t kind = header.kind & 0xFF;
+  const std::uint32_t kind = header.kind & 0xFF & ~kTagged;
   if ((header.kind & ~0xFFu) != kMark || kind < 1 || kind > 4) {
     return fail(ErrorCode::Corrupt, "a frame begins with {:08x}", header.kind);
   }
@@ -39,10 +39,10 @@ Result<FrameKind> check(const FrameHeader& header) {
   return known;
 }
 
-WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token, Secrecy secrecy) {
+WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token, Protection protection) {
   WorldKey key;
-  const std::string purpose = secrecy == Secrecy::Encrypted ? "cohort ranks 1 encrypted " : "cohort ranks 1 ";
-  key.key = net::hmac_sha256(secret, purpose + std::string(token));
+  key.key =
+      net::hmac_sha256(secret, fmt::format("cohort ranks 2 protection {} {}", static_cast<int>(protection), token));
   const net::Mac number = net::hmac_sha256(key.key, "number of the world");
   std::copy_n(number.begin(), key.world.size(), key.world.begin());
   return key;
@@ -66,6 +66,13 @@ net::Mac session_key(const WorldKey& key, const Hello& hello, const Answer& answ
   return net::hmac_sha256(key.key, said("session", hello, answer));
 }
 
+net::FrameMac::Key direction_key(const net::Mac& session, bool of_opener) {
+  const net::Mac whole = net::hmac_sha256(session, of_opener ? "frames of the opener" : "frames of the accepter");
+  net::FrameMac::Key key{};
+  std::copy_n(whole.begin(), key.size(), key.begin());
+  return key;
+}
+
 Bytes32 random_bytes() {
   const net::Secret random = value_or_throw(net::Secret::generate());
   Bytes32 bytes{};
@@ -79,7 +86,7 @@ std::string encode(const WireCard& card) {
       .text(card.host)
       .text(card.machine)
       .number(card.pid)
-      .number(static_cast<std::uint8_t>(card.secrecy));
+      .number(static_cast<std::uint8_t>(card.protection));
   out.number(static_cast<std::uint8_t>(card.lanes));
   out.number(static_cast<std::uint32_t>(card.addresses.size()));
   for (const net::Address& address : card.addresses) out.text(address.host).number(address.port);
@@ -99,9 +106,9 @@ Result<WireCard> decode_wire_card(std::string_view bytes) {
   const auto pid = in.number<std::int64_t>();
   if (!pid) return tl::unexpected(pid.error());
   card.pid = *pid;
-  const auto secrecy = in.number<std::uint8_t>();
-  if (!secrecy || *secrecy > 1) return fail(ErrorCode::Corrupt, "a card without its secrecy");
-  card.secrecy = static_cast<Secrecy>(*secrecy);
+  const auto protection = in.number<std::uint8_t>();
+  if (!protection || *protection > 2) return fail(ErrorCode::Corrupt, "a card without its protection");
+  card.protection = static_cast<Protection>(*protection);
   const auto lanes = in.number<std::uint8_t>();
   if (!lanes || *lanes < 1 || *lanes > kMostLanes) return fail(ErrorCode::Corrupt, "a card without connections");
   card.lanes = *lanes;

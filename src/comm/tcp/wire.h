@@ -4,6 +4,7 @@
 
 #include "base/result.h"
 #include "net/address.h"
+#include "net/frame_mac.h"
 #include "net/hmac.h"
 
 #include <cstddef>
@@ -19,17 +20,23 @@ namespace cohort::comm::tcp {
 enum class FrameKind : std::uint8_t { Data = 1, Message = 2, Ended = 3, Leaving = 4 };
 
 struct FrameHeader {
-  std::uint32_t kind = 0;  ///< FrameKind, with kMark in the upper bytes
+  std::uint32_t kind = 0;  ///< FrameKind, with kMark in the upper bytes and perhaps kTagged
   std::uint32_t tag = 0;
   std::uint64_t operation = 0;
   std::uint64_t bytes = 0;
 };
 static_assert(sizeof(FrameHeader) == 24);
-inline constexpr std::uint32_t kMark = 0x43480100;  // "CH", version 1
+inline constexpr std::uint32_t kMark = 0x43480200;  // "CH", version 2
+inline constexpr std::uint32_t kTagged = 0x80;      // behind its bytes comes a FrameMac::Tag of the header and them
 /// Longer frames wait in the socket until they are posted. 64 KiB, and room for what a slice is rounded up by.
 inline constexpr std::size_t kMostKept = std::size_t{68} << 10;
 inline constexpr std::size_t kMostMessage = std::size_t{64} << 10;
 
+inline bool tagged(const FrameHeader& header) noexcept { return (header.kind & kTagged) != 0; }
+/// Of a header that was checked.
+inline FrameKind kind_of(const FrameHeader& header) noexcept {
+  return static_cast<FrameKind>(header.kind & 0xFF & ~kTagged);
+}
 /// Corrupt if these are not the first bytes of a frame.
 Result<FrameKind> check(const FrameHeader& header);
 
@@ -45,13 +52,18 @@ struct WorldKey {
   Bytes16 world{};  ///< its number
   Bytes32 key{};    ///< of proofs
 };
-enum class Secrecy : std::uint8_t { Plain, Encrypted };
-/// `secret` may be empty: then the token alone has to be a secret. Connections of one secrecy do not pass for the
-/// other.
-WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token, Secrecy secrecy = Secrecy::Plain);
+enum class Protection : std::uint8_t {
+  Least,          ///< messages are authenticated, and frames that have to be (transport.h)
+  Authenticated,  ///< every frame is
+  Encrypted,      ///< the whole connection is, and with it authenticated
+};
+/// `secret` may be empty: then the token alone has to be a secret. Connections of one protection do not pass for
+/// another.
+WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token,
+                    Protection protection = Protection::Authenticated);
 
 struct Hello {
-  char magic[8] = {'C', 'O', 'H', 'W', 'I', 'R', 'E', '3'};
+  char magic[8] = {'C', 'O', 'H', 'W', 'I', 'R', 'E', '4'};
   Bytes16 world{};
   std::uint32_t from = 0;
   std::uint32_t to = 0;
@@ -79,8 +91,10 @@ struct Finish {
 net::Mac hello_proof(const WorldKey& key, const Hello& hello);
 net::Mac answer_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
 net::Mac finish_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
-/// Of one connection, for its encryption.
+/// Of one connection, for its encryption or for the keys of its directions.
 net::Mac session_key(const WorldKey& key, const Hello& hello, const Answer& answer);
+/// For the frames of the end that opened the connection, or of the one that accepted it.
+net::FrameMac::Key direction_key(const net::Mac& session, bool of_opener);
 Bytes32 random_bytes();
 
 // --- cards: where a rank can be reached, as it says in the store ---
@@ -89,7 +103,7 @@ struct WireCard {
   std::string host;     ///< for messages
   std::string machine;  ///< equal where loopback addresses reach
   std::int64_t pid = 0;
-  Secrecy secrecy = Secrecy::Plain;
+  Protection protection = Protection::Authenticated;
   int lanes = 1;                        ///< connections it shares data among; of a pair the fewer count
   std::vector<net::Address> addresses;  ///< best first
   std::int32_t mpi_process = -1;        ///< of MPI's count, where MPI is the transport
