@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
 import sys
 import threading
-from typing import Any, Callable, Hashable, Optional, Sequence
+from typing import Any, Callable, Hashable, List, Optional, Sequence
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -15,6 +16,13 @@ import cohort
 from cohort.distributed.completion import call_after
 
 _NO_TIMEOUT = datetime.timedelta(0)
+
+# A Work that Python has let go of without waiting may be C++'s: DDP's `join` hands one to its reducer and keeps nothing.
+# Its C++ half cannot end without the Python half, so such Python halves stay here, the last so many. Large tensors of
+# theirs do only until the operation has ended: what C++ asks for is a count.
+_let_go: collections.deque[Work] = collections.deque(maxlen=256)
+_MOST_KEPT = 1 << 20  # bytes
+_let_go_under_way: collections.deque[Work] = collections.deque()
 
 
 class Work(_distributed_c10d.Work):
@@ -39,18 +47,38 @@ class Work(_distributed_c10d.Work):
         source   the rank that a message came from
         """
         super().__init__()
-        self._name, self._line, self._core, self._outputs = name, line, core, list(outputs)
+        self._name, self._line, self._core = name, line, core
+        self._outputs: Optional[List[torch.Tensor]] = list(outputs)
         self._deliver, self._source = deliver, source
-        self._settling = threading.Lock()
+        self._settling = threading.RLock()
+        self._is_settling = False
         self._settled = False
+        self._waited = False
         self._failure: Optional[BaseException] = None
         self._future: Any = None
+
+    def __del__(self) -> None:
+        if self._waited or sys.is_finalizing():
+            return
+        _let_go.append(self)
+        _let_go_under_way.append(self)
+        while _let_go_under_way:
+            try:
+                first = _let_go_under_way.popleft()
+            except IndexError:  # another thread has taken it
+                return
+            if not first.is_completed():
+                _let_go_under_way.appendleft(first)
+                return
+            if sum(tensor.numel() * tensor.element_size() for tensor in first._outputs) > _MOST_KEPT:
+                first._outputs = None
 
     def _settle(self) -> None:
         """All have ended: delivers, or keeps the error."""
         with self._settling:
-            if self._settled:
+            if self._settled or self._is_settling:  # the latter: collecting garbage has led here once more
                 return
+            self._is_settling = True
             try:
                 for one in self._core:
                     one.wait()
@@ -78,6 +106,7 @@ class Work(_distributed_c10d.Work):
                         raise
                     break  # the operation's own, which settling finds again
             self._settle()
+        self._waited = True
         if self._failure is not None:
             raise self._failure
         return True
@@ -114,6 +143,8 @@ class Work(_distributed_c10d.Work):
     def get_future(self) -> Any:
         """A torch.futures.Future of the tensors that the operation wrote. Raises the operation's error, as text."""
         if self._future is None:
+            if self._outputs is None:
+                raise cohort.InvalidArgument(f"{self._name}: nobody has waited for it or kept it, so its tensors are gone")
             ended = torch.futures.Future()
             if self.is_completed() and self._failure is None:
                 ended.set_result(self._outputs)
