@@ -7,9 +7,11 @@
 
 #include "sys/unique_fd.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -28,6 +30,16 @@ struct Source {
   static Source of(const sockaddr_storage& address) noexcept;
   Source network_of() const noexcept;
 };
+
+/// Which of those that wait has to go, in the order in which they came; at least one does. The first that has not said
+/// anything `credible`, else the first: who has the secret is done within moments. Never the one that has just come,
+/// who may not have been heard yet, before another.
+template <class Waiting, class Credible>
+auto who_has_to_go(Waiting& waiting, Credible credible) {
+  const auto newest = std::prev(waiting.end());
+  const auto worthless = std::find_if(waiting.begin(), newest, [&](const auto& each) { return !credible(each); });
+  return worthless != newest ? worthless : waiting.begin();
+}
 
 class Door {
  public:

@@ -1,6 +1,7 @@
 #include "net/door.h"
 
 #include "base/sanitized.h"
+#include "net/heard.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
 
@@ -255,6 +256,31 @@ TEST(Door, TheKernelDropsOneIpv6AddressAndNotItsNeighbour) {
   for (int i = 0; i < 8; ++i) door.turn_away(own, now);
   EXPECT_EQ(door.shut_out(), 2U);
   EXPECT_FALSE(knock(300ms));
+}
+
+TEST(Door, WhoIsNewDoesNotGoForThoseWhoAreSilent) {
+  struct Waiting {
+    int number;
+    bool credible;
+  };
+  const auto goes = [](std::vector<Waiting> waiting) {
+    return who_has_to_go(waiting, [](const Waiting& each) { return each.credible; })->number;
+  };
+  EXPECT_EQ(goes({{1, true}, {2, false}, {3, false}}), 2);
+  EXPECT_EQ(goes({{1, true}, {2, true}, {3, false}}), 1);
+  EXPECT_EQ(goes({{1, true}, {2, true}, {3, true}}), 1);
+  EXPECT_EQ(goes({{1, false}}), 1);
+}
+
+TEST(Heard, WordsCountOnceAndTheOldestAreForgotten) {
+  Heard heard(3);
+  const auto words = [](std::uint8_t number) { return Heard::Words{number}; };
+  for (std::uint8_t number = 1; number <= 3; ++number) EXPECT_TRUE(heard.first_time(words(number)));
+  for (std::uint8_t number = 1; number <= 3; ++number) EXPECT_FALSE(heard.first_time(words(number)));
+  EXPECT_TRUE(heard.first_time(words(4)));
+  EXPECT_FALSE(heard.first_time(words(2)));
+  EXPECT_FALSE(heard.first_time(words(4)));
+  EXPECT_TRUE(heard.first_time(words(1)));
 }
 
 }  // namespace

@@ -133,10 +133,15 @@ struct SecureConnection::Impl {
     if (!established) {
       auto done = tls->handshake();
       outgoing.append(tls->take_output());  // an alert for the other end, if it failed
-      credible = done && outgoing.size() > 0;
       if (!done) {
         (void)flush();
         return not_authenticated(done.error().what());
+      }
+      if (!credible && role == Role::Server) {
+        const auto words = tls->proven_hello();
+        if (words && options.heard != nullptr && !options.heard->first_time(*words))
+          return not_authenticated("it repeats what another connection began with");
+        credible = words.has_value();
       }
       if (!*done && handshake_bytes >= kHandshakeLimit) return not_authenticated("its handshake is too long");
       if (!*done) return {};
