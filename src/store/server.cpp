@@ -134,10 +134,14 @@ class StoreServer::Impl {
   }
 
   void accept_all() {
-    for (int i = 0; i < kAtOnce; ++i) {
-      auto visitor = door_->next();
-      if (!visitor) break;
-      welcome(*std::move(visitor));
+    try {
+      for (int i = 0; i < kAtOnce; ++i) {
+        auto visitor = door_->next();
+        if (!visitor) break;
+        welcome(*std::move(visitor));
+      }
+    } catch (const std::exception& error) {  // the next one is let in again
+      complain(Error(ErrorCode::Io, error.what()));
     }
     accept_when_ready();
   }
