@@ -20,6 +20,7 @@ class Heard {
 
   /// False: somebody has said them before.
   bool first_time(const Words& words);
+  bool knows(const Words& words) const { return words_.contains(words); }
 
  private:
   std::size_t most_;
