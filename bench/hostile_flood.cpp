@@ -1,7 +1,9 @@
-// A crowd of strangers at a port: so many connections a second, of five kinds in turn, and how each of them ended. One
+// A crowd of strangers at a port: so many connections a second, of five kinds in turn, and how each of them ended; or
+// so many at once, each of which repeats what somebody has recorded and is replaced when it has been closed. One
 // thread, so that it takes no more than one core. tools/hostile-flood drives it; its last line is a JSON object.
 //
 //   hostile_flood HOST PORT [--rate N] [--seconds S] [--kinds garbage,silent,half,secret,slow] [--from ADDRESS]
+//                 [--repeat FILE --hold N]
 //
 // garbage: an HTTP request; silent: nothing; half: the beginning of a TLS handshake; secret: a whole ClientHello with
 // another secret's proof; slow: a byte of one every 50 ms. Who is not answered or not closed within a second goes.
@@ -23,11 +25,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <fstream>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -49,6 +54,8 @@ struct Options {
   double rate = 10'000;
   double seconds = 5;
   std::vector<Kind> kinds = {Kind::Garbage, Kind::Silent, Kind::Half, Kind::Secret, Kind::Slow};
+  std::string repeated;  ///< in place of a hello with another secret
+  std::size_t hold = 0;  ///< at once, for as long as they are let; 0: each for a second
 };
 
 SocketAddress address_of(const std::string& host, std::uint16_t port) {
@@ -69,6 +76,12 @@ Options read(int argc, char** arguments) {
       options.seconds = std::atof(value.c_str());
     } else if (name == "--from") {
       options.from = address_of(value, 0);
+    } else if (name == "--repeat") {
+      std::ifstream file(value, std::ios::binary);
+      options.repeated.assign(std::istreambuf_iterator<char>(file), {});
+      options.kinds = {Kind::Secret};
+    } else if (name == "--hold") {
+      options.hold = static_cast<std::size_t>(std::atoi(value.c_str()));
     } else if (name == "--kinds") {
       options.kinds.clear();
       for (std::size_t k = 0; k < kNames.size(); ++k) {
@@ -91,7 +104,10 @@ std::string client_hello() {
 
 class Flood {
  public:
-  explicit Flood(const Options& options) : options_(options), hello_(client_hello()), epoll_(::epoll_create1(0)) {}
+  explicit Flood(const Options& options)
+      : options_(options),
+        hello_(options.repeated.empty() ? client_hello() : options.repeated),
+        epoll_(::epoll_create1(0)) {}
 
   void run() {
     const auto begun = Clock::now();
@@ -101,7 +117,14 @@ class Flood {
       const auto due = static_cast<std::uint64_t>(std::chrono::duration<double>(now - begun).count() * options_.rate);
       // Who has been held up does not catch up at once: that would be another flood.
       if (due > tried_ + 200) skipped_ += due - tried_ - skipped_ > 200 ? due - tried_ - skipped_ - 200 : 0;
-      while (tried_ + skipped_ < due) open_one(now);
+      while (tried_ + skipped_ < due) {
+        if (options_.hold > 0 && strangers_.size() >= options_.hold) {
+          skipped_ = due - tried_;
+          say_once("held");
+        } else {
+          open_one(now);
+        }
+      }
       listen(1);
       look_after(now);
     }
@@ -201,8 +224,14 @@ class Flood {
     }
   }
 
+  void say_once(const char* word) {
+    if (std::exchange(said_, true)) return;
+    fmt::print("{}\n", word);
+    std::fflush(stdout);
+  }
+
   void look_after(Clock::time_point now) {
-    while (!oldest_.empty()) {
+    while (!oldest_.empty() && options_.hold == 0) {
       const auto found = find_oldest();
       if (found != strangers_.end() && now - found->second.begun < kPatience) break;
       send_off_the_oldest();
@@ -242,6 +271,7 @@ class Flood {
   std::unordered_map<int, Stranger> strangers_;
   std::deque<InLine> oldest_;
   Clock::time_point slowly_{};
+  bool said_ = false;
   double seconds_ = 1;
   std::uint64_t tried_ = 0, skipped_ = 0, connected_ = 0, refused_ = 0, closed_ = 0, given_up_ = 0, unanswered_ = 0,
                 failed_ = 0;

@@ -5,6 +5,7 @@
 #include "comm/exchange.h"
 #include "comm/munge.h"
 #include "net/digest.h"
+#include "net/door.h"
 #include "net/secret.h"
 #include "net/socket.h"
 #include "sys/files.h"
@@ -14,6 +15,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <list>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -27,7 +30,9 @@ constexpr std::uint32_t kPorts = 8;
 constexpr std::uint16_t kFirstPort = 10240;  // below the ports that kernels hand out
 constexpr std::uint32_t kPortSpan = 16000;
 constexpr std::uint32_t kLongestMessage = 16 * 1024;
-constexpr seconds kPatience{5};          // of rank 0, with a peer that is slow or is not one of ours
+constexpr seconds kPatience{5};  // of rank 0, with a peer that is slow or is not one of ours
+constexpr std::size_t kMostAskers = 128;
+constexpr int kAtOnce = 64;              // taken before those that are there have their turn
 constexpr seconds kLongestPatience{60};  // of the others, with rank 0; the first time less
 
 // "4 bytes of length, then text", with a deadline.
@@ -68,11 +73,18 @@ Result<std::string> receive_bytes(int fd, std::size_t size, net::Deadline deadli
   return bytes;
 }
 
+// Nullopt if it is not there yet.
+std::optional<std::uint32_t> length_of(std::string_view bytes) {
+  if (bytes.size() < 4) return std::nullopt;
+  std::uint32_t size = 0;
+  for (const char c : bytes.substr(0, 4)) size = (size << 8) | static_cast<unsigned char>(c);
+  return size;
+}
+
 Result<std::string> receive_text(int fd, net::Deadline deadline) {
   const auto head = receive_bytes(fd, 4, deadline);
   if (!head) return head;
-  std::uint32_t size = 0;
-  for (const char c : *head) size = (size << 8) | static_cast<unsigned char>(c);
+  const std::uint32_t size = length_of(*head).value_or(0);
   if (size > kLongestMessage) return fail(ErrorCode::Corrupt, "something else than a rank answers");
   return receive_bytes(fd, size, deadline);
 }
@@ -87,7 +99,12 @@ struct Message {
   std::string word, step, key, nonce, rest;
 };
 std::string to_text(const Message& message) {
-  return fmt::format("{} {} {} {} {}", message.word, message.step, message.key, message.nonce, message.rest);
+  std::string text;
+  text.reserve(message.word.size() + message.step.size() + message.key.size() + message.nonce.size() +
+               message.rest.size() + 4);
+  for (const std::string* part : {&message.word, &message.step, &message.key, &message.nonce})
+    text.append(*part).append(" ");
+  return text.append(message.rest);
 }
 Message from_text(std::string_view text) {
   Message message;
@@ -133,8 +150,10 @@ class MungeExchange final : public Exchange {
     stop_serving();
     stop_ = sys::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!stop_) return fail(ErrorCode::Io, "eventfd: {}", errno_text(errno));
-    server_ = std::thread(
-        [this, key, value = *mine, deadline, held = std::move(*listener)] { serve(held.get(), key, value, deadline); });
+    server_ = std::thread([this, key, value = *mine, deadline, held = std::move(*listener)]() mutable {
+      const net::Wiping wiping(value);
+      serve(held.get(), key, value, deadline);
+    });
     return *mine;
   }
 
@@ -159,50 +178,94 @@ class MungeExchange final : public Exchange {
     server_.join();
   }
 
-  // Until all others have been told, or nobody waits any more.
+  // One that has come to rank 0's port.
+  struct Asker {
+    net::Door::Visitor visitor;
+    net::Deadline until = net::deadline_in(kPatience);
+    std::string said = {};  // 4 bytes of length, and its credential
+    std::string rank = {};  // which it is, once it has been told
+  };
+
+  // Until all others have been told, or nobody waits any more. Many at a time: who says nothing holds up nobody.
   void serve(int listener, const std::string& key, const std::string& value, net::Deadline deadline) const {
+    net::Door door(listener);
+    std::list<Asker> askers;  // the first that came is in front
     std::set<std::string> told;
-    while (told.size() + 1 < static_cast<std::size_t>(size_) && wait_for_peer(listener, deadline)) {
-      auto peer = net::accept_one(listener);
-      if (!peer) return log::warn("comm", "nobody else can be told where to meet: {}", peer.error().what());
-      if (!*peer) continue;
-      const auto rank = tell((*peer)->get(), key, value, std::min(deadline, net::deadline_in(kPatience)));
-      if (rank) {
-        told.insert(*rank);
-      } else {
-        log::debug("comm", "somebody at {} was not told where to meet: {}", net::describe_peer((*peer)->get()),
-                   rank.error().what());
+    while (told.size() + 1 < static_cast<std::size_t>(size_) && !net::passed(deadline)) {
+      const auto shut_until = door.shut_until();
+      net::Deadline wake = shut_until ? std::min(deadline, *shut_until) : deadline;
+      std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}, {shut_until ? -1 : listener, POLLIN, 0}};
+      for (const Asker& asker : askers) {
+        polled.push_back({asker.visitor.socket.get(), POLLIN, 0});
+        wake = std::min(wake, asker.until);
+      }
+      if (::poll(polled.data(), polled.size(), net::poll_timeout(wake)) < 0 && errno != EINTR) return;
+      if (polled[0].revents != 0) return;
+      auto at = polled.begin() + 2;
+      for (auto asker = askers.begin(); asker != askers.end(); ++at) {
+        Result<bool> over = false;
+        if (at->revents != 0) {
+          over = hear(*asker, key, value);
+        } else if (net::passed(asker->until)) {
+          over = fail(ErrorCode::Timeout, "it says nothing");
+        }
+        if (over && !*over) {
+          ++asker;
+        } else {
+          if (over) {
+            told.insert(asker->rank);
+            door.let_in(asker->visitor.source);
+          } else {
+            turn_away(door, *asker, over.error());
+          }
+          asker = askers.erase(asker);
+        }
+      }
+      for (int i = 0; i < kAtOnce; ++i) {
+        auto visitor = door.next();
+        if (!visitor) break;
+        askers.push_back({*std::move(visitor)});
+        if (askers.size() <= kMostAskers) continue;
+        const auto idle = net::who_has_to_go(askers, [](const Asker& asker) { return !asker.rank.empty(); });
+        turn_away(door, *idle, Error(ErrorCode::Timeout, "too many others came"));
+        askers.erase(idle);
       }
     }
   }
 
-  bool wait_for_peer(int listener, net::Deadline deadline) const {
-    while (true) {
-      const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
-      if (left <= milliseconds(0)) return false;
-      pollfd polled[] = {{listener, POLLIN, 0}, {stop_.get(), POLLIN, 0}};
-      const int n = ::poll(polled, 2, static_cast<int>(std::min(left, milliseconds(60000)).count()));
-      if (n < 0 && errno != EINTR) return false;
-      if (n <= 0) continue;
-      return polled[1].revents == 0;
-    }
+  static void turn_away(net::Door& door, const Asker& asker, const Error& why) {
+    door.turn_away(asker.visitor.source);
+    log::debug("comm", "somebody at {} was not told where to meet: {}", net::describe_peer(asker.visitor.socket.get()),
+               why.what());
   }
 
-  // The rank that has asked.
-  Result<std::string> tell(int fd, const std::string& key, const std::string& value, net::Deadline deadline) const {
-    const auto credential = receive_text(fd, deadline);
-    if (!credential) return credential;
-    const auto text = munge_->open(*credential);
-    if (!text) return text;
+  // True once it has been told and has said that it has it; otherwise it comes again.
+  Result<bool> hear(Asker& asker, const std::string& key, const std::string& value) const {
+    char bytes[4096];
+    const ssize_t got = ::recv(asker.visitor.socket.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) return false;
+    if (got <= 0) return fail(ErrorCode::Io, "{}", got == 0 ? "it has closed the connection" : errno_text(errno));
+    if (!asker.rank.empty()) return true;
+    asker.said.append(bytes, static_cast<std::size_t>(got));
+    const auto size = length_of(asker.said);
+    if (size > kLongestMessage) return fail(ErrorCode::Corrupt, "it is something else than a rank");
+    if (!size || asker.said.size() < 4 + *size) return false;
+    const auto text = munge_->open(asker.said.substr(4, *size));
+    if (!text) return tl::unexpected(text.error());
     const Message asked = from_text(*text);
-    if (asked.word != "ask" || asked.step != step_ || asked.key != key)
+    if (asked.word != "ask" || asked.step != step_ || asked.key != key || asked.rest.empty())
       return fail(ErrorCode::Mismatch, "it belongs to another job, or to another of its joins");
-    const auto reply = munge_->seal(to_text({"give", step_, key, asked.nonce, value}));
-    if (!reply) return reply;
-    if (auto sent = send_text(fd, *reply, deadline); !sent) return tl::unexpected(sent.error());
-    // It says that it has it: otherwise it comes again.
-    if (const auto thanks = receive_bytes(fd, 1, deadline); !thanks) return thanks;
-    return asked.rest;
+    Message give{"give", step_, key, asked.nonce, value};
+    std::string plain = to_text(give);
+    const auto reply = munge_->seal(plain);
+    net::wipe(plain);
+    net::wipe(give.rest);
+    if (!reply) return tl::unexpected(reply.error());
+    // A fresh socket takes so little at once.
+    if (auto sent = send_text(asker.visitor.socket.get(), *reply, net::deadline_in({})); !sent)
+      return tl::unexpected(sent.error());
+    asker.rank = asked.rest;
+    return false;
   }
 
   Result<std::string> ask(const std::string& key, net::Deadline deadline) const {
@@ -240,8 +303,9 @@ class MungeExchange final : public Exchange {
     if (auto sent = send_text(connection->get(), *credential, deadline); !sent) return tl::unexpected(sent.error());
     const auto reply = receive_text(connection->get(), deadline);
     if (!reply) return reply;
-    const auto text = munge_->open(*reply);
+    auto text = munge_->open(*reply);
     if (!text) return text;
+    const net::Wiping wiping(*text);
     Message given = from_text(*text);
     if (given.word != "give" || given.step != step_ || given.key != key || given.nonce != once)
       return fail(ErrorCode::Mismatch, "another job answers");

@@ -2,6 +2,7 @@
 // socket. Spoken here and not through a library, since the libraries that exist are parts of an MPI.
 #include "base/parse.h"
 #include "comm/exchange.h"
+#include "net/secret.h"
 #include "net/socket.h"
 #include "sys/unique_fd.h"
 
@@ -81,7 +82,12 @@ class PmiExchange final : public Exchange {
     const std::string place = fmt::format("kvsname={} key={}", space_, key);
     if (mine) {
       if (mine->size() > longest_value_) return bad(fmt::format("it takes no value of {} bytes", mine->size()));
-      const auto put = ask(fmt::format("cmd=put {} value={}", place, *mine), "put_result", deadline);
+      std::string request;
+      const net::Wiping wiping(request);
+      const std::string_view cmd = "cmd=put ", value = " value=";
+      request.reserve(cmd.size() + place.size() + value.size() + mine->size());
+      request.append(cmd).append(place).append(value).append(*mine);
+      const auto put = ask(request, "put_result", deadline);
       if (!put) return tl::unexpected(put.error());
     }
     const auto all = ask("cmd=barrier_in", "barrier_out", deadline);
@@ -90,16 +96,19 @@ class PmiExchange final : public Exchange {
       return fail(ErrorCode::Timeout,
                   "PMI's barrier: not all {} processes came in time -- does every one of them call join?", size_);
     }
-    const auto got = ask(fmt::format("cmd=get {}", place), "get_result", deadline);
+    auto got = ask(fmt::format("cmd=get {}", place), "get_result", deadline);
     if (!got) return tl::unexpected(got.error());
     const auto value = got->find("value");
     if (value == got->end()) return bad("a reply without value");
-    return value->second;
+    return std::move(value->second);
   }
 
   // One request, one reply. A reply with another rc than 0 is an error.
   Result<Reply> ask(const std::string& request, std::string_view command, net::Deadline deadline) {
-    const std::string line = request + "\n";
+    std::string line;
+    const net::Wiping wiping_line(line);
+    line.reserve(request.size() + 1);
+    line.append(request).append("\n");
     for (std::string_view rest = line; !rest.empty();) {
       const ssize_t n = ::send(fd_.get(), rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (n > 0) {
@@ -111,13 +120,15 @@ class PmiExchange final : public Exchange {
                                errno_text(errno)));
       }
     }
-    const auto text = read_line(deadline);
+    auto text = read_line(deadline);
     if (!text) return tl::unexpected(text.error());
+    const net::Wiping wiping_text(*text);
     auto reply = parse_pmi_line(*text);
     if (!reply) return tl::unexpected(reply.error());
-    if ((*reply)["cmd"] != command) return bad(fmt::format("the reply '{}' to '{}'", (*reply)["cmd"], request));
+    const std::string asked = request.substr(0, request.find(" value="));  // which is not for messages
+    if ((*reply)["cmd"] != command) return bad(fmt::format("the reply '{}' to '{}'", (*reply)["cmd"], asked));
     if (const auto rc = reply->find("rc"); rc != reply->end() && rc->second != "0")
-      return bad(fmt::format("'{}' was refused: {}", request.substr(0, request.find(" value=")), (*reply)["msg"]));
+      return bad(fmt::format("'{}' was refused: {}", asked, (*reply)["msg"]));
     return reply;
   }
 
@@ -131,19 +142,21 @@ class PmiExchange final : public Exchange {
   // Not a byte further than the line's end: MPI reads from the same socket.
   Result<std::string> read_line(net::Deadline deadline) {
     std::string line;
+    line.reserve(kLongestLine);  // so that it stays in one place
+    std::string buffer(512, '\0');
+    const net::Wiping wiping(buffer);
     while (line.size() < kLongestLine) {
-      char buffer[512];
-      const ssize_t seen = ::recv(fd_.get(), buffer, sizeof buffer, MSG_PEEK | MSG_DONTWAIT);
+      const ssize_t seen = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_PEEK | MSG_DONTWAIT);
       if (seen == 0) return bad("the launcher has closed its side -- ranks have to join before MPI_Finalize");
       if (seen < 0) {
         if (errno != EAGAIN && errno != EINTR) return bad(errno_text(errno));
         if (auto ready = wait(POLLIN, deadline); !ready) return tl::unexpected(ready.error());
         continue;
       }
-      const std::string_view part(buffer, static_cast<std::size_t>(seen));
+      const std::string_view part(buffer.data(), static_cast<std::size_t>(seen));
       const std::size_t newline = part.find('\n');
       const std::size_t take = newline == std::string_view::npos ? part.size() : newline + 1;
-      if (::recv(fd_.get(), buffer, take, MSG_DONTWAIT) != static_cast<ssize_t>(take))
+      if (::recv(fd_.get(), buffer.data(), take, MSG_DONTWAIT) != static_cast<ssize_t>(take))
         return bad("somebody else reads the launcher's replies");
       line.append(part.substr(0, newline));
       if (newline != std::string_view::npos) return line;

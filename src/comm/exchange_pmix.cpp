@@ -2,6 +2,7 @@
 // good is used here: names of functions, layout of four structures, numbers of types.
 #include "base/log.h"
 #include "comm/exchange.h"
+#include "net/secret.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -156,6 +157,7 @@ class PmixExchange final : public Exchange {
  private:
   Result<std::string> share_once(const std::string& key, std::optional<std::string> mine, net::Deadline deadline) {
     if (mine) {
+      const net::Wiping wiping(*mine);
       PmixValue value{};
       value.type = kString;
       value.string = mine->data();
@@ -172,6 +174,7 @@ class PmixExchange final : public Exchange {
     if (status != kSuccess || value == nullptr || value->type != kString || value->string == nullptr)
       return fail(ErrorCode::Unavailable, "PMIx: rank 0 has shared no '{}': {}", key, library_.text(status));
     std::string text(value->string);
+    ::explicit_bzero(value->string, text.size());
     std::free(value->string);  // as the standard says: made by malloc, the caller's
     std::free(value);
     return text;

@@ -1,5 +1,6 @@
 #include "comm/join_place.h"
 
+#include "base/env.h"
 #include "base/log.h"
 #include "comm/exchange.h"
 #include "comm/join_offer.h"
@@ -17,12 +18,17 @@ namespace {
 
 constexpr std::chrono::seconds kJobStoreLimit{20};
 
-// For all addresses of this host, whichever the others can reach: closed again once the world is formed. Where IPv6
-// sockets do not take IPv4, IPv4 only.
-std::unique_ptr<store::StoreServer> serve_everywhere(const net::Secret& secret, const std::string& meeting) {
+// For all addresses of this host, whichever the others can reach, or for the one that COHORT_NETWORK leaves: closed
+// again once the world is formed. Where IPv6 sockets do not take IPv4, IPv4 only.
+std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::string& meeting,
+                                          const std::vector<std::string>& offered) {
   store::StoreServerOptions options;
   options.secret = secret;
   options.meeting = meeting;
+  if (env::get(env::kNetwork) && offered.size() == 1) {
+    options.endpoint.tcp = {offered.front(), 0};
+    return std::make_unique<store::StoreServer>(options);
+  }
   std::string v6_only;
   std::ifstream("/proc/sys/net/ipv6/bindv6only") >> v6_only;
   if (v6_only == "0") {
@@ -40,12 +46,13 @@ std::unique_ptr<store::StoreServer> serve_everywhere(const net::Secret& secret, 
 // Rank 0 listens first, then tells: whoever knows an address finds somebody there, or cannot reach it at all.
 std::string make_offer(MeetingPlace& place, const std::string& meeting, std::size_t longest) {
   const net::Secret secret = value_or_throw(net::Secret::generate());
-  place.server = serve_everywhere(secret, meeting);
+  std::vector<std::string> offered = value_or_throw(net::offered_addresses());
+  place.server = serve(secret, meeting, offered);
   const net::Address bound = place.server->endpoint().tcp;
   JoinOffer offer{secret, {}};
-  for (std::string& address : value_or_throw(net::offered_addresses())) {
+  for (std::string& address : offered) {
     const bool v6 = address.find(':') != std::string::npos;
-    if (!v6 || bound.host == "::") offer.addresses.push_back({std::move(address), bound.port});
+    if (!v6 || bound.host != "0.0.0.0") offer.addresses.push_back({std::move(address), bound.port});
   }
   // Without any network all ranks are here.
   if (offer.addresses.empty()) offer.addresses.push_back({"127.0.0.1", bound.port});
@@ -82,8 +89,9 @@ void go_through_exchange(const JoinPlan& plan, const std::string& meeting, net::
   net::wipe(*shared);
   const JoinOffer offer = value_or_throw(decoded);
   if (plan.rank == 0) {
-    const net::Endpoint here = {
-        {place.server->endpoint().tcp.host == "::" ? "::1" : "127.0.0.1", place.server->endpoint().tcp.port}, {}};
+    net::Endpoint here = place.server->endpoint();
+    if (here.tcp.host == "::") here.tcp.host = "::1";
+    if (here.tcp.host == "0.0.0.0") here.tcp.host = "127.0.0.1";
     place.store = store::connect_store({.endpoint = here, .secret = offer.secret, .meeting = meeting}, deadline);
   } else {
     place.store = connect_to_one(offer, meeting, deadline);

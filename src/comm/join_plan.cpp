@@ -5,7 +5,10 @@
 #include "cluster/init_method.h"
 #include "cluster/launcher_process.h"
 #include "net/digest.h"
+#include "net/hmac.h"
 #include "net/socket.h"
+
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -64,12 +67,21 @@ Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const
   return std::optional<net::Secret>(*secret);
 }
 
-// Where the ranks of one host meet without a port: a name that only the same place and run give.
-std::string unix_name(const std::string& text) { return "cohort-" + net::sha256_hex(text).substr(0, 24); }
-std::string unix_name(std::string_view kind, const net::Address& address, const Environment& environment) {
+// Where the ranks of one host meet without a port: a name that only the same place, run and user give; with a secret,
+// which nobody else can work out and take before them.
+std::string unix_name(const JoinPlan& plan, const std::string& text) {
+  std::string all = fmt::format("{}\n{}", ::geteuid(), text);
+  if (plan.secret) {
+    const net::Mac mac = net::hmac_sha256(plan.secret->bytes(), all);
+    all.assign(mac.begin(), mac.end());
+  }
+  return "cohort-" + net::sha256_hex(all).substr(0, 24);
+}
+std::string unix_name(const JoinPlan& plan, std::string_view kind, const net::Address& address,
+                      const Environment& environment) {
   const std::string host = net::is_loopback_name(address.host) ? "localhost" : address.host;
   return unix_name(
-      fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, value_of(environment, "TORCHELASTIC_RUN_ID")));
+      plan, fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, value_of(environment, "TORCHELASTIC_RUN_ID")));
 }
 
 // tcp:// and env://. With a secret, TCP at the address; what surely is one host meets on a Unix name, which needs no
@@ -88,7 +100,7 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
     }
   }
   if (!plan.secret || surely_one_host) {
-    plan.endpoint.unix_name = unix_name(kind, address, environment);
+    plan.endpoint.unix_name = unix_name(plan, kind, address, environment);
   } else {
     plan.endpoint.tcp = address;
   }
@@ -99,7 +111,7 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
 // unix://: a name of the program's own choice, for processes of one host and one user.
 void settle_name(JoinPlan& plan, const std::string& name) {
   plan.place = JoinPlan::Place::Rank0;
-  plan.endpoint.unix_name = unix_name("unix://\n" + name);
+  plan.endpoint.unix_name = unix_name(plan, "unix://\n" + name);
   plan.place_name = "unix://" + name;
 }
 
@@ -165,7 +177,7 @@ Result<void> settle_launcher(JoinPlan& plan, const cluster::Detected& said, cons
                 plan.source);
   }
   plan.place = JoinPlan::Place::Rank0;
-  plan.endpoint.unix_name = unix_name(fmt::format("{}\n{}", said.launcher, job));
+  plan.endpoint.unix_name = unix_name(plan, fmt::format("{}\n{}", said.launcher, job));
   plan.place_name = fmt::format("{}'s job on this host", said.launcher);
   return {};
 }

@@ -102,7 +102,9 @@ Result<std::string> Munge::open(const std::string& credential) const {
     return fail(ErrorCode::InvalidArgument, "a credential of uid {}, and this process runs as uid {}", user,
                 ::geteuid());
   if (bytes == nullptr || size <= 0) return std::string();
-  return std::string(static_cast<const char*>(bytes), static_cast<std::size_t>(size));
+  std::string plain(static_cast<const char*>(bytes), static_cast<std::size_t>(size));
+  ::explicit_bzero(bytes, plain.size());  // it may be a secret
+  return plain;
 }
 
 std::string munge_socket_of(std::string_view slurm_conf) {

@@ -31,8 +31,8 @@ using std::chrono::milliseconds;
 constexpr auto kReportEvery = std::chrono::seconds(1);
 /// For a rank to write its stacks.
 constexpr auto kStacksTime = std::chrono::milliseconds(500);
-/// By hand, an agent may be there before its supervisor.
-constexpr auto kTryAgain = std::chrono::milliseconds(200);
+/// By hand, an agent may be there before its supervisor; and a crowd at the door may have cost this one its place.
+constexpr int kTryAgainMs = 200;
 
 }  // namespace
 
@@ -45,15 +45,35 @@ Agent::Agent(const AgentOptions& options, net::Secret secret)
 int Agent::run() {
   // A log that reaches the limit of file size is trouble with a log, not the end of the job.
   ::signal(SIGXFSZ, SIG_IGN);
-  const net::Deadline deadline = net::deadline_in(options_.connect_timeout);
-  auto connection = net::reach(options_.supervisor, secret_, control_options(), deadline);
-  while (!connection && options_.patient && connection.error().code() == ErrorCode::Unavailable &&
-         !net::passed(deadline)) {
-    std::this_thread::sleep_for(kTryAgain);
-    auto again = net::reach(options_.supervisor, secret_, control_options(), deadline);
+  deadline_ = net::deadline_in(options_.connect_timeout);
+  come();
+  signal_watch_.on_readable([this] { on_signal(); });
+  loop_.run();
+  return exit_status_;
+}
+
+// Those who were turned away together do not come back together.
+milliseconds Agent::pause() {
+  return milliseconds(std::uniform_int_distribution<int>(kTryAgainMs / 2, kTryAgainMs * 3 / 2)(random_));
+}
+
+void Agent::come() {
+  auto connection = net::reach(options_.supervisor, secret_, control_options(), deadline_);
+  const auto worth_another = [this](const Error& error) {
+    return error.code() == ErrorCode::PeerLost ||
+           (error.code() == ErrorCode::Unavailable && options_.patient && channel_ == nullptr);
+  };
+  while (!connection && worth_another(connection.error()) && !net::passed(deadline_)) {
+    std::this_thread::sleep_for(pause());
+    auto again = net::reach(options_.supervisor, secret_, control_options(), deadline_);
     // What the end of the time cut short says less than what was found before.
-    if (!again && net::passed(deadline)) break;
+    if (!again && net::passed(deadline_)) break;
     connection = std::move(again);
+  }
+  if (!connection && channel_ != nullptr) {
+    log::info("launch", "the supervisor is gone: {}", connection.error().what());
+    exit_status_ = 1;
+    return loop_.stop();
   }
   if (!connection) {
     raise(connection.error().code(), "the agent of {} does not reach the supervisor: {}", sys::host_name(),
@@ -71,13 +91,11 @@ int Agent::run() {
   hello.cores = sys::usable_cores();
   if (options_.elsewhere) {
     channel_->watch_link(options_.host_timeout);
-    if (options_.host_index <= 0) port_ = value_or_throw(PortLease::take(static_cast<std::uint64_t>(::getpid())));
+    if (options_.host_index <= 0 && !port_)
+      port_ = value_or_throw(PortLease::take(static_cast<std::uint64_t>(::getpid())));
     if (port_) hello.free_port = port_->port();
   }
   channel_->send(hello);
-  signal_watch_.on_readable([this] { on_signal(); });
-  loop_.run();
-  return exit_status_;
 }
 
 void Agent::on_message(Message message) {
@@ -111,6 +129,11 @@ void Agent::on_message(Message message) {
 
 void Agent::on_closed(std::optional<Error> error) {
   if (stage_ == Stage::Finished) return loop_.stop();
+  if (stage_ == Stage::Waiting && error && !net::passed(deadline_)) {
+    log::info("launch", "not taken so far: {}; trying again", error->what());
+    again_ = Timer(loop_, pause(), [this] { come(); });
+    return;
+  }
   log::info("launch", "the supervisor is gone{}", error ? fmt::format(": {}", error->what()) : "");
   lost_supervisor_ = true;
   exit_status_ = 1;

@@ -9,6 +9,7 @@
 #include "launch/messages.h"
 #include "launch/port_lease.h"
 #include "launch/worker.h"
+#include "net/deadline.h"
 #include "net/secret.h"
 #include "sys/signals.h"
 
@@ -18,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +35,9 @@ class Agent {
   using Clock = std::chrono::steady_clock;
   enum class Stage { Waiting, Running, Sweeping, Finished };
 
+  /// To the supervisor; throws where that cannot be.
+  void come();
+  std::chrono::milliseconds pause();
   void on_message(Message message);
   void on_closed(std::optional<Error> error);
   void on_signal();
@@ -59,6 +64,9 @@ class Agent {
   Loop loop_;
   sys::SignalFd signals_;
   Watch signal_watch_;
+  net::Deadline deadline_;  ///< for the supervisor to take this agent
+  std::minstd_rand random_{static_cast<unsigned>(::getpid())};
+  Timer again_;  ///< it is tried
   std::unique_ptr<Channel> channel_;
   std::optional<PortLease> port_;  ///< MASTER_PORT, where the supervisor cannot hold it
   std::string run_folder_;         ///< made here, so removed if nothing was put into it

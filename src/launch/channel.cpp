@@ -28,6 +28,12 @@ void Channel::redirect(OnMessage on_message, OnClosed on_closed) {
   on_closed_ = std::make_shared<OnClosed>(std::move(on_closed));
 }
 
+void Channel::abandon() {
+  closed_ = true;
+  watch_ = Watch();
+  link_ = Timer();
+}
+
 void Channel::send(const Message& message) {
   if (closed_) return;
   if (auto queued = connection_.queue(encode(message)); !queued) return close(queued.error());
@@ -82,9 +88,7 @@ void Channel::update_interest() {
 
 void Channel::close(std::optional<Error> error) {
   if (closed_) return;
-  closed_ = true;
-  watch_ = Watch();
-  link_ = Timer();
+  abandon();
   const auto handler = on_closed_;
   (*handler)(std::move(error));
 }

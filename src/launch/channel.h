@@ -30,6 +30,8 @@ class Channel {
 
   /// Takes effect at once or as soon as the other end reads; messages arrive in order. Does nothing once closed.
   void send(const Message& message);
+  /// Nobody is listened to or told anything any more. May be called by a handler.
+  void abandon();
   /// From the next event on, others listen. May be called by a handler.
   void redirect(OnMessage on_message, OnClosed on_closed);
   /// Closes with PeerLost once the other end's host has been silent so long.

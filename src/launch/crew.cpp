@@ -16,7 +16,7 @@
 namespace cohort::launch {
 namespace {
 
-/// Beyond so many, and some for each host, the one that came first goes.
+/// Beyond so many, and some for each host, one goes.
 constexpr std::size_t kMostStrangers = 128;
 constexpr int kAtOnce = 64;
 /// For a stranger to say who it is.
@@ -132,8 +132,10 @@ void Crew::accept() {
   for (int i = 0; i < kAtOnce; ++i) {
     auto visitor = door_.next();
     if (!visitor) break;
+    net::SecureOptions options = control_options();
+    options.heard = &heard_;
     auto connection =
-        net::SecureConnection::with_secret(std::move(visitor->socket), net::Role::Server, secret_, control_options());
+        net::SecureConnection::with_secret(std::move(visitor->socket), net::Role::Server, secret_, options);
     if (!connection) {
       door_.turn_away(visitor->source);
       continue;
@@ -158,10 +160,7 @@ void Crew::accept() {
         });
     stranger.limit = Timer(loop_, kHelloLimit, [this, &stranger] { leave(stranger); });
     if (strangers_.size() > kMostStrangers + 8 * members_.size()) {
-      const auto worthless = std::find_if(strangers_.begin(), strangers_.end(), [](const Stranger& each) {
-        return !each.leaving && each.channel != nullptr && !each.channel->credible();
-      });
-      if (worthless != strangers_.end()) leave(*worthless);
+      leave(*net::who_has_to_go(strangers_, [](const Stranger& each) { return each.channel->credible(); }));
     }
   }
   if (const auto later = door_.shut_until()) {
@@ -173,14 +172,19 @@ void Crew::accept() {
 }
 
 void Crew::leave(Stranger& stranger) {
-  if (stranger.leaving) return;
-  stranger.leaving = true;
-  if (stranger.channel != nullptr && !stranger.channel->established()) door_.turn_away(stranger.source);
+  const auto found = std::find_if(strangers_.begin(), strangers_.end(),
+                                  [&stranger](const Stranger& each) { return &each == &stranger; });
+  if (found == strangers_.end()) return;
+  if (stranger.channel != nullptr) {
+    stranger.channel->abandon();
+    if (!stranger.channel->established()) door_.turn_away(stranger.source);
+  }
   // Its channel may be calling us: it goes with the next event.
+  leaving_.splice(leaving_.end(), strangers_, found);
   if (sweeping_) return;
   sweeping_ = Timer(loop_, {}, [this] {
     sweeping_ = Timer();
-    strangers_.remove_if([](const Stranger& each) { return each.leaving; });
+    leaving_.clear();
   });
 }
 

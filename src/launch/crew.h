@@ -10,6 +10,7 @@
 #include "launch/remote_start.h"
 #include "launch/starter.h"
 #include "net/door.h"
+#include "net/heard.h"
 #include "net/secret.h"
 #include "sys/unique_fd.h"
 
@@ -102,7 +103,6 @@ class Crew {
   struct Stranger {
     std::unique_ptr<Channel> channel;
     net::Source source;
-    bool leaving = false;
     Timer limit;
   };
   void watch_listener();
@@ -124,14 +124,16 @@ class Crew {
   Events events_;
   sys::UniqueFd listener_;
   net::Door door_;
+  net::Heard heard_;
   Watch listener_watch_;
   Timer reopening_;  ///< of the watch, when the door has been shut for a moment
   Timer sweeping_;   ///< of strangers who leave
   std::vector<std::unique_ptr<CrewMember>> members_;
-  std::list<Stranger> strangers_;
-  std::size_t next_remote_ = 0;  ///< in members_
-  std::size_t starting_ = 0;     ///< remote ones on their way
-  bool over_ = false;            ///< no more are started
+  std::list<Stranger> strangers_;  ///< the first that came is in front
+  std::list<Stranger> leaving_;    ///< until no handler of theirs can be at work
+  std::size_t next_remote_ = 0;    ///< in members_
+  std::size_t starting_ = 0;       ///< remote ones on their way
+  bool over_ = false;              ///< no more are started
 };
 
 }  // namespace cohort::launch

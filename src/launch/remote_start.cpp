@@ -38,9 +38,9 @@ std::optional<std::string> read_piece(int fd) {
 
 }  // namespace
 
-RemoteStart::RemoteStart(Loop& loop, AgentProcess& process, const Invitation& invitation, Events events)
+RemoteStart::RemoteStart(Loop& loop, AgentProcess& process, Invitation invitation, Events events)
     : process_(process),
-      invitation_(to_text(invitation)),
+      invitation_(std::move(invitation)),
       events_(std::move(events)),
       out_(loop, process.out.get()),
       err_(loop, process.err.get()) {
@@ -81,9 +81,10 @@ void RemoteStart::take_line(std::string_view line) {
     return events_.on_unfit(why);
   }
   // A pipe of 4 KiB takes it at once; where it does not, the agent says that its invitation has not come.
-  const ssize_t put = ::write(process_.lifeline.get(), invitation_.data(), invitation_.size());
-  if (put != static_cast<ssize_t>(invitation_.size())) log::info("launch", "the invitation of an agent was not taken");
-  net::wipe(invitation_);
+  std::string text = to_text(invitation_);
+  const net::Wiping wiping(text);
+  const ssize_t put = ::write(process_.lifeline.get(), text.data(), text.size());
+  if (put != static_cast<ssize_t>(text.size())) log::info("launch", "the invitation of an agent was not taken");
 }
 
 bool RemoteStart::read_err() {

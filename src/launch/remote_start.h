@@ -21,8 +21,7 @@ class RemoteStart {
     std::function<void(std::string)> on_unfit;      ///< the agent there cannot be of this job
     std::function<void(std::string)> on_complaint;  ///< a line of its stderr, once it has joined
   };
-  RemoteStart(Loop& loop, AgentProcess& process, const Invitation& invitation, Events events);
-  ~RemoteStart() { net::wipe(invitation_); }
+  RemoteStart(Loop& loop, AgentProcess& process, Invitation invitation, Events events);
   RemoteStart(const RemoteStart&) = delete;
   RemoteStart& operator=(const RemoteStart&) = delete;
 
@@ -38,10 +37,9 @@ class RemoteStart {
   bool read_out();
   bool read_err();
   void take_line(std::string_view line);
-  void write_invitation();
 
   AgentProcess& process_;
-  std::string invitation_;
+  const Invitation invitation_;
   Events events_;
   Watch out_, err_;
   bool announced_ = false;

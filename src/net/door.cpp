@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "net/interfaces.h"
 #include "net/socket.h"
 
 #include <arpa/inet.h>
@@ -37,7 +38,8 @@ std::uint32_t word(const Source& source, std::size_t at) {
 std::string to_text(const Source& source) {
   char text[INET6_ADDRSTRLEN] = "";
   if (source.v4()) return ::inet_ntop(AF_INET, &source.bytes[12], text, sizeof text) == nullptr ? "?" : text;
-  return ::inet_ntop(AF_INET6, source.bytes.data(), text, sizeof text) == nullptr ? "?" : std::string(text) + "/64";
+  if (::inet_ntop(AF_INET6, source.bytes.data(), text, sizeof text) == nullptr) return "?";
+  return source.network ? std::string(text) + "/64" : text;
 }
 
 /// The packets of these sources are dropped, all others taken. (On a listener the kernel runs it on what opens a
@@ -51,10 +53,12 @@ std::vector<sock_filter> program(const std::set<Source>& denied) {
       v4.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word(source, 12), 0, 1));
       v4.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
     } else {
-      v6.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kIp + 8));
-      v6.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word(source, 0), 0, 3));
-      v6.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kIp + 12));
-      v6.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word(source, 4), 0, 1));
+      const std::uint32_t words = source.network ? 2 : 4;
+      for (std::uint32_t at = 0; at < words; ++at) {
+        v6.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kIp + 8 + 4 * at));
+        const auto rest = static_cast<std::uint8_t>(2 * (words - at) - 1);
+        v6.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word(source, 4 * at), 0, rest));
+      }
       v6.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
     }
   }
@@ -78,8 +82,16 @@ bool Source::v4() const noexcept { return std::equal(kMapped.begin(), kMapped.en
 
 bool Source::loopback() const noexcept {
   if (v4()) return bytes[12] == 127;
-  // ::1, of which the network is kept; nobody else has addresses there. A Unix socket's, too.
-  return std::all_of(bytes.begin(), bytes.end(), [](std::uint8_t byte) { return byte == 0; });
+  // ::1, and a Unix socket's.
+  return std::all_of(bytes.begin(), bytes.end() - 1, [](std::uint8_t byte) { return byte == 0; }) && bytes[15] <= 1;
+}
+
+Source Source::network_of() const noexcept {
+  if (v4()) return *this;
+  Source whole;
+  std::copy_n(bytes.begin(), 8, whole.bytes.begin());
+  whole.network = true;
+  return whole;
 }
 
 Source Source::of(const sockaddr_storage& address) noexcept {
@@ -89,12 +101,28 @@ Source Source::of(const sockaddr_storage& address) noexcept {
     std::memcpy(&source.bytes[12], &reinterpret_cast<const sockaddr_in&>(address).sin_addr, 4);
   } else if (address.ss_family == AF_INET6) {
     const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-    std::memcpy(source.bytes.data(), &v6, IN6_IS_ADDR_V4MAPPED(&v6) ? 16 : 8);
+    std::memcpy(source.bytes.data(), &v6, 16);
   }
   return source;
 }
 
-Door::Door(int listener, const Limits& limits) : listener_(listener), limits_(limits), tokens_(limits.burst) {}
+Door::Door(int listener, const Limits& limits) : listener_(listener), limits_(limits), tokens_(limits.burst) {
+  const auto here = interface_addresses();
+  if (!here) return;
+  for (const InterfaceAddress& address : *here) {
+    if (address.length == 16) shared_.insert(Source{address.bytes}.network_of());
+  }
+}
+
+Source Door::counted(const Source& source) const {
+  if (source.v4() || source.network) return source;
+  const Source network = source.network_of();
+  return shared_.contains(network) ? source : network;
+}
+
+bool Door::is_denied(const Source& source) const {
+  return denied_.contains(source) || denied_.contains(source.network_of());
+}
 
 void Door::refill(Clock::time_point now) {
   const std::chrono::duration<double> since = now - refilled_;
@@ -132,7 +160,7 @@ std::optional<Door::Visitor> Door::next(Clock::time_point now) {
     if (!*socket) return std::nullopt;
     Visitor visitor{std::move(**socket), Source::of(from)};
     if (denied_.empty()) return visitor;
-    if (!denied_.contains(visitor.source)) {
+    if (!is_denied(visitor.source)) {
       const int unused = 0;  // it has the listener's filter
       ::setsockopt(visitor.socket.get(), SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused);
       return visitor;
@@ -144,9 +172,16 @@ std::optional<Door::Visitor> Door::next(Clock::time_point now) {
 
 void Door::let_in(const Source& source) {
   tokens_ = std::min<double>(limits_.burst, tokens_ + kWorthOfProof);
-  if (proven_.size() < kMostRemembered) proven_.insert(source);
-  failures_.erase(source);
-  if (denied_.erase(source) > 0) tell_kernel();
+  if (proven_.size() < kMostRemembered) {
+    proven_.insert(source);
+    if (!source.v4()) shared_.insert(source.network_of());
+  }
+  std::size_t freed = 0;
+  for (const Source& each : {source, source.network_of()}) {
+    failures_.erase(each);
+    freed += denied_.erase(each);
+  }
+  if (freed > 0) tell_kernel();
 }
 
 void Door::turn_away(const Source& source, Clock::time_point now) {
@@ -155,7 +190,8 @@ void Door::turn_away(const Source& source, Clock::time_point now) {
   if (source.loopback()) return;
   refill(now);
   tokens_ = std::max(-1.0, tokens_ - 1);
-  if (failures_.size() < kMostRemembered || failures_.contains(source)) ++failures_[source];
+  const Source one = counted(source);
+  if (failures_.size() < kMostRemembered || failures_.contains(one)) ++failures_[one];
   if (tokens_ < 1) shut_out_the_worst(now);
 }
 

@@ -7,9 +7,11 @@
 
 #include "sys/unique_fd.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -18,15 +20,26 @@ struct sockaddr_storage;
 
 namespace cohort::net {
 
-/// Where a connection comes from: an IPv4 address (mapped into IPv6), the network of 64 bits of an IPv6 one, or, over a
-/// Unix socket, nothing.
+/// Where a connection comes from: an IPv6 address, an IPv4 one (mapped into IPv6), or, over a Unix socket, nothing.
 struct Source {
   std::array<std::uint8_t, 16> bytes{};
+  bool network = false;  ///< all IPv6 addresses that begin with these 64 bits
   auto operator<=>(const Source&) const = default;
   bool v4() const noexcept;
   bool loopback() const noexcept;
   static Source of(const sockaddr_storage& address) noexcept;
+  Source network_of() const noexcept;
 };
+
+/// Which of those that wait has to go, in the order in which they came; at least one does. The first that has not said
+/// anything `credible`, else the first: who has the secret is done within moments. Never the one that has just come,
+/// who may not have been heard yet, before another.
+template <class Waiting, class Credible>
+auto who_has_to_go(Waiting& waiting, Credible credible) {
+  const auto newest = std::prev(waiting.end());
+  const auto worthless = std::find_if(waiting.begin(), newest, [&](const auto& each) { return !credible(each); });
+  return worthless != newest ? worthless : waiting.begin();
+}
 
 class Door {
  public:
@@ -60,11 +73,15 @@ class Door {
 
   /// Until then the listener is not worth watching, although it may be readable.
   std::optional<Clock::time_point> shut_until(Clock::time_point now = Clock::now()) const noexcept;
-  /// Sources that the kernel does not answer at present.
+  /// Addresses, or networks of many, that the kernel does not answer at present.
   std::size_t shut_out() const noexcept { return denied_.size(); }
 
  private:
   void refill(Clock::time_point now);
+  /// As what a source is counted. Of an IPv6 network one has as many addresses as he likes; but where this host is in
+  /// it itself, or a peer has come from it, others of the job live there too: then each address for itself.
+  Source counted(const Source& source) const;
+  bool is_denied(const Source& source) const;
   void shut_out_the_worst(Clock::time_point now);
   bool tell_kernel();
 
@@ -78,6 +95,7 @@ class Door {
   Clock::time_point complained_{};
   std::map<Source, int> failures_;
   std::set<Source> proven_;
+  std::set<Source> shared_;  ///< networks in which this host is or from which a peer has come
   std::set<Source> denied_;
 };
 

@@ -24,6 +24,7 @@ struct Attempt {
   std::optional<SecureConnection> connection;  ///< from then on
   std::string failure = "no answer";
   bool over = false;
+  bool turned_away = false;
 
   void fail_with(std::string why) {
     failure = std::move(why);
@@ -65,6 +66,7 @@ bool go_on(Attempt& attempt, const Secret& secret, const SecureOptions& options)
     attempt.failure = "connected, and no proof of the secret";
   }
   if (auto moved = attempt.connection->advance(); !moved) {
+    attempt.turned_away = moved.error().code() == ErrorCode::Unavailable;
     attempt.fail_with(moved.error().what());
     return false;
   }
@@ -109,7 +111,10 @@ Result<SecureConnection> reach(std::span<const Endpoint> endpoints, const Secret
   for (const Attempt& attempt : attempts) {
     tried += fmt::format("{}{} ({})", tried.empty() ? "" : ", ", to_string(attempt.endpoint), attempt.failure);
   }
-  return fail(left() ? ErrorCode::Timeout : ErrorCode::Unavailable, "no way to {}", tried.empty() ? "nowhere" : tried);
+  const bool turned_away =
+      std::any_of(attempts.begin(), attempts.end(), [](const Attempt& attempt) { return attempt.turned_away; });
+  const ErrorCode code = left() ? ErrorCode::Timeout : turned_away ? ErrorCode::PeerLost : ErrorCode::Unavailable;
+  return fail(code, "no way to {}", tried.empty() ? "nowhere" : tried);
 }
 
 }  // namespace cohort::net

@@ -12,7 +12,8 @@
 
 namespace cohort::net {
 
-/// Addresses are numeric. Fails with Unavailable, or Timeout, and names what became of each address.
+/// Addresses are numeric. Fails with PeerLost where somebody has answered and closed before it was proved who is there
+/// (a full house: it may be worth another try), else with Unavailable, or Timeout; names what became of each address.
 Result<SecureConnection> reach(std::span<const Endpoint> endpoints, const Secret& secret, const SecureOptions& options,
                                Deadline deadline);
 

@@ -59,6 +59,18 @@ class Secret {
 /// Overwrites a text that has held a secret, and empties it.
 void wipe(std::string& text) noexcept;
 
+/// Does so at the end of its scope.
+class Wiping {
+ public:
+  explicit Wiping(std::string& text) noexcept : text_(text) {}
+  ~Wiping() { wipe(text_); }
+  Wiping(const Wiping&) = delete;
+  Wiping& operator=(const Wiping&) = delete;
+
+ private:
+  std::string& text_;
+};
+
 /// Makes a new secret and writes it to a new file of mode 0600 as `from_file` reads it. Fails with Unavailable if the
 /// file exists (a secret is never overwritten), Io if it cannot be written; leaves no half-written file.
 Result<void> write_new_secret_file(const std::string& path);

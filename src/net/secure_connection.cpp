@@ -20,6 +20,9 @@ constexpr std::size_t kHandshakeLimit = 4096;
 // Sent first where the kernel vouches for the other end; a TLS handshake starts with 0x16 instead.
 constexpr std::string_view kPlainGreeting = "COHORT1\n";
 constexpr char kTlsHandshake = 0x16;
+// Of a ClientHello, behind the headers of record and message and the version.
+constexpr std::size_t kHelloRandom = 11;
+constexpr std::string_view kRepeats = "it repeats what another connection began with";
 // A TLS alert, handshake_failure: what a peer without a secret gets to see.
 constexpr std::string_view kTlsRefusal("\x15\x03\x03\x00\x02\x02\x28", 7);
 
@@ -121,8 +124,13 @@ struct SecureConnection::Impl {
         return not_authenticated(fmt::format("it has no secret and this process has one -- {}", kHowToGiveASecret));
       }
       if (!tls) {
-        // What is no TLS costs no TLS.
+        // What is no TLS costs no TLS, nor does a repetition, unless it comes in other pieces.
         if (bytes.front() != kTlsHandshake) return not_authenticated("it does not speak TLS");
+        if (options.heard != nullptr && bytes.size() >= kHelloRandom + Heard::Words().size()) {
+          Heard::Words words{};
+          std::memcpy(words.data(), bytes.data() + kHelloRandom, words.size());
+          if (options.heard->knows(words)) return not_authenticated(kRepeats);
+        }
         auto made = TlsSession::make(true, *secret, options.purpose);
         if (!made) return tl::unexpected(made.error());
         tls = *std::move(made);
@@ -133,10 +141,14 @@ struct SecureConnection::Impl {
     if (!established) {
       auto done = tls->handshake();
       outgoing.append(tls->take_output());  // an alert for the other end, if it failed
-      credible = done && outgoing.size() > 0;
       if (!done) {
         (void)flush();
         return not_authenticated(done.error().what());
+      }
+      if (!credible && role == Role::Server) {
+        const auto words = tls->proven_hello();
+        if (words && options.heard != nullptr && !options.heard->first_time(*words)) return not_authenticated(kRepeats);
+        credible = words.has_value();
       }
       if (!*done && handshake_bytes >= kHandshakeLimit) return not_authenticated("its handshake is too long");
       if (!*done) return {};

@@ -6,6 +6,7 @@
 
 #include "base/result.h"
 #include "net/deadline.h"
+#include "net/heard.h"
 #include "net/secret.h"
 #include "sys/unique_fd.h"
 
@@ -24,6 +25,8 @@ struct SecureOptions {
   std::string purpose = "store";
   /// Longer messages are refused on both ends; memory for one grows with what has arrived, not with what was announced.
   std::size_t longest_message = (std::size_t{64} << 20) + (std::size_t{64} << 10);
+  /// Of a listener's server ends: who repeats the first words of another one fails. Has to outlive their handshakes.
+  Heard* heard = nullptr;
 };
 
 class SecureConnection {
@@ -41,8 +44,8 @@ class SecureConnection {
   int fd() const noexcept;
   /// True once the other end has proved itself. Before that not a byte of its messages is looked at.
   bool established() const noexcept;
-  /// What it has said so far was made with the secret, now or, if somebody repeats it, once. For a server that has to
-  /// close some before they have come to the end of their handshake: not these.
+  /// What it has said so far was made with the secret and, with `SecureOptions::heard`, not said before. For a server
+  /// that has to close some before they have come to the end of their handshake.
   bool credible() const noexcept;
   /// The other end, for messages.
   const std::string& peer() const noexcept;

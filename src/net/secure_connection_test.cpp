@@ -303,5 +303,31 @@ TEST(SecureConnection, AServerKnowsWhoHasMadeABeginningWithTheSecret) {
   }
 }
 
+TEST(SecureConnection, FirstWordsCountOnceForAListener) {
+  const Secret secret = secret_of(7);
+  const std::string of_client = record_a_conversation(secret).of_client;
+  const std::size_t hello = 5 + (static_cast<std::size_t>(static_cast<unsigned char>(of_client[3])) << 8 |
+                                 static_cast<unsigned char>(of_client[4]));  // its record's length
+  Heard heard;
+  // In one piece and, since the pieces are his choice who repeats them, in several.
+  std::size_t times = 0;
+  for (const std::size_t piece : {hello, hello, std::size_t{100}}) {
+    Pair pair = tcp_pair();
+    auto server =
+        value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret, {.heard = &heard}));
+    Result<void> moved;
+    for (std::string_view rest = std::string_view(of_client).substr(0, hello); !rest.empty() && moved;) {
+      const std::string_view now = rest.substr(0, piece);
+      rest.remove_prefix(now.size());
+      ASSERT_EQ(::send(pair.client.get(), now.data(), now.size(), MSG_NOSIGNAL), static_cast<ssize_t>(now.size()));
+      ASSERT_TRUE(value_or_throw(wait_ready(server.fd(), POLLIN, deadline_in(seconds(10)))));
+      moved = server.advance();
+    }
+    EXPECT_EQ(moved.has_value(), times == 0);
+    EXPECT_EQ(server.credible(), times == 0);
+    ++times;
+  }
+}
+
 }  // namespace
 }  // namespace cohort::net

@@ -4,9 +4,11 @@
 #pragma once
 
 #include "base/result.h"
+#include "net/heard.h"
 #include "net/secret.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,6 +22,8 @@ class TlsSession {
   Result<void> feed(std::string_view bytes);
   /// True when it is over and the peer has proved the secret; an error says what was wrong with the peer.
   Result<bool> handshake();
+  /// Of a server: the client's first words, once it is sure that somebody made them with the secret.
+  std::optional<Heard::Words> proven_hello() const;
   /// Appends what has been decrypted; false when the peer has said good-bye.
   Result<bool> read(std::string& plain);
   Result<void> write(std::string_view plain);

@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "net/door.h"
+#include "net/heard.h"
 #include "net/secure_connection.h"
 #include "net/socket.h"
 #include "store/protocol.h"
@@ -133,16 +134,20 @@ class StoreServer::Impl {
   }
 
   void accept_all() {
-    for (int i = 0; i < kAtOnce; ++i) {
-      auto visitor = door_->next();
-      if (!visitor) break;
-      welcome(*std::move(visitor));
+    try {
+      for (int i = 0; i < kAtOnce; ++i) {
+        auto visitor = door_->next();
+        if (!visitor) break;
+        welcome(*std::move(visitor));
+      }
+    } catch (const std::exception& error) {  // the next one is let in again
+      complain(Error(ErrorCode::Io, error.what()));
     }
     accept_when_ready();
   }
 
   void welcome(net::Door::Visitor visitor) {
-    const net::SecureOptions secure{.purpose = "store", .longest_message = kLongestMessage};
+    const net::SecureOptions secure{.purpose = "store", .longest_message = kLongestMessage, .heard = &heard_};
     auto connection =
         options_.secret
             ? net::SecureConnection::with_secret(std::move(visitor.socket), net::Role::Server, *options_.secret, secure)
@@ -160,14 +165,9 @@ class StoreServer::Impl {
       if (!error && late && late->half_open) give_up_on(late, "in time");
     });
     on_ready(session);
-    if (half_open_.size() > options_.half_open_limit) make_room();
-  }
-
-  // The one that has come first and said nothing of worth goes: who has the secret is done within moments.
-  void make_room() {
-    const auto worthless = std::find_if(half_open_.begin(), half_open_.end(),
-                                        [](const SessionPtr& each) { return !each->connection.credible(); });
-    give_up_on(worthless != half_open_.end() ? *worthless : half_open_.front(), "before too many others came");
+    if (half_open_.size() <= options_.half_open_limit) return;
+    give_up_on(*net::who_has_to_go(half_open_, [](const SessionPtr& each) { return each->connection.credible(); }),
+               "before too many others came");
   }
 
   void give_up_on(const SessionPtr& given, std::string_view when) {
@@ -427,6 +427,7 @@ class StoreServer::Impl {
   asio::steady_timer pause_;
   bool accepting_ = false;
   std::optional<net::Door> door_;
+  net::Heard heard_;
   std::list<SessionPtr> half_open_;  // the first that came is in front
   std::chrono::steady_clock::time_point last_complaint_{};
   std::set<SessionPtr> sessions_;

@@ -21,8 +21,8 @@ struct StoreServerOptions {
   /// Clients ask for a meeting by name and are told to look again when it is not this one (an earlier world's server
   /// may still hold the place for a moment).
   std::string meeting = {};
-  /// Connections that have not proved the secret yet: how many at once (of more, the first that came are closed) and
-  /// for how long.
+  /// Connections that have not proved the secret yet: how many at once (of more, those are closed that came first and
+  /// have said nothing of worth) and for how long.
   std::size_t half_open_limit = 128;
   std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);
 };

@@ -1,4 +1,5 @@
 // What the served store does about strangers, the dead and the late.
+#include "net/secure_connection.h"
 #include "net/socket.h"
 #include "store/client.h"
 #include "store/server.h"
@@ -122,6 +123,57 @@ TEST(StoreServer, ACrowdThatSaysNothingGivesWayAtOnce) {
   EXPECT_EQ(store->add("n", 1), 1);
   // Those that came first are gone, long before their time was over.
   for (int i = 0; i < 30; ++i) EXPECT_EQ(read_to_end(silent[static_cast<std::size_t>(i)].get()), "");
+}
+
+// The first words of a true client, of which somebody on the wire has a record.
+std::string recorded_hello(const net::Secret& secret) {
+  auto listener = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
+  const auto place = value_or_throw(net::local_endpoint(listener.get()));
+  auto socket = net::connect_once(place, deadline_in(seconds(20)));
+  if (!socket) throw socket.error().error;
+  auto client = value_or_throw(
+      net::SecureConnection::with_secret(*std::move(socket), net::Role::Client, secret, {.purpose = "store"}));
+  value_or_throw(client.advance());
+  (void)value_or_throw(net::wait_ready(listener.get(), POLLIN, deadline_in(seconds(20))));
+  auto there = value_or_throw(net::accept_one(listener.get()));
+  (void)value_or_throw(net::wait_ready(there->get(), POLLIN, deadline_in(seconds(20))));
+  char bytes[4096];
+  const ssize_t got = ::recv(there->get(), bytes, sizeof bytes, 0);
+  return std::string(bytes, got > 0 ? static_cast<std::size_t>(got) : 0);
+}
+
+TEST(StoreServer, ARepeatedHelloKeepsNobodyOut) {
+  Served served(seconds(60), 4);
+  const std::string hello = recorded_hello(served.secret);
+  ASSERT_GT(hello.size(), 100U);
+  std::vector<sys::UniqueFd> repeated;
+  for (int i = 0; i < 8; ++i) {
+    repeated.push_back(served.knock());
+    ASSERT_EQ(::send(repeated.back().get(), hello.data(), hello.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(hello.size()));
+    // The first is answered, as its client would have been; the others are closed without a word.
+    if (i > 0) {
+      EXPECT_EQ(read_to_end(repeated.back().get()), "");
+    }
+  }
+  EXPECT_EQ(served.connect()->add("n", 1), 1);
+}
+
+TEST(StoreServer, WhoIsNewDoesNotGoForThoseWhoBeganWell) {
+  Served served(seconds(60), 4);
+  // True clients that stop after their first words, as many as there is room for.
+  std::vector<sys::UniqueFd> begun;
+  for (int i = 0; i < 6; ++i) {
+    const std::string hello = recorded_hello(served.secret);
+    begun.push_back(served.knock());
+    ASSERT_EQ(::send(begun.back().get(), hello.data(), hello.size(), MSG_NOSIGNAL), static_cast<ssize_t>(hello.size()));
+    ASSERT_TRUE(value_or_throw(net::wait_ready(begun.back().get(), POLLIN, deadline_in(seconds(20)))));  // answered
+  }
+  // One that has not been heard at all is not closed for them: of those the first goes.
+  const sys::UniqueFd newcomer = served.knock();
+  EXPECT_NE(read_to_end(begun[2].get()), "");
+  pollfd closed{newcomer.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&closed, 1, 0), 0);
 }
 
 TEST(StoreServer, AFloodOfGarbageKeepsNobodyOut) {

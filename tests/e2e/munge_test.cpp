@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -127,6 +128,29 @@ TEST_F(ThroughMunge, PortsOfOthersCostTimeAndNoMore) {
   std::vector<Child> tasks;
   for (int rank = 0; rank < 3; ++rank) tasks.push_back(task(rank, 3, "6"));
   for (Child& one : tasks) EXPECT_EQ(one.wait(), 0) << one.output();
+}
+
+TEST_F(ThroughMunge, ThoseWhoSayNothingHoldUpNobody) {
+  const Environment own = variables(0, 3, "7");
+  const auto said = cluster::detect(cluster::Environment(own.begin(), own.end()));
+  ASSERT_TRUE(said) << said.error().what();
+  Child first = task(0, 3, "7", {"join_timeout_ms=60000"});
+  std::vector<sys::UniqueFd> crowd;
+  const auto limit = net::deadline_in(std::chrono::seconds(30));
+  while (crowd.size() < 200 && !net::passed(limit)) {
+    for (const std::uint16_t port : comm::munge_ports(said->job)) {
+      auto socket = net::connect_once({{"127.0.0.1", port}, {}}, limit);
+      if (!socket) continue;
+      // Some of them begin to say something.
+      if (crowd.size() % 2 == 0) static_cast<void>(!::send(socket->get(), "\0\0", 2, MSG_NOSIGNAL));
+      crowd.push_back(*std::move(socket));
+      break;
+    }
+  }
+  ASSERT_EQ(crowd.size(), 200U);
+  Child second = task(1, 3, "7", {"join_timeout_ms=30000"});
+  Child third = task(2, 3, "7", {"join_timeout_ms=30000"});
+  for (Child* const one : {&first, &second, &third}) EXPECT_EQ(one->wait(), 0) << one->output();
 }
 
 TEST_F(ThroughMunge, WithoutTheDaemonTheAdviceIsOther) {

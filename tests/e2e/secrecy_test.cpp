@@ -157,6 +157,27 @@ TEST_F(Secrecy, IsWhereCoreDumpsDoNotReach) {
   EXPECT_TRUE(hidden);  // else the search finds nothing at all
 }
 
+TEST_F(Secrecy, IsWhereCoreDumpsDoNotReachWhileAnAgentIsAwaited) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "under a sanitizer memory is terabytes wide";
+#endif
+  // A command in place of ssh that begins and says nothing: the agent's invitation has been made, and not sent.
+  JobOptions options{{"run", "-H", "localhost,elsewhere", "--ssh", "./mute", "true"}};
+  options.shell_before = "printf '#!/bin/sh\\nexec sleep 1000\\n' > mute; chmod +x mute";
+  Job job(options);
+  const auto agent = [&] {
+    const auto found = job.processes(COHORT_COMMAND " agent");
+    return found.empty() ? 0 : found.front();
+  };
+  ASSERT_TRUE(eventually([&] {
+    wanted_ = agent() == 0 ? Wanted{} : secret_of(agent());
+    return wanted_.bytes.size() == kBytes && !job.processes("sleep").empty();
+  })) << job.err();
+  bool hidden = false;
+  EXPECT_FALSE(memory_shows(job.pid(), wanted_, hidden));
+  EXPECT_TRUE(hidden);
+}
+
 TEST_F(Secrecy, IsInNoRealCore) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "under a sanitizer memory is terabytes wide";

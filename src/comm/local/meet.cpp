@@ -83,7 +83,8 @@ MeetingPoint::MeetingPoint(int ranks) : listener_(std::make_unique<Listener>()) 
     throw_system("getsockname");
   }
   listener.name.assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
-  if (::listen(listener.socket.get(), ranks) != 0) throw_system("listen");
+  // Its name is no secret: other users' processes may come as well, and wait in the queue until they are sent away.
+  if (::listen(listener.socket.get(), std::max(ranks, SOMAXCONN)) != 0) throw_system("listen");
 }
 
 MeetingPoint::~MeetingPoint() = default;
@@ -201,7 +202,10 @@ class Gathering {
       throw_system("accept");
     }
     const auto pid = trusted_pid(socket.get());
-    if (!pid) return;  // another user's process
+    if (!pid) {  // another user's process
+      if (Clock::now() >= deadline_) check(missing());
+      return;
+    }
     Hello hello;
     pollfd event{socket.get(), POLLIN, 0};
     if (::poll(&event, 1, 2000) <= 0) return;  // says nothing; the ranks speak at once

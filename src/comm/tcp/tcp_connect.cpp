@@ -24,9 +24,8 @@ constexpr auto kBetweenRounds = 150ms;
 constexpr auto kAttempt = 5s;  // until it is given up
 constexpr auto kRefused = 2s;  // nobody listens anywhere, for that long: the peer is gone
 constexpr auto kUnreachable = 10s;
-constexpr std::size_t kMostStrangers = 128;  // beyond, the one that came first goes
+constexpr std::size_t kMostStrangers = 128;  // beyond, and one for each link, one goes
 constexpr int kAcceptedAtOnce = 64;
-constexpr std::size_t kMostHeard = std::size_t{1} << 20;
 
 // The kernel asks a peer that is silent for a sign of life, so that a dead host or cable is noticed while nothing is
 // sent, within 3 s; a cut of 1 s is survived. While something is sent, Link::look_for_silence looks after it: the
@@ -141,7 +140,7 @@ void TcpTransport::accept_all(std::size_t which) {
     if (!visitor) break;
     ++strangers_;
     add_attempt(Attempt::accept(key_, rank_, size_, *std::move(visitor)));
-    if (strangers_ > kMostStrangers) make_room();
+    if (strangers_ > kMostStrangers + open_.size()) make_room();
   }
   entrances_[which].shut_until = entrances_[which].door.shut_until();
   if (!entrances_[which].shut_until) return;
@@ -168,11 +167,12 @@ void TcpTransport::turn_away(const Attempt& attempt) {
   for (Entrance& entrance : entrances_) entrance.door.turn_away(attempt.source());
 }
 
-/// A peer says who it is with its first bytes, so the first that came and has not done so goes.
+/// A peer says who it is with its first bytes. Of those that have done so a link has one at most: there is room for
+/// them.
 void TcpTransport::make_room() {
-  const auto nameless = std::find_if(attempts_.begin(), attempts_.end(),
-                                     [](const auto& each) { return !each.second.opens() && each.second.peer() < 0; });
-  if (nameless == attempts_.end()) return;
+  const auto is_peer = [](const auto& each) { return each.second.opens() || each.second.peer() >= 0; };
+  const auto nameless = net::who_has_to_go(attempts_, is_peer);
+  if (is_peer(*nameless)) return;
   const Attempt attempt = std::move(nameless->second);
   attempts_.erase(nameless);
   turn_away(attempt);
@@ -182,7 +182,7 @@ Attempt::Verdict TcpTransport::welcome(const Hello& hello) {
   const int peer = static_cast<int>(hello.from);
   const int lane = static_cast<int>(hello.lane);
   // Somebody may have recorded it. He cannot go on from here, but would keep the peer's place for a while.
-  if (heard_.size() >= kMostHeard || !heard_.insert(hello.nonce).second) return Attempt::Verdict::Unknown;
+  if (!heard_.first_time(hello.nonce)) return Attempt::Verdict::Unknown;
   if (lane >= lanes_to(peer)) return Attempt::Verdict::Unknown;
   const auto& made = links_[index_of(peer, lane)];
   Link& link = made ? *made : open(peer, lane);

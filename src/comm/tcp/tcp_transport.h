@@ -8,12 +8,12 @@
 #include "comm/tcp/link.h"
 #include "comm/tcp/wire.h"
 #include "comm/transport.h"
+#include "net/heard.h"
 #include "sys/unique_fd.h"
 
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 namespace cohort::comm::tcp {
@@ -123,7 +123,7 @@ class TcpTransport final : public Transport {
   std::vector<Entrance> entrances_;            // one for each listener
   std::map<std::uint32_t, Attempt> attempts_;  // the first that came is in front
   std::size_t strangers_ = 0;                  // of them: accepted ones
-  std::set<Bytes32> heard_;                    // nonces of hellos
+  net::Heard heard_{std::size_t{1} << 20};     // nonces of hellos
   std::uint32_t next_attempt_ = 0;
   Clock::time_point looked_{};
   Clock::time_point listened_{};

@@ -302,6 +302,37 @@ TEST_P(TcpTransportTest, ACrowdAtTheDoorKeepsNoPeerOut) {
   EXPECT_GE(closed, 400 - 128 - 64);  // with the descriptors of those that were taken at once
 }
 
+TEST_P(TcpTransportTest, ACrowdThatRepeatsAPeersFirstWordsKeepsNoPeerOut) {
+  Ranks ranks(2, GetParam());
+  const WorldKey key = derive_key({}, "token", GetParam().secrecy);
+  Hello hello;
+  hello.world = key.world;
+  hello.from = 1;
+  hello.to = 0;
+  hello.nonce = random_bytes();
+  hello.proof = hello_proof(key, hello);
+  hello.lane = 0;
+  std::vector<sys::UniqueFd> crowd;
+  for (int i = 0; i < 400; ++i) {
+    auto socket = net::connect_once({ranks.cards[0].addresses[0], {}}, net::deadline_in(10s));
+    ASSERT_TRUE(socket.has_value());
+    ASSERT_EQ(::send(socket->get(), &hello, sizeof hello, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof hello));
+    crowd.push_back(*std::move(socket));
+    ranks[0].progress();
+  }
+  crowd.erase(crowd.begin());  // the peer itself, who has gone
+  ranks[1].message(0, 0, "hello");
+  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }, 4s));  // strangers have 5 s
+  int closed = 0;
+  for (const sys::UniqueFd& each : crowd) {
+    char byte = 0;
+    ssize_t got = 0;
+    while ((got = ::recv(each.get(), &byte, 1, MSG_DONTWAIT)) > 0) continue;
+    closed += got == 0 || (got < 0 && errno == ECONNRESET) ? 1 : 0;
+  }
+  EXPECT_EQ(closed, 399);
+}
+
 // A firewall that drops what one of them sends: no connection can be opened in that direction, and one is enough.
 TEST_P(TcpTransportTest, PeersThatReachEachOtherInOneDirectionOnlyMeet) {
   const sys::UniqueFd hole(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));

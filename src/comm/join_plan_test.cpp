@@ -1,0 +1,35 @@
+#include "comm/join_plan.h"
+
+#include "net/secret.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <string>
+
+namespace cohort::comm {
+namespace {
+
+TEST(JoinPlan, WithASecretNobodyElseKnowsTheNameOnThisHost) {
+  std::string folder = ::testing::TempDir() + "cohort-plan-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  for (const char* name : {"/one", "/other"}) ASSERT_TRUE(net::write_new_secret_file(folder + name));
+  const auto name_with = [&](const std::string& secret, const std::string& init) {
+    JoinOptions options;
+    options.init_method = init;
+    options.rank = 0;
+    options.world_size = 2;
+    if (!secret.empty()) options.secret_file = folder + secret;
+    return value_or_throw(plan_join(options, {})).endpoint.unix_name;
+  };
+  const std::string open = name_with("", "unix://here"), one = name_with("/one", "unix://here");
+  EXPECT_EQ(one, name_with("/one", "unix://here"));
+  EXPECT_NE(one, name_with("/one", "unix://there"));
+  EXPECT_NE(one, open);
+  EXPECT_NE(one, name_with("/other", "unix://here"));
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace cohort::comm

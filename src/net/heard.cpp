@@ -1,0 +1,16 @@
+#include "net/heard.h"
+
+namespace cohort::net {
+
+bool Heard::first_time(const Words& words) {
+  const auto [place, first] = words_.insert(words);
+  if (!first) return false;
+  oldest_.push_back(place);
+  if (words_.size() > most_) {
+    words_.erase(oldest_.front());
+    oldest_.pop_front();
+  }
+  return true;
+}
+
+}  // namespace cohort::net
