@@ -100,11 +100,13 @@ bool Worker::offer(int number) const {
   bool used = false;
   if (!alive()) return used;
   for (const pid_t pid : sys::descendants(::getpid())) {
-    if (::getpgid(pid) != child_.pid) continue;
-    const auto fate = sys::signal_fate(pid, number);
+    std::optional<sys::SignalFate> fate;
+    const bool sent = sys::signal_if(pid, number, [&](pid_t held) {
+      if (::getpgid(held) == child_.pid) fate = sys::signal_fate(held, number);
+      return fate == sys::SignalFate::Taken;
+    });
     // A process that ignores it has decided so: nothing to wait for.
-    used = used || fate == sys::SignalFate::Ignored;
-    if (fate == sys::SignalFate::Taken) used = ::kill(pid, number) == 0 || used;
+    used = used || sent || fate == sys::SignalFate::Ignored;
   }
   return used;
 }
@@ -138,7 +140,12 @@ bool Worker::ask_stacks() {
   if (!alive() || page() == nullptr || (page()->abilities.load() & cluster::StatusLayout::kTellsStacks) == 0)
     return false;
   if (::lseek(status_.fd.get(), cluster::kStatusStacksBegin, SEEK_SET) < 0) return false;
-  return ::kill(page()->pid.load(), SIGQUIT) == 0;
+  const auto takes_it = [this](pid_t pid) {
+    const bool of_this_rank = ::getpgid(pid) == child_.pid || sys::descends_from(pid, child_.pid);
+    return of_this_rank && sys::signal_fate(pid, SIGQUIT) == sys::SignalFate::Taken;
+  };
+  // The page is the rank's to write: what stands there may be no pid of its own.
+  return sys::signal_if(page()->pid.load(), SIGQUIT, takes_it) || sys::signal_if(child_.pid, SIGQUIT, takes_it);
 }
 
 std::string Worker::stacks() const {

@@ -358,6 +358,22 @@ std::vector<pid_t> descendants(pid_t ancestor) {
   return found;
 }
 
+bool descends_from(pid_t pid, pid_t ancestor) {
+  while (pid > 1) {
+    const auto stat = process_stat(pid);
+    if (!stat) return false;
+    if (stat->parent == ancestor) return true;
+    pid = stat->parent;
+  }
+  return false;
+}
+
+bool signal_if(pid_t pid, int number, const std::function<bool(pid_t)>& is_meant) {
+  if (pid <= 0) return false;  // kill(2) would take these for groups
+  const auto held = open_pidfd(pid);
+  return held && is_meant(pid) && ::syscall(SYS_pidfd_send_signal, held->get(), number, nullptr, 0) == 0;
+}
+
 Result<void> become_subreaper() {
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) {
     return fail(ErrorCode::Unavailable, "prctl(PR_SET_CHILD_SUBREAPER): {}", errno_text(errno));

@@ -162,6 +162,25 @@ TEST(Process, DescendantsAreFound) {
   ::waitpid(child->pid, nullptr, 0);
 }
 
+TEST(Process, ASignalReachesOnlyTheOneThatIsMeant) {
+  auto pending = spawn(shell("read line"));
+  ASSERT_TRUE(pending);
+  auto child = std::move(*pending).confirm();
+  ASSERT_TRUE(child);
+  const auto nobody = [](pid_t) { return false; };
+  const auto anybody = [](pid_t) { return true; };
+  EXPECT_FALSE(signal_if(child->pid, SIGKILL, nobody));
+  for (const pid_t none : {0, -1, -child->pid}) EXPECT_FALSE(signal_if(none, 0, anybody)) << none;
+  EXPECT_TRUE(signal_if(child->pid, 0, [](pid_t pid) { return descends_from(pid, ::getpid()); }));
+  EXPECT_FALSE(descends_from(::getppid(), ::getpid()));
+  EXPECT_FALSE(descends_from(::getpid(), ::getpid()));
+  // It ends in between, and its pid may be another's by then.
+  EXPECT_FALSE(signal_if(child->pid, 0, [](pid_t pid) {
+    ::kill(pid, SIGKILL);
+    return ::waitpid(pid, nullptr, 0) == pid;
+  }));
+}
+
 TEST(Cpus, ThereIsAtLeastOne) {
   EXPECT_GE(usable_cores(), 1);
   EXPECT_FALSE(host_name().empty());
