@@ -4,6 +4,9 @@
 
 #include <cohort/error.h>
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -110,10 +113,20 @@ int parse_and_run(int argc, char** argv) {
   return exit_status;
 }
 
+/// Where a daemon has closed them (`cohort run <&- >&-`), a socket would get the number of stdin or stdout otherwise.
+void open_standard_descriptors() {
+  int fd = -1;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= 2);
+  if (fd >= 0) ::close(fd);
+}
+
 }  // namespace
 }  // namespace cohort::app
 
 int main(int argc, char** argv) {
+  cohort::app::open_standard_descriptors();
   try {
     return cohort::app::parse_and_run(argc, argv);
   } catch (const cohort::Error& error) {

@@ -3,6 +3,7 @@
 #include "base/env.h"
 #include "base/parse.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,6 +49,7 @@ StatusPage::StatusPage() noexcept {
         mapping_ = *std::move(mapped);
         layout_ = layout;
         fd_ = *fd;
+        ::fcntl(fd_, F_SETFD, FD_CLOEXEC);  // what this process starts has no use for it
         return;
       }
     }

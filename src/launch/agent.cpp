@@ -216,7 +216,7 @@ Result<void> Agent::start_workers(const StartJob& job) {
     if (!made) return tl::unexpected(made.error());
     if (*made) run_folder_ = job.run_folder;
   }
-  if (!job.log_folder.empty() && ::mkdir(job.log_folder.c_str(), 0777) != 0 && errno != EEXIST) {
+  if (!job.log_folder.empty() && ::mkdir(job.log_folder.c_str(), 0755) != 0 && errno != EEXIST) {
     return fail(ErrorCode::Io, "folder {}: {}", job.log_folder, errno_text(errno));
   }
   auto secret_file = secret_.to_sealed_memfd();

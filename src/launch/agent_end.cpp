@@ -13,6 +13,8 @@ using std::chrono::milliseconds;
 
 constexpr auto kStuckLimit = std::chrono::seconds(10);
 
+bool is_ours(pid_t pid) { return sys::descends_from(pid, ::getpid()); }
+
 }  // namespace
 
 void Agent::reap() {
@@ -77,7 +79,7 @@ void Agent::stop(const StopWorkers& order) {
   if (stage_ == Stage::Sweeping && grace_end_) {
     // The workers have ended; what they have started is still within its grace, which may end sooner now.
     if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
-    for (const pid_t pid : sys::descendants(::getpid())) ::kill(pid, order.signal);
+    for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, order.signal, is_ours);
     grace_end_ = Clock::now() + milliseconds(order.grace_ms);
     return;
   }
@@ -104,7 +106,7 @@ void Agent::stop(const StopWorkers& order) {
     const bool in_group = std::any_of(workers_.begin(), workers_.end(), [group = ::getpgid(pid)](const auto& worker) {
       return worker->alive() && worker->pid() == group;
     });
-    if (!in_group) ::kill(pid, order.signal);
+    if (!in_group) sys::signal_if(pid, order.signal, is_ours);
   }
   grace_end_ = Clock::now() + grace;
   grace_ = Timer(loop_, grace, [this] { kill_all(); });

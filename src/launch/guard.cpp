@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "launch/sweep.h"
+#include "sys/hidden_memory.h"
 #include "sys/signals.h"
 
 #include <poll.h>
@@ -34,6 +35,7 @@ int run_guarded(int lifeline_fd, const std::function<int()>& agent) {
   if (child < 0) raise(ErrorCode::Unavailable, "fork of the agent: {}", errno_text(errno));
   if (child == 0) {
     signals.reset();
+    sys::lock_hidden_memory();
     if (::prctl(PR_SET_PDEATHSIG, SIGTERM) != 0 || ::getppid() != guard) return 1;
     return agent();
   }

@@ -1,5 +1,7 @@
 #include "launch/host_check.h"
 
+#include "launch/own_folder.h"
+
 #include <unistd.h>
 
 #include <cerrno>
@@ -22,9 +24,9 @@ Result<bool> check_host(const StartJob& job) {
                 errno_text(errno));
   }
   if (job.run_folder.empty()) return false;
-  const bool made = std::filesystem::create_directories(job.run_folder, error);
-  if (error) return fail(ErrorCode::Io, "the run's folder {}: {}", job.run_folder, error.message());
-  return made;
+  const auto own = make_own_folder(job.run_folder, Existing::Taken);
+  if (!own) return fail(ErrorCode::Io, "the run's folder {}: {}", job.run_folder, own.error().what());
+  return own->made;
 }
 
 }  // namespace cohort::launch

@@ -48,9 +48,6 @@ struct JobRecord {
   std::vector<AttemptRecord> attempts;  ///< those that have ended
 };
 
-/// True for names that say that their value is for nobody's eyes: API_KEY, hf-token, ...
-bool looks_private(std::string_view name);
-
 /// Takes the rest (folder, user, host, the environment's variables that matter, versions) from this process.
 nlohmann::ordered_json to_json(const JobRecord& record);
 

@@ -2,7 +2,7 @@
 #include "launch/binding.h"
 #include "launch/dry_run.h"
 #include "launch/git_revision.h"
-#include "launch/job_record.h"
+#include "launch/private_values.h"
 #include "launch/restarts.h"
 #include "sys/cpus.h"
 
@@ -68,12 +68,53 @@ TEST(RestartsTest, TheSameFailureThreeTimesAtTheStartIsTheEnd) {
 
 TEST(RecordTest, PrivateNamesAreKnown) {
   for (const char* name : {"API_KEY", "HF_TOKEN", "hf-token", "--api-key", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY",
-                           "MYPASSWORD", "GITHUBTOKEN"}) {
+                           "MYPASSWORD", "GITHUBTOKEN", "SLURM_JWT", "TF_VAR_db_pass", "PGPASSWORD", "GH_PAT",
+                           "AZURE_SAS", "SENTRY_DSN", "DB_PWD", "GOOGLE_APPLICATION_CREDENTIALS", "X_CREDS"}) {
     EXPECT_TRUE(looks_private(name)) << name;
   }
   for (const char* name : {"PYTHONPATH", "OMP_NUM_THREADS", "--monkey", "KEYBOARD", "TOKENIZERS_PARALLELISM", ""}) {
     EXPECT_FALSE(looks_private(name)) << name;
   }
+}
+
+TEST(RecordTest, OnlyVariablesOfTheListAreRecorded) {
+  for (const char* name : {"SLURM_JWT",
+                           "SLURM_JOB_COMMENT",
+                           "SLURM_ANYTHING",
+                           "TF_VAR_db_pass",
+                           "TF_VAR_region",
+                           "TF_TOKEN_app",
+                           "HOROVOD_SECRET_KEY",
+                           "PYTHON_KEYRING_BACKEND",
+                           "CUDA_TOKEN",
+                           "TORCH_X",
+                           "NCCL_AUTH_TOKEN",
+                           "OMP_PASS",
+                           "COHORT_RUN_ENV",
+                           "COHORT_RUN_SSH",
+                           "COHORT_ANYTHING",
+                           "COHORT_SECRET_FILE",
+                           "AWS_REGION",
+                           "HOME",
+                           "MASTER_KEY",
+                           "LD_PRELOAD_TOKEN",
+                           "",
+                           "OMP"}) {
+    EXPECT_FALSE(is_recorded(name, "1")) << name;
+  }
+  for (const char* name : {"COHORT_LOG", "COHORT_RUN_NP", "OMP_SCHEDULE", "NCCL_DEBUG", "PYTHONPATH", "LD_LIBRARY_PATH",
+                           "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "MASTER_ADDR", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}) {
+    EXPECT_TRUE(is_recorded(name, "1")) << name;
+  }
+  EXPECT_FALSE(is_recorded("NCCL_NET_PROXY", "http://me:abc@host"));
+}
+
+TEST(RecordTest, WordsOfACommandGiveNothingAway) {
+  const std::vector<std::string> words = {"run", "--env=MY_KEY=a", "--env", "DB_PASS=b", "--token",
+                                          "c",   "--jwt=d",        "x=1"};
+  const std::vector<std::string> shown = {"run",      "--env=MY_KEY=(hidden)", "--env", "DB_PASS=(hidden)", "--token",
+                                          "(hidden)", "--jwt=(hidden)",        "x=1"};
+  EXPECT_EQ(without_secrets(words), shown);
 }
 
 class Git : public testing::Test {

@@ -1,8 +1,7 @@
 #include "launch/remote_logs.h"
 
-#include "base/result.h"
+#include "launch/own_folder.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,19 +13,28 @@ namespace cohort::launch {
 RemoteLogs::RemoteLogs(std::string folder, std::function<void(std::string)> on_trouble)
     : folder_(std::move(folder)), on_trouble_(std::move(on_trouble)) {}
 
-std::string RemoteLogs::path(int rank, Stream stream) const {
-  return fmt::format("{}/rank-{}.{}", folder_, rank, stream == Stream::Stdout ? "out" : "err");
+std::string log_name(int rank, Stream stream) {
+  return fmt::format("rank-{}.{}", rank, stream == Stream::Stdout ? "out" : "err");
+}
+
+Result<sys::UniqueFd> RemoteLogs::make(int rank, Stream stream) const {
+  const std::string name = log_name(rank, stream);
+  if (::mkdir(folder_.c_str(), 0755) != 0 && errno != EEXIST)
+    return fail(ErrorCode::Io, "{}/{}: {}", folder_, name, errno_text(errno));
+  const auto folder = open_folder(folder_);
+  if (!folder) return tl::unexpected(folder.error());
+  auto file = make_file(folder->get(), name, 0666);
+  if (!file) return fail(ErrorCode::Io, "{}/{}", folder_, file.error().what());
+  return file;
 }
 
 sys::UniqueFd& RemoteLogs::file(int rank, Stream stream) {
   const auto [place, is_new] = files_.try_emplace({rank, stream});
   if (!is_new) return place->second;
-  if (::mkdir(folder_.c_str(), 0777) != 0 && errno != EEXIST) {
-    on_trouble_(fmt::format("log {}: {}", path(rank, stream), errno_text(errno)));
-    return place->second;
-  }
-  place->second.reset(::open(path(rank, stream).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!place->second) on_trouble_(fmt::format("log {}: {}", path(rank, stream), errno_text(errno)));
+  if (auto made = make(rank, stream))
+    place->second = *std::move(made);
+  else
+    on_trouble_(fmt::format("log {}", made.error().what()));
   return place->second;
 }
 
@@ -47,8 +55,8 @@ void RemoteLogs::keep(const Output& output) {
     } else if (put < 0 && errno != EINTR) {
       const int error = errno;
       log.reset();
-      on_trouble_(
-          fmt::format("{} ends here, the job goes on: {}", path(output.rank, output.stream), errno_text(error)));
+      on_trouble_(fmt::format("{}/{} ends here, the job goes on: {}", folder_, log_name(output.rank, output.stream),
+                              errno_text(error)));
     }
   }
 }

@@ -2,6 +2,7 @@
 // from an agent is kept before it is shown. A file that cannot be written is told once and the job goes on. One thread.
 #pragma once
 
+#include "base/result.h"
 #include "launch/messages.h"
 #include "sys/unique_fd.h"
 
@@ -11,6 +12,9 @@
 #include <utility>
 
 namespace cohort::launch {
+
+/// "rank-3.err".
+std::string log_name(int rank, Stream stream);
 
 class RemoteLogs {
  public:
@@ -22,7 +26,7 @@ class RemoteLogs {
 
  private:
   sys::UniqueFd& file(int rank, Stream stream);
-  std::string path(int rank, Stream stream) const;
+  Result<sys::UniqueFd> make(int rank, Stream stream) const;
 
   std::string folder_;
   std::function<void(std::string)> on_trouble_;

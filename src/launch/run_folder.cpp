@@ -1,6 +1,6 @@
 #include "launch/run_folder.h"
 
-#include "sys/unique_fd.h"
+#include "launch/own_folder.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include <cerrno>
-#include <cstdio>
 #include <ctime>
 #include <filesystem>
 #include <string_view>
+#include <utility>
 
 namespace cohort::launch {
 namespace {
@@ -27,15 +27,12 @@ std::string utc_text(const char* format) {
 }
 
 /// For the user's convenience only: a link that cannot be made is no error, and several jobs may try at once.
-void point_latest_to(const fs::path& folder) {
-  const fs::path link = folder.parent_path() / "latest";
-  std::error_code error;
-  if (fs::exists(fs::symlink_status(link, error)) && !fs::is_symlink(link, error)) return;
-  const fs::path aside = folder.parent_path() / (".latest-" + folder.filename().string());
-  fs::create_symlink(folder.filename(), aside, error);
-  if (error) return;
-  fs::rename(aside, link, error);
-  if (error) fs::remove(aside, error);
+void point_latest_to(int runs, const std::string& name) {
+  struct stat status {};
+  if (::fstatat(runs, "latest", &status, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISLNK(status.st_mode)) return;
+  const std::string aside = ".latest-" + name;
+  if (::symlinkat(name.c_str(), runs, aside.c_str()) != 0) return;
+  if (::renameat(runs, aside.c_str(), runs, "latest") != 0) ::unlinkat(runs, aside.c_str(), 0);
 }
 
 }  // namespace
@@ -63,32 +60,33 @@ Result<RunFolder> make_run_folder(const RunFolderRequest& request) {
   if (error) return failed(error.message());
   path = path.lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
-  fs::create_directories(path, error);
-  if (error) return failed(error.message());
-  if (::access(path.c_str(), W_OK | X_OK) != 0) return failed(errno_text(errno));
-  if (own_name) point_latest_to(path);
-  return RunFolder{path.string(), shown};
+  auto own = make_own_folder(path.string(), own_name ? Existing::Refused : Existing::Taken);
+  if (!own) return failed(own.error().what());
+  if (::faccessat(own->folder.get(), ".", W_OK | X_OK, 0) != 0) return failed(errno_text(errno));
+  if (own_name) point_latest_to(own->parent.get(), path.filename().string());
+  return RunFolder{path.string(), shown, std::move(own->folder)};
 }
 
 Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record) {
   const std::string path = folder.path + "/job.json";
-  const std::string aside = folder.path + "/.job.json.new";
+  constexpr const char* kAside = ".job.json.new";
   // Arguments and paths need not be UTF-8; JSON has to be.
   const std::string text = record.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  const sys::UniqueFd fd(::open(aside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!fd) return fail(ErrorCode::Io, "{}: {}", aside, errno_text(errno));
+  const auto fd = make_file(folder.fd.get(), kAside, 0600);
+  if (!fd) return fail(ErrorCode::Io, "{}: {}", path, fd.error().what());
   std::string_view rest(text);
   while (!rest.empty()) {
-    const ssize_t put = ::write(fd.get(), rest.data(), rest.size());
+    const ssize_t put = ::write(fd->get(), rest.data(), rest.size());
     if (put < 0 && errno == EINTR) continue;
     if (put <= 0) {
       const int why = errno;
-      ::unlink(aside.c_str());
+      ::unlinkat(folder.fd.get(), kAside, 0);
       return fail(ErrorCode::Io, "{}: {}", path, errno_text(why));
     }
     rest.remove_prefix(static_cast<std::size_t>(put));
   }
-  if (std::rename(aside.c_str(), path.c_str()) != 0) return fail(ErrorCode::Io, "{}: {}", path, errno_text(errno));
+  if (::renameat(folder.fd.get(), kAside, folder.fd.get(), "job.json") != 0)
+    return fail(ErrorCode::Io, "{}: {}", path, errno_text(errno));
   return {};
 }
 

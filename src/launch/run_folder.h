@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/result.h"
+#include "sys/unique_fd.h"
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -18,12 +19,15 @@ struct RunFolderRequest {
 struct RunFolder {
   std::string path;   ///< absolute
   std::string shown;  ///< as the user would type it
+  sys::UniqueFd fd;
 };
 
-/// Makes it. Fails with Io, naming the path, where it cannot be made or written.
+/// Makes it, readable as the umask allows and writable for this user alone; a path that was given may be there already.
+/// Fails with Io, naming the path, where it cannot be made or written, or where another user could put something else
+/// in its place (see make_own_folder).
 Result<RunFolder> make_run_folder(const RunFolderRequest& request);
 
-/// Replaces PATH/job.json as a whole.
+/// Replaces PATH/job.json as a whole. Only this user may read it.
 Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record);
 
 /// "2026-11-21T09:15:02.123Z" of the wall clock now.

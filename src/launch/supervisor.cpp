@@ -66,7 +66,6 @@ void Supervisor::prepare() {
     request.id = id.substr(0, 4);
     attempts_.folder = value_or_throw(make_run_folder(request));
   }
-  folder_ = attempts_.folder;
   if (options_.keep_logs && !options_.output_folder.empty()) make_log_folder(options_.output_folder);
 
   start_agents();  // its process starts while we go on

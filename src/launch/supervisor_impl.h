@@ -89,7 +89,7 @@ class Supervisor {
   Attempts& attempts_;
   const JobSetup setup_;
   std::string job_id_;
-  RunFolder folder_;
+  const RunFolder& folder_ = attempts_.folder;
   JobRecord record_;
 
   Loop loop_;

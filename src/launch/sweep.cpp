@@ -11,9 +11,15 @@
 namespace cohort::launch {
 namespace {
 
+bool is_ours(pid_t pid) { return sys::descends_from(pid, ::getpid()); }
+
 std::vector<pid_t> left_over(std::span<const pid_t> spared) {
   std::vector<pid_t> pids = sys::descendants(::getpid());
-  std::erase_if(pids, [spared](pid_t pid) { return std::find(spared.begin(), spared.end(), pid) != spared.end(); });
+  // What is spared may have started others since it was listed.
+  std::erase_if(pids, [spared](pid_t pid) {
+    return std::any_of(spared.begin(), spared.end(),
+                       [pid](pid_t root) { return pid == root || sys::descends_from(pid, root); });
+  });
   return pids;
 }
 
@@ -40,7 +46,7 @@ SweepStep sweep_once(std::span<const pid_t> spared, const OnReaped& on_reaped) {
     return step;
   }
   for (const pid_t pid : left_over(spared)) {
-    if (::kill(pid, SIGKILL) == 0) ++step.killed;
+    if (sys::signal_if(pid, SIGKILL, is_ours)) ++step.killed;
   }
   // A listing may miss what moves while it is made, so only "no child" is proof; where children are spared it is
   // the best there is, and the caller's next step looks again.

@@ -20,10 +20,10 @@ using OnReaped = std::function<void(pid_t, const sys::ExitStatus&)>;
 bool reap_children(const OnReaped& on_reaped);
 
 struct SweepStep {
-  bool clean = false;  ///< nothing is left but `spared`
+  bool clean = false;  ///< nothing is left but `spared` and what descends from it
   int killed = 0;      ///< processes that were sent SIGKILL in this step
 };
-/// Reaps, and sends SIGKILL to every descendant. Call it again, after a moment, until it is clean.
+/// Reaps, and sends SIGKILL to every descendant that is not spared. Call it again, after a moment, until it is clean.
 SweepStep sweep_once(std::span<const pid_t> spared, const OnReaped& on_reaped);
 
 /// Sweeps until clean or `longest` has passed. Returns what is left.

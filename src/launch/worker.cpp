@@ -1,5 +1,8 @@
 #include "launch/worker.h"
 
+#include "launch/own_folder.h"
+#include "launch/remote_logs.h"
+
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -29,17 +32,24 @@ Worker::Worker(Loop& loop, int rank, std::size_t tail_lines, Events events)
     : loop_(loop), rank_(rank), events_(std::move(events)), tail_(tail_lines) {}
 
 Result<void> Worker::prepare(const std::string& log_folder, bool with_input) {
-  constexpr std::array<const char*, 2> kExtensions = {"out", "err"};
+  sys::UniqueFd logs;
+  if (!log_folder.empty()) {
+    auto folder = open_folder(log_folder);
+    if (!folder) return fail(ErrorCode::Io, "folder {}", folder.error().what());
+    logs = *std::move(folder);
+  }
   for (std::size_t i = 0; i < 2; ++i) {
     auto ends = make_pipe(rank_);
     if (!ends) return tl::unexpected(ends.error());
     pipes_[i].fd = std::move(ends->first);
     child_ends_[i + 1] = std::move(ends->second);
     set_nonblocking(pipes_[i].fd.get());
-    if (log_folder.empty()) continue;
-    pipes_[i].log_path = fmt::format("{}/rank-{}.{}", log_folder, rank_, kExtensions[i]);
-    pipes_[i].log.reset(::open(pipes_[i].log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (!pipes_[i].log) return fail(ErrorCode::Io, "log {}: {}", pipes_[i].log_path, errno_text(errno));
+    if (!logs) continue;
+    const std::string name = log_name(rank_, static_cast<Stream>(i));
+    pipes_[i].log_path = log_folder + "/" + name;
+    auto log = make_file(logs.get(), name, 0666);
+    if (!log) return fail(ErrorCode::Io, "log {}/{}", log_folder, log.error().what());
+    pipes_[i].log = *std::move(log);
   }
   auto page = cluster::create_status_page();
   if (page) {
@@ -100,11 +110,13 @@ bool Worker::offer(int number) const {
   bool used = false;
   if (!alive()) return used;
   for (const pid_t pid : sys::descendants(::getpid())) {
-    if (::getpgid(pid) != child_.pid) continue;
-    const auto fate = sys::signal_fate(pid, number);
+    std::optional<sys::SignalFate> fate;
+    const bool sent = sys::signal_if(pid, number, [&](pid_t held) {
+      if (::getpgid(held) == child_.pid) fate = sys::signal_fate(held, number);
+      return fate == sys::SignalFate::Taken;
+    });
     // A process that ignores it has decided so: nothing to wait for.
-    used = used || fate == sys::SignalFate::Ignored;
-    if (fate == sys::SignalFate::Taken) used = ::kill(pid, number) == 0 || used;
+    used = used || sent || fate == sys::SignalFate::Ignored;
   }
   return used;
 }
@@ -138,7 +150,12 @@ bool Worker::ask_stacks() {
   if (!alive() || page() == nullptr || (page()->abilities.load() & cluster::StatusLayout::kTellsStacks) == 0)
     return false;
   if (::lseek(status_.fd.get(), cluster::kStatusStacksBegin, SEEK_SET) < 0) return false;
-  return ::kill(page()->pid.load(), SIGQUIT) == 0;
+  const auto takes_it = [this](pid_t pid) {
+    const bool of_this_rank = ::getpgid(pid) == child_.pid || sys::descends_from(pid, child_.pid);
+    return of_this_rank && sys::signal_fate(pid, SIGQUIT) == sys::SignalFate::Taken;
+  };
+  // The page is the rank's to write: what stands there may be no pid of its own.
+  return sys::signal_if(page()->pid.load(), SIGQUIT, takes_it) || sys::signal_if(child_.pid, SIGQUIT, takes_it);
 }
 
 std::string Worker::stacks() const {

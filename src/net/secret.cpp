@@ -118,6 +118,7 @@ Result<Secret> Secret::from_sealed_memfd(int fd) {
     return fail(ErrorCode::Io, "the job's secret: reading descriptor {}: {}", fd,
                 n < 0 ? errno_text(errno) : "short read");
   }
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // what this process starts has no use for it
   return secret;
 }
 

@@ -28,8 +28,8 @@ class Secret {
   /// Its 64 digits. Give the text room first, and `wipe` it: a text that grows leaves what it held behind.
   void append_digits(std::string& to) const;
 
-  /// Reads what `to_sealed_memfd` made; does not move the descriptor's offset nor close it, so it can be read again.
-  /// Refuses (Unavailable) a descriptor that is closed, or is not a memory file of 32 bytes sealed against changes:
+  /// Reads what `to_sealed_memfd` made, which can be read again. Sets CLOEXEC: what this process starts does not get
+  /// it. Refuses (Unavailable) a descriptor that is closed, or is not a memory file of 32 bytes sealed against changes:
   /// launchers in between (torchrun, Python's subprocess) close descriptors and the number may mean another file.
   static Result<Secret> from_sealed_memfd(int fd);
 

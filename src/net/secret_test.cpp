@@ -33,7 +33,9 @@ TEST(Secret, TwoAreDifferentAndCopiesAreEqual) {
 TEST(Secret, TravelsInASealedMemoryFileMoreThanOnce) {
   const auto secret = value_or_throw(Secret::generate());
   const auto file = value_or_throw(secret.to_sealed_memfd());
+  ::fcntl(file.get(), F_SETFD, 0);
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(value_or_throw(Secret::from_sealed_memfd(file.get())) == secret);
+  EXPECT_EQ(::fcntl(file.get(), F_GETFD), FD_CLOEXEC);
   EXPECT_EQ(::pwrite(file.get(), "x", 1, 0), -1);
   EXPECT_EQ(::ftruncate(file.get(), 0), -1);
 }

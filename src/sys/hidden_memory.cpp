@@ -62,4 +62,8 @@ void give_hidden_memory(void* memory) noexcept {
   }
 }
 
+void lock_hidden_memory() noexcept {
+  for (Page* page = pages.load(); page != nullptr; page = page->next) ::mlock(page->bytes, kPageBytes);
+}
+
 }  // namespace cohort::sys

@@ -12,5 +12,7 @@ inline constexpr std::size_t kHiddenBytes = 64;
 void* take_hidden_memory();
 /// Fills it with zeros first.
 void give_hidden_memory(void* memory) noexcept;
+/// For a forked child, which inherits all but the lock against swapping.
+void lock_hidden_memory() noexcept;
 
 }  // namespace cohort::sys

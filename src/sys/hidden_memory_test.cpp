@@ -1,6 +1,8 @@
 #include "sys/hidden_memory.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -15,8 +17,8 @@
 namespace cohort::sys {
 namespace {
 
-/// Whether a core dump would leave it out ("dd" in /proc/self/smaps).
-bool is_left_out(const void* memory) {
+/// Whether /proc/self/smaps shows this flag for it.
+bool has_flag(const void* memory, const std::string& flag) {
   std::ifstream maps("/proc/self/smaps");
   std::string line;
   bool inside = false;
@@ -28,9 +30,28 @@ bool is_left_out(const void* memory) {
       const auto at = reinterpret_cast<std::uintptr_t>(memory);
       inside = at >= begin && at < end;
     }
-    if (inside && line.starts_with("VmFlags:")) return line.find(" dd") != std::string::npos;
+    if (inside && line.starts_with("VmFlags:")) return line.find(" " + flag) != std::string::npos;
   }
   return false;
+}
+
+/// A core dump would leave it out.
+bool is_left_out(const void* memory) { return has_flag(memory, "dd"); }
+
+TEST(HiddenMemory, AForkedChildLocksItAgain) {
+  void* const hidden = take_hidden_memory();
+  if (!has_flag(hidden, "lo")) GTEST_SKIP() << "RLIMIT_MEMLOCK does not allow it";
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const bool inherited = has_flag(hidden, "lo");
+    lock_hidden_memory();
+    ::_exit(!inherited && has_flag(hidden, "lo") ? 0 : 1);
+  }
+  int word = 0;
+  ASSERT_EQ(::waitpid(child, &word, 0), child);
+  EXPECT_EQ(word, 0);
+  give_hidden_memory(hidden);
 }
 
 TEST(HiddenMemory, NoCoreDumpShowsIt) {

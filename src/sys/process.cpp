@@ -18,6 +18,7 @@
 #include <charconv>
 #include <csignal>
 #include <cstddef>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -29,9 +30,10 @@ struct ChildReport {
   int error_number;
   int step;
 };
-constexpr const char* kSteps[] = {"prctl(PR_SET_PDEATHSIG)", "setsid", "setpgid", "dup2", "chdir", "setrlimit",
-                                  "sched_setaffinity",       "execve"};
-enum Step { kDeathSignal, kSession, kGroup, kDup, kFolder, kLimit, kProcessors, kExec };
+constexpr const char* kSteps[] = {
+    "prctl(PR_SET_PDEATHSIG)", "setsid", "setpgid", "dup2", "close_range and /proc/self/fd", "chdir", "setrlimit",
+    "sched_setaffinity",       "execve"};
+enum Step { kDeathSignal, kSession, kGroup, kDup, kClose, kFolder, kLimit, kProcessors, kExec };
 
 /// Everything that the child needs, made before fork: after it only async-signal-safe calls are allowed.
 struct Prepared {
@@ -66,6 +68,31 @@ void reset_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
+/// All from `first` on get CLOEXEC. Async-signal-safe.
+bool close_on_exec_from(int first) {
+  if (::syscall(SYS_close_range, static_cast<unsigned>(first), ~0U, 1U << 2 /* CLOEXEC */) == 0) return true;
+  // Before Linux 5.11, or under a filter of system calls that does not know it: those that /proc lists, read without
+  // readdir, which allocates.
+  const int folder = ::open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return false;
+  alignas(long) char entries[4096];
+  long size = 0;
+  while ((size = ::syscall(SYS_getdents64, folder, entries, sizeof entries)) > 0) {
+    for (long at = 0; at < size;) {
+      // struct linux_dirent64: two words of 64 bits, the entry's length in 16 bits, its type in 8, its name.
+      unsigned short length = 0;
+      std::memcpy(&length, entries + at + 16, sizeof length);
+      int number = 0;
+      const char* digit = entries + at + 19;
+      while (*digit >= '0' && *digit <= '9') number = 10 * number + (*digit++ - '0');
+      if (*digit == '\0' && number >= first) ::fcntl(number, F_SETFD, FD_CLOEXEC);
+      at += length;
+    }
+  }
+  ::close(folder);
+  return size == 0;
+}
+
 [[noreturn]] void run_child(Prepared& prepared) {
   if (prepared.death_signal != 0) {
     if (::prctl(PR_SET_PDEATHSIG, prepared.death_signal) != 0) give_up(prepared, kDeathSignal, errno);
@@ -83,7 +110,7 @@ void reset_signals() {
     if (::dup2(source, target) < 0) give_up(prepared, kDup, errno);
   }
   // Close everything else, by number: descriptors that libraries opened without CLOEXEC must not leak into workers.
-  ::syscall(SYS_close_range, static_cast<unsigned>(prepared.highest_target + 1), ~0U, 1U << 2 /* CLOEXEC */);
+  if (!close_on_exec_from(prepared.highest_target + 1)) give_up(prepared, kClose, errno);
   for (int fd = 3; fd <= prepared.highest_target; ++fd) {
     const bool wanted = std::any_of(prepared.moved.begin(), prepared.moved.end(),
                                     [fd](const std::pair<int, int>& move) { return move.second == fd; });
@@ -356,6 +383,22 @@ std::vector<pid_t> descendants(pid_t ancestor) {
     return !stat || stat->state == 'Z' || stat->state == 'X';
   });
   return found;
+}
+
+bool descends_from(pid_t pid, pid_t ancestor) {
+  while (pid > 1) {
+    const auto stat = process_stat(pid);
+    if (!stat) return false;
+    if (stat->parent == ancestor) return true;
+    pid = stat->parent;
+  }
+  return false;
+}
+
+bool signal_if(pid_t pid, int number, const std::function<bool(pid_t)>& is_meant) {
+  if (pid <= 0) return false;  // kill(2) would take these for groups
+  const auto held = open_pidfd(pid);
+  return held && is_meant(pid) && ::syscall(SYS_pidfd_send_signal, held->get(), number, nullptr, 0) == 0;
 }
 
 Result<void> become_subreaper() {

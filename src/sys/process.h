@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -114,6 +115,13 @@ std::optional<SignalFate> parse_signal_fate(std::string_view text, int number);
 
 /// All living descendants (zombies excepted) of a process, nearest first.
 std::vector<pid_t> descendants(pid_t ancestor);
+
+/// Whether `pid` is a process that `ancestor` has started, or one of its descendants has.
+bool descends_from(pid_t pid, pid_t ancestor);
+
+/// Sends a signal to whatever process has this pid, if that is the one that is meant. `is_meant` is asked while the
+/// process is held, so that a pid which is in use again meanwhile gets nothing. False where nothing was sent.
+bool signal_if(pid_t pid, int number, const std::function<bool(pid_t)>& is_meant);
 
 /// This process adopts orphaned descendants (PR_SET_CHILD_SUBREAPER).
 Result<void> become_subreaper();

@@ -5,11 +5,17 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
+#include <vector>
 
 namespace cohort::sys {
 namespace {
@@ -99,11 +105,14 @@ TEST(Process, SignalsAreAsANewProcessExpectsThem) {
   EXPECT_TRUE(status.success());
 }
 
-TEST(Process, OnlyNamedDescriptorsAreInherited) {
+void expect_only_named_descriptors() {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);  // without CLOEXEC, as a careless library would
   int output[2];
   ASSERT_EQ(::pipe2(output, O_CLOEXEC), 0);
+  // Above the one that is inherited, many enough for more than one call to list them.
+  std::vector<UniqueFd> more;
+  for (int i = 0; i < 300; ++i) more.emplace_back(::fcntl(ends[0], F_DUPFD, 60));
   // Not in a pipeline nor a substitution: for those the shell opens descriptors of its own.
   auto options = shell("ls /proc/$$/fd; exit 0");
   options.inherited = {{ends[1], 50}};
@@ -113,6 +122,32 @@ TEST(Process, OnlyNamedDescriptorsAreInherited) {
   EXPECT_GT(::read(output[0], text, sizeof text - 1), 0);
   EXPECT_STREQ(text, "0\n1\n2\n50\n");
   for (const int fd : {ends[0], ends[1], output[0], output[1]}) ::close(fd);
+}
+
+TEST(Process, OnlyNamedDescriptorsAreInherited) { expect_only_named_descriptors(); }
+
+// As old kernels and containers' filters of system calls do.
+TEST(Process, OnlyNamedDescriptorsAreInheritedWhereTheKernelHasNoCloseRange) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    sock_filter refuse[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_close_range, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog program{4, refuse};
+    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+      ::_exit(77);
+    if (::syscall(SYS_close_range, 100U, 100U, 0U) == 0) ::_exit(1);
+    expect_only_named_descriptors();
+    ::_exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int word = 0;
+  ASSERT_EQ(::waitpid(child, &word, 0), child);
+  if (exit_status_from_wait(word).code == 77) GTEST_SKIP() << "no filter of system calls can be set here";
+  EXPECT_TRUE(exit_status_from_wait(word).success());
 }
 
 TEST(Process, WhatCannotRunSaysWhere) {
@@ -160,6 +195,25 @@ TEST(Process, DescendantsAreFound) {
   EXPECT_EQ(found.size(), 2U);
   for (const pid_t pid : found) ::kill(pid, SIGKILL);
   ::waitpid(child->pid, nullptr, 0);
+}
+
+TEST(Process, ASignalReachesOnlyTheOneThatIsMeant) {
+  auto pending = spawn(shell("read line"));
+  ASSERT_TRUE(pending);
+  auto child = std::move(*pending).confirm();
+  ASSERT_TRUE(child);
+  const auto nobody = [](pid_t) { return false; };
+  const auto anybody = [](pid_t) { return true; };
+  EXPECT_FALSE(signal_if(child->pid, SIGKILL, nobody));
+  for (const pid_t none : {0, -1, -child->pid}) EXPECT_FALSE(signal_if(none, 0, anybody)) << none;
+  EXPECT_TRUE(signal_if(child->pid, 0, [](pid_t pid) { return descends_from(pid, ::getpid()); }));
+  EXPECT_FALSE(descends_from(::getppid(), ::getpid()));
+  EXPECT_FALSE(descends_from(::getpid(), ::getpid()));
+  // It ends in between, and its pid may be another's by then.
+  EXPECT_FALSE(signal_if(child->pid, 0, [](pid_t pid) {
+    ::kill(pid, SIGKILL);
+    return ::waitpid(pid, nullptr, 0) == pid;
+  }));
 }
 
 TEST(Cpus, ThereIsAtLeastOne) {

@@ -1,7 +1,7 @@
 // A rank that does not go on, as its argument says: "deadlock", "circle" (each waits for the next one's message),
 // "crossed" (by halves of the ranks, two groups in different orders), "joined" (the last one joins, rank 1 is away),
 // "stopped" (rank 1), "away" (rank 1, or the rank that follows), "dies" (rank 1), "lingers" (rank 1 leaves the world
-// and takes its time to end).
+// and takes its time to end), "starts" (each lists the descriptors of a program that it starts).
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 #include <cohort/join.h>
@@ -26,6 +26,11 @@ int main(int argc, char** arguments) {
     comm.all_reduce(std::span(data)).wait();
     std::printf("rank %d is in\n", comm.rank());
     std::fflush(stdout);
+    if (how == "starts") {
+      // 3 is the one with which `ls` reads the folder.
+      const int status = std::system("echo child: $(ls /proc/self/fd)");
+      return status == 0 ? 0 : 4;
+    }
     if (how == "deadlock" && comm.rank() == 0) comm.recv(std::span(data), 1).wait();
     if (how == "circle") comm.recv(std::span(data), (comm.rank() + 1) % comm.size()).wait();
     if (how == "crossed") {

@@ -335,13 +335,16 @@ TEST(RunRestarts, TheTimeLimitIsTheWholeJobs) {
 
 TEST(RunRecord, HasTheCommitAndNoSecrets) {
   Job job({{"run", "-np", "1", "--env", "MY_API_KEY=abc123", "sh", "-c", "true", "--token", "abc123", "--keep=yes"},
-           {"CUDA_TOKEN=abc123", "NCCL_NET_PROXY=http://user:abc123@host", "OMP_SCHEDULE=static"},
+           {"CUDA_TOKEN=abc123", "NCCL_NET_PROXY=http://user:abc123@host", "OMP_SCHEDULE=static", "SLURM_JWT=abc123",
+            "TF_VAR_db_pass=abc123", "TF_VAR_login=abc123", "COHORT_RUN_ENV=LOGIN=abc123", "PGPASSWORD=abc123"},
            {},
            false,
            false,
            "mkdir -p .git/refs/heads; echo 'ref: refs/heads/main' > .git/HEAD; "
            "echo 0123456789012345678901234567890123456789 > .git/refs/heads/main"});
   ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(std::filesystem::status(job.folder() + "/runs/latest/job.json").permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
   const std::string record = job.file("runs/latest/job.json");
   EXPECT_EQ(record.find("abc123"), std::string::npos) << record;
   EXPECT_NE(record.find("MY_API_KEY=(hidden)"), std::string::npos) << record;

@@ -94,6 +94,22 @@ TEST(Launch, SecretAndStatusPageAreMemoryFilesAndNothingElseIsInherited) {
   EXPECT_EQ(lines[3] + " " + lines[4] + " " + lines[5] + " " + lines[6] + " " + lines[7], "0 1 100 101 2");
 }
 
+TEST(Launch, ClosedStandardDescriptorsBecomeNobodyElses) {
+  Job job({{"run", "-np", "1", "--run-dir", "kept", "sh", "-c", "echo said; while [ ! -e go ]; do sleep 0.02; done"},
+           {},
+           {},
+           false,
+           false,
+           "exec <&- >&- 2>&-"});
+  ASSERT_TRUE(eventually([&] { return job.file("kept/logs/rank-0.out") == "said\n"; }));
+  for (const char* fd : {"0", "1", "2"}) {
+    std::error_code error;
+    EXPECT_EQ(std::filesystem::read_symlink(fmt::format("/proc/{}/fd/{}", job.pid(), fd), error), "/dev/null") << fd;
+  }
+  std::ofstream(job.folder() + "/go") << "";
+  EXPECT_EQ(job.wait(), 0);
+}
+
 TEST(Launch, FirstLineSaysWhatWasFormed) {
   const auto finished = run({{"run", "-np", "2", "true"}});
   EXPECT_EQ(finished.status, 0);

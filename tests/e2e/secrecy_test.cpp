@@ -146,6 +146,24 @@ TEST_F(Secrecy, IsInNoCommandLineEnvironmentOrFile) {
   EXPECT_EQ(files_that_tell(), std::vector<std::string>());  // nor in what it leaves
 }
 
+TEST(SecrecyOfDescriptors, WhatARankStartsInheritsNeitherSecretNorStatusPage) {
+  // A wrapper passes them on; the library keeps them from what comes after it.
+  const auto finished = run({{"run", "-np", "2", "--prefix", "none", "sh", "-c", HEALTH_PEER " starts; exit $?"}});
+  EXPECT_EQ(finished.status, 0) << finished.out << finished.err;
+  EXPECT_NE(finished.out.find("rank 1 is in"), std::string::npos) << finished.out << finished.err;
+  EXPECT_NE(finished.out.find("child: 0 1 2 3\n"), std::string::npos) << finished.out;
+  EXPECT_EQ(finished.out.find("10"), std::string::npos) << finished.out;
+}
+
+TEST_F(Secrecy, IsLockedInMemoryWhereTheLimitAllows) {
+  start();
+  const auto locked = [](pid_t pid) {
+    return read_text(proc(pid, "status")).find("VmLck:\t       0 kB") == std::string::npos;
+  };
+  if (!locked(job_->pid())) GTEST_SKIP() << "RLIMIT_MEMLOCK does not allow it";
+  for (const pid_t pid : job_->processes()) EXPECT_TRUE(locked(pid)) << read_text(proc(pid, "cmdline"));
+}
+
 TEST_F(Secrecy, IsWhereCoreDumpsDoNotReach) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "under a sanitizer memory is terabytes wide";
