@@ -196,7 +196,7 @@ class Reducer:
         if first == mine and found is not None:
             text = describe(found, cohort.world().host())
             room[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-        start.broadcast_(room, root, "cohort.non_finite.first", process_set=self._process_set)
+        start.broadcast_active_(room, root, "cohort.non_finite.first", self._process_set)
         for parameter in self.names:
             parameter.grad = None
         self.renew()
