@@ -408,6 +408,43 @@ class States(Case):
         with self.assertRaises(ValueError):
             hvd.broadcast_optimizer_state(torch.optim.LBFGS(network().parameters()), 0)
 
+    def test_gradients_where_there_was_no_state(self):
+        model = network()
+        model[0].bias.requires_grad_(False)
+        table = torch.nn.Embedding(4, 2, sparse=True)
+        for wrapped in (False, True):
+            for parameter in (*model.parameters(), table.weight):
+                parameter.grad = None
+            before = copy.deepcopy(model.state_dict())
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.1)
+            if wrapped:
+                optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    self.assertEqual(parameter.grad.abs().sum().item(), 0.0, name)
+                    self.assertEqual(parameter.grad.dtype, parameter.dtype)
+                    self.assertFalse(parameter.grad.requires_grad)
+                else:
+                    self.assertIsNone(parameter.grad, name)
+                self.assertTrue(torch.equal(parameter, before[name]))
+        # Sparse, where backward makes such, so that it can add to them.
+        for make in (
+            lambda: torch.optim.SparseAdam(list(table.parameters())),
+            lambda: torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9),
+        ):
+            hvd.broadcast_optimizer_state(make(), root_rank=0, model=table)
+            self.assertTrue(table.weight.grad.is_sparse)
+            table(torch.tensor([1, 1])).sum().backward()
+            self.assertEqual(table.weight.grad.to_dense()[1].tolist(), [2.0, 2.0])
+        # One that has a state keeps its gradients.
+        loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        optimizer.step()
+        kept = model[0].weight.grad.clone()
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        self.assertTrue(torch.equal(model[0].weight.grad, kept))
+
 
 class BatchNorm(Case):
     def check(self, shapes, dtype, momentum=0.1, affine=True, tolerance=None):
