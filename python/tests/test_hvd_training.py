@@ -257,8 +257,42 @@ class Training(Case):
                 indices = [i for rank in range(self.size) for i in (0, rank + 1, rank + 1)]
                 (whole(torch.tensor(indices)).sum() / self.size).backward()
                 optimizer.step(), single.step()
-                self.assertEqual(table.weight.grad.is_sparse, not as_dense)
+                self.assertTrue(table.weight.grad.is_sparse)
+                self.assertEqual(table.weight.grad.sparse_dim(), 1)
             self.alike(table, whole)
+
+    def test_sparse_as_dense_for_optimizers_of_sparse_gradients(self):
+        for options in ({}, {"groups": 1}, {"compression": hvd.Compression.bf16}, {"backward_passes_per_step": 2}):
+            with self.subTest(options=str(options)):
+                torch.manual_seed(3)
+                table = torch.nn.Embedding(8, 2, sparse=True)
+                whole = torch.nn.Embedding.from_pretrained(table.weight.detach().clone(), freeze=False, sparse=True)
+                single = torch.optim.SparseAdam(list(whole.parameters()), lr=0.5)
+                optimizer = torch.optim.SparseAdam(list(table.parameters()), lr=0.5)
+                optimizer = hvd.DistributedOptimizer(optimizer, table.named_parameters(), sparse_as_dense=True, **options)
+                passes = options.get("backward_passes_per_step", 1)
+                for step in range(3):
+                    optimizer.zero_grad(), single.zero_grad()
+                    for _ in range(passes):
+                        if step < 2 or self.rank == 0:  # in the end one rank alone has a gradient
+                            table(torch.tensor([0, self.rank + 1])).sum().backward()
+                        active = range(self.size if step < 2 else 1)
+                        indices = [i for rank in active for i in (0, rank + 1)]
+                        (whole(torch.tensor(indices)).sum() / self.size).backward()
+                    optimizer.step(), single.step()
+                    self.assertTrue(table.weight.grad.is_sparse)
+                self.alike(table, whole, rtol=1e-2, atol=1e-2)
+                self.on_all_ranks(table)
+
+    def test_a_parameter_that_is_sparse_now_and_dense_then(self):
+        table = torch.nn.Embedding(4, 2, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.5)
+        optimizer = hvd.DistributedOptimizer(optimizer, table.named_parameters(), sparse_as_dense=True)
+        for sparse in (True, False, True):
+            optimizer.zero_grad(set_to_none=True)
+            (table(torch.tensor([1])) if sparse else table.weight).sum().backward()
+            optimizer.step()
+            self.assertEqual(table.weight.grad.is_sparse, sparse)
 
     def test_set(self):
         ours = hvd.add_process_set([0, 1]) if self.size > 2 else hvd.global_process_set

@@ -36,7 +36,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     gradient_predivide_factor  f: gradients are divided by f before the sum, and by size / f after; with hvd.Average
     num_groups                 deprecated: groups
     groups                     a number: gradients are reduced in so many groups, each at once; or lists of parameters
-    sparse_as_dense            reduce sparse gradients as dense ones
+    sparse_as_dense            reduce sparse gradients as dense ones; the optimizer is given sparse ones again
     process_set                the ranks that reduce; others step with what they have
     non_finite                 not Horovod's. "raise": if any rank brings a gradient that is NaN or infinite, or that
                                compression makes infinite, step() and synchronize() raise cohort.nn.NonFiniteError on all
