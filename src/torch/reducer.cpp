@@ -69,6 +69,17 @@ class AfterAccumulate final : public torch::autograd::FunctionPostHook {
   std::size_t index_;
 };
 
+namespace {
+
+// Of the user's, called after the accumulation: they may read `.grad`.
+bool has_hooks_after(torch::autograd::Node& accumulator) {
+  const auto& hooks = accumulator.post_hooks();
+  return std::any_of(hooks.begin(), hooks.end(),
+                     [](const auto& hook) { return dynamic_cast<const AfterAccumulate*>(hook.get()) == nullptr; });
+}
+
+}  // namespace
+
 Reducer::Reducer(Communicator comm, std::vector<NamedParameter> parameters,
                  const DistributedDataParallelOptions& options)
     : comm_(std::move(comm)), options_(options) {
@@ -302,7 +313,8 @@ VariableList Reducer::before_accumulate(std::size_t index, const VariableList& g
     for (const auto& hook : torch::autograd::impl::hooks(parameter.tensor)) incoming = (*hook)(incoming);
   }
   const at::NoGradGuard no_grad;
-  if (sync_ && buckets_[parameter.bucket].can_read(parameter.position, incoming[0])) {
+  if (sync_ && buckets_[parameter.bucket].can_read(parameter.position, incoming[0]) &&
+      !has_hooks_after(*parameter.accumulator)) {
     parameter.unread = incoming[0];
   } else {
     assign(place_of(parameter), incoming[0]);
