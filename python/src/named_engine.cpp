@@ -260,9 +260,12 @@ std::shared_ptr<NamedOperation> all_gather(const PyNamedEngine& self, const py::
   return submit(self, input_call(Kind::AllGather, name, input));
 }
 
-Works all_gather_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& inputs) {
+Works all_gather_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& inputs,
+                       bool needs_all_ranks) {
   return submit_group(self, Kind::AllGather, names, inputs, [&](std::size_t i, const py::str& name) {
-    return input_call(Kind::AllGather, name, py::object(inputs[i]));
+    Call call = input_call(Kind::AllGather, name, py::object(inputs[i]));
+    call.request.needs_all_ranks = needs_all_ranks;
+    return call;
   });
 }
 
@@ -271,9 +274,12 @@ std::shared_ptr<NamedOperation> broadcast(const PyNamedEngine& self, const py::s
   return submit(self, broadcast_call(self.world(), name, data, root));
 }
 
-Works broadcast_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& data, int root) {
+Works broadcast_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& data, int root,
+                      bool needs_all_ranks) {
   return submit_group(self, Kind::Broadcast, names, data, [&](std::size_t i, const py::str& name) {
-    return broadcast_call(self.world(), name, py::object(data[i]), root);
+    Call call = broadcast_call(self.world(), name, py::object(data[i]), root);
+    call.request.needs_all_ranks = needs_all_ranks;
+    return call;
   });
 }
 
@@ -404,10 +410,16 @@ void bind_named(py::module_& module) {
            "Several at once: all or none are accepted, and they are carried out together.")
       .def("all_gather", &all_gather, py::arg("name"), py::arg("input"),
            "Concatenates the inputs along dimension 0, which may differ from rank to rank: `result` of the NamedWork.")
-      .def("all_gather_group", &all_gather_group, py::arg("names"), py::arg("inputs"))
+      .def(
+          "all_gather_group", &all_gather_group, py::arg("names"), py::arg("inputs"), kOnly,
+          py::arg("needs_all_ranks") = false,
+          "As all_gather, for several. needs_all_ranks: refused while some ranks have joined, which otherwise bring no "
+          "rows.")
       .def("broadcast", &broadcast, py::arg("name"), py::arg("data"), py::arg("root") = 0,
            "Copies the root's array into those of the other ranks, in place.")
-      .def("broadcast_group", &broadcast_group, py::arg("names"), py::arg("data"), py::arg("root") = 0)
+      .def("broadcast_group", &broadcast_group, py::arg("names"), py::arg("data"), py::arg("root") = 0, kOnly,
+           py::arg("needs_all_ranks") = false,
+           "As broadcast, for several. needs_all_ranks: refused while some ranks have joined.")
       .def("reduce_scatter", &reduce_scatter, py::arg("name"), py::arg("input"), kOnly, kSum, kPrescale, kPostscale,
            "Reduces, and gives each rank its rows of the result; where they do not divide, the first ranks get one row "
            "more.")

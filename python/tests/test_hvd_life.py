@@ -139,7 +139,23 @@ class Alone(unittest.TestCase):
         self.assertRaises(ValueError, hvd.mpi_threads_supported)
         self.assertRaises(ValueError, hvd.add_process_set, [0])
         self.assertRaises(ValueError, hvd.start_timeline, "/nowhere")
-        self.assertRaises(hvd.HorovodInternalError, hvd.allreduce, torch.ones(1))
+        vector = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([vector], lr=0.1)
+        # Where Horovod's Python asks for the size of the world, and where its core says that there is none.
+        self.assertRaises(ValueError, hvd.DistributedOptimizer, optimizer)
+        self.assertRaises(ValueError, hvd.alltoall, vector)
+        self.assertRaises(ValueError, hvd.allreduce, vector, op=hvd.Adasum)
+        for call in (
+            lambda: hvd.allreduce(vector),
+            lambda: hvd.allgather(vector),
+            lambda: hvd.broadcast(vector, 0),
+            lambda: hvd.reducescatter(vector),
+            hvd.barrier,
+            hvd.join,
+        ):
+            self.assertRaises(hvd.HorovodInternalError, call)
+        self.assertFalse(hvd.remove_process_set(hvd.global_process_set))
+        self.assertFalse(hvd.remove_process_set(hvd.ProcessSet([0])))
         self.assertIsNone(hvd.ProcessSet([0]).size())
         hvd.shutdown()
 
@@ -171,6 +187,7 @@ class Alone(unittest.TestCase):
             {"comm": [3]},
             {"comm": [0, 0]},
             {"comm": ["a"]},
+            {"comm": 0},
             {"process_sets": "static"},
             {"process_sets": [hvd.ProcessSet([0])]},
             {"process_sets": [hvd.ProcessSet([1])]},
@@ -182,7 +199,7 @@ class Alone(unittest.TestCase):
         self.addCleanup(os.environ.pop, "HOROVOD_FUSION_THRESHOLD")
         self.assertRaises(ValueError, hvd.init)
         hvd_comm = type("Comm", (), {"Get_rank": lambda self: 0})()
-        self.assertRaises(NotImplementedError, hvd.ProcessSet, hvd_comm)
+        self.assertRaises(ValueError, hvd.ProcessSet, hvd_comm)
 
     def test_variables(self):
         given = {

@@ -221,6 +221,12 @@ class Movements(Case):
         for wrong in ([1], [5] * self.size, torch.ones(self.size)):
             with self.assertRaises(ValueError):
                 hvd.alltoall(torch.ones(self.size), splits=wrong)
+        # Rows beyond the splits stay.
+        mine = torch.arange(self.size + 2.0, requires_grad=True)
+        got, _ = hvd.alltoall(mine, splits=[1] * self.size)
+        self.same(got.detach(), [float(self.rank)] * self.size)
+        got.sum().backward()
+        self.same(mine.grad, [1.0] * self.size + [0.0, 0.0])
 
     def test_reducescatter(self):
         rows = 2 * self.size + 1  # the first rank gets one more
@@ -236,8 +242,13 @@ class Movements(Case):
         self.same(first, mine)
         self.same(second, mine.double())
         for op in (hvd.Min, hvd.Adasum):
-            with self.assertRaises(ValueError):
-                hvd.reducescatter(given, op=op)
+            for call in (hvd.reducescatter, hvd.reducescatter_async):
+                with self.assertRaises(NotImplementedError) as caught:
+                    call(given, op=op)
+                self.assertIsInstance(caught.exception, hvd.HorovodInternalError)
+                self.assertNotIsInstance(caught.exception, ValueError)
+            with self.assertRaises(NotImplementedError):
+                hvd.grouped_reducescatter([given], op=op)
         with self.assertRaises(ValueError):
             hvd.reducescatter(torch.tensor(1.0))
 

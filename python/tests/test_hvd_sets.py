@@ -76,14 +76,14 @@ class Sets(Case):
         hvd.remove_process_set(low)
 
     def test_wrong_sets(self):
-        for wrong in ([0.5], ["0"], [0, 0], [True]):
+        for wrong in ([0.5], ["0"], [0, 0], [True], 0, None):
             with self.assertRaises(ValueError):
                 hvd.ProcessSet(wrong)
         for wrong in ([], [0, self.size], [-1], list(range(self.size))):
             with self.assertRaises(ValueError):
                 hvd.add_process_set(wrong)
-        with self.assertRaises(ValueError):
-            hvd.remove_process_set(hvd.global_process_set)
+        self.assertFalse(hvd.remove_process_set(hvd.global_process_set))
+        self.same(hvd.allreduce(torch.ones(1), op=hvd.Sum), [self.size])
         self.assertEqual(str(hvd.ProcessSet([1, 0])), "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)")
 
 
@@ -101,8 +101,7 @@ class Joining(Case):
                     (hvd.Product, values**active),
                 ):
                     self.close(hvd.allreduce(values, name=f"join.{op}", op=op), expected)
-                got = hvd.allgather(torch.tensor([self.rank]), name="join.gather")
-                self.same(got, list(range(step, self.size)))
+                hvd.barrier()
             self.assertEqual(hvd.join(), self.size - 1)
             self.same(hvd.allreduce(torch.ones(1), op=hvd.Sum), [self.size])
 
@@ -113,9 +112,55 @@ class Joining(Case):
         self.same(hvd.allreduce(torch.ones(1), op=hvd.Sum), [self.size])
 
     def test_what_joined_ranks_cannot_do(self):
+        last = self.size - 1
+        moving = {
+            "allgather": lambda name: hvd.allgather(torch.ones(2), name=name),
+            "grouped_allgather": lambda name: hvd.grouped_allgather([torch.ones(2), torch.ones(1)], name=name),
+            "allgather_object": lambda name: hvd.allgather_object(7, name=name),
+            "broadcast": lambda name: hvd.broadcast(torch.ones(2), last, name=name),
+            "broadcast of one that joined": lambda name: hvd.broadcast(torch.ones(2), 0, name=name),
+            "broadcast_object": lambda name: hvd.broadcast_object(7, last, name=name),
+            "alltoall": lambda name: hvd.alltoall(torch.ones(self.size), name=name),
+            "reducescatter": lambda name: hvd.reducescatter(torch.ones(self.size), name=name),
+            "grouped_reducescatter": lambda name: hvd.grouped_reducescatter([torch.ones(self.size)], name=name),
+        }
+        for known in (False, True):  # the second time all is remembered
+            hvd.barrier()
+            if known:
+                for name, call in moving.items():
+                    call(name)
+            if self.rank > 0:
+                for name, call in moving.items():
+                    with self.subTest(operation=name, known=known):
+                        with self.assertRaisesRegex(hvd.HorovodInternalError, "rank 0 has joined"):
+                            call(name)
+                mine = torch.full((2,), float(self.rank))
+                with self.assertRaises(hvd.HorovodInternalError):
+                    hvd.broadcast_(mine, last, name="in place")
+                self.same(mine, [float(self.rank)] * 2)
+                self.same(hvd.allreduce(torch.ones(1), op=hvd.Sum), [last])
+                hvd.barrier()  # rank 0 alone has joined until here
+            hvd.join()
+            self.same(hvd.allgather(torch.tensor([self.rank]), name="allgather"), list(range(self.size)))
+
+    def test_what_goes_on_without_joined_ranks(self):
         if self.rank > 0:
-            with self.assertRaises(hvd.HorovodInternalError):
-                hvd.reducescatter(torch.ones(2 * self.size), name="join.scatter")
+            active = self.size - 1
+            table = hvd.sparse_allreduce_async(torch.eye(self.size)[self.rank].to_sparse(), "join.sparse", hvd.Sum)()
+            self.same(table.to_dense(), [0.0] + [1.0] * active)
+            self.close(hvd.allreduce(torch.tensor([1.0, 2.0]), op=hvd.Adasum, name="join.adasum"), [1.0, 2.0])
+            # As over the ranks that are left.
+            x = torch.full((2, 3), float(self.rank))
+            x[0] += 1
+            got = hvd.SyncBatchNorm(3)(x)
+            everything = torch.cat([x - self.rank + rank for rank in range(1, self.size)])
+            expected = torch.nn.BatchNorm1d(3)(everything)[2 * self.rank - 2 : 2 * self.rank]
+            torch.testing.assert_close(got, expected)
+            factor = torch.tensor([self.rank + 1.0], requires_grad=True)
+            hvd.allreduce(factor, op=hvd.Product, name="join.product").backward()
+            others = [rank + 1.0 for rank in range(1, self.size) if rank != self.rank]
+            self.close(factor.grad, [active * torch.tensor(others).prod().item()])
+            hvd.barrier()
         hvd.join()
 
     def test_a_set_joins(self):

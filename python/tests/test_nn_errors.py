@@ -150,16 +150,21 @@ class Net(torch.nn.Module):
 cohort.init(os.environ["TEST_INIT"], timeout=30)
 model = DistributedDataParallel(Net())
 x = torch.ones(2, 5)
+loss, other = model(x, cohort.rank() == 1).sum(), model(x, False).sum()
 if cohort.rank() == 0:
     try:
-        model(x, False).sum().backward()  # its peer never comes
+        loss.backward()  # its peer never comes
     except cohort.Error as error:
         print("rank 0:", type(error).__name__, error)
 else:
     try:
-        model(x, True).sum().backward()
+        loss.backward()
     except ValueError as error:
         print("rank 1:", error)
+        try:
+            other.backward()
+        except cohort.Aborted as error:
+            print("rank 1, in a second backward:", error)
     try:
         model(x, False)
     except cohort.Aborted as error:
@@ -168,8 +173,64 @@ else:
 """
 
 
+# The end of backward fails on rank 1, before it has launched what rank 0 waits for.
+FAILING_AT_THE_END = """
+import os, torch, cohort
+torch.set_num_threads(1)
+from cohort.nn import DistributedDataParallel
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    def forward(self, x):
+        return x * self.used
+
+def observer(number, size):
+    if failing and number == model.slot_of("unused").bucket:
+        raise failing
+
+cohort.init(os.environ["TEST_INIT"], timeout=30)
+failing = None
+model = DistributedDataParallel(Net(), bucket_bytes=12, first_bucket_bytes=12, observer=observer)
+x = torch.ones(2, 3)
+loss, other = model(x).mean(), 100 * model(x).mean()
+if cohort.rank() == 0:
+    try:
+        loss.backward()  # its peer never comes
+    except cohort.Error as error:
+        print("rank 0:", type(error).__name__, error)
+else:
+    failing = {"own": ValueError, "cohort": cohort.Timeout}[os.environ["TEST_KIND"]]("the observer's own")
+    try:
+        loss.backward()
+    except type(failing) as error:
+        print("rank 1:", error)
+        held = error  # with all its frames
+    failing = None
+    for number, call in enumerate((other.backward, lambda: model(x), model.step_without_samples, model.join)):
+        try:
+            call()
+        except cohort.Aborted as error:
+            print(f"rank 1, {number}:", error)
+    cohort.world().abort("as the message says")
+"""
+
+
 @needs_torch
 class OneRankFails(unittest.TestCase):
+    def test_a_failure_at_the_end_of_backward_is_not_forgotten(self):
+        if cohort.rank() != 0:
+            self.skipTest("rank 0 starts the processes")
+        for kind in ("own", "cohort"):
+            with self.subTest(kind=kind):
+                (first, ours), (_, theirs) = run_world(FAILING_AT_THE_END, 2, TEST_KIND=kind)
+                self.assertEqual(first, 0, ours)
+                self.assertRegex(ours, "rank 0: Aborted .*as the message says")
+                self.assertIn("the observer's own", theirs)
+                for number in range(4):
+                    self.assertRegex(theirs, f"rank 1, {number}: .*out of step")
+
     def test_a_failed_backward_is_not_forgotten(self):
         if cohort.rank() != 0:
             self.skipTest("rank 0 starts the processes")
@@ -178,6 +239,7 @@ class OneRankFails(unittest.TestCase):
         self.assertRegex(ours, "rank 0: Aborted .*as the message says")
         self.assertIn("rank 1: the user's own", theirs)
         self.assertRegex(theirs, "rank 1: .*out of step")
+        self.assertRegex(theirs, "rank 1, in a second backward: .*out of step")
 
 
 if __name__ == "__main__":

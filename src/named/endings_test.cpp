@@ -105,8 +105,13 @@ TEST(NamedJoin, RefusesWhatNeedsEveryRank) {
   with_engines(2, [&](Engine& engine) {
     if (engine.rank() == 0) {
       std::vector<float> data(4, 1.0f);
-      for (Request request :
-           {by_rows(Kind::ReduceScatter, "a", data), by_rows(Kind::AllToAll, "b", data), broadcast("c", data, 1)}) {
+      Request gather = by_rows(Kind::AllGather, "d", data);
+      Request from_here = broadcast("e", data, 0);
+      engine.submit(gather).wait();  // what can be done without rank 1
+      engine.submit(from_here).wait();
+      gather.needs_all_ranks = from_here.needs_all_ranks = true;
+      for (Request request : {by_rows(Kind::ReduceScatter, "a", data), by_rows(Kind::AllToAll, "b", data),
+                              broadcast("c", data, 1), gather, from_here}) {
         const Error error = error_of(engine.submit(std::move(request)));
         EXPECT_EQ(error.code(), ErrorCode::Mismatch);
         EXPECT_TRUE(contains(error.what(), "rank 1 has joined")) << error.what();

@@ -12,7 +12,7 @@ bool first_dimension_is_free(Kind kind) noexcept { return kind == Kind::AllGathe
 
 bool agree(const Signature& a, const Signature& b) {
   if (a.kind != b.kind || a.dtype != b.dtype || a.op != b.op || a.root != b.root || a.prescale != b.prescale ||
-      a.postscale != b.postscale) {
+      a.postscale != b.postscale || a.needs_all_ranks != b.needs_all_ranks) {
     return false;
   }
   if (!first_dimension_is_free(a.kind)) return a.shape == b.shape && a.splits == b.splits;
@@ -82,7 +82,8 @@ std::optional<Error> refused_by_joined(const Agreed& operation, const std::vecto
   }
   if (who.empty()) return std::nullopt;
   const Kind kind = operation.common.kind;
-  const bool needs_all = kind == Kind::ReduceScatter || kind == Kind::AllToAll || kind == Kind::Group;
+  const bool needs_all =
+      operation.common.needs_all_ranks || kind == Kind::ReduceScatter || kind == Kind::AllToAll || kind == Kind::Group;
   const bool root_joined = kind == Kind::Broadcast && joined[static_cast<std::size_t>(operation.common.root)];
   // There is nothing that these factors turn into a neutral element.
   const double prescale = operation.common.prescale;
@@ -92,7 +93,7 @@ std::optional<Error> refused_by_joined(const Agreed& operation, const std::vecto
   const bool no_neutral = scales && ((op == ReduceOp::Product && prescale != 1) ||
                                      ((op == ReduceOp::Min || op == ReduceOp::Max) && prescale == 0));
   if (!needs_all && !root_joined && !no_neutral) return std::nullopt;
-  const char* const needs = root_joined ? "the root's data" : no_neutral ? "data wherever it scales" : "every rank";
+  const char* const needs = needs_all ? "every rank" : root_joined ? "the root's data" : "data wherever it scales";
   return Error(
       ErrorCode::Mismatch,
       fmt::format("'{}' refused on all ranks -- {} -- rank{} {} ha{} joined (no more data there), and it needs "

@@ -141,6 +141,7 @@ TEST(NamedMatch, ComparesEverything) {
   EXPECT_TRUE(differs([](Signature& s) { s.shape = {8}; }));
   EXPECT_TRUE(differs([](Signature& s) { s.prescale = 2; }));
   EXPECT_TRUE(differs([](Signature& s) { s.postscale = 2; }));
+  EXPECT_TRUE(differs([](Signature& s) { s.needs_all_ranks = true; }));
   base.kind = Kind::Broadcast;
   EXPECT_TRUE(differs([](Signature& s) { s.root = 1; }));
   base.kind = Kind::AllGather;
@@ -174,6 +175,12 @@ TEST(NamedMatch, RefusesWhatJoinedRanksCannotServe) {
   EXPECT_FALSE(refused(from, second));
   from.root = 1;
   EXPECT_TRUE(refused(from, second));
+  for (const Kind kind : {Kind::AllGather, Kind::Broadcast}) {
+    Signature of_all = signature(kind, {4});
+    of_all.needs_all_ranks = true;
+    EXPECT_TRUE(refused(of_all, second));
+    EXPECT_FALSE(refused(of_all, {false, false}));
+  }
   Signature product = signature(Kind::AllReduce, {4});
   product.op = ReduceOp::Product;
   EXPECT_FALSE(refused(product, second));

@@ -102,6 +102,7 @@ std::string to_string(const Signature& s) {
   if (s.kind == Kind::Broadcast) text += fmt::format(", from rank {}", s.root);
   if (s.prescale != 1) text += fmt::format(", prescale {}", s.prescale);
   if (s.postscale != 1) text += fmt::format(", postscale {}", s.postscale);
+  if (s.needs_all_ranks) text += ", of all ranks";
   return text + ")";
 }
 
@@ -143,6 +144,7 @@ Result<Signature> signature_of(const Request& request, int size) {
       return refuse(request, "the root is {} among {} ranks", request.root, size);
     own.root = request.root;
   }
+  own.needs_all_ranks = request.needs_all_ranks && (request.kind == Kind::AllGather || request.kind == Kind::Broadcast);
   const bool by_rows =
       request.kind == Kind::AllGather || request.kind == Kind::ReduceScatter || request.kind == Kind::AllToAll;
   if (by_rows && own.shape.empty()) return refuse(request, "a scalar has no dimension 0");
@@ -169,7 +171,11 @@ Result<Signature> signature_of(const Request& request, int size) {
 
 void encode(codec::Writer& to, const Signature& s) {
   to.number(static_cast<std::uint8_t>(s.kind)).number(static_cast<std::uint8_t>(s.dtype));
-  to.number(static_cast<std::uint8_t>(s.op)).number(s.root).number(s.prescale).number(s.postscale);
+  to.number(static_cast<std::uint8_t>(s.op))
+      .number(static_cast<std::uint8_t>(s.needs_all_ranks ? 1 : 0))
+      .number(s.root)
+      .number(s.prescale)
+      .number(s.postscale);
   to.number(static_cast<std::uint32_t>(s.shape.size()));
   for (const std::int64_t dimension : s.shape) to.number(dimension);
   to.number(static_cast<std::uint32_t>(s.splits.size()));
@@ -195,13 +201,14 @@ Result<Signature> decode_signature(codec::Reader& from) {
   const auto kind = from.number<std::uint8_t>();
   const auto dtype = from.number<std::uint8_t>();
   const auto op = from.number<std::uint8_t>();
+  const auto needs_all_ranks = from.number<std::uint8_t>();
   const auto root = from.number<std::int32_t>();
   const auto prescale = from.number<double>();
   const auto postscale = from.number<double>();
-  if (!kind || !dtype || !op || !root || !prescale || !postscale) {
+  if (!kind || !dtype || !op || !needs_all_ranks || !root || !prescale || !postscale) {
     return fail(ErrorCode::Corrupt, "a description of an operation ends early");
   }
-  if (*kind >= kKindCount || *dtype >= kDTypeCount || *op >= kReduceOpCount) {
+  if (*kind >= kKindCount || *dtype >= kDTypeCount || *op >= kReduceOpCount || *needs_all_ranks > 1) {
     return fail(ErrorCode::Corrupt, "a description of an operation that does not exist ({}, {}, {})", *kind, *dtype,
                 *op);
   }
@@ -209,6 +216,7 @@ Result<Signature> decode_signature(codec::Reader& from) {
   made.kind = static_cast<Kind>(*kind);
   made.dtype = static_cast<DType>(*dtype);
   made.op = static_cast<ReduceOp>(*op);
+  made.needs_all_ranks = *needs_all_ranks != 0;
   made.root = *root;
   made.prescale = *prescale;
   made.postscale = *postscale;

@@ -55,6 +55,8 @@ struct Request {
   double postscale = 1;
   /// all_to_all: rows for each rank, adding up to shape[0]. Empty: equal parts.
   std::vector<std::int64_t> splits = {};
+  /// all_gather and broadcast: refused while some ranks have joined, as all_to_all always is.
+  bool needs_all_ranks = false;
 };
 
 /// What ranks must agree on (but for dimension 0 and `splits` where they may differ).
@@ -67,6 +69,7 @@ struct Signature {
   double postscale = 1;
   std::vector<std::int64_t> shape = {};
   std::vector<std::int64_t> splits = {};  ///< of form_group: the ranks
+  bool needs_all_ranks = false;
 
   bool operator==(const Signature&) const = default;
   std::int64_t count() const noexcept;  ///< elements

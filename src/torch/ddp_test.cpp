@@ -6,6 +6,9 @@
 
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "torch/test_models.h"
 
@@ -319,6 +322,40 @@ TEST(DdpTest, LargeGradientsAreReducedWhereAutogradMadeThem) {
       EXPECT_EQ(count["aten::copy_"], static_cast<int>(model.parameters().size()) - 1);
       const nn::BucketSlot slot = model.slot_of("second.weight");
       EXPECT_EQ(net->second->weight.grad().data_ptr(), static_cast<const char*>(slot.begin) + slot.offset);
+    }
+  });
+}
+
+struct Looking : torch::autograd::FunctionPostHook {
+  Looking(at::Tensor parameter, std::vector<at::Tensor>& seen) : parameter_(std::move(parameter)), seen_(seen) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& /*inputs*/) override {
+    seen_.push_back(parameter_.grad().clone());
+    return outputs;
+  }
+
+ private:
+  at::Tensor parameter_;
+  std::vector<at::Tensor>& seen_;
+};
+
+TEST(DdpTest, AHookAfterTheAccumulationFindsALargeGradientInItsPlace) {
+  run_on_threads(2, [&](Communicator comm) {
+    Mlp net = with_values(Mlp(at::kDouble, 1100), 0);
+    Mlp reference = with_values(Mlp(at::kDouble, 1100), 0);
+    std::vector<at::Tensor> seen;
+    const auto node = torch::autograd::impl::grad_accumulator(net->second->weight);
+    node->add_post_hook(std::make_unique<Looking>(net->second->weight, seen));  // before ours: `.grad` is this rank's
+    DistributedDataParallel model(net, comm);
+    for (int step = 0; step < 2; ++step) {
+      const Batch batch = batch_of(step + comm.rank(), 4);
+      model.zero_grad();
+      loss_of(model(batch.x), batch.y).backward();
+      reference->second->weight.mutable_grad().reset();
+      loss_of(reference->forward(batch.x), batch.y).backward();
+      ASSERT_EQ(seen.size(), static_cast<std::size_t>(step + 1));
+      EXPECT_TRUE(at::equal(seen.back(), reference->second->weight.grad()));
+      EXPECT_FALSE(at::equal(seen.back(), net->second->weight.grad()));
     }
   });
 }

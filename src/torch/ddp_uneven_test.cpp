@@ -1,5 +1,6 @@
 // DistributedDataParallel on ranks that are threads: unused parameters, uneven ends, other types, errors.
 #include <cohort/error.h>
+#include <cohort/observer.h>
 #include <cohort/torch/nn.h>
 #include <cohort/torch/tensor.h>
 
@@ -10,7 +11,11 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <new>
+#include <stdexcept>
+#include <utility>
 
 namespace cohort {
 namespace {
@@ -323,17 +328,110 @@ TEST(DdpTest, AFailedBackwardIsNotForgotten) {
     const at::Tensor x = at::ones({2, 5});
     if (comm.rank() == 0) {
       const at::Tensor loss = model(x, false).sum();
+      const at::Tensor other = model(x, false).sum();                                     // as the peer's
       expect_error(ErrorCode::Aborted, "as the message says", [&] { loss.backward(); });  // its peer never comes
       ++aborted;
       return;
     }
     const at::Tensor loss = model(x, true).sum();
+    const at::Tensor other = model(x, false).sum();
     EXPECT_THROW(loss.backward(), std::runtime_error);
+    expect_error(ErrorCode::Aborted, "out of step", [&] { other.backward(); });
     expect_error(ErrorCode::Aborted, "out of step", [&] { (void)model(x, false); });
     comm.abort("as the message says");
   };
   run_on_threads(2, body);
   EXPECT_EQ(aborted, 1);
+}
+
+// Of one bucket, by name, on the rank that has it.
+struct Throwing : Observer {
+  explicit Throwing(std::function<void()> what) : what_(std::move(what)) {}
+  void on_bucket_ready(const BucketEvent& event) override {
+    if (event.index == index) what_();
+  }
+  int index = -1;
+
+ private:
+  std::function<void()> what_;
+};
+
+// The end of backward fails on one rank, before it has launched what the others wait for.
+void expect_the_end_to_be_remembered(const std::function<void()>& failure) {
+  std::atomic<int> aborted = 0;
+  run_on_threads(2, [&](Communicator comm) {
+    auto net = std::make_shared<BranchesImpl>();
+    Throwing observer(failure);
+    DistributedDataParallel<BranchesImpl> model(
+        net, comm, {.bucket_bytes = 16, .first_bucket_bytes = 16, .observer = comm.rank() == 1 ? &observer : nullptr});
+    observer.index = model.slot_of("never").bucket;  // unused, so that only the end of backward completes it
+    const at::Tensor x = at::ones({2, 3});
+    const at::Tensor loss = model(x, true).mean();
+    const at::Tensor other = model(x, true).mean() * 100;
+    if (comm.rank() == 0) {
+      expect_error(ErrorCode::Aborted, "as the message says", [&] { loss.backward(); });
+      ++aborted;
+      return;
+    }
+    EXPECT_ANY_THROW(loss.backward());
+    observer.index = -1;
+    expect_error(ErrorCode::Aborted, "out of step", [&] { other.backward(); });
+    expect_error(ErrorCode::Aborted, "out of step", [&] { (void)model(x, true); });
+    expect_error(ErrorCode::Aborted, "out of step", [&] { (void)model.step_without_samples(); });
+    expect_error(ErrorCode::Aborted, "out of step", [&] { (void)model.join(); });
+    comm.abort("as the message says");
+  });
+  EXPECT_EQ(aborted, 1);
+}
+
+TEST(DdpTest, AFailureAtTheEndOfBackwardIsNotForgotten) {
+  expect_the_end_to_be_remembered([] { throw std::runtime_error("the observer's own"); });
+  expect_the_end_to_be_remembered([] { throw std::bad_alloc(); });
+  // Of Cohort, but of no collective of this model.
+  expect_the_end_to_be_remembered([] { throw Error(ErrorCode::Timeout, "the observer's own", {}); });
+}
+
+TEST(DdpTest, AStepWithoutSamplesThatFailsIsNotForgotten) {
+  std::atomic<int> aborted = 0;
+  run_on_threads(2, [&](Communicator comm) {
+    Throwing observer([] { throw std::runtime_error("the observer's own"); });
+    DistributedDataParallel<BranchesImpl> model(std::make_shared<BranchesImpl>(), comm,
+                                                {.observer = comm.rank() == 1 ? &observer : nullptr});
+    observer.index = 0;
+    const at::Tensor x = at::ones({2, 3});
+    if (comm.rank() == 0) {
+      const at::Tensor loss = model(x, true).mean();
+      expect_error(ErrorCode::Aborted, "as the message says", [&] { loss.backward(); });
+      ++aborted;
+      return;
+    }
+    EXPECT_THROW((void)model.step_without_samples(), std::runtime_error);
+    observer.index = -1;
+    expect_error(ErrorCode::Aborted, "out of step", [&] { (void)model.step_without_samples(); });
+    comm.abort("as the message says");
+  });
+  EXPECT_EQ(aborted, 1);
+}
+
+// What fails in no_sync concerns nobody else.
+TEST(DdpTest, ALocalBackwardThatFailsIsOver) {
+  run_on_threads(2, [&](Communicator comm) {
+    const auto net = std::make_shared<FailingNetImpl>();
+    DistributedDataParallel<FailingNetImpl> model(net, comm);
+    const at::Tensor x = at::ones({2, 5});
+    const at::Tensor held = model(x, false).sum();
+    if (comm.rank() == 1) {
+      const auto guard = model.no_sync();
+      const at::Tensor loss = model(x, true).sum();
+      EXPECT_THROW(loss.backward(), std::runtime_error);
+      model.zero_grad();
+    }
+    held.backward();  // a backward before the next forward
+    EXPECT_EQ(model.stats().steps, 1);
+    const at::Tensor gradient = net->first->weight.grad().clone();
+    broadcast(comm, gradient).wait();
+    EXPECT_TRUE(at::equal(gradient, net->first->weight.grad()));
+  });
 }
 
 TEST(DdpTest, ErrorsOfReductionsComeOutOfBackward) {

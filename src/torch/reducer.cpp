@@ -69,6 +69,17 @@ class AfterAccumulate final : public torch::autograd::FunctionPostHook {
   std::size_t index_;
 };
 
+namespace {
+
+// Of the user's, called after the accumulation: they may read `.grad`.
+bool has_hooks_after(torch::autograd::Node& accumulator) {
+  const auto& hooks = accumulator.post_hooks();
+  return std::any_of(hooks.begin(), hooks.end(),
+                     [](const auto& hook) { return dynamic_cast<const AfterAccumulate*>(hook.get()) == nullptr; });
+}
+
+}  // namespace
+
 Reducer::Reducer(Communicator comm, std::vector<NamedParameter> parameters,
                  const DistributedDataParallelOptions& options)
     : comm_(std::move(comm)), options_(options) {
@@ -207,8 +218,9 @@ void Reducer::end_forward(const std::shared_ptr<ForwardRecord>& record, const st
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;
     record->hooked = true;
+    record->nodes.push_back(&*output.grad_fn());
     output.register_hook([self = weak_from_this(), record](const at::Tensor& /*gradient*/) {
-      if (const std::shared_ptr<Reducer> reducer = self.lock()) reducer->begin_backward(record.get(), "an output");
+      if (const std::shared_ptr<Reducer> reducer = self.lock()) reducer->begin_backward(record, "an output");
     });
   }
   std::erase_if(records_, [](const std::weak_ptr<ForwardRecord>& old) { return old.expired(); });
@@ -226,19 +238,52 @@ std::vector<std::shared_ptr<ForwardRecord>> Reducer::live_records() {
 
 // ---------------------------------------------------------------------------------------------------- backward
 
-void Reducer::begin_backward(ForwardRecord* record, const std::string& origin) {
+// False if the backward under way is an autograd::grad() for other tensors: it asks for nothing of ours, and is no
+// step.
+bool Reducer::accumulates() const {
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  if (chosen == nullptr || chosen->empty()) return true;  // for all leaves, even where ours are not among them
+  return std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& parameter) {
+    const auto entry = chosen->find(parameter.accumulator.get());
+    return entry != chosen->end() && entry->second.needed_;
+  });
+}
+
+// Whether the backward under way will come to the record's outputs. Nullopt where only time will tell: another node may
+// have taken the place of one that is gone. What gets a gradient through them gets it after that.
+std::optional<bool> Reducer::takes_part(const ForwardRecord& record) {
+  if (!record.hooked) return true;  // they were not found
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (chosen == nullptr || nodes == nullptr) return std::nullopt;
+  const bool may = std::any_of(record.nodes.begin(), record.nodes.end(), [&](torch::autograd::Node* node) {
+    if (nodes->count(node) == 0) return false;
+    const auto entry = chosen->find(node);
+    return chosen->empty() || (entry != chosen->end() && entry->second.should_execute());
+  });
+  return may ? std::nullopt : std::optional(false);
+}
+
+void Reducer::begin_backward(const std::shared_ptr<ForwardRecord>& record, const std::string& origin) {
+  if (record != nullptr && !accumulates()) return;
+  if (pass_.expired()) require_whole();
+  if (phase_ == Phase::Backward && (record == nullptr || !record->reduced)) {
+    if (record == nullptr) return;
+    record->fired = true;
+    if (std::erase(undecided_, record) > 0) {
+      taking_part_.push_back(record);
+      count_samples();
+    }
+    return;
+  }
   if (record != nullptr && record->reduced) {
     raise(ErrorCode::InvalidArgument,
           "a second backward through one forward (rank {}): its gradients have been reduced -- add the losses and call "
           "backward once, or run all but the last backward in no_sync()",
           comm_.rank());
   }
-  if (phase_ == Phase::Backward) {
-    if (record != nullptr) record->fired = true;
-    return;
-  }
   const std::vector<std::shared_ptr<ForwardRecord>> live = live_records();
-  const ForwardRecord* const leading = record != nullptr ? record : live.empty() ? nullptr : live.back().get();
+  const ForwardRecord* const leading = record != nullptr ? record.get() : live.empty() ? nullptr : live.back().get();
   if (leading == nullptr && !in_no_sync()) {
     raise(ErrorCode::InvalidArgument,
           "backward reached {} on rank {} without a forward through DistributedDataParallel, so it would not be "
@@ -247,20 +292,37 @@ void Reducer::begin_backward(ForwardRecord* record, const std::string& origin) {
           origin, comm_.rank());
   }
   sync_ = leading != nullptr && leading->sync && !in_no_sync();
-  std::int64_t new_samples = 0;
-  std::int64_t all_samples = record != nullptr ? record->samples : 0;
+  taking_part_.clear();
+  undecided_.clear();
   for (const auto& entry : live) {
-    if (!entry->counted) new_samples += entry->samples;
-    if (entry.get() != record) all_samples += entry->samples;
+    if (entry == record) continue;
+    const std::optional<bool> does = takes_part(*entry);
+    if (does.value_or(true)) (does ? taking_part_ : undecided_).push_back(entry);
   }
-  discard_ = leading != nullptr && all_samples == 0;
-  samples_ = accumulated_samples_ + new_samples;
-  if (record != nullptr) record->fired = true;
+  if (record != nullptr) {
+    record->fired = true;
+    taking_part_.push_back(record);
+  }
+  led_ = leading != nullptr;
+  count_samples();
   start_pass();
   phase_ = Phase::Backward;
-  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
+  const auto pass = std::make_shared<Pass>();  // dies with the callback, called or not
+  pass_ = pass;
+  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), pass] {
     if (const std::shared_ptr<Reducer> reducer = self.lock()) reducer->finish_backward();
   });
+}
+
+// Of what has come to a parameter by now: what is undecided then is no part of its gradient.
+void Reducer::count_samples() {
+  std::int64_t all = 0;
+  samples_ = accumulated_samples_;
+  for (const auto& record : taking_part_) {
+    all += record->samples;
+    if (!record->counted) samples_ += record->samples;
+  }
+  discard_ = led_ && all == 0;
 }
 
 void Reducer::start_pass() {
@@ -302,7 +364,8 @@ VariableList Reducer::before_accumulate(std::size_t index, const VariableList& g
     for (const auto& hook : torch::autograd::impl::hooks(parameter.tensor)) incoming = (*hook)(incoming);
   }
   const at::NoGradGuard no_grad;
-  if (sync_ && buckets_[parameter.bucket].can_read(parameter.position, incoming[0])) {
+  if (sync_ && buckets_[parameter.bucket].can_read(parameter.position, incoming[0]) &&
+      !has_hooks_after(*parameter.accumulator)) {
     parameter.unread = incoming[0];
   } else {
     assign(place_of(parameter), incoming[0]);
@@ -326,8 +389,9 @@ void Reducer::mark_ready(std::size_t index) {
   parameter.ready = true;
   --pending_[parameter.bucket];
   if (pending_[parameter.bucket] == 0) tell_bucket_ready(parameter.bucket);
-  // All ranks launch in the order of the plan, whatever the order in which buckets happen to fill.
-  while (next_bucket_ < buckets_.size() && pending_[next_bucket_] == 0) launch_next();
+  // All ranks launch in the order of the plan, whatever the order in which buckets happen to fill. The weight has to be
+  // known: in the end it is.
+  while (undecided_.empty() && next_bucket_ < buckets_.size() && pending_[next_bucket_] == 0) launch_next();
 }
 
 void Reducer::tell_bucket_ready(std::size_t bucket) const {
@@ -376,8 +440,7 @@ void Reducer::complete_unused(Parameter& parameter) {
   if (!parameter.used) parameter.kept = gradient.detach().clone();
 }
 
-// Whether all averages are finite, as far as they were looked at.
-bool Reducer::reduce_rest_and_wait() {
+void Reducer::launch_rest() {
   const at::NoGradGuard no_grad;
   while (next_bucket_ < buckets_.size()) {
     for (const int index : plan_[next_bucket_]) {
@@ -387,7 +450,16 @@ bool Reducer::reduce_rest_and_wait() {
     if (pending_[next_bucket_] > 0) tell_bucket_ready(next_bucket_);
     launch_next();
   }
-  for (Work& work : works_) work.wait();
+}
+
+// Whether all averages are finite, as far as they were looked at.
+bool Reducer::wait_for_all() {
+  try {
+    for (Work& work : works_) work.wait();
+  } catch (const Error&) {
+    phase_ = Phase::Idle;  // of a collective: the others have it, too
+    throw;
+  }
   const bool finite =
       std::all_of(works_.begin(), works_.end(), [](const Work& work) { return work.finite().value_or(true); });
   works_.clear();
@@ -411,7 +483,9 @@ void Reducer::settle_unused() {
 }
 
 void Reducer::finish_backward() {
-  phase_ = Phase::Idle;
+  pass_.reset();
+  taking_part_.clear();
+  undecided_.clear();
   const auto begin = std::chrono::steady_clock::now();
   for (const auto& record : live_records()) {
     if (!record->fired && record->hooked) continue;
@@ -422,11 +496,14 @@ void Reducer::finish_backward() {
     std::erase_if(records_, [&](const std::weak_ptr<ForwardRecord>& entry) { return entry.lock() == record; });
   }
   unhooked_records_.clear();
+  // From here until it has ended well a synchronising pass owes the others its reductions: `require_whole` says so.
+  phase_ = sync_ ? Phase::Backward : Phase::Idle;
   if (!sync_) return;
   accumulated_samples_ = 0;
   bool averages_finite = true;
   try {
-    averages_finite = reduce_rest_and_wait();
+    launch_rest();
+    averages_finite = wait_for_all();
   } catch (...) {
     works_.clear();  // waits for those under way
     for (Parameter& parameter : parameters_) {
@@ -441,6 +518,7 @@ void Reducer::finish_backward() {
   if (!averages_finite) look_for_non_finite_again();
   for (Parameter& parameter : parameters_) parameter.unread.reset();
   settle_unused();
+  phase_ = Phase::Idle;
   ++stats_.steps;
   cluster::StatusPage::own().count_step();
   ++progress_;

@@ -24,6 +24,8 @@ struct ForwardRecord {
   bool fired = false;    // a backward has come to it
   bool counted = false;  // its samples are in the accumulated count
   bool reduced = false;  // a synchronising backward has used it up
+  // That made its outputs. They may be gone.
+  std::vector<torch::autograd::Node*> nodes;
 };
 
 struct NamedParameter {
@@ -83,7 +85,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Hooks.
   VariableList before_accumulate(std::size_t index, const VariableList& gradients);
   void after_accumulate(std::size_t index);
-  void begin_backward(ForwardRecord* record, const std::string& origin);
+  bool accumulates() const;
+  static std::optional<bool> takes_part(const ForwardRecord& record);
+  void begin_backward(const std::shared_ptr<ForwardRecord>& record, const std::string& origin);
+  void count_samples();
   void finish_backward();
 
   void build_buckets(std::vector<int> order);
@@ -104,7 +109,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void note_non_finite(std::size_t bucket, std::optional<std::size_t> position);
   void raise_non_finite();
   void complete_unused(Parameter& parameter);
-  bool reduce_rest_and_wait();
+  void launch_rest();
+  bool wait_for_all();
   void settle_unused();
   std::vector<std::shared_ptr<ForwardRecord>> live_records();
 
@@ -125,8 +131,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   enum class Phase { Idle, Backward };
   Phase phase_ = Phase::Idle;
-  bool sync_ = false;     // this backward reduces
-  bool discard_ = false;  // this backward has no samples: what it yields is dropped
+  struct Pass {};
+  std::weak_ptr<Pass> pass_;  // the backward under way; expired in Phase::Backward: it failed
+  std::vector<std::shared_ptr<ForwardRecord>> taking_part_;  // in this backward,
+  std::vector<std::shared_ptr<ForwardRecord>> undecided_;    // and what may turn out to
+  bool led_ = false;                                         // by a forward: this backward
+  bool sync_ = false;                                        // this backward reduces
+  bool discard_ = false;                                     // this backward has no samples: what it yields is dropped
   std::int64_t samples_ = 0;
   std::vector<std::size_t> pending_;  // per bucket
   std::size_t next_bucket_ = 0;

@@ -203,10 +203,17 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
 /// Gradients live in the communicator's memory: after a backward, `.grad()` of each parameter is a tensor over its
 /// place in a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient as it was,
 /// undefined or not. Sparse gradients are made dense. Double backward (create_graph) through the reduction is not
-/// supported.
+/// supported. Until backward() has returned, what `.grad()` holds is not to be read or written: the reduction may be
+/// under way, and a gradient of 8 MiB or more is usually not there yet but what an earlier step left, unless the
+/// parameter's own gradient accumulator has a hook that comes after it. Hooks on tensors are given the gradients
+/// themselves.
 ///
-/// Errors of collectives surface in backward(), forward() and the calls above, as cohort::Error. A backward
-/// that ends in an exception leaves the ranks out of step: the next call says so (Aborted).
+/// What counts are the samples of the forwards that a backward comes to: one whose output, loss or graph is merely kept
+/// adds nothing, and an autograd::grad() for other tensors than parameters (a gradient penalty) is no step.
+///
+/// Errors of collectives surface in backward(), forward() and the calls above, as cohort::Error. A backward that ends
+/// in an exception of this rank alone (of a layer, of the observer, of memory) leaves the ranks out of step: its next
+/// forward, backward or other call says so (Aborted), and nothing of it is averaged with what the others then bring.
 template <class M>
 class DistributedDataParallel : public DataParallelCore {
  public:

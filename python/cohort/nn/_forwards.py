@@ -10,6 +10,8 @@ import torch
 
 # Which nodes the backward under way will run: who takes part in it is then known, and not guessed.
 _will_run: Optional[Callable[[Any], bool]] = getattr(torch._C, "_will_engine_execute_node", None)
+# The one that it runs: torch 2.1 and later.
+_running: Optional[Callable[[], Any]] = getattr(torch._C, "_current_autograd_node", None)
 
 
 class ForwardRecord:
@@ -42,6 +44,8 @@ def accumulates(record: ForwardRecord, nodes: Sequence[Any]) -> bool:
     ours = set(nodes)
     outputs = (entry() for entry in record.outputs)
     found = [output.grad_fn for output in outputs if output is not None and output.grad_fn is not None]
+    if not found and _running is not None:
+        found = [_running()]
     seen = set(found)
     while found:
         node = found.pop()
@@ -54,9 +58,14 @@ def accumulates(record: ForwardRecord, nodes: Sequence[Any]) -> bool:
     return True
 
 
-def takes_part(record: ForwardRecord) -> bool:
-    """Whether the backward under way will come to the record's outputs; True where that cannot be told."""
-    if _will_run is None or not record.outputs:
-        return True
+def takes_part(record: ForwardRecord) -> Optional[bool]:
+    """Whether the backward under way will come to the record's outputs; None where only time will tell, since nobody holds
+    them any more. What gets a gradient through them gets it after that."""
+    if not record.outputs:
+        return True  # they were not found
+    if _will_run is None:
+        return None
     outputs = [entry() for entry in record.outputs]
-    return any(output is None or output.grad_fn is None or _will_run(output.grad_fn) for output in outputs)
+    if any(output is not None and output.grad_fn is not None and _will_run(output.grad_fn) for output in outputs):
+        return True
+    return None if any(output is None for output in outputs) else False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -87,7 +87,11 @@ class Reducer:
         self._unhooked: list[ForwardRecord] = []
         self._accumulated_samples = 0  # of passes in no_sync
         self._in_backward = False
+        self._pass: Callable[[], object] = _none  # the backward under way; None while _in_backward: it failed
         self._sync = False  # this backward reduces
+        self._taking_part: list[ForwardRecord] = []  # in this backward,
+        self._undecided: list[ForwardRecord] = []  # and what may turn out to
+        self._led = False  # by a forward: this backward
         self._discard = False  # this backward has no samples: what it yields is dropped
         self._samples = 0
         self._pending: list[int] = []  # per bucket
@@ -220,11 +224,17 @@ class Reducer:
     # -------------------------------------------------------------------------------------------- backward
 
     def _begin_backward(self, record: ForwardRecord | None, origin: str) -> None:
+        if record is not None and not accumulates(record, self._nodes):
+            return
+        if self._in_backward and self._pass() is None:
+            self.require_whole()
         if self._in_backward and (record is None or not record.reduced):
             if record is not None:
                 record.fired = True
-            return
-        if record is not None and not accumulates(record, self._nodes):
+                if record in self._undecided:
+                    self._undecided.remove(record)
+                    self._taking_part.append(record)
+                    self._count_samples()
             return
         if record is not None and record.reduced:
             raise InvalidArgument(
@@ -240,15 +250,16 @@ class Reducer:
                 "DistributedDataParallel, so it would not be reduced -- call the wrapper instead of model.module(...), "
                 "or do this in no_sync()"
             )
-        taking_part = [entry for entry in live if entry is record or takes_part(entry)]
         self._sync = leading is not None and leading.sync and not in_no_sync
         # A record that is used up here may be no longer listed: its samples are those of this backward all the same.
-        all_samples = sum(entry.samples for entry in taking_part if entry is not record)
-        all_samples += record.samples if record is not None else 0
-        self._discard = leading is not None and all_samples == 0
-        self._samples = self._accumulated_samples + sum(e.samples for e in taking_part if not e.counted)
+        decided = [(entry, takes_part(entry)) for entry in live if entry is not record]
+        self._taking_part = [entry for entry, does in decided if does]
+        self._undecided = [entry for entry, does in decided if does is None]
         if record is not None:
             record.fired = True
+            self._taking_part.append(record)
+        self._led = leading is not None
+        self._count_samples()
         self._start_pass()
         self._in_backward = True
         self_ref = weakref.ref(self)
@@ -258,7 +269,13 @@ class Reducer:
             if reducer is not None:
                 reducer._finish_backward()
 
+        self._pass = weakref.ref(at_end)  # autograd drops it, called or not
         Variable._execution_engine.queue_callback(at_end)
+
+    def _count_samples(self) -> None:
+        # Of what has come to a parameter by now: what is undecided then is no part of its gradient.
+        self._discard = self._led and sum(entry.samples for entry in self._taking_part) == 0
+        self._samples = self._accumulated_samples + sum(e.samples for e in self._taking_part if not e.counted)
 
     def _start_pass(self) -> None:
         for parameter in self._parameters:
@@ -273,7 +290,7 @@ class Reducer:
         if incoming is None:
             return None
         parameter = self._parameters[index]
-        if not self._in_backward:
+        if not self._in_backward or self._pass() is None:
             self._begin_backward(None, f"parameter '{parameter.name}'")
         if self._discard:
             return (None,)
@@ -325,8 +342,9 @@ class Reducer:
         self._pending[bucket] -= 1
         if self._pending[bucket] == 0:
             self._tell_bucket_ready(bucket)
-        # All ranks launch in the order of the plan, whatever the order in which buckets happen to fill.
-        while self._next_bucket < len(self._buckets) and self._pending[self._next_bucket] == 0:
+        # All ranks launch in the order of the plan, whatever the order in which buckets happen to fill. The weight has to
+        # be known: in the end it is.
+        while not self._undecided and self._next_bucket < len(self._buckets) and self._pending[self._next_bucket] == 0:
             self._launch_next()
 
     def _tell_bucket_ready(self, bucket: int) -> None:
@@ -369,8 +387,7 @@ class Reducer:
         if not parameter.used:
             parameter.kept = parameter.place.clone()
 
-    def _reduce_rest_and_wait(self) -> bool:
-        """Whether all averages are finite, as far as they were looked at."""
+    def _launch_rest(self) -> None:
         while self._next_bucket < len(self._buckets):
             for index in self._plan[self._next_bucket]:
                 parameter = self._parameters[index]
@@ -379,8 +396,15 @@ class Reducer:
             if self._pending[self._next_bucket] > 0:
                 self._tell_bucket_ready(self._next_bucket)
             self._launch_next()
-        for work in self._works:
-            work.wait()
+
+    def _wait_for_all(self) -> bool:
+        """Whether all averages are finite, as far as they were looked at."""
+        try:
+            for work in self._works:
+                work.wait()
+        except Error:
+            self._in_backward = False  # of a collective: the others have it, too
+            raise
         finite = all(work.finite() is not False for work in self._works)
         self._works.clear()
         return finite
@@ -403,6 +427,9 @@ class Reducer:
 
     def _finish_backward(self) -> None:
         begin = time.perf_counter()
+        self._pass = _none  # an exception that somebody holds may hold the callback
+        self._undecided.clear()
+        self._taking_part.clear()
         for record in self._live_records():
             if record.hooked and not record.fired:
                 continue
@@ -421,9 +448,9 @@ class Reducer:
         self._accumulated_samples = 0
         with torch.no_grad():
             try:
-                averages_finite = self._reduce_rest_and_wait()
-            except BaseException as error:
-                self._in_backward = not isinstance(error, Error)  # an error of a collective has reached the others, too
+                self._launch_rest()
+                averages_finite = self._wait_for_all()
+            except BaseException:
                 self._works.clear()  # the module keeps those under way, with their memory, until they have ended
                 for parameter in self._parameters:
                     parameter.kept = parameter.unread = None
@@ -476,6 +503,10 @@ class Reducer:
     def zero_grad(self) -> None:
         for tensor in self._tensors:
             tensor.grad = None
+
+
+def _none() -> None:
+    pass
 
 
 def _remove_all(handles: list) -> None:

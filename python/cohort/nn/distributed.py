@@ -110,18 +110,25 @@ class DistributedDataParallel(torch.nn.Module):
     afterwards.
 
     Averages are exact: losses are means over a rank's samples, ranks may have different numbers of them, and the result
-    is the gradient of the mean over all samples. See set_sample_count.
+    is the gradient of the mean over all samples. See set_sample_count. What counts are the samples of the forwards that a
+    backward comes to: one whose output, loss or graph is merely kept adds nothing, and an autograd.grad() for other tensors
+    than parameters (a gradient penalty) is no step (before torch 2.1: if the output is held).
 
     Gradients live in the communicator's memory: after a backward, `.grad` of each parameter is a tensor over its place in
     a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient as it was, None or
     not; nothing has to be said beforehand about unused ones. Sparse gradients are made dense. Double backward through
-    the reduction is not supported.
+    the reduction is not supported. Until backward() has returned, what `.grad` holds is not to be read or written: the
+    reduction may be under way, and a gradient of 8 MiB or more is usually not there yet but what an earlier step left. A hook of
+    register_post_accumulate_grad_hook finds its parameter's own gradient there; hooks on tensors are given the gradients
+    themselves.
 
     Names in state_dict(), named_parameters() and named_buffers() are the module's, without a prefix; load_state_dict()
     takes them, and those of torch's DistributedDataParallel ("module.") as well.
 
     Errors of collectives surface in backward(), forward and the calls below, as cohort.Error. A backward that ends in an
-    exception leaves the ranks out of step: the next call says so (Aborted). One thread per rank calls it.
+    exception of this rank alone (of a layer, of the observer, of memory) leaves the ranks out of step: its next forward,
+    backward or other call says so (Aborted), and nothing of it is averaged with what the others then bring. One thread per
+    rank calls it.
     """
 
     def __init__(

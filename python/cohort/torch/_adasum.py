@@ -15,13 +15,14 @@ from torch import Tensor
 from cohort.torch import _handles
 from cohort.torch._submit import started
 from cohort.torch._tensors import copy_back, dense, result_of
-from cohort.torch.process_sets import ProcessSet, engine_of
+from cohort.torch.process_sets import ProcessSet, engine_of, require_world
 
 
 def start(tensors: List[Tensor], outputs: Optional[List[Tensor]], names: List[str], prescale: float, postscale: float,
           process_set: ProcessSet, single: bool = False) -> int:  # fmt: skip
     """A handle for the Adasum of each tensor, in `outputs` (None: new tensors). Raises ValueError unless they are
     floating."""
+    require_world("op=hvd.Adasum")
     used = [dense(tensor, "Adasum") for tensor in tensors]
     for tensor in used:
         if not tensor.is_floating_point():

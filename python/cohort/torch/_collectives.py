@@ -1,7 +1,8 @@
 """The operations that return handles, and those in place. They are not differentiable: see `_differentiable.py`.
 
 Shapes are those of the tensors; a tensor that is not contiguous is copied (and back, in place). All raise ValueError for
-what has no meaning (nothing was done then), and HorovodInternalError where there is no world.
+what has no meaning (nothing was done then), and HorovodInternalError where there is no world. While a rank has joined,
+allgather, broadcast, reducescatter and alltoall fail with HorovodInternalError on those that have not.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from cohort.torch import _adasum, _handles, _timeline
 from cohort.torch._handles import synchronize
 from cohort.torch._submit import group_names, named, started
 from cohort.torch._tensors import check_list, copy_back, dense, result_of
-from cohort.torch.exceptions import translated
-from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set, root_in
+from cohort.torch.exceptions import HorovodInternalError, translated
+from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set, require_world, root_in
 from cohort.torch.reduce_ops import ENGINE_OPS, Adasum, Average, Sum, resolve
 
 # What ranks have made of valid tensors is valid; torch 2.x wants to be told.
@@ -191,6 +192,12 @@ def allgather_async(tensor: Tensor, name: Optional[str] = None, process_set: Pro
     return _gather([tensor], [named("allgather", name, process_set)], process_set, lambda results: results[0])
 
 
+def allgather_active_async(tensor: Tensor, name: Optional[str], process_set: ProcessSet) -> int:
+    """As `allgather_async`, also while some ranks have joined: they bring no rows. For what is right without them."""
+    names = [named("allgather", name, process_set)]
+    return _gather([tensor], names, process_set, lambda results: results[0], needs_all_ranks=False)
+
+
 def grouped_allgather_async(tensors: Sequence[Tensor], name: Optional[str] = None,
                             process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
     """As `allgather_async` for several tensors: none is carried out before all ranks have asked for all."""
@@ -198,12 +205,14 @@ def grouped_allgather_async(tensors: Sequence[Tensor], name: Optional[str] = Non
     return _gather(tensors, group_names("allgather", name, process_set, len(tensors)), process_set, lambda results: results)
 
 
-def _gather(tensors: List[Tensor], names: List[str], process_set: ProcessSet, pick: Callable[[List[Tensor]], Any]) -> int:
+def _gather(tensors: List[Tensor], names: List[str], process_set: ProcessSet, pick: Callable[[List[Tensor]], Any],
+            needs_all_ranks: bool = True) -> int:  # fmt: skip
     used = [dense(tensor, "allgather") for tensor in tensors]
     if any(tensor.dim() == 0 for tensor in used):
         raise ValueError("allgather: a tensor without dimensions cannot be concatenated -- pass tensor.reshape(1)")
     engine = engine_of(process_set)
-    works = started("ALLGATHER", names, engine.all_gather_group, names, used) if used else []
+    gather = engine.all_gather_group
+    works = started("ALLGATHER", names, gather, names, used, needs_all_ranks=needs_all_ranks) if used else []
     return _handles.add(works, lambda: pick([result_of(work) for work in works]))
 
 
@@ -232,6 +241,14 @@ def broadcast_(tensor: Tensor, root_rank: int, name: Optional[str] = None,
     return result
 
 
+def broadcast_active_(tensor: Tensor, root_rank: int, name: str, process_set: ProcessSet) -> None:
+    """As `broadcast_`, also while some ranks have joined (but the root)."""
+    used = dense(tensor, "broadcast_")
+    names = [named("broadcast", name, process_set)]
+    finish = lambda: copy_back(tensor, used)  # noqa: E731
+    synchronize(_broadcast([used], names, root_rank, process_set, finish, needs_all_ranks=False))
+
+
 def broadcast_group_async_(tensors: List[Tensor], root_rank: int, names: List[Optional[str]],
                            process_set: ProcessSet) -> int:  # fmt: skip
     """As `broadcast_async_` for several tensors, each under its own name."""
@@ -242,10 +259,11 @@ def broadcast_group_async_(tensors: List[Tensor], root_rank: int, names: List[Op
 
 
 def _broadcast(used: List[Tensor], names: List[str], root_rank: int, process_set: ProcessSet,
-               finish: Callable[[], Any]) -> int:  # fmt: skip
+               finish: Callable[[], Any], needs_all_ranks: bool = True) -> int:  # fmt: skip
     engine = engine_of(process_set)
     root = root_in(process_set, root_rank)
-    works = started("BROADCAST", names, engine.broadcast_group, names, used, root) if used else []
+    send = engine.broadcast_group
+    works = started("BROADCAST", names, send, names, used, root, needs_all_ranks=needs_all_ranks) if used else []
     return _handles.add(works, finish)
 
 
@@ -254,8 +272,10 @@ def alltoall_async(tensor: Tensor, splits: Splits = None, name: Optional[str] = 
     """Starts sending rows of a tensor to all ranks; `synchronize` gives (rows received, in the order of ranks; how many
     from each, a tensor of int32 or of the type of `splits`).
 
-    splits  rows for each rank, adding up to dimension 0; None: equal parts
+    splits  rows for each rank; those beyond their sum are not sent. None: equal parts
     """
+    if not isinstance(splits, Tensor):
+        require_world("alltoall")
     used = dense(tensor, "alltoall")
     counts: Optional[List[int]] = None
     kind = torch.int32
@@ -265,6 +285,8 @@ def alltoall_async(tensor: Tensor, splits: Splits = None, name: Optional[str] = 
         kind = splits.dtype
     if splits is not None:
         counts = [int(count) for count in (splits.tolist() if isinstance(splits, Tensor) else splits)]
+        if used.dim() > 0 and min(counts, default=0) >= 0 and sum(counts) < used.size(0):
+            used = used[: sum(counts)]
     full = named("alltoall", name, process_set)
     engine: NamedEngine = engine_of(process_set)
     works = started("ALLTOALL", [full], engine.all_to_all, full, used, counts)
@@ -276,11 +298,16 @@ def alltoall_async(tensor: Tensor, splits: Splits = None, name: Optional[str] = 
     return _handles.add(works, finish)
 
 
+class _NotSupported(HorovodInternalError, NotImplementedError):
+    """Horovod's core refuses it; its frameworks, where they know, are not implemented."""
+
+
 def reducescatter_async(tensor: Tensor, name: Optional[str] = None, op: int = Average,
                         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                         postscale_factor: float = 1.0) -> int:  # fmt: skip
     """Starts reducing a tensor and giving each rank its rows of the result. Where dimension 0 does not divide, the first
-    ranks get one row more. op: hvd.Average or hvd.Sum; for the factors see `allreduce_async`."""
+    ranks get one row more. op: hvd.Average or hvd.Sum, others are a NotImplementedError that is a HorovodInternalError
+    too; for the factors see `allreduce_async`."""
     names = [named("reducescatter", name, process_set)]
     return _scatter([tensor], names, op, process_set, prescale_factor, postscale_factor, lambda results: results[0])
 
@@ -297,7 +324,7 @@ def grouped_reducescatter_async(tensors: Sequence[Tensor], name: Optional[str] =
 def _scatter(tensors: List[Tensor], names: List[str], op: int, process_set: ProcessSet, prescale: float,
              postscale: float, pick: Callable[[List[Tensor]], Any]) -> int:  # fmt: skip
     if op not in (Average, Sum):
-        raise ValueError("reducescatter: op has to be hvd.Average or hvd.Sum")
+        raise _NotSupported(f"reducescatter: op={op!r} -- hvd.Average and hvd.Sum are supported")
     used = [dense(tensor, "reducescatter") for tensor in tensors]
     if any(tensor.dim() == 0 for tensor in used):
         raise ValueError("reducescatter: a tensor without dimensions cannot be scattered")
@@ -319,9 +346,10 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """Says that this rank has no more data, and waits until all ranks of the set have said so.
 
-    Until then this rank takes part in the others' operations without changing them: it adds nothing to sums (averages
-    are still divided by all ranks), nothing to minima, maxima and products, no rows to an allgather. `device` means
-    nothing here. Returns the rank of the world that joined last, the same on all ranks.
+    Until then this rank takes part in the others' reductions without changing them: it adds nothing to sums (averages
+    are still divided by all ranks), nothing to minima, maxima and products. Allgather, broadcast, reducescatter and
+    alltoall fail on the others meanwhile. `device` means nothing here. Returns the rank of the world that joined last,
+    the same on all ranks.
     """
     works = started("JOIN", ["join"], engine_of(process_set).join)
     synchronize(_handles.add(works, lambda: None))

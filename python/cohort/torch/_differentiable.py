@@ -69,9 +69,11 @@ def _share_of_winner(value: Tensor, name: Optional[str], op: int, prescale: floa
 
 def _product_of_others(value: Tensor, name: Optional[str], op: int, prescale: float, process_set: ProcessSet) -> Tensor:
     """The product of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros."""
-    rows = synchronize(start.allgather_async(value.detach().unsqueeze(0), name, process_set))
-    rank = engine_of(process_set).rank()
-    others = torch.cat([rows[:rank], rows[rank + 1 :]]) * prescale
+    handle = start.allgather_active_async(value.detach().unsqueeze(0), name, process_set)
+    work = _handles.works_of(handle)[0]
+    rows = synchronize(handle)
+    own = sum(work.received_splits[: engine_of(process_set).rank()])
+    others = torch.cat([rows[:own], rows[own + 1 :]]) * prescale
     product = others.prod(0)
     return product.conj() if product.is_complex() else product
 
@@ -202,13 +204,17 @@ class _AllToAll(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, splits: Splits, name: Optional[str], process_set: ProcessSet) -> Any:
         result, received = synchronize(start.alltoall_async(tensor, splits, name, process_set))
         ctx.received, ctx.name, ctx.process_set = received.tolist(), name, process_set
+        ctx.rows = tensor.size(0)
         ctx.mark_non_differentiable(received)
         return result, received
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         back = start.alltoall_async(grad, ctx.received, _grad_name(ctx.name), ctx.process_set)
-        return synchronize(back)[0], None, None, None
+        result = synchronize(back)[0]
+        if result.size(0) < ctx.rows:  # rows that were not sent
+            result = torch.cat([result, result.new_zeros(ctx.rows - result.size(0), *result.shape[1:])])
+        return result, None, None, None
 
 
 def alltoall(tensor: Tensor, splits: Splits = None, name: Optional[str] = None,

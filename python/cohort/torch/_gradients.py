@@ -59,7 +59,7 @@ class Reducer:
         self._places = Places(process_set) if plain else None
         self._groups = {parameter: group for group in groups for parameter in group}
         self._passes_left: Dict[Tensor, int] = {}
-        self._was_sparse: Dict[Tensor, bool] = {}
+        self._sparse_dims: Dict[Tensor, int] = {}  # of those whose gradients are sparse
         self._waiting: List[Callable[[], None]] = []  # each finishes what was started
         self._handles: List[int] = []  # of the same
         # Parameters whose gradients are under way (True), or reduced before `finish` has been asked for all (False).
@@ -130,7 +130,6 @@ class Reducer:
         name = self.names[parameter]
         if gradient.layout is torch.sparse_coo:
             self._look(parameter, gradient._values(), gradient)
-            self._was_sparse[parameter] = True
             wait = start.sparse_allreduce_async(gradient, name, self._op, self._process_set)
             self._handles.append(wait.handle)  # type: ignore[attr-defined]
             self._waiting.append(lambda: setattr(parameter, "grad", wait()))
@@ -196,7 +195,7 @@ class Reducer:
         if first == mine and found is not None:
             text = describe(found, cohort.world().host())
             room[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-        start.broadcast_(room, root, "cohort.non_finite.first", process_set=self._process_set)
+        start.broadcast_active_(room, root, "cohort.non_finite.first", self._process_set)
         for parameter in self.names:
             parameter.grad = None
         self.renew()
@@ -208,9 +207,13 @@ class Reducer:
         """What is reduced; zeros where backward has not come by, since on other ranks it may have."""
         gradient = parameter.grad
         if gradient is None:
-            if self._was_sparse.get(parameter) and not densify:
+            if parameter in self._sparse_dims and not densify and not self._sparse_as_dense:
                 return torch.sparse_coo_tensor(parameter.shape, dtype=parameter.dtype)
             gradient = parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+        elif gradient.layout is torch.sparse_coo:
+            self._sparse_dims[parameter] = gradient.sparse_dim()
+        else:
+            self._sparse_dims.pop(parameter, None)
         if gradient.layout is not torch.strided and (densify or self._sparse_as_dense):
             gradient = gradient.to_dense()
         return gradient
@@ -223,6 +226,9 @@ class Reducer:
         """sent: from where it was reduced, if that was not in place."""
         result = self._compression.decompress(result, context)
         gradient = parameter.grad
+        if parameter in self._sparse_dims:  # optimizers for sparse gradients take no others
+            parameter.grad = result.to(parameter.dtype).to_sparse(self._sparse_dims[parameter])
+            return
         if gradient is not None and gradient is sent:
             gradient.data = result  # so that it changes for all who hold it, as if it had been reduced in place
         elif gradient is None or gradient.layout is not torch.strided:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import os
 import threading
-from typing import Any, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Union
 
 import cohort
 from cohort._core import Communicator, NamedEngine
@@ -83,6 +83,8 @@ def _members(world: Communicator, comm: Any) -> Communicator:
     """A communicator of the ranks that `comm` names. Every rank of the world calls it."""
     if hasattr(comm, "allgather"):
         comm = comm.allgather(world.rank())
+    if comm is not None and not isinstance(comm, Iterable):
+        comm = [repr(comm)]  # no rank of the world: all have to hear of it
     ranks = [] if comm is None else list(comm)
     if not ranks:
         group = world.split()

@@ -45,13 +45,17 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
                               process_set: ProcessSet = global_process_set) -> None:  # fmt: skip
     """Gives every rank the state and the hyper-parameters of `root_rank`'s optimizer, also where it has none yet.
 
-    Tensors travel as they are, all else by `broadcast_object`. `model` is not needed. Raises ValueError for LBFGS, and
-    where the optimizers have different groups of parameters.
+    Tensors travel as they are, all else by `broadcast_object`. Parameters of an optimizer without a state have a gradient
+    of zeros after that, if they require one: a sparse one with SparseAdam, and with SGD where an embedding of `model` makes
+    such. `model` is not needed for more. Raises ValueError for LBFGS, and where the optimizers have different groups of
+    parameters.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state: LBFGS keeps its history in one list per group, which is not supported")
     is_root = engine_of(process_set).rank() == root_in(process_set, root_rank)
     own = optimizer.state_dict()
+    if not own["state"]:
+        _zero_gradients(optimizer, model)
     tensors: List[Tensor] = []
     outline = _outline(own, tensors) if is_root else None
     outline = broadcast_object(outline, root_rank, "optimizer_state", process_set)
@@ -65,6 +69,22 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     )
     if not is_root:
         optimizer.load_state_dict(own)
+
+
+def _zero_gradients(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module]) -> None:
+    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    layers = [] if model is None else [one for one in model.modules() if isinstance(one, embeddings) and one.sparse]
+    sparse = {id(layer.weight) for layer in layers} if isinstance(optimizer, torch.optim.SGD) else set()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not parameter.requires_grad:
+                continue
+            if isinstance(optimizer, torch.optim.SparseAdam) or id(parameter) in sparse:
+                parameter.grad = torch.sparse_coo_tensor(
+                    torch.empty(1, 0, dtype=torch.int64), parameter.new_empty(0, *parameter.shape[1:]), parameter.shape
+                )
+            else:
+                parameter.grad = torch.zeros_like(parameter, requires_grad=False)
 
 
 class _Place:

@@ -12,7 +12,7 @@ from cohort.torch._adasum_optimizer import AdasumOptimizer
 from cohort.torch._gradients import Reducer
 from cohort.torch._reduced_optimizer import ReducedOptimizer
 from cohort.torch.compression import Compression, Compressor
-from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set
+from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set, require_world
 from cohort.torch.reduce_ops import Adasum, Average
 
 Names = Iterable[Tuple[str, Tensor]]
@@ -36,7 +36,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     gradient_predivide_factor  f: gradients are divided by f before the sum, and by size / f after; with hvd.Average
     num_groups                 deprecated: groups
     groups                     a number: gradients are reduced in so many groups, each at once; or lists of parameters
-    sparse_as_dense            reduce sparse gradients as dense ones
+    sparse_as_dense            reduce sparse gradients as dense ones; the optimizer is given sparse ones again
     process_set                the ranks that reduce; others step with what they have
     non_finite                 not Horovod's. "raise": if any rank brings a gradient that is NaN or infinite, or that
                                compression makes infinite, step() and synchronize() raise cohort.nn.NonFiniteError on all
@@ -45,7 +45,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
                                reading of the gradients and one small reduction for each step. Not with hvd.Adasum, and
                                not beside a GradScaler, which makes infinite gradients on purpose
 
-    Raises ValueError for arguments that have no meaning, HorovodInternalError before `init`.
+    Raises ValueError for arguments that have no meaning, and before `init`.
     """
     if num_groups:
         warnings.warn("num_groups is deprecated -- give groups=N", DeprecationWarning, stacklevel=2)
@@ -63,7 +63,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     names = _names(optimizer, named_parameters)
     included = True
     if process_set is global_process_set or process_set.process_set_id is None:
-        engine_of(process_set)  # says what is missing
+        require_world("DistributedOptimizer")
     else:
         included = bool(process_set.included())
     size = process_set.size() or 1

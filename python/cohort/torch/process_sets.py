@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import numbers
 from collections import defaultdict
-from typing import Any, DefaultDict, Dict, Iterator, List, Optional, Sequence, Union
+from typing import Any, DefaultDict, Dict, Iterable, Iterator, List, Optional, Sequence, Union
 
 from cohort._core import NamedEngine
 from cohort.errors import Error
@@ -25,7 +25,7 @@ class ProcessSet:
     ranks           their numbers in the world of `init`, ascending
     mpi_comm        always None: sets are given by ranks
 
-    Raises ValueError for what is no list of different ranks, NotImplementedError for an MPI communicator.
+    Raises ValueError for what is no list of different ranks, also for an MPI communicator.
     """
 
     process_set_id: Optional[int] = None
@@ -38,9 +38,11 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Sequence[int]) -> None:
         if hasattr(ranks_or_comm, "Get_rank"):
-            raise NotImplementedError(
+            raise ValueError(
                 "a process set of an MPI communicator -- Cohort does not use MPI here -- give the list of its ranks"
             )
+        if not isinstance(ranks_or_comm, Iterable):
+            raise ValueError(f"ProcessSet({ranks_or_comm!r}): a list of ranks is needed")
         ranks = list(ranks_or_comm)
         if any(not isinstance(rank, numbers.Integral) or isinstance(rank, bool) for rank in ranks):
             raise ValueError(f"ProcessSet({ranks_or_comm!r}): ranks have to be integers")
@@ -149,6 +151,11 @@ def _global_rank() -> Optional[int]:
     return None if engine is None else engine.rank()
 
 
+def require_world(what: str) -> None:
+    """Raises ValueError before `init`: Horovod asks for the world's size where this is called."""
+    _global_engine(what)
+
+
 def _global_engine(what: str) -> NamedEngine:
     engine = global_process_set._engine
     if engine is None:
@@ -187,15 +194,13 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Ends a set; all ranks call it, in the same order. Blocks until they have. What is under way in it fails.
 
-    Returns False, and does nothing, for a set that was not added. Raises ValueError before `init` and for the global
-    set.
+    Returns False, and does nothing, for a set that was not added and for the global one. Raises HorovodInternalError
+    where the ranks did not agree.
     """
-    engine = _global_engine("remove_process_set")
-    if process_set is global_process_set:
-        raise ValueError("remove_process_set: the set of all ranks cannot be removed")
     number = process_set.process_set_id
     if number is None or _sets.get(number) is not process_set:
         return False
+    engine = _global_engine("remove_process_set")
     try:
         # Two ranks that remove different sets wait for different names, and are told so by the deadline.
         engine.barrier(f"remove_process_set.{process_set.ranks}").wait()

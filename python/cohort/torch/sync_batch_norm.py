@@ -36,7 +36,7 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or engine_of(self.process_set).size() == 1:
             return super().forward(input)
         if input.size(1) != self.num_features:
-            raise ValueError(f"SyncBatchNorm: {self.num_features} channels are needed, not {input.size(1)}")
+            raise RuntimeError(f"SyncBatchNorm: {self.num_features} channels are needed, not {input.size(1)}")
         factor = 0.0 if self.momentum is None else self.momentum
         if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -92,7 +92,7 @@ class _Normalize(torch.autograd.Function):
         deviations = (x - _like_channels(mean, x)).square().sum(others)
         own = torch.cat([mean, deviations, mean.new_tensor([count])]).double().unsqueeze(0)
         name = f"sync_batch_norm.forward.{channels}"
-        all_ranks = synchronize(start.allgather_async(own, name, process_set))
+        all_ranks = synchronize(start.allgather_active_async(own, name, process_set))
 
         means, squares, counts = all_ranks[:, :channels], all_ranks[:, channels:-1], all_ranks[:, -1:]
         total = counts.sum()
