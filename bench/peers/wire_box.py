@@ -59,7 +59,9 @@ class WireBox:
                                                        str(ranks), binary, folder])]
             if library == "cohort":
                 cohort = os.path.join(os.path.abspath(build), "bin", "cohort")
-                how, last = (["--env", "COHORT_ENCRYPT=1"], []) if name.endswith("/encrypted") else ([], name.split("/")[1:])
+                ways = {"encrypted": ["--env", "COHORT_ENCRYPT=1"], "plain": ["--env", "COHORT_INTEGRITY=0"]}
+                way = name.split("/")[-1]
+                how, last = (ways[way], []) if way in ways else ([], name.split("/")[1:])
                 return [self.on("h1", [cohort, "run", "-q", *how, "-H", places, "--", binary, folder, *last])]
             if library in ("openmpi", "mpich"):
                 start = driver.mpi_command(build, library, max(ranks, driver.usable_cores() + 1), folder)

@@ -4,6 +4,7 @@ ranks of `cohort run -np N`. The measure is the same training in one process, on
 import copy
 import datetime
 import unittest
+import weakref
 
 from support import SECONDS, needs_torch, torch
 
@@ -207,6 +208,28 @@ class Parallel(Case):
                 steps += 1
         self.assertEqual(steps, self.rank + 1)
         self.the_same_everywhere(model.module)
+
+    def test_join_that_divides_by_the_ranks_that_are_left(self):
+        # The Work that tells how many they are is C++'s alone: backward() waits for it.
+        for uneven in (False, True):  # rank r has r more batches
+            model = DDP(nn.Linear(3, 1, bias=False))
+            with model.join(divide_by_initial_world_size=False):
+                for step in range(2 + (self.rank if uneven else 0)):
+                    model.zero_grad()
+                    model(torch.full((1, 3), float(self.rank + 1))).sum().backward()
+                    left = [r for r in range(self.size) if step < 2 or (uneven and step < 2 + r)]
+                    expected = sum(r + 1 for r in left) / len(left)
+                    self.assertTrue(torch.allclose(model.module.weight.grad, torch.full((1, 3), expected)))
+
+    def test_a_work_that_is_let_go_of_holds_no_large_tensor(self):
+        tensor = torch.ones(1 << 20)
+        gone = weakref.ref(tensor)
+        dist.all_reduce(tensor, async_op=True)
+        del tensor
+        dist.barrier()
+        dist.all_reduce(torch.ones(2), async_op=True)  # the next one that is let go of looks after those before it
+        dist.barrier()
+        self.assertIsNone(gone())
 
     def test_a_mismatch_in_backward_is_said(self):
         if self.size == 1:

@@ -176,8 +176,7 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
     everything = synchronize(handle)
     if failure is not None:
         raise failure
-    # A rank that has joined brings no bytes.
-    parts: List[Tuple[Optional[str], Any]] = [_unpickled(part) for part in everything.split(list(work.received_splits)) if len(part)]
+    parts: List[Tuple[Optional[str], Any]] = [_unpickled(part) for part in everything.split(list(work.received_splits))]
     for rank, (problem, _) in enumerate(parts):
         if problem is not None:
             raise HorovodInternalError(f"allgather_object: rank {rank} could not pickle its object -- {problem}")

@@ -304,7 +304,7 @@ TEST_P(TcpTransportTest, ACrowdAtTheDoorKeepsNoPeerOut) {
 
 TEST_P(TcpTransportTest, ACrowdThatRepeatsAPeersFirstWordsKeepsNoPeerOut) {
   Ranks ranks(2, GetParam());
-  const WorldKey key = derive_key({}, "token", GetParam().secrecy);
+  const WorldKey key = derive_key({}, "token", GetParam().protection);
   Hello hello;
   hello.world = key.world;
   hello.from = 1;
