@@ -38,10 +38,11 @@ SUM = f"""
 import array
 import cohort
 
-world = cohort.init()
+cohort.init()
+world = cohort.world()
 mark = {MARK!r} + b"A"
 values = array.array("f", bytes(mark) * 50000 if world.rank() == 0 else bytes(len(mark) * 50000))
-cohort.world().all_reduce(values)
+world.all_reduce(values)
 print("the sum is", "right" if values.tobytes() == mark * 50000 else "wrong", flush=True)
 """
 
