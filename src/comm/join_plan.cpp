@@ -67,10 +67,9 @@ Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const
   return std::optional<net::Secret>(*secret);
 }
 
-// Where the ranks of one host meet without a port: a name that only the same place, run and user give; with a secret,
-// which nobody else can work out and take before them.
-std::string unix_name(const JoinPlan& plan, const std::string& text) {
-  std::string all = fmt::format("{}\n{}", ::geteuid(), text);
+// Where the ranks of one host meet without a port: a name that only the same place and run give; with a secret, which
+// nobody else can work out and take before them. (Without one another user's rank is to come here, and to be told.)
+std::string unix_name(const JoinPlan& plan, std::string all) {
   if (plan.secret) {
     const net::Mac mac = net::hmac_sha256(plan.secret->bytes(), all);
     all.assign(mac.begin(), mac.end());
