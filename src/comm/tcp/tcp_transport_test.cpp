@@ -524,6 +524,30 @@ Spoilt spoil_a_frame(Protection protection, bool authenticated, std::size_t byte
   return spoilt;
 }
 
+// The frame is too long to be kept aside, so its bytes wait in the socket, and so does the end behind them.
+TEST(TcpTransport, AnEndBehindBytesThatHaveToWaitIsNoWorkUntilTheyArePosted) {
+  Ranks ranks(2, {Protection::Authenticated, 1});
+  const std::vector<std::byte> data = pattern(kMostKept + 1000, 7);
+  std::vector<std::byte> room(data.size());
+  Outgoing out;
+  Incoming in;
+  fill(out, 1, 3, data);
+  fill(in, 0, 3, room);
+  ranks[0].send(out);
+  ASSERT_TRUE(ranks.drive_until([&] { return out.done.load(); }));
+  ranks.drive_until([] { return false; }, 50ms);
+  ranks[1].message(0, 0, "closed before it is read, which resets the connection");
+  ranks.all[0].reset();
+  ranks[1].sleep(50ms);  // whatever came with the end
+  const auto since = Clock::now();
+  ranks[1].sleep(300ms);
+  EXPECT_GT(Clock::now() - since, 250ms) << "it was woken all the time";
+  ranks[1].receive(in);
+  const auto limit = Clock::now() + 10s;
+  while (!in.done && !ranks[1].lost(0) && Clock::now() < limit) ranks[1].sleep(10ms);
+  EXPECT_TRUE(in.done || ranks[1].lost(0));
+}
+
 constexpr std::size_t kInBytes = sizeof(FrameHeader);
 
 TEST(Authenticated, AChangedByteOfAnyFrameIsRefusedAndNeverDelivered) {
