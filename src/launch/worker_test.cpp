@@ -95,7 +95,9 @@ class WorkerTest : public testing::Test {
   }
   void TearDown() override {
     if (!worker_ || worker_->pid() <= 0) return;
+    const auto family = sys::descendants(worker_->pid());
     worker_->signal(SIGKILL);
+    for (const pid_t pid : family) ::kill(pid, SIGKILL);  // whatever is in a group of its own
     ::waitpid(worker_->pid(), nullptr, 0);
   }
   cluster::StatusLayout& layout() { return *static_cast<cluster::StatusLayout*>(page_.data()); }
