@@ -293,7 +293,9 @@ void add_run(CLI::App& app, int& exit_status) {
       ->type_name("FILE");
   command->add_option("--listen", options->listen, "With --starter hand: the port that agents come to [any]")
       ->type_name("PORT");
-  command->add_option("--host-timeout", options->host_timeout, "A host from which nothing comes so long is lost")
+  command
+      ->add_option("--host-timeout", options->host_timeout,
+                   "A host from which nothing comes so long is lost, to ranks, too")
       ->type_name("SECONDS")
       ->capture_default_str();
   command->add_flag("-m,--module", options->module, "PROGRAM is a Python module");

@@ -28,6 +28,10 @@ constexpr Variable kVariables[] = {
      "authenticate what ranks on different hosts send each other; with 0, whoever can cut into a connection between "
      "them "
      "can change gradients and parameters, and nobody notices; the same on all ranks"},
+    {kHostTimeout, "seconds", "3",
+     "a rank's host from which not even its kernel answers so long is lost: more where machines are moved while they "
+     "run or "
+     "switches take time; `cohort run --host-timeout` sets it"},
     {kPretendHosts, "N or A,B,...", "",
      "to try out on one machine what several hosts do: its ranks are taken for N hosts of equally many, or for hosts "
      "of "

@@ -38,6 +38,11 @@ TEST(PlanTest, RanksKnowTheirPlaceOnSeveralHosts) {
                              "GROUP_WORLD_SIZE=2", "MASTER_ADDR=a", "MASTER_PORT=1234", "COHORT_HOST=b"}) {
     EXPECT_NE(std::find(env.begin(), env.end(), wanted), env.end()) << wanted;
   }
+  EXPECT_TRUE(
+      std::none_of(env.begin(), env.end(), [](const auto& word) { return word.starts_with("COHORT_HOST_TIMEOUT"); }));
+  facts.host_timeout = std::chrono::seconds(9);
+  const auto patient = rank_environment(plan, plan.hosts[1], 3, facts);
+  EXPECT_NE(std::find(patient.begin(), patient.end(), "COHORT_HOST_TIMEOUT=9"), patient.end());
 }
 
 TEST(RankEnvironmentTest, HorovodsNumbersOfHostsThatDiffer) {

@@ -33,6 +33,7 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   set(env::kStore, facts.store);
   set(env::kHost, host.name);
   number(env::kRestart, facts.restart);
+  if (facts.host_timeout.count() > 0) number(env::kHostTimeout, static_cast<int>(facts.host_timeout.count()));
   return out;
 }
 

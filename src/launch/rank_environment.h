@@ -3,6 +3,7 @@
 
 #include "launch/plan.h"
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ struct JobFacts {
   std::string log_folder;  ///< empty: no logs
   int restart = 0;         ///< how often the job has been started again
   int max_restarts = 0;
+  std::chrono::seconds host_timeout = std::chrono::seconds(0);  ///< 0: what the ranks' environment says
 };
 
 /// "NAME=value": what torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, GROUP_RANK, TORCHELASTIC_RUN_ID, ...; names and

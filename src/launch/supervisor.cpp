@@ -153,6 +153,9 @@ JobFacts Supervisor::facts_for(const CrewMember& agent) const {
   facts.log_folder = record_.log_folder;
   facts.restart = attempts_.restarts.done();
   facts.max_restarts = attempts_.restarts.most();
+  if (options_.host_timeout != RunOptions().host_timeout) {
+    facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(options_.host_timeout);
+  }
   return facts;
 }
 

@@ -74,11 +74,12 @@ class Cable : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Connections, Cable, ::testing::Bool(),
                          [](const auto& each) { return each.param ? "Encrypted" : "Plain"; });
 
-TEST_P(Cable, CutForASecondIsSurvived) {
+/// All goes on after the cable has been out for so long.
+void cut_for(std::chrono::seconds duration, bool encrypted) {
   Network network;
   if (!network.made()) GTEST_SKIP() << "namespaces need root and ip";
   Processes world(2);
-  start_on_hosts(world, network, GetParam(), [&](Communicator comm) -> std::string {
+  start_on_hosts(world, network, encrypted, [&](Communicator comm) -> std::string {
     std::vector<float> values(50000, 1);
     const auto begun = Clock::now();
     for (int i = 0;; ++i) {
@@ -86,7 +87,7 @@ TEST_P(Cable, CutForASecondIsSurvived) {
       values[7] = 1;
       comm.all_reduce(std::span(values).first(8)).wait();
       if (values[7] != 2) return "wrong";
-      int go_on = Clock::now() - begun < 3s ? 1 : 0;  // both stop after the same call
+      int go_on = Clock::now() - begun < duration + 2s ? 1 : 0;  // both stop after the same call
       comm.broadcast(std::span(&go_on, 1)).wait();
       comm.all_reduce(std::span(values)).wait();
       if (go_on == 0) break;
@@ -95,9 +96,18 @@ TEST_P(Cable, CutForASecondIsSurvived) {
   });
   ASSERT_TRUE(world.await_flag("busy"));
   network.cut();
-  std::this_thread::sleep_for(1s);
+  std::this_thread::sleep_for(duration);
   network.mend();
   for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(world.collect(rank, 30s).said, "right");
+}
+
+TEST_P(Cable, CutForASecondIsSurvived) { cut_for(1s, GetParam()); }
+
+// As where a machine is moved while it runs.
+TEST_P(Cable, CutForLongerIsSurvivedWhereThatIsWanted) {
+  ::setenv("COHORT_HOST_TIMEOUT", "15", 1);
+  cut_for(5s, GetParam());
+  ::unsetenv("COHORT_HOST_TIMEOUT");
 }
 
 TEST_P(Cable, CutForGoodIsNamedWhetherSomethingIsUnderWayOrNot) {

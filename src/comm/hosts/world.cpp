@@ -48,6 +48,16 @@ tcp::Protection wanted_protection() {
   return encrypt ? tcp::Protection::Encrypted : integrity ? tcp::Protection::Authenticated : tcp::Protection::Least;
 }
 
+std::chrono::seconds wanted_silence() {
+  const std::string value = env::get(env::kHostTimeout).value_or("3");
+  const auto seconds = parse_integer<int>(value);
+  if (!seconds || *seconds < 1 || *seconds > 3600) {
+    raise(ErrorCode::InvalidArgument, "COHORT_HOST_TIMEOUT is \"{}\" -- it is a number of seconds from 1 to 3600",
+          value);
+  }
+  return std::chrono::seconds(*seconds);
+}
+
 std::string_view described(tcp::Protection protection) {
   switch (protection) {
     case tcp::Protection::Least: return "not authenticated";
@@ -124,6 +134,7 @@ void World::make_transport(tcp::Listeners listeners, std::string_view token) {
   options.key = tcp::derive_key(
       options_.secret ? std::span<const std::uint8_t>(options_.secret->bytes()) : std::span<const std::uint8_t>(),
       token, cards_[0].protection);
+  options.silence = wanted_silence();
   transport_ = hosts::make_transport(options_, std::move(options), std::move(listeners), *this);
   status_ = &local::open_status(status_id(token), layout_.rank, layout_.size);
   local_world().report_messages_in(*status_);

@@ -22,13 +22,6 @@ constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // then others have t
 // Of a frame with a tag: what the system copies next, or has just copied, is still in the core's own cache.
 constexpr std::size_t kTaggedAtOnce = std::size_t{256} << 10;
 
-std::string why_of(int error) {
-  if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH) {
-    return fmt::format("its host has not answered for 3 s ({})", errno_text(error));
-  }
-  return fmt::format("its connection has ended ({})", errno_text(error));
-}
-
 constexpr const char* kNoTag = "it sent a frame without the tag that proves it";
 
 /// Whether sending has failed by more than that the peer went: what it still said before is read first, and reading
@@ -36,6 +29,13 @@ constexpr const char* kNoTag = "it sent a frame without the tag that proves it";
 bool is_no_end(int error) noexcept { return error != EPIPE && error != ECONNRESET; }
 
 }  // namespace
+
+std::string Link::why_of(int error) const {
+  if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH) {
+    return fmt::format("its host has not answered for {} s ({})", silence_.count(), errno_text(error));
+  }
+  return fmt::format("its connection has ended ({})", errno_text(error));
+}
 
 Link::Guard Link::Guard::of_tags(const net::Mac& session, bool opened, Protection protection) {
   Guard guard;
@@ -77,7 +77,7 @@ void Link::lose(std::string why) {
 }
 
 void Link::look_for_silence(Clock::time_point now) {
-  constexpr auto kPatience = std::chrono::milliseconds(2700);
+  const auto patience = std::chrono::milliseconds(silence_) - std::chrono::milliseconds(300);
   constexpr auto kInARow = std::chrono::milliseconds(1000);
   if (state_ != State::Up) return;
   tcp_info about{};
@@ -87,7 +87,7 @@ void Link::look_for_silence(Clock::time_point now) {
   const bool unanswered = (about.tcpi_unacked > 0 && about.tcpi_retransmits > 0) || about.tcpi_probes > 0;
   if (!unanswered) return unanswered_since_.reset();
   if (!unanswered_since_) unanswered_since_ = now;
-  if (now - *unanswered_since_ < kInARow || std::chrono::milliseconds(about.tcpi_last_ack_recv) < kPatience) return;
+  if (now - *unanswered_since_ < kInARow || std::chrono::milliseconds(about.tcpi_last_ack_recv) < patience) return;
   lose(why_of(ETIMEDOUT));
 }
 

@@ -26,7 +26,8 @@ class Link {
   using Clock = std::chrono::steady_clock;
   enum class State { Idle, Connecting, Up, Lost };
 
-  Link(int peer, int lane) : peer_(peer), lane_(lane) {}
+  /// A peer whose host does not answer for `silence` is lost.
+  Link(int peer, int lane, std::chrono::seconds silence) : peer_(peer), lane_(lane), silence_(silence) {}
   ~Link() { close(); }
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -69,7 +70,7 @@ class Link {
   /// Operations' frames are neither sent nor delivered any more, and their memory is not touched.
   void end();
 
-  /// Loses the link if its host has not acknowledged anything for 2.7 s. A peer that is stopped still does.
+  /// Loses the link if its host has not acknowledged anything for nearly `silence`. A peer that is stopped still does.
   void look_for_silence(Clock::time_point now);
   /// After `read`: its turn was over, and bytes lie here that no poll tells of.
   bool holds_more() const noexcept { return more_ && state_ == State::Up && !blocked_; }
@@ -125,8 +126,11 @@ class Link {
   Incoming* posted(const FrameHeader& header) noexcept;
   void break_off(TransportEvents& events, std::string why);
 
+  std::string why_of(int error) const;
+
   const int peer_;
   const int lane_;
+  const std::chrono::seconds silence_;
   State state_ = State::Idle;
   sys::UniqueFd socket_;
   std::string why_lost_;

@@ -28,13 +28,13 @@ constexpr std::size_t kMostStrangers = 128;  // beyond, and one for each link, o
 constexpr int kAcceptedAtOnce = 64;
 
 // The kernel asks a peer that is silent for a sign of life, so that a dead host or cable is noticed while nothing is
-// sent, within 3 s; a cut of 1 s is survived. While something is sent, Link::look_for_silence looks after it: the
-// kernel's own limit for that (TCP_USER_TIMEOUT) also ends connections to processes that are only stopped.
-void keep_alive(int fd) {
+// sent, within `silence`; at 3 s a cut of 1 s is survived. While something is sent, Link::look_for_silence looks after
+// it: the kernel's own limit for that (TCP_USER_TIMEOUT) also ends connections to processes that are only stopped.
+void keep_alive(int fd, std::chrono::seconds silence) {
   const int on = 1;
   const int idle_seconds = 1;
   const int between_seconds = 1;
-  const int count = 2;
+  const int count = std::max(1, static_cast<int>(silence.count()) - idle_seconds);
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof between_seconds);
@@ -246,7 +246,7 @@ void TcpTransport::establish(Attempt attempt) {
   Link& link = *links_[index_of(peer, attempt.lane())];
   if (link.state() != Link::State::Connecting) return;
   sys::UniqueFd socket = attempt.take();
-  keep_alive(socket.get());
+  keep_alive(socket.get(), silence_);
   close_attempts(peer, link.lane());
   link.connecting.going = 0;
   const int fd = socket.get();

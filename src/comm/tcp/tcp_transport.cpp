@@ -73,6 +73,7 @@ TcpTransport::TcpTransport(Options options, Listeners listeners, TransportEvents
       size_(static_cast<int>(options.cards.size())),
       key_(options.key),
       cards_(std::move(options.cards)),
+      silence_(options.silence),
       listeners_(std::move(listeners)),
       events_(events),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
@@ -99,7 +100,7 @@ std::uint64_t TcpTransport::key_of(const Link& link) noexcept { return kOfLink |
 Link& TcpTransport::open(int peer, int lane) {
   auto& link = links_[index_of(peer, lane)];
   if (!link) {
-    link = std::make_unique<Link>(peer, lane);
+    link = std::make_unique<Link>(peer, lane, silence_);
     open_.push_back(link.get());
     if (ended_) {
       link->send_copy(FrameKind::Ended, 0, end_bytes_);

@@ -47,6 +47,8 @@ class TcpTransport final : public Transport {
     int rank = 0;
     WorldKey key;
     std::vector<WireCard> cards;  ///< by rank; all of one protection
+    /// A peer whose host does not answer so long is lost.
+    std::chrono::seconds silence = std::chrono::seconds(3);
   };
   TcpTransport(Options options, Listeners listeners, TransportEvents& events);
   ~TcpTransport() override;
@@ -108,6 +110,7 @@ class TcpTransport final : public Transport {
   const int size_;
   const WorldKey key_;
   const std::vector<WireCard> cards_;
+  const std::chrono::seconds silence_;
   Listeners listeners_;
   TransportEvents& events_;
   sys::UniqueFd epoll_;
