@@ -162,8 +162,8 @@ void set_hosts(launch::RunOptions& job, const Options& options) {
     raise(ErrorCode::InvalidArgument, "--secret-file and --listen are for --starter hand");
   }
   job.host_timeout = milliseconds_of(options.host_timeout, "--host-timeout");
-  if (options.host_timeout < 1) {
-    raise(ErrorCode::InvalidArgument, "--host-timeout {}: at least 1 s; hosts are asked once a second",
+  if (options.host_timeout < 1 || options.host_timeout > 3600) {
+    raise(ErrorCode::InvalidArgument, "--host-timeout {}: from 1 s, since hosts are asked once a second, to 3600 s",
           options.host_timeout);
   }
 }

@@ -26,16 +26,13 @@ constexpr Variable kVariables[] = {
      "encrypt what ranks on different hosts send each other (TLS 1.3, AES-GCM); the same on all ranks"},
     {kIntegrity, "1 or 0", "1",
      "authenticate what ranks on different hosts send each other; with 0, whoever can cut into a connection between "
-     "them "
-     "can change gradients and parameters, and nobody notices; the same on all ranks"},
+     "them can change gradients and parameters, and nobody notices; the same on all ranks"},
     {kHostTimeout, "seconds", "3",
      "a rank's host from which not even its kernel answers so long is lost: more where machines are moved while they "
-     "run or "
-     "switches take time; `cohort run --host-timeout` sets it"},
+     "run or switches take time; `cohort run --host-timeout` sets it"},
     {kPretendHosts, "N or A,B,...", "",
      "to try out on one machine what several hosts do: its ranks are taken for N hosts of equally many, or for hosts "
-     "of "
-     "A, B, ... ranks"},
+     "of A, B, ... ranks"},
     {kTransport, "tcp or mpi", "tcp",
      "what carries bytes between hosts; mpi: through the site's MPI, for ranks that mpirun or srun has started"},
     {kMpiPlugin, "path", "found by the launcher's MPI", "the plug-in for MPI, which `cohort build-mpi` compiles"},

@@ -26,6 +26,7 @@ constexpr auto kRefused = 2s;  // nobody listens anywhere, for that long: the pe
 constexpr auto kUnreachable = 10s;
 constexpr std::size_t kMostStrangers = 128;  // beyond, and one for each link, one goes
 constexpr int kAcceptedAtOnce = 64;
+constexpr int kMostProbes = 127;  // as many as the kernel takes for TCP_KEEPCNT
 
 // The kernel asks a peer that is silent for a sign of life, so that a dead host or cable is noticed while nothing is
 // sent, within `silence`; at 3 s a cut of 1 s is survived. While something is sent, Link::look_for_silence looks after
@@ -33,8 +34,9 @@ constexpr int kAcceptedAtOnce = 64;
 void keep_alive(int fd, std::chrono::seconds silence) {
   const int on = 1;
   const int idle_seconds = 1;
-  const int between_seconds = 1;
-  const int count = std::max(1, static_cast<int>(silence.count()) - idle_seconds);
+  const int after_that = std::max(1, static_cast<int>(silence.count()) - idle_seconds);
+  const int between_seconds = after_that / kMostProbes + 1;
+  const int count = std::max(1, after_that / between_seconds);
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof between_seconds);
