@@ -98,20 +98,21 @@ TEST_F(SignalLatchTest, AHandlerInstalledOverItStaysAndNothingCallsInACircle) {
 }
 
 TEST_F(SignalLatchTest, HandlersThatAreKeptOutliveEveryLatch) {
-  ::signal(SIGUSR2, plain);
-  std::optional<SignalLatch> one = latch_of({SIGUSR1, SIGUSR2});
+  // Signals of its own: they are kept for as long as this process runs.
+  ::signal(SIGALRM, plain);
+  std::optional<SignalLatch> one = latch_of({SIGHUP, SIGALRM});
   one->keep_handlers();
-  ::raise(SIGUSR2);
-  EXPECT_EQ(one->received(), SIGUSR2);
+  ::raise(SIGALRM);
+  EXPECT_EQ(one->received(), SIGALRM);
   one.reset();
-  (void)latch_of({SIGUSR1, SIGUSR2});
-  ::raise(SIGUSR1);  // would end this process
-  ::raise(SIGUSR2);
+  (void)latch_of({SIGHUP, SIGALRM});
+  ::raise(SIGHUP);  // would end this process
+  ::raise(SIGALRM);
   EXPECT_EQ(plain_calls, 2) << "the program's own is called as before";
-  const SignalLatch later = latch_of({SIGUSR1});
+  const SignalLatch later = latch_of({SIGHUP});
   EXPECT_EQ(later.received(), 0);
-  ::raise(SIGUSR1);
-  EXPECT_EQ(later.received(), SIGUSR1);
+  ::raise(SIGHUP);
+  EXPECT_EQ(later.received(), SIGHUP);
 }
 
 TEST_F(SignalLatchTest, ThreadsThatMakeAndDropLatchesDisturbNoOther) {
