@@ -19,7 +19,7 @@ from cohort.errors import InvalidArgument
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs milliseconds to import
     import datetime
-    from typing import Union
+    from typing import Callable, Optional, Union
 
     Seconds = Union[float, datetime.timedelta]
 
@@ -42,6 +42,9 @@ def join(
     timeout: Seconds | None = None,
     transport: str = "",
     alone: bool = False,
+    trust_network: bool = False,
+    share: Callable[[str, Optional[str], float], str] | None = None,
+    share_name: str = "",
 ) -> Communicator:
     """Meets the other ranks and returns a Communicator; each call forms a world of its own.
 
@@ -61,12 +64,25 @@ def join(
     transport     what carries bytes between hosts: "tcp", or "mpi" for ranks that mpirun or srun has started (it needs
                   the plug-in of `cohort build-mpi`); default: COHORT_TRANSPORT, else tcp
     alone         be a world of one on purpose, also under a launcher of more
+    trust_network  where ranks on several hosts meet at an address and have no secret: whoever reaches it may join. Also
+                  COHORT_TRUST_NETWORK=1. Rank 0 says so in a warning
+    share         share(key, mine, seconds), instead of an init_method, with rank and world_size: a channel of the
+                  program's own (a key-value store, MPI) by which every rank learns what rank 0 says. Called once, maybe
+                  on another thread: rank 0 brings a text, the others None, and all return that text, within so many
+                  seconds. It carries a fresh secret, too, unless the ranks have one: whoever reads it can join
+    share_name    what that channel is, for messages
 
     Raises InvalidArgument when sources contradict each other, Mismatch when ranks differ in what they run (program,
     version of torch where it is loaded, build of Cohort), Timeout when ranks do not appear, Unavailable when there
     is no secret and one is needed, PeerLost when a rank dies meanwhile.
     """
     _last_words.tell_stacks()
+    if share is None and init_method in ("", "env://") and rank < 0 and not alone:
+        if _core.way_to_meet(-1, -1) == "torch's store":
+            from cohort import _torchrun
+
+            share, share_name, rank, world_size = _torchrun.meeting(join_timeout)
+            init_method = ""
     return _core.join(
         init_method=init_method,
         rank=rank,
@@ -78,6 +94,9 @@ def join(
         timeout=timeout,
         transport=transport,
         alone=alone,
+        trust_network=trust_network,
+        share=share,
+        share_name=share_name,
     )
 
 

@@ -6,14 +6,30 @@
 #include "errors.h"
 #include "named.h"
 
+#include "comm/ways_to_meet.h"
+
 #include <cohort/join.h>
 
 namespace cohort::python {
 namespace {
 
+/// `call(key, mine, seconds)`, from whichever thread.
+ShareFunction share_of(const py::object& call) {
+  const std::shared_ptr<py::object> kept(new py::object(call), [](py::object* object) {
+    const py::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [kept](const std::string& key, const std::optional<std::string>& mine, std::chrono::milliseconds patience) {
+    const py::gil_scoped_acquire gil;
+    const double seconds = std::chrono::duration<double>(patience).count();
+    return py::cast<std::string>((*kept)(key, mine ? py::object(py::str(*mine)) : py::none(), seconds));
+  };
+}
+
 PyCommunicator join_world(const std::string& init_method, int rank, int world_size, const std::string& secret_file,
                           const std::string& group_name, const std::string& program, const py::object& join_timeout,
-                          const py::object& timeout, const std::string& transport, bool alone) {
+                          const py::object& timeout, const std::string& transport, bool alone, bool trust_network,
+                          const py::object& share, const std::string& share_name) {
   JoinOptions options;
   options.init_method = init_method;
   options.rank = rank;
@@ -28,8 +44,22 @@ PyCommunicator join_world(const std::string& init_method, int rank, int world_si
   }
   options.transport = transport;
   options.alone = alone;
+  options.trust_network = trust_network;
+  if (!share.is_none()) options.share = share_of(share);
+  if (!share_name.empty()) options.share_name = share_name;
   // An interrupt leaves the meeting to its own deadline: there is nobody yet who could be told.
   return PyCommunicator(Member::make(run_interruptibly<Communicator>([options] { return cohort::join(options); }, {})));
+}
+
+std::string way_to_meet(int rank, int world_size) {
+  const py::gil_scoped_release release;
+  switch (comm::way_to_meet(rank, world_size, cluster::current_environment())) {
+    case comm::WayToMeet::Secret: return "secret";
+    case comm::WayToMeet::Launcher: return "launcher";
+    case comm::WayToMeet::TorchsStore: return "torch's store";
+    case comm::WayToMeet::None: break;
+  }
+  return "";
 }
 
 }  // namespace
@@ -79,7 +109,9 @@ PYBIND11_MODULE(_core, module) {
   bind_job_store(module);
   module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
              py::arg("secret_file"), py::arg("group_name"), py::arg("program"), py::arg("join_timeout"),
-             py::arg("timeout"), py::arg("transport"), py::arg("alone"));
+             py::arg("timeout"), py::arg("transport"), py::arg("alone"), py::arg("trust_network"), py::arg("share"),
+             py::arg("share_name"));
+  module.def("way_to_meet", &way_to_meet, py::arg("rank"), py::arg("world_size"));
   module.def(
       "leave_all",
       [](const py::object& grace, const std::string& reason, bool failed) {

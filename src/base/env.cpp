@@ -30,6 +30,9 @@ constexpr Variable kVariables[] = {
     {kHostTimeout, "seconds", "3",
      "a rank's host from which not even its kernel answers so long is lost: more where machines are moved while they "
      "run or switches take time; `cohort run --host-timeout` sets it"},
+    {kTrustNetwork, "1", "",
+     "whoever reaches the address at which ranks on several hosts meet may join them: for networks that nobody else is "
+     "on, where there is no launcher and no secret file; the same on all ranks"},
     {kPretendHosts, "N or A,B,...", "",
      "to try out on one machine what several hosts do: its ranks are taken for N hosts of equally many, or for hosts "
      "of A, B, ... ranks"},

@@ -22,6 +22,7 @@ inline constexpr std::string_view kConnections = "COHORT_CONNECTIONS";
 inline constexpr std::string_view kEncrypt = "COHORT_ENCRYPT";
 inline constexpr std::string_view kIntegrity = "COHORT_INTEGRITY";
 inline constexpr std::string_view kHostTimeout = "COHORT_HOST_TIMEOUT";
+inline constexpr std::string_view kTrustNetwork = "COHORT_TRUST_NETWORK";
 inline constexpr std::string_view kPretendHosts = "COHORT_PRETEND_HOSTS";
 inline constexpr std::string_view kTransport = "COHORT_TRANSPORT";
 inline constexpr std::string_view kMpiPlugin = "COHORT_MPI_PLUGIN";

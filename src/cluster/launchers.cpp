@@ -18,11 +18,10 @@ bool is_torchrun(const Environment& environment) {
   return ours == nullptr || *ours != *find(environment, "TORCHELASTIC_RUN_ID");
 }
 
-// RANK and WORLD_SIZE of a Kubernetes pod number the pods, not the processes. Without a place to meet they may only
-// repeat what a launcher says: scripts set them so, and torch.distributed's programs ask for them.
+// RANK and WORLD_SIZE of a Kubernetes pod number the pods, not the processes. Equal to a launcher's they only repeat it:
+// torch.distributed's programs ask for them, and scripts set them so. The launcher's own place is the safer one.
 bool is_by_hand(const Environment& environment) {
   if (is_kubeflow_pod(environment)) return false;
-  if (find(environment, env::kMasterAddr) != nullptr) return true;
   const std::string* const rank = find(environment, env::kRank);
   const std::string* const size = find(environment, env::kWorldSize);
   for (const Launcher& row : launchers()) {

@@ -143,10 +143,11 @@ TEST(Launchers, TheInnermostWins) {
       // A program under horovodrun sets env://'s variables from Horovod's.
       {with(kHorovod, {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}}), "env://"},
       {with(kHorovod, {{"RANK", "3"}, {"WORLD_SIZE", "4"}}), "Horovod"},
-      // Without a place to meet they only repeat the launcher.
+      // They only repeat the launcher, with a place to meet or without.
       {with(kOpenMpi, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}), "Open MPI"},
       {with(kSlurm, {{"RANK", "4"}, {"WORLD_SIZE", "6"}, {"LOCAL_RANK", "0"}}), "Slurm"},
-      {with(kSlurm, {{"RANK", "4"}, {"WORLD_SIZE", "6"}, {"MASTER_ADDR", "n08"}}), "env://"},
+      {with(kSlurm, {{"RANK", "4"}, {"WORLD_SIZE", "6"}, {"MASTER_ADDR", "n08"}}), "Slurm"},
+      {with(kSlurm, {{"RANK", "5"}, {"WORLD_SIZE", "6"}, {"MASTER_ADDR", "n08"}}), "env://"},
       // A pod's RANK, changed by somebody, is somebody's.
       {with(kPod, {{"RANK", "2"}}), "env://"},
       // srun sets PMI's variables for its tasks.

@@ -6,6 +6,7 @@ namespace cohort::comm {
 namespace {
 
 constexpr std::string_view kVersion = "1";
+constexpr std::string_view kNoSecret = "-";
 constexpr std::size_t kMostAddresses = 64;
 
 tl::unexpected<Error> bad(std::string_view why) {
@@ -21,7 +22,11 @@ Result<std::string> encode(const JoinOffer& offer, std::size_t longest) {
   std::string text(kVersion);
   text.reserve(longest);
   text += ';';
-  offer.secret.append_digits(text);
+  if (offer.secret) {
+    offer.secret->append_digits(text);
+  } else {
+    text += kNoSecret;
+  }
   std::size_t count = 0;
   for (const net::Address& address : offer.addresses) {
     const std::string next = ';' + net::to_string(address);
@@ -43,9 +48,9 @@ Result<JoinOffer> decode_offer(std::string_view text) {
     return part;
   };
   if (next() != kVersion) return bad("another version");
-  const auto secret = net::Secret::from_digits(next());
-  if (!secret) return bad("no secret");
-  JoinOffer offer{*secret, {}};
+  const std::string_view digits = next();
+  JoinOffer offer{net::Secret::from_digits(digits), {}};
+  if (!offer.secret && digits != kNoSecret) return bad("no secret");
   while (!text.empty()) {
     auto address = net::parse_address(next());
     if (!address) return bad(address.error().what());

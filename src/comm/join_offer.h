@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +16,7 @@
 namespace cohort::comm {
 
 struct JoinOffer {
-  net::Secret secret;
+  std::optional<net::Secret> secret;    ///< nullopt: the one that all ranks have
   std::vector<net::Address> addresses;  ///< the likeliest first; never none
 };
 

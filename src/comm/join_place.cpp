@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "comm/exchange.h"
 #include "comm/join_offer.h"
+#include "comm/ways_to_meet.h"
 #include "net/digest.h"
 #include "net/interfaces.h"
 #include "store/client.h"
@@ -44,12 +45,13 @@ std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::
 }
 
 // Rank 0 listens first, then tells: whoever knows an address finds somebody there, or cannot reach it at all.
-std::string make_offer(MeetingPlace& place, const std::string& meeting, std::size_t longest) {
-  const net::Secret secret = value_or_throw(net::Secret::generate());
+std::string make_offer(MeetingPlace& place, const std::string& meeting, std::size_t longest,
+                       const std::optional<net::Secret>& own) {
+  const net::Secret secret = own ? *own : value_or_throw(net::Secret::generate());
   std::vector<std::string> offered = value_or_throw(net::offered_addresses());
   place.server = serve(secret, meeting, offered);
   const net::Address bound = place.server->endpoint().tcp;
-  JoinOffer offer{secret, {}};
+  JoinOffer offer{own ? std::nullopt : std::optional(secret), {}};
   for (std::string& address : offered) {
     const bool v6 = address.find(':') != std::string::npos;
     if (!v6 || bound.host != "0.0.0.0") offer.addresses.push_back({std::move(address), bound.port});
@@ -60,12 +62,12 @@ std::string make_offer(MeetingPlace& place, const std::string& meeting, std::siz
 }
 
 // Some of its addresses may lead nowhere, or to somebody else.
-std::shared_ptr<store::MeetingStore> connect_to_one(const JoinOffer& offer, const std::string& meeting,
-                                                    net::Deadline deadline) {
+std::shared_ptr<store::MeetingStore> connect_to_one(const JoinOffer& offer, const net::Secret& secret,
+                                                    const std::string& meeting, net::Deadline deadline) {
   std::vector<net::Endpoint> endpoints;
   for (const net::Address& address : offer.addresses) endpoints.push_back({address, {}});
   store::StoreClientOptions options;
-  options.secret = offer.secret;
+  options.secret = secret;
   options.meeting = meeting;
   try {
     return store::connect_store_at_any(endpoints, options, deadline);
@@ -81,21 +83,27 @@ void go_through_exchange(const JoinPlan& plan, const std::string& meeting, net::
   Exchange& exchange = *plan.exchange;
   const std::string key = "cohort-" + net::sha256_hex(meeting).substr(0, 16);
   std::optional<std::string> mine;
-  if (plan.rank == 0) mine = make_offer(place, meeting, exchange.longest_value());
+  if (plan.rank == 0) mine = make_offer(place, meeting, exchange.longest_value(), plan.secret);
   auto shared = exchange.share(key, mine, deadline);
   if (mine) net::wipe(*mine);
   if (!shared) throw Error(shared.error());
   const auto decoded = decode_offer(*shared);
   net::wipe(*shared);
   const JoinOffer offer = value_or_throw(decoded);
+  if (offer.secret.has_value() == plan.secret.has_value()) {
+    raise(ErrorCode::Mismatch, "rank 0 has {} secret and this rank has {} -- give all ranks the same COHORT_SECRET_FILE, "
+          "or none", plan.secret ? "no" : "a", plan.secret ? "one" : "none");
+  }
+  const net::Secret secret = offer.secret ? *offer.secret : *plan.secret;
   if (plan.rank == 0) {
     net::Endpoint here = place.server->endpoint();
     if (here.tcp.host == "::") here.tcp.host = "::1";
     if (here.tcp.host == "0.0.0.0") here.tcp.host = "127.0.0.1";
-    place.store = store::connect_store({.endpoint = here, .secret = offer.secret, .meeting = meeting}, deadline);
+    place.store = store::connect_store({.endpoint = here, .secret = secret, .meeting = meeting}, deadline);
   } else {
-    place.store = connect_to_one(offer, meeting, deadline);
+    place.store = connect_to_one(offer, secret, meeting, deadline);
   }
+  if (offer.secret && plan.place == JoinPlan::Place::Exchange) keep_launchers_secret(*offer.secret);
 }
 
 }  // namespace
@@ -107,7 +115,7 @@ std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& mee
         store::open_file_store({.path = plan.path, .rank = plan.rank, .size = plan.size, .meeting = meeting}, deadline);
     return place;
   }
-  if (plan.place == JoinPlan::Place::Exchange) {
+  if (plan.place == JoinPlan::Place::Exchange || plan.place == JoinPlan::Place::Shared) {
     go_through_exchange(plan, meeting, deadline, *place);
     return place;
   }

@@ -4,6 +4,7 @@
 #include "base/parse.h"
 #include "cluster/init_method.h"
 #include "cluster/launcher_process.h"
+#include "comm/ways_to_meet.h"
 #include "net/digest.h"
 #include "net/hmac.h"
 #include "net/socket.h"
@@ -12,6 +13,8 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <mutex>
+#include <set>
 
 namespace cohort::comm {
 namespace {
@@ -22,8 +25,8 @@ using std::chrono::milliseconds;
 
 constexpr std::string_view kHowToGiveASecret =
     "to meet over a network, give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or "
-    "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts); `cohort run` "
-    "does all that itself";
+    "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if everybody "
+    "on that network may join, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
 
 std::string value_of(const Environment& environment, std::string_view name) {
   const auto found = environment.find(name);
@@ -40,31 +43,6 @@ Result<milliseconds> default_timeout(const Environment& environment) {
                 "COHORT_TIMEOUT='{}' is not a number of seconds above 0 -- correct or unset it", text);
   }
   return milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
-}
-
-Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const Environment& environment,
-                                               JoinPlan::Place place) {
-  const std::string descriptor = value_of(environment, env::kSecretFd);
-  // The job's store knows the launcher's secret and no other.
-  const bool inherited = !descriptor.empty() && (place == JoinPlan::Place::Job || options.secret_file.empty());
-  const std::string file = !options.secret_file.empty() ? options.secret_file : value_of(environment, env::kSecretFile);
-  Result<net::Secret> secret = fail(ErrorCode::Unavailable, "no secret");
-  if (inherited && (place == JoinPlan::Place::Job || file.empty())) {
-    const auto number = parse_integer<int>(descriptor);
-    if (!number || *number < 0) {
-      return fail(ErrorCode::InvalidArgument, "COHORT_SECRET_FD='{}' is not a descriptor -- `cohort run` sets it",
-                  descriptor);
-    }
-    secret = net::Secret::from_sealed_memfd(*number);
-    // Outside of its job the variable is only a leftover.
-    if (!secret && place != JoinPlan::Place::Job) return std::optional<net::Secret>();
-  } else if (!file.empty()) {
-    secret = net::Secret::from_file(file);
-  } else {
-    return std::optional<net::Secret>();
-  }
-  if (!secret) return tl::unexpected(secret.error());
-  return std::optional<net::Secret>(*secret);
 }
 
 // Where the ranks of one host meet without a port: a name that only the same place and run give; with a secret, which
@@ -88,6 +66,15 @@ std::string unix_name(const JoinPlan& plan, std::string_view kind, const net::Ad
 Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Address& address, bool surely_one_host,
                           const Environment& environment, net::Deadline deadline) {
   plan.place = JoinPlan::Place::Rank0;
+  plan.place_name = fmt::format("{}{}", kind, net::to_string(address));
+  if (!plan.secret && !surely_one_host && plan.trusts_network) {
+    // A secret that everybody can work out: all else stays as it is where there is a real one.
+    plan.secret = net::Secret::from_digits(net::sha256_hex("no secret: the network is trusted"));
+    if (plan.rank == 0) {
+      plan.note = fmt::format("the network is trusted (COHORT_TRUST_NETWORK=1): whoever reaches {} can join this world",
+                              net::to_string(address));
+    }
+  }
   if (!plan.secret && !surely_one_host) {
     const auto local = net::is_local_host(address.host, deadline);
     if (!local) return tl::unexpected(local.error());
@@ -103,7 +90,6 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
   } else {
     plan.endpoint.tcp = address;
   }
-  plan.place_name = fmt::format("{}{}", kind, net::to_string(address));
   return {};
 }
 
@@ -223,7 +209,69 @@ Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitM
   return {};
 }
 
+// What the program's own channel is, to the rest of a join.
+class SharedByTheProgram final : public Exchange {
+ public:
+  SharedByTheProgram(ShareFunction share, std::string name, int rank, int size)
+      : share_(std::move(share)), name_(std::move(name)), rank_(rank), size_(size) {}
+  std::string_view name() const override { return name_; }
+  std::size_t longest_value() const override { return 4000; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  Result<std::string> share(const std::string& key, const std::optional<std::string>& mine,
+                            net::Deadline deadline) override {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
+    return share_(key, mine, std::max(milliseconds(1), left));
+  }
+
+ private:
+  const ShareFunction share_;
+  const std::string name_;
+  const int rank_;
+  const int size_;
+};
+
+void settle_share(JoinPlan& plan, const JoinOptions& options) {
+  plan.place = JoinPlan::Place::Shared;
+  plan.exchange = std::make_shared<SharedByTheProgram>(options.share, options.share_name, plan.rank, plan.size);
+  plan.place_name = options.share_name;
+  if (plan.secret || plan.rank != 0) return;
+  static std::mutex mutex;
+  static std::set<std::string> said;  // once for all worlds
+  const std::lock_guard lock(mutex);
+  if (!said.insert(options.share_name).second) return;
+  plan.note = fmt::format(
+      "the secret of this world of {} ranks goes through {}: whoever can read that can join it. `cohort run` and "
+      "COHORT_SECRET_FILE have a safer way",
+      plan.size, options.share_name);
+}
+
 }  // namespace
+
+Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const Environment& environment,
+                                               JoinPlan::Place place) {
+  const std::string descriptor = value_of(environment, env::kSecretFd);
+  // The job's store knows the launcher's secret and no other.
+  const bool inherited = !descriptor.empty() && (place == JoinPlan::Place::Job || options.secret_file.empty());
+  const std::string file = !options.secret_file.empty() ? options.secret_file : value_of(environment, env::kSecretFile);
+  Result<net::Secret> secret = fail(ErrorCode::Unavailable, "no secret");
+  if (inherited && (place == JoinPlan::Place::Job || file.empty())) {
+    const auto number = parse_integer<int>(descriptor);
+    if (!number || *number < 0) {
+      return fail(ErrorCode::InvalidArgument, "COHORT_SECRET_FD='{}' is not a descriptor -- `cohort run` sets it",
+                  descriptor);
+    }
+    secret = net::Secret::from_sealed_memfd(*number);
+    // Outside of its job the variable is only a leftover.
+    if (!secret && place != JoinPlan::Place::Job) return std::optional<net::Secret>();
+  } else if (!file.empty()) {
+    secret = net::Secret::from_file(file);
+  } else {
+    return place == JoinPlan::Place::Shared ? launchers_secret() : std::nullopt;
+  }
+  if (!secret) return tl::unexpected(secret.error());
+  return std::optional<net::Secret>(*secret);
+}
 
 Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given) {
   Environment environment = given;
@@ -264,19 +312,31 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     if (!parsed) return tl::unexpected(parsed.error());
     method = *std::move(parsed);
   }
-  const bool from_launcher = !method || method->kind == InitMethod::Kind::Env;
+  if (options.share && !options.init_method.empty()) {
+    return fail(ErrorCode::InvalidArgument, "join: '{}' and JoinOptions::share both say where to meet -- give one",
+                options.init_method);
+  }
+  if (options.share && (options.rank < 0 || options.world_size < 0)) {
+    return fail(ErrorCode::InvalidArgument, "join: JoinOptions::share needs rank and world_size -- set both");
+  }
+  const bool from_launcher = !options.share && (!method || method->kind == InitMethod::Kind::Env);
   cluster::Detected said;
   const bool rank_is_given =
       options.rank >= 0 || options.world_size >= 0 || (method && (method->rank || method->world_size));
-  if (!method && rank_is_given) {
+  if (!method && !options.share && rank_is_given) {
     return fail(ErrorCode::InvalidArgument,
                 "join: rank or world_size is given without an init_method -- say where to meet, as in tcp://HOST:PORT");
   }
-  if (from_launcher && !rank_is_given) {
+  if (options.share) {
+    plan.rank = options.rank;
+    plan.size = options.world_size;
+    plan.source = fmt::format("rank={}, world_size={} given by the program", plan.rank, plan.size);
+  } else if (from_launcher && !rank_is_given) {
     auto detected = cluster::detect(environment);
     if (!detected) return tl::unexpected(detected.error());
     said = *std::move(detected);
-    if (method && said.meeting != cluster::Meeting::Master && said.meeting != cluster::Meeting::JobStore) {
+    const bool named = !value_of(environment, env::kRank).empty() && !value_of(environment, env::kWorldSize).empty();
+    if (method && !named) {
       return fail(ErrorCode::InvalidArgument,
                   "env:// needs RANK and WORLD_SIZE, and neither is set{} -- start by `cohort run` or torchrun, set "
                   "them for each process, or leave the init_method empty to go by the launcher",
@@ -302,15 +362,23 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
   }
   if (plan.size == 1) return plan;
   const bool job = from_launcher && said.meeting == cluster::Meeting::JobStore;
-  if (!from_launcher && method->kind == InitMethod::Kind::File) {
+  if (!options.share && !from_launcher && method->kind == InitMethod::Kind::File) {
     plan.place = JoinPlan::Place::File;
     plan.path = method->path;
     plan.place_name = "file://" + plan.path;
     return plan;  // the file's owner and mode say who may come
   }
-  auto secret = find_secret(options, environment, job ? JoinPlan::Place::Job : JoinPlan::Place::Rank0);
+  plan.trusts_network = options.trust_network || value_of(environment, env::kTrustNetwork) == "1";
+  auto secret = find_secret(options, environment,
+                            job             ? JoinPlan::Place::Job
+                            : options.share ? JoinPlan::Place::Shared
+                                            : JoinPlan::Place::Rank0);
   if (!secret) return tl::unexpected(secret.error());
   plan.secret = *std::move(secret);
+  if (options.share) {
+    settle_share(plan, options);
+    return plan;
+  }
   if (!from_launcher && method->kind == InitMethod::Kind::Unix) {
     settle_name(plan, method->name);
     return plan;

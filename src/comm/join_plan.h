@@ -25,6 +25,7 @@ struct JoinPlan {
     Rank0,     ///< rank 0 listens at `endpoint`
     File,      ///< `path`
     Exchange,  ///< rank 0 listens, and tells where through `exchange`
+    Shared,    ///< the same, and `exchange` is the program's own
   };
   int rank = 0;
   int size = 1;
@@ -33,6 +34,7 @@ struct JoinPlan {
   std::string source;   ///< who said which rank this is
   std::string program;  ///< as it was given; empty: it was not
   std::string note;     ///< worth a warning
+  bool trusts_network = false;
   Place place = Place::None;
   net::Endpoint endpoint;
   std::optional<net::Secret> secret;
@@ -43,6 +45,10 @@ struct JoinPlan {
   std::chrono::milliseconds join_timeout{0};
   std::chrono::milliseconds timeout{0};
 };
+
+/// The secret with which a world is to be formed at such a place; nullopt if this process has none.
+Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const cluster::Environment& environment,
+                                               JoinPlan::Place place);
 
 /// The errors of `cohort::join` about its arguments, the environment and the secret.
 Result<JoinPlan> plan_join(const JoinOptions& options, const cluster::Environment& environment);

@@ -1,7 +1,6 @@
 """The digits in Python on two hosts of a box, under every launcher, by a user without any rights there: the same weights, to
 the bit, and nothing left on any host."""
 
-import atexit
 import contextlib
 import hashlib
 import os
@@ -13,12 +12,8 @@ import tempfile
 import time
 import unittest
 
-import boxes
 from launch_case import wait_until
-
-COHORT = os.environ.get("COHORT_COMMAND", "")
-PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "01-digits" / "python"
+from python_case import COHORT, EXAMPLES, PACKAGE, PythonCase
 
 # digits_ddp.py's steps with cohort.nn, few of them, and what came out. With a number of steps, a checkpoint after each; the
 # other words are its place and host=folder for each host.
@@ -91,51 +86,8 @@ if __name__ == "__main__":
 """
 
 
-class PythonTraining(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        if not COHORT or not list(pathlib.Path(PACKAGE, "cohort").glob("_core.*.so")):
-            raise unittest.SkipTest("the Python package is not built")
-        boxes.require("--slurm")
-        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-py-"))
-        cls.addClassCleanup(shutil.rmtree, cls.folder)
-        # The box's hosts see what is mounted in here later.
-        subprocess.run(["mount", "--bind", cls.folder, cls.folder], check=True)
-        atexit.register(cls.unmount)
-        cls.addClassCleanup(cls.unmount)
-        subprocess.run(["mount", "--make-shared", cls.folder], check=True)
-        cls.box = boxes.Box("py", "--slurm", "--hosts", "2", "--user", "trainee")
-        cls.addClassCleanup(cls.box.down)
-        cls.python = next((p for p in (shutil.which("python3"), "/usr/bin/python3") if cls.can_train(p)), None)
-        if cls.python is None:
-            raise unittest.SkipTest("a user without rights can run no Python with torch here")
-        os.chmod(cls.folder, 0o777)
-        (cls.folder / "train.py").write_text(PROGRAM)
-        (cls.folder / "functions.py").write_text(FUNCTION)
-        cls.before = {host: set(cls.box.processes(host)) for host in ("h1", "h2")}
-
-    @classmethod
-    def can_train(cls, python):
-        return cls.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", python, "-c", "import torch, numpy, cohort",
-                           as_user=True, timeout=60, cwd=cls.folder).returncode == 0
-
-    @classmethod
-    def unmount(cls):
-        atexit.unregister(cls.unmount)
-        subprocess.run(["umount", "-R", "-l", cls.folder], check=True)
-
-    def tearDown(self):
-        limit = time.monotonic() + 20
-        while left := {pid: line for host, known in self.before.items() for pid, line in self.box.processes(host).items()
-                       if pid not in known and "slurmstepd" not in line}:
-            self.assertLess(time.monotonic(), limit, f"left: {left}")
-            time.sleep(0.1)
-
-    def as_user(self, *words, timeout=120):
-        done = self.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", "PYTHONDONTWRITEBYTECODE=1", *words, as_user=True,
-                            timeout=timeout, cwd=self.folder)
-        self.assertEqual(done.returncode, 0, f"{words}: {done.stdout}{done.stderr}")
-        return done.stdout
+class PythonTraining(PythonCase):
+    files = {"train.py": PROGRAM, "functions.py": FUNCTION}
 
     def by_hand(self, program):
         """`cohort run` on h1 starts its own agent, and waits for one that is started by hand on the other host."""

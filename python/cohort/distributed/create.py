@@ -1,8 +1,10 @@
 """How a process group of torch.distributed becomes a world of Cohort: what torch calls for each group.
 
-The ranks of a group meet through torch's store, which anybody who reaches it can read and write: it carries names and
-addresses, never a secret. Every rank claims its place in it once; rank 0 looks at all claims and says where to meet.
-There, a Unix socket's name on one host, the core lets in this user's processes only, with the job's secret if it has one.
+The ranks of a group meet through torch's store, which anybody who reaches it can read and write. Every rank claims its
+place in it once; rank 0 looks at all claims and says where to meet. On one host that is a Unix socket's name, where the
+core lets in this user's processes only, with the job's secret if it has one. On several hosts rank 0 listens, and what
+lets the others in is the first of these that all have: the job's secret, the launcher's own meeting place (PMI, PMIx,
+MUNGE), a fresh secret in torch's store.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, Optional
 import torch.distributed as dist
 
 import cohort
+from cohort import _core, _torchrun
 from cohort.distributed import beside
 from cohort.distributed.group import ProcessGroup
 
@@ -58,21 +61,24 @@ class _Claim:
     process: str  # tells processes apart
     host: str  # equal where an abstract Unix name is the same
     where: str  # for messages
+    way: str  # with which it can meet other hosts: _core.way_to_meet
 
     @staticmethod
-    def mine() -> "_Claim":
+    def mine(rank: int, size: int) -> "_Claim":
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             host = f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
-        return _Claim(_PROCESS(), host, f"host {socket.gethostname()}, pid {os.getpid()}")
+        return _Claim(
+            _PROCESS(), host, f"host {socket.gethostname()}, pid {os.getpid()}", _core.way_to_meet(rank, size)
+        )
 
     def encode(self) -> bytes:
-        return json.dumps([self.process, self.host, self.where]).encode()
+        return json.dumps([self.process, self.host, self.where, self.way]).encode()
 
     @staticmethod
     def decode(data: bytes) -> "_Claim":
         try:
-            process, host, where = json.loads(data)
-            return _Claim(str(process), str(host), str(where))
+            process, host, where, way = json.loads(data)
+            return _Claim(str(process), str(host), str(where), str(way))
         except (ValueError, TypeError) as error:
             raise cohort.Corrupt(
                 f'init_process_group("cohort"): {data[:80]!r} in torch\'s store is no claim of Cohort\'s -- another program '
@@ -97,30 +103,34 @@ class _Meeting:
         self.store, self.name, self.rank, self.size = store, name, rank, size
         self.until = time.monotonic() + patience
         self.patience = patience
-        self.claim = _Claim.mine()
+        self.claim = _Claim.mine(rank, size)
+        # torchrun's agent keeps its store over restarts, and with it what ranks that have ended have claimed.
+        self.attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def hold(self, timeout: float) -> cohort.Communicator:
         number = self._claim_rank()
         address = self._call(number) if self.rank == 0 else self._hear(number)
-        return cohort.join(
-            address,
-            rank=self.rank,
-            world_size=self.size,
-            group_name=f"torch {self.name}"[:200],
-            join_timeout=max(1.0, self._left()),
-            timeout=timeout,
-        )
+        scheme, _, token = address.partition("://")
+        name = f"torch {self.name}"[:150]
+        options: dict[str, Any] = dict(join_timeout=max(1.0, self._left()), timeout=timeout)
+        if scheme == "launcher":
+            return cohort.join(group_name=name, **options)
+        options.update(rank=self.rank, world_size=self.size)
+        if scheme == "store":
+            share = _torchrun.through(self.store, self.rank)
+            return cohort.join(share=share, share_name="torch's store", group_name=f"{name} {token}", **options)
+        return cohort.join(address, group_name=name, **options)
 
     def _left(self) -> float:
         return self.until - time.monotonic()
 
     def _key(self, what: str, number: int, rank: int = 0) -> str:
-        return f"cohort/{number}/{what}/{rank}"
+        return f"cohort/{self.attempt}/{number}/{what}/{rank}"
 
     def _claim_rank(self) -> int:
         """How often this rank of the group has been claimed. More than once is right only for the same process, which
         has destroyed its group and forms it anew in a store that has outlived it (that of torchrun's agent)."""
-        number = int(self.store.add(f"cohort/claims/{self.rank}", 1))
+        number = int(self.store.add(f"cohort/{self.attempt}/claims/{self.rank}", 1))
         self._put(self._key("claim", number, self.rank), self.claim.encode())
         if number == 1:
             return number
@@ -177,30 +187,20 @@ class _Meeting:
             raise cohort.Aborted(
                 f'init_process_group("cohort"), group "{self.name}", rank {self.rank} ({self.claim.where}): {error}'
             )
-        # Whatever the store says, only this host's processes of this user are met.
-        if not str(address).startswith("unix://"):
+        # Whatever the store says, on one host only processes of this user are met, and elsewhere who has the secret.
+        if str(address).partition("://")[0] not in ("unix", "launcher", "store"):
             raise cohort.Corrupt(f"torch's store says to meet at {address!r}, which is no address of Cohort's")
         return str(address)
 
     def _call(self, number: int) -> str:
         """Rank 0: where to meet, once all have come."""
-        missing = []
+        missing, claims = [], [self.claim]
         for rank in range(1, self.size):
             said = self._get(self._key("claim", number, rank), self._left() if not missing else 0.001)
             if said is None:
                 missing.append(rank)
                 continue
-            claim = _Claim.decode(said)
-            if claim.host != self.claim.host:
-                reason = (
-                    f"rank 0 ({self.claim.where}) and rank {rank} ({claim.where}) share no host, or no network namespace, and "
-                    'the backend "cohort" moves data through shared memory'
-                )
-                self._verdict(number, error=reason)
-                raise cohort.Unavailable(
-                    f'init_process_group("cohort"), group "{self.name}": {reason} -- run all ranks on one host, or use '
-                    '"gloo" between hosts'
-                )
+            claims.append(_Claim.decode(said))
         if missing:
             some = ", ".join(map(str, missing[:32])) + (", ..." if len(missing) > 32 else "")
             reason = f"{len(missing)} of {self.size} ranks did not come within {self.patience:g} s: {some}"
@@ -209,7 +209,23 @@ class _Meeting:
                 f'init_process_group("cohort"), group "{self.name}", rank 0 ({self.claim.where}): {reason} -- were all '
                 "started, with the same address, and do all call it?"
             )
-        return self._verdict(number, address=f"unix://torch {secrets.token_hex(16)}")
+        token = secrets.token_hex(16)
+        if all(claim.host == self.claim.host for claim in claims):
+            return self._verdict(number, address=f"unix://torch {token}")
+        if all(claim.way == "launcher" for claim in claims):
+            return self._verdict(number, address="launcher://")
+        without = next((rank for rank, claim in enumerate(claims) if claim.way != "secret"), None)
+        if without is not None and any(claim.way == "secret" for claim in claims):
+            having = next(rank for rank, claim in enumerate(claims) if claim.way == "secret")
+            reason = (
+                f"rank {having} ({claims[having].where}) has a secret and rank {without} ({claims[without].where}) has none"
+            )
+            self._verdict(number, error=reason)
+            raise cohort.Mismatch(
+                f'init_process_group("cohort"), group "{self.name}": {reason} -- give all of them the same '
+                "COHORT_SECRET_FILE, or none"
+            )
+        return self._verdict(number, address=f"store://{token}")
 
     def _hear(self, number: int) -> str:
         """The other ranks: where rank 0 says."""

@@ -1,0 +1,49 @@
+#include "comm/ways_to_meet.h"
+
+#include "base/env.h"
+#include "cluster/launchers.h"
+#include "comm/exchange.h"
+#include "comm/join_plan.h"
+#include "net/hmac.h"
+
+#include <mutex>
+
+namespace cohort::comm {
+namespace {
+
+std::mutex kept_mutex;
+std::optional<net::Secret> kept;
+
+}  // namespace
+
+// Not the meeting's own secret: what one meeting was shown is no use for another.
+void keep_launchers_secret(const net::Secret& of_the_meeting) {
+  const net::Mac derived = net::hmac_sha256(of_the_meeting.bytes(), "worlds that are formed later");
+  const std::lock_guard lock(kept_mutex);
+  kept = net::Secret::from_bytes(derived);
+}
+
+std::optional<net::Secret> launchers_secret() {
+  const std::lock_guard lock(kept_mutex);
+  return kept;
+}
+
+WayToMeet way_to_meet(int rank, int size, const cluster::Environment& given) {
+  if (cluster::find(given, env::kInit) != nullptr) return WayToMeet::None;
+  const auto environment = with_pmix_keys(given);
+  if (!environment) return WayToMeet::None;
+  const auto said = cluster::detect(*environment);
+  const bool torchrun = said && said->launcher == "torchrun";
+  if (size < 0 && torchrun && said->size > 1 && said->local_size != said->size) return WayToMeet::TorchsStore;
+  if (const auto secret = find_secret({}, *environment, JoinPlan::Place::Shared); secret && *secret) {
+    return WayToMeet::Secret;
+  }
+  const bool is_launchers = said && said->meeting == cluster::Meeting::Launcher && said->local_size != said->size &&
+                            (size < 0 || (said->rank == rank && said->size == size));
+  if (!is_launchers) return WayToMeet::None;
+  const auto exchange = find_exchange(*said, *environment);
+  return exchange && (*exchange)->rank() == said->rank && (*exchange)->size() == said->size ? WayToMeet::Launcher
+                                                                                          : WayToMeet::None;
+}
+
+}  // namespace cohort::comm
