@@ -35,6 +35,22 @@ dist.init_process_group("cohort", timeout=PATIENCE)
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         self.two_are_good(*launcher, self.script(SMALLEST + again + GOOD))
 
+    def test_torchrun_starts_ranks_again(self):
+        # The agent's store outlives the ranks, and what those of the first attempt have claimed in it.
+        script = SMALLEST + """
+dist.init_process_group("cohort", timeout=PATIENCE)
+check()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+    os._exit(5)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    dist.barrier()
+""" + GOOD.replace('b"good', 'b"\\ngood')
+        more = [] if TORCH_2 else ["-r", "1", "-t", "1"]
+        for launcher in ["--standalone"], ["--master_port", str(free_port())]:
+            with self.subTest(launcher):
+                self.two_are_good(sys.executable, "-m", "torch.distributed.run", *launcher, "--nproc_per_node", "2", "--max_restarts", "1",
+                                  *more, self.script(script))
+
     def test_the_old_launcher_with_local_rank(self):
         script = (
             SMALLEST

@@ -30,6 +30,18 @@ TEST(JoinOffer, ReadsBackWhatWasWritten) {
   EXPECT_EQ(read->addresses, offer.addresses);
 }
 
+TEST(JoinOffer, NeedsNoSecretWhereAllHaveOne) {
+  JoinOffer offer = an_offer(1);
+  offer.secret.reset();
+  const auto text = encode(offer, 1000);
+  ASSERT_TRUE(text);
+  EXPECT_EQ(*text, "1;-;10.0.0.1:1000");
+  const auto read = decode_offer(*text);
+  ASSERT_TRUE(read) << read.error().what();
+  EXPECT_FALSE(read->secret);
+  EXPECT_EQ(read->addresses, offer.addresses);
+}
+
 TEST(JoinOffer, FitsIntoWhatTheLauncherTakes) {
   const JoinOffer offer = an_offer(60);
   for (const std::size_t longest : {100U, 255U, 1023U}) {
@@ -48,7 +60,7 @@ TEST(JoinOffer, FitsIntoWhatTheLauncherTakes) {
 TEST(JoinOffer, RefusesTheRest) {
   const std::string secret(64, 'a');
   for (const std::string& text :
-       {std::string(), std::string("1"), "2;" + secret + ";a:1", "1;" + secret, "1;" + secret + ";",
+       {std::string(), std::string("1"), "2;" + secret + ";a:1", "1;" + secret, "1;" + secret + ";", std::string("1;;a:1"), std::string("1;--;a:1"),
         "1;" + secret + ";a", "1;" + secret + ";a:0", "1;" + secret + ";a:1;;b:1", "1;" + secret.substr(1) + ";a:1",
         "1;" + secret + "a;a:1", "1;" + std::string(64, 'g') + ";a:1"}) {
     EXPECT_FALSE(decode_offer(text)) << text;

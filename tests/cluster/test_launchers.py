@@ -37,6 +37,33 @@ class Launchers(boxes.InBox):
     def test_slurm_through_munge(self):
         self.expect_world(4, 2, "srun", "-N2", "-n4", "--overcommit", WORKER, "times=2")
 
+    def test_slurm_with_torchs_variables(self):
+        """As scripts export them; none of this is needed, and no port is opened for it."""
+        with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
+            script = pathlib.Path(folder, "main.sh")
+            script.write_text("export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID MASTER_ADDR=h1 "
+                              f"MASTER_PORT=29500\nexec {WORKER} times=2 $*\n")
+            self.expect_world(4, 2, "srun", "-N2", "-n4", "--overcommit", "sh", script)
+            self.expect_world(4, 2, "srun", "-N2", "-n4", "--overcommit", "sh", script, "init=env://")
+
+    def ranks_by_hand(self, *variables):
+        """One on each host."""
+        started = [self.box.start(host, "env", f"RANK={rank}", "WORLD_SIZE=2", "MASTER_ADDR=h1", "MASTER_PORT=29501", *variables, WORKER)
+                   for rank, host in enumerate(("h1", "h2"))]
+        said = [process.communicate(timeout=60) for process in started]
+        return [(process.returncode, out + err) for process, (out, err) in zip(started, said)]
+
+    def test_by_hand_needs_a_secret_or_a_word(self):
+        other = self.ranks_by_hand("COHORT_LOG=warn")[1]
+        self.assertEqual(other[0], 3, other)
+        for way_out in "`cohort secret FILE`", "COHORT_TRUST_NETWORK=1":
+            self.assertIn(way_out, other[1])
+        ended = self.ranks_by_hand("COHORT_TRUST_NETWORK=1")
+        for rank, (status, said) in enumerate(ended):
+            self.assertEqual(status, 0, ended)
+            self.assertIn(f"joined rank={rank} size=2 local=0/1 cross={rank}/2", said)
+        self.assertIn("the network is trusted", ended[0][1])
+
     def test_slurm_through_pmi(self):
         self.expect_world(4, 2, "srun", "--mpi=pmi2", "-N2", "-n4", "--overcommit", WORKER, "times=2")
 

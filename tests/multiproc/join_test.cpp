@@ -118,6 +118,86 @@ TEST(Join, AsRanksOfSeveralHostsWithAndWithoutASecret) {
   }
 }
 
+// How ranks of one world, given what makes them different, end.
+std::vector<std::pair<int, std::string>> endings(const std::vector<std::vector<std::string>>& ranks,
+                                                 const Environment& environment = {}) {
+  std::vector<Child> children;
+  for (const auto& words : ranks) children.push_back(worker(words, environment));
+  std::vector<std::pair<int, std::string>> all;
+  for (Child& child : children) {
+    const int status = child.wait();
+    all.emplace_back(status, child.output());
+  }
+  return all;
+}
+
+TEST(Join, ThroughAChannelOfTheProgramsOwn) {
+  const Folder folder;
+  const std::string secret = new_secret(folder);
+  for (const bool with_secret : {true, false}) {
+    const auto channel = folder.path / (with_secret ? "with" : "without");
+    std::filesystem::create_directory(channel);
+    std::vector<std::vector<std::string>> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks.push_back({"share=" + channel.string(), fmt::format("rank={}", rank), "size=3", "times=2"});
+      if (with_secret) ranks.back().push_back("secret=" + secret);
+    }
+    for (const auto& [status, output] : endings(ranks, {{"COHORT_PRETEND_HOSTS", "2,1"}})) {
+      EXPECT_EQ(status, 0) << output;
+      const bool is_first = output.find("joined rank=0") != std::string::npos;
+      // Once, though it joins twice.
+      const std::string_view warning = "the secret of this world of 3 ranks goes through a channel of the program's own";
+      const std::size_t at = output.find(warning);
+      EXPECT_EQ(at != std::string::npos, is_first && !with_secret) << output;
+      EXPECT_TRUE(at == std::string::npos || output.find(warning, at + 1) == std::string::npos) << output;
+    }
+    // A secret that ranks have is in no file; else whoever reads one has it.
+    int files = 0;
+    for (const auto& file : std::filesystem::directory_iterator(channel)) {
+      std::string text;
+      std::ifstream(file.path()) >> text;
+      EXPECT_EQ(text.starts_with("1;-;"), with_secret) << text;
+      ++files;
+    }
+    EXPECT_EQ(files, 2);
+  }
+}
+
+TEST(Join, RanksWithAndWithoutASecretAreToldSo) {
+  const Folder folder;
+  const std::string secret = "secret=" + new_secret(folder);
+  const std::string share = "share=" + folder.path.string();
+  const auto ended = endings({{share, "rank=0", "size=2", secret, "join_timeout_ms=3000"},
+                              {share, "rank=1", "size=2", "join_timeout_ms=3000"}});
+  EXPECT_EQ(ended[1].first, 3);
+  EXPECT_CONTAINS(ended[1].second, "rank 0 has a secret and this rank has none");
+  EXPECT_EQ(ended[0].first, 3);
+}
+
+TEST(Join, WhatTheProgramsOwnChannelThrowsComesThrough) {
+  const Folder folder;
+  const auto ended = endings({{"share=" + folder.path.string(), "rank=1", "size=2", "join_timeout_ms=200"}});
+  EXPECT_EQ(ended[0], std::pair(5, std::string("own: nobody has told\n")));
+}
+
+TEST(Join, AnAddressIsOpenToAllWhereTheNetworkIsTrusted) {
+  const Folder folder;
+  const std::string place = tcp_place();
+  const Environment trusts = {{"COHORT_TRUST_NETWORK", "1"}};
+  const auto ended = endings({as_rank(place, 0, 2), as_rank(place, 1, 2)}, trusts);
+  for (const auto& [status, output] : ended) EXPECT_EQ(status, 0) << output;
+  EXPECT_CONTAINS(ended[0].second, "the network is trusted (COHORT_TRUST_NETWORK=1): whoever reaches 127.0.0.1:");
+  EXPECT_EQ(ended[1].second.find("is trusted"), std::string::npos) << ended[1].second;
+  // A secret counts for more than the word.
+  const std::string secret = new_secret(folder);
+  Child keeper = worker(as_rank(place, 0, 2, {"secret=" + secret}), trusts);
+  Child stranger = worker(as_rank(place, 1, 2, {"join_timeout_ms=3000"}), trusts);
+  EXPECT_EQ(stranger.wait(), 3) << stranger.output();
+  Child friendly = worker(as_rank(place, 1, 2, {"secret=" + secret}));
+  EXPECT_EQ(friendly.wait(), 0) << friendly.output();
+  EXPECT_EQ(keeper.wait(), 0) << keeper.output();
+}
+
 TEST(Join, OverAFileThatIsGoneAfterwards) {
   const Folder folder;
   const std::string path = folder.file("meeting");

@@ -1,18 +1,42 @@
 // Joins as its arguments (name=value) say and tells on standard output what came of it: "joined ..." and exit status 0,
 // or "CODE: message" and exit status 3. With threads=N it is N ranks, each a thread of this process: task P of a
-// launcher is ranks P * N to P * N + N - 1, of tasks=T times N.
+// launcher is ranks P * N to P * N + N - 1, of tasks=T times N. With share=FOLDER rank 0 tells the others by files there.
 #include <cohort/cohort.h>
 
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 namespace {
+
+/// Through a file for each key.
+cohort::ShareFunction through(const std::filesystem::path& folder) {
+  return [folder](const std::string& key, const std::optional<std::string>& mine, std::chrono::milliseconds patience) {
+    const auto path = folder / key;
+    if (mine) {
+      std::ofstream(path.string() + ".new") << *mine;
+      std::filesystem::rename(path.string() + ".new", path);
+      return *mine;
+    }
+    const auto limit = std::chrono::steady_clock::now() + patience;
+    while (!std::filesystem::exists(path)) {
+      if (std::chrono::steady_clock::now() > limit) throw std::runtime_error("nobody has told");
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    std::string said;
+    std::ifstream(path) >> said;
+    return said;
+  };
+}
 
 /// Joins as this process's ranks, and sums what only the right ranks together give. The exit status.
 int join_as_threads(const cohort::JoinOptions& shared, int threads, int tasks) {
@@ -72,6 +96,7 @@ int main(int argc, char** argv) {
     if (name == "rank") options.rank = std::atoi(value.c_str());
     if (name == "size") options.world_size = std::atoi(value.c_str());
     if (name == "secret") options.secret_file = value;
+    if (name == "share") options.share = through(value);
     if (name == "group") options.group_name = value;
     if (name == "join_timeout_ms") options.join_timeout = std::chrono::milliseconds(std::atoi(value.c_str()));
     if (name == "alone") options.alone = true;
@@ -96,5 +121,8 @@ int main(int argc, char** argv) {
   } catch (const cohort::Error& error) {
     std::printf("%s: %s\n", std::string(cohort::to_string(error.code())).c_str(), error.what());
     return 3;
+  } catch (const std::runtime_error& error) {
+    std::printf("own: %s\n", error.what());
+    return 5;
   }
 }
