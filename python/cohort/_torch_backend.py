@@ -1,7 +1,7 @@
 """Makes "cohort" a backend of torch.distributed, whenever torch comes. Imports no torch.
 
 torch 2.5 and later finds `autoload` by the entry point of the wheel; for every other torch, `import cohort` is enough,
-before or after `import torch`: what waits for torch is one entry in sys.meta_path, which goes once it has been used.
+before or after `import torch`: what waits for torch is an entry in sys.meta_path, which goes once it has been used.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
+    from typing import Any, Callable
 
 # Its class Backend holds the registry. torch/distributed/__init__.py imports it.
 _REGISTRY = "torch.distributed.distributed_c10d"
+# torch.compile's list of what it leaves alone, from torch 2.2 on.
+_COMPILERS_RULES = "torch._dynamo.trace_rules"
 
 
 def _create(options: Any, backend_options: Any) -> Any:
@@ -51,17 +53,37 @@ def autoload() -> None:
         warnings.warn(f'"cohort" is no backend of torch.distributed here -- {type(error).__name__}: {error}', stacklevel=2)
 
 
+def keep_compiler_out(rules: ModuleType | None = None) -> bool:
+    """Tells torch.compile not to trace the methods of our process groups: DDP and compiled programs call them, and what
+    they do are no operations of torch's. True if it has been told."""
+    rules = rules or sys.modules.get(_COMPILERS_RULES)
+    if not hasattr(rules, "add"):
+        return False
+    if not getattr(rules, "_cohort_is_left_alone", False):
+        rules.add("cohort")
+        rules._cohort_is_left_alone = True
+    return True
+
+
+# What is to be done once a module of torch's has been imported.
+_AFTER = {_REGISTRY: register, _COMPILERS_RULES: keep_compiler_out}
+
+
 def wait_for_torch() -> None:
-    """Registers the backend now, or as soon as torch.distributed has been imported."""
-    if not register() and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    """Does all of it now, or as soon as torch has imported the module that it takes."""
+    for module, act in _AFTER.items():
+        if not act() and not any(isinstance(finder, _Finder) and finder.module == module for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Finder(module, act))
 
 
 class _Finder:
     """Lets the others find the module, and looks at it once it has been executed."""
 
+    def __init__(self, module: str, act: Callable[[ModuleType], object]) -> None:
+        self.module, self.act = module, act
+
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname != _REGISTRY:
+        if fullname != self.module:
             return None
         for finder in sys.meta_path:
             if isinstance(finder, _Finder) or not hasattr(finder, "find_spec"):
@@ -69,27 +91,26 @@ class _Finder:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    _register_after(spec.loader, self)
+                    self._act_after(spec.loader)
                 return spec
         return None
 
+    def _act_after(self, loader: Any) -> None:
+        execute = loader.exec_module
 
-def _register_after(loader: Any, finder: _Finder) -> None:
-    execute = loader.exec_module
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            try:
+                self.act(module)
+            except Exception as error:  # noqa: BLE001 -- torch can be used without us
+                import warnings
 
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
-        try:
-            register(module)
-        except Exception as error:  # noqa: BLE001 -- torch can be used without us
-            import warnings
+                warnings.warn(f'"cohort" is no full backend of torch.distributed here -- {error}', stacklevel=2)
 
-            warnings.warn(f'"cohort" is no backend of torch.distributed here -- {error}', stacklevel=2)
-
-    # On this loader object only: it loads this one module.
-    loader.exec_module = exec_module
+        # On this loader object only: it loads this one module.
+        loader.exec_module = exec_module
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:

@@ -97,6 +97,31 @@ class Parallel(Case):
                 self.close(model.module, expected)
                 self.the_same_everywhere(model.module)
 
+    @needs_torch_2
+    def test_compiled(self):
+        # From the second step on, DDP's C++ calls the group's methods while torch.compile looks on.
+        expected = self.alone(sgd)
+        for options in {}, {"static_graph": True}:
+            with self.subTest(**options):
+                wrapped = DDP(make_net(self.rank), **options)
+                self.train(torch.compile(wrapped, backend="eager"), sgd(wrapped.parameters()), rank=self.rank)
+                self.close(wrapped.module, expected)
+                self.the_same_everywhere(wrapped.module)
+
+        @torch.compile(backend="eager")
+        def moves(tensor):
+            sent = tensor + 1
+            dist.broadcast(sent, self.size - 1)
+            got = torch.zeros_like(sent)
+            if self.rank == 0 and self.size > 1:
+                dist.send(sent * 2, 1)
+            elif self.rank == 1:
+                dist.recv(got, 0)
+            return sent + got
+
+        got = 2.0 * self.size if self.rank == 1 else 0.0
+        self.assertEqual(moves(torch.full((2,), float(self.rank))).tolist(), [self.size + got] * 2)
+
     def test_large_buckets(self):
         # More than is carried out by the caller at once.
         torch.manual_seed(0)
