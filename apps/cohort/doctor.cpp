@@ -51,8 +51,7 @@ doctor::ExaminationOptions request_of(const Options& options) {
   request.remote.way = choice.way;
   request.remote.components = std::move(choice.components);
   request.remote.remote_cohort = options.remote_cohort;
-  request.remote.ssh = words_of(options.ssh);
-  if (request.remote.ssh.empty()) raise(ErrorCode::InvalidArgument, "--ssh: a command is wanted");
+  request.remote.ssh = ssh_command(options.ssh);
   request.all_local = wishes.starter == launch::HostWishes::Starter::Local;
   const std::chrono::milliseconds longer(static_cast<std::int64_t>(options.start_timeout * 1000));
   request.whole_limit += longer - request.start_limit;

@@ -4,8 +4,9 @@
 #include "base/result.h"
 #include "net/interfaces.h"
 
+#include <cctype>
+#include <cstddef>
 #include <cstdlib>
-#include <sstream>
 #include <utility>
 
 namespace cohort::app {
@@ -20,10 +21,30 @@ launch::HostWishes::Starter starter_of(const std::string& name) {
                             : Starter::Auto;
 }
 
-std::vector<std::string> words_of(const std::string& text) {
+std::vector<std::string> ssh_command(const std::string& text) {
   std::vector<std::string> words;
-  std::istringstream stream(text);
-  for (std::string word; stream >> word;) words.push_back(word);
+  char quote = 0;
+  bool within = false;  // a word, which may be empty: ''
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    const bool escapes = quote != '\'' && c == '\\' && at + 1 < text.size() &&
+                         (quote == 0 || text[at + 1] == '"' || text[at + 1] == '\\');
+    if (quote == 0 && std::isspace(static_cast<unsigned char>(c)) != 0) {
+      within = false;
+      continue;
+    }
+    if (!std::exchange(within, true)) words.emplace_back();
+    if (escapes)
+      words.back() += text[++at];
+    else if (c == quote)
+      quote = 0;
+    else if (quote == 0 && (c == '\'' || c == '"'))
+      quote = c;
+    else
+      words.back() += c;
+  }
+  if (quote != 0) raise(ErrorCode::InvalidArgument, "--ssh {}: it ends within quotes ({})", text, quote);
+  if (words.empty()) raise(ErrorCode::InvalidArgument, "--ssh: a command is wanted");
   return words;
 }
 

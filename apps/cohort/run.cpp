@@ -147,8 +147,7 @@ void set_hosts(launch::RunOptions& job, const Options& options) {
   job.remote.way = choice.way;
   job.remote.components = std::move(choice.components);
   job.remote.remote_cohort = options.remote_cohort;
-  job.remote.ssh = words_of(options.ssh);
-  if (job.remote.ssh.empty()) raise(ErrorCode::InvalidArgument, "--ssh: a command is wanted");
+  job.remote.ssh = ssh_command(options.ssh);
   if (wishes.starter == Starter::Hand) {
     if (options.secret_file.empty())
       raise(ErrorCode::InvalidArgument, "--starter hand: --secret-file FILE is wanted; `cohort secret FILE` makes one");

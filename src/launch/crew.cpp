@@ -1,6 +1,7 @@
 #include "launch/crew.h"
 
 #include "base/log.h"
+#include "launch/dry_run.h"
 #include "launch/hosts.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
@@ -260,6 +261,9 @@ FailedStart Crew::failed_start(const CrewMember& member) const {
   failed.host = member.host.name;
   failed.command =
       options_.remote.remote_cohort.empty() ? sys::own_executable().value_or("cohort") : options_.remote.remote_cohort;
+  failed.ssh.clear();
+  for (const std::string& word : options_.remote.ssh)
+    failed.ssh += (failed.ssh.empty() ? "" : " ") + shell_quoted(word);
   if (member.remote == nullptr) return failed;
   failed.announced = member.remote->announced();
   if (member.process_gone) failed.status = sys::peek_exit_status(member.process.process.pid);

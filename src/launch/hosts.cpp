@@ -40,7 +40,8 @@ Result<std::vector<HostSlots>> from(Result<std::vector<cluster::HostSlots>> pars
 Result<std::vector<HostSlots>> from_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad()) return fail(ErrorCode::Io, "--hostfile {}: {}", path, errno_text(errno));
+  if (!file.is_open() || file.bad())
+    return fail(ErrorCode::InvalidArgument, "--hostfile {}: {}", path, errno_text(errno));
   return from(cluster::parse_host_file(text), "--hostfile " + path);
 }
 

@@ -114,28 +114,28 @@ struct Sign {
   std::string_view text;
   std::string_view kind;
   std::string_view why;
-  std::string_view advice;  ///< {0}: the host
+  std::string_view advice;  ///< {0}: the host, {1}: the ssh command
 };
 
 /// What ssh says; the words are OpenSSH's.
 constexpr std::array kSshSigns = {
     Sign{"REMOTE HOST IDENTIFICATION HAS CHANGED", "ssh-key-changed", "its host key is not the one that is known",
-         "if it was set up anew: `ssh-keygen -R {0}`, then `ssh {0}` once by hand"},
+         "if it was set up anew: `ssh-keygen -R {0}`, then `{1} {0}` once by hand"},
     Sign{"Host key verification failed", "ssh-host-key",
          "its host key is not known here, and nobody can answer ssh's question",
-         "`ssh {0}` once by hand and answer yes"},
+         "`{1} {0}` once by hand and answer yes"},
     Sign{"Permission denied", "ssh-login", "ssh cannot log in without a password",
-         "make a key and copy it there: `ssh-keygen`, `ssh-copy-id {0}`; `ssh -o BatchMode=yes {0} true` has to work"},
+         "make a key and copy it there: `ssh-keygen`, `ssh-copy-id {0}`; `{1} -o BatchMode=yes {0} true` has to work"},
     Sign{"Too many authentication failures", "ssh-login", "ssh cannot log in without a password",
          "name the one key to use in ~/.ssh/config (IdentityFile, IdentitiesOnly yes)"},
     Sign{"Could not resolve hostname", "ssh-name", "its name does not resolve here",
          "check its spelling, /etc/hosts and DNS, or give HostName in ~/.ssh/config"},
     Sign{"Connection refused", "ssh-reach", "no sshd listens there",
-         "start sshd on {0}, or give Port in ~/.ssh/config"},
+         "start sshd on {0}; where it has another port, give Port in ~/.ssh/config"},
     Sign{"No route to host", "ssh-reach", "there is no route to it", "is it up? `ping {0}`"},
     Sign{"Network is unreachable", "ssh-reach", "there is no route to it", "check the network of this host"},
-    Sign{"timed out", "ssh-reach", "it does not answer", "is it up, and is port 22 open? `ssh {0} true`"},
-    Sign{"Bad configuration option", "ssh-config", "ssh's configuration is wrong", "`ssh {0} true` shows the line"},
+    Sign{"timed out", "ssh-reach", "it does not answer", "is it up, and is the port of its sshd open? `{1} {0} true`"},
+    Sign{"Bad configuration option", "ssh-config", "ssh's configuration is wrong", "`{1} {0} true` shows the line"},
     Sign{"Bad owner or permissions", "ssh-config", "ssh refuses its configuration",
          "`chmod 600` the file that it names"},
 };
@@ -144,10 +144,18 @@ constexpr std::array kSshSigns = {
 /// (open-mpi/ompi#8510); the words are those of its releases before 5.
 constexpr std::string_view kNoSessionFolder = "orte_session_dir failed";
 
-std::string with_host(std::string_view text, const std::string& host) {
-  std::string out(text);
-  for (auto at = out.find("{0}"); at != std::string::npos; at = out.find("{0}", at + host.size())) {
-    out.replace(at, 3, host);
+/// {0} is the host, {1} the ssh command.
+std::string filled(std::string_view advice, const FailedStart& failed) {
+  std::string out;
+  for (std::size_t at = 0; at < advice.size(); ++at) {
+    const std::string_view rest = advice.substr(at);
+    const bool host = rest.starts_with("{0}");
+    if (host || rest.starts_with("{1}")) {
+      out += host ? failed.host : failed.ssh;
+      at += 2;
+    } else {
+      out += advice[at];
+    }
   }
   return out;
 }
@@ -185,7 +193,7 @@ Diagnosis diagnose(const FailedStart& failed) {
   const auto is = [&](std::string_view kind, std::string why, std::string_view advice) {
     out.kind = kind;
     out.why = std::move(why);
-    out.advice = with_host(advice, failed.host);
+    out.advice = filled(advice, failed);
     return out;
   };
   if (failed.announced) {
@@ -197,7 +205,7 @@ Diagnosis diagnose(const FailedStart& failed) {
   if (!failed.status) {
     if (failed.way == Way::Ssh)
       return is("silent", "no sign of life",
-                "`ssh -o BatchMode=yes {0} true` has to end by itself; does a start-up file of the "
+                "`{1} -o BatchMode=yes {0} true` has to end by itself; does a start-up file of the "
                 "shell there (.bashrc, .profile) wait for something?");
     return is("silent", "no sign of life",
               failed.way == Way::Slurm ? "is there room for a step? `squeue -s`, `sinfo -N`" : "");
@@ -208,7 +216,7 @@ Diagnosis diagnose(const FailedStart& failed) {
       if (failed.complaints.find(sign.text) != std::string::npos)
         return is(sign.kind, std::string(sign.why), sign.advice);
     }
-    return is("ssh-reach", "ssh failed", "`ssh -o BatchMode=yes {0} true` has to work");
+    return is("ssh-reach", "ssh failed", "`{1} -o BatchMode=yes {0} true` has to work");
   }
   if (code == 126 || code == 127) {
     return is("command", fmt::format("{} cannot be started there (status {})", failed.command, code),

@@ -54,7 +54,8 @@ class RemoteStart {
 struct FailedStart {
   Way way = Way::Ssh;
   std::string host;
-  std::string command;  ///< of the agent: its path there
+  std::string command;      ///< of the agent: its path there
+  std::string ssh = "ssh";  ///< the ssh command, for advice: with the user's options
   bool announced = false;
   std::optional<sys::ExitStatus> status;  ///< nullopt: it still runs
   std::string noise;

@@ -124,6 +124,9 @@ TEST(FailedStart, IsExplainedByWhatWasSaid) {
   expect(failed_ssh(255, "something new\n"), {"ssh failed", "something new", "ssh -o BatchMode=yes h2 true"});
   expect(failed_ssh(127, "bash: /opt/cohort: No such file\n"), {"/opt/cohort cannot be started", "--remote-cohort"});
   expect(failed_ssh(0, "", "welcome\n"), {"status 0 before the agent began", ".bashrc", "welcome"});
+  FailedStart other_port = failed_ssh(255, "root@h2: Permission denied (publickey).\n");
+  other_port.ssh = "ssh -p 2222 -i 'my key'";
+  expect(other_port, {"`ssh -p 2222 -i 'my key' -o BatchMode=yes h2 true` has to work"});
   FailedStart waits = failed_ssh(0, "");
   waits.status.reset();
   expect(waits, {"no sign of life", "start-up file"});

@@ -81,7 +81,7 @@ class TestWayToAHost(Cluster):
         known.write_text("".join(line for line in text.splitlines(True) if not line.startswith("h2,")))
         self.addCleanup(known.write_text, text)
         found, others = self.refused("ssh-host-key")
-        self.assertIn("ssh h2", found["mend"])
+        self.assertIn(f"`ssh -F {self.box.folder}/ssh_config h2` once by hand", found["mend"])
         self.assertEqual(others, [True, True])
 
     def test_a_host_key_that_has_changed(self):

@@ -159,7 +159,7 @@ class TestCannotStart(Launch):
             "StrictHostKeyChecking yes", "StrictHostKeyChecking ask"))
         text = self.refused("--ssh", f"ssh -F {other}", "-H", "h2", "hostname")
         self.assertIn("its host key is not known here", text)
-        self.assertIn("`ssh h2` once by hand", text)
+        self.assertIn(f"`ssh -F {other} h2` once by hand", text)
 
     def test_a_login_without_a_key_does_not_ask(self):
         config = (self.box.folder / "ssh_config").read_text()

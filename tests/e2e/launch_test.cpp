@@ -429,6 +429,21 @@ TEST(Launch, DryRunShowsHowOtherHostsAreReached) {
   EXPECT_EQ(finished.out.find("ssh -p 2222", finished.out.find("ssh -p 2222") + 1), std::string::npos);
 }
 
+TEST(Launch, TheSshCommandIsDividedAsAShellDoesIt) {
+  const auto quoted =
+      run({{"run", "--dry-run", "-H", "far-away", "--ssh", R"(ssh -i 'my key' -l "a \"b\" c\d" -F x\ y '' )", "true"}});
+  EXPECT_EQ(quoted.status, 0) << quoted.err;
+  EXPECT_NE(quoted.out.find(R"(  ssh -i 'my key' -l 'a "b" c\d' -F 'x y' '' -o BatchMode=yes)"), std::string::npos)
+      << quoted.out;
+  for (const auto& [command, words] : {std::pair(R"(ssh -i 'my key)", "it ends within quotes (')"),
+                                       std::pair(R"(ssh -i "my key\")", "it ends within quotes (\")"),
+                                       std::pair("  ", "--ssh: a command is wanted")}) {
+    const auto refused = run({{"run", "-H", "far-away", "--ssh", command, "true"}});
+    EXPECT_EQ(refused.status, 2);
+    EXPECT_NE(refused.err.find(words), std::string::npos) << refused.err;
+  }
+}
+
 TEST(Launch, UnmodifiedTorchDistributedProgramRuns) {
   const auto has = run({{"run", "-q", "-np", "1", "probe.py"},
                         {},
