@@ -318,7 +318,9 @@ def job_failure(status: int, words: str, record: Mapping[str, Any]) -> Exception
         )
     if status == 124:
         return Timeout(f"run: {last}")
-    if status in (2, 127):
+    if status == 2:  # of the command itself; a rank's is in the verdict
+        return InvalidArgument(f"run: {last}")
+    if status == 127:
         return Unavailable(f"run: {last}")
     return RankFailed(f"the job ended with status {status} -- {last}", status=status)
 

@@ -5,7 +5,6 @@ import importlib.util
 import io
 import os
 import pathlib
-import socket
 import sys
 import unittest
 import unittest.mock
@@ -35,8 +34,8 @@ class Options(Folder):
         )
         self.assertEqual(
             arguments,
-            ["run", "--as-horovod", "-np", "2", "--prefix", "full", "--start-timeout", "60.0", "--", "python", "train.py",
-             "-np", "7"],
+            ["run", "--as-horovod", "-np", "2", "--prefix", "full", "--start-timeout", "60.0", "-H", "localhost:4", "--",
+             "python", "train.py", "-np", "7"],
         )
         self.assertEqual((environment, notes), ({}, []))
 
@@ -66,7 +65,7 @@ class Options(Folder):
 
     def test_what_has_no_meaning_is_said_by_the_name_it_was_given(self):
         given = ["--cycle-time-ms", "1", "--mpi", "--mpi-args=-x A", "--autotune", "--no-hierarchical-allreduce", "--tcp",
-                 "--network-interface", "eth0", "-p", "22", "--num-nccl-streams", "2", "--thread-affinity", "0,1"]
+                 "-p", "22", "-i", "/dev/null", "--num-nccl-streams", "2", "--thread-affinity", "0,1"]
         _, environment, notes = launch.command_of(["-np", "1", *given, "a"])
         self.assertEqual(environment, {})
         spelled = {note.split(" has no meaning here -- ")[0] for note in notes}
@@ -96,7 +95,8 @@ class Options(Folder):
         heeded = {"num_proc", "disable_cache", "start_timeout", "output_filename", "verbose", "gloo", "hosts", "hostfile",
                   "prefix_output_with_timestamp", "fusion_threshold_mb", "cache_capacity", "timeline_filename",
                   "timeline_mark_cycles", "stall_check", "stall_check_warning_time_seconds",
-                  "stall_check_shutdown_time_seconds", "gloo_timeout_seconds", "log_level"}
+                  "stall_check_shutdown_time_seconds", "gloo_timeout_seconds", "log_level", "network_interfaces", "ssh_port",
+                  "ssh_identity_file"}
         self.assertEqual(wishes, heeded | set(_launching.NO_MEANING) | set(_launching.NOT_YET))
 
     def refused(self, words, *given):
@@ -106,9 +106,6 @@ class Options(Folder):
     def test_what_would_be_another_job_is_refused(self):
         self.refused("--min-np: elastic jobs are not there yet", "-np", "2", "--min-np", "1")
         self.refused("--host-discovery-script: elastic", "-np", "2", "--host-discovery-script", "./hosts.sh")
-        self.refused("host other.example is not this one", "-np", "3", "-H", "localhost:2,other.example:2")
-        self.refused("4 processes do not fit the 2 slots", "-np", "4", "-H", "localhost:2")
-        self.refused("host 'localhost': NAME:SLOTS", "-np", "1", "-H", "localhost")
         self.refused("at least one is needed", "-np", "0")
         self.refused("-np N, the number of processes, is missing")
         with self.assertRaisesRegex(ValueError, "no program to run"):
@@ -121,16 +118,54 @@ class Options(Folder):
                 launch.command_of(wrong)
             self.assertEqual(ended.exception.code, 2)
 
-    def test_hostfiles(self):
-        path = self.folder / "hosts"
-        path.write_text(f"# ours\n\nlocalhost slots=1  # one\n{socket.gethostname()} slots=2\n")
-        self.assertEqual(launch.command_of(["-np", "3", "-hostfile", str(path), "a"])[0][:4], ["run", "--as-horovod", "-np", "3"])
-        self.refused("4 processes do not fit the 3 slots", "-np", "4", "--hostfile", str(path))
-        path.write_text("localhost slots=two\n")
-        self.refused("line 1: 'localhost slots=two'", "-np", "1", "--hostfile", str(path))
-        path.write_text("\n")
-        self.refused("names no host", "-np", "1", "--hostfile", str(path))
-        self.refused("No such file", "-np", "1", "--hostfile", str(path) + "x")
+    def ways(self, *given):
+        """The options of `cohort run` behind --start-timeout, which say where and how."""
+        arguments, _, notes = launch.command_of(["-np", "4", *given, "a"])
+        self.assertEqual(notes, [])
+        return arguments[arguments.index("--start-timeout") + 2 : -2]
+
+    def test_hosts_and_how_they_are_reached(self):
+        key = self.folder / "my key"
+        key.touch()
+        quiet = {"COHORT_RUN_SSH": "", "COHORT_RUN_STARTER": ""}
+        with unittest.mock.patch.dict(os.environ, quiet):
+            self.assertEqual(self.ways("-H", "a:2,b:2"), ["-H", "a:2,b:2"])
+            self.assertEqual(self.ways("--hosts", "a:4"), ["-H", "a:4"])
+            for spelling in ("-hostfile", "--hostfile"):
+                self.assertEqual(self.ways(spelling, "hosts"), ["--hostfile", "hosts"])
+            self.assertEqual(
+                self.ways("-H", "a:2,b:2", "-p", "2222", "-i", str(key)),
+                ["-H", "a:2,b:2", "--ssh", f"ssh -p 2222 -i '{key}'", "--starter", "ssh"],
+            )
+            self.assertEqual(
+                self.ways("-H", "a:2,b:2", "--network-interfaces", "eth0,ib0"), ["-H", "a:2,b:2", "--network", "eth0,ib0"]
+            )
+            self.assertEqual(
+                self.ways("--network-interface", "eth0", "--network-interface", "ib0"), ["--network", "eth0,ib0"]
+            )
+        # What the environment says of ssh counts, too.
+        with unittest.mock.patch.dict(os.environ, COHORT_RUN_SSH="ssh -F there", COHORT_RUN_STARTER="mpirun"):
+            self.assertEqual(
+                self.ways("-H", "a:4", "--ssh-port", "7"), ["-H", "a:4", "--ssh", "ssh -F there -p 7"]
+            )
+        # Hosts need not be in the arguments.
+        with unittest.mock.patch.dict(os.environ, quiet, SLURM_JOB_ID="7", SLURM_NNODES="2"):
+            self.assertEqual(self.ways("-p", "7"), ["--ssh", "ssh -p 7", "--starter", "ssh"])
+
+    def test_wrong_hosts_and_ways(self):
+        at = ("-np", "1", "-H", "a:1")
+        for port in ("0", "65536", "-1"):
+            self.refused(f"-p: {port} -- the port", *at, "-p", port)
+        self.refused("-i: '/no/such': No such file or directory -- the file of a private key", *at, "-i", "/no/such")
+        self.refused("-H is empty", "-np", "1", "-H", "")
+        self.refused("-hostfile is empty", "-np", "1", "-hostfile", "")
+        self.refused("--network-interfaces is empty", *at, "--network-interfaces", ",")
+        for seconds in ("0", "-1", "nan", "inf"):
+            self.refused(f"--start-timeout: {seconds}.* -- a number of seconds", *at, "--start-timeout", seconds)
+        with unittest.mock.patch.dict(os.environ, HOROVOD_START_TIMEOUT="soon"):
+            self.refused("HOROVOD_START_TIMEOUT: 'soon' -- a number of seconds", *at)
+        with unittest.mock.patch.dict(os.environ, HOROVOD_START_TIMEOUT="90"):
+            self.assertIn("90.0", launch.command_of([*at, "a"])[0])
 
     @unittest.skipUnless(importlib.util.find_spec("yaml"), "PyYAML is not installed")
     def test_config_files(self):
@@ -179,9 +214,45 @@ class Commands(Folder):
     def test_the_status_is_the_ranks(self):
         status, _, err = self.command(sys.executable, COMMAND.parent / "horovodrun", "-np", "1", "sh", "-c", "exit 4")
         self.assertEqual(status, 4, err)
-        status, _, err = self.command(sys.executable, COMMAND.parent / "horovodrun", "-np", "1", "-H", "there:1", "true")
-        self.assertEqual(status, 2)
-        self.assertIn("host there is not this one", err)
+
+    def test_hosts(self):
+        """Each of them is this machine."""
+        program = self.script(ENVIRONMENT)
+        hosts = self.folder / "hosts"
+        hosts.write_text("# ours\n\na slots=1  # one\nb slots=2\n")
+        for where in (("-H", "a:1,b:2"), ("-hostfile", hosts)):
+            status, out, err = self.command(
+                sys.executable, COMMAND.parent / "horovodrun", "-np", "3", *where, "--network-interfaces", "lo", sys.executable,
+                program, COHORT_RUN_STARTER="local",
+            )
+            self.assertEqual(status, 0, err)
+            # rank, size, local rank and size, cross rank and size
+            for line in ("a:0 | 0 3 0 1 0 2", "b:1 | 1 3 0 2 1 2", "b:2 | 2 3 1 2 0 1"):
+                self.assertIn(f"{line} gloo", out)
+
+    def test_hosts_that_cannot_be(self):
+        hosts = self.folder / "hosts"
+        hosts.write_text("localhost slots=2\nlocalhost slots=two\n")
+        for words, given in {
+            "4 processes do not fit the 2 slots of 1 host": ("-H", "localhost:2"),
+            "-H localhost:x: .*slots that are no number": ("-H", "localhost:x"),
+            "localhost and 127.0.0.1 are both this host": ("-H", "localhost:2,127.0.0.1:2"),
+            "line 2 'localhost slots=two'": ("--hostfile", hosts),
+            "hosts-x: No such file": ("--hostfile", f"{hosts}-x"),
+            "--network nowhere0: it fits no address of this host, which has": ("--network-interface", "nowhere0"),
+        }.items():
+            status, _, err = self.command(sys.executable, COMMAND.parent / "horovodrun", "-np", "4", *given, "true")
+            self.assertIn(status, (2, 127), err)
+            self.assertRegex(err, words)
+
+    def test_help_says_what_is_true(self):
+        status, out, _ = self.command(sys.executable, COMMAND.parent / "horovodrun", "--help", COLUMNS="200")
+        self.assertEqual(status, 0)
+        self.assertIn("-H HOST:SLOTS,..., --hosts HOST:SLOTS,...\n", out)
+        self.assertIn("hosts, and how many ranks each takes (this host)", out)
+        self.assertNotIn("so far", out)
+        for words in _launching.NO_MEANING.values():
+            self.assertIn(words, " ".join(out.split()))
 
     def test_check_build_and_version(self):
         status, out, err = self.command(sys.executable, COMMAND.parent / "horovodrun", "--check-build")

@@ -54,6 +54,10 @@ def place(*args, **kwargs):
     return [os.environ.get(name) for name in names], args, kwargs, importlib.import_module("horovod").__version__
 
 
+def on_a_host():
+    return tuple(os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE"))
+
+
 class Package(Folder):
     def test_what_is_missing_says_what_there_is(self):
         for part, words in {
@@ -81,8 +85,29 @@ class Package(Folder):
     def test_run_refuses_what_would_be_another_job(self):
         with self.assertRaisesRegex(ValueError, "elastic"):
             horovod.run(place, min_num_proc=1)
-        with self.assertRaisesRegex(ValueError, "is not this one"):
-            horovod.run(place, num_proc=2, hosts="elsewhere.example:2")
+        for words, given in {
+            "hosts and hostfile were both given": {"hosts": "a:1", "hostfile": "b"},
+            "hosts is empty": {"hosts": ""},
+            "-H localhost:x": {"hosts": "localhost:x"},
+            "--hostfile /no/such: No such file": {"hostfile": "/no/such"},
+            "ssh_port: 'x' -- the port": {"hosts": "a:1", "ssh_port": "x"},
+            "ssh_identity_file: '/no/such': No such file": {"hosts": "a:1", "ssh_identity_file": "/no/such"},
+            "start_timeout: 'soon'": {"start_timeout": "soon"},
+            "--network nowhere0": {"network_interfaces": ["nowhere0"]},
+        }.items():
+            with captured(), self.assertRaisesRegex(ValueError, words):
+                horovod.run(place, num_proc=1, **given)
+
+    def test_run_over_hosts(self):
+        """Each of them is this machine; what is another one: tests/cluster."""
+        hostfile = self.folder / "hosts"
+        hostfile.write_text("a slots=1\nb slots=2\n")
+        os.environ["COHORT_RUN_STARTER"] = "local"
+        self.addCleanup(os.environ.pop, "COHORT_RUN_STARTER")
+        for where in ({"hosts": "a:1,b:2"}, {"hostfile": str(hostfile)}):
+            with captured():
+                results = horovod.run(on_a_host, num_proc=3, network_interface="lo", start_timeout=60, **where)
+            self.assertEqual(results, [("a", "0", "0", "2"), ("b", "0", "1", "2"), ("b", "1", "0", "1")])
 
     def test_utilities(self):
         self.assertEqual([n for n in range(-1, 9) if util.num_rank_is_power_2(n)], [1, 2, 4, 8])

@@ -35,9 +35,18 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` on `num_proc` (1) processes of this host; returns what each returned, by rank.
+    """Calls `func(*args, **kwargs)` on `num_proc` (1) processes; returns what each returned, by rank.
 
-    The arguments are those of Horovod's `run`. Those that ask for more than this host, or for an elastic job, raise
+    hosts               "a:4,b:4": hosts and their slots, the first of which are filled first; default: this host, or those
+                        of the Slurm allocation that this process is in
+    hostfile            a file of them instead: lines of `HOST slots=N`
+    ssh_port            the port of their sshd
+    ssh_identity_file   the private key to log in with
+    network_interfaces  names of interfaces that hosts use with each other, "eth0,ib0"; default: all
+    start_timeout       seconds for all ranks to be running; default: HOROVOD_START_TIMEOUT, else 30
+    output_filename     a folder, for the ranks' output too: rank.N/{stdout,stderr}
+
+    The arguments are those of Horovod's `run`. Those that ask for an elastic job, and values without meaning, raise
     ValueError; those that mean nothing here say so once, on stderr. Otherwise as `cohort.run`, which it calls.
     """
     import cohort
@@ -71,9 +80,11 @@ def run(
         args,
         kwargs,
         np=plan.processes,
+        hosts=plan.hosts,
+        hostfile=plan.hostfile,
         env=plan.environment,
         start_timeout=plan.start_timeout,
         run_dir=plan.folder,
         executable=executable,
-        options=["--as-horovod"],
+        options=["--as-horovod", *plan.ways],
     )

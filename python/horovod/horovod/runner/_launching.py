@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-import re
-import socket
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-_HOST = re.compile(r"^([\w.-]+|\[[0-9a-fA-F:]+\]):([0-9]+)$")
 _LOG_LEVELS = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warn", "ERROR": "error", "FATAL": "error"}
 
 # Wishes that change nothing here, and why.
 NO_MEANING = {
-    "network_interfaces": "the ranks of one host meet in its memory, no network is used",
-    "ssh_port": "all ranks are on this host, nothing is reached by ssh",
-    "ssh_identity_file": "all ranks are on this host, nothing is reached by ssh",
     "cycle_time_ms": "there is no polling cycle: an operation starts as soon as all ranks have asked for it",
     "hierarchical_allreduce": "how a reduction goes is measured at start",
     "hierarchical_allgather": "how a gather goes is measured at start",
@@ -30,10 +26,10 @@ NO_MEANING = {
     "autotune_gaussian_process_noise": "there is no autotuner",
     "mpi": "no mpirun is used: Cohort starts the ranks and carries their data itself",
     "jsrun": "no jsrun is used: Cohort starts the ranks itself",
-    "mpi_args": "no mpirun is used; variables for the ranks: set them in this shell, all of its environment is passed on",
+    "mpi_args": "no mpirun is used; variables for the ranks: set them in this shell, all but a host's own (HOME) are passed on",
     "mpi_threads_disable": "no MPI is used",
-    "tcp": "the ranks of one host meet in its memory",
-    "binding_args": "ranks are not bound to cores; `taskset` or `numactl` before the program does it",
+    "tcp": "between hosts it is always TCP, and within one shared memory",
+    "binding_args": "no mpirun is used; COHORT_RUN_BIND=core in this shell binds each rank to cores of its own",
     "num_nccl_streams": "no NCCL is used",
     "thread_affinity": "there is no background thread to bind",
     "log_with_timestamp": "lines of the log have no time; -prefix-timestamp puts one before each line",
@@ -57,6 +53,9 @@ class Plan:
     processes: int
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     start_timeout: float = 30.0
+    hosts: Any = None  # as `-H` of `cohort run`, or as `hosts` of `cohort.run`
+    hostfile: str | None = None
+    ways: list[str] = dataclasses.field(default_factory=list)  # options that say how hosts and ranks reach each other
     folder: str | None = None
     prefix: str = "rank"
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -84,14 +83,19 @@ def plan_of(
     plan = Plan(processes)
     if "hosts" in wanted and "hostfile" in wanted:
         raise ValueError(f"{spelled('hosts')} and {spelled('hostfile')} were both given -- one of them says the hosts")
-    if "hosts" in wanted:
-        _check_hosts(spelled("hosts"), hosts_of(wanted["hosts"]), processes)
-    if "hostfile" in wanted:
-        _check_hosts(wanted["hostfile"], read_hostfile(wanted["hostfile"]), processes)
+    for name in ("hosts", "hostfile"):
+        if name in wanted and not wanted[name]:
+            raise ValueError(f"{spelled(name)} is empty -- the hosts and their slots are wanted, as a:4,b:4 or a file of them")
+    plan.hosts = wanted.get("hosts")
+    plan.hostfile = os.fspath(wanted["hostfile"]) if "hostfile" in wanted else None
     plan.notes += [f"{spelled(name)} has no meaning here -- {NO_MEANING[name]}" for name in wanted if name in NO_MEANING]
-
-    if "start_timeout" in wanted:
-        plan.start_timeout = float(wanted["start_timeout"])
+    plan.ways = _ssh_ways(plan, wanted, spelled) + _network_ways(wanted, spelled)
+    timeout = wanted.get("start_timeout")
+    where = spelled("start_timeout")
+    if timeout is None and os.environ.get("HOROVOD_START_TIMEOUT"):
+        timeout, where = os.environ["HOROVOD_START_TIMEOUT"], "HOROVOD_START_TIMEOUT"
+    if timeout is not None:
+        plan.start_timeout = _seconds(timeout, where)
     if "output_filename" in wanted:
         plan.folder = str(wanted["output_filename"])
         link_outputs(plan.folder, processes)
@@ -128,62 +132,59 @@ def environment_of(wishes: Mapping[str, Any]) -> dict[str, str]:
     return out
 
 
-def hosts_of(text: str) -> list[tuple[str, int]]:
-    """"a:2,b:2" as [("a", 2), ("b", 2)]. Raises ValueError, which names the item that is wrong."""
-    hosts = []
-    for item in text.split(","):
-        match = _HOST.match(item.strip())
-        if not match or int(match[2]) < 1:
-            raise ValueError(f"host {item.strip()!r}: NAME:SLOTS is wanted, e.g. localhost:4")
-        hosts.append((match[1].strip("[]"), int(match[2])))
-    return hosts
-
-
-def read_hostfile(path: str) -> list[tuple[str, int]]:
-    """Lines "NAME slots=N" (N is 1 where it is not said); "#" begins a comment. Raises ValueError with the line's number."""
+def _seconds(value: Any, where: str) -> float:
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"hostfile {path}: {getattr(error, 'strerror', None) or error}") from error
-    hosts = []
-    for number, line in enumerate(lines, 1):
-        words = line.split("#")[0].split()
-        if not words:
-            continue
-        slots = [re.fullmatch(r"slots=(\d+)", word) for word in words[1:]]
-        if len(words) > 2 or not all(slots) or any(int(match[1]) < 1 for match in slots if match):
-            raise ValueError(f"hostfile {path}, line {number}: {line.strip()!r} -- NAME slots=N is wanted")
-        hosts.append((words[0], int(slots[0][1]) if slots and slots[0] else 1))
-    if not hosts:
-        raise ValueError(f"hostfile {path}: it names no host")
-    return hosts
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{where}: {value!r} -- a number of seconds above 0 is wanted")
+    return seconds
 
 
-def _is_here(name: str) -> bool:
-    own = socket.gethostname()
-    if name in ("localhost", "127.0.0.1", "::1", own, own.split(".")[0]):
-        return True
-    try:  # what asks other hosts, last
-        return name == socket.getfqdn() or socket.gethostbyname(name).startswith("127.")
-    except OSError:
-        return False
-
-
-def _check_hosts(where: str, hosts: list[tuple[str, int]], processes: int) -> None:
-    total = sum(slots for _, slots in hosts)
-    if total < processes:
-        raise ValueError(f"{where}: {processes} processes do not fit the {total} slots of {len(hosts)} host(s)")
-    needed = 0
-    for name, slots in hosts:
-        if needed >= processes:
-            break
-        needed += slots
-        if not _is_here(name):
+def _ssh_ways(plan: Plan, wanted: Mapping[str, Any], spelled: Callable[[str], str]) -> list[str]:
+    """The ssh command with the user's port and key, after what COHORT_RUN_SSH says."""
+    words: list[str] = []
+    if "ssh_port" in wanted:
+        port = wanted["ssh_port"]
+        if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+            raise ValueError(f"{spelled('ssh_port')}: {port!r} -- the port of the hosts' sshd is wanted, from 1 to 65535")
+        words += ["-p", str(port)]
+    if "ssh_identity_file" in wanted:
+        path = os.path.expanduser(os.fspath(wanted["ssh_identity_file"]))
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
             raise ValueError(
-                f"{where}: host {name} is not this one, and jobs on several hosts are not there yet -- "
-                f"-H localhost:{processes} runs all ranks here"
-            )
+                f"{spelled('ssh_identity_file')}: {path!r}: {error.strerror} -- the file of a private key is wanted, as "
+                "~/.ssh/id_ed25519"
+            ) from error
+        words += ["-i", shlex.quote(path)]
+    if not words:
+        return []
+    from cohort._functions import goes_elsewhere
+
+    if not goes_elsewhere(plan.hosts, plan.hostfile, os.environ):
+        plan.notes += [
+            f"{spelled(name)} has no meaning here -- all ranks are on this host, nothing is reached by ssh"
+            for name in ("ssh_port", "ssh_identity_file")
+            if name in wanted
+        ]
+        return []
+    ways = ["--ssh", " ".join([os.environ.get("COHORT_RUN_SSH") or "ssh", *words])]
+    # Within a Slurm allocation it would be srun, which has no use for them.
+    return ways if os.environ.get("COHORT_RUN_STARTER") else [*ways, "--starter", "ssh"]
+
+
+def _network_ways(wanted: Mapping[str, Any], spelled: Callable[[str], str]) -> list[str]:
+    if "network_interfaces" not in wanted:
+        return []
+    names = wanted["network_interfaces"]
+    text = names if isinstance(names, str) else ",".join(map(str, names))
+    if not text.strip(", "):
+        raise ValueError(f"{spelled('network_interfaces')} is empty -- names of interfaces are wanted, as eth0,ib0")
+    return ["--network", text]
 
 
 def link_outputs(folder: str, processes: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
+
+from horovod.runner._launching import NO_MEANING
 
 # Longest first spelling of each option, for messages.
 SPELLINGS: dict[str, str] = {}
@@ -22,6 +23,14 @@ class _Given(argparse.Action):
         if self.nargs == 0:
             values = self.value
         setattr(namespace, self.dest, values)
+
+
+class _Added(_Given):
+    """One more: "a", then "a,b"."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest)
+        super().__call__(parser, namespace, values if before is None else f"{before},{values}", option_string)
 
 
 def _cooldown(text: str) -> int:
@@ -42,17 +51,19 @@ def make_parser() -> argparse.ArgumentParser:
     """Every option's default is None (not said), so that a file of options can fill what was not."""
     parser = argparse.ArgumentParser(
         prog="horovodrun",
-        description="Runs a Horovod program as N processes, over Cohort. Takes Horovod's options; of those that have no "
-        "meaning here it says so.",
+        description="Runs a Horovod program as N processes, on this host or several, over Cohort. Takes Horovod's options; "
+        "of those that have no meaning here it says so.",
     )
 
-    def option(group: Any, *names: str, **more: Any) -> None:
-        group.add_argument(*names, action=_Given, **more)
+    def option(group: Any, *names: str, action: Any = _Given, **more: Any) -> None:
+        made = group.add_argument(*names, action=action, **more)
+        if made.help is None and made.dest in NO_MEANING:
+            made.help = f"(no meaning: {NO_MEANING[made.dest]})"
 
     def flag(group: Any, *names: str, value: Any = True, **more: Any) -> None:
-        group.add_argument(*names, action=_Given, nargs=0, value=value, **more)
+        option(group, *names, nargs=0, value=value, **more)
 
-    def switch(group: Any, name: str, help: str) -> None:
+    def switch(group: Any, name: str, help: str | None = None) -> None:
         dest = name.replace("-", "_")
         flag(group, f"--{name}", dest=dest, help=help)
         flag(group, f"--no-{name}", dest=dest, value=False, help=argparse.SUPPRESS)
@@ -62,26 +73,26 @@ def make_parser() -> argparse.ArgumentParser:
     option(parser, "-np", "--num-proc", type=int, dest="num_proc", metavar="N", help="number of processes")
     flag(parser, "--disable-cache", help="(nothing is cached)")
     option(parser, "--start-timeout", type=float, metavar="SECONDS", help="for all ranks to be running (30)")
-    option(parser, "--network-interfaces", metavar="A,B")
-    option(parser, "--network-interface", dest="network_interfaces", metavar="A")
+    option(parser, "--network-interfaces", metavar="A,B", help="what hosts use with each other: names, or 10.0.0.0/8 (all)")
+    option(parser, "--network-interface", action=_Added, dest="network_interfaces", metavar="A", help="one of them")
     option(parser, "--output-filename", metavar="DIR", help="also write the ranks' output to DIR/rank.N/{stdout,stderr}")
     flag(parser, "--verbose", help="say more")
     option(parser, "--config-file", metavar="YAML", help="options from a file; the command line's win")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
 
-    group = parser.add_argument_group("ssh")
-    option(group, "-p", "--ssh-port", type=int, metavar="PORT")
-    option(group, "-i", "--ssh-identity-file", metavar="FILE")
+    group = parser.add_argument_group("ssh, to other hosts")
+    option(group, "-p", "--ssh-port", type=int, metavar="PORT", help="of their sshd")
+    option(group, "-i", "--ssh-identity-file", metavar="FILE", help="the private key to log in with")
 
     group = parser.add_argument_group("tuning")
     option(group, "--fusion-threshold-mb", type=float, metavar="MB", help="most that is reduced at once (128; 0: no fusion)")
     option(group, "--cycle-time-ms", type=float, metavar="MS")
     option(group, "--cache-capacity", type=int, metavar="N", help="operations that need no negotiation (1024)")
     for name in ("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"):
-        switch(group, name, "(measured at start)")
+        switch(group, name)
 
     group = parser.add_argument_group("autotuning")
-    switch(group, "autotune", "(measured at start)")
+    switch(group, "autotune")
     option(group, "--autotune-log-file", metavar="FILE")
     option(group, "--autotune-warmup-samples", type=int, metavar="N")
     option(group, "--autotune-steps-per-sample", type=int, metavar="N")
@@ -107,7 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     option(group, "--stall-check-shutdown-time-seconds", type=int, metavar="SECONDS", help="when to end the job")
 
     group = parser.add_argument_group("libraries")
-    switch(group, "mpi-threads-disable", "(no MPI is used)")
+    switch(group, "mpi-threads-disable")
     option(group, "--mpi-args", metavar="ARGUMENTS")
     flag(group, "--tcp")
     option(group, "--binding-args", metavar="ARGUMENTS")
@@ -119,7 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
     levels = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
     option(group, "--log-level", choices=levels, help="what is logged (WARNING)")
     flag(group, "--log-with-timestamp", dest="log_with_timestamp")
-    flag(group, "--log-without-timestamp", dest="log_with_timestamp", value=False)
+    flag(group, "--log-without-timestamp", dest="log_with_timestamp", value=False, help="(the default)")
     flag(group, "--log-hide-timestamp", dest="log_with_timestamp", value=False, help=argparse.SUPPRESS)
     flag(group, "--no-log-hide-timestamp", dest="log_with_timestamp", help=argparse.SUPPRESS)
     flag(
@@ -132,8 +143,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("hosts")
     group = group.add_mutually_exclusive_group()
-    option(group, "-H", "--hosts", metavar="HOST:SLOTS,...", help="this host only, so far")
-    option(group, "-hostfile", "--hostfile", metavar="FILE", help="lines HOST slots=N")
+    option(group, "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many ranks each takes (this host)")
+    option(group, "-hostfile", "--hostfile", metavar="FILE", help="a file of them: lines HOST slots=N")
     option(group, "--host-discovery-script", metavar="FILE")
 
     group = parser.add_argument_group("how the ranks are started").add_mutually_exclusive_group()
@@ -141,14 +152,3 @@ def make_parser() -> argparse.ArgumentParser:
     flag(group, "--mpi")
     flag(group, "--jsrun")
     return parser
-
-
-def default_start_timeout() -> float | None:
-    """HOROVOD_START_TIMEOUT. Raises ValueError where it is no number."""
-    text = os.environ.get("HOROVOD_START_TIMEOUT")
-    if not text:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"HOROVOD_START_TIMEOUT={text!r}: a number of seconds is wanted") from None

@@ -75,13 +75,16 @@ def command_of(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[st
     processes = options.pop("num_proc")
     if processes is None:
         raise ValueError("-np N, the number of processes, is missing")
-    if options["start_timeout"] is None:
-        options["start_timeout"] = _options.default_start_timeout()
     plan = _launching.plan_of(
         processes, options, lambda wish: _options.SPELLINGS.get(wish, "-np" if wish == "num_proc" else wish)
     )
     arguments = ["run", "--as-horovod", "-np", str(plan.processes), "--prefix", plan.prefix]
     arguments += ["--start-timeout", str(plan.start_timeout)]
+    if plan.hosts is not None:
+        arguments += ["-H", plan.hosts]
+    if plan.hostfile is not None:
+        arguments += ["--hostfile", plan.hostfile]
+    arguments += plan.ways
     if plan.folder is not None:
         arguments += ["--run-dir", plan.folder]
     return [*arguments, "--", *program], plan.environment, plan.notes
