@@ -48,6 +48,7 @@ Result<std::vector<NetworkFilter>> parse_networks(std::string_view text) {
     text.remove_prefix(std::min(text.size(), entry.size() + 1));
     if (entry.empty()) continue;
     NetworkFilter filter;
+    filter.text = entry;
     const std::size_t slash = entry.find('/');
     const std::string address = entry.substr(0, slash);
     if (!parse_bytes(address, filter)) {
@@ -135,8 +136,10 @@ Result<std::vector<InterfaceAddress>> choose(std::vector<InterfaceAddress> all,
     for (const InterfaceAddress& address : all) {
       there += fmt::format("{}{} ({})", there.empty() ? "" : ", ", address.text, address.interface);
     }
-    return fail(ErrorCode::Unavailable, "COHORT_NETWORK fits no address of this host, which has {} -- correct it",
-                there.empty() ? "none" : there);
+    std::string wanted;
+    for (const NetworkFilter& filter : filters) wanted += (wanted.empty() ? "" : ",") + filter.text;
+    return fail(ErrorCode::Unavailable, "COHORT_NETWORK={} fits no address of this host, which has {} -- correct it",
+                wanted, there.empty() ? "none" : there);
   }
   return chosen;
 }

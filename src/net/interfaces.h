@@ -24,6 +24,7 @@ struct InterfaceAddress {
 
 /// One entry of COHORT_NETWORK: the name of an interface, or addresses that begin with the same bits.
 struct NetworkFilter {
+  std::string text;       ///< as it was written
   std::string interface;  ///< not empty: the name
   std::array<std::uint8_t, 16> bytes{};
   std::size_t length = 4;

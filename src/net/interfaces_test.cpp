@@ -47,8 +47,9 @@ TEST(Networks, AreNarrowedByNameAndByBits) {
   EXPECT_EQ(chosen("ib0,eth0"), "192.168.7.9 10.1.2.3 fd00::");
   EXPECT_EQ(chosen("10.0.0.0/8"), "10.1.2.3");
   EXPECT_EQ(chosen("10.0.0.0/16"),
-            "COHORT_NETWORK fits no address of this host, which has 127.0.0.1 (lo), 172.17.0.1 "
+            "COHORT_NETWORK=10.0.0.0/16 fits no address of this host, which has 127.0.0.1 (lo), 172.17.0.1 "
             "(docker0), 10.1.2.3 (eth0), fd00:: (eth0), 192.168.7.9 (ib0) -- correct it");
+  EXPECT_EQ(chosen("eth7,,fe80::/10").find("COHORT_NETWORK=eth7,fe80::/10 fits no address"), 0U);
   EXPECT_EQ(chosen("192.168.7.9"), "192.168.7.9");
   EXPECT_EQ(chosen("fc00::/7,10.0.0.0/8"), "fd00:: 10.1.2.3");
   EXPECT_EQ(chosen("0.0.0.0/0,eth0"), "127.0.0.1 172.17.0.1 10.1.2.3 192.168.7.9 fd00::");
