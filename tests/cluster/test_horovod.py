@@ -73,8 +73,9 @@ if __name__ == "__main__":
 """
 
 # As Horovod's documentation says it; where its package is not installed the ranks have to be told of ours.
-MPIRUN = ("mpirun.openmpi -np 4 -H h1:2,h2:2 -bind-to none -map-by slot -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH "
-          "-x PYTHONPATH -mca pml ob1 -mca btl ^openib").split()
+WORDS = "-bind-to none -map-by slot -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH -x PYTHONPATH -mca pml ob1 -mca btl ^openib"
+MPIRUN = ["mpirun.openmpi", "-np", "4", "-H", "h1:2,h2:2", *WORDS.split()]
+BATCH = f"#SBATCH -N2\n#SBATCH --ntasks-per-node 2\nmpirun.openmpi {WORDS} python train.py\n"
 SRUN = ("srun", "-N2", "--ntasks-per-node=2")
 INSTALLED = {"package": (PACKAGE, HOROVOD)}  # as `pip install python/horovod` does it
 
@@ -144,12 +145,19 @@ class Horovod(Launch):
         self.assertEqual({line[4:] for line in found}, {(str(rows), "1.5", *found[0][6:])}, said)
         return found[0][6:]
 
+    def in_a_batch_script(self):
+        out = pathlib.Path(self.folder) / "out"
+        done = self.on_h1("sbatch", "--wait", "-o", out, self.script(BATCH, "job.sh"), **INSTALLED)
+        done.stdout, done.stderr = out.read_text(), done.stdout + done.stderr
+        return done
+
     def test_every_way_gives_the_same_bits(self):
         horovodrun = ("horovodrun", "-np", "4")
         ways = {
             "horovodrun": lambda: self.on_h1(*horovodrun, "-H", "h1:2,h2:2", "python", "train.py"),
             "srun": lambda: self.on_h1(*SRUN, "python", "train.py", **INSTALLED),
             "mpirun": lambda: self.on_h1(*MPIRUN, "python", "train.py", **INSTALLED),
+            "mpirun in a batch script": self.in_a_batch_script,
             "horovod.run": lambda: self.on_h1("python", "driver.py", "dict(hosts='localhost:2,h2:2')", **INSTALLED),
         }
         found = {}
