@@ -15,7 +15,8 @@ PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
 HOROVOD = pathlib.Path(PACKAGE).parent / "share" / "cohort" / "as-horovod"
 RUN = pathlib.Path(PACKAGE).parent / "bin" / "horovodrun"
 
-# The words are those of a program that has never heard of Cohort. With a rank as argument that one is killed halfway.
+# The words are those of a program that has never heard of Cohort. With a rank as argument that one is killed halfway; with a
+# number that is no rank's it goes on until it is ended.
 PROGRAM = """
 import hashlib, os, signal, socket, sys
 import torch
@@ -35,12 +36,14 @@ def train(lost=-1):
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     data = torch.utils.data.TensorDataset(torch.arange(1024.0).reshape(64, 16).sin())
     sampler = torch.utils.data.distributed.DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())
-    for epoch in range(3):
+    for epoch in range(3 if lost < hvd.size() else 1000000):
         sampler.set_epoch(epoch)
         for (rows,) in torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler):
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(rows), rows.sum(1, keepdim=True)).backward()
             optimizer.step()
+        if epoch == 0 and hvd.rank() == 0:
+            print("begun", flush=True)
         if hvd.rank() == lost:
             os.kill(os.getpid(), signal.SIGKILL)
     # Sums of whole numbers are the same in any order, so on one host, too. Of `every` a rank has as many rows as it has
@@ -233,6 +236,19 @@ class Horovod(Launch):
         done = self.on_h1(*MPIRUN, "python", "train.py", "3", **INSTALLED)
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"process rank 3 with PID \d+ on node h2 exited on signal 9|lost rank 3 \(h2")
+
+    def test_a_lost_host_is_named_and_nothing_is_left(self):
+        job = self.box.start("h1", "env", *self.environment, f"PYTHONPATH={PACKAGE}", "horovodrun", "-np", "4", "-H", "h1:2,h2:2",
+                             "python", "train.py", "4", cwd=self.folder)
+        self.addCleanup(self.end, job)
+        self.addCleanup(self.box.act, "heal", "h2")
+        self.assertIn("begun", job.stdout.readline(), "" if job.poll() is None else job.stderr.read())
+        self.box.act("cut", "h2")
+        _, err = job.communicate(timeout=PATIENCE)
+        self.assertEqual(job.returncode, 1, err)
+        self.assertIn("the agent of h2 is lost", err)
+        # The host that nobody reaches ends its part by itself.
+        wait_until(lambda: not self.box.processes("h2", "agent|train"), "h2 cleans up")
 
 
 if __name__ == "__main__":
