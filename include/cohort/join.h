@@ -24,9 +24,10 @@ struct JoinOptions {
   /// "tcp://HOST:PORT": rank 0 listens there. "file:///PATH": a fresh file that all ranks can lock.
   /// "unix://NAME": processes of one user on one host, at a name that nobody else uses; no port is needed.
   std::string init_method = {};
-  /// Instead of an init_method, with rank and world_size: ranks on several hosts meet at addresses that rank 0 gives the
-  /// others through this channel. It carries a fresh secret, too, unless the ranks have one (that of `cohort run`, of
-  /// `secret_file`, or of a world that they have formed through their launcher): whoever reads such a channel can join.
+  /// Instead of an init_method, with rank and world_size: ranks on several hosts meet at addresses that rank 0 gives
+  /// the others through this channel. It carries a fresh secret, too, unless the ranks have one (that of `cohort run`,
+  /// of `secret_file`, or of a world that they have formed through their launcher): whoever reads such a channel can
+  /// join.
   ShareFunction share = {};
   std::string share_name = "a channel of the program's own";  ///< for messages
   int rank = -1;        ///< for tcp://, file:// and unix:// (or ?rank=R&world_size=N in the address, or the launcher's)

@@ -60,14 +60,18 @@ if TYPE_CHECKING:
     from cohort._functions import run
     from cohort.distributor import Distributor
 
-# Imported when they are asked for: what starts processes costs a rank milliseconds, and no rank needs it.
+# Imported when they are asked for: what starts processes costs a rank milliseconds, and no rank needs it; some of the
+# modules import torch.
 _LATER = {"run": "cohort._functions", "Distributor": "cohort.distributor"}
+_MODULES = {"checkpoint", "data", "distributed", "metrics", "nn", "optim", "torch"}
 
 
 def __getattr__(name: str) -> object:
-    if name in _LATER:
-        import importlib
+    import importlib
 
+    if name in _MODULES:
+        return importlib.import_module(f"cohort.{name}")
+    if name in _LATER:
         value = getattr(importlib.import_module(_LATER[name]), name)
         globals()[name] = value
         return value
@@ -75,7 +79,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LATER, *_MODULES})
 
 
 __all__ = [

@@ -246,6 +246,24 @@ class Parallel(Case):
                     expected = sum(r + 1 for r in left) / len(left)
                     self.assertTrue(torch.allclose(model.module.weight.grad, torch.full((1, 3), expected)))
 
+    def test_cohorts_own_trains_on_the_group(self):
+        # No other import, and no world but the group's.
+        expected = self.alone(sgd)
+        model = cohort.nn.DistributedDataParallel(make_net(self.rank))
+        self.assertIs(model.communicator, dist.group.WORLD.communicator)
+        self.train(model, sgd(model.parameters()), rank=self.rank)
+        self.close(model.module, expected)
+        cohort.nn.require_same_parameters(model.named_parameters())
+        groups = [dist.new_group([rank]) for rank in range(self.size)]
+        alone = cohort.nn.DistributedDataParallel(make_net(), process_group=groups[self.rank])
+        self.assertEqual(alone.communicator.size(), 1)
+        others = [group for rank, group in enumerate(groups) if rank != self.rank]
+        for wrong in [*others[:1], "cohort"]:
+            with self.assertRaisesRegex(cohort.InvalidArgument, "a group of the backend \"cohort\" is wanted"):
+                cohort.nn.DistributedDataParallel(make_net(), process_group=wrong)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "give one"):
+            cohort.nn.DistributedDataParallel(make_net(), model.communicator, process_group=groups[self.rank])
+
     def test_a_work_that_is_let_go_of_holds_no_large_tensor(self):
         tensor = torch.ones(1 << 20)
         gone = weakref.ref(tensor)

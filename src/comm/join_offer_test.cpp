@@ -60,9 +60,10 @@ TEST(JoinOffer, FitsIntoWhatTheLauncherTakes) {
 TEST(JoinOffer, RefusesTheRest) {
   const std::string secret(64, 'a');
   for (const std::string& text :
-       {std::string(), std::string("1"), "2;" + secret + ";a:1", "1;" + secret, "1;" + secret + ";", std::string("1;;a:1"), std::string("1;--;a:1"),
-        "1;" + secret + ";a", "1;" + secret + ";a:0", "1;" + secret + ";a:1;;b:1", "1;" + secret.substr(1) + ";a:1",
-        "1;" + secret + "a;a:1", "1;" + std::string(64, 'g') + ";a:1"}) {
+       {std::string(), std::string("1"), "2;" + secret + ";a:1", "1;" + secret, "1;" + secret + ";",
+        std::string("1;;a:1"), std::string("1;--;a:1"), "1;" + secret + ";a", "1;" + secret + ";a:0",
+        "1;" + secret + ";a:1;;b:1", "1;" + secret.substr(1) + ";a:1", "1;" + secret + "a;a:1",
+        "1;" + std::string(64, 'g') + ";a:1"}) {
     EXPECT_FALSE(decode_offer(text)) << text;
   }
   std::string many = "1;" + secret;

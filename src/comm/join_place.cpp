@@ -91,8 +91,10 @@ void go_through_exchange(const JoinPlan& plan, const std::string& meeting, net::
   net::wipe(*shared);
   const JoinOffer offer = value_or_throw(decoded);
   if (offer.secret.has_value() == plan.secret.has_value()) {
-    raise(ErrorCode::Mismatch, "rank 0 has {} secret and this rank has {} -- give all ranks the same COHORT_SECRET_FILE, "
-          "or none", plan.secret ? "no" : "a", plan.secret ? "one" : "none");
+    raise(ErrorCode::Mismatch,
+          "rank 0 has {} secret and this rank has {} -- give all ranks the same COHORT_SECRET_FILE, "
+          "or none",
+          plan.secret ? "no" : "a", plan.secret ? "one" : "none");
   }
   const net::Secret secret = offer.secret ? *offer.secret : *plan.secret;
   if (plan.rank == 0) {

@@ -25,7 +25,8 @@ using std::chrono::milliseconds;
 
 constexpr std::string_view kHowToGiveASecret =
     "to meet over a network, give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or "
-    "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if everybody "
+    "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
+    "everybody "
     "on that network may join, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
 
 std::string value_of(const Environment& environment, std::string_view name) {

@@ -43,7 +43,7 @@ WayToMeet way_to_meet(int rank, int size, const cluster::Environment& given) {
   if (!is_launchers) return WayToMeet::None;
   const auto exchange = find_exchange(*said, *environment);
   return exchange && (*exchange)->rank() == said->rank && (*exchange)->size() == said->size ? WayToMeet::Launcher
-                                                                                          : WayToMeet::None;
+                                                                                            : WayToMeet::None;
 }
 
 }  // namespace cohort::comm

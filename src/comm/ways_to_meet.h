@@ -10,14 +10,14 @@
 namespace cohort::comm {
 
 enum class WayToMeet {
-  None,          ///< neither of the following
-  Secret,        ///< the job's (COHORT_SECRET_FD, COHORT_SECRET_FILE), or that of a world formed through the launcher
-  Launcher,      ///< its own meeting place (PMI, PMIx, MUNGE): `join` without options forms the world of this rank and size
-  TorchsStore,   ///< torchrun on several hosts: its agent holds MASTER_PORT, and torch's store is there
+  None,      ///< neither of the following
+  Secret,    ///< the job's (COHORT_SECRET_FD, COHORT_SECRET_FILE), or that of a world formed through the launcher
+  Launcher,  ///< its own meeting place (PMI, PMIx, MUNGE): `join` without options forms the world of this rank and size
+  TorchsStore,  ///< torchrun on several hosts: its agent holds MASTER_PORT, and torch's store is there
 };
 
-/// For the world of `size` ranks in which this process is `rank`; -1: of the size that its launcher says. Does not throw:
-/// whatever is wrong with the environment is for `join` to say.
+/// For the world of `size` ranks in which this process is `rank`; -1: of the size that its launcher says. Does not
+/// throw: whatever is wrong with the environment is for `join` to say.
 WayToMeet way_to_meet(int rank, int size, const cluster::Environment& environment);
 
 /// The ranks of a world that has been formed through a launcher's meeting place have a secret in common from then on.

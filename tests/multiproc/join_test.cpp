@@ -146,7 +146,8 @@ TEST(Join, ThroughAChannelOfTheProgramsOwn) {
       EXPECT_EQ(status, 0) << output;
       const bool is_first = output.find("joined rank=0") != std::string::npos;
       // Once, though it joins twice.
-      const std::string_view warning = "the secret of this world of 3 ranks goes through a channel of the program's own";
+      const std::string_view warning =
+          "the secret of this world of 3 ranks goes through a channel of the program's own";
       const std::size_t at = output.find(warning);
       EXPECT_EQ(at != std::string::npos, is_first && !with_secret) << output;
       EXPECT_TRUE(at == std::string::npos || output.find(warning, at + 1) == std::string::npos) << output;

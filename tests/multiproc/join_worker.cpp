@@ -1,6 +1,7 @@
 // Joins as its arguments (name=value) say and tells on standard output what came of it: "joined ..." and exit status 0,
 // or "CODE: message" and exit status 3. With threads=N it is N ranks, each a thread of this process: task P of a
-// launcher is ranks P * N to P * N + N - 1, of tasks=T times N. With share=FOLDER rank 0 tells the others by files there.
+// launcher is ranks P * N to P * N + N - 1, of tasks=T times N. With share=FOLDER rank 0 tells the others by files
+// there.
 #include <cohort/cohort.h>
 
 #include <unistd.h>

@@ -10,10 +10,10 @@ from typing import NoReturn, Optional
 
 import torch
 
-import cohort
 from cohort import Communicator, _core
 from cohort._collective import broadcast_bytes
 from cohort.errors import InvalidArgument, Mismatch
+from cohort.nn._groups import default_world
 from cohort.nn._non_finite import position_of
 
 _CHUNK_BYTES = 64 << 20
@@ -39,7 +39,7 @@ def require_same_parameters(
     Of two ranks, or of two halves, both are named, since nobody can tell which of them is right. `peer` is that lowest
     rank. The communicator stays usable. One thread at a time per communicator.
     """
-    comm = comm if comm is not None else cohort.world()
+    comm = comm if comm is not None else default_world()
     named = list(tensors)
     for name, tensor in named:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:

@@ -10,9 +10,9 @@ from typing import Any, Optional, Union
 import torch
 from torch.nn.parameter import is_lazy
 
-import cohort
 from cohort import Communicator
 from cohort.errors import InvalidArgument
+from cohort.nn._groups import communicator_of, default_world
 from cohort.nn._reducer import Reducer
 from cohort.nn._same_model import require_same_on_all_ranks
 from cohort.nn._same_parameters import require_same_parameters
@@ -86,7 +86,8 @@ class DistributedDataParallel(torch.nn.Module):
         ...  loss = F.nll_loss(model(images), labels); loss.backward(); optimizer.step()
 
     module              dense, on the CPU, its trainable parameters floating-point (types may be mixed)
-    comm                the ranks that train together; None: the default world
+    comm                the ranks that train together; None: the default world, or where only init_process_group("cohort")
+                        was called its group
     bucket_bytes        size of a gradient bucket, that is of one all_reduce; default 25 MiB
     first_bucket_bytes  of the bucket that is ready first, so that communication begins early; default 1 MiB
     broadcast_buffers   buffers (running statistics) become rank 0's before each synchronising forward
@@ -103,6 +104,7 @@ class DistributedDataParallel(torch.nn.Module):
                         N > 0: every N synchronised steps a forward compares the parameters of all ranks to the bit, and
                         the buffers too where broadcast_buffers makes them equal, and raises Mismatch on every rank if
                         there is a difference: see require_same_parameters, which it calls. Default 0: never
+    process_group       instead of comm: a group of torch.distributed, of the backend "cohort"
 
     Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and
     raises Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers become rank
@@ -143,6 +145,7 @@ class DistributedDataParallel(torch.nn.Module):
         wire_dtype: Union[torch.dtype, str, None] = None,
         non_finite: str = "ignore",
         compare_parameters_every: int = 0,
+        process_group: Any = None,
     ) -> None:
         super().__init__()
         if not isinstance(module, torch.nn.Module):
@@ -152,6 +155,9 @@ class DistributedDataParallel(torch.nn.Module):
                 f"DistributedDataParallel: comm is a {type(comm).__name__} -- the second argument is a "
                 "cohort.Communicator, or nothing; there are no device_ids, since it works on the CPU"
             )
+        if comm is not None and process_group is not None:
+            raise InvalidArgument("DistributedDataParallel: comm and process_group both say who trains -- give one")
+        comm = comm if comm is not None else communicator_of(process_group)
         self.options = DistributedDataParallelOptions(
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
@@ -177,7 +183,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _attach(self) -> Reducer:
         """Collective: the models are compared and made equal, and the reducer hooked in."""
-        comm = self._comm = self._comm if self._comm is not None else cohort.world()
+        comm = self._comm = self._comm if self._comm is not None else default_world()
         contents = _Contents(self.module, self.options)
         require_same_on_all_ranks(comm, contents.description)
         self._everything = contents.parameters + contents.buffers
@@ -194,7 +200,7 @@ class DistributedDataParallel(torch.nn.Module):
     @property
     def communicator(self) -> Communicator:
         """The ranks that train together."""
-        return self._comm if self._comm is not None else cohort.world()
+        return self._comm if self._comm is not None else default_world()
 
     # -------------------------------------------------------------------------------------------- passes
 

@@ -1,0 +1,35 @@
+"""Which ranks train together: a Communicator, a group of torch.distributed, or whichever world there is."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Optional
+
+import cohort
+from cohort import Communicator
+from cohort.errors import InvalidArgument
+
+
+def default_world() -> Communicator:
+    """The default world; where only init_process_group("cohort") was called, that group's. Raises InvalidArgument."""
+    distributed = sys.modules.get("cohort.distributed")
+    if not cohort.is_initialized() and distributed is not None:
+        import torch.distributed as dist
+
+        if dist.is_initialized() and isinstance(dist.group.WORLD, distributed.ProcessGroup):
+            return dist.group.WORLD.communicator
+    return cohort.world()
+
+
+def communicator_of(process_group: Any) -> Optional[Communicator]:
+    """None for None. Raises InvalidArgument for what is no group of the backend "cohort" that this process is in."""
+    if process_group is None:
+        return None
+    from cohort.distributed import ProcessGroup
+
+    if isinstance(process_group, ProcessGroup):
+        return process_group.communicator
+    raise InvalidArgument(
+        f"DistributedDataParallel: process_group is a {type(process_group).__name__} -- a group of the backend "
+        '"cohort" is wanted (init_process_group("cohort"), new_group), of which this process is a member'
+    )
