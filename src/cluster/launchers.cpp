@@ -18,8 +18,8 @@ bool is_torchrun(const Environment& environment) {
   return ours == nullptr || *ours != *find(environment, "TORCHELASTIC_RUN_ID");
 }
 
-// RANK and WORLD_SIZE of a Kubernetes pod number the pods, not the processes. Equal to a launcher's they only repeat it:
-// torch.distributed's programs ask for them, and scripts set them so. The launcher's own place is the safer one.
+// RANK and WORLD_SIZE of a Kubernetes pod number the pods, not the processes. Equal to a launcher's they only repeat
+// it: torch.distributed's programs ask for them, and scripts set them so. The launcher's own place is the safer one.
 bool is_by_hand(const Environment& environment) {
   if (is_kubeflow_pod(environment)) return false;
   const std::string* const rank = find(environment, env::kRank);
@@ -178,6 +178,13 @@ constexpr Launcher kLaunchers[] = {
      .meeting = Meeting::Launcher,
      .is_it = is_horovod,
      .complete = complete_horovod},
+    {.name = "Indexed Job",
+     .markers = {"JOB_COMPLETION_INDEX", "WORLD_SIZE"},
+     .rank = "JOB_COMPLETION_INDEX",
+     .size = "WORLD_SIZE",
+     .meeting = Meeting::Master,
+     .is_it = is_indexed_job,
+     .complete = complete_indexed_job},
     {.name = "env://",
      .markers = {"WORLD_SIZE", {}},
      .rank = "RANK",
@@ -238,6 +245,26 @@ constexpr Launcher kLaunchers[] = {
     {.name = "TF_CONFIG", .markers = {"TF_CONFIG", {}}, .read = read_tf_config},
     {.name = "Kubeflow", .markers = {"PET_NNODES", {}}, .is_it = is_kubeflow_pod, .read = read_kubeflow},
     {.name = "Kubeflow MPIJob", .markers = {"K_MPI_JOB_ROLE", {}}, .read = read_mpijob_launcher},
+    {.name = "LeaderWorkerSet",
+     .markers = {"LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE"},
+     .rank = "LWS_WORKER_INDEX",
+     .size = "LWS_GROUP_SIZE",
+     .meeting = Meeting::Address,
+     .complete = complete_leader_worker_set},
+    {.name = "Kubeflow (JAX)",
+     .markers = {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"},
+     .rank = "JAX_PROCESS_ID",
+     .size = "JAX_NUM_PROCESSES",
+     .meeting = Meeting::Address,
+     .complete = complete_jax_trainer},
+    {.name = "JAXJob",
+     .markers = {"COORDINATOR_ADDRESS", "NUM_PROCESSES"},
+     .rank = "PROCESS_ID",
+     .size = "NUM_PROCESSES",
+     .meeting = Meeting::Address,
+     .is_it = is_jax_job,
+     .complete = complete_jax_job},
+    {.name = "Volcano", .markers = {"VC_TASK_INDEX", {}}, .is_it = is_volcano, .read = read_volcano},
     {.name = "SageMaker", .markers = {"SM_CURRENT_HOST", {}}, .is_it = is_sagemaker, .read = read_sagemaker},
 };
 

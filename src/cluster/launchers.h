@@ -44,4 +44,14 @@ Result<Detected> read_tf_config(const Environment& environment);
 bool is_sagemaker(const Environment& environment);
 Result<Detected> read_sagemaker(const Environment& environment);
 
+// Rows of pods (launchers_pods.cpp).
+Result<void> complete_leader_worker_set(const Environment& environment, Detected& detected);
+bool is_jax_job(const Environment& environment);
+Result<void> complete_jax_job(const Environment& environment, Detected& detected);
+Result<void> complete_jax_trainer(const Environment& environment, Detected& detected);
+bool is_indexed_job(const Environment& environment);
+Result<void> complete_indexed_job(const Environment& environment, Detected& detected);
+bool is_volcano(const Environment& environment);
+Result<Detected> read_volcano(const Environment& environment);
+
 }  // namespace cohort::cluster

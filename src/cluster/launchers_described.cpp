@@ -215,8 +215,22 @@ Result<Detected> read_sagemaker(const Environment& environment) {
   detected.hosts = *hosts;
   detected.source =
       fmt::format("SM_CURRENT_HOST={} is number {} of {} hosts (SageMaker)", current, detected.rank, detected.size);
+  // The newest toolkit counts, too: all hosts, in the same order.
+  const struct {
+    std::string_view name;
+    int ours;
+  } counted[] = {{"SM_CURRENT_HOST_RANK", detected.rank}, {"SM_HOST_COUNT", detected.size}};
+  for (const auto& each : counted) {
+    const auto value = number(environment, each.name, 0);
+    if (!value) return tl::unexpected(value.error());
+    if (!*value || **value == each.ours || hosts->size() != all->hosts.size()) continue;
+    return fail(ErrorCode::InvalidArgument,
+                "{}={} but {}: they contradict each other -- correct or unset one of SageMaker's variables", each.name,
+                **value, detected.source);
+  }
   if (detected.size == 1) return detected;
-  const auto port = port_of(environment, env::kMasterPort, kDefaultPort);
+  const bool plain = find(environment, env::kMasterPort) != nullptr;
+  const auto port = port_of(environment, plain ? env::kMasterPort : "SM_MASTER_PORT", kDefaultPort);
   if (!port) return tl::unexpected(port.error());
   detected.meeting = Meeting::Address;
   detected.address = {hosts->front(), *port};

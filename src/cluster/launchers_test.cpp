@@ -66,6 +66,10 @@ const Environment kTfJob = {
     {"TF_CONFIG",
      R"({"cluster":{"chief":["j-chief-0.ns.svc:2222"],"ps":["j-ps-0.ns.svc:2222"],"worker":["j-worker-0.ns.svc:2222",)"
      R"("j-worker-1.ns.svc:2222"]},"task":{"type":"worker","index":1},"environment":"cloud"})"}};
+const Environment kVolcano = {{"VC_TASK_INDEX", "1"},
+                              {"VK_TASK_INDEX", "1"},
+                              {"VC_WORKER_HOSTS", "j-worker-0.j,j-worker-1.j"},
+                              {"VC_WORKER_NUM", "2"}};
 const Environment kJsrun = {
     {"JSM_NAMESPACE_RANK", "5"},       {"JSM_NAMESPACE_SIZE", "8"}, {"JSM_NAMESPACE_LOCAL_RANK", "1"},
     {"JSM_NAMESPACE_LOCAL_SIZE", "4"}, {"LSB_JOBID", "9"},          {"LSB_MCPU_HOSTS", "launch 1 h1 4 h2 4"}};
@@ -96,6 +100,35 @@ TEST(Launchers, EachSaysWhoAProcessIs) {
        {},
        4,
        Meeting::Launcher},
+      {{{"LWS_LEADER_ADDRESS", "lws-0.lws.ns"}, {"LWS_GROUP_SIZE", "3"}, {"LWS_WORKER_INDEX", "2"}},
+       "LeaderWorkerSet",
+       2,
+       3,
+       0,
+       1,
+       Meeting::Address},
+      {{{"JAX_COORDINATOR_ADDRESS", "job-node-0-0.job:6666"}, {"JAX_NUM_PROCESSES", "2"}, {"JAX_PROCESS_ID", "1"}},
+       "Kubeflow (JAX)",
+       1,
+       2,
+       0,
+       1,
+       Meeting::Address},
+      {{{"COORDINATOR_ADDRESS", "job-0"}, {"COORDINATOR_PORT", "6666"}, {"NUM_PROCESSES", "2"}, {"PROCESS_ID", "0"}},
+       "JAXJob",
+       0,
+       2,
+       0,
+       1,
+       Meeting::Address},
+      {{{"JOB_COMPLETION_INDEX", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-0.job"}, {"MASTER_PORT", "29500"}},
+       "Indexed Job",
+       1,
+       4,
+       0,
+       1,
+       Meeting::Master},
+      {kVolcano, "Volcano", 1, 2, 0, 1, Meeting::Address},
       {{{"MV2_COMM_WORLD_RANK", "0"},
         {"MV2_COMM_WORLD_SIZE", "2"},
         {"MV2_COMM_WORLD_LOCAL_RANK", "0"},
@@ -157,6 +190,58 @@ TEST(Launchers, TheInnermostWins) {
     const auto detected = detect(one.environment);
     ASSERT_TRUE(detected) << one.launcher << ": " << detected.error().what();
     EXPECT_EQ(detected->launcher, one.launcher);
+  }
+}
+
+TEST(Launchers, PodsMeetAtTheFirst) {
+  const struct {
+    Environment environment;
+    net::Address address;
+  } cases[] = {
+      {{{"LWS_LEADER_ADDRESS", "lws-0.lws"}, {"LWS_GROUP_SIZE", "2"}, {"LWS_WORKER_INDEX", "0"}}, {"lws-0.lws", 29500}},
+      {{{"LWS_LEADER_ADDRESS", "l"}, {"LWS_GROUP_SIZE", "2"}, {"LWS_WORKER_INDEX", "0"}, {"MASTER_PORT", "7"}},
+       {"l", 7}},
+      {{{"JAX_COORDINATOR_ADDRESS", "a:6"}, {"JAX_NUM_PROCESSES", "2"}, {"JAX_PROCESS_ID", "1"}}, {"a", 6}},
+      {{{"JAX_COORDINATOR_ADDRESS", "a"},
+        {"JAX_COORDINATOR_PORT", "6"},
+        {"JAX_NUM_PROCESSES", "2"},
+        {"JAX_PROCESS_ID", "1"}},
+       {"a", 6}},
+      {{{"COORDINATOR_ADDRESS", "b"}, {"COORDINATOR_PORT", "6"}, {"NUM_PROCESSES", "2"}, {"PROCESS_ID", "0"}},
+       {"b", 6}},
+      {kVolcano, {"j-worker-0.j", 29500}},
+      {with(kSageMaker, {{"SM_MASTER_PORT", "7777"}, {"SM_HOST_COUNT", "3"}, {"SM_CURRENT_HOST_RANK", "1"}}),
+       {"algo-1", 7777}},
+  };
+  for (const auto& one : cases) {
+    const auto detected = detect(one.environment);
+    ASSERT_TRUE(detected) << one.address.host << ": " << detected.error().what();
+    EXPECT_EQ(detected->address, one.address) << detected->launcher;
+  }
+  // A number of one's own counts for more than the control plane's.
+  EXPECT_EQ(detect({{"JOB_COMPLETION_INDEX", "1"}, {"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}})->rank, 3);
+}
+
+TEST(Launchers, PodsThatContradictThemselvesAreRefused) {
+  const struct {
+    Environment environment;
+    std::string text;
+  } cases[] = {
+      {{{"LWS_LEADER_ADDRESS", "a"}, {"LWS_GROUP_SIZE", "2"}, {"LWS_WORKER_INDEX", "2"}}, "LWS_WORKER_INDEX=2"},
+      {{{"LWS_LEADER_ADDRESS", "a"}, {"LWS_GROUP_SIZE", "2"}, {"LWS_WORKER_INDEX", "0"}, {"MASTER_PORT", "x"}},
+       "MASTER_PORT='x'"},
+      {{{"JAX_COORDINATOR_ADDRESS", "a:"}, {"JAX_NUM_PROCESSES", "2"}, {"JAX_PROCESS_ID", "1"}}, "is not HOST:PORT"},
+      {with(kVolcano, {{"VC_WORKER_NUM", "3"}}), "VC_WORKER_NUM=3 but VC_WORKER_HOSTS names 2 hosts"},
+      {with(kVolcano, {{"VC_TASK_INDEX", "2"}}), "tasks count from 0"},
+      {with(kVolcano, {{"VC_PS_HOSTS", "j-ps-0.j"}}), "VC_PS_HOSTS, VC_WORKER_HOSTS"},
+      {with(kSageMaker, {{"SM_HOST_COUNT", "2"}}), "SM_HOST_COUNT=2 but"},
+      {with(kSageMaker, {{"SM_CURRENT_HOST_RANK", "2"}}), "SM_CURRENT_HOST_RANK=2 but"},
+  };
+  for (const auto& one : cases) {
+    const auto detected = detect(one.environment);
+    ASSERT_FALSE(detected) << one.text;
+    EXPECT_EQ(detected.error().code(), ErrorCode::InvalidArgument);
+    EXPECT_CONTAINS(detected.error().what(), one.text);
   }
 }
 
