@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import unittest
 
 from python_case import COHORT, EXAMPLES, PACKAGE, PythonCase
@@ -88,6 +89,21 @@ if "AND_COHORT" in os.environ:  # the same ranks at the same places, as a world 
 print(f"rank {rank} of {size} on {cross} hosts: {digest(summed)} {digest(weights)}", flush=True)
 """
 
+ENDLESS = """
+import datetime, os
+import torch
+import torch.distributed as dist
+import cohort
+
+dist.init_process_group("cohort", timeout=datetime.timedelta(seconds=60))
+begun = False
+while True:
+    dist.all_reduce(torch.ones(4))
+    if not begun:
+        print(os.getpid(), flush=True)
+    begun = True
+"""
+
 # How scripts give torch's four variables from a launcher's.
 BY_SLURM = """#!/bin/sh
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID MASTER_ADDR=h1 MASTER_PORT=29411
@@ -100,7 +116,7 @@ exec "$@"
 
 
 class Programs(PythonCase):
-    files = {"group.py": PROGRAM, "by_slurm.sh": BY_SLURM, "by_open_mpi.sh": BY_OPEN_MPI}
+    files = {"group.py": PROGRAM, "endless.py": ENDLESS, "by_slurm.sh": BY_SLURM, "by_open_mpi.sh": BY_OPEN_MPI}
     environment = [f"PYTHONPATH={PACKAGE}", f"EXAMPLES={EXAMPLES}", "PYTHONDONTWRITEBYTECODE=1"]
 
     def program(self, *words):
@@ -189,6 +205,35 @@ class Programs(PythonCase):
 
 
 class OfAUser(Programs):
+    def endless(self, port):
+        """Four ranks by hand that are within a loop: their processes, and the pid of each."""
+        ranks = []
+        for rank, host in enumerate(("h1", "h1", "h2", "h2")):
+            variables = [f"RANK={rank}", "WORLD_SIZE=4", "MASTER_ADDR=h1", f"MASTER_PORT={port}", "OMP_NUM_THREADS=1"]
+            ranks.append(self.box.start(host, "env", *self.environment, *variables, self.python, self.folder / "endless.py",
+                                        as_user=self.by_user, cwd=self.folder))
+            self.addCleanup(ranks[-1].communicate)
+            self.addCleanup(ranks[-1].kill)
+        return ranks, [int(rank.stdout.readline()) for rank in ranks]
+
+    def ended(self, rank):
+        _, said = rank.communicate(timeout=60)
+        self.assertNotEqual(rank.returncode, 0, said)
+        return said
+
+    def test_a_lost_rank_is_named(self):
+        ranks, pids = self.endless(29421)
+        os.kill(pids[3], signal.SIGKILL)
+        for rank in ranks[:3]:
+            self.assertRegex(self.ended(rank), rf"cohort.errors.(PeerLost|Aborted): .*rank 3 \(h2, pid {pids[3]}\)")
+
+    def test_a_cable_that_is_cut_is_named_on_both_sides(self):
+        ranks, _ = self.endless(29422)
+        self.addCleanup(self.box.act, "heal", "h2")
+        self.box.act("cut", "h2")
+        for rank in ranks:
+            self.assertRegex(self.ended(rank), r"cohort.errors.(PeerLost|Aborted): .*has not answered for 3 s")
+
     def test_every_launcher_gives_the_same_bits(self):
         self.every_launcher_gives_the_same_bits()
 
