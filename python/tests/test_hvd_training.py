@@ -55,6 +55,77 @@ OPTIMIZERS = {
 }
 
 
+class BySamples(Case):
+    """The measure is one process that trains on all samples, of which ranks have different numbers, and one may have none."""
+
+    def train(self, **options):
+        alone, model = network(), network()
+        single = OPTIMIZERS["SGD"](alone.parameters())
+        optimizer = hvd.DistributedOptimizer(
+            OPTIMIZERS["SGD"](model.parameters()), named_parameters=model.named_parameters(), average_by="samples",
+            **(options.pop("groups_of", lambda _: {})(model)), **options,
+        )
+        generator = torch.Generator().manual_seed(7)
+        for step in range(4):
+            counts = [(3 * rank + 2 * step + 1) % 7 for rank in range(self.size)]
+            counts[step % self.size] += 1
+            inputs = torch.randn(sum(counts), 6, generator=generator).double()
+            labels = torch.randint(0, 3, (sum(counts),), generator=generator)
+            single.zero_grad()
+            loss_of(alone(inputs), labels).backward()
+            single.step()
+            first, mine = sum(counts[: self.rank]), counts[self.rank]
+            optimizer.zero_grad()
+            optimizer.set_sample_count(mine)
+            if mine:
+                loss_of(model(inputs[first : first + mine]), labels[first : first + mine]).backward()
+            optimizer.step()
+        self.alike(model, alone)
+        self.on_all_ranks(model)
+
+    def test_gives_the_average_of_all_samples(self):
+        self.train()
+        self.train(groups=2)
+        self.train(gradient_predivide_factor=2.0)
+        self.train(groups_of=lambda model: {"groups": [list(model[0].parameters())]})
+
+    def test_a_rank_without_samples_brings_nothing(self):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters(), average_by="samples"
+        )
+        optimizer.set_sample_count(0 if self.rank else 1)
+        (model(torch.ones(1, 6).double()).sum() * (float("nan") if self.rank else 1.0)).backward()
+        optimizer.synchronize()
+        self.assertEqual(model[2].bias.grad.tolist(), [1.0] * 3)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    def test_what_has_no_meaning_is_refused(self):
+        model = network()
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        for options in dict(op=hvd.Sum), dict(backward_passes_per_step=2), dict(op=hvd.Adasum):
+            with self.assertRaisesRegex(ValueError, "average_by='samples' goes with"):
+                hvd.DistributedOptimizer(plain, average_by="samples", **options)
+        with self.assertRaisesRegex(ValueError, "'ranks' and 'samples' are possible"):
+            hvd.DistributedOptimizer(plain, average_by="batches")
+        with self.assertRaisesRegex(ValueError, "averages by ranks"):
+            hvd.DistributedOptimizer(torch.optim.SGD(network().parameters(), lr=0.1)).set_sample_count(1)
+        optimizer = hvd.DistributedOptimizer(plain, average_by="samples")
+        for wrong in -1, 1.5, True:
+            with self.assertRaisesRegex(ValueError, "a number from 0"):
+                optimizer.set_sample_count(wrong)
+        with self.assertRaisesRegex(ValueError, "goes with 1 alone"):
+            optimizer.set_backward_passes_per_step(2)
+        if self.size > 1:
+            with self.assertRaisesRegex(ValueError, "call optimizer.set_sample_count"):
+                model(torch.ones(1, 6).double()).sum().backward()
+            optimizer.set_sample_count(1)
+            with self.assertRaisesRegex(ValueError, "it was called for this step"):
+                optimizer.set_sample_count(1)
+            optimizer.load_state_dict(optimizer.state_dict())
+
+
 class Training(Case):
     def train(self, options=None, make=OPTIMIZERS["SGD"], steps=3, passes=1, step=None, tolerance=None):
         """Trains N ranks on parts and one process on the whole: the results are to be alike."""

@@ -46,7 +46,8 @@ class Reducer:
 
     def __init__(self, names: Sequence[Tuple[str, Tensor]], compression: Union[Type[Compressor], Compressor],
                  passes: int, op: int, predivide: float, groups: List[List[Tensor]], sparse_as_dense: bool,
-                 process_set: ProcessSet, non_finite: str = "ignore") -> None:  # fmt: skip
+                 process_set: ProcessSet, non_finite: str = "ignore",
+                 average_by: str = "ranks") -> None:  # fmt: skip
         self.names: Dict[Tensor, str] = {parameter: name for name, parameter in names}
         self.passes = passes
         self._compression = compression
@@ -67,6 +68,8 @@ class Reducer:
         self.raises_non_finite = non_finite == "raise"
         self._found: Optional[LocalNonFinite] = None  # the first gradient that is not finite, since the last step
         self._steps = 0
+        self._counts_samples = average_by == "samples"
+        self._factor_of_step: Optional[Callable[[], float]] = None  # this rank's part of all samples, times the ranks
         self._hooks: List[Callable[[], None]] = []  # holds what older torch would let go
 
     def attach(self) -> None:
@@ -104,6 +107,40 @@ class Reducer:
         self.passes = passes
         self._passes_left = dict.fromkeys(self._passes_left, passes)
 
+    def set_sample_count(self, count: int) -> None:
+        """Of the next step. The counts of all ranks are summed while forward runs."""
+        if not self._counts_samples:
+            raise ValueError("set_sample_count: this optimizer averages by ranks -- give average_by='samples'")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ValueError(f"set_sample_count({count!r}): a number from 0 is wanted")
+        if self._factor_of_step is not None:
+            raise ValueError("set_sample_count: it was called for this step -- once before each backward(), then step()")
+        if not self._passes_left:  # alone, or not of the process set
+            return
+        total = torch.tensor([count], dtype=torch.float64)
+        handle = start.allreduce_async_(total, None, "cohort.samples", Sum, process_set=self._process_set)
+        factor: List[float] = []
+
+        def wait() -> float:
+            if not factor:
+                samples = float(synchronize(handle))
+                factor.append(count * (self._process_set.size() or 1) / samples if samples else 0.0)
+            return factor[0]
+
+        self._factor_of_step = wait
+
+    def _weigh(self, gradient: Tensor) -> None:
+        if not self._counts_samples:
+            return
+        if self._factor_of_step is None:
+            raise ValueError("average_by='samples': call optimizer.set_sample_count(n) before backward() and step()")
+        values = gradient.detach() if gradient.layout is torch.strided else gradient.detach()._values()
+        factor = self._factor_of_step()
+        if factor == 0:
+            values.zero_()  # whatever they are
+        elif factor != 1:
+            values.mul_(factor)
+
     def _on_gradient(self, parameter: Tensor) -> None:
         left = self._passes_left[parameter]
         if left <= 0:
@@ -127,6 +164,7 @@ class Reducer:
     def _start(self, parameter: Tensor) -> None:
         self._started[parameter] = True
         gradient = self._gradient(parameter)
+        self._weigh(gradient)
         name = self.names[parameter]
         if gradient.layout is torch.sparse_coo:
             self._look(parameter, gradient._values(), gradient)
@@ -149,6 +187,8 @@ class Reducer:
             self._started[parameter] = True
         # What all ranks reduce together has to be alike on all of them.
         gradients = [self._gradient(parameter, densify=True) for parameter in group]
+        for gradient in gradients:
+            self._weigh(gradient)
         compressed = [self._compression.compress(gradient) for gradient in gradients]
         for parameter, gradient, (one, _) in zip(group, gradients, compressed):
             self._look(parameter, one, gradient)
@@ -259,6 +299,8 @@ class Reducer:
         for parameter in self._passes_left if complete else self._started:
             self._passes_left[parameter] = self.passes
         self._started = {} if complete else dict.fromkeys(self._started, False)
+        if complete:
+            self._factor_of_step = None
         if failed is not None:
             raise failed
         if complete and self.raises_non_finite and self._passes_left:
@@ -295,6 +337,7 @@ class Reducer:
         self._started.clear()
         self._handles.clear()
         self._found = None
+        self._factor_of_step = None
         self._passes_left = dict.fromkeys(self._passes_left, self.passes)
 
     def quiet(self) -> bool:

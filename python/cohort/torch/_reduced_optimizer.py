@@ -69,7 +69,14 @@ class ReducedOptimizer:
         """Gradients of so many backward passes are added up before they are reduced, from the next pass on."""
         if passes < 1:
             raise ValueError(f"set_backward_passes_per_step({passes}): at least 1 is needed")
+        if passes > 1 and self._reducer._counts_samples:
+            raise ValueError(f"set_backward_passes_per_step({passes}): average_by='samples' goes with 1 alone")
         self._reducer.set_passes(passes)
+
+    def set_sample_count(self, count: int) -> None:
+        """With average_by="samples", once before each backward: this rank's loss is the mean of so many samples; 0 where it
+        has none left, and its gradients do not count. Raises ValueError for what has no meaning."""
+        self._reducer.set_sample_count(count)
 
     def synchronize(self) -> None:
         """Waits until all gradients are those of all ranks: for clipping, say. Then step within `skip_synchronize`.

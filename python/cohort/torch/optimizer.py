@@ -24,7 +24,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
                          backward_passes_per_step: int = 1, op: int = Average, gradient_predivide_factor: float = 1.0,
                          num_groups: int = 0, groups: Groups = None, sparse_as_dense: bool = False,
                          process_set: ProcessSet = global_process_set,
-                         non_finite: str = "ignore") -> torch.optim.Optimizer:  # fmt: skip
+                         non_finite: str = "ignore", average_by: str = "ranks") -> torch.optim.Optimizer:  # fmt: skip
     """An optimizer that steps with the gradients of all ranks. It shares the groups, the state and the class of `optimizer`,
     which should not be used any more.
 
@@ -44,6 +44,11 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
                                then, nothing has been stepped, and training can go on with the next batch. Costs one
                                reading of the gradients and one small reduction for each step. Not with hvd.Adasum, and
                                not beside a GradScaler, which makes infinite gradients on purpose
+    average_by                 not Horovod's. "samples": before each backward, set_sample_count(n) says of how many samples
+                               this rank's loss is the mean, and the average is that of all samples, exact also where
+                               ranks have different numbers of them. Costs one small reduction for each step, while
+                               forward runs. With op=hvd.Average and backward_passes_per_step=1. Default "ranks", as
+                               Horovod: every rank counts alike
 
     Raises ValueError for arguments that have no meaning, and before `init`.
     """
@@ -60,6 +65,10 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
         raise ValueError(f"non_finite={non_finite!r}: 'ignore' and 'raise' are possible")
     if non_finite == "raise" and op == Adasum:
         raise ValueError("non_finite='raise' does not go with op=hvd.Adasum, which reduces steps and not gradients")
+    if average_by not in ("ranks", "samples"):
+        raise ValueError(f"average_by={average_by!r}: 'ranks' and 'samples' are possible")
+    if average_by == "samples" and (op != Average or backward_passes_per_step != 1):
+        raise ValueError("average_by='samples' goes with op=hvd.Average and backward_passes_per_step=1 alone")
     names = _names(optimizer, named_parameters)
     included = True
     if process_set is global_process_set or process_set.process_set_id is None:
@@ -70,7 +79,8 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     if op == Adasum and size > 1:
         return AdasumOptimizer.wrap(optimizer, names, compression, backward_passes_per_step, process_set, included)
     reducer = Reducer(names, compression, backward_passes_per_step, Average if op == Adasum else op,
-                      gradient_predivide_factor, _groups(optimizer, groups), sparse_as_dense, process_set, non_finite)  # fmt: skip
+                      gradient_predivide_factor, _groups(optimizer, groups), sparse_as_dense, process_set, non_finite,
+                      average_by)  # fmt: skip
     return ReducedOptimizer.wrap(optimizer, reducer, included)
 
 
