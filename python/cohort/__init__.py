@@ -58,11 +58,12 @@ from cohort._world import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cohort._functions import run
+    from cohort._threads import run_on_threads
     from cohort.distributor import Distributor
 
 # Imported when they are asked for: what starts processes costs a rank milliseconds, and no rank needs it; some of the
 # modules import torch.
-_LATER = {"run": "cohort._functions", "Distributor": "cohort.distributor"}
+_LATER = {"run": "cohort._functions", "run_on_threads": "cohort._threads", "Distributor": "cohort.distributor"}
 _MODULES = {"checkpoint", "data", "distributed", "metrics", "nn", "optim", "torch"}
 
 
@@ -113,6 +114,7 @@ __all__ = [
     "monitored_barrier",
     "rank",
     "run",
+    "run_on_threads",
     "shutdown",
     "size",
     "supports",

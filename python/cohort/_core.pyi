@@ -1,6 +1,6 @@
 import datetime
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Optional, TypeVar, Union, overload
+from typing import Any, Callable, Literal, Optional, TypeVar, Union, overload
 
 # A torch tensor, a NumPy array, or anything with the buffer protocol or DLPack: contiguous, in the host's memory.
 Array = Any
@@ -386,7 +386,12 @@ def join(
     timeout: Optional[Seconds],
     transport: str,
     alone: bool,
+    trust_network: bool,
+    share: Optional[Callable[[str, Optional[str], float], str]],
+    share_name: str,
 ) -> Communicator: ...
+def way_to_meet(rank: int, world_size: int) -> str: ...
+def form_thread_world(size: int, timeout: Optional[Seconds]) -> list[Communicator]: ...
 def leave_all(*, grace: Optional[Seconds], reason: str, failed: bool) -> None: ...
 
 # For the package itself: files of tensors, and folders of checkpoints. A tensor is (name, type as torch calls it, shape,

@@ -51,6 +51,22 @@ PyCommunicator join_world(const std::string& init_method, int rank, int world_si
   return PyCommunicator(Member::make(run_interruptibly<Communicator>([options] { return cohort::join(options); }, {})));
 }
 
+std::vector<PyCommunicator> form_threads(int size, const py::object& timeout) {
+  ThreadWorldOptions options;
+  if (const auto deadline = milliseconds_of(timeout, "run_on_threads")) {
+    if (deadline->count() <= 0) refuse("run_on_threads", "the timeout of operations has to be positive");
+    options.timeout = *deadline;
+  }
+  std::vector<Communicator> formed;
+  {
+    const py::gil_scoped_release release;
+    formed = form_thread_world(size, options);
+  }
+  std::vector<PyCommunicator> ranks;
+  for (Communicator& rank : formed) ranks.emplace_back(Member::make(std::move(rank)));
+  return ranks;
+}
+
 std::string way_to_meet(int rank, int world_size) {
   const py::gil_scoped_release release;
   switch (comm::way_to_meet(rank, world_size, cluster::current_environment())) {
@@ -111,6 +127,14 @@ PYBIND11_MODULE(_core, module) {
              py::arg("secret_file"), py::arg("group_name"), py::arg("program"), py::arg("join_timeout"),
              py::arg("timeout"), py::arg("transport"), py::arg("alone"), py::arg("trust_network"), py::arg("share"),
              py::arg("share_name"));
+  module.def(
+      "form_thread_world",
+      [](int size, const py::object& timeout) {
+        py::list ranks;
+        for (PyCommunicator& rank : form_threads(size, timeout)) ranks.append(py::cast(std::move(rank)));
+        return ranks;
+      },
+      py::arg("size"), py::arg("timeout"));
   module.def("way_to_meet", &way_to_meet, py::arg("rank"), py::arg("world_size"));
   module.def(
       "leave_all",

@@ -22,6 +22,20 @@ print(f"rank {world.rank()} of {world.size()} on {world.cross_size()} hosts: {nu
 """
 
 
+THREADS = """
+import array, cohort
+
+def total(world):
+    numbers = array.array("d", [world.rank() + 1.0])
+    world.all_reduce(numbers)
+    return f"rank {world.rank()} of {world.size()}, local {world.local_rank()}, host {world.cross_rank()}: {numbers[0]}"
+
+cohort.init()
+for said in cohort.run_on_threads(total, 2, across=cohort.world()):
+    print(said, flush=True)
+"""
+
+
 class Launchers(boxes.InBox):
     needs = ("COHORT_JOIN_WORKER",)
     wanted = ("who", "--slurm", "--hosts", "2")
@@ -118,9 +132,23 @@ class Launchers(boxes.InBox):
         ranks = re.findall(r"^thread rank=(\d) size=4 local=(\d)/2 cross=(\d)/2 sum=right$", done.stdout, re.M)
         self.assertEqual(sorted(ranks), [("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1")], done.stdout)
 
-    def test_python(self):
+    def test_one_task_for_each_host_with_threads_in_python(self):
+        self.need_python()
+        with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
+            program = pathlib.Path(folder, "threads.py")
+            program.write_text(THREADS)
+            for launcher in ["srun", "-N2", "-n2"], [COHORT, "run", "-q", "--no-logs", "--prefix", "none", "-H", "h1:1,h2:1"]:
+                done = self.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", *launcher, "python3", program, timeout=90)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertEqual(sorted(done.stdout.splitlines()),
+                                 [f"rank {rank} of 4, local {rank % 2}, host {rank // 2}: 10.0" for rank in range(4)])
+
+    def need_python(self):
         if not list(pathlib.Path(PACKAGE, "cohort").glob("_core.*.so")):
             self.skipTest("the Python package is not built")
+
+    def test_python(self):
+        self.need_python()
         with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
             program = pathlib.Path(folder, "sum.py")
             program.write_text(SUM)
