@@ -41,6 +41,8 @@ void bind_formats(pybind11::module_& module);
 /// Folders of checkpoints.
 void bind_checkpoints(pybind11::module_& module);
 void bind_permutation(pybind11::module_& module);
+/// Records of runs.
+void bind_track(pybind11::module_& module);
 void bind_preemption(pybind11::module_& module);
 void bind_values(pybind11::module_& module);
 void bind_status(pybind11::module_& module);

@@ -132,6 +132,12 @@ Memory Member::allocate(std::size_t bytes) {
   return communicator_.allocate(bytes);
 }
 
+void Member::observe(std::shared_ptr<Observer> observer) {
+  const std::unique_lock held = lock("observe");
+  observers_.push_back(std::move(observer));
+  communicator_.set_observer(observers_.back().get());
+}
+
 void Member::abort(const std::string& reason) {
   check_usable("abort");
   Communicator communicator = communicator_;

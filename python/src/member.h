@@ -9,6 +9,7 @@
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
+#include <cohort/observer.h>
 
 #include <functional>
 #include <memory>
@@ -82,6 +83,8 @@ class Member {
   T call(const char* name, const std::function<T(Communicator&)>& body);
 
   Memory allocate(std::size_t bytes);
+  /// From now on it is told what happens; it lives as long as this does, since progress threads may be telling it.
+  void observe(std::shared_ptr<Observer> observer);
   void abort(const std::string& reason);
 
   /// The communicator, once what is unfinished has ended; from now on it is the tenant's alone.
@@ -106,6 +109,7 @@ class Member {
   void finish_aborted(const std::string& reason);
 
   const std::uint64_t home_ = fork_generation();
+  std::vector<std::shared_ptr<Observer>> observers_;  // outlive the communicator
   Communicator communicator_;
   std::timed_mutex starting_;  // the core wants one thread at a time
   Unfinished<Operation> running_{16};

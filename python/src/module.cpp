@@ -120,6 +120,7 @@ PYBIND11_MODULE(_core, module) {
   bind_checkpoints(module);
   bind_permutation(module);
   bind_preemption(module);
+  bind_track(module);
   bind_values(module);
   bind_status(module);
   bind_job_store(module);
