@@ -244,7 +244,8 @@ Result<void> Agent::start_workers(const StartJob& job) {
     if (!shared) return tl::unexpected(shared.error());
     shares = *std::move(shared);
   }
-  if (!environment.find(env::kOmpNumThreads)) environment.set(env::kOmpNumThreads, std::to_string(threads));
+  if (job.divides_cores && !environment.find(env::kOmpNumThreads))
+    environment.set(env::kOmpNumThreads, std::to_string(threads));
   environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
 
   Worker::Events events;

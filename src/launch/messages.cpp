@@ -95,7 +95,7 @@ void visit_fields(M& m, A& a, const WorkerPlan*) {
 template <class M, class A>
 void visit_fields(M& m, A& a, const StartJob*) {
   a(m.path, m.arguments, m.environment, m.folder, m.log_folder, m.workers, m.input, m.tail_lines, m.open_files,
-    m.bind_to_cores, m.elsewhere, m.run_folder);
+    m.bind_to_cores, m.elsewhere, m.run_folder, m.divides_cores);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Input*) {

@@ -126,6 +126,7 @@ struct StartJob {
   bool bind_to_cores = false;    ///< each worker to its share of the host's
   bool elsewhere = false;        ///< the environment is another host's: the agent's own has HOME and the like
   std::string run_folder;        ///< made there if it is not
+  bool divides_cores = true;     ///< OMP_NUM_THREADS, where nobody has set it, is each worker's share of the cores
 };
 
 struct Input {

@@ -79,6 +79,14 @@ TEST(CommandBuild, TheRealPythonAnswers) {
   EXPECT_EQ(build.out.find("it ended with status"), std::string::npos) << build.out;
 }
 
+TEST(CommandDoctor, JudgesOnlyThreadsThatSomebodyHasSet) {
+  const auto nobody = run({{"doctor", "--json"}});
+  EXPECT_NE(nobody.out.find("\"row\": \"launcher\""), std::string::npos) << nobody.out << nobody.err;
+  EXPECT_EQ(nobody.out.find("OMP_NUM_THREADS"), std::string::npos) << nobody.out;
+  const auto somebody = run({{"doctor", "--json"}, {"OMP_NUM_THREADS=6400"}});
+  EXPECT_NE(somebody.out.find("OMP_NUM_THREADS=6400 for each of "), std::string::npos) << somebody.out;
+}
+
 TEST(CommandCompletion, CompletesCommandsOptionsAndValues) {
   const auto complete = [](const std::string& words) {
     const std::string program = "source <('" COHORT_COMMAND

@@ -111,6 +111,7 @@ void Examination::on_joined(CrewMember& member) {
   job.input = true;
   job.open_files = open_files_;
   job.elsewhere = !member.host.local;
+  job.divides_cores = false;  // the variables of the host are looked at, and not what a job would set
   Environment travels;
   for (const std::string& assignment : Environment::current().assignments()) {
     if (member.host.local || !belongs_to_host(assignment.substr(0, assignment.find('=')))) travels.set(assignment);
