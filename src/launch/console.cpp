@@ -14,6 +14,11 @@
 #include <utility>
 
 namespace cohort::launch {
+namespace {
+
+bool is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
+}  // namespace
 
 Console::Console() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!event_) raise(ErrorCode::Unavailable, "eventfd: {}", errno_text(errno));
@@ -100,16 +105,28 @@ void Console::run() {
 }
 
 void Console::put(const Item& item, std::uint64_t generation) {
-  std::atomic<bool>& gone = gone_[item.fd == 2];
+  const std::size_t which = item.fd == 2;
+  std::atomic<bool>& gone = gone_[which];
+  std::string after_gap;
   std::string_view rest(item.bytes);
+  if (gap_[which] && !rest.empty()) {
+    after_gap = "\n" + item.bytes;
+    rest = after_gap;
+  }
   while (!rest.empty() && !gone.load(std::memory_order_relaxed) && !dropped(generation)) {
     // Looked at first, and in pieces that a ready pipe takes whole, so that giving up is possible at any time.
     pollfd waited{item.fd, POLLOUT, 0};
     if (::poll(&waited, 1, 100) <= 0) continue;
     const ssize_t put = ::write(item.fd, rest.data(), std::min<std::size_t>(rest.size(), 4096));
     if (put > 0) {
+      mid_line_[which] = rest[static_cast<std::size_t>(put) - 1] != '\n';
+      gap_[which] = false;
       rest.remove_prefix(static_cast<std::size_t>(put));
       taken_.fetch_add(static_cast<std::uint64_t>(put), std::memory_order_relaxed);
+    } else if (put < 0 && is_full(errno)) {
+      no_room_[which].store(errno, std::memory_order_relaxed);
+      gap_[which] = mid_line_[which];
+      return;
     } else if (put < 0 && errno != EINTR && errno != EAGAIN) {
       gone.store(true, std::memory_order_relaxed);
     }

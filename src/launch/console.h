@@ -40,6 +40,9 @@ class Console {
   void drop();
   /// The reader of stdout (1) or stderr (2) has gone.
   bool reader_gone(int fd) const noexcept { return gone_[fd == 2].load(std::memory_order_relaxed); }
+  /// Why (errno) something could not be written to a file that has no room for it, and was dropped; 0 if all could.
+  /// Each piece is tried again, so that what comes once there is room is written.
+  int no_room(int fd) const noexcept { return no_room_[fd == 2].load(std::memory_order_relaxed); }
 
  private:
   struct Item {
@@ -63,6 +66,9 @@ class Console {
   std::atomic<std::uint64_t> written_{0};
   std::atomic<std::uint64_t> taken_{0};
   std::array<std::atomic<bool>, 2> gone_{};
+  std::array<std::atomic<int>, 2> no_room_{};
+  std::array<bool, 2> gap_{};       ///< something was dropped in the middle of a line; of the thread
+  std::array<bool, 2> mid_line_{};  ///< the last byte that went out ends no line; of the thread
   std::thread thread_;
 };
 

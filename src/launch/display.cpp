@@ -94,6 +94,10 @@ void Display::on_console() {
   }
   for (const auto& [source, weight] : credits) events_.on_taken(source, weight);
   if (console_.reader_gone(1)) events_.on_reader_gone();
+  for (const int fd : {1, 2}) {
+    const int error = console_.no_room(fd);
+    if (error != 0 && !std::exchange(no_room_told_[fd == 2], true)) events_.on_no_room(fd, error);
+  }
   if (on_done_ && console_.idle()) done();
 }
 

@@ -7,6 +7,7 @@
 #include "launch/messages.h"
 #include "launch/output_view.h"
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +27,8 @@ class Display {
     std::function<void(std::size_t source, std::uint64_t bytes)> on_taken;
     /// Nobody reads stdout any more. Called whenever something was written, until someone acts upon it.
     std::function<void()> on_reader_gone;
+    /// stdout (1) or stderr (2) goes to a file that has no room, and why (errno). Once for each.
+    std::function<void(int fd, int error)> on_no_room;
   };
   Display(Loop& loop, Events events);
 
@@ -65,6 +68,7 @@ class Display {
   std::optional<OutputView> view_;
   std::deque<std::pair<std::size_t, std::uint64_t>> shown_;  ///< weights that the console has not written yet
   std::uint64_t credited_ = 0;
+  std::array<bool, 2> no_room_told_{};
   Timer partial_;
   Timer release_;
   std::vector<bool> hidden_;  ///< by rank

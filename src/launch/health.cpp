@@ -375,27 +375,16 @@ std::string Health::waiting_times() const {
   return shown == 0 ? text : "waited for others in collectives: " + text;
 }
 
-std::vector<std::string> Health::overview(int without) const {
-  std::vector<std::pair<std::string, std::vector<int>>> lines;
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    const Rank& rank = ranks_[i];
-    if (static_cast<int>(i) == without) continue;
+std::vector<std::string> Health::doing_now() const {
+  std::vector<std::string> texts;
+  for (const Rank& rank : ranks_) {
     std::string text = rank.gone     ? "has ended"
                        : !rank.known ? "has not reported"
                                      : doing(rank.report) + at_step(rank.report);
     if (!rank.gone && rank.stopped_at) text += ", stopped";
-    const auto same = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == text; });
-    if (same == lines.end()) {
-      lines.emplace_back(std::move(text), std::vector<int>{static_cast<int>(i)});
-    } else {
-      same->second.push_back(static_cast<int>(i));
-    }
+    texts.push_back(std::move(text));
   }
-  std::vector<std::string> out;
-  for (const auto& [text, ranks] : lines) {
-    out.push_back(fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", to_ranges(ranks), text));
-  }
-  return out;
+  return texts;
 }
 
 }  // namespace cohort::launch

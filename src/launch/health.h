@@ -47,9 +47,8 @@ class Health {
   /// To be called about once a second.
   Findings judge(Clock::time_point now);
 
-  /// What the ranks are doing: a line for each, equal ones folded: "ranks 1-3: waiting in barrier(), operation 2".
-  /// `without`: a rank that is left out.
-  std::vector<std::string> overview(int without = -1) const;
+  /// What each rank is doing, by rank: "waiting in barrier(), operation 2".
+  std::vector<std::string> doing_now() const;
   /// A rank has left its world and has not ended yet.
   bool somebody_leaves() const;
   /// A rank that runs has said that it saves when a signal asks it to.

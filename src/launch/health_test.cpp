@@ -332,7 +332,7 @@ TEST(Health, TheOverviewFoldsRanksThatDoTheSame) {
   for (int rank = 0; rank < 4; ++rank) job[rank].step = 3;
   job.comes(4, 8, false);
   job.pass(seconds(1));
-  const auto lines = job.health().overview(1);
+  const auto lines = folded(job.health().doing_now(), 1);
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[0], "ranks 0,2-3: waiting in all_reduce(float32[10], sum), operation 9, step 3");
   EXPECT_EQ(lines[1], "rank 4: outside collectives after barrier(), operation 8");

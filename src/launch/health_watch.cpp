@@ -45,7 +45,7 @@ void HealthWatch::look() {
 }
 
 void HealthWatch::show() {
-  for (const std::string& line : health_.overview()) events_.say(line);
+  for (const std::string& line : folded(health_.doing_now())) events_.say(line);
   if (const std::string waits = health_.waiting_times(); !waits.empty()) events_.say(waits);
 }
 

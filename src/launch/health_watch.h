@@ -36,7 +36,7 @@ class HealthWatch {
   /// A rank saves and ends when a signal asks it to.
   bool somebody_saves() const { return health_.somebody_saves(); }
   bool somebody_leaves() const { return health_.somebody_leaves(); }
-  std::vector<std::string> overview(int without) const { return health_.overview(without); }
+  std::vector<std::string> doing_now() const { return health_.doing_now(); }
 
  private:
   void look();

@@ -83,6 +83,7 @@ nlohmann::ordered_json to_json(const JobRecord& record) {
   if (!record.end.empty()) out["end"] = record.end;
   if (record.exit_status) out["exit_status"] = *record.exit_status;
   if (!record.reason.empty()) out["reason"] = record.reason;
+  if (!record.output_lost.empty()) out["output_lost"] = record.output_lost;
   if (record.failure) out["failure"] = to_json(*record.failure);
   if (record.max_restarts > 0) {
     out["max_restarts"] = record.max_restarts;

@@ -41,7 +41,8 @@ struct JobRecord {
   std::string start;  ///< UTC
   std::string end;    ///< empty while it runs
   std::optional<int> exit_status;
-  std::string reason;  ///< why it ended, if not by itself
+  std::string reason;       ///< why it ended, if not by itself
+  std::string output_lost;  ///< what of the output could not be shown, and why; empty if all could
   std::optional<Ending> failure;
   std::string log_folder;  ///< empty: none
   int max_restarts = 0;

@@ -1,5 +1,7 @@
 #include "launch/rank_report.h"
 
+#include "base/ranges.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +9,7 @@
 #include <cctype>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 namespace cohort::launch {
 namespace {
@@ -157,6 +160,26 @@ std::string doing(const RankReport& report) {
 
 std::string at_step(const RankReport& report) {
   return report.step > 0 ? fmt::format(", step {}", report.step) : std::string();
+}
+
+std::vector<std::string> folded(const std::vector<std::string>& by_rank, int without) {
+  std::vector<std::pair<std::string_view, std::vector<int>>> lines;
+  for (std::size_t i = 0; i < by_rank.size(); ++i) {
+    const int rank = static_cast<int>(i);
+    if (rank == without) continue;
+    const auto same =
+        std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == by_rank[i]; });
+    if (same == lines.end()) {
+      lines.emplace_back(by_rank[i], std::vector<int>{rank});
+    } else {
+      same->second.push_back(rank);
+    }
+  }
+  std::vector<std::string> out;
+  for (const auto& [text, ranks] : lines) {
+    out.push_back(fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", to_ranges(ranks), text));
+  }
+  return out;
 }
 
 }  // namespace cohort::launch

@@ -73,5 +73,8 @@ std::string last_words(const cluster::StatusLayout& page);
 std::string doing(const RankReport& report);
 /// ", step 12" or nothing.
 std::string at_step(const RankReport& report);
+/// A line for each of these texts, which are by rank, equal ones folded: "ranks 1-3: waiting in barrier(), operation
+/// 2". `without`: a rank that is left out.
+std::vector<std::string> folded(const std::vector<std::string>& by_rank, int without = -1);
 
 }  // namespace cohort::launch

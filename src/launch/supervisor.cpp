@@ -26,7 +26,7 @@ Supervisor::Supervisor(const RunOptions& options, Attempts& attempts)
       display_(loop_, {[this](std::size_t source, std::uint64_t bytes) {
                          crew_->members()[source]->channel->send(OutputTaken{bytes});
                        },
-                       [this] { on_reader_gone(); }}),
+                       [this] { on_reader_gone(); }, [this](int fd, int error) { on_no_room(fd, error); }}),
       announcer_(display_, options.json    ? Announcer::Form::Json
                            : options.quiet ? Announcer::Form::QuietText
                                            : Announcer::Form::Text),
@@ -34,6 +34,7 @@ Supervisor::Supervisor(const RunOptions& options, Attempts& attempts)
 
 void Supervisor::prepare() {
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // our output may be a file at its limit
   value_or_throw(sys::become_subreaper());
   spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
   signals_.emplace(value_or_throw(sys::SignalFd::create(kSignals)));
@@ -249,7 +250,10 @@ void Supervisor::on_exited(const Exited& exited) {
   ending.words = demangled(exited.words);
   announcer_.rank_ended(ending);
   endings_.push_back(std::move(ending));
-  if (!exited.status.success() && others_.empty()) others_ = health_->overview(exited.rank);
+  if (!exited.status.success() && doing_then_.empty()) {
+    doing_then_ = health_->doing_now();
+    doing_then_[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
+  }
   health_->rank_ended(exited.rank);
   if (exited.rank == 0) input_.reset();
   look_for_requeue();

@@ -243,6 +243,16 @@ void Supervisor::on_reader_gone() {
   stop("nobody reads stdout any more", SIGTERM, {options_.grace});
 }
 
+void Supervisor::on_no_room(int fd, int error) {
+  const std::string logs = logs_below(folder_.shown);
+  const std::string text =
+      fmt::format("{}: {}; the job goes on, and what does not fit there is {}", fd == 1 ? "stdout" : "stderr",
+                  errno_text(error), logs.empty() ? "lost" : "only in " + logs);
+  display_.say(text);  // on stderr in any form: stdout may be what is full
+  record_.output_lost = text;
+  if (stage_ != Stage::Starting) write_record();
+}
+
 void Supervisor::on_owner_gone() {
   quiet_end_ = true;
   if (stage_ == Stage::Ended) {
@@ -265,7 +275,7 @@ JobEnd Supervisor::how_it_ended() const {
   JobEnd end;
   end.world_size = setup_.plan.world_size;
   end.endings = endings_;
-  end.others = others_;
+  end.doing_then = doing_then_;
   end.start_failure = start_failure_;
   end.stop_reason = undelivered_.empty() ? stopping_.reason() : undelivered_;
   end.stop_status = stop_status_;

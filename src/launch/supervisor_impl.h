@@ -67,6 +67,7 @@ class Supervisor {
   void pass_on(int signal);
   Stopping::Grace grace_after(int signal) const;
   void on_reader_gone();
+  void on_no_room(int fd, int error);
   void on_owner_gone();
   void say(const std::string& text) { announcer_.say(text); }
   std::string logs_below(const std::string& run_folder) const {
@@ -109,7 +110,7 @@ class Supervisor {
   std::optional<RemoteLogs> remote_logs_;
   std::vector<Ending> endings_;
   std::optional<HealthWatch> health_;
-  std::vector<std::string> others_;  ///< what they were doing when the first rank failed
+  std::vector<std::string> doing_then_;  ///< by rank: what it was doing when the first failure was seen
 
   Stage stage_ = Stage::Starting;
   Stopping stopping_;

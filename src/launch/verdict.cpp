@@ -2,6 +2,7 @@
 
 #include <cohort/preemption.h>
 
+#include "launch/rank_report.h"
 #include "sys/signals.h"
 
 #include <fmt/format.h>
@@ -52,7 +53,7 @@ Verdict judge(const JobEnd& end) {
           return ending.before_stop && ending.status.success();
         }));
     if (end.early) post_mortem.running = end.world_size - static_cast<int>(end.endings.size());
-    post_mortem.others = end.others;
+    post_mortem.others = folded(end.doing_then, failure->rank);
     post_mortem.log_folder = end.log_folder;
     post_mortem.colour = end.colour;
     verdict.text = to_string(post_mortem);

@@ -14,15 +14,15 @@ namespace cohort::launch {
 struct JobEnd {
   int world_size = 1;
   std::vector<Ending> endings;
-  bool early = false;               ///< ranks without an ending still run
-  std::string start_failure;        ///< why it could not be started, where it could not
-  std::string stop_reason;          ///< why it was stopped, where it was
-  std::optional<int> stop_status;   ///< the exit status, where it is not a rank's
-  bool told_to_end = false;         ///< it was stopped because somebody wanted that
-  bool stuck = false;               ///< it was stopped because it did not go on
-  bool quiet = false;               ///< nobody is left to read the reason
-  double seconds = 0;               ///< it ran
-  std::vector<std::string> others;  ///< what the other ranks were doing when the first failed
+  bool early = false;                   ///< ranks without an ending still run
+  std::string start_failure;            ///< why it could not be started, where it could not
+  std::string stop_reason;              ///< why it was stopped, where it was
+  std::optional<int> stop_status;       ///< the exit status, where it is not a rank's
+  bool told_to_end = false;             ///< it was stopped because somebody wanted that
+  bool stuck = false;                   ///< it was stopped because it did not go on
+  bool quiet = false;                   ///< nobody is left to read the reason
+  double seconds = 0;                   ///< it ran
+  std::vector<std::string> doing_then;  ///< by rank: what it was doing when the first failure was seen
   std::string log_folder;
   bool colour = false;
 };

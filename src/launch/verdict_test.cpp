@@ -49,6 +49,21 @@ TEST(Verdict, AFailedRankGivesStatusAndPostMortem) {
   EXPECT_NE(verdict.text.find("rank 1 failed"), std::string::npos) << verdict.text;
 }
 
+TEST(Verdict, TheFailedRankIsNotAmongThoseThatFellWithIt) {
+  JobEnd end = two_ranks(1, 1);
+  // Rank 0 noticed what became of rank 1, and was gone before it.
+  end.endings[0].after_seconds = 1;
+  end.endings[0].last_stderr = "cohort::Error: PeerLost: rank 0 lost rank 1";
+  end.endings[1].after_seconds = 2;
+  end.endings[1].last_stderr = "ValueError: bad batch";
+  end.doing_then = {"waiting in barrier(), operation 2", "out of its world, after barrier(), operation 1"};
+  const Verdict verdict = judge(end);
+  ASSERT_TRUE(verdict.post_mortem);
+  EXPECT_EQ(verdict.post_mortem->first.rank, 1);
+  ASSERT_EQ(verdict.post_mortem->others.size(), 1u);
+  EXPECT_EQ(verdict.post_mortem->others[0], "rank 0: waiting in barrier(), operation 2");
+}
+
 TEST(Verdict, AJobThatDidNotGoOnCanBeStartedAgain) {
   JobEnd end = two_ranks(143, 143);
   end.stop_status = 124;

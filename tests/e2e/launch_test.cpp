@@ -323,6 +323,48 @@ TEST(Launch, AFullLogDoesNotEndTheJob) {
       << job.err();
 }
 
+TEST(Launch, AFullDiskUnderStdoutDoesNotEndTheJob) {
+  const std::vector<std::string> prints = {"run",     "-np", "2", "sh", "-c", "echo on its way; echo done > done.$RANK",
+                                           "program", "text"};
+  const std::string said = "stdout: No space left on device (ENOSPC); the job goes on, and what does not fit there is ";
+  Job full({prints, {}, {}, false, false, "exec > /dev/full"});
+  EXPECT_EQ(full.wait(), 0) << full.err();
+  EXPECT_EQ(full.file("done.0") + full.file("done.1"), "done\ndone\n");
+  EXPECT_NE(full.err().find("cohort: " + said + "only in runs/"), std::string::npos) << full.err();
+  EXPECT_EQ(full.err().find(said), full.err().rfind(said)) << full.err();
+  EXPECT_EQ(full.log("rank-1.out"), "on its way\n");
+  EXPECT_NE(full.file("runs/latest/job.json").find("\"output_lost\": \"" + said), std::string::npos);
+  // No notice can go where nothing fits.
+  Job json({{"run", "-np", "1", "--json", "--no-logs", "echo", "text"}, {}, {}, false, false, "exec > /dev/full"});
+  EXPECT_EQ(json.wait(), 0) << json.err();
+  EXPECT_NE(json.err().find(said + "lost"), std::string::npos) << json.err();
+  // A closed one is nobody's loss.
+  Job closed({prints, {}, {}, false, false, "exec >&-"});
+  EXPECT_EQ(closed.wait(), 0) << closed.err();
+}
+
+TEST(Launch, AFileAtItsLimitUnderStdoutKeepsWholeLines) {
+  // The limit (blocks of 512 bytes) ends in the middle of a line; the file then gets room again.
+  Job job({{"run", "-np", "1", "--no-logs", "sh", "-c",
+            "i=0; while [ $i -lt 4000 ]; do i=$((i+1)); echo line $i; done; while [ ! -e go ]; do sleep 0.02; done; "
+            "echo the last one"},
+           {},
+           {},
+           false,
+           false,
+           "exec >> out.txt; ulimit -S -f 100"});
+  ASSERT_TRUE(eventually([&] { return job.err().find("stdout: File too large (EFBIG)") != std::string::npos; }))
+      << job.err();
+  EXPECT_EQ(job.file("out.txt").size(), 100U * 512);
+  std::filesystem::resize_file(job.folder() + "/out.txt", 40000);
+  std::ofstream(job.folder() + "/go");
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  const std::vector<std::string> lines = lines_of(job.file("out.txt"));
+  ASSERT_FALSE(lines.empty());
+  EXPECT_NE(lines.back().find("| the last one"), std::string::npos) << lines.back();
+  EXPECT_TRUE(lines.back().starts_with(lines.front().substr(0, lines.front().find('|')))) << lines.back();
+}
+
 TEST(Launch, TooFewOpenFilesAreNamedAtStart) {
   const auto finished = run({{"run", "-np", "64", "true"}, {}, {}, false, false, "ulimit -n 128"});
   EXPECT_EQ(finished.status, 127);
