@@ -3,6 +3,7 @@
 #include "launch/own_folder.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <string_view>
 #include <utility>
 
@@ -33,6 +35,50 @@ void point_latest_to(int runs, const std::string& name) {
   const std::string aside = ".latest-" + name;
   if (::symlinkat(name.c_str(), runs, aside.c_str()) != 0) return;
   if (::renameat(runs, aside.c_str(), runs, "latest") != 0) ::unlinkat(runs, aside.c_str(), 0);
+}
+
+/// The lock belongs to the open folder: it ends with the last process of the job that holds it.
+Result<void> lock(int folder) {
+  // (A file system without locks has to do without.)
+  if (::flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return fail(ErrorCode::Io, "another job is running in it");
+  return {};
+}
+
+/// The record of a run before, which says where its logs are: they have moved.
+void correct_record(const fs::path& aside, const std::string& before) {
+  std::ifstream file(aside / "job.json");
+  auto record = nlohmann::ordered_json::parse(file, nullptr, false);
+  if (!record.is_object()) return;
+  const auto correct = [&](nlohmann::ordered_json& of) {
+    if (!of.is_object() || !of.contains("logs") || !of["logs"].is_string()) return;
+    const std::string logs = of["logs"];
+    if (logs == before + "/logs" || logs.starts_with(before + "/logs/"))
+      of["logs"] = aside.string() + logs.substr(before.size());
+  };
+  correct(record);
+  if (record.contains("attempts") && record["attempts"].is_array()) {
+    for (auto& attempt : record["attempts"]) correct(attempt);
+  }
+  auto folder = open_folder(aside.string());
+  if (folder) (void)write_job_record({aside.string(), aside.string(), std::move(*folder), {}}, record);
+}
+
+/// The name of the folder below `folder` that has them now; empty if there was nothing.
+Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
+  if (::faccessat(folder, "job.json", F_OK, AT_SYMLINK_NOFOLLOW) != 0) return std::string();
+  std::string name;
+  for (int number = 1;; ++number) {
+    name = fmt::format("earlier-{}", number);
+    if (::mkdirat(folder, name.c_str(), 0755) == 0) break;
+    if (errno != EEXIST) return fail(ErrorCode::Io, "making {} for the run before: {}", name, errno_text(errno));
+  }
+  for (const char* what : {"logs", "job.json"}) {
+    if (::renameat(folder, what, folder, (name + "/" + what).c_str()) != 0 && errno != ENOENT)
+      return fail(ErrorCode::Io, "moving {} of the run before to {}: {}", what, name, errno_text(errno));
+  }
+  correct_record(path / name, path.string());
+  return name;
 }
 
 }  // namespace
@@ -63,8 +109,13 @@ Result<RunFolder> make_run_folder(const RunFolderRequest& request) {
   auto own = make_own_folder(path.string(), own_name ? Existing::Refused : Existing::Taken);
   if (!own) return failed(own.error().what());
   if (::faccessat(own->folder.get(), ".", W_OK | X_OK, 0) != 0) return failed(errno_text(errno));
+  if (auto locked = lock(own->folder.get()); !locked) return failed(locked.error().what());
+  auto earlier = put_earlier_aside(own->folder.get(), path);
+  if (!earlier) return failed(earlier.error().what());
   if (own_name) point_latest_to(own->parent.get(), path.filename().string());
-  return RunFolder{path.string(), shown, std::move(own->folder)};
+  RunFolder made{path.string(), shown, std::move(own->folder), {}};
+  if (!earlier->empty()) made.earlier = (fs::path(shown) / *earlier).string();
+  return made;
 }
 
 Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record) {

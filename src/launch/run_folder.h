@@ -1,4 +1,5 @@
-// The folder of one run: logs/, job.json, whatever the program adds. Files stay; nothing here is removed.
+// The folder of one run: logs/, job.json, whatever the program adds. Files stay; nothing here is removed, and what an
+// earlier run has left is put aside.
 #pragma once
 
 #include "base/result.h"
@@ -17,14 +18,16 @@ struct RunFolderRequest {
 };
 
 struct RunFolder {
-  std::string path;   ///< absolute
-  std::string shown;  ///< as the user would type it
-  sys::UniqueFd fd;
+  std::string path;     ///< absolute
+  std::string shown;    ///< as the user would type it
+  sys::UniqueFd fd;     ///< locked: no other job takes the folder while this one runs
+  std::string earlier;  ///< where the record and the logs of a run before are now; empty if there were none
 };
 
-/// Makes it, readable as the umask allows and writable for this user alone; a path that was given may be there already.
-/// Fails with Io, naming the path, where it cannot be made or written, or where another user could put something else
-/// in its place (see make_own_folder).
+/// Makes it, readable as the umask allows and writable for this user alone; a path that was given may be there already:
+/// the job.json and logs/ of a run before go to earlier-N in it. Fails with Io, naming the path, where it cannot be
+/// made or written, where another user could put something else in its place (see make_own_folder), or where another
+/// job runs in it.
 Result<RunFolder> make_run_folder(const RunFolderRequest& request);
 
 /// Replaces PATH/job.json as a whole. Only this user may read it.

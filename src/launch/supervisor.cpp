@@ -66,6 +66,9 @@ void Supervisor::prepare() {
     request.program_name = setup_.program.name;
     request.id = id.substr(0, 4);
     attempts_.folder = value_or_throw(make_run_folder(request));
+    if (!folder_.earlier.empty() && !options_.quiet)
+      say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
+                      folder_.earlier));
   }
   if (options_.keep_logs && !options_.output_folder.empty()) make_log_folder(options_.output_folder);
 

@@ -283,6 +283,42 @@ TEST(Launch, RunFolderIsWhereTheUserWantsItOrSaysWhyNot) {
   EXPECT_NE(refused.err.find("--run-dir"), std::string::npos) << refused.err;
 }
 
+TEST(Launch, ARunFolderThatIsUsedAgainKeepsWhatTheRunBeforeHasLeft) {
+  // As somebody who goes on with a training, in the folder that has its checkpoints.
+  JobOptions options{{"run", "-np", "1", "--run-dir", "my", "sh", "-c",
+                      "cd $COHORT_RUN_DIR; cat mine 2>/dev/null; echo mine >> mine; [ ! -e wait ] || exec sleep 1000"}};
+  const std::string folder = testing::TempDir() + "cohort-again-" + std::to_string(::getpid());
+  std::filesystem::create_directories(folder);
+  options.shell_before = "cd '" + folder + "'";
+  const auto first = run(options);
+  ASSERT_EQ(first.status, 0) << first.err;
+  EXPECT_EQ(first.err.find("before"), std::string::npos) << first.err;
+  EXPECT_EQ(run(options).status, 0);
+  const auto third = run(options);
+  EXPECT_EQ(third.status, 0);
+  EXPECT_NE(third.err.find("my has a run before this one; its job.json and logs are now in my/earlier-2\n"),
+            std::string::npos)
+      << third.err;
+  EXPECT_EQ(read_text(folder + "/my/earlier-1/logs/rank-0.out"), "");
+  EXPECT_EQ(read_text(folder + "/my/earlier-2/logs/rank-0.out"), "mine\n");
+  EXPECT_EQ(read_text(folder + "/my/logs/rank-0.out"), "mine\nmine\n");
+  EXPECT_NE(read_text(folder + "/my/earlier-2/job.json").find("\"logs\": \"" + folder + "/my/earlier-2/logs\""),
+            std::string::npos);
+  // Not while another job writes there.
+  std::ofstream(folder + "/my/wait");
+  Job running(options);
+  ASSERT_TRUE(eventually([&] { return lines_of(read_text(folder + "/my/mine")).size() == 4; })) << running.err();
+  const auto refused = run(options);
+  EXPECT_EQ(refused.status, 127);
+  EXPECT_NE(refused.err.find("cannot make the run's folder my: "), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("another job is running in it; choose another with --run-dir"), std::string::npos)
+      << refused.err;
+  EXPECT_EQ(read_text(folder + "/my/logs/rank-0.out"), "mine\nmine\nmine\n");
+  running.signal(SIGTERM);
+  EXPECT_EQ(running.wait(), 128 + SIGTERM) << running.err();
+  std::filesystem::remove_all(folder);
+}
+
 TEST(Launch, RecordTellsTheFailure) {
   Job job({{"run", "-np", "2", "sh", "-c", "exit 5"}});
   EXPECT_EQ(job.wait(), 5);
