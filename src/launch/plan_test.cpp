@@ -1,5 +1,6 @@
 #include "launch/plan.h"
 
+#include "base/env.h"
 #include "launch/port_lease.h"
 #include "launch/rank_environment.h"
 
@@ -43,6 +44,18 @@ TEST(PlanTest, RanksKnowTheirPlaceOnSeveralHosts) {
   facts.host_timeout = std::chrono::seconds(9);
   const auto patient = rank_environment(plan, plan.hosts[1], 3, facts);
   EXPECT_NE(std::find(patient.begin(), patient.end(), "COHORT_HOST_TIMEOUT=9"), patient.end());
+}
+
+TEST(RankEnvironmentTest, EveryVariableIsInTheTable) {
+  const Plan plan = *make_plan({{"a", 1}}, 1);
+  auto all = rank_environment(plan, plan.hosts[0], 0, {});
+  for (std::string& word : horovod_environment(plan, plan.hosts[0], 0)) all.push_back(std::move(word));
+  for (const std::string& word : all) {
+    const std::string name = word.substr(0, word.find('='));
+    EXPECT_TRUE(std::any_of(env::variables().begin(), env::variables().end(), [&name](const env::Variable& variable) {
+      return variable.name == name && variable.use != env::Variable::Use::RunOption;
+    })) << name;
+  }
 }
 
 TEST(RankEnvironmentTest, HorovodsNumbersOfHostsThatDiffer) {
