@@ -34,6 +34,8 @@ std::vector<std::string> help_topics();
 
 /// The option that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
 std::string closest(std::string_view word, const std::vector<std::string>& candidates);
+/// "torchrun's; here: -np N" for an option that `cohort run` has by another name, or not at all; empty if nobody's.
+std::string foreign_option(std::string_view word);
 
 /// The words after `cohort run`, so that CLI11 understands them: -np becomes --np, and everything from the program on
 /// stands behind "--". Throws cohort::Error (InvalidArgument) on an option that does not exist, with the one that was

@@ -77,6 +77,16 @@ int parse_and_run(int argc, char** argv) {
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   // Horovod's option, for those who type it.
   if (!words.empty() && words.front() == "--check-build") words.front() = "check-build";
+  // horovodrun and mpirun have no sub-commands.
+  if (!words.empty() && words.front().starts_with('-')) {
+    const std::string name = words.front().substr(0, words.front().find('='));
+    const CLI::App& run = *app.get_subcommand("run");
+    const bool starts =
+        name.starts_with("-np") || run.get_option_no_throw(name) != nullptr || !foreign_option(name).empty();
+    if (starts && app.get_option_no_throw(name) == nullptr)
+      return fail_usage(name + " is for programs that are started: `cohort run " + words.front() + " ...`",
+                        "cohort run");
+  }
   if (!words.empty() && words.front() == "run") {
     const CLI::App& run = *app.get_subcommand("run");
     RunWords configured = add_configuration(run, prepare_run_arguments(run, {words.begin() + 1, words.end()}));

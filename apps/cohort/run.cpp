@@ -402,11 +402,15 @@ std::vector<std::string> prepare_run_arguments(const CLI::App& run_command, cons
     }
     if (word.size() < 2 || word[0] != '-') break;  // the program
     // -np is one word to everyone who comes from MPI; CLI11 would read -n p.
-    if (word.starts_with("-np")) word = "-" + word;
-    if (word.starts_with("-nproc")) word = "-" + word;
+    if (word == "-np" || word == "-nproc" || word.starts_with("-np=") || word.starts_with("-nproc=")) word = "-" + word;
+    if (word.starts_with("-np") && word.size() > 3 && word[3] >= '0' && word[3] <= '9') word = "--np=" + word.substr(3);
     const auto equals = word.find('=');
     const std::string name = word.substr(0, equals);
     const CLI::Option* option = run_command.get_option_no_throw(name.starts_with("--") ? name : name.substr(0, 2));
+    // ("-npernode" is not -n with the value "pernode".)
+    const std::string foreign = option == nullptr || name.size() > 2 ? foreign_option(name) : std::string();
+    if (!foreign.empty() && run_command.get_option_no_throw(name) == nullptr)
+      raise(ErrorCode::InvalidArgument, "`cohort run` has no option {}: it is {}", name, foreign);
     if (option == nullptr) {
       const std::string meant = closest(name, option_names(run_command));
       raise(ErrorCode::InvalidArgument, "`cohort run` has no option {}{}; options of the program come after its name",

@@ -13,6 +13,10 @@ struct Sign {
 
 /// The first one that is found counts: what is more particular stands before what is more general.
 constexpr Sign kSigns[] = {
+    {"No module named 'horovod",
+     "`cohort run --as-horovod` gives programs Cohort's own horovod.torch; or `pip install python/horovod` in a clone "
+     "of "
+     "Cohort, or `import cohort.torch as hvd`"},
     {"No module named",
      "the Python that runs the ranks lacks this module: install it there, or activate the environment "
      "that has it before `cohort run` (`cohort run --dry-run` shows which Python it is)"},

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 namespace cohort::launch {
@@ -362,14 +363,25 @@ std::string Health::waiting_times() const {
   std::string text;
   std::size_t shown = 0;
   for (std::size_t i = 0; i < ranks_.size() && shown < kMostShown; ++i) {
-    const GroupReport* longest = nullptr;
-    for (const GroupReport& group : ranks_[i].report.groups) {
-      if (longest == nullptr || group.longest_ns > longest->longest_ns) longest = &group;
+    const Rank& rank = ranks_[i];
+    double longest = 0;
+    std::uint64_t number = 0;
+    const auto look = [&](double time, std::uint64_t of) {
+      if (time > longest) std::tie(longest, number) = std::tuple(time, of);
+    };
+    double all = static_cast<double>(waited(rank.report)) * 1e-9;
+    // What has not ended is in no sum of the rank's.
+    const double now =
+        rank.known && !rank.gone ? std::chrono::duration<double>(rank.heard_at - rank.waiting_at).count() : 0;
+    for (const GroupReport& group : rank.report.groups) {
+      look(static_cast<double>(group.longest_ns) * 1e-9, group.longest_number);
+      if (!group.waiting) continue;
+      look(now, group.begun);
+      all += now;
     }
-    if (longest == nullptr || longest->longest_ns == 0) continue;
-    text += fmt::format("{}rank {}: {:.3g} s (longest {:.3g} s, operation {})", shown == 0 ? "" : "; ", i,
-                        static_cast<double>(waited(ranks_[i].report)) * 1e-9,
-                        static_cast<double>(longest->longest_ns) * 1e-9, longest->longest_number);
+    if (longest == 0) continue;
+    text += fmt::format("{}rank {}: {:.3g} s (longest {:.3g} s, operation {})", shown == 0 ? "" : "; ", i, all, longest,
+                        number);
     ++shown;
   }
   return shown == 0 ? text : "waited for others in collectives: " + text;

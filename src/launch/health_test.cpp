@@ -82,6 +82,13 @@ TEST(Health, SaysWhoHasWaitedHowLong) {
   job.pass(seconds(1));
   EXPECT_EQ(job.health().waiting_times(),
             "waited for others in collectives: rank 0: 2.5 s (longest 2 s, operation 17)");
+  // A wait that goes on counts, too.
+  job.comes(0, 18);
+  job.comes(1, 17, false);
+  job.pass(seconds(1));  // now it is seen to wait
+  job.pass(seconds(45));
+  EXPECT_EQ(job.health().waiting_times(),
+            "waited for others in collectives: rank 0: 47.5 s (longest 45 s, operation 18)");
 }
 
 void waits_by_name(RankReport& report, const std::string& name) {

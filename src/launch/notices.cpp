@@ -8,6 +8,8 @@ namespace cohort::launch {
 
 std::string to_string(const StartNotice& notice) {
   std::string text = to_string(notice.plan);
+  if (notice.cores > 0)
+    text += fmt::format(", more than the {} core{} here", notice.cores, notice.cores == 1 ? "" : "s");
   if (notice.bound) text += ", each bound to its share of the cores";
   if (notice.threads > 0) text += fmt::format(", {} thread{} each", notice.threads, notice.threads == 1 ? "" : "s");
   if (!notice.run_folder.empty()) text += ", run " + notice.run_folder;

@@ -11,6 +11,7 @@ struct StartNotice {
   const Plan& plan;
   int threads = 0;  ///< of each rank; 0: not known
   bool bound = false;
+  int cores = 0;           ///< that this process may use, where its host has more ranks than that
   std::string run_folder;  ///< empty: not worth a word
 };
 /// "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."

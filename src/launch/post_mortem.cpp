@@ -2,6 +2,7 @@
 
 #include <cohort/preemption.h>
 
+#include "base/ranges.h"
 #include "launch/advice.h"
 #include "sys/signals.h"
 
@@ -71,9 +72,15 @@ std::string to_string(const PostMortem& post_mortem) {
   const Ending& first = post_mortem.first;
   const char* const strong = post_mortem.colour ? "\033[1;31m" : "";
   const char* const plain = post_mortem.colour ? "\033[0m" : "";
-  std::string text =
-      fmt::format("cohort: {}rank {} failed{}: {} (host {}, pid {}) after {:.1f} s\n", strong, first.rank, plain,
-                  sys::to_string(first.status), first.host, first.pid, first.after_seconds);
+  std::string text;
+  if (const std::vector<int>& missed = post_mortem.missed; !missed.empty()) {
+    const bool one = missed.size() == 1;
+    text += fmt::format(
+        "cohort: {}rank{} {} had ended with 0 while rank {} went on{}: do all ranks take the same number of steps?\n",
+        strong, one ? "" : "s", to_ranges(missed), first.rank, plain);
+  }
+  text += fmt::format("cohort: {}rank {} failed{}: {} (host {}, pid {}) after {:.1f} s\n", strong, first.rank, plain,
+                      sys::to_string(first.status), first.host, first.pid, first.after_seconds);
   if (first.last.joined) text += fmt::format("cohort:   it was {}{}\n", doing(first.last), at_step(first.last));
   if (first.last_stderr.empty()) {
     text += "cohort:   it wrote nothing to stderr\n";
@@ -84,7 +91,13 @@ std::string to_string(const PostMortem& post_mortem) {
   if (!first.words.empty() && first.last_stderr.find(last_line(first.words)) == std::string::npos) {
     text += "cohort:   what ended it, as it said itself:\n" + quoted(first.words);
   }
-  if (const std::string why = advice(first); !why.empty()) text += fmt::format("cohort:   {}\n", why);
+  if (!post_mortem.missed.empty()) {
+    text +=
+        "cohort:   a DistributedSampler gives each rank as many; a loop over data that was split otherwise, or one "
+        "that "
+        "some ranks leave, does not\n";
+  } else if (const std::string why = advice(first); !why.empty())
+    text += fmt::format("cohort:   {}\n", why);
   const int others = post_mortem.world_size - 1 - post_mortem.ended_well - post_mortem.running;
   if (others > 0) text += fmt::format("cohort:   {} other rank{} ended with it\n", others, others == 1 ? "" : "s");
   if (post_mortem.running > 0) {

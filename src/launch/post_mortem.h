@@ -41,6 +41,7 @@ struct PostMortem {
   Ending first;
   int world_size = 1;
   int ended_well = 0;               ///< ranks that had ended with 0 before
+  std::vector<int> missed = {};     ///< of these, the ones without which `first` could not go on
   int running = 0;                  ///< ranks that have not ended yet
   std::vector<std::string> others;  ///< what the other ranks were doing then
   std::string log_folder;

@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <optional>
+#include <sstream>
 #include <string_view>
+#include <system_error>
 
 namespace cohort::launch {
 namespace {
@@ -53,10 +56,18 @@ Result<std::string> find_file(const std::string& program, const Environment& env
     return program;
   }
   if (script && is_file(program)) return "./" + program;
+  if (struct stat info{}; ::stat(program.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && (script || program[0] == '.'))
+    return fail(ErrorCode::Unavailable, "cannot start {}: it is a folder", program);
+  if (script) {
+    std::error_code error;
+    return fail(ErrorCode::Unavailable, "cannot start {}: there is no such file in {}", program,
+                std::filesystem::current_path(error).string());
+  }
   const std::string folders = search_path(environment);
   if (auto found = search(program, folders)) return *found;
   std::string hint;
   if (is_file("./" + program)) hint = fmt::format("; did you mean ./{}?", program);
+  if (program == "python") hint = "; did you mean python3, or `cohort run PROGRAM.py`?";
   return fail(ErrorCode::Unavailable, "cannot start {}: no such program in PATH ({}){}", program, folders, hint);
 }
 
@@ -83,8 +94,17 @@ Result<void> check_executable(const std::string& path) {
   }
   file.clear();
   file.seekg(2);
+  std::string line;
+  std::getline(file, line);
+  if (line.ends_with('\r')) {
+    return fail(
+        ErrorCode::Unavailable,
+        "cannot start {}: its first line ends with a carriage return, as of an editor on Windows, and the kernel "
+        "takes that for a part of the interpreter's name; `sed -i 's/\\r$//' {}` removes them",
+        path, path);
+  }
   std::string interpreter;
-  file >> interpreter;
+  std::istringstream(line) >> interpreter;
   if (!interpreter.empty() && !is_executable(interpreter)) {
     return fail(ErrorCode::Unavailable, "cannot start {}: its first line names the interpreter {}, which is not there",
                 path, interpreter);

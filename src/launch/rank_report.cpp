@@ -130,8 +130,8 @@ std::string last_words(const cluster::StatusLayout& page) {
 }
 
 std::string doing(const RankReport& report) {
-  if (!report.joined) return "has not joined a world";
-  if (report.groups.empty()) return "in no world of several ranks";
+  if (!report.joined) return "before it has joined the job (cohort::join, init_process_group)";
+  if (report.groups.empty()) return "alone: it has left its worlds, or they are of one rank";
   if (report.named.waiting) {
     return fmt::format("waiting for '{}', by name, after {} others", report.named.name, report.named.ended);
   }
@@ -150,10 +150,11 @@ std::string doing(const RankReport& report) {
                                                [](const auto& a, const auto& b) { return a.begun < b.begun; });
   if (group.begun == 0) return "before its first collective";
   if (group.id == 0 && group.begun != group.ended) {
-    return fmt::format("out of its world, after {}, operation {}, which did not end well", group.operation,
+    return fmt::format("done with its world, whose last was {}, operation {}, which did not end well", group.operation,
                        group.begun);
   }
-  if (group.id == 0) return fmt::format("out of its world, after {}, operation {}", group.operation, group.ended);
+  if (group.id == 0)
+    return fmt::format("done with its world, whose last was {}, operation {}", group.operation, group.ended);
   if (group.begun != group.ended) return fmt::format("in {}, operation {}", group.operation, group.begun);
   return fmt::format("outside collectives after {}, operation {}", group.operation, group.ended);
 }

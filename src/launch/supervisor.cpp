@@ -4,6 +4,7 @@
 #include "launch/demangle.h"
 #include "launch/supervisor_impl.h"
 #include "launch/sweep.h"
+#include "sys/cpus.h"
 
 #include <unistd.h>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,14 @@ namespace cohort::launch {
 namespace {
 
 constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
+
+/// The cores of this host, where it has more ranks than these; else 0.
+int crowded_cores(const Plan& plan) {
+  const int cores = sys::usable_cores();
+  const bool crowded = std::any_of(plan.hosts.begin(), plan.hosts.end(),
+                                   [cores](const PlannedHost& host) { return host.local && host.ranks > cores; });
+  return crowded ? cores : 0;
+}
 
 }  // namespace
 
@@ -213,9 +222,9 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
   start_limit_ = Timer();
   started_at_ = Clock::now();
   record_.threads = started.threads;
-  announcer_.started(
-      {setup_.plan, started.threads, setup_.bind == Binding::Core, options_.keep_logs ? folder_.shown : std::string()},
-      record_, folder_.path);
+  announcer_.started({setup_.plan, started.threads, setup_.bind == Binding::Core, crowded_cores(setup_.plan),
+                      options_.keep_logs ? folder_.shown : std::string()},
+                     record_, folder_.path);
   log::info("launch", "job {} is not contained: {}", job_id_, kNotContained);
   health_->start();
   write_record();

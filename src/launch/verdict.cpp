@@ -24,6 +24,18 @@ std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks) {
   return fmt::format("asked to end by {}; {} saved and ended", sys::signal_name(signal), who);
 }
 
+/// The ranks that had ended with 0, where the first that failed says that it has lost another: nobody else was lost.
+std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& endings) {
+  std::vector<int> ranks;
+  if (!follows_another(failure)) return ranks;
+  for (const Ending& ending : endings) {
+    if (ending.status.success() && ending.before_stop && ending.after_seconds <= failure.after_seconds)
+      ranks.push_back(ending.rank);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
 }  // namespace
 
 Verdict judge(const JobEnd& end) {
@@ -52,6 +64,7 @@ Verdict judge(const JobEnd& end) {
         static_cast<int>(std::count_if(end.endings.begin(), end.endings.end(), [](const Ending& ending) {
           return ending.before_stop && ending.status.success();
         }));
+    post_mortem.missed = missed_by(*failure, end.endings);
     if (end.early) post_mortem.running = end.world_size - static_cast<int>(end.endings.size());
     post_mortem.others = folded(end.doing_then, failure->rank);
     post_mortem.log_folder = end.log_folder;

@@ -56,12 +56,28 @@ TEST(Verdict, TheFailedRankIsNotAmongThoseThatFellWithIt) {
   end.endings[0].last_stderr = "cohort::Error: PeerLost: rank 0 lost rank 1";
   end.endings[1].after_seconds = 2;
   end.endings[1].last_stderr = "ValueError: bad batch";
-  end.doing_then = {"waiting in barrier(), operation 2", "out of its world, after barrier(), operation 1"};
+  end.doing_then = {"waiting in barrier(), operation 2", "done with its world, whose last was barrier(), operation 1"};
   const Verdict verdict = judge(end);
   ASSERT_TRUE(verdict.post_mortem);
   EXPECT_EQ(verdict.post_mortem->first.rank, 1);
   ASSERT_EQ(verdict.post_mortem->others.size(), 1u);
   EXPECT_EQ(verdict.post_mortem->others[0], "rank 0: waiting in barrier(), operation 2");
+}
+
+TEST(Verdict, ARankThatEndedInGoodOrderBeforeTheOthersIsNamedFirst) {
+  JobEnd end = two_ranks(1, 0);
+  end.endings[0].after_seconds = 2;
+  end.endings[0].last_stderr = "cohort::Error: PeerLost: all_reduce failed -- rank 0 (vm) lost rank 1";
+  end.endings[1].after_seconds = 1;
+  EXPECT_TRUE(
+      judge(end).text.starts_with("cohort: rank 1 had ended with 0 while rank 0 went on: do all ranks take the "
+                                  "same number of steps?\ncohort: rank 0 failed: exit code 1"))
+      << judge(end).text;
+  end.endings[1].after_seconds = 3;
+  EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 0 failed")) << "it ended later";
+  end.endings[1].after_seconds = 1;
+  end.endings[0].last_stderr = "ValueError: bad batch";
+  EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 0 failed")) << "it has reasons of its own";
 }
 
 TEST(Verdict, AJobThatDidNotGoOnCanBeStartedAgain) {

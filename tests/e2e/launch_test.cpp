@@ -1,6 +1,7 @@
 // What a job sees and shows: environment, output, input, exit statuses, messages.
 #include "base/sanitized.h"
 #include "launch_harness.h"
+#include "sys/cpus.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -119,6 +120,11 @@ TEST(Launch, FirstLineSaysWhatWasFormed) {
   EXPECT_NE(lines[0].find(": ranks 0-1), "), std::string::npos) << lines[0];
   EXPECT_NE(lines[0].find("run runs/"), std::string::npos) << lines[0];
   EXPECT_EQ(run({{"run", "-q", "-np", "2", "true"}}).err, "");
+  const int cores = sys::usable_cores();
+  const auto crowded = run({{"run", "-np", std::to_string(cores + 1), "true"}});
+  EXPECT_NE(crowded.err.find(fmt::format("), more than the {} core{} here, ", cores, cores == 1 ? "" : "s")),
+            std::string::npos)
+      << crowded.err;
 }
 
 TEST(Launch, OutputComesInWholeLinesInOrderAndLosesNothing) {
@@ -238,6 +244,17 @@ TEST(Launch, WhatCannotBeRunIsSaidBeforeAnythingStarts) {
   EXPECT_EQ(lines_of(none.err).size(), 1U) << none.err;
   EXPECT_NE(run({{"run", "-np", "2", "./nothing"}}).err.find("No such file or directory (ENOENT)"), std::string::npos);
   EXPECT_EQ(run({{"run", "-np", "2", "/"}}).status, 127);
+  // PATH has nothing to do with a .py file, nor with a folder.
+  const auto python = run({{"run", "-np", "2", "nosuch.py"}});
+  EXPECT_NE(python.err.find("cannot start nosuch.py: there is no such file in /"), std::string::npos) << python.err;
+  EXPECT_EQ(python.err.find("PATH"), std::string::npos) << python.err;
+  for (const char* folder : {"folder.py", "."}) {
+    const auto refused = run({{"run", "-np", "2", folder}, {}, {}, false, false, "mkdir folder.py"});
+    EXPECT_NE(refused.err.find(std::string("cannot start ") + folder + ": it is a folder"), std::string::npos)
+        << refused.err;
+  }
+  const auto debian = run({{"run", "-np", "2", "python", "x.py"}, {"PATH=/nowhere"}});
+  EXPECT_NE(debian.err.find("did you mean python3, or `cohort run PROGRAM.py`?"), std::string::npos) << debian.err;
 
   const auto script = run({{"run", "-np", "2", "./input"}, {}, "echo not a script\n"});
   EXPECT_EQ(script.status, 127);
@@ -248,6 +265,9 @@ TEST(Launch, WhatCannotBeRunIsSaidBeforeAnythingStarts) {
   const auto no_interpreter =
       run({{"run", "-np", "2", "./input"}, {}, "#!/no/such/sh\n", false, false, "chmod +x input"});
   EXPECT_NE(no_interpreter.err.find("/no/such/sh, which is not there"), std::string::npos) << no_interpreter.err;
+  const auto windows = run({{"run", "-np", "2", "./input"}, {}, "#!/bin/sh\r\n", false, false, "chmod +x input"});
+  EXPECT_NE(windows.err.find("its first line ends with a carriage return"), std::string::npos) << windows.err;
+  EXPECT_NE(windows.err.find("sed -i 's/\\r$//' ./input"), std::string::npos) << windows.err;
 }
 
 TEST(Launch, WrongOptionsAreExplained) {
@@ -260,6 +280,18 @@ TEST(Launch, WrongOptionsAreExplained) {
   EXPECT_EQ(typo.status, 2);
   EXPECT_NE(typo.err.find("did you mean --timeout?"), std::string::npos) << typo.err;
   EXPECT_NE(run({{"rnu"}}).err.find("did you mean `cohort run`?"), std::string::npos);
+  // What other launchers have.
+  const auto torchrun = run({{"run", "--nproc_per_node=2", "true"}});
+  EXPECT_EQ(torchrun.status, 2);
+  EXPECT_NE(torchrun.err.find("`cohort run` has no option --nproc_per_node: it is torchrun's; here: -np N"),
+            std::string::npos)
+      << torchrun.err;
+  EXPECT_NE(run({{"run", "-x", "A=1", "true"}}).err.find("it is mpirun's; here: --env NAME"), std::string::npos);
+  EXPECT_NE(run({{"run", "-npernode", "2", "true"}}).err.find("it is mpirun's; here: --per-node N"), std::string::npos);
+  const auto horovodrun = run({{"-np", "2", "true"}});
+  EXPECT_EQ(horovodrun.status, 2);
+  EXPECT_NE(horovodrun.err.find("`cohort run -np ...`"), std::string::npos) << horovodrun.err;
+  EXPECT_EQ(lines_of(run({{"run", "-np3", "-q", "echo", "x"}}).out).size(), 3U);
   EXPECT_EQ(run({{"run", "-np", "2"}}).status, 2);
   EXPECT_EQ(run({{"run", "-np"}}).status, 2);
   EXPECT_EQ(run({{"run", "--env", "SURELY_NOT_SET", "true"}}).status, 2);
@@ -317,6 +349,14 @@ TEST(Launch, ARunFolderThatIsUsedAgainKeepsWhatTheRunBeforeHasLeft) {
   running.signal(SIGTERM);
   EXPECT_EQ(running.wait(), 128 + SIGTERM) << running.err();
   std::filesystem::remove_all(folder);
+}
+
+TEST(Launch, ThePlotOfARunWithoutARecordSaysWhatIsMissing) {
+  Job job({{"run", "-np", "1", "true"}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  const auto plot = run({{"plot", job.folder() + "/runs/latest"}});
+  EXPECT_EQ(plot.status, 1);
+  EXPECT_NE(plot.err.find("the program of this run writes no run record"), std::string::npos) << plot.err;
 }
 
 TEST(Launch, RecordTellsTheFailure) {
