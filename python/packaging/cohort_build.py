@@ -91,6 +91,16 @@ def _run(*command):
     subprocess.run(command, check=True)
 
 
+def _tell(text):
+    """To whoever waits: pip keeps what a backend prints to itself, unless it fails."""
+    print(text, flush=True)
+    try:
+        with open("/dev/tty", "w") as terminal:
+            terminal.write(f"\n{text}\n")
+    except OSError:
+        pass  # nobody sits there
+
+
 def _rpath():
     """Where the module and the command find the wheel's libraries, once installed."""
     libraries = [f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/{name}-packages" for name in ("site", "dist")]
@@ -133,6 +143,8 @@ def _build():
     if _pybind11():
         options.append(f"-Dpybind11_DIR={_pybind11()}")
     _run("cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", *options)
+    if not list((BUILD / "python/cohort").glob("_core*.so")):
+        _tell(f"cohort: compiling, some minutes ({os.cpu_count()} cores); the next time it takes seconds")
     _run("cmake", "--build", str(BUILD), "--target", "cohort_python", "cohort")
     installed = BUILD / "installed"
     shutil.rmtree(installed, ignore_errors=True)
@@ -204,6 +216,18 @@ def get_requires_for_build_editable(config_settings=None):
 
 def get_requires_for_build_sdist(config_settings=None):
     return []
+
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    """Without it pip would compile while it says that it prepares metadata."""
+    info = pathlib.Path(metadata_directory, f"cohort-{_version()}.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text(_metadata())
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return info.name
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
