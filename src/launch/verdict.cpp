@@ -25,12 +25,17 @@ std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks) {
 }
 
 /// The ranks that had ended with 0, where the first that failed says that it has lost another: nobody else was lost.
+/// One that had left its world may have taken longer to end than the other to fail; then it has to be the one that is
+/// named.
 std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& endings) {
   std::vector<int> ranks;
   if (!follows_another(failure)) return ranks;
   for (const Ending& ending : endings) {
-    if (ending.status.success() && ending.before_stop && ending.after_seconds <= failure.after_seconds)
-      ranks.push_back(ending.rank);
+    if (!ending.status.success() || !ending.before_stop) continue;
+    const std::string lost = fmt::format("lost rank {} (", ending.rank);
+    const bool named =
+        failure.words.find(lost) != std::string::npos || failure.last_stderr.find(lost) != std::string::npos;
+    if (named || ending.after_seconds <= failure.after_seconds) ranks.push_back(ending.rank);
   }
   std::sort(ranks.begin(), ranks.end());
   return ranks;

@@ -75,6 +75,9 @@ TEST(Verdict, ARankThatEndedInGoodOrderBeforeTheOthersIsNamedFirst) {
       << judge(end).text;
   end.endings[1].after_seconds = 3;
   EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 0 failed")) << "it ended later";
+  end.endings[0].last_stderr += " (vm, pid 7)";
+  EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 1 had ended with 0"))
+      << "it is named, and took its time to end";
   end.endings[1].after_seconds = 1;
   end.endings[0].last_stderr = "ValueError: bad batch";
   EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 0 failed")) << "it has reasons of its own";
