@@ -29,6 +29,17 @@ class CommunicatorImpl;
 struct MemoryBlock;
 }  // namespace comm
 
+namespace detail {
+template <class T>
+concept TensorLike = requires(const T& tensor) {
+  tensor.scalar_type();
+  tensor.sizes();
+};
+/// What Communicator does with tensors; <cohort/torch/tensor.h> has it for at::Tensor.
+template <class T>
+struct OnTensors;
+}  // namespace detail
+
 /// Memory that collectives read and write in place, without staging copies: a segment that peers on the same
 /// host map on first use. A handle; the memory lives until its last copy is gone, after the communicator too.
 class Memory {
@@ -110,6 +121,25 @@ class Communicator {
                   const AllGatherOptions& options = {});
   Work reduce_scatter(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,
                       const ReduceScatterOptions& options = {});
+
+  // Of tensors: the functions of the same names in <cohort/torch/tensor.h>, which say what they promise. That header,
+  // or <cohort/torch.h>, has to be included.
+  template <detail::TensorLike T>
+  Work all_reduce(const T& tensor, const AllReduceOptions& options = {}) {
+    return detail::OnTensors<T>::all_reduce(*this, tensor, options);
+  }
+  template <detail::TensorLike T>
+  Work broadcast(const T& tensor, const BroadcastOptions& options = {}) {
+    return detail::OnTensors<T>::broadcast(*this, tensor, options);
+  }
+  template <detail::TensorLike T>
+  T all_gather(const T& tensor, const AllGatherOptions& options = {}) {
+    return detail::OnTensors<T>::all_gather(*this, tensor, options);
+  }
+  template <detail::TensorLike T>
+  Work reduce_scatter(const T& input, const T& output, const ReduceScatterOptions& options = {}) {
+    return detail::OnTensors<T>::reduce_scatter(*this, input, output, options);
+  }
 
   // --- two ranks take part ---
   // These progress apart from the collectives and from each other, in any number: two ranks may each start a send to

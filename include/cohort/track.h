@@ -90,7 +90,10 @@ void plot(const std::filesystem::path& record_file, const std::filesystem::path&
 struct ProgressOptions {
   std::int64_t steps_per_epoch = 0;
   std::int64_t epochs = 0;
-  std::int64_t first_step = 0;  ///< steps done by an earlier run that this one resumes
+  std::int64_t first_step = 0;   ///< steps done by an earlier run that this one resumes
+  std::int64_t first_epoch = 0;  ///< whole epochs among these, and the steps that this run needs for the rest of the
+                                 ///< next: on another number of ranks an epoch has had other steps
+  std::optional<std::int64_t> steps_left_in_first_epoch = {};  ///< default: all steps have been as this run's
   std::FILE* stream = stdout;
   /// One line that is drawn over (true) or plain lines (false); default: whether `stream` is a terminal.
   std::optional<bool> terminal = {};

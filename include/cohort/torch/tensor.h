@@ -24,8 +24,9 @@ Buffer to_buffer(const at::Tensor& tensor);
 /// contiguous. The memory lives until the last tensor over it is gone, after the communicator too.
 at::Tensor empty_in(Communicator& comm, at::IntArrayRef sizes, at::ScalarType type = at::kFloat);
 
-// Collectives on tensors, as Communicator's of the same names, which say what they throw. The returned Work keeps the
-// tensors alive until it is done. Tensors from `empty_in` are reduced without staging copies.
+// Collectives on tensors, as Communicator's of the same names, which say what they throw; `comm.all_reduce(tensor)` is
+// the same as `all_reduce(comm, tensor)`. The returned Work keeps the tensors alive until it is done. Tensors from
+// `empty_in` are reduced without staging copies.
 
 /// Reduces `tensor` over all ranks, in place.
 Work all_reduce(Communicator& comm, const at::Tensor& tensor, const AllReduceOptions& options = {});
@@ -36,6 +37,28 @@ at::Tensor all_gather(Communicator& comm, const at::Tensor& tensor, const AllGat
 /// `input` is [size() * n, ...]; `output`, [n, ...], receives the reduction of part rank().
 Work reduce_scatter(Communicator& comm, const at::Tensor& input, const at::Tensor& output,
                     const ReduceScatterOptions& options = {});
+
+namespace detail {
+template <>
+struct OnTensors<at::Tensor> {
+  template <class... Rest>
+  static Work all_reduce(Communicator& comm, const Rest&... rest) {
+    return cohort::all_reduce(comm, rest...);
+  }
+  template <class... Rest>
+  static Work broadcast(Communicator& comm, const Rest&... rest) {
+    return cohort::broadcast(comm, rest...);
+  }
+  template <class... Rest>
+  static at::Tensor all_gather(Communicator& comm, const Rest&... rest) {
+    return cohort::all_gather(comm, rest...);
+  }
+  template <class... Rest>
+  static Work reduce_scatter(Communicator& comm, const Rest&... rest) {
+    return cohort::reduce_scatter(comm, rest...);
+  }
+};
+}  // namespace detail
 
 struct BroadcastParametersOptions {
   int root = 0;
