@@ -73,7 +73,7 @@ int train(int argc, char** argv) {
   cohort::data::DistributedSampler sampler(digits.train.size(), comm,
                                            {.batch_size = options.batch_per_process, .seed = options.seed});
   const int64_t steps_per_epoch = sampler.steps_per_epoch();
-  const int64_t total_steps = steps_per_epoch * options.epochs;
+  int64_t total_steps = steps_per_epoch * options.epochs;
 
   torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
   cohort::optim::WarmupOptions rate{.world_size = comm.size(), .scaling = cohort::optim::Scaling::None};
@@ -82,7 +82,7 @@ int train(int argc, char** argv) {
     rate.warmup_steps = steps_per_epoch;
   }
   // Half a cosine, so that the last steps are small and the result does not depend on where training happens to stop.
-  rate.decay = [total_steps](int64_t step) {
+  rate.decay = [&total_steps](int64_t step) {
     const double done = std::min(1.0, static_cast<double>(step) / static_cast<double>(total_steps));
     return 0.5 * (1 + std::cos(M_PI * done));
   };
@@ -96,11 +96,18 @@ int train(int argc, char** argv) {
     if (const auto from = checkpoints.load_latest(*net, &optimizer)) {
       step = from->progress.step;
       if (from->progress.sampler) sampler.load_state(*from->progress.sampler);
+      // Another number of processes makes other steps of the same images.
+      total_steps = step + sampler.steps_left() + steps_per_epoch * (options.epochs - sampler.epoch() - 1);
       schedule.set_step(step);
       newest_checkpoint = from->folder;
     }
   }
   const bool resumed = step > 0;
+  // Epochs done: what of the images has been used.
+  const auto epochs_done = [&sampler] {
+    return static_cast<double>(sampler.epoch()) +
+           static_cast<double>(sampler.cursor()) / static_cast<double>(sampler.size());
+  };
 
   std::optional<cohort::track::Progress> progress;
   if (first) {
@@ -117,11 +124,13 @@ int train(int argc, char** argv) {
                                                        {"train_images", digits.train.size()},
                                                        {"test_images", digits.test.size()},
                                                        {"torch", TORCH_VERSION}}});
-    if (resumed)
-      record->write("resume", {{"step", step}, {"epoch", sampler.epoch()}, {"checkpoint", newest_checkpoint}});
+    if (resumed) record->write("resume", {{"step", step}, {"epoch", epochs_done()}, {"checkpoint", newest_checkpoint}});
     comm.set_observer(&*record);
-    progress.emplace(cohort::track::ProgressOptions{
-        .steps_per_epoch = steps_per_epoch, .epochs = options.epochs, .first_step = step});
+    progress.emplace(cohort::track::ProgressOptions{.steps_per_epoch = steps_per_epoch,
+                                                    .epochs = options.epochs,
+                                                    .first_step = step,
+                                                    .first_epoch = sampler.epoch(),
+                                                    .steps_left_in_first_epoch = sampler.steps_left()});
     progress->line("digits: " + std::to_string(digits.train.size()) + " images, " + std::to_string(comm.size()) +
                    (comm.size() == 1 ? " process" : " processes") + " of " + std::to_string(torch::get_num_threads()) +
                    " threads, " + std::to_string(options.batch_per_process) + " images each per step" +
@@ -170,17 +179,17 @@ int train(int argc, char** argv) {
       if (step % kStepsPerRecord == 0 || sampler.steps_left() == 0) {
         const double mean = averages.reduce(comm).at("train_loss").value;
         averages.clear();
-        const double epoch = static_cast<double>(step) / static_cast<double>(steps_per_epoch);
         if (first)
-          record->write("step",
-                        {{"step", step}, {"epoch", epoch}, {"train_loss", mean}, {"lr", schedule.rate_at(step - 1)}});
+          record->write(
+              "step",
+              {{"step", step}, {"epoch", epochs_done()}, {"train_loss", mean}, {"lr", schedule.rate_at(step - 1)}});
       }
       const bool make_room = preemption.requested(comm);
       if (make_room || (options.save_every > 0 && step % options.save_every == 0)) save();
       if (make_room) {
         if (first) {
           progress->finish();
-          record->write("preempted", {{"step", step}, {"epoch", sampler.epoch()}, {"checkpoint", newest_checkpoint}});
+          record->write("preempted", {{"step", step}, {"epoch", epochs_done()}, {"checkpoint", newest_checkpoint}});
           std::printf("told to make room at step %lld: saved in %s\n", static_cast<long long>(step),
                       newest_checkpoint.c_str());
         }

@@ -71,14 +71,17 @@ Figure figure_of(const RecordLines& record) {
   Track train_loss, test_loss, train_accuracy, test_accuracy;
   Track* const tracks[] = {&train_loss, &test_loss, &train_accuracy, &test_accuracy};
   std::string program = "run", when, job;
-  double ranks = 1;
+  std::vector<double> ranks;  // of each part of the run
+  std::vector<nlohmann::json> resumes;
   for (const auto& event : record.events) {
     const std::string kind = text_of(event, "event");
     if (kind == "start") {
       if (const auto name = text_of(event, "program"); !name.empty()) program = name;
       job = text_of(event, "job");
-      ranks = number_of(event, "world_size").value_or(1);
+      const double size = number_of(event, "world_size").value_or(1);
+      if (ranks.empty() || ranks.back() != size) ranks.push_back(size);
     } else if (kind == "resume") {
+      resumes.push_back(event);
       for (Track* track : tracks) track->forget_after(number_of(event, "step").value_or(0));
     }
     // An epoch's own mean of the training loss would only repeat what the steps say.
@@ -97,8 +100,15 @@ Figure figure_of(const RecordLines& record) {
 
   Figure figure;
   figure.title = program + ": loss and accuracy";
+  if (ranks.empty()) ranks.push_back(1);
+  std::string sizes;
+  for (const double size : ranks) sizes += fmt::format("{}{:.0f}", sizes.empty() ? "" : ", then ", size);
   figure.subtitle =
-      fmt::format("{:.0f} {}{}{}", ranks, ranks == 1 ? "process" : "processes", job.empty() ? "" : ", ", job);
+      fmt::format("{} {}{}{}", sizes, ranks.back() == 1 ? "process" : "processes", job.empty() ? "" : ", ", job);
+  for (const auto& event : resumes) {
+    if (const auto at = number_of(event, over_epochs ? "epoch" : "step")) figure.marks.push_back(*at);
+  }
+  if (!figure.marks.empty()) figure.subtitle += "; dashed: where it was resumed";
   if (record.damaged > 0) figure.subtitle += fmt::format("; {} damaged lines of the record left out", record.damaged);
   figure.x_label = over_epochs ? "epoch" : "step";
 

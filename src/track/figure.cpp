@@ -113,7 +113,7 @@ Axis y_axis(const Panel& panel, const Range& range, const Range& positive, bool 
   return Axis::around(low, range.high, Scale::Linear, 5);
 }
 
-void draw_panel(Out out, const Panel& panel, const Axis& x, double top) {
+void draw_panel(Out out, const Panel& panel, const Axis& x, const std::vector<double>& marks, double top) {
   std::vector<std::vector<Point>> finite_points;
   Range range, positive;
   std::size_t left_out = 0;
@@ -150,6 +150,11 @@ void draw_panel(Out out, const Panel& panel, const Axis& x, double top) {
   }
   fmt::format_to(out, "<path class=\"axis\" d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\"/>\n", kLeft, top, bottom,
                  kLeft + kPlotWidth);
+  for (const double mark : marks) {
+    if (!(mark >= x.low() && mark <= x.high())) continue;
+    fmt::format_to(out, "<line class=\"mark\" x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\"/>\n",
+                   frame.px(mark), top, bottom);
+  }
   for (std::size_t i = 0; i < panel.curves.size(); ++i) draw_curve(out, frame, panel.curves[i], finite_points[i]);
   if (empty) {
     draw_text(out, kLeft + kPlotWidth / 2, top + kPanelHeight / 2, R"(class="note" text-anchor="middle")",
@@ -245,6 +250,7 @@ text { font-family: "DejaVu Sans", "Helvetica Neue", Arial, sans-serif; fill: #3
 .panel { font-size: 13px; font-weight: 600; } .tick { font-size: 11px; fill: #666666; }
 .legend { font-size: 12px; } .note { font-size: 11px; fill: #777777; }
 .grid { stroke: #e8e8e8; stroke-width: 1; } .axis { stroke: #999999; stroke-width: 1; fill: none; }
+.mark { stroke: #bbbbbb; stroke-width: 1; stroke-dasharray: 4 3; }
 </style>
 )";
   fmt::format_to(out, "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
@@ -252,7 +258,7 @@ text { font-family: "DejaVu Sans", "Helvetica Neue", Arial, sans-serif; fill: #3
   draw_text(out, kLeft, 46, R"(class="subtitle")", figure.subtitle);
   double top = kTop + 8;
   for (const Panel& panel : figure.panels) {
-    draw_panel(out, panel, x, top);
+    draw_panel(out, panel, x, figure.marks, top);
     top += kPanelHeight + kPanelGap;
   }
   draw_text(out, kLeft + kPlotWidth / 2, height - 8, R"(class="tick" text-anchor="middle")", figure.x_label);

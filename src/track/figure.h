@@ -32,6 +32,7 @@ struct Panel {
 
 struct Figure {
   std::string title, subtitle, x_label;
+  std::vector<double> marks = {};  ///< values of x where something happened: a line through all panels
   std::vector<Panel> panels;
   Scale x_scale = Scale::Linear;  ///< Log: powers of two, labelled 64, 1K, 2M; what is not above 0 is left out
 };

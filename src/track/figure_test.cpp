@@ -112,7 +112,8 @@ TEST(Curves, WhatAResumedRunDidAgainCountsOnce) {
       "{\"event\":\"step\",\"step\":2,\"epoch\":1.0,\"train_loss\":2}\n"
       "{\"event\":\"epoch\",\"step\":2,\"epoch\":1,\"test_loss\":2.5,\"test_accuracy\":0.5}\n"
       "{\"event\":\"step\",\"step\":3,\"epoch\":1.5,\"train_loss\":9}\n"
-      "{\"event\":\"resume\",\"step\":2}\n"
+      "{\"event\":\"start\",\"program\":\"p\",\"world_size\":3}\n"
+      "{\"event\":\"resume\",\"step\":2,\"epoch\":1}\n"
       "{\"event\":\"step\",\"step\":3,\"epoch\":1.5,\"train_loss\":1}\n");
   const Figure figure = figure_of(record);
   EXPECT_EQ(figure.x_label, "epoch");
@@ -123,7 +124,11 @@ TEST(Curves, WhatAResumedRunDidAgainCountsOnce) {
   EXPECT_EQ(points[2].y, 1);
   ASSERT_EQ(figure.panels[0].curves.size(), 2U);
   EXPECT_EQ(figure.panels[0].curves[1].points.size(), 1U);
+  EXPECT_EQ(figure.subtitle, "2, then 3 processes; dashed: where it was resumed");
+  ASSERT_EQ(figure.marks.size(), 1U);
+  EXPECT_EQ(figure.marks[0], 1);
   expect_sound(render_svg(figure));
+  EXPECT_EQ(count(render_svg(figure), "<line class=\"mark\""), 2U) << "one in each panel";
 }
 
 TEST(Curves, OverStepsWhereThereAreNoEpochs) {

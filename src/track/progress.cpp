@@ -47,7 +47,13 @@ struct Progress::Impl {
   double all_busy = 0;
   double speed = 0;
 
-  std::int64_t total() const { return options.steps_per_epoch * options.epochs; }
+  std::int64_t per_epoch() const { return std::max<std::int64_t>(options.steps_per_epoch, 1); }
+  /// Where an epoch would have begun whose steps were all this run's: step + `shift` counts from there.
+  std::int64_t shift() const {
+    if (!options.steps_left_in_first_epoch) return 0;
+    return (options.first_epoch + 1) * per_epoch() - *options.steps_left_in_first_epoch - options.first_step;
+  }
+  std::int64_t total() const { return options.steps_per_epoch * options.epochs - shift(); }
 
   void clear() {
     if (drawn) std::fwrite(kClearLine.data(), 1, kClearLine.size(), options.stream);
@@ -56,9 +62,8 @@ struct Progress::Impl {
 
   void draw() {
     if (busy > 0) speed = static_cast<double>(samples) / busy;
-    const std::int64_t per_epoch = std::max<std::int64_t>(options.steps_per_epoch, 1);
-    const std::int64_t epoch =
-        std::min((std::max<std::int64_t>(step, 1) - 1) / per_epoch + 1, std::max<std::int64_t>(options.epochs, 1));
+    const std::int64_t epoch = std::min((std::max<std::int64_t>(step + shift(), 1) - 1) / per_epoch() + 1,
+                                        std::max<std::int64_t>(options.epochs, 1));
     const double per_step = all_steps > 0 ? all_busy / static_cast<double>(all_steps) : 0;
     const double left = per_step * static_cast<double>(std::max<std::int64_t>(total() - step, 0));
     const std::string figures = fmt::format("epoch {}/{}  step {}/{}  loss {:.4f}  {} samples/s  {} left", epoch,

@@ -41,6 +41,26 @@ TEST(Progress, PlainLinesOffATerminal) {
   EXPECT_EQ(text.find("step 12"), std::string::npos) << text;
 }
 
+TEST(Progress, GoesOnAfterARunWhoseEpochsHadOtherNumbersOfSteps) {
+  const File file(std::tmpfile());
+  // 2 epochs of 23 steps and 11 steps of the third, whose other half is 8 steps of this run's 15.
+  Progress progress({.steps_per_epoch = 15,
+                     .epochs = 4,
+                     .first_step = 57,
+                     .first_epoch = 2,
+                     .steps_left_in_first_epoch = 8,
+                     .stream = file.get(),
+                     .interval = milliseconds(0)});
+  progress.update(58, 0.5, 64);
+  progress.update(65, 0.5, 64);
+  progress.update(66, 0.5, 64);
+  progress.update(80, 0.5, 64);
+  const std::string text = content(file.get());
+  for (const char* line :
+       {"epoch 3/4  step 58/80", "epoch 3/4  step 65/80", "epoch 4/4  step 66/80", "epoch 4/4  step 80/80"})
+    EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;
+}
+
 TEST(Progress, OneLineThatIsDrawnOverOnATerminal) {
   const File file(std::tmpfile());
   {

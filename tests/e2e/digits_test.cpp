@@ -18,6 +18,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <thread>
 
 namespace cohort {
@@ -230,6 +232,30 @@ TEST_F(DigitsTest, KilledInMidEpochAndResumedEqualsUninterruptedToTheBit) {
   EXPECT_EQ(record("cut").damaged, 0U);
   EXPECT_EQ(last_line("cut")["test_loss"], last_line("whole")["test_loss"]);
   EXPECT_TRUE(weights("cut") == weights("whole")) << "the resumed run differs";
+}
+
+TEST_F(DigitsTest, EpochsAreEpochsAlsoAfterAResumeOnAnotherNumberOfProcesses) {
+  const std::string data = mnist_like(160, 32).string();  // 10 steps an epoch on 2 processes, 7 on 3
+  const std::vector<std::string> options = {"--data", data, "--batch-per-process", "8", "--threads", "1", "--epochs"};
+  const auto with = [&options](std::initializer_list<std::string> more) {
+    std::vector<std::string> all = options;
+    all.insert(all.end(), more);
+    return all;
+  };
+  ASSERT_EQ(run(2, "moved", with({"1"})).status, 0);
+  const Finished done = run(3, "moved", with({"2", "--resume"}));
+  ASSERT_EQ(done.status, 0) << done.output;
+  double last = 0;
+  for (const auto& event : record("moved").events) {
+    if (event["event"] != "step") continue;
+    EXPECT_GT(event["epoch"].get<double>(), last);
+    last = event["epoch"].get<double>();
+  }
+  EXPECT_EQ(last, 2);
+  EXPECT_EQ(last_line("moved")["step"], 17);
+  std::ifstream svg(folder_ / "moved" / "curves.svg");
+  const std::string picture{std::istreambuf_iterator<char>(svg), {}};
+  EXPECT_NE(picture.find("2, then 3 processes"), std::string::npos);
 }
 
 TEST_F(DigitsTest, ToldToMakeRoomAndStartedAgainByTheSameCommandEqualsUninterruptedToTheBit) {
