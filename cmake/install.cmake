@@ -9,6 +9,22 @@ set(core_rooms ${rooms})
 # launch/ is the command's; torch/ is the second target's.
 list(REMOVE_ITEM core_rooms cohort_launch cohort_torch)
 
+# `cmake --build BUILD --target to_install` builds what is installed; without it, nothing is (and not the half of it).
+set(to_install ${core_rooms} cohort)
+if(TARGET cohort_torch)
+  list(APPEND to_install cohort_torch)
+endif()
+add_custom_target(to_install DEPENDS ${to_install})
+list(TRANSFORM to_install REPLACE "(.+)" "$<TARGET_FILE:\\1>" OUTPUT_VARIABLE files_to_install)
+install(CODE "
+set(files \"${files_to_install}\")
+foreach(file IN LISTS files)
+  if(NOT EXISTS \${file})
+    message(FATAL_ERROR \"\${file} is not built yet: tools/install builds and installs, or first: \"
+                        \"cmake --build ${PROJECT_BINARY_DIR} --target to_install\")
+  endif()
+endforeach()")
+
 add_library(cohort_core INTERFACE)
 add_library(cohort::cohort ALIAS cohort_core)
 set_target_properties(cohort_core PROPERTIES EXPORT_NAME cohort)

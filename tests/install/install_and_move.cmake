@@ -1,6 +1,18 @@
 # usage: cmake -DBUILD_DIR=... -DPREFIX=... -P install_and_move.cmake
 file(REMOVE_RECURSE ${PREFIX} ${PREFIX}.first)
-execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${PREFIX}.first COMMAND_ERROR_IS_FATAL ANY)
+get_filename_component(source ${CMAKE_CURRENT_LIST_DIR}/../.. ABSOLUTE)
+execute_process(COMMAND ${source}/tools/install --build ${BUILD_DIR} --prefix ${PREFIX}.first COMMAND_ERROR_IS_FATAL ANY)
+
+# A build that lacks something installs nothing.
+set(library ${BUILD_DIR}/src/named/libcohort_named.a)
+file(RENAME ${library} ${library}.aside)
+execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${PREFIX}.half
+                ERROR_VARIABLE refused RESULT_VARIABLE status OUTPUT_QUIET)
+file(RENAME ${library}.aside ${library})
+if(status EQUAL 0 OR NOT refused MATCHES "libcohort_named.a is not built yet:[ \n]+tools/install" OR EXISTS ${PREFIX}.half)
+  message(SEND_ERROR "a half build was installed, or not refused with a word: ${refused}")
+endif()
+
 file(RENAME ${PREFIX}.first ${PREFIX})
 
 # No file may name the folder it was built in or first installed to.
