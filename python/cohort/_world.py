@@ -14,7 +14,7 @@ import threading
 
 from cohort import _core, _last_words
 from cohort._core import Communicator
-from cohort.errors import InvalidArgument
+from cohort.errors import InvalidArgument, Unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs milliseconds to import
@@ -76,6 +76,7 @@ def join(
     version of torch where it is loaded, build of Cohort), Timeout when ranks do not appear, Unavailable when there
     is no secret and one is needed, PeerLost when a rank dies meanwhile.
     """
+    _refuse_child_that_imports_main()
     _last_words.tell_stacks()
     if share is None and init_method in ("", "env://") and rank < 0 and not alone:
         if _core.way_to_meet(-1, -1) == "torch's store":
@@ -98,6 +99,17 @@ def join(
         share=share,
         share_name=share_name,
     )
+
+
+def _refuse_child_that_imports_main() -> None:
+    """A process of multiprocessing (spawn, forkserver) runs the script again, to find its functions: it is no rank."""
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and getattr(processes.current_process(), "_inheriting", False):
+        raise Unavailable(
+            "join: this process is no rank: multiprocessing has started it (a worker of a DataLoader, or a pool), and it "
+            "imports the script to find its functions -- put what the script does under `if __name__ == \"__main__\":`, "
+            "or start workers by fork (DataLoader's multiprocessing_context=\"fork\")"
+        )
 
 
 def _own_program() -> str:

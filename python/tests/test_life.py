@@ -295,6 +295,22 @@ print("good")
 """
         )
 
+    def test_a_worker_of_multiprocessing_that_runs_the_script_again(self):
+        script = (
+            "import multiprocessing, os, sys\nimport cohort\ncohort.init(alone=True)\n"
+            "worker = multiprocessing.get_context(sys.argv[1]).Process(target=os.getpid)\nworker.start()\nworker.join(60)\n"
+        )
+        guarded = script.replace("worker =", "if __name__ != '__main__': sys.exit()\nworker =")
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "script.py")
+            for text, method, refused in ((script, "spawn", True), (script, "forkserver", True), (script, "fork", False),
+                                          (guarded.replace("cohort.init(", "__name__ == '__main__' and cohort.init("), "spawn",
+                                           False)):
+                path.write_text(text)
+                ran = subprocess.run([sys.executable, str(path), method], capture_output=True, text=True, timeout=SECONDS)
+                self.assertEqual("this process is no rank: multiprocessing has started it" in ran.stderr, refused, ran.stderr)
+                self.assertEqual("if __name__ ==" in ran.stderr, refused, ran.stderr)
+
     def test_a_timeout(self):
         self.all_good(
             """
