@@ -43,11 +43,11 @@ class Digits(unittest.TestCase):
     def test_made_room_and_resumed(self):
         with tempfile.TemporaryDirectory() as folder:
 
-            def start(out, epochs, ranks):
+            def start(out, epochs, ranks, *more):
                 return subprocess.Popen(
                     [COMMAND, "run", "-np", str(ranks), "--timeout", "200", "--run-dir", f"{folder}/run-{out}", "--prefix", "none",
                      "--env", "OMP_NUM_THREADS=1", "--", sys.executable, str(EXAMPLES / "digits_resume.py"), "--epochs", epochs,
-                     "--out", f"{folder}/{out}"],
+                     "--out", f"{folder}/{out}", *more],
                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 )
 
@@ -68,6 +68,9 @@ class Digits(unittest.TestCase):
             self.assertEqual(whole, cut, "the resumed training differs")
             text = end(start("cut", "4", 3), 0)  # further, on another number of ranks
             self.assertIn("epoch 4", text)
+            before = pathlib.Path(folder, "cut/weights.safetensors").read_bytes()
+            end(start("cut", "5", 2, "--lr", "0"), 0)
+            self.assertEqual(before, pathlib.Path(folder, "cut/weights.safetensors").read_bytes(), "--lr does not count")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ def main() -> int:
     step = 0
     if found := checkpoints.load_latest(net, optimizer):
         step = found.progress.step
+        for group in optimizer.param_groups:  # loaded with the optimizer: what was asked for now counts
+            group["lr"] = options.lr
         sampler.load_state(found.progress.sampler)
         if rank == 0:
             print(f"going on after step {step}")
