@@ -408,6 +408,8 @@ class Progress:
         steps_per_epoch: int = 0,
         epochs: int = 0,
         first_step: int = 0,
+        first_epoch: int = 0,
+        steps_left_in_first_epoch: Optional[int] = None,
         terminal: Optional[bool] = None,
         interval: Optional[Seconds] = None,
     ) -> None: ...

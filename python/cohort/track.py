@@ -24,9 +24,11 @@ file                     its path
 
 **plot(record_file, svg_file)** draws the curves, as `cohort plot`. Raises Unavailable, Io, or Corrupt for what is no record.
 
-**Progress(*, steps_per_epoch=0, epochs=0, first_step=0, terminal=None, interval=None)** is a bar on stdout: one line that is
-drawn over on a terminal, plain lines elsewhere (`terminal` says which it is), at most one for each `interval` seconds
-(0.1, or 2). For the training loop's thread.
+**Progress(*, steps_per_epoch=0, epochs=0, first_step=0, first_epoch=0, steps_left_in_first_epoch=None, terminal=None,
+interval=None)** is a bar on stdout: one line that is drawn over on a terminal, plain lines elsewhere (`terminal` says which
+it is), at most one for each `interval` seconds (0.1, or 2). A run that resumes another says how many steps and whole
+epochs were done, and on another number of ranks also how many steps its first epoch has left. For the training loop's
+thread.
 
 update(step, loss, samples)  after each step: steps done in all, the latest loss, samples of this step over all ranks
 skip_time()                  leaves the time since the last step out of the speed: it was an evaluation or a checkpoint

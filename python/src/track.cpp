@@ -80,11 +80,19 @@ void bind_track(py::module_& module) {
              py::call_guard<py::gil_scoped_release>());
   py::class_<track::Progress>(module, "Progress")
       .def(py::init([](std::int64_t steps_per_epoch, std::int64_t epochs, std::int64_t first_step,
+                       std::int64_t first_epoch, std::optional<std::int64_t> steps_left_in_first_epoch,
                        std::optional<bool> terminal, const py::object& interval) {
              return std::make_unique<track::Progress>(
-                 track::ProgressOptions{steps_per_epoch, epochs, first_step, stdout, terminal, interval_of(interval)});
+                 track::ProgressOptions{.steps_per_epoch = steps_per_epoch,
+                                        .epochs = epochs,
+                                        .first_step = first_step,
+                                        .first_epoch = first_epoch,
+                                        .steps_left_in_first_epoch = steps_left_in_first_epoch,
+                                        .terminal = terminal,
+                                        .interval = interval_of(interval)});
            }),
            py::kw_only(), py::arg("steps_per_epoch") = 0, py::arg("epochs") = 0, py::arg("first_step") = 0,
+           py::arg("first_epoch") = 0, py::arg("steps_left_in_first_epoch") = py::none(),
            py::arg("terminal") = py::none(), py::arg("interval") = py::none())
       .def("update", &track::Progress::update, py::arg("step"), py::arg("loss"), py::arg("samples"))
       .def("skip_time", &track::Progress::skip_time)

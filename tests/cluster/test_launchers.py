@@ -105,11 +105,11 @@ class Launchers(boxes.InBox):
         if not COHORT:
             self.skipTest("COHORT_COMMAND is not set")
         ours = (COHORT, "run", "-q", "--no-logs", "--prefix", "none", WORKER)
-        self.expect_uneven(self.box.run("h1", "salloc", "-Q", *self.HETEROGENEOUS, *ours, timeout=90))
         with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
+            self.expect_uneven(self.box.run("h1", "salloc", "-Q", *self.HETEROGENEOUS, *ours, timeout=90, cwd=folder))
             script, out = pathlib.Path(folder, "job.sh"), pathlib.Path(folder, "out")
             script.write_text("#!/bin/sh\n#SBATCH -N1 -n1\n#SBATCH hetjob\n#SBATCH -N1 -n2\n" + " ".join(ours) + "\n")
-            done = self.box.run("h1", "sbatch", "-W", "-o", out, script, timeout=90)
+            done = self.box.run("h1", "sbatch", "-W", "-o", out, script, timeout=90, cwd=folder)
             done.stdout, done.stderr = out.read_text(), done.stdout + done.stderr
             self.expect_uneven(done)
 
@@ -138,7 +138,7 @@ class Launchers(boxes.InBox):
             program = pathlib.Path(folder, "threads.py")
             program.write_text(THREADS)
             for launcher in ["srun", "-N2", "-n2"], [COHORT, "run", "-q", "--no-logs", "--prefix", "none", "-H", "h1:1,h2:1"]:
-                done = self.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", *launcher, "python3", program, timeout=90)
+                done = self.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", *launcher, "python3", program, timeout=90, cwd=folder)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertEqual(sorted(done.stdout.splitlines()),
                                  [f"rank {rank} of 4, local {rank % 2}, host {rank // 2}: 10.0" for rank in range(4)])
