@@ -1,8 +1,11 @@
 #include "base/env.h"
 #include "base/parse.h"
+#include "cluster/detect.h"
 #include "launch/dry_run.h"
 #include "launch/hosts.h"
+#include "launch/nodes.h"
 #include "launch/supervisor.h"
+#include "sys/cpus.h"
 #include "sys/process.h"
 
 #include "commands.h"
@@ -38,7 +41,7 @@ struct Options {
   std::string transport;
   std::string config;
   double timeout = 0;
-  double start_timeout = 30;
+  std::optional<double> start_timeout;
   double grace = 5;
   double preempt_grace = 30;
   double output_timeout = 10;
@@ -50,6 +53,8 @@ struct Options {
   bool as_horovod = false;
   bool no_logs = false;
   launch::HostWishes hosts;
+  launch::NodeWishes nodes;
+  std::string per_node;
   std::string starter = "auto";
   std::string ssh = "ssh";
   std::string remote_cohort;
@@ -74,6 +79,8 @@ constexpr const char* kFooter = R"(Examples:
   cohort run -np 2 --as-horovod train.py  a program that imports horovod.torch
   cohort run -np 4 --env OMP_NUM_THREADS=2 -- ./train -np 7
   cohort run -np 8 -H a:4,b:4 ./train     on two hosts, reached by ssh
+  srun -N2 --ntasks-per-node=1 cohort run -np 4 ./train         on each node of a step, which makes one job of 8
+  cohort run --nnodes 2 --node-rank 0 --master a -np 4 ./train  likewise by hand: here on a, with 1 on the other
 
 Each option can be set by an environment variable (--start-timeout: COHORT_RUN_START_TIMEOUT) and in a file (--config), too;
 the command line counts before the variable, the variable before the file. --show-config says what counts.
@@ -158,12 +165,57 @@ void set_hosts(launch::RunOptions& job, const Options& options) {
     job.remote.secret_file = options.secret_file;
     job.remote.port = static_cast<std::uint16_t>(options.listen);
   } else if (!options.secret_file.empty() || options.listen != 0) {
-    raise(ErrorCode::InvalidArgument, "--secret-file and --listen are for --starter hand");
+    raise(ErrorCode::InvalidArgument, "--secret-file and --listen are for --starter hand and --nnodes");
   }
-  job.host_timeout = milliseconds_of(options.host_timeout, "--host-timeout");
-  if (options.host_timeout < 1 || options.host_timeout > 3600) {
-    raise(ErrorCode::InvalidArgument, "--host-timeout {}: from 1 s, since hosts are asked once a second, to 3600 s",
-          options.host_timeout);
+}
+
+/// For the launchers of a job that people start one after the other.
+constexpr auto kStartTimeoutByHand = std::chrono::seconds(300);
+
+/// -np, or what torchrun calls it.
+std::string processes_wanted(const Options& options) {
+  if (options.per_node.empty()) return options.processes;
+  if (options.processes != "auto")
+    raise(ErrorCode::InvalidArgument, "-np {} and --nproc-per-node {}: give one", options.processes, options.per_node);
+  if (!options.hosts.list.empty() || !options.hosts.file.empty()) {
+    raise(ErrorCode::InvalidArgument, "--nproc-per-node {}: with -H or --hostfile it is --per-node {}",
+          options.per_node, options.per_node);
+  }
+  return options.per_node == "cpu" ? "auto" : options.per_node;
+}
+
+/// Where this command is one of several launchers of one job.
+void set_nodes(launch::RunOptions& job, const Options& options) {
+  launch::NodeWishes wishes = options.nodes;
+  const std::string secret_file =
+      !options.secret_file.empty() ? options.secret_file : env::get(env::kSecretFile).value_or("");
+  wishes.has_secret = !secret_file.empty();
+  wishes.has_hosts = !options.hosts.list.empty() || !options.hosts.file.empty() || options.hosts.nodes != 0;
+  job.node = value_or_throw(launch::choose_node(wishes, cluster::current_environment()));
+  if (!job.node) return;
+  if (job.owner_pid) {
+    raise(
+        ErrorCode::InvalidArgument,
+        "{}: the process that starts this job for itself is one of several, each of which would start one -- start it "
+        "once, or as ranks without a launcher; COHORT_ALONE=1 if each job is meant to be its own",
+        job.node->source);
+  }
+  if (starter_of(options.starter) != launch::HostWishes::Starter::Auto || options.listen != 0 ||
+      options.hosts.per_node != 0) {
+    raise(ErrorCode::InvalidArgument,
+          "{}: this command is started on each host itself: --starter, --listen and --per-node have no meaning there",
+          job.node->source);
+  }
+  job.remote.secret_file = secret_file;
+  const int ranks = job.processes != 0 ? job.processes : sys::usable_cores();
+  if (static_cast<long long>(ranks) * job.node->count > launch::kMostProcesses) {
+    raise(ErrorCode::InvalidArgument, "-np {} on {} nodes: more than {} processes are not started at once", ranks,
+          job.node->count, launch::kMostProcesses);
+  }
+  job.processes = 0;  // as many as the nodes have
+  for (int node = 0; node < job.node->count; ++node) {
+    const bool here = node == job.node->rank;
+    job.hosts.push_back({here ? sys::host_name() : fmt::format("node {}", node), ranks, here});
   }
 }
 
@@ -185,7 +237,7 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
   }
   narrow_networks(options.network);
   launch::RunOptions job;
-  job.processes = processes_of(options.processes);
+  job.processes = processes_of(processes_wanted(options));
   job.program.program = options.program.front();
   job.program.arguments.assign(options.program.begin() + 1, options.program.end());
   if (options.module) job.program.python = ProgramRequest::Python::Module;
@@ -206,7 +258,6 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
   }
   job.max_restarts = options.max_restarts;
   if (options.timeout > 0) job.timeout = milliseconds_of(options.timeout, "--timeout");
-  job.start_timeout = milliseconds_of(options.start_timeout, "--start-timeout");
   job.grace = milliseconds_of(options.grace, "--grace");
   job.preempt_grace = milliseconds_of(options.preempt_grace, "--preempt-grace");
   job.health.stall = seconds_of(options.stall_timeout, "--stall-timeout");
@@ -220,7 +271,16 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
   if (options.owner != 0) job.owner_pid = options.owner;
   job.owner_folder = options.owner_folder;
   job.command_line = command_line;
-  set_hosts(job, options);
+  set_nodes(job, options);
+  if (!job.node) set_hosts(job, options);
+  job.start_timeout = options.start_timeout         ? milliseconds_of(*options.start_timeout, "--start-timeout")
+                      : job.node && !job.node->step ? std::chrono::milliseconds(kStartTimeoutByHand)
+                                                    : launch::RunOptions().start_timeout;
+  job.host_timeout = milliseconds_of(options.host_timeout, "--host-timeout");
+  if (options.host_timeout < 1 || options.host_timeout > 3600) {
+    raise(ErrorCode::InvalidArgument, "--host-timeout {}: from 1 s, since hosts are asked once a second, to 3600 s",
+          options.host_timeout);
+  }
   set_transport(job, options);
   return job;
 }
@@ -243,7 +303,7 @@ void run(const Options& options, const CLI::App& command, int& exit_status) {
     return;
   }
   exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
-  exit_status = launch::run_job(job);
+  exit_status = job.node ? launch::run_node(job) : launch::run_job(job);
 }
 
 bool takes_value(const CLI::Option& option) { return option.get_items_expected_min() > 0; }
@@ -263,6 +323,24 @@ void add_run(CLI::App& app, int& exit_status) {
   command->add_option("--hostfile", options->hosts.file, "A file of them: lines of HOST, HOST:N or HOST slots=N")
       ->type_name("FILE");
   command->add_option("--nodes", options->hosts.nodes, "Only the first so many hosts [all]")->type_name("N");
+  command
+      ->add_option("--nnodes", options->nodes.count,
+                   "This command is started on each of so many hosts, and they make one job: with --node-rank, "
+                   "--master and --secret-file; -np counts on each. In a step of srun's with one task per node it is "
+                   "found out")
+      ->type_name("N");
+  command
+      ->add_option("--node-rank", options->nodes.rank,
+                   "Which of them this is; 0 supervises, and shows the output of all")
+      ->type_name("R");
+  command->add_option("--master", options->nodes.master, "The host of node rank 0, and where it listens [port 29500]")
+      ->type_name("HOST[:PORT]");
+  command->add_option("--master-addr", options->nodes.master_addr, "The same, as torchrun has it")->type_name("HOST");
+  command->add_option("--master-port", options->nodes.master_port, "The same, as torchrun has it")->type_name("PORT");
+  command
+      ->add_option("--nproc-per-node", options->per_node,
+                   "Processes on each host: as -np with --nnodes and on one host")
+      ->type_name("N");
   command->add_option("--per-node", options->hosts.per_node, "Slots of each host [as the list says, else 1]")
       ->type_name("N");
   command
@@ -288,7 +366,9 @@ void add_run(CLI::App& app, int& exit_status) {
       ->add_option("--network", options->network,
                    "Networks that hosts use with each other: names of interfaces, or networks as 10.0.0.0/8 [all]")
       ->type_name("NAME or CIDR[,...]");
-  command->add_option("--secret-file", options->secret_file, "With --starter hand: the secret that agents have, too")
+  command
+      ->add_option("--secret-file", options->secret_file,
+                   "With --nnodes and --starter hand: the secret that all have [COHORT_SECRET_FILE]")
       ->type_name("FILE");
   command->add_option("--listen", options->listen, "With --starter hand: the port that agents come to [any]")
       ->type_name("PORT");
@@ -337,9 +417,9 @@ void add_run(CLI::App& app, int& exit_status) {
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--timeout", options->timeout, "End the job after so many seconds [never]")->type_name("SECONDS");
-  command->add_option("--start-timeout", options->start_timeout, "For all ranks to be running")
+  command->add_option("--start-timeout", options->start_timeout, "For all ranks to be running; by --nnodes 300")
       ->type_name("SECONDS")
-      ->capture_default_str();
+      ->default_str("30");
   command->add_option("--grace", options->grace, "Between asking ranks to end and killing them")
       ->type_name("SECONDS")
       ->capture_default_str();
@@ -405,6 +485,9 @@ std::vector<std::string> prepare_run_arguments(const CLI::App& run_command, cons
     if (word == "-np" || word == "-nproc" || word.starts_with("-np=") || word.starts_with("-nproc=")) word = "-" + word;
     if (word.starts_with("-np") && word.size() > 3 && word[3] >= '0' && word[3] <= '9') word = "--np=" + word.substr(3);
     const auto equals = word.find('=');
+    // torchrun takes --node_rank and --node-rank.
+    if (word.starts_with("--"))
+      std::replace(word.begin(), word.begin() + static_cast<std::ptrdiff_t>(std::min(equals, word.size())), '_', '-');
     const std::string name = word.substr(0, equals);
     const CLI::Option* option = run_command.get_option_no_throw(name.starts_with("--") ? name : name.substr(0, 2));
     // ("-npernode" is not -n with the value "pernode".)

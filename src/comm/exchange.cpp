@@ -15,7 +15,7 @@ std::string_view advice_for(std::string_view launcher) {
 
 }  // namespace
 
-Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said,
+Result<std::shared_ptr<Exchange>> open_exchange(const cluster::Detected& said,
                                                 const cluster::Environment& environment) {
   // Variables of an outer launcher's PMI may still be there: they have to be about this rank, and of a kind that the
   // launcher has.
@@ -38,11 +38,18 @@ Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said,
     if (exchange) return exchange;
     why = fmt::format("{}, and MUNGE cannot stand in: {}", why, exchange.error().what());
   }
+  return fail(ErrorCode::Unavailable, "{}", why);
+}
+
+Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said,
+                                                const cluster::Environment& environment) {
+  auto exchange = open_exchange(said, environment);
+  if (exchange) return exchange;
   return fail(
       ErrorCode::Unavailable,
       "{}: ranks on several hosts need a place to meet, and {}'s own cannot be used: {} -- {}set COHORT_INIT to "
       "file:///PATH, a new file for each job on a file system that all hosts share",
-      said.source, said.launcher, why, advice_for(said.launcher));
+      said.source, said.launcher, exchange.error().what(), advice_for(said.launcher));
 }
 
 }  // namespace cohort::comm

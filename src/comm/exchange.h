@@ -33,9 +33,14 @@ class Exchange {
   /// if not all come by the deadline; after a failure the exchange is not used again.
   virtual Result<std::string> share(const std::string& key, const std::optional<std::string>& mine,
                                     net::Deadline deadline) = 0;
+  /// In rank 0's process: until all others have what it gave last, or its deadline. Others may still be on their way
+  /// when `share` returns.
+  virtual void wait_told() {}
 };
 
-/// The one that `said.launcher` offers this process. Unavailable, with the reason and what to do, if there is none.
+/// The one that `said.launcher` offers this process. Unavailable, with the reason, if there is none.
+Result<std::shared_ptr<Exchange>> open_exchange(const cluster::Detected& said, const cluster::Environment& environment);
+/// The same for a rank; the message says what a rank can do instead.
 Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said, const cluster::Environment& environment);
 
 /// Opened once per process; later calls return the same.

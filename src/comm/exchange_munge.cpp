@@ -157,6 +157,10 @@ class MungeExchange final : public Exchange {
     return *mine;
   }
 
+  void wait_told() override {
+    if (server_.joinable()) server_.join();
+  }
+
  private:
   Result<sys::UniqueFd> listen() const {
     std::string reasons;

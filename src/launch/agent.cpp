@@ -16,12 +16,15 @@
 #include "net/reach.h"
 #include "sys/cpus.h"
 
+#include <fmt/core.h>
+#include <poll.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <thread>
+#include <cstdio>
+#include <initializer_list>
 
 namespace cohort::launch {
 namespace {
@@ -33,20 +36,28 @@ constexpr auto kReportEvery = std::chrono::seconds(1);
 constexpr auto kStacksTime = std::chrono::milliseconds(500);
 /// By hand, an agent may be there before its supervisor; and a crowd at the door may have cost this one its place.
 constexpr int kTryAgainMs = 200;
+/// Of one try to reach a supervisor that may come later.
+constexpr auto kOneTry = std::chrono::seconds(5);
+/// For node 0 to come, before something is said.
+constexpr auto kSilentWait = std::chrono::seconds(3);
+/// A Ctrl-C reaches guard and agent, and the guard passes it on.
+constexpr auto kOnePress = std::chrono::milliseconds(500);
+constexpr std::initializer_list<int> kSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 }  // namespace
 
 Agent::Agent(const AgentOptions& options, net::Secret secret)
     : options_(options),
       secret_(std::move(secret)),
-      signals_(value_or_throw(sys::SignalFd::create({SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}))),
+      signals_(value_or_throw(sys::SignalFd::create(kSignals))),
       signal_watch_(loop_, signals_.fd()) {}
 
 int Agent::run() {
   // A log that reaches the limit of file size is trouble with a log, not the end of the job.
   ::signal(SIGXFSZ, SIG_IGN);
   deadline_ = net::deadline_in(options_.connect_timeout);
-  come();
+  if (options_.own) exit_status_ = 1;  // until the supervisor says how the job has ended
+  if (!come()) return exit_status_;
   signal_watch_.on_readable([this] { on_signal(); });
   loop_.run();
   return exit_status_;
@@ -57,23 +68,69 @@ milliseconds Agent::pause() {
   return milliseconds(std::uniform_int_distribution<int>(kTryAgainMs / 2, kTryAgainMs * 3 / 2)(random_));
 }
 
-void Agent::come() {
-  auto connection = net::reach(options_.supervisor, secret_, control_options(), deadline_);
-  const auto worth_another = [this](const Error& error) {
-    return error.code() == ErrorCode::PeerLost ||
-           (error.code() == ErrorCode::Unavailable && options_.patient && channel_ == nullptr);
+void Agent::say(const std::string& text) const {
+  if (!options_.quiet) fmt::print(stderr, "cohort: {}\n", text);
+}
+
+/// By which this process is to end.
+std::optional<int> Agent::told_while_waiting() {
+  pollfd waited{signals_.fd(), POLLIN, 0};
+  ::poll(&waited, 1, static_cast<int>(pause().count()));
+  while (const auto signal = signals_.next()) {
+    if (*signal != SIGCHLD && *signal != SIGUSR1 && *signal != SIGUSR2) return signal;
+  }
+  return std::nullopt;
+}
+
+Result<net::SecureConnection> Agent::find_supervisor() {
+  // In pieces where it may take long: a signal is heard in between.
+  const auto once = [this] {
+    const net::Deadline piece = options_.patient ? std::min(deadline_, net::deadline_in(kOneTry)) : deadline_;
+    return net::reach(options_.supervisor, secret_, control_options(), piece);
   };
+  const bool waits = options_.patient && (channel_ == nullptr || options_.own);
+  const auto worth_another = [waits](const Error& error) {
+    return error.code() == ErrorCode::PeerLost ||
+           (waits && (error.code() == ErrorCode::Unavailable || error.code() == ErrorCode::Timeout));
+  };
+  const auto begun = Clock::now();
+  bool told = false;
+  auto connection = once();
   while (!connection && worth_another(connection.error()) && !net::passed(deadline_)) {
-    std::this_thread::sleep_for(pause());
-    auto again = net::reach(options_.supervisor, secret_, control_options(), deadline_);
+    if (const auto signal = told_while_waiting()) {
+      exit_status_ = 128 + *signal;
+      return fail(ErrorCode::Aborted, "told to end by {}", sys::signal_name(*signal));
+    }
+    if (options_.own && !told && Clock::now() - begun > kSilentWait) {
+      told = true;
+      say(fmt::format("node {} waits for node 0 at {}: {}", options_.host_index, options_.place,
+                      connection.error().what()));
+    }
+    auto again = once();
     // What the end of the time cut short says less than what was found before.
     if (!again && net::passed(deadline_)) break;
     connection = std::move(again);
   }
+  return connection;
+}
+
+bool Agent::come() {
+  auto connection = find_supervisor();
+  if (!connection && connection.error().code() == ErrorCode::Aborted) {
+    loop_.stop();
+    return false;
+  }
   if (!connection && channel_ != nullptr) {
     log::info("launch", "the supervisor is gone: {}", connection.error().what());
     exit_status_ = 1;
-    return loop_.stop();
+    loop_.stop();
+    return false;
+  }
+  if (!connection && options_.own) {
+    raise(connection.error().code(),
+          "node {} does not reach node 0: {} -- is `cohort run --nnodes {} --node-rank 0` started there, with the same "
+          "--master and the same secret, and does a firewall stand between?",
+          options_.host_index, connection.error().what(), options_.nodes);
   }
   if (!connection) {
     raise(connection.error().code(), "the agent of {} does not reach the supervisor: {}", sys::host_name(),
@@ -95,7 +152,10 @@ void Agent::come() {
       port_ = value_or_throw(PortLease::take(static_cast<std::uint64_t>(::getpid())));
     if (port_) hello.free_port = port_->port();
   }
+  hello.nodes = options_.nodes;
+  hello.ranks = options_.ranks;
   channel_->send(hello);
+  return true;
 }
 
 void Agent::on_message(Message message) {
@@ -116,10 +176,15 @@ void Agent::on_message(Message message) {
   } else if (const auto* refused = std::get_if<Refused>(&message)) {
     exit_status_ = 1;
     log::error("launch", "not taken: {}", refused->why);
+    again_later_ = false;
     if (stage_ == Stage::Waiting) loop_.stop();
   } else if (std::holds_alternative<AskStacks>(message)) {
     ask_stacks();
-  } else if (std::holds_alternative<Finish>(message)) {
+  } else if (const auto* finish = std::get_if<Finish>(&message)) {
+    if (options_.own) {
+      exit_status_ = finish->status;
+      again_later_ = finish->again;
+    }
     if (stage_ == Stage::Waiting || stage_ == Stage::Finished)
       loop_.stop();
     else
@@ -131,12 +196,13 @@ void Agent::on_closed(std::optional<Error> error) {
   if (stage_ == Stage::Finished) return loop_.stop();
   if (stage_ == Stage::Waiting && error && !net::passed(deadline_)) {
     log::info("launch", "not taken so far: {}; trying again", error->what());
-    again_ = Timer(loop_, pause(), [this] { come(); });
+    again_ = Timer(loop_, pause(), [this] { (void)come(); });
     return;
   }
   log::info("launch", "the supervisor is gone{}", error ? fmt::format(": {}", error->what()) : "");
   lost_supervisor_ = true;
   exit_status_ = 1;
+  if (options_.own) say(fmt::format("node 0 at {} is lost; ending what runs here", options_.place));
   if (stage_ == Stage::Waiting) return loop_.stop();
   // Nobody takes output any more; reading on keeps the logs complete.
   unacknowledged_ = 0;
@@ -153,7 +219,7 @@ void Agent::on_signal() {
       pass_on(*signal);
       continue;
     }
-    if (told_to_make_room(*signal)) continue;
+    if (told_as_launcher(*signal) || told_to_make_room(*signal)) continue;
     ended = true;
     told = *signal;
   }
@@ -185,6 +251,18 @@ bool Agent::told_to_make_room(int signal) {
   return true;
 }
 
+// A signal to the launcher of a node is meant for the job, which its supervisor ends on all nodes. Who asks for the
+// third time is not kept waiting.
+bool Agent::told_as_launcher(int signal) {
+  if (!options_.own || ::getppid() != guard_ || lost_supervisor_ || channel_ == nullptr) return false;
+  const auto now = Clock::now();
+  if (told_at_ && now - *told_at_ < kOnePress) return true;
+  told_at_ = now;
+  if (++told_times_ > 2) return false;
+  channel_->send(Told{signal});
+  return true;
+}
+
 // Ranks that were told at the same moment may have saved, and even ended, before it is asked.
 bool Agent::makes_room() const {
   return std::any_of(workers_.begin(), workers_.end(),
@@ -192,6 +270,19 @@ bool Agent::makes_room() const {
 }
 
 void Agent::start_job(StartJob job) {
+  if (options_.own) {
+    job.path = options_.own->path;
+    job.arguments = options_.own->arguments;
+    job.environment = options_.own->environment;
+    job.folder = options_.own->folder;
+    job.open_files = options_.own->open_files;
+    job.bind_to_cores = options_.own->bind_to_cores;
+    say(fmt::format("node {} of {}: {} here; output and logs are at node 0 ({})", options_.host_index, options_.nodes,
+                    job.workers.size() == 1
+                        ? fmt::format("rank {}", job.workers.front().rank)
+                        : fmt::format("ranks {}-{}", job.workers.front().rank, job.workers.back().rank),
+                    options_.place));
+  }
   stage_ = Stage::Running;
   out_of_memory_before_ = sys::out_of_memory_kills();
   if (auto started = start_workers(job); !started) {
@@ -233,7 +324,7 @@ Result<void> Agent::start_workers(const StartJob& job) {
   program.open_files = job.open_files;
 
   Environment environment(job.environment);
-  if (job.elsewhere) {
+  if (job.elsewhere && !options_.own) {
     environment = environment_there(environment, Environment::current());
     environment.set("PWD", job.folder);
   }
@@ -322,11 +413,17 @@ void Agent::ask_stacks() {
 
 int run_agent(const AgentOptions& options) {
   ::signal(SIGPIPE, SIG_IGN);  // a rank may end while its input is written; workers start with the default again
-  return run_guarded(options.lifeline_fd, [&options] {
+  const auto agent = [&options] {
     value_or_throw(sys::become_subreaper());
-    Agent agent(options, options.secret.value());
-    return agent.run();
-  });
+    // A signal between two attempts waits for the next one.
+    const auto between = value_or_throw(sys::SignalFd::create(kSignals));
+    while (true) {
+      Agent one(options, options.secret.value());
+      const int status = one.run();
+      if (!one.comes_again()) return status;
+    }
+  };
+  return run_guarded(options.lifeline_fd, agent, options.own ? Passes::Unchanged : Passes::AsTerm);
 }
 
 }  // namespace cohort::launch

@@ -4,6 +4,7 @@
 // killed, the guard ends what the agent leaves; if the guard is killed, the agent ends the job.
 #pragma once
 
+#include "launch/messages.h"
 #include "net/address.h"
 #include "net/secret.h"
 
@@ -26,10 +27,18 @@ struct AgentOptions {
   int lifeline_fd = 0;
   bool patient = false;  ///< the supervisor may come later
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(30);
+  /// Of a launcher that is one of several (nodes.h): so many, and what it starts here instead of what the supervisor
+  /// names: program, arguments, environment, folder and limits are this command's own.
+  int nodes = 0;
+  int ranks = 0;
+  std::optional<StartJob> own = {};
+  std::string place = {};  ///< where the supervisor is, for people
+  bool quiet = false;
 };
 
 /// Becomes guard and agent. Returns the process's exit status once nothing of the job is left on this host: 0 if
 /// all went its way, whatever the workers' own statuses; 1 if the supervisor was lost or a process could not be ended.
+/// The launcher of a node (`own`) returns the job's exit status, and comes again where the job does.
 /// Has to be called before the process has a second thread.
 int run_agent(const AgentOptions& options);
 

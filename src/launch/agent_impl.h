@@ -11,6 +11,7 @@
 #include "launch/worker.h"
 #include "net/deadline.h"
 #include "net/secret.h"
+#include "net/secure_connection.h"
 #include "sys/signals.h"
 
 #include <unistd.h>
@@ -30,18 +31,23 @@ class Agent {
  public:
   Agent(const AgentOptions& options, net::Secret secret);
   int run();
+  bool comes_again() const noexcept { return again_later_; }
 
  private:
   using Clock = std::chrono::steady_clock;
   enum class Stage { Waiting, Running, Sweeping, Finished };
 
-  /// To the supervisor; throws where that cannot be.
-  void come();
+  /// To the supervisor; throws where that cannot be. False: there is nothing more to do.
+  bool come();
+  Result<net::SecureConnection> find_supervisor();
+  std::optional<int> told_while_waiting();
+  void say(const std::string& text) const;
   std::chrono::milliseconds pause();
   void on_message(Message message);
   void on_closed(std::optional<Error> error);
   void on_signal();
   bool told_to_make_room(int signal);
+  bool told_as_launcher(int signal);
   void pass_on(int signal);
   void start_job(StartJob job);
   Result<void> start_workers(const StartJob& job);
@@ -90,6 +96,9 @@ class Agent {
   Timer dying_;
   Timer sweeping_;
   int exit_status_ = 0;
+  std::optional<Clock::time_point> told_at_;  ///< a launcher, by a signal that is for the job
+  int told_times_ = 0;
+  bool again_later_ = false;
 };
 
 }  // namespace cohort::launch

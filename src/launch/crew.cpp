@@ -31,11 +31,18 @@ constexpr auto kPartingTime = std::chrono::seconds(5);
 /// Of the hosts that do not come.
 constexpr std::size_t kMostTold = 4;
 
-sys::UniqueFd listen(bool elsewhere, std::uint16_t port) {
+sys::UniqueFd listen(bool elsewhere, std::uint16_t port, Way way) {
   if (!elsewhere) return value_or_throw(net::listen_on({{"127.0.0.1", port}, {}}));
   auto both = net::listen_on({{"::", port}, {}});
   if (both) return *std::move(both);
-  return value_or_throw(net::listen_on({{"0.0.0.0", port}, {}}));  // there is no IPv6 here
+  auto one = net::listen_on({{"0.0.0.0", port}, {}});  // there is no IPv6 here
+  if (!one && way == Way::Launcher) {
+    raise(one.error().code(),
+          "node rank 0 cannot listen at port {}: {} -- does another job, or a second launcher of node rank 0, use it? "
+          "Name another port with --master, on all nodes",
+          port, one.error().what());
+  }
+  return value_or_throw(std::move(one));
 }
 
 }  // namespace
@@ -45,7 +52,7 @@ Crew::Crew(Loop& loop, const net::Secret& secret, Options options, Events events
       secret_(secret),
       options_(std::move(options)),
       events_(std::move(events)),
-      listener_(listen(options_.elsewhere, options_.remote.port)),
+      listener_(listen(options_.elsewhere, options_.remote.port, options_.remote.way)),
       door_(listener_.get()) {
   watch_listener();
 }
@@ -63,7 +70,7 @@ void Crew::start(const std::vector<PlannedHost>& hosts) {
   for (const auto& member : members_) {
     if (member->host.local) start_local(*member);
   }
-  if (options_.remote.way == Way::Hand) over_ = true;  // others do that
+  if (comes_by_itself(options_.remote.way)) over_ = true;  // others do that
   start_remote();
 }
 
@@ -200,6 +207,7 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
     stranger.channel->send(Refused{why});
     return events_.on_unfit(nullptr, std::move(why));
   }
+  if (std::string why = objection(hello); !why.empty()) return stranger.channel->send(Refused{std::move(why)});
   const auto found = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
     return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
   });
@@ -211,6 +219,10 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
                                                       known ? "is there already" : "is none of the job's", names())});
   }
   CrewMember& member = **found;
+  if (hello.nodes > 0) {
+    member.host.name = name_for(hello);
+    member.host.ranks = hello.ranks;
+  }
   door_.let_in(stranger.source);
   member.channel = std::move(stranger.channel);
   leave(stranger);
@@ -233,6 +245,33 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
   }
   events_.on_joined(member);
   start_remote();
+}
+
+std::string Crew::objection(const Hello& hello) const {
+  const bool launchers = options_.remote.way == Way::Launcher;
+  if (hello.nodes == 0 && !(launchers && hello.host_index < 0)) return {};
+  if (!launchers)
+    return fmt::format("{} is a launcher of its own, and this job was started without --nnodes", hello.host);
+  if (hello.nodes == 0) return "this job has a launcher on each node: `cohort run --nnodes`, and not `cohort agent`";
+  if (hello.nodes != static_cast<int>(members_.size())) {
+    return fmt::format("{} was started with --nnodes {}, and node rank 0 with {}", hello.host, hello.nodes,
+                       members_.size());
+  }
+  if (hello.ranks < 1 || hello.ranks > kMostProcesses) return fmt::format("{} wants {} ranks", hello.host, hello.ranks);
+  const auto taken = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+    return member->host.index == hello.host_index && (member->channel != nullptr || member->host.local);
+  });
+  if (taken != members_.end())
+    return fmt::format("node rank {} is {} already; each node has a --node-rank of its own", hello.host_index,
+                       (*taken)->host.name);
+  return {};
+}
+
+// Two nodes may be one host.
+std::string Crew::name_for(const Hello& hello) const {
+  const bool known =
+      std::any_of(members_.begin(), members_.end(), [&hello](const auto& one) { return one->host.name == hello.host; });
+  return known ? fmt::format("{} (node {})", hello.host, hello.host_index) : hello.host;
 }
 
 void Crew::let_go() {
@@ -273,7 +312,11 @@ FailedStart Crew::failed_start(const CrewMember& member) const {
 }
 
 std::string Crew::why_not(const CrewMember& member) const {
-  if (options_.remote.way == Way::Hand) return fmt::format("nobody has come as {}; {}", member.host.name, invitation());
+  if (options_.remote.way == Way::Launcher && options_.remote.join.empty())
+    return fmt::format("{} has not come: is `cohort run` every task's command, and does a firewall stand between?",
+                       member.host.name);
+  if (comes_by_itself(options_.remote.way))
+    return fmt::format("nobody has come as {}; {}", member.host.name, invitation());
   if (member.remote == nullptr) return fmt::format("the start of {} has to wait for others", member.host.name);
   return explain(failed_start(member));
 }
@@ -285,7 +328,8 @@ std::string Crew::names() const {
 }
 
 std::string Crew::invitation() const {
-  if (options_.remote.way != Way::Hand || all_joined()) return {};
+  const bool launchers = options_.remote.way == Way::Launcher;
+  if (!comes_by_itself(options_.remote.way) || all_joined() || (launchers && options_.remote.join.empty())) return {};
   std::string missing;
   for (const auto& member : members_) {
     if (member->channel == nullptr && !member->host.local) missing += (missing.empty() ? "" : ", ") + member->host.name;
@@ -294,6 +338,7 @@ std::string Crew::invitation() const {
   std::string addresses;
   for (const std::string& address : value_or_throw(net::offered_addresses()))
     addresses += (addresses.empty() ? "" : ",") + net::to_string(net::Address{address, port});
+  if (launchers) return fmt::format("waiting at {} for {}; on each: {}", addresses, missing, options_.remote.join);
   return fmt::format("waiting for {}; on each: cohort agent --join {} --secret-file FILE --name HOST", missing,
                      addresses);
 }
@@ -320,8 +365,16 @@ void Crew::broadcast(const Message& message) {
 }
 
 void Crew::see_off(CrewMember& member) {
+  if (options_.remote.way == Way::Launcher && !member.host.local) return;
   member.channel->send(Finish{});
   if (member.remote) end_command(member, SIGTERM);
+}
+
+void Crew::dismiss(int status, bool again) {
+  if (options_.remote.way != Way::Launcher) return;
+  for (const auto& member : members_) {
+    if (!member->host.local && member->channel != nullptr) member->channel->send(Finish{status, again});
+  }
 }
 
 void Crew::end_command(CrewMember& member, int signal) {

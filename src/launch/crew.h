@@ -70,8 +70,11 @@ class Crew {
   void let_go();
   /// To all that have joined.
   void broadcast(const Message& message);
-  /// To one whose host has nothing left of the job: it ends, and a command in between that does not is ended.
+  /// To one whose host has nothing left of the job: it ends, and a command in between that does not is ended. The
+  /// launcher of another node waits for `dismiss`.
   void see_off(CrewMember& member);
+  /// To the launchers of other nodes: how the job has ended, and whether it is started again.
+  void dismiss(int status, bool again);
 
   /// In the order of the hosts.
   const std::vector<std::unique_ptr<CrewMember>>& members() const noexcept { return members_; }
@@ -117,6 +120,9 @@ class Crew {
   void end_command(CrewMember& member, int signal);
   void on_process_ended(CrewMember& member);
   void on_hello(Stranger& stranger, const Hello& hello);
+  /// Of the launcher of another node: why it cannot be taken; empty: it can.
+  std::string objection(const Hello& hello) const;
+  std::string name_for(const Hello& hello) const;
 
   Loop& loop_;
   const net::Secret& secret_;

@@ -26,7 +26,7 @@ constexpr auto kSweepLimit = std::chrono::seconds(10);
 
 }  // namespace
 
-int run_guarded(int lifeline_fd, const std::function<int()>& agent) {
+int run_guarded(int lifeline_fd, const std::function<int()>& agent, Passes pass) {
   value_or_throw(sys::become_subreaper());
   const pid_t guard = ::getpid();
   std::optional<sys::SignalFd> signals =
@@ -58,7 +58,7 @@ int run_guarded(int lifeline_fd, const std::function<int()>& agent) {
     if (::poll(waited, give_up ? 1 : 2, timeout) < 0 && errno != EINTR) break;
     while (const auto signal = signals->next()) {
       if (*signal == SIGCHLD) continue;
-      const bool passes = *signal == SIGUSR1 || *signal == SIGUSR2;
+      const bool passes = pass == Passes::Unchanged || *signal == SIGUSR1 || *signal == SIGUSR2;
       ::kill(child, passes ? *signal : SIGTERM);  // by which the agent ends the job
     }
     if (!give_up && waited[1].revents != 0) {

@@ -75,6 +75,10 @@ JobSetup set_up_job(const RunOptions& options) {
   }
   for (const HostSlots& host : hosts) wished += options.processes == 0 && !options.hosts.empty() ? host.slots : 0;
   setup.plan = value_or_throw(make_plan(hosts, wished));
+  // What says that this job is one of its own is for this command: its ranks are several.
+  if (setup.plan.world_size > 1 &&
+      std::find(setup.chosen.begin(), setup.chosen.end(), env::kAlone) == setup.chosen.end())
+    setup.environment.remove(env::kAlone);
   int processes = 0;  // here
   for (const PlannedHost& host : setup.plan.hosts) processes += host.local ? host.ranks : 0;
 

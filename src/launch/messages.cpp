@@ -15,7 +15,7 @@ using codec::Writer;
 // One list of fields per message serves both directions: `visit_fields(message, archive)` names them in order.
 template <class M, class A>
 void visit_fields(M& m, A& a, const Hello*) {
-  a(m.protocol, m.version, m.host_index, m.host, m.pid, m.cores, m.free_port, m.build);
+  a(m.protocol, m.version, m.host_index, m.host, m.pid, m.cores, m.free_port, m.build, m.nodes, m.ranks);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Started*) {
@@ -114,8 +114,8 @@ void visit_fields(M& m, A& a, const StopWorkers*) {
   a(m.signal, m.grace_ms, m.saving_ms);
 }
 template <class M, class A>
-void visit_fields(M&, A& a, const Finish*) {
-  a();
+void visit_fields(M& m, A& a, const Finish*) {
+  a(m.status, m.again);
 }
 
 /// What messages hold more of than numbers and texts.

@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 7;
+inline constexpr std::uint32_t kProtocol = 8;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -38,6 +38,8 @@ struct Hello {
   std::int32_t cores = 1;
   std::uint16_t free_port = 0;  ///< that the agent holds for the job: MASTER_PORT, if rank 0 is its
   std::string build;            ///< as in an Announcement
+  std::int32_t nodes = 0;       ///< of a launcher that is one of several: as many as it was told of; 0: it is none
+  std::int32_t ranks = 0;       ///< and so many ranks it wants on its host
 };
 
 /// All workers of the host run.
@@ -150,8 +152,12 @@ struct StopWorkers {
   std::uint32_t saving_ms = 0;
 };
 
-/// Nothing more is wanted: the agent ends.
-struct Finish {};
+/// Nothing more is wanted: the agent ends. A launcher that is one of several ends with the job's exit status; or it
+/// comes again, to the job's next attempt.
+struct Finish {
+  std::int32_t status = 0;
+  bool again = false;
+};
 
 /// To an agent that cannot be taken.
 struct Refused {

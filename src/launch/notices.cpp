@@ -4,10 +4,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace cohort::launch {
 
 std::string to_string(const StartNotice& notice) {
   std::string text = to_string(notice.plan);
+  if (notice.launchers) {
+    const int ranks = notice.plan.hosts.front().ranks;
+    const bool same = std::all_of(notice.plan.hosts.begin(), notice.plan.hosts.end(),
+                                  [ranks](const PlannedHost& host) { return host.ranks == ranks; });
+    text += same ? fmt::format(", -np {} of a launcher on each", ranks) : ", a launcher on each with its own -np";
+  }
   if (notice.cores > 0)
     text += fmt::format(", more than the {} core{} here", notice.cores, notice.cores == 1 ? "" : "s");
   if (notice.bound) text += ", each bound to its share of the cores";

@@ -13,6 +13,7 @@ struct StartNotice {
   bool bound = false;
   int cores = 0;           ///< that this process may use, where its host has more ranks than that
   std::string run_folder;  ///< empty: not worth a word
+  bool launchers = false;  ///< one on each host, whose -np counts there
 };
 /// "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
 std::string to_string(const StartNotice& notice);

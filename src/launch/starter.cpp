@@ -77,6 +77,7 @@ std::string_view way_name(Way way) {
     case Way::Slurm: return "srun";
     case Way::Mpi: return "mpirun";
     case Way::Hand: return "hand";
+    case Way::Launcher: return "its own launcher";
   }
   return "?";
 }
@@ -109,6 +110,7 @@ std::vector<std::string> remote_command(const RemoteOptions& options, const std:
     case Way::Hand:
       return {cohort_path,         "agent",  "--join", fmt::format("ADDRESS:{}", options.port), "--secret-file",
               options.secret_file, "--name", host};
+    case Way::Launcher: return {cohort_path, "run", "..."};
   }
   words.insert(words.end(), {cohort_path, "agent", "--invited"});
   return words;

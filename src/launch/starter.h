@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,8 +31,12 @@ struct AgentProcess {
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
                                        const net::Secret& secret);
 
-/// How other hosts are reached. By hand: somebody runs `cohort agent --join` there.
-enum class Way { Ssh, Slurm, Mpi, Hand };
+/// How other hosts are reached. By hand: somebody runs `cohort agent --join` there. Launcher: somebody runs `cohort
+/// run` there, too, as the launcher of another node (nodes.h).
+enum class Way { Ssh, Slurm, Mpi, Hand, Launcher };
+
+/// Who is on other hosts comes by itself, at no command of ours.
+constexpr bool comes_by_itself(Way way) { return way == Way::Hand || way == Way::Launcher; }
 
 struct RemoteOptions {
   Way way = Way::Ssh;
@@ -42,6 +47,9 @@ struct RemoteOptions {
   // By hand.
   std::string secret_file;  ///< the job's secret, which the agents have, too
   std::uint16_t port = 0;   ///< where they come to; 0: one of the system's choice
+  /// Of launchers that are several: what they have in common.
+  std::optional<net::Secret> secret = {};
+  std::string join;  ///< what has to be typed on each other node; empty: nothing, Slurm starts them
 };
 
 /// The words that run `cohort agent --invited` on the host: argv, argv[0] is looked up in PATH. Pure.

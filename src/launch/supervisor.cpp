@@ -47,8 +47,11 @@ void Supervisor::prepare() {
   value_or_throw(sys::become_subreaper());
   spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
   signals_.emplace(value_or_throw(sys::SignalFd::create(kSignals)));
-  secret_ = value_or_throw(options_.remote.secret_file.empty() ? net::Secret::generate()
-                                                               : net::Secret::from_file(options_.remote.secret_file));
+  secret_ = options_.remote.secret;
+  if (!secret_) {
+    secret_ = value_or_throw(options_.remote.secret_file.empty() ? net::Secret::generate()
+                                                                 : net::Secret::from_file(options_.remote.secret_file));
+  }
   Crew::Options crew;
   crew.remote = options_.remote;
   crew.elsewhere = goes_elsewhere(setup_.plan);
@@ -58,9 +61,7 @@ void Supervisor::prepare() {
   const bool first = attempts_.job_id.empty();
   if (first) attempts_.job_id = fmt::format("{}-{}", setup_.program.name, id);
   job_id_ = attempts_.job_id;
-  Display::Look look{
-      options_.json ? PrefixStyle::Json : options_.prefix, options_.collapse, hosts_of_ranks(setup_.plan), {}};
-  look.ranks = shown_ranks(options_, setup_.plan);
+  if (!has_launchers()) shown_ranks(options_, setup_.plan);  // what is wrong with them is told before anything starts
 
   signal_watch_ = Watch(loop_, signals_->fd());
   signal_watch_.on_readable([this] {
@@ -92,23 +93,48 @@ void Supervisor::prepare() {
     value_or_throw(bring_to_ranks(*courier_));
   }
 
-  display_.set_up(std::move(look));
-  health_.emplace(loop_, hosts_of_ranks(setup_.plan), options_.health,
-                  HealthWatch::Events{[this](const std::string& text) { say(text); },
-                                      [this](const std::string& why) { on_stuck(why); }});
-
+  if (!has_launchers()) look_at_plan();
   record_.job_id = job_id_;
   record_.command_line = options_.command_line;
   record_.program = setup_.program;
-  record_.plan = setup_.plan;
   record_.master_port = port_->port();
-  record_.pids.resize(static_cast<std::size_t>(setup_.plan.world_size));
   record_.start = utc_now();
   record_.max_restarts = options_.max_restarts;
   record_.attempts = attempts_.records;
   if (options_.keep_logs) record_.log_folder = absolute_path(logs_below(folder_.path));
   if (options_.keep_logs && goes_elsewhere(setup_.plan))
     remote_logs_.emplace(record_.log_folder, [this](const std::string& text) { say(text); });
+}
+
+void Supervisor::look_at_plan() {
+  Display::Look look{
+      options_.json ? PrefixStyle::Json : options_.prefix, options_.collapse, hosts_of_ranks(setup_.plan), {}};
+  look.ranks = shown_ranks(options_, setup_.plan);
+  display_.set_up(std::move(look));
+  health_.emplace(loop_, hosts_of_ranks(setup_.plan), options_.health,
+                  HealthWatch::Events{[this](const std::string& text) { say(text); },
+                                      [this](const std::string& why) { on_stuck(why); }});
+  record_.plan = setup_.plan;
+  record_.pids.resize(static_cast<std::size_t>(setup_.plan.world_size));
+}
+
+Result<void> Supervisor::settle_nodes() {
+  std::vector<HostSlots> hosts;
+  int ranks = 0;
+  for (const auto& member : crew_->members()) {
+    hosts.push_back({member->host.name, member->host.ranks, member->host.local});
+    ranks += member->host.ranks;
+  }
+  auto plan = make_plan(hosts, ranks);
+  if (!plan) return tl::unexpected(plan.error());
+  setup_.plan = *std::move(plan);
+  for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) crew_->members()[i]->host = setup_.plan.hosts[i];
+  try {
+    look_at_plan();
+  } catch (const Error& error) {  // --ranks names one that there is not
+    return tl::unexpected(error);
+  }
+  return {};
 }
 
 Crew::Events Supervisor::crew_events() {
@@ -133,7 +159,8 @@ Crew::Events Supervisor::crew_events() {
 
 void Supervisor::start_agents() {
   crew_->start(setup_.plan.hosts);
-  if (const std::string text = crew_->invitation(); !text.empty()) say(text);
+  // The launchers of other nodes come again by themselves.
+  if (const std::string text = crew_->invitation(); !text.empty() && attempts_.restarts.done() == 0) say(text);
   start_limit_ = Timer(loop_, options_.start_timeout, [this] {
     fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s", crew_->missing(),
                            std::chrono::duration<double>(options_.start_timeout).count()));
@@ -141,9 +168,12 @@ void Supervisor::start_agents() {
 }
 
 void Supervisor::on_joined(CrewMember& agent) {
-  if (stage_ != Stage::Starting) return agent.channel->send(Finish{});
+  if (stage_ != Stage::Starting) return agent.channel->send(Finish{stop_status_.value_or(1)});
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
   if (!crew_->all_joined()) return;
+  if (has_launchers()) {
+    if (auto settled = settle_nodes(); !settled) return fail_start(settled.error().what());
+  }
   for (const auto& each : crew_->members()) each->channel->send(order_for(setup_, each->host, facts_for(*each)));
   record_.master_port = facts_for(agent).master_port;
 }
@@ -223,7 +253,7 @@ void Supervisor::on_started(CrewMember& agent, const Started& started) {
   started_at_ = Clock::now();
   record_.threads = started.threads;
   announcer_.started({setup_.plan, started.threads, setup_.bind == Binding::Core, crowded_cores(setup_.plan),
-                      options_.keep_logs ? folder_.shown : std::string()},
+                      options_.keep_logs ? folder_.shown : std::string(), has_launchers()},
                      record_, folder_.path);
   log::info("launch", "job {} is not contained: {}", job_id_, kNotContained);
   health_->start();

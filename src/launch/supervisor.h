@@ -5,6 +5,7 @@
 
 #include "launch/binding.h"
 #include "launch/health.h"
+#include "launch/nodes.h"
 #include "launch/output_view.h"
 #include "launch/plan.h"
 #include "launch/program.h"
@@ -45,8 +46,11 @@ struct RunOptions {
   RemoteOptions remote = {};                                         ///< how others are reached
   std::chrono::milliseconds host_timeout = std::chrono::seconds(3);  ///< a host that is silent so long is lost
   std::string owner_folder;  ///< private to the owner; removed if the owner ends first and can no longer do so
-  bool quiet = false;        ///< print only what the ranks print, and failures
-  bool json = false;         ///< everything on stdout, as events (events.h)
+  /// This command is the launcher of one of several nodes. `hosts` are all nodes, each with as many slots as this one:
+  /// the others say themselves how many they want.
+  std::optional<NodeRole> node = {};
+  bool quiet = false;                          ///< print only what the ranks print, and failures
+  bool json = false;                           ///< everything on stdout, as events (events.h)
   std::vector<std::string> command_line = {};  ///< for the record
 };
 
@@ -59,5 +63,9 @@ inline constexpr int kCannotStartStatus = 127;
 /// 128 + signal if this process was told to end. Throws cohort::Error where nothing was started. Blocks signals and
 /// adopts orphans for this process: call it from a process that does nothing else, before it has a second thread.
 int run_job(const RunOptions& options);
+
+/// The part of a job that `options.node` is: of rank 0 the job, once the others can find it; else this node's ranks, to
+/// the job's end, whose exit status it returns. Likewise for the rest.
+int run_node(RunOptions options);
 
 }  // namespace cohort::launch

@@ -91,7 +91,7 @@ void Supervisor::tell_agents(int signal, Stopping::Grace grace) {
     if (agent->channel == nullptr) {
       Crew::give_up(*agent);  // it has nothing to end but itself
     } else if (!agent->started) {
-      agent->channel->send(Finish{});
+      agent->channel->send(Finish{stop_status_.value_or(1)});
     } else {
       agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(grace.usual.count()),
                                        static_cast<std::uint32_t>(grace.saving.count())});
@@ -317,6 +317,7 @@ void Supervisor::finish() {
   restart_ = restart.again;
   announcer_.ended(end, verdict, restart);
   stop_status_ = verdict.status;
+  crew_->dismiss(verdict.status, restart_);
   if (verdict.post_mortem) record_.failure = verdict.post_mortem->first;
   record_.end = utc_now();
   record_.exit_status = verdict.status;

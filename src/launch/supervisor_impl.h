@@ -44,6 +44,11 @@ class Supervisor {
   enum class Stage { Starting, Running, Stopping, Ended };
 
   void prepare();
+  /// What the plan decides: the display, the health watch, the record.
+  void look_at_plan();
+  /// Every node's launcher has said how many ranks it wants.
+  Result<void> settle_nodes();
+  bool has_launchers() const { return options_.remote.way == Way::Launcher; }
   Crew::Events crew_events();
   void start_agents();
   void on_joined(CrewMember& agent);
@@ -88,7 +93,7 @@ class Supervisor {
 
   const RunOptions& options_;
   Attempts& attempts_;
-  const JobSetup setup_;
+  JobSetup setup_;
   std::string job_id_;
   const RunFolder& folder_ = attempts_.folder;
   JobRecord record_;
