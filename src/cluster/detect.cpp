@@ -4,6 +4,7 @@
 #include "base/parse.h"
 #include "cluster/launchers.h"
 #include "cluster/sagemaker.h"
+#include "cluster/slips.h"
 
 #include <unistd.h>
 
@@ -12,31 +13,6 @@
 extern char** environ;
 
 namespace cohort::cluster {
-namespace {
-
-// A process of a scheduler's job that is none of its tasks, although there are to be several: the batch script, which
-// may well mean to run alone.
-std::string note_of(const Environment& environment) {
-  const struct {
-    std::string_view job, size, parts, launcher, starter;
-  } schedulers[] = {
-      {"SLURM_JOB_ID", "SLURM_NTASKS", "tasks", "Slurm", "srun"},
-      {"SLURM_JOB_ID", "SLURM_HET_SIZE", "components", "Slurm", "srun"},
-      {"LSB_JOBID", "LSB_DJOB_NUMPROC", "tasks", "LSF", "jsrun or mpirun"},
-  };
-  for (const auto& scheduler : schedulers) {
-    const std::string* const job = find(environment, scheduler.job);
-    const auto size = number(environment, scheduler.size, 1);
-    if (job == nullptr || !size || size->value_or(1) == 1) continue;
-    return fmt::format(
-        "this process runs alone, within {} job {} of {} {} ({}={}): it is the job's script or shell and none of "
-        "its tasks -- if they were meant, start the program by {} or `cohort run`; COHORT_ALONE=1 silences this",
-        scheduler.launcher, *job, **size, scheduler.parts, scheduler.size, **size, scheduler.starter);
-  }
-  return {};
-}
-
-}  // namespace
 
 Environment current_environment() {
   Environment result;
@@ -102,11 +78,11 @@ Result<Detected> detect(const Environment& environment) {
     if (const std::string* const rank = find(environment, env::kRank)) {
       return fail(ErrorCode::InvalidArgument, "RANK={} is set and WORLD_SIZE is not -- set both or neither", *rank);
     }
-    detected.note = note_of(environment);
   }
   if (auto meant = refuse_unmeant_world_of_one(environment, detected.size, detected.source); !meant) {
     return tl::unexpected(meant.error());
   }
+  note_slip(environment, detected);
   return detected;
 }
 

@@ -28,6 +28,14 @@ enum class Meeting {
   Launcher,  ///< by a name of `Detected::job` on one host; through the launcher's own meeting place on several
 };
 
+/// What looks like a mistake in how the process was started.
+enum class Slip {
+  None,
+  Script,  ///< a batch script or its shell, and none of the job's tasks
+  Hosts,   ///< a world on this host alone, within a job of several
+  Gpus,    ///< one process, where the environment says several GPUs
+};
+
 struct Detected {
   std::string launcher;  ///< a name of the table, e.g. "torchrun"; empty if there is none
   int rank = 0;
@@ -42,7 +50,8 @@ struct Detected {
   std::vector<std::string> hosts;  ///< where the launcher names them, in its order
   bool alone = false;              ///< COHORT_ALONE=1
   std::string source;              ///< for messages: "RANK=1, WORLD_SIZE=4 (torchrun)"
-  std::string note;                ///< what looks like a slip and is none for sure; worth a warning
+  Slip slip = Slip::None;
+  std::string note;  ///< what looks like a slip and is none for sure; worth a warning
 };
 
 /// The innermost launcher's word. Fails with InvalidArgument, naming the variables and both values, when they have no

@@ -150,7 +150,7 @@ TEST(Launchers, EachSaysWhoAProcessIs) {
     EXPECT_EQ(detected->local_size, one.local_size) << one.launcher;
     EXPECT_EQ(detected->meeting, one.meeting) << one.launcher;
     EXPECT_FALSE(detected->source.empty());
-    EXPECT_EQ(detected->note, "");
+    EXPECT_EQ(detected->slip, one.environment.contains("SM_NUM_GPUS") ? Slip::Gpus : Slip::None) << detected->note;
   }
 }
 
@@ -284,6 +284,65 @@ TEST(Launchers, ABatchScriptIsNoTask) {
   const auto lsf = detect({{"LSB_JOBID", "5"}, {"LSB_DJOB_NUMPROC", "4"}});
   ASSERT_TRUE(lsf);
   EXPECT_CONTAINS(lsf->note, "LSF job 5 of 4 tasks");
+  EXPECT_EQ(lsf->slip, Slip::Script);
+  // Of two nodes, and nobody has said how many tasks.
+  EXPECT_CONTAINS(detect({{"SLURM_JOB_ID", "17"}, {"SLURM_JOB_NUM_NODES", "2"}})->note, "Slurm job 17 of 2 nodes");
+}
+
+TEST(Launchers, OneProcessForSeveralGpusIsTold) {
+  const auto note = [](const Environment& environment) {
+    const auto detected = detect(environment);
+    EXPECT_TRUE(detected) << detected.error().what();
+    EXPECT_EQ(detected->slip, detected->note.empty() ? Slip::None : Slip::Gpus) << detected->note;
+    return detected->note;
+  };
+  for (const Environment& several : {Environment{{"SM_NUM_GPUS", "4"}}, Environment{{"SLURM_GPUS_ON_NODE", "4"}},
+                                     Environment{{"CUDA_VISIBLE_DEVICES", "0,1,GPU-5,3"}}}) {
+    const std::string& name = several.begin()->first;
+    EXPECT_CONTAINS(note(several), name + "=");
+    EXPECT_CONTAINS(note(several), "start one process for each, as by `cohort run -np 4`");
+    EXPECT_CONTAINS(note(several), "COHORT_ALONE=1");
+    EXPECT_EQ(note(with(several, {{"COHORT_ALONE", "1"}})), "");
+    // One rank on each of two hosts, and two on one.
+    const Environment pair = {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "0"}};
+    EXPECT_CONTAINS(note(with(several, with(pair, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}))), name);
+    EXPECT_EQ(note(with(several, with(pair, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}))), "");
+    EXPECT_EQ(note(with(several, pair)), "");  // nothing says how many are here
+  }
+  for (const char* one : {"0", "GPU-5", "-1", "0,-1,2", "NoDevFiles"})
+    EXPECT_EQ(note({{"CUDA_VISIBLE_DEVICES", one}, {"SM_NUM_GPUS", "4"}}), "") << one;  // it has chosen
+  EXPECT_EQ(note({{"SM_NUM_GPUS", "0"}}), "");
+  EXPECT_EQ(note({{"SM_NUM_GPUS", "1"}}), "");
+}
+
+TEST(Launchers, AWorldOnEachHostOfAJobIsTold) {
+  // torchrun without --nnodes, as the task of a step on each of two nodes.
+  const Environment torchrun = {{"TORCHELASTIC_RUN_ID", "none"},
+                                {"RANK", "0"},
+                                {"WORLD_SIZE", "4"},
+                                {"LOCAL_RANK", "0"},
+                                {"LOCAL_WORLD_SIZE", "4"},
+                                {"MASTER_ADDR", "localhost"},
+                                {"MASTER_PORT", "1"}};
+  const Environment step = {{"SLURM_STEP_ID", "0"},        {"SLURM_PROCID", "1"},         {"SLURM_NODEID", "1"},
+                            {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_LOCALID", "0"}};
+  const auto told = detect(with(torchrun, step));
+  ASSERT_TRUE(told) << told.error().what();
+  EXPECT_EQ(told->slip, Slip::Hosts);
+  EXPECT_CONTAINS(told->note, "all 4 ranks of this world are on this host");
+  EXPECT_CONTAINS(told->note, "one of 2 hosts of a job (SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=2 (Slurm))");
+  const auto again = detect(with(torchrun, {{"SM_CURRENT_HOST", "algo-1"}, {"SM_HOSTS", R"(["algo-1","algo-2"])"}}));
+  ASSERT_TRUE(again) << again.error().what();
+  EXPECT_EQ(again->slip, Slip::Hosts);
+  // The first rank of a host says it; a world over both is none, nor is one that `cohort run` has made.
+  Environment second = with(torchrun, step);
+  second["RANK"] = second["LOCAL_RANK"] = "1";
+  EXPECT_EQ(detect(second)->slip, Slip::None);
+  Environment both = with(torchrun, step);
+  both["WORLD_SIZE"] = "8";
+  EXPECT_EQ(detect(both)->slip, Slip::None);
+  Environment ours = with(torchrun, with(step, {{"COHORT_STORE", "h:1"}, {"COHORT_JOB_ID", "none"}}));
+  EXPECT_EQ(detect(ours)->slip, Slip::None) << detect(ours)->note;
 }
 
 TEST(Launchers, PmixIsAskedOnlyWhereNobodyElseSaysIt) {

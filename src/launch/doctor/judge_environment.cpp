@@ -2,7 +2,9 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "cluster/launchers.h"
+#include "cluster/slips.h"
 #include "launch/doctor/judge.h"
+#include "launch/nodes.h"
 #include "net/address.h"
 
 #include <algorithm>
@@ -14,6 +16,30 @@ namespace cohort::launch::doctor {
 namespace {
 
 using cluster::find;
+
+/// Whether `cohort run`, started here, is one of several; and then one job with them.
+void judge_launchers(const cluster::Environment& environment, std::vector<Finding>& out) {
+  const auto role = choose_node({}, environment);
+  if (!role) {
+    out.push_back({"launchers",
+                   Level::Warning,
+                   {},
+                   {},
+                   role.error().what(),
+                   {},
+                   "what it names: one launcher on each node, or none under another launcher"});
+  } else if (*role) {
+    const NodeRole& node = **role;
+    out.push_back({"launchers",
+                   Level::Ok,
+                   {},
+                   {},
+                   fmt::format("`cohort run` here is node {} of {}, which make one job ({}){}", node.rank, node.count,
+                               node.source, node.master ? "; each needs the same COHORT_SECRET_FILE" : ""),
+                   {},
+                   {}});
+  }
+}
 
 void judge_launcher(const Checkup& checkup, std::vector<Finding>& out) {
   const auto& environment = checkup.environment;
@@ -32,14 +58,29 @@ void judge_launcher(const Checkup& checkup, std::vector<Finding>& out) {
   if (detected->alone) {
     out.push_back({"alone", Level::Failed, {}, {}, "COHORT_ALONE=1 is set", {}, "unset COHORT_ALONE"});
   }
-  if (!detected->note.empty()) {
-    out.push_back({"batch",
-                   Level::Warning,
-                   {},
-                   {},
-                   detected->note,
-                   {},
-                   "start programs in it with `srun ./train`, or with `cohort run ./train`"});
+  switch (detected->slip) {
+    case cluster::Slip::None: break;
+    case cluster::Slip::Script:
+      out.push_back({"batch",
+                     Level::Warning,
+                     {},
+                     {},
+                     detected->note,
+                     {},
+                     "start programs in it with `srun ./train`, or with `cohort run ./train`"});
+      break;
+    case cluster::Slip::Hosts:
+      out.push_back({"apart", Level::Warning, {}, {}, detected->note, {}, "one launcher that knows of all hosts"});
+      break;
+    case cluster::Slip::Gpus:
+      out.push_back({"one-process",
+                     Level::Warning,
+                     {},
+                     {},
+                     detected->note,
+                     {},
+                     fmt::format("`cohort run -np {}`", cluster::gpus_claimed(environment).gpus)});
+      break;
   }
   std::string text;
   if (detected->launcher.empty())
@@ -60,7 +101,9 @@ void judge_launcher(const Checkup& checkup, std::vector<Finding>& out) {
     if (std::find(kOfProcesses.begin(), kOfProcesses.end(), claim.launcher) != kOfProcesses.end())
       left.push_back(fmt::format("{} ({})", claim.claim, claim.launcher));
   }
-  if (!left.empty() && !checkup.launcher_alive) {
+  const bool leftovers = !left.empty() && !checkup.launcher_alive;
+  if (!leftovers) judge_launchers(environment, out);
+  if (leftovers) {
     std::string names;
     for (const auto& [name, value] : environment) {
       if (name.starts_with("OMPI_") || name.starts_with("PMI") || name.starts_with("TORCHELASTIC_") ||

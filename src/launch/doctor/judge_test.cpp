@@ -121,6 +121,40 @@ TEST_F(Doctor, ABatchScriptIsNoTask) {
   EXPECT_TRUE(has(only("batch", Level::Warning).mend, "srun"));
 }
 
+TEST_F(Doctor, OneProcessWhereThereAreSeveralGpus) {
+  checkup.environment = {{"SM_NUM_GPUS", "4"}};
+  EXPECT_TRUE(has(only("one-process", Level::Warning).mend, "cohort run -np 4"));
+}
+
+TEST_F(Doctor, AWorldOnEachHost) {
+  checkup.environment = {{"RANK", "0"},
+                         {"WORLD_SIZE", "4"},
+                         {"LOCAL_RANK", "0"},
+                         {"LOCAL_WORLD_SIZE", "4"},
+                         {"MASTER_ADDR", "10.0.0.1"},
+                         {"MASTER_PORT", "1"},
+                         {"TORCHELASTIC_RUN_ID", "none"},
+                         {"SM_CURRENT_HOST", "algo-1"},
+                         {"SM_HOSTS", R"(["algo-1","algo-2"])"}};
+  checkup.launcher_alive = true;
+  // A launcher in each of torchrun's ranks is none, either.
+  const auto found = bad();
+  ASSERT_EQ(found.size(), 2U) << to_table(checkup, judge(checkup), Colour::No);
+  EXPECT_EQ(found[0].row, "apart");
+  EXPECT_TRUE(has(found[0].found, "one of 2 hosts of a job")) << found[0].found;
+  EXPECT_EQ(found[1].row, "launchers");
+}
+
+TEST_F(Doctor, LaunchersOfOneJobAndThoseThatAreRefused) {
+  checkup.environment = {{"SLURM_STEP_ID", "0"},        {"SLURM_PROCID", "1"},
+                         {"SLURM_NODEID", "1"},         {"SLURM_STEP_NUM_TASKS", "2"},
+                         {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}};
+  EXPECT_TRUE(has(in_order("launchers"), "is node 1 of 2, which make one job")) << in_order("launchers");
+  checkup.environment = {{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "0"}};
+  checkup.launcher_alive = true;
+  EXPECT_TRUE(has(only("launchers", Level::Warning).found, "`mpirun -np 4 PROGRAM`"));
+}
+
 TEST_F(Doctor, Alone) {
   checkup.environment = {{"COHORT_ALONE", "1"}};
   EXPECT_TRUE(has(only("alone", Level::Failed).mend, "unset COHORT_ALONE"));
@@ -148,7 +182,7 @@ TEST_F(Doctor, LeftoversOfALauncherThatIsGone) {
   EXPECT_TRUE(has(finding.found, "torchrun")) << finding.found;
   EXPECT_TRUE(has(finding.mend, "-u TORCHELASTIC_RUN_ID"));
   checkup.launcher_alive = true;
-  EXPECT_TRUE(bad().empty());
+  EXPECT_TRUE(has(only("launchers", Level::Warning).found, "`torchrun ... PROGRAM`"));
 }
 
 TEST_F(Doctor, AnInterfaceThatIsNotThere) {
