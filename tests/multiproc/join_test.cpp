@@ -363,6 +363,13 @@ TEST(Join, ABatchScriptIsAloneAndSaysSo) {
   EXPECT_CONTAINS(script.output(), "none of its tasks");
 }
 
+TEST(Join, OneProcessForSeveralGpusSaysSo) {
+  Child alone = worker({}, {{"SM_NUM_GPUS", "4"}});
+  EXPECT_EQ(alone.wait(), 0) << alone.output();
+  EXPECT_CONTAINS(alone.output(), "joined rank=0 size=1");
+  EXPECT_CONTAINS(alone.output(), "SM_NUM_GPUS=4 says that 4 GPUs are there");
+}
+
 TEST(Join, EnvMeansTheFourVariables) {
   Child task = worker({"init=env://"}, as_task(0, 2, "9"));
   EXPECT_EQ(task.wait(), 3) << task.output();
