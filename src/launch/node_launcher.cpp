@@ -52,8 +52,7 @@ Place place_in_step(const NodeRole& role, net::Deadline deadline) {
   return place;
 }
 
-int run_agent_of_node(const RunOptions& options, Place place) {
-  const JobSetup setup = set_up_job(options);
+int run_agent_of_node(const RunOptions& options, const JobSetup& setup, Place place) {
   const PlannedHost& here = setup.plan.hosts[static_cast<std::size_t>(options.node->rank)];
   AgentOptions agent;
   agent.supervisor = std::move(place.supervisor);
@@ -79,9 +78,10 @@ int run_agent_of_node(const RunOptions& options, Place place) {
 
 int run_node(RunOptions options) {
   const NodeRole& role = *options.node;
+  const JobSetup setup = set_up_job(options);  // what cannot be started here is told before anybody waits
   Place place = role.step ? place_in_step(role, net::deadline_in(options.start_timeout))
                           : place_by_hand(role, options.remote.secret_file);
-  if (role.rank > 0) return run_agent_of_node(options, std::move(place));
+  if (role.rank > 0) return run_agent_of_node(options, setup, std::move(place));
   options.remote.way = Way::Launcher;
   options.remote.secret = place.secret;
   options.remote.port = place.supervisor.front().tcp.port;

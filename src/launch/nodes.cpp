@@ -83,26 +83,30 @@ Result<NodeRole> role_by_hand(const NodeWishes& wishes, const cluster::Environme
   role.count = *count;
   auto master = master_of(wishes);
   if (!master) return tl::unexpected(master.error());
-  if (wishes.rank.empty()) {
-    if (role.count == 1) return role;
+  if (role.count == 1 && wishes.rank.empty()) return role;
+  // Slurm may say the same, and which node this is.
+  const auto step = slurm_task(environment);
+  const bool same_step = step && *step && one_on_each_node(**step) && (*step)->size == role.count;
+  if (same_step && wishes.rank.empty()) {
+    role.rank = (*step)->rank;
+  } else if (wishes.rank.empty()) {
     return fail(ErrorCode::InvalidArgument,
                 "--nnodes {}: --node-rank is wanted, too: 0 on the host of --master, and {} on the other{}", role.count,
                 role.count == 2 ? "1" : fmt::format("1 to {}", role.count - 1), role.count == 2 ? "" : "s");
   }
-  const auto rank = number_of(wishes.rank, "--node-rank", 0, role.count - 1);
-  if (!rank) return tl::unexpected(rank.error());
-  role.rank = *rank;
+  if (!wishes.rank.empty()) {
+    const auto rank = number_of(wishes.rank, "--node-rank", 0, role.count - 1);
+    if (!rank) return tl::unexpected(rank.error());
+    role.rank = *rank;
+  }
   role.master = *std::move(master);
   role.source = fmt::format("--nnodes {}, --node-rank {}", role.count, role.rank);
   if (role.count == 1) return role;
-  // The same as Slurm says: then it can carry the secret, and nobody has to.
-  if (!wishes.has_secret) {
-    auto step = slurm_task(environment);
-    if (step && *step && one_on_each_node(**step) && (*step)->size == role.count && (*step)->rank == role.rank) {
-      role.master.reset();
-      role.step = *std::move(step);
-      return role;
-    }
+  // Then it can carry the secret, and nobody has to.
+  if (!wishes.has_secret && same_step && (*step)->rank == role.rank) {
+    role.master.reset();
+    role.step = *step;
+    return role;
   }
   if (!role.master) {
     return fail(ErrorCode::InvalidArgument,

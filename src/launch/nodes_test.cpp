@@ -101,6 +101,8 @@ TEST(Nodes, ATaskOnEachNodeOfAStepIsALauncherOfOneJob) {
 TEST(Nodes, ByHandInAStepTheSecretComesByIt) {
   EXPECT_EQ(by_hand("2", "1", "n1:4712", task(1, 2, 2, "1(x2)")), "1 of 2 at step");
   EXPECT_EQ(by_hand("2", "1", "", task(1, 2, 2, "1(x2)")), "1 of 2 at step");
+  EXPECT_EQ(by_hand("2", "", "n1:4712", task(1, 2, 2, "1(x2)")), "1 of 2 at step");
+  EXPECT_TRUE(has(by_hand("3", "", "n1:4712", task(1, 2, 2, "1(x2)")), "--node-rank is wanted, too"));
   // What Slurm says is another job: the wishes count.
   EXPECT_EQ(by_hand("3", "1", "n1:4712", task(1, 2, 2, "1(x2)")), "1 of 3 at n1:4712");
   EXPECT_EQ(by_hand("2", "0", "n1:4712", task(1, 2, 2, "1(x2)")), "0 of 2 at n1:4712");
