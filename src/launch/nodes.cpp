@@ -215,6 +215,15 @@ Result<std::optional<NodeRole>> choose_node(const NodeWishes& wishes, const clus
         if (auto role = role_of_kubeflow(environment)) return Role(*std::move(role));
       }
       if (row.name == "Slurm") return tl::unexpected(said.error());
+      // Only PMIx's library knows how many there are, and this process may not load it: it would have threads. All but
+      // the first know that they are several, and prterun ends a job one of whose processes fails.
+      if (const auto rank = variable(environment, "PMIX_RANK"); row.name == "PMIx" && rank.value_or(0) > 0) {
+        return fail(ErrorCode::InvalidArgument,
+                    "`cohort run` was started several times, and each would be a job of its own -- PMIX_RANK={} "
+                    "(PMIx) -- let prterun start the ranks: `prterun -np N PROGRAM`; or run `cohort run -np N -H "
+                    "a:2,b:2 PROGRAM` once, not under prterun; COHORT_ALONE=1 if each is meant to be",
+                    *rank);
+      }
       continue;  // it does not say that there are several
     }
     if (said->size == 1) continue;

@@ -133,6 +133,8 @@ TEST(Nodes, SeveralThatCannotBeOneJobAreRefusedWithTheCommandToUse) {
     EXPECT_TRUE(has(said, "COHORT_ALONE=1")) << said;
     EXPECT_EQ(found(with(environment, {{"COHORT_ALONE", "1"}})), "alone");
   }
+  EXPECT_TRUE(has(found({{"PMIX_NAMESPACE", "prterun-a@1"}, {"PMIX_RANK", "1"}}), "`prterun -np N PROGRAM`"));
+  EXPECT_EQ(found({{"PMIX_NAMESPACE", "prterun-a@1"}, {"PMIX_RANK", "0"}}), "alone");  // it cannot know
   NodeWishes hosts;
   hosts.has_hosts = true;  // each launcher would start its own job on all of them
   EXPECT_TRUE(has(shown(choose_node(hosts, task(0, 2, 2, "1(x2)"))), "each would be a job of its own"));

@@ -10,6 +10,16 @@ import unittest
 from launch_case import COHORT, PATIENCE, Launch, wait_until
 
 WORKER = os.environ.get("COHORT_JOIN_WORKER", "")
+PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
+#: What somebody who comes from torchrun has: the numbers by its variables, and a sum over all.
+SUM = """
+import array, os, cohort
+cohort.init()
+world = cohort.world()
+numbers = array.array("d", [world.rank() + 1.0])
+world.all_reduce(numbers)
+print(os.environ["RANK"], os.environ["LOCAL_RANK"], world.local_rank(), world.cross_rank(), numbers[0], flush=True)
+"""
 #: What a rank waits in, and something that it has started in a session of its own.
 STAYS = "echo up; (setsid sleep 1000 &); sleep 1000"
 SAYS = "echo $RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $WORLD_SIZE $(hostname)"
@@ -88,6 +98,15 @@ class InAStep(Nodes):
                 continue
             with self.subTest(mpi):
                 self.expect_world(self.srun(WORKER, srun=(f"--mpi={mpi}",)))
+
+    def test_python(self):
+        if not list(pathlib.Path(PACKAGE, "cohort").glob("_core.*.so")):
+            self.skipTest("the Python package is not built")
+        program = pathlib.Path(self.folder, "sum.py")
+        program.write_text(SUM)
+        out, err = self.ended(self.srun("--env", f"PYTHONPATH={PACKAGE}", program), 0)
+        self.assertEqual(sorted(line.split("| ")[1] for line in out.splitlines()),
+                         ["0 0 0 0 10.0", "1 1 1 0 10.0", "2 0 0 1 10.0", "3 1 1 1 10.0"], err)
 
     def test_torchruns_words_find_the_secret_by_the_step(self):
         self.expect_four(self.box.start(
