@@ -68,9 +68,7 @@ milliseconds Agent::pause() {
   return milliseconds(std::uniform_int_distribution<int>(kTryAgainMs / 2, kTryAgainMs * 3 / 2)(random_));
 }
 
-void Agent::say(const std::string& text) const {
-  if (!options_.quiet) fmt::print(stderr, "cohort: {}\n", text);
-}
+void Agent::say(const std::string& text) const { fmt::print(stderr, "cohort: {}\n", text); }
 
 /// By which this process is to end.
 std::optional<int> Agent::told_while_waiting() {
@@ -101,7 +99,7 @@ Result<net::SecureConnection> Agent::find_supervisor() {
       exit_status_ = 128 + *signal;
       return fail(ErrorCode::Aborted, "told to end by {}", sys::signal_name(*signal));
     }
-    if (options_.own && !told && Clock::now() - begun > kSilentWait) {
+    if (options_.own && !options_.quiet && !told && Clock::now() - begun > kSilentWait) {
       told = true;
       say(fmt::format("node {} waits for node 0 at {}: {}", options_.host_index, options_.place,
                       connection.error().what()));
@@ -184,6 +182,9 @@ void Agent::on_message(Message message) {
     if (options_.own) {
       exit_status_ = finish->status;
       again_later_ = finish->again;
+      const bool over = stage_ == Stage::Waiting || stage_ == Stage::Finished;
+      if (over && finish->status != 0 && !finish->again && !options_.quiet)
+        say(fmt::format("the job has ended with status {}; node 0 ({}) says why", finish->status, options_.place));
     }
     if (stage_ == Stage::Waiting || stage_ == Stage::Finished)
       loop_.stop();
@@ -277,11 +278,13 @@ void Agent::start_job(StartJob job) {
     job.folder = options_.own->folder;
     job.open_files = options_.own->open_files;
     job.bind_to_cores = options_.own->bind_to_cores;
-    say(fmt::format("node {} of {}: {} here; output and logs are at node 0 ({})", options_.host_index, options_.nodes,
-                    job.workers.size() == 1
-                        ? fmt::format("rank {}", job.workers.front().rank)
-                        : fmt::format("ranks {}-{}", job.workers.front().rank, job.workers.back().rank),
-                    options_.place));
+    if (!options_.quiet) {
+      say(fmt::format("node {} of {}: {} here; output and logs are at node 0 ({})", options_.host_index, options_.nodes,
+                      job.workers.size() == 1
+                          ? fmt::format("rank {}", job.workers.front().rank)
+                          : fmt::format("ranks {}-{}", job.workers.front().rank, job.workers.back().rank),
+                      options_.place));
+    }
   }
   stage_ = Stage::Running;
   out_of_memory_before_ = sys::out_of_memory_kills();

@@ -33,7 +33,7 @@ struct AgentOptions {
   int ranks = 0;
   std::optional<StartJob> own = {};
   std::string place = {};  ///< where the supervisor is, for people
-  bool quiet = false;
+  bool quiet = false;      ///< says only what has gone wrong
 };
 
 /// Becomes guard and agent. Returns the process's exit status once nothing of the job is left on this host: 0 if

@@ -66,7 +66,7 @@ int run_agent_of_node(const RunOptions& options, const JobSetup& setup, Place pl
   agent.ranks = here.ranks;
   agent.own = order_for(setup, here, {});
   agent.place = place.shown;
-  agent.quiet = options.quiet || options.node->step.has_value();  // srun shows what node 0 says
+  agent.quiet = options.quiet || options.json || options.node->step.has_value();  // srun shows what node 0 says
   // stdin may be anything; the connection alone is the lifeline. This pipe ends with us.
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));

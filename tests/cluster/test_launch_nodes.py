@@ -157,7 +157,7 @@ class InAStep(Nodes):
         job = self.srun("sh", "-c", STAYS)
         self.come_up(job, 4)
         os.kill(self.one("h1", r"^\S*cohort run ")[0], signal.SIGKILL)
-        job.communicate(timeout=PATIENCE)
+        self.assertIn("node 0 at task 0 of the step is lost; ending what runs here", job.communicate(timeout=PATIENCE)[1])
         self.assertNotEqual(job.returncode, 0)
 
     def test_ctrl_c_reaches_the_ranks_of_both(self):

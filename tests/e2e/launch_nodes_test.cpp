@@ -64,6 +64,7 @@ TEST_F(Nodes, AFailureGivesTheStatusOfBothAndLeavesNothing) {
   EXPECT_EQ(first->wait(), 7) << first->err();
   EXPECT_EQ(other->wait(), 7) << other->err();
   EXPECT_NE(first->err().find("rank 3 failed: exit code 7"), std::string::npos) << first->err();
+  EXPECT_NE(other->err().find("the job has ended with status 7; node 0 "), std::string::npos) << other->err();
   EXPECT_TRUE(eventually([&] { return first->processes().empty() && other->processes().empty(); }));
 }
 
