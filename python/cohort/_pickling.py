@@ -1,5 +1,6 @@
 """How functions, arguments, results and exceptions travel between a driver and the ranks it starts: by cloudpickle where
-it is installed, else by pickle, which knows functions and classes only by the module they can be imported from."""
+it is installed, else by pickle, which knows functions and classes only by the module they can be imported from. And how
+objects travel between ranks, which run one program: by pickle where it can, since what the program has a name for is there."""
 
 from __future__ import annotations
 
@@ -44,6 +45,25 @@ def dumps(value: object) -> bytes:
         _ByReference(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
         return buffer.getvalue()
     return cloudpickle.dumps(value)
+
+
+def dumps_for_ranks(value: object) -> bytes:
+    """The value as bytes for a rank of the same job, which runs the same program: what that has is sent by its name, so that
+    a class is the same class there. What has no name goes by cloudpickle, where it is installed."""
+    try:
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        try:
+            import cloudpickle
+        except ImportError:
+            raise pickle.PicklingError(f"{error} -- {_GET_CLOUDPICKLE}, or send what a module has a name for") from error
+        return cloudpickle.dumps(value)
+
+
+def loads_of_ranks(data: bytes | bytearray | memoryview) -> Any:
+    """The opposite. Only bytes of ranks of this job may get here: each has shown the job's secret, and messages of uint8
+    are authenticated on their way."""
+    return pickle.loads(data)
 
 
 def dump_call(function: object, args: Iterable[object], kwargs: dict[str, object]) -> bytes:

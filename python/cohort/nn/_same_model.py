@@ -12,7 +12,7 @@ from cohort._collective import all_gather_bytes
 from cohort.errors import Mismatch
 
 
-def require_same_on_all_ranks(comm: Communicator, lines: Sequence[str]) -> None:
+def require_same_on_all_ranks(comm: Communicator, lines: Sequence[str], who: str = "DistributedDataParallel") -> None:
     """Raises Mismatch on every rank, with the same text, if any rank's lines differ from rank 0's.
 
     Each line describes one thing ("parameter 'fc.weight' of float32 [10, 50]"); the error names the first that differs.
@@ -28,9 +28,9 @@ def require_same_on_all_ranks(comm: Communicator, lines: Sequence[str]) -> None:
         for first, theirs in zip_longest(texts[0], other, fillvalue="nothing more"):
             if first != theirs:
                 error = Mismatch(
-                    f"DistributedDataParallel: the ranks' models differ -- rank 0 has {first}, rank {rank} has "
+                    f"{who}: the ranks' models differ -- rank 0 has {first}, rank {rank} has "
                     f"{theirs} -- build the same model with the same options on all ranks"
                 )
                 error.rank, error.host, error.peer = comm.rank(), comm.host(), rank
-                error.operation = "DistributedDataParallel"
+                error.operation = who
                 raise error

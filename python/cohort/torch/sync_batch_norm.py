@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cohort._batch_norm import Normalize, Ranks
 from cohort.torch import _collectives as start
 from cohort.torch._handles import synchronize
 from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set
@@ -43,7 +43,7 @@ class SyncBatchNorm(_BatchNorm):
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
         tracked = self.track_running_stats and self.running_mean is not None
-        result: Tensor = _Normalize.apply(
+        result: Tensor = Normalize.apply(
             input,
             self.weight,
             self.bias,
@@ -51,7 +51,7 @@ class SyncBatchNorm(_BatchNorm):
             self.running_var if tracked else None,
             factor,
             self.eps,
-            self.process_set,
+            _Ranks(self.process_set),
         )
         return result
 
@@ -71,62 +71,20 @@ class SyncBatchNorm(_BatchNorm):
         return result
 
 
-def _like_channels(vector: Tensor, input: Tensor) -> Tensor:
-    return vector.reshape(1, -1, *[1] * (input.dim() - 2))
+class _Ranks(Ranks):
+    """How Normalize reaches the ranks of a process set."""
 
+    name = "SyncBatchNorm"
 
-class _Normalize(torch.autograd.Function):
-    """Statistics are combined from each rank's count, mean and sum of squared deviations: sums of squares would lose
-    digits where the mean is large."""
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
 
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
-                running_mean: Optional[Tensor], running_var: Optional[Tensor], factor: float, eps: float,
-                process_set: ProcessSet) -> Tensor:  # fmt: skip
-        wide = torch.promote_types(input.dtype, torch.float32)
-        x = input.to(wide)
-        channels = x.size(1)
-        others = [dim for dim in range(x.dim()) if dim != 1]
-        count = x.numel() // channels
-        mean = x.mean(others) if count else x.new_zeros(channels)
-        deviations = (x - _like_channels(mean, x)).square().sum(others)
-        own = torch.cat([mean, deviations, mean.new_tensor([count])]).double().unsqueeze(0)
+    def gather(self, own: Tensor, channels: int) -> Tensor:
         name = f"sync_batch_norm.forward.{channels}"
-        all_ranks = synchronize(start.allgather_active_async(own, name, process_set))
+        result: Tensor = synchronize(start.allgather_active_async(own, name, self._process_set))
+        return result
 
-        means, squares, counts = all_ranks[:, :channels], all_ranks[:, channels:-1], all_ranks[:, -1:]
-        total = counts.sum()
-        if total <= 1:
-            raise ValueError("SyncBatchNorm: more than one value per channel is needed in training, over all ranks")
-        mean = (means * counts).sum(0) / total
-        squared = (squares + counts * (means - mean).square()).sum(0)
-        if running_mean is not None and running_var is not None:
-            running_mean.lerp_(mean.to(running_mean.dtype), factor)
-            running_var.lerp_((squared / (total - 1)).to(running_var.dtype), factor)
-
-        mean, inverse = mean.to(wide), (squared / total + eps).rsqrt().to(wide)
-        normal = (x - _like_channels(mean, x)) * _like_channels(inverse, x)
-        ctx.save_for_backward(normal, inverse, weight)
-        ctx.total, ctx.process_set, ctx.dtype = float(total), process_set, input.dtype
-        result = normal if weight is None else normal * _like_channels(weight.to(wide), x)
-        if bias is not None:
-            result = result + _like_channels(bias.to(wide), x)
-        return result.to(input.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        normal, inverse, weight = ctx.saved_tensors
-        grad = grad_output.to(normal.dtype)
-        others = [dim for dim in range(grad.dim()) if dim != 1]
-        by_bias, by_weight = grad.sum(others), (grad * normal).sum(others)
-        by_input = None
-        if ctx.needs_input_grad[0]:
-            sums = torch.stack([by_bias, by_weight])
-            name = f"sync_batch_norm.backward.{grad.size(1)}"
-            means = synchronize(start.allreduce_async(sums, None, name, Sum, process_set=ctx.process_set)) / ctx.total
-            scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
-            inner = grad - _like_channels(means[0], grad) - normal * _like_channels(means[1], grad)
-            by_input = (inner * _like_channels(scale, grad)).to(ctx.dtype)
-        by_weight = by_weight.to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
-        by_bias = by_bias.to(weight.dtype) if weight is not None and ctx.needs_input_grad[2] else None
-        return by_input, by_weight, by_bias, None, None, None, None, None
+    def add_up(self, sums: Tensor, channels: int) -> Tensor:
+        name = f"sync_batch_norm.backward.{channels}"
+        result: Tensor = synchronize(start.allreduce_async(sums, None, name, Sum, process_set=self._process_set))
+        return result

@@ -1,0 +1,81 @@
+"""Batch normalization with the mean and variance of all ranks' batches: what cohort.torch and cohort.chainermn share."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+
+class Ranks:
+    """How Normalize reaches the other ranks."""
+
+    name = ""  # of the layer, for errors
+
+    def gather(self, own: Tensor, channels: int) -> Tensor:
+        """The rows of all ranks that take part, one of each."""
+        raise NotImplementedError
+
+    def add_up(self, sums: Tensor, channels: int) -> Tensor:
+        """The sum over the ranks."""
+        raise NotImplementedError
+
+
+def _like_channels(vector: Tensor, input: Tensor) -> Tensor:
+    return vector.reshape(1, -1, *[1] * (input.dim() - 2))
+
+
+class Normalize(torch.autograd.Function):
+    """Statistics are combined from each rank's count, mean and sum of squared deviations: sums of squares would lose
+    digits where the mean is large."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+                running_mean: Optional[Tensor], running_var: Optional[Tensor], factor: float, eps: float,
+                ranks: Ranks) -> Tensor:  # fmt: skip
+        wide = torch.promote_types(input.dtype, torch.float32)
+        x = input.to(wide)
+        channels = x.size(1)
+        others = [dim for dim in range(x.dim()) if dim != 1]
+        count = x.numel() // channels
+        mean = x.mean(others) if count else x.new_zeros(channels)
+        deviations = (x - _like_channels(mean, x)).square().sum(others)
+        own = torch.cat([mean, deviations, mean.new_tensor([count])]).double().unsqueeze(0)
+        all_ranks = ranks.gather(own, channels)
+
+        means, squares, counts = all_ranks[:, :channels], all_ranks[:, channels:-1], all_ranks[:, -1:]
+        total = counts.sum()
+        if total <= 1:
+            raise ValueError(f"{ranks.name}: more than one value per channel is needed in training, over all ranks")
+        mean = (means * counts).sum(0) / total
+        squared = (squares + counts * (means - mean).square()).sum(0)
+        if running_mean is not None and running_var is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), factor)
+            running_var.lerp_((squared / (total - 1)).to(running_var.dtype), factor)
+
+        mean, inverse = mean.to(wide), (squared / total + eps).rsqrt().to(wide)
+        normal = (x - _like_channels(mean, x)) * _like_channels(inverse, x)
+        ctx.save_for_backward(normal, inverse, weight)
+        ctx.total, ctx.ranks, ctx.dtype = float(total), ranks, input.dtype
+        result = normal if weight is None else normal * _like_channels(weight.to(wide), x)
+        if bias is not None:
+            result = result + _like_channels(bias.to(wide), x)
+        return result.to(input.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        normal, inverse, weight = ctx.saved_tensors
+        grad = grad_output.to(normal.dtype)
+        others = [dim for dim in range(grad.dim()) if dim != 1]
+        by_bias, by_weight = grad.sum(others), (grad * normal).sum(others)
+        by_input = None
+        if ctx.needs_input_grad[0]:
+            sums = torch.stack([by_bias, by_weight])
+            means = ctx.ranks.add_up(sums, grad.size(1)) / ctx.total
+            scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
+            inner = grad - _like_channels(means[0], grad) - normal * _like_channels(means[1], grad)
+            by_input = (inner * _like_channels(scale, grad)).to(ctx.dtype)
+        by_weight = by_weight.to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
+        by_bias = by_bias.to(weight.dtype) if weight is not None and ctx.needs_input_grad[2] else None
+        return by_input, by_weight, by_bias, None, None, None, None, None
