@@ -40,6 +40,27 @@ class Digits(unittest.TestCase):
     def test_distributed_data_parallel(self):
         self.learns("digits_ddp.py")
 
+    def test_chainermn(self):
+        self.learns("digits_chainermn.py")
+
+    def test_chainermn_resumed(self):
+        with tempfile.TemporaryDirectory() as folder:
+
+            def last_line(out, epochs):
+                done = subprocess.run(
+                    [COMMAND, "run", "-q", "-np", "2", "--timeout", "200", "--no-logs", "--prefix", "none", "--env", "OMP_NUM_THREADS=1",
+                     "--", sys.executable, str(EXAMPLES / "digits_chainermn.py"), "--epochs", epochs, "--out", f"{folder}/{out}"],
+                    capture_output=True, text=True, timeout=240,
+                )
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                return done.stdout, re.findall(r"^epoch .* accuracy [\d.]+", done.stdout, re.M)[-1]
+
+            whole = last_line("whole", "2")[1]
+            last_line("cut", "1")
+            text, cut = last_line("cut", "2")
+            self.assertIn("going on after epoch 1", text)
+            self.assertEqual(cut, whole)
+
     def test_made_room_and_resumed(self):
         with tempfile.TemporaryDirectory() as folder:
 

@@ -1,0 +1,97 @@
+"""The mean over ranks of a model's gradients: what communicators and multi-node optimizers do after a backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional, Union
+
+import torch
+
+from cohort import Communicator, Work
+from cohort.errors import InvalidArgument, Mismatch
+
+Parameters = Union[torch.nn.Module, Iterable[torch.Tensor]]
+Named = Sequence[tuple[str, torch.Tensor]]
+
+
+def named_parameters(model: Parameters) -> Named:
+    """A module's parameters, or tensors with numbers for names."""
+    if isinstance(model, torch.nn.Module):
+        return list(model.named_parameters())
+    if isinstance(model, torch.Tensor) or not isinstance(model, Iterable):
+        raise TypeError(f"a torch.nn.Module or a list of its parameters is needed, not {type(model).__name__}")
+    return [(f"parameter {number}", tensor) for number, tensor in enumerate(model)]
+
+
+def dtype_named(value: Any) -> Optional[torch.dtype]:
+    """A type to reduce gradients in, as ChainerMN's programs give it: 'float16', numpy.float16 or torch.float16; None: their own.
+
+    Raises ValueError for anything else.
+    """
+    if value is None:
+        return None
+    name = str(value)[6:] if isinstance(value, torch.dtype) else getattr(value, "__name__", str(value))
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InvalidArgument(f"allreduce_grad_dtype is {value!r} -- 'float16', 'bfloat16', 'float32' or 'float64' is needed, or None")
+    return dtype
+
+
+def collected(comm: Communicator, parameters: Named, zero_fill: bool) -> list[torch.Tensor]:
+    """The parameters whose gradients are reduced, each with a dense one; the same on all ranks.
+
+    zero_fill  those without a gradient get zeros; otherwise they are left out, and it is compared that all ranks do so.
+
+    Raises Mismatch on every rank if they do not.
+    """
+    trained = [(name, tensor) for name, tensor in parameters if tensor.requires_grad]
+    if not zero_fill and comm.size() > 1:
+        _require_same_gaps(comm, trained)
+    for _, tensor in trained:
+        if tensor.grad is None and zero_fill:
+            tensor.grad = torch.zeros_like(tensor, requires_grad=False)
+        elif tensor.grad is not None and tensor.grad.layout != torch.strided:
+            tensor.grad = tensor.grad.to_dense()
+    return [tensor for _, tensor in trained if tensor.grad is not None]
+
+
+def _require_same_gaps(comm: Communicator, trained: Named) -> None:
+    has = [int(tensor.grad is not None) for _, tensor in trained]
+    # Whether any rank has it, and whether any lacks it.
+    seen = torch.tensor([*has, *(1 - one for one in has)], dtype=torch.uint8)
+    if len(seen):
+        comm.all_reduce(seen, op="max")
+    some, none = seen[: len(has)].tolist(), seen[len(has) :].tolist()
+    for (name, _), have, lack in zip(trained, some, none):
+        if have and lack:
+            raise Mismatch(
+                f"mean of gradients: '{name}' has a gradient on some ranks only (here: {dict(trained)[name].grad is not None}) "
+                "-- with zero_fill=True the others bring zeros"
+            )
+
+
+class Mean:
+    """Gradients on their way: copies where they cannot be reduced where they lie, or must not be."""
+
+    def __init__(
+        self, comm: Communicator, parameters: Sequence[torch.Tensor], dtype: Optional[torch.dtype], *, copied: bool
+    ) -> None:
+        """Starts the reduction. copied: the parameters' own gradients stay as they are until `deliver`."""
+        self._parameters = list(parameters)
+        gradients = [tensor.grad.detach() for tensor in self._parameters]
+        self._used = [
+            one.to(dtype or one.dtype, memory_format=torch.contiguous_format, copy=copied).contiguous() for one in gradients
+        ]
+        self._work: Optional[Work] = None
+        if self._used and comm.size() > 1:
+            self._work = comm.all_reduce(self._used, op="average", async_op=True)
+
+    def deliver(self) -> None:
+        """Waits, and makes the means the parameters' gradients."""
+        if self._work is not None:
+            self._work.wait()
+        for tensor, mean in zip(self._parameters, self._used):
+            if tensor.grad is None:
+                tensor.grad = torch.empty_like(tensor, requires_grad=False)
+            if tensor.grad.data_ptr() != mean.data_ptr() or tensor.grad.dtype != mean.dtype:
+                tensor.grad.detach().copy_(mean)

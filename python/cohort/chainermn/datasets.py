@@ -1,0 +1,93 @@
+"""Data sets that are spread over the ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Optional, Union
+
+import torch
+
+from cohort.chainermn.communicators import CommunicatorBase
+from cohort.data import permutation
+from cohort.errors import InvalidArgument
+
+__all__ = ["DataSizeError", "SubDataset", "create_empty_dataset", "scatter_dataset", "scatter_index"]
+
+
+class DataSizeError(RuntimeError):
+    """ChainerMN's error for data sets too large for a message of MPI's. Nothing is too large here, so nothing raises it."""
+
+
+class SubDataset(torch.utils.data.Dataset):
+    """A part of a data set: the samples `order[begin:finish]` of it, or those from `begin` on if there is no order."""
+
+    def __init__(self, dataset: Any, begin: int, finish: int, order: Optional[Sequence[int]] = None) -> None:
+        self.dataset = dataset
+        self._indices: Sequence[int] = range(begin, finish) if order is None else list(order[begin:finish])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: Union[int, slice]) -> Any:
+        """One sample; of a slice a list of them."""
+        if isinstance(index, slice):
+            return [self.dataset[one] for one in self._indices[index]]
+        return self.dataset[self._indices[index]]
+
+
+def scatter_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0, shuffle: bool = False, seed: Optional[int] = None,
+                    max_buf_len: Optional[int] = None, *, force_equal_length: bool = True) -> SubDataset:  # fmt: skip
+    """This rank's part of the root's data set, which is pickled and sent to all. Collective.
+
+    dataset             looked at on the root only
+    shuffle             parts of a permutation instead of the samples as they lie
+    seed                of the permutation, from 0 to 2**64 - 1; default: another one each time
+    max_buf_len         of no effect: nothing is too large
+    force_equal_length  all ranks get equally many samples, so that some are on two ranks if it does not divide; otherwise
+                        each is on one rank
+    """
+    sent: Any = None
+    if comm.rank == root:
+        try:
+            size = len(dataset)
+            if seed is not None and not 0 <= seed < 2**64:
+                raise InvalidArgument(f"scatter_dataset: seed {seed} is no unsigned 64-bit integer")
+            sent = (dataset, size, (random.SystemRandom().getrandbits(64) if seed is None else seed) if shuffle else None)
+        except Exception as error:
+            comm._bcast(lambda: _raise(error), root, "scatter_dataset")
+    whole, size, chosen = comm.bcast_obj(sent, root=root)
+    begin, finish = _bounds(size, comm, force_equal_length)
+    return SubDataset(whole, begin, finish, None if chosen is None else permutation(size, chosen))
+
+
+def scatter_index(n_total_samples: Optional[int], comm: CommunicatorBase, root: int = 0, *,
+                  force_equal_length: bool = True) -> tuple[int, int]:  # fmt: skip
+    """The begin and the end of this rank's part of so many samples, which the root's number counts for. Collective.
+
+    force_equal_length  parts are equally long, neighbours share samples if it does not divide; otherwise no two share one
+    """
+    sent: Any = None
+    if comm.rank == root:
+        if not isinstance(n_total_samples, int) or n_total_samples < 0:
+            comm._bcast(lambda: _raise(InvalidArgument(f"scatter_index: {n_total_samples!r} samples")), root, "scatter_index")
+        sent = n_total_samples
+    return _bounds(int(comm.bcast_obj(sent, root=root)), comm, force_equal_length)
+
+
+def _bounds(size: int, comm: CommunicatorBase, equal: bool) -> tuple[int, int]:
+    if equal:
+        begin = size * comm.rank // comm.size
+        return begin, begin + -(-size // comm.size)
+    each, more = divmod(size, comm.size)
+    begin = each * comm.rank + min(comm.rank, more)
+    return begin, begin + each + (comm.rank < more)
+
+
+def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
+    """As many samples as the data set has, without anything in them: for ranks whose part of a model has no input."""
+    return [()] * len(dataset)
+
+
+def _raise(error: Exception) -> bytearray:
+    raise error

@@ -1,0 +1,116 @@
+"""Iterators whose batches are the same on all ranks: for models that are spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from cohort.chainermn.communicators import CommunicatorBase
+from cohort.errors import InvalidArgument
+
+__all__ = ["create_multi_node_iterator", "create_synchronized_iterator"]
+
+# What iterators of Chainer's kind say of where they are.
+_POSITION = ("epoch", "epoch_detail", "previous_epoch_detail", "current_position", "is_new_epoch")
+
+
+def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorBase, rank_master: int = 0) -> MultiNodeIterator:
+    """What iterates over rank_master's batches on every rank. Collective, and so is each step.
+
+    actual_iterator  a DataLoader or anything else that can be iterated over; looked at on rank_master only
+
+    Batches are pickled: tensors, arrays and whatever holds them keep their types. An error of the master's iterator is
+    raised there, and InvalidArgument with its text on the others.
+    """
+    return MultiNodeIterator(actual_iterator, communicator, rank_master)
+
+
+class MultiNodeIterator:
+    """Made by create_multi_node_iterator. `len()` is the master's; so are epoch, epoch_detail, previous_epoch_detail,
+    current_position and is_new_epoch, as of the last batch, where its iterator has them."""
+
+    def __init__(self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int) -> None:
+        self._communicator, self._master = communicator, rank_master
+        self._is_master = communicator.rank == rank_master
+        communicator._require_rank(rank_master, "create_multi_node_iterator")
+        self._actual = actual_iterator if self._is_master else None
+        self._batches: Any = None
+        length, self._position = communicator.bcast_obj(self._look() if self._is_master else None, root=rank_master)
+        self._length: Any = length
+
+    def _look(self) -> tuple[Any, dict[str, Any]]:
+        try:
+            length = len(self._actual)
+        except TypeError:
+            length = None
+        return length, {name: getattr(self._actual, name) for name in _POSITION if hasattr(self._actual, name)}
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begins a pass over the master's batches."""
+        self._batches = iter(self._actual) if self._is_master else self
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            iter(self)
+        if self._is_master:
+            try:
+                sent: Any = ((next(self._batches),), self._look()[1])
+            except StopIteration:
+                sent = (None, self._look()[1])
+            except Exception as error:
+                failure = error
+                self._communicator._bcast(lambda: _raise(failure), self._master, "create_multi_node_iterator")
+            self._communicator.bcast_obj(sent, root=self._master)
+        else:
+            sent = self._communicator.bcast_obj(root=self._master)
+        batch, self._position = sent
+        if batch is None:
+            self._batches = None
+            raise StopIteration
+        return batch[0]
+
+    next = __next__
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the master's iterator has no length")
+        return int(self._length)
+
+    def __getattr__(self, name: str) -> Any:
+        position = self.__dict__.get("_position", {})
+        if name in position:
+            return position[name]
+        raise AttributeError(f"the multi-node iterator has no {name!r}")
+
+
+def create_synchronized_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
+    """The iterator itself, which shuffles as those of all ranks do from then on: they share a seed. Collective; its steps
+    communicate nothing.
+
+    actual_iterator  a DataLoader over the same data on all ranks. Its sampler has a `generator`, as torch's have, or shuffles
+                     nothing
+
+    Raises ValueError for what has no such sampler.
+    """
+    seed = communicator._seed()
+    # What a loader with a batch_sampler calls its sampler is not the one that is asked.
+    sampler = getattr(getattr(actual_iterator, "batch_sampler", None), "sampler", None)
+    if sampler is None:
+        sampler = getattr(actual_iterator, "sampler", None)
+    if isinstance(sampler, torch.utils.data.SequentialSampler):
+        return actual_iterator
+    if sampler is None or not hasattr(sampler, "generator"):
+        raise InvalidArgument(
+            f"create_synchronized_iterator: a {type(actual_iterator).__name__} with a sampler that has a generator is needed, such "
+            "as a DataLoader with shuffle=True -- create_multi_node_iterator takes any"
+        )
+    sampler.generator = torch.Generator()
+    sampler.generator.manual_seed(seed)
+    return actual_iterator
+
+
+def _raise(error: Exception) -> bytearray:
+    raise error

@@ -1,0 +1,144 @@
+"""Optimizers that average gradients over ranks before each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+
+from cohort._core import count_step
+from cohort.chainermn import _gradients
+from cohort.chainermn.communicators import CommunicatorBase
+from cohort.errors import InvalidArgument
+from cohort.nn._same_model import require_same_on_all_ranks
+from cohort.nn._tensors import broadcast_tensors
+from cohort.torch._wrapping import derived
+
+__all__ = ["create_multi_node_optimizer"]
+
+
+def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communicator: CommunicatorBase, double_buffering: bool = False,
+                                zero_fill: bool = True) -> Any:  # fmt: skip
+    """An optimizer with the class, the groups and the state of `actual_optimizer`, which is not to be used any more. Collective.
+
+    double_buffering  gradients are reduced while the next ones are computed, and each step takes the means of the step before:
+                      the first step changes nothing. With any communicator
+    zero_fill         parameters without a gradient bring zeros; otherwise they have to be without one on all ranks alike
+
+    All parameters become rank 0's, and those of groups that are added later too; there is no first update that only sends
+    them. `step()` makes the gradients their means over all ranks, each of which counts once, and steps; `update(lossfun, ...)`
+    does all of an iteration. Raises Mismatch on every rank if the ranks have different parameters.
+    """
+    if not isinstance(actual_optimizer, torch.optim.Optimizer):
+        raise TypeError(f"create_multi_node_optimizer: an optimizer of torch is needed, not {type(actual_optimizer).__name__}")
+    if isinstance(actual_optimizer, MultiNodeOptimizer):
+        raise InvalidArgument("create_multi_node_optimizer: this is a multi-node optimizer already")
+    self = derived(MultiNodeOptimizer, actual_optimizer)
+    self.communicator = communicator
+    self._double_buffering, self._zero_fill = double_buffering, zero_fill
+    self.target = None
+    self._under_way = None
+    self._send_parameters(self._named())
+    return self
+
+
+class MultiNodeOptimizer:
+    """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
+
+    communicator: CommunicatorBase
+    target: Optional[torch.nn.Module]
+    _double_buffering: bool
+    _zero_fill: bool
+    _under_way: Optional[_gradients.Mean]
+
+    def setup(self, link: torch.nn.Module) -> Any:
+        """Makes all ranks' parameters and buffers of a module rank 0's, and errors tell parameters by their names in it.
+
+        Returns the optimizer. Collective. The module's parameters are those that the optimizer was made for.
+        """
+        ours = {id(tensor) for _, tensor in self._named()}
+        for name, tensor in link.named_parameters():
+            if tensor.requires_grad and id(tensor) not in ours:
+                raise InvalidArgument(f"setup: the optimizer was not given the module's '{name}' -- make it with model.parameters()")
+        self.target = link
+        self.communicator.bcast_data(link)
+        return self
+
+    def update(self, lossfun: Optional[Callable[..., torch.Tensor]] = None, *args: Any, **kwargs: Any) -> Optional[torch.Tensor]:
+        """One iteration: gradients None, lossfun(*args, **kwargs), its backward, and the step. Returns the loss.
+
+        Without lossfun only the step, with the gradients that are there.
+        """
+        loss = None
+        if lossfun is not None:
+            self.zero_grad()  # type: ignore[attr-defined]
+            loss = lossfun(*args, **kwargs)
+            loss.backward()
+        self.step()
+        return None if loss is None else loss.detach()
+
+    def step(self, closure: Optional[Callable[[], Any]] = None, *args: Any, **kwargs: Any) -> Any:
+        """Averages the gradients and steps; collective.
+
+        closure  is called as the optimizer likes, the same number of times on all ranks, and what it computes is averaged, the
+                 loss that it returns too. Not with double_buffering
+        """
+        if closure is not None and self._double_buffering:
+            raise InvalidArgument("step: a closure is to be evaluated at once, which double_buffering does not")
+        result = None
+        if closure is not None:
+            result = super().step(lambda: self._averaged(closure), *args, **kwargs)  # type: ignore[misc]
+        elif not self._double_buffering:
+            self._start(copied=False).deliver()
+            result = super().step(*args, **kwargs)  # type: ignore[misc]
+        else:
+            before, self._under_way = self._under_way, self._start(copied=True)
+            if before is not None:
+                before.deliver()
+                result = super().step(*args, **kwargs)  # type: ignore[misc]
+        count_step()
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs the hooks of users
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own; the new parameters become rank 0's. Collective."""
+        before = {id(tensor) for _, tensor in self._named()}
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._under_way = None
+        self._send_parameters([(name, tensor) for name, tensor in self._named() if id(tensor) not in before])
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's own; gradients that are under way are forgotten."""
+        self._under_way = None
+        return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def _named(self) -> _gradients.Named:
+        names = {} if self.target is None else {id(tensor): name for name, tensor in self.target.named_parameters()}
+        groups = self.param_groups  # type: ignore[attr-defined]
+        return [
+            (names.get(id(tensor), f"parameter {i} of group {g}"), tensor)
+            for g, group in enumerate(groups)
+            for i, tensor in enumerate(group["params"])
+        ]
+
+    def _start(self, *, copied: bool) -> _gradients.Mean:
+        comm = self.communicator
+        parameters = _gradients.collected(comm.communicator, self._named(), self._zero_fill)
+        return _gradients.Mean(comm.communicator, parameters, comm.get_config("allreduce_grad_dtype"), copied=copied)
+
+    def _averaged(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        self._start(copied=False).deliver()
+        # Ranks that saw different losses would take different decisions.
+        mean = torch.as_tensor(loss).detach().clone()
+        self.communicator.communicator.all_reduce(mean, op="average")
+        return mean
+
+    def _send_parameters(self, named: _gradients.Named) -> None:
+        comm = self.communicator.communicator
+        lines = [f"'{name}' of {str(tensor.dtype)[6:]} {list(tensor.shape)}" for name, tensor in named]
+        require_same_on_all_ranks(comm, lines, who="create_multi_node_optimizer")
+        broadcast_tensors(comm, [tensor.detach() for _, tensor in named])
