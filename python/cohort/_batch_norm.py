@@ -1,4 +1,6 @@
-"""Batch normalization with the mean and variance of all ranks' batches: what cohort.torch and cohort.chainermn share."""
+"""Batch normalization with the mean and variance of all ranks' batches: what cohort.torch and cohort.chainermn
+share.
+"""
 
 from __future__ import annotations
 

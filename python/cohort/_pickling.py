@@ -1,6 +1,7 @@
-"""How functions, arguments, results and exceptions travel between a driver and the ranks it starts: by cloudpickle where
-it is installed, else by pickle, which knows functions and classes only by the module they can be imported from. And how
-objects travel between ranks, which run one program: by pickle where it can, since what the program has a name for is there."""
+"""How functions, arguments, results and exceptions travel between a driver and the ranks it starts: by cloudpickle
+where it is installed, else by pickle, which knows functions and classes only by the module they can be imported from.
+And how objects travel between ranks, which run one program: by pickle where it can, since what the program has a name
+for is there."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_for_ranks(value: object) -> bytes:
-    """The value as bytes for a rank of the same job, which runs the same program: what that has is sent by its name, so that
-    a class is the same class there. What has no name goes by cloudpickle, where it is installed."""
+    """The value as bytes for a rank of the same job, which runs the same program: what that has is sent by its name, so
+    that a class is the same class there. What has no name goes by cloudpickle, where it is installed."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -61,8 +62,8 @@ def dumps_for_ranks(value: object) -> bytes:
 
 
 def loads_of_ranks(data: bytes | bytearray | memoryview) -> Any:
-    """The opposite. Only bytes of ranks of this job may get here: each has shown the job's secret, and messages of uint8
-    are authenticated on their way."""
+    """The opposite. Only bytes of ranks of this job may get here: each has shown the job's secret, and messages of
+    uint8 are authenticated on their way."""
     return pickle.loads(data)
 
 

@@ -372,7 +372,7 @@ class Checkpoints(Case):
         """Another model on each rank, as they are where a model is spread over them."""
         model = torch.nn.Linear(2 + self.rank, 1)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, betas=(0.8, 0.9))
-        return {"model": model, "optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2)}
+        return {"model": model, "optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 4])}
 
     def train(self, target, steps):
         for _ in range(steps):
@@ -401,6 +401,7 @@ class Checkpoints(Case):
                 resumed, checkpointer = self.target(), self.make(place=place)
                 self.assertEqual(checkpointer.maybe_load(resumed, optimizer=resumed["optimizer"]), 3)
                 self.assertEqual(resumed["scheduler"].last_epoch, 3)
+                self.assertEqual(list(resumed["scheduler"].milestones.elements()), [2, 4, 4])
                 self.train(resumed, 2)
                 self.assertEqual(self.parameters(resumed), self.parameters(whole))
                 checkpointer.finalize()

@@ -128,23 +128,22 @@ class PythonTraining(PythonCase):
         self.assertNotEqual(bits["ssh"], hashlib.sha256(b"").hexdigest())
 
     def test_digits_in_the_shape_of_chainermn(self):
-        """As good on two hosts as alone, and the same whoever started it."""
-        program = [self.python, EXAMPLES / "digits_chainermn.py", "--epochs", "3"]
+        """As good on two hosts as alone, and the same whoever has started it."""
+        program = [self.python, EXAMPLES / "digits_chainermn.py", "--epochs", "2"]
         threads = ["env", "OMP_NUM_THREADS=1"]
 
         def last(said, ranks, hosts):
             self.assertIn(f"{ranks} processes on {hosts} hosts", said)
-            return re.findall(r"epoch 3: loss ([\d.]+), accuracy ([\d.]+)", said)[-1]
+            return re.findall(r"epoch 2: loss ([\d.]+), accuracy ([\d.]+)", said)[-1]
 
-        cohort = [*threads, COHORT, "run", "-q", "--no-logs", "--no-python", "--prefix", "none"]
         alone = last(self.as_user(*threads, *program), 1, 1)
-        by_ssh = last(self.as_user(*cohort, "-np", "4", "-H", "h1:2,h2:2", *program), 4, 2)
-        on_one = last(self.as_user(*cohort, "-np", "4", *program), 4, 1)
+        by_ssh = last(self.as_user(*threads, COHORT, "run", "-q", "--no-logs", "--no-python", "--prefix", "none", "--env",
+                                   "OMP_NUM_THREADS=1", "-np", "4", "-H", "h1:2,h2:2", *program), 4, 2)
         by_mpi = last(self.as_user(*threads, "mpirun.openmpi", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "--bind-to", "none", "-np", "4",
                                    "-H", "h1:2,h2:2", *program), 4, 2)
         self.assertGreater(float(alone[1]), 0.85)
-        self.assertAlmostEqual(float(by_ssh[1]), float(alone[1]), delta=0.03)
-        self.assertEqual([by_mpi, on_one], [by_ssh, by_ssh])
+        self.assertAlmostEqual(float(by_ssh[1]), float(alone[1]), delta=0.04)
+        self.assertEqual(by_mpi, by_ssh)
 
     def train(self, *words):
         return self.as_user(COHORT, "run", "-q", "--no-logs", "--no-python", "-np", "4", "-H", "h1:2,h2:2", self.python,

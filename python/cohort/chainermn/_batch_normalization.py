@@ -36,10 +36,10 @@ class _RanksOf(Ranks):
 class MultiNodeBatchNormalization(_BatchNorm):
     """As torch.nn.BatchNorm1d to 3d over the batches of all ranks, which may be of different sizes.
 
-    Input: (N, C, ...) of any floating type. In training all ranks take part in forward and backward; in evaluation, which is
-    not collective, the running statistics are used. The gradients of weight and bias are this rank's: their mean over the
-    ranks is what multi-node optimizers make. Parameters and buffers have torch's names, so state_dict() is that of
-    torch.nn.BatchNorm2d. Copies share the communicator.
+    Input: (N, C, ...) of any floating type. In training all ranks take part in forward and backward; in evaluation,
+    which is not collective, the running statistics are used. The gradients of weight and bias are this rank's: their
+    mean over the ranks is what multi-node optimizers make. Parameters and buffers have torch's names, so state_dict()
+    is that of torch.nn.BatchNorm2d. Copies share the communicator.
 
     size                      channels
     comm                      the ranks
@@ -48,12 +48,23 @@ class MultiNodeBatchNormalization(_BatchNorm):
     dtype                     of parameters and statistics; default: torch's
     use_gamma, use_beta       whether there is a scale (weight), a shift (bias)
     initial_gamma, initial_beta  their first values: a number, or an array of `size`; default: 1 and 0
-    communication_backend     'auto', 'mpi', or 'nccl', which needs the communicator 'pure_nccl': the same under every name
+    communication_backend     'auto', 'mpi', or 'nccl', which needs the communicator 'pure_nccl': the same under every
+                              name
     """
 
-    def __init__(self, size: int, comm: CommunicatorBase, decay: float = 0.9, eps: float = 2e-5, dtype: Optional[torch.dtype] = None,
-                 use_gamma: bool = True, use_beta: bool = True, initial_gamma: Any = None, initial_beta: Any = None,
-                 communication_backend: str = "auto") -> None:  # fmt: skip
+    def __init__(
+        self,
+        size: int,
+        comm: CommunicatorBase,
+        decay: float = 0.9,
+        eps: float = 2e-5,
+        dtype: Optional[torch.dtype] = None,
+        use_gamma: bool = True,
+        use_beta: bool = True,
+        initial_gamma: Any = None,
+        initial_beta: Any = None,
+        communication_backend: str = "auto",
+    ) -> None:
         super().__init__(size, eps, 1.0 - decay, dtype=dtype)
         if communication_backend not in _BACKENDS or (communication_backend == "nccl" and comm.name != "pure_nccl"):
             raise InvalidArgument(
@@ -70,10 +81,14 @@ class MultiNodeBatchNormalization(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"MultiNodeBatchNormalization: at least 2 dimensions are needed, (N, C, ...), not {input.dim()}")
+            raise ValueError(
+                f"MultiNodeBatchNormalization: at least 2 dimensions are needed, (N, C, ...), not {input.dim()}"
+            )
 
     def start_finetuning(self) -> None:
-        """The next forward with finetune=True begins the running statistics anew, as means over the batches from then on."""
+        """The next forward with finetune=True begins the running statistics anew, as means over the batches from then
+        on.
+        """
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.zero_()
 
@@ -83,7 +98,9 @@ class MultiNodeBatchNormalization(_BatchNorm):
         if not self.training:
             return super().forward(input)
         if input.size(1) != self.num_features:
-            raise InvalidArgument(f"MultiNodeBatchNormalization: {self.num_features} channels are needed, not {input.size(1)}")
+            raise InvalidArgument(
+                f"MultiNodeBatchNormalization: {self.num_features} channels are needed, not {input.size(1)}"
+            )
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         factor = 1.0 / float(self.num_batches_tracked) if finetune else self.momentum
@@ -93,11 +110,13 @@ class MultiNodeBatchNormalization(_BatchNorm):
         return result
 
 
-def create_mnbn_model(link: torch.nn.Module, comm: CommunicatorBase, communication_backend: str = "auto") -> torch.nn.Module:
+def create_mnbn_model(
+    link: torch.nn.Module, comm: CommunicatorBase, communication_backend: str = "auto"
+) -> torch.nn.Module:
     """A copy of a module, with a MultiNodeBatchNormalization in the place of each batch normalization in it.
 
-    Each takes over parameters, statistics and settings. Raises InvalidArgument for one that keeps no running statistics, or
-    averages them over all batches (momentum None).
+    Each takes over parameters, statistics and settings. Raises InvalidArgument for one that keeps no running
+    statistics, or averages them over all batches (momentum None).
     """
     return _replaced(copy.deepcopy(link), comm, communication_backend)
 
@@ -109,7 +128,9 @@ def _replaced(module: torch.nn.Module, comm: CommunicatorBase, backend: str) -> 
                 "create_mnbn_model: a batch normalization without running statistics, or with momentum=None, has no counterpart "
                 "-- give it a momentum and track_running_stats=True"
             )
-        made = MultiNodeBatchNormalization(module.num_features, comm, 1.0 - module.momentum, module.eps, communication_backend=backend)
+        made = MultiNodeBatchNormalization(
+            module.num_features, comm, 1.0 - module.momentum, module.eps, communication_backend=backend
+        )
         made._parameters.update(module._parameters)
         made._buffers.update(module._buffers)
         made.training = module.training

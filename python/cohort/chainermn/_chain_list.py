@@ -23,11 +23,11 @@ class MultiNodeChainList(torch.nn.Module):
                 self.add_link(torch.nn.Linear(784, 100), rank_in=None, rank_out=1)
                 self.add_link(torch.nn.Linear(100, 10), rank_in=1, rank_out=None)
 
-    Parts run in the order in which they were added, and their backward in the opposite one. What a part returns, a tensor
-    or a tuple of them, is one argument of the part that it goes to.
+    Parts run in the order in which they were added, and their backward in the opposite one. What a part returns, a
+    tensor or a tuple of them, is one argument of the part that it goes to.
 
-    forward returns what the part without rank_out has made; on a rank that has no such part a delegate variable. Every rank
-    calls backward: on its loss, or on the delegate variable. The optimizer of each rank is its own.
+    forward returns what the part without rank_out has made; on a rank that has no such part a delegate variable. Every
+    rank calls backward: on its loss, or on the delegate variable. The optimizer of each rank is its own.
     """
 
     def __init__(self, comm: CommunicatorBase) -> None:
@@ -43,7 +43,9 @@ class MultiNodeChainList(torch.nn.Module):
         """
         into, out = self._ranks(rank_in), self._ranks(rank_out)
         if out is None and any(other is None for _, other in self._routes):
-            raise InvalidArgument("MultiNodeChainList: there is a part without rank_out already, and forward returns one result")
+            raise InvalidArgument(
+                "MultiNodeChainList: there is a part without rank_out already, and forward returns one result"
+            )
         self.add_module(str(len(self._routes)), link)
         self._routes.append((into, out))
 
@@ -55,7 +57,9 @@ class MultiNodeChainList(torch.nn.Module):
             if not 0 <= rank < self._comm.size:
                 raise InvalidArgument(f"MultiNodeChainList: rank {rank} in a world of {self._comm.size}")
         if not listed:
-            raise InvalidArgument("MultiNodeChainList: an empty list of ranks -- None stands for the model's own input or output")
+            raise InvalidArgument(
+                "MultiNodeChainList: an empty list of ranks -- None stands for the model's own input or output"
+            )
         return listed
 
     def forward(self, *inputs: Any) -> Any:
@@ -71,10 +75,13 @@ class MultiNodeChainList(torch.nn.Module):
                 for rank in into:
                     if rank == self._comm.rank:
                         if not queue:
-                            raise InvalidArgument(f"MultiNodeChainList: part {number} takes from this rank, and nothing is there yet")
+                            raise InvalidArgument(
+                                f"MultiNodeChainList: part {number} takes from this rank, and nothing is there yet"
+                            )
                         arguments.append(queue.popleft())
                     else:
-                        # Connected, so that all of it is in one graph, and the backward comes to it in the opposite order.
+                        # Connected, so that all of it is in one graph, and the backward comes to it in the opposite
+                        # order.
                         arguments.append(functions.recv(self._comm, rank, delegate_variable=delegate))
                         delegate = None
             made = getattr(self, str(number))(*arguments)
@@ -88,7 +95,9 @@ class MultiNodeChainList(torch.nn.Module):
                 sent = functions.send(made, self._comm, rank)
                 delegate = sent if delegate is None else functions.pseudo_connect(delegate, sent)
         if queue:
-            raise InvalidArgument(f"MultiNodeChainList: {len(queue)} results for this rank itself were taken by no part of it")
+            raise InvalidArgument(
+                f"MultiNodeChainList: {len(queue)} results for this rank itself were taken by no part of it"
+            )
         if all(out is not None for _, out in self._routes):
             return delegate
         if delegate is None:

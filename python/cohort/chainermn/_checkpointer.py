@@ -1,4 +1,6 @@
-"""ChainerMN's checkpointer over Cohort's folder of checkpoints: every rank's own state, of the newest set that all ranks have."""
+"""ChainerMN's checkpointer over Cohort's folder of checkpoints: every rank's own state, of the newest set that all
+ranks have.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,24 @@ from cohort.errors import InvalidArgument
 _OUTLINE = "outline"
 
 
-def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interval: int = 5, gc_interval: int = 5,
-                                   path: Union[str, os.PathLike[str], None] = None, *, place: str = "rank0") -> MultiNodeCheckpointer:  # fmt: skip
+def create_multi_node_checkpointer(
+    name: str,
+    comm: CommunicatorBase,
+    cp_interval: int = 5,
+    gc_interval: int = 5,
+    path: Union[str, os.PathLike[str], None] = None,
+    *,
+    place: str = "rank0",
+) -> MultiNodeCheckpointer:
     """What saves every rank's state, and finds the newest set that is whole on all ranks.
 
     name         of the folder for its checkpoints, within `path`
     cp_interval  complete sets to keep, at least 1
     gc_interval  of no effect: what is older goes with each save
     path         default: "result", as Chainer's trainer has it
-    place        whose disk it is: "rank0", what other ranks have travels there; "shared", all see it, and each writes its own;
-                 "local", every host's own, with copies on the next host. See cohort.checkpoint.CheckpointFolder
+    place        whose disk it is: "rank0", what other ranks have travels there; "shared", all see it, and each writes
+                 its own; "local", every host's own, with copies on the next host. See
+                 cohort.checkpoint.CheckpointFolder
     """
     return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, place)
 
@@ -37,16 +47,27 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 class MultiNodeCheckpointer:
     """Made by create_multi_node_checkpointer.
 
-    Checkpoints are folders of cohort.checkpoint, with digests: a damaged or incomplete one is passed over, and the one before
-    is taken. The random state, of torch's CPU generator, is saved and restored too. One thread per rank.
+    Checkpoints are folders of cohort.checkpoint, with digests: a damaged or incomplete one is passed over, and the one
+    before is taken. The random state, of torch's CPU generator, is saved and restored too. One thread per rank.
     """
 
-    def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
-                 path: Union[str, os.PathLike[str], None], place: str) -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        comm: CommunicatorBase,
+        cp_interval: int,
+        gc_interval: int,
+        path: Union[str, os.PathLike[str], None],
+        place: str,
+    ) -> None:
         if cp_interval < 1 or gc_interval < 1:
-            raise InvalidArgument(f"create_multi_node_checkpointer: cp_interval {cp_interval}, gc_interval {gc_interval}: at least 1 each")
+            raise InvalidArgument(
+                f"create_multi_node_checkpointer: cp_interval {cp_interval}, gc_interval {gc_interval}: at least 1 each"
+            )
         if not name or "/" in name:
-            raise InvalidArgument(f"create_multi_node_checkpointer: {name!r} is no name of a folder -- `path` says where it is")
+            raise InvalidArgument(
+                f"create_multi_node_checkpointer: {name!r} is no name of a folder -- `path` says where it is"
+            )
         self.comm, self._name, self._keep, self._place = comm, name, cp_interval, place
         self._folder = self._open("result" if path is None else path)
         self._seconds: list[float] = []
@@ -57,8 +78,8 @@ class MultiNodeCheckpointer:
     def save(self, target: Any, iteration: int) -> None:
         """Saves; collective, and returns on every rank once the set is on the disk.
 
-        target     what is saved, of this rank alone: anything with state_dict(), or a dict of such by name. Ranks may have
-                   different ones
+        target     what is saved, of this rank alone: anything with state_dict(), or a dict of such by name. Ranks may
+                   have different ones
         iteration  its number
 
         Raises InvalidArgument on every rank if one rank's state cannot be saved; see CheckpointFolder.save for more.
@@ -72,7 +93,8 @@ class MultiNodeCheckpointer:
             state[_OUTLINE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
         agree(self.comm.communicator, attempt(bring))
-        # The model's file is of what all ranks have in common: nothing, since ranks may have different parts of a model.
+        # The model's file is of what all ranks have in common: nothing, since ranks may have different parts of a
+        # model.
         self._folder.save(torch.nn.Module(), step=iteration, state=state)
         self._seconds.append(time.perf_counter() - began)
 
@@ -85,8 +107,9 @@ class MultiNodeCheckpointer:
         optimizer  of no effect: nothing has to be sent again afterwards
         path       where else to look than in the checkpointer's own path
 
-        Returns its iteration; 0 if there is none, and then nothing is changed. Raises InvalidArgument on every rank if it was
-        saved by another number of ranks, or does not fit one rank's target; modules are looked at before anything is changed.
+        Returns its iteration; 0 if there is none, and then nothing is changed. Raises InvalidArgument on every rank if
+        it was saved by another number of ranks, or does not fit one rank's target; modules are looked at before any is
+        changed.
         """
         folder = self._folder if path is None else self._open(path)
         found = folder.load_latest(torch.nn.Module())
@@ -103,17 +126,24 @@ class MultiNodeCheckpointer:
                 )
             tensors = folder.rank_state()
             if _OUTLINE not in tensors:
-                raise InvalidArgument(f"{found.folder}: not saved by a multi-node checkpointer -- CheckpointFolder loads it")
+                raise InvalidArgument(
+                    f"{found.folder}: not saved by a multi-node checkpointer -- CheckpointFolder loads it"
+                )
             states.update(_state.filled(bytes(tensors[_OUTLINE].tolist()).decode(), tensors))
             parts.update(_parts(target))
             if sorted(states) != sorted(parts):
-                raise InvalidArgument(f"{found.folder}: it has the state of {sorted(states)}, and {sorted(parts)} is to be loaded")
+                raise InvalidArgument(
+                    f"{found.folder}: it has the state of {sorted(states)}, and {sorted(parts)} is to be loaded"
+                )
             for name, one in parts.items():
                 if isinstance(one, torch.nn.Module):
                     _require_fitting(one, states[name], f"{found.folder}: {name}")
 
         agree(self.comm.communicator, attempt(look))
-        agree(self.comm.communicator, attempt(lambda: [one.load_state_dict(states[name]) for name, one in parts.items()] and None))
+        agree(
+            self.comm.communicator,
+            attempt(lambda: [one.load_state_dict(states[name]) for name, one in parts.items()] and None),
+        )
         return int(found.progress.step)
 
     def get_stats(self) -> dict[str, float]:
@@ -136,13 +166,19 @@ def _parts(target: Any) -> dict[str, Any]:
     parts = dict(target) if isinstance(target, Mapping) else {"target": target}
     for name, one in parts.items():
         if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
-            raise InvalidArgument(f"checkpointer: {name} is a {type(one).__name__}, which has no state_dict and load_state_dict")
+            raise InvalidArgument(
+                f"checkpointer: {name} is a {type(one).__name__}, which has no state_dict and load_state_dict"
+            )
     return parts
 
 
 def _require_fitting(module: torch.nn.Module, state: Mapping[str, Any], where: str) -> None:
     own = module.state_dict()
-    wrong = [name for name in sorted({*own, *state}) if name not in own or name not in state or _shape(own[name]) != _shape(state[name])]
+    wrong = [
+        name
+        for name in sorted({*own, *state})
+        if name not in own or name not in state or _shape(own[name]) != _shape(state[name])
+    ]
     if wrong:
         raise InvalidArgument(f"{where} does not fit the module -- different or missing: {', '.join(wrong[:20])}")
 

@@ -24,7 +24,8 @@ def named_parameters(model: Parameters) -> Named:
 
 
 def dtype_named(value: Any) -> Optional[torch.dtype]:
-    """A type to reduce gradients in, as ChainerMN's programs give it: 'float16', numpy.float16 or torch.float16; None: their own.
+    """A type to reduce gradients in, as ChainerMN's programs give it: 'float16', numpy.float16 or torch.float16; None:
+    their own.
 
     Raises ValueError for anything else.
     """
@@ -33,7 +34,9 @@ def dtype_named(value: Any) -> Optional[torch.dtype]:
     name = str(value)[6:] if isinstance(value, torch.dtype) else getattr(value, "__name__", str(value))
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InvalidArgument(f"allreduce_grad_dtype is {value!r} -- 'float16', 'bfloat16', 'float32' or 'float64' is needed, or None")
+        raise InvalidArgument(
+            f"allreduce_grad_dtype is {value!r} -- 'float16', 'bfloat16', 'float32' or 'float64' is needed, or None"
+        )
     return dtype
 
 
@@ -80,7 +83,8 @@ class Mean:
         self._parameters = list(parameters)
         gradients = [tensor.grad.detach() for tensor in self._parameters]
         self._used = [
-            one.to(dtype or one.dtype, memory_format=torch.contiguous_format, copy=copied).contiguous() for one in gradients
+            one.to(dtype or one.dtype, memory_format=torch.contiguous_format, copy=copied).contiguous()
+            for one in gradients
         ]
         self._work: Optional[Work] = None
         if self._used and comm.size() > 1:

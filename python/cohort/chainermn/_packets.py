@@ -1,7 +1,7 @@
 """What one rank sends another in one piece: arrays of any type and shape, an object, or the reason why there is none.
 
-A packet is [length of the header, 8 bytes | header, JSON | contents], each part on a multiple of 64 bytes. Arrays lie there
-as in memory, objects are pickled; since packets travel as uint8, they are authenticated whatever the options.
+A packet is [length of the header, 8 bytes | header, JSON | contents], each part on a multiple of 64 bytes. Arrays lie
+there as in memory, objects are pickled; since packets travel as uint8, they are authenticated whatever the options.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What state_dict() gives, as a text of JSON and the tensors that it refers to: numbers, texts, lists, tuples and dicts of such, as
-optimizers and schedulers have them. Nothing is pickled."""
+"""What state_dict() gives, as a text of JSON and the tensors that it refers to: numbers, texts, lists, tuples and dicts
+of such, as optimizers and schedulers have them. Nothing is pickled."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,9 @@ _PLAIN = (bool, int, float, str)
 
 
 def outline(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> str:
-    """The text; the tensors come into the dict, under names that begin with `name`. Raises InvalidArgument for anything else."""
+    """The text; the tensors come into the dict, under names that begin with `name`. Raises InvalidArgument for anything
+    else.
+    """
     return json.dumps(_outlined(value, name, tensors))
 
 
@@ -25,11 +28,12 @@ def _outlined(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {"tensor": name}
     if value is None or type(value) in _PLAIN:
         return {"plain": value}
-    if isinstance(value, Mapping):
+    if type(value) in (dict, OrderedDict, Counter):
         for key in value:
             if type(key) not in (int, str):
                 raise InvalidArgument(f"cannot save {name}: a key of it is {key!r} -- numbers and texts can be keys")
-        return {"dict": [[key, _outlined(item, f"{name}/{key}", tensors)] for key, item in value.items()]}
+        kind = "counter" if type(value) is Counter else "dict"
+        return {kind: [[key, _outlined(item, f"{name}/{key}", tensors)] for key, item in value.items()]}
     if type(value) in (list, tuple):
         items = [_outlined(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
         return {type(value).__name__: items}
@@ -49,7 +53,8 @@ def _filled(value: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
         return tensors[content]
     if kind == "plain":
         return content
-    if kind == "dict":
-        return {key: _filled(item, tensors) for key, item in content}
+    if kind in ("dict", "counter"):
+        made = {key: _filled(item, tensors) for key, item in content}
+        return made if kind == "dict" else Counter(made)
     items = [_filled(item, tensors) for item in content]
     return items if kind == "list" else tuple(items)

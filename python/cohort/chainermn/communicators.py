@@ -24,25 +24,29 @@ from cohort.torch._tensors import dense
 __all__ = ["CommunicatorBase", "create_communicator"]
 
 NAMES = ("naive", "flat", "pure_nccl", "non_cuda_aware", "hierarchical", "two_dimensional", "single_node", "dummy")
-# Tags from here on are those of gradients, which go back by the number that their sender has given: backward passes may come to
-# them in any order.
+# Tags from here on are those of gradients, which go back by the number that their sender has given: backward passes may
+# come to them in any order.
 GRADIENTS = 2**30
 _DEFAULTS: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True}
 
 
-def create_communicator(communicator_name: str = "pure_nccl", mpi_comm: Optional[Communicator] = None, **options: Any) -> CommunicatorBase:
+def create_communicator(
+    communicator_name: str = "pure_nccl", mpi_comm: Optional[Communicator] = None, **options: Any
+) -> CommunicatorBase:
     """A communicator of all processes of the job; joins it (`cohort.init()`) if this process has not. Collective.
 
-    communicator_name  any of ChainerMN's. They chose how gradients travel; here shared memory within a host and TCP between
-                       hosts do that under every name, in the host's memory. "single_node" still insists on one host.
-                       "dummy" reduces as well
+    communicator_name  any of ChainerMN's. They chose how gradients travel; here shared memory within a host and TCP
+                       between hosts do that under every name, in the host's memory. "single_node" still insists on one
+                       host. "dummy" reduces as well
     mpi_comm           a cohort.Communicator in the place of the default world
     allreduce_grad_dtype, batched_copy  see set_config
 
     Raises ValueError for an unknown name, TypeError for an unknown option, and what cohort.init does.
     """
     if communicator_name not in NAMES:
-        raise InvalidArgument(f"create_communicator: {communicator_name!r} is no communicator -- take one of {', '.join(NAMES)}")
+        raise InvalidArgument(
+            f"create_communicator: {communicator_name!r} is no communicator -- take one of {', '.join(NAMES)}"
+        )
     for name in options:
         if name not in _DEFAULTS:
             raise TypeError(f"create_communicator: {name!r} is no option -- there are {', '.join(_DEFAULTS)}")
@@ -67,10 +71,11 @@ def create_communicator(communicator_name: str = "pure_nccl", mpi_comm: Optional
 class CommunicatorBase:
     """The ranks of a job, or of a part of it, with ChainerMN's names. Made by `create_communicator` and `split`.
 
-    Arrays are NumPy's or torch's, of any type and shape, in the host's memory; what arrives is of the library that it was of
-    where it was sent. Everything but the properties, `send` and `recv` is collective: all ranks call it, in the same order.
-    Every wait has a deadline (COHORT_TIMEOUT). A rank that cannot bring its part (it is no array, it cannot be pickled)
-    raises the reason, and those who were to get it raise InvalidArgument with its text. One thread per rank.
+    Arrays are NumPy's or torch's, of any type and shape, in the host's memory; what arrives is of the library that it
+    was of where it was sent. Everything but the properties, `send` and `recv` is collective: all ranks call it, in the
+    same order. Every wait has a deadline (COHORT_TIMEOUT). A rank that cannot bring its part (it is no array, it cannot
+    be pickled) raises the reason, and those who were to get it raise InvalidArgument with its text. One thread per
+    rank.
     """
 
     def __init__(self, communicator: Communicator, name: str = "naive", *, owned: bool = False) -> None:
@@ -86,13 +91,17 @@ class CommunicatorBase:
         return self  # models that hold one are copied
 
     def __reduce__(self) -> Any:
-        raise TypeError("a communicator cannot be pickled: it belongs to this process -- make one in each, by create_communicator")
+        raise TypeError(
+            "a communicator cannot be pickled: it belongs to this process -- make one in each, by create_communicator"
+        )
 
     # -------------------------------------------------------------------------------------------- who and where
 
     @property
     def communicator(self) -> Communicator:
-        """Cohort's own: barriers, other reductions, operations in the background. Raises InvalidArgument after finalize."""
+        """Cohort's own: barriers, other reductions, operations in the background. Raises InvalidArgument after
+        finalize.
+        """
         if self._finalized:
             raise InvalidArgument("this communicator has been finalized -- make another one with create_communicator")
         return self._comm
@@ -142,8 +151,8 @@ class CommunicatorBase:
     def set_config(self, name: str, value: Any = True) -> None:
         """Raises ValueError for an unknown name or a value that it cannot have.
 
-        allreduce_grad_dtype  the type in which gradients are reduced: 'float16', 'bfloat16', 'float32', 'float64', as NumPy's
-                              or torch's as well; None: their own
+        allreduce_grad_dtype  the type in which gradients are reduced: 'float16', 'bfloat16', 'float32', 'float64', as
+                              NumPy's or torch's as well; None: their own
         batched_copy          small gradients travel together anyway: no effect
         """
         self._known(name)
@@ -178,7 +187,8 @@ class CommunicatorBase:
     # -------------------------------------------------------------------------------------------- arrays
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
-        """Sends an array, or a tuple of arrays, to another rank. Waits until it is under way, at most until it is received.
+        """Sends an array, or a tuple of arrays, to another rank. Waits until it is under way, at most until it is
+        received.
 
         tag  from 0, below 2**30. Raises InvalidArgument if dest is this rank.
         """
@@ -214,11 +224,14 @@ class CommunicatorBase:
 
         Raises ValueError unless there is one array for each rank.
         """
-        parts = self._exchange(lambda: [_one_array(x, "alltoall") for x in self._one_for_each(xs, "alltoall")], "alltoall")
+        parts = self._exchange(
+            lambda: [_one_array(x, "alltoall") for x in self._one_for_each(xs, "alltoall")], "alltoall"
+        )
         return _of_one_type([part.arrays() for part in parts], "alltoall")
 
     def scatter(self, xs: Any = None, root: int = 0) -> Any:
-        """The part for this rank of what the root has: a tuple of arrays of any shapes, or one array with a row for each rank.
+        """The part for this rank of what the root has: a tuple of arrays of any shapes, or one array with a row for
+        each rank.
 
         `xs` is looked at on the root only. Raises ValueError there unless there is one part for each rank.
         """
@@ -228,7 +241,9 @@ class CommunicatorBase:
     def allreduce(self, data: Any) -> Any:
         """The sum over all ranks of arrays of one shape and type: a new array."""
         if not _packets.is_array(data):
-            raise TypeError(f"allreduce: a NumPy array or a torch tensor is needed, not {type(data).__name__} -- or allreduce_obj")
+            raise TypeError(
+                f"allreduce: a NumPy array or a torch tensor is needed, not {type(data).__name__} -- or allreduce_obj"
+            )
         if isinstance(data, torch.Tensor):
             total: Any = dense(data.detach(), "allreduce").clone(memory_format=torch.contiguous_format)
         else:
@@ -266,7 +281,9 @@ class CommunicatorBase:
         return [part.object() for part in self._all_gather(lambda: _packets.of_object(obj), "allgather_obj")]
 
     def scatter_obj(self, objs: Optional[Sequence[Any]] = None, root: int = 0) -> Any:
-        """The root's object for this rank, of a sequence with one for each rank, which is looked at on the root only."""
+        """The root's object for this rank, of a sequence with one for each rank, which is looked at on the root
+        only.
+        """
         make = lambda: [_packets.of_object(one) for one in self._one_for_each(objs, "scatter_obj")]  # noqa: E731
         return self._scatter(make, root, "scatter_obj").object()
 
@@ -282,7 +299,9 @@ class CommunicatorBase:
     # -------------------------------------------------------------------------------------------- models
 
     def bcast_data(self, model: torch.nn.Module) -> None:
-        """Makes the model's parameters and buffers rank 0's. Raises Mismatch on every rank if the ranks' models differ."""
+        """Makes the model's parameters and buffers rank 0's. Raises Mismatch on every rank if the ranks' models
+        differ.
+        """
         tensors = [*model.named_parameters(), *model.named_buffers()]
         require_same_on_all_ranks(
             self.communicator, [f"'{n}' of {str(t.dtype)[6:]} {list(t.shape)}" for n, t in tensors], who="bcast_data"
@@ -294,10 +313,11 @@ class CommunicatorBase:
     def multi_node_mean_grad(self, model: _gradients.Parameters, zero_fill: bool = False) -> None:
         """Makes the gradients of a module, or of a list of parameters, their means over all ranks.
 
-        zero_fill  parameters without a gradient bring zeros; otherwise they stay without, and have to on all ranks alike
+        zero_fill  parameters without a gradient bring zeros; otherwise they stay without, and have to on all ranks
+                   alike
 
-        Each rank counts once, however many samples it had. Sparse gradients become dense. Raises Mismatch on every rank if
-        the ranks' gradients are not of the same parameters.
+        Each rank counts once, however many samples it had. Sparse gradients become dense. Raises Mismatch on every rank
+        if the ranks' gradients are not of the same parameters.
         """
         parameters = _gradients.collected(self.communicator, _gradients.named_parameters(model), zero_fill)
         _gradients.Mean(self._comm, parameters, self._config["allreduce_grad_dtype"], copied=False).deliver()
@@ -456,7 +476,9 @@ def _of_one_type(arrays: list[Any], what: str) -> tuple[Any, ...]:
     types = [_packets.type_name(one) for one in arrays]
     for rank, name in enumerate(types):
         if name != types[0]:
-            raise InvalidArgument(f"{what}: arrays of one type are needed -- rank 0 brought {types[0]}, rank {rank} {name}")
+            raise InvalidArgument(
+                f"{what}: arrays of one type are needed -- rank 0 brought {types[0]}, rank {rank} {name}"
+            )
     return tuple(arrays)
 
 

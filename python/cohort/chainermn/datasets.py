@@ -16,7 +16,9 @@ __all__ = ["DataSizeError", "SubDataset", "create_empty_dataset", "scatter_datas
 
 
 class DataSizeError(RuntimeError):
-    """ChainerMN's error for data sets too large for a message of MPI's. Nothing is too large here, so nothing raises it."""
+    """ChainerMN's error for data sets too large for a message of MPI's. Nothing is too large here, so nothing raises
+    it.
+    """
 
 
 class SubDataset(torch.utils.data.Dataset):
@@ -36,16 +38,24 @@ class SubDataset(torch.utils.data.Dataset):
         return self.dataset[self._indices[index]]
 
 
-def scatter_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0, shuffle: bool = False, seed: Optional[int] = None,
-                    max_buf_len: Optional[int] = None, *, force_equal_length: bool = True) -> SubDataset:  # fmt: skip
+def scatter_dataset(
+    dataset: Any,
+    comm: CommunicatorBase,
+    root: int = 0,
+    shuffle: bool = False,
+    seed: Optional[int] = None,
+    max_buf_len: Optional[int] = None,
+    *,
+    force_equal_length: bool = True,
+) -> SubDataset:
     """This rank's part of the root's data set, which is pickled and sent to all. Collective.
 
     dataset             looked at on the root only
     shuffle             parts of a permutation instead of the samples as they lie
     seed                of the permutation, from 0 to 2**64 - 1; default: another one each time
     max_buf_len         of no effect: nothing is too large
-    force_equal_length  all ranks get equally many samples, so that some are on two ranks if it does not divide; otherwise
-                        each is on one rank
+    force_equal_length  all ranks get equally many samples, so that some are on two ranks if it does not divide;
+                        otherwise each is on one rank
     """
     sent: Any = None
     if comm.rank == root:
@@ -53,7 +63,11 @@ def scatter_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0, shuffle
             size = len(dataset)
             if seed is not None and not 0 <= seed < 2**64:
                 raise InvalidArgument(f"scatter_dataset: seed {seed} is no unsigned 64-bit integer")
-            sent = (dataset, size, (random.SystemRandom().getrandbits(64) if seed is None else seed) if shuffle else None)
+            sent = (
+                dataset,
+                size,
+                (random.SystemRandom().getrandbits(64) if seed is None else seed) if shuffle else None,
+            )
         except Exception as error:
             comm._bcast(lambda: _raise(error), root, "scatter_dataset")
     whole, size, chosen = comm.bcast_obj(sent, root=root)
@@ -61,16 +75,20 @@ def scatter_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0, shuffle
     return SubDataset(whole, begin, finish, None if chosen is None else permutation(size, chosen))
 
 
-def scatter_index(n_total_samples: Optional[int], comm: CommunicatorBase, root: int = 0, *,
-                  force_equal_length: bool = True) -> tuple[int, int]:  # fmt: skip
+def scatter_index(
+    n_total_samples: Optional[int], comm: CommunicatorBase, root: int = 0, *, force_equal_length: bool = True
+) -> tuple[int, int]:
     """The begin and the end of this rank's part of so many samples, which the root's number counts for. Collective.
 
-    force_equal_length  parts are equally long, neighbours share samples if it does not divide; otherwise no two share one
+    force_equal_length  parts are equally long, neighbours share samples if it does not divide; otherwise no two share
+                        one
     """
     sent: Any = None
     if comm.rank == root:
         if not isinstance(n_total_samples, int) or n_total_samples < 0:
-            comm._bcast(lambda: _raise(InvalidArgument(f"scatter_index: {n_total_samples!r} samples")), root, "scatter_index")
+            comm._bcast(
+                lambda: _raise(InvalidArgument(f"scatter_index: {n_total_samples!r} samples")), root, "scatter_index"
+            )
         sent = n_total_samples
     return _bounds(int(comm.bcast_obj(sent, root=root)), comm, force_equal_length)
 

@@ -1,4 +1,6 @@
-"""What ChainerMN hangs on a trainer, to be called from a loop: evaluation, statistics of batch normalizations, checkpoints."""
+"""What ChainerMN hangs on a trainer, to be called from a loop: evaluation, statistics of batch normalizations,
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,20 @@ from cohort.chainermn.communicators import CommunicatorBase
 from cohort.errors import Mismatch
 from cohort.metrics import Mean
 
-__all__ = ["AllreducePersistent", "MultiNodeCheckpointer", "create_multi_node_checkpointer", "create_multi_node_evaluator"]
+__all__ = [
+    "AllreducePersistent",
+    "MultiNodeCheckpointer",
+    "create_multi_node_checkpointer",
+    "create_multi_node_evaluator",
+]
 
 
 def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
     """The evaluator, whose results are from now on the means over all ranks, on all ranks. Collective: its calls.
 
-    actual_evaluator  an object with a method `evaluate`, which is replaced, or a function. Either returns a dict: of numbers,
-                      whose mean is taken rank by rank as in ChainerMN, or of cohort.metrics.Mean (what Averages.local()
-                      gives), which are weighted by their samples and are exact for uneven parts
+    actual_evaluator  an object with a method `evaluate`, which is replaced, or a function. Either returns a dict: of
+                      numbers, whose mean is taken rank by rank as in ChainerMN, or of cohort.metrics.Mean (what
+                      Averages.local() gives), which are weighted by their samples and are exact for uneven parts
 
     Its calls raise Mismatch on every rank if the ranks' dicts have different names.
     """
@@ -35,7 +42,9 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
         actual_evaluator.evaluate = over_ranks(actual_evaluator.evaluate)
         return actual_evaluator
     if not callable(actual_evaluator):
-        raise TypeError(f"create_multi_node_evaluator: what has a method evaluate, or a function, is needed, not {actual_evaluator!r}")
+        raise TypeError(
+            f"create_multi_node_evaluator: what has a method evaluate, or a function, is needed, not {actual_evaluator!r}"
+        )
     return over_ranks(actual_evaluator)
 
 
@@ -43,7 +52,9 @@ def _mean_of(local: Mapping[str, Any], communicator: CommunicatorBase) -> dict[s
     mine = {name: tuple(value) if isinstance(value, Mean) else float(value) for name, value in local.items()}
     everybody = communicator.allgather_obj(mine)
     for rank, theirs in enumerate(everybody):
-        if {name: type(value) for name, value in theirs.items()} != {name: type(value) for name, value in everybody[0].items()}:
+        if {name: type(value) for name, value in theirs.items()} != {
+            name: type(value) for name, value in everybody[0].items()
+        }:
             raise Mismatch(
                 f"multi-node evaluator: the ranks' results differ -- rank 0 has {sorted(everybody[0])}, rank {rank} {sorted(theirs)} "
                 "-- report the same names on all ranks, and of the same kind"
@@ -61,10 +72,11 @@ def _mean_of(local: Mapping[str, Any], communicator: CommunicatorBase) -> dict[s
 
 
 class AllreducePersistent:
-    """Makes a model's buffers of floating type (the running statistics of batch normalizations) their means over all ranks.
+    """Makes a model's buffers of floating type (the running statistics of batch normalizations) their means over all
+    ranks.
 
-        average = AllreducePersistent(model, comm)
-        ...  average()      # before an evaluation, say; collective
+    average = AllreducePersistent(model, comm)
+    ...  average()      # before an evaluation, say; collective
     """
 
     def __init__(self, model: torch.nn.Module, comm: CommunicatorBase) -> None:

@@ -1,9 +1,10 @@
 """Communication inside a model: functions of torch tensors whose backward communicates the other way.
 
-A rank whose result is elsewhere gets a *delegate variable*, a tensor of one zero: `delegate.backward()`, or a loss that it is
-connected with by `pseudo_connect`, makes this rank take part in the backward. Where the sender's tensors require no gradient
-(it is off there, or nothing is to be trained), none is sent back. Forward and backward sends do not wait for the receiver:
-ranks may send to each other first and receive then. Double backward is not supported. One thread per rank.
+A rank whose result is elsewhere gets a *delegate variable*, a tensor of one zero: `delegate.backward()`, or a loss that
+it is connected with by `pseudo_connect`, makes this rank take part in the backward. Where the sender's tensors require
+no gradient (it is off there, or nothing is to be trained), none is sent back. Forward and backward sends do not wait
+for the receiver: ranks may send to each other first and receive then. Double backward is not supported. One thread per
+rank.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def _tensors(value: Any, what: str) -> tuple[Tensor, ...]:
 
 def _require_peer(communicator: CommunicatorBase, rank: int, what: str) -> None:
     if rank == communicator.rank:
-        raise InvalidArgument(f"functions.{what}: rank {rank} is this rank itself, which would wait for itself for ever")
+        raise InvalidArgument(
+            f"functions.{what}: rank {rank} is this rank itself, which would wait for itself for ever"
+        )
     if not 0 <= rank < communicator.size:
         raise InvalidArgument(f"functions.{what}: rank {rank} in a world of {communicator.size}")
 
@@ -61,7 +64,9 @@ def _mark_plain(ctx: Any, outputs: tuple[Tensor, ...]) -> None:
 
 class _Send(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, communicator: CommunicatorBase, rank: int, tag: int, many: bool, reply: int, _: Tensor, *xs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, communicator: CommunicatorBase, rank: int, tag: int, many: bool, reply: int, _: Tensor, *xs: Tensor
+    ) -> Tensor:
         packet = _packets.of_arrays(xs if many else xs[0], "functions.send", reply)
         communicator._send_later(packet, rank, tag)
         ctx.communicator, ctx.rank, ctx.reply = communicator, rank, reply
@@ -109,11 +114,17 @@ class _Recv(torch.autograd.Function):
         return (None, None, None, torch.zeros(()), *[None for _ in grads])
 
 
-def recv(communicator: CommunicatorBase, rank: int, delegate_variable: Optional[Tensor] = None, tag: int = 0,
-         force_tuple: bool = False) -> Tensors:  # fmt: skip
+def recv(
+    communicator: CommunicatorBase,
+    rank: int,
+    delegate_variable: Optional[Tensor] = None,
+    tag: int = 0,
+    force_tuple: bool = False,
+) -> Tensors:
     """What `rank` sends: a tensor, or a tuple of them if that was sent or `force_tuple` is set.
 
-    delegate_variable  of what this rank has sent before: the backward comes to that once it has sent the gradients of this
+    delegate_variable  of what this rank has sent before: the backward comes to that once it has sent the gradients of
+                       this
     """
     _require_peer(communicator, rank, "recv")
     received = Received(communicator._recv(rank, tag), rank, "functions.recv")
@@ -123,7 +134,9 @@ def recv(communicator: CommunicatorBase, rank: int, delegate_variable: Optional[
     if delegate_variable is None and not received.reply:
         outputs: tuple[Tensor, ...] = tensors
     else:
-        outputs = _Recv.apply(communicator, rank, received.reply, _anchor() if delegate_variable is None else delegate_variable, *tensors)
+        outputs = _Recv.apply(
+            communicator, rank, received.reply, _anchor() if delegate_variable is None else delegate_variable, *tensors
+        )
     return outputs if many or force_tuple else outputs[0]
 
 
@@ -142,7 +155,8 @@ class _Connect(torch.autograd.Function):
 
 
 def pseudo_connect(delegate_variable: Optional[Tensor], *actual_variables: Any) -> Any:
-    """The actual variables as they are (one, or a tuple of several), whose backward comes to the delegate variable as well.
+    """The actual variables as they are (one, or a tuple of several), whose backward comes to the delegate variable as
+    well.
 
     Without a delegate variable just those; without actual variables the delegate variable.
     """
@@ -171,7 +185,8 @@ class _Bcast(torch.autograd.Function):
 
 
 def bcast(communicator: CommunicatorBase, x: Optional[Tensor] = None, root: int = 0) -> Tensor:
-    """The root's tensor, on all ranks. The backward adds up all ranks' gradients there; all ranks have to take part in it.
+    """The root's tensor, on all ranks. The backward adds up all ranks' gradients there; all ranks have to take part in
+    it.
 
     x  elsewhere than on the root nothing, or a tensor that the backward is to come to as well, with zeros
     """
@@ -194,7 +209,9 @@ def bcast(communicator: CommunicatorBase, x: Optional[Tensor] = None, root: int 
 
 
 def _connected(given: Any, result: Tensor) -> Tensor:
-    """The result, whose backward comes to the tensors that were given in vain, too: this rank may have made them with others."""
+    """The result, whose backward comes to the tensors that were given in vain, too: this rank may have made them with
+    others.
+    """
     for tensor in given if isinstance(given, (tuple, list)) else (given,):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             result = pseudo_connect(tensor, result)
@@ -205,7 +222,9 @@ class _Gather(torch.autograd.Function):
     """On a rank that is not the root, or on the root, which has all parts."""
 
     @staticmethod
-    def forward(ctx: Any, communicator: CommunicatorBase, root: int, replies: list[int], _: Tensor, x: Tensor, *parts: Tensor) -> Any:
+    def forward(
+        ctx: Any, communicator: CommunicatorBase, root: int, replies: list[int], _: Tensor, x: Tensor, *parts: Tensor
+    ) -> Any:
         ctx.communicator, ctx.root, ctx.replies = communicator, root, replies
         if communicator.rank != root:
             return torch.zeros(())
@@ -258,7 +277,9 @@ def gather(communicator: CommunicatorBase, x: Tensor, root: int = 0) -> Tensors:
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, communicator: CommunicatorBase, root: int, replies: list[int], _: Tensor, own: Tensor, *xs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, communicator: CommunicatorBase, root: int, replies: list[int], _: Tensor, own: Tensor, *xs: Tensor
+    ) -> Tensor:
         ctx.communicator, ctx.root, ctx.replies, ctx.parts = communicator, root, replies, len(xs)
         return own.view_as(own)
 
@@ -317,7 +338,8 @@ class _AllToAll(torch.autograd.Function):
 
 
 def alltoall(communicator: CommunicatorBase, xs: Any) -> tuple[Tensor, ...]:
-    """Sends xs[r] to rank r, and returns what came from each, of one type and any shapes. So does the backward with gradients.
+    """Sends xs[r] to rank r, and returns what came from each, of one type and any shapes. So does the backward with
+    gradients.
 
     All ranks have to take part in the backward if any rank's tensors require a gradient.
     """

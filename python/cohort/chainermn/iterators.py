@@ -16,7 +16,9 @@ __all__ = ["create_multi_node_iterator", "create_synchronized_iterator"]
 _POSITION = ("epoch", "epoch_detail", "previous_epoch_detail", "current_position", "is_new_epoch")
 
 
-def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorBase, rank_master: int = 0) -> MultiNodeIterator:
+def create_multi_node_iterator(
+    actual_iterator: Any, communicator: CommunicatorBase, rank_master: int = 0
+) -> MultiNodeIterator:
     """What iterates over rank_master's batches on every rank. Collective, and so is each step.
 
     actual_iterator  a DataLoader or anything else that can be iterated over; looked at on rank_master only
@@ -87,11 +89,11 @@ class MultiNodeIterator:
 
 
 def create_synchronized_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
-    """The iterator itself, which shuffles as those of all ranks do from then on: they share a seed. Collective; its steps
-    communicate nothing.
+    """The iterator itself, which shuffles as those of all ranks do from then on: they share a seed. Collective; its
+    steps communicate nothing.
 
-    actual_iterator  a DataLoader over the same data on all ranks. Its sampler has a `generator`, as torch's have, or shuffles
-                     nothing
+    actual_iterator  a DataLoader over the same data on all ranks. Its sampler has a `generator`, as torch's have, or
+                     shuffles nothing
 
     Raises ValueError for what has no such sampler.
     """

@@ -18,20 +18,29 @@ from cohort.torch._wrapping import derived
 __all__ = ["create_multi_node_optimizer"]
 
 
-def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communicator: CommunicatorBase, double_buffering: bool = False,
-                                zero_fill: bool = True) -> Any:  # fmt: skip
-    """An optimizer with the class, the groups and the state of `actual_optimizer`, which is not to be used any more. Collective.
+def create_multi_node_optimizer(
+    actual_optimizer: torch.optim.Optimizer,
+    communicator: CommunicatorBase,
+    double_buffering: bool = False,
+    zero_fill: bool = True,
+) -> Any:
+    """An optimizer with the class, the groups and the state of `actual_optimizer`, which is not to be used any more.
+    Collective.
 
-    double_buffering  gradients are reduced while the next ones are computed, and each step takes the means of the step before:
-                      the first step changes nothing. With any communicator
-    zero_fill         parameters without a gradient bring zeros; otherwise they have to be without one on all ranks alike
+    double_buffering  gradients are reduced while the next ones are computed, and each step takes the means of the step
+                      before: the first step changes nothing. With any communicator
+    zero_fill         parameters without a gradient bring zeros; otherwise they have to be without one on all ranks
+                      alike
 
-    All parameters become rank 0's, and those of groups that are added later too; there is no first update that only sends
-    them. `step()` makes the gradients their means over all ranks, each of which counts once, and steps; `update(lossfun, ...)`
-    does all of an iteration. Raises Mismatch on every rank if the ranks have different parameters.
+    All parameters become rank 0's, and those of groups that are added later too; there is no first update that only
+    sends them. `step()` makes the gradients their means over all ranks, each of which counts once, and steps;
+    `update(lossfun, ...)` does all of an iteration. Raises Mismatch on every rank if the ranks have different
+    parameters.
     """
     if not isinstance(actual_optimizer, torch.optim.Optimizer):
-        raise TypeError(f"create_multi_node_optimizer: an optimizer of torch is needed, not {type(actual_optimizer).__name__}")
+        raise TypeError(
+            f"create_multi_node_optimizer: an optimizer of torch is needed, not {type(actual_optimizer).__name__}"
+        )
     if isinstance(actual_optimizer, MultiNodeOptimizer):
         raise InvalidArgument("create_multi_node_optimizer: this is a multi-node optimizer already")
     self = derived(MultiNodeOptimizer, actual_optimizer)
@@ -53,19 +62,24 @@ class MultiNodeOptimizer:
     _under_way: Optional[_gradients.Mean]
 
     def setup(self, link: torch.nn.Module) -> Any:
-        """Makes all ranks' parameters and buffers of a module rank 0's, and errors tell parameters by their names in it.
+        """Makes all ranks' parameters and buffers of a module rank 0's, and errors tell parameters by their names in
+        it.
 
         Returns the optimizer. Collective. The module's parameters are those that the optimizer was made for.
         """
         ours = {id(tensor) for _, tensor in self._named()}
         for name, tensor in link.named_parameters():
             if tensor.requires_grad and id(tensor) not in ours:
-                raise InvalidArgument(f"setup: the optimizer was not given the module's '{name}' -- make it with model.parameters()")
+                raise InvalidArgument(
+                    f"setup: the optimizer was not given the module's '{name}' -- make it with model.parameters()"
+                )
         self.target = link
         self.communicator.bcast_data(link)
         return self
 
-    def update(self, lossfun: Optional[Callable[..., torch.Tensor]] = None, *args: Any, **kwargs: Any) -> Optional[torch.Tensor]:
+    def update(
+        self, lossfun: Optional[Callable[..., torch.Tensor]] = None, *args: Any, **kwargs: Any
+    ) -> Optional[torch.Tensor]:
         """One iteration: gradients None, lossfun(*args, **kwargs), its backward, and the step. Returns the loss.
 
         Without lossfun only the step, with the gradients that are there.
@@ -81,8 +95,8 @@ class MultiNodeOptimizer:
     def step(self, closure: Optional[Callable[[], Any]] = None, *args: Any, **kwargs: Any) -> Any:
         """Averages the gradients and steps; collective.
 
-        closure  is called as the optimizer likes, the same number of times on all ranks, and what it computes is averaged, the
-                 loss that it returns too. Not with double_buffering
+        closure  is called as the optimizer likes, the same number of times on all ranks, and what it computes is
+                 averaged, the loss that it returns too. Not with double_buffering
         """
         if closure is not None and self._double_buffering:
             raise InvalidArgument("step: a closure is to be evaluated at once, which double_buffering does not")
