@@ -306,10 +306,14 @@ class Iterators(Case):
         sampler = torch.utils.data.RandomSampler(data)
         for loader in (torch.utils.data.DataLoader(data, batch_size=8, shuffle=True),
                        torch.utils.data.DataLoader(data, batch_sampler=torch.utils.data.BatchSampler(sampler, 8, False))):
-            torch.manual_seed(self.rank)
-            iterator = chainermn.create_synchronized_iterator(loader, self.comm)
-            self.assertIs(iterator, loader)
-            epochs = [torch.cat(list(iterator)).tolist() for _ in range(2)]
+            def epochs_of_seed(seed):
+                torch.manual_seed(seed)
+                iterator = chainermn.create_synchronized_iterator(loader, self.comm)
+                self.assertIs(iterator, loader)
+                return [torch.cat(list(iterator)).tolist() for _ in range(2)]
+
+            epochs = epochs_of_seed(self.rank)  # rank 0's counts
+            self.assertEqual(epochs_of_seed(0), epochs)
             self.assertNotEqual(*epochs)
             self.assertEqual(sorted(epochs[0]), data.tolist())
             self.assertEqual(self.comm.allgather_obj(epochs), [epochs] * self.size)

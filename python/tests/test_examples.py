@@ -17,13 +17,13 @@ COMMAND = os.environ.get("COHORT_COMMAND", "cohort")
 
 @unittest.skipUnless(support.torch, "needs torch")
 class Digits(unittest.TestCase):
-    def learns(self, program):
+    def learns(self, program, *options):
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = pathlib.Path(folder, "checkpoint.pt")
             done = subprocess.run(
                 [COMMAND, "run", "-q", "-np", "2", "--timeout", "200", "--run-dir", f"{folder}/run", "--prefix", "none",
                  "--env", "OMP_NUM_THREADS=1", "--", sys.executable, str(EXAMPLES / program), "--epochs", "3",
-                 "--checkpoint", str(checkpoint)],
+                 "--checkpoint", str(checkpoint), *options],
                 capture_output=True, text=True, timeout=240,
             )
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -41,7 +41,7 @@ class Digits(unittest.TestCase):
         self.learns("digits_ddp.py")
 
     def test_chainermn(self):
-        self.learns("digits_chainermn.py")
+        self.learns("digits_chainermn.py", "--lr", "0.01")
 
     def test_chainermn_resumed(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -25,6 +25,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64, help="samples per step, over all processes")
     parser.add_argument("--lr", type=float, default=0.03)
+    parser.add_argument("--same-batches", action="store_true", help="instead of a part of the data, each process takes its rows of "
+                        "batches that all of them draw alike: the same training on any number of processes, to rounding")
     parser.add_argument("--checkpoint", default="", help="file for model and optimizer after each epoch")
     parser.add_argument("--out", default="", help="folder for every rank's state after each epoch; goes on with what is there")
     options = parser.parse_args()
@@ -41,9 +43,15 @@ def main() -> None:
     test: Optional[TensorDataset] = None
     if comm.rank == 0:  # nobody else needs the files
         train, test = (TensorDataset(*part) for part in load())
-    train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=1)  # (3)
+    if options.same_batches:
+        batches = DataLoader(comm.bcast_obj(train), options.batch_size, shuffle=True, drop_last=True)
+        batches = chainermn.create_synchronized_iterator(batches, comm)  # (3)
+        rows = slice(comm.rank, None, comm.size)
+    else:
+        train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=1)  # (3)
+        batches = DataLoader(train, max(1, options.batch_size // comm.size), shuffle=True)
+        rows = slice(None)
     test = chainermn.scatter_dataset(test, comm, force_equal_length=False)
-    batches = DataLoader(train, batch_size=max(1, options.batch_size // comm.size), shuffle=True)
 
     def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.nll_loss(model(images), labels)
@@ -68,9 +76,10 @@ def main() -> None:
             print(f"going on after epoch {begin_at}")
 
     for epoch in range(begin_at, options.epochs):
-        begin = time.perf_counter()
+        begin, samples = time.perf_counter(), 0
         for images, labels in batches:
-            optimizer.update(loss_of, images, labels)
+            optimizer.update(loss_of, images[rows], labels[rows])
+            samples += len(labels) if options.same_batches else len(labels) * comm.size
         seconds = time.perf_counter() - begin
         results = evaluate()
         if options.out:
@@ -78,7 +87,7 @@ def main() -> None:
         if comm.rank == 0:
             print(
                 f"epoch {epoch + 1}: loss {results['loss'].value:.4f}, accuracy {results['accuracy'].value:.4f}, "
-                f"{len(train) * comm.size / seconds:.0f} samples/s"
+                f"{samples / seconds:.0f} samples/s"
             )
             if options.checkpoint:
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, options.checkpoint)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import functools
 import operator
-import random
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -445,8 +444,8 @@ class CommunicatorBase:
         return self._replies
 
     def _seed(self) -> int:
-        """A random number that all ranks have."""
-        return int(self.bcast_obj(random.SystemRandom().getrandbits(32)))
+        """A random number that all ranks have: rank 0's next one of torch's generator, so that torch.manual_seed decides it."""
+        return int(self.bcast_obj(int(torch.randint(2**62, ()))))
 
 
 def _cut(together: bytearray, counts: Sequence[int]) -> list[memoryview]:

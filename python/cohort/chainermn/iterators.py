@@ -89,8 +89,8 @@ class MultiNodeIterator:
 
 
 def create_synchronized_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
-    """The iterator itself, which shuffles as those of all ranks do from then on: they share a seed. Collective; its
-    steps communicate nothing.
+    """The iterator itself, which shuffles as those of all ranks do from then on: they share a seed, drawn from torch's
+    generator of rank 0. Collective; its steps communicate nothing.
 
     actual_iterator  a DataLoader over the same data on all ranks. Its sampler has a `generator`, as torch's have, or
                      shuffles nothing
