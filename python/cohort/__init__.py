@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 # Imported when they are asked for: what starts processes costs a rank milliseconds, and no rank needs it; some of the
 # modules import torch.
 _LATER = {"run": "cohort._functions", "run_on_threads": "cohort._threads", "Distributor": "cohort.distributor"}
-_MODULES = {"checkpoint", "data", "distributed", "metrics", "nn", "optim", "torch", "track"}
+_MODULES = {"chainermn", "checkpoint", "data", "distributed", "metrics", "nn", "optim", "torch", "track"}
 
 
 def __getattr__(name: str) -> object:
