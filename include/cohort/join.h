@@ -60,4 +60,15 @@ struct JoinOptions {
 /// meanwhile.
 Communicator join(const JoinOptions& options = {});
 
+/// What this process has with which it can meet ranks on other hosts.
+enum class WayToMeet {
+  None,
+  Secret,    ///< the job's (`cohort run`, COHORT_SECRET_FILE), or that of a world formed through the launcher
+  Launcher,  ///< its own meeting place (PMI, PMIx, MUNGE): `join` without options forms the world of this rank and size
+  TorchsStore,  ///< torchrun on several hosts: torch's store is at MASTER_PORT, which its agent holds
+};
+/// For those who choose a way for all ranks of a world before they `join`: the world of `size` ranks in which this
+/// process is `rank`; -1: of the size that its launcher says. What is wrong with the environment is for `join` to say.
+WayToMeet way_to_meet(int rank = -1, int size = -1);
+
 }  // namespace cohort

@@ -6,8 +6,6 @@
 #include "errors.h"
 #include "named.h"
 
-#include "comm/ways_to_meet.h"
-
 #include <cohort/join.h>
 
 namespace cohort::python {
@@ -69,11 +67,11 @@ std::vector<PyCommunicator> form_threads(int size, const py::object& timeout) {
 
 std::string way_to_meet(int rank, int world_size) {
   const py::gil_scoped_release release;
-  switch (comm::way_to_meet(rank, world_size, cluster::current_environment())) {
-    case comm::WayToMeet::Secret: return "secret";
-    case comm::WayToMeet::Launcher: return "launcher";
-    case comm::WayToMeet::TorchsStore: return "torch's store";
-    case comm::WayToMeet::None: break;
+  switch (cohort::way_to_meet(rank, world_size)) {
+    case WayToMeet::Secret: return "secret";
+    case WayToMeet::Launcher: return "launcher";
+    case WayToMeet::TorchsStore: return "torch's store";
+    case WayToMeet::None: break;
   }
   return "";
 }

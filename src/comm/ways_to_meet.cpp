@@ -6,6 +6,8 @@
 #include "comm/join_plan.h"
 #include "net/hmac.h"
 
+#include <cohort/join.h>
+
 #include <mutex>
 
 namespace cohort::comm {
@@ -28,22 +30,27 @@ std::optional<net::Secret> launchers_secret() {
   return kept;
 }
 
-WayToMeet way_to_meet(int rank, int size, const cluster::Environment& given) {
+}  // namespace cohort::comm
+
+namespace cohort {
+
+WayToMeet way_to_meet(int rank, int size) {
+  const cluster::Environment given = cluster::current_environment();
   if (cluster::find(given, env::kInit) != nullptr) return WayToMeet::None;
-  const auto environment = with_pmix_keys(given);
+  const auto environment = comm::with_pmix_keys(given);
   if (!environment) return WayToMeet::None;
   const auto said = cluster::detect(*environment);
   const bool torchrun = said && said->launcher == "torchrun";
   if (size < 0 && torchrun && said->size > 1 && said->local_size != said->size) return WayToMeet::TorchsStore;
-  if (const auto secret = find_secret({}, *environment, JoinPlan::Place::Shared); secret && *secret) {
+  if (const auto secret = comm::find_secret({}, *environment, comm::JoinPlan::Place::Shared); secret && *secret) {
     return WayToMeet::Secret;
   }
   const bool is_launchers = said && said->meeting == cluster::Meeting::Launcher && said->local_size != said->size &&
                             (size < 0 || (said->rank == rank && said->size == size));
   if (!is_launchers) return WayToMeet::None;
-  const auto exchange = find_exchange(*said, *environment);
+  const auto exchange = comm::find_exchange(*said, *environment);
   return exchange && (*exchange)->rank() == said->rank && (*exchange)->size() == said->size ? WayToMeet::Launcher
                                                                                             : WayToMeet::None;
 }
 
-}  // namespace cohort::comm
+}  // namespace cohort

@@ -47,7 +47,7 @@ Place place_in_step(const NodeRole& role, net::Deadline deadline) {
     if (mine->addresses.empty()) mine->addresses.push_back({"127.0.0.1", port->port()});
   }
   const auto offer = value_or_throw(meet_in_step(*role.step, cluster::current_environment(), mine, deadline));
-  Place place{offer.secret, {}, "task 0 of the step", std::move(port)};
+  Place place{*offer.secret, {}, "task 0 of the step", std::move(port)};
   for (const net::Address& address : offer.addresses) place.supervisor.push_back({address, {}});
   return place;
 }

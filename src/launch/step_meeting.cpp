@@ -131,7 +131,9 @@ Result<comm::JoinOffer> meet_in_step(const cluster::Detected& step, const cluste
   const std::string_view rest = std::string_view(*answer).substr(1);
   if (answer->front() != kGood)
     return failed(answer->front() == kTimeout ? ErrorCode::Timeout : ErrorCode::Unavailable, rest);
-  return comm::decode_offer(rest);
+  auto offer = comm::decode_offer(rest);
+  if (offer && !offer->secret) return fail(ErrorCode::Corrupt, "the launcher of task 0 has said no secret");
+  return offer;
 }
 
 }  // namespace cohort::launch
