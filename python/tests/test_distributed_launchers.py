@@ -13,12 +13,6 @@ class Launchers(Case):
     def test_cohort_run(self):
         self.two_are_good(os.environ.get("COHORT_COMMAND", "cohort"), "run", "-q", "-np", "2", "--timeout", "100", "--", sys.executable, self.script(self.ENV))
 
-    def test_torchrun(self):
-        # 1.13's own launcher is broken under Python 3.11 unless output is redirected.
-        more = [] if TORCH_2 else ["-r", "1", "-t", "1"]
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-        self.two_are_good(*launcher, *more, self.script(self.ENV.replace('b"good', 'b"\\ngood')))
-
     def test_torchrun_and_init_again(self):
         # The agent's store outlives the groups.
         again = """
@@ -50,23 +44,6 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             with self.subTest(launcher):
                 self.two_are_good(sys.executable, "-m", "torch.distributed.run", *launcher, "--nproc_per_node", "2", "--max_restarts", "1",
                                   *more, self.script(script))
-
-    def test_the_old_launcher_with_local_rank(self):
-        script = (
-            SMALLEST
-            + """
-import argparse
-parser = argparse.ArgumentParser()
-parser.add_argument("--local_rank", "--local-rank", type=int, required=True)
-local_rank = parser.parse_args().local_rank
-dist.init_process_group("cohort", timeout=PATIENCE)
-assert local_rank == dist.get_rank()
-"""
-            + GOOD.replace('b"good', 'b"\\ngood')
-        )
-        more = [] if TORCH_2 else ["-r", "1", "-t", "1"]
-        launcher = [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", str(free_port())]
-        self.two_are_good(*launcher, *more, self.script(script))
 
     def test_spawn(self):
         script = (

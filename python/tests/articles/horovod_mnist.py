@@ -10,9 +10,7 @@ from mnist import Net, dataset, save_checkpoint, test
 # Initialize, and pin this process to the device of its local rank.
 hvd.init()
 torch.manual_seed(42)
-if torch.cuda.is_available():
-    torch.cuda.set_device(hvd.local_rank())
-torch.set_num_threads(1)
+torch.cuda.set_device(hvd.local_rank())
 
 train_dataset = dataset()
 train_sampler = torch.utils.data.distributed.DistributedSampler(
@@ -20,6 +18,7 @@ train_sampler = torch.utils.data.distributed.DistributedSampler(
 )
 train_loader = torch.utils.data.DataLoader(train_dataset, batch_size=16, sampler=train_sampler)
 model = Net()
+model.cuda()
 # The learning rate grows with the number of workers, and the epochs are divided among them.
 optimizer = optim.SGD(model.parameters(), lr=0.025 * hvd.size(), momentum=0.5)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -31,6 +30,7 @@ for epoch in range(1, 8 // hvd.size() + 1):
     model.train()
     train_sampler.set_epoch(epoch)
     for data, target in train_loader:
+        data, target = data.cuda(), target.cuda()
         optimizer.zero_grad()
         loss = F.nll_loss(model(data), target)
         loss.backward()

@@ -36,10 +36,10 @@ def dataset(train=True, size=1024):
     return TensorDataset(images, labels)
 
 
-def train_one_epoch(model, data_loader, optimizer, epoch):
-    torch.set_num_threads(1)
+def train_one_epoch(model, device, data_loader, optimizer, epoch):
     model.train()
     for batch_idx, (data, target) in enumerate(data_loader):
+        data, target = data.to(device), target.to(device)
         optimizer.zero_grad()
         output = model(data)
         loss = F.nll_loss(output, target)

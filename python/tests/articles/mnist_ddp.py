@@ -11,9 +11,7 @@ from mnist import Net, dataset, save_checkpoint, test, train_one_epoch
 
 
 def main_fn(directory):
-    import cohort  # for torch before 2.5, which does not find the backend by itself
-
-    dist.init_process_group("cohort")
+    dist.init_process_group("nccl")
     local_rank = int(os.environ["LOCAL_RANK"])
     global_rank = int(os.environ["RANK"])
     print("Running on rank {} (local {})".format(global_rank, local_rank))
@@ -22,19 +20,19 @@ def main_fn(directory):
     train_dataset = dataset()
     train_sampler = DistributedSampler(dataset=train_dataset)
     data_loader = torch.utils.data.DataLoader(train_dataset, batch_size=16, sampler=train_sampler)
-    model = Net()
-    ddp_model = DDP(model)
+    model = Net().to(local_rank)
+    ddp_model = DDP(model, device_ids=[local_rank], output_device=local_rank)
     optimizer = optim.SGD(ddp_model.parameters(), lr=0.05, momentum=0.5)
     for epoch in range(1, 4):
         train_sampler.set_epoch(epoch)
-        loss = train_one_epoch(ddp_model, data_loader, optimizer, epoch)
+        train_one_epoch(ddp_model, local_rank, data_loader, optimizer, epoch)
         if global_rank == 0:
             save_checkpoint(directory, ddp_model.module, optimizer, epoch)
     dist.destroy_process_group()
-    return loss
+    return "finished"
 
 
 if __name__ == "__main__":
     main_fn(sys.argv[1])
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ["RANK"] == "0":
         test(sys.argv[1], 3)

@@ -1,11 +1,11 @@
 import sys
 
-from cohort import Distributor
+from pyspark.ml.torch.distributor import TorchDistributor
 from mnist import test
 from mnist_ddp import main_fn
 
 if __name__ == "__main__":
     log_dir = sys.argv[1]
-    loss = Distributor(num_processes=2, local_mode=True, use_gpu=False).run(main_fn, log_dir)
-    print("returned loss {:.4f}".format(loss))
+    output = TorchDistributor(num_processes=2, local_mode=True, use_gpu=True).run(main_fn, log_dir)
+    print("output {!r}".format(output))
     test(log_dir, 3)

@@ -1,31 +1,50 @@
-import argparse
 import os
 
-import cohort  # noqa: F401 -- for torch before 2.5
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.optim as optim
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--init-method", default="env://")
-parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", -1))))
-parser.add_argument("--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", -1))))
-args = parser.parse_args()
 
-dist.init_process_group("cohort", init_method=args.init_method, rank=args.rank, world_size=args.world_size)
-model = nn.Linear(10, 10)
-ddp_model = DDP(model)
-loss_fn = nn.MSELoss()
-optimizer = optim.SGD(ddp_model.parameters(), lr=0.001)
-outputs = ddp_model(torch.randn(20, 10))
-labels = torch.randn(20, 10)
-loss_fn(outputs, labels).backward()
-optimizer.step()
+class Points(Dataset):
+    """Points, and the sums of their coordinates."""
 
-total = model.weight.detach().clone()
-dist.all_reduce(total)
-assert torch.allclose(total, model.weight * dist.get_world_size())
-print("rank {} of {} done".format(dist.get_rank(), dist.get_world_size()))
-dist.destroy_process_group()
+    def __init__(self):
+        self.points = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.points)
+
+    def __getitem__(self, index):
+        return self.points[index], self.points[index].sum(0, keepdim=True)
+
+
+def train(local_rank):
+    torch.cuda.set_device(local_rank)
+    torch.manual_seed(dist.get_rank())  # DDP gives all of them the weights of rank 0
+    dataset = Points()
+    sampler = DistributedSampler(dataset, shuffle=True)
+    loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+    model = nn.Linear(8, 1).cuda(local_rank)
+    ddp_model = DDP(model, device_ids=[local_rank])
+    loss_fn = nn.MSELoss()
+    optimizer = optim.SGD(ddp_model.parameters(), lr=0.1)
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        for points, sums in loader:
+            optimizer.zero_grad()
+            loss = loss_fn(ddp_model(points.cuda(local_rank)), sums.cuda(local_rank))
+            loss.backward()
+            optimizer.step()
+    length = model.weight.detach().norm().item()
+    print("rank {} of {}, local {}: loss {:.6f}, weights {}".format(
+        dist.get_rank(), dist.get_world_size(), local_rank, loss.item(), length))
+
+
+if __name__ == "__main__":
+    dist.init_process_group("nccl", init_method="env://")
+    train(int(os.environ["LOCAL_RANK"]))
+    dist.destroy_process_group()
