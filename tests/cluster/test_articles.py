@@ -7,7 +7,7 @@ import shutil
 import sys
 import unittest
 
-from python_case import COHORT, PACKAGE, PythonCase
+from python_case import PACKAGE, PythonCase
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tests"))
 from articles import edits  # noqa: E402
@@ -107,21 +107,26 @@ class Articles(PythonCase):
     def test_horovod_by_mpirun_in_a_batch_script(self):
         self.weights(self.batch("horovod.sbatch"))
 
-    def test_mnist(self):
-        """Checkpoints of rank 0, and the model tested from them."""
-        for program, epoch, words in (
-            ("mnist_ddp.py", 3, (COHORT, "run", "-q", "--no-logs", "--no-python", "-np", "4", "-H", "h1:2,h2:2")),
-            ("horovod_mnist.py", 2, ("horovodrun", "-np", "4", "-H", "h1:2,h2:2")),
-        ):
-            with self.subTest(program):
-                folder = self.folder / f"{program}.checkpoints"
-                folder.mkdir()
-                said = self.on_h1(*words, "python", program, str(folder))
-                found = re.findall(r"accuracy: ([\d.]+)", said)
-                self.assertEqual(len(found), 1, said)
-                self.assertGreater(float(found[0]), 0.6, said)
-                self.assertEqual(sorted(path.name for path in folder.iterdir()),
-                                 [f"checkpoint-{number}.pth.tar" for number in range(1, epoch + 1)])
+    def learnt(self, epochs, *command):
+        """A training whose rank 0 keeps checkpoints, from which the model is tested at the end."""
+        folder = self.folder / f"{command[-1]}.checkpoints"
+        folder.mkdir()
+        said = self.on_h1(*command, str(folder))
+        found = re.findall(r"accuracy: ([\d.]+)", said)
+        self.assertEqual(len(found), 1, said)
+        self.assertGreater(float(found[0]), 0.6, said)
+        self.assertEqual(sorted(path.name for path in folder.iterdir()),
+                         [f"checkpoint-{number}.pth.tar" for number in range(1, epochs + 1)])
+        return said
+
+    def test_mnist_by_the_distributor(self):
+        said = self.learnt(3, "python", "mnist_distributor_nodes.py")
+        self.assertIn("output 'finished'", said)
+        found = re.findall(r"Running on rank (\d) \(local (\d)\)", said)
+        self.assertEqual(sorted(found), [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")])
+
+    def test_horovod_mnist_by_horovodrun(self):
+        self.learnt(2, "horovodrun", "-np", "4", "-H", "h1:2,h2:2", "python", "horovod_mnist.py")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ EDITS = [
     ("import torch.distributed as dist", "import cohort, torch.distributed as dist"),
     ("from pyspark.ml.torch.distributor import TorchDistributor", "from cohort import Distributor as TorchDistributor"),
     ("use_gpu=True", "use_gpu=False"),
+    # Not on Spark's workers, but on hosts that ssh reaches.
+    ("local_mode=False", 'hosts="h1:2,h2:2"'),
     ("device_ids=[local_rank]", "device_ids=None"),
     (", output_device=local_rank", ""),
     ("torch.cuda.set_device(local_rank)", ""),
