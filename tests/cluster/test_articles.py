@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import sys
+import time
 import unittest
 
 from python_case import PACKAGE, PythonCase
@@ -43,11 +44,15 @@ class Articles(PythonCase):
         return done.stdout + done.stderr
 
     def batch(self, script):
-        """What a batch script wrote, and its job's end."""
+        """What a batch script wrote. `sbatch --wait` looks seldom: after 20, 30, 42 seconds."""
         out = self.folder / f"{script}.out"
-        done = self.box.run("h1", "env", *self.environment, "sbatch", "--wait", "-o", out, script, timeout=120, cwd=self.folder)
+        job = self.on_h1("sbatch", "--parsable", "-o", out, script).strip()
+        limit = time.monotonic() + 120
+        while not (ended := re.search(r"JobState=(?!PENDING|CONFIGURING|RUNNING|COMPLETING)(\w+)", self.on_h1("scontrol", "show", "job", job))):
+            self.assertLess(time.monotonic(), limit, f"{script} does not end: {out.read_text() if out.exists() else ''}")
+            time.sleep(0.5)
         said = out.read_text() if out.exists() else ""
-        self.assertEqual(done.returncode, 0, f"{done.stdout}{done.stderr}{said}{self.box.slurm_errors()}")
+        self.assertEqual(ended[1], "COMPLETED", f"{script}: {said}{self.box.slurm_errors()}")
         return said
 
     def by_hand(self, command_of):
