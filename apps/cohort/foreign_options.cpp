@@ -14,7 +14,6 @@ struct Foreign {
 };
 
 constexpr Foreign kForeign[] = {
-    {"--nproc-per-node", "torchrun", "-np N, or --per-node N with several hosts"},
     {"--standalone", "torchrun", "leave it out: without hosts a job is on this one"},
     {"--rdzv-backend", "torchrun", "leave it out: ranks find each other, and -H a,b reaches other hosts"},
     {"--rdzv-endpoint", "torchrun", "leave it out: ranks find each other, and -H a,b reaches other hosts"},

@@ -281,11 +281,12 @@ TEST(Launch, WrongOptionsAreExplained) {
   EXPECT_NE(typo.err.find("did you mean --timeout?"), std::string::npos) << typo.err;
   EXPECT_NE(run({{"rnu"}}).err.find("did you mean `cohort run`?"), std::string::npos);
   // What other launchers have.
-  const auto torchrun = run({{"run", "--nproc_per_node=2", "true"}});
+  const auto torchrun = run({{"run", "--local_ranks_filter=0", "true"}});
   EXPECT_EQ(torchrun.status, 2);
-  EXPECT_NE(torchrun.err.find("`cohort run` has no option --nproc_per_node: it is torchrun's; here: -np N"),
+  EXPECT_NE(torchrun.err.find("`cohort run` has no option --local-ranks-filter: it is torchrun's; here: --ranks 0"),
             std::string::npos)
       << torchrun.err;
+  EXPECT_EQ(lines_of(run({{"run", "--nproc_per_node=3", "-q", "echo", "x"}}).out).size(), 3U);
   EXPECT_NE(run({{"run", "-x", "A=1", "true"}}).err.find("it is mpirun's; here: --env NAME"), std::string::npos);
   EXPECT_NE(run({{"run", "-npernode", "2", "true"}}).err.find("it is mpirun's; here: --per-node N"), std::string::npos);
   const auto horovodrun = run({{"-np", "2", "true"}});
