@@ -82,7 +82,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       }
     }
   }
-  (void)health.overview(0);
+  (void)folded(health.doing_now(), 0);
   (void)health.somebody_leaves();
   (void)health.waiting_times();
   return 0;
