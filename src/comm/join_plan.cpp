@@ -26,8 +26,7 @@ using std::chrono::milliseconds;
 constexpr std::string_view kHowToGiveASecret =
     "to meet over a network, give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or "
     "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
-    "everybody "
-    "on that network may join, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
+    "everybody on that network may join, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
 
 std::string value_of(const Environment& environment, std::string_view name) {
   const auto found = environment.find(name);
@@ -388,7 +387,13 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     if (!from_launcher) return settle_place(plan, "tcp://", method->address, false, environment, deadline);
     switch (said.meeting) {
       case cluster::Meeting::JobStore: return settle_job(plan, environment);
-      case cluster::Meeting::Launcher: return settle_launcher(plan, said, environment);
+      case cluster::Meeting::Launcher: {
+        auto settled = settle_launcher(plan, said, environment);
+        // Variables that repeat the launcher's name another place, which does where there is a secret.
+        const bool other_place = plan.secret && !value_of(environment, env::kMasterAddr).empty();
+        if (settled || settled.error().code() != ErrorCode::Unavailable || !other_place) return settled;
+        break;
+      }
       case cluster::Meeting::Address:
         return settle_place(plan, said.launcher + " at ", said.address, plan.local_size == plan.size, environment,
                             deadline);

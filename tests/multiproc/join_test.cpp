@@ -343,6 +343,31 @@ TEST(Join, TasksOfSlurmOnSeveralNodesNeedAPlace) {
   expect_all_join(children);
 }
 
+TEST(Join, TasksWhoseLauncherHasNoPlaceMeetWhereTorchsVariablesSay) {
+  const Folder folder;
+  std::ofstream(folder.file("slurm.conf")) << "AuthInfo=socket=" << folder.file("no-munged") << "\n";
+  const std::string port = std::to_string(free_port());
+  const std::string secret = new_secret(folder);
+  std::vector<Child> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    Environment task = as_task(rank, 2, "8");
+    task["SLURM_STEP_NUM_NODES"] = "2";
+    task["SLURM_STEP_TASKS_PER_NODE"] = "1(x2)";
+    task["SLURM_STEP_NODELIST"] = "n[1-2]";
+    task["SLURM_LOCALID"] = "0";
+    task["SLURM_CONF"] = folder.file("slurm.conf");
+    task["RANK"] = std::to_string(rank);
+    task["WORLD_SIZE"] = "2";
+    task["MASTER_ADDR"] = "127.0.0.1";
+    task["MASTER_PORT"] = port;
+    Child lost = worker({}, task);  // without a secret there is no other way
+    EXPECT_EQ(lost.wait(), 3) << lost.output();
+    task["COHORT_SECRET_FILE"] = secret;
+    children.push_back(worker({}, task));
+  }
+  expect_all_join(children);
+}
+
 TEST(Join, TasksOfTfConfigMeetAtTheChief) {
   const std::string port = std::to_string(free_port());
   std::vector<Child> children;
