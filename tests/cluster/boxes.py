@@ -89,6 +89,21 @@ class Box:
         return subprocess.Popen(self.words(host, *command, as_user=as_user), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, **options)
 
+    def run_all(self, commands, timeout=120, **options):
+        """Runs (host, words) at once; returns the status of each and what it has said, in their order. None stays behind."""
+        started = [self.start(host, *words, **options) for host, words in commands]
+        try:
+            ended = []
+            for process in started:
+                out, err = process.communicate(timeout=timeout)
+                ended.append((process.returncode, out + err))
+            return ended
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+
     def slurm_errors(self, most=12):
         """The last lines in which Slurm's daemons complain, for the text of a failure."""
         lines = []

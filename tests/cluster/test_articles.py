@@ -57,20 +57,11 @@ class Articles(PythonCase):
 
     def by_hand(self, command_of):
         """Starts on each host the commands that `command_of` has for it; waits for all."""
-        started = [self.box.start(host, "env", *self.environment, *words, cwd=self.folder)
-                   for node, host in enumerate(HOSTS) for words in command_of(node)]
-        said = []
-        try:
-            for process in started:
-                out, err = process.communicate(timeout=120)
-                said.append(out + err)
-                self.assertEqual(process.returncode, 0, "\n".join(said))
-        finally:
-            for process in started:
-                if process.poll() is None:
-                    process.kill()
-                    process.communicate()
-        return "\n".join(said)
+        ended = self.box.run_all([(host, ["env", *self.environment, *words]) for node, host in enumerate(HOSTS)
+                                  for words in command_of(node)], cwd=self.folder)
+        said = "\n".join(output for _, output in ended)
+        self.assertEqual([status for status, _ in ended], [0] * len(ended), said)
+        return said
 
     def weights(self, said, times=1):
         """What all four ranks have learnt: the same, to the bit, as each other, and in each of so many trainings."""
