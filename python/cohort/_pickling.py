@@ -5,6 +5,7 @@ for is there."""
 
 from __future__ import annotations
 
+import collections
 import io
 import pickle
 import types
@@ -14,6 +15,7 @@ from cohort.errors import InvalidArgument
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import ModuleType
     from typing import Any
 
 _GET_CLOUDPICKLE = "install cloudpickle (`pip install cloudpickle`; Debian: python3-cloudpickle)"
@@ -36,6 +38,23 @@ class _ByReference(pickle.Pickler):
         return NotImplemented
 
 
+def _by_value(cloudpickle: ModuleType, value: object) -> bytes:
+    """cloudpickle.dumps, but code keeps the name of its file, from which tracebacks show its lines: 3.1.3 drops it."""
+    table = cloudpickle.CloudPickler.dispatch_table
+    reduce_code = table[types.CodeType]
+
+    def reduce_with_file(code: types.CodeType) -> Any:
+        make, args = reduce_code(code)
+        return make, tuple(code.co_filename if isinstance(arg, str) and arg == "<dynamic-code>" else arg for arg in args)
+
+    class WithFiles(cloudpickle.CloudPickler):
+        dispatch_table = collections.ChainMap({types.CodeType: reduce_with_file}, table)
+
+    buffer = io.BytesIO()
+    WithFiles(buffer).dump(value)
+    return buffer.getvalue()
+
+
 def dumps(value: object) -> bytes:
     """The value as bytes for another process. Raises whatever pickling it raises; NotImportable where only cloudpickle,
     which is not installed, could do it."""
@@ -45,7 +64,7 @@ def dumps(value: object) -> bytes:
         buffer = io.BytesIO()
         _ByReference(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
         return buffer.getvalue()
-    return cloudpickle.dumps(value)
+    return _by_value(cloudpickle, value)
 
 
 def dumps_for_ranks(value: object) -> bytes:
@@ -58,7 +77,7 @@ def dumps_for_ranks(value: object) -> bytes:
             import cloudpickle
         except ImportError:
             raise pickle.PicklingError(f"{error} -- {_GET_CLOUDPICKLE}, or send what a module has a name for") from error
-        return cloudpickle.dumps(value)
+        return _by_value(cloudpickle, value)
 
 
 def loads_of_ranks(data: bytes | bytearray | memoryview) -> Any:
