@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import cohort
-from cohort.distributed import completion, environment
+from cohort.distributed import completion, environment, profiler
 from cohort.distributed.group_moves import Moves
 from cohort.distributed.group_reductions import Reductions
 from cohort.distributed.messages import Messages
@@ -112,24 +112,42 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         timeout = getattr(opts, "timeout", _UNSET)
         return self._timeout if timeout <= _ZERO else timeout.total_seconds()
 
-    def _begin(self, call: Any, *arguments: Any, **how: Any) -> Any:
-        """Starts an operation of the core. What ranks do to each other is told by the Work, however early it is known;
-        wrong arguments are told at once."""
+    def _start(
+        self,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        written: Sequence[Any],
+        call: Any,
+        arguments: Sequence[Any],
+        how: dict[str, Any],
+        line: Any = None,
+        source: int = -1,
+    ) -> Work:
+        """Starts the core's operation `call(*arguments, **how)`. What ranks do to each other is told by the Work, however
+        early it is known; wrong arguments are told at once.
+
+        name     of the operation, for messages and torch's profiler
+        inputs   what it reads, for the profiler
+        outputs  the value of the Work's future and result
+        written  what brings results to where the caller wants them
+        line     operations of one line end in their order; default: the collectives'
+        source   the rank that a message comes from
+        """
+        event = profiler.begin(name, inputs) if profiler.flag._is_profiler_enabled else None
         try:
-            return call(*arguments, **how, async_op=True)
+            core = call(*arguments, async_op=True, **how)
         except cohort.InvalidArgument:
             raise
         except cohort.Error as error:
-            return Failed(error)
+            core = Failed(error)
+        line = line or self._line
+        if event is not None:
+            core = profiler.Seen(core, event, line)
+        return self._work(name, core, outputs, written, line, source)
 
     def _work(
-        self,
-        name: str,
-        core: Any,
-        outputs: Sequence[Any],
-        written: Sequence[Any] = (),
-        line: Any = None,
-        source: int = -1,
+        self, name: str, core: Any, outputs: Sequence[Any], written: Sequence[Any] = (), line: Any = None, source: int = -1
     ) -> Work:
         self._started += 1
 
@@ -158,8 +176,8 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
     # --- waiting for each other, and ends ---
 
     def barrier(self, opts: Any = None) -> Any:
-        core = self._begin(self.communicator.barrier, timeout=self._limit(opts))
-        return for_caller(self._work("barrier", core, []))
+        how = {"timeout": self._limit(opts)}
+        return for_caller(self._start("barrier", [], [], [], self.communicator.barrier, [], how))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Raises cohort.Timeout, naming every rank that has not come."""

@@ -28,8 +28,8 @@ class Moves:
             written = [Written(tensor, "broadcast", reads=False) for tensor in tensors]
             memory = [as_moved(one.memory) for one in written]
         one = memory[0] if len(memory) == 1 else memory
-        core = self._begin(self.communicator.broadcast, one, root=opts.rootRank, timeout=self._limit(opts))
-        return for_caller(self._work("broadcast", core, tensors, written))
+        how = {"root": opts.rootRank, "timeout": self._limit(opts)}
+        return for_caller(self._start("broadcast", tensors, tensors, written, self.communicator.broadcast, [one], how))
 
     def allgather(self: Any, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         input = only(inputs, "all_gather")
@@ -38,13 +38,12 @@ class Moves:
             return other.allgather(outputs, inputs, *([opts] if opts is not None else []))
         pieces = Pieces(one_for_each(outputs, self._size, "all_gather"), "all_gather", reads=False)
         source, memory = as_moved(read(input, "all_gather")), as_moved(pieces.memory)
-        limit = self._limit(opts)
-        if pieces.are_equal:
-            core = self._begin(self.communicator.all_gather, source, memory, timeout=limit)
-        else:
-            counts = _in_elements(pieces.counts, pieces.memory, memory)
-            core = self._begin(self.communicator.all_gather_v, source, memory, counts, timeout=limit)
-        return for_caller(self._work("all_gather", core, pieces.tensors, [pieces]))
+        call, arguments = self.communicator.all_gather, [source, memory]
+        if not pieces.are_equal:
+            call = self.communicator.all_gather_v
+            arguments.append(_in_elements(pieces.counts, pieces.memory, memory))
+        how = {"timeout": self._limit(opts)}
+        return for_caller(self._start("all_gather", inputs, pieces.tensors, [pieces], call, arguments, how))
 
     def _allgather_base(self: Any, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         other = self._elsewhere(output)
@@ -73,8 +72,8 @@ class Moves:
         sources = [as_moved(read(input, "all_gather")) for input in inputs]
         memory = [as_moved(one.memory) for one in written]
         bring, take = (sources[0], memory[0]) if len(sources) == len(memory) == 1 else (sources, memory)
-        core = self._begin(self.communicator.all_gather, bring, take, timeout=self._limit(opts))
-        return self._work("all_gather", core, outputs, written)
+        call, how = self.communicator.all_gather, {"timeout": self._limit(opts)}
+        return self._start("all_gather", inputs, outputs, written, call, [bring, take], how)
 
     def allgather_coalesced(
         self: Any, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
@@ -88,21 +87,22 @@ class Moves:
         pieces = [Pieces([of_rank[i] for of_rank in outputs], "all_gather", reads=False) for i in range(len(inputs))]
         sources = [as_moved(read(input, "all_gather")) for input in inputs]
         memory = [as_moved(one.memory) for one in pieces]
-        core = self._begin(self.communicator.all_gather, sources, memory, timeout=self._limit(opts))
-        return for_caller(self._work("all_gather_coalesced", core, [t for one in outputs for t in one], pieces))
+        everything = [tensor for of_rank in outputs for tensor in of_rank]
+        call, how = self.communicator.all_gather, {"timeout": self._limit(opts)}
+        return for_caller(self._start("all_gather", inputs, everything, pieces, call, [sources, memory], how))
 
     def gather(self: Any, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Any:
         input = only(inputs, "gather")
         other = self._elsewhere(input)
         if other is not None:
             return other.gather(outputs, inputs, opts)
-        source, limit, root = as_moved(read(input, "gather")), self._limit(opts), opts.rootRank
-        if self._rank != root:
-            core = self._begin(self.communicator.gather, source, root=root, timeout=limit)
-            return for_caller(self._work("gather", core, []))
+        call, source = self.communicator.gather, as_moved(read(input, "gather"))
+        how = {"root": opts.rootRank, "timeout": self._limit(opts)}
+        if self._rank != opts.rootRank:
+            return for_caller(self._start("gather", inputs, [], [], call, [source], how))
         pieces = Pieces(one_for_each(outputs, self._size, "gather"), "gather", reads=False)
-        core = self._begin(self.communicator.gather, source, as_moved(pieces.memory), root=root, timeout=limit)
-        return for_caller(self._work("gather", core, pieces.tensors, [pieces]))
+        memory = as_moved(pieces.memory)
+        return for_caller(self._start("gather", inputs, pieces.tensors, [pieces], call, [source, memory], how))
 
     def scatter(self: Any, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Any:
         output = only(outputs, "scatter")
@@ -110,12 +110,12 @@ class Moves:
         if other is not None:
             return other.scatter(outputs, inputs, opts)
         written = Written(output, "scatter", reads=False)
-        memory, root = as_moved(written.memory), opts.rootRank
-        parts = None
-        if self._rank == root:
-            parts = as_moved(Pieces(one_for_each(inputs, self._size, "scatter"), "scatter", reads=True).memory)
-        core = self._begin(self.communicator.scatter, parts, memory, root=root, timeout=self._limit(opts))
-        return for_caller(self._work("scatter", core, outputs, [written]))
+        memory, parts, brought = as_moved(written.memory), None, []
+        if self._rank == opts.rootRank:
+            brought = one_for_each(inputs, self._size, "scatter")
+            parts = as_moved(Pieces(brought, "scatter", reads=True).memory)
+        call, how = self.communicator.scatter, {"root": opts.rootRank, "timeout": self._limit(opts)}
+        return for_caller(self._start("scatter", brought, outputs, [written], call, [parts, memory], how))
 
     def alltoall_base(
         self: Any,
@@ -129,19 +129,14 @@ class Moves:
         if other is not None:
             return other.alltoall_base(output, input, output_splits or [], input_splits or [], opts or c10d.AllToAllOptions())
         written = Written(output, "all_to_all", reads=False)
-        source, memory, limit = as_moved(read(input, "all_to_all")), as_moved(written.memory), self._limit(opts)
-        if not output_splits and not input_splits:
-            core = self._begin(self.communicator.all_to_all, source, memory, timeout=limit)
-        else:
-            core = self._begin(
-                self.communicator.all_to_all_v,
-                source,
-                self._rows(input, input_splits, source),
-                memory,
-                self._rows(output, output_splits, memory),
-                timeout=limit,
-                )
-        return for_caller(self._work("all_to_all", core, [output], [written]))
+        source, memory = as_moved(read(input, "all_to_all")), as_moved(written.memory)
+        call, arguments = self.communicator.all_to_all, [source, memory]
+        if output_splits or input_splits:
+            call = self.communicator.all_to_all_v
+            rows = self._rows(input, input_splits, source), self._rows(output, output_splits, memory)
+            arguments = [source, rows[0], memory, rows[1]]
+        how = {"timeout": self._limit(opts)}
+        return for_caller(self._start("all_to_all", [input], [output], [written], call, arguments, how))
 
     all_to_all_single = alltoall_base
 
@@ -168,15 +163,10 @@ class Moves:
         received = Pieces(one_for_each([outputs], self._size, "all_to_all"), "all_to_all", reads=False)
         sent = Pieces(one_for_each([inputs], self._size, "all_to_all"), "all_to_all", reads=True)
         source, memory = as_moved(sent.memory), as_moved(received.memory)
-        core = self._begin(
-            self.communicator.all_to_all_v,
-            source,
-            _in_elements(sent.counts, sent.memory, source),
-            memory,
-            _in_elements(received.counts, received.memory, memory),
-            timeout=self._limit(opts),
-        )
-        return for_caller(self._work("all_to_all", core, received.tensors, [received]))
+        counts = _in_elements(sent.counts, sent.memory, source), _in_elements(received.counts, received.memory, memory)
+        call, arguments = self.communicator.all_to_all_v, [source, counts[0], memory, counts[1]]
+        how = {"timeout": self._limit(opts)}
+        return for_caller(self._start("all_to_all", inputs, outputs, [received], call, arguments, how))
 
 
 def _in_elements(counts: list[int], tensor: torch.Tensor, moved: torch.Tensor) -> list[int]:

@@ -42,8 +42,8 @@ class Reductions:
             memory = [one.memory for one in written]
         for tensor in tensors:
             op, prescale = reduction_of(opts.reduceOp, tensor.dtype, "all_reduce")
-        core = self._begin(self.communicator.all_reduce, memory, op=op, prescale=prescale, timeout=self._limit(opts))
-        return self._work("all_reduce", core, tensors, written)
+        how = {"op": op, "prescale": prescale, "timeout": self._limit(opts)}
+        return self._start("all_reduce", tensors, tensors, written, self.communicator.all_reduce, [memory], how)
 
     def reduce(self: Any, tensors: list[torch.Tensor], opts: Any) -> Any:
         tensor = only(tensors, "reduce")
@@ -57,8 +57,7 @@ class Reductions:
         else:
             written, memory = [], read(tensor, "reduce")
         how = {"root": opts.rootRank, "op": op, "prescale": prescale, "timeout": self._limit(opts)}
-        core = self._begin(self.communicator.reduce, memory, **how)
-        return for_caller(self._work("reduce", core, tensors, written))
+        return for_caller(self._start("reduce", tensors, tensors, written, self.communicator.reduce, [memory], how))
 
     def reduce_scatter(self: Any, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         opts = opts or c10d.ReduceScatterOptions()
@@ -66,15 +65,16 @@ class Reductions:
         other = self._elsewhere(output)
         if other is not None:
             return other.reduce_scatter(outputs, inputs, opts)
-        parts = Pieces(one_for_each(inputs, self._size, "reduce_scatter"), "reduce_scatter", reads=True)
+        brought = one_for_each(inputs, self._size, "reduce_scatter")
+        parts = Pieces(brought, "reduce_scatter", reads=True)
         written = Written(output, "reduce_scatter", reads=False)
         op, prescale = reduction_of(opts.reduceOp, output.dtype, "reduce_scatter")
         how = {"op": op, "prescale": prescale, "timeout": self._limit(opts)}
-        if parts.are_equal:
-            core = self._begin(self.communicator.reduce_scatter, parts.memory, written.memory, **how)
-        else:
-            core = self._begin(self.communicator.reduce_scatter_v, parts.memory, written.memory, parts.counts, **how)
-        return for_caller(self._work("reduce_scatter", core, outputs, [written]))
+        call, arguments = self.communicator.reduce_scatter, [parts.memory, written.memory]
+        if not parts.are_equal:
+            call = self.communicator.reduce_scatter_v
+            arguments.append(parts.counts)
+        return for_caller(self._start("reduce_scatter", brought, outputs, [written], call, arguments, how))
 
     def _reduce_scatter_base(self: Any, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or c10d.ReduceScatterOptions()
@@ -106,13 +106,8 @@ class Reductions:
         sources = [read(input, "reduce_scatter") for input in inputs]
         for output in outputs:
             op, prescale = reduction_of(opts.reduceOp, output.dtype, "reduce_scatter")
-        one = len(outputs) == len(inputs) == 1
-        core = self._begin(
-            self.communicator.reduce_scatter,
-            sources[0] if one else sources,
-            written[0].memory if one else [output.memory for output in written],
-            op=op,
-            prescale=prescale,
-            timeout=self._limit(opts),
-        )
-        return self._work("reduce_scatter", core, outputs, written)
+        bring, take = sources, [output.memory for output in written]
+        if len(outputs) == len(inputs) == 1:
+            bring, take = sources[0], take[0]
+        call, how = self.communicator.reduce_scatter, {"op": op, "prescale": prescale, "timeout": self._limit(opts)}
+        return self._start("reduce_scatter", inputs, outputs, written, call, [bring, take], how)

@@ -20,14 +20,14 @@ class Messages:
         if other is not None:
             return other.send(tensors, rank, tag)
         source = as_moved(read(only(tensors, "send"), "send"))
-        core = self._begin(self.communicator.send, source, rank, tag=tag, timeout=self._timeout)
-        return for_caller(self._work("send", core, tensors, line=(self._number, "send", rank, tag)))
+        line, how = (self._number, "send", rank, tag), {"tag": tag, "timeout": self._timeout}
+        return for_caller(self._start("send", tensors, tensors, [], self.communicator.send, [source, rank], how, line))
 
     def recv(self: Any, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Any:
         other = self._elsewhere(tensors[0])
         if other is not None:
             return other.recv(tensors, rank, tag)
-        return for_caller(self._receive(tensors, rank, tag))
+        return for_caller(self._receive("recv", tensors, rank, tag))
 
     def recv_anysource(self: Any, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         other = self._elsewhere(tensors[0])
@@ -38,9 +38,10 @@ class Messages:
                 f"recv: a message from whichever of {self._size - 1} ranks comes first cannot be received over the backend "
                 '"cohort" -- name the source (recv(tensor, src=...)), or use all_gather or gather'
             )
-        return for_caller(self._receive(tensors, 1 - self._rank, tag))
+        return for_caller(self._receive("recvAnySource", tensors, 1 - self._rank, tag))
 
-    def _receive(self: Any, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+    def _receive(self: Any, name: str, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
         written = Written(only(tensors, "recv"), "recv", reads=False)
-        core = self._begin(self.communicator.recv, as_moved(written.memory), rank, tag=tag, timeout=self._timeout)
-        return self._work("recv", core, tensors, [written], line=(self._number, "recv", rank, tag), source=rank)
+        call, memory, how = self.communicator.recv, as_moved(written.memory), {"tag": tag, "timeout": self._timeout}
+        line = (self._number, "recv", rank, tag)
+        return self._start(name, tensors, tensors, [written], call, [memory, rank], how, line, rank)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import cohort
+from cohort.distributed import profiler
 from cohort.distributed.reductions import reduction_of
 from cohort.distributed.tensors import as_moved
 from cohort.distributed.work import Work
@@ -23,6 +24,7 @@ def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     op, prescale = reduction_of(options.reduceOp, tensor.dtype, name)
     if op not in ("sum", "average"):
         raise cohort.InvalidArgument(f"{name}: {op} is not possible -- use SUM or AVG, or pass tensor.to_dense()")
+    event = profiler.begin("sparse_all_reduce", [tensor]) if profiler.flag._is_profiler_enabled else None
     own = tensor.detach().coalesce()
     world, size, limit = group.communicator, group._size, group._limit(options)
     shape = torch.tensor([own.sparse_dim(), *own.shape])
@@ -47,7 +49,8 @@ def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
         total = total * prescale
     with torch.no_grad():
         tensor.copy_(total)
-    return group._work(name, _OVER, [tensor])
+    core = _OVER if event is None else profiler.Seen(_OVER, event, group._line)
+    return group._work(name, core, [tensor])
 
 
 class _Over:
