@@ -184,10 +184,14 @@ class Parallel(Case):
         self.close(model.module, expected)
         from torch._C._distributed_c10d import BuiltinCommHookType
 
-        model = DDP(make_net())
-        model._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
-        self.train(model, sgd(model.parameters()), rank=self.rank)
-        self.close(model.module, expected)
+        for kind, places in ((BuiltinCommHookType.ALLREDUCE, 1e-5), (BuiltinCommHookType.FP16_COMPRESS, 1e-2)):
+            for limit in (25, 0.01):
+                with self.subTest(kind, bucket_cap_mb=limit):
+                    model = DDP(make_net(), bucket_cap_mb=limit)
+                    model._register_builtin_comm_hook(kind)
+                    self.train(model, sgd(model.parameters()), rank=self.rank)
+                    self.close(model.module, expected, places)
+                    self.the_same_everywhere(model.module)
         try:
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         except (ImportError, AttributeError):

@@ -56,6 +56,8 @@ class Work(_distributed_c10d.Work):
         self._waited = False
         self._failure: Optional[BaseException] = None
         self._future: Any = None
+        # The future's value is a list of C++'s, for callers there who take no other. It is complete when it is made.
+        self.value_for_cpp = False
 
     def __del__(self) -> None:
         if self._waited or sys.is_finalizing():
@@ -145,6 +147,9 @@ class Work(_distributed_c10d.Work):
         if self._future is None:
             if self._outputs is None:
                 raise cohort.InvalidArgument(f"{self._name}: nobody has waited for it or kept it, so its tensors are gone")
+            if self.value_for_cpp:
+                self._future = torch._C.fork(self._value)  # called at once, on this thread
+                return self._future
             ended = torch.futures.Future()
             if self.is_completed() and self._failure is None:
                 ended.set_result(self._outputs)
@@ -202,6 +207,15 @@ def for_caller(work: Work) -> Any:
     if _C_KEEPS_WORKS or _is_called_from_python():
         return work
     return _distributed_c10d._create_work_from_future(work.get_future())
+
+
+def for_caller_of_half(work: Work) -> Any:
+    """The same for an all_reduce of 16-bit floats. C++ that starts one is DDP's built-in hook FP16_COMPRESS, which has to be
+    given a list of its own kind, and futures that are fulfilled later cannot carry one."""
+    if _is_called_from_python():
+        return work
+    work.value_for_cpp = True
+    return work if _C_KEEPS_WORKS else _distributed_c10d._create_work_from_future(work.get_future())
 
 
 def _is_called_from_python() -> bool:
