@@ -117,11 +117,11 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     """torch.distributed.monitored_barrier for the backend "cohort": returns once all ranks of the group have come.
 
     group           a process group of torch.distributed; default: the world
-    timeout         seconds or a timedelta; default: the group's own
+    timeout         seconds or a timedelta; default: the group's own; 0: who is not here already is missing
     wait_all_ranks  taken for torch's sake: every missing rank is named in any case
 
-    Raises cohort.Timeout, naming the ranks that have not come; the group cannot be used afterwards. A group of another
-    backend is handed to torch's own function, which knows Gloo.
+    Raises cohort.Timeout on all who have come, naming the ranks (of the world) that have not; the group cannot be used
+    afterwards. A group of another backend is handed to torch's own function, which knows Gloo.
     """
     from cohort.distributed.monitored import monitored_barrier as check
 

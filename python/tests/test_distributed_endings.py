@@ -26,28 +26,122 @@ dist.init_process_group("cohort", init_method=address, rank=rank, world_size=int
         outputs = [output for _, output in self.world(script.replace("PATIENCE", "datetime.timedelta(seconds=10)"))]
         self.assertTrue(any("rank 0 is taken" in output for output in outputs), outputs)
 
-    def test_monitored_barrier(self):
+    MONITORED = START + """
+store = dist.distributed_c10d._get_default_store()
+
+def come(group=None, seconds=5, **how):
+    timeout = datetime.timedelta(seconds=seconds)
+    if BY_TORCH:
+        return dist.monitored_barrier(group, timeout, **how)
+    return cohort.monitored_barrier(group, timeout, **how)
+
+def good():  # nobody goes while another still counts on the group
+    store.set(f"{rank} is done", "")
+    store.wait([f"{other} is done" for other in range(int(sys.argv[2]))], PATIENCE)
+    print("good", flush=True)
+
+BY_TORCH = False
+"""
+
+    def test_monitored_barrier_names_who_is_missing(self):
+        """Rank 1 is late: it comes once rank 0 waits. Rank 2 is missing."""
         self.all_good(
-            self.START
+            self.MONITORED
             + """
-cohort.monitored_barrier()
-if rank == 0:
-    try:
-        cohort.monitored_barrier(timeout=1.0, wait_all_ranks=True)
-        sys.exit("nobody has come")
-    except cohort.Timeout as error:
-        assert "rank 1" in str(error) and "rank 2" in str(error), error
+if rank == 1:
+    store.wait(["rank 0 comes"], PATIENCE)
+    come()
+    store.wait(["rank 0 comes again"], PATIENCE)
 else:
-    import time
-    time.sleep(3)
+    if rank == 0:
+        store.set("rank 0 comes", "")
+    come()
+if rank == 2:
+    store.wait(["it is over"], PATIENCE)
     try:
         dist.barrier()
         sys.exit("it is over")
-    except cohort.Error:
-        pass
-print("good")
+    except cohort.Aborted as error:
+        assert "monitored_barrier: rank 2 did not come within 5 s" in str(error), error
+else:
+    if rank == 0:
+        store.set("rank 0 comes again", "")
+    try:
+        come(wait_all_ranks=rank == 0)
+        sys.exit("rank 2 has not come")
+    except cohort.Timeout as error:
+        assert str(error).startswith("monitored_barrier: rank 2 did not come within 5 s"), error
+    store.set("it is over", "")
+good()
 """,
             3,
+        )
+
+    def test_monitored_barrier_of_a_group(self):
+        """All the missing ones, as the world counts them; and rank 0 of the group."""
+        self.all_good(
+            self.MONITORED
+            + """
+groups = [dist.new_group(ranks) for ranks in ([1, 2, 3], [0, 1, 3])]
+for group, comes, said in (
+    (groups[0], 1, "ranks 2, 3 of the group's ranks 1, 2, 3 did not come within 1 s"),
+    (groups[1], 3, "rank 0 of the group's ranks 0, 1, 3 did not come|ranks 0, 1 of the group's"),
+):
+    if rank == comes:
+        import re
+        try:
+            come(group, 1)
+            sys.exit("nobody has come")
+        except cohort.Timeout as error:
+            assert re.match("monitored_barrier: (" + said + ")", str(error)), error
+come(seconds=30)  # the world is as it was
+good()
+""",
+            4,
+        )
+
+    def test_monitored_barrier_that_does_not_wait(self):
+        self.all_good(
+            self.MONITORED
+            + """
+if rank == 0:
+    try:
+        come(seconds=0)
+        sys.exit("nobody has come")
+    except cohort.Timeout as error:
+        assert "monitored_barrier: rank 1 did not come" in str(error), error
+for wrong in -1, float("nan"):
+    try:
+        cohort.monitored_barrier(timeout=wrong)
+        sys.exit("it has no meaning")
+    except cohort.InvalidArgument as error:
+        assert "has no meaning" in str(error), error
+good()
+"""
+        )
+
+    def test_monitored_barrier_of_torchs(self):
+        """torch 2.14 calls the group's; earlier ones know Gloo alone, and say so."""
+        self.all_good(
+            self.MONITORED
+            + """
+BY_TORCH = True
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14):
+    try:
+        come()
+        sys.exit("torch has changed")
+    except (ValueError, RuntimeError) as error:
+        assert "only implemented for GLOO" in str(error), error
+else:
+    come()
+    if rank == 0:
+        try:
+            come(seconds=1)
+            sys.exit("rank 1 has not come")
+        except cohort.Timeout as error:
+            assert "monitored_barrier: rank 1 did not come within 1 s" in str(error), error
+good()
+"""
         )
 
     def test_abort(self):

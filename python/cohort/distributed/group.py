@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import cohort
-from cohort.distributed import completion, environment, profiler
+from cohort.distributed import arrivals, completion, environment, profiler
 from cohort.distributed.group_moves import Moves
 from cohort.distributed.group_reductions import Reductions
 from cohort.distributed.messages import Messages
@@ -29,7 +29,8 @@ _GRACE_SECONDS = 30.0
 class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
     """One rank's handle of a group. Use it through torch.distributed."""
 
-    def __init__(self, store: Any, communicator: cohort.Communicator, is_world: bool = False) -> None:
+    def __init__(self, store: Any, communicator: cohort.Communicator, ranks: Sequence[int] = ()) -> None:
+        """ranks   of the world's that are the group's, in its order; none: it is the world itself"""
         dist.ProcessGroup.__init__(self, communicator.rank(), communicator.size())
         self.communicator = communicator
         self._store = store
@@ -42,7 +43,8 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         self._coalesced: Optional[list[Work]] = None
         self._beside: Any = None
         self._beside_devices: list[str] = []
-        self._filled = environment.fill(communicator) if is_world else []
+        self._filled = environment.fill(communicator) if not ranks else []
+        self._ranks = list(ranks) or list(range(self._size))
 
     # --- who it is ---
 
@@ -180,8 +182,10 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         return for_caller(self._start("barrier", [], [], [], self.communicator.barrier, [], how))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Raises cohort.Timeout, naming every rank that has not come."""
-        self.communicator.barrier(timeout=timeout if timeout is not None else self._timeout)
+        """Raises cohort.Timeout, naming every rank that has not come: arrivals.py."""
+        timeout = getattr(timeout, "timeout", timeout)  # C++ brings BarrierOptions
+        seconds = arrivals.seconds_of(timeout, self.communicator.timeout() if self._timeout is None else self._timeout)
+        arrivals.wait_for_all(self.communicator, self._ranks, seconds)
 
     def abort(self, reason: str = "aborted by the program") -> None:
         """Ends the group on all ranks: what is under way and what comes raises cohort.Aborted."""

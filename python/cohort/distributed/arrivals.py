@@ -1,0 +1,93 @@
+"""Who has come to a barrier, exactly: rank 0 of the group hears from each rank, says that it is there itself, and at the
+end whether all have come. Ordinary barriers between hosts hear of a host's ranks together.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Optional, Sequence
+
+import torch
+
+import cohort
+
+# Of its messages: no program's, so far up.
+_TAG = (1 << 31) - 1729
+_MARK = "monitored_barrier: "
+_HERE, _ALL = 1, 2
+
+
+def wait_for_all(world: cohort.Communicator, ranks: Sequence[int], seconds: float) -> None:
+    """Returns on every rank once all are here. If some are not after `seconds`, ends the world on all ranks, and raises
+    cohort.Timeout with all the missing ones, on those who have come; operations of the others raise cohort.Aborted.
+
+    world    of the group
+    ranks    how the program counts the group's ranks: in torch's world
+    """
+    if world.size() == 1:
+        return
+    try:
+        if world.rank() == 0:
+            _hear(world, ranks, seconds)
+        else:
+            _report(world, ranks, seconds)
+    except cohort.Aborted as error:
+        before, mark, reason = (error.cause or str(error)).partition(_MARK)
+        if not mark:
+            raise
+        raise cohort.Timeout(_MARK + reason) from error
+
+
+def _byte(value: int = 0) -> torch.Tensor:
+    return torch.full((1,), value, dtype=torch.uint8)
+
+
+def _left(until: float) -> float:
+    return max(0.001, until - time.monotonic())
+
+
+def _give_up(world: cohort.Communicator, ranks: Sequence[int], missing: Sequence[int], seconds: float) -> None:
+    names = ", ".join(str(ranks[rank]) for rank in missing)
+    names = f"rank {names}" if len(missing) == 1 else f"ranks {names}"
+    whole = "" if len(ranks) == ranks[-1] + 1 else f" of the group's ranks {', '.join(map(str, ranks))}"
+    reason = (
+        f"{_MARK}{names}{whole} did not come within {seconds:g} s -- stopped, slow, or in another branch of the program? "
+        "give a longer timeout if only slow; the group has to be formed anew"
+    )
+    world.abort(reason)
+    raise cohort.Timeout(reason)
+
+
+def _hear(world: Any, ranks: Sequence[int], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    others = range(1, world.size())
+    # Their own deadline: it comes only where this process is kept from looking at `until`.
+    how = {"tag": _TAG, "timeout": 2 * seconds + 60, "async_op": True}
+    heard = [world.recv(_byte(), rank, **how) for rank in others]
+    said = [world.send(_byte(_HERE), rank, **how) for rank in others]
+    missing = [rank for rank, one in zip(others, heard) if not one.wait(_left(until))]
+    if missing:
+        _give_up(world, ranks, missing, seconds)
+    said += [world.send(_byte(_ALL), rank, **how) for rank in others]
+    for one in said:
+        one.wait()
+
+
+def _report(world: Any, ranks: Sequence[int], seconds: float) -> None:
+    how = {"tag": _TAG, "timeout": 2 * seconds + 60, "async_op": True}
+    said = world.send(_byte(), 0, **how)
+    if not world.recv(_byte(), 0, **how).wait(seconds):
+        _give_up(world, ranks, [0], seconds)
+    # It looks at its own time, and then says who is missing, or ends.
+    world.recv(_byte(), 0, **how).wait()
+    said.wait()
+
+
+def seconds_of(timeout: Any, otherwise: Optional[float]) -> float:
+    """Of a timedelta, seconds, or None. 0: who is not here already is missing."""
+    if timeout is None:
+        return 1800.0 if otherwise is None else otherwise
+    seconds = float(timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout)
+    if not 0 <= seconds <= 31_536_000:
+        raise cohort.InvalidArgument(f"monitored_barrier: a timeout of {timeout} has no meaning -- give 0 s to a year")
+    return max(0.001, seconds)
