@@ -15,6 +15,7 @@ if torch is not None:
     from cohort.distributed.tensors import Pieces
 
 TORCH_2 = torch is not None and int(torch.__version__.split(".")[0]) >= 2
+VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2]) if torch is not None else (0, 0)
 needs_torch_2 = unittest.skipUnless(TORCH_2, "torch 1.13 does not have it")
 
 
@@ -400,6 +401,101 @@ class Groups(Case):
         tensor = self.of(self.rank)
         dist.all_reduce(tensor, group=group)
         self.equal(tensor, sum(self.all()))
+
+
+class Timeouts(Case):
+    def test_of_a_group_that_is_changed(self):
+        group, second = dist.new_group(), datetime.timedelta(seconds=1)
+        if VERSION >= (2, 14):
+            dist.set_timeout(second, group)
+        else:
+            if hasattr(dist.distributed_c10d, "_set_pg_timeout"):
+                with self.assertWarnsRegex(UserWarning, "only supported for either nccl or gloo"):
+                    dist.distributed_c10d._set_pg_timeout(second, group)
+            group.set_timeout(second)
+        if TORCH_2:
+            options = group._get_backend(torch.device("cpu")).options
+            self.assertEqual((options._timeout, options.backend), (second, "cohort"))
+            world = dist.group.WORLD._get_backend(torch.device("cpu")).options
+            self.assertEqual(world._timeout, datetime.timedelta(seconds=SECONDS))
+        if self.size == 1:
+            return
+        if self.rank == 0:
+            with self.assertRaisesRegex(cohort.Timeout, "after 1000 ms"):
+                dist.barrier(group)
+        dist.barrier()
+        if self.rank != 0:
+            with self.assertRaisesRegex(cohort.Error, "after 1000 ms"):
+                dist.barrier(group)
+
+
+@unittest.skipUnless(VERSION >= (2, 14), "before torch 2.14 C++ asks a process group in Python for little")
+class FromCpp(Case):
+    """The functions of C++'s ProcessGroup, which ask the group for what it has in Python, and else the backend in it."""
+
+    def call(self, name, *arguments):
+        work = getattr(dist.ProcessGroup, name)(dist.group.WORLD, *arguments)
+        if work is not None:
+            work.wait()
+
+    def test_moves(self):
+        from torch._C import _distributed_c10d as c10d
+
+        root = c10d.GatherOptions()
+        root.rootRank = self.size - 1
+        is_root = self.rank == root.rootRank
+        found = [[torch.zeros(6) for _ in range(self.size)]] if is_root else []
+        self.call("gather", found, [self.of(self.rank)], root)
+        for one, other in zip(found[0] if is_root else [], self.all()):
+            self.equal(one, other)
+        root = c10d.ScatterOptions()
+        root.rootRank = self.size - 1
+        mine = torch.zeros(6)
+        self.call("scatter", [mine], [self.all()] if is_root else [], root)
+        self.equal(mine, self.of(self.rank))
+        found = [torch.zeros(6) for _ in range(self.size)]
+        self.call("alltoall", found, [self.of(self.rank)] * self.size, c10d.AllToAllOptions())
+        for one, other in zip(found, self.all()):
+            self.equal(one, other)
+        found = [[torch.zeros(6)] for _ in range(self.size)]
+        self.call("allgather_coalesced", found, [self.of(self.rank)], c10d.AllgatherOptions())
+        for (one,), other in zip(found, self.all()):
+            self.equal(one, other)
+
+    def test_reductions(self):
+        from torch._C import _distributed_c10d as c10d
+
+        root = c10d.ReduceOptions()
+        root.rootRank = self.size - 1
+        tensor = self.of(self.rank)
+        self.call("reduce", [tensor], root)
+        self.equal(tensor, sum(self.all()) if self.rank == root.rootRank else self.of(self.rank))
+        part = torch.zeros(6)
+        self.call("_reduce_scatter_base", part, torch.cat([self.of(self.rank)] * self.size), c10d.ReduceScatterOptions())
+        self.equal(part, sum(self.all()))
+
+    def test_out_variants(self):
+        name, found = dist.group.WORLD.group_name, torch.zeros(6 * self.size)
+        torch.ops._c10d_functional.all_gather_into_tensor_out(self.of(self.rank), self.size, name, out=found)
+        torch.ops._c10d_functional.wait_tensor(found)
+        self.equal(found, torch.cat(self.all()))
+
+    def test_the_rest(self):
+        self.call("monitored_barrier", datetime.timedelta(seconds=SECONDS), False)
+        self.assertEqual(
+            dist.ProcessGroup._get_sequence_number_for_group(dist.group.WORLD),
+            dist.group.WORLD._get_sequence_number_for_group(),
+        )
+        if self.size == 2:
+            tensor = torch.zeros(2)
+            if self.rank == 0:
+                self.call("recv_anysource", [tensor], 5)
+                self.equal(tensor, torch.ones(2))
+            else:
+                self.call("send", [torch.ones(2)], 0, 5)
+        group = dist.new_group()
+        dist.ProcessGroup.set_timeout(group, datetime.timedelta(seconds=7))
+        self.assertEqual(group.options._timeout, datetime.timedelta(seconds=7))
 
 
 class Errors(Case):

@@ -12,9 +12,10 @@ from typing import Any, Optional, Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 import cohort
-from cohort.distributed import arrivals, completion, environment, profiler
+from cohort.distributed import arrivals, completion, environment, inner, profiler
 from cohort.distributed.group_moves import Moves
 from cohort.distributed.group_reductions import Reductions
 from cohort.distributed.messages import Messages
@@ -45,6 +46,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         self._beside_devices: list[str] = []
         self._filled = environment.fill(communicator) if not ranks else []
         self._ranks = list(ranks) or list(range(self._size))
+        inner.attach(self)
 
     # --- who it is ---
 
@@ -76,6 +78,14 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         self._timeout = timeout.total_seconds()
+
+    @property
+    def options(self) -> Any:
+        """A Backend.Options as it is now: changing it changes nothing. torch 1.13 has none."""
+        timeout = self.communicator.timeout() if self._timeout is None else self._timeout
+        found = c10d.Backend.Options("cohort", datetime.timedelta(seconds=timeout))
+        found.group_name, found.global_ranks_in_group = self._name, self._ranks
+        return found
 
     @property
     def _device_types(self) -> list[torch.device]:

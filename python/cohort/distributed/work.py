@@ -192,14 +192,12 @@ class _All:
             work.wait()
 
 
-def _keeps_python_objects() -> bool:
-    numbers = torch.__version__.split("+")[0].split(".")
-    return (int(numbers[0]), int(numbers[1])) >= (2, 7)
-
+# Its version: (2, 13).
+TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 # Before torch 2.7 C++ lets go of the Python half of a Work that a Python process group returns to it, and what is left
 # never ends. What C++ calls gets a Work of its own kind then.
-_C_KEEPS_WORKS = _keeps_python_objects()
+_C_KEEPS_WORKS = TORCH >= (2, 7)
 
 
 def for_caller(work: Work) -> Any:

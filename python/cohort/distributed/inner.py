@@ -1,0 +1,66 @@
+"""For callers in torch's C++, from torch 2.14 on: a `torch.distributed.Backend` in Python, within the process group.
+
+torch asks a process group that is written in Python for most operations itself, and for the rest the backend within it:
+this one, which hands them back. The group stays what Python calls: of the Works that a Backend returns, C++ passes on
+`wait` and `get_future` alone, so that `is_completed`, `exception` and `result` would say nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from cohort.distributed.work import TORCH
+
+# What there is of it in 2.14's C++ (PyBackend.hpp), by the names under which it asks Python.
+_OPERATIONS = (
+    "allgather allgather_coalesced all_gather_single all_gather_single_coalesced allreduce allreduce_coalesced alltoall "
+    "all_to_all_single barrier broadcast gather monitored_barrier recv recv_anysource reduce reduce_scatter "
+    "reduce_scatter_single reduce_scatter_single_coalesced scatter send set_timeout getBackendName abort shutdown "
+    "_get_sequence_number_for_group"
+).split()
+
+
+def attach(group: Any) -> None:
+    """Gives a group its backend of the CPU, with a torch that can have one."""
+    if TORCH < (2, 14):
+        return
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    dist.ProcessGroup._register_backend(group, torch.device("cpu"), kind, _backend_class()(group))
+    dist.ProcessGroup._set_default_backend(group, kind)
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def call(self: Any, *arguments: Any) -> Any:
+        return getattr(self.group(), name)(*arguments)
+
+    return call
+
+
+_made: list[type] = []
+
+
+def _backend_class() -> type:
+    """Made when it is wanted: earlier versions of torch have no class to derive it from."""
+    if not _made:
+
+        class Backend(c10d.Backend):
+            def __init__(self, group: Any) -> None:
+                super().__init__(group._rank, group._size)
+                self.group = weakref.ref(group)  # which holds it
+
+            @property
+            def options(self) -> Any:
+                return self.group().options
+
+            def allreduce_sparse(self, *arguments: Any) -> Any:
+                return self.group().allreduce(*arguments)
+
+        for name in _OPERATIONS:
+            setattr(Backend, name, _forward(name))
+        _made.append(Backend)
+    return _made[0]
