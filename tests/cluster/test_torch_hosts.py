@@ -14,6 +14,7 @@ sys.path.insert(0, os.environ["EXAMPLES"])
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.optim import ZeroRedundancyOptimizer
 import cohort
 from digits import Net, load
 
@@ -43,9 +44,19 @@ assert [one["rank"] for one in objects] == list(range(size))
 assert len({one["host"] for one in objects}) == 2, objects
 cohort.monitored_barrier(timeout=30)
 
-def train(model, sharded=False):
+# One rank of each host does not come: those that have are told both.
+group = dist.new_group()
+if "IN_FULL" in os.environ and rank in (0, 2):
+    try:
+        cohort.monitored_barrier(group, timeout=5)
+        sys.exit("ranks 1 and 3 have not come")
+    except cohort.Timeout as error:
+        assert str(error).startswith("monitored_barrier: ranks 1, 3 did not come within 5 s"), error
+cohort.monitored_barrier(timeout=30)
+
+def train(model, optimizer=None):
     torch.manual_seed(1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
     train_set, _ = load()
     for step in range(4):
         first = (step * size + rank) * 8
@@ -58,7 +69,18 @@ net = Net()
 train(torch.nn.parallel.DistributedDataParallel(net))
 weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
-if hasattr(torch.distributed, "device_mesh") and "FSDP" in os.environ:
+# Adam's state shared out over the hosts, and whole on each rank: the same weights.
+nets = []
+for share in (True, False):
+    torch.manual_seed(0)
+    nets.append(torch.nn.parallel.DistributedDataParallel(Net()))
+    parameters = nets[-1].parameters()
+    train(nets[-1], ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01) if share
+          else torch.optim.Adam(parameters, lr=0.01))
+for one, other in zip(nets[0].parameters(), nets[1].parameters()):
+    assert torch.equal(one, other), "ZeroRedundancyOptimizer gives other weights"
+
+if hasattr(torch.distributed, "device_mesh") and "IN_FULL" in os.environ:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
@@ -153,7 +175,7 @@ class Programs(PythonCase):
     def every_launcher_gives_the_same_bits(self):
         for path in self.folder.glob("*.sh"):
             path.chmod(0o755)
-        both = ["AND_COHORT=1", "FSDP=1"]
+        both = ["AND_COHORT=1", "IN_FULL=1"]
         env = self.program("env://")
 
         def by_hand(method):
