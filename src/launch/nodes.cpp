@@ -205,7 +205,9 @@ Result<std::optional<NodeRole>> choose_node(const NodeWishes& wishes, const clus
       return fail(ErrorCode::InvalidArgument, "{} {}: --nnodes is wanted, too: on how many hosts it is started", name,
                   *value);
   }
-  if (const std::string* const alone = find(environment, env::kAlone); alone != nullptr && *alone == "1") return Role();
+  const auto alone = cluster::is_on(environment, env::kAlone);
+  if (!alone) return tl::unexpected(alone.error());
+  if (*alone) return Role();
   const auto step = slurm_task(environment);
   for (const cluster::Launcher& row : cluster::launchers()) {
     if (!cluster::recognised(environment, row)) continue;
