@@ -1,11 +1,13 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "cluster/detect.h"
+#include "cluster/slips.h"
 #include "launch/dry_run.h"
 #include "launch/hosts.h"
 #include "launch/nodes.h"
 #include "launch/supervisor.h"
 #include "sys/cpus.h"
+#include "sys/gpus.h"
 #include "sys/process.h"
 
 #include "commands.h"
@@ -29,7 +31,7 @@ using launch::PrefixStyle;
 using launch::ProgramRequest;
 
 struct Options {
-  std::string processes = "auto";
+  std::string processes;  ///< empty: not said
   std::string run_folder;
   std::vector<std::string> environment;
   std::string prefix = "rank";
@@ -172,16 +174,37 @@ void set_hosts(launch::RunOptions& job, const Options& options) {
 /// For the launchers of a job that people start one after the other.
 constexpr auto kStartTimeoutByHand = std::chrono::seconds(300);
 
-/// -np, or what torchrun calls it.
+bool names_hosts(const Options& options) {
+  return !options.hosts.list.empty() || !options.hosts.file.empty() || options.hosts.nodes != 0;
+}
+
+int usable_gpus() {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible != nullptr && *visible == '\0') return 0;
+  const cluster::GpuClaim said = cluster::gpus_claimed(cluster::current_environment());
+  return said.claim.empty() ? sys::gpus_here() : said.gpus;
+}
+
+/// -np, or what torchrun calls it: a number, `cpu`, `gpu`, or `auto`, which are GPUs where there are any.
 std::string processes_wanted(const Options& options) {
-  if (options.per_node.empty()) return options.processes;
-  if (options.processes != "auto")
+  if (!options.processes.empty() && !options.per_node.empty())
     raise(ErrorCode::InvalidArgument, "-np {} and --nproc-per-node {}: give one", options.processes, options.per_node);
-  if (!options.hosts.list.empty() || !options.hosts.file.empty()) {
-    raise(ErrorCode::InvalidArgument, "--nproc-per-node {}: with -H or --hostfile it is --per-node {}",
-          options.per_node, options.per_node);
-  }
-  return options.per_node == "cpu" ? "auto" : options.per_node;
+  const bool hosts = !options.hosts.list.empty() || !options.hosts.file.empty();
+  const bool a_rank = env::get(env::kLocalRank).has_value();  // torchrun's variables were for what started it
+  std::string wanted = options.per_node;
+  if (wanted.empty() && options.processes.empty() && !hosts && !a_rank)
+    wanted = env::get("PET_NPROC_PER_NODE").value_or("");
+  if (wanted.empty()) return options.processes.empty() ? "auto" : options.processes;
+  const std::string shown = options.per_node.empty() ? "PET_NPROC_PER_NODE=" + wanted : "--nproc-per-node " + wanted;
+  if (hosts) raise(ErrorCode::InvalidArgument, "{}: with -H or --hostfile it is --per-node {}", shown, wanted);
+  if (wanted == "cpu") return "auto";
+  if (wanted != "gpu" && wanted != "auto") return wanted;
+  const int gpus = usable_gpus();
+  if (gpus > 0) return std::to_string(gpus);
+  if (wanted == "auto") return wanted;
+  raise(ErrorCode::InvalidArgument,
+        "{}: there is no GPU here (CUDA_VISIBLE_DEVICES, /dev/nvidia0, /sys/class/kfd) -- give a number, or cpu",
+        shown);
 }
 
 /// Where this command is one of several launchers of one job.
@@ -190,9 +213,9 @@ void set_nodes(launch::RunOptions& job, const Options& options) {
   const std::string secret_file =
       !options.secret_file.empty() ? options.secret_file : env::get(env::kSecretFile).value_or("");
   wishes.has_secret = !secret_file.empty();
-  wishes.has_hosts = !options.hosts.list.empty() || !options.hosts.file.empty() || options.hosts.nodes != 0;
+  wishes.has_hosts = names_hosts(options);
   job.node = value_or_throw(launch::choose_node(wishes, cluster::current_environment()));
-  if (!job.node) return;
+  if (!job.node || job.node->count == 1) return;
   if (job.owner_pid) {
     raise(
         ErrorCode::InvalidArgument,
@@ -214,7 +237,7 @@ void set_nodes(launch::RunOptions& job, const Options& options) {
   }
   job.processes = 0;  // as many as the nodes have
   for (int node = 0; node < job.node->count; ++node) {
-    const bool here = node == job.node->rank;
+    const bool here = node == std::max(0, job.node->rank);
     job.hosts.push_back({here ? sys::host_name() : fmt::format("node {}", node), ranks, here});
   }
 }
@@ -272,7 +295,11 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
   job.owner_folder = options.owner_folder;
   job.command_line = command_line;
   set_nodes(job, options);
-  if (!job.node) set_hosts(job, options);
+  const bool only_one = job.node && job.node->count == 1;
+  if (only_one) job.node.reset();
+  // One that is to be the only one is that in an allocation of several nodes, too.
+  const bool asks_for_hosts = names_hosts(options) || options.hosts.per_node != 0 || options.starter != "auto";
+  if (!job.node && (!only_one || asks_for_hosts)) set_hosts(job, options);
   job.start_timeout = options.start_timeout         ? milliseconds_of(*options.start_timeout, "--start-timeout")
                       : job.node && !job.node->step ? std::chrono::milliseconds(kStartTimeoutByHand)
                                                     : launch::RunOptions().start_timeout;
@@ -317,7 +344,7 @@ void add_run(CLI::App& app, int& exit_status) {
   command->footer(kFooter);
   command->add_option("-n,--np,--nproc", options->processes, "Processes (also -np N), or 'auto': one per usable core")
       ->type_name("N")
-      ->capture_default_str();
+      ->default_str("auto");
   command->add_option("-H,--hosts", options->hosts.list, "Hosts and their slots; the first are filled first [this one]")
       ->type_name("A:4,B:4");
   command->add_option("--hostfile", options->hosts.file, "A file of them: lines of HOST, HOST:N or HOST slots=N")
@@ -338,8 +365,23 @@ void add_run(CLI::App& app, int& exit_status) {
   command->add_option("--master-addr", options->nodes.master_addr, "The same, as torchrun has it")->type_name("HOST");
   command->add_option("--master-port", options->nodes.master_port, "The same, as torchrun has it")->type_name("PORT");
   command
-      ->add_option("--nproc-per-node", options->per_node,
-                   "Processes on each host: as -np with --nnodes and on one host")
+      ->add_option(
+          "--rdzv-endpoint", options->nodes.endpoint,
+          "As --master [port 29400], for launchers that were not told which they are: 0 is the one on HOST, the "
+          "others are numbered as they come")
+      ->type_name("HOST[:PORT]");
+  command
+      ->add_option("--rdzv-backend", options->nodes.backend, "c10d or static, as torchrun has it: without any effect")
+      ->type_name("NAME");
+  command->add_option("--rdzv-id", options->nodes.id, "A name of the job: a launcher with another one is turned away")
+      ->type_name("ID");
+  command->add_flag("--standalone", options->nodes.standalone,
+                    "The job is on this host alone, also in a step or an allocation of several");
+  command
+      ->add_option(
+          "--nproc-per-node", options->per_node,
+          "Processes on each host: as -np with --nnodes and on one host; cpu: one per usable core; gpu: one per "
+          "GPU; auto: that, or one per core where there is none")
       ->type_name("N");
   command->add_option("--per-node", options->hosts.per_node, "Slots of each host [as the list says, else 1]")
       ->type_name("N");

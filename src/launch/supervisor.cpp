@@ -221,7 +221,9 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
   } else if (const auto* failed = std::get_if<StartFailed>(&message)) {
     const std::string where =
         failed->rank >= 0 ? fmt::format("rank {} on {}", failed->rank, agent.host.name) : agent.host.name;
-    fail_start(fmt::format("cannot start {}: {}: {}", setup_.program.path, where, failed->reason));
+    // (Each of several launchers starts a program of its own, which its reason names.)
+    fail_start(has_launchers() ? fmt::format("{}: {}", where, failed->reason)
+                               : fmt::format("cannot start {}: {}: {}", setup_.program.path, where, failed->reason));
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
