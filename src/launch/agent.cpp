@@ -163,7 +163,7 @@ bool Agent::come() {
 
 void Agent::on_message(Message message) {
   if (auto* job = std::get_if<StartJob>(&message)) {
-    if (stage_ == Stage::Waiting) start_job(std::move(*job));
+    if (stage_ == Stage::Waiting && options_.unable.empty()) start_job(std::move(*job));
   } else if (const auto* taken = std::get_if<OutputTaken>(&message)) {
     unacknowledged_ -= std::min<std::size_t>(unacknowledged_, taken->bytes);
     if (paused_ && unacknowledged_ < kOutputWindow / 2) {
