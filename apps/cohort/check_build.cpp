@@ -35,8 +35,6 @@ constexpr Module kModules[] = {
     {"cohort", "pip install . in a clone of Cohort, or its build folder's python/ on PYTHONPATH"},
     {"torch", "pip install torch"},
     {"numpy", "pip install numpy"},
-    {"mlflow", "pip install mlflow"},
-    {"tensorboard", "pip install tensorboard"},
     {"cloudpickle", "pip install cloudpickle"},
 };
 

@@ -14,10 +14,9 @@ struct Foreign {
 };
 
 constexpr Foreign kForeign[] = {
-    {"--standalone", "torchrun", "leave it out: without hosts a job is on this one"},
-    {"--rdzv-backend", "torchrun", "leave it out: ranks find each other, and -H a,b reaches other hosts"},
-    {"--rdzv-endpoint", "torchrun", "leave it out: ranks find each other, and -H a,b reaches other hosts"},
-    {"--rdzv-id", "torchrun", "leave it out: each job has a name of its own"},
+    {"--rdzv-conf", "torchrun", "leave it out: --start-timeout SECONDS is how long launchers wait for each other"},
+    {"--local-addr", "torchrun", "--network NAME or ADDRESS/BITS"},
+    {"--role", "torchrun", "leave it out: all ranks run one program"},
     {"--monitor-interval", "torchrun", "leave it out: the end of a rank is seen at once"},
     {"--log-dir", "torchrun", "--output-dir DIR; logs are kept without it, too"},
     {"--redirects", "torchrun", "leave it out: each rank has its logs, and --ranks says which are shown"},

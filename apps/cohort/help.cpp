@@ -40,6 +40,20 @@ std::string_view section(std::string_view heading) {
   return page.substr(begin, page.find("\n## ", begin + 1) - begin);
 }
 
+/// `[text](page.md#part)` as it is read where nothing can be followed.
+std::string without_links(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const auto middle = text.find("](");
+    const auto begin = text.rfind('[', middle);
+    const auto end = text.find(')', middle);
+    if (middle == std::string_view::npos || begin == std::string_view::npos || end == std::string_view::npos) break;
+    out.append(text.substr(0, begin)).append(text.substr(begin + 1, middle - begin - 1));
+    text.remove_prefix(end + 1);
+  }
+  return out.append(text);
+}
+
 void print_topic(const Topic& topic) {
   if (topic.sections.empty()) return print_environment();
   std::string text;
@@ -48,7 +62,7 @@ void print_topic(const Topic& topic) {
     text += section(heading);
     if (!text.ends_with('\n')) text += '\n';
   }
-  std::fputs(text.c_str(), stdout);
+  std::fputs(without_links(text).c_str(), stdout);
 }
 
 void print_help(const CLI::App& app, const std::string& word) {

@@ -1,11 +1,13 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "cluster/detect.h"
+#include "cluster/slips.h"
 #include "launch/dry_run.h"
 #include "launch/hosts.h"
 #include "launch/nodes.h"
 #include "launch/supervisor.h"
 #include "sys/cpus.h"
+#include "sys/gpus.h"
 #include "sys/process.h"
 
 #include "commands.h"
@@ -20,6 +22,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 namespace cohort::app {
@@ -29,7 +32,7 @@ using launch::PrefixStyle;
 using launch::ProgramRequest;
 
 struct Options {
-  std::string processes = "auto";
+  std::string processes;  ///< empty: not said
   std::string run_folder;
   std::vector<std::string> environment;
   std::string prefix = "rank";
@@ -88,8 +91,9 @@ the command line counts before the variable, the variable before the file. --sho
 Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
 under torchrun, and what cohort::join() needs (`cohort env` lists all). stdin goes to rank 0. The complete output of every
 rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
-killed; 75 if all ranks have saved and ask for a requeue; 124 after --timeout, or if the job did not go on; 127 if PROGRAM cannot be started). Ctrl-C sends SIGINT to all ranks, SIGTERM after --grace and
-SIGKILL after as much again; a second Ctrl-C sends SIGTERM at once, a third one SIGKILL.
+killed; 75 if all ranks have saved and ask for a requeue; 124 after --timeout, or if the job did not go on; 127 if PROGRAM
+cannot be started). Ctrl-C sends SIGINT to all ranks, SIGTERM after --grace and SIGKILL after as much again; a second Ctrl-C
+sends SIGTERM at once, a third one SIGKILL.
 
 Nothing of a job is left behind, whatever part of it dies. The exception: no cgroup or PID namespace holds the job, so
 if supervisor, guard, agent and ranks are all killed at once (SIGKILL), processes that ranks have started can remain. The
@@ -101,7 +105,47 @@ class RunHelp : public CLI::Formatter {
   std::string make_usage(const CLI::App*, std::string) const override {
     return "Usage: cohort run -np N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n";
   }
+  /// In lines that a terminal shows whole, each behind the names.
+  std::string make_option_desc(const CLI::Option* option) const override {
+    constexpr std::size_t kWidth = 80;
+    std::string lines;
+    std::size_t length = 0;
+    std::istringstream words(CLI::Formatter::make_option_desc(option));
+    for (std::string word; words >> word;) {
+      if (length > 0) lines += length + 1 + word.size() > kWidth ? '\n' : ' ';
+      length = length > 0 && lines.back() == ' ' ? length + 1 + word.size() : word.size();
+      lines += word;
+    }
+    return lines;
+  }
 };
+
+struct Group {
+  const char* name;
+  std::vector<const char*> options;
+};
+
+/// The parts of --help. What programs give and people do not is in none ("").
+const std::vector<Group>& groups() {
+  static const std::vector<Group> all = {
+      {"Processes and hosts",
+       {"--np", "--hosts", "--hostfile", "--nodes", "--per-node", "--starter", "--ssh", "--remote-cohort", "--network",
+        "--transport", "--listen", "--host-timeout", "--secret-file", "--bind"}},
+      {"A launcher on each node, as torchrun is started",
+       {"--nnodes", "--node-rank", "--master", "--master-addr", "--master-port", "--rdzv-endpoint", "--rdzv-backend",
+        "--rdzv-id", "--standalone", "--nproc-per-node"}},
+      {"The program", {"--module", "--no-python", "--as-horovod", "--env"}},
+      {"Output and what is kept",
+       {"--prefix", "--ranks", "--collapse", "--quiet", "--json", "--run-dir", "--output-dir", "--no-logs"}},
+      {"Limits and restarts",
+       {"--timeout", "--start-timeout", "--grace", "--preempt-grace", "--stall-timeout", "--deadlock-timeout",
+        "--stopped-timeout", "--output-timeout", "--max-restarts"}},
+      {"Options from a file, and what is only shown",
+       {"--help", "--config", "--show-config", "--dry-run", "--check-build"}},
+      {"", {"--owner", "--owner-folder"}},
+  };
+  return all;
+}
 
 std::chrono::milliseconds milliseconds_of(double seconds, const char* option) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e9) {
@@ -172,16 +216,37 @@ void set_hosts(launch::RunOptions& job, const Options& options) {
 /// For the launchers of a job that people start one after the other.
 constexpr auto kStartTimeoutByHand = std::chrono::seconds(300);
 
-/// -np, or what torchrun calls it.
+bool names_hosts(const Options& options) {
+  return !options.hosts.list.empty() || !options.hosts.file.empty() || options.hosts.nodes != 0;
+}
+
+int usable_gpus() {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible != nullptr && *visible == '\0') return 0;
+  const cluster::GpuClaim said = cluster::gpus_claimed(cluster::current_environment());
+  return said.claim.empty() ? sys::gpus_here() : said.gpus;
+}
+
+/// -np, or what torchrun calls it: a number, `cpu`, `gpu`, or `auto`, which are GPUs where there are any.
 std::string processes_wanted(const Options& options) {
-  if (options.per_node.empty()) return options.processes;
-  if (options.processes != "auto")
+  if (!options.processes.empty() && !options.per_node.empty())
     raise(ErrorCode::InvalidArgument, "-np {} and --nproc-per-node {}: give one", options.processes, options.per_node);
-  if (!options.hosts.list.empty() || !options.hosts.file.empty()) {
-    raise(ErrorCode::InvalidArgument, "--nproc-per-node {}: with -H or --hostfile it is --per-node {}",
-          options.per_node, options.per_node);
-  }
-  return options.per_node == "cpu" ? "auto" : options.per_node;
+  const bool hosts = !options.hosts.list.empty() || !options.hosts.file.empty();
+  const bool a_rank = env::get(env::kLocalRank).has_value();  // torchrun's variables were for what started it
+  std::string wanted = options.per_node;
+  if (wanted.empty() && options.processes.empty() && !hosts && !a_rank)
+    wanted = env::get("PET_NPROC_PER_NODE").value_or("");
+  if (wanted.empty()) return options.processes.empty() ? "auto" : options.processes;
+  const std::string shown = options.per_node.empty() ? "PET_NPROC_PER_NODE=" + wanted : "--nproc-per-node " + wanted;
+  if (hosts) raise(ErrorCode::InvalidArgument, "{}: with -H or --hostfile it is --per-node {}", shown, wanted);
+  if (wanted == "cpu") return "auto";
+  if (wanted != "gpu" && wanted != "auto") return wanted;
+  const int gpus = usable_gpus();
+  if (gpus > 0) return std::to_string(gpus);
+  if (wanted == "auto") return wanted;
+  raise(ErrorCode::InvalidArgument,
+        "{}: there is no GPU here (CUDA_VISIBLE_DEVICES, /dev/nvidia0, /sys/class/kfd) -- give a number, or cpu",
+        shown);
 }
 
 /// Where this command is one of several launchers of one job.
@@ -190,9 +255,9 @@ void set_nodes(launch::RunOptions& job, const Options& options) {
   const std::string secret_file =
       !options.secret_file.empty() ? options.secret_file : env::get(env::kSecretFile).value_or("");
   wishes.has_secret = !secret_file.empty();
-  wishes.has_hosts = !options.hosts.list.empty() || !options.hosts.file.empty() || options.hosts.nodes != 0;
+  wishes.has_hosts = names_hosts(options);
   job.node = value_or_throw(launch::choose_node(wishes, cluster::current_environment()));
-  if (!job.node) return;
+  if (!job.node || job.node->count == 1) return;
   if (job.owner_pid) {
     raise(
         ErrorCode::InvalidArgument,
@@ -214,7 +279,7 @@ void set_nodes(launch::RunOptions& job, const Options& options) {
   }
   job.processes = 0;  // as many as the nodes have
   for (int node = 0; node < job.node->count; ++node) {
-    const bool here = node == job.node->rank;
+    const bool here = node == std::max(0, job.node->rank);
     job.hosts.push_back({here ? sys::host_name() : fmt::format("node {}", node), ranks, here});
   }
 }
@@ -272,7 +337,11 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
   job.owner_folder = options.owner_folder;
   job.command_line = command_line;
   set_nodes(job, options);
-  if (!job.node) set_hosts(job, options);
+  const bool only_one = job.node && job.node->count == 1;
+  if (only_one) job.node.reset();
+  // One that is to be the only one is that in an allocation of several nodes, too.
+  const bool asks_for_hosts = names_hosts(options) || options.hosts.per_node != 0 || options.starter != "auto";
+  if (!job.node && (!only_one || asks_for_hosts)) set_hosts(job, options);
   job.start_timeout = options.start_timeout         ? milliseconds_of(*options.start_timeout, "--start-timeout")
                       : job.node && !job.node->step ? std::chrono::milliseconds(kStartTimeoutByHand)
                                                     : launch::RunOptions().start_timeout;
@@ -317,7 +386,7 @@ void add_run(CLI::App& app, int& exit_status) {
   command->footer(kFooter);
   command->add_option("-n,--np,--nproc", options->processes, "Processes (also -np N), or 'auto': one per usable core")
       ->type_name("N")
-      ->capture_default_str();
+      ->default_str("auto");
   command->add_option("-H,--hosts", options->hosts.list, "Hosts and their slots; the first are filled first [this one]")
       ->type_name("A:4,B:4");
   command->add_option("--hostfile", options->hosts.file, "A file of them: lines of HOST, HOST:N or HOST slots=N")
@@ -338,8 +407,23 @@ void add_run(CLI::App& app, int& exit_status) {
   command->add_option("--master-addr", options->nodes.master_addr, "The same, as torchrun has it")->type_name("HOST");
   command->add_option("--master-port", options->nodes.master_port, "The same, as torchrun has it")->type_name("PORT");
   command
-      ->add_option("--nproc-per-node", options->per_node,
-                   "Processes on each host: as -np with --nnodes and on one host")
+      ->add_option(
+          "--rdzv-endpoint", options->nodes.endpoint,
+          "As --master [port 29400], for launchers that were not told which they are: 0 is the one on HOST, the "
+          "others are numbered as they come")
+      ->type_name("HOST[:PORT]");
+  command
+      ->add_option("--rdzv-backend", options->nodes.backend, "c10d or static, as torchrun has it: without any effect")
+      ->type_name("NAME");
+  command->add_option("--rdzv-id", options->nodes.id, "A name of the job: a launcher with another one is turned away")
+      ->type_name("ID");
+  command->add_flag("--standalone", options->nodes.standalone,
+                    "The job is on this host alone, also in a step or an allocation of several");
+  command
+      ->add_option(
+          "--nproc-per-node", options->per_node,
+          "Processes on each host: as -np with --nnodes and on one host; cpu: one per usable core; gpu: one per "
+          "GPU; auto: that, or one per core where there is none")
       ->type_name("N");
   command->add_option("--per-node", options->hosts.per_node, "Slots of each host [as the list says, else 1]")
       ->type_name("N");
@@ -468,6 +552,9 @@ void add_run(CLI::App& app, int& exit_status) {
                     "Write everything to stdout as JSON, one event a line: start, output, notice, rank_ended, failure, "
                     "restart, end");
   command->add_option("PROGRAM", options->program, "Program or .py file, and its arguments")->type_name("");
+  for (const Group& group : groups()) {
+    for (const char* name : group.options) command->get_option(name)->group(group.name);
+  }
   command->callback([options, command, &exit_status] { run(*options, *command, exit_status); });
 }
 

@@ -1,5 +1,6 @@
 #include "run_config.h"
 
+#include "base/parse.h"
 #include "base/result.h"
 #include "launch/config_file.h"
 #include "launch/environment.h"
@@ -73,14 +74,7 @@ Given given_on(const CLI::App& run, const std::vector<std::string>& words) {
 }
 
 std::string truth(const std::string& value, const std::string& origin) {
-  std::string lower;
-  for (const char c : value) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  for (const char* yes : {"true", "1", "yes", "on"}) {
-    if (lower == yes) return "true";
-  }
-  for (const char* no : {"false", "0", "no", "off"}) {
-    if (lower == no) return "false";
-  }
+  if (const auto said = parse_truth(value)) return *said ? "true" : "false";
   raise(ErrorCode::InvalidArgument, "{}: true or false is wanted, not '{}'", origin, value);
 }
 

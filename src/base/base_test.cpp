@@ -22,6 +22,12 @@ TEST(Parse, TakesTheWholeTextOrNothing) {
   }
 }
 
+TEST(Parse, TakesTheWordsForYesAndNo) {
+  for (const char* yes : {"1", "true", "Yes", "ON"}) EXPECT_EQ(parse_truth(yes), true) << yes;
+  for (const char* no : {"0", "false", "No", "OFF"}) EXPECT_EQ(parse_truth(no), false) << no;
+  for (const char* bad : {"", "2", " 1", "y", "truee", "on\n"}) EXPECT_EQ(parse_truth(bad), std::nullopt) << bad;
+}
+
 TEST(Result, ThrowsItsErrorAtTheBoundary) {
   Result<int> failed = fail(ErrorCode::Io, "{}: cannot read", "a.txt");
   try {

@@ -1,5 +1,7 @@
 #include "base/env.h"
 
+#include "base/parse.h"
+
 #include <cstdlib>
 
 namespace cohort::env {
@@ -9,7 +11,7 @@ constexpr Variable kVariables[] = {
     {kLog, "LEVEL[,SUBSYSTEM=LEVEL...][,plan]", "warn",
      "what is logged to stderr: debug, info, warn, error or off; plan: how collectives go on this host, and why"},
     {kTimeout, "seconds", "1800", "deadline of collectives that give none of their own"},
-    {kAlone, "1", "", "run as a world of one on purpose, also where a launcher started more"},
+    {kAlone, "1 or 0", "0", "run as a world of one on purpose, also where a launcher started more"},
     {kProgram, "text", "the executable with its build id, or the script",
      "what the ranks run; those that say different things are refused. For programs that are meant to differ"},
     {kSecretFile, "path", "", "file of mode 0600 with the job's secret, for worlds without `cohort run`"},
@@ -22,7 +24,7 @@ constexpr Variable kVariables[] = {
     {kConnections, "1 to 16", "1",
      "how many TCP connections two ranks on different hosts share their data among: more than one where the network "
      "caps each"},
-    {kEncrypt, "1", "",
+    {kEncrypt, "1 or 0", "0",
      "encrypt what ranks on different hosts send each other (TLS 1.3, AES-GCM); the same on all ranks"},
     {kIntegrity, "1 or 0", "1",
      "authenticate what ranks on different hosts send each other; with 0, whoever can cut into a connection between "
@@ -30,7 +32,7 @@ constexpr Variable kVariables[] = {
     {kHostTimeout, "seconds", "3",
      "a rank's host from which not even its kernel answers so long is lost: more where machines are moved while they "
      "run or switches take time; `cohort run --host-timeout` sets it"},
-    {kTrustNetwork, "1", "",
+    {kTrustNetwork, "1 or 0", "0",
      "whoever reaches the address at which ranks on several hosts meet may join them: for networks that nobody else is "
      "on, where there is no launcher and no secret file; the same on all ranks"},
     {kPretendHosts, "N or A,B,...", "",
@@ -39,8 +41,17 @@ constexpr Variable kVariables[] = {
     {kTransport, "tcp or mpi", "tcp",
      "what carries bytes between hosts; mpi: through the site's MPI, for ranks that mpirun or srun has started"},
     {kMpiPlugin, "path", "found by the launcher's MPI", "the plug-in for MPI, which `cohort build-mpi` compiles"},
-    {kTimes, "1", "not set",
+    {kTimes, "1 or 0", "0",
      "measure how long collectives take and what they wait for; `cohort run --json` tells it of each rank at its end"},
+    {"PET_NNODES", "N", "", "torchrun's, as --nnodes of `cohort run` where that is not given; ranks' own are not read"},
+    {"PET_NODE_RANK", "R", "", "likewise --node-rank"},
+    {"PET_MASTER_ADDR", "HOST", "", "likewise --master-addr"},
+    {"PET_MASTER_PORT", "PORT", "", "likewise --master-port"},
+    {"PET_RDZV_ENDPOINT", "HOST[:PORT]", "", "likewise --rdzv-endpoint"},
+    {"PET_RDZV_BACKEND", "c10d or static", "", "likewise --rdzv-backend"},
+    {"PET_RDZV_ID", "text", "", "likewise --rdzv-id"},
+    {"PET_STANDALONE", "1", "", "likewise --standalone"},
+    {"PET_NPROC_PER_NODE", "N, cpu, gpu or auto", "", "likewise --nproc-per-node"},
     {"HOROVOD_FUSION_THRESHOLD", "bytes", "67108864",
      "read by cohort.torch: small operations that are ready together travel together, up to so many bytes"},
     {"HOROVOD_CACHE_CAPACITY", "number", "4096", "read by cohort.torch: how many operations it remembers by name"},
@@ -100,7 +111,12 @@ constexpr Variable kVariables[] = {
     {"COHORT_RUN_MASTER", "HOST[:PORT]", "", "--master of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_MASTER_ADDR", "HOST", "", "--master-addr of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_MASTER_PORT", "PORT", "29500", "--master-port of `cohort run`", Variable::Use::RunOption},
-    {"COHORT_RUN_NPROC_PER_NODE", "N", "", "--nproc-per-node of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_RDZV_ENDPOINT", "HOST[:PORT]", "", "--rdzv-endpoint of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_RDZV_BACKEND", "c10d or static", "", "--rdzv-backend of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_RDZV_ID", "text", "", "--rdzv-id of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_STANDALONE", "1", "", "--standalone of `cohort run`", Variable::Use::RunOption},
+    {"COHORT_RUN_NPROC_PER_NODE", "N, cpu, gpu or auto", "", "--nproc-per-node of `cohort run`",
+     Variable::Use::RunOption},
     {"COHORT_RUN_STARTER", "auto, ssh, slurm, mpirun, hand, local", "auto", "--starter of `cohort run`",
      Variable::Use::RunOption},
     {"COHORT_RUN_TRANSPORT", "tcp, mpi", "as COHORT_TRANSPORT", "--transport of `cohort run`",
@@ -147,6 +163,14 @@ std::optional<std::string> get(std::string_view name) {
   const char* value = std::getenv(std::string(name).c_str());
   if (value == nullptr || *value == '\0') return std::nullopt;
   return std::string(value);
+}
+
+Result<bool> truth(std::string_view name, std::string_view value, bool otherwise) {
+  if (value.empty()) return otherwise;
+  if (const auto said = parse_truth(value)) return *said;
+  return fail(ErrorCode::InvalidArgument,
+              "{}='{}' has no meaning -- set it to 1 (or true, yes, on) or 0 (or false, no, off), or unset it", name,
+              value);
 }
 
 }  // namespace cohort::env

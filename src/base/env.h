@@ -2,6 +2,8 @@
 // kVariables (env.cpp); `cohort env` shows it.
 #pragma once
 
+#include "base/result.h"
+
 #include <optional>
 #include <span>
 #include <string>
@@ -65,5 +67,8 @@ std::span<const Variable> variables() noexcept;
 
 /// The variable's value; nullopt if it is not set or empty.
 std::optional<std::string> get(std::string_view name);
+
+/// What the variable's value says, by yes or no; `otherwise` where it is empty. InvalidArgument names both.
+Result<bool> truth(std::string_view name, std::string_view value, bool otherwise);
 
 }  // namespace cohort::env

@@ -1,6 +1,7 @@
-// Strict numbers from text: the whole text or nothing.
+// Strict numbers and truths from text: the whole text or nothing.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <concepts>
 #include <optional>
@@ -15,6 +16,22 @@ std::optional<T> parse_integer(std::string_view text) noexcept {
   const auto [stopped, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || stopped != end || text.empty()) return std::nullopt;
   return value;
+}
+
+/// "1", "true", "yes" and "on" against "0", "false", "no" and "off", in any case of letters.
+inline std::optional<bool> parse_truth(std::string_view text) noexcept {
+  const auto is = [text](std::string_view word) {
+    return std::equal(text.begin(), text.end(), word.begin(), word.end(), [](char a, char b) {
+      return (a >= 'A' && a <= 'Z' ? static_cast<char>(a - 'A' + 'a') : a) == b;
+    });
+  };
+  for (const std::string_view yes : {"1", "true", "yes", "on"}) {
+    if (is(yes)) return true;
+  }
+  for (const std::string_view no : {"0", "false", "no", "off"}) {
+    if (is(no)) return false;
+  }
+  return std::nullopt;
 }
 
 }  // namespace cohort

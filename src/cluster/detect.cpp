@@ -54,18 +54,14 @@ Result<void> refuse_unmeant_world_of_one(const Environment& environment, int siz
 }
 
 Result<Detected> detect(const Environment& environment) {
-  if (const std::string* const alone = find(environment, env::kAlone)) {
-    if (*alone == "1") {
-      Detected detected;
-      detected.alone = true;
-      detected.source = "COHORT_ALONE=1";
-      return detected;
-    }
-    if (*alone != "0") {
-      return fail(ErrorCode::InvalidArgument, "COHORT_ALONE='{}' has no meaning -- set it to 1, or unset it", *alone);
-    }
-  }
+  const auto alone = is_on(environment, env::kAlone);
+  if (!alone) return tl::unexpected(alone.error());
   Detected detected;
+  if (*alone) {
+    detected.alone = true;
+    detected.source = "COHORT_ALONE=1";
+    return detected;
+  }
   detected.source = "no launcher";
   for (const Launcher& row : launchers()) {
     if (!recognised(environment, row)) continue;

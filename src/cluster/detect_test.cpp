@@ -76,7 +76,7 @@ TEST(Detect, RefusesContradictionsNamingBothSides) {
       {{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"PMI_SIZE", "4"}}, "WORLD_SIZE=1", "PMI_SIZE=4"},
       {{{"OMPI_COMM_WORLD_SIZE", "4"}}, "OMPI_COMM_WORLD_SIZE is set", "OMPI_COMM_WORLD_RANK is not"},
       {{{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "3"}}, "SLURM_STEP_NUM_TASKS is set", "SLURM_PROCID is not"},
-      {{{"COHORT_ALONE", "yes"}}, "COHORT_ALONE='yes'", "1"},
+      {{{"COHORT_ALONE", "maybe"}}, "COHORT_ALONE='maybe'", "1"},
   };
   for (const auto& one : cases) {
     const auto detected = detect(one.environment);
@@ -89,6 +89,8 @@ TEST(Detect, RefusesContradictionsNamingBothSides) {
 }
 
 TEST(Detect, AloneMeansAlone) {
+  EXPECT_TRUE(detect({{"COHORT_ALONE", "yes"}, {"RANK", "2"}, {"WORLD_SIZE", "4"}})->alone);
+  EXPECT_FALSE(detect({{"COHORT_ALONE", "off"}, {"RANK", "2"}, {"WORLD_SIZE", "4"}})->alone);
   const auto detected = detect({{"COHORT_ALONE", "1"}, {"RANK", "2"}, {"WORLD_SIZE", "4"}, {"PMI_SIZE", "4"}});
   ASSERT_TRUE(detected);
   EXPECT_TRUE(detected->alone);

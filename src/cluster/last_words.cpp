@@ -75,6 +75,9 @@ void add_cause(TraceText& text, const std::exception& error, int depth) noexcept
   }
 }
 
+// libtorch's errors have a hundred lines of stack frames behind what they say; a stack of our own follows.
+std::string_view without_frames(std::string_view what) noexcept { return what.substr(0, what.find("\nframe #0: ")); }
+
 // The exception being handled.
 void add_exception(TraceText& text, int depth) noexcept {
   add_type(text);
@@ -85,7 +88,7 @@ void add_exception(TraceText& text, int depth) noexcept {
     add_context(text, error);
     add_cause(text, error, depth);
   } catch (const std::exception& error) {
-    text.add(": ").add(error.what());
+    text.add(": ").add(without_frames(error.what()));
     add_cause(text, error, depth);
   } catch (...) {
     // its type is all there is

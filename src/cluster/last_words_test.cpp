@@ -164,6 +164,17 @@ TEST(LastWords, OfAThreadShowWhereItThrew) {
   }
 }
 
+TEST(LastWords, HaveNoFramesOfLibtorchsErrors) {
+  Rank rank([] {
+    let_escape(
+        std::runtime_error("shapes\nException raised from f at x.cpp:1:\nframe #0: g + 0x1\nframe #1: h + 0x2\n"));
+  });
+  EXPECT_EQ(rank.wait(), 128 + SIGABRT);
+  EXPECT_EQ(rank.words().find("uncaught exception std::runtime_error: shapes\nException raised from f at x.cpp:1:\n"),
+            0U);
+  EXPECT_EQ(rank.words().find("frame #"), std::string::npos) << rank.words();
+}
+
 TEST(LastWords, AreCutAtTheirRoom) {
   Rank rank([] { let_escape(std::runtime_error(std::string(100'000, 'x'))); });
   EXPECT_EQ(rank.wait(), 128 + SIGABRT);

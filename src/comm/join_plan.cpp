@@ -4,6 +4,7 @@
 #include "base/parse.h"
 #include "cluster/init_method.h"
 #include "cluster/launcher_process.h"
+#include "cluster/launchers.h"
 #include "comm/ways_to_meet.h"
 #include "net/digest.h"
 #include "net/hmac.h"
@@ -298,7 +299,12 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
   if (!transport) return tl::unexpected(transport.error());
   plan.transport = *transport;
   plan.program = !options.program.empty() ? options.program : value_of(environment, env::kProgram);
-  if (options.alone || value_of(environment, env::kAlone) == "1") {
+  const auto trusts = cluster::is_on(environment, env::kTrustNetwork);
+  if (!trusts) return tl::unexpected(trusts.error());
+  plan.trusts_network = options.trust_network || *trusts;
+  const auto alone = cluster::is_on(environment, env::kAlone);
+  if (!alone) return tl::unexpected(alone.error());
+  if (options.alone || *alone) {
     plan.source = options.alone ? "JoinOptions::alone" : "COHORT_ALONE=1";
     return plan;
   }
@@ -368,7 +374,6 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     plan.place_name = "file://" + plan.path;
     return plan;  // the file's owner and mode say who may come
   }
-  plan.trusts_network = options.trust_network || value_of(environment, env::kTrustNetwork) == "1";
   auto secret = find_secret(options, environment,
                             job             ? JoinPlan::Place::Job
                             : options.share ? JoinPlan::Place::Shared

@@ -31,5 +31,25 @@ TEST(JoinPlan, WithASecretNobodyElseKnowsTheNameOnThisHost) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(JoinPlan, TrustIsSaidByTheWordsForYesAndNo) {
+  const auto plan = [](const std::string& word) {
+    JoinOptions options;
+    options.init_method = "unix://here";
+    options.rank = 0;
+    options.world_size = 2;
+    return plan_join(options, {{"COHORT_TRUST_NETWORK", word}});
+  };
+  for (const char* yes : {"1", "yes", "TRUE", "on"}) EXPECT_TRUE(value_or_throw(plan(yes)).trusts_network) << yes;
+  for (const char* no : {"0", "no", "False", "off", ""}) EXPECT_FALSE(value_or_throw(plan(no)).trusts_network) << no;
+  for (const char* bad : {"2", "trusted"}) {
+    const auto refused = plan(bad);
+    ASSERT_FALSE(refused) << bad;
+    EXPECT_EQ(refused.error().code(), ErrorCode::InvalidArgument);
+    const std::string why = refused.error().what();
+    EXPECT_NE(why.find("COHORT_TRUST_NETWORK='" + std::string(bad) + "'"), std::string::npos) << why;
+    EXPECT_NE(why.find("1 (or true, yes, on) or 0 (or false, no, off)"), std::string::npos) << why;
+  }
+}
+
 }  // namespace
 }  // namespace cohort::comm

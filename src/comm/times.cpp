@@ -1,6 +1,7 @@
 #include "comm/times.h"
 
 #include "base/env.h"
+#include "base/parse.h"
 #include "cluster/status_page.h"
 
 namespace cohort::comm::times {
@@ -15,7 +16,7 @@ std::uint64_t count_of(std::chrono::nanoseconds duration) noexcept {
 }  // namespace
 
 bool wanted() noexcept {
-  static const bool wanted = env::get(env::kTimes).value_or("") == "1";
+  static const bool wanted = parse_truth(env::get(env::kTimes).value_or("")).value_or(false);
   return wanted;
 }
 

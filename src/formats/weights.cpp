@@ -70,8 +70,9 @@ Result<Weights> weights_of_pt(std::span<const std::byte> bytes, const std::strin
     const auto* const tensor = std::get_if<PtTensor>(&value);
     if (tensor_name == nullptr || tensor == nullptr) {
       return fail(ErrorCode::InvalidArgument,
-                  "{}: '{}' is {} where tensors belong -- {} -- choose the dict of tensors by its key", name,
-                  key_text(key), kind_of(value), keys_of(**dict));
+                  "{}: '{}' is {} where tensors belong -- {} -- choose the dict of tensors by its key (--key, or "
+                  "\"a/b\" for one below another)",
+                  name, key_text(key), kind_of(value), keys_of(**dict));
     }
     std::span<const std::byte> content = tensor->bytes();
     if (!tensor->is_contiguous()) {

@@ -48,6 +48,7 @@ constexpr std::initializer_list<int> kSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHU
 
 Agent::Agent(const AgentOptions& options, net::Secret secret)
     : options_(options),
+      host_index_(options.host_index),
       secret_(std::move(secret)),
       signals_(value_or_throw(sys::SignalFd::create(kSignals))),
       signal_watch_(loop_, signals_.fd()) {}
@@ -69,6 +70,8 @@ milliseconds Agent::pause() {
 }
 
 void Agent::say(const std::string& text) const { fmt::print(stderr, "cohort: {}\n", text); }
+
+std::string Agent::own_name() const { return host_index_ < 0 ? "this node" : fmt::format("node {}", host_index_); }
 
 /// By which this process is to end.
 std::optional<int> Agent::told_while_waiting() {
@@ -101,8 +104,7 @@ Result<net::SecureConnection> Agent::find_supervisor() {
     }
     if (options_.own && !options_.quiet && !told && Clock::now() - begun > kSilentWait) {
       told = true;
-      say(fmt::format("node {} waits for node 0 at {}: {}", options_.host_index, options_.place,
-                      connection.error().what()));
+      say(fmt::format("{} waits for node 0 at {}: {}", own_name(), options_.place, connection.error().what()));
     }
     auto again = once();
     // What the end of the time cut short says less than what was found before.
@@ -125,10 +127,11 @@ bool Agent::come() {
     return false;
   }
   if (!connection && options_.own) {
-    raise(connection.error().code(),
-          "node {} does not reach node 0: {} -- is `cohort run --nnodes {} --node-rank 0` started there, with the same "
-          "--master and the same secret, and does a firewall stand between?",
-          options_.host_index, connection.error().what(), options_.nodes);
+    raise(
+        connection.error().code(),
+        "{} does not reach node 0: {} -- is `cohort run --nnodes {}` started there, {}with the same place and the same "
+        "secret, and does a firewall stand between?",
+        own_name(), connection.error().what(), options_.nodes, host_index_ < 0 ? "" : "as --node-rank 0, ");
   }
   if (!connection) {
     raise(connection.error().code(), "the agent of {} does not reach the supervisor: {}", sys::host_name(),
@@ -139,7 +142,7 @@ bool Agent::come() {
       [this](std::optional<Error> error) { on_closed(std::move(error)); });
   Hello hello;
   hello.version = kVersion;
-  hello.host_index = options_.host_index;
+  hello.host_index = host_index_;
   hello.host = options_.host_name.empty() ? sys::host_name() : options_.host_name;
   hello.build = own_announcement().build;
   hello.pid = static_cast<std::int32_t>(::getpid());
@@ -152,13 +155,15 @@ bool Agent::come() {
   }
   hello.nodes = options_.nodes;
   hello.ranks = options_.ranks;
+  hello.nodes_id = options_.nodes_id;
   channel_->send(hello);
+  if (!options_.unable.empty()) channel_->send(StartFailed{-1, options_.unable});
   return true;
 }
 
 void Agent::on_message(Message message) {
   if (auto* job = std::get_if<StartJob>(&message)) {
-    if (stage_ == Stage::Waiting) start_job(std::move(*job));
+    if (stage_ == Stage::Waiting && options_.unable.empty()) start_job(std::move(*job));
   } else if (const auto* taken = std::get_if<OutputTaken>(&message)) {
     unacknowledged_ -= std::min<std::size_t>(unacknowledged_, taken->bytes);
     if (paused_ && unacknowledged_ < kOutputWindow / 2) {
@@ -183,7 +188,7 @@ void Agent::on_message(Message message) {
       exit_status_ = finish->status;
       again_later_ = finish->again;
       const bool over = stage_ == Stage::Waiting || stage_ == Stage::Finished;
-      if (over && finish->status != 0 && !finish->again && !options_.quiet)
+      if (over && finish->status != 0 && !finish->again && !options_.quiet && options_.unable.empty())
         say(fmt::format("the job has ended with status {}; node 0 ({}) says why", finish->status, options_.place));
     }
     if (stage_ == Stage::Waiting || stage_ == Stage::Finished)
@@ -278,8 +283,10 @@ void Agent::start_job(StartJob job) {
     job.folder = options_.own->folder;
     job.open_files = options_.own->open_files;
     job.bind_to_cores = options_.own->bind_to_cores;
+    host_index_ = parse_integer<int>(Environment(job.workers.front().environment).find("GROUP_RANK").value_or(""))
+                      .value_or(host_index_);
     if (!options_.quiet) {
-      say(fmt::format("node {} of {}: {} here; output and logs are at node 0 ({})", options_.host_index, options_.nodes,
+      say(fmt::format("{} of {}: {} here; output and logs are at node 0 ({})", own_name(), options_.nodes,
                       job.workers.size() == 1
                           ? fmt::format("rank {}", job.workers.front().rank)
                           : fmt::format("ranks {}-{}", job.workers.front().rank, job.workers.back().rank),
@@ -420,10 +427,12 @@ int run_agent(const AgentOptions& options) {
     value_or_throw(sys::become_subreaper());
     // A signal between two attempts waits for the next one.
     const auto between = value_or_throw(sys::SignalFd::create(kSignals));
+    AgentOptions as_known = options;
     while (true) {
-      Agent one(options, options.secret.value());
+      Agent one(as_known, options.secret.value());
       const int status = one.run();
       if (!one.comes_again()) return status;
+      as_known.host_index = one.host_index();  // a restart gives each node the ranks that it had
     }
   };
   return run_guarded(options.lifeline_fd, agent, options.own ? Passes::Unchanged : Passes::AsTerm);

@@ -18,7 +18,7 @@ namespace cohort::launch {
 struct AgentOptions {
   std::vector<net::Endpoint> supervisor;  ///< one of these is it
   std::optional<net::Secret> secret = {};
-  int host_index = 0;     ///< -1: whatever the supervisor calls the host of this name
+  int host_index = 0;     ///< -1: whatever the supervisor calls the host of this name; of a launcher, gives it
   std::string host_name;  ///< empty: the system's
   /// The supervisor is on another host; one that is silent for `host_timeout` is lost, and with it the job here.
   bool elsewhere = false;
@@ -32,8 +32,10 @@ struct AgentOptions {
   int nodes = 0;
   int ranks = 0;
   std::optional<StartJob> own = {};
-  std::string place = {};  ///< where the supervisor is, for people
-  bool quiet = false;      ///< says only what has gone wrong
+  std::string nodes_id = {};  ///< what all of them have to say
+  std::string unable = {};    ///< why nothing can be started here: it is only told
+  std::string place = {};     ///< where the supervisor is, for people
+  bool quiet = false;         ///< says only what has gone wrong
 };
 
 /// Becomes guard and agent. Returns the process's exit status once nothing of the job is left on this host: 0 if

@@ -32,6 +32,7 @@ class Agent {
   Agent(const AgentOptions& options, net::Secret secret);
   int run();
   bool comes_again() const noexcept { return again_later_; }
+  int host_index() const noexcept { return host_index_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -42,6 +43,8 @@ class Agent {
   Result<net::SecureConnection> find_supervisor();
   std::optional<int> told_while_waiting();
   void say(const std::string& text) const;
+  /// "node 1", once it is known which.
+  std::string own_name() const;
   std::chrono::milliseconds pause();
   void on_message(Message message);
   void on_closed(std::optional<Error> error);
@@ -65,6 +68,7 @@ class Agent {
   void all_gone(const std::string& stuck);
 
   const AgentOptions& options_;
+  int host_index_;
   net::Secret secret_;
   const pid_t guard_ = ::getppid();
   Loop loop_;

@@ -1,11 +1,6 @@
 #include "launch/attempts.h"
 
-#include "base/result.h"
-
 #include <fmt/format.h>
-
-#include <filesystem>
-#include <system_error>
 
 namespace cohort::launch {
 
@@ -13,12 +8,6 @@ std::string log_folder(const Attempts& attempts, const std::string& chosen, cons
   std::string folder = chosen.empty() ? run_folder + "/logs" : chosen;
   if (attempts.restarts.done() > 0) folder += fmt::format("/restart-{}", attempts.restarts.done());
   return folder;
-}
-
-void make_log_folder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (error) raise(ErrorCode::Io, "--output-dir {}: cannot make this folder: {}", path, error.message());
 }
 
 AttemptRecord attempt_of(const JobRecord& record) {

@@ -18,15 +18,13 @@ struct Attempts {
   Restarts restarts;
   std::string job_id;
   RunFolder folder;
+  LogFolder logs;  ///< where they have a folder of their own
   std::vector<AttemptRecord> records;
   std::optional<std::chrono::steady_clock::time_point> limit;  ///< of the whole job
 };
 
 /// Where the logs of this attempt go: `chosen`, or logs/ in the run's folder; those of a restart in a folder below.
 std::string log_folder(const Attempts& attempts, const std::string& chosen, const std::string& run_folder);
-
-/// With all that is above it: agents make the last folder of a path only. Throws cohort::Error (Io).
-void make_log_folder(const std::string& path);
 
 /// How the attempt that `record` tells of has ended.
 AttemptRecord attempt_of(const JobRecord& record);

@@ -209,6 +209,7 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
   }
   if (std::string why = objection(hello); !why.empty()) return stranger.channel->send(Refused{std::move(why)});
   const auto found = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+    if (hello.host_index < 0 && hello.nodes > 0) return member->channel == nullptr && !member->host.local;
     return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
   });
   // One by hand, on the launcher's own host, may come before the launcher's own.
@@ -220,7 +221,7 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
   }
   CrewMember& member = **found;
   if (hello.nodes > 0) {
-    member.host.name = name_for(hello);
+    member.host.name = name_for(hello, member.host.index);
     member.host.ranks = hello.ranks;
   }
   door_.let_in(stranger.source);
@@ -257,6 +258,11 @@ std::string Crew::objection(const Hello& hello) const {
     return fmt::format("{} was started with --nnodes {}, and node rank 0 with {}", hello.host, hello.nodes,
                        members_.size());
   }
+  if (hello.nodes_id != options_.remote.nodes_id) {
+    const auto said = [](const std::string& id) { return id.empty() ? "none" : id; };
+    return fmt::format("{} is of another job: --rdzv-id there is {}, and that of node rank 0 is {}", hello.host,
+                       said(hello.nodes_id), said(options_.remote.nodes_id));
+  }
   if (hello.ranks < 1 || hello.ranks > kMostProcesses) return fmt::format("{} wants {} ranks", hello.host, hello.ranks);
   const auto taken = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
     return member->host.index == hello.host_index && (member->channel != nullptr || member->host.local);
@@ -268,10 +274,10 @@ std::string Crew::objection(const Hello& hello) const {
 }
 
 // Two nodes may be one host.
-std::string Crew::name_for(const Hello& hello) const {
+std::string Crew::name_for(const Hello& hello, int index) const {
   const bool known =
       std::any_of(members_.begin(), members_.end(), [&hello](const auto& one) { return one->host.name == hello.host; });
-  return known ? fmt::format("{} (node {})", hello.host, hello.host_index) : hello.host;
+  return known ? fmt::format("{} (node {})", hello.host, index) : hello.host;
 }
 
 void Crew::let_go() {

@@ -122,7 +122,7 @@ class Crew {
   void on_hello(Stranger& stranger, const Hello& hello);
   /// Of the launcher of another node: why it cannot be taken; empty: it can.
   std::string objection(const Hello& hello) const;
-  std::string name_for(const Hello& hello) const;
+  std::string name_for(const Hello& hello, int index) const;
 
   Loop& loop_;
   const net::Secret& secret_;

@@ -15,7 +15,7 @@ using codec::Writer;
 // One list of fields per message serves both directions: `visit_fields(message, archive)` names them in order.
 template <class M, class A>
 void visit_fields(M& m, A& a, const Hello*) {
-  a(m.protocol, m.version, m.host_index, m.host, m.pid, m.cores, m.free_port, m.build, m.nodes, m.ranks);
+  a(m.protocol, m.version, m.host_index, m.host, m.pid, m.cores, m.free_port, m.build, m.nodes, m.ranks, m.nodes_id);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Started*) {

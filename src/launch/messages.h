@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 8;
+inline constexpr std::uint32_t kProtocol = 9;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -32,7 +32,7 @@ enum class Stream : std::uint8_t { Stdout = 0, Stderr = 1 };
 struct Hello {
   std::uint32_t protocol = kProtocol;
   std::string version;
-  std::int32_t host_index = 0;  ///< -1: the one that `host` names
+  std::int32_t host_index = 0;  ///< -1: the one that `host` names; of a launcher, the first that is free
   std::string host;
   std::int32_t pid = 0;
   std::int32_t cores = 1;
@@ -40,6 +40,7 @@ struct Hello {
   std::string build;            ///< as in an Announcement
   std::int32_t nodes = 0;       ///< of a launcher that is one of several: as many as it was told of; 0: it is none
   std::int32_t ranks = 0;       ///< and so many ranks it wants on its host
+  std::string nodes_id;         ///< and what all of them say: --rdzv-id
 };
 
 /// All workers of the host run.

@@ -11,6 +11,7 @@ std::string shown(const Result<std::optional<NodeRole>>& role) {
   if (!role) return role.error().what();
   if (!*role) return "alone";
   const NodeRole& node = **role;
+  if (node.count == 1) return "only one";
   const std::string where = node.master ? net::to_string(*node.master) : "step";
   return fmt::format("{} of {} at {}", node.rank, node.count, where);
 }
@@ -51,8 +52,9 @@ TEST(Nodes, ByHandAsTorchrunHasThem) {
   EXPECT_EQ(by_hand("2", "1", "h1:4712"), "1 of 2 at h1:4712");
   EXPECT_EQ(by_hand("2", "0", "h1"), "0 of 2 at h1:29500");
   EXPECT_EQ(by_hand("2", "0", "[fd77::1]:80"), "0 of 2 at [fd77::1]:80");
-  EXPECT_EQ(by_hand("1", "0", ""), "alone");
-  EXPECT_EQ(by_hand("1", "", ""), "alone");
+  EXPECT_EQ(by_hand("1", "0", ""), "only one");
+  EXPECT_EQ(by_hand("1", "", ""), "only one");
+  EXPECT_EQ(by_hand("2:2", "1", "h1"), "1 of 2 at h1:29500");
   NodeWishes torch;
   torch.count = "2";
   torch.rank = "1";
@@ -64,9 +66,70 @@ TEST(Nodes, ByHandAsTorchrunHasThem) {
   EXPECT_TRUE(has(shown(choose_node(torch, {})), "give one")) << shown(choose_node(torch, {}));
 }
 
+TEST(Nodes, TorchrunsRendezvousIsAPlaceWhereNobodyNeedsANumber) {
+  NodeWishes wishes;
+  wishes.count = "2";
+  wishes.endpoint = "h1:4712";
+  wishes.id = "77";
+  const auto said = [&](const Variables& environment = {}) { return shown(choose_node(wishes, environment)); };
+  EXPECT_EQ(said(), "-1 of 2 at h1:4712");
+  EXPECT_EQ(value_or_throw(choose_node(wishes, {}))->id, "77");
+  for (const char* backend : {"c10d", "static"}) {
+    wishes.backend = backend;
+    EXPECT_EQ(said(), "-1 of 2 at h1:4712");
+  }
+  wishes.endpoint = "h1";
+  EXPECT_EQ(said(), "-1 of 2 at h1:29500");
+  wishes.backend = "c10d";
+  EXPECT_EQ(said(), "-1 of 2 at h1:29400");
+  wishes.rank = "1";
+  EXPECT_EQ(said(), "1 of 2 at h1:29400");
+  wishes.master = "h1";
+  EXPECT_TRUE(has(said(), "--master h1 and --rdzv-endpoint h1: both say")) << said();
+  wishes.master = wishes.rank = "";
+  for (const char* server : {"etcd", "etcd-v2", "mine"}) {
+    wishes.backend = server;
+    EXPECT_TRUE(has(said(), fmt::format("--rdzv-backend {}: ", server)) && has(said(), "or c10d")) << said();
+  }
+  wishes.backend = "";
+  wishes.endpoint = "localhost:0";
+  EXPECT_TRUE(has(said(), "--rdzv-endpoint localhost:0: HOST or HOST:PORT")) << said();
+  for (const char* one : {"1", "1:1"}) {
+    wishes.count = one;
+    EXPECT_EQ(said(), "only one");
+  }
+  wishes.count = "";
+  EXPECT_EQ(said(), "alone");  // torchrun's own default
+  wishes.endpoint = "h1:4712";
+  EXPECT_TRUE(has(said(), "--rdzv-endpoint h1:4712: --nnodes is wanted, too")) << said();
+  wishes.standalone = true;
+  EXPECT_EQ(said(task(0, 2, 2, "1(x2)")), "only one");
+  wishes.count = "2";
+  EXPECT_TRUE(has(said(), "--standalone and --nnodes 2: ")) << said();
+}
+
+TEST(Nodes, TorchrunsVariablesStandForItsOptions) {
+  const Variables all = {{"PET_NNODES", "2"}, {"PET_RDZV_ENDPOINT", "h1:4712"}, {"PET_RDZV_ID", "77"}};
+  EXPECT_EQ(found(all), "-1 of 2 at h1:4712");
+  EXPECT_EQ(found(with(all, {{"PET_NODE_RANK", "1"}})), "1 of 2 at h1:4712");
+  EXPECT_EQ(found(with(all, {{"PET_STANDALONE", "1"}, {"PET_NNODES", "1"}})).substr(0, 14), "PET_STANDALONE");
+  EXPECT_EQ(found({{"PET_STANDALONE", "1"}}), "only one");
+  EXPECT_EQ(found({{"PET_NNODES", "1"}}), "only one");
+  EXPECT_EQ(found(with(all, {{"LOCAL_RANK", "0"}})), "alone");  // they were for torchrun, which has started this
+  EXPECT_EQ(found(with(all, {{"COHORT_ALONE", "1"}})), "alone");
+  // What was typed counts before them, and they fill what was not.
+  EXPECT_EQ(by_hand("3", "", "", with(all, {{"PET_NODE_RANK", "2"}})), "2 of 3 at h1:4712");
+  EXPECT_EQ(by_hand("", "1", "h2", all), "1 of 2 at h2:29500");
+  const auto refuses = [](const std::string& said, const std::string& why) { EXPECT_TRUE(has(said, why)) << said; };
+  refuses(found({{"PET_NNODES", "2"}}), "PET_NNODES=2: --node-rank is wanted, too");
+  refuses(found({{"PET_NNODES", "1:4"}, {"PET_RDZV_ENDPOINT", "h1"}}), "PET_NNODES=1:4: a job has as many nodes");
+  refuses(found(with(all, {{"PET_RDZV_BACKEND", "etcd"}})), "PET_RDZV_BACKEND=etcd: ");
+}
+
 TEST(Nodes, WhatHasNoMeaningIsRefused) {
   const auto refuses = [](const std::string& said, const std::string& why) { EXPECT_TRUE(has(said, why)) << said; };
   refuses(by_hand("1:4", "0", "h1"), "--nnodes 1:4: a job has as many nodes");
+  refuses(by_hand("1:x", "0", "h1"), "--nnodes x: a number from 1");
   refuses(by_hand("0", "0", "h1"), "--nnodes 0: a number from 1");
   refuses(by_hand("two", "0", "h1"), "--nnodes two: a number from 1");
   refuses(by_hand("2", "2", "h1"), "--node-rank 2: a number from 0 to 1");

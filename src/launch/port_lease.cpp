@@ -101,6 +101,12 @@ std::vector<PortRange> usable_ports(std::string_view ephemeral, std::string_view
   return ranges;
 }
 
+Result<PortLease> PortLease::of(std::uint16_t port) {
+  sys::UniqueFd lock = lock_name(port);
+  if (lock && is_free(port)) return PortLease(port, std::move(lock));
+  return fail(ErrorCode::Unavailable, "port {} is in use", port);
+}
+
 Result<PortLease> PortLease::take(std::uint64_t seed) {
   const auto ranges = usable_ports(read_text("/proc/sys/net/ipv4/ip_local_port_range"),
                                    read_text("/proc/sys/net/ipv4/ip_local_reserved_ports"));

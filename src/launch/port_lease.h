@@ -24,6 +24,8 @@ class PortLease {
  public:
   /// Starts looking at a place that `seed` decides. Fails with Unavailable if no port is free.
   static Result<PortLease> take(std::uint64_t seed);
+  /// Of this port, wherever it is. Fails with Unavailable if somebody has it.
+  static Result<PortLease> of(std::uint16_t port);
   std::uint16_t port() const noexcept { return port_; }
 
  private:

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace cohort::launch {
 namespace {
@@ -64,21 +65,40 @@ void correct_record(const fs::path& aside, const std::string& before) {
   if (folder) (void)write_job_record({aside.string(), aside.string(), std::move(*folder), {}}, record);
 }
 
-/// The name of the folder below `folder` that has them now; empty if there was nothing.
-Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
-  if (::faccessat(folder, "job.json", F_OK, AT_SYMLINK_NOFOLLOW) != 0) return std::string();
+/// To a new folder below `folder`, whose name it returns.
+Result<std::string> put_aside(int folder, const std::vector<std::string>& what) {
   std::string name;
   for (int number = 1;; ++number) {
     name = fmt::format("earlier-{}", number);
     if (::mkdirat(folder, name.c_str(), 0755) == 0) break;
     if (errno != EEXIST) return fail(ErrorCode::Io, "making {} for the run before: {}", name, errno_text(errno));
   }
-  for (const char* what : {"logs", "job.json"}) {
-    if (::renameat(folder, what, folder, (name + "/" + what).c_str()) != 0 && errno != ENOENT)
-      return fail(ErrorCode::Io, "moving {} of the run before to {}: {}", what, name, errno_text(errno));
+  for (const std::string& each : what) {
+    if (::renameat(folder, each.c_str(), folder, (name + "/" + each).c_str()) != 0 && errno != ENOENT)
+      return fail(ErrorCode::Io, "moving {} of the run before to {}: {}", each, name, errno_text(errno));
   }
-  correct_record(path / name, path.string());
   return name;
+}
+
+/// The name of the folder below `folder` that has them now; empty if there was nothing.
+Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
+  if (::faccessat(folder, "job.json", F_OK, AT_SYMLINK_NOFOLLOW) != 0) return std::string();
+  auto name = put_aside(folder, {"logs", "job.json"});
+  if (name) correct_record(path / *name, path.string());
+  return name;
+}
+
+/// "rank-12.out" and the like, and the folders of restarts.
+bool is_of_logs(std::string_view name) {
+  for (const auto& [before, after] :
+       {std::pair("rank-", ".out"), std::pair("rank-", ".err"), std::pair("restart-", "")}) {
+    std::string_view number = name;
+    if (!number.starts_with(before) || !number.ends_with(after)) continue;
+    number.remove_prefix(std::string_view(before).size());
+    number.remove_suffix(std::string_view(after).size());
+    if (!number.empty() && number.find_first_not_of("0123456789") == std::string_view::npos) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -115,6 +135,30 @@ Result<RunFolder> make_run_folder(const RunFolderRequest& request) {
   if (own_name) point_latest_to(own->parent.get(), path.filename().string());
   RunFolder made{path.string(), shown, std::move(own->folder), {}};
   if (!earlier->empty()) made.earlier = (fs::path(shown) / *earlier).string();
+  return made;
+}
+
+Result<LogFolder> make_log_folder(const std::string& path, const RunFolder& run) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) return fail(ErrorCode::Io, "cannot make this folder: {}", error.message());
+  auto folder = open_folder(path);
+  if (!folder) return tl::unexpected(folder.error());
+  struct stat own {
+  }, of_run{};
+  const bool same = ::fstat(folder->get(), &own) == 0 && ::fstat(run.fd.get(), &of_run) == 0 &&
+                    own.st_dev == of_run.st_dev && own.st_ino == of_run.st_ino;
+  // (The run's folder is locked already.)
+  if (auto locked = same ? Result<void>() : lock(folder->get()); !locked) return tl::unexpected(locked.error());
+  std::vector<std::string> before;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    if (const std::string name = entry->path().filename(); is_of_logs(name)) before.push_back(name);
+  }
+  LogFolder made{std::move(*folder), {}};
+  if (before.empty()) return made;
+  auto aside = put_aside(made.fd.get(), before);
+  if (!aside) return tl::unexpected(aside.error());
+  made.earlier = (fs::path(path) / *aside).string();
   return made;
 }
 

@@ -30,6 +30,15 @@ struct RunFolder {
 /// job runs in it.
 Result<RunFolder> make_run_folder(const RunFolderRequest& request);
 
+struct LogFolder {
+  sys::UniqueFd fd;     ///< locked, as the run's
+  std::string earlier;  ///< where the logs of a run before are now; empty if there were none
+};
+
+/// A folder for the logs alone, with all that is above it (agents make the last folder of a path only). Logs of a run
+/// before go to earlier-N in it. Fails with Io, for the caller to name the path.
+Result<LogFolder> make_log_folder(const std::string& path, const RunFolder& run);
+
 /// Replaces PATH/job.json as a whole. Only this user may read it.
 Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record);
 

@@ -49,7 +49,8 @@ struct RemoteOptions {
   std::uint16_t port = 0;   ///< where they come to; 0: one of the system's choice
   /// Of launchers that are several: what they have in common.
   std::optional<net::Secret> secret = {};
-  std::string join;  ///< what has to be typed on each other node; empty: nothing, Slurm starts them
+  std::string join;      ///< what has to be typed on each other node; empty: nothing, Slurm starts them
+  std::string nodes_id;  ///< what each has to say, too
 };
 
 /// The words that run `cohort agent --invited` on the host: argv, argv[0] is looked up in PATH. Pure.

@@ -79,8 +79,8 @@ void Supervisor::prepare() {
     if (!folder_.earlier.empty() && !options_.quiet)
       say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
                       folder_.earlier));
+    if (options_.keep_logs && !options_.output_folder.empty()) take_log_folder();
   }
-  if (options_.keep_logs && !options_.output_folder.empty()) make_log_folder(options_.output_folder);
 
   start_agents();  // its process starts while we go on
   port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(job_id_)));
@@ -104,6 +104,15 @@ void Supervisor::prepare() {
   if (options_.keep_logs) record_.log_folder = absolute_path(logs_below(folder_.path));
   if (options_.keep_logs && goes_elsewhere(setup_.plan))
     remote_logs_.emplace(record_.log_folder, [this](const std::string& text) { say(text); });
+}
+
+void Supervisor::take_log_folder() {
+  auto taken = make_log_folder(options_.output_folder, folder_);
+  if (!taken) raise(taken.error().code(), "--output-dir {}: {}", options_.output_folder, taken.error().what());
+  attempts_.logs = *std::move(taken);
+  if (!attempts_.logs.earlier.empty() && !options_.quiet)
+    say(fmt::format("{} has logs of a run before this one; they are now in {}", options_.output_folder,
+                    attempts_.logs.earlier));
 }
 
 void Supervisor::look_at_plan() {
@@ -212,7 +221,9 @@ void Supervisor::on_message(CrewMember& agent, Message message) {
   } else if (const auto* failed = std::get_if<StartFailed>(&message)) {
     const std::string where =
         failed->rank >= 0 ? fmt::format("rank {} on {}", failed->rank, agent.host.name) : agent.host.name;
-    fail_start(fmt::format("cannot start {}: {}: {}", setup_.program.path, where, failed->reason));
+    // (Each of several launchers starts a program of its own, which its reason names.)
+    fail_start(has_launchers() ? fmt::format("{}: {}", where, failed->reason)
+                               : fmt::format("cannot start {}: {}: {}", setup_.program.path, where, failed->reason));
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
   } else if (auto* reports = std::get_if<Reports>(&message)) {

@@ -44,6 +44,7 @@ class Supervisor {
   enum class Stage { Starting, Running, Stopping, Ended };
 
   void prepare();
+  void take_log_folder();
   /// What the plan decides: the display, the health watch, the record.
   void look_at_plan();
   /// Every node's launcher has said how many ranks it wants.

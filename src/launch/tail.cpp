@@ -1,8 +1,11 @@
 #include "launch/tail.h"
 
+#include <algorithm>
+
 namespace cohort::launch {
 namespace {
 
+constexpr std::string_view kFrame = "frame #";
 constexpr std::string_view kTraceback = "Traceback (most recent call last):";
 /// What Python writes between the traceback of a cause and the one of what it caused.
 constexpr std::string_view kLinks[] = {"\nThe above exception was the direct cause of the following exception:\n\n",
@@ -57,13 +60,20 @@ std::size_t traceback_in(std::string_view text) {
 }  // namespace
 
 void Tail::append(std::string_view bytes) {
-  if (bytes.size() >= longest_) {
-    bytes_.assign(bytes.substr(bytes.size() - longest_));
-    return;
+  while (!bytes.empty()) {
+    const std::size_t end = line_after(bytes, 0);
+    bytes_.append(bytes.substr(0, end));
+    bytes.remove_prefix(end);
+    if (bytes_.back() == '\n') {
+      if (std::string_view(bytes_).substr(line_).starts_with(kFrame)) bytes_.resize(line_);
+      line_ = bytes_.size();
+    }
+    // Cut at twice the size, so that a flood of small writes does not move memory each time.
+    if (bytes_.size() <= 2 * longest_) continue;
+    const std::size_t cut = bytes_.size() - longest_;
+    bytes_.erase(0, cut);
+    line_ -= std::min(line_, cut);
   }
-  bytes_.append(bytes);
-  // Cut at twice the size, so that a flood of small writes does not move memory each time.
-  if (bytes_.size() > 2 * longest_) bytes_.erase(0, bytes_.size() - longest_);
 }
 
 std::string Tail::text() const {

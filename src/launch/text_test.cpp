@@ -104,6 +104,17 @@ TEST(TailTest, KeepsTheLastLinesInBoundedMemory) {
   EXPECT_TRUE(tail.text().ends_with("x\nlast\n"));
 }
 
+TEST(TailTest, FramesOfLibtorchsErrorsDoNotDrownWhatTheySay) {
+  Tail tail(3, 1000);
+  std::string text = "start\nterminate called\n  what():  shapes\nException raised from f at x.cpp:1:\n";
+  for (int i = 0; i < 200; ++i)
+    text += "frame #" + std::to_string(i) + ": at::native::f() + 0x3cc (0x7f in libtorch.so)\n";
+  // In pieces, as a pipe brings it.
+  for (std::size_t at = 0; at < text.size(); at += 7) tail.append(std::string_view(text).substr(at, 7));
+  tail.append("last");
+  EXPECT_EQ(tail.text(), "  what():  shapes\nException raised from f at x.cpp:1:\nlast");
+}
+
 TEST(TailTest, ATracebackIsShownFromItsFirstLineOn) {
   const std::string header = "Traceback (most recent call last):\n";
   const auto frames = [](int count) {

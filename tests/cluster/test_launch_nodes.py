@@ -185,6 +185,18 @@ class InAStep(Nodes):
 
 
 class ByHand(Nodes):
+    def test_at_torchruns_rendezvous_nobody_needs_a_number(self):
+        words = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "77", "--rdzv-endpoint", "h1:4713", "--secret-file",
+                 self.secret, "--nproc-per-node", "2", "sh", "-c", SAYS)
+        other = self.start_job(*words, host="h2")  # the place says who is 0, not the order
+        self.expect_four(self.start_job(*words, host="h1"))
+        self.ended(other, 0, "node 1 of 2: ranks 2-3 here")
+
+    def test_a_node_that_lacks_the_program_ends_the_job_of_all(self):
+        first = self.by_hand("h1", 0, "--start-timeout", "600", "sh", "-c", STAYS)
+        self.ended(self.by_hand("h2", 1, "/no/such"), 127, "cannot start /no/such: No such file")
+        self.ended(first, 127, "h2: cannot start /no/such: No such file")
+
     def test_one_world_whoever_comes_first(self):
         early = self.by_hand("h2", 1, WORKER)
         first = self.by_hand("h1", 0, WORKER)

@@ -21,7 +21,14 @@ TEST(CommandHelp, TopicsAreSectionsOfTheDocumentation) {
     const std::string first = help.out.substr(0, help.out.find("\n\n", 10));
     EXPECT_NE(page.find(first), std::string::npos) << first;
     EXPECT_GT(help.out.size(), 300U);
+    EXPECT_EQ(help.out.find("]("), std::string::npos) << help.out;  // a terminal follows no links
   }
+  const auto options = run({{"run", "--help"}}).out;
+  for (const std::string& line : lines_of(options)) EXPECT_LE(line.size(), 124U) << line;
+  for (const char* part :
+       {"\nProcesses and hosts:\n", "\nA launcher on each node, as torchrun is started:\n", "\n  --rdzv-id "})
+    EXPECT_NE(options.find(part), std::string::npos) << part;
+  for (const char* part : {"--owner", "\nOptions:\n"}) EXPECT_EQ(options.find(part), std::string::npos) << part;
   EXPECT_EQ(run({{"help", "environment"}}).out, run({{"env"}}).out);
   EXPECT_EQ(run({{"help", "run"}}).out, run({{"run", "--help"}}).out);
   const auto list = run({{"help"}});
@@ -51,7 +58,7 @@ TEST(CommandBuild, SaysWhatIsThereAndWhyNotWhatIsNot) {
       "#!/bin/sh\n"
       "echo noise\n"
       "echo 'cohort-check-build {\"python\": \"9.9\", \"torch\": {\"version\": \"8.8\", \"more\": \"CPU only\"}, "
-      "\"numpy\": {\"missing\": true}, \"mlflow\": {\"missing\": false, \"why\": \"ImportError: broken\"}}'\n";
+      "\"numpy\": {\"missing\": true}, \"cloudpickle\": {\"missing\": false, \"why\": \"ImportError: broken\"}}'\n";
   options.shell_before =
       "mkdir bin; cp input bin/python3; printf '#!/bin/sh\\necho slurm 77.1\\n' > bin/srun; "
       "printf '#!/bin/sh\\nexit 4\\n' > bin/mpirun; chmod +x bin/*";
@@ -61,7 +68,7 @@ TEST(CommandBuild, SaysWhatIsThereAndWhyNotWhatIsNot) {
        {"\n  local        shared memory", "\n  mpi          ", "\n  libtorch     ", "Python (bin/python3)",
         "\n  python       9.9\n", "\n  torch        8.8 (CPU only)\n",
         "\n  numpy        no: not installed; pip install numpy\n",
-        "\n  mlflow       no: it is installed and does not work: ImportError: broken\n",
+        "\n  cloudpickle  no: it is installed and does not work: ImportError: broken\n",
         "\n  Slurm        slurm 77.1\n", "\n  MPI          no: `mpirun --version` ends with status 4"}) {
     EXPECT_NE(build.out.find(wanted), std::string::npos) << wanted << "\n" << build.out;
   }

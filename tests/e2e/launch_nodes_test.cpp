@@ -68,6 +68,59 @@ TEST_F(Nodes, AFailureGivesTheStatusOfBothAndLeavesNothing) {
   EXPECT_TRUE(eventually([&] { return first->processes().empty() && other->processes().empty(); }));
 }
 
+TEST_F(Nodes, OneThatCannotStartItsProgramEndsTheJobOfAll) {
+  const auto first = start(0, {"-np", "1", "--start-timeout", "60", "sleep", "1000"});
+  ASSERT_TRUE(eventually([&] { return first->err().find("for node 1") != std::string::npos; })) << first->err();
+  const auto other = start(1, {"-np", "1", "./no/such"});
+  EXPECT_EQ(other->wait(), 127) << other->err();
+  EXPECT_NE(other->err().find("cannot start ./no/such: No such file"), std::string::npos) << other->err();
+  EXPECT_EQ(first->wait(), 127) << first->err();
+  EXPECT_NE(first->err().find(": cannot start ./no/such: No such file"), std::string::npos) << first->err();
+  EXPECT_EQ(first->err().find("no sign of"), std::string::npos) << first->err();  // it has not waited for its time
+}
+
+// As torchrun's words for each host, the same on all.
+TEST_F(Nodes, NobodyHasToBeToldWhichItIs) {
+  const auto launcher = [&](std::vector<std::string> words, std::vector<std::string> environment = {}) {
+    words.insert(words.begin(), "run");
+    environment.push_back("COHORT_SECRET_FILE=" + keeper_->folder() + "/secret");
+    return std::make_unique<Job>(JobOptions{std::move(words), std::move(environment)});
+  };
+  const std::string says = "echo $RANK $GROUP_RANK/$GROUP_WORLD_SIZE $COHORT_RESTART; [ $RANK$COHORT_RESTART != 10 ]";
+  const std::vector<std::string> words = {"--nnodes=2",
+                                          "--nproc_per_node=1",
+                                          "--rdzv-backend=c10d",
+                                          "--rdzv_id=77",
+                                          "--max-restarts",
+                                          "1",
+                                          "--rdzv_endpoint",
+                                          master_,
+                                          "sh",
+                                          "-c",
+                                          says};
+  const auto one = launcher(words);
+  const auto two = launcher({"--max-restarts", "1", "sh", "-c", says},
+                            {"PET_NNODES=2", "PET_NPROC_PER_NODE=1", "PET_RDZV_ID=77", "PET_RDZV_ENDPOINT=" + master_});
+  EXPECT_EQ(one->wait(), 0) << one->err();
+  EXPECT_EQ(two->wait(), 0) << two->err();
+  const auto& first = one->out().empty() ? *two : *one;
+  const auto lines = said(first);  // rank 0 of the first attempt may have been ended before it spoke
+  for (const char* wanted : {"0 0/2 1", "1 1/2 0", "1 1/2 1"})
+    EXPECT_NE(std::find(lines.begin(), lines.end(), wanted), lines.end()) << wanted << "\n" << first.out();
+}
+
+TEST_F(Nodes, ALauncherOfAnotherJobIsTurnedAway) {
+  const auto first = start(0, {"-np", "1", "--rdzv-id", "77", "true"});
+  ASSERT_TRUE(eventually([&] { return first->err().find("for node 1") != std::string::npos; })) << first->err();
+  const auto wrong = start(1, {"-np", "1", "--rdzv-id", "78", "true"});
+  EXPECT_EQ(wrong->wait(), 1) << wrong->err();
+  EXPECT_NE(wrong->err().find("--rdzv-id there is 78, and that of node rank 0 is 77"), std::string::npos)
+      << wrong->err();
+  const auto right = start(1, {"-np", "1", "--rdzv-id", "77", "true"});
+  EXPECT_EQ(first->wait(), 0) << first->err();
+  EXPECT_EQ(right->wait(), 0) << right->err();
+}
+
 TEST_F(Nodes, ARestartTakesBothAlong) {
   const std::vector<std::string> words = {"--max-restarts",
                                           "1",

@@ -34,7 +34,7 @@ TEST(RunOptions, EachHasAVariableAndARowInTheDocumentation) {
   const std::set<std::string> second_names = {"nproc"};
   const std::regex name("(^|[ ,])--([a-z][a-z-]*)");
   int options = 0;
-  for (const std::string& line : lines_of(help.substr(help.find("Options:"), help.find("Examples:")))) {
+  for (const std::string& line : lines_of(help.substr(help.find("Positionals:"), help.find("Examples:")))) {
     if (line.starts_with("Examples:")) break;
     // Explanations stand further to the right, and may name other options.
     const std::string head = line.substr(0, 30);

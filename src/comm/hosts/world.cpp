@@ -29,12 +29,8 @@ std::uint64_t status_id(std::string_view token) {
   return std::stoull(net::sha256_hex(fmt::format("status {}", token)).substr(0, 16), nullptr, 16) | 1;
 }
 
-/// Of a variable that is 1 or 0.
 bool is_on(std::string_view name, bool otherwise) {
-  const std::string value = env::get(name).value_or("");
-  if (value.empty()) return otherwise;
-  if (value == "0" || value == "1") return value == "1";
-  raise(ErrorCode::InvalidArgument, "{} is \"{}\" -- it is 1 or 0", name, value);
+  return value_or_throw(env::truth(name, env::get(name).value_or(""), otherwise));
 }
 
 tcp::Protection wanted_protection() {
