@@ -1,0 +1,95 @@
+#include "run_help.h"
+
+#include <CLI/CLI.hpp>
+
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace cohort::app {
+namespace {
+
+constexpr const char* kFooter = R"(Examples:
+  cohort run -np 4 ./train --epochs 10
+  cohort run -np auto train.py            a .py file runs with the active Python
+  cohort run -np 2 -m package.train       as `python -m`
+  cohort run -np 2 --as-horovod train.py  a program that imports horovod.torch
+  cohort run -np 4 --env OMP_NUM_THREADS=2 -- ./train -np 7
+  cohort run -np 8 -H a:4,b:4 ./train     on two hosts, reached by ssh
+  srun -N2 --ntasks-per-node=1 cohort run -np 4 ./train         on each node of a step, which makes one job of 8
+  cohort run --nnodes 2 --node-rank 0 --master a -np 4 ./train  likewise by hand: here on a, with 1 on the other
+
+Each option can be set by an environment variable (--start-timeout: COHORT_RUN_START_TIMEOUT) and in a file (--config), too;
+the command line counts before the variable, the variable before the file. --show-config says what counts.
+
+Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
+under torchrun, and what cohort::join() needs (`cohort env` lists all). stdin goes to rank 0. The complete output of every
+rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
+killed; 75 if all ranks have saved and ask for a requeue; 124 after --timeout, or if the job did not go on; 127 if PROGRAM
+cannot be started). Ctrl-C sends SIGINT to all ranks, SIGTERM after --grace and SIGKILL after as much again; a second Ctrl-C
+sends SIGTERM at once, a third one SIGKILL.
+
+Nothing of a job is left behind, whatever part of it dies. The exception: no cgroup or PID namespace holds the job, so
+if supervisor, guard, agent and ranks are all killed at once (SIGKILL), processes that ranks have started can remain. The
+run's job.json says so from the start ("contained": false).)";
+
+/// CLI11's own usage line would put OPTIONS after the program.
+class RunHelp : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: cohort run -np N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n";
+  }
+  /// In lines that a terminal shows whole, each behind the names.
+  std::string make_option_desc(const CLI::Option* option) const override {
+    constexpr std::size_t kWidth = 80;
+    std::string lines;
+    std::size_t length = 0;
+    std::istringstream words(CLI::Formatter::make_option_desc(option));
+    for (std::string word; words >> word;) {
+      if (length > 0) lines += length + 1 + word.size() > kWidth ? '\n' : ' ';
+      length = length > 0 && lines.back() == ' ' ? length + 1 + word.size() : word.size();
+      lines += word;
+    }
+    return lines;
+  }
+};
+
+struct Group {
+  const char* name;
+  std::vector<const char*> options;
+};
+
+/// The parts of --help. What programs give and people do not is in none ("").
+const std::vector<Group>& groups() {
+  static const std::vector<Group> all = {
+      {"Processes and hosts",
+       {"--np", "--hosts", "--hostfile", "--nodes", "--per-node", "--starter", "--ssh", "--remote-cohort", "--network",
+        "--transport", "--listen", "--host-timeout", "--secret-file", "--bind"}},
+      {"A launcher on each node, as torchrun is started",
+       {"--nnodes", "--node-rank", "--master", "--master-addr", "--master-port", "--rdzv-endpoint", "--rdzv-backend",
+        "--rdzv-id", "--standalone", "--nproc-per-node"}},
+      {"The program", {"--module", "--no-python", "--as-horovod", "--env"}},
+      {"Output and what is kept",
+       {"--prefix", "--ranks", "--collapse", "--quiet", "--json", "--run-dir", "--output-dir", "--no-logs"}},
+      {"Limits and restarts",
+       {"--timeout", "--start-timeout", "--grace", "--preempt-grace", "--stall-timeout", "--deadlock-timeout",
+        "--stopped-timeout", "--output-timeout", "--max-restarts"}},
+      {"Options from a file, and what is only shown",
+       {"--help", "--config", "--show-config", "--dry-run", "--check-build"}},
+      {"", {"--owner", "--owner-folder"}},
+  };
+  return all;
+}
+
+}  // namespace
+
+void set_run_help(CLI::App& command) {
+  command.formatter(std::make_shared<RunHelp>());
+  command.footer(kFooter);
+  for (const Group& group : groups()) {
+    for (const char* name : group.options) command.get_option(name)->group(group.name);
+  }
+}
+
+}  // namespace cohort::app
