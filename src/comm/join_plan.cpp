@@ -302,6 +302,8 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
   const auto trusts = cluster::is_on(environment, env::kTrustNetwork);
   if (!trusts) return tl::unexpected(trusts.error());
   plan.trusts_network = options.trust_network || *trusts;
+  // Read where nothing can be refused any more.
+  if (const auto times = cluster::is_on(environment, env::kTimes); !times) return tl::unexpected(times.error());
   const auto alone = cluster::is_on(environment, env::kAlone);
   if (!alone) return tl::unexpected(alone.error());
   if (options.alone || *alone) {

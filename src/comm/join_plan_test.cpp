@@ -51,5 +51,12 @@ TEST(JoinPlan, TrustIsSaidByTheWordsForYesAndNo) {
   }
 }
 
+TEST(JoinPlan, AWordForTimesThatIsNeitherYesNorNoIsRefused) {
+  const auto refused = plan_join({}, {{"COHORT_ALONE", "1"}, {"COHORT_TIMES", "often"}});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(std::string(refused.error().what()).find("COHORT_TIMES='often'"), std::string::npos);
+  EXPECT_TRUE(plan_join({}, {{"COHORT_ALONE", "1"}, {"COHORT_TIMES", "yes"}}));
+}
+
 }  // namespace
 }  // namespace cohort::comm
