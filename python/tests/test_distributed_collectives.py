@@ -6,6 +6,7 @@ import os
 import unittest
 
 from support import SECONDS, needs_torch, torch
+from support_group import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort
 
@@ -17,16 +18,6 @@ if torch is not None:
 TORCH_2 = torch is not None and int(torch.__version__.split(".")[0]) >= 2
 VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2]) if torch is not None else (0, 0)
 needs_torch_2 = unittest.skipUnless(TORCH_2, "torch 1.13 does not have it")
-
-
-def setUpModule():
-    if torch is not None:
-        dist.init_process_group("cohort", timeout=datetime.timedelta(seconds=SECONDS))
-
-
-def tearDownModule():
-    if torch is not None:
-        dist.destroy_process_group()
 
 
 @needs_torch

@@ -1,26 +1,16 @@
 """What torch's profiler shows of the backend "cohort", on all ranks of `cohort run -np N`: events of the names and kinds that
 torch's own tests look for on Gloo."""
 
-import datetime
 import unittest
 
-from support import SECONDS, needs_torch, torch
+from support import needs_torch, torch
+from support_group import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
-import cohort  # noqa: F401 -- makes the backend known
+import cohort
 
 if torch is not None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
-
-
-def setUpModule():
-    if torch is not None:
-        dist.init_process_group("cohort", timeout=datetime.timedelta(seconds=SECONDS))
-
-
-def tearDownModule():
-    if torch is not None:
-        dist.destroy_process_group()
 
 
 def events(profiler):

@@ -2,12 +2,11 @@
 ranks of `cohort run -np N`. The measure is the same training in one process, on all ranks' data."""
 
 import copy
-import datetime
 import unittest
 import weakref
 
-from support import SECONDS, needs_torch, torch
-
+from support import needs_torch, torch
+from support_group import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort  # noqa: F401 -- makes the backend known
 
@@ -20,16 +19,6 @@ if torch is not None:
 TORCH_2 = torch is not None and int(torch.__version__.split(".")[0]) >= 2
 needs_torch_2 = unittest.skipUnless(TORCH_2, "torch 1.13 does not have it, or cannot import it under Python 3.11")
 SAMPLES = 6
-
-
-def setUpModule():
-    if torch is not None:
-        dist.init_process_group("cohort", timeout=datetime.timedelta(seconds=SECONDS))
-
-
-def tearDownModule():
-    if torch is not None:
-        dist.destroy_process_group()
 
 
 def make_net(seed=0):
