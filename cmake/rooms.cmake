@@ -4,14 +4,13 @@
 #     the static library cohort_comm of src/comm
 #   cohort_test(comm_tests SOURCES a_test.cpp DEPENDS comm [LINK ...] [LABELS unit] [TIMEOUT 60] [RUN_SERIAL])
 #     a GoogleTest program; each TEST becomes one ctest test unless WHOLE is given
-#   cohort_fuzz(fuzz_idx SOURCES idx.cpp DEPENDS formats [SEEDS idx] [LINK ...])
-#     a libFuzzer program; ctest runs it for seconds, starting from the files of fuzz/seeds/idx (clang preset only)
 #
-# Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, house, large (tools/test-large), cluster, python; and torch
-# for whatever needs libtorch. `ninja torch-tests` builds what `ctest -L torch` runs: ./check does only that against the
-# second libtorch.
+# Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, house, large (tools/test-large), cluster, python; torch
+# for whatever needs libtorch (`ninja torch-tests` builds what `ctest -L torch` runs: ./check does only that against the
+# second libtorch); and slow for what only ./check --all runs.
 
 include(GoogleTest)
+include(cmake/precompiled.cmake)
 
 if(COHORT_BUILD_TESTS)
   add_custom_target(torch-tests)
@@ -22,9 +21,22 @@ function(cohort_torch_tests)
   add_dependencies(torch-tests ${ARGN})
 endfunction()
 
+# cohort_slow(TESTS...), which add_test made: only ./check --all runs them.
+function(cohort_slow)
+  foreach(test ${ARGN})
+    get_property(labels TEST ${test} PROPERTY LABELS)
+    set_property(TEST ${test} PROPERTY LABELS "${labels}-slow")
+  endforeach()
+endfunction()
+
 function(cohort_settings target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_compile_options(${target} PRIVATE ${COHORT_WARNINGS} -iquote ${PROJECT_SOURCE_DIR}/src)
+endfunction()
+
+# What tests compute themselves is little: they need not be optimised as what they test is.
+function(cohort_optimise_tests target)
+  target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
 endfunction()
 
 function(cohort_room name)
@@ -43,6 +55,11 @@ function(cohort_room name)
   set(rooms ${ARG_DEPENDS})
   list(TRANSFORM rooms PREPEND cohort_)
   target_link_libraries(${target} PUBLIC ${rooms} ${ARG_PUBLIC_LINK} PRIVATE ${ARG_PRIVATE_LINK})
+  if("cohort_libtorch" IN_LIST ARG_PUBLIC_LINK OR ARG_PUBLIC_LINK MATCHES "cohort::libtorch")
+    cohort_precompiled(${target} torch)
+  else()
+    cohort_precompiled(${target} rooms)
+  endif()
   set_target_properties(${target} PROPERTIES EXPORT_NAME room_${name})
   set_property(GLOBAL APPEND PROPERTY COHORT_ROOMS ${target})
 endfunction()
@@ -61,6 +78,7 @@ function(cohort_test name)
   set(rooms ${ARG_DEPENDS})
   list(TRANSFORM rooms PREPEND cohort_)
   target_link_libraries(${name} PRIVATE ${rooms} ${ARG_LINK} GTest::gtest_main)
+  cohort_optimise_tests(${name})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 60)
   endif()
@@ -70,9 +88,14 @@ function(cohort_test name)
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
+  if("torch" IN_LIST ARG_DEPENDS)
+    set_target_properties(${name} PROPERTIES JOB_POOL_COMPILE torch_pool)
+    cohort_precompiled(${name} torch_tests)
+  else()
+    cohort_precompiled(${name} tests)
+  endif()
   if("torch" IN_LIST ARG_LABELS)
     cohort_torch_tests(${name})
-    set_target_properties(${name} PROPERTIES JOB_POOL_COMPILE torch_pool)
   endif()
   # gtest_discover_tests cannot pass on a list. `ctest -L` searches for a part of a label, so unit-torch is both.
   list(JOIN ARG_LABELS "-" labels)
@@ -86,25 +109,4 @@ function(cohort_test name)
   else()
     gtest_discover_tests(${name} PROPERTIES ${properties} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120)
   endif()
-endfunction()
-
-function(cohort_fuzz name)
-  cmake_parse_arguments(ARG "" "SEEDS" "SOURCES;DEPENDS;LINK" ${ARGN})
-  add_executable(${name} ${ARG_SOURCES})
-  cohort_settings(${name})
-  set(rooms ${ARG_DEPENDS})
-  list(TRANSFORM rooms PREPEND cohort_)
-  target_link_libraries(${name} PRIVATE ${rooms} ${ARG_LINK})
-  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
-  # What it finds worth keeping goes to the build folder; the seeds are only read.
-  set(found ${CMAKE_CURRENT_BINARY_DIR}/${name}.found)
-  file(MAKE_DIRECTORY ${found})
-  set(seeds)
-  if(ARG_SEEDS)
-    set(seeds ${PROJECT_SOURCE_DIR}/fuzz/seeds/${ARG_SEEDS})
-  endif()
-  add_test(NAME fuzz.${name}
-           COMMAND ${name} -max_total_time=5 -timeout=5 -rss_limit_mb=2048 -print_final_stats=1
-                   -artifact_prefix=${found}/ ${found} ${seeds})
-  set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 60)
 endfunction()
