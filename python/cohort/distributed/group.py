@@ -129,7 +129,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         outputs: Sequence[Any],
         written: Sequence[Any] = (),
         line: Any = None,
-        source: int = -1,
+        source: Optional[int] = -1,
     ) -> Work:
         self._started += 1
 
