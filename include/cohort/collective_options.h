@@ -5,6 +5,7 @@
 #include <cohort/dtype.h>
 
 #include <chrono>
+#include <limits>
 #include <optional>
 
 namespace cohort {
@@ -81,6 +82,9 @@ struct SendOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 using RecvOptions = SendOptions;
+
+/// As the peer of a recv: whichever rank sends first. (Not -1, which a wrong calculation of a neighbour gives.)
+inline constexpr int kAnySource = std::numeric_limits<int>::min();
 
 /// Ranks that give `color` no group.
 inline constexpr int kNoColor = -1;

@@ -101,9 +101,15 @@ class Communicator {
                     const AllGatherOptions& options = {});
   /// As all_gather, on the root only: `output` may be empty elsewhere.
   Work gather(ConstBuffer input, Buffer output, const GatherOptions& options = {});
+  /// As all_gather_v, on the root only: `output` may be empty elsewhere.
+  Work gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
+                const GatherOptions& options = {});
   /// Rank r receives part r of the root's `input` (size() parts of `output.count`), which may be empty elsewhere. In
   /// place on the root: `output` is part rank() of `input`.
   Work scatter(ConstBuffer input, Buffer output, const ScatterOptions& options = {});
+  /// Part r has `counts[r]` elements; `counts` is the same on all ranks. Else as scatter.
+  Work scatter_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
+                 const ScatterOptions& options = {});
   /// Rank r's part s goes to rank s, where it becomes part r. Both hold size() parts of the same count.
   Work all_to_all(ConstBuffer input, Buffer output, const AllToAllOptions& options = {});
   /// Parts of any size: `input_counts[s]` elements go to rank s, `output_counts[s]` come from it; parts lie one after
@@ -150,6 +156,11 @@ class Communicator {
   /// not. Such a send is over before its receiver can refuse it; then the first later send or recv with that rank that
   /// ends once the refusal has come reports the Mismatch, and is itself carried out.
   Work send(ConstBuffer data, int peer, const SendOptions& options = {});
+  /// From kAnySource it takes the message of whichever rank comes first, and the Work tells whose that was
+  /// (`Work::source`). A message goes to the receive that was started first of those that it fits, specific or not; of
+  /// several messages that are there, a receive takes the one that this rank has seen first. A rank that dies while
+  /// such a receive waits ends it with PeerLost, and so does one that left before there was a connection to it; one
+  /// that was seen to leave the world does once all others have.
   Work recv(Buffer data, int peer, const RecvOptions& options = {});
 
   // --- groups ---

@@ -46,6 +46,9 @@ class [[nodiscard]] Work {
   /// before the result is changed: over several hosts, and in a world of one, it is read here. Empty for everything
   /// else. Never blocks.
   std::optional<bool> finite() const;
+  /// Of a successful recv from kAnySource: the rank, in its communicator, whose message it took. Empty for everything
+  /// else. Never blocks.
+  std::optional<int> source() const;
   /// Calls `callback` once the operation has finished, at once if it has. It must not throw, block, or start
   /// another operation of the same communicator.
   void on_done(std::function<void()> callback);

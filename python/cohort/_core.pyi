@@ -39,6 +39,7 @@ class Work:
     def done(self) -> bool: ...
     def error(self) -> Optional[Exception]: ...
     def finite(self) -> Optional[bool]: ...
+    def source(self) -> Optional[int]: ...
 
 class Communicator:
     def rank(self) -> int: ...
@@ -289,6 +290,50 @@ class Communicator:
         async_op: Literal[True],
     ) -> Work: ...
     @overload
+    def gather_v(
+        self,
+        input: Array,
+        output: Array,
+        counts: Sequence[int],
+        *,
+        root: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> Any: ...
+    @overload
+    def gather_v(
+        self,
+        input: Array,
+        output: Array,
+        counts: Sequence[int],
+        *,
+        root: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def scatter_v(
+        self,
+        input: Array,
+        output: _T,
+        counts: Sequence[int],
+        *,
+        root: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[False] = False,
+    ) -> _T: ...
+    @overload
+    def scatter_v(
+        self,
+        input: Array,
+        output: Array,
+        counts: Sequence[int],
+        *,
+        root: int = 0,
+        timeout: Optional[Seconds] = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
     def all_to_all(
         self,
         input: Array,
@@ -356,17 +401,17 @@ class Communicator:
     def recv(
         self,
         data: Array,
-        peer: int,
+        peer: Optional[int] = None,
         *,
         tag: int = 0,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
-    ) -> None: ...
+    ) -> Optional[int]: ...
     @overload
     def recv(
         self,
         data: Array,
-        peer: int,
+        peer: Optional[int] = None,
         *,
         tag: int = 0,
         timeout: Optional[Seconds] = None,

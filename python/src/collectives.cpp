@@ -33,8 +33,10 @@ std::vector<Array> keep(Array_&&... arrays) {
 py::object start(const Call& call, std::vector<Array> arrays, const std::function<Work(Communicator&)>& body) {
   std::shared_ptr<Operation> operation = call.self.member().start(call.name, body, std::move(arrays));
   if (call.async_op) return py::cast(PyWork{std::move(operation)});
-  if (operation) operation->wait(std::nullopt);
-  return call.result;
+  if (!operation) return call.result;
+  operation->wait(std::nullopt);
+  const std::optional<int> source = operation->source();
+  return source ? py::cast(*source) : call.result;
 }
 
 Array read(const char* operation, const py::object& array, const char* name = "the input") {
@@ -197,40 +199,84 @@ py::object all_gather_v(const PyCommunicator& self, const py::object& input, con
                [&](Communicator& world) { return world.all_gather_v(part, parts, counts, options); });
 }
 
+/// What gather and gather_v take: a part of every rank, and of the root where all of them go.
+struct RootOutput {
+  std::vector<Array> arrays;
+  ConstBuffer part;
+  Buffer parts;
+  py::object result;
+};
+
+RootOutput root_output(const PyCommunicator& self, const char* name, const py::object& input, const py::object& output,
+                       int root) {
+  const bool is_root = self.member().rank == root;
+  if (is_root && output.is_none()) refuse(name, "the root has given no output");
+  RootOutput made;
+  made.result = is_root ? output : py::none();
+  made.arrays = keep(read(name, input));
+  made.part = made.arrays.back().const_buffer();
+  if (is_root) {
+    made.arrays.push_back(write(name, output));
+    made.parts = made.arrays.back().buffer();
+  }
+  return made;
+}
+
+/// What scatter and scatter_v take: a part of every rank, and of the root where all of them come from.
+struct RootInput {
+  std::vector<Array> arrays;
+  ConstBuffer parts;
+  Buffer part;
+};
+
+RootInput root_input(const PyCommunicator& self, const char* name, const py::object& input, const py::object& output,
+                     int root) {
+  const bool is_root = self.member().rank == root;
+  if (is_root && input.is_none()) refuse(name, "the root has given no input");
+  RootInput made;
+  made.arrays = keep(write(name, output));
+  made.part = made.arrays.back().buffer();
+  if (is_root) {
+    made.arrays.push_back(read(name, input));
+    made.parts = made.arrays.back().const_buffer();
+  }
+  return made;
+}
+
 py::object gather(const PyCommunicator& self, const py::object& input, const py::object& output, int root,
                   const py::object& timeout, bool async_op) {
   constexpr auto* kName = "gather";
   const GatherOptions options{root, milliseconds_of(timeout, kName)};
-  const bool is_root = self.member().rank == root;
-  if (is_root && output.is_none()) refuse(kName, "the root has given no output");
-  Array from = read(kName, input);
-  const ConstBuffer part = from.const_buffer();
-  std::vector<Array> arrays = keep(std::move(from));
-  Buffer parts;
-  if (is_root) {
-    arrays.push_back(write(kName, output));
-    parts = arrays.back().buffer();
-  }
-  return start({self, kName, async_op, is_root ? output : py::none()}, std::move(arrays),
-               [&](Communicator& world) { return world.gather(part, parts, options); });
+  RootOutput to = root_output(self, kName, input, output, root);
+  return start({self, kName, async_op, to.result}, std::move(to.arrays),
+               [&](Communicator& world) { return world.gather(to.part, to.parts, options); });
+}
+
+py::object gather_v(const PyCommunicator& self, const py::object& input, const py::object& output, const Counts& counts,
+                    int root, const py::object& timeout, bool async_op) {
+  constexpr auto* kName = "gather_v";
+  const GatherOptions options{root, milliseconds_of(timeout, kName)};
+  RootOutput to = root_output(self, kName, input, output, root);
+  return start({self, kName, async_op, to.result}, std::move(to.arrays),
+               [&](Communicator& world) { return world.gather_v(to.part, to.parts, counts, options); });
 }
 
 py::object scatter(const PyCommunicator& self, const py::object& input, const py::object& output, int root,
                    const py::object& timeout, bool async_op) {
   constexpr auto* kName = "scatter";
   const ScatterOptions options{root, milliseconds_of(timeout, kName)};
-  const bool is_root = self.member().rank == root;
-  if (is_root && input.is_none()) refuse(kName, "the root has given no input");
-  Array to = write(kName, output);
-  const Buffer part = to.buffer();
-  std::vector<Array> arrays = keep(std::move(to));
-  ConstBuffer parts;
-  if (is_root) {
-    arrays.push_back(read(kName, input));
-    parts = arrays.back().const_buffer();
-  }
-  return start({self, kName, async_op, output}, std::move(arrays),
-               [&](Communicator& world) { return world.scatter(parts, part, options); });
+  RootInput from = root_input(self, kName, input, output, root);
+  return start({self, kName, async_op, output}, std::move(from.arrays),
+               [&](Communicator& world) { return world.scatter(from.parts, from.part, options); });
+}
+
+py::object scatter_v(const PyCommunicator& self, const py::object& input, const py::object& output,
+                     const Counts& counts, int root, const py::object& timeout, bool async_op) {
+  constexpr auto* kName = "scatter_v";
+  const ScatterOptions options{root, milliseconds_of(timeout, kName)};
+  RootInput from = root_input(self, kName, input, output, root);
+  return start({self, kName, async_op, output}, std::move(from.arrays),
+               [&](Communicator& world) { return world.scatter_v(from.parts, from.part, counts, options); });
 }
 
 py::object all_to_all(const PyCommunicator& self, const py::object& input, const py::object& output,
@@ -274,13 +320,13 @@ py::object send(const PyCommunicator& self, const py::object& data, int peer, in
                [&](Communicator& world) { return world.send(buffer, peer, options); });
 }
 
-py::object recv(const PyCommunicator& self, const py::object& data, int peer, int tag, const py::object& timeout,
-                bool async_op) {
+py::object recv(const PyCommunicator& self, const py::object& data, std::optional<int> peer, int tag,
+                const py::object& timeout, bool async_op) {
   const RecvOptions options{tag, milliseconds_of(timeout, "recv")};
   Array array = write("recv", data, "the array");
   const Buffer buffer = array.buffer();
   return start({self, "recv", async_op, py::none()}, keep(std::move(array)),
-               [&](Communicator& world) { return world.recv(buffer, peer, options); });
+               [&](Communicator& world) { return world.recv(buffer, peer.value_or(kAnySource), options); });
 }
 
 }  // namespace
@@ -323,6 +369,10 @@ void bind_collectives(py::class_<PyCommunicator>& communicator) {
            kAsync, "Rank r brings counts[r] elements; `counts` is the same on all ranks.")
       .def("gather", &gather, py::arg("input"), kNoOutput, kOnly, kRoot, kTimeout, kAsync,
            "As all_gather, on the root only; elsewhere `output` may be None.")
+      .def("gather_v", &gather_v, py::arg("input"), py::arg("output"), py::arg("counts"), kOnly, kRoot, kTimeout,
+           kAsync, "As all_gather_v, on the root only; elsewhere `output` may be None.")
+      .def("scatter_v", &scatter_v, py::arg("input"), py::arg("output"), py::arg("counts"), kOnly, kRoot, kTimeout,
+           kAsync, "Part r has counts[r] elements; `counts` is the same on all ranks. Else as scatter.")
       .def("scatter", &scatter, py::arg("input"), py::arg("output"), kOnly, kRoot, kTimeout, kAsync,
            "Rank r receives part r of the root's `input`, which may be None elsewhere.")
       .def("all_to_all", &all_to_all, py::arg("input"), py::arg("output"), kOnly, kTimeout, kAsync,
@@ -334,8 +384,11 @@ void bind_collectives(py::class_<PyCommunicator>& communicator) {
       .def("send", &send, py::arg("data"), py::arg("peer"), kOnly, kTag, kTimeout, kAsync,
            "To another rank, whose recv has the same type, number of elements and tag. Done once `data` may be used "
            "again: if it is small as soon as it is buffered.")
-      .def("recv", &recv, py::arg("data"), py::arg("peer"), kOnly, kTag, kTimeout, kAsync,
-           "What another rank sends with this tag. Sends and receives progress apart from the collectives.");
+      .def("recv", &recv, py::arg("data"), py::arg("peer") = py::none(), kOnly, kTag, kTimeout, kAsync,
+           "What another rank sends with this tag. Sends and receives progress apart from the collectives. Without "
+           "`peer`, from whichever rank sends first, which is returned (async_op: `source()` of the Work tells it). A "
+           "message goes to the receive that was started first of those that it fits; of several messages that are "
+           "there, a receive takes the one that this rank has seen first.");
 }
 
 }  // namespace cohort::python

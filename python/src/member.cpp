@@ -120,7 +120,7 @@ std::shared_ptr<Operation> Member::start(const char* name, const std::function<W
     work = start(communicator_);
   }
   // What went wrong is for the operation to tell, whether it is known already or not.
-  if (work.done() && !work.error() && !work.finite()) return nullptr;
+  if (work.done() && !work.error() && !work.finite() && !work.source()) return nullptr;
   auto operation = std::make_shared<Operation>(std::move(work), std::move(arrays));
   running_.keep(operation);
   return operation;

@@ -33,6 +33,7 @@ class Operation {
   bool done() const noexcept { return work_.done(); }
   std::optional<Error> error() const { return work_.error(); }
   std::optional<bool> finite() const { return work_.finite(); }
+  std::optional<int> source() const { return work_.source(); }
 
  private:
   bool is_over(std::optional<std::chrono::nanoseconds> limit);

@@ -44,7 +44,11 @@ void bind_work(py::module_& module) {
           "finite", &finite,
           "Of a successful all_reduce with check_finite=True: False if the result (of a list, any of them) holds a NaN "
           "or an infinity; the same on all ranks that ask, if it is asked before the result is changed: over several "
-          "hosts, and in a world of one, it is read here. None for everything else. Never blocks.");
+          "hosts, and in a world of one, it is read here. None for everything else. Never blocks.")
+      .def(
+          "source", [](const PyWork& work) { return work.operation ? work.operation->source() : std::nullopt; },
+          "Of a successful recv from any source: the rank, in its communicator, whose message it took. None for "
+          "everything else. Never blocks.");
 }
 
 }  // namespace cohort::python

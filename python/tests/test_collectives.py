@@ -231,6 +231,20 @@ class Collectives(unittest.TestCase):
             self.assertIs(self.world.scatter(out, mine, root=root), mine)
             self.expect(kind, mine, parts[self.rank])
 
+    def test_gather_v_and_scatter_v(self):
+        root = self.size - 1
+        counts = [2 * rank for rank in range(self.size)]  # the first brings nothing
+        for kind, dtype in self.each():
+            parts = [part(rank, counts[rank], dtype) for rank in range(self.size)]
+            out = kind.make([0] * sum(counts), dtype) if self.rank == root else None
+            sent = kind.make(parts[self.rank], dtype)
+            self.assertIs(self.world.gather_v(sent, out, counts, root=root), out)
+            if out is not None:
+                self.expect(kind, out, self.flat(parts))
+            mine = kind.make([0] * counts[self.rank], dtype)
+            self.assertIs(self.world.scatter_v(out, mine, counts, root=root), mine)
+            self.expect(kind, mine, parts[self.rank])
+
     def test_all_to_all(self):
         for kind, dtype in self.each():
             parts = self.parts(2 * self.size, dtype)
@@ -256,6 +270,26 @@ class Collectives(unittest.TestCase):
                 self.assertIsNone(self.world.recv(out, before, tag=5))
                 sent.wait()
                 self.expect(kind, out, part(before, count, dtype))
+
+    def test_recv_from_any_source(self):
+        if self.size == 1:
+            return
+        kind = KINDS[0]
+        if self.rank > 0:
+            for _ in range(2):
+                self.world.send(kind.make([self.rank], "int32"), 0, tag=6)
+            return
+        sources = []
+        for asynchronous in (False, True) * (self.size - 1):
+            out = kind.make([0], "int32")
+            if asynchronous:
+                work = self.world.recv(out, tag=6, async_op=True)
+                work.wait()
+                sources.append(work.source())
+            else:
+                sources.append(self.world.recv(out, tag=6))
+            self.expect(kind, out, [sources[-1]])
+        self.assertEqual(sorted(sources), sorted(list(range(1, self.size)) * 2))
 
     def test_async(self):
         for kind in KINDS:

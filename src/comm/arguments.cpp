@@ -23,6 +23,10 @@ std::size_t alignment_of(DType dtype) noexcept { return is_complex(dtype) ? size
 
 std::uintptr_t address(const void* data) noexcept { return reinterpret_cast<std::uintptr_t>(data); }
 
+void check_tag(const Subject& subject, int tag) {
+  if (tag < 0) refuse(subject, "the tag is {}; tags are from 0", tag);
+}
+
 }  // namespace
 
 void refuse_argument(const Subject& subject, std::string_view why) {
@@ -113,7 +117,12 @@ void check_root(const Subject& subject, int root) {
 void check_peer(const Subject& subject, int peer, int tag) {
   if (peer < 0 || peer >= subject.size()) refuse(subject, "the peer is {} in a world of {}", peer, subject.size());
   if (peer == subject.rank()) refuse(subject, "the peer is this rank itself");
-  if (tag < 0) refuse(subject, "the tag is {}; tags are from 0", tag);
+  check_tag(subject, tag);
+}
+
+void check_any_source(const Subject& subject, int tag) {
+  if (subject.size() == 1) refuse(subject, "in a world of one there is nobody to receive from");
+  check_tag(subject, tag);
 }
 
 void check_parts(const Subject& subject, std::string_view whole_name, std::int64_t whole, std::string_view part_name,
@@ -124,8 +133,7 @@ void check_parts(const Subject& subject, std::string_view whole_name, std::int64
   }
 }
 
-void check_counts(const Subject& subject, std::string_view name, std::span<const std::int64_t> counts,
-                  std::string_view of, std::int64_t total) {
+std::int64_t check_counts(const Subject& subject, std::string_view name, std::span<const std::int64_t> counts) {
   if (counts.size() != static_cast<std::size_t>(subject.size())) {
     refuse(subject, "{} has {} entries in a world of {}", name, counts.size(), subject.size());
   }
@@ -137,6 +145,12 @@ void check_counts(const Subject& subject, std::string_view name, std::span<const
     }
     sum += counts[rank];
   }
+  return sum;
+}
+
+void check_counts(const Subject& subject, std::string_view name, std::span<const std::int64_t> counts,
+                  std::string_view of, std::int64_t total) {
+  const std::int64_t sum = check_counts(subject, name, counts);
   if (sum != total) refuse(subject, "{} add up to {}, and {} has {} elements", name, sum, of, total);
 }
 

@@ -32,10 +32,14 @@ void check_wire_dtype(const Subject& subject, DType dtype, ReduceOp op, DType wi
 void check_timeout(const Subject& subject, const std::optional<std::chrono::milliseconds>& timeout);
 void check_root(const Subject& subject, int root);
 void check_peer(const Subject& subject, int peer, int tag);
+/// There has to be somebody to receive from.
+void check_any_source(const Subject& subject, int tag);
 /// `whole` has to be size() parts of `part` elements.
 void check_parts(const Subject& subject, std::string_view whole_name, std::int64_t whole, std::string_view part_name,
                  std::int64_t part);
-/// size() counts that add up to `total`.
+/// size() counts that make sense. Returns their sum.
+std::int64_t check_counts(const Subject& subject, std::string_view name, std::span<const std::int64_t> counts);
+/// They also add up to `total`.
 void check_counts(const Subject& subject, std::string_view name, std::span<const std::int64_t> counts,
                   std::string_view of, std::int64_t total);
 /// This rank's own entry.

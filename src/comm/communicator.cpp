@@ -118,6 +118,22 @@ Request broadcast_request(const Subject& subject, Buffer data, const BroadcastOp
   return request;
 }
 
+/// Only the root's output is used.
+Request gather_request(const Subject& subject, ConstBuffer input, Buffer output, const GatherOptions& options) {
+  if (subject.rank() != options.root) output = Buffer(nullptr, 0, input.dtype);
+  Request request = make_request(subject, input, output, options);
+  request.root = options.root;
+  return request;
+}
+
+/// Only the root's input is used.
+Request scatter_request(const Subject& subject, ConstBuffer input, Buffer output, const ScatterOptions& options) {
+  if (subject.rank() != options.root) input = ConstBuffer(nullptr, 0, output.dtype);
+  Request request = make_request(subject, input, output, options);
+  request.root = options.root;
+  return request;
+}
+
 void check_same_length(const Subject& subject, std::size_t inputs, std::size_t outputs) {
   if (inputs != outputs) {
     comm::refuse_argument(subject, fmt::format("{} inputs and {} outputs in one group", inputs, outputs));
@@ -275,16 +291,29 @@ Work Communicator::gather(ConstBuffer input, Buffer output, const GatherOptions&
   const Subject subject{impl, Kind::Gather};
   comm::check_buffer(subject, "the input", input);
   comm::check_root(subject, options.root);
-  if (rank() != options.root) {
-    output = Buffer(nullptr, 0, input.dtype);
-  } else {
-    comm::check_buffer(subject, "the output", output);
-    comm::check_same_type(subject, input, output);
+  if (rank() == options.root) {
+    check_buffers(subject, input, output);
     comm::check_parts(subject, "the output", output.count, "the input", input.count);
     comm::check_apart(subject, input, output, at(output.data, static_cast<std::size_t>(rank()) * input.bytes()));
   }
-  Request request = make_request(subject, input, output, options);
-  request.root = options.root;
+  return impl.start(gather_request(subject, input, output, options));
+}
+
+Work Communicator::gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
+                            const GatherOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::GatherV};
+  comm::check_buffer(subject, "the input", input);
+  comm::check_root(subject, options.root);
+  comm::check_counts(subject, "the counts", counts);
+  comm::check_own_count(subject, counts, "the input", input.count);
+  if (rank() == options.root) {
+    check_buffers(subject, input, output);
+    comm::check_counts(subject, "the counts", counts, "the output", output.count);
+    comm::check_apart(subject, input, output, at(output.data, offset_of(counts, rank(), output.dtype)));
+  }
+  Request request = gather_request(subject, input, output, options);
+  request.counts = keep(counts);
   return impl.start(request);
 }
 
@@ -293,17 +322,31 @@ Work Communicator::scatter(ConstBuffer input, Buffer output, const ScatterOption
   const Subject subject{impl, Kind::Scatter};
   comm::check_buffer(subject, "the output", output);
   comm::check_root(subject, options.root);
-  if (rank() != options.root) {
-    input = ConstBuffer(nullptr, 0, output.dtype);
-  } else {
-    comm::check_buffer(subject, "the input", input);
-    comm::check_same_type(subject, input, output);
+  if (rank() == options.root) {
+    check_buffers(subject, input, output);
     comm::check_parts(subject, "the input", input.count, "the output", output.count);
     const void* const own = at(input.data, static_cast<std::size_t>(rank()) * output.bytes());
     comm::check_apart(subject, input, output, output.data == own ? input.data : nullptr);
   }
-  Request request = make_request(subject, input, output, options);
-  request.root = options.root;
+  return impl.start(scatter_request(subject, input, output, options));
+}
+
+Work Communicator::scatter_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
+                             const ScatterOptions& options) {
+  auto& impl = need(impl_);
+  const Subject subject{impl, Kind::ScatterV};
+  comm::check_buffer(subject, "the output", output);
+  comm::check_root(subject, options.root);
+  comm::check_counts(subject, "the counts", counts);
+  comm::check_own_count(subject, counts, "the output", output.count);
+  if (rank() == options.root) {
+    check_buffers(subject, input, output);
+    comm::check_counts(subject, "the counts", counts, "the input", input.count);
+    const void* const own = at(input.data, offset_of(counts, rank(), input.dtype));
+    comm::check_apart(subject, input, output, output.data == own ? input.data : nullptr);
+  }
+  Request request = scatter_request(subject, input, output, options);
+  request.counts = keep(counts);
   return impl.start(request);
 }
 
@@ -358,7 +401,11 @@ Work Communicator::recv(Buffer data, int peer, const RecvOptions& options) {
   auto& impl = need(impl_);
   const Subject subject{impl, Kind::Recv};
   comm::check_buffer(subject, "the buffer", data);
-  comm::check_peer(subject, peer, options.tag);
+  if (peer == kAnySource) {
+    comm::check_any_source(subject, options.tag);
+  } else {
+    comm::check_peer(subject, peer, options.tag);
+  }
   Request request = make_request(subject, ConstBuffer(nullptr, 0, data.dtype), data, options);
   request.root = peer;
   request.tag = options.tag;

@@ -21,18 +21,17 @@ using namespace std::chrono_literals;
 using Random = std::mt19937_64;
 
 constexpr std::size_t kBufferBytes = std::size_t{4} << 20;
-constexpr std::array<Kind, 12> kKinds = {Kind::AllReduce, Kind::Reduce,    Kind::ReduceScatter, Kind::ReduceScatterV,
+constexpr std::array<Kind, 14> kKinds = {Kind::AllReduce, Kind::Reduce,    Kind::ReduceScatter, Kind::ReduceScatterV,
                                          Kind::Broadcast, Kind::AllGather, Kind::AllGatherV,    Kind::Gather,
-                                         Kind::Scatter,   Kind::AllToAll,  Kind::AllToAllV,     Kind::Barrier};
+                                         Kind::Scatter,   Kind::AllToAll,  Kind::AllToAllV,     Kind::Barrier,
+                                         Kind::GatherV,   Kind::ScatterV};
 
 std::int64_t some_count(Random& random) {
   constexpr std::array<std::int64_t, 8> kCounts = {0, 1, 3, 7, 40, 700, 5000, 30000};
   return kCounts[random() % kCounts.size()];
 }
 
-bool has_counts(Kind kind) {
-  return kind == Kind::ReduceScatterV || kind == Kind::AllGatherV || kind == Kind::AllToAllV;
-}
+bool has_counts(Kind kind) { return has_counts_by_rank(kind) || kind == Kind::AllToAllV; }
 
 /// Makes what was chosen consistent: an operation that the type has, lists where there are lists.
 void settle(Call& call, int size, Random& random) {

@@ -13,7 +13,9 @@ std::string_view name_of(Kind kind) noexcept {
     case Kind::AllGather: return "all_gather";
     case Kind::AllGatherV: return "all_gather_v";
     case Kind::Gather: return "gather";
+    case Kind::GatherV: return "gather_v";
     case Kind::Scatter: return "scatter";
+    case Kind::ScatterV: return "scatter_v";
     case Kind::AllToAll: return "all_to_all";
     case Kind::AllToAllV: return "all_to_all_v";
     case Kind::Barrier: return "barrier";

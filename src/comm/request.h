@@ -5,6 +5,7 @@
 #include <cohort/buffer.h>
 #include <cohort/dtype.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -27,7 +28,9 @@ enum class Kind : std::uint8_t {
   AllGather,
   AllGatherV,
   Gather,
+  GatherV,
   Scatter,
+  ScatterV,
   AllToAll,
   AllToAllV,
   Barrier,
@@ -39,6 +42,24 @@ enum class Kind : std::uint8_t {
 
 /// "all_reduce", ...
 std::string_view name_of(Kind kind) noexcept;
+
+/// Who may own a claim.
+inline constexpr int kWithinHost = 1;
+inline constexpr int kBetweenHosts = 2;
+
+/// A receive from any source that is posted in two places: whichever has a message for it takes it, once. Any thread.
+class Claim {
+ public:
+  /// True if it belongs to `who` from now on, or has before. Not 0.
+  bool take(int who) noexcept {
+    int nobody = 0;
+    return owner_.compare_exchange_strong(nobody, who) || nobody == who;
+  }
+  int owner() const noexcept { return owner_.load(); }  ///< 0: nobody yet
+
+ private:
+  std::atomic<int> owner_{0};
+};
 
 constexpr bool is_reduction(Kind kind) noexcept { return kind >= Kind::AllReduce && kind <= Kind::ReduceScatterV; }
 
@@ -57,7 +78,7 @@ struct Request {
   DType dtype = DType::Float32;
   bool weighted = false;
   bool bf16_wire = false;  ///< float32 goes as bfloat16 between hosts
-  std::int32_t root = 0;   ///< of rooted operations; of send and recv the peer
+  std::int32_t root = 0;   ///< of rooted operations; of send and recv the peer, or kAnySource
   std::int32_t tag = 0;
   const void* input = nullptr;
   void* output = nullptr;
@@ -70,6 +91,7 @@ struct Request {
   std::uint64_t group = 0;                ///< digest of all operations of the group that it is part of; 0: of none
   std::chrono::milliseconds timeout{0};   ///< 0: the communicator's own
   std::shared_ptr<Finding> finding = {};  ///< where somebody asks whether the result is finite
+  std::shared_ptr<Claim> claim = {};      ///< where it is posted in two places
 
   std::size_t input_bytes() const noexcept { return static_cast<std::size_t>(input_count) * size_of(dtype); }
   std::size_t output_bytes() const noexcept { return static_cast<std::size_t>(output_count) * size_of(dtype); }

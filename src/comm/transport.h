@@ -16,6 +16,9 @@
 
 namespace cohort::comm {
 
+/// How a peer was lost that has only left.
+inline constexpr std::string_view kLeft = "it left the world (its communicator was destroyed)";
+
 /// A frame on its way to a peer. It and the bytes belong to the caller, who keeps them until `done`.
 struct Outgoing {
   int peer = -1;

@@ -91,6 +91,11 @@ std::optional<bool> Work::finite() const {
   return std::all_of(findings_.begin(), findings_.end(), [](const auto& finding) { return finding->finite(); });
 }
 
+std::optional<int> Work::source() const {
+  if (!state_ || !done() || state_->outcome()) return std::nullopt;
+  return state_->source();
+}
+
 void Work::on_done(std::function<void()> callback) {
   if (!state_) return callback();
   check_home(*state_);

@@ -23,6 +23,8 @@ class WorkState {
   /// Of a finished operation. It does not change any more.
   virtual const std::optional<Error>& outcome() const noexcept = 0;
   virtual void on_done(std::function<void()> callback) = 0;
+  /// Of a finished receive from any source: whose message it took.
+  virtual std::optional<int> source() const noexcept { return std::nullopt; }
   /// False in a forked child of the process that started it: then nothing of it may be touched.
   virtual bool at_home() const noexcept { return true; }
 

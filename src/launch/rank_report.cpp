@@ -137,7 +137,8 @@ std::string doing(const RankReport& report) {
   }
   for (const GroupReport& group : report.groups) {
     if (!group.message.empty()) {
-      return fmt::format("waiting in {} for rank {}{}", group.message, group.peer,
+      const std::string whom = group.peer < 0 ? "any rank" : fmt::format("rank {}", group.peer);
+      return fmt::format("waiting in {} for {}{}", group.message, whom,
                          report.groups.size() > 1 ? fmt::format(" of a group of {}", group.size) : "");
     }
     if (group.waiting) {

@@ -83,7 +83,7 @@ Call call_of(const Midst& midst) {
   call.kind = midst.kind;
   call.count = midst.kind == Kind::Barrier ? 0 : midst.way.count;
   call.root = 0;
-  if (midst.kind == Kind::AllGatherV || midst.kind == Kind::ReduceScatterV) call.counts.assign(kSize, midst.way.count);
+  if (comm::testing::has_counts_by_rank(midst.kind)) call.counts.assign(kSize, midst.way.count);
   if (midst.kind == Kind::AllToAllV) call.counts.assign(kSize * kSize, midst.way.count);
   return call;
 }
@@ -151,7 +151,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, InTheMidst,
                                            Midst{kInPlace, Kind::ReduceScatter}, Midst{kCross, Kind::AllReduce},
                                            Midst{kCross, Kind::ReduceScatterV}, Midst{kCross, Kind::AllToAllV},
                                            Midst{kStaged, Kind::AllReduce}, Midst{kStaged, Kind::ReduceScatter},
-                                           Midst{kStaged, Kind::AllToAllV}, Midst{kStaged, Kind::AllGatherV}),
+                                           Midst{kStaged, Kind::AllToAllV}, Midst{kStaged, Kind::AllGatherV},
+                                           Midst{kStaged, Kind::GatherV}),
                          name_of_midst);
 
 // --- a rank that comes late ---
@@ -245,7 +246,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, LateReader,
                                            Midst{kCross, Kind::AllReduce}, Midst{kCross, Kind::Reduce},
                                            Midst{kCross, Kind::ReduceScatterV}, Midst{kCross, Kind::Broadcast},
                                            Midst{kCross, Kind::AllGatherV}, Midst{kCross, Kind::Gather},
-                                           Midst{kCross, Kind::Scatter}, Midst{kCross, Kind::AllToAllV}),
+                                           Midst{kCross, Kind::Scatter}, Midst{kCross, Kind::ScatterV},
+                                           Midst{kCross, Kind::AllToAllV}),
                          name_of_midst);
 
 }  // namespace

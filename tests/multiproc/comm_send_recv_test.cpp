@@ -127,6 +127,36 @@ TEST_P(SendRecv, ExitingAfterASendDeliversItAndIsThenALostPeer) {
       << ending.said;
 }
 
+TEST_P(SendRecv, ARankThatDiesIsNamedByAReceiveFromAnySource) {
+  for (const int victim : {1, 2, 3}) {
+    Processes world(4);
+    world.start([victim](Communicator comm) -> std::string {
+      int value = comm.rank();
+      if (comm.rank() == victim) {
+        comm.send(std::span(&value, 1), 0).wait();
+        comm.recv(std::span(&value, 1), 0).wait();  // only then is what was sent known to be received
+        ::_exit(0);
+      }
+      if (comm.rank() == 0) {
+        Work first = comm.recv(std::span(&value, 1), kAnySource);
+        first.wait();
+        if (first.source() != victim || value != victim) return "wrong";
+        Work second = comm.recv(std::span(&value, 1), kAnySource);
+        comm.send(std::span(&value, 1), victim).wait();
+        second.wait();
+        return "got what nobody sent";
+      }
+      comm.barrier().wait();
+      return "all came to the barrier";
+    });
+    const Ending ending = world.collect(0);
+    EXPECT_TRUE(contains(ending.said, "PeerLost: ") &&
+                contains(ending.said, "recv(int32[1], from any rank, tag 0) failed") &&
+                contains(ending.said, "lost rank " + std::to_string(victim)))
+        << ending.said;
+  }
+}
+
 TEST_P(SendRecv, ForkedChildTouchesNothing) {
   Processes world(2);
   world.start([](Communicator comm) -> std::string {

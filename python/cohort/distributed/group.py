@@ -134,7 +134,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         arguments: Sequence[Any],
         how: dict[str, Any],
         line: Any = None,
-        source: int = -1,
+        source: Optional[int] = -1,
     ) -> Work:
         """Starts the core's operation `call(*arguments, **how)`. What ranks do to each other is told by the Work, however
         early it is known; wrong arguments are told at once.
@@ -144,7 +144,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         outputs  the value of the Work's future and result
         written  what brings results to where the caller wants them
         line     operations of one line end in their order; default: the collectives'
-        source   the rank that a message comes from
+        source   the rank that a message comes from; None: the core tells in the end
         """
         event = profiler.begin(name, inputs) if profiler.flag._is_profiler_enabled else None
         try:
@@ -159,7 +159,13 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         return self._work(name, core, outputs, written, line, source)
 
     def _work(
-        self, name: str, core: Any, outputs: Sequence[Any], written: Sequence[Any] = (), line: Any = None, source: int = -1
+        self,
+        name: str,
+        core: Any,
+        outputs: Sequence[Any],
+        written: Sequence[Any] = (),
+        line: Any = None,
+        source: Optional[int] = -1,
     ) -> Work:
         self._started += 1
 

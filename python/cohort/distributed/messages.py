@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
-import cohort
 from cohort.distributed.arguments import only
 from cohort.distributed.tensors import Written, as_moved, read
 from cohort.distributed.work import for_caller
@@ -33,14 +32,10 @@ class Messages:
         other = self._elsewhere(tensors[0])
         if other is not None:
             return other.recv_anysource(tensors, tag)
-        if self._size != 2:
-            raise cohort.InvalidArgument(
-                f"recv: a message from whichever of {self._size - 1} ranks comes first cannot be received over the backend "
-                '"cohort" -- name the source (recv(tensor, src=...)), or use all_gather or gather'
-            )
-        return for_caller(self._receive("recvAnySource", tensors, 1 - self._rank, tag))
+        return for_caller(self._receive("recvAnySource", tensors, None, tag))
 
-    def _receive(self: Any, name: str, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+    def _receive(self: Any, name: str, tensors: list[torch.Tensor], rank: Optional[int], tag: int) -> Any:
+        """From `rank`, or from whichever comes first."""
         written = Written(only(tensors, "recv"), "recv", reads=False)
         call, memory, how = self.communicator.recv, as_moved(written.memory), {"tag": tag, "timeout": self._timeout}
         line = (self._number, "recv", rank, tag)

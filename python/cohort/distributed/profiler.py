@@ -67,3 +67,7 @@ class Seen:
 
     def done(self) -> bool:
         return self._ended.is_set()
+
+    def source(self) -> int:
+        """The rank that a message came from, once this has ended."""
+        return int(self._core.source())

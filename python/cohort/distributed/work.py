@@ -36,7 +36,7 @@ class Work(_distributed_c10d.Work):
         core: Sequence[Any],
         outputs: Sequence[torch.Tensor],
         deliver: Optional[Callable[[], None]] = None,
-        source: int = -1,
+        source: Optional[int] = -1,
     ) -> None:
         """
         name     of the operation, for messages
@@ -44,7 +44,7 @@ class Work(_distributed_c10d.Work):
         core     the core's works; all have to end
         outputs  the value of the future and of result()
         deliver  called once, when all have ended well: brings results to where the caller wants them
-        source   the rank that a message came from
+        source   the rank that a message came from; None: what the core tells in the end
         """
         super().__init__()
         self._name, self._line, self._core = name, line, core
@@ -84,6 +84,8 @@ class Work(_distributed_c10d.Work):
             try:
                 for one in self._core:
                     one.wait()
+                if self._source is None:
+                    self._source = self._core[0].source()
                 if self._deliver is not None:
                     self._deliver()
             except Exception as error:  # noqa: BLE001
@@ -136,6 +138,8 @@ class Work(_distributed_c10d.Work):
         return self._outputs
 
     def source_rank(self) -> int:
+        if self._source is None:
+            self.wait()
         if self._source < 0:
             raise cohort.InvalidArgument(f"{self._name}: only what is received has a source")
         return self._source

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "comm/fusion.h"
+#include "comm/hosts/any_receive.h"
 #include "comm/times.h"
 #include "sys/thread.h"
 
@@ -81,10 +82,31 @@ Work Core::submit(std::vector<Request> requests) {
 
 Work Core::submit_message(const Request& request) {
   const Layout& layout = world_.layout();
-  if (layout.host_of(request.root) != layout.host) return post_.submit(request);
+  if (request.root == kAnySource && layout.locals > 1) return receive_any(request);
+  if (request.root == kAnySource || layout.host_of(request.root) != layout.host) return post_.submit(request);
   Request own = request;
   own.root = layout.local_of(request.root);
   return world_.local().start(own);
+}
+
+/// In both places, in turns first in the one and in the other, so that neither keeps the other waiting.
+Work Core::receive_any(const Request& request) {
+  const auto claim = std::make_shared<Claim>();
+  Request there = request;
+  Request here = request;
+  there.claim = here.claim = claim;
+  here.timeout += kTelling;  // the post looks after the deadline, and names all ranks
+  const auto receive =
+      std::make_shared<AnyReceive>(claim, world_.layout(), [self = shared_from_this()] { return self->in_child(); });
+  if (here_first_.exchange(!here_first_.load())) {
+    receive->here = world_.local().start(here);
+    receive->there = post_.submit(there);
+  } else {
+    receive->there = post_.submit(there);
+    receive->here = world_.local().start(here);
+  }
+  receive->begin();
+  return Work(receive);
 }
 
 int Core::join(std::chrono::milliseconds patience) {

@@ -56,6 +56,7 @@ class Core : public std::enable_shared_from_this<Core> {
 
   Work submit(std::vector<Request> requests);
   Work submit_message(const Request& request);
+  Work receive_any(const Request& request);
   int join(std::chrono::milliseconds patience);
   void wait_for(QueuedWork& work);
   bool wait_for(QueuedWork& work, std::chrono::nanoseconds limit);
@@ -81,6 +82,7 @@ class Core : public std::enable_shared_from_this<Core> {
   World world_;
   Engine::Audience audience_;
   std::atomic<int> drivers_{0};
+  std::atomic<bool> here_first_{true};
   std::atomic<Observer*> observer_{nullptr};
   Post post_;
   Engine engine_;

@@ -245,8 +245,8 @@ class Engine {
   void execute(const Request& request, bool serving);
   void broadcast(const Request& request, bool serving);
   void all_gather(const void* input, void* output, const std::vector<std::int64_t>& bytes);
-  void gather(const Request& request);
-  void scatter(const Request& request);
+  void gather(const Request& request, const std::vector<std::int64_t>& bytes);
+  void scatter(const Request& request, const std::vector<std::int64_t>& bytes);
   void all_to_all(const Request& request);
   std::vector<std::byte>& scratch(std::size_t which, std::size_t bytes);
 

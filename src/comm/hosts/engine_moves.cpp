@@ -17,6 +17,53 @@ std::size_t piece_bytes(std::size_t bytes, std::size_t piece) noexcept {
   return std::min(kPiece, bytes - piece * kPiece);
 }
 
+std::vector<std::int64_t> bytes_by_rank(const Request& request) {
+  std::vector<std::int64_t> bytes = request.counts->input;
+  for (std::int64_t& each : bytes) each *= static_cast<std::int64_t>(size_of(request.dtype));
+  return bytes;
+}
+
+/// Where the parts of all ranks lie, in bytes: by rank one after the other, and the parts of a host's ranks together,
+/// which is the same where ranks are numbered so.
+struct HostParts {
+  HostParts(const Layout& layout, const std::vector<std::int64_t>& of_rank)
+      : begin(static_cast<std::size_t>(layout.hosts)), length(begin.size()) {
+    for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
+      bytes.push_back(static_cast<std::size_t>(of_rank[rank]));
+      offset.push_back(total);
+      total += bytes[rank];
+      length[static_cast<std::size_t>(layout.host_of(static_cast<int>(rank)))] += bytes[rank];
+    }
+    for (std::size_t host = 0, sum = 0; host < begin.size(); sum += length[host++]) {
+      begin[host] = layout.contiguous ? offset[static_cast<std::size_t>(layout.leader(static_cast<int>(host)))] : sum;
+    }
+  }
+  /// Of the ranks here, for an operation among them.
+  std::shared_ptr<const Counts> here(const Layout& layout) const {
+    Counts counts;
+    for (const int rank : layout.here()) {
+      counts.input.push_back(static_cast<std::int64_t>(bytes[static_cast<std::size_t>(rank)]));
+    }
+    return std::make_shared<const Counts>(std::move(counts));
+  }
+  /// Calls `copy` for each part, with its place by rank and its place by host.
+  template <class Copy>
+  void each(const Layout& layout, const Copy& copy) const {
+    for (int host = 0; host < layout.hosts; ++host) {
+      std::size_t together = begin[static_cast<std::size_t>(host)];
+      for (const int rank : layout.on(host)) {
+        const auto r = static_cast<std::size_t>(rank);
+        if (bytes[r] > 0) copy(offset[r], together, bytes[r]);
+        together += bytes[r];
+      }
+    }
+  }
+
+  std::vector<std::size_t> bytes, offset;  // by rank
+  std::vector<std::size_t> begin, length;  // by host
+  std::size_t total = 0;
+};
+
 }  // namespace
 
 std::vector<std::byte>& Engine::scratch(std::size_t which, std::size_t bytes) {
@@ -26,7 +73,9 @@ std::vector<std::byte>& Engine::scratch(std::size_t which, std::size_t bytes) {
 }
 
 void Engine::execute(const Request& request, bool serving) {
-  const auto ranks = static_cast<std::size_t>(layout_.size);
+  const auto equal = [&](std::size_t bytes) {
+    return std::vector<std::int64_t>(static_cast<std::size_t>(layout_.size), static_cast<std::int64_t>(bytes));
+  };
   switch (request.kind) {
     case Kind::AllReduce:
     case Kind::Reduce:
@@ -34,16 +83,12 @@ void Engine::execute(const Request& request, bool serving) {
     case Kind::ReduceScatterV: return reduce(request, serving);
     case Kind::Broadcast: return broadcast(request, serving);
     case Kind::AllGather:
-    case Kind::Split:
-      return all_gather(request.input, request.output,
-                        std::vector<std::int64_t>(ranks, static_cast<std::int64_t>(request.input_bytes())));
-    case Kind::AllGatherV: {
-      std::vector<std::int64_t> bytes = request.counts->input;
-      for (std::int64_t& each : bytes) each *= static_cast<std::int64_t>(size_of(request.dtype));
-      return all_gather(request.input, request.output, bytes);
-    }
-    case Kind::Gather: return gather(request);
-    case Kind::Scatter: return scatter(request);
+    case Kind::Split: return all_gather(request.input, request.output, equal(request.input_bytes()));
+    case Kind::AllGatherV: return all_gather(request.input, request.output, bytes_by_rank(request));
+    case Kind::Gather: return gather(request, equal(request.input_bytes()));
+    case Kind::GatherV: return gather(request, bytes_by_rank(request));
+    case Kind::Scatter: return scatter(request, equal(request.output_bytes()));
+    case Kind::ScatterV: return scatter(request, bytes_by_rank(request));
     case Kind::AllToAll:
     case Kind::AllToAllV: return all_to_all(request);
     default: return;  // a barrier's round is all of it
@@ -96,35 +141,22 @@ void Engine::broadcast(const Request& request, bool serving) {
 
 // On each host to all its ranks, then the leaders exchange what their hosts have, and hand it on. `bytes` is by rank.
 void Engine::all_gather(const void* input, void* output, const std::vector<std::int64_t>& bytes) {
-  // The parts of a host's ranks one after the other, hosts by number: where ranks are numbered so, that is the output.
+  const HostParts parts(layout_, bytes);
+  if (parts.total == 0) return;
+  const std::vector<std::size_t>& begin = parts.begin;
+  const std::vector<std::size_t>& length = parts.length;
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
-  std::vector<std::size_t> begin(hosts, 0);
-  std::vector<std::size_t> length(hosts, 0);
-  std::vector<std::size_t> offset(bytes.size(), 0);  // in the output
-  std::size_t total = 0;
-  for (std::size_t rank = 0; rank < bytes.size(); ++rank) {
-    offset[rank] = total;
-    total += static_cast<std::size_t>(bytes[rank]);
-    length[static_cast<std::size_t>(layout_.host_of(static_cast<int>(rank)))] += static_cast<std::size_t>(bytes[rank]);
-  }
-  for (std::size_t h = 0, sum = 0; h < hosts; ++h) {
-    begin[h] = layout_.contiguous ? offset[static_cast<std::size_t>(layout_.leader(static_cast<int>(h)))] : sum;
-    sum += length[h];
-  }
-  if (total == 0) return;
   auto* const out = static_cast<std::byte*>(output);
-  std::byte* const all = layout_.contiguous ? out : scratch(1, total).data();
+  std::byte* const all = layout_.contiguous ? out : scratch(1, parts.total).data();
   std::byte* const here = all + begin[static_cast<std::size_t>(layout_.host)];
-  const auto own = static_cast<std::size_t>(bytes[static_cast<std::size_t>(layout_.rank)]);
+  const std::size_t own = parts.bytes[static_cast<std::size_t>(layout_.rank)];
   if (layout_.locals > 1) {
-    std::vector<std::int64_t> counts;
-    for (const int rank : layout_.here()) counts.push_back(bytes[static_cast<std::size_t>(rank)]);
     Request gather = local_request(Kind::AllGatherV, DType::UInt8);
     gather.input = input;
     gather.input_count = static_cast<std::int64_t>(own);
     gather.output = here;
     gather.output_count = static_cast<std::int64_t>(length[static_cast<std::size_t>(layout_.host)]);
-    gather.counts = std::make_shared<const Counts>(Counts{counts, {}});
+    gather.counts = parts.here(layout_);
     run_local(gather);
   } else if (own > 0 && input != here) {
     std::memmove(here, input, own);
@@ -163,65 +195,52 @@ void Engine::all_gather(const void* input, void* output, const std::vector<std::
     for (Outgoing& frame : each) wait_for(frame);
   }
   if (layout_.contiguous) return;
-  for (std::size_t h = 0; h < hosts; ++h) {
-    std::size_t from = begin[h];
-    for (const int rank : layout_.on(static_cast<int>(h))) {
-      const auto part = static_cast<std::size_t>(bytes[static_cast<std::size_t>(rank)]);
-      if (part > 0) std::memcpy(out + offset[static_cast<std::size_t>(rank)], all + from, part);
-      from += part;
-    }
-  }
+  parts.each(layout_, [&](std::size_t by_rank, std::size_t by_host, std::size_t each) {
+    std::memcpy(out + by_rank, all + by_host, each);
+  });
 }
 
-void Engine::gather(const Request& request) {
+// On each host to its leader, or to the root, and from the leaders to the root. `bytes` is by rank.
+void Engine::gather(const Request& request, const std::vector<std::int64_t>& bytes) {
+  const HostParts parts(layout_, bytes);
+  if (parts.total == 0) return;
   const int root = request.root;
-  const std::size_t part = request.input_bytes();
   const bool at_root_host = layout_.host == layout_.host_of(root);
   const bool is_root = layout_.rank == root;
   const bool takes = at_root_host ? is_root : layout_.leads();
-  const std::size_t length = part * static_cast<std::size_t>(layout_.locals);
-  if (part == 0) return;
+  const std::size_t length = parts.length[static_cast<std::size_t>(layout_.host)];
+  const std::size_t own = parts.bytes[static_cast<std::size_t>(layout_.rank)];
   auto* const out = static_cast<std::byte*>(request.output);
-  const auto place_of = [&](int host) {  // of a host's block at the root
-    return layout_.contiguous ? out + part * static_cast<std::size_t>(layout_.leader(host)) : nullptr;
-  };
-  const std::size_t whole = part * static_cast<std::size_t>(layout_.size);
-  std::byte* const aside = is_root && !layout_.contiguous ? scratch(1, whole).data() : nullptr;
-  std::vector<std::size_t> begin;  // by host, aside
-  for (std::size_t h = 0, sum = 0; h < layout_.ranks.size(); ++h) {
-    begin.push_back(sum);
-    sum += part * layout_.ranks[h].size();
-  }
-  const auto block = [&](int host) {
-    return aside != nullptr ? aside + begin[static_cast<std::size_t>(host)] : place_of(host);
-  };
+  std::byte* const all = is_root && !layout_.contiguous ? scratch(1, parts.total).data() : out;
+  const auto block = [&](int host) { return all + parts.begin[static_cast<std::size_t>(host)]; };  // at the root
   std::vector<std::vector<Incoming>> in(static_cast<std::size_t>(layout_.hosts));
   const FrameGuard guard(world_);
   if (is_root) {
     for (int host = 0; host < layout_.hosts; ++host) {
       if (host == layout_.host) continue;
       auto& frames = in[static_cast<std::size_t>(host)];
-      const std::size_t bytes = part * layout_.on(host).size();
-      frames = std::vector<Incoming>(pieces_of(bytes));
+      const std::size_t whole = parts.length[static_cast<std::size_t>(host)];
+      frames = std::vector<Incoming>(pieces_of(whole));
       for (std::size_t piece = 0; piece < frames.size(); ++piece) {
         receive(frames[piece], layout_.leader(host), tag(Step::Block, static_cast<std::int64_t>(piece)),
-                block(host) + piece * kPiece, piece_bytes(bytes, piece));
+                block(host) + piece * kPiece, piece_bytes(whole, piece));
       }
     }
   }
-  const std::byte* here = static_cast<const std::byte*>(request.input);
+  const auto* here = static_cast<const std::byte*>(request.input);
   std::byte* const to = is_root ? block(layout_.host) : takes ? scratch(2, length).data() : nullptr;
   if (layout_.locals > 1) {
-    Request local = local_request(Kind::Gather, request.dtype);
+    Request local = local_request(Kind::GatherV, DType::UInt8);
     local.root = at_root_host ? layout_.local_of(root) : 0;
     local.input = request.input;
-    local.input_count = request.input_count;
+    local.input_count = static_cast<std::int64_t>(own);
     local.output = to;
-    local.output_count = takes ? request.input_count * layout_.locals : 0;
+    local.output_count = takes ? static_cast<std::int64_t>(length) : 0;
+    local.counts = parts.here(layout_);
     run_local(local);
     here = to;
-  } else if (is_root && here != to) {
-    std::memmove(to, here, part);
+  } else if (is_root && own > 0 && here != to) {
+    std::memmove(to, here, own);
   }
   if (!at_root_host && layout_.leads()) {
     std::vector<Outgoing> frames(pieces_of(length));
@@ -235,56 +254,41 @@ void Engine::gather(const Request& request) {
   for (auto& frames : in) {
     for (Incoming& frame : frames) wait_for(frame);
   }
-  if (aside == nullptr) return;
-  for (int host = 0; host < layout_.hosts; ++host) {
-    const std::byte* from = block(host);
-    for (const int rank : layout_.on(host)) {
-      std::memcpy(out + part * static_cast<std::size_t>(rank), from, part);
-      from += part;
-    }
-  }
+  if (!is_root || layout_.contiguous) return;
+  parts.each(layout_, [&](std::size_t by_rank, std::size_t by_host, std::size_t each) {
+    std::memcpy(out + by_rank, all + by_host, each);
+  });
 }
 
-void Engine::scatter(const Request& request) {
+// From the root to the leaders of the other hosts, and on each host to its ranks. `bytes` is by rank.
+void Engine::scatter(const Request& request, const std::vector<std::int64_t>& bytes) {
+  const HostParts parts(layout_, bytes);
+  if (parts.total == 0) return;
   const int root = request.root;
-  const std::size_t part = request.output_bytes();
   const bool at_root_host = layout_.host == layout_.host_of(root);
   const bool is_root = layout_.rank == root;
-  const std::size_t length = part * static_cast<std::size_t>(layout_.locals);
-  if (part == 0) return;
-  const auto* const all = static_cast<const std::byte*>(request.input);
-  std::vector<std::size_t> begin;  // by host, where blocks are put together
-  for (std::size_t h = 0, sum = 0; h < layout_.ranks.size(); ++h) {
-    begin.push_back(sum);
-    sum += part * layout_.ranks[h].size();
-  }
-  const std::byte* blocks = all;
+  const std::size_t length = parts.length[static_cast<std::size_t>(layout_.host)];
+  const std::size_t own = parts.bytes[static_cast<std::size_t>(layout_.rank)];
+  const auto* all = static_cast<const std::byte*>(request.input);
   if (is_root && !layout_.contiguous) {
-    std::vector<std::byte>& packed = scratch(1, part * static_cast<std::size_t>(layout_.size));
-    for (int host = 0; host < layout_.hosts; ++host) {
-      std::byte* to = packed.data() + begin[static_cast<std::size_t>(host)];
-      for (const int rank : layout_.on(host)) {
-        std::memcpy(to, all + part * static_cast<std::size_t>(rank), part);
-        to += part;
-      }
-    }
-    blocks = packed.data();
+    std::byte* const packed = scratch(1, parts.total).data();
+    parts.each(layout_, [&](std::size_t by_rank, std::size_t by_host, std::size_t each) {
+      std::memcpy(packed + by_host, all + by_rank, each);
+    });
+    all = packed;
   }
-  const auto block = [&](int host) {
-    return layout_.contiguous ? blocks + part * static_cast<std::size_t>(layout_.leader(host))
-                              : blocks + begin[static_cast<std::size_t>(host)];
-  };
+  const auto block = [&](int host) { return all + parts.begin[static_cast<std::size_t>(host)]; };
   std::vector<std::vector<Outgoing>> out(static_cast<std::size_t>(layout_.hosts));
   const FrameGuard guard(world_);
   if (is_root) {
     for (int host = 0; host < layout_.hosts; ++host) {
       if (host == layout_.host) continue;
       auto& frames = out[static_cast<std::size_t>(host)];
-      const std::size_t bytes = part * layout_.on(host).size();
-      frames = std::vector<Outgoing>(pieces_of(bytes));
+      const std::size_t whole = parts.length[static_cast<std::size_t>(host)];
+      frames = std::vector<Outgoing>(pieces_of(whole));
       for (std::size_t piece = 0; piece < frames.size(); ++piece) {
         send(frames[piece], layout_.leader(host), tag(Step::Block, static_cast<std::int64_t>(piece)),
-             block(host) + piece * kPiece, piece_bytes(bytes, piece));
+             block(host) + piece * kPiece, piece_bytes(whole, piece));
       }
     }
   }
@@ -302,15 +306,16 @@ void Engine::scatter(const Request& request) {
   }
   if (layout_.locals > 1) {
     const bool gives = at_root_host ? is_root : layout_.leads();
-    Request local = local_request(Kind::Scatter, request.dtype);
+    Request local = local_request(Kind::ScatterV, DType::UInt8);
     local.root = at_root_host ? layout_.local_of(root) : 0;
     local.input = gives ? here : nullptr;
-    local.input_count = gives ? request.output_count * layout_.locals : 0;
+    local.input_count = gives ? static_cast<std::int64_t>(length) : 0;
     local.output = request.output;
-    local.output_count = request.output_count;
+    local.output_count = static_cast<std::int64_t>(own);
+    local.counts = parts.here(layout_);
     run_local(local);
-  } else if (is_root && here != request.output) {
-    std::memmove(request.output, here, part);
+  } else if (is_root && own > 0 && here != request.output) {
+    std::memmove(request.output, here, own);
   }
   for (auto& frames : out) {
     for (Outgoing& frame : frames) wait_for(frame);

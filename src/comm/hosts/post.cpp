@@ -58,12 +58,14 @@ Work Post::submit(const Request& request) {
   {
     const Lock lock(transport_.mutex());
     const std::uint64_t number = ++submitted_;
-    Channel& channel = open(request.root);
     work = std::make_shared<PostWork>(*this, owner_.keep(), request, number, called);
     ++pending_;
     if (world_.ended()) {
       complete(nullptr, work, world_.recorded(to_string(request), number));
+    } else if (request.root == kAnySource) {
+      receive_any(work);
     } else if (request.kind == Kind::Send) {
+      Channel& channel = open(request.root);
       Head head;
       head.dtype = request.dtype;
       head.tag = request.tag;
@@ -81,24 +83,77 @@ Work Post::submit(const Request& request) {
         tell(request.root, head);
       }
     } else {
-      const auto found = std::find_if(channel.unexpected.begin(), channel.unexpected.end(),
-                                      [&](const Unexpected& each) { return each.head.tag == request.tag; });
-      if (found == channel.unexpected.end()) {
-        channel.receives.push_back(work);
-        transport_.connect(request.root);
-      } else {
-        const Unexpected message = std::move(*found);
-        channel.unexpected.erase(found);
-        meet(channel, work, message);
-      }
+      receive(open(request.root), work);
     }
     is_over = work->done();
   }
   settle();
-  if (!is_over) return Work(std::move(work));
+  if (!is_over || (work->any_source_ && !work->outcome())) return Work(std::move(work));
   over = work->outcome();
   if (over) return Work(std::make_shared<FailedWork>(*over));
   return {};
+}
+
+void Post::receive(Channel& channel, const WorkPtr& work) {
+  const auto found = std::find_if(channel.unexpected.begin(), channel.unexpected.end(),
+                                  [&](const Unexpected& each) { return each.head.tag == work->request_.tag; });
+  if (found == channel.unexpected.end()) {
+    channel.receives.push_back(work);
+    transport_.connect(channel.peer);
+  } else {
+    const Unexpected message = std::move(*found);
+    channel.unexpected.erase(found);
+    meet(channel, work, message);
+  }
+}
+
+/// Of what has come the first; the claim decides between this and the ranks of the host.
+void Post::receive_any(const WorkPtr& work) {
+  if (!claims_.empty()) drop_elsewhere();
+  Channel* from = nullptr;
+  std::deque<Unexpected>::iterator first;
+  for (auto& [peer, channel] : channels_) {
+    const auto found = std::find_if(channel.unexpected.begin(), channel.unexpected.end(),
+                                    [&](const Unexpected& each) { return each.head.tag == work->request_.tag; });
+    if (found == channel.unexpected.end() || (from != nullptr && first->arrival < found->arrival)) continue;
+    from = &channel;
+    first = found;
+  }
+  if (from != nullptr && work->takes(first->head.tag)) {
+    const Unexpected message = std::move(*first);
+    from->unexpected.erase(first);
+    bind(*from, work);
+    return meet(*from, work, message);
+  }
+  if (work->request_.claim) claims_.push_back(work);
+  const Layout& layout = world_.layout();
+  for (int peer = 0; peer < layout.size; ++peer) {
+    if (layout.host_of(peer) == layout.host) continue;
+    open(peer).receives.push_back(work);
+    transport_.connect(peer);
+  }
+}
+
+/// A receive from any source has its message, and expects none of the others any more.
+void Post::bind(Channel& channel, const WorkPtr& work) {
+  work->request_.root = channel.peer;
+  const auto forget = [&](auto& list) { list.erase(std::remove(list.begin(), list.end(), work), list.end()); };
+  for (auto& [peer, other] : channels_) forget(other.receives);
+  forget(claims_);
+}
+
+/// Ends receives that have got their message within the host.
+void Post::drop_elsewhere() {
+  const std::vector<WorkPtr> all = claims_;
+  for (const WorkPtr& work : all) {
+    if (!work->lies_elsewhere()) continue;
+    for (auto& [peer, channel] : channels_) {
+      channel.receives.erase(std::remove(channel.receives.begin(), channel.receives.end(), work),
+                             channel.receives.end());
+    }
+    claims_.erase(std::find(claims_.begin(), claims_.end(), work));
+    complete(nullptr, work, std::nullopt);
+  }
 }
 
 bool Post::wait_until(PostWork& work, Clock::time_point limit) {
@@ -128,10 +183,11 @@ bool Post::wait_until(PostWork& work, Clock::time_point limit) {
 
 /// For whoever looks at this rank from outside. Of several threads that wait, the last to begin is seen.
 void Post::tell_waiting(const PostWork& work) noexcept {
+  const Lock lock(transport_.mutex());  // the peer of a receive from any source may be found meanwhile
   tellers_.fetch_add(1);
   cluster::LaneStatus& lane = world_.status().messages;
   const Request& request = work.request_;
-  lane.peer.store(request.root, std::memory_order_relaxed);
+  lane.peer.store(std::max(request.root, -1), std::memory_order_relaxed);
   // Messages within the host are counted apart, and told in the same place.
   lane.begin(kOfPost | work.number_,
              cluster::LaneStatus::pack(static_cast<std::uint8_t>(request.kind), request.dtype, ReduceOp::Sum),
@@ -184,13 +240,15 @@ void Post::on_letter(int peer, std::string_view bytes) {
       message.payload.resize(bytes.size());
       if (!bytes.empty()) std::memcpy(message.payload.data(), bytes.data(), bytes.size());
       const auto found = std::find_if(channel.receives.begin(), channel.receives.end(),
-                                      [&](const WorkPtr& each) { return each->request_.tag == head.tag; });
+                                      [&](const WorkPtr& each) { return each->takes(head.tag); });
       if (found == channel.receives.end()) {
+        message.arrival = ++arrivals_;
         channel.unexpected.push_back(std::move(message));
         return;
       }
       const WorkPtr work = *found;
       channel.receives.erase(found);
+      if (work->any_source_) bind(channel, work);
       return meet(channel, work, message);
     }
     case Letter::Grant: {
@@ -273,6 +331,7 @@ void Post::complete(Channel* channel, const WorkPtr& work, std::optional<Error> 
     error = late(*channel, work->request_);
     channel->late_refusal.reset();
   }
+  if (work->request_.claim) work->request_.claim->take(kBetweenHosts);  // if only to say how it failed
   work->outcome_ = std::move(error);
   work->done_.store(true, std::memory_order_release);
   finished_.push_back(work);
@@ -295,7 +354,7 @@ void Post::settle() {
 
 void Post::report(const PostWork& work) const {
   Observer* const observer = owner_.observer.load(std::memory_order_acquire);
-  if (observer == nullptr) return;
+  if (observer == nullptr || work.lies_elsewhere()) return;
   CollectiveEvent event;
   event.operation = name_of(work.request_.kind);
   event.sequence = work.number_;
@@ -320,6 +379,7 @@ void Post::look_after() {
   if (pending_.load() == 0) return settle();
   {
     const Lock lock(transport_.mutex());
+    if (!claims_.empty()) drop_elsewhere();
     for (auto& [peer, channel] : channels_) {
       for (auto each = channel.moving.begin(); each != channel.moving.end();) {
         const WorkPtr work = *each;
@@ -347,8 +407,12 @@ bool Post::find_late() {
     const std::vector<WorkPtr> all = waiting(channel);
     if (all.empty()) continue;
     const std::string pid = world_.pid_text(peer);
-    if (const auto how = transport_.lost(peer)) {
-      const PostWork& work = *all.front();
+    const auto how = transport_.lost(peer);
+    const auto found = !how ? all.end() : std::find_if(all.begin(), all.end(), [&, &gone = *how](const WorkPtr& one) {
+      return ends_with(*one, gone);
+    });
+    if (found != all.end()) {
+      const PostWork& work = **found;
       world_.end(ErrorCode::PeerLost, peer, work.number_,
                  fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} -- see the output of rank {}; the "
                              "communicator has to be formed anew",
@@ -357,16 +421,18 @@ bool Post::find_late() {
       return true;
     }
     for (const WorkPtr& work : all) {
-      if (now < work->called_ + work->request_.timeout) continue;
-      std::string why = fmt::format("rank {}{} {}", peer, pid.empty() ? "" : fmt::format(" ({})", pid),
-                                    work->sends() ? "did not receive it" : "did not send it");
-      if (!work->sends() && !channel.unexpected.empty()) {
+      if (now < work->called_ + work->request_.timeout || work->lies_elsewhere()) continue;
+      const bool any = work->request_.root == kAnySource;
+      std::string why = any ? sources_text()
+                            : fmt::format("rank {}{} {}", peer, pid.empty() ? "" : fmt::format(" ({})", pid),
+                                          work->sends() ? "did not receive it" : "did not send it");
+      if (!work->sends() && !any && !channel.unexpected.empty()) {
         const Head& first = channel.unexpected.front().head;
         why += fmt::format("; {} of its messages wait to be received, the first is {}[{}] with tag {}",
                            channel.unexpected.size(), cohort::to_string(first.dtype), first.count, first.tag);
       }
       world_.end(
-          ErrorCode::Timeout, peer, work->number_,
+          ErrorCode::Timeout, any ? -1 : peer, work->number_,
           fmt::format("{} timed out after {} ms -- rank {} ({}) -- {} -- is it stopped, slow, or in another branch "
                       "of the program? give a longer timeout if it is only slow",
                       to_string(work->request_), work->request_.timeout.count(), layout.rank, host, why));
@@ -374,6 +440,36 @@ bool Post::find_late() {
     }
   }
   return false;
+}
+
+/// Whether a peer that is lost ends a work of its channel. From any source, others may still send where it only left.
+bool Post::ends_with(const PostWork& work, std::string_view how) {
+  if (work.lies_elsewhere()) return false;
+  if (work.request_.root != kAnySource || how != kLeft) return true;
+  const Layout& layout = world_.layout();
+  for (int peer = 0; peer < layout.size; ++peer) {
+    if (peer == layout.rank) continue;
+    const bool here = layout.host_of(peer) == layout.host;
+    if (!(here ? world_.local_world().lost(layout.local_of(peer)) : transport_.lost(peer))) return false;
+  }
+  return true;
+}
+
+/// Whom a receive from any source has waited for, on this host as well, and what of theirs did not fit.
+std::string Post::sources_text() const {
+  std::string text = "none of the ranks";
+  std::string others;
+  for (int peer = 0; peer < world_.layout().size; ++peer) {
+    if (peer == world_.layout().rank) continue;
+    const std::string pid = world_.pid_text(peer);
+    text += fmt::format("{} {}{}", text.back() == 's' ? "" : ",", peer, pid.empty() ? "" : fmt::format(" ({})", pid));
+    const auto channel = channels_.find(peer);
+    if (channel == channels_.end() || channel->second.unexpected.empty()) continue;
+    const auto& unexpected = channel->second.unexpected;
+    others += fmt::format("; {} messages of rank {} wait to be received, the first has tag {}", unexpected.size(), peer,
+                          unexpected.front().head.tag);
+  }
+  return text + " sent it" + others;
 }
 
 void Post::fail_all() {
@@ -384,16 +480,18 @@ void Post::fail_all() {
     channel.offered.clear();
     channel.moving.clear();
     for (const WorkPtr& work : all) {
+      if (work->done()) continue;  // those from any source stand in every channel
       complete(nullptr, work, world_.recorded(to_string(work->request_), work->number_));
     }
   }
+  claims_.clear();
 }
 
 std::string Post::to_string(const Request& request) const {
   const bool sends = request.kind == Kind::Send;
-  return fmt::format("{}({}[{}], {} rank {}, tag {})", name_of(request.kind), cohort::to_string(request.dtype),
-                     sends ? request.input_count : request.output_count, sends ? "to" : "from", request.root,
-                     request.tag);
+  const std::string peer = request.root == kAnySource ? "any rank" : fmt::format("rank {}", request.root);
+  return fmt::format("{}({}[{}], {} {}, tag {})", name_of(request.kind), cohort::to_string(request.dtype),
+                     sends ? request.input_count : request.output_count, sends ? "to" : "from", peer, request.tag);
 }
 
 /// For either side: what was sent, and what its receiver expected.

@@ -31,13 +31,21 @@ class PostWork final : public WorkState {
   using Clock = std::chrono::steady_clock;
   PostWork(Post& post, std::shared_ptr<void> owner, const Request& request, std::uint64_t number,
            Clock::time_point called)
-      : request_(request), number_(number), called_(called), post_(post), owner_(std::move(owner)) {}
+      : request_(request),
+        any_source_(request.root == kAnySource),
+        number_(number),
+        called_(called),
+        post_(post),
+        owner_(std::move(owner)) {}
 
   void wait() override;
   bool wait_for(std::chrono::nanoseconds limit) override;
   bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
   const std::optional<Error>& outcome() const noexcept override { return outcome_; }
   void on_done(std::function<void()> callback) override;
+  std::optional<int> source() const noexcept override {
+    return any_source_ ? std::optional<int>(request_.root) : std::nullopt;
+  }
   bool at_home() const noexcept override;
 
  private:
@@ -45,7 +53,16 @@ class PostWork final : public WorkState {
   bool sends() const noexcept { return request_.kind == Kind::Send; }
   std::int64_t count() const noexcept { return sends() ? request_.input_count : request_.output_count; }
 
-  const Request request_;
+  /// Whether a message with this tag may become its. Then no other place has it any more.
+  bool takes(std::int32_t tag) const noexcept {
+    return tag == request_.tag && (!request_.claim || request_.claim->take(kBetweenHosts));
+  }
+  bool lies_elsewhere() const noexcept {
+    return request_.claim && request_.claim->owner() != 0 && request_.claim->owner() != kBetweenHosts;
+  }
+
+  Request request_;  // only the peer changes, once
+  const bool any_source_;
   const std::uint64_t number_;
   const Clock::time_point called_;
   Clock::time_point met_{};  // when the peer's side had come
@@ -98,6 +115,7 @@ class Post {
   };
   struct Unexpected {
     Head head;
+    std::uint64_t arrival = 0;  // among those of all peers
     std::vector<std::byte> payload;
   };
   struct Channel {
@@ -106,7 +124,7 @@ class Post {
     std::uint64_t eager_unmet = 0;  // sent and not known to be received
     std::uint64_t met = 0;          // received, and the peer not told
     std::deque<Unexpected> unexpected;
-    std::deque<WorkPtr> receives;  // without a message yet
+    std::deque<WorkPtr> receives;  // without a message yet; those from any source are in every channel
     std::map<std::uint64_t, WorkPtr> offered;
     std::list<WorkPtr> moving;  // payloads on their way, out or in
     std::optional<Error> late_refusal;
@@ -116,6 +134,10 @@ class Post {
   Channel& open(int peer);
   void on_letter(int peer, std::string_view bytes);
   void tell(int peer, const Head& head, const void* payload = nullptr, std::size_t bytes = 0);
+  void receive(Channel& channel, const WorkPtr& work);
+  void receive_any(const WorkPtr& work);
+  void bind(Channel& channel, const WorkPtr& work);
+  void drop_elsewhere();
   void meet(Channel& channel, const WorkPtr& work, const Unexpected& message);
   void complete(Channel* channel, const WorkPtr& work, std::optional<Error> error);
   void report(const PostWork& work) const;
@@ -123,6 +145,8 @@ class Post {
   void fail_all();
   std::vector<WorkPtr> waiting(const Channel& channel) const;
   bool find_late();
+  bool ends_with(const PostWork& work, std::string_view how);
+  std::string sources_text() const;
   std::string to_string(const Request& request) const;
   Error refusal(const Request& own, std::uint64_t number, const Head& head) const;
   Error late(const Channel& channel, const Request& request) const;
@@ -133,6 +157,8 @@ class Post {
   std::map<int, Channel> channels_;
   std::vector<WorkPtr> finished_;
   std::uint64_t submitted_ = 0;
+  std::uint64_t arrivals_ = 0;
+  std::vector<WorkPtr> claims_;  // receives that are posted within the host as well, without a message yet
   std::atomic<std::size_t> pending_{0};
   std::atomic<int> tellers_{0};  // threads whose waiting is told in the status page
   Clock::time_point looked_{};

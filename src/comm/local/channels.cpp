@@ -43,6 +43,7 @@ Message message_of(const Request& request) noexcept {
   message.to = static_cast<std::byte*>(request.output);
   message.count = request.kind == Kind::Send ? request.input_count : request.output_count;
   message.timeout = request.timeout;
+  message.claim = request.claim;
   return message;
 }
 
@@ -69,7 +70,9 @@ Channels::Channels(Owner owner)
       base_(world_.layout().channels(world_.control())),
       pulls_allowed_(world_.header().plan.cross_copy_bytes != kNever),
       channels_(static_cast<std::size_t>(world_.size())),
-      spins_(kMostSpins) {}
+      spins_(kMostSpins) {
+  opened_.reserve(channels_.size());
+}
 
 Channels::Channel& Channels::open(int peer) {
   auto& channel = channels_[static_cast<std::size_t>(peer)];
@@ -84,6 +87,12 @@ Channels::Channel& Channels::open(int peer) {
   return *channel;
 }
 
+void Channels::open_all() {
+  for (int peer = 0; peer < world_.size(); ++peer) {
+    if (peer != rank_) open(peer);
+  }
+}
+
 Work Channels::submit(const Request& request) {
   Message message = message_of(request);
   const bool observed = observer_.load(std::memory_order_acquire) != nullptr;
@@ -93,15 +102,18 @@ Work Channels::submit(const Request& request) {
   {
     Lock lock(mutex_);
     message.number = ++submitted_;
-    message.peer_name = world_.name(message.peer);
+    message.peer_name = message.peer == kAnySource ? -1 : world_.name(message.peer);
     if (world_.ended()) {
       failed = world_.recorded(to_string(message), message.number);
+      if (message.claim) message.claim->take(kWithinHost);
+    } else if (message.peer == kAnySource) {
+      work = pend(nullptr, message, called);
     } else {
       Channel& channel = open(message.peer);
       const bool over =
           message.kind == Kind::Send ? send_at_once(channel, message) : receive_at_once(channel, message, failed);
       if (!over) {
-        work = pend(channel, message, called);
+        work = pend(&channel, message, called);
       } else if (!failed && channel.late_refusal) {
         failed = late(channel, message);
         channel.late_refusal.reset();
@@ -114,14 +126,16 @@ Work Channels::submit(const Request& request) {
   return failed ? Work(std::make_shared<FailedWork>(*std::move(failed))) : Work();
 }
 
-Channels::WorkPtr Channels::pend(Channel& channel, const Message& message, Clock::time_point called) {
+Channels::WorkPtr Channels::pend(Channel* channel, const Message& message, Clock::time_point called) {
   if (called == Clock::time_point{}) called = Clock::now();
   WorkPtr work = std::make_shared<ChannelWork>(*this, keep_(), message, called);
   ++pending_;
   if (message.kind == Kind::Send) {
-    send(channel, work);
+    send(*channel, work);
+  } else if (channel != nullptr) {
+    receive(*channel, work);
   } else {
-    receive(channel, work);
+    receive_any(work);
   }
   if (pending_ > 0) {
     if (!thread_.joinable()) start_thread();
@@ -192,6 +206,11 @@ bool Channels::stirred(const Channel& channel) const noexcept {
              channel.room.load(std::memory_order_relaxed);
 }
 
+/// Of all peers. They have all been opened by then, so the list does not change any more.
+bool Channels::stirred() const noexcept {
+  return std::any_of(opened_.begin(), opened_.end(), [&](const Channel* channel) { return stirred(*channel); });
+}
+
 /// Progresses unless another thread does; true if something has moved.
 bool Channels::attempt() {
   Lock lock(mutex_, std::try_to_lock);
@@ -203,10 +222,12 @@ bool Channels::attempt() {
 
 bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
   if (work.done()) return true;
-  const Channel* channel = nullptr;
+  const Channel* channel = nullptr;  // null: all
+  Message told;
   {
     const Lock lock(mutex_);
-    channel = channels_[static_cast<std::size_t>(work.message_.peer)].get();
+    told = work.message_;
+    if (!work.any_source_) channel = channels_[static_cast<std::size_t>(told.peer)].get();
   }
   const bool limited = limit != Clock::time_point::max();
   attended_.fetch_add(1, std::memory_order_relaxed);
@@ -215,7 +236,7 @@ bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
   bool first_sleep = true;
   Clock::time_point yielding{};
   for (int turn = 1; !work.done(); ++turn) {
-    if (stirred(*channel) && attempt()) continue;
+    if ((channel != nullptr ? stirred(*channel) : stirred()) && attempt()) continue;
     if (turn <= spins) {
       if (turn % 64 == 0) attempt();  // others' messages progress as well, and the world may have ended
       cpu_relax();
@@ -233,7 +254,7 @@ bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
     const std::uint32_t seen = own.bell.load();
     asleep_.fetch_add(1);
     own.sleepers.fetch_add(1);
-    if (first_sleep && !sys::in_service_thread()) tell_waiting(work.message_);
+    if (first_sleep && !sys::in_service_thread()) tell_waiting(told);
     if (!attempt() && !work.done()) {
       std::chrono::nanoseconds nap = first_sleep ? std::chrono::nanoseconds(kFirstSleep) : kSlice;
       if (limited) nap = std::clamp<std::chrono::nanoseconds>(limit - now, 1us, nap);
@@ -263,7 +284,7 @@ bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
 /// a message is given when it is queued, which one that is waited for has been.)
 void Channels::tell_waiting(const Message& message) noexcept {
   cluster::LaneStatus& lane = world_.messages();
-  lane.peer.store(world_.name(message.peer), std::memory_order_relaxed);
+  lane.peer.store(message.peer_name, std::memory_order_relaxed);
   lane.begin(message.number,
              cluster::LaneStatus::pack(static_cast<std::uint8_t>(message.kind), message.dtype, ReduceOp::Sum),
              message.count);
@@ -340,6 +361,7 @@ bool Channels::progress(Lock& lock) {
     fail_all();
     return !finished_.empty();
   }
+  if (!claims_.empty()) drop_elsewhere();
   bool moved = false;
   for (std::size_t i = 0; i < opened_.size(); ++i) {
     Channel& channel = *opened_[i];
@@ -355,11 +377,14 @@ bool Channels::progress(Lock& lock) {
 
 /// The last of a work: it stands in no list any more.
 void Channels::complete(const WorkPtr& work, std::optional<Error> error) {
-  Channel& channel = *channels_[static_cast<std::size_t>(work->message_.peer)];
-  if (!error && channel.late_refusal) {
-    error = late(channel, work->message_);
-    channel.late_refusal.reset();
+  if (!error && !work->message_.lies_elsewhere()) {
+    Channel& channel = *channels_[static_cast<std::size_t>(work->message_.peer)];
+    if (channel.late_refusal) {
+      error = late(channel, work->message_);
+      channel.late_refusal.reset();
+    }
   }
+  if (work->message_.claim) work->message_.claim->take(kWithinHost);  // if only to say how it failed
   work->outcome_ = std::move(error);
   --pending_;
   if (observer_.load(std::memory_order_acquire) != nullptr || !work->callbacks_.empty()) {
@@ -377,6 +402,7 @@ void Channels::settle(Lock& lock) {
     std::vector<std::function<void()>> callbacks;
     lock.unlock();
     for (const WorkPtr& work : finished) {
+      if (work->message_.lies_elsewhere()) continue;
       report(work->message_, work->called_, work->met_, Clock::now(), work->outcome_.has_value());
     }
     lock.lock();

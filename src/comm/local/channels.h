@@ -59,6 +59,7 @@ class Channels {
   /// A message that came before its receive.
   struct Unexpected {
     CellKind kind = CellKind::None;
+    std::uint64_t arrival = 0;  // among those of all peers
     std::uint64_t number = 0;
     std::int32_t tag = 0;
     DType dtype = DType::Float32;
@@ -89,7 +90,7 @@ class Channels {
     std::uint64_t eager_met = 0;
     std::uint64_t delivered = 0;  // the same of `in`
     std::deque<Unexpected> unexpected;
-    std::deque<WorkPtr> receives;   // without a message yet
+    std::deque<WorkPtr> receives;   // without a message yet; those from any source are in every channel
     std::vector<WorkPtr> arriving;  // receives whose payload comes in fragments
     std::deque<Outgoing> outbox;
     std::vector<WorkPtr> offered;  // sends whose payload the receiver takes
@@ -105,12 +106,14 @@ class Channels {
 
   // channels.cpp: calls, waiting, progress
   Channel& open(int peer);
-  std::shared_ptr<ChannelWork> pend(Channel& channel, const Message& message, Clock::time_point called);
+  std::shared_ptr<ChannelWork> pend(Channel* channel, const Message& message, Clock::time_point called);
+  void open_all();
   void start_thread();
   void tell_waiting(const Message& message) noexcept;
   void run();
   bool attempt();
   bool stirred(const Channel& channel) const noexcept;
+  bool stirred() const noexcept;
   bool progress(Lock& lock);
   void settle(Lock& lock);
   void complete(const WorkPtr& work, std::optional<Error> error);
@@ -125,6 +128,9 @@ class Channels {
   bool receive_at_once(Channel& channel, const Message& message, std::optional<Error>& failed);
   void send(Channel& channel, WorkPtr work);
   void receive(Channel& channel, const WorkPtr& work);
+  void receive_any(const WorkPtr& work);
+  void bind(Channel& channel, const WorkPtr& work);
+  void drop_elsewhere();
   bool drain(Channel& channel);
   bool flush(Channel& channel);
   bool send_fragments(Channel& channel);
@@ -147,7 +153,9 @@ class Channels {
                 std::int64_t expected_count) const;
   Error late(const Channel& channel, const Message& message) const;
   void look_after(Lock& lock);
-  void end(const WorkPtr& work, ErrorCode code, const std::string& text);
+  bool ends_with(const ChannelWork& work, std::string_view how) const;
+  std::string sources_text() const;
+  void end(const WorkPtr& work, int peer, ErrorCode code, const std::string& text);
   void fail_all();
   void lost_in_pull(Lock& lock, const WorkPtr& work, const Error& why);
   std::vector<WorkPtr> waiting(const Channel& channel) const;
@@ -168,6 +176,8 @@ class Channels {
   std::deque<WorkPtr> pulls_;      // receives whose payload is read out of the sender's memory
   std::vector<WorkPtr> finished_;  // to be told to observers and callbacks
   std::uint64_t submitted_ = 0;
+  std::uint64_t arrivals_ = 0;
+  std::vector<WorkPtr> claims_;  // receives that are posted between hosts as well, without a message yet
   std::size_t pending_ = 0;
   Clock::time_point looked_{};
   bool stopping_ = false;

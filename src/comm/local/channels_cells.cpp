@@ -212,6 +212,60 @@ void Channels::receive(Channel& channel, const WorkPtr& work) {
   drain(channel);
 }
 
+/// What has come by now is put aside in turns, so that the first of it can be told; the claim decides between hosts.
+void Channels::receive_any(const WorkPtr& work) {
+  open_all();
+  if (!claims_.empty()) drop_elsewhere();
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (Channel* const channel : opened_) {
+      if (!channel->has_come()) continue;
+      take(*channel);
+      moved = true;
+    }
+  }
+  Channel* from = nullptr;
+  std::deque<Unexpected>::iterator first;
+  for (Channel* const channel : opened_) {
+    const auto found = std::find_if(channel->unexpected.begin(), channel->unexpected.end(),
+                                    [&](const Unexpected& message) { return message.tag == work->message_.tag; });
+    if (found == channel->unexpected.end() || (from != nullptr && first->arrival < found->arrival)) continue;
+    from = channel;
+    first = found;
+  }
+  if (from != nullptr && work->message_.takes(first->tag)) {
+    const Unexpected message = std::move(*first);
+    from->unexpected.erase(first);
+    bind(*from, work);
+    return met(*from, work, message);
+  }
+  if (work->message_.claim) claims_.push_back(work);
+  for (Channel* const channel : opened_) channel->receives.push_back(work);
+}
+
+/// A receive from any source has its message, and expects none of the others any more.
+void Channels::bind(Channel& channel, const WorkPtr& work) {
+  work->message_.peer = channel.peer;
+  work->message_.peer_name = world_.name(channel.peer);
+  const auto forget = [&](auto& list) { list.erase(std::remove(list.begin(), list.end(), work), list.end()); };
+  for (Channel* const other : opened_) forget(other->receives);
+  if (work->message_.claim) forget(claims_);
+}
+
+/// Ends receives that have got their message from another host.
+void Channels::drop_elsewhere() {
+  const std::vector<WorkPtr> all = claims_;
+  for (const WorkPtr& work : all) {
+    if (!work->message_.lies_elsewhere()) continue;
+    for (Channel* const channel : opened_) {
+      channel->receives.erase(std::remove(channel->receives.begin(), channel->receives.end(), work),
+                              channel->receives.end());
+    }
+    claims_.erase(std::find(claims_.begin(), claims_.end(), work));
+    complete(work, std::nullopt);
+  }
+}
+
 /// Takes the cell that has come.
 void Channels::take(Channel& channel) {
   const std::uint64_t number = channel.next.load(std::memory_order_relaxed);
@@ -229,14 +283,16 @@ void Channels::take(Channel& channel) {
       const std::size_t bytes = static_cast<std::size_t>(cell.count) * size_of(cell.dtype);
       const std::byte* const payload = bytes <= Cell::kInline ? cell.payload : channel.in.beside(number);
       const auto fits = std::find_if(channel.receives.begin(), channel.receives.end(),
-                                     [&](const WorkPtr& work) { return work->message_.tag == message.tag; });
+                                     [&](const WorkPtr& work) { return work->message_.takes(message.tag); });
       if (fits == channel.receives.end()) {
         if (cell.kind == CellKind::Eager) message.payload.assign(payload, payload + bytes);
+        message.arrival = ++arrivals_;
         channel.unexpected.push_back(std::move(message));
         break;
       }
       const WorkPtr work = *fits;
       channel.receives.erase(fits);
+      if (work->any_source_) bind(channel, work);
       if (cell.kind == CellKind::Eager) {
         if (observer_.load(std::memory_order_relaxed) != nullptr) work->met_ = Clock::now();
         complete(work, deliver(channel, work->message_, message, payload));

@@ -5,6 +5,7 @@
 #include "comm/request.h"
 #include "comm/work_state.h"
 
+#include <cohort/collective_options.h>
 #include <cohort/error.h>
 
 #include <atomic>
@@ -25,16 +26,20 @@ class Channels;
 struct Message {
   Kind kind = Kind::Send;
   DType dtype = DType::Float32;
-  std::int32_t peer = 0;
+  std::int32_t peer = 0;       ///< kAnySource: not known yet
   std::int32_t peer_name = 0;  ///< as messages call it
   std::int32_t tag = 0;
   const std::byte* from = nullptr;  ///< of a send
   std::byte* to = nullptr;          ///< of a receive
   std::int64_t count = 0;           ///< elements
   std::chrono::milliseconds timeout{0};
-  std::uint64_t number = 0;  ///< among the sends and receives of its rank, from 1
+  std::shared_ptr<Claim> claim = {};  ///< where it is posted with another host's ranks as well
+  std::uint64_t number = 0;           ///< among the sends and receives of its rank, from 1
 
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
+  /// Whether a message with this tag may become its. Then no other place has it any more.
+  bool takes(std::int32_t of) const noexcept { return tag == of && (!claim || claim->take(kWithinHost)); }
+  bool lies_elsewhere() const noexcept { return claim && claim->owner() != 0 && claim->owner() != kWithinHost; }
 };
 
 /// "send(float32[4], to rank 1, tag 0)".
@@ -46,20 +51,28 @@ class ChannelWork final : public WorkState {
 
   /// `owner` keeps the channels alive.
   ChannelWork(Channels& channels, std::shared_ptr<void> owner, const Message& message, Clock::time_point called)
-      : message_(message), called_(called), channels_(channels), owner_(std::move(owner)) {}
+      : message_(message),
+        any_source_(message.peer == kAnySource),
+        called_(called),
+        channels_(channels),
+        owner_(std::move(owner)) {}
 
   void wait() override;
   bool wait_for(std::chrono::nanoseconds limit) override;
   bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
   const std::optional<Error>& outcome() const noexcept override { return outcome_; }
   void on_done(std::function<void()> callback) override;
+  std::optional<int> source() const noexcept override {
+    return any_source_ ? std::optional<int>(message_.peer) : std::nullopt;
+  }
   bool at_home() const noexcept override;
 
  private:
   friend class Channels;
   Clock::time_point deadline() const noexcept { return called_ + message_.timeout; }
 
-  const Message message_;
+  Message message_;  // only the peer changes, once
+  const bool any_source_;
   const Clock::time_point called_;
   Clock::time_point met_{};  // when the peer's side had come; taken for observers only
   // A payload that is on its way:

@@ -127,9 +127,9 @@ void Engine::publish(const Request* request) {
     }
   } else if (request != nullptr && request->input_count > 0 && small_) {
     const bool is_root = request->root == rank_;
-    const bool brings = request->kind == Kind::Reduce                                        ? !is_root
-                        : request->kind == Kind::Broadcast || request->kind == Kind::Scatter ? is_root
-                                                                                             : true;
+    const bool from_root =
+        request->kind == Kind::Broadcast || request->kind == Kind::Scatter || request->kind == Kind::ScatterV;
+    const bool brings = from_root ? is_root : request->kind != Kind::Reduce || !is_root;
     if (brings && tiny_) {
       std::memcpy(slot.tiny, request->input, request->input_bytes());
     } else if (brings) {

@@ -13,7 +13,7 @@ namespace {
 /// All targets receive the same bytes of a source.
 bool shared_blocks(Kind kind) noexcept {
   return kind == Kind::Broadcast || kind == Kind::AllGather || kind == Kind::AllGatherV || kind == Kind::Gather ||
-         kind == Kind::Split;
+         kind == Kind::GatherV || kind == Kind::Split;
 }
 
 }  // namespace
@@ -29,9 +29,16 @@ Engine::Block Engine::block(const Request& request, int source, int target) cons
     case Kind::Split: return {0, s * agreed, agreed};
     case Kind::Gather: return target == round_.root ? Block{0, s * agreed, agreed} : Block{};
     case Kind::Scatter: return source == round_.root ? Block{t * agreed, 0, agreed} : Block{};
-    case Kind::AllGatherV: {
+    case Kind::AllGatherV:
+    case Kind::GatherV: {
+      if (request.kind == Kind::GatherV && target != round_.root) return {};
       const Slice part = part_of(request.counts->input, source);
       return {0, static_cast<std::size_t>(part.begin) * element, static_cast<std::size_t>(part.count()) * element};
+    }
+    case Kind::ScatterV: {
+      if (source != round_.root) return {};
+      const Slice part = part_of(request.counts->input, target);
+      return {static_cast<std::size_t>(part.begin) * element, 0, static_cast<std::size_t>(part.count()) * element};
     }
     case Kind::AllToAll: {
       const std::size_t each = agreed / static_cast<std::size_t>(size_);

@@ -35,7 +35,8 @@ Engine::Path Engine::choose(const Request& request) const {
           in_place && inputs_mapped() && round_.brought[static_cast<std::size_t>(round_.root)].output_segment != 0;
       break;
     case Kind::Broadcast:
-    case Kind::Scatter: in_place = in_place && mapped(round_.root); break;
+    case Kind::Scatter:
+    case Kind::ScatterV: in_place = in_place && mapped(round_.root); break;
     default: in_place = in_place && inputs_mapped(); break;
   }
   if (in_place) return Path::ZeroCopy;
@@ -47,9 +48,9 @@ Engine::Path Engine::choose(const Request& request) const {
   std::size_t block = agreed;
   if (kind == Kind::AllReduce || kind == Kind::Reduce || kind == Kind::ReduceScatterV || kind == Kind::AllToAll) {
     block = agreed / ranks;
-  } else if (kind == Kind::AllGatherV) {
+  } else if (kind == Kind::AllGatherV || kind == Kind::GatherV) {
     block = bytes_beside(request, size_);
-  } else if (kind == Kind::AllToAllV) {
+  } else if (kind == Kind::AllToAllV || kind == Kind::ScatterV) {
     block = largest_block(request);
   }
   const std::uint64_t least = is_reduction(kind) ? plan_.cross_reduce_bytes : plan_.cross_copy_bytes;
@@ -89,7 +90,9 @@ void Engine::execute(const Request& request, CollectiveEvent* event) {
     case Kind::AllGather:
     case Kind::AllGatherV:
     case Kind::Gather:
+    case Kind::GatherV:
     case Kind::Scatter:
+    case Kind::ScatterV:
     case Kind::AllToAll:
     case Kind::AllToAllV:
     case Kind::Split:

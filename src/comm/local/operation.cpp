@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <numeric>
 
 namespace cohort::comm::local {
 namespace {
@@ -57,6 +58,11 @@ Descriptor describe(const Request& request) noexcept {
       break;
     case Kind::AllGatherV:
       own.count = request.output_count;
+      own.detail = digest(request.counts->input);
+      break;
+    case Kind::GatherV:
+    case Kind::ScatterV:  // the root alone has the whole
+      own.count = std::accumulate(request.counts->input.begin(), request.counts->input.end(), std::int64_t{0});
       own.detail = digest(request.counts->input);
       break;
     case Kind::AllToAllV: break;  // every rank has its own; compared as a matrix
@@ -116,6 +122,9 @@ std::string to_string(const Descriptor& d) {
       return fmt::format("{}({}[{}], {}{}, counts #{:08x})", name, type, d.count, cohort::to_string(d.op), scales,
                          d.detail >> 32);
     case Kind::AllGatherV: return fmt::format("{}({}[{}], counts #{:08x})", name, type, d.count, d.detail >> 32);
+    case Kind::GatherV:
+    case Kind::ScatterV:
+      return fmt::format("{}({}[{}], root {}, counts #{:08x})", name, type, d.count, d.root, d.detail >> 32);
     case Kind::AllToAllV: return fmt::format("{}({})", name, type);
     case Kind::AllGather:
     case Kind::AllToAll: return fmt::format("{}({}[{}]{})", name, type, d.count, grouped);
@@ -135,7 +144,12 @@ std::size_t bytes_beside(const Request& request, int ranks) noexcept {
       const std::size_t most = std::numeric_limits<std::size_t>::max() / static_cast<std::size_t>(ranks);
       return part > most ? most : part * static_cast<std::size_t>(ranks);
     }
-    case Kind::AllGatherV: {
+    case Kind::ScatterV: {
+      const auto& counts = request.counts->input;
+      return static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0})) * element;
+    }
+    case Kind::AllGatherV:
+    case Kind::GatherV: {
       const auto& counts = request.counts->input;
       return static_cast<std::size_t>(*std::max_element(counts.begin(), counts.end())) * element;
     }

@@ -2,6 +2,7 @@
 
 #include "base/result.h"
 #include "comm/local/meet.h"
+#include "comm/transport.h"
 #include "sys/futex.h"
 
 #include <fmt/format.h>
@@ -121,7 +122,7 @@ Error World::recorded(const std::string& doing, std::uint64_t sequence) const {
 std::optional<std::string> World::lost(int rank) const {
   if (rank == rank_) return std::nullopt;
   const sys::PeerProcess& process = processes_[static_cast<std::size_t>(rank)];
-  if (state(rank).left.load() != 0) return "it left the world (its communicator was destroyed)";
+  if (state(rank).left.load() != 0) return std::string(kLeft);
   if (process.gone()) return fmt::format("its process {} has ended or is ending", process.pid());
   pollfd event{mesh_->peer(rank).socket.get(), 0, 0};
   if (::poll(&event, 1, 0) <= 0 || (event.revents & (POLLHUP | POLLERR)) == 0) return std::nullopt;

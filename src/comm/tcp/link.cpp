@@ -69,7 +69,7 @@ void Link::close() noexcept {
 void Link::lose(std::string why) {
   if (state_ == State::Lost) return;
   state_ = State::Lost;
-  why_lost_ = leaving_ ? "it left the world (its communicator was destroyed)" : std::move(why);
+  why_lost_ = leaving_ ? std::string(kLeft) : std::move(why);
   close();
   if (into_ != nullptr) posted_.push_back(into_);
   in_frame_ = blocked_ = false;

@@ -74,6 +74,8 @@ inline Work start(Communicator& comm, const Call& call, const void* input, void*
     case Kind::AllGather: return comm.all_gather(in, out);
     case Kind::AllGatherV: return comm.all_gather_v(in, out, call.counts);
     case Kind::Gather: return comm.gather(in, out, {.root = call.root});
+    case Kind::GatherV: return comm.gather_v(in, out, call.counts, {.root = call.root});
+    case Kind::ScatterV: return comm.scatter_v(in, out, call.counts, {.root = call.root});
     case Kind::Scatter: return comm.scatter(in, out, {.root = call.root});
     case Kind::AllToAll: return comm.all_to_all(in, out);
     case Kind::AllToAllV: {

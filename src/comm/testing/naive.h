@@ -30,7 +30,13 @@ struct Call {
 };
 
 inline bool has_root(Kind kind) {
-  return kind == Kind::Reduce || kind == Kind::Broadcast || kind == Kind::Gather || kind == Kind::Scatter;
+  return kind == Kind::Reduce || kind == Kind::Broadcast || kind == Kind::Gather || kind == Kind::GatherV ||
+         kind == Kind::Scatter || kind == Kind::ScatterV;
+}
+
+/// Whether `counts` has one entry for each rank.
+inline bool has_counts_by_rank(Kind kind) {
+  return kind == Kind::ReduceScatterV || kind == Kind::AllGatherV || kind == Kind::GatherV || kind == Kind::ScatterV;
 }
 
 inline std::string describe(const Call& call) {
@@ -62,7 +68,9 @@ inline std::int64_t elements_in(const Call& call, int size, int rank) {
     case Kind::AllToAll: return call.count * size;
     case Kind::Scatter: return rank == call.root ? call.count * size : 0;
     case Kind::ReduceScatterV: return sum_of(call.counts);
-    case Kind::AllGatherV: return call.counts[static_cast<std::size_t>(rank)];
+    case Kind::ScatterV: return rank == call.root ? sum_of(call.counts) : 0;
+    case Kind::AllGatherV:
+    case Kind::GatherV: return call.counts[static_cast<std::size_t>(rank)];
     case Kind::AllToAllV: {
       std::int64_t sum = 0;
       for (int to = 0; to < size; ++to) sum += sent(call, size, rank, to);
@@ -81,7 +89,9 @@ inline std::int64_t elements_out(const Call& call, int size, int rank) {
     case Kind::Reduce: return rank == call.root ? call.count : 0;
     case Kind::Gather: return rank == call.root ? call.count * size : 0;
     case Kind::AllGatherV: return sum_of(call.counts);
-    case Kind::ReduceScatterV: return call.counts[static_cast<std::size_t>(rank)];
+    case Kind::GatherV: return rank == call.root ? sum_of(call.counts) : 0;
+    case Kind::ReduceScatterV:
+    case Kind::ScatterV: return call.counts[static_cast<std::size_t>(rank)];
     case Kind::AllToAllV: {
       std::int64_t sum = 0;
       for (int from = 0; from < size; ++from) sum += sent(call, size, from, rank);
@@ -98,17 +108,19 @@ struct InPlace {
 };
 inline InPlace in_place(const Call& call, int rank) {
   std::int64_t before = call.count * rank;
-  if (call.kind == Kind::AllGatherV || call.kind == Kind::ReduceScatterV) {
+  if (has_counts_by_rank(call.kind)) {
     before = 0;
     for (int lower = 0; lower < rank; ++lower) before += call.counts[static_cast<std::size_t>(lower)];
   }
   switch (call.kind) {
     case Kind::AllGather:
     case Kind::AllGatherV: return {before, 0};
-    case Kind::Gather: return {rank == call.root ? before : 0, 0};
+    case Kind::Gather:
+    case Kind::GatherV: return {rank == call.root ? before : 0, 0};
     case Kind::ReduceScatter:
     case Kind::ReduceScatterV: return {0, before};
-    case Kind::Scatter: return {0, rank == call.root ? before : 0};
+    case Kind::Scatter:
+    case Kind::ScatterV: return {0, rank == call.root ? before : 0};
     default: return {};
   }
 }
@@ -175,9 +187,14 @@ inline std::vector<Bytes> naive(const Call& call, const std::vector<Bytes>& inpu
         break;
       case Kind::Broadcast: append(rank, inputs[static_cast<std::size_t>(call.root)], 0, count); break;
       case Kind::Scatter: append(rank, inputs[static_cast<std::size_t>(call.root)], rank * count, count); break;
+      case Kind::ScatterV:
+        append(rank, inputs[static_cast<std::size_t>(call.root)], begin, count);
+        begin += count;
+        break;
       case Kind::AllGather:
       case Kind::AllGatherV:
       case Kind::Gather:
+      case Kind::GatherV:
         for (int from = 0; from < size && count > 0; ++from) {
           append(rank, inputs[static_cast<std::size_t>(from)], 0, elements_in(call, size, from));
         }

@@ -43,12 +43,13 @@ enum SizeClass { kNone, kOne, kPrime, kTinyPayload, kInline, kPage, kChunk, kSev
 enum Scaling { kPlain, kScaled, kWeighted, kEquallyWeighted, kScalings };
 using Choice = std::array<int, kParameters>;
 inline constexpr Choice kValues = {
-    16, kSizeClasses, static_cast<int>(kPlans.size()), kDTypeCount, kReduceOpCount, 8, kPlaceCount, 2, kScalings};
-inline constexpr std::array<Kind, 16> kCollectives = {
-    Kind::AllReduce,  Kind::Reduce,    Kind::ReduceScatter, Kind::ReduceScatterV, Kind::Broadcast, Kind::AllGather,
-    Kind::AllGatherV, Kind::Gather,    Kind::Scatter,       Kind::AllToAll,       Kind::AllToAllV, Kind::Barrier,
-    Kind::AllReduce,  Kind::Broadcast, Kind::AllGather,     Kind::ReduceScatter};  // the last four are grouped
-inline constexpr int kFirstGrouped = 12;
+    18, kSizeClasses, static_cast<int>(kPlans.size()), kDTypeCount, kReduceOpCount, 8, kPlaceCount, 2, kScalings};
+inline constexpr std::array<Kind, 18> kCollectives = {
+    Kind::AllReduce, Kind::Reduce,     Kind::ReduceScatter, Kind::ReduceScatterV, Kind::Broadcast,
+    Kind::AllGather, Kind::AllGatherV, Kind::Gather,        Kind::Scatter,        Kind::AllToAll,
+    Kind::AllToAllV, Kind::Barrier,    Kind::GatherV,       Kind::ScatterV,       Kind::AllReduce,
+    Kind::Broadcast, Kind::AllGather,  Kind::ReduceScatter};  // the last four are grouped
+inline constexpr int kFirstGrouped = 14;
 
 inline bool possible(const Choice& c) {
   const Kind kind = kCollectives[static_cast<std::size_t>(c[kCollective])];
@@ -195,7 +196,7 @@ inline Call call_of(const Choice& c, std::int64_t count, std::mt19937_64& random
       default: return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(count + 1));
     }
   };
-  const bool by_rank = call.kind == Kind::AllGatherV || call.kind == Kind::ReduceScatterV;
+  const bool by_rank = has_counts_by_rank(call.kind);
   const std::size_t parts = by_rank ? ranks : call.kind == Kind::AllToAllV ? ranks * ranks : 0;
   for (std::size_t i = 0; i < parts; ++i) call.counts.push_back(uneven());
   if (c[kScaling] == kScaled) {
