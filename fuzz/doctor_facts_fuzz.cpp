@@ -1,13 +1,13 @@
 // What another host says to `cohort doctor`: must be refused or taken, and what is taken has to be fit for a judgement.
-#include "launch/doctor/facts.h"
-#include "launch/doctor/judge.h"
-#include "launch/doctor/report.h"
+#include "doctor/facts.h"
+#include "doctor/judge.h"
+#include "doctor/report.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
-using namespace cohort::launch::doctor;
+using namespace cohort::doctor;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);

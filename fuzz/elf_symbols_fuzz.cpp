@@ -1,9 +1,9 @@
-#include "cluster/elf_symbols.h"
+#include "status/elf_symbols.h"
 
 #include <cstdlib>
 #include <cstring>
 
-using namespace cohort::cluster;
+using namespace cohort::status;
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t size) {
   if (size < 8) return 0;

@@ -1,7 +1,7 @@
 // Reports of ranks, as agents send them, and the launcher's judgement over them: any numbers, in any order, at any
 // time.
-#include "launch/health.h"
 #include "launch/messages.h"
+#include "launch/watch/health.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 

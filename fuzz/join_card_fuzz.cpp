@@ -1,10 +1,10 @@
 // What ranks show each other when they meet.
-#include "comm/join_card.h"
+#include "meet/card.h"
 
 #include <cstdlib>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace cohort::comm;
+  using namespace cohort::meet;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   if (const auto card = decode_card(bytes)) {
     if (encode(*card) != bytes || card->rank >= card->size) std::abort();

@@ -1,6 +1,6 @@
 // What comes over ssh before anybody has proved anything: an agent's announcement among a shell's noise, an invitation.
 // What is accepted is said again in the same words.
-#include "launch/invitation.h"
+#include "launch/start/invitation.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,12 +1,12 @@
 // What comes from a launcher's meeting place: lines of PMI's protocol, and the offer that rank 0 left there.
-#include "comm/exchange.h"
-#include "comm/join_offer.h"
+#include "meet/exchange.h"
+#include "meet/offer.h"
 
 #include <cstdint>
 #include <cstdlib>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace cohort::comm;
+  using namespace cohort::meet;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   if (const auto reply = parse_pmi_line(text)) {
     if (!reply->contains("cmd")) std::abort();

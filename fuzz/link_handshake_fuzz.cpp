@@ -1,6 +1,6 @@
 // A stranger at a rank's listener who knows the world's number and hellos of others, but not its key, in pieces of any
 // size: he is never proven, and learns one answer at most.
-#include "comm/tcp/attempt.h"
+#include "transport/tcp/attempt.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 #include <sys/socket.h>
@@ -11,7 +11,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace cohort;
-  using namespace cohort::comm::tcp;
+  using namespace cohort::transport::tcp;
   FuzzedDataProvider input(data, size);
   static const WorldKey key = derive_key({}, "a token that nobody knows");
   int pair[2];

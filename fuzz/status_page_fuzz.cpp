@@ -1,8 +1,8 @@
 // A rank's status page with anything in it, since a program that goes astray may write there: the agent reads what it
 // finds, and what it makes of it can be sent.
-#include "launch/demangle.h"
 #include "launch/messages.h"
 #include "launch/rank_report.h"
+#include "launch/watch/demangle.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace cohort;
-  using Layout = cluster::StatusLayout;
+  using Layout = status::StatusLayout;
   if (size < 2) return 0;
   // Where the bytes go: the page is large, and most of it are words.
   constexpr std::size_t kPlaces[] = {0,

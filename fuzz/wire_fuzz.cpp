@@ -1,9 +1,9 @@
 // What ranks on other hosts say: where they are, and the frames of a connection.
-#include "comm/mpi/packet.h"
-#include "comm/pretended_hosts.h"
-#include "comm/tcp/link.h"
-#include "comm/tcp/wire.h"
+#include "cluster/pretended_hosts.h"
+#include "ext/mpi/packet.h"
 #include "net/interfaces.h"
+#include "transport/tcp/link.h"
+#include "transport/tcp/wire.h"
 
 #include <sys/socket.h>
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-struct Nobody final : cohort::comm::TransportEvents {
+struct Nobody final : cohort::transport::TransportEvents {
   void on_message(int, std::uint32_t, std::string_view) override {}
   void on_ended(int, std::string_view) override {}
   void on_broken(int, std::string_view) override {}
@@ -22,7 +22,7 @@ struct Nobody final : cohort::comm::TransportEvents {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace cohort;
-  using namespace cohort::comm;
+  using namespace cohort::transport;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   if (const auto card = tcp::decode_wire_card(bytes)) {
     if (tcp::encode(*card) != bytes) std::abort();
@@ -31,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (head->from < 0 || head->from >= 4 || head->offset > head->total) std::abort();
   }
   (void)net::parse_networks(bytes);
-  (void)divide_into_hosts(bytes, 4);
+  (void)cluster::divide_into_hosts(bytes, 4);
 
   // Where every frame has a tag, nothing is delivered of somebody who does not know the key.
   for (const tcp::Protection protection : {tcp::Protection::Least, tcp::Protection::Authenticated}) {

@@ -1,6 +1,6 @@
-#include "launch/agent.h"
+#include "launch/agent/agent.h"
 
-#include "launch/invitation.h"
+#include "launch/start/invitation.h"
 #include "net/socket.h"
 
 #include "commands.h"

@@ -1,8 +1,8 @@
 // `cohort build-mpi`: compiles the plug-in for the site's MPI by its own mpicc, and puts it where ranks look for it.
 #include "base/result.h"
 #include "cluster/detect.h"
-#include "comm/mpi/plugin.h"
-#include "launch/capture.h"
+#include "ext/mpi/plugin.h"
+#include "launch/start/capture.h"
 #include "net/digest.h"
 #include "sys/files.h"
 #include "sys/process.h"
@@ -59,7 +59,7 @@ class Workplace {
 
 /// What a plug-in says of itself, a line each: family, made for, library.
 void print_check(const std::string& path) {
-  const comm::mpi::Plugin plugin = value_or_throw(comm::mpi::open_plugin(fs::absolute(path)));
+  const mpi::Plugin plugin = value_or_throw(mpi::open_plugin(fs::absolute(path)));
   char library[512] = "";
   if (plugin.mpi->library(library, sizeof library) != 0)
     raise(ErrorCode::Unavailable, "{}: its MPI library does not say which it is", path);
@@ -96,7 +96,7 @@ std::vector<std::string> compilers_to_use(const std::vector<std::string>& given)
 
 fs::path make_folder(const Options& options) {
   const bool own = options.output.empty();
-  const auto folders = comm::mpi::plugin_folders(cluster::current_environment());
+  const auto folders = mpi::plugin_folders(cluster::current_environment());
   if (own && folders.empty()) raise(ErrorCode::Unavailable, "build-mpi: HOME is not set -- give --output FOLDER");
   const fs::path folder = fs::absolute(own ? folders.front() : fs::path(options.output));
   const bool is_new = !fs::exists(folder);
@@ -132,8 +132,8 @@ void build(const std::string& compiler, const fs::path& folder) {
   std::replace_if(
       version.begin(), version.end(), [](unsigned char letter) { return std::isalnum(letter) == 0 && letter != '.'; },
       '_');
-  const fs::path path = folder / fmt::format("{}{}-{}-{}.so", comm::mpi::kPluginPrefix, family, version,
-                                             net::sha256_hex(library).substr(0, 8));
+  const fs::path path =
+      folder / fmt::format("{}{}-{}-{}.so", mpi::kPluginPrefix, family, version, net::sha256_hex(library).substr(0, 8));
   fs::permissions(made, fs::perms(0755));
   value_or_throw(sys::rename_path(made, path.string()));
   fmt::print("{}: for {} ({})\n", path.string(), made_for, library);

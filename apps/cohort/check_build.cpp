@@ -1,10 +1,10 @@
 // `cohort check-build`: what this build and this machine have, with versions; else why not and what to install.
 #include "cluster/detect.h"
 #include "comm/communicator_impl.h"
-#include "comm/mpi/plugin.h"
-#include "launch/capture.h"
+#include "ext/mpi/plugin.h"
 #include "launch/environment.h"
-#include "launch/program.h"
+#include "launch/plan/program.h"
+#include "launch/start/capture.h"
 #include "launch/version.h"
 
 #include "commands.h"
@@ -97,7 +97,7 @@ void check_backends() {
     row(backend.name, found.available ? found.version : "no: " + found.reason);
   }
   std::string plugins;
-  for (const auto& path : comm::mpi::installed_plugins(cluster::current_environment()))
+  for (const auto& path : mpi::installed_plugins(cluster::current_environment()))
     plugins += fmt::format("{}{}", plugins.empty() ? "between hosts, by " : ", ", path.string());
   row("mpi", plugins.empty() ? "no: there is no plug-in for an MPI; `cohort build-mpi` makes one" : plugins);
 }

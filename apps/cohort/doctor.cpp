@@ -1,8 +1,8 @@
 // `cohort doctor`: what would hinder a job on these hosts, and the command that mends it.
-#include "launch/doctor/examination.h"
-#include "launch/doctor/host.h"
-#include "launch/doctor/report.h"
-#include "launch/hosts.h"
+#include "doctor/examination.h"
+#include "doctor/host.h"
+#include "doctor/report.h"
+#include "launch/start/hosts.h"
 #include "sys/terminal.h"
 
 #include "commands.h"
@@ -17,8 +17,6 @@
 
 namespace cohort::app {
 namespace {
-
-namespace doctor = launch::doctor;
 
 struct Options {
   launch::HostWishes hosts;

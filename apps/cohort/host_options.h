@@ -1,8 +1,8 @@
 // What `cohort run` and `cohort doctor` have in common: on which hosts, how they are reached, over which networks.
 #pragma once
 
-#include "launch/hosts.h"
-#include "launch/starter.h"
+#include "launch/start/hosts.h"
+#include "launch/start/starter.h"
 
 #include <string>
 #include <vector>

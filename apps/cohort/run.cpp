@@ -2,10 +2,10 @@
 #include "base/parse.h"
 #include "cluster/detect.h"
 #include "cluster/slips.h"
-#include "launch/dry_run.h"
-#include "launch/hosts.h"
-#include "launch/nodes.h"
-#include "launch/supervisor.h"
+#include "launch/plan/nodes.h"
+#include "launch/start/hosts.h"
+#include "launch/supervise/dry_run.h"
+#include "launch/supervise/supervisor.h"
 #include "sys/cpus.h"
 #include "sys/gpus.h"
 #include "sys/process.h"
@@ -41,7 +41,6 @@ struct Options {
   std::string output_folder;
   int max_restarts = 0;
   std::string bind = "none";
-  std::string transport;
   std::string config;
   double timeout = 0;
   std::optional<double> start_timeout;
@@ -213,15 +212,11 @@ void set_nodes(launch::RunOptions& job, const Options& options) {
 }
 
 /// MPI connects only what its own launcher has started, and here `cohort run` starts the ranks.
-void set_transport(launch::RunOptions& job, const Options& options) {
-  const bool by_variable = options.transport.empty() && env::get(env::kTransport).value_or("") == "mpi";
-  if (options.transport == "mpi" || (by_variable && job.hosts.size() > 1)) {
-    raise(ErrorCode::InvalidArgument,
-          "{}: `cohort run` starts the ranks itself, and MPI knows only those of its own launcher -- start them by it, "
-          "without `cohort run`: COHORT_TRANSPORT=mpi mpirun -np 4 ./train, or srun",
-          by_variable ? "COHORT_TRANSPORT=mpi" : "--transport mpi");
-  }
-  if (!options.transport.empty()) job.environment.push_back(fmt::format("{}={}", env::kTransport, options.transport));
+void refuse_mpi(const launch::RunOptions& job) {
+  if (job.hosts.size() < 2 || env::get(env::kTransport).value_or("") != "mpi") return;
+  raise(ErrorCode::InvalidArgument,
+        "COHORT_TRANSPORT=mpi: `cohort run` starts the ranks itself, and MPI knows only those of its own launcher -- "
+        "start them by it, without `cohort run`: COHORT_TRANSPORT=mpi mpirun -np 4 ./train, or srun");
 }
 
 launch::RunOptions job_of(const Options& options, const std::vector<std::string>& command_line) {
@@ -278,7 +273,7 @@ launch::RunOptions job_of(const Options& options, const std::vector<std::string>
     raise(ErrorCode::InvalidArgument, "--host-timeout {}: from 1 s, since hosts are asked once a second, to 3600 s",
           options.host_timeout);
   }
-  set_transport(job, options);
+  refuse_mpi(job);
   return job;
 }
 
@@ -360,13 +355,6 @@ void add_run(CLI::App& app, int& exit_status) {
       ->check(CLI::IsMember({"auto", "ssh", "slurm", "mpirun", "hand", "local"}))
       ->capture_default_str()
       ->type_name("HOW");
-  command
-      ->add_option(
-          "--transport", options->transport,
-          "What carries bytes between hosts [COHORT_TRANSPORT, else tcp]; mpi is for ranks that mpirun or srun "
-          "starts itself")
-      ->check(CLI::IsMember({"tcp", "mpi"}))
-      ->type_name("NAME");
   command->add_option("--ssh", options->ssh, "The ssh command, with options of yours: \"ssh -p 2222\"")
       ->capture_default_str()
       ->type_name("COMMAND");

@@ -2,8 +2,8 @@
 
 #include "base/parse.h"
 #include "base/result.h"
-#include "launch/config_file.h"
 #include "launch/environment.h"
+#include "launch/plan/config_file.h"
 
 #include "commands.h"
 

@@ -65,7 +65,7 @@ const std::vector<Group>& groups() {
   static const std::vector<Group> all = {
       {"Processes and hosts",
        {"--np", "--hosts", "--hostfile", "--nodes", "--per-node", "--starter", "--ssh", "--remote-cohort", "--network",
-        "--transport", "--listen", "--host-timeout", "--secret-file", "--bind"}},
+        "--listen", "--host-timeout", "--secret-file", "--bind"}},
       {"A launcher on each node, as torchrun is started",
        {"--nnodes", "--node-rank", "--master", "--master-addr", "--master-port", "--rdzv-endpoint", "--rdzv-backend",
         "--rdzv-id", "--standalone", "--nproc-per-node"}},

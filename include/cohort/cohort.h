@@ -10,5 +10,4 @@
 #include <cohort/join.h>
 #include <cohort/observer.h>
 #include <cohort/preemption.h>
-#include <cohort/store.h>
 #include <cohort/work.h>

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cohort/communicator.h>
+#include <cohort/exit_status.h>
 
 #include <chrono>
 #include <csignal>
@@ -15,10 +16,6 @@
 #include <vector>
 
 namespace cohort {
-
-/// The exit status of a program that has saved what it needs and asks to be started again (EX_TEMPFAIL of
-/// <sysexits.h>). To `cohort run` it is no failure: once all ranks have ended so, it ends with the same status.
-inline constexpr int kRequeueStatus = 75;
 
 struct PreemptionOptions {
   /// Slurm's --signal, and what most systems send before they kill.

@@ -14,7 +14,7 @@
 namespace cohort::python {
 namespace {
 
-Store::Deadline deadline_of(double seconds) {
+store::Store::Deadline deadline_of(double seconds) {
   return std::chrono::steady_clock::now() +
          std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
 }
@@ -27,7 +27,7 @@ void bind_job_store(py::module_& module) {
       [](const std::string& key, const py::bytes& value, double timeout) {
         const std::string text = value;
         const py::gil_scoped_release release;
-        const Store::Deadline deadline = deadline_of(timeout);
+        const store::Store::Deadline deadline = deadline_of(timeout);
         store::set_large(*store::connect_job_store(deadline), key, text);
       },
       py::arg("key"), py::arg("value"), py::arg("timeout"),
@@ -38,7 +38,7 @@ void bind_job_store(py::module_& module) {
         std::optional<std::string> value;
         {
           const py::gil_scoped_release release;
-          const Store::Deadline deadline = deadline_of(timeout);
+          const store::Store::Deadline deadline = deadline_of(timeout);
           value = store::try_get_large(*store::connect_job_store(deadline), key, deadline);
         }
         if (!value) return py::none();

@@ -3,7 +3,7 @@
 #include "bindings.h"
 #include "errors.h"
 
-#include "cluster/status_page.h"
+#include "status/status_page.h"
 #include "sys/signal_latch.h"
 
 #include <cohort/preemption.h>
@@ -20,9 +20,9 @@ namespace {
 class PreemptionSignals {
  public:
   explicit PreemptionSignals(const std::vector<int>& signals) : latch_(made(signals)) {
-    cluster::StatusPage::own().announce_saving();
+    status::StatusPage::own().announce_saving();
   }
-  ~PreemptionSignals() { cluster::StatusPage::own().withdraw_saving(); }
+  ~PreemptionSignals() { status::StatusPage::own().withdraw_saving(); }
   PreemptionSignals(const PreemptionSignals&) = delete;
   PreemptionSignals& operator=(const PreemptionSignals&) = delete;
 
@@ -33,7 +33,7 @@ class PreemptionSignals {
   }
   void say_yes(int signal) {
     latch_.keep_handlers();
-    cluster::StatusPage::own().note_preemption(signal);
+    status::StatusPage::own().note_preemption(signal);
   }
 
  private:

@@ -1,8 +1,8 @@
 // What this process says of itself to the agent that started it.
 #include "bindings.h"
 
-#include "cluster/last_words.h"
-#include "cluster/status_page.h"
+#include "status/last_words.h"
+#include "status/status_page.h"
 
 #include <string>
 
@@ -10,19 +10,19 @@ namespace cohort::python {
 
 void bind_status(py::module_& module) {
   module.def(
-      "status_fd", [] { return cluster::StatusPage::own().fd(); },
+      "status_fd", [] { return status::StatusPage::own().fd(); },
       "The agent's file for stacks; -1 where no agent started this process.");
   module.def(
-      "count_step", [] { cluster::StatusPage::own().count_step(); }, "Another step of an optimizer is done.");
+      "count_step", [] { status::StatusPage::own().count_step(); }, "Another step of an optimizer is done.");
   module.def(
-      "say_last_words", [](const std::string& words) { return cluster::StatusPage::own().say_last_words(words); },
+      "say_last_words", [](const std::string& words) { return status::StatusPage::own().say_last_words(words); },
       py::arg("words"), "What ends this process. Only the first call counts; it returns True.");
-  module.def("keep_last_words", &cluster::keep_last_words,
+  module.def("keep_last_words", &status::keep_last_words,
              "From now on fatal signals and uncaught C++ exceptions leave word with the agent.");
-  module.def("add_to_last_words", &cluster::add_to_last_words, py::arg("fd"),
+  module.def("add_to_last_words", &status::add_to_last_words, py::arg("fd"),
              "What this file holds by the time of a fatal signal becomes part of the last words.");
   module.def(
-      "announce_stacks", [] { cluster::StatusPage::own().announce_stacks(); },
+      "announce_stacks", [] { status::StatusPage::own().announce_stacks(); },
       "Tells the agent that SIGQUIT makes this process write its stacks to the file.");
 }
 

@@ -119,8 +119,6 @@ constexpr Variable kVariables[] = {
      Variable::Use::RunOption},
     {"COHORT_RUN_STARTER", "auto, ssh, slurm, mpirun, hand, local", "auto", "--starter of `cohort run`",
      Variable::Use::RunOption},
-    {"COHORT_RUN_TRANSPORT", "tcp, mpi", "as COHORT_TRANSPORT", "--transport of `cohort run`",
-     Variable::Use::RunOption},
     {"COHORT_RUN_SSH", "command", "ssh", "--ssh of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_REMOTE_COHORT", "path", "as here", "--remote-cohort of `cohort run`", Variable::Use::RunOption},
     {"COHORT_RUN_NETWORK", "NAME or ADDRESS/BITS[,...]", "all networks", "--network of `cohort run`",

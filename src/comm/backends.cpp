@@ -6,18 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <iterator>
-
 namespace cohort::comm {
 namespace {
-
-constexpr DType kAllDTypes[] = {DType::Float32, DType::Float64, DType::Float16, DType::BFloat16,  DType::Int8,
-                                DType::Int16,   DType::Int32,   DType::Int64,   DType::UInt8,     DType::UInt16,
-                                DType::UInt32,  DType::UInt64,  DType::Bool,    DType::Complex64, DType::Complex128};
-constexpr ReduceOp kAllOps[] = {ReduceOp::Sum,     ReduceOp::Average, ReduceOp::Min,   ReduceOp::Max,
-                                ReduceOp::Product, ReduceOp::BitAnd,  ReduceOp::BitOr, ReduceOp::BitXor};
-static_assert(std::size(kAllDTypes) == kDTypeCount && std::size(kAllOps) == kReduceOpCount);
-constexpr DeviceType kHostMemory[] = {DeviceType::CPU};
 
 Availability probe_local() {
   Availability result;
@@ -40,17 +30,11 @@ Availability probe_hosts() {
 }
 
 constexpr Backend kBackends[] = {
-    {"local", probe_local,
-     [] {
-       return Capabilities{kAllDTypes, kAllOps, kHostMemory, false};
-     },
+    {"local", probe_local, false,
      [](const FormOptions& options) -> std::shared_ptr<CommunicatorImpl> {
        return std::make_shared<local::LocalCommunicator>(options);
      }},
-    {"hosts", probe_hosts,
-     [] {
-       return Capabilities{kAllDTypes, kAllOps, kHostMemory, true};
-     },
+    {"hosts", probe_hosts, true,
      [](const FormOptions& options) -> std::shared_ptr<CommunicatorImpl> {
        return std::make_shared<hosts::HostsCommunicator>(options);
      }},

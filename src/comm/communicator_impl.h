@@ -4,11 +4,11 @@
 
 #include "cluster/placement.h"
 #include "comm/request.h"
-#include "comm/transport_kind.h"
 #include "net/secret.h"
+#include "transport/transport_kind.h"
 
 #include <cohort/communicator.h>
-#include <cohort/store.h>
+#include "store/store.h"
 
 #include <memory>
 #include <optional>
@@ -59,15 +59,15 @@ class Naming {
 
 /// What the ranks of a world have when they form it.
 struct FormOptions {
-  std::shared_ptr<Store> store;  ///< shared by exactly the ranks of this world; keys are free to use
+  std::shared_ptr<store::Store> store;  ///< shared by exactly the ranks of this world; keys are free to use
   cluster::Placement placement;
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  std::vector<int> hosts = {};                   ///< by rank, the number of its host; empty: all are on one
-  bool one_machine = false;                      ///< the hosts are pretended: loopback reaches all ranks
-  std::optional<net::Secret> secret = {};        ///< of the job; without one, the store's keys are secret enough
-  TransportKind transport = TransportKind::Tcp;  ///< between hosts
-  std::shared_ptr<const Naming> naming = {};     ///< where this is a part of a larger world
+  std::vector<int> hosts = {};             ///< by rank, the number of its host; empty: all are on one
+  bool one_machine = false;                ///< the hosts are pretended: loopback reaches all ranks
+  std::optional<net::Secret> secret = {};  ///< of the job; without one, the store's keys are secret enough
+  transport::TransportKind transport = transport::TransportKind::Tcp;  ///< between hosts
+  std::shared_ptr<const Naming> naming = {};                           ///< where this is a part of a larger world
 };
 
 struct Availability {
@@ -76,17 +76,10 @@ struct Availability {
   std::string reason;  ///< why not, and how to get it
 };
 
-struct Capabilities {
-  std::span<const DType> dtypes;
-  std::span<const ReduceOp> ops;
-  std::span<const DeviceType> devices;
-  bool several_hosts = false;
-};
-
 struct Backend {
   std::string_view name;
   Availability (*probe)();
-  Capabilities (*capabilities)();
+  bool several_hosts;
   std::shared_ptr<CommunicatorImpl> (*create)(const FormOptions& options);
 };
 

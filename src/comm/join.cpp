@@ -1,14 +1,14 @@
 #include "base/log.h"
 #include "cluster/detect.h"
 #include "cluster/host_identity.h"
-#include "cluster/last_words.h"
+#include "cluster/pretended_hosts.h"
 #include "cluster/program_identity.h"
 #include "comm/communicator_impl.h"
-#include "comm/join_meeting.h"
-#include "comm/join_place.h"
-#include "comm/join_plan.h"
-#include "comm/mpi/plugin.h"
-#include "comm/pretended_hosts.h"
+#include "ext/mpi/plugin.h"
+#include "meet/meeting.h"
+#include "meet/place.h"
+#include "meet/plan.h"
+#include "status/last_words.h"
 
 #include <cohort/join.h>
 
@@ -22,8 +22,8 @@
 namespace cohort {
 namespace {
 
-using comm::JoinPlan;
-using comm::MeetingPlace;
+using meet::JoinPlan;
+using meet::MeetingPlace;
 
 // A process may join again at the same place under the same name; every time is a meeting of its own. Ranks count
 // alike, because they join alike. (By rank, since ranks may be threads of one process.)
@@ -38,7 +38,7 @@ int next_generation(const JoinPlan& plan, const std::string& group) {
 std::shared_ptr<MeetingPlace> reach(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline,
                                     const std::string& host) {
   try {
-    return comm::go_to(plan, meeting, deadline);
+    return meet::go_to(plan, meeting, deadline);
   } catch (const Error& error) {
     ErrorContext context;
     context.rank = plan.rank;
@@ -50,10 +50,10 @@ std::shared_ptr<MeetingPlace> reach(const JoinPlan& plan, const std::string& mee
   }
 }
 
-std::vector<comm::BackendChoice> known_backends(std::vector<std::string>& available) {
-  std::vector<comm::BackendChoice> known;
+std::vector<meet::BackendChoice> known_backends(std::vector<std::string>& available) {
+  std::vector<meet::BackendChoice> known;
   for (const comm::Backend& backend : comm::backends()) {
-    known.push_back({std::string(backend.name), backend.capabilities().several_hosts});
+    known.push_back({std::string(backend.name), backend.several_hosts});
     const comm::Availability availability = backend.probe();
     if (availability.available) {
       available.emplace_back(backend.name);
@@ -89,7 +89,7 @@ Communicator form_alone(const JoinPlan& plan) {
     raise(ErrorCode::Unavailable, "join: no backend is available in this process -- {}", reasons);
   }
   comm::FormOptions form;
-  form.store = make_in_process_store();
+  form.store = store::make_in_process_store();
   form.placement.host = cluster::host_identity().name;
   form.placement.source = plan.source;
   form.join_timeout = plan.join_timeout;
@@ -112,22 +112,22 @@ void compare_with_launcher(const JoinPlan& plan, const cluster::Placement& place
 }  // namespace
 
 Communicator join(const JoinOptions& options) {
-  cluster::keep_last_words();
-  cluster::tell_stacks_when_asked();
-  const JoinPlan plan = value_or_throw(comm::plan_join(options, cluster::current_environment()));
+  status::keep_last_words();
+  status::tell_stacks_when_asked();
+  const JoinPlan plan = value_or_throw(meet::plan_join(options, cluster::current_environment()));
   if (!plan.note.empty()) log::warn("comm", "{}", plan.note);
   if (plan.place == JoinPlan::Place::None) return form_alone(plan);
   const net::Deadline deadline = net::deadline_in(plan.join_timeout);
   const std::string meeting = fmt::format("{}#{}", options.group_name, next_generation(plan, options.group_name));
 
   cluster::HostIdentity host = cluster::host_identity();
-  const std::vector<int> pretended = comm::pretended_hosts(plan.size);
+  const std::vector<int> pretended = cluster::pretended_hosts(plan.size);
   if (!pretended.empty()) {
     const std::string number = fmt::format("#{}", pretended[static_cast<std::size_t>(plan.rank)]);
     host.id += number;
     host.name += number;
   }
-  comm::JoinCard card;
+  meet::JoinCard card;
   card.rank = plan.rank;
   card.size = plan.size;
   card.launcher_local_rank = plan.local_rank.value_or(-1);
@@ -136,16 +136,16 @@ Communicator join(const JoinOptions& options) {
   card.nonce = make_nonce();
   card.host_id = host.id;
   card.host = host.name;
-  card.build = comm::this_build();
+  card.build = meet::this_build();
   card.program = plan.program.empty() ? cluster::own_executable() : plan.program;
   card.torch = cluster::loaded_torch();
   card.source = plan.source;
-  card.transport = comm::name_of(plan.transport);
-  if (plan.transport == comm::TransportKind::Mpi) {
-    if (const auto plugin = comm::mpi::plugin_of_process(); !plugin)
+  card.transport = transport::name_of(plan.transport);
+  if (plan.transport == transport::TransportKind::Mpi) {
+    if (const auto plugin = mpi::plugin_of_process(); !plugin)
       card.no_transport = std::string_view(plugin.error().what()).substr(0, 4000);
   }
-  comm::MeetingOptions meet;
+  meet::MeetingOptions meet;
   meet.prefix = "join/" + meeting;
   meet.place = plan.place_name;
   meet.backends = known_backends(card.backends);
@@ -153,11 +153,12 @@ Communicator join(const JoinOptions& options) {
 
   const std::shared_ptr<MeetingPlace> place = reach(plan, meeting, deadline, host.name);
   meet.serves_store = place->server != nullptr;
-  const comm::Roster roster = comm::hold_meeting(*place->store, card, meet);
+  const meet::Roster roster = meet::hold_meeting(*place->store, card, meet);
 
-  const comm::RosterEntry& entry = roster.entries[static_cast<std::size_t>(plan.rank)];
+  const meet::RosterEntry& entry = roster.entries[static_cast<std::size_t>(plan.rank)];
   comm::FormOptions form;
-  form.store = make_prefix_store(meet.prefix + "/comm", std::shared_ptr<Store>(place, place->store.get()));
+  form.store =
+      store::make_prefix_store(meet.prefix + "/comm", std::shared_ptr<store::Store>(place, place->store.get()));
   form.placement = {plan.rank,        plan.size,        entry.local_rank, entry.local_size,
                     entry.cross_rank, entry.cross_size, host.name,        plan.source};
   form.join_timeout =
@@ -168,11 +169,11 @@ Communicator join(const JoinOptions& options) {
   form.transport = plan.transport;
   form.one_machine = !pretended.empty();
   if (entry.cross_size > 1) {
-    for (const comm::RosterEntry& each : roster.entries) form.hosts.push_back(each.cross_rank);
+    for (const meet::RosterEntry& each : roster.entries) form.hosts.push_back(each.cross_rank);
   }
   if (pretended.empty()) compare_with_launcher(plan, form.placement);
   Communicator communicator(backend_named(roster.backend).create(form));
-  comm::leave_meeting(*place->store, card, meet);
+  meet::leave_meeting(*place->store, card, meet);
   if (place->server) place->server->close_listener();  // the world is complete
   return communicator;
 }

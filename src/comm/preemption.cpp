@@ -1,7 +1,7 @@
 #include <cohort/preemption.h>
 
 #include "base/result.h"
-#include "cluster/status_page.h"
+#include "status/status_page.h"
 #include "sys/signal_latch.h"
 
 #include <span>
@@ -24,10 +24,10 @@ Preemption::Preemption(PreemptionOptions options) {
   auto latch = sys::SignalLatch::create(options.signals);
   if (!latch) raise(latch.error().code(), "Preemption: {}", latch.error().what());
   state_ = std::make_unique<State>(std::move(options), *std::move(latch));
-  cluster::StatusPage::own().announce_saving();
+  status::StatusPage::own().announce_saving();
 }
 
-Preemption::~Preemption() { cluster::StatusPage::own().withdraw_saving(); }
+Preemption::~Preemption() { status::StatusPage::own().withdraw_saving(); }
 
 bool Preemption::requested(Communicator& comm) {
   State& state = *state_;
@@ -40,7 +40,7 @@ bool Preemption::requested(Communicator& comm) {
   if (signal == 0) return false;
   state.signal = signal;
   state.latch.keep_handlers();
-  cluster::StatusPage::own().note_preemption(signal);
+  status::StatusPage::own().note_preemption(signal);
   return true;
 }
 

@@ -1,10 +1,10 @@
 #include <cohort/communicator.h>
-#include <cohort/store.h>
+#include "store/store.h"
 
 #include "base/result.h"
+#include "cluster/pretended_hosts.h"
 #include "comm/communicator_impl.h"
 #include "comm/hosts/layout.h"
-#include "comm/pretended_hosts.h"
 #include "sys/cpus.h"
 
 #include <exception>
@@ -16,13 +16,13 @@ namespace cohort {
 std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& options) {
   if (size < 1) raise(ErrorCode::InvalidArgument, "form_thread_world: a world of {} ranks", size);
   comm::FormOptions form;
-  form.store = make_in_process_store();
+  form.store = store::make_in_process_store();
   form.timeout = options.timeout;
   form.placement.size = size;
   form.placement.local_size = size;
   form.placement.host = sys::host_name();
   form.placement.source = "threads of one process";
-  form.hosts = comm::pretended_hosts(size);
+  form.hosts = cluster::pretended_hosts(size);
   form.one_machine = true;
   const bool several = !form.hosts.empty() && form.hosts.back() > 0;
   if (!several) form.hosts.clear();

@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "base/parse.h"
-#include "cluster/status_page.h"
+#include "status/status_page.h"
 
 namespace cohort::comm::times {
 namespace {
@@ -21,7 +21,7 @@ bool wanted() noexcept {
 }
 
 void add(const CollectiveEvent& event) noexcept {
-  cluster::TimesStatus& times = cluster::StatusPage::own().times();
+  status::TimesStatus& times = status::StatusPage::own().times();
   constexpr auto kRelaxed = std::memory_order_relaxed;
   times.operations.fetch_add(1, kRelaxed);
   times.bytes.fetch_add(event.bytes, kRelaxed);
@@ -41,7 +41,7 @@ void Exposed::begin() noexcept {
 
 void Exposed::end() noexcept {
   left_out = false;
-  cluster::StatusPage::own().times().exposed_ns.fetch_add(count_of(Clock::now() - begun_), std::memory_order_relaxed);
+  status::StatusPage::own().times().exposed_ns.fetch_add(count_of(Clock::now() - begun_), std::memory_order_relaxed);
 }
 
 }  // namespace cohort::comm::times

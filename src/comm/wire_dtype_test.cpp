@@ -1,7 +1,7 @@
 // float32 that travels as bfloat16 between hosts: each host's sum is rounded, and beyond two hosts the result as well,
 // whatever its size and way. On one host nothing is rounded. Runs over pretended hosts too (CMakeLists.txt).
+#include "cluster/pretended_hosts.h"
 #include "comm/kernels/bfloat16.h"
-#include "comm/pretended_hosts.h"
 #include "comm/testing/errors.h"
 
 #include <cohort/communicator.h>
@@ -24,7 +24,7 @@ std::vector<float> brought_by(int rank, std::size_t count) {
 }
 
 std::vector<float> expected(int size, std::size_t count, bool average, double prescale) {
-  std::vector<int> hosts = pretended_hosts(size);
+  std::vector<int> hosts = cluster::pretended_hosts(size);
   hosts.resize(static_cast<std::size_t>(size));
   const int last = *std::max_element(hosts.begin(), hosts.end());
   std::vector<float> total(count);
@@ -87,7 +87,7 @@ TEST(WireDType, IsTheSameWhateverTheWay) {
                     {.op = ReduceOp::Average, .weight = comm.rank() == 3 ? 0 : 1, .wire_dtype = DType::BFloat16})
         .wait();
     comm.all_reduce(std::span(zero), {.postscale = 1, .wire_dtype = DType::BFloat16}).wait();
-    const std::vector<int> hosts = pretended_hosts(4);
+    const std::vector<int> hosts = cluster::pretended_hosts(4);
     if (hosts.empty() ||
         *std::max_element(hosts.begin(), hosts.end()) < 2) {  // else the sum is rounded before it is divided
       for (float& value : zero) value /= 3;

@@ -1,6 +1,6 @@
 #include "launch/own_folder.h"
 
-#include "launch/run_folder.h"
+#include "launch/record/run_folder.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -14,9 +14,9 @@
 namespace cohort::launch {
 namespace {
 
-std::string kind_name(const cluster::StatusLayout& page, std::uint64_t what) {
+std::string kind_name(const status::StatusLayout& page, std::uint64_t what) {
   const auto kind = static_cast<std::size_t>(what & 0xFF);
-  if (kind >= cluster::StatusLayout::kKinds) return "operation";
+  if (kind >= status::StatusLayout::kKinds) return "operation";
   std::string name;
   for (const char letter : page.kinds[kind]) {
     if (letter == '\0') break;
@@ -25,7 +25,7 @@ std::string kind_name(const cluster::StatusLayout& page, std::uint64_t what) {
   return name.empty() ? "operation" : name;
 }
 
-std::string describe(const cluster::StatusLayout& page, const cluster::LaneStatus& lane) {
+std::string describe(const status::StatusLayout& page, const status::LaneStatus& lane) {
   const std::uint64_t what = lane.what.load(std::memory_order_relaxed);
   const std::int64_t count = lane.count.load(std::memory_order_relaxed);
   const std::string name = kind_name(page, what);
@@ -37,7 +37,7 @@ std::string describe(const cluster::StatusLayout& page, const cluster::LaneStatu
                      reduces ? to_string(static_cast<ReduceOp>(op)) : "");
 }
 
-NamedReport read_names(const cluster::NameStatus& names) {
+NamedReport read_names(const status::NameStatus& names) {
   NamedReport report;
   report.ended = names.ended.load();
   report.waiting = names.waiting.load() != 0;
@@ -54,13 +54,13 @@ NamedReport read_names(const cluster::NameStatus& names) {
   return report;
 }
 
-TimesReport read_times(const cluster::StatusLayout& page) {
+TimesReport read_times(const status::StatusLayout& page) {
   TimesReport report;
   // A program without steps: all of it.
   const bool steps = page.last.step.load() > page.warm.step.load();
-  static const cluster::TimesStatus kNothing{};
-  const cluster::TimesStatus& from = steps ? page.warm : kNothing;
-  const cluster::TimesStatus& to = steps ? page.last : page.times;
+  static const status::TimesStatus kNothing{};
+  const status::TimesStatus& from = steps ? page.warm : kNothing;
+  const status::TimesStatus& to = steps ? page.last : page.times;
   const auto grown = [&](auto field) {
     const auto before = (from.*field).load();
     const auto after = (to.*field).load();
@@ -68,32 +68,32 @@ TimesReport read_times(const cluster::StatusLayout& page) {
     return after > before && !__builtin_sub_overflow(after, before, &difference) ? difference : decltype(difference){};
   };
   if (steps) {
-    report.steps = grown(&cluster::TimesStatus::step);
-    report.steps_ns = static_cast<std::uint64_t>(grown(&cluster::TimesStatus::at_ns));
+    report.steps = grown(&status::TimesStatus::step);
+    report.steps_ns = static_cast<std::uint64_t>(grown(&status::TimesStatus::at_ns));
   }
-  report.operations = grown(&cluster::TimesStatus::operations);
-  report.bytes = grown(&cluster::TimesStatus::bytes);
-  report.busy_ns = grown(&cluster::TimesStatus::busy_ns);
-  report.waited_ns = grown(&cluster::TimesStatus::waited_ns);
-  report.wire_ns = grown(&cluster::TimesStatus::wire_ns);
-  report.wire_bytes = grown(&cluster::TimesStatus::wire_bytes);
-  report.exposed_ns = grown(&cluster::TimesStatus::exposed_ns);
+  report.operations = grown(&status::TimesStatus::operations);
+  report.bytes = grown(&status::TimesStatus::bytes);
+  report.busy_ns = grown(&status::TimesStatus::busy_ns);
+  report.waited_ns = grown(&status::TimesStatus::waited_ns);
+  report.wire_ns = grown(&status::TimesStatus::wire_ns);
+  report.wire_bytes = grown(&status::TimesStatus::wire_bytes);
+  report.exposed_ns = grown(&status::TimesStatus::exposed_ns);
   return report;
 }
 
 }  // namespace
 
-RankReport read_status(const cluster::StatusLayout& page) {
+RankReport read_status(const status::StatusLayout& page) {
   RankReport report;
   report.pid = page.pid.load();
   report.joined = report.pid != 0;
   report.step = page.step.load();
-  report.tells_stacks = (page.abilities.load() & cluster::StatusLayout::kTellsStacks) != 0;
-  report.saves_when_asked = (page.abilities.load() & cluster::StatusLayout::kSavesWhenAsked) != 0;
+  report.tells_stacks = (page.abilities.load() & status::StatusLayout::kTellsStacks) != 0;
+  report.saves_when_asked = (page.abilities.load() & status::StatusLayout::kSavesWhenAsked) != 0;
   report.preempted_by = page.preempted_by.load();
   const bool left_all = std::all_of(std::begin(page.groups), std::end(page.groups),
                                     [](const auto& status) { return status.id.load() == 0; });
-  for (const cluster::GroupStatus& status : page.groups) {
+  for (const status::GroupStatus& status : page.groups) {
     GroupReport group;
     group.id = status.id.load();
     // What a rank did last, before it left its last world to end.
@@ -124,9 +124,9 @@ bool has_left(const RankReport& report) {
                                                [](const GroupReport& group) { return group.id == 0; });
 }
 
-std::string last_words(const cluster::StatusLayout& page) {
+std::string last_words(const status::StatusLayout& page) {
   if (page.words_ready.load(std::memory_order_acquire) == 0) return {};
-  return {page.words, std::min<std::size_t>(page.words_length, cluster::StatusLayout::kWordsBytes)};
+  return {page.words, std::min<std::size_t>(page.words_length, status::StatusLayout::kWordsBytes)};
 }
 
 std::string doing(const RankReport& report) {

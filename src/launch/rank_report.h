@@ -2,7 +2,7 @@
 // reads to a person. Values; `read_status` takes whatever it finds in the page, which another process writes.
 #pragma once
 
-#include "cluster/status_page.h"
+#include "status/status_page.h"
 
 #include <cstdint>
 #include <string>
@@ -63,11 +63,11 @@ struct RankReport {
 };
 
 /// The page's part.
-RankReport read_status(const cluster::StatusLayout& page);
+RankReport read_status(const status::StatusLayout& page);
 /// It has left its last world: it is about to end, or to form another.
 bool has_left(const RankReport& report);
 /// What ended the rank, as it said itself; empty if it did not.
-std::string last_words(const cluster::StatusLayout& page);
+std::string last_words(const status::StatusLayout& page);
 
 /// "waiting in all_reduce(float32[10], sum), operation 17", "outside collectives since operation 16", ...
 std::string doing(const RankReport& report);

@@ -1,9 +1,9 @@
 #include "named/handle.h"
 
 #include "base/log.h"
-#include "cluster/status_page.h"
 #include "comm/times.h"
 #include "named/doorbell.h"
+#include "status/status_page.h"
 
 #include <unistd.h>
 
@@ -19,10 +19,10 @@ class Waiting {
  public:
   Waiting(Wakeup& engine, const std::string& name) : engine_(engine) {
     engine_.urge();
-    cluster::StatusPage::own().begin_wait(name);
+    status::StatusPage::own().begin_wait(name);
   }
   ~Waiting() {
-    cluster::StatusPage::own().end_wait();
+    status::StatusPage::own().end_wait();
     engine_.relax();
   }
   Waiting(const Waiting&) = delete;
@@ -81,7 +81,7 @@ void State::end(std::optional<Error> error) {
     error_ = std::move(error);
     ended_at = std::chrono::steady_clock::now();
     done_.store(true, std::memory_order_release);
-    cluster::StatusPage::own().count_named();
+    status::StatusPage::own().count_named();
     callbacks.swap(callbacks_);
     ended_.notify_all();
   }

@@ -1,11 +1,11 @@
 #include "store/table.h"
 
-#include <cohort/store.h>
+#include "store/store.h"
 
 #include <condition_variable>
 #include <mutex>
 
-namespace cohort {
+namespace cohort::store {
 namespace {
 
 class InProcessStore final : public Store {
@@ -82,4 +82,4 @@ class InProcessStore final : public Store {
 
 std::shared_ptr<Store> make_in_process_store() { return std::make_shared<InProcessStore>(); }
 
-}  // namespace cohort
+}  // namespace cohort::store

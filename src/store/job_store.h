@@ -1,7 +1,7 @@
 // The store of the job that started this process (`cohort run`): COHORT_STORE and the job's secret. Any thread.
 #pragma once
 
-#include <cohort/store.h>
+#include "store/store.h"
 
 #include <memory>
 

@@ -2,7 +2,7 @@
 // Whoever reads a key finds all of it or nothing. Values are written once; any thread.
 #pragma once
 
-#include <cohort/store.h>
+#include "store/store.h"
 
 #include <optional>
 #include <string>

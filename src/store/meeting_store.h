@@ -2,7 +2,7 @@
 // process has died. Implemented by the stores that connect processes (TCP or Unix socket, file).
 #pragma once
 
-#include <cohort/store.h>
+#include "store/store.h"
 
 #include <cstddef>
 #include <span>

@@ -1,8 +1,8 @@
 #include "base/result.h"
 
-#include <cohort/store.h>
+#include "store/store.h"
 
-namespace cohort {
+namespace cohort::store {
 namespace {
 
 class PrefixStore final : public Store {
@@ -41,4 +41,4 @@ std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Sto
   return std::make_shared<PrefixStore>(std::move(prefix), std::move(store));
 }
 
-}  // namespace cohort
+}  // namespace cohort::store

@@ -5,7 +5,7 @@
 #include "store/server.h"
 
 #include <cohort/error.h>
-#include <cohort/store.h>
+#include "store/store.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 #include "torch/reducer.h"
 
 #include "base/result.h"
-#include "cluster/status_page.h"
+#include "status/status_page.h"
 
 #include <cohort/torch/tensor.h>
 
@@ -520,7 +520,7 @@ void Reducer::finish_backward() {
   settle_unused();
   phase_ = Phase::Idle;
   ++stats_.steps;
-  cluster::StatusPage::own().count_step();
+  status::StatusPage::own().count_step();
   ++progress_;
   stats_.exposed_communication_seconds = seconds_since(begin);
   stats_.exposed_communication_seconds_total += stats_.exposed_communication_seconds;

@@ -1,7 +1,7 @@
 // Tasks of Slurm on several nodes where it has set up no PMI: they meet through MUNGE, by a daemon of the test's own.
 #include "child.h"
 #include "cluster/detect.h"
-#include "comm/exchange.h"
+#include "meet/exchange.h"
 #include "net/socket.h"
 
 #include <fmt/format.h>
@@ -119,7 +119,7 @@ TEST_F(ThroughMunge, PortsOfOthersCostTimeAndNoMore) {
   const Environment own = variables(0, 3, "6");
   const auto said = cluster::detect(cluster::Environment(own.begin(), own.end()));
   ASSERT_TRUE(said) << said.error().what();
-  const auto ports = comm::munge_ports(said->job);
+  const auto ports = meet::munge_ports(said->job);
   std::vector<sys::UniqueFd> strangers;
   for (std::size_t i = 0; i < 2; ++i) {
     auto stranger = net::listen_on({{"127.0.0.1", ports[i]}, {}});
@@ -138,7 +138,7 @@ TEST_F(ThroughMunge, ThoseWhoSayNothingHoldUpNobody) {
   std::vector<sys::UniqueFd> crowd;
   const auto limit = net::deadline_in(std::chrono::seconds(30));
   while (crowd.size() < 200 && !net::passed(limit)) {
-    for (const std::uint16_t port : comm::munge_ports(said->job)) {
+    for (const std::uint16_t port : meet::munge_ports(said->job)) {
       auto socket = net::connect_once({{"127.0.0.1", port}, {}}, limit);
       if (!socket) continue;
       // Some of them begin to say something.

@@ -113,8 +113,8 @@ TEST(Killed, BeforeTheWorldIsFormed) {
   // Rank 1 says where it is and dies before anyone has been answered.
   world.start_rank(1, [&world]() -> std::string {
     auto options = world.form_options(1);
-    struct Dying final : Store {
-      std::shared_ptr<Store> store;
+    struct Dying final : store::Store {
+      std::shared_ptr<store::Store> store;
       void set(std::string_view key, std::string_view value) override {
         store->set(key, value);
         ::raise(SIGKILL);

@@ -2,13 +2,13 @@
 // store in a temporary folder and runs a body; the parent collects how they ended and leaves nothing behind.
 #pragma once
 
+#include "cluster/pretended_hosts.h"
 #include "comm/communicator_impl.h"
 #include "comm/hosts/layout.h"
-#include "comm/pretended_hosts.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
-#include <cohort/store.h>
+#include "store/store.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -35,7 +35,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 /// The least a Store needs: one file per key, made complete by a rename or a link.
-class FolderStore final : public Store {
+class FolderStore final : public store::Store {
  public:
   explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
@@ -120,7 +120,7 @@ class Processes {
     options.placement.rank = options.placement.local_rank = rank;
     options.placement.size = options.placement.local_size = size_;
     options.placement.host = "testhost";
-    options.hosts = comm::pretended_hosts(size_);
+    options.hosts = cluster::pretended_hosts(size_);
     options.one_machine = true;
     if (!options.hosts.empty() && options.hosts.back() > 0) {
       const comm::hosts::Layout layout(options.hosts, rank);

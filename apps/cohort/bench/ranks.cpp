@@ -4,7 +4,7 @@
 #include "base/result.h"
 #include "bench/measure.h"
 #include "cluster/detect.h"
-#include "launch/job_setup.h"
+#include "launch/supervise/job_setup.h"
 #include "sys/process.h"
 #include "sys/unique_fd.h"
 

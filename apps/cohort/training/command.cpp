@@ -3,7 +3,7 @@
 
 #include "base/parse.h"
 #include "base/result.h"
-#include "launch/hosts.h"
+#include "launch/start/hosts.h"
 #include "sys/cpus.h"
 #include "sys/files.h"
 #include "training/job.h"

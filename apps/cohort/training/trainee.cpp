@@ -1,7 +1,7 @@
 #include "training/trainee.h"
 
 #include "base/result.h"
-#include "cluster/status_page.h"
+#include "status/status_page.h"
 #include "training/network.h"
 
 #include <cohort/join.h>
@@ -20,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kBatches = 4;  // of each rank, again and again
-constexpr int kWarmUp = static_cast<int>(cluster::StatusLayout::kWarmSteps);
+constexpr int kWarmUp = static_cast<int>(status::StatusLayout::kWarmSteps);
 constexpr int kFewest = 5;  // measured steps
 constexpr int kMost = 20000;
 
@@ -64,7 +64,7 @@ Trained train(Communicator& world, const TraineeOptions& options) {
         });
     for (std::size_t layer = network.layers(); layer-- > 0;) works[layer].wait();
     network.descend(gradients, options.rate);
-    cluster::StatusPage::own().count_step();
+    status::StatusPage::own().count_step();
     return loss;
   };
   Trained trained;

@@ -2,8 +2,8 @@
 
 #include "base/log.h"
 #include "base/result.h"
-#include "comm/mpi/mpi_transport.h"
-#include "comm/mpi/runtime.h"
+#include "ext/mpi/mpi_transport.h"
+#include "ext/mpi/runtime.h"
 
 #include <cstring>
 #include <map>
@@ -17,11 +17,11 @@ std::shared_ptr<mpi::Endpoint> endpoint_for(const FormOptions& options) {
 }
 
 /// MPI's number of each rank.
-std::vector<int> processes_of(const std::vector<tcp::WireCard>& cards, const mpi::Endpoint& endpoint) {
+std::vector<int> processes_of(const std::vector<transport::tcp::WireCard>& cards, const mpi::Endpoint& endpoint) {
   std::vector<int> processes;
   std::map<int, int> rank_of;
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    const tcp::WireCard& card = cards[rank];
+    const transport::tcp::WireCard& card = cards[rank];
     if (card.mpi_job != cards.front().mpi_job || card.mpi_process < 0 || card.mpi_process >= endpoint.size()) {
       raise(ErrorCode::Mismatch,
             "MPI as transport: rank {} ({}) and rank 0 ({}) are not processes of one start of mpirun or srun, so MPI "
@@ -42,20 +42,22 @@ std::vector<int> processes_of(const std::vector<tcp::WireCard>& cards, const mpi
 
 }  // namespace
 
-void complete_card(tcp::WireCard& card, const FormOptions& options) {
-  if (options.transport != TransportKind::Mpi) return;
+void complete_card(transport::tcp::WireCard& card, const FormOptions& options) {
+  if (options.transport != transport::TransportKind::Mpi) return;
   const std::shared_ptr<mpi::Endpoint> endpoint = endpoint_for(options);
   card.mpi_process = endpoint->rank();
   card.mpi_job = endpoint->job();
 }
 
-std::unique_ptr<Transport> make_transport(const FormOptions& options, tcp::TcpTransport::Options tcp,
-                                          tcp::Listeners listeners, TransportEvents& events) {
-  if (options.transport != TransportKind::Mpi) {
+std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,
+                                                     transport::tcp::TcpTransport::Options tcp,
+                                                     transport::tcp::Listeners listeners,
+                                                     transport::TransportEvents& events) {
+  if (options.transport != transport::TransportKind::Mpi) {
     if (tcp.rank == 0) log::info("plan", "{} ranks, between hosts over TCP", tcp.cards.size());
-    return std::make_unique<tcp::TcpTransport>(std::move(tcp), std::move(listeners), events);
+    return std::make_unique<transport::tcp::TcpTransport>(std::move(tcp), std::move(listeners), events);
   }
-  if (tcp.cards.front().protection == tcp::Protection::Encrypted) {
+  if (tcp.cards.front().protection == transport::tcp::Protection::Encrypted) {
     raise(
         ErrorCode::InvalidArgument,
         "COHORT_ENCRYPT=1 with MPI as transport -- what goes through MPI cannot be encrypted here -- use the transport "

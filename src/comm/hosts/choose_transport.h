@@ -2,8 +2,8 @@
 #pragma once
 
 #include "comm/communicator_impl.h"
-#include "comm/tcp/tcp_transport.h"
-#include "comm/transport.h"
+#include "transport/tcp/tcp_transport.h"
+#include "transport/transport.h"
 
 #include <memory>
 
@@ -11,10 +11,12 @@ namespace cohort::comm::hosts {
 
 /// Adds to a rank's card what the others need to know for the world's transport. Where that is MPI, the first call in a
 /// process begins it, collectively. Throws why it is not there.
-void complete_card(tcp::WireCard& card, const FormOptions& options);
+void complete_card(transport::tcp::WireCard& card, const FormOptions& options);
 
 /// Throws Mismatch where the ranks cannot reach each other by it.
-std::unique_ptr<Transport> make_transport(const FormOptions& options, tcp::TcpTransport::Options tcp,
-                                          tcp::Listeners listeners, TransportEvents& events);
+std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,
+                                                     transport::tcp::TcpTransport::Options tcp,
+                                                     transport::tcp::Listeners listeners,
+                                                     transport::TransportEvents& events);
 
 }  // namespace cohort::comm::hosts

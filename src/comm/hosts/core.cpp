@@ -290,7 +290,7 @@ void Core::limit_waiting() {
 void Core::serve() {
   ::pthread_setname_np(::pthread_self(), "cohort-hosts");
   times::leave_out_this_thread();
-  Transport& transport = world_.transport();
+  transport::Transport& transport = world_.transport();
   std::unique_lock lock(mutex_);
   while (true) {
     const auto now = Clock::now();

@@ -129,7 +129,7 @@ int Engine::join(std::chrono::milliseconds patience) {
 // --- what is said of it outside ---
 
 void Engine::announce(const Descriptor& own) noexcept {
-  lane_.begin(sequence_, cluster::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), own.count);
+  lane_.begin(sequence_, status::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), own.count);
 }
 
 void Engine::Waiting::tell() noexcept {
@@ -211,7 +211,7 @@ std::string Engine::omission(const std::vector<int>& missing) const {
   return fmt::format("{}{}", fmt::join(who, "; "), chain);
 }
 
-void Engine::wait_for(Incoming& frame) {
+void Engine::wait_for(transport::Incoming& frame) {
   const auto done = [&] { return frame.done.load(std::memory_order_acquire); };
   wait(done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; });
   if (frame.bytes > frame.room) {
@@ -221,12 +221,12 @@ void Engine::wait_for(Incoming& frame) {
   }
 }
 
-void Engine::wait_for(Outgoing& frame) {
+void Engine::wait_for(transport::Outgoing& frame) {
   const auto done = [&] { return frame.done.load(std::memory_order_acquire); };
   wait(done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; });
 }
 
-void Engine::send(Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes) {
+void Engine::send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes) {
   frame.peer = peer;
   frame.operation = sequence_;
   frame.tag = tag;
@@ -240,7 +240,7 @@ void Engine::send(Outgoing& frame, int peer, std::uint32_t tag, const void* data
   blocked_ += Clock::now() - begun;  // much of a wire's work may be done by who hands it the bytes
 }
 
-void Engine::receive(Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room) {
+void Engine::receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room) {
   frame.peer = peer;
   frame.operation = sequence_;
   frame.tag = tag;

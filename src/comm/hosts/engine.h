@@ -137,21 +137,21 @@ class Engine {
     std::int64_t first = 0;  // in elements of the block's slice
     std::int64_t count = 0;
     bool sending = false;
-    std::vector<std::byte> raw_bytes;           // by host, what they bring to the part that this one folds
-    std::vector<std::byte> narrow_bytes;        // as bfloat16: what is sent, then what comes back
-    std::vector<float> wide;                    // by host, as raw_bytes
-    std::vector<Outgoing> raw_out, folded_out;  // by host
-    std::vector<Incoming> raw_in, folded_in;
+    std::vector<std::byte> raw_bytes;                      // by host, what they bring to the part that this one folds
+    std::vector<std::byte> narrow_bytes;                   // as bfloat16: what is sent, then what comes back
+    std::vector<float> wide;                               // by host, as raw_bytes
+    std::vector<transport::Outgoing> raw_out, folded_out;  // by host
+    std::vector<transport::Incoming> raw_in, folded_in;
   };
   /// A stretch of what each rank keeps of a reduce_scatter.
   struct Stretch {
     std::vector<std::byte> packed_bytes;  // what this rank brings to it, as the host sums it
     std::vector<std::byte> sum_bytes;
-    std::vector<const std::byte*> sums;  // by host, of what its rank of this column keeps
-    std::vector<std::byte> raw_bytes;    // by host, what they bring to what this rank keeps
-    std::vector<bool> sends;             // by host
-    std::vector<Outgoing> out;           // by host
-    std::vector<Incoming> in;
+    std::vector<const std::byte*> sums;    // by host, of what its rank of this column keeps
+    std::vector<std::byte> raw_bytes;      // by host, what they bring to what this rank keeps
+    std::vector<bool> sends;               // by host
+    std::vector<transport::Outgoing> out;  // by host
+    std::vector<transport::Incoming> in;
   };
   // While a block is on the wire, so many behind it are reduced and have begun.
   static constexpr std::int64_t kBlocksAhead = 2;
@@ -182,8 +182,8 @@ class Engine {
   template <class Ready, class Missing>
   void wait(Ready ready, Missing missing);
   void look_after(const std::function<std::vector<int>()>& missing);
-  void wait_for(Incoming& frame);
-  void wait_for(Outgoing& frame);
+  void wait_for(transport::Incoming& frame);
+  void wait_for(transport::Outgoing& frame);
   void run_local(Request request);
   Clock::time_point deadline() const noexcept;
   Clock::time_point deadline_of(const std::vector<int>& missing) const noexcept;
@@ -193,8 +193,8 @@ class Engine {
   std::string omission(const std::vector<int>& missing) const;
   /// Of the operation whose round is over: cards say only what is brought, and any two ranks may exchange them.
   bool moves_objects() const noexcept { return round_.over && may_be_object(round_.agreed.dtype); }
-  void send(Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);
-  void receive(Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
+  void send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);
+  void receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
   Request local_request(Kind kind, DType dtype) const;
   void local_broadcast(int root, void* data, std::size_t bytes);
 
@@ -269,8 +269,8 @@ class Engine {
 
   World& world_;
   const Layout& layout_;
-  Transport& transport_;
-  cluster::LaneStatus& lane_;
+  transport::Transport& transport_;
+  status::LaneStatus& lane_;
   const Audience& audience_;
   const std::function<void()> meanwhile_;
   std::size_t beside_bytes_ = 0;

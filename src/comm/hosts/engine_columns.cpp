@@ -168,10 +168,10 @@ void Engine::begin_piece(Columns& way) {
   }
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
   if (piece.raw_out.size() != hosts) {
-    piece.raw_out = std::vector<Outgoing>(hosts);
-    piece.raw_in = std::vector<Incoming>(hosts);
-    piece.folded_out = std::vector<Outgoing>(hosts);
-    piece.folded_in = std::vector<Incoming>(hosts);
+    piece.raw_out = std::vector<transport::Outgoing>(hosts);
+    piece.raw_in = std::vector<transport::Incoming>(hosts);
+    piece.folded_out = std::vector<transport::Outgoing>(hosts);
+    piece.folded_in = std::vector<transport::Incoming>(hosts);
   }
   piece.sending = true;
   const std::size_t own_bytes =

@@ -119,8 +119,8 @@ void Engine::broadcast(const Request& request, bool serving) {
   } else if (sends && !direct && position + 1 < layout_.hosts) {
     next.push_back(layout_.leader((layout_.host + 1) % layout_.hosts));
   }
-  std::vector<Incoming> in(receives ? pieces : 0);
-  std::vector<Outgoing> out(next.size() * pieces);
+  std::vector<transport::Incoming> in(receives ? pieces : 0);
+  std::vector<transport::Outgoing> out(next.size() * pieces);
   const FrameGuard guard(world_);
   for (std::size_t piece = 0; piece < in.size(); ++piece) {
     receive(in[piece], before, tag(Step::Chain, static_cast<std::int64_t>(piece)), data + piece * kPiece,
@@ -136,7 +136,7 @@ void Engine::broadcast(const Request& request, bool serving) {
       local_broadcast(at_root_host ? layout_.local_of(root) : 0, data + piece * kPiece, piece_bytes(bytes, piece));
     }
   }
-  for (Outgoing& frame : out) wait_for(frame);
+  for (transport::Outgoing& frame : out) wait_for(frame);
 }
 
 // On each host to all its ranks, then the leaders exchange what their hosts have, and hand it on. `bytes` is by rank.
@@ -161,14 +161,14 @@ void Engine::all_gather(const void* input, void* output, const std::vector<std::
   } else if (own > 0 && input != here) {
     std::memmove(here, input, own);
   }
-  std::vector<std::vector<Incoming>> in(hosts);
-  std::vector<std::vector<Outgoing>> sent(hosts);
+  std::vector<std::vector<transport::Incoming>> in(hosts);
+  std::vector<std::vector<transport::Outgoing>> sent(hosts);
   const FrameGuard guard(world_);
   const auto mine = static_cast<std::size_t>(layout_.host);
   if (layout_.leads()) {
     for (std::size_t h = 0; h < hosts; ++h) {
       if (h == mine) continue;
-      in[h] = std::vector<Incoming>(pieces_of(length[h]));
+      in[h] = std::vector<transport::Incoming>(pieces_of(length[h]));
       for (std::size_t piece = 0; piece < in[h].size(); ++piece) {
         receive(in[h][piece], layout_.leader(static_cast<int>(h)), tag(Step::Block, static_cast<std::int64_t>(piece)),
                 all + begin[h] + piece * kPiece, piece_bytes(length[h], piece));
@@ -177,7 +177,7 @@ void Engine::all_gather(const void* input, void* output, const std::vector<std::
     // Each begins with another host, so that not all send to one.
     for (std::size_t turn = 1; turn < hosts; ++turn) {
       const std::size_t h = (mine + turn) % hosts;
-      sent[h] = std::vector<Outgoing>(pieces_of(length[mine]));
+      sent[h] = std::vector<transport::Outgoing>(pieces_of(length[mine]));
       for (std::size_t piece = 0; piece < sent[h].size(); ++piece) {
         send(sent[h][piece], layout_.leader(static_cast<int>(h)), tag(Step::Block, static_cast<std::int64_t>(piece)),
              here + piece * kPiece, piece_bytes(length[mine], piece));
@@ -192,7 +192,7 @@ void Engine::all_gather(const void* input, void* output, const std::vector<std::
     }
   }
   for (auto& each : sent) {
-    for (Outgoing& frame : each) wait_for(frame);
+    for (transport::Outgoing& frame : each) wait_for(frame);
   }
   if (layout_.contiguous) return;
   parts.each(layout_, [&](std::size_t by_rank, std::size_t by_host, std::size_t each) {
@@ -213,14 +213,14 @@ void Engine::gather(const Request& request, const std::vector<std::int64_t>& byt
   auto* const out = static_cast<std::byte*>(request.output);
   std::byte* const all = is_root && !layout_.contiguous ? scratch(1, parts.total).data() : out;
   const auto block = [&](int host) { return all + parts.begin[static_cast<std::size_t>(host)]; };  // at the root
-  std::vector<std::vector<Incoming>> in(static_cast<std::size_t>(layout_.hosts));
+  std::vector<std::vector<transport::Incoming>> in(static_cast<std::size_t>(layout_.hosts));
   const FrameGuard guard(world_);
   if (is_root) {
     for (int host = 0; host < layout_.hosts; ++host) {
       if (host == layout_.host) continue;
       auto& frames = in[static_cast<std::size_t>(host)];
       const std::size_t whole = parts.length[static_cast<std::size_t>(host)];
-      frames = std::vector<Incoming>(pieces_of(whole));
+      frames = std::vector<transport::Incoming>(pieces_of(whole));
       for (std::size_t piece = 0; piece < frames.size(); ++piece) {
         receive(frames[piece], layout_.leader(host), tag(Step::Block, static_cast<std::int64_t>(piece)),
                 block(host) + piece * kPiece, piece_bytes(whole, piece));
@@ -243,16 +243,16 @@ void Engine::gather(const Request& request, const std::vector<std::int64_t>& byt
     std::memmove(to, here, own);
   }
   if (!at_root_host && layout_.leads()) {
-    std::vector<Outgoing> frames(pieces_of(length));
+    std::vector<transport::Outgoing> frames(pieces_of(length));
     const FrameGuard inner(world_);
     for (std::size_t piece = 0; piece < frames.size(); ++piece) {
       send(frames[piece], root, tag(Step::Block, static_cast<std::int64_t>(piece)), here + piece * kPiece,
            piece_bytes(length, piece));
     }
-    for (Outgoing& frame : frames) wait_for(frame);
+    for (transport::Outgoing& frame : frames) wait_for(frame);
   }
   for (auto& frames : in) {
-    for (Incoming& frame : frames) wait_for(frame);
+    for (transport::Incoming& frame : frames) wait_for(frame);
   }
   if (!is_root || layout_.contiguous) return;
   parts.each(layout_, [&](std::size_t by_rank, std::size_t by_host, std::size_t each) {
@@ -278,14 +278,14 @@ void Engine::scatter(const Request& request, const std::vector<std::int64_t>& by
     all = packed;
   }
   const auto block = [&](int host) { return all + parts.begin[static_cast<std::size_t>(host)]; };
-  std::vector<std::vector<Outgoing>> out(static_cast<std::size_t>(layout_.hosts));
+  std::vector<std::vector<transport::Outgoing>> out(static_cast<std::size_t>(layout_.hosts));
   const FrameGuard guard(world_);
   if (is_root) {
     for (int host = 0; host < layout_.hosts; ++host) {
       if (host == layout_.host) continue;
       auto& frames = out[static_cast<std::size_t>(host)];
       const std::size_t whole = parts.length[static_cast<std::size_t>(host)];
-      frames = std::vector<Outgoing>(pieces_of(whole));
+      frames = std::vector<transport::Outgoing>(pieces_of(whole));
       for (std::size_t piece = 0; piece < frames.size(); ++piece) {
         send(frames[piece], layout_.leader(host), tag(Step::Block, static_cast<std::int64_t>(piece)),
              block(host) + piece * kPiece, piece_bytes(whole, piece));
@@ -295,13 +295,13 @@ void Engine::scatter(const Request& request, const std::vector<std::int64_t>& by
   const std::byte* here = is_root ? block(layout_.host) : nullptr;
   if (!at_root_host && layout_.leads()) {
     std::byte* const to = layout_.locals > 1 ? scratch(2, length).data() : static_cast<std::byte*>(request.output);
-    std::vector<Incoming> frames(pieces_of(length));
+    std::vector<transport::Incoming> frames(pieces_of(length));
     const FrameGuard inner(world_);
     for (std::size_t piece = 0; piece < frames.size(); ++piece) {
       receive(frames[piece], root, tag(Step::Block, static_cast<std::int64_t>(piece)), to + piece * kPiece,
               piece_bytes(length, piece));
     }
-    for (Incoming& frame : frames) wait_for(frame);
+    for (transport::Incoming& frame : frames) wait_for(frame);
     here = to;
   }
   if (layout_.locals > 1) {
@@ -318,7 +318,7 @@ void Engine::scatter(const Request& request, const std::vector<std::int64_t>& by
     std::memmove(request.output, here, own);
   }
   for (auto& frames : out) {
-    for (Outgoing& frame : frames) wait_for(frame);
+    for (transport::Outgoing& frame : frames) wait_for(frame);
   }
 }
 
@@ -341,14 +341,14 @@ void Engine::all_to_all(const Request& request) {
   }
   const auto* const input = static_cast<const std::byte*>(request.input);
   auto* const output = static_cast<std::byte*>(request.output);
-  std::vector<std::vector<Incoming>> in(ranks);
-  std::vector<std::vector<Outgoing>> out(ranks);
+  std::vector<std::vector<transport::Incoming>> in(ranks);
+  std::vector<std::vector<transport::Outgoing>> out(ranks);
   const FrameGuard guard(world_);
   for (std::size_t turn = 1; turn < ranks; ++turn) {
     const std::size_t peer = (static_cast<std::size_t>(layout_.rank) + turn) % ranks;
     if (layout_.host_of(static_cast<int>(peer)) == layout_.host) continue;
     const auto comes = static_cast<std::size_t>(taken[peer] * element);
-    in[peer] = std::vector<Incoming>(pieces_of(comes));
+    in[peer] = std::vector<transport::Incoming>(pieces_of(comes));
     for (std::size_t piece = 0; piece < in[peer].size(); ++piece) {
       receive(in[peer][piece], static_cast<int>(peer), tag(Step::Direct, static_cast<std::int64_t>(piece)),
               output + to[peer] + piece * kPiece, piece_bytes(comes, piece));
@@ -358,7 +358,7 @@ void Engine::all_to_all(const Request& request) {
     const std::size_t peer = (static_cast<std::size_t>(layout_.rank) + turn) % ranks;
     if (layout_.host_of(static_cast<int>(peer)) == layout_.host) continue;
     const auto goes = static_cast<std::size_t>(given[peer] * element);
-    out[peer] = std::vector<Outgoing>(pieces_of(goes));
+    out[peer] = std::vector<transport::Outgoing>(pieces_of(goes));
     for (std::size_t piece = 0; piece < out[peer].size(); ++piece) {
       send(out[peer][piece], static_cast<int>(peer), tag(Step::Direct, static_cast<std::int64_t>(piece)),
            input + from[peer] + piece * kPiece, piece_bytes(goes, piece));
@@ -404,10 +404,10 @@ void Engine::all_to_all(const Request& request) {
     }
   }
   for (auto& frames : in) {
-    for (Incoming& frame : frames) wait_for(frame);
+    for (transport::Incoming& frame : frames) wait_for(frame);
   }
   for (auto& frames : out) {
-    for (Outgoing& frame : frames) wait_for(frame);
+    for (transport::Outgoing& frame : frames) wait_for(frame);
   }
 }
 

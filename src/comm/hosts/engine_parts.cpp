@@ -89,8 +89,8 @@ void Engine::begin_stretch(Parts& way) {
   finish_sending(stretch);  // of the one before in its place
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
   if (stretch.out.size() != hosts) {
-    stretch.out = std::vector<Outgoing>(hosts);
-    stretch.in = std::vector<Incoming>(hosts);
+    stretch.out = std::vector<transport::Outgoing>(hosts);
+    stretch.in = std::vector<transport::Incoming>(hosts);
     stretch.sums.resize(hosts);
   }
   stretch.sends.assign(hosts, false);

@@ -114,8 +114,8 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   if (bytes > 0) std::memcpy(card_.data() + sizeof header + described * sizeof(Descriptor), payload, bytes);
 
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
-  std::vector<Outgoing> out(hosts);
-  std::vector<Incoming> in(hosts);
+  std::vector<transport::Outgoing> out(hosts);
+  std::vector<transport::Incoming> in(hosts);
   const FrameGuard guard(world_);
   for (int host = 0; host < layout_.hosts; ++host) {
     const auto h = static_cast<std::size_t>(host);

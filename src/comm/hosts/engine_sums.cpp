@@ -143,8 +143,8 @@ void Engine::reduce_gathered(const Request& request, const Members& members, boo
         job.scales = scales;
         fold(job);
       }
-      std::vector<Outgoing> out(hosts);
-      std::vector<Incoming> in(hosts);
+      std::vector<transport::Outgoing> out(hosts);
+      std::vector<transport::Incoming> in(hosts);
       const FrameGuard guard(world_);
       std::vector<const void*> sums;
       for (std::size_t h = 0; h < hosts; ++h) {

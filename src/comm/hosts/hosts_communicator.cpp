@@ -96,7 +96,7 @@ namespace {
 /// What ranks have to know of each other to form groups.
 struct GroupCard : GroupCardHead {
   std::uint32_t card_length = 0;
-  tcp::Bytes32 token{};
+  transport::tcp::Bytes32 token{};
   char card[1036] = {};  // where ranks of other hosts meet it
 };
 
@@ -132,13 +132,13 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   prepare(own, [&] {
     if (color == kNoColor) return;
     place->point = std::make_unique<local::MeetingPoint>(placement_.size);
-    place->listeners = std::make_unique<tcp::Listeners>(world.listening());
-    own.token = tcp::random_bytes();
+    place->listeners = std::make_unique<transport::tcp::Listeners>(world.listening());
+    own.token = transport::tcp::random_bytes();
     own.set_entry(place->point->entry());
-    tcp::WireCard wire = place->listeners->card();
+    transport::tcp::WireCard wire = place->listeners->card();
     complete_card(wire, world.options());
-    while (tcp::encode(wire).size() > sizeof own.card && !wire.addresses.empty()) wire.addresses.pop_back();
-    own.card_length = put(own.card, tcp::encode(wire));
+    while (transport::tcp::encode(wire).size() > sizeof own.card && !wire.addresses.empty()) wire.addresses.pop_back();
+    own.card_length = put(own.card, transport::tcp::encode(wire));
   });
   std::vector<GroupCard> cards(static_cast<std::size_t>(placement_.size));
   core_->submit({exchange_of(own, cards, listed, timeout)}).wait();
@@ -167,8 +167,8 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
     }
     if (host == layout.host) place->entries.emplace_back(cards[static_cast<std::size_t>(member)].entry_text());
     const GroupCard& card = cards[static_cast<std::size_t>(member)];
-    place->cards.push_back(value_or_throw(
-        tcp::decode_wire_card(std::string_view(card.card, std::min<std::size_t>(card.card_length, sizeof card.card)))));
+    place->cards.push_back(value_or_throw(transport::tcp::decode_wire_card(
+        std::string_view(card.card, std::min<std::size_t>(card.card_length, sizeof card.card)))));
   }
   form.placement.local_size = static_cast<int>(place->entries.size());
   form.placement.cross_size = static_cast<int>(hosts.size());
@@ -177,7 +177,8 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   if (hosts.size() > 1) return std::make_shared<HostsCommunicator>(form, std::move(place));
 
   form.hosts.clear();
-  form.store = make_in_process_store();  // this rank's own: what the others would have put there has come already
+  form.store =
+      store::make_in_process_store();  // this rank's own: what the others would have put there has come already
   for (std::size_t i = 0; i < place->entries.size(); ++i) {
     form.store->set(local::meeting_key(static_cast<int>(i)), place->entries[i]);
   }

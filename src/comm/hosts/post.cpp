@@ -185,12 +185,12 @@ bool Post::wait_until(PostWork& work, Clock::time_point limit) {
 void Post::tell_waiting(const PostWork& work) noexcept {
   const Lock lock(transport_.mutex());  // the peer of a receive from any source may be found meanwhile
   tellers_.fetch_add(1);
-  cluster::LaneStatus& lane = world_.status().messages;
+  status::LaneStatus& lane = world_.status().messages;
   const Request& request = work.request_;
   lane.peer.store(std::max(request.root, -1), std::memory_order_relaxed);
   // Messages within the host are counted apart, and told in the same place.
   lane.begin(kOfPost | work.number_,
-             cluster::LaneStatus::pack(static_cast<std::uint8_t>(request.kind), request.dtype, ReduceOp::Sum),
+             status::LaneStatus::pack(static_cast<std::uint8_t>(request.kind), request.dtype, ReduceOp::Sum),
              work.count());
   lane.waiting.store(1, std::memory_order_relaxed);
 }
@@ -445,7 +445,7 @@ bool Post::find_late() {
 /// Whether a peer that is lost ends a work of its channel. From any source, others may still send where it only left.
 bool Post::ends_with(const PostWork& work, std::string_view how) {
   if (work.lies_elsewhere()) return false;
-  if (work.request_.root != kAnySource || how != kLeft) return true;
+  if (work.request_.root != kAnySource || how != transport::kLeft) return true;
   const Layout& layout = world_.layout();
   for (int peer = 0; peer < layout.size; ++peer) {
     if (peer == layout.rank) continue;

@@ -66,8 +66,8 @@ class PostWork final : public WorkState {
   const std::uint64_t number_;
   const Clock::time_point called_;
   Clock::time_point met_{};  // when the peer's side had come
-  Outgoing out_;
-  Incoming in_;
+  transport::Outgoing out_;
+  transport::Incoming in_;
   std::atomic<bool> done_{false};
   std::optional<Error> outcome_;  // written before done_
   std::vector<std::function<void()>> callbacks_;
@@ -153,7 +153,7 @@ class Post {
 
   const Owner owner_;
   World& world_;
-  Transport& transport_;
+  transport::Transport& transport_;
   std::map<int, Channel> channels_;
   std::vector<WorkPtr> finished_;
   std::uint64_t submitted_ = 0;

@@ -33,7 +33,7 @@ bool is_on(std::string_view name, bool otherwise) {
   return value_or_throw(env::truth(name, env::get(name).value_or(""), otherwise));
 }
 
-tcp::Protection wanted_protection() {
+transport::tcp::Protection wanted_protection() {
   const bool encrypt = is_on(env::kEncrypt, false);
   const bool integrity = is_on(env::kIntegrity, true);
   if (encrypt && !integrity) {
@@ -41,7 +41,9 @@ tcp::Protection wanted_protection() {
         ErrorCode::InvalidArgument,
         "COHORT_ENCRYPT=1 and COHORT_INTEGRITY=0 -- what is encrypted is authenticated, too -- leave one of them out");
   }
-  return encrypt ? tcp::Protection::Encrypted : integrity ? tcp::Protection::Authenticated : tcp::Protection::Least;
+  return encrypt     ? transport::tcp::Protection::Encrypted
+         : integrity ? transport::tcp::Protection::Authenticated
+                     : transport::tcp::Protection::Least;
 }
 
 std::chrono::seconds wanted_silence() {
@@ -54,11 +56,11 @@ std::chrono::seconds wanted_silence() {
   return std::chrono::seconds(*seconds);
 }
 
-std::string_view described(tcp::Protection protection) {
+std::string_view described(transport::tcp::Protection protection) {
   switch (protection) {
-    case tcp::Protection::Least: return "not authenticated";
-    case tcp::Protection::Authenticated: return "authenticated";
-    case tcp::Protection::Encrypted: break;
+    case transport::tcp::Protection::Least: return "not authenticated";
+    case transport::tcp::Protection::Authenticated: return "authenticated";
+    case transport::tcp::Protection::Encrypted: break;
   }
   return "encrypted";
 }
@@ -100,10 +102,10 @@ World::World(const FormOptions& options, std::unique_ptr<Place> place)
 
 World::~World() {
   if (transport_) transport_->leave();
-  cluster::StatusPage::own().close(*status_);
+  status::StatusPage::own().close(*status_);
 }
 
-void World::make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_ptr<Store> store) {
+void World::make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_ptr<store::Store> store) {
   FormOptions own;
   own.store = std::move(store);
   own.placement = options_.placement;
@@ -115,8 +117,8 @@ void World::make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_p
   local_ = std::make_unique<local::LocalCommunicator>(own, std::move(point));
 }
 
-void World::make_transport(tcp::Listeners listeners, std::string_view token) {
-  tcp::TcpTransport::Options options;
+void World::make_transport(transport::tcp::Listeners listeners, std::string_view token) {
+  transport::tcp::TcpTransport::Options options;
   options.rank = layout_.rank;
   options.cards = cards_;
   for (int rank = 1; rank < layout_.size; ++rank) {
@@ -127,7 +129,7 @@ void World::make_transport(tcp::Listeners listeners, std::string_view token) {
           "give all ranks the same COHORT_ENCRYPT and COHORT_INTEGRITY",
           rank, host_name(rank), described(cards_[r].protection), host_name(0), described(cards_[0].protection));
   }
-  options.key = tcp::derive_key(
+  options.key = transport::tcp::derive_key(
       options_.secret ? std::span<const std::uint8_t>(options_.secret->bytes()) : std::span<const std::uint8_t>(),
       token, cards_[0].protection);
   options.silence = wanted_silence();
@@ -136,14 +138,14 @@ void World::make_transport(tcp::Listeners listeners, std::string_view token) {
   local_world().report_messages_in(*status_);
 }
 
-tcp::Listeners::Options World::listening() const {
+transport::tcp::Listeners::Options World::listening() const {
   const std::string connections = env::get(env::kConnections).value_or("1");
   const auto lanes = parse_integer<int>(connections);
-  if (!lanes || *lanes < 1 || *lanes > tcp::kMostLanes) {
+  if (!lanes || *lanes < 1 || *lanes > transport::tcp::kMostLanes) {
     raise(ErrorCode::InvalidArgument, "COHORT_CONNECTIONS is \"{}\" -- it is a number from 1 to {}", connections,
-          tcp::kMostLanes);
+          transport::tcp::kMostLanes);
   }
-  tcp::Listeners::Options options;
+  transport::tcp::Listeners::Options options;
   options.host = options_.placement.host;
   options.loopback_only = options_.one_machine;
   options.protection = wanted_protection();
@@ -153,8 +155,8 @@ tcp::Listeners::Options World::listening() const {
 
 void World::form_from(Place& place) {
   cards_ = std::move(place.cards);
-  const std::shared_ptr<Store> store =
-      make_in_process_store();  // what the others would have put there has come already
+  const std::shared_ptr<store::Store> store =
+      store::make_in_process_store();  // what the others would have put there has come already
   for (std::size_t i = 0; i < place.entries.size(); ++i) {
     store->set(local::meeting_key(static_cast<int>(i)), place.entries[i]);
   }
@@ -165,15 +167,15 @@ void World::form_from(Place& place) {
 // A host's leader fetches for all: the store is asked hosts x ranks times, not ranks x ranks.
 void World::form_from_store() {
   const Clock::time_point deadline = Clock::now() + options_.join_timeout;
-  tcp::Listeners listeners(listening());
-  tcp::WireCard card = listeners.card();
+  transport::tcp::Listeners listeners(listening());
+  transport::tcp::WireCard card = listeners.card();
   complete_card(card, options_);
-  options_.store->set(card_key(layout_.rank), tcp::encode(card));
+  options_.store->set(card_key(layout_.rank), transport::tcp::encode(card));
   if (layout_.rank == 0) {
-    const tcp::Bytes32 token = tcp::random_bytes();
+    const transport::tcp::Bytes32 token = transport::tcp::random_bytes();
     options_.store->set("wire/token", {reinterpret_cast<const char*>(token.data()), token.size()});
   }
-  make_local(nullptr, make_prefix_store(fmt::format("host/{}", layout_.host), options_.store));
+  make_local(nullptr, store::make_prefix_store(fmt::format("host/{}", layout_.host), options_.store));
 
   std::string all;
   if (layout_.leads()) {
@@ -213,7 +215,7 @@ void World::form_from_store() {
   codec::Reader in(all);
   const std::string token(value_or_throw(in.text(256)));
   for (int rank = 0; rank < layout_.size; ++rank) {
-    cards_.push_back(value_or_throw(tcp::decode_wire_card(value_or_throw(in.text(std::size_t{64} << 10)))));
+    cards_.push_back(value_or_throw(transport::tcp::decode_wire_card(value_or_throw(in.text(std::size_t{64} << 10)))));
   }
   make_transport(std::move(listeners), token);
 }
@@ -253,8 +255,8 @@ void World::end_and_throw(ErrorCode code, int peer, std::uint64_t sequence, cons
 }
 
 std::string World::pid_text(int rank) const {
-  const tcp::WireCard& own = cards_[static_cast<std::size_t>(layout_.rank)];
-  const tcp::WireCard& card = cards_[static_cast<std::size_t>(rank)];
+  const transport::tcp::WireCard& own = cards_[static_cast<std::size_t>(layout_.rank)];
+  const transport::tcp::WireCard& card = cards_[static_cast<std::size_t>(rank)];
   return card.machine == own.machine && card.pid == own.pid ? "" : fmt::format("pid {}", card.pid);
 }
 

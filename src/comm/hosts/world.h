@@ -3,14 +3,14 @@
 // ranks of a host report the same; it is sent to all connected ranks. Any thread.
 #pragma once
 
-#include "cluster/status_page.h"
 #include "comm/communicator_impl.h"
 #include "comm/hosts/layout.h"
 #include "comm/local/control.h"
 #include "comm/local/local_communicator.h"
 #include "comm/local/meet.h"
-#include "comm/tcp/tcp_transport.h"
-#include "comm/transport.h"
+#include "status/status_page.h"
+#include "transport/tcp/tcp_transport.h"
+#include "transport/transport.h"
 
 #include <atomic>
 #include <functional>
@@ -40,14 +40,14 @@ class Subject final : public Naming {
 
 /// Of a group, whose members have told each other all they need, so that no store is asked.
 struct Place {
-  std::unique_ptr<tcp::Listeners> listeners;
+  std::unique_ptr<transport::tcp::Listeners> listeners;
   std::unique_ptr<local::MeetingPoint> point;
-  std::vector<tcp::WireCard> cards;  ///< by rank
-  std::vector<std::string> entries;  ///< by local rank, of meeting points
+  std::vector<transport::tcp::WireCard> cards;  ///< by rank
+  std::vector<std::string> entries;             ///< by local rank, of meeting points
   std::string token;
 };
 
-class World final : public TransportEvents {
+class World final : public transport::TransportEvents {
  public:
   /// Throws what forming throws.
   World(const FormOptions& options, std::unique_ptr<Place> place);
@@ -59,14 +59,14 @@ class World final : public TransportEvents {
   std::string pid_text(int rank) const;
   local::LocalCommunicator& local() noexcept { return *local_; }
   local::World& local_world() const noexcept { return local_->core()->world(); }
-  Transport& transport() noexcept { return *transport_; }
+  transport::Transport& transport() noexcept { return *transport_; }
   Subject& subject() noexcept { return *subject_; }
   /// Where this rank says what it does.
-  cluster::GroupStatus& status() noexcept { return *status_; }
+  status::GroupStatus& status() noexcept { return *status_; }
   bool in_child() const noexcept { return local_->core()->in_child(); }
   const FormOptions& options() const noexcept { return options_; }
   /// Where and how this rank may be reached by those of other hosts.
-  tcp::Listeners::Options listening() const;
+  transport::tcp::Listeners::Options listening() const;
 
   bool ended() const noexcept { return local_world().ended(); }
   /// Ends the world, unless it has ended.
@@ -94,16 +94,16 @@ class World final : public TransportEvents {
  private:
   void form_from_store();
   void form_from(Place& place);
-  void make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_ptr<Store> store);
-  void make_transport(tcp::Listeners listeners, std::string_view token);
+  void make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_ptr<store::Store> store);
+  void make_transport(transport::tcp::Listeners listeners, std::string_view token);
 
   FormOptions options_;
   const Layout layout_;
   const std::shared_ptr<Subject> subject_;
-  std::vector<tcp::WireCard> cards_;
+  std::vector<transport::tcp::WireCard> cards_;
   std::unique_ptr<local::LocalCommunicator> local_;
-  std::unique_ptr<Transport> transport_;
-  cluster::GroupStatus* status_ = nullptr;
+  std::unique_ptr<transport::Transport> transport_;
+  status::GroupStatus* status_ = nullptr;
   std::atomic<bool> told_{false};
 };
 

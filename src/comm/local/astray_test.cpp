@@ -5,7 +5,7 @@
 #include "comm/local/meet.h"
 
 #include <cohort/communicator.h>
-#include <cohort/store.h>
+#include "store/store.h"
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ TEST(Astray, MemoryBeyondItsSegmentIsRefusedOnEveryWayThatReadsOrWritesInPlace) 
       {Kind::AllReduce, [](Descriptor& own) { own.output_offset += 4096; }},
   };
   for (const Case& each : cases) {
-    auto store = make_in_process_store();
+    auto store = store::make_in_process_store();
     std::latch spoiled(1);
     std::string said;
     const auto rank_of = [&](int rank) {

@@ -283,10 +283,10 @@ bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
 /// For whoever looks at this rank from outside. Of several threads that wait, the last to begin is seen. (The number of
 /// a message is given when it is queued, which one that is waited for has been.)
 void Channels::tell_waiting(const Message& message) noexcept {
-  cluster::LaneStatus& lane = world_.messages();
+  status::LaneStatus& lane = world_.messages();
   lane.peer.store(message.peer_name, std::memory_order_relaxed);
   lane.begin(message.number,
-             cluster::LaneStatus::pack(static_cast<std::uint8_t>(message.kind), message.dtype, ReduceOp::Sum),
+             status::LaneStatus::pack(static_cast<std::uint8_t>(message.kind), message.dtype, ReduceOp::Sum),
              message.count);
   lane.waiting.store(1, std::memory_order_relaxed);
 }

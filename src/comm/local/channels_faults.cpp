@@ -2,7 +2,7 @@
 #include "comm/local/channels.h"
 
 #include "base/result.h"
-#include "comm/transport.h"
+#include "transport/transport.h"
 
 #include <fmt/format.h>
 
@@ -107,7 +107,7 @@ std::string Channels::sources_text() const {
 /// Whether a peer that is lost ends a work of its channel. From any source, others may still send where it only left.
 bool Channels::ends_with(const ChannelWork& work, std::string_view how) const {
   if (work.message_.lies_elsewhere()) return false;
-  if (work.message_.peer != kAnySource || how != kLeft) return true;
+  if (work.message_.peer != kAnySource || how != transport::kLeft) return true;
   return !work.message_.claim && std::all_of(opened_.begin(), opened_.end(), [&](const Channel* other) {
     return world_.lost(other->peer).has_value();
   });

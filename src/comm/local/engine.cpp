@@ -90,7 +90,7 @@ void Engine::announce(const Request& request) {
   size_up(request);
   Descriptor& own = own_slot().descriptor;
   own = describe(request);
-  lane().begin(sequence_, cluster::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), own.count);
+  lane().begin(sequence_, status::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), own.count);
   if (!small_) note_memory(own, request);  // else nobody will look at the memory itself
   publish(&request);
 }
@@ -302,7 +302,7 @@ int Engine::join(std::chrono::milliseconds patience) {
     own = Descriptor{};
     own.kind = Kind::Joined;
     own.count = ticket;
-    lane().begin(sequence_, cluster::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), 0);
+    lane().begin(sequence_, status::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), 0);
     publish(nullptr);
     gather();
     if (round_.active.empty()) break;

@@ -5,7 +5,7 @@
 #include "base/result.h"
 #include "comm/local/operation.h"
 
-#include <cohort/store.h>
+#include "store/store.h"
 
 #include <unistd.h>
 
@@ -144,7 +144,8 @@ std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int k
 
   const std::vector<int> members = members_of(cards, color);
   FormOptions form;
-  form.store = make_in_process_store();  // this rank's own: what the others would have put there has come already
+  form.store =
+      store::make_in_process_store();  // this rank's own: what the others would have put there has come already
   form.placement = placement_;
   form.placement.size = form.placement.local_size = static_cast<int>(members.size());
   form.join_timeout = timeout;

@@ -4,8 +4,8 @@
 // and `limit_waiting` may be used from any.
 #pragma once
 
-#include "cluster/status_page.h"
 #include "comm/local/world.h"
+#include "status/status_page.h"
 #include "sys/futex.h"
 #include "sys/thread.h"
 
@@ -104,7 +104,7 @@ class Pacer {
 /// Counts a rank among the sleepers while it lives, and says whether its program waits.
 class Sleeping {
  public:
-  explicit Sleeping(cluster::LaneStatus& lane) noexcept : lane_(lane) {}
+  explicit Sleeping(status::LaneStatus& lane) noexcept : lane_(lane) {}
   ~Sleeping() {
     if (header_ == nullptr) return;
     header_->sleepers.fetch_sub(1);
@@ -120,7 +120,7 @@ class Sleeping {
   }
 
  private:
-  cluster::LaneStatus& lane_;
+  status::LaneStatus& lane_;
   Header* header_ = nullptr;
 };
 
@@ -181,7 +181,7 @@ class Waiter {
   World& world_;
 
   /// Where this rank says what it waits for.
-  cluster::LaneStatus& lane() const noexcept { return world_.collectives(); }
+  status::LaneStatus& lane() const noexcept { return world_.collectives(); }
 
  private:
   void note_waiting(std::chrono::nanoseconds waited) noexcept {

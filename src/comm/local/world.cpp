@@ -2,8 +2,8 @@
 
 #include "base/result.h"
 #include "comm/local/meet.h"
-#include "comm/transport.h"
 #include "sys/futex.h"
+#include "transport/transport.h"
 
 #include <fmt/format.h>
 
@@ -29,8 +29,8 @@ void copy_text(char* to, std::size_t room, std::string_view text) noexcept {
 
 }  // namespace
 
-cluster::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept {
-  auto& page = cluster::StatusPage::own();
+status::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept {
+  auto& page = status::StatusPage::own();
   for (std::uint8_t kind = 0; kind <= static_cast<std::uint8_t>(Kind::Recv); ++kind) {
     page.name_kind(kind, name_of(static_cast<Kind>(kind)));
   }
@@ -50,7 +50,7 @@ World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
     control_ = value_or_throw(sys::create_shared_segment("cohort-control", layout_.bytes())).mapping;
     new (control_.data()) Header{};
     new (&state(0)) RankState{};
-    status_ = &cluster::StatusPage::own().open(0, 0, 1);
+    status_ = &status::StatusPage::own().open(0, 0, 1);
     messages_ = &status_->messages;
     std::vector<Peer> nobody(1);
     mesh_ = std::make_shared<Mesh>(0, std::move(nobody));
@@ -67,7 +67,7 @@ World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
 }
 
 World::~World() {
-  cluster::StatusPage::own().close(*status_);
+  status::StatusPage::own().close(*status_);
   state(rank_).left.store(1);
   ring();
   mesh_->close();
@@ -122,7 +122,7 @@ Error World::recorded(const std::string& doing, std::uint64_t sequence) const {
 std::optional<std::string> World::lost(int rank) const {
   if (rank == rank_) return std::nullopt;
   const sys::PeerProcess& process = processes_[static_cast<std::size_t>(rank)];
-  if (state(rank).left.load() != 0) return std::string(kLeft);
+  if (state(rank).left.load() != 0) return std::string(transport::kLeft);
   if (process.gone()) return fmt::format("its process {} has ended or is ending", process.pid());
   pollfd event{mesh_->peer(rank).socket.get(), 0, 0};
   if (::poll(&event, 1, 0) <= 0 || (event.revents & (POLLHUP | POLLERR)) == 0) return std::nullopt;

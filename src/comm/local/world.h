@@ -4,10 +4,10 @@
 // `record`, `ring` and the accessors may be called from any thread; `lost` and `read_peer` too.
 #pragma once
 
-#include "cluster/status_page.h"
 #include "comm/communicator_impl.h"
 #include "comm/local/control.h"
 #include "comm/local/mesh.h"
+#include "status/status_page.h"
 #include "sys/peer_process.h"
 #include "sys/shared_memory.h"
 
@@ -22,7 +22,7 @@ namespace cohort::comm::local {
 class MeetingPoint;
 
 /// Room in this process's status page for a world, with the names of what its ranks do.
-cluster::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept;
+status::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept;
 
 class World {
  public:
@@ -49,11 +49,11 @@ class World {
   /// "pid 12", for messages; empty if the rank is in this process or its pid means nothing here.
   std::string pid_text(int rank) const;
   /// Where this rank says which collective it is in: as part of a larger world, where nobody reads it.
-  cluster::LaneStatus& collectives() const noexcept { return status_->collectives; }
+  status::LaneStatus& collectives() const noexcept { return status_->collectives; }
   /// The same for messages, whose peers are called by `name`.
-  cluster::LaneStatus& messages() const noexcept { return *messages_; }
+  status::LaneStatus& messages() const noexcept { return *messages_; }
   /// The larger world has room for what its ranks do. To be called before operations.
-  void report_messages_in(cluster::GroupStatus& larger) noexcept { messages_ = &larger.messages; }
+  void report_messages_in(status::GroupStatus& larger) noexcept { messages_ = &larger.messages; }
   /// More ranks than cores. Set once, before operations.
   bool crowded() const noexcept { return crowded_; }
   void set_crowded(bool crowded) noexcept { crowded_ = crowded; }
@@ -101,8 +101,8 @@ class World {
   const std::string host_;
   const std::shared_ptr<const Naming> naming_;
   const ControlLayout layout_;
-  cluster::GroupStatus* status_ = nullptr;
-  cluster::LaneStatus* messages_ = nullptr;
+  status::GroupStatus* status_ = nullptr;
+  status::LaneStatus* messages_ = nullptr;
   sys::Mapping control_;
   std::shared_ptr<Mesh> mesh_;
   std::vector<sys::PeerProcess> processes_;

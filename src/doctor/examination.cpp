@@ -1,0 +1,342 @@
+#include "doctor/examination_impl.h"
+
+#include "base/env.h"
+#include "doctor/host.h"
+#include "doctor/look.h"
+#include "launch/plan/host_environment.h"
+#include "launch/supervise/job_setup.h"
+#include "launch/sweep.h"
+#include "sys/cpus.h"
+#include "sys/process.h"
+
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstddef>
+#include <functional>
+#include <utility>
+
+namespace cohort::doctor {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFactsLimit(8000);
+constexpr milliseconds kEndLimit(3000);
+constexpr milliseconds kNameLimit(2000);
+/// Lines of the doctor's own workers; a job's environment or output is not among them.
+constexpr std::size_t kLongestLine = std::size_t{4} << 20;
+
+double wall_clock() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+/// Launchers whose variables are meant for what they start: is one above us?
+bool has_launcher_above() {
+  constexpr std::array<std::string_view, 12> kNames = {
+      "torchrun",        "torch.distributed", "mpirun",     "mpiexec", "orted", "prted",
+      "hydra_pmi_proxy", "horovodrun",        "slurmstepd", "jsrun",   "jsmd",  "prterun"};
+  pid_t pid = ::getppid();
+  for (int depth = 0; depth < 100 && pid > 1; ++depth) {
+    const std::string line = sys::command_line(pid);
+    if (std::any_of(kNames.begin(), kNames.end(), [&line](auto name) { return line.find(name) != std::string::npos; }))
+      return true;
+    const auto stat = sys::process_stat(pid);
+    if (!stat) return false;
+    pid = stat->parent;
+  }
+  return false;
+}
+
+}  // namespace
+
+Examination::Examination(const ExaminationOptions& options) : options_(options) {
+  checkup_.here = sys::host_name();
+  checkup_.way = options.remote.way;
+  checkup_.starter_local = options.all_local;
+  checkup_.environment = cluster::current_environment();
+  checkup_.launcher_alive = has_launcher_above();
+  std::vector<launch::HostSlots> hosts = options.hosts;
+  if (hosts.empty()) hosts = {{sys::host_name(), sys::usable_cores(), true}};
+  checkup_.several_hosts = hosts.size() > 1;
+  for (const launch::HostSlots& host : hosts) {
+    HostState state;
+    state.name = host.name;
+    state.here = host.local;
+    state.slots = host.slots;
+    checkup_.hosts.push_back(std::move(state));
+  }
+  patients_.resize(hosts.size());
+}
+
+std::vector<std::size_t> Examination::all_ready() const {
+  std::vector<std::size_t> out;
+  for (std::size_t at = 0; at < patients_.size(); ++at) {
+    if (ready(at)) out.push_back(at);
+  }
+  return out;
+}
+
+void Examination::give_up(std::size_t at, std::string row, std::string why, std::string mend) {
+  if (ending_ || std::exchange(patients_[at].over, true)) return;
+  patients_[at].order.clear();
+  state(at).trouble = std::move(row);
+  state(at).why = std::move(why);
+  state(at).mend = std::move(mend);
+}
+
+bool Examination::wait(milliseconds limit, const std::function<bool()>& done) {
+  const Clock::time_point deadline = std::min(Clock::now() + limit, begun_ + options_.whole_limit);
+  while (!done() && signal_ == 0 && Clock::now() < deadline)
+    loop_.run_for(std::min<Clock::duration>(deadline - Clock::now(), milliseconds(200)));
+  return done();
+}
+
+void Examination::on_joined(launch::CrewMember& member) {
+  const auto at = static_cast<std::size_t>(member.host.index);
+  if (patients_[at].over) return member.channel->send(launch::Finish{});
+  patients_[at].joined = true;
+  state(at).start_seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
+  if (member.remote) state(at).printed = launch::one_line(member.remote->noise());
+  // As a job's order: what of the environment goes along, what the agent makes of it, how its process ends.
+  launch::StartJob job;
+  job.path = "/proc/self/exe";  // the agent's own, wherever it is there
+  job.arguments = {"cohort", "doctor-host"};
+  job.folder = "/";
+  job.input = true;
+  job.open_files = open_files_;
+  job.elsewhere = !member.host.local;
+  job.divides_cores = false;  // the variables of the host are looked at, and not what a job would set
+  launch::Environment travels;
+  for (const std::string& assignment : launch::Environment::current().assignments()) {
+    if (member.host.local || !launch::belongs_to_host(assignment.substr(0, assignment.find('='))))
+      travels.set(assignment);
+  }
+  for (const env::Variable& variable : env::variables()) {
+    if (variable.use == env::Variable::Use::RunOption) travels.remove(variable.name);
+  }
+  job.environment = travels.assignments();
+  job.workers = {{0, {fmt::format("{}={}", env::kRank, at)}}};
+  member.channel->send(job);
+}
+
+void Examination::on_message(std::size_t at, launch::Message message) {
+  launch::CrewMember& member = *crew_->members()[at];
+  Patient& patient = patients_[at];
+  if (auto* output = std::get_if<launch::Output>(&message)) {
+    member.channel->send(launch::OutputTaken{output->bytes.size()});
+    if (output->stream != launch::Stream::Stdout) return;
+    patient.line += output->bytes;
+    for (auto end = patient.line.find('\n'); end != std::string::npos; end = patient.line.find('\n')) {
+      const std::string line = patient.line.substr(0, end);
+      patient.line.erase(0, end + 1);
+      on_line(at, line);
+    }
+    if (patient.line.size() > kLongestLine) patient.line.clear();
+  } else if (std::holds_alternative<launch::Started>(message)) {
+    member.started = true;
+    json names = json::array();
+    for (const HostState& host : checkup_.hosts) names.push_back(host.name);
+    ask(at,
+        {{"do", "facts"},
+         {"names", options_.all_local ? json::array() : names},
+         {"folder", launch::absolute_path(".")},
+         {"stay", std::chrono::duration_cast<std::chrono::seconds>(options_.whole_limit).count() + 60}},
+        [this, at](const std::string& data) {
+          auto facts = parse_host_facts(data);
+          if (!facts) return give_up(at, "lost", facts.error().what(), "");
+          state(at).facts = *std::move(facts);
+        });
+  } else if (const auto* failed = std::get_if<launch::StartFailed>(&message)) {
+    give_up(at, "lost", fmt::format("its agent cannot start a process: {}", failed->reason), "");
+  } else if (const auto* exited = std::get_if<launch::Exited>(&message)) {
+    // It ends when it is let go, and give_up knows of that.
+    give_up(at, "lost",
+            fmt::format("what looked around there ended ({}){}", sys::to_string(exited->status),
+                        exited->last_stderr.empty() ? "" : ": " + launch::one_line(exited->last_stderr)),
+            "");
+  } else if (std::holds_alternative<launch::AllGone>(message)) {
+    member.all_gone = true;
+    member.channel->send(launch::Finish{});
+  }
+}
+
+void Examination::on_line(std::size_t at, const std::string& line) {
+  Patient& patient = patients_[at];
+  const std::string mark = kAnswerMark;
+  if (patient.over || !line.starts_with(mark) || patient.order.empty()) return;
+  // The data is read by who knows what it should be.
+  const std::string head = fmt::format("{{\"did\":\"{}\",\"data\":", patient.order);
+  if (line.compare(mark.size(), head.size(), head) != 0 || !line.ends_with('}')) return;
+  patient.order.clear();
+  const std::size_t begin = mark.size() + head.size();
+  const auto take = std::exchange(patient.take, nullptr);
+  take(line.substr(begin, line.size() - begin - 1));
+}
+
+void Examination::diagnose_start(const launch::CrewMember& member) {
+  const auto at = static_cast<std::size_t>(member.host.index);
+  if (member.remote == nullptr) {
+    give_up(at, "starter", "it was not its turn to be started", "");
+    return;
+  }
+  const launch::Diagnosis found = launch::diagnose(crew_->failed_start(member));
+  give_up(at, std::string(found.kind), found.why + found.said, found.advice);
+}
+
+void Examination::on_process_ended(launch::CrewMember& member) {
+  const auto at = static_cast<std::size_t>(member.host.index);
+  if (patients_[at].over || member.all_gone) return;
+  if (member.channel == nullptr && member.remote) return diagnose_start(member);
+  give_up(at, "lost",
+          member.remote ? fmt::format("the way to it has ended ({})", crew_->how_ended(member)) : "its agent has ended",
+          "");
+}
+
+void Examination::ask(std::size_t at, const json& order, std::function<void(const std::string&)> take) {
+  Patient& patient = patients_[at];
+  launch::CrewMember& member = *crew_->members()[at];
+  patient.order = order.at("do").get<std::string>();
+  patient.take = std::move(take);
+  patient.asked_at = wall_clock();
+  member.channel->send(launch::Input{order.dump(-1, ' ', true, json::error_handler_t::replace) + "\n"});
+}
+
+void Examination::wait_for_answers(milliseconds limit, const char* meanwhile) {
+  const auto waits = [](const Patient& patient) { return !patient.over && !patient.order.empty(); };
+  wait(limit, [&] { return std::none_of(patients_.begin(), patients_.end(), waits); });
+  if (signal_ != 0) return;
+  if (Clock::now() >= begun_ + options_.whole_limit) {
+    // Too little time was left for them: nothing is known against them.
+    for (Patient& patient : patients_) patient.order.clear();
+    return;
+  }
+  for (std::size_t at = 0; at < patients_.size(); ++at) {
+    if (waits(patients_[at]))
+      give_up(at, "lost", fmt::format("it went silent {}", meanwhile),
+              fmt::format("is it alive? ssh {} uptime", state(at).name));
+  }
+}
+
+void Examination::get_facts() {
+  const auto begun = [this](std::size_t at) { return patients_[at].over || patients_[at].joined; };
+  const auto all = [this](auto what) {
+    for (std::size_t at = 0; at < patients_.size(); ++at) {
+      if (!what(at)) return false;
+    }
+    return true;
+  };
+  wait(options_.start_limit, [&] { return all(begun); });
+  if (signal_ != 0) return;
+  crew_->start_no_more();
+  for (const auto& member : crew_->members()) {
+    const auto at = static_cast<std::size_t>(member->host.index);
+    if (begun(at)) continue;
+    diagnose_start(*member);
+    launch::Crew::give_up(*member);
+  }
+  wait(kFactsLimit, [&] { return all([this](std::size_t at) { return patients_[at].over || state(at).facts; }); });
+  if (signal_ != 0) return;
+  for (std::size_t at = 0; at < patients_.size(); ++at) {
+    if (!state(at).facts)
+      give_up(at, "lost", "it went silent while it looked around",
+              fmt::format("is it alive? ssh {} uptime", state(at).name));
+  }
+}
+
+void Examination::end() {
+  ending_ = true;
+  for (const auto& member : crew_->members()) {
+    if (member->channel == nullptr) {
+      launch::Crew::give_up(*member);
+    } else if (!member->started) {
+      member->channel->send(launch::Finish{});
+    } else {
+      member->channel->send(launch::Input{});
+      // One that hangs does not look at its input.
+      member->channel->send(launch::StopWorkers{SIGTERM, 1000, 0});
+    }
+  }
+  const Clock::time_point deadline = Clock::now() + kEndLimit;
+  while (!crew_->all_ended() && Clock::now() < deadline) loop_.run_for(milliseconds(50));
+  crew_->let_go();
+  const Clock::time_point last = Clock::now() + milliseconds(1000);
+  while (!crew_->all_ended() && Clock::now() < last) loop_.run_for(milliseconds(50));
+}
+
+Examined Examination::run() {
+  ::signal(SIGPIPE, SIG_IGN);
+  value_or_throw(sys::become_subreaper());
+  const std::vector<pid_t> spared = sys::descendants(::getpid());
+  signals_.emplace(value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP, SIGQUIT})));
+  signal_watch_ = launch::Watch(loop_, signals_->fd());
+  signal_watch_.on_readable([this] {
+    while (const auto told = signals_->next()) signal_ = *told;
+  });
+  open_files_ = sys::raise_open_files_limit().first;
+  launch::Crew::Options options;
+  options.remote = options_.remote;
+  std::vector<launch::PlannedHost> hosts;
+  for (const HostState& host : checkup_.hosts) {
+    const int index = static_cast<int>(hosts.size());
+    hosts.push_back({host.name, index, index, 1, host.here});
+    options.elsewhere = options.elsewhere || !host.here;
+  }
+  launch::Crew::Events events;
+  events.on_joined = [this](launch::CrewMember& member) { on_joined(member); };
+  events.on_message = [this](const launch::CrewMember& member, launch::Message message) {
+    on_message(static_cast<std::size_t>(member.host.index), std::move(message));
+  };
+  events.on_channel_closed = [this](const launch::CrewMember& member, const std::optional<Error>& error) {
+    if (member.all_gone) return;
+    give_up(static_cast<std::size_t>(member.host.index), "lost", error ? error->what() : "its agent has ended", "");
+  };
+  events.on_process_ended = [this](launch::CrewMember& member) { on_process_ended(member); };
+  events.on_unfit = [this](const launch::CrewMember* member, const std::string& why) {
+    if (member == nullptr) return;  // who it is does not come, and is named for that
+    if (member->remote) {
+      return give_up(static_cast<std::size_t>(member->host.index), "version", why,
+                     "install one version on all hosts, or name it with --remote-cohort");
+    }
+    // The command that starts agents is not there: none can be.
+    for (const auto& each : crew_->members()) {
+      const auto at = static_cast<std::size_t>(each->host.index);
+      if (!each->host.local && !patients_[at].joined)
+        give_up(at, "starter", why, "install it, or choose another way with --starter or --ssh");
+    }
+  };
+  events.on_complaint = [](launch::CrewMember&, const std::string&) {};
+  const auto clean_up = [&spared] { launch::sweep(spared, std::chrono::seconds(2), {}); };
+  try {
+    crew_.emplace(loop_, secret_, options, std::move(events));
+    crew_->start(hosts);
+    get_facts();
+    for (const auto& step : {&Examination::compare_clocks, &Examination::compare_folders, &Examination::probe_peers,
+                             &Examination::measure_speeds}) {
+      if (signal_ == 0) (this->*step)();
+    }
+    end();
+  } catch (...) {
+    if (crew_) crew_->let_go();
+    clean_up();
+    throw;
+  }
+  clean_up();
+  // With threads of its own: last.
+  if (signal_ == 0 &&
+      std::none_of(hosts.begin(), hosts.end(), [](const launch::PlannedHost& host) { return host.local; })) {
+    std::vector<std::string> names;
+    for (const launch::PlannedHost& host : hosts) names.push_back(host.name);
+    checkup_.names_here = look_up(names, kNameLimit);
+  }
+  return {std::move(checkup_), signal_};
+}
+
+Examined examine(const ExaminationOptions& options) { return Examination(options).run(); }
+
+}  // namespace cohort::doctor

@@ -1,0 +1,172 @@
+#include "doctor/peers.h"
+
+#include "base/parse.h"
+#include "doctor/beside.h"
+#include "net/secure_connection.h"
+#include "net/socket.h"
+#include "sys/thread.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <thread>
+#include <utility>
+
+namespace cohort::doctor {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kConnectLimit(2500);
+constexpr milliseconds kTalkLimit(2500);
+constexpr milliseconds kVisitLimit(8000);
+constexpr std::size_t kLarge = std::size_t{64} << 10;
+constexpr std::size_t kAtOnce = 64;
+/// Visitors at a time; those beyond wait in the kernel's queue.
+constexpr int kMostVisitors = 512;
+constexpr milliseconds kWithoutDescriptors(100);
+constexpr int kPings = 3;
+
+net::SecureOptions options() { return {"doctor", std::size_t{1} << 20}; }
+
+/// Echoes what comes, after it has said which host this is.
+void receive_visitor(sys::UniqueFd socket, int host, const net::Secret& secret) {
+  const net::Deadline deadline = net::deadline_in(kVisitLimit);
+  auto connection = net::SecureConnection::with_secret(std::move(socket), net::Role::Server, secret, options());
+  if (!connection || !connection->handshake(deadline)) return;
+  if (!connection->send(std::to_string(host), deadline)) return;
+  while (true) {
+    const auto message = connection->receive(deadline);
+    if (!message || !connection->send(*message, deadline)) return;
+  }
+}
+
+ProbeFacts knock(const PeerAddress& at, const net::Secret& secret) {
+  ProbeFacts facts;
+  facts.peer = at.peer;
+  facts.address = at.address;
+  const auto is = [&facts](std::string_view result, std::string detail) {
+    facts.result = result;
+    facts.detail = std::move(detail);
+    return facts;
+  };
+  auto socket =
+      net::connect_once({{at.address, static_cast<std::uint16_t>(at.port)}, {}}, net::deadline_in(kConnectLimit));
+  if (!socket) {
+    const auto& failed = socket.error();
+    // Silence is another matter than a router, or this host itself, that says that there is no way.
+    const std::string why = failed.error.what();
+    const bool silent = failed.kind == net::ConnectFailure::NoAnswer && why.ends_with(errno_text(ETIMEDOUT));
+    return is(failed.kind == net::ConnectFailure::Refused ? kRefused : silent ? kNoAnswer : kNoRoute, why);
+  }
+  if (const auto own = net::local_endpoint(socket->get())) facts.from = own->tcp.host;
+  auto connection = net::SecureConnection::with_secret(*std::move(socket), net::Role::Client, secret, options());
+  if (!connection) return is(kNoRoute, connection.error().what());
+  const net::Deadline deadline = net::deadline_in(kTalkLimit);
+  if (const auto proved = connection->handshake(deadline); !proved) {
+    return is(proved.error().code() == ErrorCode::Timeout ? kNoAnswer : kSomebodyElse, proved.error().what());
+  }
+  const auto name = connection->receive(deadline);
+  if (!name) return is(kNoAnswer, name.error().what());
+  if (parse_integer<int>(*name) != at.peer) return is(kSomebodyElse, "another host of the job answers there");
+  facts.milliseconds = 1e9;
+  for (int i = 0; i < kPings; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    if (!connection->send("ping", deadline) || !connection->receive(deadline)) return is(kNoAnswer, "it went silent");
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+    facts.milliseconds = std::min(facts.milliseconds, took.count());
+  }
+  const std::string large(kLarge, 'x');
+  const net::Deadline last = net::deadline_in(kTalkLimit);
+  if (!connection->send(large, last) || !connection->receive(last)) return is(kLargeLost, "64 KiB have not come back");
+  return is(kReached, {});
+}
+
+}  // namespace
+
+// --- speed (peers_speed.cpp) ---
+void receive_transfer(sys::UniqueFd socket, const std::string& token);
+
+namespace {
+
+/// Accepts until the process ends.
+template <class Visit>
+void keep_open(sys::UniqueFd listener, Visit visit) {
+  sys::start_without_signals([listener = std::make_shared<sys::UniqueFd>(std::move(listener)), visit] {
+    const auto visitors = std::make_shared<std::atomic<int>>(0);
+    while (true) {
+      pollfd waited{listener->get(), POLLIN, 0};
+      ::poll(&waited, 1, 1000);
+      if (visitors->load() >= kMostVisitors) {
+        std::this_thread::sleep_for(milliseconds(5));
+        continue;
+      }
+      auto socket = net::accept_one(listener->get());
+      if (!socket) std::this_thread::sleep_for(kWithoutDescriptors);
+      if (!socket || !*socket) continue;
+      visitors->fetch_add(1);
+      auto held = std::make_shared<sys::UniqueFd>(std::move(**socket));
+      try {
+        sys::start_without_signals([held, visit, visitors] {
+          visit(std::move(*held));
+          visitors->fetch_sub(1);
+        }).detach();
+      } catch (const std::system_error&) {
+        visitors->fetch_sub(1);  // no thread for it: the visitor finds the connection closed
+      }
+    }
+  }).detach();
+}
+
+Result<sys::UniqueFd> listen_everywhere() {
+  auto both = net::listen_on({{"::", 0}, {}});
+  return both ? std::move(both) : net::listen_on({{"0.0.0.0", 0}, {}});
+}
+
+}  // namespace
+
+Result<Porch> Porch::open(int host, const net::Secret& secret) {
+  Porch porch;
+  auto listener = listen_everywhere(), speed = listen_everywhere();
+  auto token = net::Secret::generate();
+  if (!listener) return tl::unexpected(listener.error());
+  if (!speed) return tl::unexpected(speed.error());
+  if (!token) return tl::unexpected(token.error());
+  for (const std::uint8_t byte : token->bytes()) porch.token_ += fmt::format("{:02x}", byte);
+  porch.port_ = value_or_throw(net::local_endpoint(listener->get())).tcp.port;
+  porch.speed_port_ = value_or_throw(net::local_endpoint(speed->get())).tcp.port;
+  keep_open(*std::move(listener),
+            [host, secret](sys::UniqueFd socket) { receive_visitor(std::move(socket), host, secret); });
+  keep_open(*std::move(speed),
+            [own = porch.token_](sys::UniqueFd socket) { receive_transfer(std::move(socket), own); });
+  return porch;
+}
+
+std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const net::Secret& secret,
+                              milliseconds limit) {
+  std::vector<ProbeFacts> out(addresses.size());
+  std::atomic<std::size_t> next{0};
+  // What begins before has a deadline of its own.
+  const auto last = std::chrono::steady_clock::now() + limit;
+  const auto work = [&] {
+    for (std::size_t at = next.fetch_add(1); at < addresses.size(); at = next.fetch_add(1)) {
+      if (std::chrono::steady_clock::now() < last) {
+        out[at] = knock(addresses[at], secret);
+      } else {
+        out[at].peer = addresses[at].peer;
+        out[at].address = addresses[at].address;
+        out[at].result = kNotTried;
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < std::min(kAtOnce, addresses.size()); ++i) threads.push_back(beside(work));
+  }
+  return out;
+}
+
+}  // namespace cohort::doctor

@@ -1,0 +1,18 @@
+// How findings read: a table for people, at most 80 columns wide where words allow it, and JSON for programs. Pure.
+#pragma once
+
+#include "doctor/finding.h"
+#include "doctor/judge.h"
+
+#include <string>
+#include <vector>
+
+namespace cohort::doctor {
+
+enum class Colour { No, Yes };
+
+/// Equal findings of several hosts are one row. Ends with what it comes to.
+std::string to_table(const Checkup& checkup, const std::vector<Finding>& findings, Colour colour);
+std::string to_json_report(const Checkup& checkup, const std::vector<Finding>& findings);
+
+}  // namespace cohort::doctor

@@ -1,0 +1,109 @@
+// This process's end of MPI: one communicator of all processes that MPI's launcher started, shared by all worlds of the
+// process. Keeps receives posted, sorts what comes by world, and owns all memory that MPI reads and writes: so no
+// request ever touches memory of a frame, also where a request never ends. Any thread may call; MPI's functions are
+// never called by two at once.
+#pragma once
+
+#include "base/result.h"
+#include "ext/mpi/cohort_mpi.h"
+#include "ext/mpi/packet.h"
+#include "net/deadline.h"
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace cohort::mpi {
+
+struct Packet {
+  std::unique_ptr<std::byte[]> bytes;
+  std::size_t count = 0;
+};
+
+class Endpoint {
+ public:
+  /// Collective over all processes of the job; `mpi` is initialised and stays.
+  static Result<std::shared_ptr<Endpoint>> open(const CohortMpi& mpi, net::Deadline deadline);
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  int rank() const noexcept { return rank_; }  ///< of MPI's count
+  int size() const noexcept { return size_; }
+  /// Equal for the processes of one start of the launcher, and for no others.
+  const std::string& job() const noexcept { return job_; }
+  const std::string& library() const noexcept { return library_; }
+
+  /// What comes for this world is kept for it, also what has come before.
+  void enlist(std::uint64_t world);
+  void retire(std::uint64_t world);
+
+  /// Memory for a packet.
+  std::unique_ptr<std::byte[]> buffer();
+  /// Begins to send to a process of MPI's count. False if it cannot now, and the packet is still the caller's.
+  bool send(std::uint64_t world, int peer, Packet& packet);
+  /// How many packets of this world are on their way to it.
+  int under_way(std::uint64_t world, int peer);
+  /// Makes progress. True if anything was done.
+  bool poll();
+  std::vector<Packet> take(std::uint64_t world);
+  void give_back(Packet packet);
+
+  /// Why nothing can be sent to or come from a process any more.
+  std::optional<std::string> failure(int peer);
+  /// A world has come to a bad end: MPI is not to be ended in order.
+  void note_failure() noexcept { failed_ = true; }
+  bool failed() const noexcept { return failed_; }
+
+  /// From here on MPI is called by `meet` only.
+  void close() noexcept;
+  /// After `close`, once: waits until all processes of the job have come here. False if they have not by then, or where
+  /// MPI fails.
+  bool meet(net::Deadline deadline);
+
+ private:
+  using Lock = std::lock_guard<std::mutex>;
+  Endpoint(const CohortMpi& mpi, CohortMpiPort* port, int rank, int size);
+
+  std::string explain(int code) const;
+  void post_receive(int slot);
+  void on_received(const CohortMpiEvent& event);
+  void on_sent(const CohortMpiEvent& event);
+  void fail_all(std::string why);
+
+  const CohortMpi& mpi_;
+  CohortMpiPort* const port_;
+  const int rank_;
+  const int size_;
+  std::string job_;
+  std::string library_;
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<std::byte[]>> receiving_;  // by slot
+  struct Sending {
+    std::uint64_t world = 0;
+    int peer = -1;
+    Packet packet;
+  };
+  std::vector<Sending> sending_;  // by slot
+  std::vector<int> free_;         // slots to send by
+  std::vector<CohortMpiEvent> events_;
+  std::vector<std::unique_ptr<std::byte[]>> buffers_;
+  std::map<std::uint64_t, std::deque<Packet>> boxes_;  // of worlds that are there, or may come
+  std::set<std::uint64_t> worlds_;
+  std::set<std::uint64_t> gone_;
+  std::size_t early_bytes_ = 0;  // for worlds that are not there yet
+  std::map<std::pair<std::uint64_t, int>, int> under_way_;
+  std::map<int, std::string> failures_;
+  std::optional<std::string> broken_;
+  std::atomic<bool> failed_{false};
+  bool closed_ = false;
+};
+
+}  // namespace cohort::mpi

@@ -1,0 +1,47 @@
+// Finds the plug-in for the MPI whose launcher started this process, and loads it: the one library through which an
+// MPI is reached. It is never unloaded. Any thread.
+#pragma once
+
+#include "base/result.h"
+#include "cluster/detect.h"
+#include "ext/mpi/cohort_mpi.h"
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::mpi {
+
+struct Plugin {
+  const CohortMpi* mpi = nullptr;
+  std::string path;
+};
+
+/// "openmpi" or "mpich": whose launcher started this process; empty: any MPI may have (Slurm, PMIx). Unavailable where
+/// no launcher did that MPI knows of.
+Result<std::string> launcher_family(const cluster::Environment& environment);
+
+/// The folders in which plug-ins are looked for, the user's own first.
+std::vector<std::filesystem::path> plugin_folders(const cluster::Environment& environment);
+
+/// COHORT_MPI_PLUGIN, else the newest of the folders that fits. Unavailable, with what was looked at and what to run,
+/// if there is none; Mismatch if it is made for another MPI or another version of Cohort.
+Result<Plugin> load_plugin(const cluster::Environment& environment);
+
+/// That of this process and its environment: loaded at the first call that succeeds.
+Result<Plugin> plugin_of_process();
+
+/// The plug-ins that may be used, for whichever MPI.
+std::vector<std::filesystem::path> installed_plugins(const cluster::Environment& environment);
+
+/// Loads this one and checks its table.
+Result<Plugin> open_plugin(const std::filesystem::path& path);
+
+/// "Open MPI" of "openmpi", for people.
+std::string_view family_name(std::string_view family) noexcept;
+
+/// What a plug-in's file is called: "cohort-mpi-FAMILY-VERSION.so".
+inline constexpr std::string_view kPluginPrefix = "cohort-mpi-";
+
+}  // namespace cohort::mpi

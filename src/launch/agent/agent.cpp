@@ -1,0 +1,440 @@
+#include "launch/agent/agent.h"
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/parse.h"
+#include "launch/agent/agent_impl.h"
+#include "launch/agent/guard.h"
+#include "launch/agent/host_check.h"
+#include "launch/environment.h"
+#include "launch/plan/binding.h"
+#include "launch/plan/host_environment.h"
+#include "launch/start/invitation.h"
+#include "launch/sweep.h"
+#include "launch/version.h"
+#include "net/reach.h"
+#include "sys/cpus.h"
+
+#include <fmt/core.h>
+#include <poll.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <initializer_list>
+
+namespace cohort::launch {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr auto kReportEvery = std::chrono::seconds(1);
+/// For a rank to write its stacks.
+constexpr auto kStacksTime = std::chrono::milliseconds(500);
+/// By hand, an agent may be there before its supervisor; and a crowd at the door may have cost this one its place.
+constexpr int kTryAgainMs = 200;
+/// Of one try to reach a supervisor that may come later.
+constexpr auto kOneTry = std::chrono::seconds(5);
+/// For node 0 to come, before something is said.
+constexpr auto kSilentWait = std::chrono::seconds(3);
+/// A Ctrl-C reaches guard and agent, and the guard passes it on.
+constexpr auto kOnePress = std::chrono::milliseconds(500);
+constexpr std::initializer_list<int> kSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+}  // namespace
+
+Agent::Agent(const AgentOptions& options, net::Secret secret)
+    : options_(options),
+      host_index_(options.host_index),
+      secret_(std::move(secret)),
+      signals_(value_or_throw(sys::SignalFd::create(kSignals))),
+      signal_watch_(loop_, signals_.fd()) {}
+
+int Agent::run() {
+  // A log that reaches the limit of file size is trouble with a log, not the end of the job.
+  ::signal(SIGXFSZ, SIG_IGN);
+  deadline_ = net::deadline_in(options_.connect_timeout);
+  if (options_.own) exit_status_ = 1;  // until the supervisor says how the job has ended
+  if (!come()) return exit_status_;
+  signal_watch_.on_readable([this] { on_signal(); });
+  loop_.run();
+  return exit_status_;
+}
+
+// Those who were turned away together do not come back together.
+milliseconds Agent::pause() {
+  return milliseconds(std::uniform_int_distribution<int>(kTryAgainMs / 2, kTryAgainMs * 3 / 2)(random_));
+}
+
+void Agent::say(const std::string& text) const { fmt::print(stderr, "cohort: {}\n", text); }
+
+std::string Agent::own_name() const { return host_index_ < 0 ? "this node" : fmt::format("node {}", host_index_); }
+
+/// By which this process is to end.
+std::optional<int> Agent::told_while_waiting() {
+  pollfd waited{signals_.fd(), POLLIN, 0};
+  ::poll(&waited, 1, static_cast<int>(pause().count()));
+  while (const auto signal = signals_.next()) {
+    if (*signal != SIGCHLD && *signal != SIGUSR1 && *signal != SIGUSR2) return signal;
+  }
+  return std::nullopt;
+}
+
+Result<net::SecureConnection> Agent::find_supervisor() {
+  // In pieces where it may take long: a signal is heard in between.
+  const auto once = [this] {
+    const net::Deadline piece = options_.patient ? std::min(deadline_, net::deadline_in(kOneTry)) : deadline_;
+    return net::reach(options_.supervisor, secret_, control_options(), piece);
+  };
+  const bool waits = options_.patient && (channel_ == nullptr || options_.own);
+  const auto worth_another = [waits](const Error& error) {
+    return error.code() == ErrorCode::PeerLost ||
+           (waits && (error.code() == ErrorCode::Unavailable || error.code() == ErrorCode::Timeout));
+  };
+  const auto begun = Clock::now();
+  bool told = false;
+  auto connection = once();
+  while (!connection && worth_another(connection.error()) && !net::passed(deadline_)) {
+    if (const auto signal = told_while_waiting()) {
+      exit_status_ = 128 + *signal;
+      return fail(ErrorCode::Aborted, "told to end by {}", sys::signal_name(*signal));
+    }
+    if (options_.own && !options_.quiet && !told && Clock::now() - begun > kSilentWait) {
+      told = true;
+      say(fmt::format("{} waits for node 0 at {}: {}", own_name(), options_.place, connection.error().what()));
+    }
+    auto again = once();
+    // What the end of the time cut short says less than what was found before.
+    if (!again && net::passed(deadline_)) break;
+    connection = std::move(again);
+  }
+  return connection;
+}
+
+bool Agent::come() {
+  auto connection = find_supervisor();
+  if (!connection && connection.error().code() == ErrorCode::Aborted) {
+    loop_.stop();
+    return false;
+  }
+  if (!connection && channel_ != nullptr) {
+    log::info("launch", "the supervisor is gone: {}", connection.error().what());
+    exit_status_ = 1;
+    loop_.stop();
+    return false;
+  }
+  if (!connection && options_.own) {
+    raise(
+        connection.error().code(),
+        "{} does not reach node 0: {} -- is `cohort run --nnodes {}` started there, {}with the same place and the same "
+        "secret, and does a firewall stand between?",
+        own_name(), connection.error().what(), options_.nodes, host_index_ < 0 ? "" : "as --node-rank 0, ");
+  }
+  if (!connection) {
+    raise(connection.error().code(), "the agent of {} does not reach the supervisor: {}", sys::host_name(),
+          connection.error().what());
+  }
+  channel_ = std::make_unique<Channel>(
+      loop_, *std::move(connection), [this](Message message) { on_message(std::move(message)); },
+      [this](std::optional<Error> error) { on_closed(std::move(error)); });
+  Hello hello;
+  hello.version = kVersion;
+  hello.host_index = host_index_;
+  hello.host = options_.host_name.empty() ? sys::host_name() : options_.host_name;
+  hello.build = own_announcement().build;
+  hello.pid = static_cast<std::int32_t>(::getpid());
+  hello.cores = sys::usable_cores();
+  if (options_.elsewhere) {
+    channel_->watch_link(options_.host_timeout);
+    if (options_.host_index <= 0 && !port_)
+      port_ = value_or_throw(PortLease::take(static_cast<std::uint64_t>(::getpid())));
+    if (port_) hello.free_port = port_->port();
+  }
+  hello.nodes = options_.nodes;
+  hello.ranks = options_.ranks;
+  hello.nodes_id = options_.nodes_id;
+  channel_->send(hello);
+  if (!options_.unable.empty()) channel_->send(StartFailed{-1, options_.unable});
+  return true;
+}
+
+void Agent::on_message(Message message) {
+  if (auto* job = std::get_if<StartJob>(&message)) {
+    if (stage_ == Stage::Waiting && options_.unable.empty()) start_job(std::move(*job));
+  } else if (const auto* taken = std::get_if<OutputTaken>(&message)) {
+    unacknowledged_ -= std::min<std::size_t>(unacknowledged_, taken->bytes);
+    if (paused_ && unacknowledged_ < kOutputWindow / 2) {
+      paused_ = false;
+      for (auto& worker : workers_) worker->resume_reading();
+    }
+  } else if (const auto* input = std::get_if<Input>(&message)) {
+    if (!workers_.empty()) workers_.front()->give_input(input->bytes);
+  } else if (const auto* signal = std::get_if<SignalWorkers>(&message)) {
+    pass_on(signal->signal);
+  } else if (const auto* order = std::get_if<StopWorkers>(&message)) {
+    stop(*order);
+  } else if (const auto* refused = std::get_if<Refused>(&message)) {
+    exit_status_ = 1;
+    log::error("launch", "not taken: {}", refused->why);
+    again_later_ = false;
+    if (stage_ == Stage::Waiting) loop_.stop();
+  } else if (std::holds_alternative<AskStacks>(message)) {
+    ask_stacks();
+  } else if (const auto* finish = std::get_if<Finish>(&message)) {
+    if (options_.own) {
+      exit_status_ = finish->status;
+      again_later_ = finish->again;
+      const bool over = stage_ == Stage::Waiting || stage_ == Stage::Finished;
+      if (over && finish->status != 0 && !finish->again && !options_.quiet && options_.unable.empty())
+        say(fmt::format("the job has ended with status {}; node 0 ({}) says why", finish->status, options_.place));
+    }
+    if (stage_ == Stage::Waiting || stage_ == Stage::Finished)
+      loop_.stop();
+    else
+      kill_all();
+  }
+}
+
+void Agent::on_closed(std::optional<Error> error) {
+  if (stage_ == Stage::Finished) return loop_.stop();
+  if (stage_ == Stage::Waiting && error && !net::passed(deadline_)) {
+    log::info("launch", "not taken so far: {}; trying again", error->what());
+    again_ = Timer(loop_, pause(), [this] { (void)come(); });
+    return;
+  }
+  log::info("launch", "the supervisor is gone{}", error ? fmt::format(": {}", error->what()) : "");
+  lost_supervisor_ = true;
+  exit_status_ = 1;
+  if (options_.own) say(fmt::format("node 0 at {} is lost; ending what runs here", options_.place));
+  if (stage_ == Stage::Waiting) return loop_.stop();
+  // Nobody takes output any more; reading on keeps the logs complete.
+  unacknowledged_ = 0;
+  paused_ = false;
+  kill_all();
+}
+
+void Agent::on_signal() {
+  bool ended = false;
+  int told = 0;
+  while (const auto signal = signals_.next()) {
+    if (*signal == SIGCHLD) continue;
+    if (*signal == SIGUSR1 || *signal == SIGUSR2) {  // a batch system's, to all processes of its step
+      pass_on(*signal);
+      continue;
+    }
+    if (told_as_launcher(*signal) || told_to_make_room(*signal)) continue;
+    ended = true;
+    told = *signal;
+  }
+  reap();
+  if (!ended) return;
+  // Somebody ends the agent, or its guard is gone: the job must not go on unguarded.
+  exit_status_ = 1;
+  if (workers_.empty()) return loop_.stop();
+  if (stage_ == Stage::Running && !stopping_) {
+    channel_->send(Ends{::getppid() != guard_ ? fmt::format("the guard of {} was killed", sys::host_name())
+                                              : fmt::format("the agent of {} was told to end by {}", sys::host_name(),
+                                                            sys::signal_name(told))});
+  }
+  kill_all();
+}
+
+void Agent::pass_on(int signal) {
+  if (signal == SIGUSR1 || signal == SIGUSR2) return kept_signals_.pass_on(signal);
+  for (auto& worker : workers_) worker->signal(signal);
+}
+
+// A batch system tells all processes of a step to end, and kills them a while later: ranks that save are given that
+// time, and those on other hosts have to hear of it.
+bool Agent::told_to_make_room(int signal) {
+  if (signal != SIGTERM || ::getppid() != guard_ || lost_supervisor_) return false;
+  if (!makes_room() && !passed_on_) return false;
+  // The guard passes on what it is told itself: the same twice is one request.
+  if (!std::exchange(passed_on_, true) && stage_ == Stage::Running) channel_->send(Told{signal});
+  return true;
+}
+
+// A signal to the launcher of a node is meant for the job, which its supervisor ends on all nodes. Who asks for the
+// third time is not kept waiting.
+bool Agent::told_as_launcher(int signal) {
+  if (!options_.own || ::getppid() != guard_ || lost_supervisor_ || channel_ == nullptr) return false;
+  const auto now = Clock::now();
+  if (told_at_ && now - *told_at_ < kOnePress) return true;
+  told_at_ = now;
+  if (++told_times_ > 2) return false;
+  channel_->send(Told{signal});
+  return true;
+}
+
+// Ranks that were told at the same moment may have saved, and even ended, before it is asked.
+bool Agent::makes_room() const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [](const auto& worker) { return worker->saves_when_asked() || worker->makes_room(); });
+}
+
+void Agent::start_job(StartJob job) {
+  if (options_.own) {
+    job.path = options_.own->path;
+    job.arguments = options_.own->arguments;
+    job.environment = options_.own->environment;
+    job.folder = options_.own->folder;
+    job.open_files = options_.own->open_files;
+    job.bind_to_cores = options_.own->bind_to_cores;
+    host_index_ = parse_integer<int>(Environment(job.workers.front().environment).find("GROUP_RANK").value_or(""))
+                      .value_or(host_index_);
+    if (!options_.quiet) {
+      say(fmt::format("{} of {}: {} here; output and logs are at node 0 ({})", own_name(), options_.nodes,
+                      job.workers.size() == 1
+                          ? fmt::format("rank {}", job.workers.front().rank)
+                          : fmt::format("ranks {}-{}", job.workers.front().rank, job.workers.back().rank),
+                      options_.place));
+    }
+  }
+  stage_ = Stage::Running;
+  out_of_memory_before_ = sys::out_of_memory_kills();
+  if (auto started = start_workers(job); !started) {
+    // Whatever runs already is not a job: end it before anything is said.
+    swept_ = 0;
+    const auto stuck = sweep({}, std::chrono::seconds(2), {});
+    workers_.clear();
+    channel_->send(StartFailed{started.error().context().rank, started.error().what()});
+    stage_ = Stage::Finished;
+    channel_->send(AllGone{0, describe_stuck(stuck)});
+  }
+}
+
+Result<void> Agent::start_workers(const StartJob& job) {
+  const auto fail_for = [](int rank, const Error& error) {
+    ErrorContext context;
+    context.rank = rank;
+    return tl::unexpected(Error(error.code(), error.what(), context));
+  };
+  if (job.elsewhere) {
+    auto made = check_host(job);
+    if (!made) return tl::unexpected(made.error());
+    if (*made) run_folder_ = job.run_folder;
+  }
+  if (!job.log_folder.empty() && ::mkdir(job.log_folder.c_str(), 0755) != 0 && errno != EEXIST) {
+    return fail(ErrorCode::Io, "folder {}: {}", job.log_folder, errno_text(errno));
+  }
+  auto secret_file = secret_.to_sealed_memfd();
+  if (!secret_file) return tl::unexpected(secret_file.error());
+
+  sys::SpawnOptions program;
+  program.path = job.path;
+  program.arguments = job.arguments;
+  program.folder = job.folder;
+  // Its own group, to be signalled as one, but the agent's session: where the kernel groups what it schedules by
+  // session (autogroup), ranks that share cores could otherwise not yield to each other.
+  program.group = sys::Group::Own;
+  program.parent_death_signal = SIGKILL;
+  program.open_files = job.open_files;
+
+  Environment environment(job.environment);
+  if (job.elsewhere && !options_.own) {
+    environment = environment_there(environment, Environment::current());
+    environment.set("PWD", job.folder);
+  }
+  const int threads = threads_of(sys::usable_cores(), static_cast<int>(job.workers.size()));
+  std::vector<std::vector<int>> shares(job.workers.size());
+  if (job.bind_to_cores) {
+    auto shared = share_cores(sys::cores_of_process(), static_cast<int>(job.workers.size()));
+    if (!shared) return tl::unexpected(shared.error());
+    shares = *std::move(shared);
+  }
+  if (job.divides_cores && !environment.find(env::kOmpNumThreads))
+    environment.set(env::kOmpNumThreads, std::to_string(threads));
+  environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
+
+  Worker::Events events;
+  events.output = [this](Output output) { forward(std::move(output)); };
+  events.trouble = [this](std::string text) { channel_->send(Trouble{std::move(text)}); };
+  events.input_taken = [this](std::size_t bytes) { channel_->send(InputTaken{bytes}); };
+  for (const WorkerPlan& plan : job.workers) {
+    auto& worker = *workers_.emplace_back(std::make_unique<Worker>(loop_, plan.rank, job.tail_lines, events));
+    if (auto ready = worker.prepare(job.log_folder, job.input && plan.rank == 0); !ready) {
+      return fail_for(plan.rank, ready.error());
+    }
+    Environment own = environment;
+    for (const std::string& assignment : plan.environment) own.set(assignment);
+    program.inherited = {{secret_file->get(), kWorkerSecretFd}};
+    if (worker.status_fd() >= 0) {
+      own.set(env::kStatusFd, std::to_string(kWorkerStatusFd));
+      program.inherited.emplace_back(worker.status_fd(), kWorkerStatusFd);
+    }
+    program.environment = own.assignments();
+    program.processors = shares[workers_.size() - 1];
+    if (auto started = worker.start(program); !started) return fail_for(plan.rank, started.error());
+  }
+  started_at_ = Clock::now();
+  Started report;
+  report.threads = parse_integer<std::int32_t>(environment.find(env::kOmpNumThreads).value_or("")).value_or(0);
+  for (auto& worker : workers_) {
+    if (auto running = worker->confirm(); !running) return fail_for(worker->rank(), running.error());
+    report.pids.push_back(static_cast<std::int32_t>(worker->pid()));
+  }
+  alive_ = workers_.size();
+  channel_->send(report);
+  watch_for_dying();
+  reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
+  reap();  // some may have ended before anyone looked
+  return {};
+}
+
+void Agent::forward(Output output) {
+  if (lost_supervisor_) return;
+  unacknowledged_ += output.bytes.size();
+  channel_->send(std::move(output));
+  if (!paused_ && unacknowledged_ >= kOutputWindow) {
+    paused_ = true;
+    for (auto& worker : workers_) worker->pause_reading();
+  }
+}
+
+void Agent::send_reports() {
+  Reports reports;
+  for (const auto& worker : workers_) {
+    if (worker->alive() && !worker->reported) reports.ranks.push_back(worker->report());
+  }
+  channel_->send(reports);  // also where none is left to tell of: the agent itself is not stopped
+}
+
+void Agent::report_regularly() {
+  if ((stage_ != Stage::Running && stage_ != Stage::Sweeping) || lost_supervisor_) return;
+  send_reports();
+  reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
+}
+
+void Agent::ask_stacks() {
+  if (stage_ != Stage::Running || stacks_) return;
+  send_reports();
+  std::vector<Worker*> asked;
+  for (const auto& worker : workers_) {
+    if (worker->ask_stacks()) asked.push_back(worker.get());
+  }
+  stacks_ = Timer(loop_, kStacksTime, [this, asked] {
+    for (const Worker* const worker : asked) channel_->send(Stacks{worker->rank(), worker->stacks()});
+    stacks_ = Timer();
+  });
+}
+
+int run_agent(const AgentOptions& options) {
+  ::signal(SIGPIPE, SIG_IGN);  // a rank may end while its input is written; workers start with the default again
+  const auto agent = [&options] {
+    value_or_throw(sys::become_subreaper());
+    // A signal between two attempts waits for the next one.
+    const auto between = value_or_throw(sys::SignalFd::create(kSignals));
+    AgentOptions as_known = options;
+    while (true) {
+      Agent one(as_known, options.secret.value());
+      const int status = one.run();
+      if (!one.comes_again()) return status;
+      as_known.host_index = one.host_index();  // a restart gives each node the ranks that it had
+    }
+  };
+  return run_guarded(options.lifeline_fd, agent, options.own ? Passes::Unchanged : Passes::AsTerm);
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,178 @@
+#include "launch/agent/agent_impl.h"
+#include "launch/sweep.h"
+#include "sys/cpus.h"
+#include "sys/process.h"
+
+#include <algorithm>
+#include <csignal>
+
+namespace cohort::launch {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr auto kStuckLimit = std::chrono::seconds(10);
+
+bool is_ours(pid_t pid) { return sys::descends_from(pid, ::getpid()); }
+
+}  // namespace
+
+void Agent::reap() {
+  reap_children([this](pid_t pid, const sys::ExitStatus& status) {
+    for (auto& worker : workers_) {
+      if (worker->pid() != pid || !worker->alive()) continue;
+      worker->set_reaped();
+      --alive_;
+      report_exit(*worker, status);
+      return;
+    }
+  });
+  if (stage_ == Stage::Running && !workers_.empty() && alive_ == 0) {
+    stage_ = Stage::Sweeping;
+    dying_ = Timer();
+    sweep_since_ = Clock::now();
+    sweep_further();
+  } else if (stage_ == Stage::Sweeping) {
+    sweep_further();
+  }
+}
+
+void Agent::watch_for_dying() {
+  // The kernel frees a dying process's memory before it tells the parent, which takes 60 ms per GiB and more; the
+  // process's flags show it at once.
+  for (auto& worker : workers_) {
+    if (!worker->alive() || worker->reported) continue;
+    const auto stat = sys::process_stat(worker->pid());
+    if (stat && stat->exiting && stat->exit_word != 0)
+      report_exit(*worker, sys::exit_status_from_wait(stat->exit_word));
+  }
+  const milliseconds pause(std::max<std::size_t>(100, 2 * workers_.size()));
+  dying_ = Timer(loop_, pause, [this] { watch_for_dying(); });
+}
+
+void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
+  if (worker.reported) return;
+  worker.reported = true;
+  // Its last words are in the pipe; nobody waits for the window now. A pipe holds little, so this ends.
+  for (int piece = 0; piece < 32 && worker.drain(); ++piece) {
+  }
+  // What the others were doing then is of use, and lost once they have been stopped.
+  if (!status.success() && !stopping_) send_reports();
+  Exited report;
+  report.rank = worker.rank();
+  report.last = worker.report();
+  report.words = worker.words();
+  report.status = status;
+  report.before_stop = !stopping_ || worker.ended_before_stop;
+  // A rank that said what ended it began to end then; what it does on its way out can take long.
+  const auto failed = std::min(Clock::now(), worker.words_began().value_or(Clock::time_point::max()));
+  report.after_ns = static_cast<std::uint64_t>(std::max<std::int64_t>((failed - started_at_).count(), 0));
+  report.last_stderr = worker.tail();
+  if (status.signal == SIGKILL && !stopping_) {
+    const auto now = sys::out_of_memory_kills();
+    report.out_of_memory = now && out_of_memory_before_ && *now > *out_of_memory_before_;
+  }
+  channel_->send(report);
+}
+
+void Agent::stop(const StopWorkers& order) {
+  if (stage_ == Stage::Sweeping && grace_end_) {
+    // The workers have ended; what they have started is still within its grace, which may end sooner now.
+    if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
+    for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, order.signal, is_ours);
+    grace_end_ = Clock::now() + milliseconds(order.grace_ms);
+    return;
+  }
+  if (stage_ != Stage::Running) return;
+  if (!stopping_) {
+    stopping_ = true;
+    for (auto& worker : workers_) {
+      if (!worker->alive()) continue;
+      const auto stat = sys::process_stat(worker->pid());
+      worker->ended_before_stop = !stat || stat->exiting || stat->state == 'Z';
+    }
+  }
+  if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
+  const bool saves = makes_room();
+  const milliseconds grace(saves ? std::max(order.grace_ms, order.saving_ms) : order.grace_ms);
+  if (saves) send_reports();  // the supervisor waits as long, then
+  for (auto& worker : workers_) {
+    // One that has saved and is on its way out would die of it, and its status be lost.
+    if (order.signal != SIGTERM || !worker->makes_room()) worker->signal(order.signal);
+    worker->signal(SIGCONT);  // a stopped process would not hear it
+  }
+  // Those that left their worker's group (setsid, daemons) are asked too, so that they need not be killed.
+  for (const pid_t pid : sys::descendants(::getpid())) {
+    const bool in_group = std::any_of(workers_.begin(), workers_.end(), [group = ::getpgid(pid)](const auto& worker) {
+      return worker->alive() && worker->pid() == group;
+    });
+    if (!in_group) sys::signal_if(pid, order.signal, is_ours);
+  }
+  grace_end_ = Clock::now() + grace;
+  grace_ = Timer(loop_, grace, [this] { kill_all(); });
+}
+
+void Agent::kill_all() {
+  if (!stopping_) {
+    stopping_ = true;
+    for (auto& worker : workers_) worker->ended_before_stop = !worker->alive();
+  }
+  grace_ = Timer();
+  grace_end_.reset();
+  if (stage_ == Stage::Finished || workers_.empty()) return;
+  if (stage_ == Stage::Running) {
+    for (auto& worker : workers_) worker->signal(SIGKILL);
+    stage_ = Stage::Sweeping;
+    dying_ = Timer();
+    sweep_since_ = Clock::now();
+  }
+  sweep_further();
+}
+
+void Agent::sweep_further() {
+  if (stage_ != Stage::Sweeping) return;
+  // Within the grace, what outlives its worker may still end by itself: a shell dies of SIGTERM while its child saves.
+  const bool wait = grace_end_ && Clock::now() < *grace_end_;
+  bool clean = false;
+  const OnReaped on_reaped = [this](pid_t pid, const sys::ExitStatus& status) {
+    for (auto& worker : workers_) {
+      if (worker->pid() != pid || !worker->alive()) continue;
+      worker->set_reaped();
+      --alive_;
+      report_exit(*worker, status);
+    }
+  };
+  if (wait) {
+    clean = !reap_children(on_reaped);
+  } else {
+    const SweepStep step = sweep_once({}, on_reaped);
+    swept_ += static_cast<std::uint32_t>(step.killed);
+    clean = step.clean;
+  }
+  if (!clean) {
+    if (!wait && Clock::now() - sweep_since_ > kStuckLimit) {
+      return all_gone(describe_stuck(sys::descendants(::getpid())));
+    }
+    // SIGCHLD brings us back at once; the timer is for what is not our own child.
+    sweeping_ = Timer(loop_, milliseconds(5), [this] { sweep_further(); });
+    return;
+  }
+  // All writers are gone: what the pipes hold, little enough to ignore the window, is all that there will be.
+  for (auto& worker : workers_) {
+    while (worker->drain()) {
+    }
+  }
+  all_gone({});
+}
+
+void Agent::all_gone(const std::string& stuck) {
+  stage_ = Stage::Finished;
+  sweeping_ = Timer();
+  grace_ = Timer();
+  if (!stuck.empty()) exit_status_ = 1;
+  if (!run_folder_.empty()) ::rmdir(run_folder_.c_str());
+  if (lost_supervisor_ || channel_->closed()) return loop_.stop();
+  channel_->send(AllGone{swept_, stuck});
+}
+
+}  // namespace cohort::launch

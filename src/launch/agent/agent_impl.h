@@ -1,0 +1,108 @@
+// What one host's agent consists of, behind `run_agent`: agent.cpp has how it begins and what it is told, agent_end.cpp
+// how its workers end and how it ends them. One thread.
+#pragma once
+
+#include "launch/agent/agent.h"
+#include "launch/agent/kept_signals.h"
+#include "launch/agent/worker.h"
+#include "launch/channel.h"
+#include "launch/loop.h"
+#include "launch/messages.h"
+#include "launch/plan/port_lease.h"
+#include "net/deadline.h"
+#include "net/secret.h"
+#include "net/secure_connection.h"
+#include "sys/signals.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::launch {
+
+class Agent {
+ public:
+  Agent(const AgentOptions& options, net::Secret secret);
+  int run();
+  bool comes_again() const noexcept { return again_later_; }
+  int host_index() const noexcept { return host_index_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Stage { Waiting, Running, Sweeping, Finished };
+
+  /// To the supervisor; throws where that cannot be. False: there is nothing more to do.
+  bool come();
+  Result<net::SecureConnection> find_supervisor();
+  std::optional<int> told_while_waiting();
+  void say(const std::string& text) const;
+  /// "node 1", once it is known which.
+  std::string own_name() const;
+  std::chrono::milliseconds pause();
+  void on_message(Message message);
+  void on_closed(std::optional<Error> error);
+  void on_signal();
+  bool told_to_make_room(int signal);
+  bool told_as_launcher(int signal);
+  void pass_on(int signal);
+  void start_job(StartJob job);
+  Result<void> start_workers(const StartJob& job);
+  void stop(const StopWorkers& order);
+  void kill_all();
+  void reap();
+  void watch_for_dying();
+  void report_exit(Worker& worker, const sys::ExitStatus& status);
+  bool makes_room() const;
+  void send_reports();
+  void report_regularly();
+  void ask_stacks();
+  void forward(Output output);
+  void sweep_further();
+  void all_gone(const std::string& stuck);
+
+  const AgentOptions& options_;
+  int host_index_;
+  net::Secret secret_;
+  const pid_t guard_ = ::getppid();
+  Loop loop_;
+  sys::SignalFd signals_;
+  Watch signal_watch_;
+  net::Deadline deadline_;  ///< for the supervisor to take this agent
+  std::minstd_rand random_{static_cast<unsigned>(::getpid())};
+  Timer again_;  ///< it is tried
+  std::unique_ptr<Channel> channel_;
+  std::optional<PortLease> port_;  ///< MASTER_PORT, where the supervisor cannot hold it
+  std::string run_folder_;         ///< made here, so removed if nothing was put into it
+  Stage stage_ = Stage::Waiting;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::size_t alive_ = 0;
+  std::size_t unacknowledged_ = 0;
+  bool paused_ = false;
+  bool stopping_ = false;
+  bool lost_supervisor_ = false;
+  std::optional<Clock::time_point> grace_end_;
+  Clock::time_point started_at_;
+  Clock::time_point sweep_since_;
+  std::uint32_t swept_ = 0;
+  std::optional<std::uint64_t> out_of_memory_before_;
+  KeptSignals kept_signals_{loop_, workers_, [this](std::string text) { channel_->send(Trouble{std::move(text)}); }};
+  bool passed_on_ = false;  ///< the supervisor knows that somebody told us to end
+  Timer grace_;
+  Timer reports_;
+  Timer stacks_;
+  Timer dying_;
+  Timer sweeping_;
+  int exit_status_ = 0;
+  std::optional<Clock::time_point> told_at_;  ///< a launcher, by a signal that is for the job
+  int told_times_ = 0;
+  bool again_later_ = false;
+};
+
+}  // namespace cohort::launch

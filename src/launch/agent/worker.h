@@ -1,0 +1,117 @@
+// One rank on this host, as its agent sees it: the process, its pipes, its complete logs, its last words. Belongs to
+// the agent's thread. Destroying it closes the descriptors; ending the process is the agent's business.
+#pragma once
+
+#include "launch/agent/tail.h"
+#include "launch/loop.h"
+#include "launch/messages.h"
+#include "sys/process.h"
+#include "sys/shared_memory.h"
+#include "sys/unique_fd.h"
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace cohort::launch {
+
+/// Number of the secret's descriptor in workers: away from what shell scripts use for redirections.
+inline constexpr int kWorkerSecretFd = 100;
+/// And of its status page.
+inline constexpr int kWorkerStatusFd = 101;
+
+class Worker {
+ public:
+  struct Events {
+    /// Bytes that the rank wrote; already in its log.
+    std::function<void(Output)> output;
+    std::function<void(std::string)> trouble;
+    /// So much input has gone into the rank's pipe, or will never.
+    std::function<void(std::size_t)> input_taken;
+  };
+
+  Worker(Loop& loop, int rank, std::size_t tail_lines, Events events);
+
+  /// Makes pipes and log files. Fails with Io or Unavailable, naming the file.
+  Result<void> prepare(const std::string& log_folder, bool with_input);
+  /// Forks; the program is confirmed by `confirm`.
+  Result<void> start(const sys::SpawnOptions& program);
+  /// Waits until the program runs.
+  Result<void> confirm();
+
+  int rank() const noexcept { return rank_; }
+  pid_t pid() const noexcept { return child_.pid; }
+  bool alive() const noexcept { return child_.pid > 0 && !reaped_; }
+  /// To the process group, which is safe while the leader has not been reaped.
+  void signal(int number) const;
+  /// To those processes of the group that it does not end. False if no process has a use for it.
+  bool offer(int number) const;
+  /// A signal makes the rank save and end.
+  bool saves_when_asked() const;
+  /// A signal has made it save, on which it ends, or has ended.
+  bool makes_room() const;
+
+  void pause_reading();
+  void resume_reading();
+  /// Reads what is in the pipes now. Returns false once both have ended or are empty.
+  bool drain();
+
+  void give_input(std::string_view bytes);  ///< empty: end of input
+
+  void set_reaped() noexcept { reaped_ = true; }
+  const std::string tail() const { return tail_.text(); }
+
+  /// What the rank is doing now.
+  RankReport report() const;
+  std::string words() const;
+  /// When it began to say them; nullopt if it said nothing.
+  std::optional<std::chrono::steady_clock::time_point> words_began() const;
+  /// Has the rank write its stacks; false if it cannot.
+  bool ask_stacks();
+  /// What it has written since.
+  std::string stacks() const;
+  /// The file of the status page, which the program inherits; -1: there was no memory for one.
+  int status_fd() const noexcept { return status_.fd.get(); }
+
+  /// What is told only once.
+  bool reported = false;
+  /// It was dead or dying before the agent began to stop the job.
+  bool ended_before_stop = true;
+
+ private:
+  struct Pipe {
+    sys::UniqueFd fd;
+    sys::UniqueFd log;
+    std::string log_path;
+    Watch watch;
+  };
+  bool read_some(Stream stream);
+  void write_log(Pipe& pipe, std::string_view bytes);
+  void write_input();
+  void close_input();
+
+  Loop& loop_;
+  int rank_;
+  Events events_;
+  const status::StatusLayout* page() const noexcept {
+    return static_cast<const status::StatusLayout*>(status_.mapping.data());
+  }
+
+  Tail tail_;
+  sys::SharedSegment status_;  ///< empty: no page
+  sys::ChildProcess child_;
+  std::optional<sys::PendingSpawn> pending_;
+  bool reaped_ = false;
+  std::array<Pipe, 2> pipes_;
+  std::array<sys::UniqueFd, 3> child_ends_;
+  sys::UniqueFd input_;
+  Watch input_watch_;
+  std::string unwritten_;
+  bool input_ended_ = false;
+};
+
+}  // namespace cohort::launch

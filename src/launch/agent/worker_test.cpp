@@ -1,0 +1,153 @@
+#include "launch/agent/worker.h"
+
+#include "status/status_page.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+sys::SpawnOptions shell(const std::string& script) {
+  sys::SpawnOptions options;
+  options.path = "/bin/sh";
+  options.arguments = {"sh", "-c", script};
+  options.environment = {"PATH=/usr/bin:/bin"};
+  options.group = sys::Group::Own;
+  options.parent_death_signal = SIGKILL;
+  return options;
+}
+
+std::array<sys::UniqueFd, 2> make_pipe() {
+  int ends[2] = {-1, -1};
+  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  return {sys::UniqueFd(ends[0]), sys::UniqueFd(ends[1])};
+}
+
+/// A process of ours that is no rank's: it echoes lines for as long as no signal ends it.
+class Bystander {
+ public:
+  Bystander() {
+    auto options = shell("exec cat");
+    options.stdin_fd = to_[0].get();
+    options.stdout_fd = from_[1].get();
+    auto pending = sys::spawn(options);
+    EXPECT_TRUE(pending);
+    auto child = std::move(*pending).confirm();
+    EXPECT_TRUE(child);
+    child_ = *std::move(child);
+    to_[0].reset();
+    from_[1].reset();
+  }
+  ~Bystander() {
+    ::kill(child_.pid, SIGKILL);
+    ::waitpid(child_.pid, nullptr, 0);
+  }
+  Bystander(const Bystander&) = delete;
+  Bystander& operator=(const Bystander&) = delete;
+
+  pid_t pid() const { return child_.pid; }
+  /// A signal that was sent before comes before the answer.
+  bool answers() {
+    if (::write(to_[1].get(), "x", 1) != 1) return false;
+    pollfd answer{from_[0].get(), POLLIN, 0};
+    char byte = 0;
+    return ::poll(&answer, 1, 30'000) == 1 && ::read(from_[0].get(), &byte, 1) == 1;
+  }
+
+ private:
+  std::array<sys::UniqueFd, 2> to_ = make_pipe();
+  std::array<sys::UniqueFd, 2> from_ = make_pipe();
+  sys::ChildProcess child_;
+};
+
+/// A rank whose page holds whatever the test writes there.
+class WorkerTest : public testing::Test {
+ protected:
+  void start(const std::string& script) {
+    Worker::Events events;
+    events.output = [this](const Output& output) { said_ += output.bytes; };
+    events.trouble = [](const std::string& text) { FAIL() << text; };
+    worker_.emplace(loop_, 0, 10, events);
+    ASSERT_TRUE(worker_->prepare({}, true));
+    auto mapped = sys::map_shared_segment(worker_->status_fd(), status::kStatusBytes);
+    ASSERT_TRUE(mapped);
+    page_ = *std::move(mapped);
+    ASSERT_TRUE(worker_->start(shell(script)));
+    ASSERT_TRUE(worker_->confirm());
+    layout().abilities.store(status::StatusLayout::kTellsStacks);
+    ASSERT_TRUE(says("ready\n"));
+  }
+  void TearDown() override {
+    if (!worker_ || worker_->pid() <= 0) return;
+    const auto family = sys::descendants(worker_->pid());
+    worker_->signal(SIGKILL);
+    for (const pid_t pid : family) ::kill(pid, SIGKILL);  // whatever is in a group of its own
+    ::waitpid(worker_->pid(), nullptr, 0);
+  }
+  status::StatusLayout& layout() { return *static_cast<status::StatusLayout*>(page_.data()); }
+  bool says(const std::string& text) {
+    const auto end = std::chrono::steady_clock::now() + 30s;
+    while (said_.find(text) == std::string::npos) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      loop_.run_for(100ms);
+    }
+    said_.erase(0, said_.find(text) + text.size());
+    return true;
+  }
+
+  Loop loop_;
+  std::optional<Worker> worker_;
+  sys::Mapping page_;
+  std::string said_;
+};
+
+// It waits in `read` for what never comes: while a shell starts programs, it blocks all signals for moments.
+constexpr const char* kAnswers = "trap 'echo asked' QUIT; echo ready; while :; do read line; done";
+
+TEST_F(WorkerTest, WhateverTheRankTookForItsPidNobodyElseIsAsked) {
+  start(kAnswers);
+  Bystander bystander;
+  for (const pid_t pid : {0, -1, -bystander.pid(), bystander.pid(), ::getpid(), ::getppid(), 1, 0x7fffffff}) {
+    layout().pid.store(pid);
+    EXPECT_TRUE(worker_->ask_stacks()) << pid;
+    EXPECT_TRUE(says("asked\n")) << pid;
+    EXPECT_TRUE(bystander.answers()) << pid;
+  }
+}
+
+TEST_F(WorkerTest, AProcessThatTheRankHasStartedIsAskedItself) {
+  // In a group and a session of its own.
+  start(std::string("setsid sh -c \"") + kAnswers + "\"; exit");
+  const auto children = sys::descendants(worker_->pid());
+  ASSERT_FALSE(children.empty());
+  layout().pid.store(children.front());
+  EXPECT_TRUE(worker_->ask_stacks());
+  EXPECT_TRUE(says("asked\n"));
+}
+
+TEST_F(WorkerTest, ARankThatWouldDieOfItIsNotAsked) {
+  start("echo ready; exec cat /dev/zero >/dev/null");
+  for (const pid_t pid : {worker_->pid(), 0}) {
+    layout().pid.store(pid);
+    EXPECT_FALSE(worker_->ask_stacks());
+  }
+}
+
+}  // namespace
+}  // namespace cohort::launch

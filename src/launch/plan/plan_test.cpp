@@ -1,0 +1,93 @@
+#include "launch/plan/plan.h"
+
+#include "base/env.h"
+#include "launch/plan/port_lease.h"
+#include "launch/plan/rank_environment.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace cohort::launch {
+namespace {
+
+TEST(PlanTest, FillsHostsInOrder) {
+  const auto plan = make_plan({{"a", 2}, {"b", 4}, {"c", 1}}, 5);
+  ASSERT_TRUE(plan);
+  ASSERT_EQ(plan->hosts.size(), 2U);
+  EXPECT_EQ(plan->hosts[1].first_rank, 2);
+  EXPECT_EQ(plan->hosts[1].ranks, 3);
+  EXPECT_EQ(to_string(*plan), "5 processes on 2 hosts (a: ranks 0-1, b: ranks 2-4)");
+  EXPECT_EQ(to_string(*make_plan({{"a", 2}}, 1)), "1 process on 1 host (a: rank 0)");
+}
+
+TEST(PlanTest, RefusesWhatHasNoMeaning) {
+  EXPECT_FALSE(make_plan({{"a", 2}}, 0));
+  EXPECT_FALSE(make_plan({{"a", 2}}, 3));
+  EXPECT_FALSE(make_plan({{"a", 0}}, 1));
+  EXPECT_FALSE(make_plan({{"a", 2}, {"a", 2}}, 1));
+  EXPECT_FALSE(make_plan({{"a", 1 << 20}}, 1 << 17));
+}
+
+TEST(PlanTest, RanksKnowTheirPlaceOnSeveralHosts) {
+  const auto plan = *make_plan({{"a", 2}, {"b", 2}}, 4);
+  JobFacts facts;
+  facts.master_address = "a";
+  facts.master_port = 1234;
+  const auto env = rank_environment(plan, plan.hosts[1], 3, facts);
+  for (const char* wanted : {"RANK=3", "LOCAL_RANK=1", "GROUP_RANK=1", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=2",
+                             "GROUP_WORLD_SIZE=2", "MASTER_ADDR=a", "MASTER_PORT=1234", "COHORT_HOST=b"}) {
+    EXPECT_NE(std::find(env.begin(), env.end(), wanted), env.end()) << wanted;
+  }
+  EXPECT_TRUE(
+      std::none_of(env.begin(), env.end(), [](const auto& word) { return word.starts_with("COHORT_HOST_TIMEOUT"); }));
+  facts.host_timeout = std::chrono::seconds(9);
+  const auto patient = rank_environment(plan, plan.hosts[1], 3, facts);
+  EXPECT_NE(std::find(patient.begin(), patient.end(), "COHORT_HOST_TIMEOUT=9"), patient.end());
+}
+
+TEST(RankEnvironmentTest, EveryVariableIsInTheTable) {
+  const Plan plan = *make_plan({{"a", 1}}, 1);
+  auto all = rank_environment(plan, plan.hosts[0], 0, {});
+  for (std::string& word : horovod_environment(plan, plan.hosts[0], 0)) all.push_back(std::move(word));
+  for (const std::string& word : all) {
+    const std::string name = word.substr(0, word.find('='));
+    EXPECT_TRUE(std::any_of(env::variables().begin(), env::variables().end(), [&name](const env::Variable& variable) {
+      return variable.name == name && variable.use != env::Variable::Use::RunOption;
+    })) << name;
+  }
+}
+
+TEST(RankEnvironmentTest, HorovodsNumbersOfHostsThatDiffer) {
+  const Plan plan = *make_plan({{"a", 1}, {"b", 3}, {"c", 2}}, 6);
+  const auto has = [](const std::vector<std::string>& env, const char* wanted) {
+    return std::find(env.begin(), env.end(), wanted) != env.end();
+  };
+  const auto b = horovod_environment(plan, plan.hosts[1], 2);
+  for (const char* wanted : {"HOROVOD_RANK=2", "HOROVOD_SIZE=6", "HOROVOD_LOCAL_RANK=1", "HOROVOD_LOCAL_SIZE=3",
+                             "HOROVOD_CROSS_RANK=0", "HOROVOD_CROSS_SIZE=2", "HOROVOD_HOSTNAME=b"}) {
+    EXPECT_TRUE(has(b, wanted)) << wanted;
+  }
+  const auto c = horovod_environment(plan, plan.hosts[2], 4);
+  EXPECT_TRUE(has(c, "HOROVOD_CROSS_RANK=2"));
+  EXPECT_TRUE(has(c, "HOROVOD_CROSS_SIZE=3"));
+}
+
+TEST(PortLeaseTest, UsablePortsAvoidEphemeralAndReservedOnes) {
+  EXPECT_EQ(usable_ports("32768\t60999\n", "\n"), (std::vector<PortRange>{{10000, 32767}, {61000, 65535}}));
+  EXPECT_EQ(usable_ports("10000 65000", "65001,65100-65200"), (std::vector<PortRange>{{65002, 65099}, {65201, 65535}}));
+  EXPECT_TRUE(usable_ports("1024 65535", "").empty());
+  EXPECT_FALSE(usable_ports("nonsense", "x,-,7-").empty());
+}
+
+TEST(PortLeaseTest, HoldersDoNotMeetAndGiveBack) {
+  auto first = PortLease::take(5);
+  ASSERT_TRUE(first) << first.error().what();
+  const auto port = first->port();
+  auto second = PortLease::take(5);
+  ASSERT_TRUE(second);
+  EXPECT_NE(second->port(), port);
+}
+
+}  // namespace
+}  // namespace cohort::launch

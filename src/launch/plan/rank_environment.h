@@ -1,0 +1,34 @@
+// The variables that tell a worker who it is. Pure.
+#pragma once
+
+#include "launch/plan/plan.h"
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+struct JobFacts {
+  std::string job_id;
+  std::string run_folder;
+  std::string store;  ///< host:port
+  std::string master_address;
+  std::uint16_t master_port = 0;
+  std::string log_folder;  ///< empty: no logs
+  int restart = 0;         ///< how often the job has been started again
+  int max_restarts = 0;
+  std::chrono::seconds host_timeout = std::chrono::seconds(0);  ///< 0: what the ranks' environment says
+};
+
+/// "NAME=value": what torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, GROUP_RANK, TORCHELASTIC_RUN_ID, ...; names and
+/// meanings are torch.distributed.elastic's, local_elastic_agent.py) and what cohort::join reads. `rank` is of the
+/// plan.
+std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts);
+
+/// What horovodrun sets for programs that read it: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK, ... (names
+/// and meanings are Horovod's, runner/gloo_run.py; not its rendezvous, which is not there).
+std::vector<std::string> horovod_environment(const Plan& plan, const PlannedHost& host, int rank);
+
+}  // namespace cohort::launch

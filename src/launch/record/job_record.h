@@ -1,0 +1,55 @@
+// job.json: what was run, where, by what, and how it ended.
+#pragma once
+
+#include "launch/plan/plan.h"
+#include "launch/plan/program.h"
+#include "launch/watch/post_mortem.h"
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::launch {
+
+/// Why the record says `"contained": false`, and what that means for the job.
+inline constexpr std::string_view kNotContained =
+    "cohort run places jobs in no cgroup and no PID namespace: if supervisor, guard, agent and ranks are all killed at "
+    "once (SIGKILL), processes that ranks have started themselves can outlive them";
+
+/// One start of a job that may be started again.
+struct AttemptRecord {
+  std::string start;
+  std::string end;
+  int exit_status = 0;
+  std::string reason;
+  std::string log_folder;
+  std::vector<int> pids;
+  std::optional<Ending> failure;
+};
+
+struct JobRecord {
+  std::string job_id;
+  std::vector<std::string> command_line;
+  Program program;
+  Plan plan;
+  std::vector<int> pids;  ///< by rank
+  int threads = 0;
+  int master_port = 0;
+  std::string start;  ///< UTC
+  std::string end;    ///< empty while it runs
+  std::optional<int> exit_status;
+  std::string reason;       ///< why it ended, if not by itself
+  std::string output_lost;  ///< what of the output could not be shown, and why; empty if all could
+  std::optional<Ending> failure;
+  std::string log_folder;  ///< empty: none
+  int max_restarts = 0;
+  std::vector<AttemptRecord> attempts;  ///< those that have ended
+};
+
+/// Takes the rest (folder, user, host, the environment's variables that matter, versions) from this process.
+nlohmann::ordered_json to_json(const JobRecord& record);
+
+}  // namespace cohort::launch

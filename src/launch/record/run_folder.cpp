@@ -1,0 +1,188 @@
+#include "launch/record/run_folder.h"
+
+#include "launch/own_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <cerrno>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cohort::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string utc_text(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[64];
+  return {text, std::strftime(text, sizeof text, format, &parts)};
+}
+
+/// For the user's convenience only: a link that cannot be made is no error, and several jobs may try at once.
+void point_latest_to(int runs, const std::string& name) {
+  struct stat status {};
+  if (::fstatat(runs, "latest", &status, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISLNK(status.st_mode)) return;
+  const std::string aside = ".latest-" + name;
+  if (::symlinkat(name.c_str(), runs, aside.c_str()) != 0) return;
+  if (::renameat(runs, aside.c_str(), runs, "latest") != 0) ::unlinkat(runs, aside.c_str(), 0);
+}
+
+/// The lock belongs to the open folder: it ends with the last process of the job that holds it.
+Result<void> lock(int folder) {
+  // (A file system without locks has to do without.)
+  if (::flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return fail(ErrorCode::Io, "another job is running in it");
+  return {};
+}
+
+/// The record of a run before, which says where its logs are: they have moved.
+void correct_record(const fs::path& aside, const std::string& before) {
+  std::ifstream file(aside / "job.json");
+  auto record = nlohmann::ordered_json::parse(file, nullptr, false);
+  if (!record.is_object()) return;
+  const auto correct = [&](nlohmann::ordered_json& of) {
+    if (!of.is_object() || !of.contains("logs") || !of["logs"].is_string()) return;
+    const std::string logs = of["logs"];
+    if (logs == before + "/logs" || logs.starts_with(before + "/logs/"))
+      of["logs"] = aside.string() + logs.substr(before.size());
+  };
+  correct(record);
+  if (record.contains("attempts") && record["attempts"].is_array()) {
+    for (auto& attempt : record["attempts"]) correct(attempt);
+  }
+  auto folder = open_folder(aside.string());
+  if (folder) (void)write_job_record({aside.string(), aside.string(), std::move(*folder), {}}, record);
+}
+
+/// To a new folder below `folder`, whose name it returns.
+Result<std::string> put_aside(int folder, const std::vector<std::string>& what) {
+  std::string name;
+  for (int number = 1;; ++number) {
+    name = fmt::format("earlier-{}", number);
+    if (::mkdirat(folder, name.c_str(), 0755) == 0) break;
+    if (errno != EEXIST) return fail(ErrorCode::Io, "making {} for the run before: {}", name, errno_text(errno));
+  }
+  for (const std::string& each : what) {
+    if (::renameat(folder, each.c_str(), folder, (name + "/" + each).c_str()) != 0 && errno != ENOENT)
+      return fail(ErrorCode::Io, "moving {} of the run before to {}: {}", each, name, errno_text(errno));
+  }
+  return name;
+}
+
+/// The name of the folder below `folder` that has them now; empty if there was nothing.
+Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
+  if (::faccessat(folder, "job.json", F_OK, AT_SYMLINK_NOFOLLOW) != 0) return std::string();
+  auto name = put_aside(folder, {"logs", "job.json"});
+  if (name) correct_record(path / *name, path.string());
+  return name;
+}
+
+/// "rank-12.out" and the like, and the folders of restarts.
+bool is_of_logs(std::string_view name) {
+  for (const auto& [before, after] :
+       {std::pair("rank-", ".out"), std::pair("rank-", ".err"), std::pair("restart-", "")}) {
+    std::string_view number = name;
+    if (!number.starts_with(before) || !number.ends_with(after)) continue;
+    number.remove_prefix(std::string_view(before).size());
+    number.remove_suffix(std::string_view(after).size());
+    if (!number.empty() && number.find_first_not_of("0123456789") == std::string_view::npos) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string utc_now() {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  tm parts{};
+  ::gmtime_r(&now.tv_sec, &parts);
+  char text[64];
+  const std::size_t size = std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &parts);
+  return fmt::format("{}.{:03}Z", std::string_view(text, size), now.tv_nsec / 1'000'000);
+}
+
+Result<RunFolder> make_run_folder(const RunFolderRequest& request) {
+  const bool own_name = request.path.empty();
+  const std::string shown =
+      own_name ? fmt::format("runs/{}-{}-{}", utc_text("%Y%m%d-%H%M%S"), request.program_name, request.id)
+               : request.path;
+  const auto failed = [&shown](const std::string& why) {
+    return fail(ErrorCode::Io, "cannot make the run's folder {}: {}; choose another with --run-dir", shown, why);
+  };
+  std::error_code error;
+  fs::path path = fs::absolute(shown, error);
+  if (error) return failed(error.message());
+  path = path.lexically_normal();
+  if (path.filename().empty()) path = path.parent_path();
+  auto own = make_own_folder(path.string(), own_name ? Existing::Refused : Existing::Taken);
+  if (!own) return failed(own.error().what());
+  if (::faccessat(own->folder.get(), ".", W_OK | X_OK, 0) != 0) return failed(errno_text(errno));
+  if (auto locked = lock(own->folder.get()); !locked) return failed(locked.error().what());
+  auto earlier = put_earlier_aside(own->folder.get(), path);
+  if (!earlier) return failed(earlier.error().what());
+  if (own_name) point_latest_to(own->parent.get(), path.filename().string());
+  RunFolder made{path.string(), shown, std::move(own->folder), {}};
+  if (!earlier->empty()) made.earlier = (fs::path(shown) / *earlier).string();
+  return made;
+}
+
+Result<LogFolder> make_log_folder(const std::string& path, const RunFolder& run) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) return fail(ErrorCode::Io, "cannot make this folder: {}", error.message());
+  auto folder = open_folder(path);
+  if (!folder) return tl::unexpected(folder.error());
+  struct stat own {
+  }, of_run{};
+  const bool same = ::fstat(folder->get(), &own) == 0 && ::fstat(run.fd.get(), &of_run) == 0 &&
+                    own.st_dev == of_run.st_dev && own.st_ino == of_run.st_ino;
+  // (The run's folder is locked already.)
+  if (auto locked = same ? Result<void>() : lock(folder->get()); !locked) return tl::unexpected(locked.error());
+  std::vector<std::string> before;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    if (const std::string name = entry->path().filename(); is_of_logs(name)) before.push_back(name);
+  }
+  LogFolder made{std::move(*folder), {}};
+  if (before.empty()) return made;
+  auto aside = put_aside(made.fd.get(), before);
+  if (!aside) return tl::unexpected(aside.error());
+  made.earlier = (fs::path(path) / *aside).string();
+  return made;
+}
+
+Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record) {
+  const std::string path = folder.path + "/job.json";
+  constexpr const char* kAside = ".job.json.new";
+  // Arguments and paths need not be UTF-8; JSON has to be.
+  const std::string text = record.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  const auto fd = make_file(folder.fd.get(), kAside, 0600);
+  if (!fd) return fail(ErrorCode::Io, "{}: {}", path, fd.error().what());
+  std::string_view rest(text);
+  while (!rest.empty()) {
+    const ssize_t put = ::write(fd->get(), rest.data(), rest.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) {
+      const int why = errno;
+      ::unlinkat(folder.fd.get(), kAside, 0);
+      return fail(ErrorCode::Io, "{}: {}", path, errno_text(why));
+    }
+    rest.remove_prefix(static_cast<std::size_t>(put));
+  }
+  if (::renameat(folder.fd.get(), kAside, folder.fd.get(), "job.json") != 0)
+    return fail(ErrorCode::Io, "{}: {}", path, errno_text(errno));
+  return {};
+}
+
+}  // namespace cohort::launch

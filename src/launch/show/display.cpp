@@ -1,0 +1,149 @@
+#include "launch/show/display.h"
+
+#include "sys/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace cohort::launch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+/// The limit of `drain` is counted in so many looks, so that a time in which this process was stopped itself (Ctrl-Z)
+/// counts as one and not as the whole.
+constexpr int kLooks = 10;
+/// For the complaint to be read, where stderr has another reader than stdout.
+constexpr milliseconds kComplaintLimit{500};
+
+int terminal_columns() {
+  winsize size{};
+  for (const int fd : {1, 2}) {
+    if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  }
+  return 80;
+}
+
+}  // namespace
+
+Display::Display(Loop& loop, Events events) : loop_(loop), events_(std::move(events)) {
+  watch_ = Watch(loop_, console_.event_fd());
+  watch_.on_readable([this] { on_console(); });
+}
+
+void Display::set_up(Look look) {
+  hidden_.assign(look.hosts.size(), !look.ranks.empty());
+  for (const int rank : look.ranks) hidden_[static_cast<std::size_t>(rank)] = false;
+  ViewOptions view;
+  view.style = look.style;
+  view.hosts = std::move(look.hosts);
+  view.terminal = {::isatty(1) != 0, ::isatty(2) != 0};
+  view.colour = {sys::wants_colour(1), sys::wants_colour(2)};
+  view.columns = terminal_columns;
+  view.speakers = look.ranks.size();
+  if (look.style == PrefixStyle::Json) view.terminal = view.colour = {false, false};
+  const bool several = look.ranks.size() != 1 && look.style != PrefixStyle::None && look.style != PrefixStyle::Json;
+  for (std::size_t i = 0; i < 2; ++i) {
+    view.collapse[i] =
+        several && (look.collapse == Collapse::Always || (look.collapse == Collapse::Auto && view.terminal[i]));
+  }
+  view_.emplace(std::move(view));
+}
+
+void Display::feed(std::size_t source, const Output& output) {
+  const auto size = static_cast<std::uint64_t>(output.bytes.size());
+  if (!hidden_[static_cast<std::size_t>(output.rank)]) {
+    show(view_->feed(output.rank, output.stream, output.bytes, Clock::now()));
+  }
+  shown_.emplace_back(source, size);
+  console_.write(1, {}, size);
+  wait_for_release();
+  if (view_->has_partial() && !partial_) {
+    partial_ = Timer(loop_, milliseconds(100), [this] {
+      partial_ = Timer();
+      show(view_->show_partial());
+    });
+  }
+}
+
+void Display::wait_for_release() {
+  const auto due = view_->next_release();
+  if (!due || release_) return;
+  release_ = Timer(loop_, std::max(*due - Clock::now(), Clock::duration(milliseconds(1))), [this] {
+    release_ = Timer();
+    show(view_->release(Clock::now()));
+    wait_for_release();
+  });
+}
+
+void Display::on_console() {
+  console_.acknowledge();
+  const std::uint64_t written = console_.written();
+  std::vector<std::pair<std::size_t, std::uint64_t>> credits;
+  while (!shown_.empty() && credited_ + shown_.front().second <= written) {
+    const auto [source, weight] = shown_.front();
+    shown_.pop_front();
+    credited_ += weight;
+    if (!credits.empty() && credits.back().first == source)
+      credits.back().second += weight;
+    else
+      credits.emplace_back(source, weight);
+  }
+  for (const auto& [source, weight] : credits) events_.on_taken(source, weight);
+  if (console_.reader_gone(1)) events_.on_reader_gone();
+  for (const int fd : {1, 2}) {
+    const int error = console_.no_room(fd);
+    if (error != 0 && !std::exchange(no_room_told_[fd == 2], true)) events_.on_no_room(fd, error);
+  }
+  if (on_done_ && console_.idle()) done();
+}
+
+void Display::show(const std::vector<Text>& texts) {
+  for (const Text& text : texts) console_.write(text.fd, text.bytes);
+}
+
+void Display::say(const std::string& text) { write(2, "cohort: " + text + "\n"); }
+
+void Display::end_lines() {
+  release_ = Timer();
+  if (view_) show(view_->finish());
+}
+
+void Display::drain(milliseconds limit, std::string complaint, std::function<void()> on_done) {
+  limit_ = limit;
+  complaint_ = std::move(complaint);
+  on_done_ = std::move(on_done);
+  seen_ = console_.taken();
+  if (console_.idle()) return done();
+  wait_for_reader();
+}
+
+void Display::wait_for_reader() {
+  look_ = Timer(loop_, limit_ / kLooks, [this] { look_at_reader(); });
+}
+
+void Display::look_at_reader() {
+  const std::uint64_t taken = console_.taken();
+  idle_looks_ = taken == seen_ ? idle_looks_ + 1 : 0;
+  seen_ = taken;
+  if (idle_looks_ >= kLooks) return give_up();
+  wait_for_reader();
+}
+
+void Display::give_up() {
+  console_.drop();
+  say(complaint_);
+  look_ = Timer(loop_, kComplaintLimit, [this] { done(); });
+}
+
+void Display::done() {
+  look_ = Timer();
+  watch_ = Watch();
+  const auto on_done = std::exchange(on_done_, nullptr);
+  on_done();
+}
+
+}  // namespace cohort::launch

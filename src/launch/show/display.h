@@ -1,0 +1,84 @@
+// What the reader of `cohort run` sees: takes the ranks' output, makes lines of it, writes them, and tells who sent the
+// bytes when they are out. Knows neither agents nor the job. Belongs to the supervisor and its thread.
+#pragma once
+
+#include "launch/loop.h"
+#include "launch/messages.h"
+#include "launch/show/console.h"
+#include "launch/show/output_view.h"
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::launch {
+
+class Display {
+ public:
+  struct Events {
+    /// So many bytes of `source` have gone out, or were dropped because the reader is gone.
+    std::function<void(std::size_t source, std::uint64_t bytes)> on_taken;
+    /// Nobody reads stdout any more. Called whenever something was written, until someone acts upon it.
+    std::function<void()> on_reader_gone;
+    /// stdout (1) or stderr (2) goes to a file that has no room, and why (errno). Once for each.
+    std::function<void(int fd, int error)> on_no_room;
+  };
+  Display(Loop& loop, Events events);
+
+  struct Look {
+    PrefixStyle style = PrefixStyle::Rank;
+    Collapse collapse = Collapse::Auto;
+    std::vector<std::string> hosts;  ///< by rank
+    std::vector<int> ranks = {};     ///< those that are shown; empty: all
+  };
+  /// Before the first `feed`. What stdout and stderr are it finds out itself.
+  void set_up(Look look);
+  void feed(std::size_t source, const Output& output);
+  /// A line of our own, on stderr.
+  void say(const std::string& text);
+  void write(int fd, std::string text) { console_.write(fd, std::move(text)); }
+  bool reader_gone() const { return console_.reader_gone(1); }
+  /// The unfinished lines, finished: no more output comes.
+  void end_lines();
+
+  /// Calls `on_done` once everything is out, or once the reader has taken no byte for `limit`: then what is left is
+  /// dropped, and `complaint` goes to stderr if that is read.
+  void drain(std::chrono::milliseconds limit, std::string complaint, std::function<void()> on_done);
+
+ private:
+  void on_console();
+  void show(const std::vector<Text>& texts);
+  void wait_for_release();
+  void wait_for_reader();
+  void look_at_reader();
+  void give_up();
+  void done();
+
+  Loop& loop_;
+  Events events_;
+  Console console_;
+  Watch watch_;
+  std::optional<OutputView> view_;
+  std::deque<std::pair<std::size_t, std::uint64_t>> shown_;  ///< weights that the console has not written yet
+  std::uint64_t credited_ = 0;
+  std::array<bool, 2> no_room_told_{};
+  Timer partial_;
+  Timer release_;
+  std::vector<bool> hidden_;  ///< by rank
+
+  std::function<void()> on_done_;
+  std::chrono::milliseconds limit_{};
+  std::string complaint_;
+  std::uint64_t seen_ = 0;  ///< bytes that the reader had taken when it was looked at last
+  int idle_looks_ = 0;
+  Timer look_;
+};
+
+}  // namespace cohort::launch

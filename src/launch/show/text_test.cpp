@@ -1,0 +1,202 @@
+// Lines, views, tails, post-mortems: what people read.
+#include "launch/agent/tail.h"
+#include "launch/show/lines.h"
+#include "launch/show/output_view.h"
+#include "launch/watch/post_mortem.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+namespace cohort::launch {
+namespace {
+
+std::vector<std::string> texts(const std::vector<Line>& lines) {
+  std::vector<std::string> out;
+  for (const Line& line : lines) out.push_back(line.text);
+  return out;
+}
+
+TEST(Lines, AreTheSameHoweverTheBytesArrive) {
+  const std::string text = "one\ntwo\r\n10%\r20%\rdone\n\n\xc3\xa4\nrest";
+  LineSplitter whole;
+  const auto expected = texts(whole.feed(text));
+  EXPECT_EQ(expected, (std::vector<std::string>{"one", "two", "10%", "20%", "done", "", "\xc3\xa4"}));
+  EXPECT_EQ(whole.partial(), "rest");
+  for (std::size_t step = 1; step < 6; ++step) {
+    LineSplitter splitter;
+    std::vector<std::string> got;
+    for (std::size_t at = 0; at < text.size(); at += step) {
+      for (auto& line : texts(splitter.feed(std::string_view(text).substr(at, step)))) got.push_back(line);
+    }
+    EXPECT_EQ(got, expected) << step;
+    EXPECT_EQ(splitter.take_partial(), "rest");
+  }
+}
+
+TEST(Lines, WithoutEndAreCutBetweenCharacters) {
+  std::string text;
+  while (text.size() < 3 * kLongestLine) text += "\xe2\x82\xac";  // a character of three bytes
+  LineSplitter splitter;
+  std::string joined;
+  std::size_t cuts = 0;
+  for (const Line& line : splitter.feed(text)) {
+    EXPECT_EQ(line.end, Line::End::Cut);
+    EXPECT_LE(line.text.size(), kLongestLine);
+    EXPECT_EQ(line.text.size() % 3, 0U);
+    joined += line.text;
+    ++cuts;
+  }
+  EXPECT_GE(cuts, 2U);
+  EXPECT_EQ(joined + splitter.take_partial(), text);
+}
+
+TEST(Lines, MayBeAsLongAsIsSaid) {
+  LineSplitter splitter(4);
+  EXPECT_EQ(texts(splitter.feed("1234\n12345\xc3\xa4\xc3\xa4\n")),
+            (std::vector<std::string>{"1234", "1234", "5\xc3\xa4", "\xc3\xa4"}));
+}
+
+TEST(View, PrefixesAreAligned) {
+  ViewOptions options;
+  options.hosts = std::vector<std::string>(11, "h");
+  OutputView view(options);
+  EXPECT_EQ(view.feed(3, Stream::Stdout, "a\nb\nc", {}).at(0).bytes, "h:3  | a\nh:3  | b\n");
+  EXPECT_EQ(view.feed(10, Stream::Stderr, "x\n", {}).at(0).bytes, "h:10 | x\n");
+  EXPECT_EQ(view.feed(10, Stream::Stderr, "x\n", {}).at(0).fd, 2);
+  const auto rest = view.finish();
+  ASSERT_EQ(rest.size(), 1U);
+  EXPECT_EQ(rest[0].bytes, "h:3  | c\n");
+}
+
+TEST(View, ProgressBarsSpeakUpNowAndThenWhereTheyCannotBeOverwritten) {
+  ViewOptions options;
+  options.hosts = {"h"};
+  OutputView view(options);
+  const OutputView::Clock::time_point start{std::chrono::hours(1)};
+  EXPECT_TRUE(view.feed(0, Stream::Stderr, "1%\r2%\r3%\r", start).empty());
+  EXPECT_EQ(view.feed(0, Stream::Stderr, "50%\r60", start + std::chrono::seconds(11)).at(0).bytes, "h:0 | 3%\n");
+}
+
+TEST(View, ProgressBarsOverwriteThemselvesOnATerminal) {
+  ViewOptions options;
+  options.hosts = {"h", "h"};
+  options.terminal = {true, true};
+  options.columns = [] { return 12; };
+  OutputView view(options);
+  EXPECT_EQ(view.feed(0, Stream::Stdout, "0123456789abc\rx", {}).at(0).bytes, "\r\033[Kh:0 | 01234");
+  EXPECT_EQ(view.feed(1, Stream::Stdout, "line\n", {}).at(0).bytes, "\r\033[Kh:1 | line\n");
+  EXPECT_TRUE(view.has_partial());
+  EXPECT_EQ(view.show_partial().at(0).bytes, "\r\033[Kh:0 | x");
+  EXPECT_FALSE(view.has_partial());
+}
+
+TEST(TailTest, KeepsTheLastLinesInBoundedMemory) {
+  Tail tail(2, 100);
+  EXPECT_EQ(tail.text(), "");
+  tail.append("a\nb\nc");
+  EXPECT_EQ(tail.text(), "b\nc");
+  tail.append("\n");
+  EXPECT_EQ(tail.text(), "b\nc\n");
+  for (int i = 0; i < 1000; ++i) tail.append("0123456789");
+  EXPECT_LE(tail.text().size(), 100U);
+  tail.append(std::string(1000, 'x') + "\nlast\n");
+  EXPECT_TRUE(tail.text().ends_with("x\nlast\n"));
+}
+
+TEST(TailTest, FramesOfLibtorchsErrorsDoNotDrownWhatTheySay) {
+  Tail tail(3, 1000);
+  std::string text = "start\nterminate called\n  what():  shapes\nException raised from f at x.cpp:1:\n";
+  for (int i = 0; i < 200; ++i)
+    text += "frame #" + std::to_string(i) + ": at::native::f() + 0x3cc (0x7f in libtorch.so)\n";
+  // In pieces, as a pipe brings it.
+  for (std::size_t at = 0; at < text.size(); at += 7) tail.append(std::string_view(text).substr(at, 7));
+  tail.append("last");
+  EXPECT_EQ(tail.text(), "  what():  shapes\nException raised from f at x.cpp:1:\nlast");
+}
+
+TEST(TailTest, ATracebackIsShownFromItsFirstLineOn) {
+  const std::string header = "Traceback (most recent call last):\n";
+  const auto frames = [](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += "  File \"a.py\", line 1, in f\n    f()\n";
+    return text;
+  };
+  const auto noise = [](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += "noise " + std::to_string(i) + "\n";
+    return text;
+  };
+  const std::string error = header + frames(12) + "ValueError: the cause\n";
+  const auto shown = [](const std::string& text) {
+    Tail tail(20);
+    tail.append(text);
+    return tail.text();
+  };
+  EXPECT_EQ(shown(noise(50) + error), error);
+  EXPECT_EQ(shown(noise(50) + error + noise(30)), error + noise(30)) << "what comes after is no reason to lose it";
+  const std::string link = "\nDuring handling of the above exception, another exception occurred:\n\n";
+  const std::string second = header + frames(3) + "KeyError: 'x'\n";
+  EXPECT_EQ(shown(noise(50) + error + link + second), error + link + second);
+  EXPECT_EQ(shown(error + noise(5) + second + noise(20)), second + noise(20))
+      << "the last one, where they are not linked";
+  // A short one within the last lines changes nothing.
+  EXPECT_TRUE(shown(noise(50) + second).starts_with("noise "));
+  EXPECT_FALSE(shown("not " + error).starts_with("not ")) << "a header is a line of its own";
+
+  const std::string deep = shown(noise(50) + header + frames(100) + "RecursionError: too deep\n" + noise(40));
+  EXPECT_TRUE(deep.starts_with("...\n    f()\n")) << deep;
+  EXPECT_NE(deep.find("RecursionError: too deep\n...\nnoise 30\n"), std::string::npos) << deep;
+  EXPECT_TRUE(deep.ends_with("noise 39\n")) << deep;
+  EXPECT_LE(std::count(deep.begin(), deep.end(), '\n'), static_cast<std::ptrdiff_t>(kTracebackLines) + 2);
+}
+
+Ending ending(int rank, int code, int signal, double after, const char* text = "", bool before_stop = true) {
+  Ending out;
+  out.rank = rank;
+  out.host = "h";
+  out.status.code = code;
+  out.status.signal = signal;
+  out.after_seconds = after;
+  out.last_stderr = text;
+  out.before_stop = before_stop;
+  return out;
+}
+
+TEST(PostMortemTest, FindsTheFirstCause) {
+  EXPECT_FALSE(first_failure({ending(0, 0, 0, 1)}));
+  EXPECT_EQ(first_failure({ending(0, 1, 0, 2), ending(1, 1, 0, 1)})->rank, 1);
+  // Reported later, struck first.
+  EXPECT_EQ(first_failure({ending(0, 1, 0, 1, "PeerLost: rank 2"), ending(2, 0, SIGKILL, 1.2)})->rank, 2);
+  EXPECT_EQ(first_failure({ending(0, 1, 0, 1, "PeerLost: rank 2"), ending(2, 1, 0, 1.2, "ValueError")})->rank, 2);
+  EXPECT_EQ(first_failure({ending(0, 0, SIGABRT, 1, "PeerLost: rank 2"), ending(2, 1, 0, 1.2, "ValueError")})->rank, 2);
+  // The C++ runtime prints an exception's text without its code.
+  const char* const text = "what():  barrier() failed -- rank 0 (h) lost rank 2 (h, pid 7) in operation 3";
+  EXPECT_EQ(first_failure({ending(0, 0, SIGABRT, 1, text), ending(2, 0, SIGABRT, 1.2, "no room")})->rank, 2);
+  // What ended it counts more than what it wrote before.
+  Ending first = ending(2, 1, 0, 1.2, "caught: PeerLost");
+  first.words = "ValueError: no sample";
+  EXPECT_EQ(first_failure({ending(0, 1, 0, 1, "PeerLost: rank 2"), first})->rank, 2);
+  EXPECT_FALSE(follows_another(first));
+  EXPECT_TRUE(follows_another(ending(0, 1, 0, 1, "PeerLost: rank 2")));
+  EXPECT_FALSE(follows_another(ending(0, 0, 0, 1, "PeerLost: rank 2")));
+  // What we killed ourselves is no cause.
+  EXPECT_EQ(first_failure({ending(0, 0, SIGTERM, 1, "", false), ending(1, 3, 0, 2)})->rank, 1);
+}
+
+TEST(PostMortemTest, SaysWhoHowAndWhere) {
+  PostMortem post_mortem;
+  post_mortem.first = ending(1, 0, SIGKILL, 2.5, "a\nb\n");
+  post_mortem.first.out_of_memory = true;
+  post_mortem.world_size = 4;
+  post_mortem.log_folder = "runs/x/logs";
+  const std::string text = to_string(post_mortem);
+  EXPECT_NE(text.find("rank 1 failed: killed by SIGKILL (host h"), std::string::npos) << text;
+  EXPECT_NE(text.find("> a\ncohort:   > b\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("out-of-memory"), std::string::npos) << text;
+  EXPECT_NE(text.find("runs/x/logs/rank-1.err"), std::string::npos) << text;
+  EXPECT_EQ(text.find('\033'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace cohort::launch

@@ -1,0 +1,423 @@
+#include "launch/start/crew.h"
+
+#include "base/log.h"
+#include "launch/start/hosts.h"
+#include "net/interfaces.h"
+#include "net/socket.h"
+#include "sys/process.h"
+
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+/// Beyond so many, and some for each host, one goes.
+constexpr std::size_t kMostStrangers = 128;
+constexpr int kAtOnce = 64;
+/// For a stranger to say who it is.
+constexpr auto kHelloLimit = std::chrono::seconds(5);
+/// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
+constexpr std::size_t kMostStarting = 64;
+/// Of one command that fails by bad luck.
+constexpr int kMostStarts = 3;
+/// For a command whose agent has nothing more to do, twice: `srun` may wait long for a step that was killed.
+constexpr auto kPartingTime = std::chrono::seconds(5);
+/// Of the hosts that do not come.
+constexpr std::size_t kMostTold = 4;
+
+sys::UniqueFd listen(bool elsewhere, std::uint16_t port, Way way) {
+  if (!elsewhere) return value_or_throw(net::listen_on({{"127.0.0.1", port}, {}}));
+  auto both = net::listen_on({{"::", port}, {}});
+  if (both) return *std::move(both);
+  auto one = net::listen_on({{"0.0.0.0", port}, {}});  // there is no IPv6 here
+  if (!one && way == Way::Launcher) {
+    raise(one.error().code(),
+          "node rank 0 cannot listen at port {}: {} -- does another job, or a second launcher of node rank 0, use it? "
+          "Name another port with --master, on all nodes",
+          port, one.error().what());
+  }
+  return value_or_throw(std::move(one));
+}
+
+}  // namespace
+
+Crew::Crew(Loop& loop, const net::Secret& secret, Options options, Events events)
+    : loop_(loop),
+      secret_(secret),
+      options_(std::move(options)),
+      events_(std::move(events)),
+      listener_(listen(options_.elsewhere, options_.remote.port, options_.remote.way)),
+      door_(listener_.get()) {
+  watch_listener();
+}
+
+void Crew::watch_listener() {
+  listener_watch_ = Watch(loop_, listener_.get());
+  listener_watch_.on_readable([this] { accept(); });
+}
+
+void Crew::start(const std::vector<PlannedHost>& hosts) {
+  for (const PlannedHost& host : hosts) {
+    CrewMember& member = *members_.emplace_back(std::make_unique<CrewMember>());
+    member.host = host;
+  }
+  for (const auto& member : members_) {
+    if (member->host.local) start_local(*member);
+  }
+  if (comes_by_itself(options_.remote.way)) over_ = true;  // others do that
+  start_remote();
+}
+
+void Crew::start_local(CrewMember& member) {
+  const net::Endpoint here = value_or_throw(net::local_endpoint(listener_.get()));
+  member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here.tcp.port}, {}}, secret_));
+  member.ended = Watch(loop_, member.process.process.pidfd.get());
+  member.ended.on_readable([this, &member] { on_process_ended(member); });
+}
+
+void Crew::start_remote() {
+  for (; !over_ && starting_ < kMostStarting && next_remote_ < members_.size(); ++next_remote_) {
+    CrewMember& member = *members_[next_remote_];
+    if (member.host.local) continue;
+    if (auto started = start_remote(member); !started) {
+      over_ = true;
+      return events_.on_unfit(&member, started.error().what());
+    }
+    ++starting_;
+  }
+}
+
+Result<void> Crew::start_remote(CrewMember& member) {
+  auto process = start_remote_agent(options_.remote, member.host);
+  if (!process) return tl::unexpected(process.error());
+  ++member.starts;
+  member.remote.reset();  // it looks at the process before
+  member.process = *std::move(process);
+  Invitation invitation{secret_, member.host.index, {}, options_.host_timeout};
+  const std::uint16_t port = value_or_throw(net::local_endpoint(listener_.get())).tcp.port;
+  for (const std::string& address : value_or_throw(net::offered_addresses()))
+    invitation.supervisor.push_back({{address, port}, {}});
+  RemoteStart::Events events;
+  events.on_unfit = [this, &member](const std::string& why) { events_.on_unfit(&member, why); };
+  events.on_complaint = [this, &member](std::string line) { events_.on_complaint(member, std::move(line)); };
+  member.remote = std::make_unique<RemoteStart>(loop_, member.process, invitation, std::move(events));
+  member.ended = Watch(loop_, member.process.process.pidfd.get());
+  member.ended.on_readable([this, &member] { on_process_ended(member); });
+  return {};
+}
+
+bool Crew::start_again(CrewMember& member) {
+  if (over_ || member.channel != nullptr || member.starts >= kMostStarts || !failed_by_luck(failed_start(member)))
+    return false;
+  const pid_t ended = member.process.process.pid;
+  if (!start_remote(member)) return false;  // what is known of the one before says why
+  log::info("launch", "{} is started again on {}", way_name(options_.remote.way), member.host.name);
+  member.process_gone = false;
+  ::waitpid(ended, nullptr, 0);
+  return true;
+}
+
+void Crew::on_process_ended(CrewMember& member) {
+  member.ended = Watch();
+  member.parting = Timer();
+  member.process_gone = true;
+  if (member.remote) {
+    member.remote->drain();
+    if (start_again(member)) return;
+    if (member.channel == nullptr) --starting_;
+  }
+  events_.on_process_ended(member);
+  start_remote();
+}
+
+void Crew::accept() {
+  for (int i = 0; i < kAtOnce; ++i) {
+    auto visitor = door_.next();
+    if (!visitor) break;
+    net::SecureOptions options = control_options();
+    options.heard = &heard_;
+    auto connection =
+        net::SecureConnection::with_secret(std::move(visitor->socket), net::Role::Server, secret_, options);
+    if (!connection) {
+      door_.turn_away(visitor->source);
+      continue;
+    }
+    Stranger& stranger = strangers_.emplace_back();
+    stranger.source = visitor->source;
+    stranger.channel = std::make_unique<Channel>(
+        loop_, *std::move(connection),
+        [this, &stranger](Message message) {
+          if (const auto* hello = std::get_if<Hello>(&message)) on_hello(stranger, *hello);
+        },
+        [this, &stranger](const std::optional<Error>& error) {
+          if (error) log::info("launch", "a connection to the supervisor failed: {}", error->what());
+          // It has proved the secret, so it is one of ours.
+          if (error && error->code() == ErrorCode::Corrupt && stranger.channel->established()) {
+            events_.on_unfit(nullptr,
+                             fmt::format("what the agent at {} says is not understood: it is of another version of "
+                                         "Cohort; this is {}; install one version everywhere",
+                                         stranger.channel->peer(), own_announcement().version));
+          }
+          leave(stranger);
+        });
+    stranger.limit = Timer(loop_, kHelloLimit, [this, &stranger] { leave(stranger); });
+    if (strangers_.size() > kMostStrangers + 8 * members_.size()) {
+      leave(*net::who_has_to_go(strangers_, [](const Stranger& each) { return each.channel->credible(); }));
+    }
+  }
+  if (const auto later = door_.shut_until()) {
+    listener_watch_ = Watch();
+    reopening_ = Timer(loop_, *later - net::Door::Clock::now(), [this] {
+      if (listener_) watch_listener();
+    });
+  }
+}
+
+void Crew::leave(Stranger& stranger) {
+  const auto found = std::find_if(strangers_.begin(), strangers_.end(),
+                                  [&stranger](const Stranger& each) { return &each == &stranger; });
+  if (found == strangers_.end()) return;
+  if (stranger.channel != nullptr) {
+    stranger.channel->abandon();
+    if (!stranger.channel->established()) door_.turn_away(stranger.source);
+  }
+  // Its channel may be calling us: it goes with the next event.
+  leaving_.splice(leaving_.end(), strangers_, found);
+  if (sweeping_) return;
+  sweeping_ = Timer(loop_, {}, [this] {
+    sweeping_ = Timer();
+    leaving_.clear();
+  });
+}
+
+void Crew::on_hello(Stranger& stranger, const Hello& hello) {
+  Announcement there;
+  there.protocol = hello.protocol;
+  there.version = hello.version;
+  there.build = hello.build;
+  there.host = hello.host;
+  there.path = fmt::format("pid {}", hello.pid);
+  if (std::string why = difference(own_announcement(), there); !why.empty()) {
+    stranger.channel->send(Refused{why});
+    return events_.on_unfit(nullptr, std::move(why));
+  }
+  if (std::string why = objection(hello); !why.empty()) return stranger.channel->send(Refused{std::move(why)});
+  const auto found = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+    if (hello.host_index < 0 && hello.nodes > 0) return member->channel == nullptr && !member->host.local;
+    return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
+  });
+  // One by hand, on the launcher's own host, may come before the launcher's own.
+  const bool known = found != members_.end();
+  const bool taken = known && ((*found)->channel != nullptr || (hello.host_index < 0 && (*found)->host.local));
+  if (!known || taken) {
+    return stranger.channel->send(Refused{fmt::format("{} {}; the job's hosts: {}", hello.host,
+                                                      known ? "is there already" : "is none of the job's", names())});
+  }
+  CrewMember& member = **found;
+  if (hello.nodes > 0) {
+    member.host.name = name_for(hello, member.host.index);
+    member.host.ranks = hello.ranks;
+  }
+  door_.let_in(stranger.source);
+  member.channel = std::move(stranger.channel);
+  leave(stranger);
+  member.free_port = hello.free_port;
+  if (!member.host.local) member.channel->watch_link(options_.host_timeout);
+  if (member.remote) {
+    member.remote->set_joined();
+    if (!member.process_gone) --starting_;
+  }
+  // The channel is calling us at this moment; from the next message on it talks to the agent.
+  member.channel->redirect(
+      [this, &member](Message message) { events_.on_message(member, std::move(message)); },
+      [this, &member](const std::optional<Error>& error) { events_.on_channel_closed(member, error); });
+  stranger.limit = Timer();
+  if (all_joined()) {
+    listener_watch_ = Watch();
+    reopening_ = Timer();
+    door_.close();
+    listener_.reset();
+  }
+  events_.on_joined(member);
+  start_remote();
+}
+
+std::string Crew::objection(const Hello& hello) const {
+  const bool launchers = options_.remote.way == Way::Launcher;
+  if (hello.nodes == 0 && !(launchers && hello.host_index < 0)) return {};
+  if (!launchers)
+    return fmt::format("{} is a launcher of its own, and this job was started without --nnodes", hello.host);
+  if (hello.nodes == 0) return "this job has a launcher on each node: `cohort run --nnodes`, and not `cohort agent`";
+  if (hello.nodes != static_cast<int>(members_.size())) {
+    return fmt::format("{} was started with --nnodes {}, and node rank 0 with {}", hello.host, hello.nodes,
+                       members_.size());
+  }
+  if (hello.nodes_id != options_.remote.nodes_id) {
+    const auto said = [](const std::string& id) { return id.empty() ? "none" : id; };
+    return fmt::format("{} is of another job: --rdzv-id there is {}, and that of node rank 0 is {}", hello.host,
+                       said(hello.nodes_id), said(options_.remote.nodes_id));
+  }
+  if (hello.ranks < 1 || hello.ranks > kMostProcesses) return fmt::format("{} wants {} ranks", hello.host, hello.ranks);
+  const auto taken = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+    return member->host.index == hello.host_index && (member->channel != nullptr || member->host.local);
+  });
+  if (taken != members_.end())
+    return fmt::format("node rank {} is {} already; each node has a --node-rank of its own", hello.host_index,
+                       (*taken)->host.name);
+  return {};
+}
+
+// Two nodes may be one host.
+std::string Crew::name_for(const Hello& hello, int index) const {
+  const bool known =
+      std::any_of(members_.begin(), members_.end(), [&hello](const auto& one) { return one->host.name == hello.host; });
+  return known ? fmt::format("{} (node {})", hello.host, index) : hello.host;
+}
+
+void Crew::let_go() {
+  for (const auto& member : members_) give_up(*member);
+}
+
+void Crew::give_up(CrewMember& member) {
+  member.process.lifeline.reset();
+  // ssh that has not connected yet, or whose host is gone, does not look at its stdin. (Not reaped before the end.)
+  if (member.remote && !member.process_gone) ::kill(member.process.process.pid, SIGTERM);
+}
+
+net::Address Crew::own_address(const CrewMember& member) {
+  if (member.host.local) return {"127.0.0.1", 0};
+  return value_or_throw(net::local_endpoint(member.channel->fd())).tcp;
+}
+
+net::Address Crew::agent_address(const CrewMember& member) {
+  if (member.host.local) return {"127.0.0.1", 0};
+  return value_or_throw(net::peer_endpoint(member.channel->fd())).tcp;
+}
+
+FailedStart Crew::failed_start(const CrewMember& member) const {
+  FailedStart failed;
+  failed.way = options_.remote.way;
+  failed.host = member.host.name;
+  failed.command =
+      options_.remote.remote_cohort.empty() ? sys::own_executable().value_or("cohort") : options_.remote.remote_cohort;
+  failed.ssh.clear();
+  for (const std::string& word : options_.remote.ssh)
+    failed.ssh += (failed.ssh.empty() ? "" : " ") + shell_quoted(word);
+  if (member.remote == nullptr) return failed;
+  failed.announced = member.remote->announced();
+  if (member.process_gone) failed.status = sys::peek_exit_status(member.process.process.pid);
+  failed.noise = member.remote->noise();
+  failed.complaints = member.remote->complaints();
+  return failed;
+}
+
+std::string Crew::why_not(const CrewMember& member) const {
+  if (options_.remote.way == Way::Launcher && options_.remote.join.empty())
+    return fmt::format("{} has not come: is `cohort run` every task's command, and does a firewall stand between?",
+                       member.host.name);
+  if (comes_by_itself(options_.remote.way))
+    return fmt::format("nobody has come as {}; {}", member.host.name, invitation());
+  if (member.remote == nullptr) return fmt::format("the start of {} has to wait for others", member.host.name);
+  return explain(failed_start(member));
+}
+
+std::string Crew::names() const {
+  std::string text;
+  for (const auto& member : members_) text += (text.empty() ? "" : ", ") + member->host.name;
+  return text;
+}
+
+std::string Crew::invitation() const {
+  const bool launchers = options_.remote.way == Way::Launcher;
+  if (!comes_by_itself(options_.remote.way) || all_joined() || (launchers && options_.remote.join.empty())) return {};
+  std::string missing;
+  for (const auto& member : members_) {
+    if (member->channel == nullptr && !member->host.local) missing += (missing.empty() ? "" : ", ") + member->host.name;
+  }
+  const std::uint16_t port = value_or_throw(net::local_endpoint(listener_.get())).tcp.port;
+  std::string addresses;
+  for (const std::string& address : value_or_throw(net::offered_addresses()))
+    addresses += (addresses.empty() ? "" : ",") + net::to_string(net::Address{address, port});
+  if (launchers) return fmt::format("waiting at {} for {}; on each: {}", addresses, missing, options_.remote.join);
+  return fmt::format("waiting for {}; on each: cohort agent --join {} --secret-file FILE --name HOST", missing,
+                     addresses);
+}
+
+std::string Crew::how_ended(const CrewMember& member) const {
+  const auto status = sys::peek_exit_status(member.process.process.pid);
+  return fmt::format("{}: {}", way_name(options_.remote.way), status ? sys::to_string(*status) : "unknown status");
+}
+
+net::Endpoint Crew::open_endpoint() const {
+  net::Endpoint endpoint = value_or_throw(net::local_endpoint(listener_.get()));
+  endpoint.tcp.port = 0;
+  return endpoint;
+}
+
+bool Crew::all_joined() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->channel != nullptr; });
+}
+
+void Crew::broadcast(const Message& message) {
+  for (const auto& member : members_) {
+    if (member->channel != nullptr) member->channel->send(message);
+  }
+}
+
+void Crew::see_off(CrewMember& member) {
+  if (options_.remote.way == Way::Launcher && !member.host.local) return;
+  member.channel->send(Finish{});
+  if (member.remote) end_command(member, SIGTERM);
+}
+
+void Crew::dismiss(int status, bool again) {
+  if (options_.remote.way != Way::Launcher) return;
+  for (const auto& member : members_) {
+    if (!member->host.local && member->channel != nullptr) member->channel->send(Finish{status, again});
+  }
+}
+
+void Crew::end_command(CrewMember& member, int signal) {
+  member.parting = Timer(loop_, kPartingTime, [this, &member, signal] {
+    if (member.process_gone) return;
+    if (signal == SIGTERM)
+      events_.on_complaint(member, fmt::format("nothing of the job is left there, and its {} has not ended after {} s; "
+                                               "ending it",
+                                               way_name(options_.remote.way), kPartingTime.count()));
+    ::kill(member.process.process.pid, signal);
+    if (signal != SIGKILL) end_command(member, SIGKILL);
+  });
+}
+
+bool Crew::all_started() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->started; });
+}
+
+bool Crew::all_ended() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& member) {
+    const bool never_begun = !member->host.local && member->remote == nullptr;
+    return (never_begun || member->process_gone) &&
+           (member->all_gone || member->channel == nullptr || member->channel->closed());
+  });
+}
+
+std::string Crew::missing() const {
+  std::string names;
+  for (const auto& member : members_) {
+    if (!member->started) names += (names.empty() ? "" : ", ") + member->host.name;
+  }
+  std::size_t told = 0;
+  for (const auto& member : members_) {
+    if (member->channel != nullptr || member->host.local) continue;
+    if (++told == kMostTold + 1) return names + "; ...";
+    names += (told == 1 ? ": " : "; ") + why_not(*member);
+  }
+  return names;
+}
+
+}  // namespace cohort::launch

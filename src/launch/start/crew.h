@@ -1,0 +1,145 @@
+// The agents of one job, one per host: starts them, lets them in (and nobody else), and knows how far each has come.
+// Hosts other than this one are reached by a command, so many at a time. What is said to agents and what follows from
+// what they say is the supervisor's. One thread.
+#pragma once
+
+#include "launch/channel.h"
+#include "launch/loop.h"
+#include "launch/messages.h"
+#include "launch/plan/plan.h"
+#include "launch/start/remote_start.h"
+#include "launch/start/starter.h"
+#include "net/door.h"
+#include "net/heard.h"
+#include "net/secret.h"
+#include "sys/unique_fd.h"
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+/// One agent, from its start to its end.
+struct CrewMember {
+  PlannedHost host;
+  AgentProcess process;
+  std::unique_ptr<RemoteStart> remote;  ///< where a command is in between
+  std::uint16_t free_port = 0;          ///< that the agent holds for the job, on its host
+  Watch ended;                          ///< its process has
+  Timer parting;                        ///< until which the command in between has to end
+  std::unique_ptr<Channel> channel;
+  bool started = false;       ///< its ranks run; the supervisor sets it
+  bool all_gone = false;      ///< its ranks and all below them have ended; the supervisor sets it
+  bool process_gone = false;  ///< and so has it, or the guard around it
+  int starts = 0;             ///< of the command in between
+};
+
+class Crew {
+ public:
+  struct Events {
+    std::function<void(CrewMember&)> on_joined;  ///< it can be talked to
+    std::function<void(CrewMember&, Message)> on_message;
+    std::function<void(CrewMember&, const std::optional<Error>&)> on_channel_closed;
+    std::function<void(CrewMember&)> on_process_ended;
+    /// Why one that came, or did not come, cannot be taken; nullptr: which one is not known.
+    std::function<void(const CrewMember*, std::string)> on_unfit;
+    /// A line of a remote agent's stderr, or of the command in between.
+    std::function<void(CrewMember&, std::string)> on_complaint;
+  };
+  struct Options {
+    RemoteOptions remote = {};
+    bool elsewhere = false;  ///< there are other hosts than this one: listens on all addresses, not on loopback
+    std::chrono::milliseconds host_timeout = std::chrono::seconds(3);  ///< a host that is silent so long is lost
+  };
+  /// Throws cohort::Error.
+  Crew(Loop& loop, const net::Secret& secret, Options options, Events events);
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+
+  /// Throws where a local one cannot be started; those before it run, until `let_go`.
+  void start(const std::vector<PlannedHost>& hosts);
+  void start_no_more() noexcept { over_ = true; }
+  /// Ends the lifelines: agents, and what they own, end by themselves.
+  void let_go();
+  /// To all that have joined.
+  void broadcast(const Message& message);
+  /// To one whose host has nothing left of the job: it ends, and a command in between that does not is ended. The
+  /// launcher of another node waits for `dismiss`.
+  void see_off(CrewMember& member);
+  /// To the launchers of other nodes: how the job has ended, and whether it is started again.
+  void dismiss(int status, bool again);
+
+  /// In the order of the hosts.
+  const std::vector<std::unique_ptr<CrewMember>>& members() const noexcept { return members_; }
+  bool all_joined() const;
+  bool all_started() const;
+  /// No agent's process is left, and nothing that it said is on its way.
+  bool all_ended() const;
+  /// The hosts whose ranks do not run yet: "a, b", and what is known of those whose agents have not come.
+  std::string missing() const;
+  /// What is known of a remote agent that has not come.
+  FailedStart failed_start(const CrewMember& member) const;
+  /// Why a remote agent whose command has ended did not come.
+  std::string why_not(const CrewMember& member) const;
+  /// By hand: who is waited for, and what to type there; empty: nobody.
+  std::string invitation() const;
+  /// "ssh: exit code 255: Connection reset": of a remote agent whose command has ended.
+  std::string how_ended(const CrewMember& member) const;
+  /// For another server of the job, at a port of the system's choice: where this one listens.
+  net::Endpoint open_endpoint() const;
+  /// Ends the lifeline and the command in between, which may be waiting for a host that is not there.
+  static void give_up(CrewMember& member);
+  /// The address of this host by which an agent has come; loopback for one that is here.
+  static net::Address own_address(const CrewMember& member);
+  /// And the agent's.
+  static net::Address agent_address(const CrewMember& member);
+
+ private:
+  /// A connection that has not said who it is yet.
+  struct Stranger {
+    std::unique_ptr<Channel> channel;
+    net::Source source;
+    Timer limit;
+  };
+  void watch_listener();
+  void accept();
+  void leave(Stranger& stranger);
+  std::string names() const;
+  void start_local(CrewMember& member);
+  void start_remote();
+  Result<void> start_remote(CrewMember& member);
+  /// One whose command failed by bad luck. False: it did not, or no more are started.
+  bool start_again(CrewMember& member);
+  void end_command(CrewMember& member, int signal);
+  void on_process_ended(CrewMember& member);
+  void on_hello(Stranger& stranger, const Hello& hello);
+  /// Of the launcher of another node: why it cannot be taken; empty: it can.
+  std::string objection(const Hello& hello) const;
+  std::string name_for(const Hello& hello, int index) const;
+
+  Loop& loop_;
+  const net::Secret& secret_;
+  const Options options_;
+  Events events_;
+  sys::UniqueFd listener_;
+  net::Door door_;
+  net::Heard heard_;
+  Watch listener_watch_;
+  Timer reopening_;  ///< of the watch, when the door has been shut for a moment
+  Timer sweeping_;   ///< of strangers who leave
+  std::vector<std::unique_ptr<CrewMember>> members_;
+  std::list<Stranger> strangers_;  ///< the first that came is in front
+  std::list<Stranger> leaving_;    ///< until no handler of theirs can be at work
+  std::size_t next_remote_ = 0;    ///< in members_
+  std::size_t starting_ = 0;       ///< remote ones on their way
+  bool over_ = false;              ///< no more are started
+};
+
+}  // namespace cohort::launch

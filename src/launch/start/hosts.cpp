@@ -1,0 +1,207 @@
+#include "launch/start/hosts.h"
+
+#include "base/parse.h"
+#include "cluster/host_list.h"
+#include "net/interfaces.h"
+#include "sys/cpus.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <fstream>
+#include <iterator>
+#include <string_view>
+
+namespace cohort::launch {
+namespace {
+
+std::string_view first_label(std::string_view name) { return name.substr(0, name.find('.')); }
+
+/// What may stand in a command line of ssh, srun or mpirun, where it must be neither an option nor two words.
+Result<void> check_name(const std::string& name) {
+  constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:@%";
+  if (name.empty() || name.front() == '-' || name.find_first_not_of(kAllowed) != std::string::npos) {
+    return fail(ErrorCode::InvalidArgument, "'{}' is no name of a host", name);
+  }
+  return {};
+}
+
+Result<std::vector<HostSlots>> from(Result<std::vector<cluster::HostSlots>> parsed, std::string_view where) {
+  if (!parsed) return fail(ErrorCode::InvalidArgument, "{}: {}", where, parsed.error().what());
+  if (parsed->empty()) return fail(ErrorCode::InvalidArgument, "{}: there is no host in it", where);
+  std::vector<HostSlots> hosts;
+  for (const cluster::HostSlots& host : *parsed) {
+    if (auto fine = check_name(host.host); !fine)
+      return fail(ErrorCode::InvalidArgument, "{}: {}", where, fine.error().what());
+    hosts.push_back({host.host, host.slots.value_or(1), false});
+  }
+  return hosts;
+}
+
+Result<std::vector<HostSlots>> from_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file.is_open() || file.bad())
+    return fail(ErrorCode::InvalidArgument, "--hostfile {}: {}", path, errno_text(errno));
+  return from(cluster::parse_host_file(text), "--hostfile " + path);
+}
+
+struct Allocation {
+  std::vector<HostSlots> hosts;
+  std::map<std::string, int> components;  ///< where there are several
+};
+
+/// Adds the nodes that variables with this ending name.
+Result<void> add_nodes(const Environment& environment, const std::string& ending, std::vector<HostSlots>& hosts) {
+  const std::string list = "SLURM_JOB_NODELIST" + ending, tasks = "SLURM_TASKS_PER_NODE" + ending;
+  const std::string nodes = environment.find(list).value_or("");
+  const auto names = cluster::parse_slurm_hosts(nodes);
+  if (!names) return fail(ErrorCode::InvalidArgument, "{}={}: {}", list, nodes, names.error().what());
+  std::vector<int> slots(names->size(), 1);
+  if (const auto counts = environment.find(tasks)) {
+    auto parsed = cluster::parse_slurm_counts(*counts);
+    if (!parsed) return fail(ErrorCode::InvalidArgument, "{}={}: {}", tasks, *counts, parsed.error().what());
+    // Within a step it may describe the step's nodes only.
+    if (parsed->size() == slots.size()) slots = *std::move(parsed);
+  }
+  for (std::size_t i = 0; i < names->size(); ++i) {
+    const auto known =
+        std::find_if(hosts.begin(), hosts.end(), [&](const auto& one) { return one.name == (*names)[i]; });
+    if (known == hosts.end())
+      hosts.push_back({(*names)[i], slots[i], false});
+    else
+      known->slots += slots[i];  // a node may be in two components
+  }
+  return {};
+}
+
+/// The nodes of the allocation, with the tasks that it has on each. Empty: this process is in none, or is one of
+/// several tasks of a step, each of which is on its own.
+Result<Allocation> from_slurm(const Environment& environment) {
+  Allocation all;
+  if (!environment.find("SLURM_JOB_ID")) return all;
+  const auto tasks = parse_integer<int>(environment.find("SLURM_STEP_NUM_TASKS").value_or("1"));
+  if (environment.find("SLURM_STEP_ID") && tasks.value_or(1) > 1) return all;
+  // A heterogeneous job's script is told of its own component by the plain names, and of each by these.
+  const auto components = parse_integer<int>(environment.find("SLURM_HET_SIZE").value_or("1"));
+  if (components.value_or(1) <= 1) {
+    if (!environment.find("SLURM_JOB_NODELIST")) return all;
+    if (auto added = add_nodes(environment, "", all.hosts); !added) return tl::unexpected(added.error());
+    return all;
+  }
+  for (int component = 0; component < *components; ++component) {
+    // What srun starts has the second name alone.
+    std::string ending = fmt::format("_HET_GROUP_{}", component);
+    if (!environment.find("SLURM_JOB_NODELIST" + ending)) ending = fmt::format("_PACK_GROUP_{}", component);
+    if (!environment.find("SLURM_JOB_NODELIST" + ending)) {
+      return fail(
+          ErrorCode::InvalidArgument,
+          "SLURM_HET_SIZE={}, but there is no SLURM_JOB_NODELIST_HET_GROUP_{}: start this from the job's script "
+          "or shell, with all of its environment",
+          *components, component);
+    }
+    if (auto added = add_nodes(environment, ending, all.hosts); !added) return tl::unexpected(added.error());
+    for (const HostSlots& host : all.hosts) all.components.emplace(host.name, component);
+  }
+  return all;
+}
+
+Result<void> mark_local(std::vector<HostSlots>& hosts, HostWishes::Starter starter) {
+  const HostSlots* found = nullptr;
+  for (HostSlots& host : hosts) {
+    host.local = starter == HostWishes::Starter::Local || is_this_host(host.name);
+    if (!host.local || starter == HostWishes::Starter::Local) continue;
+    if (found != nullptr) {
+      return fail(ErrorCode::InvalidArgument, "{} and {} are both this host; name it once, with all its slots",
+                  found->name, host.name);
+    }
+    found = &host;
+  }
+  return {};
+}
+
+bool all_among(const std::vector<HostSlots>& hosts, const std::vector<HostSlots>& others) {
+  return std::all_of(hosts.begin(), hosts.end(), [&others](const HostSlots& host) {
+    return std::any_of(others.begin(), others.end(),
+                       [&host](const HostSlots& other) { return other.name == host.name; });
+  });
+}
+
+}  // namespace
+
+bool same_host(const std::string& a, const std::string& b) {
+  if (a == b) return true;
+  // Two full names are compared as a whole; addresses have no first part.
+  const auto numeric = [](const std::string& name) {
+    return name.find_first_not_of("0123456789.") == std::string::npos || name.find(':') != std::string::npos;
+  };
+  const bool one_is_short = (a.find('.') == std::string::npos) != (b.find('.') == std::string::npos);
+  return !numeric(a) && !numeric(b) && one_is_short && first_label(a) == first_label(b);
+}
+
+bool is_this_host(const std::string& name) {
+  const std::string own = sys::host_name();
+  if (name == own || name == "localhost" || name == "127.0.0.1" || name == "::1") return true;
+  const auto addresses = net::interface_addresses();
+  const bool is_address = addresses && std::any_of(addresses->begin(), addresses->end(),
+                                                   [&](const auto& address) { return address.text == name; });
+  if (is_address) return true;
+  return same_host(name, own);
+}
+
+Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& environment) {
+  using Starter = HostWishes::Starter;
+  if (!wishes.list.empty() && !wishes.file.empty())
+    return fail(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
+  auto slurm = from_slurm(environment);
+  if (!slurm) return tl::unexpected(slurm.error());
+  HostChoice choice;
+  if (!wishes.list.empty() || !wishes.file.empty()) {
+    auto named = wishes.file.empty() ? from(cluster::parse_host_slots(wishes.list), "-H " + wishes.list)
+                                     : from_file(wishes.file);
+    if (!named) return tl::unexpected(named.error());
+    choice.hosts = *std::move(named);
+  } else {
+    choice.hosts = slurm->hosts;
+    // A single node is used as any host is, with no limit but the cores.
+    const bool here = choice.hosts.size() == 1 && is_this_host(choice.hosts.front().name);
+    if (here && wishes.per_node == 0) choice.hosts.clear();
+  }
+  if (choice.hosts.empty()) {
+    if (wishes.nodes > 1)
+      return fail(ErrorCode::InvalidArgument, "--nodes {}: which? name them with -H a,b or --hostfile FILE",
+                  wishes.nodes);
+    if (wishes.per_node > 0) choice.hosts = {{sys::host_name(), wishes.per_node, true}};
+    return choice;
+  }
+  const auto count = static_cast<std::size_t>(wishes.nodes);
+  if (count > choice.hosts.size()) {
+    return fail(ErrorCode::InvalidArgument, "--nodes {}: there are only {} hosts", count, choice.hosts.size());
+  }
+  if (count > 0) choice.hosts.resize(count);
+  if (wishes.per_node > 0) {
+    for (HostSlots& host : choice.hosts) host.slots = wishes.per_node;
+  }
+  if (auto marked = mark_local(choice.hosts, wishes.starter); !marked) return tl::unexpected(marked.error());
+  switch (wishes.starter) {
+    case Starter::Auto:
+      choice.way = !slurm->hosts.empty() && all_among(choice.hosts, slurm->hosts) ? Way::Slurm : Way::Ssh;
+      break;
+    case Starter::Slurm:
+      if (slurm->hosts.empty())
+        return fail(ErrorCode::InvalidArgument, "--starter slurm: this is no Slurm allocation; use sbatch or salloc");
+      choice.way = Way::Slurm;
+      break;
+    case Starter::Mpi: choice.way = Way::Mpi; break;
+    case Starter::Hand: choice.way = Way::Hand; break;
+    case Starter::Ssh:
+    case Starter::Local: break;
+  }
+  if (choice.way == Way::Slurm) {
+    // On this node, too, what the allocation has is given to a step: its GPUs, its cores, its limits.
+    for (HostSlots& host : choice.hosts) host.local = false;
+    choice.components = std::move(slurm->components);
+  }
+  return choice;
+}
+
+}  // namespace cohort::launch

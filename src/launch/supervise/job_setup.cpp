@@ -1,0 +1,155 @@
+#include "launch/supervise/job_setup.h"
+
+#include "base/env.h"
+#include "base/ranges.h"
+#include "launch/plan/host_environment.h"
+#include "launch/supervise/input_reader.h"
+#include "net/secret.h"
+#include "sys/cpus.h"
+#include "sys/process.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+namespace cohort::launch {
+
+std::string random_hex(std::size_t bytes) {
+  const net::Secret noise = value_or_throw(net::Secret::generate());
+  std::string text;
+  for (const std::uint8_t byte : noise.bytes().first(bytes)) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+std::string absolute_path(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path whole = std::filesystem::absolute(path, error);
+  if (error) raise(ErrorCode::Io, "{}: {}", path, error.message());
+  whole = whole.lexically_normal();
+  return whole.filename().empty() ? whole.parent_path().string() : whole.string();
+}
+
+namespace {
+
+/// Cohort's package `horovod` lies beside the command, so that whatever Python the program runs with finds it.
+void put_horovod_first(Environment& environment) {
+  const std::filesystem::path command = value_or_throw(sys::own_executable());
+  const std::filesystem::path folder = command.parent_path().parent_path() / "share/cohort/as-horovod";
+  std::error_code error;
+  if (!std::filesystem::exists(folder / "horovod/__init__.py", error)) {
+    raise(
+        ErrorCode::Unavailable,
+        "--as-horovod: there is no {}/horovod -- the command {} was installed without the Python package -- install it "
+        "with `pip install .` in a clone of Cohort",
+        folder.string(), command.string());
+  }
+  const auto others = environment.find("PYTHONPATH");
+  environment.set("PYTHONPATH", others && !others->empty() ? folder.string() + ":" + *others : folder.string());
+}
+
+}  // namespace
+
+JobSetup set_up_job(const RunOptions& options) {
+  JobSetup setup;
+  setup.environment = Environment::current();
+  // They are meant for this command: a job that a rank starts must not write into this one's folders.
+  for (const env::Variable& variable : env::variables()) {
+    if (variable.use == env::Variable::Use::RunOption) setup.environment.remove(variable.name);
+  }
+  for (const std::string& assignment : options.environment) {
+    setup.environment.set(assignment);
+    setup.chosen.push_back(assignment.substr(0, assignment.find('=')));
+  }
+  if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
+  setup.as_horovod = options.as_horovod;
+  if (options.as_horovod) put_horovod_first(setup.environment);
+  setup.program = value_or_throw(resolve_program(options.program, setup.environment));
+  std::vector<HostSlots> hosts = options.hosts;
+  int wished = options.processes;
+  if (hosts.empty()) {
+    hosts = {{sys::host_name(), kMostProcesses}};
+    if (wished == 0) wished = sys::usable_cores();
+  }
+  for (const HostSlots& host : hosts) wished += options.processes == 0 && !options.hosts.empty() ? host.slots : 0;
+  setup.plan = value_or_throw(make_plan(hosts, wished));
+  // What says that this job is one of its own is for this command: its ranks are several.
+  if (setup.plan.world_size > 1 &&
+      std::find(setup.chosen.begin(), setup.chosen.end(), env::kAlone) == setup.chosen.end())
+    setup.environment.remove(env::kAlone);
+  int processes = 0;  // here
+  for (const PlannedHost& host : setup.plan.hosts) processes += host.local ? host.ranks : 0;
+
+  setup.bind = options.bind;
+  // A host that has too few says so before anything is started.
+  if (setup.bind == Binding::Core && processes > 0) value_or_throw(share_cores(sys::cores_of_process(), processes));
+
+  const auto [before, now] = sys::raise_open_files_limit();
+  setup.open_files = before;
+  // Two pipes, two logs and a pidfd for each rank.
+  const auto needed = 5 * static_cast<std::uint64_t>(processes) + 5 * setup.plan.hosts.size() + 64;
+  if (now != 0 && needed > now) {
+    raise(ErrorCode::Unavailable,
+          "{} processes on one host need {} open files and the limit is {}; raise it (ulimit -Hn {}) or start fewer",
+          processes, needed, now, needed);
+  }
+  return setup;
+}
+
+std::vector<int> shown_ranks(const RunOptions& options, const Plan& plan) {
+  if (options.shown_ranks.empty()) return {};
+  auto ranks = parse_ranges(options.shown_ranks, plan.world_size);
+  if (!ranks) raise(ErrorCode::InvalidArgument, "--ranks {}", ranks.error().what());
+  return *std::move(ranks);
+}
+
+bool goes_elsewhere(const Plan& plan) {
+  return std::any_of(plan.hosts.begin(), plan.hosts.end(), [](const PlannedHost& host) { return !host.local; });
+}
+
+std::vector<std::string> hosts_of_ranks(const Plan& plan) {
+  std::vector<std::string> hosts(static_cast<std::size_t>(plan.world_size));
+  for (const PlannedHost& host : plan.hosts) {
+    for (int i = 0; i < host.ranks; ++i) hosts[static_cast<std::size_t>(host.first_rank + i)] = host.name;
+  }
+  return hosts;
+}
+
+StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFacts& facts) {
+  StartJob job;
+  job.path = setup.program.path;
+  job.arguments = setup.program.arguments;
+  job.environment = setup.environment.assignments();
+  char* folder = ::get_current_dir_name();
+  if (folder != nullptr) job.folder = folder;
+  std::free(folder);  // NOLINT: get_current_dir_name allocates with malloc
+  if (host.local) {
+    job.log_folder = facts.log_folder;
+  } else {
+    job.elsewhere = true;  // its output is kept here, by the supervisor
+    job.run_folder = facts.run_folder;
+    Environment travels;
+    for (const std::string& assignment : job.environment) {
+      const std::string name = assignment.substr(0, assignment.find('='));
+      if (!belongs_to_host(name) || std::find(setup.chosen.begin(), setup.chosen.end(), name) != setup.chosen.end())
+        travels.set(assignment);
+    }
+    job.environment = travels.assignments();
+  }
+  job.input = InputReader::worth_reading(0);
+  job.open_files = setup.open_files;
+  job.bind_to_cores = setup.bind == Binding::Core;
+  for (int rank = host.first_rank; rank < host.first_rank + host.ranks; ++rank) {
+    job.workers.push_back({rank, rank_environment(setup.plan, host, rank, facts)});
+    if (setup.as_horovod) {
+      auto more = horovod_environment(setup.plan, host, rank);
+      auto& all = job.workers.back().environment;
+      all.insert(all.end(), more.begin(), more.end());
+    }
+  }
+  return job;
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,47 @@
+// What a job consists of, from the wishes of who starts it: plan, program, environment, limits; and the orders that
+// agents get. Looks at this process and its files, starts nothing. One thread.
+#pragma once
+
+#include "launch/environment.h"
+#include "launch/messages.h"
+#include "launch/plan/plan.h"
+#include "launch/plan/program.h"
+#include "launch/plan/rank_environment.h"
+#include "launch/supervise/run_options.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+struct JobSetup {
+  Plan plan;
+  Program program;
+  Environment environment;  ///< of the workers, without what differs between ranks
+  Binding bind = Binding::None;
+  bool as_horovod = false;
+  std::vector<std::string> chosen = {};  ///< names of variables that go along to every host, whatever they are
+  std::uint64_t open_files = 0;          ///< the limit that workers get: what it was before it was raised for ourselves
+};
+
+/// Raises this process's limit of open files. Throws cohort::Error on wishes that cannot be met.
+JobSetup set_up_job(const RunOptions& options);
+
+/// Those of --ranks; empty: all. Throws cohort::Error where it names one that there is not.
+std::vector<int> shown_ranks(const RunOptions& options, const Plan& plan);
+
+/// There are hosts other than this one.
+bool goes_elsewhere(const Plan& plan);
+/// By rank.
+std::vector<std::string> hosts_of_ranks(const Plan& plan);
+/// What the agent of `host` is to start.
+StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFacts& facts);
+
+/// Where `path` leads from the current folder.
+std::string absolute_path(const std::string& path);
+
+std::string random_hex(std::size_t bytes);
+
+}  // namespace cohort::launch

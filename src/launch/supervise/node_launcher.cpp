@@ -1,0 +1,162 @@
+#include "base/env.h"
+#include "base/log.h"
+#include "cluster/detect.h"
+#include "launch/agent/agent.h"
+#include "launch/plan/port_lease.h"
+#include "launch/start/step_meeting.h"
+#include "launch/supervise/job_setup.h"
+#include "launch/supervise/supervisor.h"
+#include "net/interfaces.h"
+#include "net/socket.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <optional>
+#include <thread>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+/// To tell node 0 that nothing can be started here.
+constexpr auto kTellingTime = std::chrono::seconds(10);
+constexpr auto kLookAgain = std::chrono::milliseconds(200);
+
+/// Where the launchers of a job meet, and what lets them in.
+struct Place {
+  net::Secret secret;
+  std::vector<net::Endpoint> supervisor;
+  std::string shown;
+  std::optional<PortLease> port;  ///< of node 0, where nobody has chosen one
+};
+
+/// Which node this is, where nobody has said it: 0 at the place where they meet, and the first to come if several are
+/// on that host. Then it holds the port.
+std::optional<PortLease> settle_rank(NodeRole& role, net::Deadline deadline) {
+  auto here = net::is_local_host(role.master->host, deadline);
+  // A name may be known a while after the hosts are up, as in pods.
+  while (!here && !net::passed(deadline)) {
+    std::this_thread::sleep_for(kLookAgain);
+    here = net::is_local_host(role.master->host, deadline);
+  }
+  if (!value_or_throw(std::move(here))) return std::nullopt;
+  auto port = PortLease::of(role.master->port);
+  if (!port) return std::nullopt;
+  role.rank = 0;
+  return *std::move(port);
+}
+
+Place place_by_hand(const NodeRole& role, const std::string& secret_file) {
+  if (secret_file.empty()) {
+    raise(
+        ErrorCode::InvalidArgument,
+        "{}: the launchers of one job prove a secret to each other, and none is given -- make one with `cohort secret "
+        "FILE`, copy it to each node and name it there with --secret-file FILE or COHORT_SECRET_FILE; or start from "
+        "one host, which needs none: `cohort run -H a:2,b:2 ...`",
+        role.source);
+  }
+  return {value_or_throw(net::Secret::from_file(secret_file)), {{*role.master, {}}}, net::to_string(*role.master), {}};
+}
+
+Place place_in_step(const NodeRole& role, net::Deadline deadline) {
+  std::optional<meet::JoinOffer> mine;
+  std::optional<PortLease> port;
+  if (role.rank == 0) {
+    port = value_or_throw(PortLease::take(std::hash<std::string>{}(role.step->job)));
+    mine = meet::JoinOffer{value_or_throw(net::Secret::generate()), {}};
+    for (std::string& address : value_or_throw(net::offered_addresses()))
+      mine->addresses.push_back({std::move(address), port->port()});
+    if (mine->addresses.empty()) mine->addresses.push_back({"127.0.0.1", port->port()});
+  }
+  const auto offer = value_or_throw(meet_in_step(*role.step, cluster::current_environment(), mine, deadline));
+  Place place{*offer.secret, {}, "task 0 of the step", std::move(port)};
+  for (const net::Address& address : offer.addresses) place.supervisor.push_back({address, {}});
+  return place;
+}
+
+int run_agent_of_node(const RunOptions& options, AgentOptions agent, Place place) {
+  agent.supervisor = std::move(place.supervisor);
+  agent.secret = place.secret;
+  agent.host_index = options.node->rank;
+  agent.elsewhere = true;
+  agent.patient = true;
+  agent.host_timeout = options.host_timeout;
+  agent.connect_timeout = options.start_timeout;
+  agent.nodes = options.node->count;
+  agent.nodes_id = options.node->id;
+  agent.place = place.shown;
+  agent.quiet = options.quiet || options.json || options.node->step.has_value();  // srun shows what node 0 says
+  // stdin may be anything; the connection alone is the lifeline. This pipe ends with us.
+  int ends[2] = {-1, -1};
+  if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
+  agent.lifeline_fd = ends[0];
+  return run_agent(agent);
+}
+
+Place place_of(const RunOptions& options) {
+  return options.node->step ? place_in_step(*options.node, net::deadline_in(options.start_timeout))
+                            : place_by_hand(*options.node, options.remote.secret_file);
+}
+
+/// What this node starts.
+AgentOptions agent_of(const RunOptions& options) {
+  const JobSetup setup = set_up_job(options);
+  const PlannedHost& here = setup.plan.hosts[static_cast<std::size_t>(std::max(0, options.node->rank))];
+  AgentOptions agent;
+  agent.ranks = here.ranks;
+  agent.own = order_for(setup, here, {});
+  return agent;
+}
+
+/// The others need not wait for a node that cannot do its part.
+int tell_why_not(RunOptions options, const std::string& why) {
+  fmt::print(stderr, "cohort: {}\n", why);
+  options.start_timeout = std::min<std::chrono::milliseconds>(options.start_timeout, kTellingTime);
+  options.quiet = true;
+  AgentOptions agent;
+  agent.ranks = 1;
+  agent.own.emplace();
+  agent.unable = why;
+  try {
+    (void)run_agent_of_node(options, std::move(agent), place_of(options));
+  } catch (const Error& error) {
+    log::info("launch", "node 0 is not told: {}", error.what());
+  }
+  return kCannotStartStatus;
+}
+
+}  // namespace
+
+int run_node(RunOptions options) {
+  NodeRole& role = *options.node;
+  std::optional<PortLease> lease;
+  if (role.rank == kRankAsTheyCome) lease = settle_rank(role, net::deadline_in(options.start_timeout));
+  if (role.rank != 0) {
+    std::optional<AgentOptions> agent;
+    try {
+      agent = agent_of(options);
+    } catch (const Error& error) {
+      return tell_why_not(std::move(options), error.what());
+    }
+    return run_agent_of_node(options, *std::move(agent), place_of(options));
+  }
+  (void)set_up_job(options);  // what cannot be started here is told before anybody waits
+  const Place place = place_of(options);
+  options.remote.way = Way::Launcher;
+  options.remote.secret = place.secret;
+  options.remote.port = place.supervisor.front().tcp.port;
+  options.remote.nodes_id = role.id;
+  if (!role.step) {
+    options.remote.join = fmt::format("cohort run --nnodes {} {} {} --secret-file FILE -np N ...", role.count,
+                                      lease ? "--rdzv-endpoint" : "--node-rank R --master", place.shown);
+  }
+  return run_job(options);
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,55 @@
+// What whoever starts a job wants of it: the options of `cohort run` as values. Plain data.
+#pragma once
+
+#include "launch/plan/binding.h"
+#include "launch/plan/nodes.h"
+#include "launch/plan/plan.h"
+#include "launch/plan/program.h"
+#include "launch/show/output_view.h"
+#include "launch/start/starter.h"
+#include "launch/watch/health.h"
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+struct RunOptions {
+  int processes = 0;  ///< 0: as many as there are usable cores
+  ProgramRequest program;
+  std::string run_folder;                     ///< empty: runs/<UTC time>-<program>-<id>
+  std::vector<std::string> environment = {};  ///< "NAME=value" for the workers
+  Binding bind = Binding::None;
+  PrefixStyle prefix = PrefixStyle::Rank;
+  Collapse collapse = Collapse::Auto;
+  std::string shown_ranks = {};                           ///< "0,3-5"; empty: all. The logs have every rank
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< for the whole job
+  std::chrono::milliseconds start_timeout = std::chrono::seconds(30);  ///< for agents to report and workers to run
+  std::chrono::milliseconds grace = std::chrono::seconds(5);           ///< between asking ranks to end and killing them
+  /// Likewise where ranks save when SIGTERM asks them to; and for the others once one has ended with kRequeueStatus.
+  std::chrono::milliseconds preempt_grace = std::chrono::seconds(30);
+  /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
+  std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
+  HealthLimits health = {};  ///< when a job that does not go on is named, and ended
+  /// How often the job is started again after a rank has failed, with a new secret, store and ports.
+  int max_restarts = 0;
+  bool keep_logs = true;      ///< the ranks' output, in files
+  std::string output_folder;  ///< for those; empty: logs/ in the run's folder
+  bool as_horovod = false;  ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
+  /// A process without which nobody wants the job: its end ends it.
+  std::optional<int> owner_pid = {};
+  std::vector<HostSlots> hosts = {};                                 ///< where; empty: this one
+  RemoteOptions remote = {};                                         ///< how others are reached
+  std::chrono::milliseconds host_timeout = std::chrono::seconds(3);  ///< a host that is silent so long is lost
+  std::string owner_folder;  ///< private to the owner; removed if the owner ends first and can no longer do so
+  /// This command is the launcher of one of several nodes. `hosts` are all nodes, each with as many slots as this one:
+  /// the others say themselves how many they want.
+  std::optional<NodeRole> node = {};
+  bool quiet = false;                          ///< print only what the ranks print, and failures
+  bool json = false;                           ///< everything on stdout, as events (events.h)
+  std::vector<std::string> command_line = {};  ///< for the record
+};
+
+}  // namespace cohort::launch

@@ -1,0 +1,333 @@
+// How an attempt ends: who stops it and why, what its agents are told then, and what is said and kept of it.
+#include "launch/supervise/supervisor_impl.h"
+#include "launch/sweep.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <cstddef>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+/// For the rank that others have fallen after to be dead, too; as often while a rank that has left its world goes on to
+/// run its last destructors.
+constexpr auto kCauseTime = std::chrono::milliseconds(500);
+constexpr int kMostCauseWaits = 10;
+/// A rank's failure is told so long after it at the latest.
+constexpr auto kTellTime = std::chrono::milliseconds(700);
+/// For more hosts to fail, once the agent of one cannot be started.
+constexpr auto kOtherHostsTime = std::chrono::milliseconds(1500);
+constexpr std::size_t kMostHostsTold = 8;
+
+}  // namespace
+
+void Supervisor::wait_for_cause() {
+  cause_limit_ = Timer(loop_, kCauseTime, [this] {
+    if (health_->somebody_leaves() && ++cause_waits_ < kMostCauseWaits) return wait_for_cause();
+    stop_for_failure();
+  });
+}
+
+void Supervisor::stop_for_failure() {
+  const auto first = first_failure(endings_);
+  stop(fmt::format("rank {} failed: {}", first->rank, sys::to_string(first->status)), SIGTERM, {options_.grace});
+  // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: nobody has to wait for that.
+  // (Where there may be a restart, its line says what has failed.)
+  if (attempts_.restarts.most() == 0) tell_limit_ = Timer(loop_, kTellTime, [this] { tell_failure(); });
+}
+
+void Supervisor::tell_failure() {
+  if (stage_ != Stage::Stopping) return;
+  JobEnd end = how_it_ended();
+  end.early = true;
+  if (const Verdict verdict = judge(end); verdict.post_mortem) announcer_.failed(*verdict.post_mortem);
+}
+
+void Supervisor::on_stuck(const std::string& why) {
+  stuck_ = !stop_status_ && stage_ == Stage::Running;
+  if (!stop_status_) stop_status_ = kTimeoutStatus;
+  stop(why, SIGTERM, {options_.grace});
+}
+
+Stopping::Events Supervisor::stopping_events() {
+  Stopping::Events events;
+  events.tell = [this](int signal, Stopping::Grace grace) { tell_agents(signal, grace); };
+  events.give_up = [this] {
+    say("an agent does not answer; ending its processes from here");
+    agent_lost_ = true;
+    finish();
+  };
+  events.running_ranks = [this] { return running_ranks(); };
+  events.say = [this](const std::string& text) { say(text); };
+  return events;
+}
+
+void Supervisor::stop(const std::string& reason, int signal, Stopping::Grace grace) {
+  if (stage_ == Stage::Ended) return;
+  before_stop();
+  if (quiet_end_) stopping_.be_quiet();
+  stopping_.begin(reason, signal, grace);
+  if (health_ && health_->somebody_saves()) stopping_.they_save();
+  check_end();
+}
+
+void Supervisor::before_stop() {
+  stage_ = Stage::Stopping;
+  start_limit_ = Timer();
+  job_limit_ = Timer();
+  cause_limit_ = Timer();
+  requeue_limit_ = Timer();
+  other_hosts_ = Timer();
+  if (health_) health_->stop();
+  input_.reset();
+  crew_->start_no_more();
+}
+
+void Supervisor::tell_agents(int signal, Stopping::Grace grace) {
+  for (const auto& agent : crew_->members()) {
+    if (agent->channel == nullptr) {
+      Crew::give_up(*agent);  // it has nothing to end but itself
+    } else if (!agent->started) {
+      agent->channel->send(Finish{stop_status_.value_or(1)});
+    } else {
+      agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(grace.usual.count()),
+                                       static_cast<std::uint32_t>(grace.saving.count())});
+    }
+  }
+}
+
+void Supervisor::fail_start(const std::string& why) {
+  if (!stop_status_) stop_status_ = kCannotStartStatus;
+  start_failure_ = why;
+  stop(why, SIGKILL, {});
+}
+
+void Supervisor::on_host_failed(const CrewMember& agent, const std::string& why) {
+  if (!failed_hosts_.emplace(agent.host.index, why).second) return;
+  crew_->start_no_more();
+  const auto& all = crew_->members();
+  const bool settled = std::all_of(all.begin(), all.end(), [this](const auto& member) {
+    return member->host.local || member->channel != nullptr || member->process_gone || member->remote == nullptr ||
+           failed_hosts_.contains(member->host.index);
+  });
+  if (settled) return fail_start_of_hosts();
+  // Whoever mends one host wants to know of the others that do not work either.
+  if (!other_hosts_) other_hosts_ = Timer(loop_, kOtherHostsTime, [this] { fail_start_of_hosts(); });
+}
+
+void Supervisor::fail_start_of_hosts() {
+  if (stage_ != Stage::Starting) return;
+  if (failed_hosts_.size() == 1) return fail_start(failed_hosts_.begin()->second);
+  std::string text = fmt::format("{} hosts cannot be had (`cohort doctor` with the same hosts looks at all of them)",
+                                 failed_hosts_.size());
+  std::size_t told = 0;
+  for (const auto& [index, why] : failed_hosts_) {
+    if (++told > kMostHostsTold) break;
+    text += "\n  " + why;
+  }
+  if (failed_hosts_.size() > kMostHostsTold)
+    text += fmt::format("\n  and {} more", failed_hosts_.size() - kMostHostsTold);
+  fail_start(text);
+}
+
+void Supervisor::on_channel_closed(CrewMember& agent, const std::optional<Error>& error) {
+  if (agent.all_gone || stage_ == Stage::Ended) return;
+  agent_lost_ = true;
+  Crew::give_up(agent);  // its guard, if it lives, ends what is left
+  if (stopping_.reason().empty()) {
+    say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name,
+                    error ? fmt::format(" ({})", error->what()) : ""));
+  }
+  if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;  // else a rank's counts, which came first
+  stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
+}
+
+void Supervisor::on_agent_process_ended(CrewMember& agent) {
+  if (!agent.all_gone && stage_ != Stage::Ended) {
+    // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
+    if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
+      on_host_failed(agent, crew_->why_not(agent));
+    } else if (agent.channel == nullptr || agent.channel->closed()) {
+      agent_lost_ = true;
+      if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;
+      if (stopping_.reason().empty())
+        say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
+      if (stage_ != Stage::Stopping) stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
+    } else if (stage_ != Stage::Stopping) {
+      if (!stop_status_) stop_status_ = 1;
+      const std::string what =
+          agent.remote ? fmt::format("the way to {} has ended ({})", agent.host.name, crew_->how_ended(agent))
+                       : fmt::format("the guard of {} was killed", agent.host.name);
+      say(what + "; ending the job");
+      stop(what, SIGKILL, {});
+    }
+  }
+  check_end();
+}
+
+void Supervisor::on_agent_ends(const Ends& ends) {
+  if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
+  agent_lost_ = true;
+  if (!stop_status_) stop_status_ = 1;
+  say(ends.why + "; ending the job");
+  stop(ends.why, SIGKILL, {});
+}
+
+void Supervisor::on_signal(int signal) {
+  switch (signal) {
+    case SIGUSR1:
+    case SIGUSR2: return pass_on(signal);
+    case SIGTSTP:
+      crew_->broadcast(SignalWorkers{SIGSTOP});
+      ::raise(SIGSTOP);
+      return;
+    case SIGCONT:
+      crew_->broadcast(SignalWorkers{SIGCONT});
+      if (input_) input_->look_again();
+      return;
+    case SIGQUIT:
+      if (stage_ != Stage::Running) break;
+      if (health_->show_soon()) crew_->broadcast(AskStacks{});
+      return;
+    default: break;
+  }
+  // A batch system tells all processes of a job at once: the agents' word and this are one request.
+  if (stage_ == Stage::Stopping && signal == told_by_ && std::exchange(told_by_agent_, false)) return;
+  on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
+}
+
+void Supervisor::pass_on(int signal) {
+  if (stage_ == Stage::Starting) return early_signals_.push_back(signal);
+  if (stage_ == Stage::Running && health_->somebody_saves())
+    say(fmt::format("{}: asking the ranks to save and end", sys::signal_name(signal)));
+  crew_->broadcast(SignalWorkers{signal});
+}
+
+void Supervisor::on_agent_told(const CrewMember& agent, const Told& told) {
+  // Each agent has heard it, and it is no reason for more haste.
+  if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
+  told_by_agent_ = true;
+  on_told(told.signal,
+          fmt::format("the agent of {} was told to end by {}", agent.host.name, sys::signal_name(told.signal)));
+}
+
+void Supervisor::on_told(int signal, const std::string& reason) {
+  if (stage_ == Stage::Ended) {
+    quiet_end_ = true;
+    if (std::exchange(restart_, false)) stop_status_ = 128 + signal;
+    return loop_.stop();  // output that nobody takes is given up
+  }
+  if (stage_ == Stage::Stopping) {
+    told_to_end_ = true;
+    return stopping_.hurry();
+  }
+  told_to_end_ = true;
+  if (!stop_status_) {
+    stop_status_ = 128 + signal;
+    told_by_ = signal;
+  }
+  stop(reason, signal, grace_after(signal));
+}
+
+Stopping::Grace Supervisor::grace_after(int signal) const {
+  return {options_.grace, signal == SIGTERM ? options_.preempt_grace : Milliseconds(0)};
+}
+
+void Supervisor::on_reader_gone() {
+  if (stage_ != Stage::Running) return;
+  quiet_end_ = true;
+  stop_status_ = 128 + SIGPIPE;
+  stop("nobody reads stdout any more", SIGTERM, {options_.grace});
+}
+
+void Supervisor::on_no_room(int fd, int error) {
+  const std::string logs = logs_below(folder_.shown);
+  const std::string text =
+      fmt::format("{}: {}; the job goes on, and what does not fit there is {}", fd == 1 ? "stdout" : "stderr",
+                  errno_text(error), logs.empty() ? "lost" : "only in " + logs);
+  display_.say(text);  // on stderr in any form: stdout may be what is full
+  record_.output_lost = text;
+  if (stage_ != Stage::Starting) write_record();
+}
+
+void Supervisor::on_owner_gone() {
+  quiet_end_ = true;
+  if (stage_ == Stage::Ended) {
+    if (!options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+    return loop_.stop();
+  }
+  if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
+  stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM,
+       {options_.grace});
+}
+
+int Supervisor::running_ranks() const { return setup_.plan.world_size - static_cast<int>(endings_.size()); }
+
+void Supervisor::check_end() {
+  if (stage_ == Stage::Ended) return;
+  if (crew_->all_ended()) finish();
+}
+
+JobEnd Supervisor::how_it_ended() const {
+  JobEnd end;
+  end.world_size = setup_.plan.world_size;
+  end.endings = endings_;
+  end.doing_then = doing_then_;
+  end.start_failure = start_failure_;
+  end.stop_reason = undelivered_.empty() ? stopping_.reason() : undelivered_;
+  end.stop_status = stop_status_;
+  end.told_to_end = told_by_ != 0;
+  end.stuck = stuck_;
+  end.quiet = quiet_end_;
+  end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
+  end.log_folder = logs_below(folder_.shown);
+  end.colour = sys::wants_colour(2);
+  return end;
+}
+
+void Supervisor::bring_to_owner() {
+  const auto brought = bring_from_ranks(*courier_, setup_.plan.world_size);
+  if (brought) return;
+  // A job whose results are lost has not ended well; a reason that there is already came first.
+  if (stop_status_ || first_failure(endings_)) return say(brought.error().what());
+  stop_status_ = 1;
+  undelivered_ = brought.error().what();
+}
+
+void Supervisor::finish() {
+  stage_ = Stage::Ended;
+  stopping_.finish();
+  tell_limit_ = Timer();
+  input_.reset();
+  // What a killed agent has left was handed to us by the kernel.
+  const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
+  if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
+  display_.end_lines();
+  if (courier_ && !(owner_ && owner_->gone())) bring_to_owner();
+
+  const JobEnd end = how_it_ended();
+  const Verdict verdict = judge(end);
+  Restarts::Decision restart;
+  if (verdict.breakdown && !told_to_end_ && !(owner_ && owner_->gone()) && !agent_lost_ && !display_.reader_gone()) {
+    restart = attempts_.restarts.after(*verdict.breakdown, setup_.plan.world_size);
+  }
+  restart_ = restart.again;
+  announcer_.ended(end, verdict, restart);
+  stop_status_ = verdict.status;
+  crew_->dismiss(verdict.status, restart_);
+  if (verdict.post_mortem) record_.failure = verdict.post_mortem->first;
+  record_.end = utc_now();
+  record_.exit_status = verdict.status;
+  record_.reason = verdict.reason;
+  attempts_.records.push_back(attempt_of(record_));
+  record_.attempts = attempts_.records;
+  write_record();
+  if (owner_ && owner_->gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+  const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), end.log_folder};
+  display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,402 @@
+#include "launch/watch/health.h"
+
+#include "base/ranges.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::seconds;
+
+/// A rank that waits wakes up now and then to look around.
+constexpr double kIdleShare = 0.05;
+/// Between two judgements, of somebody who looks once a second.
+constexpr auto kLongestNap = std::chrono::seconds(5);
+
+std::uint64_t waited(const RankReport& report) {
+  std::uint64_t sum = 0;
+  for (const GroupReport& group : report.groups) sum += group.waited_ns;
+  return sum;
+}
+
+bool waits(const RankReport& report) {
+  return report.named.waiting || std::any_of(report.groups.begin(), report.groups.end(), [](const GroupReport& group) {
+           return group.waiting || !group.message.empty();
+         });
+}
+
+bool same_operations(const RankReport& a, const RankReport& b) {
+  return a.step == b.step && a.named.ended == b.named.ended &&
+         std::equal(
+             a.groups.begin(), a.groups.end(), b.groups.begin(), b.groups.end(),
+             [](const GroupReport& one, const GroupReport& other) {
+               return one.id == other.id && one.begun == other.begun && one.ended == other.ended &&
+                      (one.message_number == other.message_number || one.message.empty() || other.message.empty());
+             });
+}
+
+}  // namespace
+
+Health::Health(std::vector<std::string> hosts, const HealthLimits& limits)
+    : hosts_(std::move(hosts)), limits_(limits), ranks_(hosts_.size()), away_told_(hosts_.size(), seconds(0)) {}
+
+void Health::report(RankReport report, Clock::time_point now) {
+  if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= ranks_.size()) return;
+  Rank& rank = ranks_[static_cast<std::size_t>(report.rank)];
+  report.step = std::max<std::int64_t>(report.step, 0);  // a rank may have written anything
+  const bool stays = rank.known && same_operations(rank.report, report);
+  // Who waits in slices (Python does, to hear of signals) may be seen between two of them: once counts for nothing.
+  rank.paused = stays && !rank.paused && waits(rank.report) && !waits(report);
+  if (rank.paused) {
+    report.groups = rank.report.groups;
+    report.named = rank.report.named;
+  }
+  const bool moved = !stays || waits(report) != waits(rank.report);
+  const double busy = static_cast<double>(report.cpu_ms - std::min(report.cpu_ms, rank.moved_cpu_ms)) * 1e-3;
+  const double quiet = std::chrono::duration<double>(now - rank.moved_at).count();
+  if (moved || busy > 0.1 + kIdleShare * quiet) {
+    rank.moved_at = now;
+    rank.moved_cpu_ms = report.cpu_ms;
+  }
+  if (moved || !waits(report)) rank.waiting_at = now;
+  if (report.state != 'T' && report.state != 't') {
+    rank.stopped_at.reset();
+    rank.stopped_told = false;
+  } else if (!rank.stopped_at) {
+    rank.stopped_at = now;
+  }
+  const std::uint64_t waiting = waited(report);
+  if (!rank.known || report.step < rank.step || waiting < rank.step_waited_ns) {
+    rank.step_at = now;
+    rank.step = report.step;
+    rank.step_waited_ns = waiting;
+  } else if (report.step - rank.step >= limits_.slow_steps) {
+    const double took = std::chrono::duration<double>(now - rank.step_at).count();
+    const double own = took - static_cast<double>(waiting - rank.step_waited_ns) * 1e-9;
+    rank.own_seconds = std::max(own, 0.0) / static_cast<double>(report.step - rank.step);
+    rank.step_at = now;
+    rank.step = report.step;
+    rank.step_waited_ns = waiting;
+  }
+  rank.heard_at = now;
+  rank.silence_told = false;
+  rank.known = true;
+  rank.report = std::move(report);
+}
+
+void Health::ended(int rank, Clock::time_point now) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_.size()) return;
+  Rank& one = ranks_[static_cast<std::size_t>(rank)];
+  one.gone = true;
+  one.heard_at = now;
+  one.silence_told = false;
+}
+
+// Of a rank that runs there is a report of its own. One that has ended may take long to free its memory, and what it
+// has started to be ended.
+void Health::heard_of_host(int first_rank, int ranks, Clock::time_point now) {
+  for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
+    if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_.size()) continue;
+    Rank& one = ranks_[static_cast<std::size_t>(rank)];
+    if (!one.gone) continue;
+    one.heard_at = now;
+    one.silence_told = false;
+  }
+}
+
+void Health::host_ended(int first_rank, int ranks) {
+  for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
+    if (rank >= 0 && static_cast<std::size_t>(rank) < ranks_.size())
+      ranks_[static_cast<std::size_t>(rank)].swept = true;
+  }
+}
+
+std::string Health::name(int rank) const {
+  const Rank& one = ranks_[static_cast<std::size_t>(rank)];
+  return fmt::format("rank {} ({}, pid {})", rank, hosts_[static_cast<std::size_t>(rank)], one.report.pid);
+}
+
+std::optional<int> Health::world_rank(std::uint64_t group, int rank) const {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    for (const GroupReport& own : ranks_[i].report.groups) {
+      if (own.id == group && own.rank == rank) return static_cast<int>(i);
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Health::Need> Health::need_of(const Rank& rank) const {
+  if (!rank.known || rank.gone) return std::nullopt;
+  // While one is carried out its name waits for nobody.
+  const bool idle = std::all_of(rank.report.groups.begin(), rank.report.groups.end(),
+                                [](const GroupReport& group) { return group.begun == group.ended; });
+  if (rank.report.named.waiting && idle) {
+    // Who has not asked for it is known to the ranks alone.
+    Need need;
+    need.anyone = true;
+    need.what = fmt::format("'{}' (by name)", rank.report.named.name);
+    for (std::size_t other = 0; other < ranks_.size(); ++other) {
+      if (&ranks_[other] != &rank && !ranks_[other].gone) need.ranks.push_back(static_cast<int>(other));
+    }
+    return need;
+  }
+  for (const GroupReport& group : rank.report.groups) {
+    if (!group.message.empty()) {
+      Need need;
+      need.what = group.message;
+      if (const auto peer = world_rank(group.id, group.peer)) need.ranks.push_back(*peer);
+      return need;
+    }
+    if (!group.waiting) continue;
+    Need need;
+    need.what = fmt::format("{}, operation {}", group.operation, group.begun);
+    for (std::size_t other = 0; other < ranks_.size(); ++other) {
+      for (const GroupReport& theirs : ranks_[other].report.groups) {
+        if (theirs.id == group.id && theirs.begun < group.begun) need.ranks.push_back(static_cast<int>(other));
+      }
+    }
+    return need;
+  }
+  return std::nullopt;
+}
+
+// Whoever judges was stopped itself (Ctrl-Z, a suspended machine): what it knows is old, and the time that has passed
+// says nothing about the ranks.
+void Health::forgive_sleep(Clock::time_point now) {
+  const bool slept = !judged_at_ || now - *judged_at_ > kLongestNap;  // before the first time as well
+  judged_at_ = now;
+  if (!slept) return;
+  for (Rank& rank : ranks_) {
+    rank.heard_at = rank.moved_at = rank.waiting_at = now;
+    if (rank.stopped_at) rank.stopped_at = now;
+  }
+}
+
+Health::Findings Health::judge(Clock::time_point now) {
+  Findings findings;
+  forgive_sleep(now);
+  look_for_stopped(now, findings);
+  look_for_silent(now, findings);
+  look_for_deadlock(findings);
+  look_for_away(now, findings);
+  look_for_slow(findings);
+  return findings;
+}
+
+void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = ranks_[i];
+    if (rank.gone || !rank.stopped_at) continue;
+    const auto since = duration_cast<seconds>(now - *rank.stopped_at);
+    const std::string who = name(static_cast<int>(i));
+    if (since >= limits_.stopped_notice && !rank.stopped_told) {
+      rank.stopped_told = true;
+      const auto end = limits_.stopped_end.count();
+      findings.notices.push_back(fmt::format(
+          "{} has been stopped for {} s (SIGSTOP, a debugger, or a read from the terminal); kill -CONT {} lets "
+          "it go on{}",
+          who, since.count(), rank.report.pid, end > 0 ? fmt::format(", at {} s the job ends", end) : ""));
+    }
+    if (limits_.stopped_end.count() > 0 && since >= limits_.stopped_end && !findings.end) {
+      findings.end = fmt::format("{} has been stopped for {} s", who, since.count());
+    }
+  }
+}
+
+// An agent reports once a second, also while it ends what its ranks have left, and says when nothing is left. If it
+// does not, it is stopped, or its whole host is, or has no time for it.
+void Health::look_for_silent(Clock::time_point now, Findings& findings) {
+  std::map<std::string, std::optional<Clock::time_point>> over;  // hosts whose ranks have all ended: when the last did
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    auto& last = over.try_emplace(hosts_[i], Clock::time_point::min()).first->second;
+    if (!rank.gone || rank.swept) last.reset();
+    if (last) last = std::max(*last, rank.heard_at);
+  }
+  std::map<std::string, std::vector<int>> silent;
+  std::map<std::string, Clock::time_point> since;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    const auto& last = over[hosts_[i]];
+    const Clock::time_point heard_at = last.value_or(rank.heard_at);
+    if ((rank.gone && !last) || now - heard_at < limits_.stopped_notice) continue;
+    silent[hosts_[i]].push_back(static_cast<int>(i));
+    since.try_emplace(hosts_[i], heard_at);
+  }
+  for (const auto& [host, ranks] : silent) {
+    const auto time = duration_cast<seconds>(now - since[host]);
+    const std::string what = fmt::format("nothing has come from the agent of {} (rank{} {}) for {} s", host,
+                                         ranks.size() == 1 ? "" : "s", to_ranges(ranks), time.count());
+    bool& told = ranks_[static_cast<std::size_t>(ranks.front())].silence_told;
+    const auto end = limits_.stopped_end;
+    if (!told) {
+      findings.notices.push_back(
+          fmt::format("{}, although the host is connected: it is stopped, or the host is too busy{}", what,
+                      end.count() > 0 ? fmt::format("; at {} s the job ends", end.count()) : ""));
+    }
+    told = true;
+    if (end.count() > 0 && time >= end && !findings.end) findings.end = what;
+  }
+}
+
+// Greatest set of waiting ranks each of which needs another of the set: none of them can be the first to go on.
+void Health::look_for_deadlock(Findings& findings) {
+  if (limits_.deadlock.count() == 0 || findings.end) return;
+  std::map<int, Need> stuck;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    // Only what has been reported counts: of a silent rank nobody knows whether it has moved since.
+    if (rank.heard_at - rank.moved_at < limits_.deadlock || rank.stopped_at) continue;
+    if (auto need = need_of(rank)) stuck.emplace(static_cast<int>(i), *std::move(need));
+  }
+  for (bool smaller = true; smaller;) {
+    smaller = false;
+    for (auto at = stuck.begin(); at != stuck.end();) {
+      const std::vector<int>& needed = at->second.ranks;
+      const auto is_stuck = [&](int rank) { return stuck.contains(rank); };
+      const bool held = at->second.anyone ? !needed.empty() && std::all_of(needed.begin(), needed.end(), is_stuck)
+                                          : std::any_of(needed.begin(), needed.end(), is_stuck);
+      smaller = smaller || !held;
+      at = held ? std::next(at) : stuck.erase(at);
+    }
+  }
+  if (stuck.empty()) return;
+  std::string text = "nothing can go on:";
+  for (const auto& [rank, need] : stuck) {
+    text += fmt::format("{} {} waits ", rank == stuck.begin()->first ? "" : ";", name(rank));
+    if (need.anyone) {
+      text += "for " + need.what;
+    } else {
+      text += fmt::format("in {} for rank{} {}", need.what, need.ranks.size() == 1 ? "" : "s", to_ranges(need.ranks));
+    }
+  }
+  findings.end = text + " -- do all ranks take the same branches of the program?";
+}
+
+void Health::look_for_away(Clock::time_point now, Findings& findings) {
+  struct Wait {
+    std::vector<int> ranks;
+    std::string what;
+    Clock::time_point since;
+  };
+  std::map<int, Wait> awaited;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    const auto need = need_of(rank);
+    if (!need || need->anyone) continue;
+    for (const int other : need->ranks) {
+      const Rank& theirs = ranks_[static_cast<std::size_t>(other)];
+      if (theirs.gone || theirs.stopped_at || need_of(theirs)) continue;
+      if (now - theirs.heard_at >= limits_.stopped_notice) continue;
+      const auto [at, fresh] = awaited.try_emplace(other, Wait{{}, need->what, rank.waiting_at});
+      at->second.ranks.push_back(static_cast<int>(i));
+      at->second.since = std::min(at->second.since, rank.waiting_at);
+    }
+  }
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const auto found = awaited.find(static_cast<int>(i));
+    seconds& told = away_told_[i];
+    if (found == awaited.end()) {
+      told = seconds(0);
+      continue;
+    }
+    const Wait& wait = found->second;
+    const auto since = duration_cast<seconds>(now - wait.since);
+    const std::string who = fmt::format("rank{} {}", wait.ranks.size() == 1 ? "" : "s", to_ranges(wait.ranks));
+    if (since >= (told.count() == 0 ? limits_.away_notice : 2 * told)) {
+      told = told.count() == 0 ? limits_.away_notice : 2 * told;
+      findings.notices.push_back(fmt::format(
+          "{} {} for {} s in {} for {}, which is elsewhere (saving, evaluating, loading, or lost){}", who,
+          wait.ranks.size() == 1 ? "has waited" : "have waited", since.count(), wait.what, name(static_cast<int>(i)),
+          limits_.stall.count() > 0 ? fmt::format("; at {} s the job ends", limits_.stall.count()) : ""));
+    }
+    if (limits_.stall.count() > 0 && since >= limits_.stall && !findings.end) {
+      findings.end = fmt::format("{} did not bring {} in {} s, in which {} waited for it", name(static_cast<int>(i)),
+                                 wait.what, since.count(), who);
+    }
+  }
+}
+
+void Health::look_for_slow(Findings& findings) {
+  std::vector<double> own;
+  for (const Rank& rank : ranks_) {
+    if (!rank.gone && rank.own_seconds > 0) own.push_back(rank.own_seconds);
+  }
+  if (own.size() < ranks_.size() || own.size() < 2) return;
+  std::sort(own.begin(), own.end());
+  const double median = own[(own.size() - 1) / 2];
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = ranks_[i];
+    const bool slow = rank.own_seconds > limits_.slow_factor * median && rank.own_seconds > 1e-3;
+    if (slow && !rank.slow_told) {
+      findings.notices.push_back(
+          fmt::format("{} is slow: {:.3g} ms of its own work per step over {} steps, where the median of the ranks is "
+                      "{:.3g} ms; the "
+                      "others wait for it",
+                      name(static_cast<int>(i)), rank.own_seconds * 1e3, limits_.slow_steps, median * 1e3));
+    }
+    rank.slow_told = slow;
+  }
+}
+
+bool Health::somebody_leaves() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const Rank& rank) { return rank.known && !rank.gone && has_left(rank.report); });
+}
+
+bool Health::somebody_saves() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.known && !rank.gone && (rank.report.saves_when_asked || rank.report.preempted_by != 0);
+  });
+}
+
+std::string Health::waiting_times() const {
+  constexpr std::size_t kMostShown = 32;
+  std::string text;
+  std::size_t shown = 0;
+  for (std::size_t i = 0; i < ranks_.size() && shown < kMostShown; ++i) {
+    const Rank& rank = ranks_[i];
+    double longest = 0;
+    std::uint64_t number = 0;
+    const auto look = [&](double time, std::uint64_t of) {
+      if (time > longest) std::tie(longest, number) = std::tuple(time, of);
+    };
+    double all = static_cast<double>(waited(rank.report)) * 1e-9;
+    // What has not ended is in no sum of the rank's.
+    const double now =
+        rank.known && !rank.gone ? std::chrono::duration<double>(rank.heard_at - rank.waiting_at).count() : 0;
+    for (const GroupReport& group : rank.report.groups) {
+      look(static_cast<double>(group.longest_ns) * 1e-9, group.longest_number);
+      if (!group.waiting) continue;
+      look(now, group.begun);
+      all += now;
+    }
+    if (longest == 0) continue;
+    text += fmt::format("{}rank {}: {:.3g} s (longest {:.3g} s, operation {})", shown == 0 ? "" : "; ", i, all, longest,
+                        number);
+    ++shown;
+  }
+  return shown == 0 ? text : "waited for others in collectives: " + text;
+}
+
+std::vector<std::string> Health::doing_now() const {
+  std::vector<std::string> texts;
+  for (const Rank& rank : ranks_) {
+    std::string text = rank.gone     ? "has ended"
+                       : !rank.known ? "has not reported"
+                                     : doing(rank.report) + at_step(rank.report);
+    if (!rank.gone && rank.stopped_at) text += ", stopped";
+    texts.push_back(std::move(text));
+  }
+  return texts;
+}
+
+}  // namespace cohort::launch

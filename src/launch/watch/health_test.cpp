@@ -1,0 +1,349 @@
+// Whether a job goes on, judged from made-up reports and a made-up clock.
+#include "launch/watch/health.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class Job {
+ public:
+  explicit Job(int size, HealthLimits limits = {})
+      : size_(size),
+        health_(std::vector<std::string>(static_cast<std::size_t>(size), "host"), limits),
+        muted_(static_cast<std::size_t>(size)) {
+    for (int rank = 0; rank < size; ++rank) {
+      RankReport report;
+      report.rank = rank;
+      report.pid = 100 + rank;
+      report.joined = true;
+      report.state = 'S';
+      GroupReport world;
+      world.id = 7;
+      world.rank = rank;
+      world.size = size;
+      report.groups.push_back(world);
+      reports_.push_back(report);
+    }
+  }
+
+  RankReport& operator[](int rank) { return reports_[static_cast<std::size_t>(rank)]; }
+  GroupReport& world(int rank) { return (*this)[rank].groups[0]; }
+  Health& health() { return health_; }
+
+  void comes(int rank, std::uint64_t number, bool waiting = true, const std::string& operation = "barrier()") {
+    world(rank).begun = number;
+    world(rank).operation = operation;
+    world(rank).waiting = waiting;
+    if (!waiting) world(rank).ended = number;
+  }
+  Health::Clock::time_point now() const { return now_; }
+  void sleep(seconds time) { now_ += time; }
+  void mute(int rank, bool on = true) { muted_[static_cast<std::size_t>(rank)] = on; }
+  /// Everything stays as it is for so long; the findings of all that time.
+  Health::Findings pass(seconds time, bool busy = false) {
+    Health::Findings all;
+    for (seconds passed(0); passed < time; passed += seconds(1)) {
+      now_ += seconds(1);
+      for (int rank = 0; rank < size_; ++rank) {
+        if (busy && !world(rank).waiting) (*this)[rank].cpu_ms += 1000;
+        if (!muted_[static_cast<std::size_t>(rank)]) health_.report((*this)[rank], now_);
+      }
+      Health::Findings found = health_.judge(now_);
+      all.notices.insert(all.notices.end(), found.notices.begin(), found.notices.end());
+      if (found.end && !all.end) all.end = found.end;
+    }
+    return all;
+  }
+
+ private:
+  int size_;
+  Health health_;
+  std::vector<bool> muted_;
+  std::vector<RankReport> reports_;
+  Health::Clock::time_point now_{seconds(1000)};
+};
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(Health, SaysWhoHasWaitedHowLong) {
+  Job job(3);
+  EXPECT_EQ(job.health().waiting_times(), "");
+  job.world(0).waited_ns = 2'500'000'000;
+  job.world(0).longest_ns = 2'000'000'000;
+  job.world(0).longest_number = 17;
+  job.pass(seconds(1));
+  EXPECT_EQ(job.health().waiting_times(),
+            "waited for others in collectives: rank 0: 2.5 s (longest 2 s, operation 17)");
+  // A wait that goes on counts, too.
+  job.comes(0, 18);
+  job.comes(1, 17, false);
+  job.pass(seconds(1));  // now it is seen to wait
+  job.pass(seconds(45));
+  EXPECT_EQ(job.health().waiting_times(),
+            "waited for others in collectives: rank 0: 47.5 s (longest 45 s, operation 18)");
+}
+
+void waits_by_name(RankReport& report, const std::string& name) {
+  report.named.waiting = true;
+  report.named.name = name;
+}
+
+TEST(Health, RanksThatWaitForDifferentNamesEndTheJob) {
+  Job job(2);
+  waits_by_name(job[0], "a");
+  waits_by_name(job[1], "b");
+  const auto found = job.pass(seconds(15));
+  ASSERT_TRUE(found.end);
+  EXPECT_NE(found.end->find("rank 0 (host, pid 100) waits for 'a' (by name); rank 1 (host, pid 101) waits for 'b'"),
+            std::string::npos)
+      << *found.end;
+}
+
+TEST(Health, ANameWaitsForNobodyWhileSomebodyIsElsewhereOrItIsCarriedOut) {
+  Job elsewhere(3);
+  waits_by_name(elsewhere[0], "a");
+  elsewhere.comes(2, 1);  // and that one waits for rank 0
+  EXPECT_FALSE(elsewhere.pass(seconds(25)).end) << "rank 1 may bring it";
+  Job under_way(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    waits_by_name(under_way[rank], "a");
+    under_way.comes(rank, 5);
+  }
+  EXPECT_FALSE(under_way.pass(seconds(25)).end) << "a slow network";
+}
+
+TEST(Health, ARankThatIsElsewhereIsNamedAtDoubledIntervalsAndGivenUpAtTheLimit) {
+  Job job(3);
+  job.comes(0, 4);
+  job.comes(2, 4);
+  job.comes(1, 3, false);
+  const auto first = job.pass(seconds(100), true);
+  ASSERT_EQ(first.notices.size(), 2u);  // after 30 and 60 s
+  EXPECT_TRUE(
+      contains(first.notices[0], "ranks 0,2 have waited for 30 s in barrier(), operation 4 for rank 1 (host, pid 101)"))
+      << first.notices[0];
+  EXPECT_FALSE(first.end);
+  // Without a sign of life it is no deadlock either: it waits for nobody.
+  const auto second = job.pass(seconds(1650));
+  EXPECT_FALSE(second.end);
+  EXPECT_EQ(second.notices.size(), 4u);  // 120, 240, 480, 960
+  const auto third = job.pass(seconds(60));
+  ASSERT_TRUE(third.end);
+  EXPECT_TRUE(contains(*third.end, "rank 1 (host, pid 101) did not bring barrier(), operation 4")) << *third.end;
+}
+
+TEST(Health, WhoComesAfterAllIsForgiven) {
+  Job job(2);
+  job.comes(0, 1);
+  EXPECT_EQ(job.pass(seconds(40), true).notices.size(), 1u);
+  job.comes(0, 1, false);
+  job.comes(1, 1, false);
+  EXPECT_TRUE(job.pass(seconds(5)).notices.empty());
+  job.comes(0, 2);
+  EXPECT_TRUE(job.pass(seconds(29)).notices.empty());
+  EXPECT_EQ(job.pass(seconds(10)).notices.size(), 1u);
+}
+
+TEST(Health, RanksThatWaitForEachOtherEndTheJobSoon) {
+  Job job(3);
+  // 0 waits for a message of 1, which is in a collective that 0 has not come to; 2 is elsewhere.
+  job.world(0).message = "recv(float32[4])";
+  job.world(0).peer = 1;
+  job.comes(1, 1);
+  const auto early = job.pass(seconds(9));
+  EXPECT_FALSE(early.end);
+  const auto late = job.pass(seconds(5));
+  ASSERT_TRUE(late.end);
+  EXPECT_TRUE(contains(*late.end, "rank 0 (host, pid 100) waits in recv(float32[4]) for rank 1")) << *late.end;
+  EXPECT_TRUE(contains(*late.end, "rank 1 (host, pid 101) waits in barrier(), operation 1 for ranks 0,2")) << *late.end;
+  EXPECT_FALSE(contains(*late.end, "rank 2 (")) << *late.end;
+}
+
+TEST(Health, WhoIsSeenBetweenTwoSlicesOfAWaitStillWaits) {
+  Job job(2);
+  job.world(0).message = "recv(float32[4])";
+  job.world(0).peer = 1;
+  job.comes(1, 1);
+  job.pass(seconds(5));
+  job.world(1).waiting = false;
+  job.pass(seconds(1));
+  job.world(1).waiting = true;
+  EXPECT_TRUE(job.pass(seconds(6)).end);
+}
+
+TEST(Health, TheTimeInWhichNobodyLookedDoesNotCount) {
+  Job job(2);
+  job.world(0).message = "recv(float32[4])";
+  job.world(0).peer = 1;
+  job.comes(1, 1);
+  EXPECT_FALSE(job.pass(seconds(5)).end);
+  job.sleep(seconds(3600));
+  EXPECT_FALSE(job.pass(seconds(8)).end);
+  EXPECT_TRUE(job.pass(seconds(5)).end);
+}
+
+TEST(Health, ItIsNoDeadlockWhileOneOfThemMovesOrComputes) {
+  Job job(2);
+  job.world(0).message = "recv(float32[4])";
+  job.world(0).peer = 1;
+  job.comes(1, 1);
+  for (int i = 0; i < 40; ++i) {
+    job[1].cpu_ms += 300;
+    EXPECT_FALSE(job.pass(seconds(1)).end);
+  }
+  for (int i = 0; i < 10; ++i) {
+    job.world(0).message_number += 1;
+    EXPECT_FALSE(job.pass(seconds(5)).end);
+  }
+  HealthLimits never;
+  never.deadlock = seconds(0);
+  Job other(2, never);
+  other.world(0).message = "recv(float32[4])";
+  other.world(0).peer = 1;
+  other.comes(1, 1);
+  EXPECT_FALSE(other.pass(seconds(100)).end);
+}
+
+TEST(Health, ARankThatHasEndedIsNotWaitedForByTheJudge) {
+  Job job(2);
+  job.comes(0, 1);
+  job.health().ended(1, job.now());
+  const auto found = job.pass(seconds(100));
+  EXPECT_TRUE(found.notices.empty());  // whoever waits for it finds out by itself
+  EXPECT_FALSE(found.end);
+}
+
+TEST(Health, AStoppedRankIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {
+  Job job(2);
+  job[1].state = 'T';
+  job.comes(0, 1);
+  const auto found = job.pass(seconds(59));
+  ASSERT_EQ(found.notices.size(), 1u);
+  EXPECT_TRUE(contains(found.notices[0], "rank 1 (host, pid 101) has been stopped for 5 s")) << found.notices[0];
+  EXPECT_TRUE(contains(found.notices[0], "kill -CONT 101"));
+  EXPECT_FALSE(found.end);
+  ASSERT_TRUE(job.pass(seconds(3)).end);
+
+  Job again(2);
+  again[1].state = 'T';
+  EXPECT_EQ(again.pass(seconds(50)).notices.size(), 1u);
+  again[1].state = 'S';
+  again.pass(seconds(2));
+  again[1].state = 'T';
+  EXPECT_FALSE(again.pass(seconds(50)).end);
+}
+
+TEST(Health, AnAgentThatSaysNothingIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {
+  Job job(3);
+  job.comes(0, 2);
+  job.comes(1, 2);
+  job.comes(2, 1);  // waits as well, when it is heard last
+  job.pass(seconds(2));
+  job.mute(1);
+  job.mute(2);
+  EXPECT_TRUE(job.pass(seconds(3)).notices.empty());
+  const auto found = job.pass(seconds(40));
+  ASSERT_EQ(found.notices.size(), 1u);
+  EXPECT_TRUE(contains(found.notices[0], "nothing has come from the agent of host (ranks 1-2) for 5 s"))
+      << found.notices[0];
+  EXPECT_FALSE(found.end) << *found.end;
+  job.mute(1, false);
+  job.mute(2, false);
+  EXPECT_TRUE(job.pass(seconds(3)).notices.empty());
+  job.mute(2);
+  const auto later = job.pass(seconds(70));
+  ASSERT_TRUE(later.end);
+  EXPECT_TRUE(contains(*later.end, "nothing has come from the agent of host (rank 2) for 60 s")) << *later.end;
+}
+
+TEST(Health, AnAgentThatHasNeverSaidAnythingIsNamedAsWell) {
+  Job job(2);
+  job.mute(1);
+  const auto found = job.pass(seconds(70));
+  EXPECT_EQ(found.notices.size(), 1u);
+  ASSERT_TRUE(found.end);
+  EXPECT_TRUE(contains(*found.end, "nothing has come from the agent of host (rank 1) for 60 s")) << *found.end;
+}
+
+TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
+  Job job(2);
+  for (const int rank : {0, 1}) {
+    job.mute(rank);
+    job.health().ended(rank, job.now());
+    EXPECT_TRUE(job.pass(seconds(3)).notices.empty());
+  }
+  const auto found = job.pass(seconds(60));
+  ASSERT_EQ(found.notices.size(), 1u);
+  EXPECT_TRUE(contains(found.notices[0], "nothing has come from the agent of host (ranks 0-1) for 5 s"));
+  ASSERT_TRUE(found.end);
+  EXPECT_TRUE(contains(*found.end, "nothing has come from the agent of host (ranks 0-1) for 60 s")) << *found.end;
+
+  // One that reports nothing of its ranks is at work: they may take long to free their memory.
+  Job busy(2);
+  for (const int rank : {0, 1}) {
+    busy.mute(rank);
+    busy.health().ended(rank, busy.now());
+  }
+  for (int second = 0; second < 120; ++second) {
+    busy.health().heard_of_host(0, 2, busy.now());
+    const auto at_work = busy.pass(seconds(1));
+    EXPECT_TRUE(at_work.notices.empty());
+    EXPECT_FALSE(at_work.end);
+  }
+  EXPECT_EQ(busy.pass(seconds(6)).notices.size(), 1u);
+
+  // A host that has said that nothing is left has no more to say.
+  Job over(2);
+  over.health().ended(0, over.now());
+  over.health().ended(1, over.now());
+  over.mute(0);
+  over.mute(1);
+  over.health().host_ended(0, 2);
+  const auto nothing = over.pass(seconds(120));
+  EXPECT_TRUE(nothing.notices.empty());
+  EXPECT_FALSE(nothing.end);
+}
+
+TEST(Health, ASlowRankIsNamedOnce) {
+  Job job(4);
+  // A step takes 100 ms, of which the fast ranks wait 60.
+  const auto steps = [&](seconds time) {
+    std::vector<std::string> notices;
+    for (seconds passed(0); passed < time; passed += seconds(1)) {
+      for (int rank = 0; rank < 4; ++rank) {
+        job[rank].step += 10;
+        if (rank != 2) job.world(rank).waited_ns += 600'000'000;
+      }
+      const auto found = job.pass(seconds(1), true);
+      notices.insert(notices.end(), found.notices.begin(), found.notices.end());
+    }
+    return notices;
+  };
+  const auto notices = steps(seconds(20));
+  ASSERT_EQ(notices.size(), 1u);
+  EXPECT_TRUE(contains(notices[0], "rank 2 (host, pid 102) is slow: 100 ms of its own work per step")) << notices[0];
+  EXPECT_TRUE(contains(notices[0], "median of the ranks is 40 ms")) << notices[0];
+}
+
+TEST(Health, TheOverviewFoldsRanksThatDoTheSame) {
+  Job job(5);
+  for (int rank = 0; rank < 4; ++rank) job.comes(rank, 9, true, "all_reduce(float32[10], sum)");
+  for (int rank = 0; rank < 4; ++rank) job[rank].step = 3;
+  job.comes(4, 8, false);
+  job.pass(seconds(1));
+  const auto lines = folded(job.health().doing_now(), 1);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0], "ranks 0,2-3: waiting in all_reduce(float32[10], sum), operation 9, step 3");
+  EXPECT_EQ(lines[1], "rank 4: outside collectives after barrier(), operation 8");
+}
+
+}  // namespace
+}  // namespace cohort::launch

@@ -1,0 +1,52 @@
+#include "launch/watch/health_watch.h"
+
+#include <chrono>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+constexpr auto kLookEvery = std::chrono::seconds(1);
+/// For agents to answer.
+constexpr auto kAnswerTime = std::chrono::milliseconds(100);
+
+}  // namespace
+
+HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const HealthLimits& limits, Events events)
+    : loop_(loop), health_(std::move(hosts), limits), events_(std::move(events)) {}
+
+void HealthWatch::stop() {
+  look_ = Timer();
+  show_ = Timer();
+}
+
+void HealthWatch::take(Reports reports, int first_rank, int ranks) {
+  health_.heard_of_host(first_rank, ranks, Health::Clock::now());
+  for (RankReport& report : reports.ranks) health_.report(std::move(report), Health::Clock::now());
+}
+
+bool HealthWatch::show_soon() {
+  if (show_) return false;
+  show_ = Timer(loop_, kAnswerTime, [this] {
+    show_ = Timer();
+    show();
+  });
+  return true;
+}
+
+void HealthWatch::look() {
+  const Health::Findings findings = health_.judge(Health::Clock::now());
+  for (const std::string& notice : findings.notices) events_.say(notice);
+  if (findings.end) {
+    show();
+    return events_.on_stuck(*findings.end);
+  }
+  look_ = Timer(loop_, kLookEvery, [this] { look(); });
+}
+
+void HealthWatch::show() {
+  for (const std::string& line : folded(health_.doing_now())) events_.say(line);
+  if (const std::string waits = health_.waiting_times(); !waits.empty()) events_.say(waits);
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,97 @@
+#include "launch/watch/verdict.h"
+
+#include <cohort/exit_status.h>
+
+#include "launch/rank_report.h"
+#include "sys/signals.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+/// "asked to end by SIGUSR1; all 4 ranks have saved and ended".
+std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks) {
+  int signal = 0;
+  for (const Ending& ending : end.endings) signal = std::max(signal, static_cast<int>(ending.last.preempted_by));
+  const std::string who = ranks == end.world_size
+                              ? ranks == 1 ? "the rank has" : fmt::format("all {} ranks have", ranks)
+                              : fmt::format("{} of {} ranks {}", ranks, end.world_size, ranks == 1 ? "has" : "have");
+  if (signal == 0) return fmt::format("{} ended", who);
+  return fmt::format("asked to end by {}; {} saved and ended", sys::signal_name(signal), who);
+}
+
+/// The ranks that had ended with 0, where the first that failed says that it has lost another: nobody else was lost.
+/// One that had left its world may have taken longer to end than the other to fail; then it has to be the one that is
+/// named.
+std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& endings) {
+  std::vector<int> ranks;
+  if (!follows_another(failure)) return ranks;
+  for (const Ending& ending : endings) {
+    if (!ending.status.success() || !ending.before_stop) continue;
+    const std::string lost = fmt::format("lost rank {} (", ending.rank);
+    const bool named =
+        failure.words.find(lost) != std::string::npos || failure.last_stderr.find(lost) != std::string::npos;
+    if (named || ending.after_seconds <= failure.after_seconds) ranks.push_back(ending.rank);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+}  // namespace
+
+Verdict judge(const JobEnd& end) {
+  Verdict verdict;
+  verdict.status = end.stop_status.value_or(0);
+  verdict.reason = end.start_failure.empty() ? end.stop_reason : end.start_failure;
+  const auto failure = first_failure(end.endings);
+  const auto good = std::count_if(end.endings.begin(), end.endings.end(),
+                                  [](const Ending& ending) { return ending.status.success(); });
+  const auto saved = std::count_if(end.endings.begin(), end.endings.end(), asks_for_requeue);
+  const bool by_themselves = !end.stop_status || end.told_to_end;
+  if (by_themselves && saved > 0 && saved + good == end.world_size) {
+    verdict.status = kRequeueStatus;
+    verdict.requeue = true;
+    verdict.reason = requeue_reason(end, saved);
+    verdict.text = fmt::format("cohort: {}, after {:.1f} s; exit status {} asks for a requeue\n", verdict.reason,
+                               end.seconds, kRequeueStatus);
+  } else if (!end.start_failure.empty()) {
+    verdict.text = "cohort: " + end.start_failure + "\n";
+  } else if (!end.stop_status && failure) {
+    verdict.status = failure->status.shell_status();
+    PostMortem post_mortem;
+    post_mortem.first = *failure;
+    post_mortem.world_size = end.world_size;
+    post_mortem.ended_well =
+        static_cast<int>(std::count_if(end.endings.begin(), end.endings.end(), [](const Ending& ending) {
+          return ending.before_stop && ending.status.success();
+        }));
+    post_mortem.missed = missed_by(*failure, end.endings);
+    if (end.early) post_mortem.running = end.world_size - static_cast<int>(end.endings.size());
+    post_mortem.others = folded(end.doing_then, failure->rank);
+    post_mortem.log_folder = end.log_folder;
+    post_mortem.colour = end.colour;
+    verdict.text = to_string(post_mortem);
+    const std::string cause = sys::to_string(failure->status);
+    verdict.breakdown = Breakdown{fmt::format("rank {} on {} failed after {:.1f} s: {}", failure->rank, failure->host,
+                                              failure->after_seconds, cause),
+                                  cause, failure->after_seconds};
+    verdict.post_mortem = std::move(post_mortem);
+  } else if (!end.stop_status && good != end.world_size) {
+    verdict.status = 1;
+    verdict.text = "cohort: the job ended without word from all ranks\n";
+  } else if (end.stop_status && !end.quiet) {
+    verdict.text = fmt::format("cohort: {}, after {:.1f} s{}\n", end.stop_reason.empty() ? "ended" : end.stop_reason,
+                               end.seconds, end.log_folder.empty() ? "" : "; logs in " + end.log_folder);
+    if (end.stuck) {
+      verdict.breakdown = Breakdown{fmt::format("{}, after {:.1f} s", end.stop_reason, end.seconds),
+                                    "the job did not go on", end.seconds};
+    }
+  }
+  return verdict;
+}
+
+}  // namespace cohort::launch

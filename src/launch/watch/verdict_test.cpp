@@ -1,0 +1,163 @@
+#include "launch/watch/verdict.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <string>
+
+namespace cohort::launch {
+namespace {
+
+Ending ending(int rank, int code) {
+  Ending out;
+  out.rank = rank;
+  out.status.code = code;
+  return out;
+}
+
+JobEnd two_ranks(int first, int second) {
+  JobEnd end;
+  end.world_size = 2;
+  end.endings = {ending(0, first), ending(1, second)};
+  end.log_folder = "runs/x/logs";
+  return end;
+}
+
+TEST(Verdict, AGoodEndSaysNothing) {
+  const Verdict verdict = judge(two_ranks(0, 0));
+  EXPECT_EQ(verdict.status, 0);
+  EXPECT_EQ(verdict.text, "");
+  EXPECT_FALSE(verdict.post_mortem);
+  EXPECT_FALSE(verdict.breakdown);
+}
+
+TEST(Verdict, WhereNoLogsAreKeptNoneAreNamed) {
+  JobEnd end = two_ranks(0, 3);
+  end.log_folder.clear();
+  EXPECT_EQ(judge(end).text.find("logs"), std::string::npos) << judge(end).text;
+  end.stop_status = 130;
+  end.stop_reason = "told to end by SIGINT";
+  EXPECT_EQ(judge(end).text, "cohort: told to end by SIGINT, after 0.0 s\n");
+}
+
+TEST(Verdict, AFailedRankGivesStatusAndPostMortem) {
+  const Verdict verdict = judge(two_ranks(0, 3));
+  EXPECT_EQ(verdict.status, 3);
+  ASSERT_TRUE(verdict.post_mortem && verdict.breakdown);
+  EXPECT_EQ(verdict.post_mortem->first.rank, 1);
+  EXPECT_EQ(verdict.breakdown->text, "rank 1 on  failed after 0.0 s: exit code 3");
+  EXPECT_NE(verdict.text.find("rank 1 failed"), std::string::npos) << verdict.text;
+}
+
+TEST(Verdict, TheFailedRankIsNotAmongThoseThatFellWithIt) {
+  JobEnd end = two_ranks(1, 1);
+  // Rank 0 noticed what became of rank 1, and was gone before it.
+  end.endings[0].after_seconds = 1;
+  end.endings[0].last_stderr = "cohort::Error: PeerLost: rank 0 lost rank 1";
+  end.endings[1].after_seconds = 2;
+  end.endings[1].last_stderr = "ValueError: bad batch";
+  end.doing_then = {"waiting in barrier(), operation 2", "done with its world, whose last was barrier(), operation 1"};
+  const Verdict verdict = judge(end);
+  ASSERT_TRUE(verdict.post_mortem);
+  EXPECT_EQ(verdict.post_mortem->first.rank, 1);
+  ASSERT_EQ(verdict.post_mortem->others.size(), 1u);
+  EXPECT_EQ(verdict.post_mortem->others[0], "rank 0: waiting in barrier(), operation 2");
+}
+
+TEST(Verdict, ARankThatEndedInGoodOrderBeforeTheOthersIsNamedFirst) {
+  JobEnd end = two_ranks(1, 0);
+  end.endings[0].after_seconds = 2;
+  end.endings[0].last_stderr = "cohort::Error: PeerLost: all_reduce failed -- rank 0 (vm) lost rank 1";
+  end.endings[1].after_seconds = 1;
+  EXPECT_TRUE(
+      judge(end).text.starts_with("cohort: rank 1 had ended with 0 while rank 0 went on: do all ranks take the "
+                                  "same number of steps?\ncohort: rank 0 failed: exit code 1"))
+      << judge(end).text;
+  end.endings[1].after_seconds = 3;
+  EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 0 failed")) << "it ended later";
+  end.endings[0].last_stderr += " (vm, pid 7)";
+  EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 1 had ended with 0"))
+      << "it is named, and took its time to end";
+  end.endings[1].after_seconds = 1;
+  end.endings[0].last_stderr = "ValueError: bad batch";
+  EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 0 failed")) << "it has reasons of its own";
+}
+
+TEST(Verdict, AJobThatDidNotGoOnCanBeStartedAgain) {
+  JobEnd end = two_ranks(143, 143);
+  end.stop_status = 124;
+  end.stop_reason = "ranks 0-1 wait only for each other";
+  end.seconds = 12;
+  EXPECT_FALSE(judge(end).breakdown) << "a time limit is meant";
+  end.stuck = true;
+  ASSERT_TRUE(judge(end).breakdown);
+  EXPECT_EQ(judge(end).breakdown->text, "ranks 0-1 wait only for each other, after 12.0 s");
+}
+
+TEST(Verdict, SilentRanksAreNotSuccess) {
+  JobEnd end = two_ranks(0, 0);
+  end.endings.pop_back();
+  const Verdict verdict = judge(end);
+  EXPECT_EQ(verdict.status, 1);
+  EXPECT_NE(verdict.text.find("without word from all ranks"), std::string::npos) << verdict.text;
+}
+
+TEST(Verdict, WhoStopsTheJobGivesTheStatus) {
+  JobEnd end = two_ranks(143, 143);
+  end.stop_status = 128 + SIGINT;
+  end.stop_reason = "told to end by SIGINT";
+  EXPECT_EQ(judge(end).status, 130);
+  EXPECT_EQ(judge(end).text, "cohort: told to end by SIGINT, after 0.0 s; logs in runs/x/logs\n");
+  EXPECT_FALSE(judge(end).post_mortem);
+  end.quiet = true;
+  EXPECT_EQ(judge(end).text, "");
+}
+
+TEST(Verdict, AJobThatDidNotStartSaysWhy) {
+  JobEnd end;
+  end.start_failure = "cannot start ./x";
+  end.stop_reason = end.start_failure;
+  end.stop_status = 127;
+  EXPECT_EQ(judge(end).status, 127);
+  EXPECT_EQ(judge(end).text, "cohort: cannot start ./x\n");
+}
+
+TEST(Verdict, RanksThatSavedAndEndedAskForARequeueAndForNoRestart) {
+  JobEnd end = two_ranks(75, 75);
+  end.seconds = 3;
+  for (Ending& one : end.endings) one.last.preempted_by = SIGUSR1;
+  const Verdict verdict = judge(end);
+  EXPECT_EQ(verdict.status, 75);
+  EXPECT_TRUE(verdict.requeue);
+  EXPECT_FALSE(verdict.post_mortem);
+  EXPECT_FALSE(verdict.breakdown);
+  EXPECT_EQ(verdict.text,
+            "cohort: asked to end by SIGUSR1; all 2 ranks have saved and ended, after 3.0 s; exit status 75 asks for a "
+            "requeue\n");
+  end = two_ranks(75, 0);
+  EXPECT_EQ(judge(end).status, 75);
+  EXPECT_EQ(judge(end).reason, "1 of 2 ranks has ended");
+}
+
+TEST(Verdict, ToldToEndARequeueNeedsAllRanksToHaveSaved) {
+  JobEnd end = two_ranks(75, 75);
+  end.stop_status = 143;
+  end.stop_reason = "told to end by SIGTERM";
+  EXPECT_EQ(judge(end).status, 143) << "stopped for another reason";
+  end.told_to_end = true;
+  EXPECT_EQ(judge(end).status, 75);
+  end.endings[1].status = {0, SIGKILL, false};  // its time was over
+  EXPECT_EQ(judge(end).status, 143);
+  EXPECT_FALSE(judge(end).requeue);
+}
+
+TEST(Verdict, AFailureBesideARequeueIsAFailure) {
+  const Verdict verdict = judge(two_ranks(75, 3));
+  EXPECT_EQ(verdict.status, 3);
+  EXPECT_FALSE(verdict.requeue);
+  ASSERT_TRUE(verdict.post_mortem);
+  EXPECT_EQ(verdict.post_mortem->first.rank, 1);
+}
+
+}  // namespace
+}  // namespace cohort::launch

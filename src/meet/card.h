@@ -1,0 +1,70 @@
+// What ranks tell each other when they meet, and the verdict on it. Plain data and pure functions; the texts come from
+// other processes and are checked in full.
+#pragma once
+
+#include "base/result.h"
+#include "cluster/placement.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::meet {
+
+/// A rank's card.
+struct JoinCard {
+  std::int32_t rank = 0;
+  std::int32_t size = 1;
+  std::int32_t launcher_local_rank = -1;  ///< what the launcher said; -1 if nothing
+  std::int32_t launcher_local_size = -1;
+  std::int64_t pid = 0;
+  std::string nonce;                  ///< tells two processes apart that claim one rank
+  std::string host_id;                ///< equal on ranks that share memory
+  std::string host;                   ///< for messages
+  std::string build;                  ///< version, compiler, layout of types: has to be equal
+  std::string program;                ///< has to be equal
+  std::string torch;                  ///< version; has to be equal where two ranks have one
+  std::string transport = "tcp";      ///< between hosts; has to be equal
+  std::string no_transport;           ///< why this rank does not have it; empty: it has
+  std::string source;                 ///< who said that it is this rank
+  std::vector<std::string> backends;  ///< those that are available, best first
+};
+
+/// This process's build, as `JoinCard::build`.
+std::string this_build();
+
+std::string encode(const JoinCard& card);
+Result<JoinCard> decode_card(std::string_view bytes);
+
+/// "rank 3 (host a, pid 4711)".
+std::string describe(const JoinCard& card);
+
+/// Where a rank is, from facts.
+struct RosterEntry {
+  std::int32_t local_rank = 0;
+  std::int32_t local_size = 1;
+  std::int32_t cross_rank = 0;
+  std::int32_t cross_size = 1;
+};
+/// What all agreed on.
+struct Roster {
+  std::string backend;
+  std::vector<RosterEntry> entries;  ///< by rank
+};
+
+std::string encode_verdict(const Result<Roster>& verdict);
+/// The roster, or the error that ended the meeting.
+Result<Roster> decode_verdict(std::string_view bytes);
+
+/// One backend as the meeting sees it.
+struct BackendChoice {
+  std::string name;
+  bool several_hosts = false;
+};
+/// Judges complete cards, cards[r] being rank r's: Mismatch if they cannot be one world, naming both sides' values;
+/// Unavailable if no backend fits. `known` are the backends in order of preference.
+Result<Roster> judge(const std::vector<JoinCard>& cards, const std::vector<BackendChoice>& known);
+
+}  // namespace cohort::meet

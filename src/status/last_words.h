@@ -1,0 +1,20 @@
+// What a process leaves on its status page when it dies of an exception or a signal, and what it does when it is asked
+// for its stacks. The user's program is not changed: a terminate handler that hands over to the one before, and signal
+// handlers only where the disposition is the default one. Without an agent nothing is installed. Any thread may call;
+// each part is done once per process. The alternate stack, for handlers after a stack overflow, is the first caller's.
+#pragma once
+
+namespace cohort::status {
+
+/// Uncaught exceptions (type, text, a cohort::Error's context, backtrace) and SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT
+/// (address, backtrace), on the page. Exit status and core dump stay as they are.
+void keep_last_words();
+
+/// SIGQUIT writes this process's stacks to the page's file, and the process lives on. Not where something handles it.
+void tell_stacks_when_asked();
+
+/// Of a fatal signal, the last words begin with what this file holds by then: an interpreter writes its own stack
+/// there. The descriptor stays the caller's, and open.
+void add_to_last_words(int fd) noexcept;
+
+}  // namespace cohort::status

@@ -1,0 +1,151 @@
+#include "status/status_page.h"
+
+#include "base/env.h"
+#include "base/parse.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <new>
+
+namespace cohort::status {
+namespace {
+
+// Programs that a rank starts inherit the variable, but mostly not the descriptor, whose number may be another file's.
+std::optional<int> descriptor_in_environment() {
+  const auto text = env::get(env::kStatusFd);
+  const auto number = text ? parse_integer<int>(*text) : std::nullopt;
+  return number && *number > 2 ? number : std::nullopt;
+}
+
+// One process writes the page: the first that comes. (A wrapper's second program has a page that nobody reads.)
+bool claim(StatusLayout& layout) noexcept {
+  std::int32_t nobody = 0;
+  return layout.magic == StatusLayout::kMagic &&
+         layout.pid.compare_exchange_strong(nobody, static_cast<std::int32_t>(::getpid()));
+}
+
+}  // namespace
+
+Result<sys::SharedSegment> create_status_page() {
+  auto segment = sys::create_shared_segment("cohort-status", kStatusBytes);
+  if (segment) (new (segment->mapping.data()) StatusLayout{})->magic = StatusLayout::kMagic;
+  return segment;
+}
+
+StatusPage& StatusPage::own() noexcept {
+  static StatusPage* const page = new StatusPage();  // never destroyed: it is for the end of the process, too
+  return *page;
+}
+
+StatusPage::StatusPage() noexcept {
+  if (const auto fd = descriptor_in_environment()) {
+    if (auto mapped = sys::map_shared_segment(*fd, kStatusBytes)) {
+      auto* const layout = static_cast<StatusLayout*>(mapped->data());
+      if (claim(*layout)) {
+        mapping_ = *std::move(mapped);
+        layout_ = layout;
+        fd_ = *fd;
+        ::fcntl(fd_, F_SETFD, FD_CLOEXEC);  // what this process starts has no use for it
+        return;
+      }
+    }
+  }
+  static StatusLayout nobodys{};
+  nobodys.pid.store(static_cast<std::int32_t>(::getpid()));
+  layout_ = &nobodys;
+}
+
+// A forked child shares the page and must leave it alone.
+bool StatusPage::mine() const noexcept { return layout_->pid.load(std::memory_order_relaxed) == ::getpid(); }
+
+GroupStatus& StatusPage::open(std::uint64_t id, int rank, int size) noexcept {
+  if (id == 0 || !mine()) return spare_;
+  for (GroupStatus& group : layout_->groups) {
+    std::uint64_t free = 0;
+    if (!group.id.compare_exchange_strong(free, id)) continue;
+    for (LaneStatus* const lane : {&group.collectives, &group.messages}) {
+      lane->begun = lane->ended = lane->what = lane->waited_ns = lane->longest_ns = lane->longest_number = 0;
+      lane->count = 0;
+      lane->waiting = 0;
+      lane->peer = -1;
+    }
+    group.size.store(size);
+    group.rank.store(rank);
+    return group;
+  }
+  return spare_;
+}
+
+void StatusPage::close(GroupStatus& group) noexcept {
+  if (&group != &spare_ && mine()) group.id.store(0);
+}
+
+void StatusPage::name_kind(std::uint8_t kind, std::string_view name) noexcept {
+  if (kind >= StatusLayout::kKinds || !mine()) return;
+  const std::size_t length = std::min(name.size(), StatusLayout::kNameBytes - 1);
+  std::memcpy(layout_->kinds[kind], name.data(), length);
+}
+
+void StatusPage::count_step() noexcept {
+  const std::int64_t steps = layout_->step.fetch_add(1, std::memory_order_relaxed) + 1;
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  const auto copy_to = [&](TimesStatus& copy) {
+    const TimesStatus& times = layout_->times;
+    copy.operations.store(times.operations.load(std::memory_order_relaxed));
+    copy.bytes.store(times.bytes.load(std::memory_order_relaxed));
+    copy.busy_ns.store(times.busy_ns.load(std::memory_order_relaxed));
+    copy.waited_ns.store(times.waited_ns.load(std::memory_order_relaxed));
+    copy.wire_ns.store(times.wire_ns.load(std::memory_order_relaxed));
+    copy.wire_bytes.store(times.wire_bytes.load(std::memory_order_relaxed));
+    copy.exposed_ns.store(times.exposed_ns.load(std::memory_order_relaxed));
+    copy.at_ns.store(std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec);
+    copy.step.store(steps);
+  };
+  if (steps <= StatusLayout::kWarmSteps) copy_to(layout_->warm);
+  copy_to(layout_->last);
+}
+
+void StatusPage::announce_saving() noexcept {
+  if (saving_.fetch_add(1) == 0 && mine()) layout_->abilities.fetch_or(StatusLayout::kSavesWhenAsked);
+}
+
+void StatusPage::withdraw_saving() noexcept {
+  if (saving_.fetch_sub(1) == 1 && mine()) layout_->abilities.fetch_and(~StatusLayout::kSavesWhenAsked);
+}
+
+void StatusPage::begin_wait(std::string_view name) noexcept {
+  layout_->names.waiting.fetch_add(1, std::memory_order_relaxed);
+  for (auto& word : layout_->names.name) {
+    std::uint64_t letters = 0;
+    const std::size_t length = std::min(name.size(), sizeof letters);
+    std::memcpy(&letters, name.data(), length);
+    word.store(letters, std::memory_order_relaxed);
+    name.remove_prefix(length);
+  }
+}
+
+bool StatusPage::say_last_words(std::string_view words) noexcept {
+  if (!mine() || spoken_.exchange(true)) return false;
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  layout_->words_ns = std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  add_last_words(words);
+  return true;
+}
+
+void StatusPage::add_last_words(std::string_view words) noexcept {
+  if (!mine()) return;
+  const std::size_t had = layout_->words_length;
+  const std::size_t length =
+      std::min(words.size(), StatusLayout::kWordsBytes - std::min(had, StatusLayout::kWordsBytes));
+  std::memcpy(layout_->words + had, words.data(), length);
+  layout_->words_length = static_cast<std::uint32_t>(had + length);
+  layout_->words_ready.store(1, std::memory_order_release);
+}
+
+}  // namespace cohort::status

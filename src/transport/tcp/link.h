@@ -1,0 +1,163 @@
+// One connection of a pair of ranks: what is queued for the peer, what is expected of it, and the socket once there is
+// one. Does no waiting. Not thread-safe: the transport's mutex guards it.
+#pragma once
+
+#include "net/frame_mac.h"
+#include "net/tls_stream.h"
+#include "sys/unique_fd.h"
+#include "transport/tcp/wire.h"
+#include "transport/transport.h"
+
+#include <sys/uio.h>
+
+#include <chrono>
+#include <deque>
+#include <list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cohort::transport::tcp {
+
+class Link {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class State { Idle, Connecting, Up, Lost };
+
+  /// A peer whose host does not answer for `silence` is lost.
+  Link(int peer, int lane, std::chrono::seconds silence) : peer_(peer), lane_(lane), silence_(silence) {}
+  ~Link() { close(); }
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  int peer() const noexcept { return peer_; }
+  int lane() const noexcept { return lane_; }
+  State state() const noexcept { return state_; }
+  int fd() const noexcept { return socket_.get(); }
+  const std::string& why_lost() const noexcept { return why_lost_; }
+
+  // The transport connects; this is its book about it.
+  struct Connecting {
+    Clock::time_point since{};  ///< of the first attempt
+    Clock::time_point next{};   ///< the next attempt
+    std::size_t address = 0;    ///< of the next attempt
+    bool only_refused = true;   ///< nobody listened, at every address tried so far
+    bool accepting = false;     ///< the peer's own attempt has been welcomed
+    int going = 0;              ///< own attempts under way
+    std::string last_failure;
+  } connecting;
+
+  void begin_connecting(Clock::time_point next) noexcept;
+  /// How what goes over a connection is kept from being changed: by encryption, or by tags behind its frames.
+  struct Guard {
+    std::unique_ptr<net::TlsStream> tls;
+    std::unique_ptr<net::FrameMac> sent, received;  ///< where there is no `tls`
+    bool all = true;                                ///< or only the frames that have to be
+    static Guard of_tags(const net::Mac& session, bool opened, Protection protection);
+  };
+  void up(sys::UniqueFd socket, Guard guard);
+  void lose(std::string why);
+
+  /// False if the link is lost or has ended.
+  void send(Outgoing& frame);
+  void send_copy(FrameKind kind, std::uint32_t tag, std::string_view bytes);
+  void receive(Incoming& frame);
+  void forget(std::uint64_t operation);
+  /// A frame is posted that has not come, or one has not been taken.
+  bool owes() const noexcept;
+  /// Operations' frames are neither sent nor delivered any more, and their memory is not touched.
+  void end();
+
+  /// Loses the link if its host has not acknowledged anything for nearly `silence`. A peer that is stopped still does.
+  void look_for_silence(Clock::time_point now);
+  /// After `read`: its turn was over, and bytes lie here that no poll tells of.
+  bool holds_more() const noexcept { return more_ && state_ == State::Up && !blocked_; }
+  /// Sends what the socket takes. True if it took anything.
+  bool flush();
+  /// Reads what has come.
+  bool read(TransportEvents& events);
+  bool wants_read() const noexcept { return state_ == State::Up && !blocked_; }
+  bool wants_write() const noexcept {
+    return state_ == State::Up && !idle() && (!guard_.tls || guard_.tls->established());
+  }
+  bool idle() const noexcept { return queue_.empty() && sealed_ == sealing_.size(); }
+  /// What epoll was told last.
+  std::uint32_t watched = 0;
+
+ private:
+  struct Item {
+    FrameHeader header;
+    Outgoing* frame = nullptr;  // null: `copy`
+    std::string copy;
+    std::size_t sent = 0;     // of header, bytes and tag
+    std::size_t covered = 0;  // by the tag, of header and bytes
+    net::FrameMac::Tag tag;
+    const std::byte* data() const noexcept {
+      return frame != nullptr ? frame->data : reinterpret_cast<const std::byte*>(copy.data());
+    }
+    bool tagged() const noexcept { return tcp::tagged(header); }
+    FrameKind kind() const noexcept { return kind_of(header); }
+    bool authenticated() const noexcept { return frame != nullptr && frame->authenticated; }
+    std::size_t length() const noexcept {
+      return sizeof(FrameHeader) + header.bytes + (tagged() ? sizeof(net::FrameMac::Tag) : 0);
+    }
+    /// What lies in one piece of memory from there on.
+    std::span<const std::byte> from(std::size_t at) const noexcept;
+  };
+  struct Kept {
+    FrameHeader header;
+    std::vector<std::byte> bytes;
+  };
+
+  void close() noexcept;
+  Item& enqueue(FrameKind kind, std::uint32_t tag, std::uint64_t operation, std::size_t bytes);
+  bool needs_tag(FrameKind kind, bool authenticated) const noexcept;
+  void cover(Item& item, std::size_t end);
+  bool flush_encrypted();
+  void advance(std::size_t bytes);
+  ssize_t receive_some(std::span<iovec> pieces);
+  bool parse(TransportEvents& events);
+  bool begin_frame(TransportEvents& events);
+  bool lacks_tag(const FrameHeader& header, bool authenticated) const noexcept;
+  bool is_proven();
+  void finish_frame(TransportEvents& events);
+  Incoming* posted(const FrameHeader& header) noexcept;
+  void break_off(TransportEvents& events, std::string why);
+
+  std::string why_of(int error) const;
+
+  const int peer_;
+  const int lane_;
+  const std::chrono::seconds silence_;
+  State state_ = State::Idle;
+  sys::UniqueFd socket_;
+  std::string why_lost_;
+  bool leaving_ = false;  // the peer has said so
+  bool ended_ = false;
+  bool more_ = false;
+  std::optional<Clock::time_point> unanswered_since_;
+
+  std::deque<Item> queue_;
+  Guard guard_;
+  std::vector<std::byte> sealing_;  // a record's worth of the queue, on its way into `tls`
+  std::size_t sealed_ = 0;          // so much of it is there
+  std::list<Incoming*> posted_;
+  std::deque<Kept> kept_;
+
+  // The frame that is coming in.
+  bool in_frame_ = false;
+  bool keeps_ = false;    // it is put aside
+  bool blocked_ = false;  // its bytes wait in the socket until it is posted
+  FrameHeader header_;
+  std::byte* to_ = nullptr;  // null: the bytes are dropped
+  std::size_t got_ = 0;
+  Incoming* into_ = nullptr;
+  std::vector<std::byte> aside_;                                                   // of frames kept and of messages
+  std::vector<std::byte> buffer_ = std::vector<std::byte>(std::size_t{64} << 10);  // read ahead
+  std::size_t begin_ = 0;
+  std::size_t end_ = 0;
+};
+
+}  // namespace cohort::transport::tcp

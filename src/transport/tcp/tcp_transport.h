@@ -1,0 +1,140 @@
+// The transport over TCP: one connection for each pair of ranks that has something to say (several by option, between
+// which data is divided by its tags), made when it first has. Each connection is proven (wire.h) before anything of it
+// is looked at. Owns its sockets; has no thread of its own: whoever calls `progress` or `sleep` drives it. Any thread
+// may call.
+#pragma once
+
+#include "net/heard.h"
+#include "sys/unique_fd.h"
+#include "transport/tcp/attempt.h"
+#include "transport/tcp/link.h"
+#include "transport/tcp/wire.h"
+#include "transport/transport.h"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace cohort::transport::tcp {
+
+/// Where this rank listens, before anybody knows of it.
+class Listeners {
+ public:
+  struct Options {
+    std::string host;            ///< for messages
+    bool loopback_only = false;  ///< all ranks are on this machine
+    Protection protection = Protection::Authenticated;
+    int lanes = 1;  ///< connections for each peer, if it wants as many
+  };
+  /// At the addresses that COHORT_NETWORK allows, on ports of the system's choice. Throws Unavailable.
+  explicit Listeners(const Options& options);
+  ~Listeners() { close(); }
+  Listeners(Listeners&&) = default;
+  Listeners& operator=(Listeners&&) = delete;
+  void close() noexcept;
+  const WireCard& card() const noexcept { return card_; }
+
+ private:
+  friend class TcpTransport;
+  std::vector<sys::UniqueFd> sockets_;
+  WireCard card_;
+};
+
+class TcpTransport final : public Transport {
+ public:
+  struct Options {
+    int rank = 0;
+    WorldKey key;
+    std::vector<WireCard> cards;  ///< by rank; all of one protection
+    /// A peer whose host does not answer so long is lost.
+    std::chrono::seconds silence = std::chrono::seconds(3);
+  };
+  TcpTransport(Options options, Listeners listeners, TransportEvents& events);
+  ~TcpTransport() override;
+
+  std::recursive_mutex& mutex() noexcept override { return mutex_; }
+  bool authenticates_all() const noexcept override { return protection() != Protection::Least; }
+  void connect(int peer) override;
+  void send(Outgoing& frame) override;
+  void receive(Incoming& frame) override;
+  void message(int peer, std::uint32_t tag, std::string_view bytes) override;
+  bool progress() override;
+  void sleep(std::chrono::milliseconds longest) override;
+  void wake() noexcept override;
+  std::optional<std::string> lost(int peer) override;
+  std::vector<int> owing() override;
+  void forget(std::uint64_t operation) override;
+  void end(std::string_view bytes) override;
+  bool flushed() override;
+  void leave() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Lock = std::lock_guard<std::recursive_mutex>;
+
+  Protection protection() const noexcept { return cards_[static_cast<std::size_t>(rank_)].protection; }
+  Link& open(int peer, int lane = 0);
+  int lanes_to(int peer) const noexcept;
+  /// Both ends choose alike.
+  int lane_of(int peer, std::uint32_t tag) const noexcept {
+    return static_cast<int>((tag & 0x0FFFFFFF) % static_cast<std::uint32_t>(lanes_to(peer)));
+  }
+  static std::size_t index_of(int peer, int lane) noexcept {
+    return static_cast<std::size_t>(peer) * kMostLanes + static_cast<std::size_t>(lane);
+  }
+  static std::uint64_t key_of(const Link& link) noexcept;
+  void watch(Link& link);
+  void watch_fd(int fd, std::uint32_t events, std::uint64_t key, bool is_new);
+  bool handle(std::uint64_t key);
+  bool drive(Link& link, bool readable);
+  void look_for_silence();
+
+  // tcp_connect.cpp
+  bool look_after_connecting();
+  void connect_next(Link& link, Clock::time_point now);
+  std::vector<net::Address> reachable(int peer) const;
+  void accept_all(std::size_t which);
+  void watch_listener(std::size_t which, std::uint32_t events, bool is_new);
+  void open_doors(Clock::time_point now);
+  void turn_away(const Attempt& attempt);
+  void make_room();
+  void add_attempt(Attempt attempt);
+  void advance(std::uint32_t id);
+  void establish(Attempt attempt);
+  Attempt::Verdict welcome(const Hello& hello);
+  void close_attempts(int peer, int lane);
+
+  std::recursive_mutex mutex_;
+  const int rank_;
+  const int size_;
+  const WorldKey key_;
+  const std::vector<WireCard> cards_;
+  const std::chrono::seconds silence_;
+  Listeners listeners_;
+  TransportEvents& events_;
+  sys::UniqueFd epoll_;
+  sys::UniqueFd bell_;                        // an eventfd
+  std::vector<std::unique_ptr<Link>> links_;  // by peer and lane; made at the first use
+  std::vector<Link*> open_;
+  std::vector<Link*> again_;  // have more than one turn's worth
+  struct Entrance {
+    explicit Entrance(int listener) : door(listener) {}
+    net::Door door;
+    std::optional<Clock::time_point> shut_until;  // it is not watched
+  };
+  std::vector<Entrance> entrances_;            // one for each listener
+  std::map<std::uint32_t, Attempt> attempts_;  // the first that came is in front
+  std::size_t strangers_ = 0;                  // of them: accepted ones
+  net::Heard heard_{std::size_t{1} << 20};     // nonces of hellos
+  std::uint32_t next_attempt_ = 0;
+  Clock::time_point looked_{};
+  Clock::time_point listened_{};
+  bool connecting_ = false;  // some link is
+  bool doors_shut_ = false;  // some entrance is not watched
+  bool ended_ = false;
+  bool left_ = false;
+  std::string end_bytes_;
+};
+
+}  // namespace cohort::transport::tcp

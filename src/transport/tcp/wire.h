@@ -1,0 +1,115 @@
+// What goes over a connection between two ranks: frames, and before them the handshake that proves the job's secret.
+// Plain layouts and pure functions; every length and number that comes from a peer is checked by whoever reads it.
+#pragma once
+
+#include "base/result.h"
+#include "net/address.h"
+#include "net/frame_mac.h"
+#include "net/hmac.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::transport::tcp {
+
+// --- frames ---
+
+enum class FrameKind : std::uint8_t { Data = 1, Message = 2, Ended = 3, Leaving = 4 };
+
+struct FrameHeader {
+  std::uint32_t kind = 0;  ///< FrameKind, with kMark in the upper bytes and perhaps kTagged
+  std::uint32_t tag = 0;
+  std::uint64_t operation = 0;
+  std::uint64_t bytes = 0;
+};
+static_assert(sizeof(FrameHeader) == 24);
+inline constexpr std::uint32_t kMark = 0x43480200;  // "CH", version 2
+inline constexpr std::uint32_t kTagged = 0x80;      // behind its bytes comes a FrameMac::Tag of the header and them
+/// Longer frames wait in the socket until they are posted. 64 KiB, and room for what a slice is rounded up by.
+inline constexpr std::size_t kMostKept = std::size_t{68} << 10;
+inline constexpr std::size_t kMostMessage = std::size_t{64} << 10;
+
+inline bool tagged(const FrameHeader& header) noexcept { return (header.kind & kTagged) != 0; }
+/// Of a header that was checked.
+inline FrameKind kind_of(const FrameHeader& header) noexcept {
+  return static_cast<FrameKind>(header.kind & 0xFF & ~kTagged);
+}
+/// Corrupt if these are not the first bytes of a frame.
+Result<FrameKind> check(const FrameHeader& header);
+
+inline constexpr int kMostLanes = 16;
+
+// --- handshake ---
+
+using Bytes16 = std::array<std::uint8_t, 16>;
+using Bytes32 = std::array<std::uint8_t, 32>;
+
+/// What makes connections belong to one world.
+struct WorldKey {
+  Bytes16 world{};  ///< its number
+  Bytes32 key{};    ///< of proofs
+};
+enum class Protection : std::uint8_t {
+  Least,          ///< messages are authenticated, and frames that have to be (transport.h)
+  Authenticated,  ///< every frame is
+  Encrypted,      ///< the whole connection is, and with it authenticated
+};
+/// `secret` may be empty: then the token alone has to be a secret. Connections of one protection do not pass for
+/// another.
+WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token,
+                    Protection protection = Protection::Authenticated);
+
+struct Hello {
+  char magic[8] = {'C', 'O', 'H', 'W', 'I', 'R', 'E', '4'};
+  Bytes16 world{};
+  std::uint32_t from = 0;
+  std::uint32_t to = 0;
+  std::uint32_t lane = 0;  ///< which of the pair's connections it is to be
+  std::uint32_t unused = 0;
+  Bytes32 nonce{};
+  net::Mac
+      proof{};  ///< without it nothing is answered; it may be the repetition of an earlier one, so it is no claim yet
+};
+static_assert(sizeof(Hello) == 104);
+
+struct Answer {
+  static constexpr std::uint32_t kWelcome = 0, kUseMine = 1;
+  std::uint32_t verdict = kWelcome;
+  std::uint32_t unused = 0;
+  Bytes32 nonce{};
+  net::Mac proof{};
+};
+static_assert(sizeof(Answer) == 72);
+
+struct Finish {
+  net::Mac proof{};
+};
+
+net::Mac hello_proof(const WorldKey& key, const Hello& hello);
+net::Mac answer_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
+net::Mac finish_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
+/// Of one connection, for its encryption or for the keys of its directions.
+net::Mac session_key(const WorldKey& key, const Hello& hello, const Answer& answer);
+/// For the frames of the end that opened the connection, or of the one that accepted it.
+net::FrameMac::Key direction_key(const net::Mac& session, bool of_opener);
+Bytes32 random_bytes();
+
+// --- cards: where a rank can be reached, as it says in the store ---
+
+struct WireCard {
+  std::string host;     ///< for messages
+  std::string machine;  ///< equal where loopback addresses reach
+  std::int64_t pid = 0;
+  Protection protection = Protection::Authenticated;
+  int lanes = 1;                        ///< connections it shares data among; of a pair the fewer count
+  std::vector<net::Address> addresses;  ///< best first
+  std::int32_t mpi_process = -1;        ///< of MPI's count, where MPI is the transport
+  std::string mpi_job = {};             ///< equal on ranks that MPI connects
+};
+std::string encode(const WireCard& card);
+Result<WireCard> decode_wire_card(std::string_view bytes);
+
+}  // namespace cohort::transport::tcp
