@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "01-digits" / "python"))
-from digits import Net, load  # noqa: E402
+from digits import Net, load
 
 
 def main() -> None:

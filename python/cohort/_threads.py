@@ -68,7 +68,7 @@ class _Run:
                 self.abort(ended)
             self.returned[number] = self.function(world, *self.args, **self.kwargs)
             world.leave(reason=f"the function of rank {world.rank()} has returned")
-        except BaseException as error:  # noqa: BLE001 -- raised by `results`
+        except BaseException as error:
             with self.lock:
                 first, self.failed = self.failed is None, self.failed or error
             if first:

@@ -47,7 +47,7 @@ def autoload() -> None:
     """For torch's entry points. What fails here must not keep torch from being imported."""
     try:
         wait_for_torch()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         import warnings
 
         warnings.warn(f'"cohort" is no backend of torch.distributed here -- {type(error).__name__}: {error}', stacklevel=2)
@@ -104,7 +104,7 @@ class _Finder:
                 sys.meta_path.remove(self)
             try:
                 self.act(module)
-            except Exception as error:  # noqa: BLE001 -- torch can be used without us
+            except Exception as error:
                 import warnings
 
                 warnings.warn(f'"cohort" is no full backend of torch.distributed here -- {error}', stacklevel=2)

@@ -5,7 +5,6 @@ import pathlib
 import re
 import socket
 import subprocess
-import sys
 import tempfile
 import unittest
 

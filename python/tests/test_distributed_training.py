@@ -8,7 +8,7 @@ import weakref
 from support import needs_torch, torch
 from support_group import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
-import cohort  # noqa: F401 -- makes the backend known
+import cohort
 
 if torch is not None:
     import torch.distributed as dist

@@ -165,7 +165,6 @@ class Training(Case):
         self.train(lambda model: {"gradient_predivide_factor": 3.0, "groups": 1})
 
     def test_sum(self):
-        make = OPTIMIZERS["SGD"]
         lr = 0.1 / self.size
 
         def options(model):

@@ -9,7 +9,7 @@ import unittest
 from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python/packaging"))
-import cohort_build  # noqa: E402
+import cohort_build
 
 
 class Compiles(Exception):

@@ -11,7 +11,7 @@ import unittest
 from python_case import PACKAGE, PythonCase
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tests"))
-from articles import edits  # noqa: E402
+from articles import edits
 
 BUILD = pathlib.Path(PACKAGE).parent
 HOSTS = ("h1", "h2")

@@ -69,7 +69,8 @@ def scatter_dataset(
                 (random.SystemRandom().getrandbits(64) if seed is None else seed) if shuffle else None,
             )
         except Exception as error:
-            comm._bcast(lambda: _raise(error), root, "scatter_dataset")
+            failure = error
+            comm._bcast(lambda: _raise(failure), root, "scatter_dataset")
     whole, size, chosen = comm.bcast_obj(sent, root=root)
     begin, finish = _bounds(size, comm, force_equal_length)
     return SubDataset(whole, begin, finish, None if chosen is None else permutation(size, chosen))

@@ -64,7 +64,7 @@ class _Line:
             work, then = entry
             try:
                 work.wait()
-            except Exception:  # noqa: BLE001 -- `then` asks the operation itself
+            except Exception:
                 pass
             with self.changed:
                 # What is called now may wait for a later operation of this line (PowerSGD's hook does).

@@ -50,7 +50,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
 
     # --- who it is ---
 
-    def getBackendName(self) -> str:  # noqa: N802 -- torch's name
+    def getBackendName(self) -> str:
         return "cohort"
 
     # C++ keeps the name with the backends that a group has, and this one has none.
@@ -68,13 +68,13 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
     def group_desc(self) -> str:
         return self._description
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         return self._description
 
-    setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         self._timeout = timeout.total_seconds()

@@ -88,7 +88,7 @@ class Work(_distributed_c10d.Work):
                     self._source = self._core[0].source()
                 if self._deliver is not None:
                     self._deliver()
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 self._failure = error
             self._core, self._deliver = (), None
             self._settled = True

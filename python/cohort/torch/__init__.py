@@ -17,7 +17,7 @@ from cohort.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from cohort.torch.mpi_ops import *  # noqa: F401,F403 -- the operations and the questions
+from cohort.torch.mpi_ops import *  # noqa: F403 -- the operations and the questions
 from cohort.torch.optimizer import DistributedOptimizer
 from cohort.torch.sync_batch_norm import SyncBatchNorm
 

@@ -40,7 +40,7 @@ def _reduce(tensor: Tensor, output: Optional[Tensor], name: str, op: int, presca
     try:  # the shortest way: programs do this for each of thousands of tensors
         return engine.all_reduce(name, tensor, output, op=ENGINE_OPS[op], prescale=prescale, postscale=postscale)
     except Error as error:
-        raise translated(error)
+        raise translated(error) from error
 
 
 def _reduce_group(tensors: List[Tensor], outputs: Optional[List[Tensor]], names: List[str], op: int, prescale: float,

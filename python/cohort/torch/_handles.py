@@ -65,7 +65,7 @@ class _One:
         try:
             self.work.wait()
         except Error as error:
-            raise translated(error)
+            raise translated(error) from error
         return copy_back(self.tensor, self.used)
 
 

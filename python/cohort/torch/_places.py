@@ -116,7 +116,9 @@ class Places:
                 self._places.update(zip(parameters, _make_places(engine, parameters)))
             except Error as error:
                 if isinstance(error, Unavailable):  # else the world has ended, which the reduction will tell
-                    warnings.warn(f"DistributedOptimizer: gradients stay where they are, which takes longer -- {error}")
+                    warnings.warn(
+                        f"DistributedOptimizer: gradients stay where they are, which takes longer -- {error}", stacklevel=2
+                    )
 
 
 def _deserves(parameter: Tensor) -> bool:

@@ -29,7 +29,7 @@ def started(kind: str, names: List[str], start: Callable[..., Any], *args: Any, 
     try:
         works = start(*args, **kwargs)
     except Error as error:
-        raise translated(error)
+        raise translated(error) from error
     works = works if isinstance(works, list) else [works]
     if timeline is not None:
         timeline.watch(kind, names, works, began)

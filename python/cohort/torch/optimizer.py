@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, Type, Union
+from typing import Iterable, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from cohort.torch._adasum_optimizer import AdasumOptimizer
 from cohort.torch._gradients import Reducer
 from cohort.torch._reduced_optimizer import ReducedOptimizer
 from cohort.torch.compression import Compression, Compressor
-from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set, require_world
+from cohort.torch.process_sets import ProcessSet, global_process_set, require_world
 from cohort.torch.reduce_ops import Adasum, Average
 
 Names = Iterable[Tuple[str, Tensor]]

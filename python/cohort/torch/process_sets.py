@@ -184,7 +184,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
         communicator = engine.form_group(ranks)
         own = None if communicator is None else NamedEngine(communicator, **_settings.engine_options())
     except Error as error:
-        raise translated(error)
+        raise translated(error) from error
     number = next(number for number in itertools.count(1) if number not in _sets)
     _sets[number] = process_set
     process_set._open(number, own)
@@ -205,7 +205,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         # Two ranks that remove different sets wait for different names, and are told so by the deadline.
         engine.barrier(f"remove_process_set.{process_set.ranks}").wait()
     except Error as error:
-        raise translated(error)
+        raise translated(error) from error
     del _sets[number]
     process_set._close()
     return True

@@ -13,7 +13,7 @@ except ImportError as _error:
         name=_error.name,
     ) from _error
 
-from cohort.torch import *  # noqa: F401,F403
+from cohort.torch import *  # noqa: F403
 
 
 def __getattr__(name: str) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cohort.torch import mpi_ops as _ops
-from cohort.torch.mpi_ops import *  # noqa: F401,F403
+from cohort.torch.mpi_ops import *  # noqa: F403
 
 
 def __getattr__(name: str) -> object:

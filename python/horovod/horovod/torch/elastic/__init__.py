@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cohort.torch.elastic as _elastic
-from cohort.torch.elastic import *  # noqa: F401,F403
+from cohort.torch.elastic import *  # noqa: F403
 
 
 def __getattr__(name: str) -> object:
