@@ -9,6 +9,7 @@
 #include "comm/local/channels_memory.h"
 #include "comm/local/channels_work.h"
 #include "comm/local/fork_guard.h"
+#include "comm/local/protocol.h"
 #include "comm/local/world.h"
 
 #include <cohort/observer.h>
@@ -100,7 +101,7 @@ class Channels {
     bool wants_cells() const noexcept { return !receives.empty() || !arriving.empty() || !offered.empty(); }
     bool has_come() const noexcept {
       const std::uint64_t number = next.load(std::memory_order_relaxed);
-      return in.cell(number).stamp.load(std::memory_order_acquire) == number;
+      return stands(in.cell(number).stamp, number);
     }
   };
 

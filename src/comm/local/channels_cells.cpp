@@ -35,8 +35,7 @@ std::shared_ptr<ChannelWork> take_by_number(List& list, std::uint64_t number,
 
 bool Channels::has_room(Channel& channel) const noexcept {
   if (channel.placed < channel.room.load(std::memory_order_relaxed)) return true;
-  channel.room.store(channel.out.head().taken.load(std::memory_order_acquire) + channel.out.cells(),
-                     std::memory_order_relaxed);
+  channel.room.store(room_up_to(channel.out.head(), channel.out.cells()), std::memory_order_relaxed);
   return channel.placed < channel.room.load(std::memory_order_relaxed);
 }
 
@@ -50,7 +49,7 @@ bool Channels::may_be_eager(Channel& channel, std::size_t bytes) const noexcept 
 void Channels::publish(Channel& channel, CellKind kind) {
   Cell& cell = channel.out.cell(channel.placed + 1);
   cell.kind = kind;
-  cell.stamp.store(++channel.placed, std::memory_order_release);
+  local::publish(cell.stamp, ++channel.placed);
   ring(channel.peer);
 }
 
@@ -103,7 +102,7 @@ bool Channels::flush(Channel& channel) {
   while (!channel.outbox.empty()) {
     if (!has_room(channel)) {
       channel.blocked.store(true, std::memory_order_relaxed);
-      channel.out.head().full.exchange(1);
+      ask_for_room(channel.out.head());
       if (!has_room(channel)) return moved;
     }
     const Outgoing outgoing = std::move(channel.outbox.front());
@@ -135,7 +134,7 @@ bool Channels::send_fragments(Channel& channel) {
   while (!channel.leaving.empty()) {
     if (!has_room(channel)) {
       channel.blocked.store(true, std::memory_order_relaxed);
-      channel.out.head().full.exchange(1);
+      ask_for_room(channel.out.head());
       if (!has_room(channel)) return moved;
     }
     const WorkPtr work = channel.leaving.front();
@@ -160,9 +159,9 @@ bool Channels::send_fragments(Channel& channel) {
 
 void Channels::release_cell(Channel& channel) {
   const std::uint64_t number = channel.next.load(std::memory_order_relaxed);
-  channel.in.head().taken.store(number, std::memory_order_release);
+  const bool sender_waits = release(channel.in.head(), number);
   channel.next.store(number + 1, std::memory_order_relaxed);
-  if (channel.in.head().full.load(std::memory_order_relaxed) != 0) ring(channel.peer);
+  if (sender_waits) ring(channel.peer);
 }
 
 bool Channels::drain(Channel& channel) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "comm/local/channels_memory.h"
+#include "comm/local/protocol.h"
 #include "comm/request.h"
 
 #include <cohort/dtype.h>
@@ -76,7 +77,6 @@ struct alignas(kApart) Counter {
 struct alignas(kApart) RankState {
   Counter staged;    ///< chunks that this rank has copied into its staging buffers
   Counter reduced;   ///< chunks from whose inputs this rank has read all it needs
-  Counter copied;    ///< chunks whose results this rank has copied out
   Counter folded;    ///< sequence of the last cross-memory reduction whose own slice this rank has folded
   Counter finished;  ///< sequence of the last operation without staging in which this rank has read and written all
   Counter probe;     ///< turns in the measurement of the cores' distance
@@ -119,7 +119,7 @@ struct Plan {
 };
 
 struct Header {
-  static constexpr std::uint64_t kMagic = 0x33304c4f43484f43;  // "COHCOL03"
+  static constexpr std::uint64_t kMagic = 0x34304c4f43484f43;  // "COHCOL04"
   std::uint64_t magic;
   std::uint64_t id;  ///< of this world, not 0: random, for whoever looks at several
   std::uint32_t ranks;

@@ -137,7 +137,7 @@ void Engine::publish(const Request* request) {
            stores_for(request->input_bytes()));
     }
   }
-  slot.sequence.store(sequence_, std::memory_order_release);
+  local::publish(slot.sequence, sequence_);
   posted();
 }
 

@@ -17,6 +17,7 @@
 #include "comm/local/distance.h"
 #include "comm/local/mesh.h"
 #include "comm/local/operation.h"
+#include "comm/local/protocol.h"
 #include "comm/local/slices.h"
 #include "comm/local/waiting.h"
 #include "comm/local/world.h"
@@ -95,12 +96,21 @@ class Engine final : public Waiter {
     std::uint64_t number = 0;  // by its parity, the buffer
   };
 
+  /// The ranks' counters, as protocol.h wants them.
+  struct Counters {
+    using State = RankState;
+    Engine& engine;
+    void wait(CounterOf counter, std::uint64_t number) const { engine.wait_for_counters(counter, number); }
+    void post(CounterOf counter, std::uint64_t number) const noexcept { engine.post(counter, number); }
+    void skip(CounterOf counter, std::uint64_t number) const noexcept {
+      (engine.state(engine.rank_).*counter).value.store(number, std::memory_order_relaxed);
+    }
+  };
+
   // engine.cpp: rounds and how they fail
   void publish(const Request* request);
   Slot& own_slot() const noexcept { return state(rank_).slots[sequence_ % 2]; }
-  bool has_announced(int rank) const noexcept {
-    return state(rank).slots[sequence_ % 2].sequence.load(std::memory_order_acquire) == sequence_;
-  }
+  bool has_announced(int rank) const noexcept { return stands(state(rank).slots[sequence_ % 2].sequence, sequence_); }
   void note_memory(Descriptor& own, const Request& request) const;
   void size_up(const Request& request) noexcept;
   void gather();

@@ -102,37 +102,26 @@ void Engine::move_staged(const Request& request) {
   const std::size_t per_chunk = shared ? layout().chunk_bytes() : layout().chunk_bytes() / ranks / kLine * kLine;
   const std::size_t longest = largest_block(request);
   const std::uint64_t chunks = (longest + per_chunk - 1) / per_chunk;
-  const std::uint64_t base = chunks_;
   void* const control = world_.control();
   const bool stages = !round_.serving && !mapped(rank_);
   const auto bytes_of = [&](const Block& whole, std::uint64_t chunk) {
     const std::size_t begin = static_cast<std::size_t>(chunk) * per_chunk;
     return whole.bytes > begin ? std::min(per_chunk, whole.bytes - begin) : std::size_t{0};
   };
-  const auto copy_in = [&](std::uint64_t chunk) {
-    const std::uint64_t number = base + chunk;
-    if (stages) {
-      if (number >= 2) wait_for_counters(&RankState::reduced, number - 1);
-      bool staged = false;
-      for (int target = 0; target < size_ && !(shared && staged); ++target) {
-        if (target == rank_) continue;
-        const Block whole = block(request, rank_, target);
-        const std::size_t bytes = bytes_of(whole, chunk);
-        if (bytes == 0) continue;
-        copy(layout().staging(control, rank_, number) + (shared ? 0 : static_cast<std::size_t>(target) * per_chunk),
-             static_cast<const std::byte*>(request.input) + whole.from + static_cast<std::size_t>(chunk) * per_chunk,
-             bytes, stores_for(bytes));
-        staged = true;
-      }
+  const auto copy_in = [&](std::uint64_t chunk, std::uint64_t number) {
+    bool staged = false;
+    for (int target = 0; target < size_ && !(shared && staged); ++target) {
+      if (target == rank_) continue;
+      const Block whole = block(request, rank_, target);
+      const std::size_t bytes = bytes_of(whole, chunk);
+      if (bytes == 0) continue;
+      copy(layout().staging(control, rank_, number) + (shared ? 0 : static_cast<std::size_t>(target) * per_chunk),
+           static_cast<const std::byte*>(request.input) + whole.from + static_cast<std::size_t>(chunk) * per_chunk,
+           bytes, stores_for(bytes));
+      staged = true;
     }
-    post(&RankState::staged, number + 1);
   };
-
-  if (chunks > 0) copy_in(0);  // what is posted of a chunk that never comes would stand for the next operation's
-  for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
-    const std::uint64_t number = base + chunk;
-    if (chunk + 1 < chunks) copy_in(chunk + 1);
-    wait_for_counters(&RankState::staged, number + 1);
+  const auto copy_out = [&](std::uint64_t chunk, std::uint64_t number) {
     for (int step = 0; step < size_ && !round_.serving; ++step) {
       const int source = (rank_ + step) % size_;
       const Block whole = block(request, source, rank_);
@@ -151,11 +140,9 @@ void Engine::move_staged(const Request& request) {
       std::byte* const to = static_cast<std::byte*>(request.output) + whole.to + begin;
       if (to != from) std::memmove(to, from, bytes);
     }
-    state(rank_).copied.value.store(number + 1, std::memory_order_release);
-    post(&RankState::reduced, number + 1);
-  }
+  };
+  run_one_ahead(Counters{*this}, {chunks_, chunks, stages, true, !stages}, copy_in, copy_out);
   chunks_ += chunks;
-  if (!stages && chunks > 0) wait_for_counters(&RankState::reduced, chunks_);
 }
 
 }  // namespace cohort::comm::local

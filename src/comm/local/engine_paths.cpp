@@ -236,12 +236,12 @@ void Engine::fold_pieces(const Request& request, std::int64_t count, Stores stor
 
 void Engine::post(CounterOf counter, std::uint64_t value) noexcept {
   if (non_finite_) state(rank_).non_finite[sequence_ % 2].store(sequence_, std::memory_order_relaxed);
-  (state(rank_).*counter).value.store(value, std::memory_order_release);
+  local::publish((state(rank_).*counter).value, value);
   posted();
 }
 
 void Engine::wait_for_counters(CounterOf counter, std::uint64_t target) {
-  wait_for_all([&](int rank) { return (state(rank).*counter).value.load(std::memory_order_acquire) >= target; });
+  wait_for_all([&](int rank) { return reached((state(rank).*counter).value, target); });
 }
 
 // Of an all_reduce in which this rank has seen what all others have posted. What it has folded itself it knows.

@@ -146,65 +146,42 @@ void Engine::reduce_exchanged(const Request& request) {
   const std::size_t element = size_of(request.dtype);
   const auto per_chunk = static_cast<std::int64_t>(plan_.chunk_bytes / element);
   const std::int64_t chunks = (request.input_count + per_chunk - 1) / per_chunk;
-  const std::uint64_t base = chunks_;
-  const auto elements_of = [&](std::int64_t chunk) {
-    return std::min(per_chunk, request.input_count - chunk * per_chunk);
-  };
-  const auto copy_in = [&](std::int64_t chunk) {
-    const std::uint64_t number = base + static_cast<std::uint64_t>(chunk);
-    if (number >= 2) wait_for_counters(&RankState::reduced, number - 1);
-    const std::size_t bytes = stages ? static_cast<std::size_t>(elements_of(chunk)) * element : 0;
-    copy(layout().staging(world_.control(), rank_, number), at(request.input, chunk * per_chunk, element), bytes,
+  const auto elements_of = [&](std::int64_t begin) { return std::min(per_chunk, request.input_count - begin); };
+  const auto copy_in = [&](std::uint64_t chunk, std::uint64_t number) {
+    const std::int64_t begin = static_cast<std::int64_t>(chunk) * per_chunk;
+    const std::size_t bytes = static_cast<std::size_t>(elements_of(begin)) * element;
+    copy(layout().staging(world_.control(), rank_, number), at(request.input, begin, element), bytes,
          stores_for(bytes));
-    post(&RankState::staged, number + 1);
   };
-
-  copy_in(0);
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const std::uint64_t number = base + static_cast<std::uint64_t>(chunk);
-    if (chunk + 1 < chunks) copy_in(chunk + 1);
-    if (folds) {
-      wait_for_counters(&RankState::staged, number + 1);
-      fold_inputs_.clear();
-      for (const int member : members_) {
-        fold_inputs_.push_back(member == rank_ ? at(request.input, chunk * per_chunk, element)
-                                               : layout().staging(world_.control(), member, number));
-      }
-      fold_outputs_.assign(1, at(request.output, chunk * per_chunk, element));
-      fold(job(request, elements_of(chunk)));
+  const auto fold_both = [&](std::uint64_t chunk, std::uint64_t number) {
+    const std::int64_t begin = static_cast<std::int64_t>(chunk) * per_chunk;
+    fold_inputs_.clear();
+    for (const int member : members_) {
+      fold_inputs_.push_back(member == rank_ ? at(request.input, begin, element)
+                                             : layout().staging(world_.control(), member, number));
     }
-    state(rank_).copied.value.store(number + 1, std::memory_order_release);
-    post(&RankState::reduced, number + 1);
-  }
-  chunks_ += static_cast<std::uint64_t>(chunks);
+    fold_outputs_.assign(1, at(request.output, begin, element));
+    fold(job(request, elements_of(begin)));
+  };
+  const Chunks all{chunks_, static_cast<std::uint64_t>(chunks), stages, folds};
+  run_one_ahead(Counters{*this}, all, copy_in, fold_both);
+  chunks_ += all.count;
 }
 
-// A pipeline of three stages with one wait for each step: in step s all ranks copy in chunk s, fold their slices of
-// chunk s - 1 and copy out what the others folded of chunk s - 2. Two buffers of each kind do: what a step writes was
-// last read in the step before, which all have left. What is registered, or can be read through the kernel, is not
-// copied in.
+// Every rank folds its slice of each chunk. What is registered, or can be read through the kernel, is not copied in.
 void Engine::reduce_staged(const Request& request, Path path) {
   const std::size_t element = size_of(request.dtype);
   const auto per_chunk = static_cast<std::int64_t>(plan_.chunk_bytes / element);
   const std::int64_t chunks = (request.input_count + per_chunk - 1) / per_chunk;
-  const std::uint64_t base = chunks_;
-  for (std::int64_t step = 0; step < chunks + 2; ++step) {
-    const std::uint64_t number = base + static_cast<std::uint64_t>(step);
-    if (step > 0) wait_for_counters(&RankState::staged, number);
-    const auto chunk = [&](std::int64_t index) {
-      const std::int64_t begin = index * per_chunk;
-      return Chunk{begin, std::min(per_chunk, request.input_count - begin), base + static_cast<std::uint64_t>(index)};
-    };
-    if (step < chunks) copy_in(request, path, chunk(step));
-    if (step >= 1 && step <= chunks) fold_own(request, path, chunk(step - 1));
-    if (step >= 2) copy_out(request, chunk(step - 2));
-    if (step < chunks + 1) post(&RankState::staged, number + 1);
-  }
-  chunks_ += static_cast<std::uint64_t>(chunks + 2);
-  // Of use to operations with other steps, which come after all have come to them.
-  state(rank_).staged.value.store(chunks_, std::memory_order_relaxed);
-  state(rank_).reduced.value.store(chunks_, std::memory_order_relaxed);
-  state(rank_).copied.value.store(chunks_, std::memory_order_relaxed);
+  const auto piece = [&](std::uint64_t chunk, std::uint64_t number) {
+    const std::int64_t begin = static_cast<std::int64_t>(chunk) * per_chunk;
+    return Chunk{begin, std::min(per_chunk, request.input_count - begin), number};
+  };
+  chunks_ = run_three_stages(
+      Counters{*this}, {chunks_, static_cast<std::uint64_t>(chunks)},
+      [&](std::uint64_t chunk, std::uint64_t number) { copy_in(request, path, piece(chunk, number)); },
+      [&](std::uint64_t chunk, std::uint64_t number) { fold_own(request, path, piece(chunk, number)); },
+      [&](std::uint64_t chunk, std::uint64_t number) { copy_out(request, piece(chunk, number)); });
 }
 
 // What the others need of a chunk: all but the own slice.
@@ -305,46 +282,36 @@ void Engine::reduce_scatter_staged(const Request& request) {
   for (int rank = 0; rank < size_; ++rank) longest = std::max(longest, part(request, rank).count());
   const auto per_chunk = static_cast<std::int64_t>(layout().chunk_bytes() / element) / size_;
   const std::int64_t chunks = (longest + per_chunk - 1) / per_chunk;
-  const std::uint64_t base = chunks_;
   void* const control = world_.control();
-  const auto elements_of = [&](int rank, std::int64_t chunk) {
-    return std::clamp(part(request, rank).count() - chunk * per_chunk, std::int64_t{0}, per_chunk);
+  const auto elements_of = [&](int rank, std::int64_t begin) {
+    return std::clamp(part(request, rank).count() - begin, std::int64_t{0}, per_chunk);
   };
-  const auto copy_in = [&](std::int64_t chunk) {
-    const std::uint64_t number = base + static_cast<std::uint64_t>(chunk);
-    if (!mapped(rank_)) {
-      if (number >= 2) wait_for_counters(&RankState::reduced, number - 1);
-      for (int rank = 0; rank < size_; ++rank) {
-        if (rank == rank_) continue;
-        const std::size_t bytes = static_cast<std::size_t>(elements_of(rank, chunk)) * element;
-        copy(at(layout().staging(control, rank_, number), rank * per_chunk, element),
-             at(request.input, part(request, rank).begin + chunk * per_chunk, element), bytes, stores_for(bytes));
-      }
+  const auto copy_in = [&](std::uint64_t chunk, std::uint64_t number) {
+    const std::int64_t begin = static_cast<std::int64_t>(chunk) * per_chunk;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == rank_) continue;
+      const std::size_t bytes = static_cast<std::size_t>(elements_of(rank, begin)) * element;
+      copy(at(layout().staging(control, rank_, number), rank * per_chunk, element),
+           at(request.input, part(request, rank).begin + begin, element), bytes, stores_for(bytes));
     }
-    post(&RankState::staged, number + 1);
   };
-
-  copy_in(0);
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const std::uint64_t number = base + static_cast<std::uint64_t>(chunk);
-    if (chunk + 1 < chunks) copy_in(chunk + 1);
-    wait_for_counters(&RankState::staged, number + 1);
-    if (const std::int64_t count = elements_of(rank_, chunk); count > 0) {  // else there may be no output at all
-      fold_inputs_.clear();
-      for (const int member : members_) {
-        const bool in_place = member == rank_ || mapped(member);
-        fold_inputs_.push_back(
-            in_place ? at(input_of(member, request), part(request, rank_).begin + chunk * per_chunk, element)
-                     : at(layout().staging(control, member, number), rank_ * per_chunk, element));
-      }
-      fold_outputs_.assign(1, at(request.output, chunk * per_chunk, element));
-      fold(job(request, count));
+  const auto fold_part = [&](std::uint64_t chunk, std::uint64_t number) {
+    const std::int64_t begin = static_cast<std::int64_t>(chunk) * per_chunk;
+    const std::int64_t count = elements_of(rank_, begin);
+    if (count == 0) return;  // there may be no output at all
+    fold_inputs_.clear();
+    for (const int member : members_) {
+      const bool in_place = member == rank_ || mapped(member);
+      fold_inputs_.push_back(in_place ? at(input_of(member, request), part(request, rank_).begin + begin, element)
+                                      : at(layout().staging(control, member, number), rank_ * per_chunk, element));
     }
-    state(rank_).copied.value.store(number + 1, std::memory_order_release);
-    post(&RankState::reduced, number + 1);
-  }
-  chunks_ += static_cast<std::uint64_t>(chunks);
-  if (mapped(rank_)) wait_for_counters(&RankState::reduced, chunks_);
+    fold_outputs_.assign(1, at(request.output, begin, element));
+    fold(job(request, count));
+  };
+  const bool in_place = mapped(rank_);
+  const Chunks all{chunks_, static_cast<std::uint64_t>(chunks), !in_place, true, in_place};
+  run_one_ahead(Counters{*this}, all, copy_in, fold_part);
+  chunks_ += all.count;
 }
 
 }  // namespace cohort::comm::local

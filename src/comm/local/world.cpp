@@ -80,10 +80,7 @@ pid_t World::pid(int rank) const noexcept {
 
 bool World::record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text, int reporter) noexcept {
   AbortRecord& abort = header().abort;
-  std::uint32_t none = AbortRecord::kNone;
-  const bool first = abort.state.compare_exchange_strong(none, AbortRecord::kWriting);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // see ended_before_reads
-  if (!first) return false;
+  if (!begin_end(abort.state, AbortRecord::kNone, AbortRecord::kWriting)) return false;
   abort.code = code;
   abort.reporter = reporter;
   abort.peer = peer;

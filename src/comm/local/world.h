@@ -61,11 +61,9 @@ class World {
   // --- the end of the world ---
 
   bool ended() const noexcept { return header().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone; }
-  /// False: whatever this thread has read of its peers' memory so far was theirs to give. Who ends the world does so
-  /// before its program has its memory back (the two fences are a pair, as in a seqlock).
+  /// False: whatever this thread has read of its peers' memory so far was theirs to give.
   bool ended_before_reads() const noexcept {
-    std::atomic_thread_fence(std::memory_order_acquire);
-    return ended();
+    return local::ended_before_reads(header().abort.state, AbortRecord::kNone);
   }
   /// Writes down why the world ends and wakes everyone; false if somebody has done so before. `peer` as messages call
   /// it.
