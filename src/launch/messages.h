@@ -1,6 +1,6 @@
 // What supervisor and agents say to each other, as values and as bytes. Every message is one tagged record of
-// base/codec.h; decoding checks every length, so that bytes from outside do no harm. Numbers of tags never change, they
-// only grow. Plain data; any thread.
+// base/records.h; decoding checks every length, so that bytes from outside do no harm. Numbers of tags never change,
+// they only grow. Plain data; any thread.
 #pragma once
 
 #include "base/result.h"

@@ -1,7 +1,7 @@
 #include "meet/card.h"
 
-#include "base/codec.h"
 #include "base/ranges.h"
+#include "base/records.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -10,49 +10,26 @@
 namespace cohort::meet {
 namespace {
 
-constexpr std::size_t kLongestText = 4096;
-constexpr std::size_t kLongestError = 64 << 10;
 constexpr std::uint32_t kCardMagic = 0x33435243;     // "CRC3"
-constexpr std::uint32_t kVerdictMagic = 0x31565243;  // "CRV1"
+constexpr std::uint32_t kVerdictMagic = 0x32565243;  // "CRV2"
 constexpr std::size_t kMostBackends = 64;
 constexpr std::size_t kMostRanks = 1 << 20;
 
-// Takes parts one after the other and remembers the first failure.
-class Parts {
- public:
-  explicit Parts(std::string_view bytes) : in_(bytes) {}
-  template <class T>
-  void take(T& target) {
-    if (error_) return;
-    if (auto value = in_.number<T>()) {
-      target = *value;
-    } else {
-      error_ = value.error();
-    }
-  }
-  void take(std::string& target, std::size_t longest = kLongestText) {
-    if (error_) return;
-    if (auto value = in_.text(longest)) {
-      target = *value;
-    } else {
-      error_ = value.error();
-    }
-  }
-  void demand(bool condition, std::string_view otherwise) {
-    if (!condition && !error_) error_ = Error(ErrorCode::Corrupt, std::string(otherwise));
-  }
-  bool good() const noexcept { return !error_; }
-  template <class T>
-  Result<T> finish(T value) {
-    demand(in_.at_end(), "bytes after the end");
-    if (error_) return tl::unexpected(*error_);
-    return value;
-  }
-
- private:
-  codec::Reader in_;
-  std::optional<Error> error_;
+struct Verdict {
+  std::optional<Error> error;
+  std::int32_t peer = -1;  // of the error
+  Roster roster;
 };
+
+template <class M, class A>
+void visit_fields(M& m, A& a, const Verdict*) {
+  a(codec::constant(kVerdictMagic, "not a verdict of this version"), m.error);
+  if (m.error) {
+    a(m.peer);
+  } else {
+    a(m.roster.backend, codec::most(m.roster.entries, kMostRanks));
+  }
+}
 
 struct Hosts {
   std::vector<std::vector<int>> ranks;  // by host, in order of their lowest rank
@@ -75,109 +52,43 @@ Hosts group_by_host(const std::vector<JoinCard>& cards) {
 
 }  // namespace
 
+template <class M, class A>
+void visit_fields(M& m, A& a, const JoinCard*) {
+  a(codec::constant(kCardMagic, "not a join card of this version"), m.rank, m.size);
+  a.demand(m.size >= 1 && m.rank >= 0 && m.rank < m.size, "a rank outside of its world");
+  a(m.launcher_local_rank, m.launcher_local_size, m.pid, m.nonce, m.host_id, m.host, m.build, m.source, m.program,
+    m.torch, m.transport, m.no_transport, codec::most(m.backends, kMostBackends));
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const RosterEntry*) {
+  a(m.local_rank, m.local_size, m.cross_rank, m.cross_size);
+}
+
 std::string this_build() {
   // Ranks of different builds could differ in the last bit of a sum, or in the layout of what they share.
   return fmt::format("Cohort {}, {}, pointers of {} bytes, long double of {}", COHORT_VERSION, __VERSION__,
                      sizeof(void*), sizeof(long double));
 }
 
-std::string encode(const JoinCard& card) {
-  codec::Writer out;
-  out.number(kCardMagic)
-      .number(card.rank)
-      .number(card.size)
-      .number(card.launcher_local_rank)
-      .number(card.launcher_local_size);
-  out.number(card.pid).text(card.nonce).text(card.host_id).text(card.host).text(card.build).text(card.source);
-  out.text(card.program).text(card.torch).text(card.transport).text(card.no_transport);
-  out.number(static_cast<std::uint32_t>(card.backends.size()));
-  for (const std::string& name : card.backends) out.text(name);
-  return out.take();
-}
-
-Result<JoinCard> decode_card(std::string_view bytes) {
-  Parts in(bytes);
-  JoinCard card;
-  std::uint32_t magic = 0;
-  in.take(magic);
-  in.demand(magic == kCardMagic, "not a join card of this version");
-  in.take(card.rank);
-  in.take(card.size);
-  in.demand(card.size >= 1 && card.rank >= 0 && card.rank < card.size, "a rank outside of its world");
-  in.take(card.launcher_local_rank);
-  in.take(card.launcher_local_size);
-  in.take(card.pid);
-  in.take(card.nonce);
-  in.take(card.host_id);
-  in.take(card.host);
-  in.take(card.build);
-  in.take(card.source);
-  in.take(card.program);
-  in.take(card.torch);
-  in.take(card.transport);
-  in.take(card.no_transport);
-  std::uint32_t count = 0;
-  in.take(count);
-  in.demand(count <= kMostBackends, "too many backends");
-  for (std::uint32_t i = 0; i < count && in.good(); ++i) in.take(card.backends.emplace_back());
-  return in.finish(std::move(card));
-}
+std::string encode(const JoinCard& card) { return codec::encode(card); }
+Result<JoinCard> decode_card(std::string_view bytes) { return codec::decode<JoinCard>(bytes); }
 
 std::string describe(const JoinCard& card) {
   return fmt::format("rank {} (host {}, pid {})", card.rank, card.host, card.pid);
 }
 
 std::string encode_verdict(const Result<Roster>& verdict) {
-  codec::Writer out;
-  out.number(kVerdictMagic).number(static_cast<std::uint8_t>(verdict.has_value()));
-  if (!verdict) {
-    out.number(static_cast<std::uint8_t>(verdict.error().code()))
-        .number(static_cast<std::int32_t>(verdict.error().context().peer));
-    out.text(std::string_view(verdict.error().what()).substr(0, kLongestError));
-    return out.take();
-  }
-  out.text(verdict->backend).number(static_cast<std::uint32_t>(verdict->entries.size()));
-  for (const RosterEntry& entry : verdict->entries) {
-    out.number(entry.local_rank).number(entry.local_size).number(entry.cross_rank).number(entry.cross_size);
-  }
-  return out.take();
+  if (verdict) return codec::encode(Verdict{{}, -1, *verdict});
+  return codec::encode(Verdict{verdict.error(), verdict.error().context().peer, {}});
 }
 
 Result<Roster> decode_verdict(std::string_view bytes) {
-  Parts in(bytes);
-  std::uint32_t magic = 0;
-  std::uint8_t good = 0;
-  in.take(magic);
-  in.demand(magic == kVerdictMagic, "not a verdict of this version");
-  in.take(good);
-  in.demand(good <= 1, "a flag is neither 0 nor 1");
-  Roster roster;
-  if (in.good() && good == 0) {
-    std::uint8_t code = 0;
-    std::int32_t peer = -1;
-    std::string message;
-    in.take(code);
-    in.demand(code <= static_cast<std::uint8_t>(ErrorCode::Internal), "an error code that does not exist");
-    in.take(peer);
-    in.take(message, kLongestError);
-    const auto checked = in.finish(0);
-    if (!checked) return tl::unexpected(checked.error());
-    ErrorContext context;
-    context.peer = peer;
-    return tl::unexpected(Error(static_cast<ErrorCode>(code), message, std::move(context)));
-  }
-  in.take(roster.backend);
-  std::uint32_t count = 0;
-  in.take(count);
-  in.demand(count <= kMostRanks, "too many ranks");
-  for (std::uint32_t i = 0; i < count && in.good(); ++i) {
-    RosterEntry& entry = roster.entries.emplace_back();
-    in.take(entry.local_rank);
-    in.take(entry.local_size);
-    in.take(entry.cross_rank);
-    in.take(entry.cross_size);
-  }
-  return in.finish(std::move(roster));
+  auto verdict = codec::decode<Verdict>(bytes);
+  if (!verdict) return tl::unexpected(verdict.error());
+  if (!verdict->error) return std::move(verdict->roster);
+  ErrorContext context;
+  context.peer = verdict->peer;
+  return tl::unexpected(Error(verdict->error->code(), verdict->error->what(), std::move(context)));
 }
 
 Result<Roster> judge(const std::vector<JoinCard>& cards, const std::vector<BackendChoice>& known) {

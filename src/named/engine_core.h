@@ -21,6 +21,13 @@
 
 namespace cohort::named {
 
+/// A name that has waited for long on this rank.
+struct Stalled {
+  std::string name;
+  std::int64_t milliseconds = 0;
+  bool expired = false;
+};
+
 class EngineCore {
  public:
   EngineCore(Communicator comm, EngineOptions options);
@@ -59,12 +66,6 @@ class EngineCore {
   };
   using PendingPtr = std::shared_ptr<Pending>;
 
-  /// A name that has waited for long on this rank.
-  struct Stalled {
-    std::string name;
-    std::int64_t milliseconds = 0;
-    bool expired = false;
-  };
   /// What a rank brings to a round.
   struct Contribution {
     std::vector<std::uint64_t> words;  // flags, then bits

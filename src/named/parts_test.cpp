@@ -54,22 +54,16 @@ TEST(NamedRequest, SurvivesTheWire) {
   one.splits = {3, 1};
   one.postscale = -2.25;
   one.op = ReduceOp::BitXor;
-  codec::Writer writer;
-  encode(writer, one);
-  const std::string bytes = writer.take();
-  codec::Reader reader(bytes);
-  EXPECT_EQ(value_or_throw(decode_signature(reader)), one);
-  EXPECT_TRUE(reader.at_end());
+  const std::string bytes = codec::encode(one);
+  EXPECT_EQ(value_or_throw(codec::decode<Signature>(bytes)), one);
   for (std::size_t length = 0; length < bytes.size(); ++length) {  // cut anywhere, it is refused
-    codec::Reader cut(std::string_view(bytes).substr(0, length));
-    const auto got = decode_signature(cut);
+    const auto got = codec::decode<Signature>(std::string_view(bytes).substr(0, length));
     ASSERT_FALSE(got) << length;
     EXPECT_EQ(got.error().code(), ErrorCode::Corrupt);
   }
   std::string wrong = bytes;
   wrong[1] = 77;  // no such dtype
-  codec::Reader bad(wrong);
-  EXPECT_FALSE(decode_signature(bad));
+  EXPECT_FALSE(codec::decode<Signature>(wrong));
 }
 
 TEST(NamedRequest, RefusesWhatHasNoMeaning) {

@@ -9,8 +9,6 @@
 namespace cohort::named {
 namespace {
 
-constexpr std::size_t kMostSplits = std::size_t{1} << 20;
-
 bool reduces(Kind kind) noexcept { return kind == Kind::AllReduce || kind == Kind::ReduceScatter; }
 
 template <class... Args>
@@ -167,67 +165,6 @@ Result<Signature> signature_of(const Request& request, int size) {
     }
   }
   return own;
-}
-
-void encode(codec::Writer& to, const Signature& s) {
-  to.number(static_cast<std::uint8_t>(s.kind)).number(static_cast<std::uint8_t>(s.dtype));
-  to.number(static_cast<std::uint8_t>(s.op))
-      .number(static_cast<std::uint8_t>(s.needs_all_ranks ? 1 : 0))
-      .number(s.root)
-      .number(s.prescale)
-      .number(s.postscale);
-  to.number(static_cast<std::uint32_t>(s.shape.size()));
-  for (const std::int64_t dimension : s.shape) to.number(dimension);
-  to.number(static_cast<std::uint32_t>(s.splits.size()));
-  for (const std::int64_t split : s.splits) to.number(split);
-}
-
-namespace {
-
-Result<std::vector<std::int64_t>> decode_list(codec::Reader& from, std::size_t most) {
-  const auto length = from.number<std::uint32_t>();
-  if (!length) return tl::unexpected(length.error());
-  if (*length > most || *length * sizeof(std::int64_t) > from.rest().size()) {
-    return fail(ErrorCode::Corrupt, "a list of {} numbers", *length);
-  }
-  std::vector<std::int64_t> list;
-  for (std::uint32_t i = 0; i < *length; ++i) list.push_back(*from.number<std::int64_t>());
-  return list;
-}
-
-}  // namespace
-
-Result<Signature> decode_signature(codec::Reader& from) {
-  const auto kind = from.number<std::uint8_t>();
-  const auto dtype = from.number<std::uint8_t>();
-  const auto op = from.number<std::uint8_t>();
-  const auto needs_all_ranks = from.number<std::uint8_t>();
-  const auto root = from.number<std::int32_t>();
-  const auto prescale = from.number<double>();
-  const auto postscale = from.number<double>();
-  if (!kind || !dtype || !op || !needs_all_ranks || !root || !prescale || !postscale) {
-    return fail(ErrorCode::Corrupt, "a description of an operation ends early");
-  }
-  if (*kind >= kKindCount || *dtype >= kDTypeCount || *op >= kReduceOpCount || *needs_all_ranks > 1) {
-    return fail(ErrorCode::Corrupt, "a description of an operation that does not exist ({}, {}, {})", *kind, *dtype,
-                *op);
-  }
-  Signature made;
-  made.kind = static_cast<Kind>(*kind);
-  made.dtype = static_cast<DType>(*dtype);
-  made.op = static_cast<ReduceOp>(*op);
-  made.needs_all_ranks = *needs_all_ranks != 0;
-  made.root = *root;
-  made.prescale = *prescale;
-  made.postscale = *postscale;
-  auto shape = decode_list(from, kMostDimensions);
-  if (!shape) return tl::unexpected(shape.error());
-  auto splits = decode_list(from, kMostSplits);
-  if (!splits) return tl::unexpected(splits.error());
-  made.shape = *std::move(shape);
-  made.splits = *std::move(splits);
-  if (made.count() < 0) return fail(ErrorCode::Corrupt, "a shape that no array has [{}]", fmt::join(made.shape, ", "));
-  return made;
 }
 
 }  // namespace cohort::named

@@ -2,7 +2,7 @@
 // the caller, who keeps them alive and leaves them alone until the operation is done. Any thread may use its own.
 #pragma once
 
-#include "base/codec.h"
+#include "base/records.h"
 #include "base/result.h"
 
 #include <cohort/buffer.h>
@@ -81,11 +81,18 @@ std::string to_string(const Signature& signature);
 /// Checks a request against `size` ranks. InvalidArgument with what has no meaning; nothing was done.
 Result<Signature> signature_of(const Request& request, int size);
 
-void encode(codec::Writer& to, const Signature& signature);
-/// Of bytes from a peer: Corrupt if they are no signature.
-Result<Signature> decode_signature(codec::Reader& from);
-
 inline constexpr std::size_t kLongestName = 4096;
 inline constexpr std::size_t kMostDimensions = 64;
+inline constexpr std::size_t kMostSplits = std::size_t{1} << 20;
+
+/// For base/records.h. Of bytes from a peer: Corrupt if they are no signature.
+template <class M, class A>
+void visit_fields(M& m, A& a, const Signature*) {
+  constexpr std::string_view kNone = "a description of an operation that does not exist";
+  a(codec::below(m.kind, kKindCount, kNone), codec::below(m.dtype, kDTypeCount, kNone),
+    codec::below(m.op, kReduceOpCount, kNone), m.needs_all_ranks, m.root, m.prescale, m.postscale,
+    codec::most(m.shape, kMostDimensions), codec::most(m.splits, kMostSplits));
+  a.demand(m.count() >= 0, "a shape that no array has");
+}
 
 }  // namespace cohort::named

@@ -9,6 +9,12 @@
 #include <utility>
 
 namespace cohort::named {
+
+template <class M, class A>
+void visit_fields(M& m, A& a, const Stalled*) {
+  a(m.name, m.milliseconds, m.expired);
+}
+
 namespace {
 
 constexpr std::size_t kWordBits = 64;
@@ -19,6 +25,34 @@ constexpr std::uint64_t kCensus = 2;  // who lacks what?
 constexpr std::uint64_t kEnd = 4;     // a rank shuts down
 
 constexpr std::size_t kMostStalls = 256;
+
+/// What a rank brings to an exchange of descriptions.
+struct Description {
+  std::string name;
+  Signature signature;
+};
+struct Descriptions {
+  bool joins = false;
+  std::vector<Description> all;
+};
+/// And to one about what waits too long.
+struct Census {
+  std::vector<std::uint64_t> words;
+  std::vector<Stalled> stalled;
+};
+
+template <class M, class A>
+void visit_fields(M& m, A& a, const Description*) {
+  a(m.name, m.signature);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Descriptions*) {
+  a(m.joins, m.all);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Census*) {
+  a(m.words, m.stalled);
+}
 
 std::size_t words_for(std::size_t slots) noexcept { return (slots + kWordBits - 1) / kWordBits; }
 
@@ -151,25 +185,16 @@ EngineCore::PendingPtr EngineCore::take_described(const std::string& name) {
 
 void EngineCore::enter_descriptions(const Contribution& own) {
   exchanges_.fetch_add(1, std::memory_order_relaxed);
-  codec::Writer writer;
-  writer.number(static_cast<std::uint8_t>(own.joins ? 1 : 0));
-  writer.number(static_cast<std::uint32_t>(own.described.size()));
-  for (const PendingPtr& one : own.described) {
-    writer.text(one->request.name);
-    encode(writer, one->signature);
-  }
-  const std::vector<std::string> all = exchange(writer.take());
+  Descriptions mine{own.joins, {}};
+  for (const PendingPtr& one : own.described) mine.all.push_back({one->request.name, one->signature});
+  const std::vector<std::string> all = exchange(codec::encode(mine));
   for (int rank = 0; rank < size_; ++rank) {
-    codec::Reader reader(all[static_cast<std::size_t>(rank)]);
-    const auto joins = value_or_throw(reader.number<std::uint8_t>());
-    const auto count = value_or_throw(reader.number<std::uint32_t>());
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const std::string name(value_or_throw(reader.text(kLongestName)));
-      Signature signature = value_or_throw(decode_signature(reader));
-      free_slot(name);  // what it stood for is no longer what all ranks bring
-      table_.add(rank, name, std::move(signature));
+    auto theirs = value_or_throw(codec::decode<Descriptions>(all[static_cast<std::size_t>(rank)]));
+    for (Description& one : theirs.all) {
+      free_slot(one.name);  // what it stood for is no longer what all ranks bring
+      table_.add(rank, one.name, std::move(one.signature));
     }
-    if (joins == 0) continue;
+    if (!theirs.joins) continue;
     joined_[static_cast<std::size_t>(rank)] = true;
     last_joined_ = rank;
     // The others have brought all that they wait for; now this rank's bits are to complete it.
@@ -221,30 +246,23 @@ void EngineCore::remember(const AgreedPtr& agreed, const Pending& own) {
 
 void EngineCore::take_census(const Contribution& own) {
   const bool joined = joined_[static_cast<std::size_t>(rank_)];
-  codec::Writer writer;
-  writer.number(static_cast<std::uint32_t>(joined ? 0 : own.words.size() - 1));
-  for (std::size_t i = 1; i < own.words.size() && !joined; ++i) writer.number(own.words[i]);
-  const std::size_t stalls = std::min(own.stalled.size(), kMostStalls);
-  writer.number(static_cast<std::uint32_t>(stalls));
-  for (std::size_t i = 0; i < stalls; ++i) {
-    writer.text(own.stalled[i].name).number(own.stalled[i].milliseconds);
-    writer.number(static_cast<std::uint8_t>(own.stalled[i].expired ? 1 : 0));
-  }
+  Census mine;
+  if (!joined) mine.words.assign(own.words.begin() + 1, own.words.end());
+  mine.stalled = own.stalled;
+  mine.stalled.resize(std::min(own.stalled.size(), kMostStalls));
   struct Case {
     std::int64_t waited = 0;
     bool expired = false;
   };
   std::map<std::string, Case> cases;
   std::vector<std::vector<std::uint64_t>> bits;
-  for (const std::string& bytes : exchange(writer.take())) {
-    codec::Reader reader(bytes);
-    auto& words = bits.emplace_back(value_or_throw(reader.number<std::uint32_t>()));
-    for (std::uint64_t& word : words) word = value_or_throw(reader.number<std::uint64_t>());
-    const auto count = value_or_throw(reader.number<std::uint32_t>());
-    for (std::uint32_t i = 0; i < count; ++i) {
-      Case& one = cases[std::string(value_or_throw(reader.text(kLongestName)))];
-      one.waited = std::max(one.waited, value_or_throw(reader.number<std::int64_t>()));
-      if (value_or_throw(reader.number<std::uint8_t>()) != 0) one.expired = true;
+  for (const std::string& bytes : exchange(codec::encode(mine))) {
+    auto theirs = value_or_throw(codec::decode<Census>(bytes));
+    bits.push_back(std::move(theirs.words));
+    for (const Stalled& one : theirs.stalled) {
+      Case& known = cases[one.name];
+      known.waited = std::max(known.waited, one.milliseconds);
+      known.expired = known.expired || one.expired;
     }
   }
   std::vector<Stall> stalls_of_all;

@@ -1,6 +1,6 @@
 #include "store/file_log.h"
 
-#include "base/codec.h"
+#include "base/records.h"
 #include "store/meeting_store.h"
 
 #include <zlib.h>
@@ -50,25 +50,22 @@ tl::unexpected<Error> malformed() { return fail(ErrorCode::Corrupt, "a record is
 
 }  // namespace
 
-std::string encode(const FileHeader& header) {
-  codec::Writer out;
-  out.text(header.nonce)
-      .text(header.boot_id)
-      .text(header.host)
-      .number(header.pid)
-      .number(header.created)
-      .number(header.size);
-  out.text(header.meeting);
-  codec::Writer front;
-  front.number(kFormat);
-  return std::string(kMagic) + front.take() + framed(out.bytes());
+template <class M, class A>
+void visit_fields(M& m, A& a, const FileHeader*) {
+  a(codec::longest(m.nonce, 64), codec::longest(m.boot_id, 256), codec::longest(m.host, 256), m.pid, m.created, m.size,
+    codec::longest(m.meeting, 1024));
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const FileRecord*) {
+  a(codec::below(m.kind, kRecordKinds, "of no kind"), m.slot, codec::longest(m.key, kLongestKey),
+    codec::longest(m.value, kLongestValue));
 }
 
-std::string encode(const FileRecord& record) {
-  codec::Writer out;
-  out.number(static_cast<std::uint8_t>(record.kind)).number(record.slot).text(record.key).text(record.value);
-  return framed(out.bytes());
+std::string encode(const FileHeader& header) {
+  return std::string(kMagic) + codec::encode(kFormat) + framed(codec::encode(header));
 }
+
+std::string encode(const FileRecord& record) { return framed(codec::encode(record)); }
 
 Result<std::optional<Decoded<FileHeader>>> decode_header(std::string_view bytes) {
   const std::string_view magic = bytes.substr(0, kMagic.size());
@@ -83,33 +80,18 @@ Result<std::optional<Decoded<FileHeader>>> decode_header(std::string_view bytes)
   const auto body = unframe(front.rest(), kLongestHeader);
   if (!body) return tl::unexpected(body.error());
   if (!*body) return std::optional<Decoded<FileHeader>>();
-  codec::Reader in(**body);
-  FileHeader header;
-  const auto nonce = in.text(64);
-  const auto boot_id = in.text(256);
-  const auto host = in.text(256);
-  const auto pid = in.number<std::int64_t>();
-  const auto created = in.number<std::int64_t>();
-  const auto size = in.number<std::int32_t>();
-  const auto meeting = in.text(1024);
-  if (!nonce || !boot_id || !host || !pid || !created || !size || !meeting || !in.at_end()) return malformed();
-  header = {std::string(*nonce),  std::string(*boot_id), std::string(*host), *pid, *created, *size,
-            std::string(*meeting)};
-  return Decoded<FileHeader>{std::move(header), kMagic.size() + sizeof kFormat + kFrame + (*body)->size()};
+  auto header = codec::decode<FileHeader>(**body);
+  if (!header) return malformed();
+  return Decoded<FileHeader>{*std::move(header), kMagic.size() + sizeof kFormat + kFrame + (*body)->size()};
 }
 
 Result<std::optional<Decoded<FileRecord>>> decode_record(std::string_view bytes) {
   const auto body = unframe(bytes, kLongestBody);
   if (!body) return tl::unexpected(body.error());
   if (!*body) return std::optional<Decoded<FileRecord>>();
-  codec::Reader in(**body);
-  const auto kind = in.number<std::uint8_t>();
-  const auto slot = in.number<std::uint32_t>();
-  const auto key = in.text(kLongestKey);
-  const auto value = in.text(kLongestValue);
-  if (!kind || *kind >= kRecordKinds || !slot || !key || !value || !in.at_end()) return malformed();
-  FileRecord record{static_cast<RecordKind>(*kind), *slot, std::string(*key), std::string(*value)};
-  return Decoded<FileRecord>{std::move(record), kFrame + (*body)->size()};
+  auto record = codec::decode<FileRecord>(**body);
+  if (!record) return malformed();
+  return Decoded<FileRecord>{*std::move(record), kFrame + (*body)->size()};
 }
 
 }  // namespace cohort::store

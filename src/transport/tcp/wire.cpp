@@ -1,6 +1,6 @@
 #include "transport/tcp/wire.h"
 
-#include "base/codec.h"
+#include "base/records.h"
 #include "net/secret.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace cohort::transport::tcp {
 namespace {
 
-constexpr std::uint32_t kCardMagic = 0x34435743;  // "CWC4"
+constexpr std::uint32_t kCardMagic = 0x35435743;  // "CWC5"
 constexpr std::size_t kLongestText = 512;
 constexpr std::uint32_t kMostAddresses = 64;
 
@@ -80,56 +80,17 @@ Bytes32 random_bytes() {
   return bytes;
 }
 
-std::string encode(const WireCard& card) {
-  codec::Writer out;
-  out.number(kCardMagic)
-      .text(card.host)
-      .text(card.machine)
-      .number(card.pid)
-      .number(static_cast<std::uint8_t>(card.protection));
-  out.number(static_cast<std::uint8_t>(card.lanes));
-  out.number(static_cast<std::uint32_t>(card.addresses.size()));
-  for (const net::Address& address : card.addresses) out.text(address.host).number(address.port);
-  return out.number(card.mpi_process).text(card.mpi_job).take();
+template <class M, class A>
+void visit_fields(M& m, A& a, const WireCard*) {
+  a(codec::constant(kCardMagic, "this is no card of a rank"), m.host, m.machine, m.pid,
+    codec::below(m.protection, 3, "a card without its protection"), m.lanes);
+  a.demand(m.lanes >= 1 && m.lanes <= kMostLanes, "a card without connections");
+  a(codec::most(m.addresses, kMostAddresses, kLongestText), m.mpi_process, m.mpi_job);
 }
 
+std::string encode(const WireCard& card) { return codec::encode(card); }
 Result<WireCard> decode_wire_card(std::string_view bytes) {
-  codec::Reader in(bytes);
-  WireCard card;
-  const auto magic = in.number<std::uint32_t>();
-  if (!magic || *magic != kCardMagic) return fail(ErrorCode::Corrupt, "this is no card of a rank");
-  for (std::string* const text : {&card.host, &card.machine}) {
-    const auto value = in.text(kLongestText);
-    if (!value) return tl::unexpected(value.error());
-    *text = *value;
-  }
-  const auto pid = in.number<std::int64_t>();
-  if (!pid) return tl::unexpected(pid.error());
-  card.pid = *pid;
-  const auto protection = in.number<std::uint8_t>();
-  if (!protection || *protection > 2) return fail(ErrorCode::Corrupt, "a card without its protection");
-  card.protection = static_cast<Protection>(*protection);
-  const auto lanes = in.number<std::uint8_t>();
-  if (!lanes || *lanes < 1 || *lanes > kMostLanes) return fail(ErrorCode::Corrupt, "a card without connections");
-  card.lanes = *lanes;
-  const auto count = in.number<std::uint32_t>();
-  if (!count) return tl::unexpected(count.error());
-  if (*count > kMostAddresses) return fail(ErrorCode::Corrupt, "a card with {} addresses", *count);
-  for (std::uint32_t i = 0; i < *count; ++i) {
-    const auto host = in.text(kLongestText);
-    if (!host) return tl::unexpected(host.error());
-    const auto port = in.number<std::uint16_t>();
-    if (!port) return tl::unexpected(port.error());
-    card.addresses.push_back({std::string(*host), *port});
-  }
-  const auto process = in.number<std::int32_t>();
-  if (!process) return tl::unexpected(process.error());
-  card.mpi_process = *process;
-  const auto job = in.text(kLongestText);
-  if (!job) return tl::unexpected(job.error());
-  card.mpi_job = *job;
-  if (!in.at_end()) return fail(ErrorCode::Corrupt, "bytes after the end of a card");
-  return card;
+  return codec::decode<WireCard>(bytes, {.longest_text = kLongestText});
 }
 
 }  // namespace cohort::transport::tcp
