@@ -58,7 +58,7 @@ struct Buffer {
   requires(!std::is_const_v<T>) Buffer(std::span<T, Extent> values)  // NOLINT(google-explicit-constructor)
       : data(values.data()), count(static_cast<std::int64_t>(values.size())), dtype(DTypeOf<T>::value) {}
 
-  operator ConstBuffer() const noexcept { return {data, count, dtype, device}; }
+  operator ConstBuffer() const noexcept { return {data, count, dtype, device}; }  // NOLINT(google-explicit-constructor)
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
 };
 

@@ -46,7 +46,7 @@ def broadcast_bytes(comm: Communicator | None, mine: bytes, root: int = 0) -> by
     return bytes(data)
 
 
-def attempt(work: Callable[[], None]) -> errors.Error | None:
+def attempt(work: Callable[[], object]) -> errors.Error | None:
     """Runs `work` and returns what it raises: cohort.Error as it is, anything else as Internal, with its cause."""
     try:
         work()

@@ -158,4 +158,4 @@ class Job:
                         self._words = (self._words + text)[-_KEPT_WORDS:]
                     if not data:
                         selector.unregister(key.fileobj)
-                        key.fileobj.close()
+                        key.fileobj.close()  # type: ignore[union-attr]  # a pipe

@@ -28,7 +28,7 @@ def watch_exceptions() -> None:
     sys.excepthook = _excepthook
 
 
-def _excepthook(kind, error, trace) -> None:  # type: ignore[no-untyped-def]
+def _excepthook(kind, error, trace) -> None:
     _say(error, trace)
     _before(kind, error, trace)  # type: ignore[misc]
 
@@ -40,7 +40,7 @@ def tell_at_exit() -> None:
         _say(error, getattr(error, "__traceback__", None))
 
 
-def _say(error, trace) -> None:  # type: ignore[no-untyped-def]
+def _say(error, trace) -> None:
     # At a prompt an exception is not the end.
     if not isinstance(error, BaseException) or isinstance(error, (KeyboardInterrupt, SystemExit)) or hasattr(sys, "ps1"):
         return

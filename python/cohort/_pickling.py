@@ -15,7 +15,6 @@ from cohort.errors import InvalidArgument
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import ModuleType
     from typing import Any
 
 _GET_CLOUDPICKLE = "install cloudpickle (`pip install cloudpickle`; Debian: python3-cloudpickle)"
@@ -38,7 +37,7 @@ class _ByReference(pickle.Pickler):
         return NotImplemented
 
 
-def _by_value(cloudpickle: ModuleType, value: object) -> bytes:
+def _by_value(cloudpickle: Any, value: object) -> bytes:
     """cloudpickle.dumps, but code keeps the name of its file, from which tracebacks show its lines: 3.1.3 drops it."""
     table = cloudpickle.CloudPickler.dispatch_table
     reduce_code = table[types.CodeType]

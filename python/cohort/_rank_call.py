@@ -105,7 +105,7 @@ def end(status: int) -> NoReturn:
     then be ended inside of C++ destructors, which aborts the process: a job that has its results would have failed."""
     if "torch" not in sys.modules:
         sys.exit(status)
-    for step in (threading._shutdown, atexit._run_exitfuncs, _flush_files):
+    for step in (threading._shutdown, atexit._run_exitfuncs, _flush_files):  # type: ignore[attr-defined]
         with contextlib.suppress(BaseException):  # as when Python is taken down: it changes nothing
             step()
     os._exit(status)

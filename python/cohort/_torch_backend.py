@@ -53,7 +53,7 @@ def autoload() -> None:
         warnings.warn(f'"cohort" is no backend of torch.distributed here -- {type(error).__name__}: {error}', stacklevel=2)
 
 
-def keep_compiler_out(rules: ModuleType | None = None) -> bool:
+def keep_compiler_out(rules: Any = None) -> bool:
     """Tells torch.compile not to trace the methods of our process groups: DDP and compiled programs call them, and what
     they do are no operations of torch's. True if it has been told."""
     rules = rules or sys.modules.get(_COMPILERS_RULES)

@@ -263,7 +263,7 @@ class CheckpointFolder:
                     values=values,
                     files=files,
                     random=bytes(torch.get_rng_state().tolist()),
-                    state=[to_entry(name, state[name]) for name in sorted(state or {})],
+                    state=[to_entry(name, tensor) for name, tensor in sorted((state or {}).items())],
                 )
             )
 
@@ -301,7 +301,7 @@ class CheckpointFolder:
         steps: list[Callable[[], None]] = []
         state: dict[str, torch.Tensor] = {}
         agree(comm, attempt(lambda: steps.extend(self._prepared(stored, files, part, module, optimizer, state))))
-        agree(comm, attempt(lambda: [step() for step in steps] and None))
+        agree(comm, attempt(lambda: [step() for step in steps]))
         self._loaded, self._rank_state = stored, state
         return _info_of(stored)
 
@@ -325,7 +325,8 @@ class CheckpointFolder:
         weights.require_same_types(stored.folder)
         steps = [weights.prepared()]
         if optimizer is not None:
-            steps.append(restore(optimizer, module, *parse(_OPTIMIZER), source=f"{stored.folder}/{_OPTIMIZER}"))
+            entries, metadata = parse(_OPTIMIZER)
+            steps.append(restore(optimizer, module, entries, metadata, source=f"{stored.folder}/{_OPTIMIZER}"))
         rank = rank_of(self._comm)
         random = None
         if part is not None:

@@ -17,7 +17,7 @@ class Mean(NamedTuple):
     """One mean over what this rank has seen or, with `reduce`, over what all ranks have."""
 
     value: float  # 0.0 if there were no samples
-    count: float
+    count: float  # type: ignore[assignment]  # tuples have a method of that name
 
 
 class Averages:

@@ -142,7 +142,7 @@ class MultiNodeCheckpointer:
         agree(self.comm.communicator, attempt(look))
         agree(
             self.comm.communicator,
-            attempt(lambda: [one.load_state_dict(states[name]) for name, one in parts.items()] and None),
+            attempt(lambda: [one.load_state_dict(states[name]) for name, one in parts.items()]),
         )
         return int(found.progress.step)
 

@@ -203,7 +203,7 @@ def bcast(communicator: CommunicatorBase, x: Optional[Tensor] = None, root: int 
     received = communicator._bcast(make, root, "functions.bcast")
     if received is not None:
         reply = received.reply
-    tensor = x if is_root else received.arrays()
+    tensor: Any = x if received is None or is_root else received.arrays()
     result: Tensor = _Bcast.apply(communicator, root, _anchor(), tensor) if reply else tensor
     return result if is_root else _connected(x, result)
 
@@ -319,7 +319,7 @@ def scatter(communicator: CommunicatorBase, xs: Any = None, root: int = 0) -> Te
     received = communicator._scatter(make, root, "functions.scatter")
     is_root = communicator.rank == root
     if not received.reply:
-        return received.arrays() if is_root else _connected(xs, received.arrays())  # type: ignore[no-any-return]
+        return received.arrays() if is_root else _connected(xs, received.arrays())
     replies[communicator.rank] = received.reply
     result: Tensor = _Scatter.apply(communicator, root, replies, _anchor(), received.arrays(), *tensors)
     return result if is_root else _connected(xs, result)

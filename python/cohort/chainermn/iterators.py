@@ -37,7 +37,7 @@ class MultiNodeIterator:
         self._communicator, self._master = communicator, rank_master
         self._is_master = communicator.rank == rank_master
         communicator._require_rank(rank_master, "create_multi_node_iterator")
-        self._actual = actual_iterator if self._is_master else None
+        self._actual: Any = actual_iterator if self._is_master else None
         self._batches: Any = None
         length, self._position = communicator.bcast_obj(self._look() if self._is_master else None, root=rank_master)
         self._length: Any = length

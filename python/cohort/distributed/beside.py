@@ -7,7 +7,8 @@ They are made here, as torch makes them, and put beside.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from types import FrameType
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ import cohort
 def asked_for() -> dict[str, str]:
     """Backends by device, without ours, that the group being made is to have. torch tells a backend's maker nothing of
     them; the function that calls it knows."""
-    frame = sys._getframe(1)
+    frame: Optional[FrameType] = sys._getframe(1)
     for _ in range(8):
         if frame is None:
             return {}

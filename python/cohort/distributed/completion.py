@@ -94,7 +94,7 @@ def call_after(line: Hashable, work: Any, then: Callable[[], None]) -> None:
     found.add(work, then)
 
 
-def forget(lines: Callable[[Hashable], bool]) -> None:
+def forget(lines: Callable[[Any], bool]) -> None:
     """Of groups that are gone. What their last operations call may still be running."""
     with _lock:
         gone = [_lines.pop(line) for line in list(_lines) if lines(line)]

@@ -193,7 +193,8 @@ class _Meeting:
 
     def _call(self, number: int) -> str:
         """Rank 0: where to meet, once all have come."""
-        missing, claims = [], [self.claim]
+        missing: list[int] = []
+        claims = [self.claim]
         for rank in range(1, self.size):
             said = self._get(self._key("claim", number, rank), self._left() if not missing else 0.001)
             if said is None:

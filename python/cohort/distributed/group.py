@@ -189,7 +189,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
                 work.wait()
 
         core = [one for work in works for one in work._core]
-        return Work("coalesced", (self._number, "coalesced"), core, [t for work in works for t in work._outputs], deliver)
+        return Work("coalesced", (self._number, "coalesced"), core, [t for work in works for t in work._outputs or ()], deliver)
 
     # --- waiting for each other, and ends ---
 

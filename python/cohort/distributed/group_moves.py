@@ -58,7 +58,7 @@ class Moves:
         return for_caller(self._all_gather([output], [input], opts))
 
     def allgather_into_tensor_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         other = self._elsewhere(outputs[0])
         if other is not None:

@@ -92,7 +92,7 @@ class Reductions:
         return for_caller(self._reduce_scatter([output], [input], opts))
 
     def reduce_scatter_tensor_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         opts = opts or c10d.ReduceScatterOptions()
         other = self._elsewhere(outputs[0])

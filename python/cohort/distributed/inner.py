@@ -51,7 +51,7 @@ def _backend_class() -> type:
         class Backend(c10d.Backend):
             def __init__(self, group: Any) -> None:
                 super().__init__(group._rank, group._size)
-                self.group = weakref.ref(group)  # which holds it
+                self.group: Any = weakref.ref(group)  # which holds it
 
             @property
             def options(self) -> Any:

@@ -72,7 +72,7 @@ class Work(_distributed_c10d.Work):
             if not first.is_completed():
                 _let_go_under_way.appendleft(first)
                 return
-            if sum(tensor.numel() * tensor.element_size() for tensor in first._outputs) > _MOST_KEPT:
+            if sum(tensor.numel() * tensor.element_size() for tensor in first._outputs or ()) > _MOST_KEPT:
                 first._outputs = None
 
     def _settle(self) -> None:
@@ -134,12 +134,12 @@ class Work(_distributed_c10d.Work):
         """What the operation wrote, once it has ended."""
         if not self.is_completed():
             raise cohort.InvalidArgument(f"{self._name}: there is no result yet -- call wait() first")
-        self.wait()
-        return self._outputs
+        return self._value()
 
     def source_rank(self) -> int:
         if self._source is None:
             self.wait()
+        assert self._source is not None  # wait() has settled it
         if self._source < 0:
             raise cohort.InvalidArgument(f"{self._name}: only what is received has a source")
         return self._source
@@ -169,7 +169,7 @@ class Work(_distributed_c10d.Work):
 
     def _value(self) -> list[torch.Tensor]:
         self.wait()
-        return self._outputs
+        return self._outputs or []
 
 
 class Failed:

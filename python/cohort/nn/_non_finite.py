@@ -101,7 +101,7 @@ def first_of_all_ranks(comm: Communicator, mine: LocalNonFinite | None, step: in
         return None
     rank = first[0] % comm.size()
     is_mine = mine is not None and rank == comm.rank()
-    description = broadcast_bytes(comm, describe(mine, comm.host()) if is_mine else b"", root=rank)
+    description = broadcast_bytes(comm, describe(mine, comm.host()) if mine is not None and is_mine else b"", root=rank)
     error = error_of(description, rank, step)
     error.rank, error.host, error.operation = comm.rank(), comm.host(), "DistributedDataParallel"
     return error

@@ -47,6 +47,7 @@ class Pack:
             if nbytes == 0:
                 self._places.append(torch.empty(tensor.shape, dtype=tensor.dtype))
                 continue
+            assert self._stage is not None  # size is not 0
             self._places.append(self._stage[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
 
     def __len__(self) -> int:

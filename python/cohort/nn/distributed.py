@@ -177,7 +177,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._reducer: Optional[Reducer] = None
         self._everything: list[torch.Tensor] = []
         self._named: list[tuple[str, torch.Tensor]] = []
-        self._buffer_pack: Optional[Pack] = None
+        self._buffer_pack: Any = None  # a Pack, once there is a communicator
         self._compared_at = 0  # the step of the last comparison
         self._next_samples: Optional[int] = None
 

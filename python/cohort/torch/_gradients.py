@@ -27,10 +27,10 @@ def on_gradient(parameter: Tensor, call: Callable[[], None]) -> Callable[[], Non
     """Calls back whenever backward has added to the parameter's gradient. Returns a function that ends this."""
     if hasattr(parameter, "register_post_accumulate_grad_hook"):
         removable = parameter.register_post_accumulate_grad_hook(lambda _: call())
-        return removable.remove  # type: ignore[no-any-return]
+        return removable.remove
     # torch before 2.1: the node that adds to the gradient lives as long as somebody holds it.
     with torch.enable_grad():
-        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
     removable = node.register_hook(lambda *_: call())
     held = [node]
 
@@ -269,8 +269,8 @@ class Reducer:
         if parameter in self._sparse_dims:  # optimizers for sparse gradients take no others
             parameter.grad = result.to(parameter.dtype).to_sparse(self._sparse_dims[parameter])
             return
-        if gradient is not None and gradient is sent:
-            gradient.data = result  # so that it changes for all who hold it, as if it had been reduced in place
+        if sent is not None and gradient is sent:
+            sent.data = result  # so that it changes for all who hold it, as if it had been reduced in place
         elif gradient is None or gradient.layout is not torch.strided:
             parameter.grad = result.to(parameter.dtype)
         elif gradient is not result and gradient.data_ptr() != result.data_ptr():

@@ -53,7 +53,7 @@ class _Place:
         self._lent = weakref.ref(view)
         whole = torch.frombuffer(view, dtype=self._dtype)
         # Not a view of the whole: gradients are asked to detach_(), which views refuse.
-        return torch.empty(0, dtype=self._dtype).set_(whole, 0, self._shape)  # type: ignore[call-overload, no-any-return]
+        return torch.empty(0, dtype=self._dtype).set_(whole, 0, self._shape)
 
 
 def _make_places(engine: NamedEngine, parameters: List[Tensor]) -> List[_Place]:

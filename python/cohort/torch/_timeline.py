@@ -8,6 +8,7 @@ complete JSON once the timeline is stopped, and every line before that is whole.
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import queue
@@ -43,7 +44,7 @@ class Timeline:
     def watch(self, kind: str, names: List[str], works: List[NamedWork], began: float) -> None:
         """Notes what becomes of operations that were asked for at `began`."""
         for name, work in zip(names, works):
-            work.add_done_callback(lambda work, name=name: self._done(kind, name, began, work))
+            work.add_done_callback(functools.partial(self._done, kind, name, began))
 
     def _done(self, kind: str, name: str, began: float, work: NamedWork) -> None:
         if current is not self:

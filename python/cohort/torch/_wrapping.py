@@ -15,8 +15,10 @@ def derived(mixin: Type[T], optimizer: torch.optim.Optimizer) -> T:
     Its constructor is not called again: nobody knows the arguments of those that others wrote.
     """
     base = type(optimizer)
-    made = type(base.__name__, (mixin, base), {"__module__": base.__module__, "__doc__": base.__doc__})
+    bases: Any = (mixin, base)
+    make: Any = type
+    made = make(base.__name__, bases, {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped: Any = made.__new__(made)
     # A learning-rate scheduler puts a `step` of its own on the optimizer, which is the one without ranks.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
-    return wrapped  # type: ignore[no-any-return]
+    return wrapped

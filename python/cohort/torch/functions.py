@@ -123,7 +123,7 @@ def _pickled(value: Any) -> Tensor:
     try:
         import cloudpickle as pickler
     except ImportError:
-        pickler = pickle  # type: ignore[assignment]
+        pickler = pickle
     return torch.frombuffer(bytearray(pickler.dumps(value)), dtype=torch.uint8)
 
 

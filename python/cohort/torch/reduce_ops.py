@@ -34,4 +34,4 @@ def resolve(op: Optional[int], average: Optional[bool]) -> int:
         return Average if average else Sum
     if op not in ENGINE_OPS and op != Adasum:
         raise ValueError(f"op={op!r} is none of hvd.Average, Sum, Adasum, Min, Max, Product")
-    return op  # type: ignore[return-value]
+    return op

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from cohort.torch import _runtime
 
 
-class ElasticSampler(Sampler):  # type: ignore[type-arg]
+class ElasticSampler(Sampler):
     """This rank's indices of what is left of the epoch; all ranks have equally many, the first ones twice if need be.
 
     shuffle  in another order each epoch, the same on all ranks

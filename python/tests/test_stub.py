@@ -1,0 +1,107 @@
+"""_core.pyi says what the compiled module has: the same names, and for each function the same arguments."""
+
+import ast
+import inspect
+import pathlib
+import re
+import unittest
+
+import cohort
+from cohort import _core
+
+STUB = pathlib.Path(cohort.__file__).parent / "_core.pyi"
+# What Python gives each class, or pybind11 each module, by itself.
+GIVEN = set(dir(type("Empty", (), {"__slots__": ()}))) | {"__module__", "__getstate__", "__setstate__", "__weakref__"}
+GIVEN_TO_ENUMS = {"__entries", "__members__", "__int__", "__index__"}
+
+
+def stubs(body):
+    """By name: the functions of that name (several if overloaded), a class, or None for a value."""
+    found = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            found.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.AnnAssign):
+            found[node.target.id] = None
+    return found
+
+
+def arguments_of(node):
+    every = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+    return [one.arg for one in every if one.arg not in ("self", "cls")]
+
+
+def arguments_said(function):
+    """Of a compiled function's docstring, one list for each overload; None where it has no such line."""
+    name = re.escape(function.__name__)
+    lines = re.findall(rf"^(?:\d+\. )?{name}\((.*)\) -> ", function.__doc__ or "", re.MULTILINE)
+    lists = []
+    for line in lines:
+        words, depth, word = [], 0, ""
+        for letter in line + ",":
+            depth += (letter in "[(") - (letter in "])")
+            if letter == "," and depth == 0:
+                words.append(word.split(":")[0].split("=")[0].strip())
+                word = ""
+            else:
+                word += letter
+        lists.append([one for one in words if one not in ("", "self", "*", "/", "*args", "**kwargs")])
+    return lists
+
+
+class Stub(unittest.TestCase):
+    def setUp(self):
+        self.stubs = stubs(ast.parse(STUB.read_text()).body)
+
+    def test_the_module_has_what_the_stub_says(self):
+        for name, node in self.stubs.items():
+            with self.subTest(name):
+                self.assertTrue(hasattr(_core, name), f"the module has no {name}")
+                if isinstance(node, ast.ClassDef):
+                    self.compare_class(node, getattr(_core, name))
+                elif node:
+                    self.compare_function(name, node, getattr(_core, name))
+
+    def test_the_stub_says_what_the_module_has(self):
+        names = {name for name in vars(_core) if not name.startswith("__")}
+        self.assertEqual(names - set(self.stubs), set())
+        for name, node in self.stubs.items():
+            if not isinstance(node, ast.ClassDef):
+                continue
+            has = set(vars(getattr(_core, name))) - GIVEN - GIVEN_TO_ENUMS - {"__doc__"}
+            said = set(stubs(node.body))
+            with self.subTest(name):
+                self.assertEqual({one for one in has - said if not one.startswith("_")}, set())
+
+    def compare_class(self, node, found):
+        for name, member in stubs(node.body).items():
+            with self.subTest(f"{node.name}.{name}"):
+                if name == "__buffer__":  # the buffer protocol of C; a method from Python 3.12 on
+                    memoryview_of = "__buffer__" in dir(found) or not hasattr(bytes, "__buffer__")
+                    self.assertTrue(memoryview_of)
+                    continue
+                self.assertTrue(hasattr(found, name), f"{node.name} has no {name}")
+                compiled = inspect.getattr_static(found, name)
+                is_property = bool(member) and any(
+                    isinstance(one, ast.Name) and one.id == "property" for one in member[0].decorator_list
+                )
+                self.assertEqual(is_property, isinstance(compiled, property), f"{node.name}.{name}: property?")
+                if member and not is_property:
+                    self.compare_function(name, member, getattr(found, name))
+
+    def compare_function(self, name, nodes, compiled):
+        said = arguments_said(compiled)
+        if not said:  # of Python's own, or with a signature of arguments that are looked at by hand
+            return
+        expected = [arguments_of(node) for node in nodes]
+        for arguments in said:
+            if all(re.fullmatch(r"arg\d+", one) for one in arguments):  # without names: only how many
+                self.assertIn(len(arguments), [len(one) for one in expected], name)
+            else:
+                self.assertIn(arguments, expected, name)
+
+
+if __name__ == "__main__":
+    unittest.main()
