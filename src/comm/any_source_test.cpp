@@ -1,5 +1,6 @@
 // Receives from any source between ranks that are threads. The same tests run where ranks are on several hosts.
 #include "comm/testing/errors.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -47,7 +48,7 @@ TEST_P(AnySourceSendRecv, TakesEachMessageOnceInTheOrderOfItsSender) {
   constexpr int kEach = 30;
   for (const std::size_t count : {std::size_t{1}, std::size_t{5000}, std::size_t{200000}}) {
     for (const bool posted_before : {true, false}) {
-      run_on_threads(4, [&](Communicator comm) {
+      comm::testing::run_world(4, [&](Communicator comm) {
         if (comm.rank() != 0) {
           if (posted_before) comm.barrier().wait();
           std::vector<std::vector<std::int32_t>> sent;
@@ -84,7 +85,7 @@ TEST_P(AnySourceSendRecv, TakesEachMessageOnceInTheOrderOfItsSender) {
 TEST_P(AnySourceSendRecv, AMessageGoesToTheReceiveThatWasStartedFirst) {
   for (const bool any_first : {true, false}) {
     for (const int sender : {1, 2, 3}) {
-      run_on_threads(4, [&](Communicator comm) {
+      comm::testing::run_world(4, [&](Communicator comm) {
         int first = 0, second = 0, other = 0;
         if (comm.rank() == 0) {
           Work wrong_tag = comm.recv(std::span(&other, 1), kAnySource, {.tag = 8});
@@ -118,7 +119,7 @@ TEST_P(AnySourceSendRecv, AMessageGoesToTheReceiveThatWasStartedFirst) {
 
 // Whatever another rank sends meanwhile: at once, or second where one of the two is on another host.
 TEST_P(AnySourceSendRecv, WhoHasSentFirstIsNotKeptWaiting) {
-  run_on_threads(3, [&](Communicator comm) {
+  comm::testing::run_world(3, [&](Communicator comm) {
     constexpr int kMany = 200;
     int value = 0;
     if (comm.rank() == 2) {
@@ -147,7 +148,7 @@ TEST_P(AnySourceSendRecv, WhoHasSentFirstIsNotKeptWaiting) {
 }
 
 TEST_P(AnySourceSendRecv, AMessageOfAnotherTypeIsRefusedOnBothSides) {
-  run_on_threads(3, [&](Communicator comm) {
+  comm::testing::run_world(3, [&](Communicator comm) {
     std::vector<float> data(100000);
     if (comm.rank() == 0) {
       Work work = comm.recv(Buffer(data.data(), 99999, DType::Float32), kAnySource);
@@ -162,7 +163,7 @@ TEST_P(AnySourceSendRecv, AMessageOfAnotherTypeIsRefusedOnBothSides) {
 }
 
 TEST_P(AnySourceSendRecv, TheDeadlineNamesAllWhoWereWaitedFor) {
-  run_on_threads(3, [&](Communicator comm) {
+  comm::testing::run_world(3, [&](Communicator comm) {
     int value = 0;
     if (comm.rank() != 0) {
       EXPECT_THROW(comm.barrier().wait(), Error);
@@ -179,7 +180,7 @@ TEST_P(AnySourceSendRecv, TheDeadlineNamesAllWhoWereWaitedFor) {
 TEST_P(AnySourceSendRecv, WhoHasLeftIsNotWaitedForAnyMore) {
   std::atomic<int> left{0};
   std::atomic<int> waited{0};
-  run_on_threads(4, [&](Communicator comm) {
+  comm::testing::run_world(4, [&](Communicator comm) {
     int value = comm.rank();
     for (int peer = 1; peer < comm.size(); ++peer) {  // between hosts: who was never connected cannot be seen leaving
       if (comm.rank() == 0) comm.recv(std::span(&value, 1), peer, {.tag = 1}).wait();
@@ -209,7 +210,7 @@ TEST_P(AnySourceSendRecv, WhoHasLeftIsNotWaitedForAnyMore) {
 }
 
 TEST_P(AnySourceSendRecv, InAGroupTheSourceIsTheGroups) {
-  run_on_threads(5, [&](Communicator comm) {
+  comm::testing::run_world(5, [&](Communicator comm) {
     const std::vector<int> ranks = {4, 0, 3};
     Communicator group = comm.group(ranks);
     if (group) {
@@ -232,7 +233,7 @@ TEST_P(AnySourceSendRecv, InAGroupTheSourceIsTheGroups) {
 
 TEST_P(AnySourceSendRecv, CallbacksAndWorksThatNobodyWaitsFor) {
   std::atomic<int> told{0};
-  run_on_threads(4, [&](Communicator comm) {
+  comm::testing::run_world(4, [&](Communicator comm) {
     std::vector<int> values(30);
     if (comm.rank() == 0) {
       std::vector<Work> works;
@@ -254,13 +255,13 @@ TEST_P(AnySourceSendRecv, CallbacksAndWorksThatNobodyWaitsFor) {
 }
 
 TEST(AnySource, NobodyAndNonsenseAreRefused) {
-  run_on_threads(1, [](Communicator comm) {
+  comm::testing::run_world(1, [](Communicator comm) {
     int value = 0;
     EXPECT_TRUE(
         contains(what_of([&] { comm.recv(std::span(&value, 1), kAnySource).wait(); }, ErrorCode::InvalidArgument),
                  "world of one"));
   });
-  run_on_threads(2, [](Communicator comm) {
+  comm::testing::run_world(2, [](Communicator comm) {
     int value = 0;
     EXPECT_THROW(comm.send(std::span(&value, 1), kAnySource).wait(), Error);
     EXPECT_THROW(comm.recv(std::span(&value, 1), -1).wait(), Error);

@@ -1,6 +1,7 @@
 // Whether a result is free of NaN and infinities, as Work::finite() tells it: whichever rank made which part of it, on
 // every path and in every type. Runs over pretended hosts too (CMakeLists.txt), where the result is read for it.
 #include "comm/testing/calls.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 
@@ -48,7 +49,7 @@ TEST(CheckFinite, EveryRankIsToldWhereverItLiesAndWhoeverBroughtIt) {
   for (const int size : {1, 2, 3}) {
     for (const char* const way : kWays) {
       const ForcedPlan forced(way);
-      run_on_threads(size, [&](Communicator comm) {
+      run_world(size, [&](Communicator comm) {
         for (const std::size_t count : kCounts) {
           for (const bool registered : {true, false}) {
             for (const bool in_place : {true, false}) {
@@ -73,7 +74,7 @@ TEST(CheckFinite, EveryRankIsToldWhereverItLiesAndWhoeverBroughtIt) {
 }
 
 TEST(CheckFinite, IsOfTheResultAndNotOfWhatIsLeftOut) {
-  run_on_threads(3, [](Communicator comm) {
+  run_world(3, [](Communicator comm) {
     for (const std::size_t count : kCounts) {
       for (const bool in_place : {true, false}) {
         const Case bad{count, 1, count / 2, kNaN};
@@ -93,7 +94,7 @@ TEST(CheckFinite, IsOfTheResultAndNotOfWhatIsLeftOut) {
 TEST(CheckFinite, WhoAsksIsToldWhetherOthersAskOrNot) {
   for (const char* const way : kWays) {
     const ForcedPlan forced(way);
-    run_on_threads(3, [](Communicator comm) {
+    run_world(3, [](Communicator comm) {
       for (const std::size_t count : kCounts) {
         for (int asks = 0; asks < 3; ++asks) {
           for (const std::size_t at : {std::size_t{0}, count / 2, count - 1}) {
@@ -112,7 +113,7 @@ TEST(CheckFinite, WhoAsksIsToldWhetherOthersAskOrNot) {
 TEST(CheckFinite, RanksThatHaveJoinedMakeTheirPartToo) {
   for (const char* const way : kWays) {
     const ForcedPlan forced(way);
-    run_on_threads(3, [](Communicator comm) {
+    run_world(3, [](Communicator comm) {
       if (comm.rank() == 1) {
         comm.join();
         return;
@@ -140,7 +141,7 @@ void expect_of_type(Communicator& comm, T bad, bool finite) {
 }
 
 TEST(CheckFinite, InEveryTypeAndInBothPartsOfComplexNumbers) {
-  run_on_threads(2, [](Communicator comm) {
+  run_world(2, [](Communicator comm) {
     expect_of_type<double>(comm, kInf, false);
     expect_of_type<double>(comm, 1e300, true);
     expect_of_type<std::int32_t>(comm, std::numeric_limits<std::int32_t>::max(), true);
@@ -162,7 +163,7 @@ TEST(CheckFinite, InEveryTypeAndInBothPartsOfComplexNumbers) {
 }
 
 TEST(CheckFinite, OfAGroupAnyOfThem) {
-  run_on_threads(2, [](Communicator comm) {
+  run_world(2, [](Communicator comm) {
     for (const std::size_t large : {std::size_t{10}, std::size_t{200000}}) {
       for (const int bad : {-1, 0, 1, 2}) {
         std::vector<std::vector<float>> values{std::vector<float>(7), std::vector<float>(large), std::vector<float>(8)};
@@ -180,7 +181,7 @@ TEST(CheckFinite, OfAGroupAnyOfThem) {
 }
 
 TEST(CheckFinite, IsUnknownToWhoHasNotAskedOrNotSucceeded) {
-  run_on_threads(2, [](Communicator comm) {
+  run_world(2, [](Communicator comm) {
     EXPECT_EQ(Work().finite(), std::nullopt);
     std::vector<float> values(static_cast<std::size_t>(comm.rank() == 0 ? 4 : 5));
     Work work = comm.all_reduce(std::span(values), {.check_finite = true});

@@ -1,6 +1,7 @@
 // The same bits, call after call: a hundred thousand reductions with ranks that come in any order, under every plan.
 #include "comm/testing/bits.h"
 #include "comm/testing/trials.h"
+#include "comm/testing/worlds.h"
 
 #include <gtest/gtest.h>
 
@@ -19,10 +20,9 @@ TEST(SameBits, OverAHundredThousandCallsInAnyOrderUnderEveryPlan) {
   for (std::size_t plan = 0; plan < kPlans.size(); ++plan) {
     const ForcedPlan forced(kPlans[plan]);
     std::vector<std::uint64_t> bits(kSize);
-    run_on_threads(
-        kSize,
-        [&](Communicator comm) { bits[static_cast<std::size_t>(comm.rank())] = bits_of(comm, kCalls, plan + 1); },
-        {.timeout = 20s});
+    run_world(kSize,
+              [&](Communicator comm) { bits[static_cast<std::size_t>(comm.rank())] = bits_of(comm, kCalls, plan + 1); },
+              {.timeout = 20s});
     EXPECT_EQ(bits[0], bits[1]) << "plan " << kPlans[plan];
     EXPECT_EQ(bits[0], bits[2]) << "plan " << kPlans[plan];
     if (plan == 0) first = bits;
@@ -34,11 +34,11 @@ TEST(SameBits, OverAHundredThousandCallsInAnyOrderUnderEveryPlan) {
 TEST(SameBits, AreNotThoseOfAnotherNumberOfRanks) {
   std::uint64_t of_two = 0;
   std::uint64_t of_three = 0;
-  run_on_threads(2, [&](Communicator comm) {
+  run_world(2, [&](Communicator comm) {
     const std::uint64_t bits = bits_of(comm, 20, 1);
     if (comm.rank() == 0) of_two = bits;
   });
-  run_on_threads(3, [&](Communicator comm) {
+  run_world(3, [&](Communicator comm) {
     const std::uint64_t bits = bits_of(comm, 20, 1);
     if (comm.rank() == 0) of_three = bits;
   });
@@ -67,11 +67,11 @@ TEST(SixtyFourRanks, OnThreadsDoEveryCollective) {
       trials.push_back(std::move(trial));
     }
   }
-  run_on_threads(kSize,
-                 [&](Communicator comm) {
-                   for (std::size_t i = 0; i < trials.size(); ++i) EXPECT_EQ(run(comm, trials[i], prepared[i]), "");
-                 },
-                 {.timeout = 30s});
+  run_world(kSize,
+            [&](Communicator comm) {
+              for (std::size_t i = 0; i < trials.size(); ++i) EXPECT_EQ(run(comm, trials[i], prepared[i]), "");
+            },
+            {.timeout = 30s});
 }
 
 }  // namespace

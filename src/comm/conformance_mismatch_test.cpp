@@ -2,6 +2,7 @@
 // lists or groups. All of them are refused on every rank, both sides are named, nothing is delivered, and the world
 // goes on.
 #include "comm/testing/calls.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/error.h>
 
@@ -246,37 +247,37 @@ void refuse_all(Communicator comm, int cases) {
 class Mismatches : public ::testing::TestWithParam<int> {};
 
 TEST_P(Mismatches, AreRefusedOnEveryRankAndTheWorldGoesOn) {
-  run_on_threads(GetParam(), [](Communicator comm) { refuse_all(comm, 3340); }, {.timeout = 10s});
+  run_world(GetParam(), [](Communicator comm) { refuse_all(comm, 3340); }, {.timeout = 10s});
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Mismatches, ::testing::Values(2, 3, 4));
 
 TEST(GroupMismatches, OfListsAreRefusedOnEveryRank) {
-  run_on_threads(3,
-                 [](Communicator comm) {
-                   const std::vector<int> first = {0, 1};
-                   const std::vector<int> second = {1, 0};
-                   for (int number = 0; number < 200; ++number) {
-                     const bool odd = comm.rank() == number % 3;
-                     try {
-                       if (number % 2 == 0) {
-                         static_cast<void>(comm.group(odd ? first : second));
-                       } else if (odd) {
-                         static_cast<void>(comm.group(first));
-                       } else {
-                         static_cast<void>(comm.split({.color = 1}));
-                       }
-                       ADD_FAILURE() << "formed, case " << number;
-                     } catch (const Error& error) {
-                       EXPECT_EQ(error.code(), ErrorCode::Mismatch) << error.what();
-                       EXPECT_NE(std::string(error.what()).find("group(of ranks #"), std::string::npos) << error.what();
-                     }
-                     std::int32_t one = 1;
-                     comm.all_reduce(std::span(&one, 1)).wait();
-                     EXPECT_EQ(one, 3);
-                   }
-                 },
-                 {.timeout = 10s});
+  run_world(3,
+            [](Communicator comm) {
+              const std::vector<int> first = {0, 1};
+              const std::vector<int> second = {1, 0};
+              for (int number = 0; number < 200; ++number) {
+                const bool odd = comm.rank() == number % 3;
+                try {
+                  if (number % 2 == 0) {
+                    static_cast<void>(comm.group(odd ? first : second));
+                  } else if (odd) {
+                    static_cast<void>(comm.group(first));
+                  } else {
+                    static_cast<void>(comm.split({.color = 1}));
+                  }
+                  ADD_FAILURE() << "formed, case " << number;
+                } catch (const Error& error) {
+                  EXPECT_EQ(error.code(), ErrorCode::Mismatch) << error.what();
+                  EXPECT_NE(std::string(error.what()).find("group(of ranks #"), std::string::npos) << error.what();
+                }
+                std::int32_t one = 1;
+                comm.all_reduce(std::span(&one, 1)).wait();
+                EXPECT_EQ(one, 3);
+              }
+            },
+            {.timeout = 10s});
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Random programs on random worlds: collectives on the world, on the groups of a split and on a listed group, several
 // under way at a time, waited for in any order. Every result is the reference's.
 #include "comm/testing/trials.h"
+#include "comm/testing/worlds.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -159,13 +160,13 @@ RC_GTEST_PROP(RandomPrograms, GiveWhatTheReferenceGives, ()) {
 
   std::mutex mutex;
   std::string wrong;
-  run_on_threads(size,
-                 [&](Communicator comm) {
-                   const std::string own = carry_out(std::move(comm), groups, steps, colors, waiting);
-                   const std::lock_guard lock(mutex);
-                   if (wrong.empty()) wrong = own;
-                 },
-                 {.timeout = 10s});
+  run_world(size,
+            [&](Communicator comm) {
+              const std::string own = carry_out(std::move(comm), groups, steps, colors, waiting);
+              const std::lock_guard lock(mutex);
+              if (wrong.empty()) wrong = own;
+            },
+            {.timeout = 10s});
   RC_ASSERT(wrong == "");
 }
 

@@ -1,5 +1,6 @@
 // Every operation, type and size over worlds of threads, against a reference, with memory of every kind.
 #include "comm/testing/by_hosts.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -177,21 +178,21 @@ class Conformance : public ::testing::TestWithParam<int> {};
 
 TEST_P(Conformance, AllReduce) {
   const std::vector<Case> cases = make_cases(GetParam());
-  run_on_threads(GetParam(), [&](Communicator comm) {
+  comm::testing::run_world(GetParam(), [&](Communicator comm) {
     for (const Case& c : cases) all_reduce_case(comm, c);
   });
 }
 
 TEST_P(Conformance, ReduceScatter) {
   const std::vector<Case> cases = make_cases(GetParam());
-  run_on_threads(GetParam(), [&](Communicator comm) {
+  comm::testing::run_world(GetParam(), [&](Communicator comm) {
     for (const Case& c : cases) reduce_scatter_case(comm, c);
   });
 }
 
 TEST_P(Conformance, AllGatherAndBroadcast) {
   const std::vector<Case> cases = make_cases(GetParam());
-  run_on_threads(GetParam(), [&](Communicator comm) {
+  comm::testing::run_world(GetParam(), [&](Communicator comm) {
     for (const Case& c : cases) {
       all_gather_case(comm, c);
       broadcast_case(comm, c);

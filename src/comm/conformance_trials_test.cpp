@@ -1,6 +1,7 @@
 // Every collective against the plain reference, over worlds of threads, through a covering choice of types, operations,
 // sizes, ranks, memory and forced plans. COHORT_TRIAL=NUMBER runs one trial alone.
 #include "comm/testing/trials.h"
+#include "comm/testing/worlds.h"
 
 #include <gtest/gtest.h>
 
@@ -67,7 +68,7 @@ TEST_P(OnThreads, EveryTrialGivesTheReferencesBits) {
       }
       comm.barrier().wait();
     };
-    ASSERT_NO_THROW(run_on_threads(size, body, {.timeout = 20s})) << "plan " << kPlans[plan];
+    ASSERT_NO_THROW(run_world(size, body, {.timeout = 20s})) << "plan " << kPlans[plan];
     ran += by_plan[plan].size();
   }
   for (std::size_t i = 0; i < wrong.size() && i < 10; ++i) ADD_FAILURE() << wrong[i];

@@ -1,6 +1,7 @@
 // What reductions have to give where a table or a few words say it, rather than the reference: weights, scales, bools,
 // bits, complex numbers, integers that wrap. Beside the announcement, in place, read through the kernel and staged.
 #include "comm/testing/calls.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 
@@ -24,12 +25,12 @@ template <class Body>
 void on_every_way(const Body& body) {
   for (const char* const way : kWays) {
     const ForcedPlan forced(way);
-    run_on_threads(3,
-                   [&](Communicator comm) {
-                     for (const std::size_t count : {std::size_t{2}, std::size_t{1000}, std::size_t{120001}})
-                       body(comm, count);
-                   },
-                   {.timeout = std::chrono::seconds(10)});
+    run_world(3,
+              [&](Communicator comm) {
+                for (const std::size_t count : {std::size_t{2}, std::size_t{1000}, std::size_t{120001}})
+                  body(comm, count);
+              },
+              {.timeout = std::chrono::seconds(10)});
   }
 }
 

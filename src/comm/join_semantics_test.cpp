@@ -1,6 +1,7 @@
 // Ranks without more input, which serve those that have some, and forked children.
 #include "comm/testing/errors.h"
 #include "comm/testing/floats.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -25,7 +26,7 @@ using comm::testing::what_of;
 // --- join ---
 
 TEST(Join, ServesTheOthersUntilAllHaveJoined) {
-  run_on_threads(3, [](Communicator comm) {
+  comm::testing::run_world(3, [](Communicator comm) {
     // Rank r brings 2 + r rounds; of each round, those still there are averaged.
     Memory memory = comm.allocate(100000 * sizeof(float));
     for (int round = 0; round < 2 + comm.rank(); ++round) {
@@ -76,7 +77,7 @@ TEST(Join, ServesTheOthersUntilAllHaveJoined) {
 }
 
 TEST(Join, EndsWithTheWorld) {
-  std::vector<Communicator> world = form_thread_world(2);
+  std::vector<Communicator> world = comm::testing::form_world(2);
   std::jthread joined([&] { what_of([&] { world[0].join(); }, ErrorCode::Aborted); });
   std::this_thread::sleep_for(20ms);
   world[1].abort("enough");
@@ -85,8 +86,8 @@ TEST(Join, EndsWithTheWorld) {
 // --- fork ---
 
 TEST(Fork, ChildIsRefusedAndLeavesTheWorldAlone) {
-  run_on_threads(1, [](Communicator comm) { comm.barrier().wait(); });
-  Communicator comm = form_thread_world(1)[0];
+  comm::testing::run_world(1, [](Communicator comm) { comm.barrier().wait(); });
+  Communicator comm = comm::testing::form_world(1)[0];
   Memory memory = comm.allocate(10000);
   floats(memory)[0] = 42;
   const pid_t child = ::fork();

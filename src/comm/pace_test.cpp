@@ -1,6 +1,7 @@
 // Ranks on several hosts make their pieces longer as they learn how fast the wire is. Sums stay the same to the bit,
 // whatever the pieces, the order of sizes, and who has learnt what.
 #include "comm/communicator_impl.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 
@@ -35,9 +36,7 @@ TEST_P(Pace, DoesNotChangeResults) {
   // From a world that knows nothing of its wire, over sizes that teach it, to sizes of all kinds, twice.
   const std::vector<std::size_t> counts = {70001,   1 << 20, 1 << 20, 3 << 19, 300007,
                                            1 << 20, 70001,   33000,   1 << 20, 300007};
-  ::setenv("COHORT_PRETEND_HOSTS", GetParam(), 1);
-  std::vector<Communicator> world = form_thread_world(kRanks);
-  ::unsetenv("COHORT_PRETEND_HOSTS");
+  std::vector<Communicator> world = comm::testing::Worlds(std::string("hosts:") + GetParam()).form(kRanks);
   std::vector<std::vector<std::vector<float>>> results(kRanks);
   {
     std::vector<std::jthread> ranks;

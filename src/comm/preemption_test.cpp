@@ -1,6 +1,7 @@
 // The question whether to make room, between ranks that are threads: one answer on all, at the same call. What
 // processes and the command make of it: tests/e2e/preemption_test.cpp.
 #include "comm/testing/errors.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/error.h>
 #include <cohort/preemption.h>
@@ -22,7 +23,7 @@ namespace {
 std::array<std::int64_t, 3> calls_until_yes(const PreemptionOptions& options, int signal) {
   std::array<std::int64_t, 3> calls{};
   std::atomic<bool> sent{false};
-  run_on_threads(3, [&](Communicator comm) {
+  comm::testing::run_world(3, [&](Communicator comm) {
     Preemption preemption(options);
     comm.barrier().wait();  // all have theirs before a signal comes
     std::int64_t& mine = calls[static_cast<std::size_t>(comm.rank())];
@@ -73,7 +74,7 @@ TEST(Preemption, RefusesWhatHasNoMeaning) {
 
 TEST(Preemption, ARankThatDoesNotAskIsNamedInTime) {
   std::latch done(1);
-  run_on_threads(2, [&](Communicator comm) {
+  comm::testing::run_world(2, [&](Communicator comm) {
     Preemption preemption({.timeout = std::chrono::milliseconds(50)});
     if (comm.rank() == 1) return done.wait();
     const std::string text = comm::testing::what_of([&] { preemption.requested(comm); }, ErrorCode::Timeout);

@@ -1,6 +1,7 @@
 // What a communicator promises beside its results: refusals, deadlines, the same bits, what its observer sees.
 #include "comm/testing/errors.h"
 #include "comm/testing/floats.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -78,7 +79,7 @@ TEST(Mismatch, OfEveryKindIsRefusedOnEveryRankByNameAndTheWorldGoesOn) {
        },
        "all_gather(int32[5])", "all_gather(int32[6])"},
   };
-  run_on_threads(3, [&](Communicator comm) {
+  comm::testing::run_world(3, [&](Communicator comm) {
     std::uint64_t operation = 0;
     for (const Clash& clash : clashes) {
       for (int odd = 0; odd < 3; ++odd) {
@@ -99,7 +100,7 @@ TEST(Mismatch, OfEveryKindIsRefusedOnEveryRankByNameAndTheWorldGoesOn) {
 }
 
 TEST(Mismatch, DeliversNothing) {
-  run_on_threads(2, [](Communicator comm) {
+  comm::testing::run_world(2, [](Communicator comm) {
     Memory memory = comm.allocate(400000);
     std::fill(floats(memory).begin(), floats(memory).end(), 5.0F);
     const std::size_t count = comm.rank() == 0 ? 90000 : 90001;
@@ -109,7 +110,7 @@ TEST(Mismatch, DeliversNothing) {
 }
 
 TEST(Arguments, WithoutMeaningAreRefusedAtOnce) {
-  run_on_threads(2, [](Communicator comm) {
+  comm::testing::run_world(2, [](Communicator comm) {
     std::array<float, 8> a{};
     std::array<int, 8> i{};
     const auto invalid = [&](const std::function<void()>& body) { what_of(body, ErrorCode::InvalidArgument); };
@@ -149,7 +150,7 @@ TEST(Arguments, WithoutMeaningAreRefusedAtOnce) {
 // --- how worlds end ---
 
 TEST(Deadline, NamesWhoDidNotComeAndForWhat) {
-  std::vector<Communicator> world = form_thread_world(3);
+  std::vector<Communicator> world = comm::testing::form_world(3);
   std::array<std::string, 2> told;
   {
     std::array<std::jthread, 2> threads;
@@ -172,7 +173,7 @@ TEST(Deadline, NamesWhoDidNotComeAndForWhat) {
 }
 
 TEST(Abort, ReachesThoseWhoWaitInTheMiddleOfSomething) {
-  std::vector<Communicator> world = form_thread_world(3);
+  std::vector<Communicator> world = comm::testing::form_world(3);
   std::array<std::string, 2> told;
   const auto begin = std::chrono::steady_clock::now();
   {
@@ -193,7 +194,7 @@ TEST(Abort, ReachesThoseWhoWaitInTheMiddleOfSomething) {
 }
 
 TEST(Leaving, WhileOthersWaitIsALostPeer) {
-  std::vector<Communicator> world = form_thread_world(2);
+  std::vector<Communicator> world = comm::testing::form_world(2);
   std::jthread other([comm = std::move(world[1])]() mutable {
     comm.barrier().wait();
     comm = Communicator();
@@ -205,7 +206,7 @@ TEST(Leaving, WhileOthersWaitIsALostPeer) {
 
 TEST(Leaving, AtTheEndInAnyOrderIsQuiet) {
   for (int round = 0; round < 20; ++round) {
-    run_on_threads(4, [&](Communicator comm) {
+    comm::testing::run_world(4, [&](Communicator comm) {
       std::vector<float> values(20000, 1);
       for (int i = 0; i < 3; ++i) comm.all_reduce(std::span(values)).wait();
       EXPECT_EQ(values[0], 64.0F);
@@ -218,7 +219,7 @@ TEST(Leaving, AtTheEndInAnyOrderIsQuiet) {
 TEST(Bits, AreTheSameWhateverTheTiming) {
   constexpr std::size_t kCount = 3001;
   for (const bool arena : {true, false}) {
-    run_on_threads(3, [&](Communicator comm) {
+    comm::testing::run_world(3, [&](Communicator comm) {
       std::mt19937 random(static_cast<unsigned>(comm.rank()));
       std::uniform_real_distribution<float> values(-1, 1);
       std::vector<float> own(kCount);
@@ -248,7 +249,7 @@ TEST(Bits, AreTheSameWhateverTheTiming) {
 // --- weights ---
 
 TEST(Weights, AverageBySamples) {
-  run_on_threads(3, [](Communicator comm) {
+  comm::testing::run_world(3, [](Communicator comm) {
     const std::array<double, 3> weights{1, 0, 3};
     for (const std::size_t count : {std::size_t{10}, std::size_t{5000}, std::size_t{200000}}) {
       std::vector<float> values(count, comm.rank() == 1 ? std::nanf("") : static_cast<float>(comm.rank() + 1));
@@ -261,7 +262,7 @@ TEST(Weights, AverageBySamples) {
 }
 
 TEST(Weights, ThatAreEqualGiveTheBitsOfThePlainAverage) {
-  run_on_threads(3, [](Communicator comm) {
+  comm::testing::run_world(3, [](Communicator comm) {
     std::mt19937 random(static_cast<unsigned>(comm.rank()));
     std::vector<float> plain(9999);
     for (float& value : plain) value = static_cast<float>(random()) / 3;
@@ -274,7 +275,7 @@ TEST(Weights, ThatAreEqualGiveTheBitsOfThePlainAverage) {
 
 TEST(Weights, ThatAreAllZeroGiveZero) {
   for (const int size : {1, 2}) {
-    run_on_threads(size, [](Communicator comm) {
+    comm::testing::run_world(size, [](Communicator comm) {
       std::vector<double> values(3000, 4);
       comm.all_reduce(std::span(values), {.op = ReduceOp::Average, .weight = 0}).wait();
       EXPECT_EQ(values, std::vector<double>(3000, 0));
@@ -292,7 +293,7 @@ struct Recorder : Observer {
 };
 
 TEST(Observers, SeeEveryOperationAndWhetherItWasCopied) {
-  run_on_threads(2, [](Communicator comm) {
+  comm::testing::run_world(2, [](Communicator comm) {
     Recorder recorder;
     comm.set_observer(&recorder);
     Memory memory = comm.allocate(400000);

@@ -1,5 +1,6 @@
 // Send and receive between ranks that are threads: matching, sizes, order, refusals, deadlines, and beside collectives.
 #include "comm/testing/errors.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -51,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(Plans, SendRecv, ::testing::Values("", "cross=off"),
 
 TEST_P(SendRecv, EverySizeBothWaysAtOnceAndInTurn) {
   for (const int size : {2, 5}) {
-    run_on_threads(size, [&](Communicator comm) {
+    comm::testing::run_world(size, [&](Communicator comm) {
       const int next = (comm.rank() + 1) % size;
       const int before = (comm.rank() + size - 1) % size;
       for (const std::size_t bytes : kSizes) {
@@ -80,7 +81,7 @@ TEST_P(SendRecv, EverySizeBothWaysAtOnceAndInTurn) {
 }
 
 TEST_P(SendRecv, EveryType) {
-  run_on_threads(2, [&](Communicator comm) {
+  comm::testing::run_world(2, [&](Communicator comm) {
     constexpr DType kTypes[] = {DType::Float32, DType::Float64, DType::Float16, DType::BFloat16,  DType::Int8,
                                 DType::Int16,   DType::Int32,   DType::Int64,   DType::UInt8,     DType::UInt16,
                                 DType::UInt32,  DType::UInt64,  DType::Bool,    DType::Complex64, DType::Complex128};
@@ -102,7 +103,7 @@ TEST_P(SendRecv, EveryType) {
 }
 
 TEST_P(SendRecv, TagsMeetInAnyOrderAndKeepTheirOwn) {
-  run_on_threads(2, [&](Communicator comm) {
+  comm::testing::run_world(2, [&](Communicator comm) {
     // More messages than a lane has cells, of every size, in the order of their tags; received in another one.
     constexpr int kTags = 40;
     constexpr int kEach = 3;
@@ -146,7 +147,7 @@ TEST_P(SendRecv, TagsMeetInAnyOrderAndKeepTheirOwn) {
 }
 
 TEST_P(SendRecv, ManyUnmetMessagesDoNotStandInTheWay) {
-  run_on_threads(2, [&](Communicator comm) {
+  comm::testing::run_world(2, [&](Communicator comm) {
     constexpr int kMany = 1000;  // more than are kept aside
     std::vector<int> values(kMany);
     std::vector<Work> works;
@@ -170,7 +171,7 @@ TEST_P(SendRecv, ManyUnmetMessagesDoNotStandInTheWay) {
 }
 
 TEST_P(SendRecv, ProgressesUnattendedAndBesideCollectives) {
-  run_on_threads(3, [&](Communicator comm) {
+  comm::testing::run_world(3, [&](Communicator comm) {
     const int next = (comm.rank() + 1) % 3;
     const int before = (comm.rank() + 2) % 3;
     for (const std::size_t bytes : {std::size_t{100}, std::size_t{200000}, std::size_t{2000000}}) {
@@ -201,7 +202,7 @@ TEST_P(SendRecv, ProgressesUnattendedAndBesideCollectives) {
 }
 
 TEST_P(SendRecv, RandomTrafficAmongAllWithCollectivesBetween) {
-  run_on_threads(4, [&](Communicator comm) {
+  comm::testing::run_world(4, [&](Communicator comm) {
     std::mt19937 shared(11);  // the same decisions on all ranks
     for (int round = 0; round < 30; ++round) {
       std::vector<Work> works;
@@ -235,7 +236,7 @@ TEST_P(SendRecv, RandomTrafficAmongAllWithCollectivesBetween) {
 }
 
 TEST_P(SendRecv, MismatchIsRefusedOnBothSidesAndTheWorldGoesOn) {
-  run_on_threads(2, [&](Communicator comm) {
+  comm::testing::run_world(2, [&](Communicator comm) {
     std::vector<float> floats(100000);
     std::vector<double> doubles(100000);
     struct Clash {
@@ -281,7 +282,7 @@ TEST_P(SendRecv, MismatchIsRefusedOnBothSidesAndTheWorldGoesOn) {
 }
 
 TEST_P(SendRecv, ASmallSendThatWasRefusedIsToldOfByTheNextOneWhichArrives) {
-  run_on_threads(2, [&](Communicator comm) {
+  comm::testing::run_world(2, [&](Communicator comm) {
     const std::array<float, 4> small{1, 2, 3, 4};
     std::vector<float> large(30000, 5);
     for (const bool next_is_small : {true, false}) {
@@ -310,7 +311,7 @@ TEST_P(SendRecv, ASmallSendThatWasRefusedIsToldOfByTheNextOneWhichArrives) {
 
 TEST_P(SendRecv, OneselfAndRanksThatDoNotExistAreRefusedAndTheWorldGoesOn) {
   for (const int size : {1, 2}) {
-    run_on_threads(size, [&](Communicator comm) {
+    comm::testing::run_world(size, [&](Communicator comm) {
       int value = comm.rank();
       const auto refused = [&](int peer, const SendOptions& options, const std::string& why) {
         for (const bool sends : {true, false}) {
@@ -347,7 +348,7 @@ TEST_P(SendRecv, OneselfAndRanksThatDoNotExistAreRefusedAndTheWorldGoesOn) {
 }
 
 TEST_P(SendRecv, BetweenRanksOfGroups) {
-  run_on_threads(4, [&](Communicator comm) {
+  comm::testing::run_world(4, [&](Communicator comm) {
     Communicator half = comm.split({.color = comm.rank() % 2});
     const int peer = 1 - half.rank();
     for (const std::size_t count : {std::size_t{2}, std::size_t{50000}}) {
@@ -362,7 +363,7 @@ TEST_P(SendRecv, BetweenRanksOfGroups) {
 }
 
 TEST_P(SendRecv, WorksOutliveTheirCommunicator) {
-  std::vector<Communicator> world = form_thread_world(2);
+  std::vector<Communicator> world = comm::testing::form_world(2);
   const auto out = pattern(1000000, 1);
   std::vector<std::uint8_t> in(out.size());
   std::jthread sender([&, comm = std::move(world[0])]() mutable {
@@ -379,7 +380,7 @@ TEST_P(SendRecv, WorksOutliveTheirCommunicator) {
 }
 
 TEST(SendRecvEnds, WhatWasSentBeforeLeavingIsReceived) {
-  std::vector<Communicator> world = form_thread_world(2);
+  std::vector<Communicator> world = comm::testing::form_world(2);
   const int sent = 17;
   int got = 0;
   world[0].send(std::span(&sent, 1), 1).wait();
@@ -392,7 +393,7 @@ TEST(SendRecvEnds, WhatWasSentBeforeLeavingIsReceived) {
 
 TEST(SendRecvEnds, DeadlinesNameWhoDidNotComeAndForWhat) {
   for (const bool attended : {true, false}) {
-    std::vector<Communicator> world = form_thread_world(2);
+    std::vector<Communicator> world = comm::testing::form_world(2);
     int value = 0;
     // Their connection is there once something has come over it, so that the next is there at once.
     world[0].send(std::span(&value, 1), 1, {.tag = 8}).wait();
@@ -412,7 +413,7 @@ TEST(SendRecvEnds, DeadlinesNameWhoDidNotComeAndForWhat) {
     what_of([&] { world[0].send(std::span(&value, 1), 1).wait(); }, ErrorCode::Aborted);  // it was given up
     what_of([&] { world[1].barrier().wait(); }, ErrorCode::Timeout);
   }
-  std::vector<Communicator> world = form_thread_world(2);
+  std::vector<Communicator> world = comm::testing::form_world(2);
   std::vector<int> large(100000);
   const std::string text =
       what_of([&] { world[0].send(std::span(large), 1, {.timeout = 60ms}).wait(); }, ErrorCode::Timeout);
@@ -421,7 +422,7 @@ TEST(SendRecvEnds, DeadlinesNameWhoDidNotComeAndForWhat) {
 }
 
 TEST(SendRecvEnds, AbortReachesThoseWhoWait) {
-  std::vector<Communicator> world = form_thread_world(3);
+  std::vector<Communicator> world = comm::testing::form_world(3);
   std::array<std::string, 2> told;
   {
     std::jthread receiver([&] {
@@ -448,7 +449,7 @@ struct Recorder : Observer {
 };
 
 TEST(SendRecvObserver, SeesBothSides) {
-  run_on_threads(2, [](Communicator comm) {
+  comm::testing::run_world(2, [](Communicator comm) {
     Recorder recorder;
     comm.set_observer(&recorder);
     std::vector<float> values(100000);

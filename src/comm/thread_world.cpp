@@ -1,10 +1,9 @@
-#include <cohort/communicator.h>
-#include "store/store.h"
+#include "comm/thread_world.h"
 
 #include "base/result.h"
 #include "cluster/pretended_hosts.h"
-#include "comm/communicator_impl.h"
 #include "comm/hosts/layout.h"
+#include "store/store.h"
 #include "sys/cpus.h"
 
 #include <exception>
@@ -13,19 +12,32 @@
 #include <thread>
 
 namespace cohort {
+
 std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& options) {
+  std::vector<int> hosts = size < 1 ? std::vector<int>() : cluster::pretended_hosts(size);
+  if (!hosts.empty() && hosts.back() == 0) hosts.clear();
+  const comm::Backend& backend = comm::usual_backend(!hosts.empty());
+  return comm::form_on_threads(backend, std::move(hosts), size, options);
+}
+
+void run_on_threads(int size, const std::function<void(Communicator)>& body, const ThreadWorldOptions& options) {
+  comm::run_on_threads_of(form_thread_world(size, options), body);
+}
+
+namespace comm {
+
+std::vector<Communicator> form_on_threads(const Backend& backend, std::vector<int> hosts, int size,
+                                          const ThreadWorldOptions& options) {
   if (size < 1) raise(ErrorCode::InvalidArgument, "form_thread_world: a world of {} ranks", size);
-  comm::FormOptions form;
+  FormOptions form;
   form.store = store::make_in_process_store();
   form.timeout = options.timeout;
   form.placement.size = size;
   form.placement.local_size = size;
   form.placement.host = sys::host_name();
   form.placement.source = "threads of one process";
-  form.hosts = cluster::pretended_hosts(size);
+  form.hosts = std::move(hosts);
   form.one_machine = true;
-  const bool several = !form.hosts.empty() && form.hosts.back() > 0;
-  if (!several) form.hosts.clear();
 
   // Each rank waits for the others to come, so each forms on a thread of its own.
   std::vector<Communicator> world(static_cast<std::size_t>(size));
@@ -33,18 +45,18 @@ std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& 
   std::mutex mutex;
   const auto form_rank = [&](int rank) {
     try {
-      comm::FormOptions own = form;
+      FormOptions own = form;
       own.placement.rank = rank;
       own.placement.local_rank = rank;
-      if (several) {
-        const comm::hosts::Layout layout(form.hosts, rank);
+      if (!form.hosts.empty()) {
+        const hosts::Layout layout(form.hosts, rank);
         own.placement.local_rank = layout.local;
         own.placement.local_size = layout.locals;
         own.placement.cross_rank = layout.host;
         own.placement.cross_size = layout.hosts;
         own.placement.host += fmt::format("#{}", layout.host);
       }
-      world[static_cast<std::size_t>(rank)] = Communicator(comm::usual_backend(several).create(own));
+      world[static_cast<std::size_t>(rank)] = Communicator(backend.create(own));
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!failed) failed = std::current_exception();
@@ -58,8 +70,7 @@ std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& 
   return world;
 }
 
-void run_on_threads(int size, const std::function<void(Communicator)>& body, const ThreadWorldOptions& options) {
-  std::vector<Communicator> world = form_thread_world(size, options);
+void run_on_threads_of(std::vector<Communicator> world, const std::function<void(Communicator)>& body) {
   std::exception_ptr first;
   std::mutex mutex;
   const auto run_rank = [&](Communicator& own) {
@@ -86,4 +97,5 @@ void run_on_threads(int size, const std::function<void(Communicator)>& body, con
   if (first) std::rethrow_exception(first);
 }
 
+}  // namespace comm
 }  // namespace cohort

@@ -1,6 +1,8 @@
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 
+#include "comm/testing/worlds.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -12,7 +14,7 @@ namespace {
 
 TEST(ThreadWorld, SumsOverRanks) {
   for (const int size : {1, 2, 3, 5}) {
-    run_on_threads(size, [&](Communicator comm) {
+    comm::testing::run_world(size, [&](Communicator comm) {
       EXPECT_EQ(comm.size(), size);
       for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{300000}}) {
         std::vector<float> own(count, static_cast<float>(comm.rank() + 1));
@@ -32,7 +34,7 @@ TEST(ThreadWorld, SumsOverRanks) {
 TEST(ThreadWorld, RethrowsTheFirstExceptionAndEndsTheOthers) {
   std::atomic<int> told = 0;
   try {
-    run_on_threads(3, [&](Communicator comm) {
+    comm::testing::run_world(3, [&](Communicator comm) {
       if (comm.rank() == 1) throw std::runtime_error("no more coffee");
       try {
         comm.barrier().wait();
@@ -50,7 +52,7 @@ TEST(ThreadWorld, RethrowsTheFirstExceptionAndEndsTheOthers) {
   EXPECT_EQ(told, 2);
 }
 
-TEST(ThreadWorld, RefusesAWorldOfNone) { EXPECT_THROW(form_thread_world(0), Error); }
+TEST(ThreadWorld, RefusesAWorldOfNone) { EXPECT_THROW(comm::testing::form_world(0), Error); }
 
 }  // namespace
 }  // namespace cohort

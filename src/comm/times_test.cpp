@@ -1,5 +1,6 @@
 // What observers, and the status page, are told of where an operation's time went.
 #include "comm/communicator_impl.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 #include <cohort/observer.h>
@@ -40,9 +41,7 @@ class Events final : public Observer {
 
 /// What each rank is told of the last operation in `program`, which runs on a thread for each.
 std::vector<CollectiveEvent> events_of(const char* hosts, int size, const std::function<void(Communicator&)>& program) {
-  ::setenv("COHORT_PRETEND_HOSTS", hosts, 1);
-  std::vector<Communicator> world = form_thread_world(size);
-  ::unsetenv("COHORT_PRETEND_HOSTS");
+  std::vector<Communicator> world = comm::testing::Worlds(std::string("hosts:") + hosts).form(size);
   std::vector<Events> events(static_cast<std::size_t>(size));
   {
     std::vector<std::jthread> ranks;

@@ -1,8 +1,8 @@
 // float32 that travels as bfloat16 between hosts: each host's sum is rounded, and beyond two hosts the result as well,
 // whatever its size and way. On one host nothing is rounded. Runs over pretended hosts too (CMakeLists.txt).
-#include "cluster/pretended_hosts.h"
 #include "comm/kernels/bfloat16.h"
 #include "comm/testing/errors.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 
@@ -24,7 +24,7 @@ std::vector<float> brought_by(int rank, std::size_t count) {
 }
 
 std::vector<float> expected(int size, std::size_t count, bool average, double prescale) {
-  std::vector<int> hosts = cluster::pretended_hosts(size);
+  std::vector<int> hosts = Worlds::chosen().hosts(size);
   hosts.resize(static_cast<std::size_t>(size));
   const int last = *std::max_element(hosts.begin(), hosts.end());
   std::vector<float> total(count);
@@ -47,7 +47,7 @@ std::vector<float> expected(int size, std::size_t count, bool average, double pr
 
 TEST(WireDType, RoundsWhatTravelsAndNothingElse) {
   for (const int size : {2, 3, 4, 6}) {
-    run_on_threads(size, [&](Communicator comm) {
+    run_world(size, [&](Communicator comm) {
       for (const std::size_t count : {1U, 17U, 1000U, 3000U, 9000U, 40000U, 300001U}) {
         for (const bool average : {false, true}) {
           const double prescale = average ? 0.5 : 1;
@@ -70,7 +70,7 @@ TEST(WireDType, RoundsWhatTravelsAndNothingElse) {
 
 // Small ones of a group travel together, and weighted ones with a rank left out take another way.
 TEST(WireDType, IsTheSameWhateverTheWay) {
-  run_on_threads(4, [](Communicator comm) {
+  run_world(4, [](Communicator comm) {
     const AllReduceOptions options{.wire_dtype = DType::BFloat16};
     std::vector<std::vector<float>> alone, grouped;
     std::vector<Buffer> buffers;
@@ -87,7 +87,7 @@ TEST(WireDType, IsTheSameWhateverTheWay) {
                     {.op = ReduceOp::Average, .weight = comm.rank() == 3 ? 0 : 1, .wire_dtype = DType::BFloat16})
         .wait();
     comm.all_reduce(std::span(zero), {.postscale = 1, .wire_dtype = DType::BFloat16}).wait();
-    const std::vector<int> hosts = cluster::pretended_hosts(4);
+    const std::vector<int> hosts = Worlds::chosen().hosts(4);
     if (hosts.empty() ||
         *std::max_element(hosts.begin(), hosts.end()) < 2) {  // else the sum is rounded before it is divided
       for (float& value : zero) value /= 3;
@@ -97,7 +97,7 @@ TEST(WireDType, IsTheSameWhateverTheWay) {
 }
 
 TEST(WireDType, HasToBeTheSameOnAllRanks) {
-  run_on_threads(3, [](Communicator comm) {
+  run_world(3, [](Communicator comm) {
     std::vector<float> values(50000);
     AllReduceOptions options;
     if (comm.rank() == 1) options.wire_dtype = DType::BFloat16;
@@ -108,7 +108,7 @@ TEST(WireDType, HasToBeTheSameOnAllRanks) {
 }
 
 TEST(WireDType, IsRefusedWhereItHasNoMeaning) {
-  run_on_threads(2, [](Communicator comm) {
+  run_world(2, [](Communicator comm) {
     std::vector<float> floats(4);
     std::vector<double> doubles(4);
     const auto refused = [&](auto& values, const AllReduceOptions& options) {

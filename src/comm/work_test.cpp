@@ -1,6 +1,7 @@
 // What a Work and a Memory promise, whatever the operation: unattended progress, order, slices, lifetimes.
 #include "comm/testing/errors.h"
 #include "comm/testing/floats.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -29,7 +30,7 @@ using comm::testing::what_of;
 // --- works ---
 
 TEST(Work, ProgressesUnattended) {
-  run_on_threads(2, [](Communicator comm) {
+  comm::testing::run_world(2, [](Communicator comm) {
     Memory memory = comm.allocate(1 << 20);
     std::atomic<bool> called = false;
     std::fill(floats(memory).begin(), floats(memory).end(), 1.0F);
@@ -50,7 +51,7 @@ TEST(Work, ProgressesUnattended) {
 }
 
 TEST(Work, ProgressesUnattendedSoonAndLongAfterOthersThatWereWaitedFor) {
-  run_on_threads(2, [](Communicator comm) {
+  comm::testing::run_world(2, [](Communicator comm) {
     std::vector<float> values(1 << 18);
     for (const auto pause : {0ms, 5ms, 60ms}) {
       comm.all_reduce(std::span(values)).wait();
@@ -64,7 +65,7 @@ TEST(Work, ProgressesUnattendedSoonAndLongAfterOthersThatWereWaitedFor) {
 }
 
 TEST(Work, ManyInFlightRunInOrder) {
-  run_on_threads(3, [](Communicator comm) {
+  comm::testing::run_world(3, [](Communicator comm) {
     constexpr std::size_t kWorks = 40;
     Memory memory = comm.allocate(kWorks * 100000);
     std::vector<Work> works;
@@ -94,7 +95,7 @@ TEST(Work, ManyInFlightRunInOrder) {
 }
 
 TEST(Work, WaitForGivesUpWaitingButNotTheOperation) {
-  run_on_threads(2, [](Communicator comm) {
+  comm::testing::run_world(2, [](Communicator comm) {
     std::vector<float> values(50000, 1);
     if (comm.rank() == 0) {
       Work work = comm.all_reduce(std::span(values));
@@ -114,7 +115,7 @@ TEST(Work, WaitForGivesUpWaitingButNotTheOperation) {
 // As Python waits: in slices, each of which may run the operation or leave it to the next.
 TEST(Work, WaitedForInSlicesIsDoneOnceAllHaveCome) {
   std::atomic<int> waits{0};  // of rank 0, over all rounds
-  run_on_threads(2, [&waits](Communicator comm) {
+  comm::testing::run_world(2, [&waits](Communicator comm) {
     for (int i = 0; i < 5; ++i) {
       std::vector<float> small(100, 1), large(200000, 1);
       // Rank 1 comes once rank 0 has waited in vain three times.
@@ -137,7 +138,7 @@ TEST(Work, WaitedForInSlicesIsDoneOnceAllHaveCome) {
 }
 
 TEST(Work, OutlivesItsCommunicator) {
-  std::vector<Communicator> world = form_thread_world(2);
+  std::vector<Communicator> world = comm::testing::form_world(2);
   std::vector<std::vector<float>> values(2, std::vector<float>(50000, 1));
   std::vector<std::jthread> threads;
   for (std::size_t rank = 0; rank < 2; ++rank) {
@@ -156,7 +157,7 @@ TEST(Work, OutlivesItsCommunicator) {
 
 TEST(MemoryOf, ACommunicatorOutlivesItAndStartsZeroed) {
   std::vector<Memory> kept(2);
-  run_on_threads(2, [&](Communicator comm) {
+  comm::testing::run_world(2, [&](Communicator comm) {
     Memory memory = comm.allocate(300000);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.data()) % 4096, 0u);
     EXPECT_EQ(memory.bytes(), 300000u);
@@ -172,7 +173,7 @@ TEST(MemoryOf, ACommunicatorOutlivesItAndStartsZeroed) {
 }
 
 TEST(MemoryOf, ManySegmentsComeAndGo) {
-  run_on_threads(3, [](Communicator comm) {
+  comm::testing::run_world(3, [](Communicator comm) {
     for (int round = 0; round < 60; ++round) {
       std::vector<Memory> several;
       for (int i = 0; i <= round % 7; ++i) several.push_back(comm.allocate(40000));
@@ -185,7 +186,7 @@ TEST(MemoryOf, ManySegmentsComeAndGo) {
 }
 
 TEST(MemoryOf, MoreAnnouncementsThanSocketsHold) {
-  run_on_threads(2, [](Communicator comm) {
+  comm::testing::run_world(2, [](Communicator comm) {
     std::vector<Memory> many;
     for (int i = 0; i < 800; ++i) many.push_back(comm.allocate(16384));
     for (const std::size_t index : {std::size_t{0}, std::size_t{799}, std::size_t{400}}) {
@@ -197,7 +198,7 @@ TEST(MemoryOf, MoreAnnouncementsThanSocketsHold) {
 }
 
 TEST(MemoryOf, MoreThanThereIsIsACleanError) {
-  run_on_threads(2, [](Communicator comm) {
+  comm::testing::run_world(2, [](Communicator comm) {
     const std::string text =
         what_of([&] { static_cast<void>(comm.allocate(std::size_t{1} << 46)); }, ErrorCode::Unavailable);
     EXPECT_TRUE(contains(text, "allocate(") && contains(text, "rank")) << text;

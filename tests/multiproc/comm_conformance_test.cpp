@@ -4,6 +4,7 @@
 
 #include "comm/testing/bits.h"
 #include "comm/testing/trials.h"
+#include "comm/testing/worlds.h"
 
 #include <gtest/gtest.h>
 
@@ -65,7 +66,7 @@ TEST(SameBits, OnProcessesAsOnThreads) {
   Processes threads(1);
   threads.start_rank(0, [] {
     std::uint64_t bits = 0;
-    run_on_threads(3, [&](Communicator comm) {
+    comm::testing::run_world(3, [&](Communicator comm) {
       const std::uint64_t own = comm::testing::bits_of(comm, kCalls, 1);
       if (comm.rank() == 0) bits = own;
     });

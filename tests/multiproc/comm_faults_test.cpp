@@ -1,6 +1,7 @@
 // Ranks as processes that die, stop, run out of memory or fork, at every stage of a communicator's life.
 #include "comm/testing/errors.h"
 #include "comm/testing/floats.h"
+#include "comm/testing/worlds.h"
 #include "comm_processes.h"
 
 #include <gtest/gtest.h>
@@ -319,7 +320,7 @@ TEST(NothingIsLeft, InSharedMemoryOrOfDescriptors) {
   world.start([&](Communicator) -> std::string {
     const auto open = descriptors();
     for (int i = 0; i < 3; ++i) {
-      run_on_threads(4, [](Communicator comm) {
+      comm::testing::run_world(4, [](Communicator comm) {
         Memory memory = comm.allocate(1 << 20);
         comm.all_reduce(floats(memory)).wait();
       });

@@ -2,9 +2,9 @@
 // store in a temporary folder and runs a body; the parent collects how they ended and leaves nothing behind.
 #pragma once
 
-#include "cluster/pretended_hosts.h"
 #include "comm/communicator_impl.h"
 #include "comm/hosts/layout.h"
+#include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -120,23 +120,23 @@ class Processes {
     options.placement.rank = options.placement.local_rank = rank;
     options.placement.size = options.placement.local_size = size_;
     options.placement.host = "testhost";
-    options.hosts = cluster::pretended_hosts(size_);
+    options.hosts = comm::testing::Worlds::chosen().hosts(size_);
     options.one_machine = true;
-    if (!options.hosts.empty() && options.hosts.back() > 0) {
+    if (!options.hosts.empty()) {
       const comm::hosts::Layout layout(options.hosts, rank);
       options.placement.local_rank = layout.local;
       options.placement.local_size = layout.locals;
       options.placement.cross_rank = layout.host;
       options.placement.cross_size = layout.hosts;
-    } else {
-      options.hosts.clear();
     }
     options.join_timeout = 20s;
     options.timeout = 30s;
     return options;
   }
   static Communicator form(const comm::FormOptions& options) {
-    return Communicator(comm::usual_backend(!options.hosts.empty()).create(options));
+    const comm::Backend& named = comm::testing::Worlds::chosen().backend(options.placement.size);
+    const bool between_hosts = !options.hosts.empty() && !named.several_hosts;  // a test's own
+    return Communicator((between_hosts ? comm::usual_backend(true) : named).create(options));
   }
 
   void start(const Body& body) {

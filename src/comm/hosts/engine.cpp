@@ -20,22 +20,21 @@ constexpr auto kShortGrace = 100ms;  // for the report of one of those who are m
 
 }  // namespace
 
-Engine::Engine(World& world, const Audience& audience, std::function<void()> meanwhile)
+Engine::Engine(World& world, const Waiters& waiters, std::function<void()> meanwhile)
     : world_(world),
       layout_(world.layout()),
       transport_(world.transport()),
       lane_(world.status().collectives),
-      audience_(audience),
+      waiters_(waiters),
       meanwhile_(std::move(meanwhile)),
       // All leaders send all to all: beyond two, twice as many bytes as by owners soon cost more than a round trip.
       beside_bytes_(layout_.hosts == 2 ? std::size_t{32} << 10
                                        : std::max<std::size_t>(
                                              1024, (std::size_t{16} << 10) / static_cast<std::size_t>(layout_.hosts))),
       pace_(layout_),
+      round_(layout_.size),
       cards_(static_cast<std::size_t>(layout_.hosts)),
-      scratch_(8) {
-  round_.brought.resize(static_cast<std::size_t>(layout_.size));
-}
+      scratch_(8) {}
 
 void Engine::run(const Request& request, Clock::time_point called, CollectiveEvent* event) {
   world_.throw_if_ended();
@@ -46,7 +45,7 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
   waited_ = 0ns;
   wire_bytes_ = 0;
   measure(event != nullptr);
-  const Descriptor own = local::describe(request);
+  const Descriptor own = describe(request);
   world_.subject().begin(sequence_, own);
   announce(own);
   if (event != nullptr) event->sequence = sequence_;
@@ -54,9 +53,9 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
     round(&request, own);
     if (event != nullptr) event->waited = waited_;
     blocked_ = 0ns;
-    check_agreement();
-    if (request.kind == Kind::AllToAllV) check_counts(request);
-    if (!round_.delivered) execute(request, false);
+    refuse_if(disagreement());
+    if (request.kind == Kind::AllToAllV) refuse_if(compare_counts(request));
+    if (!delivered_) execute(request, false);
     if (event != nullptr) {
       event->wire = blocked_;
       event->wire_bytes = wire_bytes_;
@@ -100,11 +99,7 @@ int Engine::join(std::chrono::milliseconds patience) {
     announce(own);
     round(nullptr, own);
     if (round_.active.empty()) break;
-    try {
-      check_agreement();
-    } catch (const Error&) {  // the active ranks are told; this one brought nothing that could be wrong
-      continue;
-    }
+    if (disagreement()) continue;  // the active ranks are told; this one brought nothing that could be wrong
     Request served;
     served.kind = round_.agreed.kind;
     served.dtype = round_.agreed.dtype;
@@ -135,7 +130,7 @@ void Engine::announce(const Descriptor& own) noexcept {
 void Engine::Waiting::tell() noexcept {
   told_ = true;
   // Threads of the program may come and go while this one, which may be the communicator's, waits.
-  const bool awaited = engine_.audience_.awaited.load(std::memory_order_relaxed) > 0;
+  const bool awaited = engine_.waiters_.awaited.load(std::memory_order_relaxed) > 0;
   engine_.lane_.waiting.store(awaited ? 1 : 0, std::memory_order_relaxed);
 }
 
@@ -155,7 +150,7 @@ Engine::Clock::time_point Engine::deadline() const noexcept {
 /// Of several who have not come to the operation one may still wait for the other in the last one, and knows better.
 Engine::Clock::time_point Engine::deadline_of(const std::vector<int>& missing) const noexcept {
   if (layout_.on(layout_.host_of(missing.front())).size() > 1) return deadline() + kGrace;
-  return deadline() + (missing.size() > 1 && !round_.over ? kShortGrace : 0ms);
+  return deadline() + (missing.size() > 1 && !over_ ? kShortGrace : 0ms);
 }
 
 void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
@@ -172,7 +167,7 @@ void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
     world_.end_lost(rank, *how);
   }
   if (missing.empty() || Clock::now() < deadline_of(missing)) return;
-  if (round_.over) {
+  if (over_) {
     // The rank that this one waits for may itself wait for another one, from which something is expected here as well.
     const std::vector<int> owing = transport_.owing();
     std::vector<int> all;
@@ -183,7 +178,7 @@ void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
   const std::string after = called_ + timeout_ <= limit ? fmt::format("after {} ms", timeout_.count())
                                                         : std::string("(an operation behind it did)");
   world_.end_and_throw(
-      ErrorCode::Timeout, missing.size() > 1 && round_.over ? -1 : missing.front(), sequence_,  // -1: nobody is accused
+      ErrorCode::Timeout, missing.size() > 1 && over_ ? -1 : missing.front(), sequence_,  // -1: nobody is accused
       fmt::format("{} timed out {} -- rank {} ({}), operation {} -- {} -- is it stopped, slow, or in another branch of "
                   "the program? give a longer timeout if it is only slow",
                   world_.subject().doing(), after, layout_.rank, world_.options().placement.host, sequence_,
@@ -198,8 +193,8 @@ std::string Engine::omission(const std::vector<int>& missing) const {
     const std::string pid = world_.pid_text(rank);
     const std::string beside =
         there.size() == 1 ? "" : fmt::format(", or another of ranks {} on its host,", to_ranges(there));
-    const std::string what = round_.over ? fmt::format("has not done all that operation {} needs of it", sequence_)
-                                         : fmt::format("did not come to operation {}", sequence_);
+    const std::string what = over_ ? fmt::format("has not done all that operation {} needs of it", sequence_)
+                                   : fmt::format("did not come to operation {}", sequence_);
     who.push_back(fmt::format("rank {}{}{} {} (host {})", rank, pid.empty() ? "" : fmt::format(" ({})", pid), beside,
                               what, world_.host_name(rank)));
     if (who.size() == 8 && missing.size() > 8) {
@@ -207,7 +202,7 @@ std::string Engine::omission(const std::vector<int>& missing) const {
       break;
     }
   }
-  const char* const chain = round_.over && missing.size() > 1 ? "; one of them may wait for another" : "";
+  const char* const chain = over_ && missing.size() > 1 ? "; one of them may wait for another" : "";
   return fmt::format("{}{}", fmt::join(who, "; "), chain);
 }
 

@@ -4,10 +4,12 @@
 // time runs operations. After a failure other than Mismatch the world has ended.
 #pragma once
 
+#include "comm/control/agreement.h"
+#include "comm/control/operation.h"
+#include "comm/control/waiters.h"
 #include "comm/hosts/pace.h"
 #include "comm/hosts/world.h"
 #include "comm/kernels/fold.h"
-#include "comm/local/operation.h"
 #include "comm/local/slices.h"
 
 #include <cohort/error.h>
@@ -22,6 +24,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,12 +54,7 @@ class Engine {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Threads that wait for results. With none, waiting sleeps at once.
-  struct Audience {
-    std::atomic<int> attended{0};
-    std::atomic<int> awaited{0};  ///< of these, the program's own
-  };
-  Engine(World& world, const Audience& audience, std::function<void()> meanwhile);
+  Engine(World& world, const Waiters& waiters, std::function<void()> meanwhile);
   ~Engine() { measure(false); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -71,7 +69,6 @@ class Engine {
   }
 
  private:
-  using Descriptor = local::Descriptor;
   static constexpr auto kLook = std::chrono::milliseconds(10);      // between looks at lives and deadlines
   static constexpr auto kSpinning = std::chrono::microseconds(50);  // at most, then the core is offered to others
   static constexpr auto kLeastSpinning = std::chrono::microseconds(2);
@@ -86,17 +83,6 @@ class Engine {
   static std::uint32_t tag(Step step, std::int64_t index) noexcept {
     return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
   }
-  /// What all ranks brought to the running operation: the same on all of them, so they all decide alike.
-  struct Round {
-    std::vector<Descriptor> brought;  // by rank; not filled in where `uniform`
-    std::vector<int> active;          // ranks that have not joined
-    Descriptor agreed;                // of the lowest active rank; Joined if there is none
-    int root = 0;                     // of a broadcast: who has the data
-    int pace = 0;                     // how often pieces are doubled
-    bool uniform = false;             // all bring the same, nobody has joined, no weights
-    bool delivered = false;           // the result came with the round
-    bool over = false;                // all ranks have come to the operation
-  };
   struct CardHeader {
     static constexpr std::uint16_t kUniform = 1;
     std::uint32_t ranks = 0;
@@ -192,7 +178,7 @@ class Engine {
   }
   std::string omission(const std::vector<int>& missing) const;
   /// Of the operation whose round is over: cards say only what is brought, and any two ranks may exchange them.
-  bool moves_objects() const noexcept { return round_.over && may_be_object(round_.agreed.dtype); }
+  bool moves_objects() const noexcept { return over_ && may_be_object(round_.agreed.dtype); }
   void send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);
   void receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
   Request local_request(Kind kind, DType dtype) const;
@@ -206,9 +192,9 @@ class Engine {
                       bool agreed_here, const std::byte* payload);
   bool take_card(int host, std::string_view bytes, const Descriptor& own);
   void settle(const Descriptor& own);
-  void check_agreement() const;
-  void check_counts(const Request& request);
-  [[noreturn]] void refuse(const std::string& why, int peer) const;
+  std::optional<Disagreement> disagreement() const;
+  std::optional<Disagreement> compare_counts(const Request& request);
+  void refuse_if(std::optional<Disagreement> found) const;
   const std::byte* small_partial(const Request& request);
 
   // engine_sums.cpp
@@ -271,7 +257,7 @@ class Engine {
   const Layout& layout_;
   transport::Transport& transport_;
   status::LaneStatus& lane_;
-  const Audience& audience_;
+  const Waiters& waiters_;
   const std::function<void()> meanwhile_;
   std::size_t beside_bytes_ = 0;
   Pace pace_;
@@ -288,7 +274,10 @@ class Engine {
   LocalWork local_work_;
   bool measured_ = false;
   std::size_t wire_bytes_ = 0;  // sent in this operation
-  Round round_;
+  Agreement round_;
+  int pieces_doubled_ = 0;  // how often, in this operation
+  bool delivered_ = false;  // the result came with the round
+  bool over_ = false;       // all ranks have come to the operation
   std::vector<std::byte> card_;
   std::vector<std::vector<std::byte>> cards_;  // by host
   std::vector<std::byte> small_;               // a verdict, and the result behind it
@@ -304,7 +293,7 @@ class Engine {
 template <class Ready, class Missing>
 void Engine::wait(Ready ready, Missing missing) {
   if (ready()) return;
-  const bool spins = audience_.attended.load(std::memory_order_relaxed) > 0 && !world_.local_world().crowded();
+  const bool spins = waiters_.attended.load(std::memory_order_relaxed) > 0 && !world_.local_world().crowded();
   Waiting waiting(*this);
   const auto since = waiting.since();
   bool away = false;  // those beside this rank can see that it waits for another host
@@ -314,7 +303,7 @@ void Engine::wait(Ready ready, Missing missing) {
     if (world_.ended()) world_.throw_ended();
     const auto now = Clock::now();
     const bool awake =
-        audience_.attended.load(std::memory_order_relaxed) > 0 && now - since < kYielding && now > busy_until_;
+        waiters_.attended.load(std::memory_order_relaxed) > 0 && now - since < kYielding && now > busy_until_;
     if (now - since >= kTelling) waiting.tell();
     if (!awake) {
       slept = true;

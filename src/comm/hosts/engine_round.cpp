@@ -50,7 +50,7 @@ const std::byte* Engine::small_partial(const Request& request) {
 }
 
 void Engine::round(const Request* request, const Descriptor& own) {
-  round_.delivered = round_.over = false;
+  delivered_ = over_ = false;
   std::vector<Descriptor> here(static_cast<std::size_t>(layout_.locals), own);
   const auto begun = Clock::now();
   if (layout_.locals > 1) {
@@ -62,7 +62,7 @@ void Engine::round(const Request* request, const Descriptor& own) {
     run_local(gather);
   }
   const bool agreed_here = std::all_of(here.begin(), here.end(), [&](const Descriptor& each) {
-    return each.kind != Kind::Joined && each.weighted == 0 && local::agree(each, own);
+    return each.kind != Kind::Joined && each.weighted == 0 && agree(each, own);
   });
   const bool brings_result = agreed_here && request != nullptr && beside(*request);
   const std::byte* const payload = brings_result ? small_partial(*request) : nullptr;
@@ -72,14 +72,14 @@ void Engine::round(const Request* request, const Descriptor& own) {
   if (layout_.leads()) {
     exchange_cards(brings_result ? request : nullptr, own, here, agreed_here, payload);
     verdict.uniform = round_.uniform ? 1 : 0;
-    verdict.pace = static_cast<std::uint64_t>(round_.pace);
+    verdict.pace = static_cast<std::uint64_t>(pieces_doubled_);
     std::memcpy(small_.data(), &verdict, sizeof verdict);
   }
   if (layout_.locals > 1) {
     local_broadcast(0, small_.data(), small_.size());
     std::memcpy(&verdict, small_.data(), sizeof verdict);
     round_.uniform = verdict.uniform != 0;
-    round_.pace = static_cast<int>(verdict.pace);
+    pieces_doubled_ = static_cast<int>(verdict.pace);
     if (!round_.uniform) {
       local_broadcast(0, round_.brought.data(), round_.brought.size() * sizeof(Descriptor));
     }
@@ -92,10 +92,14 @@ void Engine::round(const Request* request, const Descriptor& own) {
       place(*request, 0, request->input_count, result);
     }
   }
-  round_.delivered = round_.uniform && (brings_result || own.kind == Kind::Barrier);
-  round_.over = true;
+  delivered_ = round_.uniform && (brings_result || own.kind == Kind::Barrier);
+  over_ = true;
   waited_ = Clock::now() - begun;
-  settle(own);
+  if (round_.uniform) {
+    round_.settle_on(own);
+  } else {
+    round_.settle();
+  }
 }
 
 /// Leaders: each sends its host's card to all others.
@@ -146,7 +150,7 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   }
 
   round_.uniform = agreed_here;
-  round_.pace = pace_.doublings();
+  pieces_doubled_ = pace_.doublings();
   for (std::size_t i = 0; i < here.size(); ++i) round_.brought[static_cast<std::size_t>(layout_.here()[i])] = here[i];
   for (int host = 0; host < layout_.hosts; ++host) {
     if (host == layout_.host) continue;
@@ -192,101 +196,35 @@ bool Engine::take_card(int host, std::string_view bytes, const Descriptor& own) 
     Descriptor& each = round_.brought[static_cast<std::size_t>(ranks[i])];
     std::memcpy(&each, bytes.data() + sizeof header + (agreed_there ? 0 : i * sizeof(Descriptor)), sizeof each);
   }
-  round_.pace = std::min<int>(round_.pace, header.pace);
+  pieces_doubled_ = std::min<int>(pieces_doubled_, header.pace);
   round_.uniform =
-      round_.uniform && agreed_there && local::agree(round_.brought[static_cast<std::size_t>(ranks.front())], own);
+      round_.uniform && agreed_there && agree(round_.brought[static_cast<std::size_t>(ranks.front())], own);
   return true;
 }
 
-/// From what all brought to what is done.
-void Engine::settle(const Descriptor& own) {
-  round_.active.clear();
-  if (round_.uniform) {
-    round_.agreed = own;
-    round_.root = own.root;
-    for (int rank = 0; rank < layout_.size; ++rank) round_.active.push_back(rank);
-    return;
-  }
-  round_.agreed = Descriptor{};
-  round_.agreed.kind = Kind::Joined;
-  for (int rank = 0; rank < layout_.size; ++rank) {
-    const Descriptor& brought = round_.brought[static_cast<std::size_t>(rank)];
-    if (brought.kind == Kind::Joined) continue;
-    if (round_.active.empty()) round_.agreed = brought;
-    round_.active.push_back(rank);
-  }
-  const auto root = std::find(round_.active.begin(), round_.active.end(), round_.agreed.root);
-  if (!round_.active.empty()) round_.root = root != round_.active.end() ? *root : round_.active.front();
+std::optional<Disagreement> Engine::disagreement() const {
+  return round_.disagreement(layout_.rank, [&](int rank) { return fmt::format(" (host {})", world_.host_name(rank)); });
 }
 
-void Engine::check_agreement() const {
-  if (round_.uniform) return;
-  int first = -1;
-  int differing = 0;
-  for (const int rank : round_.active) {
-    if (local::agree(round_.brought[static_cast<std::size_t>(rank)], round_.agreed)) continue;
-    if (first < 0) first = rank;
-    ++differing;
-  }
-  if (first >= 0) {
-    const int reference = round_.active.front();
-    const bool own_differs = !local::agree(round_.brought[static_cast<std::size_t>(layout_.rank)], round_.agreed);
-    refuse(fmt::format(
-               "rank {} brought {} (host {}), rank {} brought {} (host {}){}", first,
-               local::to_string(round_.brought[static_cast<std::size_t>(first)]), world_.host_name(first), reference,
-               local::to_string(round_.agreed), world_.host_name(reference),
-               differing > 1 ? fmt::format(" ({} ranks differ from rank {})", differing, reference) : std::string()),
-           own_differs || layout_.rank != reference ? reference : first);
-  }
-  const Kind kind = round_.agreed.kind;
-  const bool serves_joined = kind == Kind::AllReduce || kind == Kind::Broadcast || kind == Kind::Barrier;
-  if (!serves_joined && static_cast<int>(round_.active.size()) < layout_.size) {
-    int joined = 0;
-    while (round_.brought[static_cast<std::size_t>(joined)].kind != Kind::Joined) ++joined;
-    refuse(fmt::format("rank {} has joined (it has no more input), and {} needs something of every rank", joined,
-                       local::to_string(round_.agreed)),
-           joined);
-  }
-}
-
-/// all_to_all_v: every rank looks at all pairs, so all come to the same verdict.
-void Engine::check_counts(const Request& request) {
+std::optional<Disagreement> Engine::compare_counts(const Request& request) {
   const auto ranks = static_cast<std::size_t>(layout_.size);
   std::vector<std::int64_t> own = request.counts->input;
   own.insert(own.end(), request.counts->output.begin(), request.counts->output.end());
   std::vector<std::int64_t> all(2 * ranks * ranks);
   all_gather(own.data(), all.data(),
              std::vector<std::int64_t>(ranks, static_cast<std::int64_t>(own.size() * sizeof own[0])));
-  for (std::size_t from = 0; from < ranks; ++from) {
-    for (std::size_t to = 0; to < ranks; ++to) {
-      const std::int64_t sent = all[from * 2 * ranks + to];
-      const std::int64_t expected = all[to * 2 * ranks + ranks + from];
-      if (sent == expected) continue;
-      refuse(fmt::format("rank {} sends {} elements to rank {}, which expects {}", from, sent, to, expected),
-             static_cast<int>(static_cast<std::size_t>(layout_.rank) == from ? to : from));
-    }
-  }
+  const auto row = [&](int rank) { return all.data() + static_cast<std::size_t>(rank) * 2 * ranks; };
+  return comm::compare_counts(
+      layout_.size, layout_.rank, [&](int from, int to) { return row(from)[to]; },
+      [&](int to, int from) { return row(to)[ranks + static_cast<std::size_t>(from)]; });
 }
 
-void Engine::refuse(const std::string& why, int peer) const {
+void Engine::refuse_if(std::optional<Disagreement> found) const {
+  if (!found) return;
   // Who brought something else may have ended the world since: that is what counts then.
   transport_.progress();
   world_.throw_if_ended();
-  const std::string what = world_.subject().doing();
-  const std::string& host = world_.options().placement.host;
-  ErrorContext context;
-  context.rank = layout_.rank;
-  context.host = host;
-  context.peer = peer;
-  context.operation = what;
-  context.sequence = sequence_;
-  context.cause = why;
-  throw Error(
-      ErrorCode::Mismatch,
-      fmt::format("{} refused -- rank {} ({}), operation {} -- {} -- all ranks must call the same operations in "
-                  "the same order with the same shape and type",
-                  what.substr(0, what.find('(')), layout_.rank, host, sequence_, why),
-      std::move(context));
+  throw refusal(world_.subject().doing(), layout_.rank, world_.options().placement.host, sequence_, *std::move(found));
 }
 
 }  // namespace cohort::comm::hosts

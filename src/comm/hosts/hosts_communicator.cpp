@@ -1,12 +1,8 @@
 #include "comm/hosts/hosts_communicator.h"
 
-#include "comm/group_cards.h"
-
 #include "base/result.h"
+#include "comm/control/group_cards.h"
 #include "comm/hosts/choose_transport.h"
-#include "comm/local/operation.h"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -28,65 +24,13 @@ cluster::Placement as_told(const FormOptions& options) {
 }  // namespace
 
 HostsCommunicator::HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place)
-    : placement_(as_told(options)),
-      timeout_(options.timeout),
-      core_(std::make_shared<Core>(options, std::move(place))) {
-  core_->begin();
-}
-
-HostsCommunicator::~HostsCommunicator() {
-  if (core_->in_child()) {
-    // A forked child: the threads and the world are the parent's. Nothing is touched.
-    static_cast<void>(new std::shared_ptr<Core>(std::move(core_)));
-    return;
-  }
-  core_->stop();
-}
-
-void HostsCommunicator::check_home() const {
-  if (!core_->in_child()) return;
-  raise(
-      ErrorCode::InvalidArgument,
-      "rank {}'s communicator belongs to the process that formed it -- this is a forked child of it (pid {}) -- use it "
-      "in the parent only, or exec a program that joins a world of its own",
-      placement_.rank, ::getpid());
-}
-
-Work HostsCommunicator::start(const Request& request) {
-  check_home();
-  Request own = request;
-  if (own.timeout.count() == 0) own.timeout = timeout_;
-  if (own.kind == Kind::Send || own.kind == Kind::Recv) return core_->submit_message(own);
-  std::vector<Request> one;
-  one.push_back(std::move(own));
-  return core_->submit(std::move(one));
-}
-
-Work HostsCommunicator::start_group(std::vector<Request> requests) {
-  check_home();
-  for (Request& request : requests) {
-    if (request.timeout.count() == 0) request.timeout = timeout_;
-  }
-  if (requests.size() > 1) {
-    const std::uint64_t group = local::group_digest(requests);
-    for (Request& request : requests) request.group = group;
-  }
-  return core_->submit(std::move(requests));
+    : QueueCommunicator(as_told(options), options.timeout, std::make_shared<Core>(options, std::move(place))) {
+  core().begin();
 }
 
 std::shared_ptr<MemoryBlock> HostsCommunicator::allocate(std::size_t bytes, Device device) {
   check_home();
-  return core_->world().local().allocate(bytes, device);
-}
-
-int HostsCommunicator::join(const BarrierOptions& options) {
-  check_home();
-  return core_->join(options.timeout.value_or(timeout_));
-}
-
-void HostsCommunicator::abort(std::string_view reason) {
-  check_home();
-  core_->abort(reason);
+  return core().world().local().allocate(bytes, device);
 }
 
 // --- groups ---
@@ -109,21 +53,9 @@ std::uint32_t put(char (&to)[N], const std::string& text) {
 
 }  // namespace
 
-std::shared_ptr<CommunicatorImpl> HostsCommunicator::split(const SplitOptions& options) {
-  return form_group(options.color, options.key, {}, options.timeout.value_or(timeout_));
-}
-
-std::shared_ptr<CommunicatorImpl> HostsCommunicator::group(std::span<const int> ranks, const GroupOptions& options) {
-  const auto own = std::find(ranks.begin(), ranks.end(), placement_.rank);
-  const bool member = own != ranks.end();
-  return form_group(member ? 0 : kNoColor, member ? static_cast<int>(own - ranks.begin()) : 0, ranks,
-                    options.timeout.value_or(timeout_));
-}
-
 std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int key, std::span<const int> listed,
                                                                 std::chrono::milliseconds timeout) {
-  check_home();
-  World& world = core_->world();
+  World& world = core().world();
   const Layout& layout = world.layout();
   auto place = std::make_unique<Place>();
   GroupCard own;
@@ -141,7 +73,7 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
     own.card_length = put(own.card, transport::tcp::encode(wire));
   });
   std::vector<GroupCard> cards(static_cast<std::size_t>(placement_.size));
-  core_->submit({exchange_of(own, cards, listed, timeout)}).wait();
+  queue_->submit(exchange_of(own, cards, listed, timeout)).wait();
   check_prepared(cards, [](int rank) { return rank; });
   if (color == kNoColor) return nullptr;
 
@@ -177,11 +109,7 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   if (hosts.size() > 1) return std::make_shared<HostsCommunicator>(form, std::move(place));
 
   form.hosts.clear();
-  form.store =
-      store::make_in_process_store();  // this rank's own: what the others would have put there has come already
-  for (std::size_t i = 0; i < place->entries.size(); ++i) {
-    form.store->set(local::meeting_key(static_cast<int>(i)), place->entries[i]);
-  }
+  form.store = local::store_of(place->entries);
   return std::make_shared<local::LocalCommunicator>(form, std::move(place->point));
 }
 

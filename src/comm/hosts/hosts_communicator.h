@@ -1,8 +1,7 @@
-// The backend of ranks on several hosts. Checks that it is used in the process that formed it, and hands operations to
-// its Core. One thread at a time; `abort` from any.
+// The backend of ranks on several hosts. One thread at a time; `abort` from any.
 #pragma once
 
-#include "comm/communicator_impl.h"
+#include "comm/control/queue_communicator.h"
 #include "comm/hosts/core.h"
 
 #include <memory>
@@ -11,32 +10,17 @@
 
 namespace cohort::comm::hosts {
 
-class HostsCommunicator final : public CommunicatorImpl {
+class HostsCommunicator final : public QueueCommunicator {
  public:
   /// `place`: of a group, whose members have told each other where they are; else the store tells.
   explicit HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place = nullptr);
-  ~HostsCommunicator() override;
 
-  const cluster::Placement& placement() const noexcept override { return placement_; }
-  std::chrono::milliseconds timeout() const noexcept override { return timeout_; }
-
-  Work start(const Request& request) override;
-  Work start_group(std::vector<Request> requests) override;
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, Device device) override;
-  int join(const BarrierOptions& options) override;
-  std::shared_ptr<CommunicatorImpl> split(const SplitOptions& options) override;
-  std::shared_ptr<CommunicatorImpl> group(std::span<const int> ranks, const GroupOptions& options) override;
-  void abort(std::string_view reason) override;
-  void set_observer(Observer* observer) noexcept override { core_->set_observer(observer); }
 
  private:
-  void check_home() const;
+  Core& core() const noexcept { return static_cast<Core&>(*queue_); }
   std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
-                                               std::chrono::milliseconds timeout);
-
-  const cluster::Placement placement_;
-  const std::chrono::milliseconds timeout_;
-  std::shared_ptr<Core> core_;
+                                               std::chrono::milliseconds timeout) override;
 };
 
 }  // namespace cohort::comm::hosts

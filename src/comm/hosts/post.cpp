@@ -25,13 +25,6 @@ constexpr auto kSpinning = 300us;
 
 }  // namespace
 
-void PostWork::wait() { post_.wait_until(*this, Clock::time_point::max()); }
-bool PostWork::wait_for(std::chrono::nanoseconds limit) {
-  return post_.wait_until(*this, Clock::now() + std::min<std::chrono::nanoseconds>(limit, 24h * 365));
-}
-void PostWork::on_done(std::function<void()> callback) { post_.add_callback(*this, std::move(callback)); }
-bool PostWork::at_home() const noexcept { return !post_.in_child(); }
-
 Post::Post(Owner owner) : owner_(std::move(owner)), world_(owner_.world), transport_(world_.transport()) {
   world_.message_handler = [this](int peer, std::uint32_t, std::string_view bytes) { on_letter(peer, bytes); };
 }
@@ -156,7 +149,8 @@ void Post::drop_elsewhere() {
   }
 }
 
-bool Post::wait_until(PostWork& work, Clock::time_point limit) {
+bool Post::wait_until(PendingWork& waited, Clock::time_point limit) {
+  auto& work = static_cast<PostWork&>(waited);
   const auto since = Clock::now();
   const bool of_program = !sys::in_service_thread();
   bool told = false;
@@ -193,17 +187,6 @@ void Post::tell_waiting(const PostWork& work) noexcept {
              status::LaneStatus::pack(static_cast<std::uint8_t>(request.kind), request.dtype, ReduceOp::Sum),
              work.count());
   lane.waiting.store(1, std::memory_order_relaxed);
-}
-
-void Post::add_callback(PostWork& work, std::function<void()> callback) {
-  {
-    const Lock lock(transport_.mutex());
-    if (!work.done()) {
-      work.callbacks_.push_back(std::move(callback));
-      return;
-    }
-  }
-  callback();
 }
 
 bool Post::idle() { return pending_.load() == 0; }
@@ -332,8 +315,8 @@ void Post::complete(Channel* channel, const WorkPtr& work, std::optional<Error> 
     channel->late_refusal.reset();
   }
   if (work->request_.claim) work->request_.claim->take(kBetweenHosts);  // if only to say how it failed
-  work->outcome_ = std::move(error);
-  work->done_.store(true, std::memory_order_release);
+  work->set_outcome(std::move(error));
+  work->set_done();
   finished_.push_back(work);
   --pending_;
 }
@@ -345,7 +328,7 @@ void Post::settle() {
     const Lock lock(transport_.mutex());
     finished.swap(finished_);
     for (const WorkPtr& work : finished) {
-      for (auto& callback : std::exchange(work->callbacks_, {})) callbacks.push_back(std::move(callback));
+      for (auto& callback : work->take_callbacks()) callbacks.push_back(std::move(callback));
     }
   }
   for (const WorkPtr& work : finished) report(*work);
@@ -364,7 +347,7 @@ void Post::report(const PostWork& work) const {
   event.waited =
       std::max(std::chrono::nanoseconds(0),
                std::chrono::nanoseconds((work.met_ == Clock::time_point{} ? event.ended : work.met_) - work.called_));
-  event.failed = work.outcome_.has_value();
+  event.failed = work.outcome().has_value();
   observer->on_collective(event);
 }
 

@@ -4,8 +4,8 @@
 // drives the transport, else the communicator's thread.
 #pragma once
 
+#include "comm/control/pending_work.h"
 #include "comm/hosts/world.h"
-#include "comm/work_state.h"
 
 #include <cohort/observer.h>
 #include <cohort/work.h>
@@ -26,27 +26,19 @@ namespace cohort::comm::hosts {
 class Post;
 
 /// A send or receive that was not over at once. Everything but `done` belongs to the transport's mutex.
-class PostWork final : public WorkState {
+class PostWork final : public PendingWork {
  public:
-  using Clock = std::chrono::steady_clock;
-  PostWork(Post& post, std::shared_ptr<void> owner, const Request& request, std::uint64_t number,
+  PostWork(Carrier& post, std::shared_ptr<void> owner, const Request& request, std::uint64_t number,
            Clock::time_point called)
-      : request_(request),
+      : PendingWork(post, std::move(owner)),
+        request_(request),
         any_source_(request.root == kAnySource),
         number_(number),
-        called_(called),
-        post_(post),
-        owner_(std::move(owner)) {}
+        called_(called) {}
 
-  void wait() override;
-  bool wait_for(std::chrono::nanoseconds limit) override;
-  bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
-  const std::optional<Error>& outcome() const noexcept override { return outcome_; }
-  void on_done(std::function<void()> callback) override;
   std::optional<int> source() const noexcept override {
     return any_source_ ? std::optional<int>(request_.root) : std::nullopt;
   }
-  bool at_home() const noexcept override;
 
  private:
   friend class Post;
@@ -68,26 +60,19 @@ class PostWork final : public WorkState {
   Clock::time_point met_{};  // when the peer's side had come
   transport::Outgoing out_;
   transport::Incoming in_;
-  std::atomic<bool> done_{false};
-  std::optional<Error> outcome_;  // written before done_
-  std::vector<std::function<void()>> callbacks_;
-  Post& post_;
-  const std::shared_ptr<void> owner_;
 };
 
-class Post {
+class Post final : public Carrier {
  public:
-  using Clock = std::chrono::steady_clock;
   /// What the post shares with its owner; all of it outlives the post.
   struct Owner {
     World& world;
     const std::atomic<Observer*>& observer;
     std::atomic<int>& drivers;  ///< threads that drive the transport
     std::function<std::shared_ptr<void>()> keep;
-    std::function<bool()> in_child;
   };
   explicit Post(Owner owner);
-  ~Post();
+  ~Post() override;
   Post(const Post&) = delete;
   Post& operator=(const Post&) = delete;
 
@@ -96,9 +81,11 @@ class Post {
   /// Goes on with what has arrived, looks after lives and deadlines, and tells those who asked to be told.
   void look_after();
   bool idle();
-  bool wait_until(PostWork& work, Clock::time_point limit);
-  void add_callback(PostWork& work, std::function<void()> callback);
-  bool in_child() const { return owner_.in_child(); }
+  bool wait_until(PendingWork& work, Clock::time_point limit) override;
+  void add_callback(PendingWork& work, std::function<void()> callback) override {
+    work.add_callback(transport_.mutex(), std::move(callback));
+  }
+  bool in_child() const noexcept override { return owner_.world.in_child(); }
 
  private:
   using WorkPtr = std::shared_ptr<PostWork>;

@@ -5,8 +5,8 @@
 #include "base/parse.h"
 #include "base/ranges.h"
 #include "base/result.h"
+#include "comm/control/operation.h"
 #include "comm/hosts/choose_transport.h"
-#include "comm/local/operation.h"
 #include "net/digest.h"
 
 #include <algorithm>
@@ -75,7 +75,7 @@ std::string encode_ending(const local::AbortRecord& abort) {
 
 // --- Subject ---
 
-void Subject::begin(std::uint64_t number, const local::Descriptor& what) {
+void Subject::begin(std::uint64_t number, const Descriptor& what) {
   const std::lock_guard lock(mutex_);
   what_ = what;
   number_.store(number, std::memory_order_relaxed);
@@ -83,7 +83,7 @@ void Subject::begin(std::uint64_t number, const local::Descriptor& what) {
 
 std::string Subject::doing() const {
   const std::lock_guard lock(mutex_);
-  return number() == 0 ? "forming the world" : local::to_string(what_);
+  return number() == 0 ? "forming the world" : to_string(what_);
 }
 
 // --- forming ---
@@ -155,12 +155,7 @@ transport::tcp::Listeners::Options World::listening() const {
 
 void World::form_from(Place& place) {
   cards_ = std::move(place.cards);
-  const std::shared_ptr<store::Store> store =
-      store::make_in_process_store();  // what the others would have put there has come already
-  for (std::size_t i = 0; i < place.entries.size(); ++i) {
-    store->set(local::meeting_key(static_cast<int>(i)), place.entries[i]);
-  }
-  make_local(std::move(place.point), store);
+  make_local(std::move(place.point), local::store_of(place.entries));
   make_transport(std::move(*place.listeners), place.token);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "comm/communicator_impl.h"
+#include "comm/control/descriptor.h"
 #include "comm/hosts/layout.h"
 #include "comm/local/control.h"
 #include "comm/local/local_communicator.h"
@@ -26,7 +27,7 @@ namespace cohort::comm::hosts {
 class Subject final : public Naming {
  public:
   explicit Subject(std::vector<int> names) : names_(std::move(names)) {}
-  void begin(std::uint64_t number, const local::Descriptor& what);
+  void begin(std::uint64_t number, const Descriptor& what);
   int name_of(int rank) const noexcept override { return names_[static_cast<std::size_t>(rank)]; }
   std::string doing() const override;
   std::uint64_t number() const noexcept override { return number_.load(std::memory_order_relaxed); }
@@ -35,7 +36,7 @@ class Subject final : public Naming {
   const std::vector<int> names_;
   std::atomic<std::uint64_t> number_{0};
   mutable std::mutex mutex_;
-  local::Descriptor what_;
+  Descriptor what_;
 };
 
 /// Of a group, whose members have told each other all they need, so that no store is asked.
@@ -58,12 +59,12 @@ class World final : public transport::TransportEvents {
   /// "pid 12", for messages; empty if the rank is in this process.
   std::string pid_text(int rank) const;
   local::LocalCommunicator& local() noexcept { return *local_; }
-  local::World& local_world() const noexcept { return local_->core()->world(); }
+  local::World& local_world() const noexcept { return local_->core().world(); }
   transport::Transport& transport() noexcept { return *transport_; }
   Subject& subject() noexcept { return *subject_; }
   /// Where this rank says what it does.
   status::GroupStatus& status() noexcept { return *status_; }
-  bool in_child() const noexcept { return local_->core()->in_child(); }
+  bool in_child() const noexcept { return local_->core().in_child(); }
   const FormOptions& options() const noexcept { return options_; }
   /// Where and how this rank may be reached by those of other hosts.
   transport::tcp::Listeners::Options listening() const;

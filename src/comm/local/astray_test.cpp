@@ -40,7 +40,8 @@ TEST(Astray, MemoryBeyondItsSegmentIsRefusedOnEveryWayThatReadsOrWritesInPlace) 
       options.placement.size = options.placement.local_size = 2;
       options.placement.host = "testhost";
       World world(options, nullptr);
-      Engine engine(world, options);
+      Waiters waiters;
+      Engine engine(world, waiters, options);
       engine.called_at(std::chrono::steady_clock::now(), 20s);
       const std::size_t bytes = kCount * sizeof(float);
       std::uint32_t id = 0;

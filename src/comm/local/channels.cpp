@@ -49,15 +49,6 @@ Message message_of(const Request& request) noexcept {
 
 }  // namespace
 
-// --- ChannelWork ---
-
-void ChannelWork::wait() { channels_.wait_for(*this); }
-bool ChannelWork::wait_for(std::chrono::nanoseconds limit) {
-  return channels_.wait_until(*this, Clock::now() + std::min<std::chrono::nanoseconds>(limit, 24h * 365));
-}
-void ChannelWork::on_done(std::function<void()> callback) { channels_.add_callback(*this, std::move(callback)); }
-bool ChannelWork::at_home() const noexcept { return !channels_.in_child(); }
-
 // --- Channels ---
 
 Channels::Channels(Owner owner)
@@ -153,17 +144,6 @@ void Channels::start_thread() {
   }
 }
 
-void Channels::add_callback(ChannelWork& work, std::function<void()> callback) {
-  {
-    const Lock lock(mutex_);
-    if (!work.done()) {
-      work.callbacks_.push_back(std::move(callback));
-      return;
-    }
-  }
-  callback();
-}
-
 void Channels::stop() {
   bool here = false;
   {
@@ -220,8 +200,9 @@ bool Channels::attempt() {
   return moved;
 }
 
-bool Channels::wait_until(ChannelWork& work, Clock::time_point limit) {
-  if (work.done()) return true;
+bool Channels::wait_until(PendingWork& waited, Clock::time_point limit) {
+  if (waited.done()) return true;
+  auto& work = static_cast<ChannelWork&>(waited);
   const Channel* channel = nullptr;  // null: all
   Message told;
   {
@@ -385,13 +366,13 @@ void Channels::complete(const WorkPtr& work, std::optional<Error> error) {
     }
   }
   if (work->message_.claim) work->message_.claim->take(kWithinHost);  // if only to say how it failed
-  work->outcome_ = std::move(error);
+  work->set_outcome(std::move(error));
   --pending_;
-  if (observer_.load(std::memory_order_acquire) != nullptr || !work->callbacks_.empty()) {
+  if (observer_.load(std::memory_order_acquire) != nullptr || work->has_callbacks()) {
     finished_.push_back(work);
     return;
   }
-  work->done_.store(true, std::memory_order_release);
+  work->set_done();
   if (asleep_.load() > 0) wake();
 }
 
@@ -403,12 +384,12 @@ void Channels::settle(Lock& lock) {
     lock.unlock();
     for (const WorkPtr& work : finished) {
       if (work->message_.lies_elsewhere()) continue;
-      report(work->message_, work->called_, work->met_, Clock::now(), work->outcome_.has_value());
+      report(work->message_, work->called_, work->met_, Clock::now(), work->outcome().has_value());
     }
     lock.lock();
     for (const WorkPtr& work : finished) {
-      work->done_.store(true, std::memory_order_release);
-      for (auto& callback : std::exchange(work->callbacks_, {})) callbacks.push_back(std::move(callback));
+      work->set_done();
+      for (auto& callback : work->take_callbacks()) callbacks.push_back(std::move(callback));
     }
     if (asleep_.load() > 0) wake();
     lock.unlock();

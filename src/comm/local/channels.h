@@ -6,9 +6,9 @@
 // waits makes everything progress; when nobody does, a thread of its own, which sleeps until a peer rings.
 #pragma once
 
+#include "comm/control/fork_guard.h"
 #include "comm/local/channels_memory.h"
 #include "comm/local/channels_work.h"
-#include "comm/local/fork_guard.h"
 #include "comm/local/protocol.h"
 #include "comm/local/world.h"
 
@@ -28,9 +28,8 @@
 
 namespace cohort::comm::local {
 
-class Channels {
+class Channels final : public Carrier {
  public:
-  using Clock = std::chrono::steady_clock;
   /// What the channels share with their owner. All of it outlives them.
   struct Owner {
     World& world;  ///< formed, with its plan made
@@ -45,11 +44,11 @@ class Channels {
 
   /// Starts a checked send or receive, whose timeout is set.
   Work submit(const Request& request);
-  void wait_for(ChannelWork& work) { wait_until(work, Clock::time_point::max()); }
-  /// False if the work is not done by then.
-  bool wait_until(ChannelWork& work, Clock::time_point limit);
-  void add_callback(ChannelWork& work, std::function<void()> callback);
-  bool in_child() const noexcept { return guard_.in_child(); }
+  bool wait_until(PendingWork& work, Clock::time_point limit) override;
+  void add_callback(PendingWork& work, std::function<void()> callback) override {
+    work.add_callback(mutex_, std::move(callback));
+  }
+  bool in_child() const noexcept override { return guard_.in_child(); }
   /// Waits for what is under way and ends the thread. Nothing may be submitted afterwards.
   void stop();
 

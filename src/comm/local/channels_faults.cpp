@@ -162,7 +162,7 @@ void Channels::fail_all() {
     channel->leaving.clear();
     channel->outbox.clear();
     for (const WorkPtr& work : all) {
-      if (work->busy_ || work->outcome_) continue;  // those from any source stand in every channel
+      if (work->busy_ || work->outcome()) continue;  // those from any source stand in every channel
       complete(work, world_.recorded(to_string(work->message_), work->message_.number));
     }
   }

@@ -1,22 +1,20 @@
 // A send or receive that was not over at once: what its caller waits for, and what the channels keep of it. Everything
-// but `done` belongs to the channels' mutex; the outcome does not change once it is done.
+// but `done` belongs to the channels' mutex.
 #pragma once
 
+#include "comm/control/pending_work.h"
 #include "comm/request.h"
-#include "comm/work_state.h"
 
 #include <cohort/collective_options.h>
 #include <cohort/error.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
+#include <utility>
 
 namespace cohort::comm::local {
 
@@ -45,27 +43,18 @@ struct Message {
 /// "send(float32[4], to rank 1, tag 0)".
 std::string to_string(const Message& message);
 
-class ChannelWork final : public WorkState {
+class ChannelWork final : public PendingWork {
  public:
-  using Clock = std::chrono::steady_clock;
-
   /// `owner` keeps the channels alive.
-  ChannelWork(Channels& channels, std::shared_ptr<void> owner, const Message& message, Clock::time_point called)
-      : message_(message),
+  ChannelWork(Carrier& channels, std::shared_ptr<void> owner, const Message& message, Clock::time_point called)
+      : PendingWork(channels, std::move(owner)),
+        message_(message),
         any_source_(message.peer == kAnySource),
-        called_(called),
-        channels_(channels),
-        owner_(std::move(owner)) {}
+        called_(called) {}
 
-  void wait() override;
-  bool wait_for(std::chrono::nanoseconds limit) override;
-  bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
-  const std::optional<Error>& outcome() const noexcept override { return outcome_; }
-  void on_done(std::function<void()> callback) override;
   std::optional<int> source() const noexcept override {
     return any_source_ ? std::optional<int>(message_.peer) : std::nullopt;
   }
-  bool at_home() const noexcept override;
 
  private:
   friend class Channels;
@@ -81,12 +70,6 @@ class ChannelWork final : public WorkState {
   std::size_t moved_ = 0;           // bytes
   bool busy_ = false;               // a thread copies some of it without the mutex: it may not end meanwhile
   std::optional<Error> refusal_;    // with which it ends once the peer has been told
-
-  std::atomic<bool> done_{false};
-  std::optional<Error> outcome_;  // written before done_
-  std::vector<std::function<void()>> callbacks_;
-  Channels& channels_;
-  const std::shared_ptr<void> owner_;
 };
 
 }  // namespace cohort::comm::local

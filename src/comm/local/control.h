@@ -3,9 +3,9 @@
 // Counters only grow. Plain layout without pointers; the engine holds the rules.
 #pragma once
 
+#include "comm/control/descriptor.h"
 #include "comm/local/channels_memory.h"
 #include "comm/local/protocol.h"
-#include "comm/request.h"
 
 #include <cohort/dtype.h>
 #include <cohort/error.h>
@@ -25,38 +25,6 @@ inline constexpr std::size_t kLine = 64;  // bytes of a cache line
 // Prefetchers fetch lines in pairs: what different ranks write, or one polls and another writes, is this far apart.
 inline constexpr std::size_t kApart = 128;
 inline constexpr int kMostRanks = 1024;  // so that a chunk has a line for each
-
-/// Memory of a rank. Segment 0: not mapped by peers; then the offset is its address in that rank's process.
-struct Location {
-  std::uint32_t segment = 0;
-  std::uint64_t offset = 0;
-};
-
-/// What a rank brings to an operation; all ranks read all of them before any result is delivered.
-struct Descriptor {
-  Kind kind = Kind::None;
-  DType dtype = DType::Float32;
-  ReduceOp op = ReduceOp::Sum;
-  std::uint8_t weighted : 1 = 0;
-  std::uint8_t beside : 1 = 0;        ///< the payload lies in the slot
-  std::uint8_t bf16_wire : 1 = 0;     ///< as in Request
-  std::uint8_t check_finite : 1 = 0;  ///< somebody asks for it; ranks need not agree
-  std::int32_t root = 0;
-  std::int64_t count = 0;  ///< elements, of the smaller buffer where there are parts; of Joined, its ticket
-  double weight = 1;
-  double prescale = 1;
-  double postscale = 1;
-  std::uint64_t detail = 0;  ///< digest of counts or of a group, where there are any
-  std::uint32_t input_segment = 0;
-  std::uint32_t output_segment = 0;
-  std::uint64_t input_offset = 0;
-  std::uint64_t output_offset = 0;
-  std::uint64_t announcements = 0;  ///< messages about segments that the rank has sent to each peer so far
-
-  Location input() const noexcept { return {input_segment, input_offset}; }
-  Location output() const noexcept { return {output_segment, output_offset}; }
-};
-static_assert(sizeof(Descriptor) == 80);
 
 /// An operation's announcement. There are two, by the parity of the sequence: a rank writes one again only after all
 /// ranks have come to the operation between, and so have left the one before. The payload, if it is small, lies in

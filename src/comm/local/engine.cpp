@@ -21,13 +21,11 @@ constexpr int kMeasurements = 3;
 
 }  // namespace
 
-Engine::Engine(World& world, const FormOptions& options)
-    : Waiter(world), rank_(world.rank()), size_(world.size()), distance_(world) {
-  round_.brought.resize(static_cast<std::size_t>(size_));
-  for (int rank = 0; rank < size_; ++rank) everyone_.push_back(rank);
+Engine::Engine(World& world, Waiters& waiters, const FormOptions& options)
+    : Waiter(world, waiters), rank_(world.rank()), size_(world.size()), distance_(world), round_(world.size()) {
   if (size_ == 1) return;
   set_deadline(Clock::now(), options.join_timeout);
-  attended() = 1;  // forming is waited for
+  waiters_.attended = 1;  // forming is waited for
   note_cores();
   state(rank_).reads_peers.store(world_.try_reading_peers() ? 1 : 2);
   posted();
@@ -51,7 +49,7 @@ Engine::Engine(World& world, const FormOptions& options)
     scratch_bytes_ = std::max(kPullPiece, plan_.chunk_bytes / static_cast<std::size_t>(size_) + 4 * kLine);
     scratch_.resize(static_cast<std::size_t>(size_) * scratch_bytes_);
   }
-  attended() = 0;
+  waiters_.attended = 0;
 }
 
 // Whether there is a core for each rank: ranks may be bound to different ones, so all of them say where they may run.
@@ -154,7 +152,14 @@ void Engine::complete(const Request& request, CollectiveEvent* event) {
   if (size_ == 1) return run_alone(request);
   gather();
   if (event != nullptr) event->waited = Clock::now() - event->begun;
-  if (!round_.uniform) check_agreement(request);
+  if (!round_.uniform) {
+    auto found = disagreement();
+    if (!found && request.kind == Kind::AllToAllV) found = compare_counts();
+    if (found) {
+      const std::string own = to_string(round_.brought[static_cast<std::size_t>(rank_)]);
+      throw refusal(own, rank_, world_.host(), sequence_, *std::move(found));
+    }
+  }
   execute(request, event);
   // A rank that comes late can complete what others have given up, with what their memory holds by then.
   if (!small_ && world_.ended_before_reads()) throw_if_ended();
@@ -166,20 +171,12 @@ void Engine::gather() {
   const std::uint64_t sequence = sequence_;
   wait_for_all([&](int rank) { return has_announced(rank); });
   const Slot& own = own_slot();
-  round_.serving = own.descriptor.kind == Kind::Joined;
-  round_.uniform = small_ && own.descriptor.weighted == 0;
-  for (int rank = 0; rank < size_ && round_.uniform; ++rank) {
-    round_.uniform = state(rank).slots[sequence % 2].fingerprint == own.fingerprint;
+  serving_ = own.descriptor.kind == Kind::Joined;
+  bool uniform = small_ && own.descriptor.weighted == 0;
+  for (int rank = 0; rank < size_ && uniform; ++rank) {
+    uniform = state(rank).slots[sequence % 2].fingerprint == own.fingerprint;
   }
-  if (round_.uniform) {
-    round_.agreed = own.descriptor;
-    round_.root = own.descriptor.root;
-    if (static_cast<int>(round_.active.size()) != size_) round_.active = everyone_;
-    return;
-  }
-  round_.active.clear();
-  round_.agreed = Descriptor{};
-  round_.agreed.kind = Kind::Joined;
+  if (uniform) return round_.settle_on(own.descriptor);
   for (int rank = 0; rank < size_; ++rank) {
     Descriptor& brought = round_.brought[static_cast<std::size_t>(rank)];
     brought = state(rank).slots[sequence % 2].descriptor;
@@ -188,47 +185,15 @@ void Engine::gather() {
         end_world(got.error().code(), rank, got.error().what());
       }
     }
-    if (brought.kind == Kind::Joined) continue;
-    const bool asked = round_.agreed.check_finite != 0 || brought.check_finite != 0;
-    if (round_.active.empty()) round_.agreed = brought;
-    round_.agreed.check_finite = asked ? 1 : 0;
-    round_.active.push_back(rank);
   }
-  const auto root = std::find(round_.active.begin(), round_.active.end(), round_.agreed.root);
-  if (!round_.active.empty()) round_.root = root != round_.active.end() ? *root : round_.active.front();
+  round_.settle();
 }
 
-void Engine::check_agreement(const Request& request) const {
-  int first = -1;
-  int differing = 0;
-  for (const int rank : round_.active) {
-    if (agree(round_.brought[static_cast<std::size_t>(rank)], round_.agreed)) continue;
-    if (first < 0) first = rank;
-    ++differing;
-  }
-  if (first >= 0) {
-    const Descriptor& other = round_.brought[static_cast<std::size_t>(first)];
-    const bool own_differs = !agree(round_.brought[static_cast<std::size_t>(rank_)], round_.agreed);
-    refuse(fmt::format("rank {} brought {}, rank {} brought {}{}", first, to_string(other), round_.active.front(),
-                       to_string(round_.agreed),
-                       differing > 1 ? fmt::format(" ({} ranks differ from rank {})", differing, round_.active.front())
-                                     : std::string()),
-           own_differs || rank_ != round_.active.front() ? round_.active.front() : first);
-  }
-  const Kind kind = round_.agreed.kind;
-  const bool serves_joined = kind == Kind::AllReduce || kind == Kind::Broadcast || kind == Kind::Barrier;
-  if (!serves_joined && static_cast<int>(round_.active.size()) < size_) {
-    int joined = 0;
-    while (round_.brought[static_cast<std::size_t>(joined)].kind != Kind::Joined) ++joined;
-    refuse(fmt::format("rank {} has joined (it has no more input), and {} needs something of every rank", joined,
-                       to_string(round_.agreed)),
-           joined);
-  }
-  if (request.kind == Kind::AllToAllV) check_counts();
+std::optional<Disagreement> Engine::disagreement() const {
+  return round_.disagreement(rank_, [](int) { return std::string(); });
 }
 
-// Every rank looks at all pairs, so all come to the same verdict.
-void Engine::check_counts() const {
+std::optional<Disagreement> Engine::compare_counts() const {
   const auto ranks = static_cast<std::size_t>(size_);
   if (2 * ranks * sizeof(std::int64_t) > layout().payload_bytes()) {
     throw Error(
@@ -240,32 +205,9 @@ void Engine::check_counts() const {
   const auto row = [&](int rank) {
     return reinterpret_cast<const std::int64_t*>(layout().payload(world_.control(), rank, sequence_));
   };
-  for (int from = 0; from < size_; ++from) {
-    for (int to = 0; to < size_; ++to) {
-      const std::int64_t sent = row(from)[to];
-      const std::int64_t expected = row(to)[ranks + static_cast<std::size_t>(from)];
-      if (sent == expected) continue;
-      refuse(fmt::format("rank {} sends {} elements to rank {}, which expects {}", from, sent, to, expected),
-             rank_ == from ? to : from);
-    }
-  }
-}
-
-void Engine::refuse(const std::string& why, int peer) const {
-  const Descriptor& own = round_.brought[static_cast<std::size_t>(rank_)];
-  ErrorContext context;
-  context.rank = rank_;
-  context.host = world_.host();
-  context.peer = peer;
-  context.operation = to_string(own);
-  context.sequence = sequence_;
-  context.cause = why;
-  throw Error(
-      ErrorCode::Mismatch,
-      fmt::format("{} refused -- rank {} ({}), operation {} -- {} -- all ranks must call the same operations in "
-                  "the same order with the same shape and type",
-                  name_of(own.kind), rank_, world_.host(), sequence_, why),
-      std::move(context));
+  return comm::compare_counts(
+      size_, rank_, [&](int from, int to) { return row(from)[to]; },
+      [&](int to, int from) { return row(to)[ranks + static_cast<std::size_t>(from)]; });
 }
 
 std::string Engine::doing() const {
@@ -306,13 +248,9 @@ int Engine::join(std::chrono::milliseconds patience) {
     publish(nullptr);
     gather();
     if (round_.active.empty()) break;
+    if (disagreement()) continue;  // the active ranks are told; this one brought nothing that could be wrong
     Request served;
     served.kind = round_.agreed.kind;
-    try {
-      check_agreement(served);
-    } catch (const Error&) {  // the active ranks are told; this one brought nothing that could be wrong
-      continue;
-    }
     served.dtype = round_.agreed.dtype;
     served.op = round_.agreed.op;
     served.input_count = round_.agreed.count;

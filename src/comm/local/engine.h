@@ -10,13 +10,14 @@
 #pragma once
 
 #include "comm/communicator_impl.h"
+#include "comm/control/agreement.h"
+#include "comm/control/operation.h"
 #include "comm/finding.h"
 #include "comm/kernels/copy.h"
 #include "comm/kernels/fold.h"
 #include "comm/local/control.h"
 #include "comm/local/distance.h"
 #include "comm/local/mesh.h"
-#include "comm/local/operation.h"
 #include "comm/local/protocol.h"
 #include "comm/local/slices.h"
 #include "comm/local/waiting.h"
@@ -38,7 +39,7 @@ namespace cohort::comm::local {
 class Engine final : public Waiter {
  public:
   /// Waits until all ranks have come to the world, and measures.
-  Engine(World& world, const FormOptions& options);
+  Engine(World& world, Waiters& waiters, const FormOptions& options);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -72,16 +73,6 @@ class Engine final : public Waiter {
   using CounterOf = Counter RankState::*;
   enum class Path { Beside, ZeroCopy, ByOutput, Cross, Staged };
 
-  /// What all ranks brought to the running operation: the same on all of them, so they all decide alike.
-  struct Round {
-    std::vector<Descriptor> brought;  // by rank; not filled in where `uniform`
-    std::vector<int> active;          // ranks that have not joined
-    Descriptor agreed;                // of the lowest active rank; Joined if there is none
-    int root = 0;                     // of a broadcast: who has the data
-    bool uniform = false;             // all ranks' fingerprints are this rank's: nothing more was read
-    bool serving = false;             // this rank has joined
-  };
-
   /// Bytes of rank `source`'s input that rank `target` receives: where they lie there and go here.
   struct Block {
     std::size_t from = 0;
@@ -114,9 +105,8 @@ class Engine final : public Waiter {
   void note_memory(Descriptor& own, const Request& request) const;
   void size_up(const Request& request) noexcept;
   void gather();
-  void check_agreement(const Request& request) const;
-  void check_counts() const;
-  [[noreturn]] void refuse(const std::string& why, int peer) const;
+  std::optional<Disagreement> disagreement() const;
+  std::optional<Disagreement> compare_counts() const;
   std::string doing() const override;
   std::uint64_t number() const noexcept override {
     return world_.naming() != nullptr ? world_.naming()->number() : sequence_;
@@ -187,10 +177,10 @@ class Engine final : public Waiter {
   // Of the running operation.
   std::uint64_t sequence_ = 0;
   std::uint64_t chunks_ = 0;  // staged chunks of all operations before it
-  Round round_;
-  bool small_ = false;  // payloads lie beside the announcements,
-  bool tiny_ = false;   // in the announcement's own line
-  std::vector<int> everyone_;
+  Agreement round_;
+  bool serving_ = false;      // this rank has joined
+  bool small_ = false;        // payloads lie beside the announcements,
+  bool tiny_ = false;         // in the announcement's own line
   std::vector<int> members_;  // ranks that are folded, ascending; kept, so that operations do not allocate
   std::vector<double> scales_;
   std::vector<double> weights_;

@@ -69,7 +69,7 @@ std::size_t Engine::largest_block(const Request& request) const {
 }
 
 void Engine::move_beside(const Request& request) {
-  if (round_.serving) return;
+  if (serving_) return;
   for (int source = 0; source < size_; ++source) {
     const Block own = block(request, source, rank_);
     if (own.bytes == 0) continue;
@@ -83,7 +83,7 @@ void Engine::move_beside(const Request& request) {
 void Engine::move_direct(const Request& request) {
   for (int step = 0; step < size_; ++step) {
     const int source = (rank_ + step) % size_;  // not all at the same one
-    const Block own = round_.serving ? Block{} : block(request, source, rank_);
+    const Block own = serving_ ? Block{} : block(request, source, rank_);
     if (own.bytes == 0) continue;
     std::byte* const to = static_cast<std::byte*>(request.output) + own.to;
     if (source == rank_) {
@@ -103,7 +103,7 @@ void Engine::move_staged(const Request& request) {
   const std::size_t longest = largest_block(request);
   const std::uint64_t chunks = (longest + per_chunk - 1) / per_chunk;
   void* const control = world_.control();
-  const bool stages = !round_.serving && !mapped(rank_);
+  const bool stages = !serving_ && !mapped(rank_);
   const auto bytes_of = [&](const Block& whole, std::uint64_t chunk) {
     const std::size_t begin = static_cast<std::size_t>(chunk) * per_chunk;
     return whole.bytes > begin ? std::min(per_chunk, whole.bytes - begin) : std::size_t{0};
@@ -122,7 +122,7 @@ void Engine::move_staged(const Request& request) {
     }
   };
   const auto copy_out = [&](std::uint64_t chunk, std::uint64_t number) {
-    for (int step = 0; step < size_ && !round_.serving; ++step) {
+    for (int step = 0; step < size_ && !serving_; ++step) {
       const int source = (rank_ + step) % size_;
       const Block whole = block(request, source, rank_);
       const std::size_t bytes = bytes_of(whole, chunk);

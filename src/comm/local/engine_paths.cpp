@@ -111,7 +111,7 @@ void Engine::run_alone(const Request& request) {
   if (request.weighted && request.weight == 0) {
     std::memset(request.output, 0, request.output_bytes());
   } else if (is_reduction(request.kind) && (request.prescale != 1 || request.postscale != 1)) {
-    round_.active = everyone_;
+    round_.active = round_.everyone;
     round_.agreed = describe(request);
     round_.agreed.weighted = 0;
     set_members(request);

@@ -58,7 +58,7 @@ FoldJob Engine::job(const Request& request, std::int64_t count) noexcept {
 // --- all_reduce and reduce ---
 
 void Engine::all_reduce_beside(const Request& request) {
-  if (round_.serving) return;
+  if (serving_) return;
   const bool rooted = round_.agreed.kind == Kind::Reduce;  // then nobody but this rank needs what it brings
   fold_inputs_.clear();
   for (const int member : members_) {
@@ -89,7 +89,7 @@ void Engine::all_reduce_zero_copy(const Request& request, Stores stores) {
 
 // The outputs are registered, not all of the inputs: these lend theirs to the slices that other ranks fold.
 void Engine::all_reduce_by_output(const Request& request) {
-  if (!round_.serving && !mapped(rank_)) {
+  if (!serving_ && !mapped(rank_)) {
     const std::size_t element = size_of(request.dtype);
     for (int step = 1; step < size_; ++step) {
       const Slice theirs =
@@ -186,7 +186,7 @@ void Engine::reduce_staged(const Request& request, Path path) {
 
 // What the others need of a chunk: all but the own slice.
 void Engine::copy_in(const Request& request, Path path, const Chunk& chunk) {
-  if (round_.serving || mapped(rank_) || path == Path::Cross) return;
+  if (serving_ || mapped(rank_) || path == Path::Cross) return;
   const std::size_t element = size_of(request.dtype);
   const Slice own = slice_of(chunk.count, element, rank_, size_, 0);
   std::byte* const to = layout().staging(world_.control(), rank_, chunk.number);
@@ -218,14 +218,14 @@ void Engine::fold_own(const Request& request, Path path, const Chunk& chunk) {
   if (!rooted || rank_ != round_.root) {
     fold_outputs_.push_back(at(layout().results(world_.control(), rank_, chunk.number), own.begin, element));
   }
-  if (!round_.serving && (!rooted || rank_ == round_.root)) {
+  if (!serving_ && (!rooted || rank_ == round_.root)) {
     fold_outputs_.push_back(static_cast<std::byte*>(request.output) + offset);
   }
   fold(job(request, own.count()));
 }
 
 void Engine::copy_out(const Request& request, const Chunk& chunk) {
-  if (round_.serving || (round_.agreed.kind == Kind::Reduce && rank_ != round_.root)) return;
+  if (serving_ || (round_.agreed.kind == Kind::Reduce && rank_ != round_.root)) return;
   const std::size_t element = size_of(request.dtype);
   for (int step = 1; step < size_; ++step) {
     const int rank = (rank_ + step) % size_;  // not all at the same one

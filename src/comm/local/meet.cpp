@@ -91,7 +91,18 @@ MeetingPoint::~MeetingPoint() = default;
 
 std::string MeetingPoint::entry() const { return listener_->name + std::string(listener_->token.data(), kTokenBytes); }
 
+namespace {
+
+/// Key of a rank's entry in the store.
 std::string meeting_key(int rank) { return fmt::format("local/rank/{}", rank); }
+
+}  // namespace
+
+std::shared_ptr<store::Store> store_of(std::span<const std::string> entries) {
+  std::shared_ptr<store::Store> store = store::make_in_process_store();
+  for (std::size_t i = 0; i < entries.size(); ++i) store->set(meeting_key(static_cast<int>(i)), entries[i]);
+  return store;
+}
 
 class Gathering {
  public:

@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <memory>
+#include <span>
 #include <string>
 
 namespace cohort::comm::local {
@@ -36,8 +37,8 @@ class MeetingPoint {
   std::unique_ptr<Listener> listener_;
 };
 
-/// Key of a rank's entry in the store.
-std::string meeting_key(int rank);
+/// A rank's own, of entries by rank that have come another way: nobody has to be asked.
+std::shared_ptr<store::Store> store_of(std::span<const std::string> entries);
 
 /// `point` null: one is made and put into the store. Throws Timeout naming the ranks that did not come, PeerLost if one
 /// dies meanwhile, Unavailable if there is not enough memory, and the first failing rank's reason where another rank

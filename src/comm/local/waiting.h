@@ -1,9 +1,10 @@
 // How ranks wait for peers: spinning while there is a core for every rank and somebody waits for the result, yielding
 // at once where ranks are more numerous than cores, and sleeping on the world's bell when it takes longer, in slices
-// between which deadlines and the peers' lives are looked after. A Waiter belongs to the thread that waits; `attended`
-// and `limit_waiting` may be used from any.
+// between which deadlines and the peers' lives are looked after. A Waiter belongs to the thread that waits;
+// `limit_waiting` may be used from any.
 #pragma once
 
+#include "comm/control/waiters.h"
 #include "comm/local/world.h"
 #include "status/status_page.h"
 #include "sys/futex.h"
@@ -41,8 +42,8 @@ class Pacer {
   static constexpr auto kFirstSlice = std::chrono::microseconds(50);
 
   /// `spins` is how long spinning has paid so far; it is kept from wait to wait.
-  Pacer(bool crowded, const std::atomic<int>& attended, const std::atomic<bool>& in_caller, int& spins) noexcept
-      : crowded_(crowded), attended_(attended), in_caller_(in_caller), spins_(spins) {}
+  Pacer(bool crowded, const Waiters& waiters, int& spins) noexcept
+      : crowded_(crowded), waiters_(waiters), spins_(spins) {}
 
   /// To be called when what was waited for has come. Ranks may share a core although there are enough of them (other
   /// programs run too): then the peer comes only when this one yields, and spinning before that is lost time.
@@ -60,7 +61,7 @@ class Pacer {
   Step next() noexcept {
     ++steps_;
     // Nobody waits for the result: the core belongs to whoever computes.
-    if (attended_.load(std::memory_order_relaxed) == 0 && !in_caller_.load(std::memory_order_relaxed)) {
+    if (waiters_.attended.load(std::memory_order_relaxed) == 0 && !waiters_.in_caller.load(std::memory_order_relaxed)) {
       return steps_ <= kUnattendedSpins ? Step::Spin : Step::Sleep;
     }
     if (!crowded_ && steps_ <= spins_) return Step::Spin;
@@ -91,8 +92,7 @@ class Pacer {
   static constexpr auto kLook = std::chrono::milliseconds(20);
 
   const bool crowded_;
-  const std::atomic<int>& attended_;
-  const std::atomic<bool>& in_caller_;
+  const Waiters& waiters_;
   int& spins_;
   int steps_ = 0;
   int yields_ = 0;
@@ -126,12 +126,6 @@ class Sleeping {
 
 class Waiter {
  public:
-  /// How many threads wait for what is under way: then waiting for peers may spin. Any thread.
-  std::atomic<int>& attended() noexcept { return attended_; }
-  /// The calling thread runs what is under way itself: the same, without the cost of a count. Any thread may read it.
-  std::atomic<bool>& in_caller() noexcept { return in_caller_; }
-  /// How many threads of the program wait for what is under way. Any thread.
-  std::atomic<int>& awaited() noexcept { return awaited_; }
   /// What is under way may not wait longer than this (operations behind it have deadlines too). Any thread.
   void limit_waiting(std::chrono::steady_clock::time_point deadline) noexcept {
     waiting_limit_.store(deadline.time_since_epoch().count(), std::memory_order_relaxed);
@@ -140,7 +134,7 @@ class Waiter {
  protected:
   using Clock = std::chrono::steady_clock;
 
-  explicit Waiter(World& world) : world_(world) {}
+  Waiter(World& world, Waiters& waiters) : world_(world), waiters_(waiters) {}
   ~Waiter() = default;
 
   /// What is under way, for messages: "all_reduce(float32[10], sum)".
@@ -179,6 +173,7 @@ class Waiter {
   std::chrono::milliseconds timeout() const noexcept { return timeout_; }
 
   World& world_;
+  Waiters& waiters_;
 
   /// Where this rank says what it waits for.
   status::LaneStatus& lane() const noexcept { return world_.collectives(); }
@@ -189,9 +184,6 @@ class Waiter {
   }
   void look_after(const std::function<std::vector<int>()>& missing);
 
-  std::atomic<int> attended_{0};
-  std::atomic<int> awaited_{0};
-  std::atomic<bool> in_caller_{false};
   std::atomic<std::int64_t> waiting_limit_{std::numeric_limits<std::int64_t>::max()};  // as Clock's ticks
   int spins_ = Pacer::kMostSpins;  // how long to spin before yielding; adapts
   Clock::time_point
@@ -202,7 +194,7 @@ class Waiter {
 template <class Ready, class Missing>
 bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
   if (!ready()) {
-    Pacer pacer(world_.crowded(), attended_, in_caller_, spins_);
+    Pacer pacer(world_.crowded(), waiters_, spins_);
     Sleeping sleeping(lane());
     while (!ready()) {
       if (world_.ended()) throw_if_ended();
@@ -225,8 +217,8 @@ bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
       Header& shared = world_.header();
       const std::uint32_t bell = shared.bell.load();
       const bool first = !sleeping.counted();
-      const bool own = in_caller_.load(std::memory_order_relaxed) && !sys::in_service_thread();
-      sleeping.count(shared, own || awaited_.load(std::memory_order_relaxed) != 0);
+      const bool own = waiters_.in_caller.load(std::memory_order_relaxed) && !sys::in_service_thread();
+      sleeping.count(shared, own || waiters_.awaited.load(std::memory_order_relaxed) != 0);
       if (first) longest = std::min<std::chrono::nanoseconds>(longest, Pacer::kFirstSlice);
       if (!ready() && !world_.ended()) sys::futex_wait(shared.bell, bell, longest);
       if (!pacer.look_now() || ready()) continue;
@@ -264,7 +256,7 @@ bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds pat
     return next == world_.size();
   };
   if (!all()) {
-    Pacer pacer(world_.crowded(), attended_, in_caller_, spins_);
+    Pacer pacer(world_.crowded(), waiters_, spins_);
     Clock::time_point since{};
     for (int steps = 1; !all(); ++steps) {
       if (world_.ended()) throw_if_ended();

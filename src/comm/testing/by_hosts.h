@@ -2,8 +2,8 @@
 // Pure, but for COHORT_PRETEND_HOSTS, which says where the ranks are.
 #pragma once
 
-#include "cluster/pretended_hosts.h"
 #include "comm/kernels/reference_fold.h"
+#include "comm/testing/worlds.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace cohort::comm::testing {
 class OfGroup {
  public:
   OfGroup(const std::vector<int>& members, int world) {
-    const std::vector<int> hosts = cluster::pretended_hosts(world);
+    const std::vector<int> hosts = Worlds::chosen().hosts(world);
     std::vector<int> known;
     for (const int member : members) {
       if (hosts.empty()) break;
@@ -33,7 +33,7 @@ class OfGroup {
 
   /// Of the ranks of a world or group of `size`.
   static std::vector<int> hosts(int size) {
-    return current() != nullptr ? current()->hosts_ : cluster::pretended_hosts(size);
+    return current() != nullptr ? current()->hosts_ : Worlds::chosen().hosts(size);
   }
 
  private:

@@ -11,7 +11,7 @@
 #define MADV_WIPEONFORK 18
 #endif
 
-namespace cohort::comm::local {
+namespace cohort::comm {
 
 class ForkGuard {
  public:
@@ -36,4 +36,4 @@ class ForkGuard {
   std::uint32_t* word_ = nullptr;
 };
 
-}  // namespace cohort::comm::local
+}  // namespace cohort::comm

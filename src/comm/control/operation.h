@@ -1,14 +1,14 @@
 // How operations are described in announcements and messages. Pure.
 #pragma once
 
-#include "comm/local/control.h"
+#include "comm/control/descriptor.h"
 #include "comm/request.h"
 
 #include <cstdint>
 #include <span>
 #include <string>
 
-namespace cohort::comm::local {
+namespace cohort::comm {
 
 /// What all ranks have to bring alike for this request, without where its memory lies.
 Descriptor describe(const Request& request) noexcept;
@@ -23,4 +23,4 @@ std::string to_string(const Descriptor& descriptor);
 /// Bytes that each rank brings beside its announcement if the operation is small (the most of any rank; 0: nothing).
 std::size_t bytes_beside(const Request& request, int ranks) noexcept;
 
-}  // namespace cohort::comm::local
+}  // namespace cohort::comm

@@ -1,4 +1,4 @@
-#include "comm/fusion.h"
+#include "comm/control/fusion.h"
 
 #include <cstring>
 #include <memory>

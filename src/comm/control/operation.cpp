@@ -1,4 +1,4 @@
-#include "comm/local/operation.h"
+#include "comm/control/operation.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-namespace cohort::comm::local {
+namespace cohort::comm {
 namespace {
 
 // The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
@@ -159,4 +159,4 @@ std::size_t bytes_beside(const Request& request, int ranks) noexcept {
   }
 }
 
-}  // namespace cohort::comm::local
+}  // namespace cohort::comm

@@ -1,0 +1,190 @@
+#include "comm/control/queue.h"
+
+#include "comm/control/fusion.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::comm {
+namespace {
+
+// Who waits for less does not run operations meanwhile.
+constexpr auto kWorthRunning = std::chrono::milliseconds(1);
+
+}  // namespace
+
+QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called,
+                       bool announced)
+    : PendingWork(*queue, queue), requests_(std::move(requests)), called_(called), announced_(announced) {}
+
+Work Queue::submit_group(std::vector<Request> requests) {
+  if (requests.empty()) return {};
+  if (requests.size() == 1) return submit(requests.front());
+  return enqueue(std::move(requests), Clock::now(), false);
+}
+
+Work Queue::enqueue(std::vector<Request> requests, Clock::time_point called, bool announced) {
+  auto work = std::make_shared<QueuedWork>(shared_from_this(), std::move(requests), called, announced);
+  bool roused = true;
+  {
+    const std::lock_guard lock(mutex_);
+    roused = wants_rousing();
+    pending_.fetch_add(1, std::memory_order_relaxed);
+    queue_.push_back(work);
+    set_limit();
+    active_ = Clock::now();
+  }
+  if (roused) rouse();
+  return Work(std::move(work));
+}
+
+int Queue::join(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  const Attending attending(waiters_);
+  while (running_ || !queue_.empty()) {
+    if (running_) {
+      work_done_.wait(lock);
+    } else {
+      run_front(lock);
+    }
+  }
+  running_ = true;
+  pending_.fetch_add(1, std::memory_order_relaxed);
+  limit_waiting(Clock::time_point::max());
+  lock.unlock();
+  const auto finish = [&] {
+    lock.lock();
+    running_ = false;
+    active_ = Clock::now();
+    pending_.fetch_sub(1, std::memory_order_release);
+  };
+  try {
+    const int last = run_join(patience);
+    finish();
+    return last;
+  } catch (...) {
+    finish();
+    throw;
+  }
+}
+
+bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
+  if (work.done()) return true;
+  const bool patient = limit == Clock::time_point::max();
+  std::unique_lock lock(mutex_);
+  const Attending attending(waiters_);
+  while (!work.done()) {
+    // What does not take long once all have come is run here while there is time for them to come. The rest is left to
+    // the thread: who has little time cannot take on what may take longer.
+    const bool idle = !running_ && !queue_.empty();
+    if (idle && patient) {
+      run_front(lock);
+    } else if (patient) {
+      work_done_.wait(lock);
+    } else if (idle && queue_.front()->requests_.size() == 1 && is_quick(queue_.front()->requests_.front()) &&
+               limit - Clock::now() >= kWorthRunning) {
+      run_front(lock, limit);
+    } else {
+      if (idle) leave_to_thread();
+      if (work_done_.wait_until(lock, limit) == std::cv_status::timeout) return work.done();
+    }
+  }
+  return true;
+}
+
+void Queue::stop() {
+  bool in_callback = false;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    in_callback = runner_ == std::this_thread::get_id();
+  }
+  work_to_do_.notify_all();
+  rouse();
+  if (!thread_.joinable()) return;
+  if (in_callback || thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();  // the last handle went in a callback; the thread keeps the queue and ends by itself
+  } else {
+    thread_.join();
+  }
+}
+
+void Queue::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limit) {
+  running_ = true;
+  runner_ = std::this_thread::get_id();
+  const std::shared_ptr<QueuedWork> work = queue_.front();
+  set_limit();
+  lock.unlock();
+  std::optional<Error> error;
+  const bool finished = run(*work, limit, error);
+  lock.lock();
+  if (!finished) {
+    running_ = false;
+    runner_ = std::thread::id();
+    work_done_.notify_all();
+    work_to_do_.notify_one();
+    return;
+  }
+  queue_.pop_front();
+  work->set_outcome(std::move(error));
+  work->set_done();
+  const auto callbacks = work->take_callbacks();
+  work_done_.notify_all();
+  if (!callbacks.empty()) {  // still running, so that callbacks come in the order of the operations
+    lock.unlock();
+    for (const auto& callback : callbacks) callback();
+    lock.lock();
+  }
+  running_ = false;
+  runner_ = std::thread::id();
+  active_ = Clock::now();
+  pending_.fetch_sub(1, std::memory_order_release);
+  work_done_.notify_all();
+  if (!queue_.empty()) work_to_do_.notify_one();
+}
+
+// False: ranks have not come by `limit`.
+bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept {
+  if (work.requests_.size() > 1) {
+    error = run_group(work);
+    return true;
+  }
+  const Request& request = work.requests_.front();
+  bool finished = true;
+  error = guarded(request, work.called_, [&](CollectiveEvent* event) {
+    finished = run_one(request, work.called_, work.announced_, limit, event);
+    return finished;
+  });
+  return finished || error.has_value();
+}
+
+// One operation after the other, where neighbours that are small and alike travel in one buffer. Ranks whose groups
+// differ anywhere differ in the first operation and are refused there. They leave the rest, so that a group counts as
+// one call and what follows it still meets, also where one group is longer than the other.
+std::optional<Error> Queue::run_group(QueuedWork& work) noexcept {
+  const std::span<const Request> requests = work.requests_;
+  for (std::size_t begin = 0; begin < requests.size();) {
+    const std::size_t count = fusible_run(requests.subspan(begin));
+    Request request = requests[begin];
+    std::optional<Error> failed = guarded(request, work.called_, [&](CollectiveEvent* event) {
+      bool announced = false;
+      std::byte* const buffer = count > 1 ? fusing() : nullptr;
+      if (count > 1) request = fuse(requests.subspan(begin, count), buffer);
+      run_one(request, work.called_, announced, Clock::time_point::max(), event);
+      if (count > 1) unfuse(requests.subspan(begin, count), buffer);
+      return true;
+    });
+    if (failed) return failed;
+    begin += count;
+  }
+  return std::nullopt;
+}
+
+// Operations behind the running one have deadlines as well.
+void Queue::set_limit() noexcept {
+  auto earliest = Clock::time_point::max();
+  for (const auto& work : queue_) earliest = std::min(earliest, work->deadline());
+  limit_waiting(earliest);
+}
+
+}  // namespace cohort::comm

@@ -1,0 +1,146 @@
+// The operations of a communicator, in order: whoever waits for one runs what is in front of it, else a thread of the
+// communicator does. A plane derives from it, and says how one operation is carried out and where its thread sleeps.
+// Operations run without the mutex; `running_` makes it one at a time.
+#pragma once
+
+#include "comm/control/pending_work.h"
+#include "comm/control/waiters.h"
+#include "comm/request.h"
+#include "comm/times.h"
+
+#include <cohort/observer.h>
+#include <cohort/work.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace cohort::comm {
+
+class Queue;
+
+/// An operation in the queue, or several of a group.
+class QueuedWork final : public PendingWork {
+ public:
+  QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called, bool announced);
+
+ private:
+  friend class Queue;
+  Clock::time_point deadline() const noexcept { return called_ + requests_.front().timeout; }
+
+  const std::vector<Request> requests_;
+  const Clock::time_point called_;
+  bool announced_;  // the first request has been announced already
+};
+
+class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
+ public:
+  /// Starts a checked request, or those of a group, whose timeouts are set.
+  virtual Work submit(const Request& request) = 0;
+  Work submit_group(std::vector<Request> requests);
+  int join(std::chrono::milliseconds patience);
+  /// Any thread.
+  virtual void abort(std::string_view reason) = 0;
+  /// Ends the threads once nothing is under way.
+  virtual void stop();
+  void set_observer(Observer* observer) noexcept { observer_.store(observer, std::memory_order_release); }
+
+  bool wait_until(PendingWork& work, Clock::time_point limit) override;
+  void add_callback(PendingWork& work, std::function<void()> callback) override {
+    work.add_callback(mutex_, std::move(callback));
+  }
+
+ protected:
+  /// `timed`: operations count for COHORT_TIMES.
+  explicit Queue(bool timed) noexcept : timed_(timed) {}
+
+  // What a plane does:
+  /// Runs an operation. False if ranks have not come by `limit`: then it has been announced, and is run again.
+  virtual bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
+                       CollectiveEvent* event) = 0;
+  virtual int run_join(std::chrono::milliseconds patience) = 0;
+  /// What is under way may not wait longer than this: operations behind it have deadlines too.
+  virtual void limit_waiting(Clock::time_point deadline) noexcept = 0;
+  /// Memory of kFusedTotal bytes in which small buffers travel together.
+  virtual std::byte* fusing() = 0;
+  /// Worth running for whoever has little time.
+  virtual bool is_quick(const Request&) const noexcept { return false; }
+  /// Under the mutex, before an operation is queued: whether the thread has to be roused for it.
+  virtual bool wants_rousing() = 0;
+  /// The thread may sleep, and there is something to do.
+  virtual void rouse() noexcept = 0;
+  /// Under the mutex: an operation is left to the thread, whose waiter has little time.
+  virtual void leave_to_thread() noexcept = 0;
+
+  // What it may use:
+  Work enqueue(std::vector<Request> requests, Clock::time_point called, bool announced);
+  /// Runs the first operation in the queue. The lock is held on entry and on return, not while it runs. If ranks have
+  /// not come by `limit`, the operation stays in the queue for whoever takes it on next.
+  void run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limit = Clock::time_point::max());
+  /// When the first operation in the queue was asked for.
+  Clock::time_point front_called() const noexcept { return queue_.front()->called_; }
+  /// Runs `body(event)` and tells the observer. What goes wrong is returned.
+  template <class Body>
+  std::optional<Error> guarded(const Request& request, Clock::time_point called, Body body) noexcept;
+
+  Waiters waiters_;
+  std::atomic<Observer*> observer_{nullptr};
+  const bool timed_;
+  std::atomic<int> pending_{0};  // in the queue or running from it; 0: the caller may run one itself
+
+  std::mutex mutex_;
+  std::condition_variable work_to_do_;
+  std::deque<std::shared_ptr<QueuedWork>> queue_;  // the front one may be running
+  bool running_ = false;                           // an operation of the queue, or its callbacks
+  bool stopping_ = false;
+  Clock::time_point active_{};  // when something was last begun or ended
+  std::thread thread_;
+
+ private:
+  bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept;
+  std::optional<Error> run_group(QueuedWork& work) noexcept;
+  void set_limit() noexcept;
+
+  std::condition_variable work_done_;
+  std::thread::id runner_;  // of an operation of the queue
+};
+
+template <class Body>
+std::optional<Error> Queue::guarded(const Request& request, Clock::time_point called, Body body) noexcept {
+  Observer* const observer = observer_.load(std::memory_order_acquire);
+  const bool measured = observer != nullptr || timed_;
+  CollectiveEvent event;
+  if (measured) event.begun = Clock::now();
+  std::optional<Error> failed;
+  bool finished = true;
+  try {
+    finished = body(measured ? &event : nullptr);
+  } catch (const Error& error) {
+    failed = error;
+  } catch (const std::exception& error) {
+    failed = Error(ErrorCode::Internal, std::string("unexpected in a collective -- ") + error.what());
+    abort(error.what());
+  }
+  if (measured && finished) {
+    event.operation = name_of(request.kind);
+    event.bytes = request.payload();
+    event.called = called == Clock::time_point{} ? event.begun : called;
+    event.ended = Clock::now();
+    event.failed = failed.has_value();
+    if (timed_) times::add(event);
+    if (observer != nullptr) observer->on_collective(event);
+  }
+  return failed;
+}
+
+}  // namespace cohort::comm

@@ -1,0 +1,44 @@
+// A Communicator over a queue: checks that it is used in the process that formed it, and hands operations on. Planes
+// derive from it, to form groups and to make memory. One thread at a time; `abort` from any.
+#pragma once
+
+#include "comm/communicator_impl.h"
+#include "comm/control/queue.h"
+
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace cohort::comm {
+
+class QueueCommunicator : public CommunicatorImpl {
+ public:
+  ~QueueCommunicator() override;
+
+  const cluster::Placement& placement() const noexcept override { return placement_; }
+  std::chrono::milliseconds timeout() const noexcept override { return timeout_; }
+
+  Work start(const Request& request) override;
+  Work start_group(std::vector<Request> requests) override;
+  int join(const BarrierOptions& options) override;
+  std::shared_ptr<CommunicatorImpl> split(const SplitOptions& options) override;
+  std::shared_ptr<CommunicatorImpl> group(std::span<const int> ranks, const GroupOptions& options) override;
+  void abort(std::string_view reason) override;
+  void set_observer(Observer* observer) noexcept override { queue_->set_observer(observer); }
+
+ protected:
+  QueueCommunicator(cluster::Placement placement, std::chrono::milliseconds timeout, std::shared_ptr<Queue> queue)
+      : placement_(std::move(placement)), timeout_(timeout), queue_(std::move(queue)) {}
+
+  void check_home() const;
+  /// Forms the group of those who bring this color; null where it is kNoColor. `listed`: its ranks, where they were
+  /// given as a list.
+  virtual std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
+                                                       std::chrono::milliseconds timeout) = 0;
+
+  const cluster::Placement placement_;
+  const std::chrono::milliseconds timeout_;
+  std::shared_ptr<Queue> queue_;
+};
+
+}  // namespace cohort::comm
