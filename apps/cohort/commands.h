@@ -37,10 +37,8 @@ std::string closest(std::string_view word, const std::vector<std::string>& candi
 /// "torchrun's; here: -np N" for an option that `cohort run` has by another name, or not at all; empty if nobody's.
 std::string foreign_option(std::string_view word);
 
-/// The words after `cohort run`, so that CLI11 understands them: -np becomes --np, and everything from the program on
-/// stands behind "--". Throws cohort::Error (InvalidArgument) on an option that does not exist, with the one that was
-/// probably meant.
-std::vector<std::string> prepare_run_arguments(const CLI::App& run_command, const std::vector<std::string>& words);
+/// `cohort run` with the words behind it. Throws CLI::CallForHelp where they ask for it, and cohort::Error as above.
+void run(const std::vector<std::string>& words, int& exit_status);
 
 /// The names of the options and sub-commands that `app` knows.
 std::vector<std::string> option_names(const CLI::App& app);

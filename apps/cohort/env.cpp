@@ -1,6 +1,7 @@
 #include "base/env.h"
 
 #include "commands.h"
+#include "run_options.h"
 
 #include <fmt/core.h>
 
@@ -25,7 +26,19 @@ void print_environment() {
   fmt::print("\nSet by `cohort run` for its workers:\n");
   print_rows(env::Variable::Use::SetForRanks);
   fmt::print("\nOptions of `cohort run`, which the command line has before them:\n");
-  print_rows(env::Variable::Use::RunOption);
+  for (const RunOption& option : run_options()) {
+    if (option.only_on_command_line()) continue;
+    const std::string variable = option.variable();
+    fmt::print("  {}={}\n      {} of `cohort run`", variable,
+               option.is_flag()                             ? "1"
+               : option.kind == RunOption::Kind::Repeatable ? fmt::format("{}[;...]", option.type)
+               : option.choices.empty()                     ? std::string(option.type)
+                                                            : std::string(option.choices),
+               option.name());
+    if (!option.standard.empty()) fmt::print(" (default: {})", option.standard);
+    if (const auto value = env::get(variable)) fmt::print("  [now: {}]", *value);
+    fmt::print("\n");
+  }
 }
 
 void add_env(CLI::App& app, int&) {

@@ -1,6 +1,5 @@
 // The command. Parses, hands over to one sub-command, and is the one place that prints errors.
 #include "commands.h"
-#include "run_config.h"
 
 #include <cohort/error.h>
 
@@ -73,7 +72,6 @@ int parse_and_run(int argc, char** argv) {
                           (meant.empty() ? "" : "; did you mean `cohort " + meant + "`?"),
                       "cohort");
   }
-  std::vector<RunSetting> settings;
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   // Horovod's option, for those who type it.
   if (!words.empty() && words.front() == "--check-build") words.front() = "check-build";
@@ -87,14 +85,6 @@ int parse_and_run(int argc, char** argv) {
       return fail_usage(name + " is for programs that are started: `cohort run " + words.front() + " ...`",
                         "cohort run");
   }
-  if (!words.empty() && words.front() == "run") {
-    const CLI::App& run = *app.get_subcommand("run");
-    RunWords configured = add_configuration(run, prepare_run_arguments(run, {words.begin() + 1, words.end()}));
-    for (const std::string& remark : configured.remarks) std::fprintf(stderr, "cohort: %s\n", remark.c_str());
-    settings = std::move(configured.settings);
-    words = std::move(configured.words);
-    words.insert(words.begin(), "run");
-  }
   if (!words.empty() && words.front() == "bench") {
     // -np is one word to everyone who comes from MPI; CLI11 would read -n p.
     for (std::string& word : words) {
@@ -102,9 +92,17 @@ int parse_and_run(int argc, char** argv) {
       if (word == "-np" || word == "-nproc" || word.starts_with("-np=")) word = "-" + word;
     }
   }
-  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
   try {
-    app.parse(words);
+    if (!words.empty() && words.front() == "run") {
+      try {
+        run({words.begin() + 1, words.end()}, exit_status);
+      } catch (const CLI::CallForHelp&) {
+        app.parse("run --help");
+      }
+    } else {
+      std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+      app.parse(words);
+    }
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ExtrasError& error) {
@@ -114,9 +112,9 @@ int parse_and_run(int argc, char** argv) {
       std::fputs(app.help().c_str(), stderr);
       return kUsageStatus;
     }
-    return fail_usage(error.what() + origin_hint(error.what(), settings), chosen_command(app));
+    return fail_usage(error.what(), chosen_command(app));
   } catch (const Error& error) {
-    std::fprintf(stderr, "cohort: %s%s\n", error.what(), origin_hint(error.what(), settings).c_str());
+    std::fprintf(stderr, "cohort: %s\n", error.what());
     if (exit_status != 0) return exit_status;
     return error.code() == ErrorCode::InvalidArgument ? kUsageStatus : 1;
   }

@@ -48,6 +48,9 @@ inline constexpr std::string_view kMasterAddr = "MASTER_ADDR";
 inline constexpr std::string_view kMasterPort = "MASTER_PORT";
 inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
 
+/// Variables that stand for options of `cohort run`. kRunDir begins so, too, and is none.
+inline constexpr std::string_view kRunOptionPrefix = "COHORT_RUN_";
+
 struct Variable {
   std::string_view name;
   std::string_view value;  ///< what it holds, e.g. "seconds"
@@ -57,7 +60,6 @@ struct Variable {
   enum class Use {
     Read,         ///< by the library and the command
     SetForRanks,  ///< by `cohort run`
-    RunOption,    ///< stands for an option of `cohort run`
   };
   Use use = Use::Read;
 };

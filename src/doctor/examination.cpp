@@ -117,9 +117,7 @@ void Examination::on_joined(launch::CrewMember& member) {
     if (member.host.local || !launch::belongs_to_host(assignment.substr(0, assignment.find('='))))
       travels.set(assignment);
   }
-  for (const env::Variable& variable : env::variables()) {
-    if (variable.use == env::Variable::Use::RunOption) travels.remove(variable.name);
-  }
+  travels.remove_run_options();
   job.environment = travels.assignments();
   job.workers = {{0, {fmt::format("{}={}", env::kRank, at)}}};
   member.channel->send(job);

@@ -1,5 +1,7 @@
 #include "launch/environment.h"
 
+#include "base/env.h"
+
 #include <unistd.h>
 
 namespace cohort::launch {
@@ -26,6 +28,12 @@ void Environment::set(std::string_view assignment) {
 
 void Environment::remove(std::string_view name) {
   if (const auto found = variables_.find(name); found != variables_.end()) variables_.erase(found);
+}
+
+void Environment::remove_run_options() {
+  std::erase_if(variables_, [](const auto& variable) {
+    return variable.first.starts_with(env::kRunOptionPrefix) && variable.first != env::kRunDir;
+  });
 }
 
 std::optional<std::string> Environment::find(std::string_view name) const {

@@ -20,6 +20,8 @@ class Environment {
   void set(std::string_view name, std::string_view value);
   void set(std::string_view assignment);
   void remove(std::string_view name);
+  /// The variables that stand for options of `cohort run`: they are meant for one command alone.
+  void remove_run_options();
   std::optional<std::string> find(std::string_view name) const;
   std::vector<std::string> assignments() const;
 

@@ -56,9 +56,7 @@ JobSetup set_up_job(const RunOptions& options) {
   JobSetup setup;
   setup.environment = Environment::current();
   // They are meant for this command: a job that a rank starts must not write into this one's folders.
-  for (const env::Variable& variable : env::variables()) {
-    if (variable.use == env::Variable::Use::RunOption) setup.environment.remove(variable.name);
-  }
+  setup.environment.remove_run_options();
   for (const std::string& assignment : options.environment) {
     setup.environment.set(assignment);
     setup.chosen.push_back(assignment.substr(0, assignment.find('=')));

@@ -1,0 +1,72 @@
+// The one table of the options of `cohort run`: names, type, default, help, and what a value sets. The command line,
+// the environment and files (run_settings.h), the help, `cohort env` and the completion come from it. Plain data; a
+// `set` throws Error (InvalidArgument) that says what is wanted, and whoever calls it adds the option and where its
+// value is from.
+#pragma once
+
+#include "launch/plan/nodes.h"
+#include "launch/start/hosts.h"
+#include "launch/supervise/run_options.h"
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::app {
+
+/// What the options say. What a job is made of besides is found out from these, in run.cpp.
+struct RunChoices {
+  launch::RunOptions job;
+  std::optional<int> processes;  ///< of -np; 0: auto
+  std::string per_node;          ///< of --nproc-per-node; empty: not said
+  launch::HostWishes hosts;
+  launch::NodeWishes nodes;
+  std::string network;
+  std::string secret_file;
+  std::uint16_t listen = 0;
+  std::optional<std::chrono::milliseconds> start_timeout;
+  bool show_config = false;
+  bool check_build = false;
+  bool dry_run = false;
+};
+
+struct RunOption {
+  enum class Kind {
+    Value,        ///< one value; the last source counts
+    Repeatable,   ///< values of all sources add up
+    Flag,         ///< "true" or "false"
+    CommandFlag,  ///< a flag of this one command: neither variable nor file
+    CommandValue  ///< likewise a value
+  };
+
+  std::string_view names;  ///< as CLI11 takes them: "-n,--np,--nproc"
+  std::string_view type;   ///< what stands for the value in the help
+  std::string_view standard;
+  std::string_view help;
+  void (*set)(RunChoices&, const std::string& value);
+  Kind kind = Kind::Value;
+  std::string_view choices = {};  ///< "auto,ssh": the only values
+
+  bool is_flag() const noexcept { return kind == Kind::Flag || kind == Kind::CommandFlag; }
+  bool only_on_command_line() const noexcept { return kind == Kind::CommandFlag || kind == Kind::CommandValue; }
+  /// "--np": the first long one.
+  std::string name() const;
+  /// Each with its dashes.
+  std::vector<std::string> all_names() const;
+  /// "COHORT_RUN_NP"
+  std::string variable() const;
+};
+
+/// A number of processes, 0 for "auto". Throws as a `set` does.
+int processes_of(const std::string& text);
+
+/// In the order of the help.
+std::span<const RunOption> run_options() noexcept;
+/// nullptr if there is none of this name, which has its dashes.
+const RunOption* run_option(std::string_view name) noexcept;
+
+}  // namespace cohort::app
