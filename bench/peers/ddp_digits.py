@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "01-digits" / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "common"))
 from digits import Net, load
 
 

@@ -27,7 +27,7 @@ def make_model(name):
     """The model, and the shape of a sample."""
     nn = torch.nn
     if name == "digits":
-        sys.path.insert(0, os.path.join(os.path.dirname(BENCH), "examples", "01-digits", "python"))
+        sys.path.insert(0, os.path.join(os.path.dirname(BENCH), "examples", "common"))
         from digits import Net
 
         return Net(), (1, 28, 28)

@@ -9,7 +9,7 @@ import unittest
 
 import support
 
-PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "examples" / "01-digits" / "python" / "digits_chainermn.py"
+PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "examples" / "03-horovod" / "digits_chainermn.py"
 COMMAND = os.environ.get("COHORT_COMMAND", "cohort")
 
 

@@ -1,4 +1,4 @@
-"""The programs of examples/01-digits/python, as a user starts them."""
+"""The programs of examples/, as a user starts them."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ import unittest
 
 import support
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "01-digits" / "python"
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 COMMAND = os.environ.get("COHORT_COMMAND", "cohort")
 
 
@@ -35,13 +35,13 @@ class Digits(unittest.TestCase):
                                                    for kind in ("weight", "bias")))
 
     def test_horovod(self):
-        self.learns("digits_horovod.py")
+        self.learns("03-horovod/digits_horovod.py")
 
     def test_distributed_data_parallel(self):
-        self.learns("digits_ddp.py")
+        self.learns("02-digits-python/digits_ddp.py")
 
     def test_chainermn(self):
-        self.learns("digits_chainermn.py", "--lr", "0.01")
+        self.learns("03-horovod/digits_chainermn.py", "--lr", "0.01")
 
     def test_chainermn_resumed(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +49,8 @@ class Digits(unittest.TestCase):
             def last_line(out, epochs):
                 done = subprocess.run(
                     [COMMAND, "run", "-q", "-np", "2", "--timeout", "200", "--no-logs", "--prefix", "none", "--env", "OMP_NUM_THREADS=1",
-                     "--", sys.executable, str(EXAMPLES / "digits_chainermn.py"), "--epochs", epochs, "--out", f"{folder}/{out}"],
+                     "--", sys.executable, str(EXAMPLES / "03-horovod/digits_chainermn.py"), "--epochs", epochs,
+                     "--out", f"{folder}/{out}"],
                     capture_output=True, text=True, timeout=240,
                 )
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -67,8 +68,8 @@ class Digits(unittest.TestCase):
             def start(out, epochs, ranks, *more):
                 return subprocess.Popen(
                     [COMMAND, "run", "-np", str(ranks), "--timeout", "200", "--run-dir", f"{folder}/run-{out}", "--prefix", "none",
-                     "--env", "OMP_NUM_THREADS=1", "--", sys.executable, str(EXAMPLES / "digits_resume.py"), "--epochs", epochs,
-                     "--out", f"{folder}/{out}", *more],
+                     "--env", "OMP_NUM_THREADS=1", "--", sys.executable, str(EXAMPLES / "06-checkpoints/digits_resume.py"),
+                     "--epochs", epochs, "--out", f"{folder}/{out}", *more],
                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 )
 

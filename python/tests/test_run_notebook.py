@@ -11,7 +11,7 @@ import unittest
 from run_support import Folder, needs_cloudpickle
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
-NOTEBOOK = EXAMPLES / "02-notebook" / "digits.ipynb"
+NOTEBOOK = EXAMPLES / "07-notebook" / "digits.ipynb"
 
 CELLS = """
 import json, linecache, sys
@@ -35,7 +35,7 @@ HAS_JUPYTER = all(importlib.util.find_spec(name) for name in ("nbclient", "nbfor
 class Notebook(Folder):
     def copy(self):
         """The notebook where it may write, as far from the data as in the clone."""
-        here = self.folder / "examples" / "02-notebook"
+        here = self.folder / "examples" / "07-notebook"
         here.mkdir(parents=True)
         (self.folder / "data").symlink_to(EXAMPLES.parent / "data")
         return pathlib.Path(shutil.copy(NOTEBOOK, here))

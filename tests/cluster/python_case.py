@@ -13,7 +13,7 @@ import boxes
 
 COHORT = os.environ.get("COHORT_COMMAND", "")
 PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "01-digits" / "python"
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 
 class PythonCase(unittest.TestCase):

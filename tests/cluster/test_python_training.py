@@ -106,7 +106,7 @@ class PythonTraining(PythonCase):
                     agent.communicate()
 
     def test_digits_by_every_launcher_give_the_same_bits(self):
-        program = [self.python, str(self.folder / "train.py"), str(EXAMPLES)]
+        program = [self.python, str(self.folder / "train.py"), str(EXAMPLES / "common")]
         cohort = [COHORT, "run", "-q", "--no-logs", "--no-python"]
         ways = {
             "ssh": lambda: self.as_user(*cohort, "-np", "4", "-H", "h1:2,h2:2", *program),
@@ -129,7 +129,7 @@ class PythonTraining(PythonCase):
 
     def test_digits_in_the_shape_of_chainermn(self):
         """As good on two hosts as alone, and the same whoever has started it."""
-        program = [self.python, EXAMPLES / "digits_chainermn.py", "--epochs", "2", "--same-batches"]
+        program = [self.python, EXAMPLES / "03-horovod" / "digits_chainermn.py", "--epochs", "2", "--same-batches"]
         threads = ["env", "OMP_NUM_THREADS=1"]
 
         def last(said, ranks, hosts):
@@ -147,7 +147,7 @@ class PythonTraining(PythonCase):
 
     def train(self, *words):
         return self.as_user(COHORT, "run", "-q", "--no-logs", "--no-python", "-np", "4", "-H", "h1:2,h2:2", self.python,
-                            self.folder / "train.py", EXAMPLES, *words)
+                            self.folder / "train.py", EXAMPLES / "common", *words)
 
     def bits(self, said):
         found = set(re.findall(r"on 2 hosts: ([0-9a-f]{64})", said))

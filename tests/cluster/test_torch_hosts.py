@@ -139,7 +139,7 @@ exec "$@"
 
 class Programs(PythonCase):
     files = {"group.py": PROGRAM, "endless.py": ENDLESS, "by_slurm.sh": BY_SLURM, "by_open_mpi.sh": BY_OPEN_MPI}
-    environment = [f"PYTHONPATH={PACKAGE}", f"EXAMPLES={EXAMPLES}", "PYTHONDONTWRITEBYTECODE=1"]
+    environment = [f"PYTHONPATH={PACKAGE}", f"EXAMPLES={EXAMPLES / 'common'}", "PYTHONDONTWRITEBYTECODE=1"]
 
     def program(self, *words):
         return [self.python, str(self.folder / "group.py"), *words]

@@ -59,11 +59,12 @@ Digits Digits::select(const std::vector<int64_t>& indices) const {
   return {images.index_select(0, numbers), labels.index_select(0, numbers), background};
 }
 
-Digits Digits::shifted(const std::vector<int64_t>& indices, uint64_t key, int64_t farthest) const {
+Digits Digits::shifted(const std::vector<int64_t>& indices, uint64_t seed, int64_t epoch, int64_t farthest) const {
   Digits moved = select(indices);
   if (farthest == 0) return moved;
   const at::Tensor framed = at::constant_pad_nd(moved.images, {farthest, farthest, farthest, farthest}, background);
   const auto places = static_cast<uint64_t>(2 * farthest + 1);
+  const uint64_t key = (seed << 32) + static_cast<uint64_t>(epoch);
   for (size_t i = 0; i < indices.size(); ++i) {
     const uint64_t draw = mix(mix(key) + static_cast<uint64_t>(indices[i]));
     const auto down = static_cast<int64_t>((draw >> 32) % places);

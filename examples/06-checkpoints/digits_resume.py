@@ -1,10 +1,10 @@
 """Digits with Cohort's own DistributedDataParallel: interrupted at any moment, the same command goes on, to the same bits.
 
-    cohort run -np 2 examples/01-digits/python/digits_resume.py --out runs/digits
+    cohort run -np 2 examples/06-checkpoints/digits_resume.py --out runs/digits
     kill -USR1 PID        # of the command or of any process of it: all save and end with the status 75
-    cohort run -np 2 examples/01-digits/python/digits_resume.py --out runs/digits     # goes on there
+    cohort run -np 2 examples/06-checkpoints/digits_resume.py --out runs/digits     # goes on there
 
-What makes it distributed is marked with (1) to (6), as in the C++ program.
+What makes it distributed is marked with (1) to (6), as in 01-digits.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from cohort.data import DistributedSampler
 from cohort.metrics import Averages
 from cohort.nn import DistributedDataParallel
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from digits import Net, load, right
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-FOLDER = Path(__file__).resolve().parents[3] / "data" / "digits"
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "digits"
 
 
 class Digits(NamedTuple):
@@ -19,7 +19,7 @@ class Digits(NamedTuple):
 
 
 class Net(torch.nn.Module):
-    """Images [n, 1, 28, 28] to logarithms of probabilities [n, 10]; the network of the C++ program."""
+    """Images [n, 1, 28, 28] to logarithms of probabilities [n, 10]; that of common/model.h."""
 
     def __init__(self) -> None:
         super().__init__()

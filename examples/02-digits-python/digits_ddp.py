@@ -1,13 +1,15 @@
 """Digits with torch's DistributedDataParallel, over Cohort: one word differs from the program for Gloo.
 
-    cohort run -np 2 examples/01-digits/python/digits_ddp.py
-    torchrun --nproc_per_node 2 examples/01-digits/python/digits_ddp.py
+    cohort run -np 2 examples/02-digits-python/digits_ddp.py
+    torchrun --nproc_per_node 2 examples/02-digits-python/digits_ddp.py
 
 What makes it distributed is marked with (1) to (4).
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 import cohort  # torch before 2.5 does not find the backend by itself
 import torch
@@ -15,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from digits import Net, load, right
 
 

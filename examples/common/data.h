@@ -15,9 +15,9 @@ struct Digits {
   int64_t size() const { return labels.size(0); }
   /// The samples of these numbers.
   Digits select(const std::vector<int64_t>& indices) const;
-  /// The same, each image moved by up to `farthest` pixels in both directions. How far depends on the image's number
-  /// and on `key` alone, so that any number of processes sees the same images; give each epoch a key of its own.
-  Digits shifted(const std::vector<int64_t>& indices, uint64_t key, int64_t farthest) const;
+  /// The same, each image moved by up to `farthest` pixels in both directions. How far depends on the image's number,
+  /// the seed and the epoch alone, so that any number of processes sees the same images.
+  Digits shifted(const std::vector<int64_t>& indices, uint64_t seed, int64_t epoch, int64_t farthest) const;
 };
 
 struct DigitSets {

@@ -1,13 +1,15 @@
 """Digits in the shape of ChainerMN's MNIST example: communicator, multi-node optimizer, scattered data, multi-node evaluator.
 
-    cohort run -np 2 examples/01-digits/python/digits_chainermn.py
-    mpiexec -n 2 python examples/01-digits/python/digits_chainermn.py
+    cohort run -np 2 examples/03-horovod/digits_chainermn.py
+    mpiexec -n 2 python examples/03-horovod/digits_chainermn.py
 
 There is no trainer: its loop is written out. What makes it distributed is marked with (1) to (5).
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 from typing import Optional
 
 import torch
@@ -16,6 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import cohort.chainermn as chainermn
 from cohort.metrics import Averages
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from digits import Net, load
 
 

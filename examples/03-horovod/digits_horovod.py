@@ -1,17 +1,21 @@
 """Digits with Horovod's API. Take `import horovod.torch as hvd`, and it is a Horovod program.
 
-    cohort run -np 2 examples/01-digits/python/digits_horovod.py
+    cohort run -np 2 examples/03-horovod/digits_horovod.py
 
 What makes it distributed is marked with (1) to (5).
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import cohort.torch as hvd
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from digits import Net, load, right
 
 

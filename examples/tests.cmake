@@ -1,0 +1,23 @@
+# Each example does what its page says: tools/check-docs runs the page's commands and compares what they print.
+#   example_test(FOLDER LABELS...)
+function(example_test folder)
+  list(JOIN ARGN "-" labels)
+  add_test(NAME examples.${folder}
+           COMMAND ${PROJECT_SOURCE_DIR}/tools/check-docs --example --prefix ${PROJECT_BINARY_DIR}
+                   ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/README.md)
+  get_filename_component(python ${COHORT_PYTHON} DIRECTORY)
+  set_tests_properties(examples.${folder} PROPERTIES LABELS ${labels} TIMEOUT 600
+    ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python;PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1"
+    ENVIRONMENT_MODIFICATION "PATH=path_list_prepend:${python}" SKIP_REGULAR_EXPRESSION "0 blocks checked")
+endfunction()
+
+example_test(04-collectives e2e)
+example_test(05-hosts cluster)
+set_tests_properties(examples.05-hosts PROPERTIES RESOURCE_LOCK cluster_box)
+example_test(02-digits-python e2e torch)
+example_test(03-horovod e2e torch)
+example_test(06-checkpoints e2e torch)
+if(TARGET digits)
+  cohort_torch_tests(digits)
+  example_test(01-digits e2e torch)
+endif()
