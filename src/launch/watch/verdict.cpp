@@ -32,9 +32,7 @@ std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& end
   if (!follows_another(failure)) return ranks;
   for (const Ending& ending : endings) {
     if (!ending.status.success() || !ending.before_stop) continue;
-    const std::string lost = fmt::format("lost rank {} (", ending.rank);
-    const bool named =
-        failure.words.find(lost) != std::string::npos || failure.last_stderr.find(lost) != std::string::npos;
+    const bool named = failure.cause.code == static_cast<int>(ErrorCode::PeerLost) && failure.cause.peer == ending.rank;
     if (named || ending.after_seconds <= failure.after_seconds) ranks.push_back(ending.rank);
   }
   std::sort(ranks.begin(), ranks.end());
