@@ -80,7 +80,8 @@ Verdict judge(const JobEnd& end) {
     verdict.post_mortem = std::move(post_mortem);
   } else if (!end.stop_status && good != end.world_size) {
     verdict.status = 1;
-    verdict.text = "cohort: the job ended without word from all ranks\n";
+    verdict.reason = "the job ended without word from all ranks";
+    verdict.text = "cohort: " + verdict.reason + "\n";
   } else if (end.stop_status && !end.quiet) {
     verdict.text = fmt::format("cohort: {}, after {:.1f} s{}\n", end.stop_reason.empty() ? "ended" : end.stop_reason,
                                end.seconds, end.log_folder.empty() ? "" : "; logs in " + end.log_folder);
