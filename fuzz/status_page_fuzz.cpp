@@ -39,6 +39,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string words = launch::last_words(*page);
   if (words.size() > 4 * Layout::kWordsBytes) std::abort();
   (void)launch::demangled(words.substr(0, 1024));
+  launch::Exited exited;
+  exited.cause = launch::read_cause(*page);
+  if (!launch::decode(launch::encode(exited))) std::abort();
   if (!launch::decode(launch::encode(launch::Reports{{report}}))) std::abort();
   return 0;
 }

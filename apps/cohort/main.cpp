@@ -1,6 +1,8 @@
 // The command. Parses, hands over to one sub-command, and is the one place that prints errors.
 #include "commands.h"
 
+#include "sys/files.h"
+
 #include <cohort/error.h>
 
 #include <fcntl.h>
@@ -10,6 +12,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,8 +21,18 @@ namespace {
 
 constexpr int kUsageStatus = 2;
 
+/// Of the process that this command belongs to (--owner-folder); empty: none.
+std::string owner_folder;
+
+/// Why the command ends: on stderr; and for its owner, since there may be no record, in the file `refused`.
+void complain(const std::string& why) {
+  std::fprintf(stderr, "cohort: %s\n", why.c_str());
+  if (!owner_folder.empty()) (void)sys::write_file_atomically(owner_folder + "/refused", why);
+}
+
 int fail_usage(const std::string& message, const std::string& command) {
-  std::fprintf(stderr, "cohort: %s\n(try `%s --help`)\n", message.c_str(), command.c_str());
+  complain(message);
+  std::fprintf(stderr, "(try `%s --help`)\n", command.c_str());
   return kUsageStatus;
 }
 
@@ -42,6 +55,9 @@ std::string meant_option(const CLI::App& app) {
 }
 
 int parse_and_run(int argc, char** argv) {
+  for (int i = 1; i + 1 < argc && std::string_view(argv[i]) != "--"; ++i) {
+    if (std::string_view(argv[i]) == "--owner-folder") owner_folder = argv[i + 1];
+  }
   CLI::App app("Makes a training program run on N processes as if it were one program.", "cohort");
   app.require_subcommand(1);
   app.failure_message([](const CLI::App*, const CLI::Error& error) { return std::string(error.what()) + "\n"; });
@@ -114,7 +130,7 @@ int parse_and_run(int argc, char** argv) {
     }
     return fail_usage(error.what(), chosen_command(app));
   } catch (const Error& error) {
-    std::fprintf(stderr, "cohort: %s\n", error.what());
+    complain(error.what());
     if (exit_status != 0) return exit_status;
     return error.code() == ErrorCode::InvalidArgument ? kUsageStatus : 1;
   }
@@ -138,10 +154,10 @@ int main(int argc, char** argv) {
   try {
     return cohort::app::parse_and_run(argc, argv);
   } catch (const cohort::Error& error) {
-    std::fprintf(stderr, "cohort: %s\n", error.what());
+    cohort::app::complain(error.what());
     return error.code() == cohort::ErrorCode::InvalidArgument ? 2 : 1;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "cohort: %s\n", error.what());
+    cohort::app::complain(error.what());
     return 1;
   }
 }

@@ -34,6 +34,7 @@ struct ErrorContext {
   std::string operation;       ///< e.g. "all_reduce(float32[1024], sum)"
   std::uint64_t sequence = 0;  ///< number of the operation on its communicator, from 1
   std::string cause;           ///< errno's text, or the first failing rank's message
+  int system_error = 0;        ///< errno, where the operating system refused
 };
 
 class Error : public std::runtime_error {

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # The command gives its ranks a few seconds to end, and kills what is left; this is for a command that does not.
 _SECONDS_TO_END = 45.0
-_KEPT_WORDS = 16 * 1024
 
 
 def _candidates() -> Iterator[pathlib.Path]:
@@ -69,7 +68,7 @@ class _Stream:
         self.name = name
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def show(self, data: bytes) -> str:
+    def show(self, data: bytes) -> None:
         text = self.decoder.decode(data, final=not data)
         target = getattr(sys, self.name)
         if text and target is not None:
@@ -79,7 +78,6 @@ class _Stream:
                 encoding = target.encoding or "ascii"
                 target.write(text.encode(encoding, "replace").decode(encoding))
             target.flush()
-        return text
 
 
 class Job:
@@ -89,13 +87,15 @@ class Job:
         """`words`: options and program. `folder`: the caller removes it, the command if the caller dies before."""
         self._command = [find(), "run", "--owner", str(os.getpid()), "--owner-folder", os.fspath(folder), *words]
         self._environment = dict(environment)
+        self._folder = pathlib.Path(folder)
         self._process: subprocess.Popen[bytes] | None = None
-        self._words = ""
 
-    @property
-    def last_words(self) -> str:
-        """The last of what was on the command's stderr: the ranks' lines, and its own, which begin with "cohort: "."""
-        return self._words
+    def refusal(self) -> str:
+        """Why the command did not even begin; empty if it did, and then the record says how the job ended."""
+        try:
+            return (self._folder / "refused").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
 
     def run(self) -> int:
         """Starts it and shows the output until it has ended. Returns the command's exit status (128 + signal where one killed it).
@@ -153,9 +153,7 @@ class Job:
                     return
                 for key, _ in selector.select(left):
                     data = os.read(key.fd, 65536)
-                    text = key.data.show(data)
-                    if key.data.name == "stderr":
-                        self._words = (self._words + text)[-_KEPT_WORDS:]
+                    key.data.show(data)
                     if not data:
                         selector.unregister(key.fileobj)
                         key.fileobj.close()  # type: ignore[union-attr]  # a pipe

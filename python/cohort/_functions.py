@@ -230,7 +230,7 @@ def call_on_ranks(
         python = executable or sys.executable
         job = _command.Job([*words, "--no-python", "--", python, *program], environment, folder)
         status = job.run()
-        return _outcomes(folder, kept, status, job.last_words)
+        return _outcomes(folder, kept, status, job.refusal())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -258,7 +258,7 @@ def _notebook_sources() -> dict[str, list[str]]:
     return sources
 
 
-def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, words: str) -> list[Outcome]:
+def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, refusal: str) -> list[Outcome]:
     try:
         record = json.loads((run_folder / "job.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -283,14 +283,14 @@ def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, words
         return [outcomes[rank] for rank in range(size)]
     if verdict is not None and verdict["rank"] not in failed:
         # Killed, or ended in native code: there is no exception.
-        raise job_failure(status, words, record)
+        raise job_failure(status, refusal, record)
     if failed:
         # Clocks of several hosts cannot be compared: there the command knows who was first.
         first = verdict["rank"] if verdict is not None and len(record.get("hosts", ())) > 1 else None
         rank = min(failed, key=lambda one: (failed[one]["follows"], one != first, failed[one]["at"]))
         host = _host_of(record, rank)
         raise _rank_exception(rank, size, host, failed[rank], status)
-    raise job_failure(status, words, record)
+    raise job_failure(status, refusal, record)
 
 
 def _host_of(record: Mapping[str, Any], rank: int) -> str | None:
@@ -300,11 +300,11 @@ def _host_of(record: Mapping[str, Any], rank: int) -> str | None:
     return None
 
 
-def job_failure(status: int, words: str, record: Mapping[str, Any]) -> Exception:
+def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Exception:
     """The exception for a job that ended with this status and without an exception of Python's that could be sent."""
-    said = [line[len("cohort: ") :] for line in words.splitlines() if line.startswith("cohort: ")]
-    # What it says last may be of something else; the record has why it ended.
-    last = record.get("reason") or (said[-1].strip() if said else f"`cohort run` ended with status {status}")
+    if refusal:
+        record = {}  # of an earlier run in the same folder
+    last = refusal or record.get("reason") or f"`cohort run` ended with status {status}"
     verdict = record.get("failure")
     if verdict is not None:
         rank = verdict["rank"]

@@ -51,7 +51,22 @@ def _say(error, trace) -> None:
     except Exception:  # out of memory, or an exception that cannot be shown
         text = f"uncaught exception {type(error).__qualname__}"
     # The end says most.
-    _core.say_last_words(text.encode("utf-8", "replace")[-_MOST_BYTES:].decode("utf-8", "ignore"))
+    words = text.encode("utf-8", "replace")[-_MOST_BYTES:].decode("utf-8", "ignore")
+    _core.say_last_words(words, _cause(error))
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """Of an exception and those that it comes from, the one that tells of a lost peer; else itself, if it is Cohort's."""
+    from cohort.errors import Aborted, Error, PeerLost
+
+    at: BaseException | None = error
+    for _ in range(100):  # a chain may lead back into itself
+        if at is None or isinstance(at, (PeerLost, Aborted)):
+            break
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    if isinstance(at, (PeerLost, Aborted)):
+        return at
+    return error if isinstance(error, Error) else None
 
 
 def tell_stacks() -> None:

@@ -151,6 +151,6 @@ class Distributor:
                 record = json.loads((folder / "run" / "job.json").read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 record = {}
-            raise job_failure(status, job.last_words, record)
+            raise job_failure(status, job.refusal(), record)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -9,6 +9,7 @@ says what failed, where, why, and what to try; the same is in attributes, None w
     operation  e.g. "all_reduce(float32[1024], sum)"
     sequence   number of the operation on its communicator, from 1
     cause      errno's text, or the first failing rank's message
+    system_error  errno, where the operating system refused
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Error(RuntimeError):
     operation: str | None = None
     sequence: int | None = None
     cause: str | None = None
+    system_error: int | None = None
 
 
 class InvalidArgument(Error, ValueError):

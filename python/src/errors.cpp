@@ -1,5 +1,7 @@
 #include "errors.h"
 
+#include "status/status_page.h"
+
 #include <exception>
 
 namespace cohort::python {
@@ -25,6 +27,9 @@ py::object to_python(const Error& error) {
   const py::module_ errors = py::module_::import("cohort.errors");
   const std::string_view name = to_string(error.code());
   const ErrorContext& context = error.context();
+  // A program that catches it may end by it all the same.
+  if (error.code() == ErrorCode::PeerLost || error.code() == ErrorCode::Aborted)
+    status::StatusPage::own().note_failure(error);
   py::object exception = errors.attr(std::string(name).c_str())(text_or_none(error.what()));
   exception.attr("rank") = number_or_none(context.rank, -1);
   exception.attr("host") = text_or_none(context.host);
@@ -32,7 +37,29 @@ py::object to_python(const Error& error) {
   exception.attr("operation") = text_or_none(context.operation);
   exception.attr("sequence") = number_or_none(static_cast<std::int64_t>(context.sequence), 0);
   exception.attr("cause") = text_or_none(context.cause);
+  exception.attr("system_error") = number_or_none(context.system_error, 0);
   return exception;
+}
+
+Error from_python(const py::object& exception) {
+  const auto text = [&exception](const char* name) {
+    const py::object value = exception.attr(name);
+    return value.is_none() ? std::string() : py::cast<std::string>(value);
+  };
+  const auto number = [&exception](const char* name, auto none) {
+    const py::object value = exception.attr(name);
+    return value.is_none() ? none : py::cast<decltype(none)>(value);
+  };
+  ErrorCode code = ErrorCode::InvalidArgument;
+  while (code != ErrorCode::Internal && to_string(code) != text("code"))
+    code = static_cast<ErrorCode>(static_cast<std::uint8_t>(code) + 1);
+  ErrorContext context;
+  context.rank = number("rank", -1);
+  context.host = text("host");
+  context.peer = number("peer", -1);
+  context.operation = text("operation");
+  context.sequence = number("sequence", std::uint64_t{0});
+  return Error(code, {}, std::move(context));
 }
 
 void translate_errors() {

@@ -19,6 +19,9 @@ void raise_current() noexcept;
 /// The exception object for an error.
 pybind11::object to_python(const Error& error);
 
+/// And back, without its text: of an exception of these classes.
+Error from_python(const pybind11::object& exception);
+
 /// Throws InvalidArgument: "OPERATION: WHY".
 [[noreturn]] void refuse(const std::string& operation, const std::string& why);
 

@@ -1,5 +1,6 @@
 // What this process says of itself to the agent that started it.
 #include "bindings.h"
+#include "errors.h"
 
 #include "status/last_words.h"
 #include "status/status_page.h"
@@ -15,8 +16,14 @@ void bind_status(py::module_& module) {
   module.def(
       "count_step", [] { status::StatusPage::own().count_step(); }, "Another step of an optimizer is done.");
   module.def(
-      "say_last_words", [](const std::string& words) { return status::StatusPage::own().say_last_words(words); },
-      py::arg("words"), "What ends this process. Only the first call counts; it returns True.");
+      "say_last_words",
+      [](const std::string& words, const py::object& cause) {
+        auto& page = status::StatusPage::own();
+        if (!cause.is_none()) page.note_end(from_python(cause));
+        return page.say_last_words(words);
+      },
+      py::arg("words"), py::arg("cause") = py::none(),
+      "What ends this process, and the cohort.Error that it comes from. Only the first call counts; it returns True.");
   module.def("keep_last_words", &status::keep_last_words,
              "From now on fatal signals and uncaught C++ exceptions leave word with the agent.");
   module.def("add_to_last_words", &status::add_to_last_words, py::arg("fd"),

@@ -21,7 +21,7 @@ class Page:
     def __init__(self):
         self.fd = os.memfd_create("cohort-status", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, BYTES)
-        os.pwrite(self.fd, b"CHSTAT04", 0)
+        os.pwrite(self.fd, b"CHSTAT05", 0)
         fcntl.fcntl(self.fd, 1033, 2)  # F_ADD_SEALS, F_SEAL_SHRINK
 
     def close(self):

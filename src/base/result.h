@@ -23,6 +23,15 @@ tl::unexpected<Error> fail(ErrorCode code, fmt::format_string<Args...> format, A
   return tl::unexpected<Error>(Error(code, fmt::format(format, std::forward<Args>(args)...)));
 }
 
+/// The same where the operating system said no: the error keeps its number.
+template <class... Args>
+tl::unexpected<Error> fail_system(int error_number, ErrorCode code, fmt::format_string<Args...> format,
+                                  Args&&... args) {
+  ErrorContext context;
+  context.system_error = error_number;
+  return tl::unexpected<Error>(Error(code, fmt::format(format, std::forward<Args>(args)...), std::move(context)));
+}
+
 /// Throws an Error with a formatted message.
 template <class... Args>
 [[noreturn]] void raise(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {

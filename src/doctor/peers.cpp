@@ -58,9 +58,11 @@ ProbeFacts knock(const PeerAddress& at, const net::Secret& secret) {
   if (!socket) {
     const auto& failed = socket.error();
     // Silence is another matter than a router, or this host itself, that says that there is no way.
-    const std::string why = failed.error.what();
-    const bool silent = failed.kind == net::ConnectFailure::NoAnswer && why.ends_with(errno_text(ETIMEDOUT));
-    return is(failed.kind == net::ConnectFailure::Refused ? kRefused : silent ? kNoAnswer : kNoRoute, why);
+    const bool silent = failed.error.context().system_error == ETIMEDOUT;
+    return is(failed.kind == net::ConnectFailure::Refused ? kRefused
+              : silent                                    ? kNoAnswer
+                                                          : kNoRoute,
+              failed.error.what());
   }
   if (const auto own = net::local_endpoint(socket->get())) facts.from = own->tcp.host;
   auto connection = net::SecureConnection::with_secret(*std::move(socket), net::Role::Client, secret, options());

@@ -24,7 +24,11 @@ void visit_fields(M& m, A& a, const Output*) {
 template <class M, class A>
 void visit_fields(M& m, A& a, const Exited*) {
   a(m.rank, m.status.code, m.status.signal, m.status.core_dumped, m.before_stop, m.out_of_memory, m.after_ns,
-    m.last_stderr, m.last, m.words);
+    m.last_stderr, m.last, m.words, m.cause);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const CauseReport*) {
+  a(m.code, m.rank, m.peer, m.sequence, m.host, m.operation);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const GroupReport*) {

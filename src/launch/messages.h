@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 9;
+inline constexpr std::uint32_t kProtocol = 10;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -70,6 +70,7 @@ struct Exited {
   std::string last_stderr;     ///< its last lines
   RankReport last;             ///< what it was doing
   std::string words;           ///< what ended it, as it said itself: an exception with its trace
+  CauseReport cause;           ///< and for programs
 };
 
 struct InputTaken {

@@ -23,6 +23,7 @@ std::vector<Message> samples() {
   exited.before_stop = false;
   exited.last_stderr = "why";
   exited.words = "a bad day";
+  exited.cause = {3, 3, 1, 12, "vm", "barrier()"};
   RankReport report;
   report.rank = 3;
   report.joined = true;
@@ -74,6 +75,8 @@ TEST(Messages, ComeBackAsTheyWere) {
   const auto exited = std::get<Exited>(*decode(encode(samples()[4])));
   EXPECT_EQ(exited.status.signal, 9);
   EXPECT_EQ(exited.words, "a bad day");
+  EXPECT_EQ(exited.cause.peer, 1);
+  EXPECT_EQ(exited.cause.operation, "barrier()");
   EXPECT_EQ(exited.last.times.steps, 10);
   EXPECT_EQ(exited.last.times.exposed_ns, 400U);
   ASSERT_EQ(exited.last.groups.size(), 2U);

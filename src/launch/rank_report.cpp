@@ -14,14 +14,21 @@
 namespace cohort::launch {
 namespace {
 
+/// Whatever stands there, to the first zero.
+std::string printable(std::string_view letters) {
+  std::string text(letters.substr(0, letters.find('\0')));
+  for (char& letter : text) letter = std::isprint(static_cast<unsigned char>(letter)) != 0 ? letter : '?';
+  return text;
+}
+template <std::size_t Bytes>
+std::string printable(const char (&letters)[Bytes]) {
+  return printable(std::string_view(letters, Bytes));
+}
+
 std::string kind_name(const status::StatusLayout& page, std::uint64_t what) {
   const auto kind = static_cast<std::size_t>(what & 0xFF);
   if (kind >= status::StatusLayout::kKinds) return "operation";
-  std::string name;
-  for (const char letter : page.kinds[kind]) {
-    if (letter == '\0') break;
-    name += std::isprint(static_cast<unsigned char>(letter)) != 0 ? letter : '?';
-  }
+  const std::string name = printable(page.kinds[kind]);
   return name.empty() ? "operation" : name;
 }
 
@@ -47,10 +54,7 @@ NamedReport read_names(const status::NameStatus& names) {
     const std::uint64_t word = names.name[i].load();
     std::memcpy(letters.data() + i * sizeof word, &word, sizeof word);
   }
-  for (const char letter : letters) {
-    if (letter == '\0') break;
-    report.name += std::isprint(static_cast<unsigned char>(letter)) != 0 ? letter : '?';
-  }
+  report.name = printable(std::string_view(letters.data(), letters.size()));
   return report;
 }
 
@@ -122,6 +126,22 @@ RankReport read_status(const status::StatusLayout& page) {
 bool has_left(const RankReport& report) {
   return !report.groups.empty() && std::all_of(report.groups.begin(), report.groups.end(),
                                                [](const GroupReport& group) { return group.id == 0; });
+}
+
+CauseReport read_cause(const status::StatusLayout& page) {
+  CauseReport report;
+  const status::CauseStatus& cause = page.cause;
+  const std::uint32_t state = cause.state.load(std::memory_order_acquire);
+  const bool silent = page.words_ready.load(std::memory_order_acquire) == 0;
+  if (state != status::CauseStatus::OfProcess && !(state == status::CauseStatus::OfWorld && silent)) return report;
+  if (cause.code < 0 || cause.code > static_cast<std::int32_t>(ErrorCode::Internal)) return report;
+  report.code = cause.code;
+  report.rank = cause.rank;
+  report.peer = cause.peer;
+  report.sequence = cause.sequence;
+  report.host = printable(cause.host);
+  report.operation = printable(cause.operation);
+  return report;
 }
 
 std::string last_words(const status::StatusLayout& page) {

@@ -47,6 +47,16 @@ struct TimesReport {
   std::uint64_t exposed_ns = 0;
 };
 
+/// Why it failed; the fields are ErrorContext's.
+struct CauseReport {
+  std::int32_t code = -1;  ///< an ErrorCode; -1: it has not said
+  std::int32_t rank = -1;
+  std::int32_t peer = -1;
+  std::uint64_t sequence = 0;
+  std::string host;
+  std::string operation;
+};
+
 struct RankReport {
   std::int32_t rank = 0;
   std::int32_t pid = 0;    ///< of the process that joined; the worker's own before it has
@@ -66,7 +76,9 @@ struct RankReport {
 RankReport read_status(const status::StatusLayout& page);
 /// It has left its last world: it is about to end, or to form another.
 bool has_left(const RankReport& report);
-/// What ended the rank, as it said itself; empty if it did not.
+/// What ended the rank: the Error that it died of; of a rank that has left no last words, what its world ended by.
+CauseReport read_cause(const status::StatusLayout& page);
+/// The same for people, as it said it itself; empty if it did not.
 std::string last_words(const status::StatusLayout& page);
 
 /// "waiting in all_reduce(float32[10], sum), operation 17", "outside collectives since operation 16", ...

@@ -169,7 +169,7 @@ class MungeExchange final : public Exchange {
         auto listener = net::listen_on({{any, port}, {}});
         if (listener) return listener;
         reasons = listener.error().what();
-        if (reasons.find("EADDRINUSE") != std::string::npos) break;
+        if (listener.error().context().system_error == EADDRINUSE) break;
       }
     }
     return fail(ErrorCode::Unavailable,

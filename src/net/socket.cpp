@@ -107,14 +107,17 @@ Result<sys::UniqueFd> listen_on(const Endpoint& endpoint) {
   }
   if (error_number == EADDRINUSE) {
     const std::string holder = describe_holder(endpoint);
-    return fail(ErrorCode::Unavailable, "cannot listen at {}: {}{}{} -- choose another port, or end that process",
-                to_string(endpoint), errno_text(error_number), holder.empty() ? "" : "; held by ", holder);
+    return fail_system(error_number, ErrorCode::Unavailable,
+                       "cannot listen at {}: {}{}{} -- choose another port, or end that process", to_string(endpoint),
+                       errno_text(error_number), holder.empty() ? "" : "; held by ", holder);
   }
   if (error_number == EADDRNOTAVAIL) {
-    return fail(ErrorCode::Unavailable, "cannot listen at {}: {} -- it is not an address of this host",
-                to_string(endpoint), errno_text(error_number));
+    return fail_system(error_number, ErrorCode::Unavailable,
+                       "cannot listen at {}: {} -- it is not an address of this host", to_string(endpoint),
+                       errno_text(error_number));
   }
-  return fail(ErrorCode::Unavailable, "cannot listen at {}: {}", to_string(endpoint), errno_text(error_number));
+  return fail_system(error_number, ErrorCode::Unavailable, "cannot listen at {}: {}", to_string(endpoint),
+                     errno_text(error_number));
 }
 
 Result<Endpoint> local_endpoint(int fd) {
@@ -212,9 +215,9 @@ tl::expected<sys::UniqueFd, ConnectError> connect_once(const Endpoint& endpoint,
                               : first_error == ETIMEDOUT || first_error == EHOSTUNREACH || first_error == ENETUNREACH
                                   ? ConnectFailure::NoAnswer
                                   : ConnectFailure::Other;
-  return tl::unexpected(connect_error(
-      kind, Error(ErrorCode::Unavailable,
-                  fmt::format("cannot connect to {}: {}", to_string(endpoint), errno_text(first_error)))));
+  auto failed = fail_system(first_error, ErrorCode::Unavailable, "cannot connect to {}: {}", to_string(endpoint),
+                            errno_text(first_error));
+  return tl::unexpected(connect_error(kind, std::move(failed).value()));
 }
 
 Result<bool> wait_ready(int fd, short events, Deadline deadline) {

@@ -119,6 +119,14 @@ TEST(LastWords, OfAnErrorHaveItsContext) {
                        "the stack at std::terminate:\n  #0 "),
             0u)
       << words;
+  const CauseStatus& cause = rank.layout().cause;
+  EXPECT_EQ(cause.state, CauseStatus::OfProcess);
+  EXPECT_EQ(cause.code, static_cast<int>(ErrorCode::PeerLost));
+  EXPECT_EQ(cause.rank, 3);
+  EXPECT_EQ(cause.peer, 1);
+  EXPECT_EQ(cause.sequence, 12u);
+  EXPECT_STREQ(cause.host, "b");
+  EXPECT_STREQ(cause.operation, "all_reduce(float32[8], sum)");
   EXPECT_GT(rank.layout().words_ns, rank.began_ns());
   EXPECT_LT(rank.layout().words_ns, now_ns());
 }

@@ -28,6 +28,13 @@ bool claim(StatusLayout& layout) noexcept {
          layout.pid.compare_exchange_strong(nobody, static_cast<std::int32_t>(::getpid()));
 }
 
+template <std::size_t Bytes>
+void copy_text(char (&to)[Bytes], std::string_view text) noexcept {
+  const std::size_t length = std::min(text.size(), Bytes - 1);
+  std::memcpy(to, text.data(), length);
+  std::memset(to + length, 0, Bytes - length);
+}
+
 }  // namespace
 
 Result<sys::SharedSegment> create_status_page() {
@@ -75,6 +82,8 @@ GroupStatus& StatusPage::open(std::uint64_t id, int rank, int size) noexcept {
     }
     group.size.store(size);
     group.rank.store(rank);
+    std::uint32_t noted = CauseStatus::OfWorld;
+    layout_->cause.state.compare_exchange_strong(noted, CauseStatus::None);
     return group;
   }
   return spare_;
@@ -127,6 +136,23 @@ void StatusPage::begin_wait(std::string_view name) noexcept {
     word.store(letters, std::memory_order_relaxed);
     name.remove_prefix(length);
   }
+}
+
+void StatusPage::note_cause(const Error& error, CauseStatus::State kind) noexcept {
+  if (!mine()) return;
+  CauseStatus& cause = layout_->cause;
+  std::uint32_t before = CauseStatus::None;
+  while (!cause.state.compare_exchange_strong(before, CauseStatus::Writing)) {
+    if (before == CauseStatus::Writing || kind == CauseStatus::OfWorld) return;
+  }
+  const ErrorContext& context = error.context();
+  cause.code = static_cast<std::int32_t>(error.code());
+  cause.rank = context.rank;
+  cause.peer = context.peer;
+  cause.sequence = context.sequence;
+  copy_text(cause.host, context.host);
+  copy_text(cause.operation, context.operation);
+  cause.state.store(kind, std::memory_order_release);
 }
 
 bool StatusPage::say_last_words(std::string_view words) noexcept {

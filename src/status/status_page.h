@@ -9,6 +9,7 @@
 #include "sys/shared_memory.h"
 
 #include <cohort/dtype.h>
+#include <cohort/error.h>
 
 #include <array>
 #include <atomic>
@@ -80,9 +81,21 @@ struct TimesStatus {
   std::atomic<std::int64_t> step;         ///< and how many steps had been taken
 };
 
+/// Why the rank fails, for programs: what people read is in its last words.
+struct CauseStatus {
+  enum State : std::uint32_t { None, Writing, OfWorld, OfProcess };
+  std::atomic<std::uint32_t> state;
+  std::int32_t code;  ///< an ErrorCode
+  std::int32_t rank;  ///< this and the rest: as in ErrorContext
+  std::int32_t peer;
+  std::uint64_t sequence;
+  char host[64];
+  char operation[128];
+};
+
 /// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3430544154534843;  // "CHSTAT04"
+  static constexpr std::uint64_t kMagic = 0x3530544154534843;  // "CHSTAT05"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
@@ -97,8 +110,9 @@ struct StatusLayout {
   std::atomic<std::int64_t> step;        ///< optimizer steps so far
   std::atomic<std::uint32_t> words_ready;
   std::uint32_t words_length;
-  std::int64_t words_ns;                   ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
-  char words[kWordsBytes];                 ///< what ended it: an exception's type, text and trace
+  std::int64_t words_ns;    ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
+  char words[kWordsBytes];  ///< what ended it: an exception's type, text and trace
+  CauseStatus cause;
   char kinds[kKinds][kNameBytes];          ///< names of operations, by the number in LaneStatus::what
   std::atomic<std::int32_t> preempted_by;  ///< the signal because of which all ranks save and end; 0: none
   GroupStatus groups[kGroups];
@@ -131,6 +145,10 @@ class StatusPage {
   void begin_wait(std::string_view name) noexcept;
   void end_wait() noexcept { layout_->names.waiting.fetch_sub(1, std::memory_order_relaxed); }
   void count_named() noexcept { layout_->names.ended.fetch_add(1, std::memory_order_relaxed); }
+  /// A world has ended by this error. The first one counts, until another world is formed.
+  void note_failure(const Error& error) noexcept { note_cause(error, CauseStatus::OfWorld); }
+  /// The process ends by this error.
+  void note_end(const Error& error) noexcept { note_cause(error, CauseStatus::OfProcess); }
   /// The first call counts, and returns true. Allocates nothing; may be called by a signal handler, and by a process
   /// that is about to end.
   bool say_last_words(std::string_view words) noexcept;
@@ -153,6 +171,7 @@ class StatusPage {
  private:
   StatusPage() noexcept;
   bool mine() const noexcept;
+  void note_cause(const Error& error, CauseStatus::State kind) noexcept;
 
   sys::Mapping mapping_;
   StatusLayout* layout_ = nullptr;

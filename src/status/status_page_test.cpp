@@ -67,6 +67,34 @@ TEST(StatusPage, TellsTheAgentWhatARankDidWhenItIsGone) {
   EXPECT_EQ(std::string(layout.words, layout.words_length), "it fell");
 }
 
+TEST(StatusPage, TheFirstFailureOfAWorldStandsUntilTheNextOne) {
+  auto segment = create_status_page();
+  ASSERT_TRUE(segment);
+  const CauseStatus& cause = static_cast<const StatusLayout*>(segment->mapping.data())->cause;
+  const auto error = [](ErrorCode code, int peer) {
+    ErrorContext context;
+    context.peer = peer;
+    context.operation = std::string(1000, 'x');
+    return Error(code, "it", context);
+  };
+  const int status = in_child(segment->fd.get(), [&] {
+    StatusPage& page = StatusPage::own();
+    page.open(7, 0, 2);
+    page.note_failure(error(ErrorCode::PeerLost, 1));
+    page.note_failure(error(ErrorCode::Aborted, 2));
+    if (cause.state != CauseStatus::OfWorld || cause.peer != 1) return 1;
+    page.open(8, 0, 2);
+    if (cause.state != CauseStatus::None) return 2;
+    page.note_failure(error(ErrorCode::Aborted, 2));
+    page.note_end(error(ErrorCode::PeerLost, 3));
+    return 0;
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(cause.state, CauseStatus::OfProcess);
+  EXPECT_EQ(cause.peer, 3);
+  EXPECT_EQ(std::string(cause.operation), std::string(sizeof cause.operation - 1, 'x'));
+}
+
 TEST(StatusPage, BelongsToTheFirstProcessAndNotToItsForks) {
   auto segment = create_status_page();
   ASSERT_TRUE(segment);

@@ -206,13 +206,13 @@ TEST(Launch, LastTwentyLinesOfStderr) {
 }
 
 TEST(Launch, TheRankThatDiedIsBlamedAndNotThoseThatMissedIt) {
-  // Rank 2 dies; the others notice it by themselves and fail at once, as a communicator makes them.
+  // Rank 2 dies; the others notice it by themselves and fail at once, as Gloo makes them.
   const auto finished = run(
       {{"run", "-np", "4", "sh", "-c",
         "echo $$ > pid.$RANK.new; mv pid.$RANK.new pid.$RANK;"
         "while [ ! -e pid.2 ]; do sleep 0.01; done; p=$(cat pid.2);"
         "if [ $RANK = 2 ]; then while [ ! -e pid.0 -o ! -e pid.1 -o ! -e pid.3 ]; do sleep 0.01; done; kill -9 $$; fi;"
-        "while kill -0 $p 2>/dev/null; do :; done; echo PeerLost: rank 2 >&2; exit 1"}});
+        "while kill -0 $p 2>/dev/null; do :; done; echo Connection closed by peer >&2; exit 1"}});
   EXPECT_EQ(finished.status, 137) << finished.err;
   EXPECT_NE(finished.err.find("rank 2 failed: killed by SIGKILL"), std::string::npos) << finished.err;
 }

@@ -93,6 +93,12 @@ bool World::record(ErrorCode code, int peer, std::uint64_t sequence, std::string
 }
 
 Error World::recorded(const std::string& doing, std::uint64_t sequence) const {
+  Error error = as_error(doing, sequence);
+  status::StatusPage::own().note_failure(error);
+  return error;
+}
+
+Error World::as_error(const std::string& doing, std::uint64_t sequence) const {
   const AbortRecord& abort = header().abort;
   for (int i = 0; i < 1000 && abort.state.load() != AbortRecord::kSet; ++i) std::this_thread::sleep_for(1ms);
   ErrorContext context;

@@ -93,6 +93,7 @@ class World {
 
  private:
   void wake() noexcept;
+  Error as_error(const std::string& doing, std::uint64_t sequence) const;
 
   const int rank_;
   const int size_;

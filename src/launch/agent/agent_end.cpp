@@ -62,6 +62,7 @@ void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
   report.rank = worker.rank();
   report.last = worker.report();
   report.words = worker.words();
+  report.cause = worker.cause();
   report.status = status;
   report.before_stop = !stopping_ || worker.ended_before_stop;
   // A rank that said what ended it began to end then; what it does on its way out can take long.

@@ -141,6 +141,8 @@ RankReport Worker::report() const {
 
 std::string Worker::words() const { return page() != nullptr ? last_words(*page()) : std::string(); }
 
+CauseReport Worker::cause() const { return page() != nullptr ? read_cause(*page()) : CauseReport(); }
+
 std::optional<std::chrono::steady_clock::time_point> Worker::words_began() const {
   if (page() == nullptr || page()->words_ready.load(std::memory_order_acquire) == 0) return std::nullopt;
   return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(page()->words_ns));

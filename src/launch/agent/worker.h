@@ -68,6 +68,7 @@ class Worker {
   /// What the rank is doing now.
   RankReport report() const;
   std::string words() const;
+  CauseReport cause() const;
   /// When it began to say them; nullopt if it said nothing.
   std::optional<std::chrono::steady_clock::time_point> words_began() const;
   /// Has the rank write its stacks; false if it cannot.

@@ -301,6 +301,7 @@ void Supervisor::on_exited(const Exited& exited) {
   ending.last_stderr = exited.last_stderr;
   ending.last = exited.last;
   ending.words = demangled(exited.words);
+  ending.cause = exited.cause;
   announcer_.rank_ended(ending);
   endings_.push_back(std::move(ending));
   if (!exited.status.success() && doing_then_.empty()) {

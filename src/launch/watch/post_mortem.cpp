@@ -35,21 +35,16 @@ std::string_view last_line(std::string_view text) {
 
 }  // namespace
 
-bool speaks_of_lost_peer(std::string_view text) {
-  // Of ours, the codes' names and how the texts go on (a C++ runtime prints the text alone); then Gloo's and sockets'.
-  constexpr std::string_view kSigns[] = {"PeerLost",
-                                         "Aborted",
-                                         ") lost rank ",
-                                         "aborted by rank ",
-                                         "Connection closed by peer",
-                                         "Connection reset by peer"};
-  return std::any_of(std::begin(kSigns), std::end(kSigns),
-                     [text](std::string_view sign) { return text.find(sign) != std::string_view::npos; });
-}
-
 bool follows_another(const Ending& ending) {
   if (ending.status.success() || struck(ending)) return false;
-  return speaks_of_lost_peer(ending.words.empty() ? ending.last_stderr : ending.words);
+  if (ending.cause.code >= 0) {
+    const auto code = static_cast<ErrorCode>(ending.cause.code);
+    return code == ErrorCode::PeerLost || code == ErrorCode::Aborted;
+  }
+  const std::string& text = ending.words.empty() ? ending.last_stderr : ending.words;
+  constexpr std::string_view kOfGloo = "Connection closed by peer";
+  constexpr std::string_view kOfSockets = "Connection reset by peer";
+  return text.find(kOfGloo) != std::string::npos || text.find(kOfSockets) != std::string::npos;
 }
 
 bool asks_for_requeue(const Ending& ending) {

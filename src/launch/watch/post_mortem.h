@@ -20,21 +20,21 @@ struct Ending {
   double after_seconds = 0;
   std::string last_stderr;
   RankReport last = {};    ///< what it was doing
-  std::string words = {};  ///< what ended it, as it said itself
+  std::string words = {};  ///< what ended it, as it said itself,
+  CauseReport cause = {};  ///< and for programs
 };
 
 /// It has saved and wants to be started again (kRequeueStatus): no failure.
 bool asks_for_requeue(const Ending& ending);
 
 /// The failure that the others follow from: among those that ended before the job was stopped, one that was killed by a
-/// signal comes before one that ended by itself, one that does not speak of a lost peer before one that does, the
+/// signal comes before one that ended by itself, one that had not lost a peer before one that had, the
 /// earlier before the later. nullopt if none failed. (A peer's death is often noticed, and died of, before the kernel
 /// has finished the first death; the order of the reports alone would accuse the wrong one.)
 std::optional<Ending> first_failure(const std::vector<Ending>& endings);
 
-/// True if these words say that another rank failed before.
-bool speaks_of_lost_peer(std::string_view stderr_text);
-/// True if this rank failed and says that another one had before.
+/// True if this rank failed because another one had: by its cause; of what fails without one of Cohort's errors, by
+/// what other libraries write of a lost peer.
 bool follows_another(const Ending& ending);
 
 struct PostMortem {

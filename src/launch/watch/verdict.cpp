@@ -32,9 +32,7 @@ std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& end
   if (!follows_another(failure)) return ranks;
   for (const Ending& ending : endings) {
     if (!ending.status.success() || !ending.before_stop) continue;
-    const std::string lost = fmt::format("lost rank {} (", ending.rank);
-    const bool named =
-        failure.words.find(lost) != std::string::npos || failure.last_stderr.find(lost) != std::string::npos;
+    const bool named = failure.cause.code == static_cast<int>(ErrorCode::PeerLost) && failure.cause.peer == ending.rank;
     if (named || ending.after_seconds <= failure.after_seconds) ranks.push_back(ending.rank);
   }
   std::sort(ranks.begin(), ranks.end());
@@ -82,7 +80,8 @@ Verdict judge(const JobEnd& end) {
     verdict.post_mortem = std::move(post_mortem);
   } else if (!end.stop_status && good != end.world_size) {
     verdict.status = 1;
-    verdict.text = "cohort: the job ended without word from all ranks\n";
+    verdict.reason = "the job ended without word from all ranks";
+    verdict.text = "cohort: " + verdict.reason + "\n";
   } else if (end.stop_status && !end.quiet) {
     verdict.text = fmt::format("cohort: {}, after {:.1f} s{}\n", end.stop_reason.empty() ? "ended" : end.stop_reason,
                                end.seconds, end.log_folder.empty() ? "" : "; logs in " + end.log_folder);

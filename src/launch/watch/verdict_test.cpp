@@ -53,7 +53,8 @@ TEST(Verdict, TheFailedRankIsNotAmongThoseThatFellWithIt) {
   JobEnd end = two_ranks(1, 1);
   // Rank 0 noticed what became of rank 1, and was gone before it.
   end.endings[0].after_seconds = 1;
-  end.endings[0].last_stderr = "cohort::Error: PeerLost: rank 0 lost rank 1";
+  end.endings[0].cause.code = static_cast<int>(ErrorCode::PeerLost);
+  end.endings[0].cause.peer = 1;
   end.endings[1].after_seconds = 2;
   end.endings[1].last_stderr = "ValueError: bad batch";
   end.doing_then = {"waiting in barrier(), operation 2", "done with its world, whose last was barrier(), operation 1"};
@@ -67,7 +68,7 @@ TEST(Verdict, TheFailedRankIsNotAmongThoseThatFellWithIt) {
 TEST(Verdict, ARankThatEndedInGoodOrderBeforeTheOthersIsNamedFirst) {
   JobEnd end = two_ranks(1, 0);
   end.endings[0].after_seconds = 2;
-  end.endings[0].last_stderr = "cohort::Error: PeerLost: all_reduce failed -- rank 0 (vm) lost rank 1";
+  end.endings[0].cause.code = static_cast<int>(ErrorCode::PeerLost);
   end.endings[1].after_seconds = 1;
   EXPECT_TRUE(
       judge(end).text.starts_with("cohort: rank 1 had ended with 0 while rank 0 went on: do all ranks take the "
@@ -75,11 +76,11 @@ TEST(Verdict, ARankThatEndedInGoodOrderBeforeTheOthersIsNamedFirst) {
       << judge(end).text;
   end.endings[1].after_seconds = 3;
   EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 0 failed")) << "it ended later";
-  end.endings[0].last_stderr += " (vm, pid 7)";
+  end.endings[0].cause.peer = 1;
   EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 1 had ended with 0"))
       << "it is named, and took its time to end";
   end.endings[1].after_seconds = 1;
-  end.endings[0].last_stderr = "ValueError: bad batch";
+  end.endings[0].cause = {};
   EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 0 failed")) << "it has reasons of its own";
 }
 
