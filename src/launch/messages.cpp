@@ -119,7 +119,7 @@ void visit_fields(M& m, A& a, const StopWorkers*) {
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Finish*) {
-  a(m.status, m.again);
+  a(m.status);
 }
 
 /// What messages hold more of than numbers and texts.
