@@ -1,4 +1,6 @@
+#include "base/env.h"
 #include "base/log.h"
+#include "base/parse.h"
 #include "cluster/detect.h"
 #include "cluster/host_identity.h"
 #include "cluster/pretended_hosts.h"
@@ -9,6 +11,7 @@
 #include "meet/place.h"
 #include "meet/plan.h"
 #include "status/last_words.h"
+#include "store/job_store.h"
 
 #include <cohort/join.h>
 
@@ -26,12 +29,23 @@ using meet::JoinPlan;
 using meet::MeetingPlace;
 
 // A process may join again at the same place under the same name; every time is a meeting of its own. Ranks count
-// alike, because they join alike. (By rank, since ranks may be threads of one process.)
-int next_generation(const JoinPlan& plan, const std::string& group) {
+// alike, because they join alike, and anew in each epoch of a job, so that who was in an earlier one and who has just
+// been started meet. (By rank, since ranks may be threads of one process.)
+std::string next_meeting(const JoinPlan& plan, const std::string& group, int epoch) {
   static std::mutex mutex;
-  static std::map<std::tuple<std::string, std::string, int>, int> generations;
+  static std::map<std::tuple<std::string, std::string, int, int>, int> meetings;
   const std::lock_guard lock(mutex);
-  return ++generations[{plan.place_name, group, plan.rank}];
+  const auto earlier = meetings.lower_bound({plan.place_name, group, plan.rank, 0});
+  const bool comes_again = earlier != meetings.end() && std::get<0>(earlier->first) == plan.place_name &&
+                           std::get<1>(earlier->first) == group && std::get<2>(earlier->first) == plan.rank;
+  const int started_in = parse_integer<int>(env::get(env::kRestart).value_or("")).value_or(epoch);
+  if (!comes_again && plan.place == JoinPlan::Place::Job && started_in < epoch) {
+    raise(ErrorCode::Unavailable,
+          "rank {} cannot join: this process was started in attempt {} of the job, which is in attempt {} now -- it is "
+          "left over from then: end it",
+          plan.rank, started_in, epoch);
+  }
+  return fmt::format("{}#{}.{}", group, epoch, ++meetings[{plan.place_name, group, plan.rank, epoch}]);
 }
 
 // With what a person needs to know about this process.
@@ -118,7 +132,6 @@ Communicator join(const JoinOptions& options) {
   if (!plan.note.empty()) log::warn("comm", "{}", plan.note);
   if (plan.place == JoinPlan::Place::None) return form_alone(plan);
   const net::Deadline deadline = net::deadline_in(plan.join_timeout);
-  const std::string meeting = fmt::format("{}#{}", options.group_name, next_generation(plan, options.group_name));
 
   cluster::HostIdentity host = cluster::host_identity();
   const std::vector<int> pretended = cluster::pretended_hosts(plan.size);
@@ -146,12 +159,18 @@ Communicator join(const JoinOptions& options) {
       card.no_transport = std::string_view(plugin.error().what()).substr(0, 4000);
   }
   meet::MeetingOptions meet;
-  meet.prefix = "join/" + meeting;
   meet.place = plan.place_name;
   meet.backends = known_backends(card.backends);
   meet.deadline = deadline;
 
+  const bool of_job = plan.place == JoinPlan::Place::Job;
+  std::string meeting = of_job ? std::string() : next_meeting(plan, options.group_name, 0);
   const std::shared_ptr<MeetingPlace> place = reach(plan, meeting, deadline, host.name);
+  if (of_job) {
+    const auto epoch = place->store->try_get(store::kEpochKey);
+    meeting = next_meeting(plan, options.group_name, parse_integer<int>(epoch.value_or("")).value_or(0));
+  }
+  meet.prefix = "join/" + meeting;
   meet.serves_store = place->server != nullptr;
   const meet::Roster roster = meet::hold_meeting(*place->store, card, meet);
 

@@ -111,7 +111,7 @@ void visit_fields(M& m, A& a, const StopWorkers*) {
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Finish*) {
-  a(m.status, m.again);
+  a(m.status);
 }
 
 std::string encode(const Message& message) { return codec::encode(message); }

@@ -117,6 +117,7 @@ struct WorkerPlan {
   std::vector<std::string> environment;  ///< "NAME=value", over the job's
 };
 
+/// The ranks of an epoch; another such order may follow once they and all below them are gone.
 struct StartJob {
   std::string path;  ///< executable
   std::vector<std::string> arguments;
@@ -154,11 +155,9 @@ struct StopWorkers {
   std::uint32_t saving_ms = 0;
 };
 
-/// Nothing more is wanted: the agent ends. A launcher that is one of several ends with the job's exit status; or it
-/// comes again, to the job's next attempt.
+/// Nothing more is wanted: the agent ends. A launcher that is one of several ends with the job's exit status.
 struct Finish {
   std::int32_t status = 0;
-  bool again = false;
 };
 
 /// To an agent that cannot be taken.

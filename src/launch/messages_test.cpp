@@ -48,7 +48,7 @@ std::vector<Message> samples() {
           OutputTaken{std::uint64_t{1} << 40},
           SignalWorkers{10},
           StopWorkers{15, 100, 30000},
-          Finish{7, true},
+          Finish{7},
           Reports{{report, RankReport{}}},
           Stacks{2, "main"},
           AskStacks{},

@@ -1,8 +1,11 @@
 // Real processes meet, or learn why they cannot.
 #include "child.h"
 #include "net/address.h"
+#include "net/deadline.h"
 #include "net/secret.h"
 #include "net/socket.h"
+#include "store/client.h"
+#include "store/job_store.h"
 #include "store/server.h"
 
 #include <fcntl.h>
@@ -242,6 +245,33 @@ TEST(Join, AtTheStoreOfALauncher) {
   }
   expect_all_join(children);
   EXPECT_CONTAINS(children[0].output(), "timeout_ms=12500");
+}
+
+TEST(Join, WhoWasInAnEarlierEpochOfAJobMeetsWhoIsStartedInALaterOne) {
+  const Folder folder;
+  const auto secret = value_or_throw(net::Secret::generate());
+  const auto memory = value_or_throw(secret.to_sealed_memfd());
+  ASSERT_EQ(::fcntl(memory.get(), F_SETFD, 0), 0);
+  const store::StoreServer server({.secret = secret});
+  const auto start = [&](int rank, int epoch, std::vector<std::string> words) {
+    return worker(std::move(words), {{"RANK", std::to_string(rank)},
+                                     {"WORLD_SIZE", "2"},
+                                     {"COHORT_STORE", net::to_string(server.endpoint())},
+                                     {"COHORT_SECRET_FD", std::to_string(memory.get())},
+                                     {"COHORT_RESTART", std::to_string(epoch)}});
+  };
+  Child survivor = start(0, 0, {"times=2", "until=" + folder.file("go")});
+  Child other = start(1, 0, {});
+  EXPECT_EQ(other.wait(), 0) << other.output();
+  const net::Deadline deadline = net::deadline_in(std::chrono::seconds(30));
+  store::connect_tcp_store("127.0.0.1", server.endpoint().tcp.port, secret, deadline)->set(store::kEpochKey, "1");
+  Child left_over = start(1, 0, {});
+  EXPECT_EQ(left_over.wait(), 3);
+  EXPECT_CONTAINS(left_over.output(), "this process was started in attempt 0 of the job, which is in attempt 1 now");
+  Child fresh = start(1, 1, {});
+  std::ofstream(folder.file("go")).put('1');
+  EXPECT_EQ(fresh.wait(), 0) << fresh.output();
+  EXPECT_EQ(survivor.wait(), 0) << survivor.output();
 }
 
 TEST(Join, TwiceAtTheSamePlace) {

@@ -1,7 +1,7 @@
 // Joins as its arguments (name=value) say and tells on standard output what came of it: "joined ..." and exit status 0,
 // or "CODE: message" and exit status 3. With threads=N it is N ranks, each a thread of this process: task P of a
 // launcher is ranks P * N to P * N + N - 1, of tasks=T times N. With share=FOLDER rank 0 tells the others by files
-// there.
+// there. With until=FILE it joins for a second time once there is such a file.
 #include <cohort/cohort.h>
 
 #include <unistd.h>
@@ -88,6 +88,7 @@ int main(int argc, char** argv) {
   int threads = 0;
   int tasks = 1;
   bool hold = false;
+  std::string until;
   bool meet_all = true;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -105,11 +106,14 @@ int main(int argc, char** argv) {
     if (name == "threads") threads = std::atoi(value.c_str());
     if (name == "tasks") tasks = std::atoi(value.c_str());
     if (name == "hold") hold = true;
+    if (name == "until") until = value;
     if (name == "barrier") meet_all = value == "1";
   }
   if (threads > 0) return join_as_threads(options, threads, tasks);
   try {
     for (int i = 0; i < times; ++i) {
+      while (i > 0 && !until.empty() && !std::filesystem::exists(until))
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
       cohort::Communicator world = cohort::join(options);
       if (meet_all) world.barrier().wait();
       std::printf("joined rank=%d size=%d local=%d/%d cross=%d/%d timeout_ms=%lld\n", world.rank(), world.size(),

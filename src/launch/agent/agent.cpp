@@ -162,7 +162,7 @@ bool Agent::come() {
 
 void Agent::on_message(Message message) {
   if (auto* job = std::get_if<StartJob>(&message)) {
-    if (stage_ == Stage::Waiting && options_.unable.empty()) start_job(std::move(*job));
+    if ((stage_ == Stage::Waiting || stage_ == Stage::Finished) && options_.unable.empty()) start_job(std::move(*job));
   } else if (const auto* taken = std::get_if<OutputTaken>(&message)) {
     unacknowledged_ -= std::min<std::size_t>(unacknowledged_, taken->bytes);
     if (paused_ && unacknowledged_ < kOutputWindow / 2) {
@@ -178,16 +178,14 @@ void Agent::on_message(Message message) {
   } else if (const auto* refused = std::get_if<Refused>(&message)) {
     exit_status_ = 1;
     log::error("launch", "not taken: {}", refused->why);
-    again_later_ = false;
     if (stage_ == Stage::Waiting) loop_.stop();
   } else if (std::holds_alternative<AskStacks>(message)) {
     ask_stacks();
   } else if (const auto* finish = std::get_if<Finish>(&message)) {
     if (options_.own) {
       exit_status_ = finish->status;
-      again_later_ = finish->again;
       const bool over = stage_ == Stage::Waiting || stage_ == Stage::Finished;
-      if (over && finish->status != 0 && !finish->again && !options_.quiet && options_.unable.empty())
+      if (over && finish->status != 0 && !options_.quiet && options_.unable.empty())
         say(fmt::format("the job has ended with status {}; node 0 ({}) says why", finish->status, options_.place));
     }
     if (stage_ == Stage::Waiting || stage_ == Stage::Finished)
@@ -232,7 +230,7 @@ void Agent::on_signal() {
   if (!ended) return;
   // Somebody ends the agent, or its guard is gone: the job must not go on unguarded.
   exit_status_ = 1;
-  if (workers_.empty()) return loop_.stop();
+  if (workers_.empty() || stage_ == Stage::Finished) return loop_.stop();
   if (stage_ == Stage::Running && !stopping_) {
     channel_->send(Ends{::getppid() != guard_ ? fmt::format("the guard of {} was killed", sys::host_name())
                                               : fmt::format("the agent of {} was told to end by {}", sys::host_name(),
@@ -292,6 +290,7 @@ void Agent::start_job(StartJob job) {
                       options_.place));
     }
   }
+  forget_epoch();
   stage_ = Stage::Running;
   out_of_memory_before_ = sys::out_of_memory_kills();
   if (auto started = start_workers(job); !started) {
@@ -303,6 +302,18 @@ void Agent::start_job(StartJob job) {
     stage_ = Stage::Finished;
     channel_->send(AllGone{0, describe_stuck(stuck)});
   }
+}
+
+void Agent::forget_epoch() {
+  stacks_ = Timer();
+  workers_.clear();
+  alive_ = 0;
+  swept_ = 0;
+  run_folder_.clear();
+  // (What of their output is on its way still counts.)
+  paused_ = stopping_ = passed_on_ = false;
+  grace_end_.reset();
+  told_times_ = 0;
 }
 
 Result<void> Agent::start_workers(const StartJob& job) {
@@ -424,15 +435,7 @@ int run_agent(const AgentOptions& options) {
   ::signal(SIGPIPE, SIG_IGN);  // a rank may end while its input is written; workers start with the default again
   const auto agent = [&options] {
     value_or_throw(sys::become_subreaper());
-    // A signal between two attempts waits for the next one.
-    const auto between = value_or_throw(sys::SignalFd::create(kSignals));
-    AgentOptions as_known = options;
-    while (true) {
-      Agent one(as_known, options.secret.value());
-      const int status = one.run();
-      if (!one.comes_again()) return status;
-      as_known.host_index = one.host_index();  // a restart gives each node the ranks that it had
-    }
+    return Agent(options, options.secret.value()).run();
   };
   return run_guarded(options.lifeline_fd, agent, options.own ? Passes::Unchanged : Passes::AsTerm);
 }

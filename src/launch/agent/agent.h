@@ -40,7 +40,7 @@ struct AgentOptions {
 
 /// Becomes guard and agent. Returns the process's exit status once nothing of the job is left on this host: 0 if
 /// all went its way, whatever the workers' own statuses; 1 if the supervisor was lost or a process could not be ended.
-/// The launcher of a node (`own`) returns the job's exit status, and comes again where the job does.
+/// The launcher of a node (`own`) returns the job's exit status.
 /// Has to be called before the process has a second thread.
 int run_agent(const AgentOptions& options);
 

@@ -31,8 +31,6 @@ class Agent {
  public:
   Agent(const AgentOptions& options, net::Secret secret);
   int run();
-  bool comes_again() const noexcept { return again_later_; }
-  int host_index() const noexcept { return host_index_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -53,6 +51,8 @@ class Agent {
   bool told_as_launcher(int signal);
   void pass_on(int signal);
   void start_job(StartJob job);
+  /// What an order before has left behind in this process.
+  void forget_epoch();
   Result<void> start_workers(const StartJob& job);
   void stop(const StopWorkers& order);
   void kill_all();
@@ -102,7 +102,6 @@ class Agent {
   int exit_status_ = 0;
   std::optional<Clock::time_point> told_at_;  ///< a launcher, by a signal that is for the job
   int told_times_ = 0;
-  bool again_later_ = false;
 };
 
 }  // namespace cohort::launch

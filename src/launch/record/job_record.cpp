@@ -46,6 +46,18 @@ nlohmann::ordered_json to_json(const AttemptRecord& attempt) {
 
 }  // namespace
 
+AttemptRecord attempt_of(const JobRecord& record) {
+  AttemptRecord attempt;
+  attempt.start = record.start;
+  attempt.end = record.end;
+  attempt.exit_status = record.exit_status.value_or(1);
+  attempt.reason = record.reason;
+  attempt.log_folder = record.log_folder;
+  attempt.pids = record.pids;
+  attempt.failure = record.failure;
+  return attempt;
+}
+
 nlohmann::ordered_json to_json(const JobRecord& record) {
   nlohmann::ordered_json out;
   out["format"] = 1;

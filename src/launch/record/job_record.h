@@ -49,6 +49,9 @@ struct JobRecord {
   std::vector<AttemptRecord> attempts;  ///< those that have ended
 };
 
+/// How the attempt that `record` tells of has ended.
+AttemptRecord attempt_of(const JobRecord& record);
+
 /// Takes the rest (folder, user, host, the environment's variables that matter, versions) from this process.
 nlohmann::ordered_json to_json(const JobRecord& record);
 

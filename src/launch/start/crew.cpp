@@ -369,17 +369,23 @@ void Crew::broadcast(const Message& message) {
   }
 }
 
-void Crew::see_off(CrewMember& member) {
-  if (options_.remote.way == Way::Launcher && !member.host.local) return;
-  member.channel->send(Finish{});
-  if (member.remote) end_command(member, SIGTERM);
+void Crew::see_off() {
+  for (const auto& member : members_) {
+    if (member->channel == nullptr || (options_.remote.way == Way::Launcher && !member->host.local)) continue;
+    member->channel->send(Finish{});
+    if (member->remote && !member->process_gone) end_command(*member, SIGTERM);
+  }
 }
 
-void Crew::dismiss(int status, bool again) {
+void Crew::dismiss(int status) {
   if (options_.remote.way != Way::Launcher) return;
   for (const auto& member : members_) {
-    if (!member->host.local && member->channel != nullptr) member->channel->send(Finish{status, again});
+    if (!member->host.local && member->channel != nullptr) member->channel->send(Finish{status});
   }
+}
+
+void Crew::begin_again() {
+  for (const auto& member : members_) member->started = member->all_gone = false;
 }
 
 void Crew::end_command(CrewMember& member, int signal) {
@@ -398,11 +404,30 @@ bool Crew::all_started() const {
   return std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->started; });
 }
 
+namespace {
+
+/// Agents that come by themselves are no processes of ours.
+bool has_process(const CrewMember& member) {
+  return (member.host.local || member.remote != nullptr) && !member.process_gone;
+}
+bool can_be_told(const CrewMember& member) { return member.channel != nullptr && !member.channel->closed(); }
+
+}  // namespace
+
+bool Crew::nothing_runs() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& member) {
+    return member->all_gone || !(has_process(*member) || can_be_told(*member));
+  });
+}
+
+bool Crew::can_go_on() const {
+  return std::all_of(members_.begin(), members_.end(),
+                     [](const auto& member) { return member->all_gone && can_be_told(*member); });
+}
+
 bool Crew::all_ended() const {
   return std::all_of(members_.begin(), members_.end(), [](const auto& member) {
-    const bool never_begun = !member->host.local && member->remote == nullptr;
-    return (never_begun || member->process_gone) &&
-           (member->all_gone || member->channel == nullptr || member->channel->closed());
+    return !has_process(*member) && (member->all_gone || !can_be_told(*member));
   });
 }
 

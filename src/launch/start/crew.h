@@ -70,16 +70,22 @@ class Crew {
   void let_go();
   /// To all that have joined.
   void broadcast(const Message& message);
-  /// To one whose host has nothing left of the job: it ends, and a command in between that does not is ended. The
-  /// launcher of another node waits for `dismiss`.
-  void see_off(CrewMember& member);
-  /// To the launchers of other nodes: how the job has ended, and whether it is started again.
-  void dismiss(int status, bool again);
+  /// Nothing of the job is left on any host, and nothing more comes: agents end, and a command in between that does not
+  /// is ended. The launchers of other nodes wait for `dismiss`.
+  void see_off();
+  /// To the launchers of other nodes: how the job has ended.
+  void dismiss(int status);
+  /// All are told another start of ranks.
+  void begin_again();
 
   /// In the order of the hosts.
   const std::vector<std::unique_ptr<CrewMember>>& members() const noexcept { return members_; }
   bool all_joined() const;
   bool all_started() const;
+  /// No ranks, nor what they have started, run on any host.
+  bool nothing_runs() const;
+  /// And all agents are there to start others.
+  bool can_go_on() const;
   /// No agent's process is left, and nothing that it said is on its way.
   bool all_ended() const;
   /// The hosts whose ranks do not run yet: "a, b", and what is known of those whose agents have not come.

@@ -33,7 +33,7 @@ struct RunOptions {
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
   HealthLimits health = {};  ///< when a job that does not go on is named, and ended
-  /// How often the job is started again after a rank has failed, with a new secret, store and ports.
+  /// How often all ranks are started again after one has failed.
   int max_restarts = 0;
   bool keep_logs = true;      ///< the ranks' output, in files
   std::string output_folder;  ///< for those; empty: logs/ in the run's folder

@@ -1,5 +1,6 @@
-// How an attempt ends: who stops it and why, what its agents are told then, and what is said and kept of it.
-#include "launch/supervise/supervisor_impl.h"
+// How an epoch ends: who stops it and why, what its agents are told then, and what is said and kept of it.
+#include "launch/supervise/epoch.h"
+#include "launch/supervise/supervisor.h"
 #include "launch/sweep.h"
 
 #include <nlohmann/json.hpp>
@@ -24,35 +25,35 @@ constexpr std::size_t kMostHostsTold = 8;
 
 }  // namespace
 
-void Supervisor::wait_for_cause() {
-  cause_limit_ = Timer(loop_, kCauseTime, [this] {
+void Epoch::wait_for_cause() {
+  cause_limit_ = Timer(job_.loop_, kCauseTime, [this] {
     if (health_->somebody_leaves() && ++cause_waits_ < kMostCauseWaits) return wait_for_cause();
     stop_for_failure();
   });
 }
 
-void Supervisor::stop_for_failure() {
+void Epoch::stop_for_failure() {
   const auto first = first_failure(endings_);
   stop(fmt::format("rank {} failed: {}", first->rank, sys::to_string(first->status)), SIGTERM, {options_.grace});
   // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: nobody has to wait for that.
   // (Where there may be a restart, its line says what has failed.)
-  if (attempts_.restarts.most() == 0) tell_limit_ = Timer(loop_, kTellTime, [this] { tell_failure(); });
+  if (job_.restarts_.most() == 0) tell_limit_ = Timer(job_.loop_, kTellTime, [this] { tell_failure(); });
 }
 
-void Supervisor::tell_failure() {
+void Epoch::tell_failure() {
   if (stage_ != Stage::Stopping) return;
   JobEnd end = how_it_ended();
   end.early = true;
-  if (const Verdict verdict = judge(end); verdict.post_mortem) announcer_.failed(*verdict.post_mortem);
+  if (const Verdict verdict = judge(end); verdict.post_mortem) job_.announcer_.failed(*verdict.post_mortem);
 }
 
-void Supervisor::on_stuck(const std::string& why) {
+void Epoch::on_stuck(const std::string& why) {
   stuck_ = !stop_status_ && stage_ == Stage::Running;
   if (!stop_status_) stop_status_ = kTimeoutStatus;
   stop(why, SIGTERM, {options_.grace});
 }
 
-Stopping::Events Supervisor::stopping_events() {
+Stopping::Events Epoch::stopping_events() {
   Stopping::Events events;
   events.tell = [this](int signal, Stopping::Grace grace) { tell_agents(signal, grace); };
   events.give_up = [this] {
@@ -65,7 +66,7 @@ Stopping::Events Supervisor::stopping_events() {
   return events;
 }
 
-void Supervisor::stop(const std::string& reason, int signal, Stopping::Grace grace) {
+void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
   if (stage_ == Stage::Ended) return;
   before_stop();
   if (quiet_end_) stopping_.be_quiet();
@@ -74,7 +75,7 @@ void Supervisor::stop(const std::string& reason, int signal, Stopping::Grace gra
   check_end();
 }
 
-void Supervisor::before_stop() {
+void Epoch::before_stop() {
   stage_ = Stage::Stopping;
   start_limit_ = Timer();
   job_limit_ = Timer();
@@ -83,11 +84,11 @@ void Supervisor::before_stop() {
   other_hosts_ = Timer();
   if (health_) health_->stop();
   input_.reset();
-  crew_->start_no_more();
+  crew_.start_no_more();
 }
 
-void Supervisor::tell_agents(int signal, Stopping::Grace grace) {
-  for (const auto& agent : crew_->members()) {
+void Epoch::tell_agents(int signal, Stopping::Grace grace) {
+  for (const auto& agent : crew_.members()) {
     if (agent->channel == nullptr) {
       Crew::give_up(*agent);  // it has nothing to end but itself
     } else if (!agent->started) {
@@ -99,26 +100,26 @@ void Supervisor::tell_agents(int signal, Stopping::Grace grace) {
   }
 }
 
-void Supervisor::fail_start(const std::string& why) {
+void Epoch::fail_start(const std::string& why) {
   if (!stop_status_) stop_status_ = kCannotStartStatus;
   start_failure_ = why;
   stop(why, SIGKILL, {});
 }
 
-void Supervisor::on_host_failed(const CrewMember& agent, const std::string& why) {
+void Epoch::on_host_failed(const CrewMember& agent, const std::string& why) {
   if (!failed_hosts_.emplace(agent.host.index, why).second) return;
-  crew_->start_no_more();
-  const auto& all = crew_->members();
+  crew_.start_no_more();
+  const auto& all = crew_.members();
   const bool settled = std::all_of(all.begin(), all.end(), [this](const auto& member) {
     return member->host.local || member->channel != nullptr || member->process_gone || member->remote == nullptr ||
            failed_hosts_.contains(member->host.index);
   });
   if (settled) return fail_start_of_hosts();
   // Whoever mends one host wants to know of the others that do not work either.
-  if (!other_hosts_) other_hosts_ = Timer(loop_, kOtherHostsTime, [this] { fail_start_of_hosts(); });
+  if (!other_hosts_) other_hosts_ = Timer(job_.loop_, kOtherHostsTime, [this] { fail_start_of_hosts(); });
 }
 
-void Supervisor::fail_start_of_hosts() {
+void Epoch::fail_start_of_hosts() {
   if (stage_ != Stage::Starting) return;
   if (failed_hosts_.size() == 1) return fail_start(failed_hosts_.begin()->second);
   std::string text = fmt::format("{} hosts cannot be had (`cohort doctor` with the same hosts looks at all of them)",
@@ -133,7 +134,7 @@ void Supervisor::fail_start_of_hosts() {
   fail_start(text);
 }
 
-void Supervisor::on_channel_closed(CrewMember& agent, const std::optional<Error>& error) {
+void Epoch::on_channel_closed(CrewMember& agent, const std::optional<Error>& error) {
   if (agent.all_gone || stage_ == Stage::Ended) return;
   agent_lost_ = true;
   Crew::give_up(agent);  // its guard, if it lives, ends what is left
@@ -145,11 +146,11 @@ void Supervisor::on_channel_closed(CrewMember& agent, const std::optional<Error>
   stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
 }
 
-void Supervisor::on_agent_process_ended(CrewMember& agent) {
+void Epoch::on_agent_process_ended(CrewMember& agent) {
   if (!agent.all_gone && stage_ != Stage::Ended) {
     // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
     if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
-      on_host_failed(agent, crew_->why_not(agent));
+      on_host_failed(agent, crew_.why_not(agent));
     } else if (agent.channel == nullptr || agent.channel->closed()) {
       agent_lost_ = true;
       if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;
@@ -159,7 +160,7 @@ void Supervisor::on_agent_process_ended(CrewMember& agent) {
     } else if (stage_ != Stage::Stopping) {
       if (!stop_status_) stop_status_ = 1;
       const std::string what =
-          agent.remote ? fmt::format("the way to {} has ended ({})", agent.host.name, crew_->how_ended(agent))
+          agent.remote ? fmt::format("the way to {} has ended ({})", agent.host.name, crew_.how_ended(agent))
                        : fmt::format("the guard of {} was killed", agent.host.name);
       say(what + "; ending the job");
       stop(what, SIGKILL, {});
@@ -168,7 +169,7 @@ void Supervisor::on_agent_process_ended(CrewMember& agent) {
   check_end();
 }
 
-void Supervisor::on_agent_ends(const Ends& ends) {
+void Epoch::on_agent_ends(const Ends& ends) {
   if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
   agent_lost_ = true;
   if (!stop_status_) stop_status_ = 1;
@@ -176,21 +177,16 @@ void Supervisor::on_agent_ends(const Ends& ends) {
   stop(ends.why, SIGKILL, {});
 }
 
-void Supervisor::on_signal(int signal) {
+void Epoch::on_signal(int signal) {
   switch (signal) {
     case SIGUSR1:
     case SIGUSR2: return pass_on(signal);
-    case SIGTSTP:
-      crew_->broadcast(SignalWorkers{SIGSTOP});
-      ::raise(SIGSTOP);
-      return;
     case SIGCONT:
-      crew_->broadcast(SignalWorkers{SIGCONT});
       if (input_) input_->look_again();
       return;
     case SIGQUIT:
       if (stage_ != Stage::Running) break;
-      if (health_->show_soon()) crew_->broadcast(AskStacks{});
+      if (health_->show_soon()) crew_.broadcast(AskStacks{});
       return;
     default: break;
   }
@@ -199,14 +195,14 @@ void Supervisor::on_signal(int signal) {
   on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
 }
 
-void Supervisor::pass_on(int signal) {
+void Epoch::pass_on(int signal) {
   if (stage_ == Stage::Starting) return early_signals_.push_back(signal);
   if (stage_ == Stage::Running && health_->somebody_saves())
     say(fmt::format("{}: asking the ranks to save and end", sys::signal_name(signal)));
-  crew_->broadcast(SignalWorkers{signal});
+  crew_.broadcast(SignalWorkers{signal});
 }
 
-void Supervisor::on_agent_told(const CrewMember& agent, const Told& told) {
+void Epoch::on_agent_told(const CrewMember& agent, const Told& told) {
   // Each agent has heard it, and it is no reason for more haste.
   if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
   told_by_agent_ = true;
@@ -214,11 +210,10 @@ void Supervisor::on_agent_told(const CrewMember& agent, const Told& told) {
           fmt::format("the agent of {} was told to end by {}", agent.host.name, sys::signal_name(told.signal)));
 }
 
-void Supervisor::on_told(int signal, const std::string& reason) {
+void Epoch::on_told(int signal, const std::string& reason) {
   if (stage_ == Stage::Ended) {
     quiet_end_ = true;
-    if (std::exchange(restart_, false)) stop_status_ = 128 + signal;
-    return loop_.stop();  // output that nobody takes is given up
+    return job_.loop_.stop();  // output that nobody takes is given up
   }
   if (stage_ == Stage::Stopping) {
     told_to_end_ = true;
@@ -232,48 +227,48 @@ void Supervisor::on_told(int signal, const std::string& reason) {
   stop(reason, signal, grace_after(signal));
 }
 
-Stopping::Grace Supervisor::grace_after(int signal) const {
+Stopping::Grace Epoch::grace_after(int signal) const {
   return {options_.grace, signal == SIGTERM ? options_.preempt_grace : Milliseconds(0)};
 }
 
-void Supervisor::on_reader_gone() {
+void Epoch::on_reader_gone() {
   if (stage_ != Stage::Running) return;
   quiet_end_ = true;
   stop_status_ = 128 + SIGPIPE;
   stop("nobody reads stdout any more", SIGTERM, {options_.grace});
 }
 
-void Supervisor::on_no_room(int fd, int error) {
-  const std::string logs = logs_below(folder_.shown);
-  const std::string text =
-      fmt::format("{}: {}; the job goes on, and what does not fit there is {}", fd == 1 ? "stdout" : "stderr",
-                  errno_text(error), logs.empty() ? "lost" : "only in " + logs);
-  display_.say(text);  // on stderr in any form: stdout may be what is full
-  record_.output_lost = text;
-  if (stage_ != Stage::Starting) write_record();
-}
-
-void Supervisor::on_owner_gone() {
+void Epoch::on_owner_gone() {
   quiet_end_ = true;
   if (stage_ == Stage::Ended) {
     if (!options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
-    return loop_.stop();
+    return job_.loop_.stop();
   }
   if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
   stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM,
        {options_.grace});
 }
 
-int Supervisor::running_ranks() const { return setup_.plan.world_size - static_cast<int>(endings_.size()); }
+int Epoch::running_ranks() const { return job_.setup_.plan.world_size - static_cast<int>(endings_.size()); }
 
-void Supervisor::check_end() {
-  if (stage_ == Stage::Ended) return;
-  if (crew_->all_ended()) finish();
+void Epoch::check_end() {
+  if (stage_ == Stage::Ended || !crew_.nothing_runs()) return;
+  if (!restart_) {
+    restart_ = restart_after();
+    if (!restart_->again) crew_.see_off();
+  }
+  if (restart_->again || crew_.all_ended()) finish();
 }
 
-JobEnd Supervisor::how_it_ended() const {
+Restarts::Decision Epoch::restart_after() const {
+  const Verdict verdict = judge(how_it_ended());
+  if (!verdict.breakdown || told_to_end_ || agent_lost_) return {};
+  return job_.after(*verdict.breakdown);
+}
+
+JobEnd Epoch::how_it_ended() const {
   JobEnd end;
-  end.world_size = setup_.plan.world_size;
+  end.world_size = job_.setup_.plan.world_size;
   end.endings = endings_;
   end.doing_then = doing_then_;
   end.start_failure = start_failure_;
@@ -283,13 +278,13 @@ JobEnd Supervisor::how_it_ended() const {
   end.stuck = stuck_;
   end.quiet = quiet_end_;
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
-  end.log_folder = logs_below(folder_.shown);
+  end.log_folder = shown_logs_;
   end.colour = sys::wants_colour(2);
   return end;
 }
 
-void Supervisor::bring_to_owner() {
-  const auto brought = bring_from_ranks(*courier_, setup_.plan.world_size);
+void Epoch::bring_to_owner() {
+  const auto brought = bring_from_ranks(*job_.courier_, job_.setup_.plan.world_size);
   if (brought) return;
   // A job whose results are lost has not ended well; a reason that there is already came first.
   if (stop_status_ || first_failure(endings_)) return say(brought.error().what());
@@ -297,37 +292,33 @@ void Supervisor::bring_to_owner() {
   undelivered_ = brought.error().what();
 }
 
-void Supervisor::finish() {
+void Epoch::finish() {
   stage_ = Stage::Ended;
   stopping_.finish();
   tell_limit_ = Timer();
   input_.reset();
-  // What a killed agent has left was handed to us by the kernel.
-  const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
-  if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
-  display_.end_lines();
-  if (courier_ && !(owner_ && owner_->gone())) bring_to_owner();
+  const Restarts::Decision restart = restart_.value_or(Restarts::Decision());
+  if (!restart.again) {
+    // What a killed agent has left was handed to us by the kernel.
+    const auto stuck = sweep(job_.spared_, std::chrono::seconds(10), {});
+    if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
+  }
+  job_.display_.end_lines();
+  if (!restart.again && job_.courier_ && !job_.owner_gone()) bring_to_owner();
 
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);
-  Restarts::Decision restart;
-  if (verdict.breakdown && !told_to_end_ && !(owner_ && owner_->gone()) && !agent_lost_ && !display_.reader_gone()) {
-    restart = attempts_.restarts.after(*verdict.breakdown, setup_.plan.world_size);
-  }
-  restart_ = restart.again;
-  announcer_.ended(end, verdict, restart);
+  job_.announcer_.ended(end, verdict, restart);
   stop_status_ = verdict.status;
-  crew_->dismiss(verdict.status, restart_);
-  if (verdict.post_mortem) record_.failure = verdict.post_mortem->first;
-  record_.end = utc_now();
-  record_.exit_status = verdict.status;
-  record_.reason = verdict.reason;
-  attempts_.records.push_back(attempt_of(record_));
-  record_.attempts = attempts_.records;
-  write_record();
-  if (owner_ && owner_->gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
-  const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), end.log_folder};
-  display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
+  JobRecord& record = job_.record_;
+  if (verdict.post_mortem) record.failure = verdict.post_mortem->first;
+  record.end = utc_now();
+  record.exit_status = verdict.status;
+  record.reason = verdict.reason;
+  record.attempts.push_back(attempt_of(record));
+  job_.write_record();
+  if (!restart.again) return job_.end(verdict.status);
+  job_.next_ = Timer(job_.loop_, {}, [&job = job_] { job.begin_next(); });
 }
 
 }  // namespace cohort::launch

@@ -1,0 +1,195 @@
+#include "launch/supervise/epoch.h"
+
+#include <cohort/exit_status.h>
+
+#include "base/log.h"
+#include "launch/supervise/supervisor.h"
+#include "launch/watch/demangle.h"
+#include "sys/cpus.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+/// The cores of this host, where it has more ranks than these; else 0.
+int crowded_cores(const Plan& plan) {
+  const int cores = sys::usable_cores();
+  const bool crowded = std::any_of(plan.hosts.begin(), plan.hosts.end(),
+                                   [cores](const PlannedHost& host) { return host.local && host.ranks > cores; });
+  return crowded ? cores : 0;
+}
+
+}  // namespace
+
+Epoch::Epoch(Job& job) : job_(job), crew_(*job.crew_), stopping_(job.loop_, options_.grace, stopping_events()) {
+  JobRecord& record = job_.record_;
+  record.start = utc_now();
+  record.end.clear();
+  record.exit_status.reset();
+  record.reason.clear();
+  record.output_lost.clear();
+  record.failure.reset();
+  if (options_.keep_logs) record.log_folder = absolute_path(job_.logs_below(job_.folder_.path));
+  start_limit_ = Timer(job_.loop_, options_.start_timeout, [this] {
+    fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s", crew_.missing(),
+                           std::chrono::duration<double>(options_.start_timeout).count()));
+  });
+}
+
+void Epoch::look_at_plan() {
+  const Plan& plan = job_.setup_.plan;
+  health_.emplace(job_.loop_, hosts_of_ranks(plan), options_.health,
+                  HealthWatch::Events{[this](const std::string& text) { say(text); },
+                                      [this](const std::string& why) { on_stuck(why); }});
+  job_.record_.pids.assign(static_cast<std::size_t>(plan.world_size), 0);
+  if (options_.keep_logs && goes_elsewhere(plan))
+    remote_logs_.emplace(job_.record_.log_folder, [this](const std::string& text) { say(text); });
+}
+
+void Epoch::give_orders() {
+  if (stage_ != Stage::Starting) return;
+  for (const auto& each : crew_.members())
+    each->channel->send(order_for(job_.setup_, each->host, job_.facts_for(*each)));
+}
+
+void Epoch::on_unfit(const CrewMember* agent, const std::string& why) {
+  if (stage_ != Stage::Starting) return;
+  // Which it is, is not known; or no other one could be started either.
+  if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
+  on_host_failed(*agent, why);
+}
+
+void Epoch::on_message(CrewMember& agent, Message message) {
+  if (auto* output = std::get_if<Output>(&message)) {
+    if (output->rank < 0 || output->rank >= job_.setup_.plan.world_size) return;
+    if (remote_logs_ && !agent.host.local) remote_logs_->keep(*output);
+    job_.display_.feed(static_cast<std::size_t>(agent.host.index), *output);
+  } else if (const auto* started = std::get_if<Started>(&message)) {
+    on_started(agent, *started);
+  } else if (const auto* failed = std::get_if<StartFailed>(&message)) {
+    const std::string where =
+        failed->rank >= 0 ? fmt::format("rank {} on {}", failed->rank, agent.host.name) : agent.host.name;
+    // (Each of several launchers starts a program of its own, which its reason names.)
+    fail_start(job_.has_launchers()
+                   ? fmt::format("{}: {}", where, failed->reason)
+                   : fmt::format("cannot start {}: {}: {}", job_.setup_.program.path, where, failed->reason));
+  } else if (const auto* exited = std::get_if<Exited>(&message)) {
+    on_exited(*exited);
+  } else if (auto* reports = std::get_if<Reports>(&message)) {
+    health_->take(std::move(*reports), agent.host.first_rank, agent.host.ranks);
+    if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
+  } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
+    if (!stacks->text.empty()) say(fmt::format("stacks of rank {}:\n{}", stacks->rank, demangled(stacks->text)));
+  } else if (const auto* taken = std::get_if<InputTaken>(&message)) {
+    if (input_) input_->taken(taken->bytes);
+  } else if (const auto* told = std::get_if<Told>(&message)) {
+    on_agent_told(agent, *told);
+  } else if (const auto* ends = std::get_if<Ends>(&message)) {
+    on_agent_ends(*ends);
+  } else if (const auto* trouble = std::get_if<Trouble>(&message)) {
+    say(fmt::format("{}: {}", agent.host.name, trouble->text));
+  } else if (const auto* gone = std::get_if<AllGone>(&message)) {
+    agent.all_gone = true;
+    health_->host_ended(agent.host.first_rank, agent.host.ranks);
+    if (!gone->stuck.empty()) {
+      say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
+                      gone->stuck));
+      if (!stop_status_) stop_status_ = 1;
+    }
+    check_end();
+  }
+}
+
+void Epoch::on_started(CrewMember& agent, const Started& started) {
+  if (started.pids.size() != static_cast<std::size_t>(agent.host.ranks)) return;
+  agent.started = true;
+  if (remote_logs_ && !agent.host.local) remote_logs_->open(agent.host.first_rank, agent.host.ranks);
+  std::copy(started.pids.begin(), started.pids.end(), job_.record_.pids.begin() + agent.host.first_rank);
+  if (stage_ != Stage::Starting) return;
+  if (!crew_.all_started()) return;
+  stage_ = Stage::Running;
+  start_limit_ = Timer();
+  started_at_ = Clock::now();
+  job_.record_.threads = started.threads;
+  job_.announcer_.started(
+      {job_.setup_.plan, started.threads, job_.setup_.bind == Binding::Core, crowded_cores(job_.setup_.plan),
+       options_.keep_logs ? job_.folder_.shown : std::string(), job_.has_launchers()},
+      job_.record_, job_.folder_.path);
+  log::info("launch", "job {} is not contained: {}", job_.id_, kNotContained);
+  health_->start();
+  job_.write_record();
+  if (options_.timeout) {
+    if (!job_.limit_) job_.limit_ = Clock::now() + *options_.timeout;
+    job_limit_ = Timer(job_.loop_, *job_.limit_ - Clock::now(), [this] {
+      if (!stop_status_) stop_status_ = kTimeoutStatus;
+      stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*options_.timeout).count()),
+           SIGTERM, grace_after(SIGTERM));
+    });
+  }
+  for (const int signal : std::exchange(early_signals_, {})) pass_on(signal);
+  if (InputReader::worth_reading(0)) {
+    CrewMember* const first = crew_.members().front().get();
+    input_ = std::make_unique<InputReader>(
+        job_.loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
+  }
+  look_for_failure();  // on a host that was faster than another
+}
+
+void Epoch::on_exited(const Exited& exited) {
+  if (exited.rank < 0 || exited.rank >= job_.setup_.plan.world_size) return;
+  Ending ending;
+  ending.rank = exited.rank;
+  for (const PlannedHost& host : job_.setup_.plan.hosts) {
+    if (exited.rank >= host.first_rank) ending.host = host.name;
+  }
+  ending.pid = job_.record_.pids[static_cast<std::size_t>(exited.rank)];
+  ending.status = exited.status;
+  ending.before_stop = exited.before_stop;
+  ending.out_of_memory = exited.out_of_memory;
+  ending.after_seconds = static_cast<double>(exited.after_ns) * 1e-9;
+  ending.last_stderr = exited.last_stderr;
+  ending.last = exited.last;
+  ending.words = demangled(exited.words);
+  ending.cause = exited.cause;
+  job_.announcer_.rank_ended(ending);
+  endings_.push_back(std::move(ending));
+  if (!exited.status.success() && doing_then_.empty()) {
+    doing_then_ = health_->doing_now();
+    doing_then_[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
+  }
+  health_->rank_ended(exited.rank);
+  if (exited.rank == 0) input_.reset();
+  look_for_requeue();
+  look_for_failure();
+}
+
+// Ranks that save do so together. One that neither ends nor fails then has missed the question, or hangs.
+void Epoch::look_for_requeue() {
+  const auto saved = std::find_if(endings_.begin(), endings_.end(), asks_for_requeue);
+  if (saved == endings_.end() || requeue_limit_ || stage_ != Stage::Running) return;
+  requeue_limit_ = Timer(job_.loop_, options_.preempt_grace, [this, rank = saved->rank] {
+    on_stuck(fmt::format(
+        "rank {} has saved and ended (exit status {}), and {} {} still running {:g} s later -- do all ranks ask "
+        "Preemption::requested, at every step?",
+        rank, kRequeueStatus, running_ranks(), running_ranks() == 1 ? "other rank is" : "other ranks are",
+        std::chrono::duration<double>(options_.preempt_grace).count()));
+  });
+}
+
+void Epoch::look_for_failure() {
+  if (stage_ != Stage::Running || !first_failure(endings_)) return;
+  // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
+  // last destructors. Told to end now, it would lose the status that it is about to give.
+  if (follows_another(*first_failure(endings_)) && running_ranks() > 0) {
+    if (!cause_limit_) wait_for_cause();
+  } else {
+    stop_for_failure();
+  }
+}
+
+}  // namespace cohort::launch

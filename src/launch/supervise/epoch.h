@@ -1,0 +1,107 @@
+// One start of a job's ranks: who takes part, how far they are, why they are stopped, and what is said of their end.
+// epoch.cpp has its course, epoch_end.cpp how it ends. Belongs to its Job and uses what lives as long as that. One
+// thread.
+#pragma once
+
+#include "launch/record/remote_logs.h"
+#include "launch/supervise/input_reader.h"
+#include "launch/supervise/job.h"
+#include "launch/supervise/stopping.h"
+#include "launch/watch/health_watch.h"
+#include "launch/watch/verdict.h"
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+class Epoch {
+ public:
+  explicit Epoch(Job& job);
+
+  // What the job tells it.
+  void look_at_plan();
+  void give_orders();
+  void on_unfit(const CrewMember* agent, const std::string& why);
+  void on_message(CrewMember& agent, Message message);
+  void on_channel_closed(CrewMember& agent, const std::optional<Error>& error);
+  void on_agent_process_ended(CrewMember& agent);
+  void on_signal(int signal);
+  void on_reader_gone();
+  void on_owner_gone();
+  void fail_start(const std::string& why);
+
+  bool starting() const noexcept { return stage_ == Stage::Starting; }
+  bool running() const noexcept { return stage_ == Stage::Running; }
+  int stop_status() const noexcept { return stop_status_.value_or(1); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Milliseconds = std::chrono::milliseconds;
+  enum class Stage { Starting, Running, Stopping, Ended };
+
+  void on_agent_ends(const Ends& ends);
+  void on_started(CrewMember& agent, const Started& started);
+  void on_exited(const Exited& exited);
+  void look_for_failure();
+  void look_for_requeue();
+  void wait_for_cause();
+  void stop_for_failure();
+  void tell_failure();
+  JobEnd how_it_ended() const;
+  void on_stuck(const std::string& why);
+  void on_agent_told(const CrewMember& agent, const Told& told);
+  void on_told(int signal, const std::string& reason);
+  void pass_on(int signal);
+  Stopping::Grace grace_after(int signal) const;
+  void say(const std::string& text) { job_.say(text); }
+  void stop(const std::string& reason, int signal, Stopping::Grace grace);
+  Stopping::Events stopping_events();
+  void before_stop();
+  void tell_agents(int signal, Stopping::Grace grace);
+  void on_host_failed(const CrewMember& agent, const std::string& why);
+  void fail_start_of_hosts();
+  void check_end();
+  Restarts::Decision restart_after() const;
+  void bring_to_owner();
+  void finish();
+  int running_ranks() const;
+
+  Job& job_;
+  const RunOptions& options_ = job_.options_;
+  Crew& crew_;
+  const std::string shown_logs_ = job_.shown_logs();
+  Stage stage_ = Stage::Starting;
+  Stopping stopping_;
+  std::unique_ptr<InputReader> input_;
+  std::optional<RemoteLogs> remote_logs_;
+  std::vector<Ending> endings_;
+  std::optional<HealthWatch> health_;
+  std::vector<std::string> doing_then_;  ///< by rank: what it was doing when the first failure was seen
+  std::string start_failure_;
+  std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
+  std::map<int, std::string> failed_hosts_;    ///< by index: why their agents do not come
+  std::optional<int> stop_status_;             ///< the exit status, where it is not a rank's
+  std::optional<Restarts::Decision> restart_;  ///< nothing runs any more
+  bool agent_lost_ = false;
+  bool quiet_end_ = false;
+  bool told_to_end_ = false;
+  bool told_by_agent_ = false;  ///< and not yet by a signal to this process
+  int told_by_ = 0;             ///< the signal that the exit status is of
+  bool stuck_ = false;
+  Clock::time_point started_at_ = Clock::now();
+  Timer start_limit_;
+  Timer job_limit_;
+  Timer cause_limit_;
+  Timer requeue_limit_;             ///< for the others, once a rank has saved and ended
+  std::vector<int> early_signals_;  ///< that came before ranks ran
+  int cause_waits_ = 0;
+  Timer tell_limit_;
+  Timer other_hosts_;
+};
+
+}  // namespace cohort::launch

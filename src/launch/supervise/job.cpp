@@ -1,0 +1,269 @@
+#include "launch/supervise/job.h"
+
+#include "launch/supervise/epoch.h"
+#include "launch/supervise/supervisor.h"
+#include "launch/sweep.h"
+#include "store/client.h"
+#include "store/job_store.h"
+
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <csignal>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
+/// Of the job's store, which is in this process.
+constexpr auto kStoreTime = std::chrono::seconds(10);
+
+}  // namespace
+
+Job::Job(const RunOptions& options)
+    : options_(options),
+      setup_(set_up_job(options)),
+      restarts_(options.max_restarts),
+      display_(loop_, {[this](std::size_t source, std::uint64_t bytes) {
+                         crew_->members()[source]->channel->send(OutputTaken{bytes});
+                       },
+                       [this] { epoch_->on_reader_gone(); }, [this](int fd, int error) { on_no_room(fd, error); }}),
+      announcer_(display_, options.json    ? Announcer::Form::Json
+                           : options.quiet ? Announcer::Form::QuietText
+                                           : Announcer::Form::Text) {}
+
+Job::~Job() = default;
+
+int Job::run() {
+  try {
+    prepare();
+  } catch (...) {
+    if (crew_) crew_->let_go();
+    sweep(spared_, std::chrono::seconds(5), {});
+    throw;
+  }
+  loop_.run();
+  return status_;
+}
+
+void Job::prepare() {
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // our output may be a file at its limit
+  value_or_throw(sys::become_subreaper());
+  spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
+  signals_.emplace(value_or_throw(sys::SignalFd::create(kSignals)));
+  secret_ = options_.remote.secret;
+  if (!secret_) {
+    secret_ = value_or_throw(options_.remote.secret_file.empty() ? net::Secret::generate()
+                                                                 : net::Secret::from_file(options_.remote.secret_file));
+  }
+  Crew::Options crew;
+  crew.remote = options_.remote;
+  crew.elsewhere = goes_elsewhere(setup_.plan);
+  crew.host_timeout = options_.host_timeout;
+  crew_.emplace(loop_, *secret_, crew, crew_events());
+  const std::string id = random_hex(6);
+  id_ = fmt::format("{}-{}", setup_.program.name, id);
+  if (!has_launchers()) shown_ranks(options_, setup_.plan);  // what is wrong with them is told before anything starts
+
+  signal_watch_ = Watch(loop_, signals_->fd());
+  signal_watch_.on_readable([this] {
+    while (const auto signal = signals_->next()) on_signal(*signal);
+  });
+
+  epoch_ = std::make_unique<Epoch>(*this);
+  if (options_.owner_pid)
+    owner_.emplace(loop_, *options_.owner_pid, [this] {
+      if (next_) begin_next();
+      epoch_->on_owner_gone();
+    });
+  make_folders(id.substr(0, 4));
+
+  start_agents();  // its process starts while we go on
+  port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(id_)));
+  store::StoreServerOptions store_options;
+  store_options.secret = *secret_;
+  if (goes_elsewhere(setup_.plan)) store_options.endpoint = crew_->open_endpoint();
+  store_ = std::make_unique<store::StoreServer>(store_options);
+  if (has_parcels(options_.owner_folder)) {
+    courier_ = CourierOptions{options_.owner_folder, store_->endpoint().tcp.port, *secret_};
+    value_or_throw(bring_to_ranks(*courier_));
+  }
+
+  record_.job_id = id_;
+  record_.command_line = options_.command_line;
+  record_.program = setup_.program;
+  record_.master_port = port_->port();
+  record_.max_restarts = options_.max_restarts;
+  if (!has_launchers()) look_at_plan();
+}
+
+void Job::make_folders(const std::string& id) {
+  RunFolderRequest request;
+  request.path = options_.run_folder;
+  request.program_name = setup_.program.name;
+  request.id = id;
+  folder_ = value_or_throw(make_run_folder(request));
+  if (!folder_.earlier.empty() && !options_.quiet)
+    say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
+                    folder_.earlier));
+  if (!options_.keep_logs || options_.output_folder.empty()) return;
+  auto taken = make_log_folder(options_.output_folder, folder_);
+  if (!taken) raise(taken.error().code(), "--output-dir {}: {}", options_.output_folder, taken.error().what());
+  logs_ = *std::move(taken);
+  if (!logs_.earlier.empty() && !options_.quiet)
+    say(fmt::format("{} has logs of a run before this one; they are now in {}", options_.output_folder, logs_.earlier));
+}
+
+void Job::look_at_plan() {
+  Display::Look look{
+      options_.json ? PrefixStyle::Json : options_.prefix, options_.collapse, hosts_of_ranks(setup_.plan), {}};
+  look.ranks = shown_ranks(options_, setup_.plan);
+  display_.set_up(std::move(look));
+  record_.plan = setup_.plan;
+  epoch_->look_at_plan();
+}
+
+Result<void> Job::settle_nodes() {
+  std::vector<HostSlots> hosts;
+  int ranks = 0;
+  for (const auto& member : crew_->members()) {
+    hosts.push_back({member->host.name, member->host.ranks, member->host.local});
+    ranks += member->host.ranks;
+  }
+  auto plan = make_plan(hosts, ranks);
+  if (!plan) return tl::unexpected(plan.error());
+  setup_.plan = *std::move(plan);
+  for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) crew_->members()[i]->host = setup_.plan.hosts[i];
+  try {
+    look_at_plan();
+  } catch (const Error& error) {  // --ranks names one that there is not
+    return tl::unexpected(error);
+  }
+  return {};
+}
+
+Crew::Events Job::crew_events() {
+  Crew::Events events;
+  events.on_joined = [this](CrewMember& agent) { on_joined(agent); };
+  events.on_message = [this](CrewMember& agent, Message message) { epoch_->on_message(agent, std::move(message)); };
+  events.on_channel_closed = [this](CrewMember& agent, const std::optional<Error>& error) {
+    epoch_->on_channel_closed(agent, error);
+  };
+  events.on_process_ended = [this](CrewMember& agent) { epoch_->on_agent_process_ended(agent); };
+  events.on_unfit = [this](const CrewMember* agent, const std::string& why) { epoch_->on_unfit(agent, why); };
+  events.on_complaint = [this](const CrewMember& agent, const std::string& line) {
+    if (epoch_->running()) say(fmt::format("{}: {}", agent.host.name, line));
+  };
+  return events;
+}
+
+void Job::start_agents() {
+  crew_->start(setup_.plan.hosts);
+  if (const std::string text = crew_->invitation(); !text.empty()) say(text);
+}
+
+void Job::on_joined(CrewMember& agent) {
+  if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
+  // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
+  if (!crew_->all_joined()) return;
+  if (has_launchers()) {
+    if (auto settled = settle_nodes(); !settled) return epoch_->fail_start(settled.error().what());
+  }
+  record_.master_port = facts_for(agent).master_port;
+  epoch_->give_orders();
+}
+
+JobFacts Job::facts_for(const CrewMember& agent) const {
+  JobFacts facts;
+  facts.job_id = id_;
+  facts.run_folder = folder_.path;
+  facts.store = net::to_string(net::Address{Crew::own_address(agent).host, store_->endpoint().tcp.port});
+  // Rank 0's host, as seen from the others.
+  const CrewMember& first = *crew_->members().front();
+  facts.master_port = first.host.local ? port_->port() : first.free_port;
+  facts.master_address = Crew::agent_address(first).host;
+  for (const auto& other : crew_->members()) {
+    if (first.host.local && !other->host.local) {
+      facts.master_address = Crew::own_address(*other).host;
+      break;
+    }
+  }
+  facts.log_folder = record_.log_folder;
+  facts.restart = restarts_.done();
+  facts.max_restarts = restarts_.most();
+  if (options_.host_timeout != RunOptions().host_timeout) {
+    facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(options_.host_timeout);
+  }
+  return facts;
+}
+
+void Job::on_signal(int signal) {
+  if (next_) begin_next();  // it is for those that are about to be started
+  switch (signal) {
+    case SIGTSTP:
+      crew_->broadcast(SignalWorkers{SIGSTOP});
+      ::raise(SIGSTOP);
+      return;
+    case SIGCONT: crew_->broadcast(SignalWorkers{SIGCONT}); break;
+    default: break;
+  }
+  epoch_->on_signal(signal);
+}
+
+void Job::on_no_room(int fd, int error) {
+  const std::string logs = shown_logs();
+  const std::string text =
+      fmt::format("{}: {}; the job goes on, and what does not fit there is {}", fd == 1 ? "stdout" : "stderr",
+                  errno_text(error), logs.empty() ? "lost" : "only in " + logs);
+  display_.say(text);  // on stderr in any form: stdout may be what is full
+  record_.output_lost = text;
+  if (!epoch_->starting()) write_record();
+}
+
+Restarts::Decision Job::after(const Breakdown& breakdown) {
+  if (owner_gone() || display_.reader_gone() || !crew_->can_go_on()) return {};
+  return restarts_.after(breakdown, setup_.plan.world_size);
+}
+
+void Job::begin_next() {
+  next_ = Timer();
+  crew_->begin_again();
+  epoch_ = std::make_unique<Epoch>(*this);
+  epoch_->look_at_plan();
+  announce_epoch();
+  epoch_->give_orders();
+}
+
+void Job::announce_epoch() {
+  try {
+    const net::Deadline deadline = net::deadline_in(kStoreTime);
+    const auto store = store::connect_tcp_store("127.0.0.1", store_->endpoint().tcp.port, *secret_, deadline);
+    store->set(store::kEpochKey, std::to_string(restarts_.done()));
+  } catch (const Error& error) {
+    epoch_->fail_start(fmt::format("the job's store does not take the ranks' next start: {}", error.what()));
+  }
+}
+
+void Job::end(int status) {
+  status_ = status;
+  crew_->dismiss(status);
+  if (owner_gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+  const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), shown_logs()};
+  display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
+}
+
+std::string Job::logs_below(const std::string& run_folder) const {
+  if (!options_.keep_logs) return {};
+  const std::string first = options_.output_folder.empty() ? run_folder + "/logs" : options_.output_folder;
+  return restarts_.done() == 0 ? first : fmt::format("{}/restart-{}", first, restarts_.done());
+}
+
+void Job::write_record() {
+  if (auto written = write_job_record(folder_, to_json(record_)); !written) say(written.error().what());
+}
+
+int run_job(const RunOptions& options) { return Job(options).run(); }
+
+}  // namespace cohort::launch

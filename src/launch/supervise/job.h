@@ -1,0 +1,100 @@
+// What lives as long as a job, however often its ranks are started: its secret, store, port and agents, the display,
+// the record, the signals. Who takes part now, and how that ends, is an Epoch's, of which there is one at a time; a
+// restart is another epoch with the same agents. One thread.
+#pragma once
+
+#include "launch/plan/port_lease.h"
+#include "launch/record/courier.h"
+#include "launch/record/job_record.h"
+#include "launch/record/run_folder.h"
+#include "launch/show/announcer.h"
+#include "launch/show/display.h"
+#include "launch/start/crew.h"
+#include "launch/supervise/job_setup.h"
+#include "launch/supervise/owner.h"
+#include "launch/watch/restarts.h"
+#include "net/secret.h"
+#include "store/server.h"
+#include "sys/signals.h"
+#include "sys/terminal.h"
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+class Epoch;
+
+class Job {
+ public:
+  explicit Job(const RunOptions& options);
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+  int run();
+
+ private:
+  friend class Epoch;
+  using Clock = std::chrono::steady_clock;
+
+  void prepare();
+  void make_folders(const std::string& id);
+  void start_agents();
+  Crew::Events crew_events();
+  /// All agents are there: the plan is settled, and the first epoch can begin.
+  void on_joined(CrewMember& agent);
+  /// Every node's launcher has said how many ranks it wants.
+  Result<void> settle_nodes();
+  /// What the plan decides.
+  void look_at_plan();
+  void on_signal(int signal);
+  void on_no_room(int fd, int error);
+  JobFacts facts_for(const CrewMember& agent) const;
+
+  /// Of what has broken down: whether its ranks are started again, which `begin_next` does.
+  Restarts::Decision after(const Breakdown& breakdown);
+  void begin_next();
+  /// Ranks of this epoch find each other apart from those before.
+  void announce_epoch();
+  /// The last epoch has ended, and so has everything else: the rest of the output is shown.
+  void end(int status);
+
+  bool has_launchers() const { return options_.remote.way == Way::Launcher; }
+  bool owner_gone() const { return owner_ && owner_->gone(); }
+  void say(const std::string& text) { announcer_.say(text); }
+  /// Where the logs of this epoch go; those of a restart lie below the first's. Empty: none are kept.
+  std::string logs_below(const std::string& run_folder) const;
+  std::string shown_logs() const { return logs_below(folder_.shown); }
+  void write_record();
+
+  const RunOptions& options_;
+  JobSetup setup_;
+  std::string id_;
+  RunFolder folder_;
+  LogFolder logs_;  ///< where they have a folder of their own
+  JobRecord record_;
+  Restarts restarts_;
+  std::optional<Clock::time_point> limit_;  ///< of all epochs together
+
+  Loop loop_;
+  sys::TerminalGuard terminal_{0};
+  std::optional<sys::SignalFd> signals_;
+  Watch signal_watch_;
+  std::optional<Owner> owner_;
+  std::optional<net::Secret> secret_;
+  std::unique_ptr<store::StoreServer> store_;
+  std::optional<CourierOptions> courier_;  ///< where the owner has something for ranks elsewhere
+  std::optional<PortLease> port_;
+  std::vector<pid_t> spared_;
+  std::optional<Crew> crew_;
+  Display display_;  ///< its sources are the crew's members
+  Announcer announcer_;
+  std::unique_ptr<Epoch> epoch_;
+  Timer next_;  ///< the next epoch, once the last one is no longer on the stack
+  int status_ = 1;
+};
+
+}  // namespace cohort::launch
