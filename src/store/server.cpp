@@ -1,9 +1,7 @@
 #include "store/server.h"
 
 #include "base/log.h"
-#include "net/door.h"
-#include "net/heard.h"
-#include "net/secure_connection.h"
+#include "net/acceptor.h"
 #include "net/socket.h"
 #include "store/protocol.h"
 #include "store/table.h"
@@ -16,7 +14,6 @@
 
 #include <algorithm>
 #include <future>
-#include <list>
 #include <map>
 #include <set>
 #include <thread>
@@ -28,7 +25,6 @@ namespace {
 using Descriptor = asio::posix::stream_descriptor;
 
 constexpr std::size_t kUnsentLimit = 4 << 20;  // a client that does not read is not read from either
-constexpr int kAtOnce = 64;                    // connections taken before those that are in have their turn
 
 struct Session;
 
@@ -43,15 +39,12 @@ struct Waiter {
 };
 
 struct Session {
-  Session(asio::io_context& io, net::SecureConnection accepted, const net::Source& from)
-      : connection(std::move(accepted)), descriptor(io, connection.fd()), timer(io), source(from) {}
+  Session(asio::io_context& io, net::SecureConnection accepted)
+      : connection(std::move(accepted)), descriptor(io, connection.fd()) {}
   ~Session() { descriptor.release(); }  // the descriptor belongs to the connection
 
   net::SecureConnection connection;
   Descriptor descriptor;
-  asio::steady_timer timer;  // of the handshake
-  net::Source source;
-  bool half_open = true;
   bool greeted = false;
   bool said_good_bye = false;
   bool dropped = false;
@@ -69,7 +62,7 @@ using WaiterPtr = std::shared_ptr<Waiter>;
 class StoreServer::Impl {
  public:
   explicit Impl(const StoreServerOptions& options)
-      : options_(options), work_(asio::make_work_guard(io_)), listener_(io_), pause_(io_) {
+      : options_(options), work_(asio::make_work_guard(io_)), entrance_(io_) {
     if (!options.endpoint.is_unix() && !options.secret) {
       raise(ErrorCode::InvalidArgument,
             "a store server at {} needs a secret: without one it listens on Unix names only",
@@ -77,17 +70,23 @@ class StoreServer::Impl {
     }
     sys::UniqueFd fd = value_or_throw(net::listen_on(options.endpoint));
     endpoint_ = value_or_throw(net::local_endpoint(fd.get()));
-    listener_.assign(fd.release());
-    door_.emplace(listener_.native_handle());
+    net::Acceptor::Options accepting;
+    accepting.secret = options.secret;
+    accepting.secure = {.purpose = "store", .longest_message = kLongestMessage};
+    accepting.most_pending = options.half_open_limit;
+    accepting.patience = options.handshake_timeout;
+    accepting.on_refused = [this](const net::Acceptor::Refusal& refused) { left(refused.why); };
+    std::vector<sys::UniqueFd> listeners;
+    listeners.push_back(std::move(fd));
+    acceptor_.emplace(std::move(listeners), std::move(accepting));
+    entrance_.assign(acceptor_->fd());
     accept_when_ready();
     thread_ = std::thread([this] { run(); });
   }
 
   ~Impl() {
     asio::post(io_, [this] {
-      door_->close();
-      listener_.close();
-      pause_.cancel();
+      let_nobody_in();
       while (!sessions_.empty()) drop(*sessions_.begin());
       work_.reset();  // what has been cancelled ends in its handler, then the loop does
     });
@@ -99,9 +98,7 @@ class StoreServer::Impl {
   void close_listener() {
     std::promise<void> closed;
     asio::post(io_, [this, &closed] {
-      door_->close();
-      if (listener_.is_open()) listener_.close();
-      pause_.cancel();
+      let_nobody_in();
       closed.set_value();
     });
     closed.get_future().wait();
@@ -118,64 +115,31 @@ class StoreServer::Impl {
     }
   }
 
+  void let_nobody_in() {
+    if (acceptor_) entrance_.release();  // the descriptor belongs to the acceptor
+    acceptor_.reset();
+  }
+
   void accept_when_ready() {
-    if (!listener_.is_open() || accepting_) return;
-    accepting_ = true;
-    const auto look = [this](const asio::error_code& error) {
-      accepting_ = false;
-      if (!error && listener_.is_open()) accept_all();
-    };
-    if (const auto later = door_->shut_until()) {
-      pause_.expires_at(*later);
-      pause_.async_wait(look);
-    } else {
-      listener_.async_wait(Descriptor::wait_read, look);
-    }
+    entrance_.async_wait(Descriptor::wait_read, [this](const asio::error_code& error) {
+      if (!error && acceptor_) accept_all();
+    });
   }
 
   void accept_all() {
     try {
-      for (int i = 0; i < kAtOnce; ++i) {
-        auto visitor = door_->next();
-        if (!visitor) break;
-        welcome(*std::move(visitor));
-      }
+      while (auto accepted = acceptor_->next()) welcome(*std::move(accepted));
     } catch (const std::exception& error) {  // the next one is let in again
       complain(Error(ErrorCode::Io, error.what()));
     }
     accept_when_ready();
   }
 
-  void welcome(net::Door::Visitor visitor) {
-    const net::SecureOptions secure{.purpose = "store", .longest_message = kLongestMessage, .heard = &heard_};
-    auto connection =
-        options_.secret
-            ? net::SecureConnection::with_secret(std::move(visitor.socket), net::Role::Server, *options_.secret, secure)
-            : net::SecureConnection::same_user(std::move(visitor.socket), net::Role::Server, secure);
-    if (!connection) {
-      door_->turn_away(visitor.source);
-      return complain(connection.error());
-    }
-    const auto session = std::make_shared<Session>(io_, *std::move(connection), visitor.source);
+  void welcome(net::Acceptor::Accepted accepted) {
+    const auto session = std::make_shared<Session>(io_, std::move(accepted.connection));
     sessions_.insert(session);
-    half_open_.push_back(session);
-    session->timer.expires_after(options_.handshake_timeout);
-    session->timer.async_wait([this, weak = std::weak_ptr(session)](const asio::error_code& error) {
-      const SessionPtr late = weak.lock();
-      if (!error && late && late->half_open) give_up_on(late, "in time");
-    });
+    handle(session, accepted.first);
     on_ready(session);
-    if (half_open_.size() <= options_.half_open_limit) return;
-    give_up_on(*net::who_has_to_go(half_open_, [](const SessionPtr& each) { return each->connection.credible(); }),
-               "before too many others came");
-  }
-
-  void give_up_on(const SessionPtr& given, std::string_view when) {
-    const SessionPtr session = given;
-    if (session->dropped) return;
-    complain(
-        Error(ErrorCode::Timeout, fmt::format("{} did not prove the secret {}", session->connection.peer(), when)));
-    drop(session);
   }
 
   // One line a second is enough for whoever knocks at the door.
@@ -216,23 +180,13 @@ class StoreServer::Impl {
   void on_ready(const SessionPtr& session) {
     if (session->dropped) return;
     const auto advanced = session->connection.advance();
-    if (session->half_open && session->connection.established()) {
-      session->half_open = false;
-      session->timer.cancel();
-      half_open_.remove(session);
-      door_->let_in(session->source);
-    }
     while (!session->dropped) {
       const auto message = session->connection.next_message();
       if (!message) break;
       handle(session, *message);
     }
     if (session->dropped) return;
-    if (!advanced) {
-      if (session->half_open) left(advanced.error());
-      return drop(session);
-    }
-    if (session->connection.at_end()) return drop(session);
+    if (!advanced || session->connection.at_end()) return drop(session);
     arm(session);
   }
 
@@ -240,12 +194,7 @@ class StoreServer::Impl {
     const SessionPtr session = given;  // `given` may be the set's own
     if (session->dropped) return;
     session->dropped = true;
-    session->timer.cancel();
     session->descriptor.cancel();
-    if (session->half_open) {
-      half_open_.remove(session);
-      door_->turn_away(session->source);
-    }
     for (const WaiterPtr& waiter : session->waiters) {
       unpark(waiter);
       waiter->timer.cancel();
@@ -423,12 +372,8 @@ class StoreServer::Impl {
   net::Endpoint endpoint_;
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_;
-  Descriptor listener_;
-  asio::steady_timer pause_;
-  bool accepting_ = false;
-  std::optional<net::Door> door_;
-  net::Heard heard_;
-  std::list<SessionPtr> half_open_;  // the first that came is in front
+  Descriptor entrance_;
+  std::optional<net::Acceptor> acceptor_;
   std::chrono::steady_clock::time_point last_complaint_{};
   std::set<SessionPtr> sessions_;
   std::unordered_map<std::string, std::vector<WaiterPtr>> parked_;
