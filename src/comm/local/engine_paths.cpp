@@ -80,7 +80,8 @@ void Engine::execute(const Request& request, CollectiveEvent* event) {
       set_members(request);
       if (path == Path::Beside) return reduce_scatter_beside(request);
       if (path == Path::Staged) return reduce_scatter_staged(request);
-      return reduce_scatter_direct(request);
+      reduce_scatter_direct(request);
+      return finish_round();
     case Kind::None:
     case Kind::Barrier:
     case Kind::Joined:
