@@ -68,7 +68,7 @@ void Engine::meet(const Request* request, const Descriptor& own) {
       if (!agreed_here_) here_brings_ = here.brought;
     });
   }
-  if (agreed_here_) here_brings_.assign(1, own);
+  if (agreed_here_ || layout_.locals == 1) here_brings_.assign(1, own);
 }
 
 void Engine::round(const Request* request, const Descriptor& own) {
