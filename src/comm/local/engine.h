@@ -154,6 +154,7 @@ class Engine final : public Waiter {
   // engine_paths.cpp: which way an operation goes, and reaching other ranks' memory
   void execute(const Request& request, CollectiveEvent* event);
   Path choose(const Request& request) const;
+  void measure_again();
   bool exchanges(const Request& request) const noexcept;
   bool inputs_mapped() const noexcept;
   bool outputs_mapped() const noexcept;
@@ -217,6 +218,7 @@ class Engine final : public Waiter {
 
   // Of the running operation.
   std::uint64_t sequence_ = 0;
+  std::uint64_t measured_at_ = 0;
   std::uint64_t chunks_ = 0;  // staged chunks of all operations before it
   Agreement round_;
   bool serving_ = false;      // this rank has joined

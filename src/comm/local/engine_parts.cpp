@@ -99,6 +99,7 @@ void Engine::reduce_scatter_part(const Request& part, std::optional<std::int64_t
   if (inputs_mapped()) {
     reduce_scatter_direct(part);
   } else {
+    measure_again();
     reduce_scatter_staged(part);
   }
   check_reads();
