@@ -1,9 +1,9 @@
-// The core of data-parallel training for cohort.nn: hooks of torch's autograd are Python, what they call is C++. The GIL
-// is held but for starting operations, waiting for them and reading parameters.
-#include "gradients/reducer.h"
+// The core of data-parallel training for cohort.nn: hooks of torch's autograd are Python, what they call is C++. The
+// GIL is held but for starting operations, waiting for them and reading parameters.
 #include "array_types.h"
 #include "bindings.h"
 #include "errors.h"
+#include "gradients/reducer.h"
 #include "gradients/same_model.h"
 #include "gradients/same_parameters.h"
 
@@ -111,10 +111,10 @@ nn::DistributedDataParallelOptions options_of(const py::object& options, Observe
 
 [[noreturn]] void raise_non_finite(const NonFiniteError& error) {
   const NonFiniteGradient& gradient = error.gradient();
-  const py::object raised = py::module_::import("cohort.nn._non_finite")
-                                .attr("error_of")(error.what(), gradient.rank, gradient.host, gradient.parameter,
-                                                  gradient.element.index, py::tuple(py::cast(gradient.element.position)),
-                                                  gradient.element.value, gradient.step);
+  const py::object raised =
+      py::module_::import("cohort.nn._non_finite")
+          .attr("error_of")(error.what(), gradient.rank, gradient.host, gradient.parameter, gradient.element.index,
+                            py::tuple(py::cast(gradient.element.position)), gradient.element.value, gradient.step);
   raised.attr("rank") = error.context().rank;
   raised.attr("host") = error.context().host;
   raised.attr("operation") = error.context().operation;
@@ -224,12 +224,12 @@ void bind_gradients(py::module_& module) {
       .def_property_readonly("in_no_sync", forwards([](core::Forwards& all) { return all.in_no_sync(); }))
       .def("enter_no_sync", forwards([](core::Forwards& all) { all.enter_no_sync(); }))
       .def("leave_no_sync", forwards([](core::Forwards& all) { all.leave_no_sync(); }))
-      .def("add_forward", [](GradientReducer& self,
-                             const std::shared_ptr<core::Forward>& one) { self.core().forwards().add(one); })
+      .def("add_forward",
+           [](GradientReducer& self, const std::shared_ptr<core::Forward>& one) { self.core().forwards().add(one); })
       .def("prepare_synchronising_pass", [](GradientReducer& self) { self.core().prepare_synchronising_pass(); })
       .def("require_whole", [](GradientReducer& self) { self.core().require_whole(); })
-      .def("begin_backward", [](GradientReducer& self,
-                                const std::shared_ptr<core::Forward>& one) { self.core().begin_backward(one); })
+      .def("begin_backward",
+           [](GradientReducer& self, const std::shared_ptr<core::Forward>& one) { self.core().begin_backward(one); })
       .def("receive", [](GradientReducer& self, std::size_t parameter) { return self.core().receive(parameter); })
       .def("can_read", [](GradientReducer& self, std::size_t parameter) { return self.core().can_read(parameter); })
       .def("read_from",
@@ -242,16 +242,15 @@ void bind_gradients(py::module_& module) {
       .def("reduce_without_backward", &GradientReducer::reduce_without_backward)
       .def_property_readonly("progress", [](GradientReducer& self) { return self.core().progress(); })
       .def("most_advanced", [](GradientReducer& self) { return self.core().most_advanced(); })
-      .def("take_plan_of", [](GradientReducer& self, int source,
-                              std::int64_t progress) { self.core().take_plan_of(source, progress); })
+      .def("take_plan_of",
+           [](GradientReducer& self, int source, std::int64_t progress) { self.core().take_plan_of(source, progress); })
       .def("rebind",
            [](GradientReducer& self, const PyCommunicator& comm) {
              self.core().rebind(std::make_shared<RanksOfMember>(comm.shared()));
            })
       .def("count_written", [](GradientReducer& self) { ++self.core().stats().gradients_written; })
       .def("count_moved", [](GradientReducer& self) { ++self.core().stats().gradients_moved; })
-      .def("count_parameter_comparison",
-           [](GradientReducer& self) { ++self.core().stats().parameter_comparisons; })
+      .def("count_parameter_comparison", [](GradientReducer& self) { ++self.core().stats().parameter_comparisons; })
       .def("stats", &GradientReducer::stats);
   module.def(
       "require_same_on_all_ranks",
@@ -261,17 +260,16 @@ void bind_gradients(py::module_& module) {
       },
       py::arg("comm"), py::arg("lines"), py::arg("who"));
   module.def("require_same_parameters", &require_same_parameters, py::arg("comm"), py::arg("named"), py::arg("step"));
-  module.def(
-      "non_finite_text",
-      [](int rank, const std::string& host, const std::string& parameter, const std::vector<std::int64_t>& sizes,
-         std::int64_t index, double value, std::int64_t step) {
-        return core::text_of({.rank = rank,
-                              .host = host,
-                              .parameter = parameter,
-                              .element = {.index = index, .position = core::position_of(index, sizes), .value = value},
-                              .step = step},
-                             sizes);
-      });
+  module.def("non_finite_text", [](int rank, const std::string& host, const std::string& parameter,
+                                   const std::vector<std::int64_t>& sizes, std::int64_t index, double value,
+                                   std::int64_t step) {
+    return core::text_of({.rank = rank,
+                          .host = host,
+                          .parameter = parameter,
+                          .element = {.index = index, .position = core::position_of(index, sizes), .value = value},
+                          .step = step},
+                         sizes);
+  });
 }
 
 }  // namespace cohort::python

@@ -77,8 +77,8 @@ class Member {
   const std::string host;
   const std::chrono::milliseconds timeout;
 
-  /// Starts an operation. The arrays, and what `keep` owns, live as long as it does. Null if it has finished already, and has nothing more to
-  /// tell.
+  /// Starts an operation. The arrays, and what `keep` owns, live as long as it does. Null if it has finished already,
+  /// and has nothing more to tell.
   std::shared_ptr<Operation> start(const char* name, const std::function<Work(Communicator&)>& start,
                                    std::vector<Array> arrays, std::shared_ptr<const void> keep = nullptr);
   /// For what is no Work: blocks. An interrupt aborts the world, since nothing else would end it.

@@ -106,8 +106,8 @@ std::vector<std::int64_t> position_of(std::int64_t index, std::span<const std::i
 std::optional<NonFiniteGradient> first_of_all_ranks(Ranks& ranks, std::span<const Parameter> parameters,
                                                     const std::optional<LocalNonFinite>& mine, std::int64_t step) {
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
-  std::vector<std::int64_t> first = {
-      mine ? static_cast<std::int64_t>(mine->bucket) * ranks.size() + ranks.rank() : kNone};
+  std::vector<std::int64_t> first = {mine ? static_cast<std::int64_t>(mine->bucket) * ranks.size() + ranks.rank()
+                                          : kNone};
   ranks.run("all_reduce", first,
             [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::Min}); });
   if (first[0] == kNone) return std::nullopt;
@@ -127,13 +127,12 @@ std::optional<NonFiniteGradient> first_of_all_ranks(Ranks& ranks, std::span<cons
                           {.root = root});
   });
   const Parameter& parameter = parameters[static_cast<std::size_t>(record.parameter)];
-  return NonFiniteGradient{.rank = root,
-                           .host = record.host.data(),
-                           .parameter = parameter.name,
-                           .element = {.index = record.index,
-                                       .position = position_of(record.index, parameter.sizes),
-                                       .value = record.value},
-                           .step = step};
+  return NonFiniteGradient{
+      .rank = root,
+      .host = record.host.data(),
+      .parameter = parameter.name,
+      .element = {.index = record.index, .position = position_of(record.index, parameter.sizes), .value = record.value},
+      .step = step};
 }
 
 std::string text_of(const NonFiniteGradient& gradient, std::span<const std::int64_t> sizes) {

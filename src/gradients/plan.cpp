@@ -12,8 +12,7 @@ std::int64_t Parameter::count() const noexcept {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const int> order,
-                        const PlanOptions& options) {
+BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const int> order, const PlanOptions& options) {
   struct Open {
     std::vector<int> members;
     std::size_t bytes = 0;

@@ -14,7 +14,8 @@ RC_GTEST_PROP(BucketPlanTest, EveryParameterOnceByTypeAndInOrder, ()) {
   const auto sizes = *rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 500));
   std::vector<Parameter> parameters;
   for (const int size : sizes) {
-    parameters.push_back({.name = "", .dtype = size % 3 == 0 ? DType::Int8 : DType::UInt8, .sizes = {size}, .strides = {1}});
+    parameters.push_back(
+        {.name = "", .dtype = size % 3 == 0 ? DType::Int8 : DType::UInt8, .sizes = {size}, .strides = {1}});
   }
   std::vector<int> order(parameters.size());
   std::iota(order.rbegin(), order.rend(), 0);

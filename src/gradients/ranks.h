@@ -42,7 +42,9 @@ class Ranks {
   template <class T, class Function>
   void run(const char* name, std::vector<T>& values, const Function& start) {
     const auto shared = std::make_shared<std::vector<T>>(std::move(values));
-    this->start(name, [&](Communicator& comm) { return start(comm, std::span<T>(*shared)); }, shared)->wait();
+    this->start(
+            name, [&](Communicator& comm) { return start(comm, std::span<T>(*shared)); }, shared)
+        ->wait();
     values = std::move(*shared);
   }
   /// What errors say of where they come from.

@@ -26,8 +26,7 @@ Reducer::Reducer(std::shared_ptr<Ranks> ranks, std::vector<Parameter> parameters
       parameters_(std::move(parameters)),
       autograd_(autograd),
       reduce_(std::move(reduce)),
-      states_(parameters_.size()),
-      flags_(std::make_shared<std::vector<std::uint64_t>>((parameters_.size() + 2 + 63) / 64)) {}
+      states_(parameters_.size()) {}
 
 void Reducer::lay_out() {
   // Until the first backward has shown better: the last layers' gradients come first.
@@ -250,7 +249,6 @@ void Reducer::launch_next() {
   view.check_finite = false;
   view.values = view.result = bucket.small();
   if (view.result.count > 0) launch(view, nullptr);
-  if (next_bucket_ == buckets_.size()) launch_flags();
 }
 
 void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
@@ -258,21 +256,6 @@ void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
   works_.push_back(ranks_->start(
       "all_reduce", [&](Communicator& comm) { return reduce_(comm, view); },
       std::make_shared<const Kept>(buckets_[view.bucket].memory(), std::move(keep))));
-}
-
-void Reducer::launch_flags() {
-  std::fill(flags_->begin(), flags_->end(), 0U);
-  const auto set = [&](std::size_t number) { (*flags_)[number / 64] |= std::uint64_t{1} << (number % 64); };
-  if (forwards_.samples() > 0) {
-    for (std::size_t i = 0; i < states_.size(); ++i) {
-      if (states_[i].used) set(i);
-    }
-    set(samples_flag());
-    if (non_finite_) set(non_finite_flag());
-  }
-  works_.push_back(ranks_->start(
-      "all_reduce",
-      [&](Communicator& comm) { return comm.all_reduce(std::span(*flags_), {.op = ReduceOp::BitOr}); }, flags_));
 }
 
 // No gradient came for it in this backward. What it accumulated before still counts; a gradient that it merely has is
@@ -306,6 +289,7 @@ void Reducer::launch_rest() {
 bool Reducer::wait_for_all() {
   try {
     for (const auto& work : works_) work->wait();
+    exchange_flags();  // not before: after an error nothing more is started
   } catch (const Error&) {
     in_backward_ = false;  // of a collective: the others have it, too
     throw;
@@ -314,6 +298,20 @@ bool Reducer::wait_for_all() {
       std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->finite().value_or(true); });
   works_.clear();
   return finite;
+}
+
+void Reducer::exchange_flags() {
+  flags_.assign((parameters_.size() + 2 + 63) / 64, 0);
+  const auto set = [&](std::size_t number) { flags_[number / 64] |= std::uint64_t{1} << (number % 64); };
+  if (forwards_.samples() > 0) {
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      if (states_[i].used) set(i);
+    }
+    set(samples_flag());
+    if (non_finite_) set(non_finite_flag());
+  }
+  ranks_->run("all_reduce", flags_,
+              [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::BitOr}); });
 }
 
 void Reducer::settle_unused() {

@@ -49,8 +49,8 @@ struct BucketView {
   bool check_finite = false;  ///< whether Work::finite of the reduction is to say
 };
 
-/// How gradients are reduced: the one place for hooks (compression, local steps) and for other devices. Starts, and does
-/// not wait. Called in the same order on all ranks.
+/// How gradients are reduced: the one place for hooks (compression, local steps) and for other devices. Starts, and
+/// does not wait. Called in the same order on all ranks.
 using Reduce = std::function<Work(Communicator&, const BucketView&)>;
 /// The exact average, weighted by samples.
 Work reduce_by_average(Communicator& comm, const BucketView& view);
@@ -128,12 +128,12 @@ class Reducer {
   void launch_ready();
   void launch_next();
   void launch(BucketView view, std::shared_ptr<const void> keep);
-  void launch_flags();
   void launch_rest();
   void complete_unused(std::size_t parameter);
   bool wait_for_all();
+  void exchange_flags();
   void settle_unused();
-  bool flag(std::size_t number) const { return ((*flags_)[number / 64] >> (number % 64) & 1U) != 0; }
+  bool flag(std::size_t number) const { return (flags_[number / 64] >> (number % 64) & 1U) != 0; }
   std::size_t samples_flag() const { return parameters_.size(); }
   std::size_t non_finite_flag() const { return parameters_.size() + 1; }
 
@@ -159,12 +159,12 @@ class Reducer {
   std::int64_t progress_ = 0;
   Forwards forwards_;
   bool in_backward_ = false;
-  std::weak_ptr<void> pass_;  // the backward under way; expired while in_backward_: it failed
+  std::weak_ptr<void> pass_;          // the backward under way; expired while in_backward_: it failed
   std::vector<std::size_t> pending_;  // per bucket
   std::size_t next_bucket_ = 0;
-  // A message of their own, after the last bucket: a bit for each parameter that a rank with samples used, then one for
-  // such a rank, one for one that has found a value that is not finite.
-  std::shared_ptr<std::vector<std::uint64_t>> flags_;
+  // A message of their own, once the averages are there: a bit for each parameter that a rank with samples used, then
+  // one for such a rank, one for one that has found a value that is not finite.
+  std::vector<std::uint64_t> flags_;
   std::vector<std::unique_ptr<Pending>> works_;
   bool any_samples_ = false;
   std::optional<LocalNonFinite> non_finite_;  // the first of this rank, in this step

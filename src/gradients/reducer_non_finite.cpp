@@ -22,8 +22,8 @@ const void* Reducer::gradient_of(std::size_t parameter) const {
   return state.unread != nullptr ? state.unread : place_of(parameter).data;
 }
 
-// Right before the reduction, which reads the same memory next. What is found is told by a flag after the last bucket:
-// no rank needs another message as long as there is nothing to tell.
+// Right before the reduction, which reads the same memory next. What is found is told by a flag: no rank needs another
+// message as long as there is nothing to tell.
 void Reducer::look_for_non_finite(std::size_t number) {
   if (options_.non_finite == nn::NonFinite::Ignore || forwards_.samples() == 0 || non_finite_) return;
   const Bucket& bucket = buckets_[number];
@@ -57,17 +57,16 @@ void Reducer::look_for_non_finite_again() {
 }
 
 void Reducer::note_non_finite(std::size_t bucket, std::size_t parameter) {
-  non_finite_ = LocalNonFinite{
-      .bucket = bucket,
-      .parameter = static_cast<int>(parameter),
-      .element = first_in(gradient_of(parameter), parameters_[parameter], finite_options()).value()};
+  non_finite_ =
+      LocalNonFinite{.bucket = bucket,
+                     .parameter = static_cast<int>(parameter),
+                     .element = first_in(gradient_of(parameter), parameters_[parameter], finite_options()).value()};
 }
 
 // The reductions are over, so all ranks have come here: each knows from the flags, or from the averages, that there may
 // be something to tell. An average of finite gradients that is not finite is not.
 void Reducer::raise_non_finite() {
-  auto gradient =
-      first_of_all_ranks(*ranks_, parameters_, std::exchange(non_finite_, std::nullopt), progress_ - 1);
+  auto gradient = first_of_all_ranks(*ranks_, parameters_, std::exchange(non_finite_, std::nullopt), progress_ - 1);
   if (!gradient) return;
   ++stats_.non_finite_steps;
   autograd_.drop_all();
@@ -76,7 +75,8 @@ void Reducer::raise_non_finite() {
   const auto named = [&](const Parameter& parameter) { return parameter.name == gradient->parameter; };
   std::size_t number = 0;
   while (!named(parameters_[number])) ++number;
-  throw NonFiniteError(text_of(*gradient, parameters_[number].sizes), std::move(where), std::move(*gradient));
+  const std::string text = text_of(*gradient, parameters_[number].sizes);
+  throw NonFiniteError(text, std::move(where), std::move(*gradient));
 }
 
 }  // namespace cohort::gradients

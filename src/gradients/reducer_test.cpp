@@ -19,8 +19,8 @@ Parameter vector_of(const std::string& name, std::int64_t count) {
 /// Gradients that are there or not; a backward is made of calls.
 class Pretended final : public Autograd {
  public:
-  Pretended(Communicator comm, std::vector<Parameter> parameters, const nn::DistributedDataParallelOptions& options = {},
-            Reduce reduce = reduce_by_average)
+  Pretended(Communicator comm, std::vector<Parameter> parameters,
+            const nn::DistributedDataParallelOptions& options = {}, Reduce reduce = reduce_by_average)
       : defined(parameters.size()),
         core(ranks_of(std::move(comm)), std::move(parameters), options, *this, std::move(reduce)) {
     core.lay_out();
@@ -164,7 +164,7 @@ TEST(NonFinite, TheFirstIsThatOfTheDimensionsAndNotOfTheMemory) {
   std::vector<float> values(6, 1);
   const Parameter columns = {.name = "t", .dtype = DType::Float32, .sizes = {2, 3}, .strides = {1, 2}};
   EXPECT_FALSE(first_in(values.data(), columns, {}));
-  values[1] = std::nanf("");                               // [1, 0]
+  values[1] = std::nanf("");                            // [1, 0]
   values[4] = -std::numeric_limits<float>::infinity();  // [0, 2]
   const auto found = first_in(values.data(), columns, {});
   ASSERT_TRUE(found);

@@ -75,7 +75,7 @@ void require_same_on_all_ranks(Ranks& ranks, const std::vector<std::string>& lin
         ErrorCode::Mismatch,
         fmt::format("{}: the ranks' models differ -- rank 0 has {}, rank {} has {} -- build the same model with the "
                     "same options on all ranks",
-                    who,                    at < first.size() ? first[at] : "nothing more", rank,
+                    who, at < first.size() ? first[at] : "nothing more", rank,
                     at < other.size() ? other[at] : "nothing more"),
         where);
   }

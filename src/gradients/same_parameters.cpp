@@ -97,9 +97,8 @@ std::size_t first_difference(Ranks& ranks, std::span<const std::uint8_t> mine, i
   for (std::size_t begin = 0; begin < mine.size(); begin += chunk.size()) {
     const std::span<const std::uint8_t> part = mine.subspan(begin, std::min(chunk.size(), mine.size() - begin));
     std::copy(part.begin(), part.end(), chunk.begin());
-    ranks.run("broadcast", chunk, [&](Communicator& comm, auto span) {
-      return comm.broadcast(span.first(part.size()), {.root = root});
-    });
+    ranks.run("broadcast", chunk,
+              [&](Communicator& comm, auto span) { return comm.broadcast(span.first(part.size()), {.root = root}); });
     if (first != mine.size()) continue;
     const auto differs = std::mismatch(part.begin(), part.end(), chunk.begin()).first;
     if (differs != part.end()) first = begin + static_cast<std::size_t>(differs - part.begin());
@@ -138,8 +137,8 @@ std::string broadcast_text(Ranks& ranks, const std::string& text, int root) {
   ErrorContext where = ranks.where("require_same_parameters");
   where.peer = odd;
   const std::string when = step < 0 ? "" : fmt::format(" after {} steps", step);
-  const std::string first = fmt::format("{} of [{}], element {} at [{}]", named.name,
-                                        fmt::join(named.sizes, ", "), index, fmt::join(position, ", "));
+  const std::string first = fmt::format("{} of [{}], element {} at [{}]", named.name, fmt::join(named.sizes, ", "),
+                                        index, fmt::join(position, ", "));
   if (sides.is_majority) {
     throw Error(ErrorCode::Mismatch,
                 fmt::format("{} {} from the others{} -- {}: rank {} ({}) has {}, {} {} {} -- look at the memory of "

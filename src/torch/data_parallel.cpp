@@ -76,7 +76,9 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
 
 // ------------------------------------------------------------------------------------------------- no_sync
 
-NoSyncGuard::NoSyncGuard(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) { reducer_->core().forwards().enter_no_sync(); }
+NoSyncGuard::NoSyncGuard(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {
+  reducer_->core().forwards().enter_no_sync();
+}
 NoSyncGuard::~NoSyncGuard() {
   if (reducer_) reducer_->core().forwards().leave_no_sync();
 }

@@ -1,6 +1,6 @@
-// Autograd's side of a gradient's way (gradients/reducer.h): hooks of libtorch that tell the core when a backward begins,
-// brings a gradient and ends, and gradients as tensors over their places in the buckets. One thread per rank calls it;
-// autograd calls its hooks on that thread too (CPU).
+// Autograd's side of a gradient's way (gradients/reducer.h): hooks of libtorch that tell the core when a backward
+// begins, brings a gradient and ends, and gradients as tensors over their places in the buckets. One thread per rank
+// calls it; autograd calls its hooks on that thread too (CPU).
 #pragma once
 
 #include <cohort/torch/nn.h>

@@ -6,7 +6,6 @@
 #include <cohort/torch/optim.h>
 #include <cohort/torch/tensor.h>
 
-
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
