@@ -15,14 +15,16 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr auto kDriving = 2ms;       // how often a rank drives the transport that waits for those beside it
 constexpr auto kGrace = 1000ms;      // for another host's own report of who is missing
 constexpr auto kShortGrace = 100ms;  // for the report of one of those who are missing
 
 }  // namespace
 
-Engine::Engine(World& world, const Waiters& waiters, std::function<void()> meanwhile)
+Engine::Engine(World& world, Waiters& waiters, std::function<void()> meanwhile)
     : world_(world),
       layout_(world.layout()),
+      local_(world.local().core().engine()),
       transport_(world.transport()),
       lane_(world.status().collectives),
       waiters_(waiters),
@@ -34,7 +36,9 @@ Engine::Engine(World& world, const Waiters& waiters, std::function<void()> meanw
       pace_(layout_),
       round_(layout_.size),
       cards_(static_cast<std::size_t>(layout_.hosts)),
-      scratch_(8) {}
+      scratch_(8) {
+  local_.serve_larger(waiters, [this] { while_with_neighbours(); });
+}
 
 void Engine::run(const Request& request, Clock::time_point called, CollectiveEvent* event) {
   world_.throw_if_ended();
@@ -44,7 +48,7 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
   ++sequence_;
   waited_ = 0ns;
   wire_bytes_ = 0;
-  measure(event != nullptr);
+  local_.called_at(called_, timeout_);
   const Descriptor own = describe(request);
   world_.subject().begin(sequence_, own);
   announce(own);
@@ -73,13 +77,6 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
   }
 }
 
-/// Whether the local world tells what its operations wait for.
-void Engine::measure(bool wanted) noexcept {
-  if (wanted == measured_ || layout_.locals == 1) return;
-  measured_ = wanted;
-  world_.local().set_observer(wanted ? &local_work_ : nullptr);
-}
-
 int Engine::join(std::chrono::milliseconds patience) {
   world_.throw_if_ended();
   // Who came in a later round came later; within one, clocks have to tell.
@@ -88,6 +85,7 @@ int Engine::join(std::chrono::milliseconds patience) {
   while (true) {
     called_ = Clock::now();
     timeout_ = patience;
+    local_.called_at(called_, timeout_);
     transport_.forget(sequence_);
     lane_.end(sequence_);
     ++sequence_;
@@ -249,25 +247,17 @@ void Engine::receive(transport::Incoming& frame, int peer, std::uint32_t tag, vo
 
 // --- the local world ---
 
-/// While this rank waits for those beside it, it goes on driving the transport: another host may need that first.
-void Engine::run_local(Request request) {
-  if (layout_.locals == 1) return;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline() - Clock::now());
-  request.timeout = std::max(left, std::chrono::milliseconds(1));
-  const auto begun = measured_ ? Clock::now() : Clock::time_point{};
-  try {
-    Work work = world_.local().start(request);
-    Waiting waiting(*this);
-    while (!work.wait_for(2ms)) {
-      waiting.tell();
-      transport_.progress();
-      meanwhile_();
-    }
-    if (measured_) blocked_ += std::max<Clock::duration>(Clock::now() - begun - local_work_.take(), 0ns);
-  } catch (const Error&) {
-    world_.tell_if_ended();  // before frames of this operation go out of scope
-    throw;
-  }
+void Engine::while_with_neighbours() {
+  const auto now = Clock::now();
+  if (here_ == nullptr || now - drove_ < kDriving) return;
+  drove_ = now;
+  here_->tell();
+  transport_.progress();
+  meanwhile_();
+}
+
+void Engine::run_local(const Request& request) {
+  with_neighbours([&] { local_.run_part(request); });
 }
 
 Request Engine::local_request(Kind kind, DType dtype) const {

@@ -54,8 +54,7 @@ class Engine {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Engine(World& world, const Waiters& waiters, std::function<void()> meanwhile);
-  ~Engine() { measure(false); }
+  Engine(World& world, Waiters& waiters, std::function<void()> meanwhile);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -66,6 +65,7 @@ class Engine {
   /// What is under way may not wait longer than this: operations behind it have deadlines too. Any thread.
   void limit_waiting(Clock::time_point deadline) noexcept {
     limit_.store(deadline.time_since_epoch().count(), std::memory_order_relaxed);
+    local_.limit_waiting(deadline);
   }
 
  private:
@@ -114,7 +114,8 @@ class Engine {
     const std::byte* partial = nullptr;  // this host's sum of the slice
     std::byte* result = nullptr;         // of the slice
     std::vector<std::byte> partial_bytes, result_bytes, whole_bytes;
-    std::vector<std::int64_t> shares;  // by local rank, elements of the block
+    std::shared_ptr<const Counts> shares;  // by local rank, elements of the block
+    std::uint64_t lent = 0;                // until those beside this rank have read the result
   };
   /// What goes over the wire at once.
   struct Piece {
@@ -170,7 +171,10 @@ class Engine {
   void look_after(const std::function<std::vector<int>()>& missing);
   void wait_for(transport::Incoming& frame);
   void wait_for(transport::Outgoing& frame);
-  void run_local(Request request);
+  template <class Body>
+  void with_neighbours(Body body);
+  void while_with_neighbours();
+  void run_local(const Request& request);
   Clock::time_point deadline() const noexcept;
   Clock::time_point deadline_of(const std::vector<int>& missing) const noexcept;
   void note_away(bool away) const noexcept {
@@ -183,13 +187,13 @@ class Engine {
   void receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
   Request local_request(Kind kind, DType dtype) const;
   void local_broadcast(int root, void* data, std::size_t bytes);
+  void meet(const Request* request, const Descriptor& own);
 
   // engine_round.cpp
   void round(const Request* request, const Descriptor& own);
   bool beside(const Request& request) const noexcept;
   bool folds_in_place(const Request& request) const noexcept;
-  void exchange_cards(const Request* request, const Descriptor& own, const std::vector<Descriptor>& here,
-                      bool agreed_here, const std::byte* payload);
+  void exchange_cards(const Request* request, const Descriptor& own, const std::byte* payload);
   bool take_card(int host, std::string_view bytes, const Descriptor& own);
   void settle(const Descriptor& own);
   std::optional<Disagreement> disagreement() const;
@@ -211,6 +215,7 @@ class Engine {
   void reduce_block(Columns& way, std::int64_t number);
   void exchange_block(Columns& way, std::int64_t number);
   void deliver_block(Columns& way, std::int64_t number);
+  void finish_lending(Block& block);
   void begin_pieces(Columns& way);
   void begin_piece(Columns& way);
   void fold_piece(Columns& way);
@@ -236,25 +241,9 @@ class Engine {
   void all_to_all(const Request& request);
   std::vector<std::byte>& scratch(std::size_t which, std::size_t bytes);
 
-  /// Of the local world's operations that an operation consists of: what they take once all neighbours have come, who
-  /// come late because they wait for the wire.
-  class LocalWork final : public Observer {
-   public:
-    void on_collective(const CollectiveEvent& event) override {
-      const std::chrono::nanoseconds worked = event.ended - event.begun - event.waited;
-      total_.fetch_add(worked.count(), std::memory_order_relaxed);
-    }
-    std::chrono::nanoseconds take() noexcept {
-      return std::chrono::nanoseconds(total_.exchange(0, std::memory_order_relaxed));
-    }
-
-   private:
-    std::atomic<std::chrono::nanoseconds::rep> total_{0};
-  };
-  void measure(bool wanted) noexcept;
-
   World& world_;
   const Layout& layout_;
+  local::Engine& local_;
   transport::Transport& transport_;
   status::LaneStatus& lane_;
   const Waiters& waiters_;
@@ -271,13 +260,15 @@ class Engine {
   Clock::duration spinning_ = kSpinning;
   std::chrono::nanoseconds waited_{0};   // for others to come to the operation
   std::chrono::nanoseconds blocked_{0};  // sending, on frames and behind those beside this rank, since they have come
-  LocalWork local_work_;
-  bool measured_ = false;
-  std::size_t wire_bytes_ = 0;  // sent in this operation
+  Waiting* here_ = nullptr;              // for those beside this rank
+  Clock::time_point drove_{};            // the transport, while it waits for them
+  std::size_t wire_bytes_ = 0;           // sent in this operation
   Agreement round_;
-  int pieces_doubled_ = 0;  // how often, in this operation
-  bool delivered_ = false;  // the result came with the round
-  bool over_ = false;       // all ranks have come to the operation
+  int pieces_doubled_ = 0;               // how often, in this operation
+  bool delivered_ = false;               // the result came with the round
+  bool over_ = false;                    // all ranks have come to the operation
+  bool agreed_here_ = false;             // those of this host bring the same, without weights
+  std::vector<Descriptor> here_brings_;  // one if they agree, else all of them
   std::vector<std::byte> card_;
   std::vector<std::vector<std::byte>> cards_;  // by host
   std::vector<std::byte> small_;               // a verdict, and the result behind it
@@ -288,6 +279,25 @@ class Engine {
   std::int64_t ahead_ = 1;  // pieces that may be on the wire at once, in this operation
   std::vector<const void*> partials_;
 };
+
+/// Runs a part that all ranks of this host carry out together. While this rank waits for them it goes on driving the
+/// transport: another host may need that first.
+template <class Body>
+void Engine::with_neighbours(Body body) {
+  if (layout_.locals == 1) return;
+  Waiting waiting(*this);
+  here_ = &waiting;
+  drove_ = waiting.since();
+  try {
+    body();
+  } catch (const Error&) {
+    here_ = nullptr;
+    world_.tell_if_ended();  // before frames of this operation go out of scope
+    throw;
+  }
+  here_ = nullptr;
+  blocked_ += local_.take_waited();
+}
 
 /// Drives the transport until `ready()`. `missing()` gives the ranks that are waited for.
 template <class Ready, class Missing>

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace cohort::comm::hosts {
 namespace {
@@ -69,11 +70,20 @@ void Engine::reduce_columns(const Request& request, const Members& members) {
     pace_.learn(column_bytes / hosts * 2 * (hosts - 1), Clock::now() - begun);
   }
   for (const auto& piece_sent : pieces_) finish_sending(*piece_sent);
+  // Blocks are read by those beside this rank, who may be late, and it may go.
+  for (const auto& block_read : blocks_) finish_lending(*block_read);
+}
+
+/// Until those beside this rank have read its result of a block, its memory is not used again.
+void Engine::finish_lending(Block& block) {
+  const std::uint64_t lent = std::exchange(block.lent, 0);
+  if (lent > 0) with_neighbours([&] { local_.wait_until_read(lent); });
 }
 
 /// This host's sum of the column's slice.
 void Engine::reduce_block(Columns& way, std::int64_t number) {
   Block& block = block_at(number);
+  finish_lending(block);
   const Request& request = way.request;
   block.begin = number * way.per_block;
   block.count = std::min(way.per_block, request.input_count - block.begin);
@@ -95,8 +105,9 @@ void Engine::reduce_block(Columns& way, std::int64_t number) {
   if (layout_.locals > 1) {
     block.partial_bytes.resize(static_cast<std::size_t>(block.left) * way.element);
     block.partial = block.partial_bytes.data();
-    block.shares.clear();
-    for (int local = 0; local < layout_.locals; ++local) block.shares.push_back(share_of(local).count());
+    Counts shares;
+    for (int local = 0; local < layout_.locals; ++local) shares.input.push_back(share_of(local).count());
+    block.shares = std::make_shared<const Counts>(std::move(shares));
     Request here = local_request(Kind::ReduceScatterV, request.dtype);
     here.op = within_host(request.op);
     here.prescale = own_factor ? 1 : round_.agreed.prescale;
@@ -104,8 +115,10 @@ void Engine::reduce_block(Columns& way, std::int64_t number) {
     here.input_count = block.count;
     here.output = block.partial_bytes.data();
     here.output_count = block.slice.count();
-    here.counts = std::make_shared<const Counts>(Counts{block.shares, {}});
-    run_local(here);
+    here.counts = block.shares;
+    with_neighbours([&] {
+      local_.reduce_scatter_part(here, own_factor ? std::nullopt : std::optional<std::int64_t>(block.begin));
+    });
   }
   block.result = layout_.locals == 1 ? destination(request, block.begin) : nullptr;
   if (block.result == nullptr) {
@@ -281,8 +294,8 @@ void Engine::deliver_block(Columns& way, std::int64_t number) {
     here.input_count = block.slice.count();
     here.output = whole;
     here.output_count = block.count;
-    here.counts = std::make_shared<const Counts>(Counts{block.shares, {}});
-    run_local(here);
+    here.counts = block.shares;
+    with_neighbours([&] { block.lent = local_.all_gather_part(here); });
   } else if (whole == nullptr) {
     whole = block.result;
   }

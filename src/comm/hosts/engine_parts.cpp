@@ -159,7 +159,7 @@ void Engine::sum_stretch(const Parts& way, Stretch& stretch, std::int64_t number
     here.output = stretch.sum_bytes.data();
     here.output_count = own;
     here.counts = std::make_shared<const Counts>(Counts{std::move(shares), {}});
-    run_local(here);
+    with_neighbours([&] { local_.reduce_scatter_part(here, std::nullopt); });
     sum = stretch.sum_bytes.data();
   }
   for (int host = 0; host < layout_.hosts; ++host) {

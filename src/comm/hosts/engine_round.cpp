@@ -37,51 +37,62 @@ const std::byte* Engine::small_partial(const Request& request) {
     return partial.data();
   }
   Request here = local_request(Kind::Reduce, request.dtype);
-  here.op = request.op == ReduceOp::Average ? ReduceOp::Sum : request.op;
+  here.op = within_host(request.op);
   here.prescale = request.prescale;
   here.input = request.input;
   here.input_count = request.input_count;
   here.output = layout_.leads() ? partial.data() : nullptr;
   here.output_count = layout_.leads() ? request.input_count : 0;
-  run_local(here);
+  if (!local_.has_room_beside(bytes)) {
+    run_local(here);
+  } else if (layout_.leads()) {
+    local_.fold_beside(here);
+  }
   if (!layout_.leads()) return nullptr;
   if (request.bf16_wire) round_to_bfloat16(reinterpret_cast<float*>(partial.data()), bytes / sizeof(float));
   return partial.data();
 }
 
+/// The ranks of this host learn what the others bring.
+void Engine::meet(const Request* request, const Descriptor& own) {
+  agreed_here_ = own.kind != Kind::Joined && own.weighted == 0;
+  if (layout_.locals > 1) {
+    const bool small = request != nullptr && (request->kind == Kind::Barrier ||
+                                              (beside(*request) && local_.has_room_beside(request->input_bytes())));
+    with_neighbours([&] {
+      const Agreement& here = local_.meet(own, request, small);
+      if (here.uniform) return;
+      for (const Descriptor& each : here.brought) {
+        agreed_here_ = agreed_here_ && each.kind != Kind::Joined && each.weighted == 0 && agree(each, own);
+      }
+      if (!agreed_here_) here_brings_ = here.brought;
+    });
+  }
+  if (agreed_here_ || layout_.locals == 1) here_brings_.assign(1, own);
+}
+
 void Engine::round(const Request* request, const Descriptor& own) {
   delivered_ = over_ = false;
-  std::vector<Descriptor> here(static_cast<std::size_t>(layout_.locals), own);
   const auto begun = Clock::now();
-  if (layout_.locals > 1) {
-    Request gather = local_request(Kind::AllGather, DType::UInt8);
-    gather.input = &own;
-    gather.input_count = sizeof own;
-    gather.output = here.data();
-    gather.output_count = static_cast<std::int64_t>(here.size() * sizeof own);
-    run_local(gather);
-  }
-  const bool agreed_here = std::all_of(here.begin(), here.end(), [&](const Descriptor& each) {
-    return each.kind != Kind::Joined && each.weighted == 0 && agree(each, own);
-  });
-  const bool brings_result = agreed_here && request != nullptr && beside(*request);
+  meet(request, own);
+  const bool brings_result = agreed_here_ && request != nullptr && beside(*request);
   const std::byte* const payload = brings_result ? small_partial(*request) : nullptr;
   const std::size_t bytes = brings_result ? request->input_bytes() : 0;
   small_.resize(sizeof(Verdict) + bytes);
   Verdict verdict;
   if (layout_.leads()) {
-    exchange_cards(brings_result ? request : nullptr, own, here, agreed_here, payload);
+    exchange_cards(brings_result ? request : nullptr, own, payload);
     verdict.uniform = round_.uniform ? 1 : 0;
     verdict.pace = static_cast<std::uint64_t>(pieces_doubled_);
     std::memcpy(small_.data(), &verdict, sizeof verdict);
   }
   if (layout_.locals > 1) {
-    local_broadcast(0, small_.data(), small_.size());
+    with_neighbours([&] { local_.hand_out(small_.data(), small_.size()); });
     std::memcpy(&verdict, small_.data(), sizeof verdict);
     round_.uniform = verdict.uniform != 0;
     pieces_doubled_ = static_cast<int>(verdict.pace);
     if (!round_.uniform) {
-      local_broadcast(0, round_.brought.data(), round_.brought.size() * sizeof(Descriptor));
+      with_neighbours([&] { local_.hand_out(round_.brought.data(), round_.brought.size() * sizeof(Descriptor)); });
     }
   }
   if (round_.uniform && brings_result && !folds_in_place(*request)) {
@@ -103,18 +114,17 @@ void Engine::round(const Request* request, const Descriptor& own) {
 }
 
 /// Leaders: each sends its host's card to all others.
-void Engine::exchange_cards(const Request* request, const Descriptor& own, const std::vector<Descriptor>& here,
-                            bool agreed_here, const std::byte* payload) {
+void Engine::exchange_cards(const Request* request, const Descriptor& own, const std::byte* payload) {
   const std::size_t bytes = request != nullptr ? request->input_bytes() : 0;
-  const std::size_t described = agreed_here ? 1 : here.size();
+  const std::size_t described = here_brings_.size();
   CardHeader header;
-  header.ranks = static_cast<std::uint32_t>(here.size());
-  header.flags = agreed_here ? CardHeader::kUniform : std::uint16_t{0};
+  header.ranks = static_cast<std::uint32_t>(layout_.locals);
+  header.flags = agreed_here_ ? CardHeader::kUniform : std::uint16_t{0};
   header.pace = static_cast<std::uint16_t>(pace_.doublings());
   header.payload = bytes;
   card_.resize(sizeof header + described * sizeof(Descriptor) + bytes);
   std::memcpy(card_.data(), &header, sizeof header);
-  std::memcpy(card_.data() + sizeof header, here.data(), described * sizeof(Descriptor));
+  std::memcpy(card_.data() + sizeof header, here_brings_.data(), described * sizeof(Descriptor));
   if (bytes > 0) std::memcpy(card_.data() + sizeof header + described * sizeof(Descriptor), payload, bytes);
 
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
@@ -149,9 +159,11 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
     if (static_cast<int>(h) != layout_.host) wait_for(out[h]);
   }
 
-  round_.uniform = agreed_here;
+  round_.uniform = agreed_here_;
   pieces_doubled_ = pace_.doublings();
-  for (std::size_t i = 0; i < here.size(); ++i) round_.brought[static_cast<std::size_t>(layout_.here()[i])] = here[i];
+  for (std::size_t i = 0; i < layout_.here().size(); ++i) {
+    round_.brought[static_cast<std::size_t>(layout_.here()[i])] = here_brings_[agreed_here_ ? 0 : i];
+  }
   for (int host = 0; host < layout_.hosts; ++host) {
     if (host == layout_.host) continue;
     const auto& card = cards_[static_cast<std::size_t>(host)];

@@ -55,6 +55,9 @@ struct alignas(kApart) RankState {
   /// By the parity of the sequence: that of the last operation in which this rank has made a result that is not finite,
   /// and somebody asks for it. Written before what tells that this rank has made its results.
   std::atomic<std::uint64_t> non_finite[2];
+  /// By the parity of a chunk's number: where it lies in this rank's process, where peers read it there. Written before
+  /// `staged`.
+  std::uint64_t lent[2];
   std::uint64_t control_address;  ///< of this memory in its process; written before `ready`
   sys::CoreSet cores;             ///< written before `ready`
   Slot slots[2];

@@ -29,6 +29,7 @@ class Core final : public Queue {
   bool in_child() const noexcept override { return guard_->in_child(); }
 
   World& world() noexcept { return world_; }
+  Engine& engine() noexcept { return engine_; }
   const std::shared_ptr<ForkGuard>& guard() const noexcept { return guard_; }
 
  private:

@@ -25,7 +25,7 @@ Engine::Engine(World& world, Waiters& waiters, const FormOptions& options)
     : Waiter(world, waiters), rank_(world.rank()), size_(world.size()), distance_(world), round_(world.size()) {
   if (size_ == 1) return;
   set_deadline(Clock::now(), options.join_timeout);
-  waiters_.attended = 1;  // forming is waited for
+  waiters_->attended = 1;  // forming is waited for
   note_cores();
   state(rank_).reads_peers.store(world_.try_reading_peers() ? 1 : 2);
   posted();
@@ -49,7 +49,7 @@ Engine::Engine(World& world, Waiters& waiters, const FormOptions& options)
     scratch_bytes_ = std::max(kPullPiece, plan_.chunk_bytes / static_cast<std::size_t>(size_) + 4 * kLine);
     scratch_.resize(static_cast<std::size_t>(size_) * scratch_bytes_);
   }
-  waiters_.attended = 0;
+  waiters_->attended = 0;
 }
 
 // Whether there is a core for each rank: ranks may be bound to different ones, so all of them say where they may run.
@@ -90,7 +90,8 @@ void Engine::announce(const Request& request) {
   own = describe(request);
   lane().begin(sequence_, status::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), own.count);
   if (!small_) note_memory(own, request);  // else nobody will look at the memory itself
-  publish(&request);
+  if (request.kind == Kind::AllToAllV) note_counts(*request.counts);
+  publish(brings(request) ? &request : nullptr);
 }
 
 void Engine::note_memory(Descriptor& own, const Request& request) const {
@@ -110,30 +111,33 @@ void Engine::note_memory(Descriptor& own, const Request& request) const {
   }
 }
 
-// The descriptor is in the slot already.
-void Engine::publish(const Request* request) {
+// Whether this rank's input lies beside its announcement.
+bool Engine::brings(const Request& request) const noexcept {
+  if (request.input_count == 0 || !small_) return false;
+  const bool is_root = request.root == rank_;
+  const bool from_root =
+      request.kind == Kind::Broadcast || request.kind == Kind::Scatter || request.kind == Kind::ScatterV;
+  return from_root ? is_root : request.kind != Kind::Reduce || !is_root;
+}
+
+void Engine::note_counts(const Counts& counts) noexcept {
+  std::byte* const to = layout().payload(world_.control(), rank_, sequence_);
+  const std::size_t row = static_cast<std::size_t>(size_) * sizeof(std::int64_t);
+  if (!has_room_for_counts()) return;
+  std::memcpy(to, counts.input.data(), row);
+  std::memcpy(to + row, counts.output.data(), row);
+}
+
+// The descriptor is in the slot already. `beside`: whose input goes with it, if any.
+void Engine::publish(const Request* beside) {
   Slot& slot = own_slot();
   slot.descriptor.announcements = world_.mesh()->announcements();
   slot.fingerprint = fingerprint_of(slot.descriptor);
-  if (request != nullptr && request->kind == Kind::AllToAllV) {
-    const Counts& counts = *request->counts;
-    std::byte* const to = layout().payload(world_.control(), rank_, sequence_);
-    const std::size_t row = static_cast<std::size_t>(size_) * sizeof(std::int64_t);
-    if (2 * row <= layout().payload_bytes()) {
-      std::memcpy(to, counts.input.data(), row);
-      std::memcpy(to + row, counts.output.data(), row);
-    }
-  } else if (request != nullptr && request->input_count > 0 && small_) {
-    const bool is_root = request->root == rank_;
-    const bool from_root =
-        request->kind == Kind::Broadcast || request->kind == Kind::Scatter || request->kind == Kind::ScatterV;
-    const bool brings = from_root ? is_root : request->kind != Kind::Reduce || !is_root;
-    if (brings && tiny_) {
-      std::memcpy(slot.tiny, request->input, request->input_bytes());
-    } else if (brings) {
-      copy(layout().payload(world_.control(), rank_, sequence_), request->input, request->input_bytes(),
-           stores_for(request->input_bytes()));
-    }
+  if (beside != nullptr && tiny_) {
+    std::memcpy(slot.tiny, beside->input, beside->input_bytes());
+  } else if (beside != nullptr) {
+    copy(layout().payload(world_.control(), rank_, sequence_), beside->input, beside->input_bytes(),
+         stores_for(beside->input_bytes()));
   }
   local::publish(slot.sequence, sequence_);
   posted();
@@ -193,15 +197,17 @@ std::optional<Disagreement> Engine::disagreement() const {
   return round_.disagreement(rank_, [](int) { return std::string(); });
 }
 
+void Engine::check_room_for_counts() const {
+  if (has_room_for_counts()) return;
+  throw Error(ErrorCode::Unavailable,
+              fmt::format("all_to_all_v failed -- rank {} ({}) -- {} ranks on one host are more than it can serve ({})",
+                          rank_, world_.host(), size_, layout().payload_bytes() / 2 / sizeof(std::int64_t)),
+              ErrorContext{});
+}
+
 std::optional<Disagreement> Engine::compare_counts() const {
+  check_room_for_counts();
   const auto ranks = static_cast<std::size_t>(size_);
-  if (2 * ranks * sizeof(std::int64_t) > layout().payload_bytes()) {
-    throw Error(
-        ErrorCode::Unavailable,
-        fmt::format("all_to_all_v failed -- rank {} ({}) -- {} ranks on one host are more than it can serve ({})",
-                    rank_, world_.host(), size_, layout().payload_bytes() / 2 / sizeof(std::int64_t)),
-        ErrorContext{});
-  }
   const auto row = [&](int rank) {
     return reinterpret_cast<const std::int64_t*>(layout().payload(world_.control(), rank, sequence_));
   };

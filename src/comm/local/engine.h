@@ -29,6 +29,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -64,6 +65,28 @@ class Engine final : public Waiter {
   /// Any thread. The first reason of all ranks stays.
   void abort(std::string_view reason) noexcept;
 
+  // Parts of an operation of a larger world, which its ranks on this host carry out here, all the same in the same
+  // order. They say once what they bring (`meet`), and no part is negotiated (engine_parts.cpp):
+  /// From now on waiting is for that world: `waiters` wait, and `meanwhile` is called at least every 2 ms.
+  void serve_larger(Waiters& waiters, std::function<void()> meanwhile);
+  /// All ranks learn what the others bring. `request` null: the rank has joined. `beside`: there is no input, or it is
+  /// one of a reduction and has room beside the announcement, for `fold_beside`. Valid until the next call.
+  const Agreement& meet(const Descriptor& own, const Request* request, bool beside);
+  bool has_room_beside(std::size_t bytes) const noexcept { return bytes <= layout().payload_bytes(); }
+  /// Rank 0, to `part.output`: what all brought beside their announcements.
+  void fold_beside(const Request& part);
+  /// From rank 0 to all.
+  void hand_out(void* data, std::size_t bytes);
+  /// A reduce_scatter_v. `begin`: it is of the operation's inputs from this element on; else of other memory.
+  void reduce_scatter_part(const Request& part, std::optional<std::int64_t> begin);
+  /// An all_gather_v. Gives what `wait_until_read` has to be asked for before the input is written again; 0: nothing.
+  std::uint64_t all_gather_part(const Request& part);
+  void wait_until_read(std::uint64_t number);
+  /// Any other operation, in which memory may lie anywhere.
+  void run_part(const Request& part);
+  /// What waiting took since the last call.
+  using Waiter::take_waited;
+
   /// True if the operation, once all ranks have come, takes no more than a few times as long as waking a thread for it
   /// (20 us on virtual machines, and the thread then takes a core from whoever computes).
   static bool is_quick(const Request& request) noexcept { return request.payload() <= kQuickBytes; }
@@ -98,8 +121,17 @@ class Engine final : public Waiter {
     }
   };
 
+  /// The same where rank 0 alone stages.
+  struct FirstsCounters;
+
   // engine.cpp: rounds and how they fail
-  void publish(const Request* request);
+  bool brings(const Request& request) const noexcept;
+  bool has_room_for_counts() const noexcept {
+    return 2 * static_cast<std::size_t>(size_) * sizeof(std::int64_t) <= layout().payload_bytes();
+  }
+  void check_room_for_counts() const;
+  void note_counts(const Counts& counts) noexcept;
+  void publish(const Request* beside);
   Slot& own_slot() const noexcept { return state(rank_).slots[sequence_ % 2]; }
   bool has_announced(int rank) const noexcept { return stands(state(rank).slots[sequence_ % 2].sequence, sequence_); }
   void note_memory(Descriptor& own, const Request& request) const;
@@ -112,13 +144,17 @@ class Engine final : public Waiter {
     return world_.naming() != nullptr ? world_.naming()->number() : sequence_;
   }
   std::string omission(int rank) const override;
-  void meanwhile() noexcept override { world_.mesh()->flush(); }
+  void meanwhile() override {
+    world_.mesh()->flush();
+    if (meanwhile_) meanwhile_();
+  }
   void note_cores();
   void run_alone(const Request& request);
 
   // engine_paths.cpp: which way an operation goes, and reaching other ranks' memory
   void execute(const Request& request, CollectiveEvent* event);
   Path choose(const Request& request) const;
+  void measure_again();
   bool exchanges(const Request& request) const noexcept;
   bool inputs_mapped() const noexcept;
   bool outputs_mapped() const noexcept;
@@ -158,6 +194,12 @@ class Engine final : public Waiter {
   void reduce_scatter_direct(const Request& request);
   void reduce_scatter_staged(const Request& request);
 
+  // engine_parts.cpp
+  void begin_part(const Request& part);
+  void check_reads() const {
+    if (world_.ended_before_reads()) throw_if_ended();
+  }
+
   // engine_moves.cpp
   Block block(const Request& request, int source, int target) const;
   std::size_t largest_block(const Request& request) const;
@@ -176,6 +218,7 @@ class Engine final : public Waiter {
 
   // Of the running operation.
   std::uint64_t sequence_ = 0;
+  std::uint64_t measured_at_ = 0;
   std::uint64_t chunks_ = 0;  // staged chunks of all operations before it
   Agreement round_;
   bool serving_ = false;      // this rank has joined
@@ -188,9 +231,12 @@ class Engine final : public Waiter {
   std::vector<const void*> fold_inputs_;
   std::vector<void*> fold_outputs_;
   std::int64_t divisor_ = 0;
-  bool non_finite_ = false;         // a result of this rank was, and somebody asks for it
-  std::vector<std::byte> scratch_;  // for what is read through the kernel: one piece for each peer
-  std::size_t scratch_bytes_ = 0;   // of a piece
+  std::vector<Location> inputs_;  // by rank, of the larger world's operation
+  bool inputs_known_ = false;
+  std::function<void()> meanwhile_;  // of the larger world
+  bool non_finite_ = false;          // a result of this rank was, and somebody asks for it
+  std::vector<std::byte> scratch_;   // for what is read through the kernel: one piece for each peer
+  std::size_t scratch_bytes_ = 0;    // of a piece
 };
 
 }  // namespace cohort::comm::local

@@ -61,7 +61,7 @@ void Engine::execute(const Request& request, CollectiveEvent* event) {
   const Path path = choose(request);
   non_finite_ = false;
   if (event != nullptr) event->zero_copy = path == Path::ZeroCopy;
-  if (path == Path::Staged && sequence_ % kMeasureEvery == 0) distance_.measure(std::chrono::microseconds(0));
+  if (path == Path::Staged) measure_again();
   switch (round_.agreed.kind) {
     case Kind::AllReduce:
       set_members(request);
@@ -80,7 +80,8 @@ void Engine::execute(const Request& request, CollectiveEvent* event) {
       set_members(request);
       if (path == Path::Beside) return reduce_scatter_beside(request);
       if (path == Path::Staged) return reduce_scatter_staged(request);
-      return reduce_scatter_direct(request);
+      reduce_scatter_direct(request);
+      return finish_round();
     case Kind::None:
     case Kind::Barrier:
     case Kind::Joined:
@@ -100,6 +101,12 @@ void Engine::execute(const Request& request, CollectiveEvent* event) {
       if (path == Path::Staged) return move_staged(request);
       return move_direct(request);
   }
+}
+
+void Engine::measure_again() {
+  if (sequence_ % kMeasureEvery != 0 || measured_at_ == sequence_) return;
+  measured_at_ = sequence_;
+  distance_.measure(std::chrono::microseconds(0));
 }
 
 bool Engine::exchanges(const Request& request) const noexcept {

@@ -254,7 +254,7 @@ void Engine::reduce_scatter_beside(const Request& request) {
   fold(job(request, own.count()));
 }
 
-// Out of the peers' memory, in place or through the kernel.
+// Out of the peers' memory, in place or through the kernel. They may not write it before all have done that.
 void Engine::reduce_scatter_direct(const Request& request) {
   const std::size_t element = size_of(request.dtype);
   const Slice own = part(request, rank_);
@@ -272,7 +272,6 @@ void Engine::reduce_scatter_direct(const Request& request) {
     fold(job(request, count));
     if ((begin - own.begin) / per_piece % 64 == 63) throw_if_ended();
   }
-  finish_round();
 }
 
 // A chunk holds the same range of every rank's part.

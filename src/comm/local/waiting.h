@@ -18,6 +18,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -134,7 +135,7 @@ class Waiter {
  protected:
   using Clock = std::chrono::steady_clock;
 
-  Waiter(World& world, Waiters& waiters) : world_(world), waiters_(waiters) {}
+  Waiter(World& world, Waiters& waiters) : world_(world), waiters_(&waiters) {}
   ~Waiter() = default;
 
   /// What is under way, for messages: "all_reduce(float32[10], sum)".
@@ -144,7 +145,7 @@ class Waiter {
   /// What a rank that is waited for did not do: "did not come; its last was ...".
   virtual std::string omission(int rank) const = 0;
   /// Called from time to time while waiting.
-  virtual void meanwhile() noexcept {}
+  virtual void meanwhile() {}
 
   /// Waits until `ready()` is true; it must not become false again. `missing()` gives the ranks that are waited for.
   /// False if that takes until (about) `limit`.
@@ -171,9 +172,12 @@ class Waiter {
     timeout_ = timeout;
   }
   std::chrono::milliseconds timeout() const noexcept { return timeout_; }
+  /// The longest sleep between two calls of `meanwhile`.
+  void set_slice(std::chrono::milliseconds slice) noexcept { slice_ = slice; }
+  std::chrono::nanoseconds take_waited() noexcept { return std::exchange(waited_, std::chrono::nanoseconds(0)); }
 
   World& world_;
-  Waiters& waiters_;
+  Waiters* waiters_;
 
   /// Where this rank says what it waits for.
   status::LaneStatus& lane() const noexcept { return world_.collectives(); }
@@ -181,11 +185,14 @@ class Waiter {
  private:
   void note_waiting(std::chrono::nanoseconds waited) noexcept {
     if (waited.count() > 0) lane().note_wait(static_cast<std::uint64_t>(waited.count()));
+    waited_ += waited;
   }
   void look_after(const std::function<std::vector<int>()>& missing);
 
   std::atomic<std::int64_t> waiting_limit_{std::numeric_limits<std::int64_t>::max()};  // as Clock's ticks
-  int spins_ = Pacer::kMostSpins;  // how long to spin before yielding; adapts
+  std::chrono::milliseconds slice_ = Pacer::kSlice;
+  std::chrono::nanoseconds waited_{0};  // without spinning
+  int spins_ = Pacer::kMostSpins;       // how long to spin before yielding; adapts
   Clock::time_point
       called_{};  // of what is under way; zero: not taken yet, since it takes as long as a small operation
   std::chrono::milliseconds timeout_{0};
@@ -194,7 +201,7 @@ class Waiter {
 template <class Ready, class Missing>
 bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
   if (!ready()) {
-    Pacer pacer(world_.crowded(), waiters_, spins_);
+    Pacer pacer(world_.crowded(), *waiters_, spins_);
     Sleeping sleeping(lane());
     while (!ready()) {
       if (world_.ended()) throw_if_ended();
@@ -206,7 +213,7 @@ bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
           continue;
         case Pacer::Step::Sleep: break;
       }
-      auto longest = std::chrono::nanoseconds(Pacer::kSlice);
+      auto longest = std::chrono::nanoseconds(slice_);
       if (limit != Clock::time_point::max()) {
         longest = std::min<std::chrono::nanoseconds>(longest, limit - Clock::now());
         if (longest.count() <= 0) return false;
@@ -217,8 +224,8 @@ bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
       Header& shared = world_.header();
       const std::uint32_t bell = shared.bell.load();
       const bool first = !sleeping.counted();
-      const bool own = waiters_.in_caller.load(std::memory_order_relaxed) && !sys::in_service_thread();
-      sleeping.count(shared, own || waiters_.awaited.load(std::memory_order_relaxed) != 0);
+      const bool own = waiters_->in_caller.load(std::memory_order_relaxed) && !sys::in_service_thread();
+      sleeping.count(shared, own || waiters_->awaited.load(std::memory_order_relaxed) != 0);
       if (first) longest = std::min<std::chrono::nanoseconds>(longest, Pacer::kFirstSlice);
       if (!ready() && !world_.ended()) sys::futex_wait(shared.bell, bell, longest);
       if (!pacer.look_now() || ready()) continue;
@@ -256,7 +263,7 @@ bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds pat
     return next == world_.size();
   };
   if (!all()) {
-    Pacer pacer(world_.crowded(), waiters_, spins_);
+    Pacer pacer(world_.crowded(), *waiters_, spins_);
     Clock::time_point since{};
     for (int steps = 1; !all(); ++steps) {
       if (world_.ended()) throw_if_ended();
