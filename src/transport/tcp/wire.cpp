@@ -4,6 +4,7 @@
 #include "net/hmac.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace cohort::transport::tcp {
 namespace {
@@ -29,6 +30,13 @@ Result<FrameKind> check(const FrameHeader& header) {
 net::Secret world_secret(std::span<const std::uint8_t> secret, std::string_view token, Protection protection) {
   return net::Secret::from_bytes(
       net::hmac_sha256(secret, fmt::format("cohort ranks 3 protection {} {}", static_cast<int>(protection), token)));
+}
+
+std::uint64_t world_number(const net::Secret& of_world) {
+  const net::Mac mac = net::hmac_sha256(of_world.bytes(), "number of the world");
+  std::uint64_t number = 0;
+  std::memcpy(&number, mac.data(), sizeof number);
+  return number;
 }
 
 net::SecureOptions between_ranks() { return {.purpose = "ranks", .longest_message = 256, .detachable = true}; }

@@ -56,6 +56,8 @@ enum class Protection : std::uint8_t {
 /// empty: then the token alone has to be one. Connections of one protection do not pass for another.
 net::Secret world_secret(std::span<const std::uint8_t> secret, std::string_view token,
                          Protection protection = Protection::Authenticated);
+/// Tells worlds apart, and need not be kept secret.
+std::uint64_t world_number(const net::Secret& of_world);
 /// Of both ends of a connection between ranks.
 net::SecureOptions between_ranks();
 
