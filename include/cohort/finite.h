@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cohort/buffer.h>
+#include <cohort/error.h>
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace cohort {
 
@@ -19,5 +23,34 @@ struct FiniteOptions {
 /// part. nullopt if there is none, and for integers and Bool. Any alignment, any length; denormals are finite. Throws
 /// InvalidArgument for a negative count, and for a wire_dtype that is not BFloat16.
 std::optional<std::int64_t> first_non_finite(ConstBuffer data, const FiniteOptions& options = {});
+
+/// One element of a tensor.
+struct NonFiniteElement {
+  std::int64_t index = 0;              ///< in the order of the dimensions, the last one running fastest
+  std::vector<std::int64_t> position;  ///< the same, one number per dimension; empty for a scalar
+  double value = 0;                    ///< of a complex number the part that is not finite
+};
+
+/// A gradient that is not finite, the first one: of the bucket that is reduced first, there of the lowest rank, there
+/// of the gradient that lies first.
+struct NonFiniteGradient {
+  int rank = -1;
+  std::string host;       ///< that rank's
+  std::string parameter;  ///< its name
+  NonFiniteElement element;
+  std::int64_t step = 0;  ///< synchronised steps before this one
+};
+
+/// Thrown on every rank, with the same text and gradient, before a gradient of the step can be used. `context().peer`
+/// is the gradient's rank. The communicator and the model stay usable.
+class NonFiniteError : public Error {
+ public:
+  NonFiniteError(const std::string& message, ErrorContext context, NonFiniteGradient gradient)
+      : Error(ErrorCode::NonFinite, message, std::move(context)), gradient_(std::move(gradient)) {}
+  const NonFiniteGradient& gradient() const noexcept { return gradient_; }
+
+ private:
+  NonFiniteGradient gradient_;
+};
 
 }  // namespace cohort

@@ -1,6 +1,6 @@
 #include "base/result.h"
+#include "gradients/same_model.h"
 #include "torch/reducer.h"
-#include "torch/same_model.h"
 
 #include <cohort/torch/nn.h>
 #include <cohort/torch/same_parameters.h>
@@ -76,9 +76,11 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
 
 // ------------------------------------------------------------------------------------------------- no_sync
 
-NoSyncGuard::NoSyncGuard(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) { reducer_->enter_no_sync(); }
+NoSyncGuard::NoSyncGuard(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {
+  reducer_->core().forwards().enter_no_sync();
+}
 NoSyncGuard::~NoSyncGuard() {
-  if (reducer_) reducer_->leave_no_sync();
+  if (reducer_) reducer_->core().forwards().leave_no_sync();
 }
 
 // ------------------------------------------------------------------------------------------------- core
@@ -103,20 +105,20 @@ struct DataParallelCore::State {
 
 // What every pass that ends in a reduction begins with, on all ranks.
 void DataParallelCore::State::begin_synchronising_pass() {
-  reducer->prepare_synchronising_pass();
+  reducer->core().prepare_synchronising_pass();
   if (options.broadcast_buffers) broadcast_buffers();
-  const std::int64_t step = reducer->progress();
+  const std::int64_t step = reducer->core().progress();
   const std::int64_t every = options.compare_parameters_every;
   if (every == 0 || step == 0 || step == compared_at || step % every != 0) return;
   compared_at = step;
   // Each rank's batches change its own buffers, unless they have just been made equal.
   require_same_parameters(options.broadcast_buffers ? named.size() : named.size() - buffers.size());
-  reducer->count_parameter_comparison();
+  ++reducer->core().stats().parameter_comparisons;
 }
 
 void DataParallelCore::State::require_same_parameters(std::size_t tensors) {
   const auto end = named.begin() + static_cast<std::ptrdiff_t>(tensors);
-  cohort::require_same_parameters(comm, {named.begin(), end}, {.step = reducer->progress()});
+  cohort::require_same_parameters(comm, {named.begin(), end}, {.step = reducer->core().progress()});
 }
 
 // All buffers in one broadcast, as bytes. Every rank packs its own: if rank 0 has joined, the lowest active one's are
@@ -162,7 +164,8 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
           options.compare_parameters_every);
   }
   Contents contents = contents_of(*module, options);
-  require_same_on_all_ranks(comm, contents.description);
+  const std::shared_ptr<gradients::Ranks> ranks = gradients::ranks_of(comm);
+  gradients::require_same_on_all_ranks(*ranks, contents.description, "DistributedDataParallel");
 
   state_->module = std::move(module);
   state_->comm = comm;
@@ -175,7 +178,7 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
 
   for (const at::Tensor& buffer : state_->buffers) state_->buffer_bytes += buffer.nbytes();
   if (state_->buffer_bytes > 0) state_->staged_buffers = comm.allocate(state_->buffer_bytes);
-  state_->reducer = std::make_shared<Reducer>(comm, std::move(contents.trained), options);
+  state_->reducer = std::make_shared<Reducer>(ranks, contents.trained, options);
   state_->reducer->attach();
 }
 
@@ -194,7 +197,7 @@ torch::OrderedDict<std::string, at::Tensor> DataParallelCore::state_dict() const
 
 void DataParallelCore::train(bool on) { state_->module->train(on); }
 void DataParallelCore::eval() { state_->module->eval(); }
-void DataParallelCore::zero_grad() { state_->reducer->zero_grad(); }
+void DataParallelCore::zero_grad() { state_->reducer->drop_all(); }
 
 void DataParallelCore::set_sample_count(std::int64_t samples) {
   if (samples < 0)
@@ -211,13 +214,16 @@ std::shared_ptr<ForwardRecord> DataParallelCore::before_forward(std::optional<st
     raise(ErrorCode::InvalidArgument,
           "forward was given no tensor from which to tell the number of samples -- call set_sample_count(n) before it");
   }
-  const bool sync = !state_->reducer->in_no_sync();
+  const bool sync = !state_->reducer->core().forwards().in_no_sync();
   if (sync) {
     state_->begin_synchronising_pass();
   } else {
-    state_->reducer->require_whole();
+    state_->reducer->core().require_whole();
   }
-  return state_->reducer->begin_forward(chosen ? *chosen : *samples, sync);
+  auto record = std::make_shared<ForwardRecord>();
+  record->samples = chosen ? *chosen : *samples;
+  record->sync = sync;
+  return record;
 }
 
 void DataParallelCore::after_forward(const std::shared_ptr<ForwardRecord>& record,
@@ -226,28 +232,22 @@ void DataParallelCore::after_forward(const std::shared_ptr<ForwardRecord>& recor
 }
 
 bool DataParallelCore::step_without_samples() {
-  if (state_->reducer->in_no_sync()) {
+  if (state_->reducer->core().forwards().in_no_sync()) {
     raise(ErrorCode::InvalidArgument, "step_without_samples inside no_sync: there is nothing to take part in");
   }
   state_->next_samples.reset();
   state_->begin_synchronising_pass();
-  return state_->reducer->reduce_without_backward();
+  return state_->reducer->core().reduce_without_backward();
 }
 
 int DataParallelCore::join() {
-  state_->reducer->require_whole();
+  state_->reducer->core().require_whole();
   Communicator& comm = state_->comm;
   (void)comm.join();
-  const std::int64_t mine = state_->reducer->progress();
-  std::vector<std::int64_t> steps(static_cast<std::size_t>(comm.size()));
-  comm.all_gather(ConstBuffer(&mine, 1, DType::Int64), std::span(steps)).wait();
-  // Not the rank that joined last: which one that is depends on timing.
-  const auto most = std::max_element(steps.begin(), steps.end());
-  const int source = static_cast<int>(most - steps.begin());
-  const bool all_equal = std::all_of(steps.begin(), steps.end(), [&](std::int64_t n) { return n == *most; });
-  if (!all_equal) {
+  const auto [source, steps] = state_->reducer->core().most_advanced();
+  if (steps) {
     broadcast_parameters(comm, state_->everything, {.root = source});
-    state_->reducer->take_plan_of(source, *most);  // so that training may go on together
+    state_->reducer->core().take_plan_of(source, *steps);  // so that training may go on together
   }
   return source;
 }
@@ -255,7 +255,7 @@ int DataParallelCore::join() {
 void DataParallelCore::sync_buffers() { state_->broadcast_buffers(); }
 void DataParallelCore::require_same_parameters() { state_->require_same_parameters(state_->named.size()); }
 
-ReducerStats DataParallelCore::stats() const { return state_->reducer->stats(); }
-BucketSlot DataParallelCore::slot_of(const std::string& name) const { return state_->reducer->slot_of(name); }
+ReducerStats DataParallelCore::stats() const { return state_->reducer->core().stats(); }
+BucketSlot DataParallelCore::slot_of(const std::string& name) const { return state_->reducer->core().slot_of(name); }
 
 }  // namespace cohort::nn

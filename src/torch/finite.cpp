@@ -1,7 +1,7 @@
 #include <cohort/torch/finite.h>
 
 #include "base/result.h"
-#include "torch/non_finite.h"
+#include "gradients/non_finite.h"
 
 #include <cohort/torch/tensor.h>
 
@@ -26,7 +26,7 @@ std::optional<NonFiniteElement> first_non_finite(const at::Tensor& tensor, const
   } else {
     value = element.item<double>();
   }
-  return nn::element_of(*index, tensor.sizes(), value);
+  return NonFiniteElement{.index = *index, .position = gradients::position_of(*index, tensor.sizes()), .value = value};
 }
 
 }  // namespace cohort

@@ -6,8 +6,6 @@
 #include <cohort/torch/optim.h>
 #include <cohort/torch/tensor.h>
 
-#include "torch/bucket.h"
-
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
@@ -266,34 +264,6 @@ TEST(SamplerTest, RefusesWhatHasNoMeaning) {
   DistributedSampler sampler(5);
   EXPECT_THROW(sampler.load_state({.seed = 0, .epoch = 0, .cursor = 6, .size = 5}), Error);
   EXPECT_THROW(sampler.set_epoch(-1), Error);
-}
-
-RC_GTEST_PROP(BucketPlanTest, EveryParameterOnceByTypeAndInOrder, ()) {
-  const auto sizes = *rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 500));
-  std::vector<nn::PlanParameter> parameters;
-  for (const int size : sizes) {
-    parameters.push_back({.bytes = static_cast<std::size_t>(size), .type = size % 3 == 0 ? at::kDouble : at::kFloat});
-  }
-  std::vector<int> order(parameters.size());
-  std::iota(order.rbegin(), order.rend(), 0);
-  const nn::BucketPlan plan = nn::plan_buckets(parameters, order, {.first_bucket_bytes = 100, .bucket_bytes = 1000});
-  std::vector<int> seen;
-  int last_complete = std::numeric_limits<int>::max();
-  for (const auto& bucket : plan) {
-    RC_ASSERT(!bucket.empty());
-    RC_ASSERT(bucket.back() < last_complete);  // reverse order: complete ever later
-    last_complete = bucket.back();
-    std::size_t bytes = 0;
-    for (const int index : bucket) {
-      RC_ASSERT(parameters[static_cast<std::size_t>(index)].type ==
-                parameters[static_cast<std::size_t>(bucket[0])].type);
-      bytes += parameters[static_cast<std::size_t>(index)].bytes;
-      seen.push_back(index);
-    }
-    RC_ASSERT(bytes - parameters[static_cast<std::size_t>(bucket.back())].bytes < 1000U);
-  }
-  std::sort(seen.rbegin(), seen.rend());
-  RC_ASSERT(seen == order);
 }
 
 TEST(WarmupTest, ClimbsFromTheRateOfOneRankToThatOfAll) {

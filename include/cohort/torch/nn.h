@@ -12,6 +12,7 @@
 #include <cohort/torch/torch_api.h>
 
 #include <cohort/communicator.h>
+#include <cohort/gradients.h>
 #include <cohort/observer.h>
 #include <cohort/torch/finite.h>
 
@@ -26,60 +27,6 @@
 #include <vector>
 
 namespace cohort::nn {
-
-/// What is done about gradients that are NaN or infinite.
-enum class NonFinite : std::uint8_t {
-  Ignore,  ///< nothing is looked for: they are averaged, and are on all ranks after that
-  Raise,   ///< every rank looks through its own before they are reduced; backward() throws NonFiniteError on all
-};
-
-struct DistributedDataParallelOptions {
-  /// Size of a gradient bucket, that is of one all_reduce: bytes of its gradients (one larger than this gets a bucket
-  /// of its own).
-  std::size_t bucket_bytes = std::size_t{25} << 20;
-  /// Size of the bucket that is ready first, so that communication begins early.
-  std::size_t first_bucket_bytes = std::size_t{1} << 20;
-  /// Buffers (running statistics) of all ranks are overwritten with rank 0's before each synchronising forward.
-  bool broadcast_buffers = true;
-  /// DType::BFloat16: gradients of float32 travel between hosts as bfloat16, half the bytes
-  /// (AllReduceOptions::wire_dtype); other types travel as they are.
-  std::optional<DType> wire_dtype = {};
-  /// Raise: if any rank brings a gradient that is NaN or infinite, backward() (and `step_without_samples`) throws
-  /// NonFiniteError on every rank, which names the first one: rank, host, parameter, element, value and step. All
-  /// gradients are undefined then, so that an optimizer's step would change nothing, and training can go on with the
-  /// next batch. With `wire_dtype` on several hosts, a value that is infinite as bfloat16 counts, too. A sum of finite
-  /// values that overflows is not looked for, nor what a rank without samples yields, since it is dropped. Over several
-  /// hosts it costs one reading of the gradients, on one host next to nothing (AllReduceOptions::check_finite).
-  NonFinite non_finite = NonFinite::Ignore;
-  /// N > 0: every N synchronised steps, a forward compares the parameters of all ranks to the bit, and the buffers too
-  /// where `broadcast_buffers` makes them equal, and throws Mismatch on every rank if there is a difference: see
-  /// `require_same_parameters`, which it calls. 0: never. Throws InvalidArgument if negative.
-  std::int64_t compare_parameters_every = 0;
-  /// Is told of each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
-  Observer* observer = nullptr;
-};
-
-/// What the reducer did. Times are of this rank.
-struct ReducerStats {
-  std::int64_t steps = 0;                  ///< synchronised backward passes, with those without samples
-  std::int64_t non_finite_steps = 0;       ///< of these, the ones that ended in a NonFiniteError
-  std::int64_t parameter_comparisons = 0;  ///< done because of compare_parameters_every
-  int buckets = 0;
-  std::size_t bucket_bytes = 0;              ///< of all buckets together
-  double exposed_communication_seconds = 0;  ///< of the last step: waiting after its backward had ended
-  double exposed_communication_seconds_total = 0;
-  std::int64_t gradients_written = 0;  ///< gradients written into a bucket by assignment, in all steps
-  std::int64_t gradients_moved =
-      0;  ///< gradients found outside their bucket and copied in (order rebuilt, .grad replaced)
-};
-
-/// Where a gradient lies; for tests and tools.
-struct BucketSlot {
-  int bucket = -1;
-  const void* begin = nullptr;  ///< of the bucket's memory
-  std::size_t bytes = 0;        ///< of the bucket's memory
-  std::size_t offset = 0;       ///< of the gradient in it
-};
 
 class Reducer;
 

@@ -1,13 +1,13 @@
-#include "torch/same_model.h"
+#include "gradients/same_model.h"
 
 #include "base/result.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
-namespace cohort::nn {
+namespace cohort::gradients {
 
 namespace {
 
@@ -28,19 +28,28 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
+template <class T>
+std::vector<T> all_gather(Ranks& ranks, std::vector<T> mine) {
+  const std::size_t count = mine.size();
+  mine.resize(count * static_cast<std::size_t>(ranks.size() + 1));
+  ranks.run("all_gather", mine, [&](Communicator& comm, auto span) {
+    return comm.all_gather(ConstBuffer(span.first(count)), span.subspan(count));
+  });
+  mine.erase(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(count));
+  return mine;
+}
+
 }  // namespace
 
-void require_same_on_all_ranks(Communicator& comm, const std::vector<std::string>& lines) {
-  if (comm.size() == 1) return;
+void require_same_on_all_ranks(Ranks& ranks, const std::vector<std::string>& lines, const char* who) {
+  if (ranks.size() == 1) return;
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
 
-  const std::array<std::uint64_t, 2> mine = {digest_of(text), text.size()};
-  std::vector<std::uint64_t> all(2 * static_cast<std::size_t>(comm.size()));
-  comm.all_gather(ConstBuffer(mine.data(), 2, DType::UInt64), std::span(all)).wait();
+  const auto all = all_gather(ranks, std::vector<std::uint64_t>{digest_of(text), text.size()});
   std::uint64_t longest = 0;
   bool same = true;
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(comm.size()); ++rank) {
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks.size()); ++rank) {
     same = same && all[2 * rank] == all[0] && all[2 * rank + 1] == all[1];
     longest = std::max(longest, all[2 * rank + 1]);
   }
@@ -48,32 +57,28 @@ void require_same_on_all_ranks(Communicator& comm, const std::vector<std::string
 
   std::vector<std::uint8_t> padded(longest);
   std::memcpy(padded.data(), text.data(), text.size());
-  std::vector<std::uint8_t> texts(longest * static_cast<std::size_t>(comm.size()));
-  comm.all_gather(std::span(padded), std::span(texts)).wait();
+  const auto texts = all_gather(ranks, std::move(padded));
   const auto lines_of = [&](std::size_t rank) {
     const auto* begin = reinterpret_cast<const char*>(texts.data()) + rank * longest;
     return split_lines(std::string(begin, all[2 * rank + 1]));
   };
   const std::vector<std::string> first = lines_of(0);
-  for (std::size_t rank = 1; rank < static_cast<std::size_t>(comm.size()); ++rank) {
+  for (std::size_t rank = 1; rank < static_cast<std::size_t>(ranks.size()); ++rank) {
     const std::vector<std::string> other = lines_of(rank);
     if (other == first) continue;
     const std::size_t common = std::min(first.size(), other.size());
     std::size_t at = 0;
     while (at < common && first[at] == other[at]) ++at;
-    ErrorContext where;
-    where.rank = comm.rank();
-    where.host = comm.host();
+    ErrorContext where = ranks.where(who);
     where.peer = static_cast<int>(rank);
-    where.operation = "DistributedDataParallel";
     throw Error(
         ErrorCode::Mismatch,
-        fmt::format("the ranks' models differ -- rank 0 has {}, rank {} has {} -- build the same model with the "
+        fmt::format("{}: the ranks' models differ -- rank 0 has {}, rank {} has {} -- build the same model with the "
                     "same options on all ranks",
-                    at < first.size() ? first[at] : "nothing more", rank,
+                    who, at < first.size() ? first[at] : "nothing more", rank,
                     at < other.size() ? other[at] : "nothing more"),
         where);
   }
 }
 
-}  // namespace cohort::nn
+}  // namespace cohort::gradients

@@ -1,0 +1,56 @@
+// How gradients reach the other ranks: a Communicator, and what a language needs around its operations (Python lets
+// others run while it waits, and keeps what an operation reads when nobody waits any more). One thread at a time.
+#pragma once
+
+#include <cohort/communicator.h>
+#include <cohort/error.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::gradients {
+
+/// An operation under way. Its end does not depend on this object, but what it reads and writes may.
+class Pending {
+ public:
+  virtual ~Pending() = default;
+  /// Throws the operation's error.
+  virtual void wait() = 0;
+  /// As Work::finite.
+  virtual std::optional<bool> finite() const = 0;
+};
+
+class Ranks {
+ public:
+  using Start = std::function<Work(Communicator&)>;
+
+  virtual ~Ranks() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual int local_size() const = 0;
+  virtual const std::string& host() const = 0;
+  virtual Memory allocate(std::size_t bytes) = 0;
+  /// `keep`: what the operation works on. Lives until it has ended, also if the Pending is dropped before.
+  virtual std::unique_ptr<Pending> start(const char* name, const Start& start, std::shared_ptr<const void> keep) = 0;
+
+  /// `start(comm, span)` over values that this may give another home meanwhile; waits.
+  template <class T, class Function>
+  void run(const char* name, std::vector<T>& values, const Function& start) {
+    const auto shared = std::make_shared<std::vector<T>>(std::move(values));
+    this->start(
+            name, [&](Communicator& comm) { return start(comm, std::span<T>(*shared)); }, shared)
+        ->wait();
+    values = std::move(*shared);
+  }
+  /// What errors say of where they come from.
+  ErrorContext where(const char* operation) const;
+};
+
+std::shared_ptr<Ranks> ranks_of(Communicator comm);
+
+}  // namespace cohort::gradients

@@ -1,0 +1,177 @@
+// The core without a framework, on ranks that are threads: the one exit, flags as a message of their own, new members.
+#include "gradients/reducer.h"
+
+#include <cohort/error.h>
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <set>
+
+namespace cohort::gradients {
+namespace {
+
+Parameter vector_of(const std::string& name, std::int64_t count) {
+  return {.name = name, .dtype = DType::Float32, .sizes = {count}, .strides = {1}};
+}
+
+/// Gradients that are there or not; a backward is made of calls.
+class Pretended final : public Autograd {
+ public:
+  Pretended(Communicator comm, std::vector<Parameter> parameters,
+            const nn::DistributedDataParallelOptions& options = {}, Reduce reduce = reduce_by_average)
+      : defined(parameters.size()),
+        core(ranks_of(std::move(comm)), std::move(parameters), options, *this, std::move(reduce)) {
+    core.lay_out();
+  }
+
+  void take_places() override { ++places_taken; }
+  bool put_in_place(std::size_t parameter) override { return defined.at(parameter); }
+  void give(std::size_t parameter) override { defined.at(parameter) = true; }
+  void drop_all() override { defined.assign(defined.size(), false); }
+  std::optional<bool> takes_part(const Forward& /*forward*/) override { return true; }
+  void call_at_end(std::shared_ptr<void> pass) override { pass_ = std::move(pass); }
+
+  std::span<float> gradient(std::size_t parameter) {
+    const Buffer place = core.place_of(parameter);
+    return {static_cast<float*>(place.data), static_cast<std::size_t>(place.count)};
+  }
+  void begin(std::int64_t samples) {
+    core.prepare_synchronising_pass();
+    forward_ = std::make_shared<Forward>();
+    forward_->samples = samples;
+    forward_->hooked = true;
+    core.forwards().add(forward_);
+    core.begin_backward(forward_);
+  }
+  void bring(std::size_t parameter, float value) {
+    if (!core.receive(parameter)) return;
+    for (float& element : gradient(parameter)) element = value;
+    defined.at(parameter) = true;
+    core.arrive(parameter);
+  }
+  void end() {
+    pass_.reset();
+    core.finish();
+    forward_.reset();
+  }
+
+  std::vector<bool> defined;
+  int places_taken = 0;
+  Reducer core;
+
+ private:
+  std::shared_ptr<void> pass_;
+  std::shared_ptr<Forward> forward_;
+};
+
+const nn::DistributedDataParallelOptions kSmall = {.bucket_bytes = 1, .first_bucket_bytes = 1};  // one gradient each
+
+TEST(GradientReducer, AveragesBySamplesAndSaysWhoWasUsed) {
+  run_on_threads(3, [](Communicator comm) {
+    Pretended model(comm, {vector_of("a", 5), vector_of("b", 70), vector_of("never", 2)}, kSmall);
+    for (int step = 0; step < 3; ++step) {
+      model.drop_all();
+      model.begin(comm.rank());  // 0, 1, 2
+      model.bring(1, comm.rank() == 0 ? std::nanf("") : 3.0F * static_cast<float>(comm.rank()));
+      if (comm.rank() == 2) model.bring(0, 1.5F);
+      model.end();
+      EXPECT_EQ(model.defined, (std::vector<bool>{true, true, false}));
+      for (const float value : model.gradient(1)) EXPECT_FLOAT_EQ(value, (1 * 3.0F + 2 * 6.0F) / 3);
+      for (const float value : model.gradient(0)) EXPECT_FLOAT_EQ(value, 1.0F);
+    }
+    EXPECT_EQ(model.core.stats().steps, 3);
+    EXPECT_FALSE(model.core.reduce_without_backward());
+  });
+}
+
+TEST(GradientReducer, AHookIsTheOneExitAndFlagsDoNotPassThroughIt) {
+  run_on_threads(2, [](Communicator comm) {
+    std::vector<std::size_t> seen;
+    const Reduce halving = [&](Communicator& ranks, const BucketView& view) {
+      seen.push_back(view.bucket);
+      auto* const values = static_cast<float*>(view.result.data);
+      for (std::int64_t i = 0; i < view.result.count; ++i) values[i] /= 2;
+      return reduce_by_average(ranks, view);
+    };
+    Pretended model(comm, {vector_of("a", 5), vector_of("b", 7)}, kSmall, halving);
+    model.begin(1);
+    if (comm.rank() == 1) model.bring(1, 8);
+    model.end();
+    EXPECT_EQ(seen, (std::vector<std::size_t>{0, 1}));
+    EXPECT_EQ(model.defined, (std::vector<bool>{false, true}));
+    EXPECT_FLOAT_EQ(model.gradient(1)[6], 2);
+  });
+}
+
+TEST(GradientReducer, ALargeGradientIsReadWhereItWasMade) {
+  run_on_threads(2, [](Communicator comm) {
+    constexpr std::int64_t kCount = (std::int64_t{8} << 20) / 4;
+    nn::DistributedDataParallelOptions options;
+    options.non_finite = nn::NonFinite::Raise;
+    Pretended model(comm, {vector_of("large", kCount), vector_of("small", 3)}, options);
+    const auto made = std::make_shared<std::vector<float>>(kCount, static_cast<float>(comm.rank()));
+    const auto step = [&] {
+      model.begin(1);
+      model.bring(1, 1);
+      ASSERT_TRUE(model.core.receive(0));
+      ASSERT_TRUE(model.core.can_read(0));
+      ASSERT_FALSE(model.core.can_read(1));
+      model.core.read_from(0, made->data(), made);
+      model.defined[0] = true;
+      model.core.arrive(0);
+      model.end();
+    };
+    step();
+    EXPECT_FLOAT_EQ(model.gradient(0)[kCount - 1], 0.5F);
+    EXPECT_EQ(made.use_count(), 1);
+    if (comm.rank() == 1) (*made)[77] = std::numeric_limits<float>::infinity();
+    try {
+      step();
+      ADD_FAILURE() << "no NonFiniteError";
+    } catch (const NonFiniteError& error) {
+      EXPECT_EQ(error.gradient().rank, 1);
+      EXPECT_EQ(error.gradient().parameter, "large");
+      EXPECT_EQ(error.gradient().element.index, 77);
+      EXPECT_EQ(error.gradient().step, 1);
+    }
+    EXPECT_EQ(model.defined, (std::vector<bool>{false, false}));
+  });
+}
+
+TEST(GradientReducer, GoesOnWithOtherRanksAfterAFailure) {
+  run_on_threads(3, [](Communicator comm) {
+    Communicator fewer = comm.split({.color = comm.rank() < 2 ? 0 : 1});
+    Pretended model(comm, {vector_of("a", 5)});
+    model.begin(1);
+    model.bring(0, 1);
+    model.end();
+    model.begin(1);
+    if (comm.rank() == 2) model.bring(0, 1);
+    if (comm.rank() < 2) model.defined[0] = false;
+    model.core.rebind(fewer);  // the backward was given up
+    EXPECT_EQ(model.places_taken, 2);
+    model.drop_all();
+    model.begin(1);
+    model.bring(0, static_cast<float>(2 * comm.rank()));
+    model.end();
+    EXPECT_FLOAT_EQ(model.gradient(0)[4], comm.rank() < 2 ? 1 : 4);
+  });
+}
+
+TEST(NonFinite, TheFirstIsThatOfTheDimensionsAndNotOfTheMemory) {
+  std::vector<float> values(6, 1);
+  const Parameter columns = {.name = "t", .dtype = DType::Float32, .sizes = {2, 3}, .strides = {1, 2}};
+  EXPECT_FALSE(first_in(values.data(), columns, {}));
+  values[1] = std::nanf("");                            // [1, 0]
+  values[4] = -std::numeric_limits<float>::infinity();  // [0, 2]
+  const auto found = first_in(values.data(), columns, {});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->index, 2);
+  EXPECT_EQ(found->position, (std::vector<std::int64_t>{0, 2}));
+  EXPECT_LT(found->value, 0);
+}
+
+}  // namespace
+}  // namespace cohort::gradients
