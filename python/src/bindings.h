@@ -45,6 +45,8 @@ void bind_permutation(pybind11::module_& module);
 void bind_track(pybind11::module_& module);
 void bind_preemption(pybind11::module_& module);
 void bind_values(pybind11::module_& module);
+/// What reduces gradients.
+void bind_gradients(pybind11::module_& module);
 void bind_status(pybind11::module_& module);
 void bind_job_store(pybind11::module_& module);
 /// The methods that move data.

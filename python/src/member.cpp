@@ -57,6 +57,7 @@ bool Operation::wait(std::optional<std::chrono::nanoseconds> limit) {
   }
   // Freeing an array may run any Python code.
   const std::vector<Array> finished = std::exchange(arrays_, {});
+  const std::shared_ptr<const void> kept = std::exchange(keep_, nullptr);
   work_.wait();
   return true;
 }
@@ -111,7 +112,7 @@ std::unique_lock<std::timed_mutex> Member::lock(const char* name) {
 }
 
 std::shared_ptr<Operation> Member::start(const char* name, const std::function<Work(Communicator&)>& start,
-                                         std::vector<Array> arrays) {
+                                         std::vector<Array> arrays, std::shared_ptr<const void> keep) {
   running_.tidy();
   Work work;
   {
@@ -121,7 +122,7 @@ std::shared_ptr<Operation> Member::start(const char* name, const std::function<W
   }
   // What went wrong is for the operation to tell, whether it is known already or not.
   if (work.done() && !work.error() && !work.finite() && !work.source()) return nullptr;
-  auto operation = std::make_shared<Operation>(std::move(work), std::move(arrays));
+  auto operation = std::make_shared<Operation>(std::move(work), std::move(arrays), std::move(keep));
   running_.keep(operation);
   return operation;
 }

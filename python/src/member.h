@@ -23,7 +23,8 @@ namespace cohort::python {
 /// An operation under way and its arrays.
 class Operation {
  public:
-  Operation(Work work, std::vector<Array> arrays) : work_(std::move(work)), arrays_(std::move(arrays)) {}
+  Operation(Work work, std::vector<Array> arrays, std::shared_ptr<const void> keep)
+      : keep_(std::move(keep)), work_(std::move(work)), arrays_(std::move(arrays)) {}
 
   /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting, not the
   /// operation.
@@ -39,6 +40,7 @@ class Operation {
   bool is_over(std::optional<std::chrono::nanoseconds> limit);
 
   const std::uint64_t home_ = fork_generation();
+  std::shared_ptr<const void> keep_;
   Work work_;
   std::vector<Array> arrays_;
   std::timed_mutex waiting_;  // one thread at a time may wait for a Work
@@ -75,10 +77,10 @@ class Member {
   const std::string host;
   const std::chrono::milliseconds timeout;
 
-  /// Starts an operation. The arrays live as long as it does. Null if it has finished already, and has nothing more to
-  /// tell.
+  /// Starts an operation. The arrays, and what `keep` owns, live as long as it does. Null if it has finished already,
+  /// and has nothing more to tell.
   std::shared_ptr<Operation> start(const char* name, const std::function<Work(Communicator&)>& start,
-                                   std::vector<Array> arrays);
+                                   std::vector<Array> arrays, std::shared_ptr<const void> keep = nullptr);
   /// For what is no Work: blocks. An interrupt aborts the world, since nothing else would end it.
   template <class T>
   T call(const char* name, const std::function<T(Communicator&)>& body);

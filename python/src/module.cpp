@@ -120,6 +120,7 @@ PYBIND11_MODULE(_core, module) {
   bind_preemption(module);
   bind_track(module);
   bind_values(module);
+  bind_gradients(module);
   bind_status(module);
   bind_job_store(module);
   module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),

@@ -16,7 +16,7 @@ from cohort._collective import all_gather_bytes
 from cohort.chainermn import _gradients, _packets
 from cohort.chainermn._packets import Received
 from cohort.errors import InvalidArgument
-from cohort.nn._same_model import require_same_on_all_ranks
+from cohort._core import require_same_on_all_ranks
 from cohort.nn._tensors import broadcast_tensors
 from cohort.torch._tensors import dense
 

@@ -11,7 +11,7 @@ from cohort._core import count_step
 from cohort.chainermn import _gradients
 from cohort.chainermn.communicators import CommunicatorBase
 from cohort.errors import InvalidArgument
-from cohort.nn._same_model import require_same_on_all_ranks
+from cohort._core import require_same_on_all_ranks
 from cohort.nn._tensors import broadcast_tensors
 from cohort.torch._wrapping import derived
 

@@ -1,12 +1,13 @@
-"""Forward passes that a backward may yet come to, and what the backward under way is for."""
+"""What torch's autograd says of the backward under way: whether it is a step, and which forwards it is for."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
+
+from cohort._core import Forward
 
 # Which nodes the backward under way will run: who takes part in it is then known, and not guessed.
 _will_run: Optional[Callable[[Any], bool]] = getattr(torch._C, "_will_engine_execute_node", None)
@@ -14,20 +15,7 @@ _will_run: Optional[Callable[[Any], bool]] = getattr(torch._C, "_will_engine_exe
 _running: Optional[Callable[[], Any]] = getattr(torch._C, "_current_autograd_node", None)
 
 
-class ForwardRecord:
-    """One forward pass, until a backward has used it up."""
-
-    def __init__(self, samples: int, sync: bool) -> None:
-        self.samples = samples
-        self.sync = sync
-        self.hooked = False  # its outputs tell when a backward begins
-        self.fired = False  # a backward has come to it
-        self.counted = False  # its samples are in the accumulated count
-        self.reduced = False  # a synchronising backward has used it up
-        self.outputs: list[weakref.ref[torch.Tensor]] = []
-
-
-def accumulates(record: ForwardRecord, nodes: Sequence[Any]) -> bool:
+def accumulates(record: Forward, nodes: Sequence[Any]) -> bool:
     """False if this is an autograd.grad() for other tensors: it asks for nothing of ours, and is no step.
 
     nodes: what accumulates our parameters' gradients. To be asked inside a backward that has come to the record.
@@ -58,14 +46,12 @@ def accumulates(record: ForwardRecord, nodes: Sequence[Any]) -> bool:
     return True
 
 
-def takes_part(record: ForwardRecord) -> Optional[bool]:
+def takes_part(record: Forward) -> Optional[bool]:
     """Whether the backward under way will come to the record's outputs; None where only time will tell, since nobody holds
     them any more. What gets a gradient through them gets it after that."""
-    if not record.outputs:
-        return True  # they were not found
-    if _will_run is None:
+    outputs = [entry() for entry in getattr(record, "outputs", [])]
+    if _will_run is None or not outputs:
         return None
-    outputs = [entry() for entry in record.outputs]
     if any(output is not None and output.grad_fn is not None and _will_run(output.grad_fn) for output in outputs):
         return True
     return None if any(output is None for output in outputs) else False

@@ -1,9 +1,7 @@
-"""The first value of a tensor that is NaN or infinite, and how all ranks of a model learn which gradient was the first."""
+"""The first value of a tensor that is NaN or infinite, and what all ranks of a model are told of the first gradient."""
 
 from __future__ import annotations
 
-import array
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +9,8 @@ from typing import Any, Optional
 
 import torch
 
-from cohort import Communicator, _core
-from cohort._collective import broadcast_bytes
+from cohort import _core
 from cohort.errors import InvalidArgument, NonFinite
-
-_NOBODY = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -80,52 +75,11 @@ def position_of(index: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(position))
 
 
-@dataclass(frozen=True)
-class LocalNonFinite:
-    """The first that this rank has found."""
-
-    order: int  # when it is reduced: its bucket
-    parameter: str
-    shape: tuple[int, ...]
-    element: NonFiniteElement
-
-
-def first_of_all_ranks(comm: Communicator, mine: LocalNonFinite | None, step: int) -> NonFiniteError | None:
-    """Collective. The error for that of the lowest order, and there of the lowest rank; None if no rank has one.
-
-    By a minimum and a broadcast: in those, ranks that have joined take part without a word.
-    """
-    first = array.array("q", [_NOBODY if mine is None else mine.order * comm.size() + comm.rank()])
-    comm.all_reduce(first, op="min")
-    if first[0] == _NOBODY:
-        return None
-    rank = first[0] % comm.size()
-    is_mine = mine is not None and rank == comm.rank()
-    description = broadcast_bytes(comm, describe(mine, comm.host()) if is_mine else b"", root=rank)
-    error = error_of(description, rank, step)
-    error.rank, error.host, error.operation = comm.rank(), comm.host(), "DistributedDataParallel"
-    return error
-
-
-def describe(found: LocalNonFinite, host: str) -> bytes:
-    """What other ranks have to know of it, in less than 4 KiB: of very long names the end."""
-    element = found.element
-    return json.dumps(
-        [host[-100:], found.parameter[-400:], found.shape, element.index, element.position, element.value]
-    ).encode()
-
-
-def error_of(description: bytes, rank: int, step: int) -> NonFiniteError:
-    """The error for what `describe` told on a rank."""
-    host, parameter, shape, index, position, value = json.loads(description)
-    what = "nan" if math.isnan(value) else str(value)
-    if math.isfinite(value):
-        what = f"{value:g}, which is infinite as the type that it is sent as"
-    error = NonFiniteError(
-        f"the gradients of step {step} are not finite -- rank {rank} ({host}), parameter '{parameter}' of {shape}, "
-        f"element {index} at {position} -- it is {what}, the first one found -- go on with the next batch (gradients are "
-        f"None now, on all ranks), or look at rank {rank}'s batch and loss and at the learning rate"
-    )
-    error.gradient = NonFiniteGradient(rank, host, parameter, NonFiniteElement(index, tuple(position), value), step)
+def error_of(
+    text: str, rank: int, host: str, parameter: str, index: int, position: tuple[int, ...], value: float, step: int
+) -> NonFiniteError:
+    """What all ranks raise."""
+    error = NonFiniteError(text)
+    error.gradient = NonFiniteGradient(rank, host, parameter, NonFiniteElement(index, position, value), step)
     error.peer = rank
     return error

@@ -10,11 +10,10 @@ from typing import Any, Optional, Union
 import torch
 from torch.nn.parameter import is_lazy
 
-from cohort import Communicator
+from cohort import Communicator, _core
 from cohort.errors import InvalidArgument
 from cohort.nn._groups import communicator_of, default_world
 from cohort.nn._reducer import Reducer
-from cohort.nn._same_model import require_same_on_all_ranks
 from cohort.nn._same_parameters import require_same_parameters
 from cohort.nn._tensors import Pack, broadcast_tensors, tensors_in
 from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
@@ -185,7 +184,7 @@ class DistributedDataParallel(torch.nn.Module):
         """Collective: the models are compared and made equal, and the reducer hooked in."""
         comm = self._comm = self._comm if self._comm is not None else default_world()
         contents = _Contents(self.module, self.options)
-        require_same_on_all_ranks(comm, contents.description)
+        _core.require_same_on_all_ranks(comm, contents.description, "DistributedDataParallel")
         self._everything = contents.parameters + contents.buffers
         self._named = contents.named
         broadcast_tensors(comm, self._everything)
@@ -224,28 +223,29 @@ class DistributedDataParallel(torch.nn.Module):
             samples = first.shape[0] if first.dim() > 0 else 1
             del first  # what forward frees early should not be held here
         reducer = self._attached
-        if reducer.no_sync_depth == 0:
+        synchronising = not reducer.core.in_no_sync
+        if synchronising:
             self._begin_synchronising_pass(reducer)
         else:
-            reducer.require_whole()
-        record = reducer.begin_forward(samples)
+            reducer.core.require_whole()
+        record = _core.Forward(samples, synchronising)
         output = self.module(*args, **kwargs)
         reducer.end_forward(record, output)
         return output
 
     def _begin_synchronising_pass(self, reducer: Reducer) -> None:
         # What every pass that ends in a reduction begins with, on all ranks.
-        reducer.prepare_synchronising_pass()
+        reducer.core.prepare_synchronising_pass()
         if self.options.broadcast_buffers:
             self._buffer_pack.broadcast()
-        every, step = self.options.compare_parameters_every, reducer.progress
+        every, step = self.options.compare_parameters_every, reducer.core.progress
         if every == 0 or step in (0, self._compared_at) or step % every:
             return
         self._compared_at = step
         # Each rank's batches change its own buffers, unless they have just been made equal.
         parameters = len(self._named) - (0 if self.options.broadcast_buffers else len(self._buffer_pack))
         require_same_parameters(self._named[:parameters], self.communicator, step=step)
-        reducer.stats.parameter_comparisons += 1
+        reducer.core.count_parameter_comparison()
 
     def set_sample_count(self, samples: int) -> None:
         """The number of samples of the next forward: the weight of this rank's mean gradient in the average over ranks.
@@ -264,12 +264,12 @@ class DistributedDataParallel(torch.nn.Module):
         Their gradients are summed and their sample counts added, and the next synchronising backward reduces them
         together. Scale the losses so that the sum is this rank's mean (k equal micro-batches: loss / k). Nests.
         """
-        reducer = self._attached
-        reducer.no_sync_depth += 1
+        core = self._attached.core
+        core.enter_no_sync()
         try:
             yield
         finally:
-            reducer.no_sync_depth -= 1
+            core.leave_no_sync()
 
     def step_without_samples(self) -> bool:
         """Takes the place of forward and backward on a rank that has no sample; collective.
@@ -279,11 +279,11 @@ class DistributedDataParallel(torch.nn.Module):
         included, with `while model.step_without_samples(): optimizer.step(); optimizer.zero_grad()`. Not in no_sync.
         """
         reducer = self._attached
-        if reducer.no_sync_depth:
+        if reducer.core.in_no_sync:
             raise InvalidArgument("step_without_samples inside no_sync: there is nothing to take part in")
         self._next_samples = None
         self._begin_synchronising_pass(reducer)
-        return reducer.reduce_without_backward()
+        return reducer.core.reduce_without_backward()
 
     def join(self) -> int:
         """This rank has no more input: serves the others' steps with weight 0 until all ranks have called `join`.
@@ -293,19 +293,13 @@ class DistributedDataParallel(torch.nn.Module):
         step_without_samples. Returns the rank whose model all have now. Blocks for as long as the others train, each
         of its waits under the communicator's timeout.
         """
-        reducer = self._attached
-        reducer.require_whole()
-        comm = self.communicator
-        comm.join()
-        steps = torch.zeros(comm.size(), dtype=torch.int64)
-        comm.all_gather(torch.tensor([reducer.progress]), steps)
-        # Not the rank that joined last: which one that is depends on timing.
-        counts = steps.tolist()
-        most = max(counts)
-        source = counts.index(most)
-        if min(counts) != most:
-            broadcast_tensors(comm, self._everything, root=source)
-            reducer.take_plan_of(source, most)  # so that training may go on together
+        core = self._attached.core
+        core.require_whole()
+        self.communicator.join()
+        source, steps = core.most_advanced()
+        if steps is not None:
+            broadcast_tensors(self.communicator, self._everything, root=source)
+            core.take_plan_of(source, steps)  # so that training may go on together
         return source
 
     def sync_buffers(self) -> None:
@@ -321,15 +315,15 @@ class DistributedDataParallel(torch.nn.Module):
         differ: see cohort.nn.require_same_parameters. Buffers differ rightly between two forwards that synchronise them.
         """
         reducer = self._attached
-        require_same_parameters(self._named, self.communicator, step=reducer.progress)
+        require_same_parameters(self._named, self.communicator, step=reducer.core.progress)
 
     def stats(self) -> ReducerStats:
         """What the reducer has done so far; a copy."""
-        return copy.copy(self._attached.stats)
+        return ReducerStats(**self._attached.core.stats())
 
     def slot_of(self, name: str) -> BucketSlot:
         """Where the gradient of parameter `name` lies. Raises InvalidArgument if there is none."""
-        return self._attached.slot_of(name)
+        return BucketSlot(*self._attached.core.slot_of(name))
 
     # -------------------------------------------------------------------------------------------- the module's names
 
@@ -339,7 +333,7 @@ class DistributedDataParallel(torch.nn.Module):
         With set_to_none=False they are filled with zeros, which is just as correct.
         """
         if set_to_none and self._reducer is not None:
-            self._reducer.zero_grad()
+            self._reducer.drop_all()
         super().zero_grad(set_to_none=set_to_none)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 import cohort
-from cohort.nn._non_finite import LocalNonFinite, NonFiniteElement, describe, error_of, first_non_finite
+from cohort import _core
+from cohort.nn._non_finite import NonFiniteElement, error_of, first_non_finite
 from cohort.torch import _collectives as start
 from cohort.torch import _handles
 from cohort.torch._handles import synchronize
@@ -20,7 +22,7 @@ from cohort.torch.process_sets import ProcessSet
 from cohort.torch.reduce_ops import Average, Sum
 
 _PATIENCE = 1.0  # seconds
-_DESCRIPTION_BYTES = 4096  # more than `describe` ever needs
+_DESCRIPTION_BYTES = 4096  # more than the first value that is not finite ever needs
 
 
 def on_gradient(parameter: Tensor, call: Callable[[], None]) -> Callable[[], None]:
@@ -66,7 +68,8 @@ class Reducer:
         # Parameters whose gradients are under way (True), or reduced before `finish` has been asked for all (False).
         self._started: Dict[Tensor, bool] = {}
         self.raises_non_finite = non_finite == "raise"
-        self._found: Optional[LocalNonFinite] = None  # the first gradient that is not finite, since the last step
+        # The first gradient that is not finite, since the last step: name, shape, element.
+        self._found: Optional[Tuple[str, Tuple[int, ...], NonFiniteElement]] = None
         self._steps = 0
         self._counts_samples = average_by == "samples"
         self._factor_of_step: Optional[Callable[[], float]] = None  # this rank's part of all samples, times the ranks
@@ -217,7 +220,7 @@ class Reducer:
             index = infinite.index
             value = float(plain.reshape(-1)[index]) if sent.shape == plain.shape else infinite.value
             element = NonFiniteElement(index, infinite.position, value)
-        self._found = LocalNonFinite(0, self.names[parameter], tuple(parameter.shape), element)
+        self._found = (self.names[parameter], tuple(parameter.shape), element)
 
     def _raise_if_not_finite(self) -> None:
         """Raises NonFiniteError on all ranks if one has found something: that of the lowest rank."""
@@ -233,13 +236,17 @@ class Reducer:
         root = self._process_set.ranks[first] if self._process_set.ranks else first
         room = torch.zeros(_DESCRIPTION_BYTES, dtype=torch.uint8)
         if first == mine and found is not None:
-            text = describe(found, cohort.world().host())
+            name, shape, element = found
+            of_names = cohort.world().host()[-100:], name[-400:]  # of very long ones the end
+            text = json.dumps([*of_names, shape, element.index, element.position, element.value]).encode()
             room[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
         start.broadcast_active_(room, root, "cohort.non_finite.first", self._process_set)
         for parameter in self.names:
             parameter.grad = None
         self.renew()
-        error = error_of(bytes(room.tolist()).rstrip(b"\0"), root, step)
+        host, name, shape, index, position, value = json.loads(bytes(room.tolist()).rstrip(b"\0"))
+        said = _core.non_finite_text(root, host, name, shape, index, value, step)
+        error = error_of(said, root, host, name, index, tuple(position), value, step)
         error.operation = "DistributedOptimizer"
         raise error
 

@@ -1,0 +1,275 @@
+// The core of data-parallel training for cohort.nn: hooks of torch's autograd are Python, what they call is C++. The
+// GIL is held but for starting operations, waiting for them and reading parameters.
+#include "array_types.h"
+#include "bindings.h"
+#include "errors.h"
+#include "gradients/reducer.h"
+#include "gradients/same_model.h"
+#include "gradients/same_parameters.h"
+
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace cohort::python {
+namespace {
+
+namespace core = cohort::gradients;
+
+class PendingOperation final : public core::Pending {
+ public:
+  explicit PendingOperation(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  void wait() override {
+    const py::gil_scoped_acquire gil;
+    if (operation_) operation_->wait(std::nullopt);
+  }
+  std::optional<bool> finite() const override {
+    if (!operation_) return std::nullopt;
+    const py::gil_scoped_release release;
+    return operation_->finite();
+  }
+
+ private:
+  std::shared_ptr<Operation> operation_;  // none: it has finished
+};
+
+class RanksOfMember final : public core::Ranks {
+ public:
+  explicit RanksOfMember(std::shared_ptr<Member> member) : member_(std::move(member)) {}
+  int rank() const override { return member_->rank; }
+  int size() const override { return member_->size; }
+  int local_size() const override { return member_->local_size; }
+  const std::string& host() const override { return member_->host; }
+  Memory allocate(std::size_t bytes) override { return member_->allocate(bytes); }
+  std::unique_ptr<core::Pending> start(const char* name, const Start& start,
+                                       std::shared_ptr<const void> keep) override {
+    const py::gil_scoped_acquire gil;
+    return std::make_unique<PendingOperation>(member_->start(name, start, {}, std::move(keep)));
+  }
+
+ private:
+  std::shared_ptr<Member> member_;
+};
+
+/// A Python object, from where the GIL need not be held when it is let go.
+std::shared_ptr<const void> kept(py::object object) {
+  return {object.release().ptr(), [](PyObject* pointer) {
+            const py::gil_scoped_acquire gil;
+            Py_DECREF(pointer);
+          }};
+}
+
+/// cohort.nn's Reducer, which owns this: so the reference to it is weak.
+class Hooks final : public core::Autograd, public Observer {
+ public:
+  explicit Hooks(const py::object& reducer) : reducer_(reducer) {}
+  void take_places() override { call("take_places"); }
+  bool put_in_place(std::size_t parameter) override { return py::cast<bool>(call("put_in_place", parameter)); }
+  void give(std::size_t parameter) override { call("give", parameter); }
+  void drop_all() override { call("drop_all"); }
+  std::optional<bool> takes_part(const core::Forward& forward) override {
+    return py::cast<std::optional<bool>>(call("takes_part", &forward));
+  }
+  void call_at_end(std::shared_ptr<void> pass) override {
+    auto held = std::make_unique<std::shared_ptr<void>>(std::move(pass));
+    const py::capsule capsule(held.get(), [](void* one) { delete static_cast<std::shared_ptr<void>*>(one); });
+    static_cast<void>(held.release());
+    call("call_at_end", capsule);
+  }
+  void on_bucket_ready(const BucketEvent& event) override { call("on_bucket_ready", event.index, event.bytes); }
+
+ private:
+  template <class... Args>
+  py::object call(const char* name, Args&&... args) {
+    return reducer_().attr(name)(std::forward<Args>(args)...);
+  }
+  py::weakref reducer_;
+};
+
+using Described = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::vector<std::int64_t>>;
+
+std::vector<core::Parameter> parameters_of(const std::vector<Described>& described) {
+  std::vector<core::Parameter> parameters;
+  for (const auto& [name, dtype, sizes, strides] : described) {
+    parameters.push_back({.name = name, .dtype = named_dtype(dtype).value(), .sizes = sizes, .strides = strides});
+  }
+  return parameters;
+}
+
+nn::DistributedDataParallelOptions options_of(const py::object& options, Observer* observer) {
+  nn::DistributedDataParallelOptions own;
+  own.bucket_bytes = py::cast<std::size_t>(options.attr("bucket_bytes"));
+  own.first_bucket_bytes = py::cast<std::size_t>(options.attr("first_bucket_bytes"));
+  if (!options.attr("wire_dtype").is_none()) own.wire_dtype = DType::BFloat16;
+  if (py::cast<std::string>(options.attr("non_finite")) == "raise") own.non_finite = nn::NonFinite::Raise;
+  if (!options.attr("observer").is_none()) own.observer = observer;
+  return own;
+}
+
+[[noreturn]] void raise_non_finite(const NonFiniteError& error) {
+  const NonFiniteGradient& gradient = error.gradient();
+  const py::object raised =
+      py::module_::import("cohort.nn._non_finite")
+          .attr("error_of")(error.what(), gradient.rank, gradient.host, gradient.parameter, gradient.element.index,
+                            py::tuple(py::cast(gradient.element.position)), gradient.element.value, gradient.step);
+  raised.attr("rank") = error.context().rank;
+  raised.attr("host") = error.context().host;
+  raised.attr("operation") = error.context().operation;
+  PyErr_SetObject(py::type::handle_of(raised).ptr(), raised.ptr());
+  throw py::error_already_set();
+}
+
+class GradientReducer {
+ public:
+  GradientReducer(const PyCommunicator& comm, const std::vector<Described>& parameters, const py::object& options,
+                  const py::object& hooks)
+      : hooks_(hooks),
+        core_(std::make_shared<RanksOfMember>(comm.shared()), parameters_of(parameters), options_of(options, &hooks_),
+              hooks_) {}
+  core::Reducer& core() noexcept { return core_; }
+
+  py::list buckets() const {
+    py::list all;
+    for (const core::Bucket& bucket : core_.buckets()) {
+      std::vector<std::size_t> offsets;
+      for (std::size_t position = 0; position < bucket.members().size(); ++position) {
+        offsets.push_back(bucket.offset(position) / size_of(bucket.dtype()));
+      }
+      all.append(py::make_tuple(bucket.memory(), bucket.members(), offsets));
+    }
+    return all;
+  }
+  void finish() {
+    try {
+      core_.finish();
+    } catch (const NonFiniteError& error) {
+      raise_non_finite(error);
+    }
+  }
+  bool reduce_without_backward() {
+    try {
+      return core_.reduce_without_backward();
+    } catch (const NonFiniteError& error) {
+      raise_non_finite(error);
+    }
+  }
+  py::dict stats() {
+    const nn::ReducerStats& stats = core_.stats();
+    using namespace py::literals;
+    return py::dict("steps"_a = stats.steps, "non_finite_steps"_a = stats.non_finite_steps,
+                    "parameter_comparisons"_a = stats.parameter_comparisons, "buckets"_a = stats.buckets,
+                    "bucket_bytes"_a = stats.bucket_bytes,
+                    "exposed_communication_seconds"_a = stats.exposed_communication_seconds,
+                    "exposed_communication_seconds_total"_a = stats.exposed_communication_seconds_total,
+                    "gradients_written"_a = stats.gradients_written, "gradients_moved"_a = stats.gradients_moved);
+  }
+
+ private:
+  Hooks hooks_;
+  core::Reducer core_;
+};
+
+using Named = std::tuple<std::string, std::vector<std::int64_t>, std::size_t, py::object, py::function>;
+
+void require_same_parameters(const PyCommunicator& comm, const std::vector<Named>& named, std::int64_t step) {
+  std::vector<Array> arrays;
+  std::vector<core::NamedValues> values;
+  for (const auto& [name, sizes, element_size, bytes, text] : named) {
+    const ConstBuffer buffer =
+        arrays.emplace_back(bytes, Access::Read, Role{"require_same_parameters", "tensor"}).const_buffer();
+    values.push_back({.name = name,
+                      .sizes = sizes,
+                      .element_size = element_size,
+                      .bytes = {static_cast<const std::uint8_t*>(buffer.data), buffer.bytes()},
+                      .text = [function = &text](std::int64_t index) {
+                        const py::gil_scoped_acquire gil;
+                        return py::cast<std::string>((*function)(index));
+                      }});
+  }
+  RanksOfMember ranks(comm.shared());
+  const py::gil_scoped_release release;
+  core::require_same_parameters(ranks, values, step);
+}
+
+template <class Function>
+auto forwards(Function function) {
+  return [function](GradientReducer& self) { return function(self.core().forwards()); };
+}
+
+}  // namespace
+
+void bind_gradients(py::module_& module) {
+  py::class_<core::Forward, std::shared_ptr<core::Forward>>(module, "Forward", py::dynamic_attr())
+      .def(py::init([](std::int64_t samples, bool sync) {
+             auto forward = std::make_shared<core::Forward>();
+             forward->samples = samples;
+             forward->sync = sync;
+             return forward;
+           }),
+           py::arg("samples"), py::arg("sync"))
+      .def_readwrite("hooked", &core::Forward::hooked);
+  py::class_<GradientReducer>(module, "GradientReducer")
+      .def(py::init<const PyCommunicator&, const std::vector<Described>&, const py::object&, const py::object&>(),
+           py::arg("comm"), py::arg("parameters"), py::arg("options"), py::arg("hooks"))
+      .def("lay_out", [](GradientReducer& self) { self.core().lay_out(); })
+      .def("buckets", &GradientReducer::buckets)
+      .def("slot_of",
+           [](GradientReducer& self, const std::string& name) {
+             const nn::BucketSlot slot = self.core().slot_of(name);
+             return py::make_tuple(slot.bucket, reinterpret_cast<std::uintptr_t>(slot.begin), slot.bytes, slot.offset);
+           })
+      .def_property_readonly("in_no_sync", forwards([](core::Forwards& all) { return all.in_no_sync(); }))
+      .def("enter_no_sync", forwards([](core::Forwards& all) { all.enter_no_sync(); }))
+      .def("leave_no_sync", forwards([](core::Forwards& all) { all.leave_no_sync(); }))
+      .def("add_forward",
+           [](GradientReducer& self, const std::shared_ptr<core::Forward>& one) { self.core().forwards().add(one); })
+      .def("prepare_synchronising_pass", [](GradientReducer& self) { self.core().prepare_synchronising_pass(); })
+      .def("require_whole", [](GradientReducer& self) { self.core().require_whole(); })
+      .def("begin_backward",
+           [](GradientReducer& self, const std::shared_ptr<core::Forward>& one) { self.core().begin_backward(one); })
+      .def("receive", [](GradientReducer& self, std::size_t parameter) { return self.core().receive(parameter); })
+      .def("can_read", [](GradientReducer& self, std::size_t parameter) { return self.core().can_read(parameter); })
+      .def("read_from",
+           [](GradientReducer& self, std::size_t parameter, std::uintptr_t address, py::object gradient) {
+             self.core().read_from(parameter, reinterpret_cast<const void*>(address), kept(std::move(gradient)));
+           })
+      .def("received", [](GradientReducer& self, std::size_t parameter) { return self.core().received(parameter); })
+      .def("arrive", [](GradientReducer& self, std::size_t parameter) { self.core().arrive(parameter); })
+      .def("finish", &GradientReducer::finish)
+      .def("reduce_without_backward", &GradientReducer::reduce_without_backward)
+      .def_property_readonly("progress", [](GradientReducer& self) { return self.core().progress(); })
+      .def("most_advanced", [](GradientReducer& self) { return self.core().most_advanced(); })
+      .def("take_plan_of",
+           [](GradientReducer& self, int source, std::int64_t progress) { self.core().take_plan_of(source, progress); })
+      .def("rebind",
+           [](GradientReducer& self, const PyCommunicator& comm) {
+             self.core().rebind(std::make_shared<RanksOfMember>(comm.shared()));
+           })
+      .def("count_written", [](GradientReducer& self) { ++self.core().stats().gradients_written; })
+      .def("count_moved", [](GradientReducer& self) { ++self.core().stats().gradients_moved; })
+      .def("count_parameter_comparison", [](GradientReducer& self) { ++self.core().stats().parameter_comparisons; })
+      .def("stats", &GradientReducer::stats);
+  module.def(
+      "require_same_on_all_ranks",
+      [](const PyCommunicator& comm, const std::vector<std::string>& lines, const std::string& who) {
+        RanksOfMember ranks(comm.shared());
+        core::require_same_on_all_ranks(ranks, lines, who.c_str());
+      },
+      py::arg("comm"), py::arg("lines"), py::arg("who"));
+  module.def("require_same_parameters", &require_same_parameters, py::arg("comm"), py::arg("named"), py::arg("step"));
+  module.def("non_finite_text", [](int rank, const std::string& host, const std::string& parameter,
+                                   const std::vector<std::int64_t>& sizes, std::int64_t index, double value,
+                                   std::int64_t step) {
+    return core::text_of({.rank = rank,
+                          .host = host,
+                          .parameter = parameter,
+                          .element = {.index = index, .position = core::position_of(index, sizes), .value = value},
+                          .step = step},
+                         sizes);
+  });
+}
+
+}  // namespace cohort::python
