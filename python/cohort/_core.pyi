@@ -586,7 +586,7 @@ class GradientReducer:
 
 def require_same_on_all_ranks(comm: Communicator, lines: Sequence[str], who: str) -> None: ...
 def require_same_parameters(
-    comm: Communicator, named: list[tuple[str, list[int], int, Array, Callable[[int], str]]], step: int
+    comm: Communicator, named: Sequence[tuple[str, Sequence[int], int, Array, Callable[[int], str]]], step: int
 ) -> None: ...
 def non_finite_text(
     rank: int, host: str, parameter: str, sizes: Sequence[int], index: int, value: float, step: int
