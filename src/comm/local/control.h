@@ -90,7 +90,7 @@ struct Plan {
 };
 
 struct Header {
-  static constexpr std::uint64_t kMagic = 0x34304c4f43484f43;  // "COHCOL04"
+  static constexpr std::uint64_t kMagic = 0x35304c4f43484f43;  // "COHCOL05"
   std::uint64_t magic;
   std::uint64_t id;  ///< of this world, not 0: random, for whoever looks at several
   std::uint32_t ranks;
