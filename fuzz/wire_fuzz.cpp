@@ -1,4 +1,4 @@
-// What ranks on other hosts say: where they are, and the frames of a connection.
+// What ranks on other hosts say: where they are, what a connection is for, and its frames.
 #include "cluster/pretended_hosts.h"
 #include "ext/mpi/packet.h"
 #include "net/interfaces.h"
@@ -27,6 +27,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto card = tcp::decode_wire_card(bytes)) {
     if (tcp::encode(*card) != bytes) std::abort();
   }
+  if (const auto hello = tcp::decode_hello(bytes); hello && tcp::encode(*hello) != bytes) std::abort();
+  if (const auto verdict = tcp::decode_verdict(bytes); verdict && tcp::encode(*verdict) != bytes) std::abort();
   if (const auto head = mpi::read_head(reinterpret_cast<const std::byte*>(data), size, 4)) {
     if (head->from < 0 || head->from >= 4 || head->offset > head->total) std::abort();
   }
@@ -46,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     posted.room = room.size();
     Nobody nobody;
     tcp::Link link(1, 0, std::chrono::seconds(3));
-    link.up(sys::UniqueFd(pair[0]), tcp::Link::Guard::of_tags({}, true, protection));
+    link.up(sys::UniqueFd(pair[0]), tcp::Link::Guard::of_tags(tcp::Bytes32{}, true, protection));
     link.receive(posted);
     if (::send(peer.get(), data, size, MSG_NOSIGNAL) < 0) return 0;
     while (link.read(nobody)) continue;

@@ -97,12 +97,7 @@ void Examination::measure_speeds() {
         way = chosen_way(checkup_, static_cast<int>(from), static_cast<int>(to));
       }
       if (way == nullptr || !ready(from) || !ready(to)) continue;
-      ask(from,
-          {{"do", "measure"},
-           {"to", to},
-           {"address", way->address},
-           {"port", state(to).facts->speed_port},
-           {"token", state(to).facts->token}},
+      ask(from, {{"do", "measure"}, {"to", to}, {"address", way->address}, {"port", state(to).facts->port}},
           [this, from, to](const std::string& data) {
             auto speed = parse_speed(data);
             if (!speed) return give_up(from, "lost", speed.error().what(), "");

@@ -20,8 +20,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(MachineFacts, processor, process
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(SoftwareFacts, version, build, commit, path, python, python_path,
                                                 python_error, torch, package, mpi)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FolderFacts, path, error, writable, free, file_system)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(HostFacts, name, port, speed_port, token, networks, network_error,
-                                                names, limits, machine, software, folder, environment)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(HostFacts, name, port, networks, network_error, names, limits, machine,
+                                                software, folder, environment)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ProbeFacts, peer, address, result, detail, from, milliseconds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(SpeedFacts, from, to, address, there, back, milliseconds, error)
 
@@ -99,8 +99,8 @@ std::string to_json(const SpeedFacts& speed) { return dumped(speed); }
 Result<HostFacts> parse_host_facts(std::string_view text) {
   auto facts = parsed<HostFacts>(text, "what a host says of itself");
   if (!facts) return facts;
-  if (!is_port(facts->port) || !is_port(facts->speed_port) || facts->networks.size() > kMost ||
-      facts->names.size() > kMost || facts->machine.gpus.size() > kMost) {
+  if (!is_port(facts->port) || facts->networks.size() > kMost || facts->names.size() > kMost ||
+      facts->machine.gpus.size() > kMost) {
     return fail(ErrorCode::Corrupt, "what a host says of itself: its ports or lists are none");
   }
   for (const std::int64_t bytes : {facts->machine.memory, facts->machine.memory_available, facts->machine.memory_limit,

@@ -83,8 +83,6 @@ struct FolderFacts {
 struct HostFacts {
   std::string name;  ///< its own
   int port = 0;      ///< where its peers may knock
-  int speed_port = 0;
-  std::string token;  ///< what opens the latter
   std::vector<NetworkFacts> networks;
   std::string network_error;     ///< COHORT_NETWORK fits nothing
   std::vector<NameFacts> names;  ///< the first is its own

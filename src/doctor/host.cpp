@@ -75,8 +75,6 @@ HostFacts look_around(const json& order, const Porch& porch) {
   HostFacts facts;
   facts.name = sys::host_name();
   facts.port = porch.port();
-  facts.speed_port = porch.speed_port();
-  facts.token = porch.token();
   std::vector<std::string> names = {facts.name};
   for (const json& name : order.at("names")) names.push_back(name.get<std::string>());
   const std::string folder = order.at("folder").get<std::string>();
@@ -142,8 +140,7 @@ bool obey(const json& order, int host, const net::Secret& secret, const Porch& p
     request.to = whole(order.at("to"));
     request.address = order.at("address").get<std::string>();
     request.port = whole(order.at("port"));
-    request.token = order.at("token").get<std::string>();
-    return answer(what, to_json(measure(request)));
+    return answer(what, to_json(measure(request, secret)));
   }
   log::info("doctor", "there is no order '{}'", what);
   return true;

@@ -22,7 +22,7 @@ HostState healthy(const std::string& name, int number) {
   host.slots = 2;
   HostFacts facts;
   facts.name = name;
-  facts.port = facts.speed_port = 4000 + number;
+  facts.port = 4000 + number;
   facts.networks = {{"eth0", "10.0.0." + std::to_string(number), 1500, 0}, {"docker0", "172.17.0.1", 1500, 1}};
   facts.names = {{name, {"10.0.0." + std::to_string(number)}, {}}};
   facts.limits = {1024, 1048576, 30000, 8 << 20, 0};
@@ -498,11 +498,9 @@ TEST_F(Doctor, LinesFitATerminal) {
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
 }
 
-TEST_F(Doctor, JsonHasAllOfItAndNoSecret) {
-  b().token = "0123456789";
+TEST_F(Doctor, JsonHasAllOfIt) {
   b().limits.open_files = 256;
   const std::string text = to_json_report(checkup, judge(checkup));
-  EXPECT_FALSE(has(text, "0123456789"));
   const auto json = nlohmann::json::parse(text);
   EXPECT_EQ(json["ok"], true);
   EXPECT_EQ(json["warnings"], 1);
@@ -515,14 +513,13 @@ TEST_F(Doctor, FactsComeBackAsTheyWere) {
   const auto back = parse_host_facts(to_json(b()));
   ASSERT_TRUE(back) << back.error().what();
   EXPECT_EQ(to_json(*back), to_json(b()));
-  for (const char* bad :
-       {"", "{}", "[]", "{\"port\":1}", "{\"port\":\"x\",\"speed_port\":1}", "{\"port\":1,\"speed_port\":70000}"})
+  for (const char* bad : {"", "{}", "[]", "{\"name\":\"a\"}", "{\"port\":\"x\"}", "{\"port\":70000}"})
     EXPECT_FALSE(parse_host_facts(bad)) << bad;
   for (const char* number : {"4e26", "4.5", "4294967297", "18446744073709551615"}) {
-    const auto bad = fmt::format(R"({{"port":1,"speed_port":2,"machine":{{"cores":{}}}}})", number);
+    const auto bad = fmt::format(R"({{"port":1,"machine":{{"cores":{}}}}})", number);
     EXPECT_FALSE(parse_host_facts(bad)) << bad;
   }
-  EXPECT_TRUE(parse_host_facts(R"({"port":1,"speed_port":2,"machine":{"load":0.5,"quota":2},"more":7})"));
+  EXPECT_TRUE(parse_host_facts(R"({"port":1,"machine":{"load":0.5,"quota":2},"more":7})"));
   EXPECT_FALSE(parse_host_facts(std::string(100'000, '[')));
   EXPECT_FALSE(parse_host_facts(fmt::format("{}{}", std::string(100, '['), std::string(100, ']'))));
   EXPECT_FALSE(parse_probes("[{\"peer\":-1}]"));

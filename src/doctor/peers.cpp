@@ -2,7 +2,8 @@
 
 #include "base/parse.h"
 #include "doctor/beside.h"
-#include "net/secure_connection.h"
+#include "doctor/visits.h"
+#include "net/acceptor.h"
 #include "net/socket.h"
 #include "sys/thread.h"
 
@@ -27,20 +28,15 @@ constexpr std::size_t kLarge = std::size_t{64} << 10;
 constexpr std::size_t kAtOnce = 64;
 /// Visitors at a time; those beyond wait in the kernel's queue.
 constexpr int kMostVisitors = 512;
-constexpr milliseconds kWithoutDescriptors(100);
 constexpr int kPings = 3;
 
-net::SecureOptions options() { return {"doctor", std::size_t{1} << 20}; }
-
-/// Echoes what comes, after it has said which host this is.
-void receive_visitor(sys::UniqueFd socket, int host, const net::Secret& secret) {
+/// Says which host this is, and echoes what comes.
+void receive_visitor(net::SecureConnection connection, int host) {
   const net::Deadline deadline = net::deadline_in(kVisitLimit);
-  auto connection = net::SecureConnection::with_secret(std::move(socket), net::Role::Server, secret, options());
-  if (!connection || !connection->handshake(deadline)) return;
-  if (!connection->send(std::to_string(host), deadline)) return;
+  if (!connection.send(std::to_string(host), deadline)) return;
   while (true) {
-    const auto message = connection->receive(deadline);
-    if (!message || !connection->send(*message, deadline)) return;
+    const auto message = connection.receive(deadline);
+    if (!message || !connection.send(*message, deadline)) return;
   }
 }
 
@@ -63,13 +59,14 @@ ProbeFacts knock(const PeerAddress& at, const net::Secret& secret) {
     return is(failed.kind == net::ConnectFailure::Refused ? kRefused : silent ? kNoAnswer : kNoRoute, why);
   }
   if (const auto own = net::local_endpoint(socket->get())) facts.from = own->tcp.host;
-  auto connection = net::SecureConnection::with_secret(*std::move(socket), net::Role::Client, secret, options());
+  auto connection = net::SecureConnection::with_secret(*std::move(socket), net::Role::Client, secret, between_hosts());
   if (!connection) return is(kNoRoute, connection.error().what());
   const net::Deadline deadline = net::deadline_in(kTalkLimit);
   if (const auto proved = connection->handshake(deadline); !proved) {
     return is(proved.error().code() == ErrorCode::Timeout ? kNoAnswer : kSomebodyElse, proved.error().what());
   }
-  const auto name = connection->receive(deadline);
+  const auto name =
+      connection->send(kProbe, deadline) ? connection->receive(deadline) : fail(ErrorCode::PeerLost, "it went silent");
   if (!name) return is(kNoAnswer, name.error().what());
   if (parse_integer<int>(*name) != at.peer) return is(kSomebodyElse, "another host of the job answers there");
   facts.milliseconds = 1e9;
@@ -85,40 +82,33 @@ ProbeFacts knock(const PeerAddress& at, const net::Secret& secret) {
   return is(kReached, {});
 }
 
-}  // namespace
-
-// --- speed (peers_speed.cpp) ---
-void receive_transfer(sys::UniqueFd socket, const std::string& token);
-
-namespace {
-
-/// Accepts until the process ends.
-template <class Visit>
-void keep_open(sys::UniqueFd listener, Visit visit) {
-  sys::start_without_signals([listener = std::make_shared<sys::UniqueFd>(std::move(listener)), visit] {
-    const auto visitors = std::make_shared<std::atomic<int>>(0);
-    while (true) {
-      pollfd waited{listener->get(), POLLIN, 0};
-      ::poll(&waited, 1, 1000);
-      if (visitors->load() >= kMostVisitors) {
-        std::this_thread::sleep_for(milliseconds(5));
-        continue;
-      }
-      auto socket = net::accept_one(listener->get());
-      if (!socket) std::this_thread::sleep_for(kWithoutDescriptors);
-      if (!socket || !*socket) continue;
-      visitors->fetch_add(1);
-      auto held = std::make_shared<sys::UniqueFd>(std::move(**socket));
-      try {
-        sys::start_without_signals([held, visit, visitors] {
-          visit(std::move(*held));
-          visitors->fetch_sub(1);
-        }).detach();
-      } catch (const std::system_error&) {
-        visitors->fetch_sub(1);  // no thread for it: the visitor finds the connection closed
-      }
+/// Takes visitors in until the process ends.
+void keep_open(net::Acceptor& acceptor, int host) {
+  const auto visitors = std::make_shared<std::atomic<int>>(0);
+  while (true) {
+    if (visitors->load() >= kMostVisitors) {
+      std::this_thread::sleep_for(milliseconds(5));
+      continue;
     }
-  }).detach();
+    pollfd waited{acceptor.fd(), POLLIN, 0};
+    ::poll(&waited, 1, 1000);
+    auto accepted = acceptor.next();
+    if (!accepted) continue;
+    visitors->fetch_add(1);
+    const auto held = std::make_shared<net::Acceptor::Accepted>(*std::move(accepted));
+    try {
+      sys::start_without_signals([held, host, visitors] {
+        if (held->first == kTransfer) {
+          receive_transfer(std::move(held->connection));
+        } else {
+          receive_visitor(std::move(held->connection), host);
+        }
+        visitors->fetch_sub(1);
+      }).detach();
+    } catch (const std::system_error&) {
+      visitors->fetch_sub(1);  // no thread for it: the visitor finds the connection closed
+    }
+  }
 }
 
 Result<sys::UniqueFd> listen_everywhere() {
@@ -129,19 +119,18 @@ Result<sys::UniqueFd> listen_everywhere() {
 }  // namespace
 
 Result<Porch> Porch::open(int host, const net::Secret& secret) {
-  Porch porch;
-  auto listener = listen_everywhere(), speed = listen_everywhere();
-  auto token = net::Secret::generate();
+  auto listener = listen_everywhere();
   if (!listener) return tl::unexpected(listener.error());
-  if (!speed) return tl::unexpected(speed.error());
-  if (!token) return tl::unexpected(token.error());
-  for (const std::uint8_t byte : token->bytes()) porch.token_ += fmt::format("{:02x}", byte);
+  Porch porch;
   porch.port_ = value_or_throw(net::local_endpoint(listener->get())).tcp.port;
-  porch.speed_port_ = value_or_throw(net::local_endpoint(speed->get())).tcp.port;
-  keep_open(*std::move(listener),
-            [host, secret](sys::UniqueFd socket) { receive_visitor(std::move(socket), host, secret); });
-  keep_open(*std::move(speed),
-            [own = porch.token_](sys::UniqueFd socket) { receive_transfer(std::move(socket), own); });
+  std::vector<sys::UniqueFd> listeners;
+  listeners.push_back(*std::move(listener));
+  net::Acceptor::Options options;
+  options.secret = secret;
+  options.secure = between_hosts();
+  options.most_pending = kMostVisitors;
+  const auto acceptor = std::make_shared<net::Acceptor>(std::move(listeners), std::move(options));
+  sys::start_without_signals([acceptor, host] { keep_open(*acceptor, host); }).detach();
   return porch;
 }
 

@@ -1,11 +1,10 @@
 // What goes between two hosts that `cohort doctor` looks at: each listens, and knocks at every address of every other.
-// Who does not prove the job's secret gets nothing. Every wait has a deadline. A Porch has threads of its own, which
-// end with the process; the functions block and may be called from any thread.
+// Who does not prove the job's secret gets nothing (net/acceptor.h). Every wait has a deadline. A Porch has threads of
+// its own, which end with the process; the functions block and may be called from any thread.
 #pragma once
 
 #include "doctor/facts.h"
 #include "net/secret.h"
-#include "sys/unique_fd.h"
 
 #include <chrono>
 #include <string>
@@ -20,13 +19,9 @@ class Porch {
   /// Listens, and answers until the process ends. `host`: its index.
   static Result<Porch> open(int host, const net::Secret& secret);
   int port() const noexcept { return port_; }
-  int speed_port() const noexcept { return speed_port_; }
-  const std::string& token() const noexcept { return token_; }
 
  private:
   int port_ = 0;
-  int speed_port_ = 0;
-  std::string token_;
 };
 
 struct PeerAddress {
@@ -44,9 +39,8 @@ struct SpeedRequest {
   int from = 0, to = 0;
   std::string address;
   int port = 0;
-  std::string token;
 };
 /// A short transfer there and another one back, as ranks send: without encryption.
-SpeedFacts measure(const SpeedRequest& request);
+SpeedFacts measure(const SpeedRequest& request, const net::Secret& secret);
 
 }  // namespace cohort::doctor

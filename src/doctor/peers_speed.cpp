@@ -1,6 +1,7 @@
-// The short transfers of peers.h. Plain bytes, after a token that only the job's hosts know: encryption would be
-// measured instead of the network.
+// The short transfers of peers.h. Plain bytes, once the two have proved each other: encryption would be measured
+// instead of the network.
 #include "doctor/peers.h"
+#include "doctor/visits.h"
 #include "net/socket.h"
 
 #include <poll.h>
@@ -13,8 +14,6 @@
 #include <utility>
 
 namespace cohort::doctor {
-
-void receive_transfer(sys::UniqueFd socket, const std::string& token);
 
 namespace {
 
@@ -94,14 +93,13 @@ double receive_to_end(int fd, net::Deadline deadline) {
 
 }  // namespace
 
-void receive_transfer(sys::UniqueFd socket, const std::string& token) {
+void receive_transfer(net::SecureConnection connection) {
   const net::Deadline deadline = net::deadline_in(2 * kLimit);
-  std::string said(token.size(), '\0');
-  if (!receive_all(socket.get(), said.data(), said.size(), deadline)) return;
-  unsigned differs = 0;  // in constant time
-  for (std::size_t i = 0; i < token.size(); ++i)
-    differs |= static_cast<unsigned>(static_cast<unsigned char>(said[i]) ^ static_cast<unsigned char>(token[i]));
-  if (differs != 0) return;
+  // Not before this has come does the other end send what is not encrypted.
+  if (!connection.send(kTransfer, deadline)) return;
+  const auto detached = connection.detach(net::SecureConnection::Encryption::Ends);
+  if (!detached) return;
+  const sys::UniqueFd& socket = detached->socket;
   for (int i = 0; i < kPings; ++i) {
     char byte = 0;
     if (!receive_all(socket.get(), &byte, 1, deadline) || !send_all(socket.get(), &byte, 1, deadline)) return;
@@ -112,7 +110,7 @@ void receive_transfer(sys::UniqueFd socket, const std::string& token) {
   if (send_all(socket.get(), bytes.data(), bytes.size(), deadline)) send_for_a_while(socket.get(), deadline);
 }
 
-SpeedFacts measure(const SpeedRequest& request) {
+SpeedFacts measure(const SpeedRequest& request, const net::Secret& secret) {
   SpeedFacts facts;
   facts.from = request.from;
   facts.to = request.to;
@@ -124,9 +122,14 @@ SpeedFacts measure(const SpeedRequest& request) {
   auto socket =
       net::connect_once({{request.address, static_cast<std::uint16_t>(request.port)}, {}}, net::deadline_in(kLimit));
   if (!socket) return failed(socket.error().error.what());
-  const int fd = socket->get();
   const net::Deadline deadline = net::deadline_in(kLimit);
-  if (!send_all(fd, request.token.data(), request.token.size(), deadline)) return failed("it went silent");
+  auto connection = net::SecureConnection::with_secret(*std::move(socket), net::Role::Client, secret, between_hosts());
+  if (!connection) return failed(connection.error().what());
+  if (auto sent = connection->send(kTransfer, deadline); !sent) return failed(sent.error().what());
+  if (!connection->receive(deadline)) return failed("it went silent");
+  const auto detached = connection->detach(net::SecureConnection::Encryption::Ends);
+  if (!detached) return failed(detached.error().what());
+  const int fd = detached->socket.get();
   // Now that nobody else talks: the first one waits for a thread to begin there.
   facts.milliseconds = 1e9;
   for (int i = 0; i < kPings; ++i) {

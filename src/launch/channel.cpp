@@ -17,21 +17,11 @@ Channel::Channel(Loop& loop, net::SecureConnection connection, OnMessage on_mess
     : loop_(loop),
       connection_(std::move(connection)),
       watch_(loop, connection_.fd()),
-      on_message_(std::make_shared<OnMessage>(std::move(on_message))),
-      on_closed_(std::make_shared<OnClosed>(std::move(on_closed))) {
+      on_message_(std::move(on_message)),
+      on_closed_(std::move(on_closed)) {
+  begun_ = Timer(loop, {}, [this] { advance(); });
   watch_.on_readable([this] { advance(); });
   update_interest();
-}
-
-void Channel::redirect(OnMessage on_message, OnClosed on_closed) {
-  on_message_ = std::make_shared<OnMessage>(std::move(on_message));
-  on_closed_ = std::make_shared<OnClosed>(std::move(on_closed));
-}
-
-void Channel::abandon() {
-  closed_ = true;
-  watch_ = Watch();
-  link_ = Timer();
 }
 
 void Channel::send(const Message& message) {
@@ -65,8 +55,7 @@ void Channel::advance() {
     if (!bytes) break;
     auto message = decode(*bytes);
     if (!message) return close(message.error());
-    const auto handler = on_message_;
-    (*handler)(*std::move(message));
+    on_message_(*std::move(message));
   }
   if (closed_) return;
   if (!moved) return close(moved.error());
@@ -88,9 +77,11 @@ void Channel::update_interest() {
 
 void Channel::close(std::optional<Error> error) {
   if (closed_) return;
-  abandon();
-  const auto handler = on_closed_;
-  (*handler)(std::move(error));
+  closed_ = true;
+  begun_ = Timer();
+  link_ = Timer();
+  watch_ = Watch();
+  on_closed_(std::move(error));
 }
 
 }  // namespace cohort::launch

@@ -30,16 +30,10 @@ class Channel {
 
   /// Takes effect at once or as soon as the other end reads; messages arrive in order. Does nothing once closed.
   void send(const Message& message);
-  /// Nobody is listened to or told anything any more. May be called by a handler.
-  void abandon();
-  /// From the next event on, others listen. May be called by a handler.
-  void redirect(OnMessage on_message, OnClosed on_closed);
   /// Closes with PeerLost once the other end's host has been silent so long.
   void watch_link(std::chrono::milliseconds longest);
   int fd() const noexcept { return connection_.fd(); }
   bool closed() const noexcept { return closed_; }
-  bool established() const noexcept { return connection_.established(); }
-  bool credible() const noexcept { return connection_.credible(); }
   std::size_t unsent_bytes() const noexcept { return connection_.unsent_bytes(); }
   const std::string& peer() const noexcept { return connection_.peer(); }
 
@@ -53,9 +47,10 @@ class Channel {
   Loop& loop_;
   net::SecureConnection connection_;
   Watch watch_;
+  Timer begun_;  ///< for what has come before there was a Channel
   Timer link_;
-  std::shared_ptr<OnMessage> on_message_;  ///< shared: a handler may replace itself
-  std::shared_ptr<OnClosed> on_closed_;
+  const OnMessage on_message_;
+  const OnClosed on_closed_;
   bool closed_ = false;
   bool wants_write_ = false;
 };

@@ -54,6 +54,35 @@ class ByteQueue {
   std::size_t taken_ = 0;
 };
 
+/// Where in a stream of TLS records (a header of 5 bytes, the last two of them the length of the rest) somebody is.
+class RecordEdge {
+ public:
+  void pass(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const std::size_t step = std::min(bytes.size(), to_go());
+      if (left_ > 0) {
+        left_ -= step;
+      } else {
+        header_.append(bytes.substr(0, step));
+        if (header_.size() == kHeader) {
+          left_ = static_cast<std::size_t>(static_cast<unsigned char>(header_[3])) << 8 |
+                  static_cast<unsigned char>(header_[4]);
+          header_.clear();
+        }
+      }
+      bytes.remove_prefix(step);
+    }
+  }
+  /// Bytes that surely belong to the record that has begun, or to the next one.
+  std::size_t to_go() const noexcept { return left_ > 0 ? left_ : kHeader - header_.size(); }
+  bool between() const noexcept { return left_ == 0 && header_.empty(); }
+
+ private:
+  static constexpr std::size_t kHeader = 5;
+  std::string header_;
+  std::size_t left_ = 0;
+};
+
 }  // namespace
 
 struct SecureConnection::Impl {
@@ -68,6 +97,7 @@ struct SecureConnection::Impl {
   bool end_of_input = false;
   std::size_t handshake_bytes = 0;
   pid_t process = ::getpid();
+  RecordEdge edge;      // of what has been received
   std::string waiting;  // framed, to be sent once established
   ByteQueue incoming;   // decrypted
   ByteQueue outgoing;   // as it goes to the socket
@@ -167,6 +197,10 @@ struct SecureConnection::Impl {
     char chunk[kReadChunk];
     while (!end_of_input && total < kReadPerAdvance) {
       std::size_t room = sizeof chunk;
+      if (options.detachable && established) {
+        if (has_message()) break;
+        room = std::min(room, edge.to_go());
+      }
       if (encrypted() && !established)
         room = std::min(room, kHandshakeLimit - std::min(handshake_bytes, kHandshakeLimit - 1));
       const ssize_t n = ::recv(socket.get(), chunk, room, 0);
@@ -188,6 +222,7 @@ struct SecureConnection::Impl {
       }
       const std::string_view bytes(chunk, static_cast<std::size_t>(n));
       total += bytes.size();
+      if (options.detachable) edge.pass(bytes);
       if (auto result = encrypted() ? feed_tls(bytes) : feed_plain(bytes); !result) return result;
     }
     return {};
@@ -214,6 +249,11 @@ struct SecureConnection::Impl {
     if (incoming.size() < sizeof length) return std::nullopt;
     std::memcpy(&length, incoming.view().data(), sizeof length);
     return length;
+  }
+
+  bool has_message() const {
+    const auto length = announced();
+    return length && incoming.size() >= sizeof *length + *length;
   }
 
   Result<void> check_frame() const {
@@ -278,6 +318,26 @@ Result<SecureConnection> SecureConnection::same_user(sys::UniqueFd socket, Role 
   impl->options = options;
   impl->outgoing.append(kPlainGreeting);
   return SecureConnection(std::move(impl));
+}
+
+Result<SecureConnection::Detached> SecureConnection::detach(Encryption encryption) {
+  Impl& impl = *impl_;
+  if (!impl.established || !impl.tls || !impl.options.detachable)
+    return fail(ErrorCode::Internal, "a connection with {} that cannot be given away", impl.peer);
+  if (unsent_bytes() > 0 || impl.incoming.size() > 0 || !impl.edge.between())
+    return fail(ErrorCode::Corrupt, "{} has more to say than it should, or takes too little", impl.peer);
+  Detached detached;
+  const auto key = impl.tls->export_key("EXPORTER-cohort frames");
+  if (!key) return tl::unexpected(key.error());
+  detached.key = *key;
+  if (encryption == Encryption::Stays) {
+    auto stream = std::move(*impl.tls).into_stream(impl.socket.get());
+    if (!stream) return tl::unexpected(stream.error());
+    detached.stream = *std::move(stream);
+  }
+  impl.tls.reset();
+  detached.socket = std::move(impl.socket);
+  return detached;
 }
 
 int SecureConnection::fd() const noexcept { return impl_->socket.get(); }

@@ -8,9 +8,12 @@
 #include "net/deadline.h"
 #include "net/heard.h"
 #include "net/secret.h"
+#include "net/tls_stream.h"
 #include "sys/unique_fd.h"
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +30,8 @@ struct SecureOptions {
   std::size_t longest_message = (std::size_t{64} << 20) + (std::size_t{64} << 10);
   /// Of a listener's server ends: who repeats the first words of another one fails. Has to outlive their handshakes.
   Heard* heard = nullptr;
+  /// The socket can be given away: nothing is read beyond the record that ends a message.
+  bool detachable = false;
 };
 
 class SecureConnection {
@@ -65,6 +70,17 @@ class SecureConnection {
   std::size_t unsent_bytes() const noexcept;
   /// The other end has closed its side in good order and all messages have been taken.
   bool at_end() const noexcept;
+
+  /// What is left when two ends that have proved each other go on in their own way.
+  struct Detached {
+    sys::UniqueFd socket;
+    std::array<std::uint8_t, 32> key{};  ///< of this connection alone (RFC 8446, section 7.5)
+    std::unique_ptr<TlsStream> stream;   ///< the encryption, if it is to stay
+  };
+  enum class Encryption { Ends, Stays };
+  /// With `detachable`, and a secret: once all that both ends have to say in messages is said, and taken. Corrupt if
+  /// there is more. This end is dead then.
+  Result<Detached> detach(Encryption encryption);
 
   // Blocking use. Timeout when the deadline passes; the connection is then as good as before.
 

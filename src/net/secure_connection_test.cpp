@@ -6,9 +6,11 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <chrono>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -326,6 +328,46 @@ TEST(SecureConnection, FirstWordsCountOnceForAListener) {
     EXPECT_EQ(moved.has_value(), times == 0);
     EXPECT_EQ(server.credible(), times == 0);
     ++times;
+  }
+}
+
+TEST(SecureConnection, WhatIsLeftOfItIsASocketAndAKeyOfItsOwn) {
+  const Secret secret = secret_of(7);
+  const SecureOptions options{.purpose = "bulk", .detachable = true};
+  std::array<std::uint8_t, 32> before{};
+  for (const auto encryption : {SecureConnection::Encryption::Ends, SecureConnection::Encryption::Stays}) {
+    Pair pair = tcp_pair();
+    auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret, options));
+    auto client = value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret, options));
+    const auto deadline = deadline_in(seconds(10));
+    std::thread other([&] { EXPECT_TRUE(client.handshake(deadline)); });
+    EXPECT_TRUE(server.handshake(deadline));
+    other.join();
+    ASSERT_TRUE(server.send("the last", deadline));
+    auto theirs = value_or_throw(server.detach(encryption));
+    // What comes right behind the last message is no longer the connection's.
+    const std::string_view bytes = "bulk";
+    if (theirs.stream) {
+      ASSERT_EQ(value_or_throw(theirs.stream->write(std::as_bytes(std::span(bytes)))), bytes.size());
+    } else {
+      ASSERT_EQ(::send(theirs.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), 4);
+    }
+    EXPECT_EQ(value_or_throw(client.receive(deadline)), "the last");
+    auto ours = value_or_throw(client.detach(encryption));
+    EXPECT_EQ(ours.key, theirs.key);
+    EXPECT_NE(ours.key, before);
+    before = ours.key;
+    std::array<char, 16> got{};
+    std::size_t count = 0;
+    while (count < bytes.size()) {
+      ASSERT_TRUE(value_or_throw(wait_ready(ours.socket.get(), POLLIN, deadline)));
+      if (ours.stream) {
+        count += value_or_throw(ours.stream->read(std::as_writable_bytes(std::span(got)).subspan(count))).value_or(0);
+      } else {
+        count += static_cast<std::size_t>(::recv(ours.socket.get(), got.data() + count, got.size() - count, 0));
+      }
+    }
+    EXPECT_EQ(std::string_view(got.data(), count), bytes);
   }
 }
 

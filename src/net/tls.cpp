@@ -1,6 +1,7 @@
 #include "net/tls.h"
 
 #include "net/tls_end.h"
+#include "net/tls_stream.h"
 
 #include <openssl/err.h>
 #include <openssl/evp.h>
@@ -106,6 +107,17 @@ Result<void> TlsSession::write(std::string_view plain) {
     plain.remove_prefix(static_cast<std::size_t>(n));
   }
   return {};
+}
+
+Result<std::array<std::uint8_t, 32>> TlsSession::export_key(std::string_view label) const {
+  std::array<std::uint8_t, 32> key{};
+  if (::SSL_export_keying_material(impl_->ssl, key.data(), key.size(), label.data(), label.size(), nullptr, 0, 0) != 1)
+    return internal("SSL_export_keying_material");
+  return key;
+}
+
+Result<std::unique_ptr<TlsStream>> TlsSession::into_stream(int fd) && {
+  return TlsStream::make(std::move(impl_->end), fd);
 }
 
 void TlsSession::close() {

@@ -7,12 +7,16 @@
 #include "net/heard.h"
 #include "net/secret.h"
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace cohort::net {
+
+class TlsStream;
 
 class TlsSession {
  public:
@@ -27,6 +31,10 @@ class TlsSession {
   /// Appends what has been decrypted; false when the peer has said good-bye.
   Result<bool> read(std::string& plain);
   Result<void> write(std::string_view plain);
+  /// Of this session alone; both ends get the same for one label.
+  Result<std::array<std::uint8_t, 32>> export_key(std::string_view label) const;
+  /// Goes on over the socket itself, which belongs to the caller. All that was fed has to be read, and written sent.
+  Result<std::unique_ptr<TlsStream>> into_stream(int fd) &&;
   void close();
   /// Bytes for the peer, to be sent after each of the calls above.
   std::string take_output();

@@ -119,6 +119,8 @@ Result<std::unique_ptr<TlsEnd>> TlsEnd::make(bool server, std::string identity, 
   SSL* const ssl = end->ssl_.get();
   if (ssl == nullptr) return internal("SSL_new");
   SSL_set_app_data(ssl, end.get());
+  // Most are silent for most of the time; and a TlsStream needs other buffers.
+  ::SSL_set_mode(ssl, SSL_MODE_RELEASE_BUFFERS);
   if (server) {
     ::SSL_set_accept_state(ssl);
   } else {

@@ -78,23 +78,21 @@ tl::unexpected<Error> lost(int error) {
 TlsStream::TlsStream(std::unique_ptr<TlsEnd> end) : end_(std::move(end)) {}
 TlsStream::~TlsStream() = default;
 
-Result<std::unique_ptr<TlsStream>> TlsStream::make(int fd, bool server, const std::array<std::uint8_t, 32>& key) {
-  auto end = TlsEnd::make(server, "cohort/1 stream", key);
-  if (!end) return tl::unexpected(end.error());
+Result<std::unique_ptr<TlsStream>> TlsStream::make(std::unique_ptr<TlsEnd> end, int fd) {
   BIO* const bio = socket_method() != nullptr ? ::BIO_new(socket_method()) : nullptr;
   if (bio == nullptr) return fail(ErrorCode::Internal, "TLS: BIO_new: {}", openssl_text());
   ::BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)));
-  SSL* const ssl = (*end)->ssl();
+  SSL* const ssl = end->ssl();
   ::SSL_set_bio(ssl, bio, bio);
+  SSL_clear_mode(ssl, SSL_MODE_RELEASE_BUFFERS);
   ::SSL_set_mode(ssl, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
   SSL_set_read_ahead(ssl, 1);  // records are fetched many at a time
   ::SSL_set_default_read_buffer_len(ssl, std::size_t{128} << 10);
-  return std::unique_ptr<TlsStream>(new TlsStream(*std::move(end)));
+  return std::unique_ptr<TlsStream>(new TlsStream(std::move(end)));
 }
 
 Result<std::size_t> TlsStream::write(std::span<const std::byte> bytes) {
-  // OpenSSL would go on with the handshake, and fetch what came behind it: no poll would tell of that any more.
-  if (bytes.empty() || !established_) return 0;
+  if (bytes.empty()) return 0;
   ::ERR_clear_error();
   std::size_t taken = 0;
   if (::SSL_write_ex(end_->ssl(), bytes.data(), bytes.size(), &taken) == 1) {
@@ -116,13 +114,7 @@ Result<std::optional<std::size_t>> TlsStream::read(std::span<std::byte> to) {
   ::ERR_clear_error();
   std::size_t got = 0;
   errno = 0;
-  const bool came = ::SSL_read_ex(end_->ssl(), to.data(), to.size(), &got) == 1;
-  // Once and for all: later it is not so for the moment in which a key is changed.
-  established_ = established_ || ::SSL_is_init_finished(end_->ssl()) == 1;
-  if (came) {
-    if (!end_->proven()) return fail(ErrorCode::InvalidArgument, "it did not prove the key");
-    return std::optional(got);
-  }
+  if (::SSL_read_ex(end_->ssl(), to.data(), to.size(), &got) == 1) return std::optional(got);
   const int saved = errno;
   switch (::SSL_get_error(end_->ssl(), 0)) {
     case SSL_ERROR_WANT_READ:

@@ -5,7 +5,6 @@
 #include "ext/mpi/mpi_transport.h"
 #include "ext/mpi/runtime.h"
 
-#include <cstring>
 #include <map>
 #include <utility>
 
@@ -66,7 +65,7 @@ std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,
   mpi::MpiTransport::Options own;
   own.endpoint = endpoint_for(options);
   own.processes = processes_of(tcp.cards, *own.endpoint);
-  std::memcpy(&own.world, tcp.key.world.data(), sizeof own.world);
+  own.world = transport::tcp::world_number(*tcp.secret);
   if (tcp.rank == 0)
     log::info("plan", "{} ranks, between hosts over MPI ({})", tcp.cards.size(), own.endpoint->library());
   return std::make_unique<mpi::MpiTransport>(std::move(own), std::move(tcp), std::move(listeners), events);

@@ -129,7 +129,7 @@ void World::make_transport(transport::tcp::Listeners listeners, std::string_view
           "give all ranks the same COHORT_ENCRYPT and COHORT_INTEGRITY",
           rank, host_name(rank), described(cards_[r].protection), host_name(0), described(cards_[0].protection));
   }
-  options.key = transport::tcp::derive_key(
+  options.secret = transport::tcp::world_secret(
       options_.secret ? std::span<const std::uint8_t>(options_.secret->bytes()) : std::span<const std::uint8_t>(),
       token, cards_[0].protection);
   options.silence = wanted_silence();

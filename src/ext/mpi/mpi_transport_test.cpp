@@ -184,7 +184,7 @@ struct Ranks {
       transport::tcp::TcpTransport::Options options;
       options.rank = rank;
       options.cards = cards;
-      options.key = transport::tcp::derive_key({}, "token");
+      options.secret = transport::tcp::world_secret({}, "token");
       all.push_back(
           std::make_unique<MpiTransport>(std::move(own), std::move(options), std::move(listeners[r]), heard[r]));
     }

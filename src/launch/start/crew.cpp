@@ -18,9 +18,6 @@ namespace {
 
 /// Beyond so many, and some for each host, one goes.
 constexpr std::size_t kMostStrangers = 128;
-constexpr int kAtOnce = 64;
-/// For a stranger to say who it is.
-constexpr auto kHelloLimit = std::chrono::seconds(5);
 /// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
 constexpr std::size_t kMostStarting = 64;
 /// Of one command that fails by bad luck.
@@ -47,18 +44,27 @@ sys::UniqueFd listen(bool elsewhere, std::uint16_t port, Way way) {
 }  // namespace
 
 Crew::Crew(Loop& loop, const net::Secret& secret, Options options, Events events)
-    : loop_(loop),
-      secret_(secret),
-      options_(std::move(options)),
-      events_(std::move(events)),
-      listener_(listen(options_.elsewhere, options_.remote.port, options_.remote.way)),
-      door_(listener_.get()) {
-  watch_listener();
-}
-
-void Crew::watch_listener() {
-  listener_watch_ = Watch(loop_, listener_.get());
-  listener_watch_.on_readable([this] { accept(); });
+    : loop_(loop), secret_(secret), options_(std::move(options)), events_(std::move(events)) {
+  std::vector<sys::UniqueFd> listeners;
+  listeners.push_back(listen(options_.elsewhere, options_.remote.port, options_.remote.way));
+  here_ = value_or_throw(net::local_endpoint(listeners.front().get()));
+  net::Acceptor::Options accepting;
+  accepting.secret = secret;
+  accepting.secure = control_options();
+  accepting.on_refused = [this](const net::Acceptor::Refusal& refused) {
+    log::info("launch", "a connection to the supervisor failed: {}", refused.why.what());
+    // It has proved the secret, so it is one of ours.
+    if (refused.proven && refused.why.code() == ErrorCode::Corrupt) on_nonsense(refused.peer);
+  };
+  acceptor_.emplace(std::move(listeners), std::move(accepting));
+  entrance_ = Watch(loop_, acceptor_->fd());
+  entrance_.on_readable([this] {
+    while (acceptor_) {
+      auto accepted = acceptor_->next();
+      if (!accepted) break;
+      on_accepted(*std::move(accepted));
+    }
+  });
 }
 
 void Crew::start(const std::vector<PlannedHost>& hosts) {
@@ -66,6 +72,7 @@ void Crew::start(const std::vector<PlannedHost>& hosts) {
     CrewMember& member = *members_.emplace_back(std::make_unique<CrewMember>());
     member.host = host;
   }
+  acceptor_->set_most_pending(kMostStrangers + 8 * members_.size());
   for (const auto& member : members_) {
     if (member->host.local) start_local(*member);
   }
@@ -74,8 +81,7 @@ void Crew::start(const std::vector<PlannedHost>& hosts) {
 }
 
 void Crew::start_local(CrewMember& member) {
-  const net::Endpoint here = value_or_throw(net::local_endpoint(listener_.get()));
-  member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here.tcp.port}, {}}, secret_));
+  member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here_.tcp.port}, {}}, secret_));
   member.ended = Watch(loop_, member.process.process.pidfd.get());
   member.ended.on_readable([this, &member] { on_process_ended(member); });
 }
@@ -99,9 +105,8 @@ Result<void> Crew::start_remote(CrewMember& member) {
   member.remote.reset();  // it looks at the process before
   member.process = *std::move(process);
   Invitation invitation{secret_, member.host.index, {}, options_.host_timeout};
-  const std::uint16_t port = value_or_throw(net::local_endpoint(listener_.get())).tcp.port;
   for (const std::string& address : value_or_throw(net::offered_addresses()))
-    invitation.supervisor.push_back({{address, port}, {}});
+    invitation.supervisor.push_back({{address, here_.tcp.port}, {}});
   RemoteStart::Events events;
   events.on_unfit = [this, &member](const std::string& why) { events_.on_unfit(&member, why); };
   events.on_complaint = [this, &member](std::string line) { events_.on_complaint(member, std::move(line)); };
@@ -135,67 +140,23 @@ void Crew::on_process_ended(CrewMember& member) {
   start_remote();
 }
 
-void Crew::accept() {
-  for (int i = 0; i < kAtOnce; ++i) {
-    auto visitor = door_.next();
-    if (!visitor) break;
-    net::SecureOptions options = control_options();
-    options.heard = &heard_;
-    auto connection =
-        net::SecureConnection::with_secret(std::move(visitor->socket), net::Role::Server, secret_, options);
-    if (!connection) {
-      door_.turn_away(visitor->source);
-      continue;
-    }
-    Stranger& stranger = strangers_.emplace_back();
-    stranger.source = visitor->source;
-    stranger.channel = std::make_unique<Channel>(
-        loop_, *std::move(connection),
-        [this, &stranger](Message message) {
-          if (const auto* hello = std::get_if<Hello>(&message)) on_hello(stranger, *hello);
-        },
-        [this, &stranger](const std::optional<Error>& error) {
-          if (error) log::info("launch", "a connection to the supervisor failed: {}", error->what());
-          // It has proved the secret, so it is one of ours.
-          if (error && error->code() == ErrorCode::Corrupt && stranger.channel->established()) {
-            events_.on_unfit(nullptr,
-                             fmt::format("what the agent at {} says is not understood: it is of another version of "
-                                         "Cohort; this is {}; install one version everywhere",
-                                         stranger.channel->peer(), own_announcement().version));
-          }
-          leave(stranger);
-        });
-    stranger.limit = Timer(loop_, kHelloLimit, [this, &stranger] { leave(stranger); });
-    if (strangers_.size() > kMostStrangers + 8 * members_.size()) {
-      leave(*net::who_has_to_go(strangers_, [](const Stranger& each) { return each.channel->credible(); }));
-    }
-  }
-  if (const auto later = door_.shut_until()) {
-    listener_watch_ = Watch();
-    reopening_ = Timer(loop_, *later - net::Door::Clock::now(), [this] {
-      if (listener_) watch_listener();
-    });
-  }
+void Crew::on_nonsense(const std::string& peer) {
+  events_.on_unfit(nullptr, fmt::format("what the agent at {} says is not understood: it is of another version of "
+                                        "Cohort; this is {}; install one version everywhere",
+                                        peer, own_announcement().version));
 }
 
-void Crew::leave(Stranger& stranger) {
-  const auto found = std::find_if(strangers_.begin(), strangers_.end(),
-                                  [&stranger](const Stranger& each) { return &each == &stranger; });
-  if (found == strangers_.end()) return;
-  if (stranger.channel != nullptr) {
-    stranger.channel->abandon();
-    if (!stranger.channel->established()) door_.turn_away(stranger.source);
-  }
-  // Its channel may be calling us: it goes with the next event.
-  leaving_.splice(leaving_.end(), strangers_, found);
-  if (sweeping_) return;
-  sweeping_ = Timer(loop_, {}, [this] {
-    sweeping_ = Timer();
-    leaving_.clear();
-  });
+void Crew::on_accepted(net::Acceptor::Accepted accepted) {
+  const auto message = decode(accepted.first);
+  if (!message) return on_nonsense(accepted.connection.peer());
+  if (const auto* hello = std::get_if<Hello>(&*message)) on_hello(std::move(accepted.connection), *hello);
 }
 
-void Crew::on_hello(Stranger& stranger, const Hello& hello) {
+void Crew::on_hello(net::SecureConnection connection, const Hello& hello) {
+  // A fresh socket takes so little at once.
+  const auto refuse = [&connection](std::string why) {
+    static_cast<void>(connection.queue(encode(Message(Refused{std::move(why)}))));
+  };
   Announcement there;
   there.protocol = hello.protocol;
   there.version = hello.version;
@@ -203,10 +164,10 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
   there.host = hello.host;
   there.path = fmt::format("pid {}", hello.pid);
   if (std::string why = difference(own_announcement(), there); !why.empty()) {
-    stranger.channel->send(Refused{why});
+    refuse(why);
     return events_.on_unfit(nullptr, std::move(why));
   }
-  if (std::string why = objection(hello); !why.empty()) return stranger.channel->send(Refused{std::move(why)});
+  if (std::string why = objection(hello); !why.empty()) return refuse(std::move(why));
   const auto found = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
     if (hello.host_index < 0 && hello.nodes > 0) return member->channel == nullptr && !member->host.local;
     return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
@@ -215,33 +176,27 @@ void Crew::on_hello(Stranger& stranger, const Hello& hello) {
   const bool known = found != members_.end();
   const bool taken = known && ((*found)->channel != nullptr || (hello.host_index < 0 && (*found)->host.local));
   if (!known || taken) {
-    return stranger.channel->send(Refused{fmt::format("{} {}; the job's hosts: {}", hello.host,
-                                                      known ? "is there already" : "is none of the job's", names())});
+    return refuse(fmt::format("{} {}; the job's hosts: {}", hello.host,
+                              known ? "is there already" : "is none of the job's", names()));
   }
   CrewMember& member = **found;
   if (hello.nodes > 0) {
     member.host.name = name_for(hello, member.host.index);
     member.host.ranks = hello.ranks;
   }
-  door_.let_in(stranger.source);
-  member.channel = std::move(stranger.channel);
-  leave(stranger);
+  member.channel = std::make_unique<Channel>(
+      loop_, std::move(connection),
+      [this, &member](Message message) { events_.on_message(member, std::move(message)); },
+      [this, &member](const std::optional<Error>& error) { events_.on_channel_closed(member, error); });
   member.free_port = hello.free_port;
   if (!member.host.local) member.channel->watch_link(options_.host_timeout);
   if (member.remote) {
     member.remote->set_joined();
     if (!member.process_gone) --starting_;
   }
-  // The channel is calling us at this moment; from the next message on it talks to the agent.
-  member.channel->redirect(
-      [this, &member](Message message) { events_.on_message(member, std::move(message)); },
-      [this, &member](const std::optional<Error>& error) { events_.on_channel_closed(member, error); });
-  stranger.limit = Timer();
   if (all_joined()) {
-    listener_watch_ = Watch();
-    reopening_ = Timer();
-    door_.close();
-    listener_.reset();
+    entrance_ = Watch();
+    acceptor_.reset();
   }
   events_.on_joined(member);
   start_remote();
@@ -339,10 +294,9 @@ std::string Crew::invitation() const {
   for (const auto& member : members_) {
     if (member->channel == nullptr && !member->host.local) missing += (missing.empty() ? "" : ", ") + member->host.name;
   }
-  const std::uint16_t port = value_or_throw(net::local_endpoint(listener_.get())).tcp.port;
   std::string addresses;
   for (const std::string& address : value_or_throw(net::offered_addresses()))
-    addresses += (addresses.empty() ? "" : ",") + net::to_string(net::Address{address, port});
+    addresses += (addresses.empty() ? "" : ",") + net::to_string(net::Address{address, here_.tcp.port});
   if (launchers) return fmt::format("waiting at {} for {}; on each: {}", addresses, missing, options_.remote.join);
   return fmt::format("waiting for {}; on each: cohort agent --join {} --secret-file FILE --name HOST", missing,
                      addresses);
@@ -354,7 +308,7 @@ std::string Crew::how_ended(const CrewMember& member) const {
 }
 
 net::Endpoint Crew::open_endpoint() const {
-  net::Endpoint endpoint = value_or_throw(net::local_endpoint(listener_.get()));
+  net::Endpoint endpoint = here_;
   endpoint.tcp.port = 0;
   return endpoint;
 }

@@ -9,16 +9,13 @@
 #include "launch/plan/plan.h"
 #include "launch/start/remote_start.h"
 #include "launch/start/starter.h"
-#include "net/door.h"
-#include "net/heard.h"
+#include "net/acceptor.h"
 #include "net/secret.h"
-#include "sys/unique_fd.h"
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -102,15 +99,9 @@ class Crew {
   static net::Address agent_address(const CrewMember& member);
 
  private:
-  /// A connection that has not said who it is yet.
-  struct Stranger {
-    std::unique_ptr<Channel> channel;
-    net::Source source;
-    Timer limit;
-  };
-  void watch_listener();
-  void accept();
-  void leave(Stranger& stranger);
+  void on_accepted(net::Acceptor::Accepted accepted);
+  /// Of one that has proved the secret.
+  void on_nonsense(const std::string& peer);
   std::string names() const;
   void start_local(CrewMember& member);
   void start_remote();
@@ -119,7 +110,7 @@ class Crew {
   bool start_again(CrewMember& member);
   void end_command(CrewMember& member, int signal);
   void on_process_ended(CrewMember& member);
-  void on_hello(Stranger& stranger, const Hello& hello);
+  void on_hello(net::SecureConnection connection, const Hello& hello);
   /// Of the launcher of another node: why it cannot be taken; empty: it can.
   std::string objection(const Hello& hello) const;
   std::string name_for(const Hello& hello, int index) const;
@@ -128,18 +119,13 @@ class Crew {
   const net::Secret& secret_;
   const Options options_;
   Events events_;
-  sys::UniqueFd listener_;
-  net::Door door_;
-  net::Heard heard_;
-  Watch listener_watch_;
-  Timer reopening_;  ///< of the watch, when the door has been shut for a moment
-  Timer sweeping_;   ///< of strangers who leave
+  net::Endpoint here_;  ///< where it listens
+  std::optional<net::Acceptor> acceptor_;
+  Watch entrance_;
   std::vector<std::unique_ptr<CrewMember>> members_;
-  std::list<Stranger> strangers_;  ///< the first that came is in front
-  std::list<Stranger> leaving_;    ///< until no handler of theirs can be at work
-  std::size_t next_remote_ = 0;    ///< in members_
-  std::size_t starting_ = 0;       ///< remote ones on their way
-  bool over_ = false;              ///< no more are started
+  std::size_t next_remote_ = 0;  ///< in members_
+  std::size_t starting_ = 0;     ///< remote ones on their way
+  bool over_ = false;            ///< no more are started
 };
 
 }  // namespace cohort::launch

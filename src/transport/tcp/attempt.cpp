@@ -10,15 +10,13 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 namespace cohort::transport::tcp {
 
-Attempt Attempt::open(const WorldKey& key, int own, int peer, int lane, const net::Address& address) {
-  Attempt made(key, own, 0, true);
-  made.peer_ = peer;
-  made.lane_ = lane;
+Attempt Attempt::open(const net::Secret& secret, const Hello& hello, const net::Address& address) {
+  Attempt made(hello, static_cast<int>(hello.to), true);
+  made.secret_ = &secret;
   made.address_ = address;
   // Numbers only: nobody is asked.
   const auto resolved = net::resolve(address, net::deadline_in(std::chrono::seconds(1)));
@@ -27,11 +25,13 @@ Attempt Attempt::open(const WorldKey& key, int own, int peer, int lane, const ne
     return made;
   }
   const net::SocketAddress& to = resolved->front();
-  made.own_socket(sys::UniqueFd(::socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
+  made.socket_.reset(::socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!made.socket_) {
     made.fail_with(errno_text(errno));
     return made;
   }
+  // A forked child would keep the connection open, and in the epoll set of its parent.
+  sys::close_on_fork(made.fd());
   const int on = 1;
   ::setsockopt(made.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   if (::connect(made.fd(), reinterpret_cast<const sockaddr*>(&to.storage), to.size) != 0 && errno != EINPROGRESS) {
@@ -41,125 +41,72 @@ Attempt Attempt::open(const WorldKey& key, int own, int peer, int lane, const ne
   return made;
 }
 
-Attempt Attempt::accept(const WorldKey& key, int own, int size, net::Door::Visitor visitor) {
-  Attempt made(key, own, size, false);
-  made.own_socket(std::move(visitor.socket));
-  made.source_ = visitor.source;
-  made.connected_ = true;
+Attempt Attempt::accept(net::SecureConnection connection, const Hello& hello) {
+  Attempt made(hello, static_cast<int>(hello.from), false);
+  made.connection_ = std::make_unique<net::SecureConnection>(std::move(connection));
+  sys::close_on_fork(made.fd());
+  if (auto queued = made.connection_->queue(encode(Verdict::Welcome)); !queued) made.fail_with(queued.error().what());
   return made;
 }
 
-// A forked child would keep the connection open, and in the epoll set of its parent.
-void Attempt::own_socket(sys::UniqueFd socket) {
-  socket_ = std::move(socket);
-  if (socket_) sys::close_on_fork(fd());
+Attempt::~Attempt() { forget(); }
+
+void Attempt::forget() noexcept {
+  if (connection_ || socket_) sys::forget_on_fork(fd());
 }
 
-Attempt::~Attempt() { take(); }
-
-sys::UniqueFd Attempt::take() noexcept {
-  if (socket_) sys::forget_on_fork(fd());
-  return std::move(socket_);
+std::uint32_t Attempt::events() const noexcept {
+  if (!connection_) return EPOLLOUT;
+  return connection_->wants_write() ? EPOLLIN | EPOLLOUT : EPOLLIN;
 }
-
-std::uint32_t Attempt::events() const noexcept { return connected_ ? EPOLLIN : EPOLLOUT; }
 
 Attempt::State Attempt::fail_with(std::string why) {
-  why_ = opens_ ? fmt::format("{}: {}", net::to_string(address_), why) : std::move(why);
+  why_ = connection_ ? std::move(why) : fmt::format("{}: {}", net::to_string(address_), why);
   return state_ = State::Failed;
 }
 
-bool Attempt::send_all(const void* data, std::size_t bytes) {
-  // A fresh socket takes these few bytes at once.
-  const ssize_t sent = ::send(fd(), data, bytes, MSG_NOSIGNAL);
-  if (sent == static_cast<ssize_t>(bytes)) return true;
-  fail_with(sent < 0 ? errno_text(errno) : "it took only a part of the handshake");
-  return false;
-}
-
-bool Attempt::read_up_to(std::size_t bytes) {
-  while (buffer_.size() < bytes) {
-    char room[128];
-    const ssize_t got = ::recv(fd(), room, std::min(sizeof room, bytes - buffer_.size()), 0);
-    if (got > 0) {
-      buffer_.append(room, static_cast<std::size_t>(got));
-    } else if (got < 0 && errno == EINTR) {
-      continue;
-    } else if (got < 0 && errno == EAGAIN) {
-      return false;
-    } else {
-      fail_with(got == 0 ? "it closed the connection -- is the secret the same on all hosts?" : errno_text(errno));
-      return false;
-    }
+Attempt::State Attempt::connected() {
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (::getsockopt(fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+  if (error != 0) {
+    refused_ = error == ECONNREFUSED;
+    return fail_with(errno_text(error));
   }
-  return true;
+  auto made = net::SecureConnection::with_secret(std::move(socket_), net::Role::Client, *secret_, between_ranks());
+  if (!made) return fail_with(made.error().what());
+  connection_ = std::make_unique<net::SecureConnection>(*std::move(made));
+  if (auto queued = connection_->queue(encode(hello_)); !queued) return fail_with(queued.error().what());
+  return state_;
 }
 
-Attempt::State Attempt::advance(const Welcome& welcome) {
+Attempt::State Attempt::advance() {
   if (state_ != State::Going) return state_;
-  return opens_ ? advance_opening() : advance_accepted(welcome);
+  if (!connection_ && connected() != State::Going) return state_;
+  const auto moved = connection_->advance();
+  if (const auto message = connection_->next_message()) {
+    if (!opens_) return *message == kConfirmed ? state_ = State::Agreed : fail_with("it did not confirm");
+    const auto verdict = decode_verdict(*message);
+    if (!verdict) return fail_with(verdict.error().what());
+    if (*verdict == Verdict::UseMine) return state_ = State::UseOther;
+    if (auto queued = connection_->queue(kConfirmed); !queued) return fail_with(queued.error().what());
+    return state_ = State::Agreed;
+  }
+  if (!moved && moved.error().code() == ErrorCode::Unavailable)
+    return fail_with(fmt::format("{} -- is the secret the same on all hosts?", moved.error().what()));
+  if (!moved) return fail_with(moved.error().what());
+  if (connection_->at_end()) return fail_with("it closed the connection");
+  return state_;
 }
 
-Attempt::State Attempt::advance_opening() {
-  if (!connected_) {
-    int error = 0;
-    socklen_t size = sizeof error;
-    if (::getsockopt(fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
-    if (error != 0) {
-      refused_ = error == ECONNREFUSED;
-      return fail_with(errno_text(error));
-    }
-    hello_.world = key_->world;
-    hello_.from = static_cast<std::uint32_t>(own_);
-    hello_.to = static_cast<std::uint32_t>(peer_);
-    hello_.lane = static_cast<std::uint32_t>(lane_);
-    hello_.nonce = random_bytes();
-    hello_.proof = hello_proof(*key_, hello_);
-    if (!send_all(&hello_, sizeof hello_)) return state_;
-    connected_ = true;
+Result<net::SecureConnection::Detached> Attempt::detach(Protection protection) {
+  using Encryption = net::SecureConnection::Encryption;
+  auto detached = connection_->detach(protection == Protection::Encrypted ? Encryption::Stays : Encryption::Ends);
+  if (detached) {
+    sys::forget_on_fork(detached->socket.get());
+    connection_.reset();
   }
-  if (!read_up_to(sizeof answer_)) return state_;
-  std::memcpy(&answer_, buffer_.data(), sizeof answer_);
-  if (!net::same(answer_.proof, answer_proof(*key_, hello_, answer_))) {
-    return fail_with("whoever answers there does not know the secret of this world");
-  }
-  if (answer_.verdict != Answer::kWelcome) return state_ = State::UseOther;
-  const Finish finish{finish_proof(*key_, hello_, answer_)};
-  if (!send_all(&finish, sizeof finish)) return state_;
-  return state_ = State::Proven;
-}
-
-Attempt::State Attempt::advance_accepted(const Welcome& welcome) {
-  if (!answered_) {
-    if (!read_up_to(sizeof hello_)) return state_;
-    const Hello expected;
-    std::memcpy(&hello_, buffer_.data(), sizeof hello_);
-    buffer_.clear();
-    const bool ours = std::memcmp(hello_.magic, expected.magic, sizeof hello_.magic) == 0 &&
-                      hello_.world == key_->world && hello_.to == static_cast<std::uint32_t>(own_) &&
-                      hello_.from < static_cast<std::uint32_t>(size_) && hello_.from != hello_.to &&
-                      hello_.lane < static_cast<std::uint32_t>(kMostLanes) &&
-                      net::same(hello_.proof, hello_proof(*key_, hello_));
-    if (!ours) return fail_with("it belongs to another world");
-    const Verdict verdict = welcome(hello_);
-    if (verdict == Verdict::Unknown) return fail_with("it repeats what was said before, or wants what is not there");
-    credible_ = true;
-    answer_.verdict = verdict == Verdict::Welcome ? Answer::kWelcome : Answer::kUseMine;
-    lane_ = static_cast<int>(hello_.lane);
-    if (answer_.verdict == Answer::kWelcome) peer_ = static_cast<int>(hello_.from);
-    answer_.nonce = random_bytes();
-    answer_.proof = answer_proof(*key_, hello_, answer_);
-    if (!send_all(&answer_, sizeof answer_)) return state_;
-    if (peer_ < 0) return fail_with("it is to use this rank's connection");
-    answered_ = true;
-  }
-  if (!read_up_to(sizeof(Finish))) return state_;
-  Finish finish;
-  std::memcpy(&finish, buffer_.data(), sizeof finish);
-  if (!net::same(finish.proof, finish_proof(*key_, hello_, answer_))) {
-    return fail_with("it does not know the secret of this world");
-  }
-  return state_ = State::Proven;
+  return detached;
 }
 
 }  // namespace cohort::transport::tcp

@@ -1,14 +1,16 @@
-// A connection that has not been proven yet: connects or has been accepted, goes through the handshake of wire.h, and
-// then gives its socket away. Owns the socket until then. Not thread-safe: the transport's mutex guards it.
+// A connection of two ranks that is not agreed on yet. Of the one that opens it: connects, proves itself and its peer
+// (net/secure_connection.h), says what the connection is for, hears whether it may, and confirms. Of the other, whose
+// net::Acceptor has done the first half: waits to hear that. Then it gives its socket away. Owns the socket until then.
+// Not thread-safe: the transport's mutex guards it.
 #pragma once
 
 #include "net/address.h"
-#include "net/door.h"
+#include "net/secure_connection.h"
 #include "sys/unique_fd.h"
 #include "transport/tcp/wire.h"
 
 #include <chrono>
-#include <functional>
+#include <memory>
 #include <string>
 
 namespace cohort::transport::tcp {
@@ -18,71 +20,53 @@ class Attempt {
   using Clock = std::chrono::steady_clock;
   enum class State {
     Going,     ///< goes on when the socket is ready
-    Proven,    ///< the peer has proved itself: take the socket
+    Agreed,    ///< `detach` it
     UseOther,  ///< the peer has a connection of its own under way
     Failed,    ///< see `why`
   };
 
-  /// Begins to connect to a numeric address.
-  static Attempt open(const WorldKey& key, int own, int peer, int lane, const net::Address& address);
-  /// Of an accepted socket; who it is shows in its first bytes.
-  static Attempt accept(const WorldKey& key, int own, int size, net::Door::Visitor visitor);
+  /// Begins to connect to a numeric address. `secret` is the world's.
+  static Attempt open(const net::Secret& secret, const Hello& hello, const net::Address& address);
+  /// Of one that was accepted, and that is welcome.
+  static Attempt accept(net::SecureConnection connection, const Hello& hello);
 
   Attempt(Attempt&&) = default;
   Attempt& operator=(Attempt&&) = delete;
   ~Attempt();
 
-  enum class Verdict { Welcome, UseMine, Unknown };
-  /// Whether a peer that connects may, or should use the connection that this rank opens. The hello's numbers are in
-  /// range and its proof is right.
-  using Welcome = std::function<Verdict(const Hello& hello)>;
-  State advance(const Welcome& welcome);
+  State advance();
   State state() const noexcept { return state_; }
   /// For epoll.
   std::uint32_t events() const noexcept;
-  int fd() const noexcept { return socket_.get(); }
-  int peer() const noexcept { return peer_; }  ///< -1: not known yet
+  int fd() const noexcept { return connection_ ? connection_->fd() : socket_.get(); }
+  int peer() const noexcept { return peer_; }
   int lane() const noexcept { return lane_; }
   bool opens() const noexcept { return opens_; }
-  /// It opens a connection, and its peer may have seen its hello.
-  bool greeted() const noexcept { return opens_ && connected_; }
+  /// It opens a connection, and its peer may hear of it.
+  bool greeted() const noexcept { return opens_ && connection_ != nullptr; }
   bool refused() const noexcept { return refused_; }  ///< nobody listens there
   const std::string& why() const noexcept { return why_; }
   Clock::time_point begun() const noexcept { return begun_; }
-  const net::Source& source() const noexcept { return source_; }  ///< of one that was accepted
-  /// Of one that was accepted: it has said something that only a peer can say, and has not said before.
-  bool credible() const noexcept { return credible_; }
-  /// Once proven, of this connection alone.
-  net::Mac key() const { return session_key(*key_, hello_, answer_); }
-  sys::UniqueFd take() noexcept;
+  /// Once agreed.
+  Result<net::SecureConnection::Detached> detach(Protection protection);
 
  private:
-  Attempt(const WorldKey& key, int own, int size, bool opens) : key_(&key), own_(own), size_(size), opens_(opens) {}
-  void own_socket(sys::UniqueFd socket);
+  Attempt(const Hello& hello, int peer, bool opens)
+      : hello_(hello), peer_(peer), lane_(static_cast<int>(hello.lane)), opens_(opens) {}
   State fail_with(std::string why);
-  bool send_all(const void* data, std::size_t bytes);
-  /// True once `bytes` bytes are in `buffer_`.
-  bool read_up_to(std::size_t bytes);
-  State advance_opening();
-  State advance_accepted(const Welcome& welcome);
+  State connected();
+  void forget() noexcept;
 
-  const WorldKey* key_;
-  int own_;
-  int size_;
-  bool opens_;
-  int peer_ = -1;
-  int lane_ = 0;
-  net::Address address_;
-  sys::UniqueFd socket_;
-  net::Source source_;
-  State state_ = State::Going;
-  bool connected_ = false;
-  bool answered_ = false;
-  bool refused_ = false;
-  bool credible_ = false;
   Hello hello_;
-  Answer answer_;
-  std::string buffer_;
+  int peer_;
+  int lane_;
+  bool opens_;
+  const net::Secret* secret_ = nullptr;
+  net::Address address_;
+  sys::UniqueFd socket_;                               // until it is connected
+  std::unique_ptr<net::SecureConnection> connection_;  // from then on
+  State state_ = State::Going;
+  bool refused_ = false;
   std::string why_;
   Clock::time_point begun_ = Clock::now();
 };

@@ -37,7 +37,7 @@ std::string Link::why_of(int error) const {
   return fmt::format("its connection has ended ({})", errno_text(error));
 }
 
-Link::Guard Link::Guard::of_tags(const net::Mac& session, bool opened, Protection protection) {
+Link::Guard Link::Guard::of_tags(std::span<const std::uint8_t, 32> session, bool opened, Protection protection) {
   Guard guard;
   guard.sent = std::make_unique<net::FrameMac>(direction_key(session, opened));
   guard.received = std::make_unique<net::FrameMac>(direction_key(session, !opened));

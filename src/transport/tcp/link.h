@@ -55,7 +55,7 @@ class Link {
     std::unique_ptr<net::TlsStream> tls;
     std::unique_ptr<net::FrameMac> sent, received;  ///< where there is no `tls`
     bool all = true;                                ///< or only the frames that have to be
-    static Guard of_tags(const net::Mac& session, bool opened, Protection protection);
+    static Guard of_tags(std::span<const std::uint8_t, 32> session, bool opened, Protection protection);
   };
   void up(sys::UniqueFd socket, Guard guard);
   void lose(std::string why);
@@ -79,9 +79,7 @@ class Link {
   /// Reads what has come.
   bool read(TransportEvents& events);
   bool wants_read() const noexcept { return state_ == State::Up && !blocked_; }
-  bool wants_write() const noexcept {
-    return state_ == State::Up && !idle() && (!guard_.tls || guard_.tls->established());
-  }
+  bool wants_write() const noexcept { return state_ == State::Up && !idle(); }
   bool idle() const noexcept { return queue_.empty() && sealed_ == sealing_.size(); }
   /// What epoll was told last.
   std::uint32_t watched = 0;

@@ -24,8 +24,6 @@ constexpr auto kBetweenRounds = 150ms;
 constexpr auto kAttempt = 5s;  // until it is given up
 constexpr auto kRefused = 2s;  // nobody listens anywhere, for that long: the peer is gone
 constexpr auto kUnreachable = 10s;
-constexpr std::size_t kMostStrangers = 128;  // beyond, and one for each link, one goes
-constexpr int kAcceptedAtOnce = 64;
 constexpr int kMostProbes = 127;  // as many as the kernel takes for TCP_KEEPCNT
 
 // The kernel asks a peer that is silent for a sign of life, so that a dead host or cable is noticed while nothing is
@@ -70,7 +68,6 @@ bool TcpTransport::look_after_connecting() {
   }
   if (now - looked_ < 50ms) return any;
   looked_ = now;
-  if (doors_shut_) open_doors(now);
   std::vector<std::uint32_t> late;
   for (const auto& [id, attempt] : attempts_) {
     if (now - attempt.begun() > kAttempt) late.push_back(id);
@@ -78,8 +75,6 @@ bool TcpTransport::look_after_connecting() {
   for (const std::uint32_t id : late) {
     const Attempt attempt = std::move(attempts_.at(id));
     attempts_.erase(id);
-    if (!attempt.opens()) turn_away(attempt);
-    if (attempt.peer() < 0) continue;
     Link& link = *links_[index_of(attempt.peer(), attempt.lane())];
     if (attempt.opens()) {
       --link.connecting.going;
@@ -123,7 +118,9 @@ void TcpTransport::connect_next(Link& link, Clock::time_point now) {
   const std::size_t which = book.address++;
   book.next = now + kBetweenAddresses;
   ++book.going;
-  add_attempt(Attempt::open(key_, rank_, link.peer(), link.lane(), addresses[which]));
+  const Hello hello{static_cast<std::uint32_t>(rank_), static_cast<std::uint32_t>(link.peer()),
+                    static_cast<std::uint32_t>(link.lane())};
+  add_attempt(Attempt::open(secret_, hello, addresses[which]));
 }
 
 void TcpTransport::add_attempt(Attempt attempt) {
@@ -136,97 +133,55 @@ void TcpTransport::add_attempt(Attempt attempt) {
   watch_fd(fd, events, kOfAttempt | id, true);
 }
 
-void TcpTransport::accept_all(std::size_t which) {
-  for (int i = 0; i < kAcceptedAtOnce; ++i) {
-    auto visitor = entrances_[which].door.next();
-    if (!visitor) break;
-    ++strangers_;
-    add_attempt(Attempt::accept(key_, rank_, size_, *std::move(visitor)));
-    if (strangers_ > kMostStrangers + open_.size()) make_room();
-  }
-  entrances_[which].shut_until = entrances_[which].door.shut_until();
-  if (!entrances_[which].shut_until) return;
-  doors_shut_ = true;
-  watch_listener(which, 0, false);
-}
-
-void TcpTransport::open_doors(Clock::time_point now) {
-  doors_shut_ = false;
-  for (std::size_t which = 0; which < entrances_.size(); ++which) {
-    std::optional<Clock::time_point>& shut_until = entrances_[which].shut_until;
-    if (shut_until && now >= *shut_until) {
-      shut_until.reset();
-      watch_listener(which, EPOLLIN, false);
+void TcpTransport::accept_all() {
+  while (auto accepted = acceptor_->next()) {
+    const auto hello = decode_hello(accepted->first);
+    const bool ours = hello && hello->to == static_cast<std::uint32_t>(rank_) &&
+                      hello->from < static_cast<std::uint32_t>(size_) && hello->from != hello->to &&
+                      hello->lane < static_cast<std::uint32_t>(lanes_to(static_cast<int>(hello->from)));
+    if (!ours) {
+      log::debug("comm", "rank {}: {} wants what is not there", rank_, accepted->connection.peer());
+    } else if (is_welcome(static_cast<int>(hello->from), static_cast<int>(hello->lane))) {
+      add_attempt(Attempt::accept(std::move(accepted->connection), *hello));
+    } else {
+      static_cast<void>(accepted->connection.queue(encode(Verdict::UseMine)));
     }
-    doors_shut_ = doors_shut_ || shut_until;
   }
 }
 
-/// Of one that was accepted and has gone without a proof.
-void TcpTransport::turn_away(const Attempt& attempt) {
-  --strangers_;
-  if (attempt.credible()) return;
-  for (Entrance& entrance : entrances_) entrance.door.turn_away(attempt.source());
-}
-
-/// A peer says who it is with its first bytes. Of those that have done so a link has one at most: there is room for
-/// them.
-void TcpTransport::make_room() {
-  const auto is_peer = [](const auto& each) { return each.second.opens() || each.second.peer() >= 0; };
-  const auto nameless = net::who_has_to_go(attempts_, is_peer);
-  if (is_peer(*nameless)) return;
-  const Attempt attempt = std::move(nameless->second);
-  attempts_.erase(nameless);
-  turn_away(attempt);
-}
-
-Attempt::Verdict TcpTransport::welcome(const Hello& hello) {
-  const int peer = static_cast<int>(hello.from);
-  const int lane = static_cast<int>(hello.lane);
-  // Somebody may have recorded it. He cannot go on from here, but would keep the peer's place for a while.
-  if (!heard_.first_time(hello.nonce)) return Attempt::Verdict::Unknown;
-  if (lane >= lanes_to(peer)) return Attempt::Verdict::Unknown;
+/// Whether a peer that connects may, or should use the connection that this rank opens.
+bool TcpTransport::is_welcome(int peer, int lane) {
   const auto& made = links_[index_of(peer, lane)];
   Link& link = made ? *made : open(peer, lane);
-  if (link.state() == Link::State::Up || link.state() == Link::State::Lost) return Attempt::Verdict::UseMine;
+  if (link.state() == Link::State::Up || link.state() == Link::State::Lost) return false;
   Link::Connecting& book = link.connecting;
-  if (book.accepting) return Attempt::Verdict::UseMine;
+  if (book.accepting) return false;
   if (rank_ < peer && book.going > 0) {
     const bool greeted = std::any_of(attempts_.begin(), attempts_.end(), [&](const auto& each) {
       return each.second.peer() == peer && each.second.lane() == lane && each.second.greeted();
     });
-    if (greeted) return Attempt::Verdict::UseMine;
+    if (greeted) return false;
     // Whom nothing of this rank has reached yet may not be reachable from here at all.
     close_attempts(peer, lane);
     book.going = 0;
   }
   book.accepting = true;
-  return Attempt::Verdict::Welcome;
+  return true;
 }
 
 void TcpTransport::advance(std::uint32_t id) {
   const auto found = attempts_.find(id);
   if (found == attempts_.end()) return;
   const std::uint32_t before = found->second.events();
-  const auto state = found->second.advance([this](const Hello& hello) { return welcome(hello); });
+  const auto state = found->second.advance();
   if (state == Attempt::State::Going) {
     if (found->second.events() != before) watch_fd(found->second.fd(), found->second.events(), kOfAttempt | id, false);
     return;
   }
   Attempt attempt = std::move(found->second);
   attempts_.erase(found);
-  if (!attempt.opens() && state == Attempt::State::Proven) {
-    --strangers_;
-    for (Entrance& entrance : entrances_) entrance.door.let_in(attempt.source());
-  } else if (!attempt.opens()) {
-    turn_away(attempt);
-  }
   const int peer = attempt.peer();
-  if (peer < 0) {
-    log::debug("comm", "rank {}: a connection was turned away: {}", rank_, attempt.why());
-    return;
-  }
-  if (state == Attempt::State::Proven) return establish(std::move(attempt));
+  if (state == Attempt::State::Agreed) return establish(std::move(attempt));
   Link::Connecting& book = links_[index_of(peer, attempt.lane())]->connecting;
   if (!attempt.opens()) {
     book.accepting = false;
@@ -247,20 +202,24 @@ void TcpTransport::establish(Attempt attempt) {
   const int peer = attempt.peer();
   Link& link = *links_[index_of(peer, attempt.lane())];
   if (link.state() != Link::State::Connecting) return;
-  sys::UniqueFd socket = attempt.take();
-  keep_alive(socket.get(), silence_);
+  auto detached = attempt.detach(protection());
+  if (!detached) {
+    if (!attempt.opens()) link.connecting.accepting = false;
+    if (attempt.opens()) --link.connecting.going;
+    link.connecting.last_failure = detached.error().what();
+    return;
+  }
+  const int fd = detached->socket.get();
+  keep_alive(fd, silence_);
   close_attempts(peer, link.lane());
   link.connecting.going = 0;
-  const int fd = socket.get();
   Link::Guard guard;
-  if (protection() == Protection::Encrypted) {
-    auto made = net::TlsStream::make(fd, !attempt.opens(), attempt.key());
-    if (!made) return link.lose(made.error().what());
-    guard.tls = *std::move(made);
+  if (detached->stream) {
+    guard.tls = std::move(detached->stream);
   } else {
-    guard = Link::Guard::of_tags(attempt.key(), attempt.opens(), protection());
+    guard = Link::Guard::of_tags(detached->key, attempt.opens(), protection());
   }
-  link.up(std::move(socket), std::move(guard));
+  link.up(std::move(detached->socket), std::move(guard));
   link.watched = EPOLLIN | EPOLLOUT;
   watch_fd(fd, link.watched, key_of(link), false);
   log::debug("comm", "rank {}: connected to rank {} ({}) at {}", rank_, peer,
@@ -274,7 +233,6 @@ void TcpTransport::close_attempts(int peer, int lane) {
       ++each;
       continue;
     }
-    if (!each->second.opens()) --strangers_;
     each = attempts_.erase(each);
   }
 }

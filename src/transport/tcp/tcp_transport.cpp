@@ -21,12 +21,13 @@ namespace {
 using namespace std::chrono_literals;
 
 // What an event of epoll is about: the upper half says of which kind, the lower which.
-constexpr std::uint64_t kOfListener = std::uint64_t{1} << 32;
+constexpr std::uint64_t kOfAcceptor = std::uint64_t{1} << 32;
 constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
 constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
 constexpr std::uint64_t kOfBell = std::uint64_t{4} << 32;
 constexpr auto kLook = 2ms;
-constexpr auto kLookAtStrangers = 50ms;
+constexpr auto kLookAtAttempts = 50ms;
+constexpr std::size_t kMostStrangers = 128;  // and some for each peer
 constexpr auto kListen = 100ms;
 
 }  // namespace
@@ -68,23 +69,33 @@ void Listeners::close() noexcept {
   sockets_.clear();
 }
 
+std::vector<sys::UniqueFd> Listeners::take() {
+  for (const sys::UniqueFd& socket : sockets_) sys::forget_on_fork(socket.get());
+  return std::move(sockets_);
+}
+
 TcpTransport::TcpTransport(Options options, Listeners listeners, TransportEvents& events)
     : rank_(options.rank),
       size_(static_cast<int>(options.cards.size())),
-      key_(options.key),
+      secret_(*std::move(options.secret)),
       cards_(std::move(options.cards)),
       silence_(options.silence),
-      listeners_(std::move(listeners)),
       events_(events),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       links_(static_cast<std::size_t>(size_) * kMostLanes) {
   if (!epoll_ || !bell_) raise(ErrorCode::Unavailable, "no descriptor left for connections: {}", errno_text(errno));
   watch_fd(bell_.get(), EPOLLIN, kOfBell, true);
-  for (std::size_t i = 0; i < listeners_.sockets_.size(); ++i) {
-    entrances_.emplace_back(listeners_.sockets_[i].get());
-    watch_listener(i, EPOLLIN, true);
-  }
+  net::Acceptor::Options accepting;
+  accepting.secret = secret_;
+  accepting.secure = between_ranks();
+  accepting.most_pending =
+      kMostStrangers + static_cast<std::size_t>(size_ * cards_[static_cast<std::size_t>(rank_)].lanes);
+  accepting.on_refused = [this](const net::Acceptor::Refusal& refused) {
+    log::debug("comm", "rank {}: a connection was turned away: {}", rank_, refused.why.what());
+  };
+  acceptor_.emplace(listeners.take(), std::move(accepting));
+  watch_fd(acceptor_->fd(), EPOLLIN, kOfAcceptor, true);
 }
 
 TcpTransport::~TcpTransport() = default;
@@ -202,9 +213,7 @@ void TcpTransport::leave() {
     link->lose("this rank has left");
   }
   attempts_.clear();
-  strangers_ = 0;
-  entrances_.clear();
-  listeners_.close();
+  acceptor_.reset();
 }
 
 // --- driving ---
@@ -214,10 +223,6 @@ void TcpTransport::watch_fd(int fd, std::uint32_t events, std::uint64_t key, boo
   event.events = events;
   event.data.u64 = key;
   ::epoll_ctl(epoll_.get(), is_new ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event);
-}
-
-void TcpTransport::watch_listener(std::size_t which, std::uint32_t events, bool is_new) {
-  watch_fd(listeners_.sockets_[which].get(), events, kOfListener | which, is_new);
 }
 
 void TcpTransport::watch(Link& link) {
@@ -253,8 +258,8 @@ bool TcpTransport::handle(std::uint64_t key) {
       return link && link->state() == Link::State::Up && drive(*link, true);
     }
     case kOfAttempt: advance(which); return true;
-    case kOfListener:
-      if (which < entrances_.size()) accept_all(which);
+    case kOfAcceptor:
+      if (acceptor_) accept_all();
       return true;
     default: {
       std::uint64_t count = 0;
@@ -275,7 +280,7 @@ bool TcpTransport::progress() {
     if (link->holds_more()) any = drive(*link, true) || any;
   }
   look_for_silence();
-  if (connecting_ || !attempts_.empty() || doors_shut_) any = look_after_connecting() || any;
+  if (connecting_ || !attempts_.empty()) any = look_after_connecting() || any;
   return any;
 }
 
@@ -292,8 +297,8 @@ void TcpTransport::sleep(std::chrono::milliseconds longest) {
     const Lock lock(mutex_);
     if (connecting_) {
       longest = std::min<std::chrono::milliseconds>(longest, kLook);
-    } else if (!attempts_.empty() || doors_shut_) {
-      longest = std::min<std::chrono::milliseconds>(longest, kLookAtStrangers);
+    } else if (!attempts_.empty()) {
+      longest = std::min<std::chrono::milliseconds>(longest, kLookAtAttempts);
     }
     if (!again_.empty()) longest = 0ms;
   }

@@ -1,10 +1,11 @@
 // The transport over TCP: one connection for each pair of ranks that has something to say (several by option, between
-// which data is divided by its tags), made when it first has. Each connection is proven (wire.h) before anything of it
-// is looked at. Owns its sockets; has no thread of its own: whoever calls `progress` or `sleep` drives it. Any thread
-// may call.
+// which data is divided by its tags), made when it first has. Each connection proves itself (attempt.h) before anything
+// of it is looked at. Owns its sockets; has no thread of its own: whoever calls `progress` or `sleep` drives it. Any
+// thread may call.
 #pragma once
 
-#include "net/heard.h"
+#include "net/acceptor.h"
+#include "net/secret.h"
 #include "sys/unique_fd.h"
 #include "transport/tcp/attempt.h"
 #include "transport/tcp/link.h"
@@ -34,9 +35,10 @@ class Listeners {
   Listeners& operator=(Listeners&&) = delete;
   void close() noexcept;
   const WireCard& card() const noexcept { return card_; }
+  /// They are the caller's now.
+  std::vector<sys::UniqueFd> take();
 
  private:
-  friend class TcpTransport;
   std::vector<sys::UniqueFd> sockets_;
   WireCard card_;
 };
@@ -45,8 +47,8 @@ class TcpTransport final : public Transport {
  public:
   struct Options {
     int rank = 0;
-    WorldKey key;
-    std::vector<WireCard> cards;  ///< by rank; all of one protection
+    std::optional<net::Secret> secret;  ///< of its world (wire.h)
+    std::vector<WireCard> cards;        ///< by rank; all of one protection
     /// A peer whose host does not answer so long is lost.
     std::chrono::seconds silence = std::chrono::seconds(3);
   };
@@ -94,44 +96,31 @@ class TcpTransport final : public Transport {
   bool look_after_connecting();
   void connect_next(Link& link, Clock::time_point now);
   std::vector<net::Address> reachable(int peer) const;
-  void accept_all(std::size_t which);
-  void watch_listener(std::size_t which, std::uint32_t events, bool is_new);
-  void open_doors(Clock::time_point now);
-  void turn_away(const Attempt& attempt);
-  void make_room();
+  void accept_all();
   void add_attempt(Attempt attempt);
   void advance(std::uint32_t id);
   void establish(Attempt attempt);
-  Attempt::Verdict welcome(const Hello& hello);
+  bool is_welcome(int peer, int lane);
   void close_attempts(int peer, int lane);
 
   std::recursive_mutex mutex_;
   const int rank_;
   const int size_;
-  const WorldKey key_;
+  const net::Secret secret_;
   const std::vector<WireCard> cards_;
   const std::chrono::seconds silence_;
-  Listeners listeners_;
   TransportEvents& events_;
   sys::UniqueFd epoll_;
   sys::UniqueFd bell_;                        // an eventfd
   std::vector<std::unique_ptr<Link>> links_;  // by peer and lane; made at the first use
   std::vector<Link*> open_;
-  std::vector<Link*> again_;  // have more than one turn's worth
-  struct Entrance {
-    explicit Entrance(int listener) : door(listener) {}
-    net::Door door;
-    std::optional<Clock::time_point> shut_until;  // it is not watched
-  };
-  std::vector<Entrance> entrances_;            // one for each listener
+  std::vector<Link*> again_;                   // have more than one turn's worth
+  std::optional<net::Acceptor> acceptor_;      // until it leaves
   std::map<std::uint32_t, Attempt> attempts_;  // the first that came is in front
-  std::size_t strangers_ = 0;                  // of them: accepted ones
-  net::Heard heard_{std::size_t{1} << 20};     // nonces of hellos
   std::uint32_t next_attempt_ = 0;
   Clock::time_point looked_{};
   Clock::time_point listened_{};
   bool connecting_ = false;  // some link is
-  bool doors_shut_ = false;  // some entrance is not watched
   bool ended_ = false;
   bool left_ = false;
   std::string end_bytes_;

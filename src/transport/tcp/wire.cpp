@@ -1,7 +1,7 @@
 #include "transport/tcp/wire.h"
 
 #include "base/records.h"
-#include "net/secret.h"
+#include "net/hmac.h"
 
 #include <algorithm>
 #include <cstring>
@@ -12,18 +12,6 @@ namespace {
 constexpr std::uint32_t kCardMagic = 0x35435743;  // "CWC5"
 constexpr std::size_t kLongestText = 512;
 constexpr std::uint32_t kMostAddresses = 64;
-
-template <class T>
-std::string_view bytes_of(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof value};
-}
-
-std::string said(std::string_view who, const Hello& hello, const Answer& answer) {
-  std::string text(who);
-  text += bytes_of(hello);
-  text += bytes_of(answer).substr(0, offsetof(Answer, proof));
-  return text;
-}
 
 }  // namespace
 
@@ -39,37 +27,41 @@ Result<FrameKind> check(const FrameHeader& header) {
   return known;
 }
 
-WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token, Protection protection) {
-  WorldKey key;
-  key.key =
-      net::hmac_sha256(secret, fmt::format("cohort ranks 2 protection {} {}", static_cast<int>(protection), token));
-  const net::Mac number = net::hmac_sha256(key.key, "number of the world");
-  std::copy_n(number.begin(), key.world.size(), key.world.begin());
-  return key;
+net::Secret world_secret(std::span<const std::uint8_t> secret, std::string_view token, Protection protection) {
+  return net::Secret::from_bytes(
+      net::hmac_sha256(secret, fmt::format("cohort ranks 3 protection {} {}", static_cast<int>(protection), token)));
 }
 
-net::Mac hello_proof(const WorldKey& key, const Hello& hello) {
-  return net::hmac_sha256(key.key, "hello" + std::string(bytes_of(hello).substr(0, offsetof(Hello, proof))));
+std::uint64_t world_number(const net::Secret& of_world) {
+  const net::Mac mac = net::hmac_sha256(of_world.bytes(), "number of the world");
+  std::uint64_t number = 0;
+  std::memcpy(&number, mac.data(), sizeof number);
+  return number;
 }
 
-net::Mac answer_proof(const WorldKey& key, const Hello& hello, const Answer& answer) {
-  return net::hmac_sha256(key.key, said("answer", hello, answer));
+net::SecureOptions between_ranks() { return {.purpose = "ranks", .longest_message = 256, .detachable = true}; }
+
+template <class M, class A>
+void visit_fields(M& m, A& a, const Hello*) {
+  a(m.from, m.to, m.lane);
 }
 
-net::Mac finish_proof(const WorldKey& key, const Hello& hello, const Answer& answer) {
-  std::string text = said("finish", hello, answer);
-  text += bytes_of(answer.proof);
-  return net::hmac_sha256(key.key, text);
+std::string encode(const Hello& hello) { return codec::encode(hello); }
+Result<Hello> decode_hello(std::string_view bytes) { return codec::decode<Hello>(bytes); }
+
+std::string encode(Verdict verdict) { return codec::encode(codec::below(verdict, 2, {})); }
+Result<Verdict> decode_verdict(std::string_view bytes) {
+  Verdict verdict{};
+  codec::Decoder in(bytes);
+  in(codec::below(verdict, 2, "a verdict that does not exist"));
+  if (const auto done = in.finish(); !done) return tl::unexpected(done.error());
+  return verdict;
 }
 
-net::Mac session_key(const WorldKey& key, const Hello& hello, const Answer& answer) {
-  return net::hmac_sha256(key.key, said("session", hello, answer));
-}
-
-net::FrameMac::Key direction_key(const net::Mac& session, bool of_opener) {
-  const net::Mac whole = net::hmac_sha256(session, of_opener ? "frames of the opener" : "frames of the accepter");
+net::FrameMac::Key direction_key(std::span<const std::uint8_t, 32> session, bool of_opener) {
   net::FrameMac::Key key{};
-  std::copy_n(whole.begin(), key.size(), key.begin());
+  static_assert(2 * key.size() == session.size());
+  std::copy_n(session.begin() + (of_opener ? 0 : key.size()), key.size(), key.begin());
   return key;
 }
 

@@ -1,14 +1,17 @@
-// What goes over a connection between two ranks: frames, and before them the handshake that proves the job's secret.
+// What goes over a connection between two ranks: frames, and before them a few messages that say what it is for.
 // Plain layouts and pure functions; every length and number that comes from a peer is checked by whoever reads it.
 #pragma once
 
 #include "base/result.h"
 #include "net/address.h"
 #include "net/frame_mac.h"
-#include "net/hmac.h"
+#include "net/secret.h"
+#include "net/secure_connection.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,59 +45,42 @@ Result<FrameKind> check(const FrameHeader& header);
 
 inline constexpr int kMostLanes = 16;
 
-// --- handshake ---
+// --- handshake: messages of a net::SecureConnection, before its socket is given away for frames ---
 
-using Bytes16 = std::array<std::uint8_t, 16>;
-using Bytes32 = std::array<std::uint8_t, 32>;
-
-/// What makes connections belong to one world.
-struct WorldKey {
-  Bytes16 world{};  ///< its number
-  Bytes32 key{};    ///< of proofs
-};
 enum class Protection : std::uint8_t {
   Least,          ///< messages are authenticated, and frames that have to be (transport.h)
   Authenticated,  ///< every frame is
   Encrypted,      ///< the whole connection is, and with it authenticated
 };
-/// `secret` may be empty: then the token alone has to be a secret. Connections of one protection do not pass for
-/// another.
-WorldKey derive_key(std::span<const std::uint8_t> secret, std::string_view token,
-                    Protection protection = Protection::Authenticated);
+/// What makes connections belong to one world: its ranks' own secret, by which they prove themselves. `secret` may be
+/// empty: then the token alone has to be one. Connections of one protection do not pass for another.
+net::Secret world_secret(std::span<const std::uint8_t> secret, std::string_view token,
+                         Protection protection = Protection::Authenticated);
+/// Tells worlds apart, and need not be kept secret.
+std::uint64_t world_number(const net::Secret& of_world);
+/// Of both ends of a connection between ranks.
+net::SecureOptions between_ranks();
 
+/// Of the one that opens it.
 struct Hello {
-  char magic[8] = {'C', 'O', 'H', 'W', 'I', 'R', 'E', '4'};
-  Bytes16 world{};
   std::uint32_t from = 0;
   std::uint32_t to = 0;
   std::uint32_t lane = 0;  ///< which of the pair's connections it is to be
-  std::uint32_t unused = 0;
-  Bytes32 nonce{};
-  net::Mac
-      proof{};  ///< without it nothing is answered; it may be the repetition of an earlier one, so it is no claim yet
 };
-static_assert(sizeof(Hello) == 104);
+/// Of the other.
+enum class Verdict : std::uint8_t { Welcome, UseMine };
+/// The opener's last word: whoever has given up by now does not say it.
+inline constexpr std::string_view kConfirmed = "confirmed";
 
-struct Answer {
-  static constexpr std::uint32_t kWelcome = 0, kUseMine = 1;
-  std::uint32_t verdict = kWelcome;
-  std::uint32_t unused = 0;
-  Bytes32 nonce{};
-  net::Mac proof{};
-};
-static_assert(sizeof(Answer) == 72);
+std::string encode(const Hello& hello);
+Result<Hello> decode_hello(std::string_view bytes);
+std::string encode(Verdict verdict);
+Result<Verdict> decode_verdict(std::string_view bytes);
 
-struct Finish {
-  net::Mac proof{};
-};
-
-net::Mac hello_proof(const WorldKey& key, const Hello& hello);
-net::Mac answer_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
-net::Mac finish_proof(const WorldKey& key, const Hello& hello, const Answer& answer);
-/// Of one connection, for its encryption or for the keys of its directions.
-net::Mac session_key(const WorldKey& key, const Hello& hello, const Answer& answer);
-/// For the frames of the end that opened the connection, or of the one that accepted it.
-net::FrameMac::Key direction_key(const net::Mac& session, bool of_opener);
+/// For the frames of the end that opened the connection, or of the one that accepted it; `session` is of this
+/// connection alone.
+net::FrameMac::Key direction_key(std::span<const std::uint8_t, 32> session, bool of_opener);
+using Bytes32 = std::array<std::uint8_t, 32>;
 Bytes32 random_bytes();
 
 // --- cards: where a rank can be reached, as it says in the store ---
