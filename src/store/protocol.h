@@ -1,5 +1,5 @@
-// What a store's client and server say to each other, one message each: requests carry a number, and replies repeat it,
-// in any order. Pure functions; bytes from outside are checked in full before anything is done with them.
+// What a store's client and server say to each other: the bodies of calls (net/rpc.h), whose methods are operations.
+// Pure functions; bytes from outside are checked in full before anything is done with them.
 #pragma once
 
 #include "base/result.h"
@@ -34,8 +34,7 @@ enum class Op : std::uint8_t {
 inline constexpr std::uint8_t kOpCount = 11;
 
 struct Request {
-  Op op = Op::Hello;
-  std::uint64_t id = 0;
+  Op op = Op::Hello;  ///< the call's method
   std::vector<std::string> keys;
   std::string value;
   std::optional<std::string> expected;
@@ -44,7 +43,6 @@ struct Request {
 };
 
 struct Reply {
-  std::uint64_t id = 0;
   std::optional<Error> error;  ///< then nothing below has a meaning, but `keys` with Timeout
   std::int64_t number = 0;
   std::optional<std::string> value;
@@ -54,7 +52,7 @@ struct Reply {
 std::string encode(const Request& request);
 std::string encode(const Reply& reply);
 /// Corrupt if the bytes are not exactly one request whose parts are within the limits of stores.
-Result<Request> decode_request(std::string_view bytes);
+Result<Request> decode_request(std::uint8_t method, std::string_view bytes);
 Result<Reply> decode_reply(std::string_view bytes);
 
 }  // namespace cohort::store

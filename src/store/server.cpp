@@ -1,62 +1,32 @@
 #include "store/server.h"
 
-#include "base/log.h"
-#include "net/door.h"
-#include "net/heard.h"
-#include "net/secure_connection.h"
-#include "net/socket.h"
+#include "net/rpc.h"
 #include "store/protocol.h"
 #include "store/table.h"
 
-#include <asio/executor_work_guard.hpp>
-#include <asio/io_context.hpp>
-#include <asio/posix/stream_descriptor.hpp>
-#include <asio/post.hpp>
-#include <asio/steady_timer.hpp>
-
 #include <algorithm>
-#include <future>
-#include <list>
 #include <map>
 #include <set>
-#include <thread>
 #include <unordered_map>
 
 namespace cohort::store {
 namespace {
 
-using Descriptor = asio::posix::stream_descriptor;
-
-constexpr std::size_t kUnsentLimit = 4 << 20;  // a client that does not read is not read from either
-constexpr int kAtOnce = 64;                    // connections taken before those that are in have their turn
-
 struct Session;
 
 // A request that waits for keys.
 struct Waiter {
-  Waiter(asio::io_context& io, std::shared_ptr<Session> asker, Request asked)
-      : session(std::move(asker)), request(std::move(asked)), timer(io) {}
   std::weak_ptr<Session> session;
+  std::uint64_t id = 0;
   Request request;
-  asio::steady_timer timer;
+  std::shared_ptr<void> deadline;
   std::vector<std::string> parked_under;
 };
 
+// A client that has been greeted.
 struct Session {
-  Session(asio::io_context& io, net::SecureConnection accepted, const net::Source& from)
-      : connection(std::move(accepted)), descriptor(io, connection.fd()), timer(io), source(from) {}
-  ~Session() { descriptor.release(); }  // the descriptor belongs to the connection
-
-  net::SecureConnection connection;
-  Descriptor descriptor;
-  asio::steady_timer timer;  // of the handshake
-  net::Source source;
-  bool half_open = true;
-  bool greeted = false;
+  net::RpcServer::ClientPtr client;
   bool said_good_bye = false;
-  bool dropped = false;
-  bool reading = false;
-  bool writing = false;
   std::map<std::string, std::string> wills;
   std::set<std::shared_ptr<Waiter>> waiters;
 };
@@ -66,230 +36,69 @@ using WaiterPtr = std::shared_ptr<Waiter>;
 
 }  // namespace
 
-class StoreServer::Impl {
+class StoreServer::Impl final : net::RpcServer::Service {
  public:
   explicit Impl(const StoreServerOptions& options)
-      : options_(options), work_(asio::make_work_guard(io_)), listener_(io_), pause_(io_) {
-    if (!options.endpoint.is_unix() && !options.secret) {
-      raise(ErrorCode::InvalidArgument,
-            "a store server at {} needs a secret: without one it listens on Unix names only",
-            net::to_string(options.endpoint));
-    }
-    sys::UniqueFd fd = value_or_throw(net::listen_on(options.endpoint));
-    endpoint_ = value_or_throw(net::local_endpoint(fd.get()));
-    listener_.assign(fd.release());
-    door_.emplace(listener_.native_handle());
-    accept_when_ready();
-    thread_ = std::thread([this] { run(); });
-  }
+      : meeting_(options.meeting),
+        server_({.name = "store server",
+                 .endpoint = options.endpoint,
+                 .secret = options.secret,
+                 .secure = {.purpose = "store", .longest_message = kLongestMessage},
+                 .half_open_limit = options.half_open_limit,
+                 .handshake_timeout = options.handshake_timeout},
+                *this) {}
 
-  ~Impl() {
-    asio::post(io_, [this] {
-      door_->close();
-      listener_.close();
-      pause_.cancel();
-      while (!sessions_.empty()) drop(*sessions_.begin());
-      work_.reset();  // what has been cancelled ends in its handler, then the loop does
-    });
-    thread_.join();
-  }
-
-  const net::Endpoint& endpoint() const noexcept { return endpoint_; }
-
-  void close_listener() {
-    std::promise<void> closed;
-    asio::post(io_, [this, &closed] {
-      door_->close();
-      if (listener_.is_open()) listener_.close();
-      pause_.cancel();
-      closed.set_value();
-    });
-    closed.get_future().wait();
-  }
+  net::RpcServer& server() noexcept { return server_; }
 
  private:
-  void run() {
-    while (!io_.stopped()) {
-      try {
-        io_.run();
-      } catch (const std::exception& error) {  // out of memory for one client must not end the others
-        log::error("store", "store server at {}: {}", net::to_string(endpoint_), error.what());
-      }
-    }
-  }
-
-  void accept_when_ready() {
-    if (!listener_.is_open() || accepting_) return;
-    accepting_ = true;
-    const auto look = [this](const asio::error_code& error) {
-      accepting_ = false;
-      if (!error && listener_.is_open()) accept_all();
-    };
-    if (const auto later = door_->shut_until()) {
-      pause_.expires_at(*later);
-      pause_.async_wait(look);
+  Result<void> on_call(const net::RpcServer::ClientPtr& client, const net::RpcServer::Call& call) override {
+    auto request = decode_request(call.method, call.body);
+    if (!request) return tl::unexpected(request.error());
+    if (request->op == Op::Hello) {
+      greet(client, call.id, *request);
+    } else if (const auto found = sessions_.find(client); found != sessions_.end()) {
+      handle(found->second, call.id, *std::move(request));
     } else {
-      listener_.async_wait(Descriptor::wait_read, look);
+      server_.close(client);
     }
+    return {};
   }
 
-  void accept_all() {
-    try {
-      for (int i = 0; i < kAtOnce; ++i) {
-        auto visitor = door_->next();
-        if (!visitor) break;
-        welcome(*std::move(visitor));
-      }
-    } catch (const std::exception& error) {  // the next one is let in again
-      complain(Error(ErrorCode::Io, error.what()));
-    }
-    accept_when_ready();
-  }
-
-  void welcome(net::Door::Visitor visitor) {
-    const net::SecureOptions secure{.purpose = "store", .longest_message = kLongestMessage, .heard = &heard_};
-    auto connection =
-        options_.secret
-            ? net::SecureConnection::with_secret(std::move(visitor.socket), net::Role::Server, *options_.secret, secure)
-            : net::SecureConnection::same_user(std::move(visitor.socket), net::Role::Server, secure);
-    if (!connection) {
-      door_->turn_away(visitor.source);
-      return complain(connection.error());
-    }
-    const auto session = std::make_shared<Session>(io_, *std::move(connection), visitor.source);
-    sessions_.insert(session);
-    half_open_.push_back(session);
-    session->timer.expires_after(options_.handshake_timeout);
-    session->timer.async_wait([this, weak = std::weak_ptr(session)](const asio::error_code& error) {
-      const SessionPtr late = weak.lock();
-      if (!error && late && late->half_open) give_up_on(late, "in time");
-    });
-    on_ready(session);
-    if (half_open_.size() <= options_.half_open_limit) return;
-    give_up_on(*net::who_has_to_go(half_open_, [](const SessionPtr& each) { return each->connection.credible(); }),
-               "before too many others came");
-  }
-
-  void give_up_on(const SessionPtr& given, std::string_view when) {
-    const SessionPtr session = given;
-    if (session->dropped) return;
-    complain(
-        Error(ErrorCode::Timeout, fmt::format("{} did not prove the secret {}", session->connection.peer(), when)));
-    drop(session);
-  }
-
-  // One line a second is enough for whoever knocks at the door.
-  void complain(const Error& error) {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_complaint_ < std::chrono::seconds(1)) {
-      log::debug("store", "refused a connection: {}", error.what());
-      return;
-    }
-    last_complaint_ = now;
-    log::warn("store", "store server at {} refused a connection: {}", net::to_string(endpoint_), error.what());
-  }
-
-  // Of all addresses that are offered to a client it tries several, and goes from the others once one has answered.
-  void left(const Error& error) {
-    if (error.code() != ErrorCode::Unavailable) return complain(error);
-    log::debug("store", "{}", error.what());
-  }
-
-  void arm(const SessionPtr& session) {
-    if (session->dropped) return;
-    if (!session->reading && session->connection.unsent_bytes() < kUnsentLimit) {
-      session->reading = true;
-      session->descriptor.async_wait(Descriptor::wait_read, [this, session](const asio::error_code& error) {
-        session->reading = false;
-        if (!error) on_ready(session);
-      });
-    }
-    if (!session->writing && session->connection.wants_write()) {
-      session->writing = true;
-      session->descriptor.async_wait(Descriptor::wait_write, [this, session](const asio::error_code& error) {
-        session->writing = false;
-        if (!error) on_ready(session);
-      });
-    }
-  }
-
-  void on_ready(const SessionPtr& session) {
-    if (session->dropped) return;
-    const auto advanced = session->connection.advance();
-    if (session->half_open && session->connection.established()) {
-      session->half_open = false;
-      session->timer.cancel();
-      half_open_.remove(session);
-      door_->let_in(session->source);
-    }
-    while (!session->dropped) {
-      const auto message = session->connection.next_message();
-      if (!message) break;
-      handle(session, *message);
-    }
-    if (session->dropped) return;
-    if (!advanced) {
-      if (session->half_open) left(advanced.error());
-      return drop(session);
-    }
-    if (session->connection.at_end()) return drop(session);
-    arm(session);
-  }
-
-  void drop(const SessionPtr& given) {
-    const SessionPtr session = given;  // `given` may be the set's own
-    if (session->dropped) return;
-    session->dropped = true;
-    session->timer.cancel();
-    session->descriptor.cancel();
-    if (session->half_open) {
-      half_open_.remove(session);
-      door_->turn_away(session->source);
-    }
+  void on_gone(const net::RpcServer::ClientPtr& client) override {
+    const auto found = sessions_.find(client);
+    if (found == sessions_.end()) return;
+    const SessionPtr session = std::move(found->second);
+    sessions_.erase(found);
     for (const WaiterPtr& waiter : session->waiters) {
       unpark(waiter);
-      waiter->timer.cancel();
+      waiter->deadline.reset();
     }
     session->waiters.clear();
-    sessions_.erase(session);
     if (session->said_good_bye) return;
     for (const auto& [key, value] : session->wills) {
       if (table_.find(key) == nullptr && table_.set(key, value)) wake(key);
     }
   }
 
-  void answer(const SessionPtr& session, const Reply& reply) {
-    if (session->dropped) return;
-    if (session->connection.queue(encode(reply))) {
-      arm(session);
-    } else {
-      asio::post(io_, [this, session] { drop(session); });
-    }
+  void answer(const SessionPtr& session, std::uint64_t id, const Reply& reply) {
+    server_.answer(session->client, id, encode(reply));
   }
 
-  void handle(const SessionPtr& session, const std::string& message) {
-    auto request = decode_request(message);
-    if (!request) {
-      log::warn("store", "store server at {}: {} sent nonsense: {}", net::to_string(endpoint_),
-                session->connection.peer(), request.error().what());
-      return drop(session);
-    }
-    if (!session->greeted && request->op != Op::Hello) return drop(session);
+  void handle(const SessionPtr& session, std::uint64_t id, Request request) {
     Reply reply;
-    reply.id = request->id;
-    switch (request->op) {
-      case Op::Hello: return greet(session, *request);
-      case Op::GoodBye: session->said_good_bye = true; return drop(session);
+    switch (request.op) {
+      case Op::Hello: break;  // greeted before
+      case Op::GoodBye: session->said_good_bye = true; return server_.close(session->client);
       case Op::Set: {
-        const auto done = table_.set(request->keys[0], request->value);
+        const auto done = table_.set(request.keys[0], request.value);
         if (!done) reply.error = done.error();
         break;
       }
       case Op::TryGet:
-        if (const std::string* value = table_.find(request->keys[0])) reply.value = *value;
+        if (const std::string* value = table_.find(request.keys[0])) reply.value = *value;
         break;
       case Op::Add: {
-        const auto sum = table_.add(request->keys[0], request->amount);
+        const auto sum = table_.add(request.keys[0], request.amount);
         if (sum) {
           reply.number = *sum;
         } else {
@@ -298,7 +107,7 @@ class StoreServer::Impl {
         break;
       }
       case Op::CompareAndSet: {
-        auto now = table_.compare_and_set(request->keys[0], request->expected, request->value);
+        auto now = table_.compare_and_set(request.keys[0], request.expected, request.value);
         if (now) {
           reply.value = *std::move(now);
         } else {
@@ -306,34 +115,33 @@ class StoreServer::Impl {
         }
         break;
       }
-      case Op::Delete: reply.number = table_.erase(request->keys[0]) ? 1 : 0; break;
-      case Op::LeaveWill: session->wills[request->keys[0]] = request->value; break;
-      case Op::WithdrawWill: session->wills.erase(request->keys[0]); break;
+      case Op::Delete: reply.number = table_.erase(request.keys[0]) ? 1 : 0; break;
+      case Op::LeaveWill: session->wills[request.keys[0]] = request.value; break;
+      case Op::WithdrawWill: session->wills.erase(request.keys[0]); break;
       case Op::Wait:
-      case Op::GetAny: return start_waiting(session, *std::move(request));
+      case Op::GetAny: return start_waiting(session, id, std::move(request));
     }
-    const bool may_set = request->op == Op::Set || request->op == Op::Add || request->op == Op::CompareAndSet;
-    answer(session, reply);
-    if (may_set && !reply.error) wake(request->keys[0]);
+    const bool may_set = request.op == Op::Set || request.op == Op::Add || request.op == Op::CompareAndSet;
+    answer(session, id, reply);
+    if (may_set && !reply.error) wake(request.keys[0]);
   }
 
-  void greet(const SessionPtr& session, const Request& hello) {
+  void greet(const net::RpcServer::ClientPtr& client, std::uint64_t id, const Request& hello) {
     Reply reply;
-    reply.id = hello.id;
+    const std::string place = net::to_string(server_.endpoint());
     if (hello.amount != kProtocolVersion) {
-      reply.error =
-          Error(ErrorCode::Mismatch,
-                fmt::format("the store server at {} speaks version {} of its protocol, and {} version {} "
-                            "-- use the same Cohort everywhere",
-                            net::to_string(endpoint_), kProtocolVersion, session->connection.peer(), hello.amount));
-    } else if (hello.value != options_.meeting) {
-      reply.error =
-          Error(ErrorCode::Unavailable, fmt::format("another meeting ('{}') is being held at {}, not '{}'",
-                                                    options_.meeting, net::to_string(endpoint_), hello.value));
+      reply.error = Error(ErrorCode::Mismatch,
+                          fmt::format("the store server at {} speaks version {} of its protocol, and {} version {} "
+                                      "-- use the same Cohort everywhere",
+                                      place, kProtocolVersion, net::RpcServer::peer(client), hello.amount));
+    } else if (hello.value != meeting_) {
+      reply.error = Error(ErrorCode::Unavailable, fmt::format("another meeting ('{}') is being held at {}, not '{}'",
+                                                              meeting_, place, hello.value));
     } else {
-      session->greeted = true;
+      auto& session = sessions_[client];
+      if (!session) session = std::make_shared<Session>(Session{client, false, {}, {}});
     }
-    answer(session, reply);
+    server_.answer(client, id, encode(reply));
   }
 
   // True if the wait is over and has been answered.
@@ -342,7 +150,6 @@ class StoreServer::Impl {
     if (!session) return true;
     const Request& request = waiter->request;
     Reply reply;
-    reply.id = request.id;
     std::vector<std::string> missing;
     for (std::size_t i = 0; i < request.keys.size(); ++i) {
       const std::string* const value = table_.find(request.keys[i]);
@@ -360,9 +167,9 @@ class StoreServer::Impl {
       }
     }
     if (missing.empty()) {
-      waiter->timer.cancel();
+      waiter->deadline.reset();
       session->waiters.erase(waiter);
-      answer(session, reply);
+      answer(session, waiter->id, reply);
       return true;
     }
     waiter->parked_under = std::move(missing);
@@ -370,20 +177,12 @@ class StoreServer::Impl {
     return false;
   }
 
-  void start_waiting(const SessionPtr& session, Request request) {
-    if (request.keys.empty()) {
-      Reply reply;
-      reply.id = request.id;
-      return answer(session, reply);
-    }
+  void start_waiting(const SessionPtr& session, std::uint64_t id, Request request) {
+    if (request.keys.empty()) return answer(session, id, {});
     const std::chrono::milliseconds limit(std::min<std::uint64_t>(request.timeout_ms, 1'000'000'000'000));
-    const auto waiter = std::make_shared<Waiter>(io_, session, std::move(request));
+    const auto waiter = std::make_shared<Waiter>(Waiter{session, id, std::move(request), nullptr, {}});
     session->waiters.insert(waiter);
-    if (try_finish(waiter)) return;
-    waiter->timer.expires_after(limit);
-    waiter->timer.async_wait([this, waiter](const asio::error_code& error) {
-      if (!error) give_up(waiter);
-    });
+    if (!try_finish(waiter)) waiter->deadline = server_.after(limit, [this, waiter] { give_up(waiter); });
   }
 
   void give_up(const WaiterPtr& waiter) {
@@ -391,12 +190,11 @@ class StoreServer::Impl {
     if (!session || session->waiters.erase(waiter) == 0) return;
     unpark(waiter);
     Reply reply;
-    reply.id = waiter->request.id;
     reply.error = Error(ErrorCode::Timeout, "");
     for (const std::string& key : waiter->request.keys) {
       if (table_.find(key) == nullptr) reply.keys.push_back(key);
     }
-    answer(session, reply);
+    answer(session, waiter->id, reply);
   }
 
   void unpark(const WaiterPtr& waiter) {
@@ -419,26 +217,16 @@ class StoreServer::Impl {
     }
   }
 
-  const StoreServerOptions options_;
-  net::Endpoint endpoint_;
-  asio::io_context io_{1};
-  asio::executor_work_guard<asio::io_context::executor_type> work_;
-  Descriptor listener_;
-  asio::steady_timer pause_;
-  bool accepting_ = false;
-  std::optional<net::Door> door_;
-  net::Heard heard_;
-  std::list<SessionPtr> half_open_;  // the first that came is in front
-  std::chrono::steady_clock::time_point last_complaint_{};
-  std::set<SessionPtr> sessions_;
+  const std::string meeting_;
+  std::map<net::RpcServer::ClientPtr, SessionPtr> sessions_;
   std::unordered_map<std::string, std::vector<WaiterPtr>> parked_;
   Table table_;
-  std::thread thread_;
+  net::RpcServer server_;  // the first to end: it calls the rest
 };
 
 StoreServer::StoreServer(const StoreServerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 StoreServer::~StoreServer() = default;
-const net::Endpoint& StoreServer::endpoint() const noexcept { return impl_->endpoint(); }
-void StoreServer::close_listener() { impl_->close_listener(); }
+const net::Endpoint& StoreServer::endpoint() const noexcept { return impl_->server().endpoint(); }
+void StoreServer::close_listener() { impl_->server().close_listener(); }
 
 }  // namespace cohort::store

@@ -1,0 +1,107 @@
+// Calls between processes over authenticated connections: a call is (number of a method, body), its answer a body.
+// An RpcServer answers in any order, so that a call may be parked until what it waits for is there; its service runs on
+// the server's one thread, which it has from construction to destruction. An RpcClient may be used by several threads
+// and has none: of those that wait one reads for all, so no call holds up another. Not usable in a forked child.
+#pragma once
+
+#include "net/address.h"
+#include "net/deadline.h"
+#include "net/secure_connection.h"
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::net {
+
+class RpcServer {
+ public:
+  /// A client that is connected, for as long as anybody holds it.
+  struct Client;
+  using ClientPtr = std::shared_ptr<Client>;
+  struct Call {
+    std::uint8_t method = 0;
+    std::uint64_t id = 0;
+    std::string_view body;
+  };
+  /// What it serves. Nothing may be thrown but for want of memory.
+  class Service {
+   public:
+    virtual ~Service() = default;
+    /// To be answered with `answer`, now or later. An error: what came is nonsense, and the client is closed.
+    virtual Result<void> on_call(const ClientPtr& client, const Call& call) = 0;
+    virtual void on_gone(const ClientPtr& client) = 0;
+  };
+  struct Options {
+    std::string name;  ///< for messages
+    Endpoint endpoint;
+    std::optional<Secret> secret = {};  ///< required for TCP (InvalidArgument)
+    SecureOptions secure = {};
+    std::size_t half_open_limit = 128;  ///< connections that have not proved the secret and called, at once,
+    std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);  ///< and for how long
+  };
+
+  /// Throws Unavailable if the place is taken (names the holder). `service` has to outlive it.
+  RpcServer(Options options, Service& service);
+  /// Closes all connections; clients get PeerLost. Their going is told until it is over.
+  ~RpcServer();
+  RpcServer(const RpcServer&) = delete;
+  RpcServer& operator=(const RpcServer&) = delete;
+
+  /// Where it listens, with the port that the system chose.
+  const Endpoint& endpoint() const noexcept;
+  /// "NAME at PLACE".
+  std::string describe() const;
+  /// Lets nobody in any more; connections that exist go on. Not on its own thread.
+  void close_listener();
+
+  // On its own thread, by the service.
+
+  void answer(const ClientPtr& client, std::uint64_t id, std::string_view body);
+  static const std::string& peer(const ClientPtr& client) noexcept;
+  void close(const ClientPtr& client);
+  /// Calls back once, unless what it returns is destroyed before.
+  std::shared_ptr<void> after(std::chrono::milliseconds time, std::function<void()> callback);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+class RpcClient {
+ public:
+  /// `place`: for messages.
+  RpcClient(SecureConnection connection, std::string name, std::string place);
+  ~RpcClient();
+  RpcClient(const RpcClient&) = delete;
+  RpcClient& operator=(const RpcClient&) = delete;
+
+  /// Throws PeerLost when the connection has ended, Timeout when the server does not answer, InvalidArgument if the
+  /// body is too long, or in a forked child.
+  std::string call(std::uint8_t method, std::string_view body, Deadline deadline);
+  /// A call without an answer, as the last one. Not in a forked child, and not when the connection has ended.
+  void say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct RpcPlace {
+  std::vector<Endpoint> endpoints;    ///< of several, numeric ones, all are tried at once; who proves the secret counts
+  std::optional<Secret> secret = {};  ///< as the server's
+  SecureOptions secure = {};
+};
+/// Tries until the deadline, with growing pauses, since the server may not be up yet: connects, proves, and `greet`s
+/// (which throws what it does not like: Unavailable, PeerLost and Timeout are tried again). Throws Timeout with the
+/// latest reason, or what trying again does not change.
+void rpc_connect(const RpcPlace& place, Deadline deadline,
+                 const std::function<void(SecureConnection, const std::string& place, Deadline limit)>& greet);
+
+}  // namespace cohort::net
