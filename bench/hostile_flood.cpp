@@ -1,6 +1,6 @@
-// A crowd of strangers at a port: so many connections a second, of five kinds in turn, and how each of them ended; or
-// so many at once, each of which repeats what somebody has recorded and is replaced when it has been closed. One
-// thread, so that it takes no more than one core. tools/hostile-flood drives it; its last line is a JSON object.
+// Many unauthenticated connections to a port: so many connections a second, of five kinds in turn, and how each of them
+// ended; or so many at once, each of which repeats what somebody has recorded and is replaced when it has been closed.
+// One thread, so that it takes no more than one core. tools/hostile-flood drives it; its last line is a JSON object.
 //
 //   hostile_flood HOST PORT [--rate N] [--seconds S] [--kinds garbage,silent,half,secret,slow] [--from ADDRESS]
 //                 [--repeat FILE --hold N]
@@ -118,7 +118,7 @@ class Flood {
       // Who has been held up does not catch up at once: that would be another flood.
       if (due > tried_ + 200) skipped_ += due - tried_ - skipped_ > 200 ? due - tried_ - skipped_ - 200 : 0;
       while (tried_ + skipped_ < due) {
-        if (options_.hold > 0 && strangers_.size() >= options_.hold) {
+        if (options_.hold > 0 && attempts_.size() >= options_.hold) {
           skipped_ = due - tried_;
           say_once("held");
         } else {
@@ -145,7 +145,7 @@ class Flood {
   }
 
  private:
-  struct Stranger {
+  struct Attempt {
     Kind kind = Kind::Garbage;
     std::uint64_t number = 0;
     Clock::time_point begun;
@@ -155,7 +155,7 @@ class Flood {
 
   void open_one(Clock::time_point now) {
     ++tried_;
-    while (strangers_.size() >= kMostAtOnce) send_off_the_oldest();
+    while (attempts_.size() >= kMostAtOnce) send_off_the_oldest();
     const int fd = ::socket(options_.to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
       ++failed_;
@@ -179,7 +179,7 @@ class Flood {
     event.events = EPOLLIN | EPOLLOUT | EPOLLET;
     event.data.fd = fd;
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
-    strangers_[fd] = {options_.kinds[tried_ % options_.kinds.size()], tried_, now, false, 0};
+    attempts_[fd] = {options_.kinds[tried_ % options_.kinds.size()], tried_, now, false, 0};
     oldest_.push_back({fd, tried_});
   }
 
@@ -188,8 +188,8 @@ class Flood {
     const int ready = ::epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), milliseconds);
     for (int i = 0; i < ready; ++i) {
       const int fd = events[static_cast<std::size_t>(i)].data.fd;
-      const auto found = strangers_.find(fd);
-      if (found == strangers_.end()) continue;
+      const auto found = attempts_.find(fd);
+      if (found == attempts_.end()) continue;
       int error = 0;
       socklen_t size = sizeof error;
       ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
@@ -205,14 +205,14 @@ class Flood {
     }
   }
 
-  void speak(int fd, Stranger& stranger) {
-    if (!stranger.connected) {
-      stranger.connected = true;
+  void speak(int fd, Attempt& attempt) {
+    if (!attempt.connected) {
+      attempt.connected = true;
       ++connected_;
       std::string_view words;
-      if (stranger.kind == Kind::Garbage) words = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
-      if (stranger.kind == Kind::Half) words = std::string_view(hello_).substr(0, hello_.size() / 2);
-      if (stranger.kind == Kind::Secret) words = hello_;
+      if (attempt.kind == Kind::Garbage) words = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+      if (attempt.kind == Kind::Half) words = std::string_view(hello_).substr(0, hello_.size() / 2);
+      if (attempt.kind == Kind::Secret) words = hello_;
       if (!words.empty()) static_cast<void>(!::send(fd, words.data(), words.size(), MSG_NOSIGNAL));
     }
     char bytes[512];
@@ -233,31 +233,31 @@ class Flood {
   void look_after(Clock::time_point now) {
     while (!oldest_.empty() && options_.hold == 0) {
       const auto found = find_oldest();
-      if (found != strangers_.end() && now - found->second.begun < kPatience) break;
+      if (found != attempts_.end() && now - found->second.begun < kPatience) break;
       send_off_the_oldest();
     }
     if (now - slowly_ < kSlowly) return;
     slowly_ = now;
-    for (auto& [fd, stranger] : strangers_) {
-      if (stranger.kind != Kind::Slow || !stranger.connected || stranger.said >= hello_.size()) continue;
-      static_cast<void>(!::send(fd, hello_.data() + stranger.said++, 1, MSG_NOSIGNAL));
+    for (auto& [fd, attempt] : attempts_) {
+      if (attempt.kind != Kind::Slow || !attempt.connected || attempt.said >= hello_.size()) continue;
+      static_cast<void>(!::send(fd, hello_.data() + attempt.said++, 1, MSG_NOSIGNAL));
     }
   }
 
   /// Nobody, if he has gone already; the descriptor may be another's by now.
-  auto find_oldest() -> std::unordered_map<int, Stranger>::iterator {
-    const auto found = strangers_.find(oldest_.front().fd);
-    return found != strangers_.end() && found->second.number == oldest_.front().number ? found : strangers_.end();
+  auto find_oldest() -> std::unordered_map<int, Attempt>::iterator {
+    const auto found = attempts_.find(oldest_.front().fd);
+    return found != attempts_.end() && found->second.number == oldest_.front().number ? found : attempts_.end();
   }
   void send_off_the_oldest() {
     const auto found = find_oldest();
     oldest_.pop_front();
-    if (found == strangers_.end()) return;
+    if (found == attempts_.end()) return;
     ++(found->second.connected ? given_up_ : unanswered_);
     drop(found->first);
   }
   void drop(int fd) {  // by value: `fd` may be the map's own
-    strangers_.erase(fd);
+    attempts_.erase(fd);
     ::close(fd);
   }
 
@@ -268,7 +268,7 @@ class Flood {
   const Options options_;
   const std::string hello_;
   const int epoll_;
-  std::unordered_map<int, Stranger> strangers_;
+  std::unordered_map<int, Attempt> attempts_;
   std::deque<InLine> oldest_;
   Clock::time_point slowly_{};
   bool said_ = false;

@@ -24,11 +24,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace cohort;
   using namespace cohort::transport;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  if (const auto card = tcp::decode_wire_card(bytes)) {
-    if (tcp::encode(*card) != bytes) std::abort();
+  if (const auto info = tcp::decode_peer_info(bytes)) {
+    if (tcp::encode(*info) != bytes) std::abort();
   }
   if (const auto hello = tcp::decode_hello(bytes); hello && tcp::encode(*hello) != bytes) std::abort();
-  if (const auto verdict = tcp::decode_verdict(bytes); verdict && tcp::encode(*verdict) != bytes) std::abort();
+  if (const auto decision = tcp::decode_decision(bytes); decision && tcp::encode(*decision) != bytes) std::abort();
   if (const auto head = mpi::read_head(reinterpret_cast<const std::byte*>(data), size, 4)) {
     if (head->from < 0 || head->from >= 4 || head->offset > head->total) std::abort();
   }

@@ -14,7 +14,7 @@ class Communicator;
 class Error;
 
 namespace comm {
-class Finding;
+class FiniteCheck;
 class WorkState;
 }  // namespace comm
 
@@ -57,7 +57,7 @@ class [[nodiscard]] Work {
   friend class Communicator;
 
   std::shared_ptr<comm::WorkState> state_;
-  std::vector<std::shared_ptr<const comm::Finding>> findings_;
+  std::vector<std::shared_ptr<const comm::FiniteCheck>> finite_checks_;
 };
 
 }  // namespace cohort

@@ -3,7 +3,7 @@
 #include "base/result.h"
 #include "comm/arguments.h"
 #include "comm/communicator_impl.h"
-#include "comm/finding.h"
+#include "comm/finite_check.h"
 
 #include <algorithm>
 #include <utility>
@@ -11,9 +11,9 @@
 namespace cohort {
 namespace {
 
+using comm::Caller;
 using comm::Kind;
 using comm::Request;
-using comm::Subject;
 
 comm::CommunicatorImpl& need(const std::shared_ptr<comm::CommunicatorImpl>& impl) {
   if (!impl) {
@@ -23,10 +23,10 @@ comm::CommunicatorImpl& need(const std::shared_ptr<comm::CommunicatorImpl>& impl
 }
 
 template <class Options>
-Request make_request(const Subject& subject, const ConstBuffer& input, const Buffer& output, const Options& options) {
-  comm::check_timeout(subject, options.timeout);
+Request make_request(const Caller& caller, const ConstBuffer& input, const Buffer& output, const Options& options) {
+  comm::check_timeout(caller, options.timeout);
   Request request;
-  request.kind = subject.kind;
+  request.kind = caller.kind;
   request.dtype = output.dtype;
   request.input = input.data;
   request.output = output.data;
@@ -36,24 +36,24 @@ Request make_request(const Subject& subject, const ConstBuffer& input, const Buf
   return request;
 }
 
-void check_buffers(const Subject& subject, const ConstBuffer& input, const Buffer& output) {
-  comm::check_buffer(subject, "the input", input);
-  comm::check_buffer(subject, "the output", output);
-  comm::check_same_type(subject, input, output);
+void check_buffers(const Caller& caller, const ConstBuffer& input, const Buffer& output) {
+  comm::check_buffer(caller, "the input", input);
+  comm::check_buffer(caller, "the output", output);
+  comm::check_same_type(caller, input, output);
 }
 
 template <class Options>
-void set_reduction(const Subject& subject, Request& request, const Options& options) {
-  comm::check_reduction(subject, request.dtype, options.op, options.prescale, options.postscale);
+void set_reduction(const Caller& caller, Request& request, const Options& options) {
+  comm::check_reduction(caller, request.dtype, options.op, options.prescale, options.postscale);
   request.op = options.op;
   request.prescale = options.prescale;
   request.postscale = options.postscale;
 }
 
 template <class Options>
-void set_weight(const Subject& subject, Request& request, const Options& options) {
+void set_weight(const Caller& caller, Request& request, const Options& options) {
   if (!options.weight) return;
-  comm::check_weight(subject, request.dtype, options.op, *options.weight);
+  comm::check_weight(caller, request.dtype, options.op, *options.weight);
   request.weighted = true;
   request.weight = *options.weight;
 }
@@ -73,70 +73,70 @@ std::size_t offset_of(std::span<const std::int64_t> counts, int part, DType dtyp
 
 const void* at(const void* data, std::size_t offset) noexcept { return static_cast<const std::byte*>(data) + offset; }
 
-Request all_reduce_request(const Subject& subject, ConstBuffer input, Buffer output, const AllReduceOptions& options) {
-  check_buffers(subject, input, output);
+Request all_reduce_request(const Caller& caller, ConstBuffer input, Buffer output, const AllReduceOptions& options) {
+  check_buffers(caller, input, output);
   if (input.count != output.count) {
-    comm::refuse_argument(subject,
+    comm::refuse_argument(caller,
                           fmt::format("the input has {} elements and the output {}", input.count, output.count));
   }
-  comm::check_apart(subject, input, output, output.data);
-  Request request = make_request(subject, input, output, options);
-  set_reduction(subject, request, options);
-  set_weight(subject, request, options);
+  comm::check_apart(caller, input, output, output.data);
+  Request request = make_request(caller, input, output, options);
+  set_reduction(caller, request, options);
+  set_weight(caller, request, options);
   if (options.wire_dtype) {
-    comm::check_wire_dtype(subject, request.dtype, request.op, *options.wire_dtype);
+    comm::check_wire_dtype(caller, request.dtype, request.op, *options.wire_dtype);
     request.bf16_wire = *options.wire_dtype == DType::BFloat16;
   }
-  if (options.check_finite) request.finding = std::make_shared<comm::Finding>(output);
+  if (options.check_finite) request.finite_check = std::make_shared<comm::FiniteCheck>(output);
   return request;
 }
 
-Request reduce_scatter_request(const Subject& subject, ConstBuffer input, Buffer output,
+Request reduce_scatter_request(const Caller& caller, ConstBuffer input, Buffer output,
                                const ReduceScatterOptions& options) {
-  check_buffers(subject, input, output);
-  comm::check_parts(subject, "the input", input.count, "the output", output.count);
+  check_buffers(caller, input, output);
+  comm::check_parts(caller, "the input", input.count, "the output", output.count);
   // In place: the output is this rank's part of the input.
-  const void* const own = at(input.data, static_cast<std::size_t>(subject.rank()) * output.bytes());
-  comm::check_apart(subject, input, output, output.data == own ? input.data : nullptr);
-  Request request = make_request(subject, input, output, options);
-  set_reduction(subject, request, options);
+  const void* const own = at(input.data, static_cast<std::size_t>(caller.rank()) * output.bytes());
+  comm::check_apart(caller, input, output, output.data == own ? input.data : nullptr);
+  Request request = make_request(caller, input, output, options);
+  set_reduction(caller, request, options);
   return request;
 }
 
-Request all_gather_request(const Subject& subject, ConstBuffer input, Buffer output, const AllGatherOptions& options) {
-  check_buffers(subject, input, output);
-  comm::check_parts(subject, "the output", output.count, "the input", input.count);
-  comm::check_apart(subject, input, output, at(output.data, static_cast<std::size_t>(subject.rank()) * input.bytes()));
-  return make_request(subject, input, output, options);
+Request all_gather_request(const Caller& caller, ConstBuffer input, Buffer output, const AllGatherOptions& options) {
+  check_buffers(caller, input, output);
+  comm::check_parts(caller, "the output", output.count, "the input", input.count);
+  comm::check_apart(caller, input, output, at(output.data, static_cast<std::size_t>(caller.rank()) * input.bytes()));
+  return make_request(caller, input, output, options);
 }
 
-Request broadcast_request(const Subject& subject, Buffer data, const BroadcastOptions& options) {
-  comm::check_buffer(subject, "the buffer", data);
-  comm::check_root(subject, options.root);
-  Request request = make_request(subject, data, data, options);
+Request broadcast_request(const Caller& caller, Buffer data, const BroadcastOptions& options) {
+  comm::check_buffer(caller, "the buffer", data);
+  comm::check_root(caller, options.root);
+  Request request = make_request(caller, data, data, options);
   request.root = options.root;
   return request;
 }
 
 /// Only the root's output is used.
-Request gather_request(const Subject& subject, ConstBuffer input, Buffer output, const GatherOptions& options) {
-  if (subject.rank() != options.root) output = Buffer(nullptr, 0, input.dtype);
-  Request request = make_request(subject, input, output, options);
+Request gather_request(const Caller& caller, ConstBuffer input, Buffer output, const GatherOptions& options) {
+  if (caller.rank() != options.root) output = Buffer(nullptr, 0, input.dtype);
+  Request request = make_request(caller, input, output, options);
   request.root = options.root;
   return request;
 }
 
 /// Only the root's input is used.
-Request scatter_request(const Subject& subject, ConstBuffer input, Buffer output, const ScatterOptions& options) {
-  if (subject.rank() != options.root) input = ConstBuffer(nullptr, 0, output.dtype);
-  Request request = make_request(subject, input, output, options);
+Request scatter_request(const Caller& caller, ConstBuffer input, Buffer output, const ScatterOptions& options) {
+  if (caller.rank() != options.root) input = ConstBuffer(nullptr, 0, output.dtype);
+  Request request = make_request(caller, input, output, options);
   request.root = options.root;
   return request;
 }
 
-void check_same_length(const Subject& subject, std::size_t inputs, std::size_t outputs) {
+void check_same_length(const Caller& caller, std::size_t inputs, std::size_t outputs) {
   if (inputs != outputs) {
-    comm::refuse_argument(subject, fmt::format("{} inputs and {} outputs in one group", inputs, outputs));
+    comm::refuse_argument(caller, fmt::format("{} inputs and {} outputs in one group", inputs, outputs));
   }
 }
 
@@ -168,7 +168,7 @@ Work Communicator::all_reduce(ConstBuffer input, Buffer output, const AllReduceO
   auto& impl = need(impl_);
   const Request request = all_reduce_request({impl, Kind::AllReduce}, input, output, options);
   Work work = impl.start(request);
-  if (request.finding) work.findings_.push_back(request.finding);
+  if (request.finite_check) work.finite_checks_.push_back(request.finite_check);
   return work;
 }
 
@@ -178,12 +178,12 @@ Work Communicator::all_reduce(std::span<const Buffer> data, const AllReduceOptio
   for (const Buffer& one : data) {
     requests.push_back(all_reduce_request({impl, Kind::AllReduce}, one, one, options));
   }
-  std::vector<std::shared_ptr<const comm::Finding>> findings;
+  std::vector<std::shared_ptr<const comm::FiniteCheck>> findings;
   if (options.check_finite) {
-    for (const Request& request : requests) findings.push_back(request.finding);
+    for (const Request& request : requests) findings.push_back(request.finite_check);
   }
   Work work = impl.start_group(std::move(requests));
-  work.findings_ = std::move(findings);
+  work.finite_checks_ = std::move(findings);
   return work;
 }
 
@@ -191,23 +191,23 @@ Work Communicator::reduce(Buffer data, const ReduceOptions& options) { return re
 
 Work Communicator::reduce(ConstBuffer input, Buffer output, const ReduceOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::Reduce};
-  comm::check_buffer(subject, "the input", input);
-  comm::check_root(subject, options.root);
+  const Caller caller{impl, Kind::Reduce};
+  comm::check_buffer(caller, "the input", input);
+  comm::check_root(caller, options.root);
   if (rank() != options.root) {
     output = Buffer(nullptr, 0, input.dtype);
   } else {
-    comm::check_buffer(subject, "the output", output);
-    comm::check_same_type(subject, input, output);
+    comm::check_buffer(caller, "the output", output);
+    comm::check_same_type(caller, input, output);
     if (input.count != output.count) {
-      comm::refuse_argument(subject,
+      comm::refuse_argument(caller,
                             fmt::format("the input has {} elements and the output {}", input.count, output.count));
     }
-    comm::check_apart(subject, input, output, output.data);
+    comm::check_apart(caller, input, output, output.data);
   }
-  Request request = make_request(subject, input, output, options);
-  set_reduction(subject, request, options);
-  set_weight(subject, request, options);
+  Request request = make_request(caller, input, output, options);
+  set_reduction(caller, request, options);
+  set_weight(caller, request, options);
   request.root = options.root;
   return impl.start(request);
 }
@@ -220,11 +220,11 @@ Work Communicator::reduce_scatter(ConstBuffer input, Buffer output, const Reduce
 Work Communicator::reduce_scatter(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,
                                   const ReduceScatterOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::ReduceScatter};
-  check_same_length(subject, inputs.size(), outputs.size());
+  const Caller caller{impl, Kind::ReduceScatter};
+  check_same_length(caller, inputs.size(), outputs.size());
   std::vector<Request> requests;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    requests.push_back(reduce_scatter_request(subject, inputs[i], outputs[i], options));
+    requests.push_back(reduce_scatter_request(caller, inputs[i], outputs[i], options));
   }
   return impl.start_group(std::move(requests));
 }
@@ -232,14 +232,14 @@ Work Communicator::reduce_scatter(std::span<const ConstBuffer> inputs, std::span
 Work Communicator::reduce_scatter_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                                     const ReduceScatterOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::ReduceScatterV};
-  check_buffers(subject, input, output);
-  comm::check_counts(subject, "the counts", counts, "the input", input.count);
-  comm::check_own_count(subject, counts, "the output", output.count);
+  const Caller caller{impl, Kind::ReduceScatterV};
+  check_buffers(caller, input, output);
+  comm::check_counts(caller, "the counts", counts, "the input", input.count);
+  comm::check_own_count(caller, counts, "the output", output.count);
   const void* const own = at(input.data, offset_of(counts, rank(), input.dtype));
-  comm::check_apart(subject, input, output, output.data == own ? input.data : nullptr);
-  Request request = make_request(subject, input, output, options);
-  set_reduction(subject, request, options);
+  comm::check_apart(caller, input, output, output.data == own ? input.data : nullptr);
+  Request request = make_request(caller, input, output, options);
+  set_reduction(caller, request, options);
   request.counts = keep(counts);
   return impl.start(request);
 }
@@ -264,11 +264,11 @@ Work Communicator::all_gather(ConstBuffer input, Buffer output, const AllGatherO
 Work Communicator::all_gather(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,
                               const AllGatherOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::AllGather};
-  check_same_length(subject, inputs.size(), outputs.size());
+  const Caller caller{impl, Kind::AllGather};
+  check_same_length(caller, inputs.size(), outputs.size());
   std::vector<Request> requests;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    requests.push_back(all_gather_request(subject, inputs[i], outputs[i], options));
+    requests.push_back(all_gather_request(caller, inputs[i], outputs[i], options));
   }
   return impl.start_group(std::move(requests));
 }
@@ -276,107 +276,107 @@ Work Communicator::all_gather(std::span<const ConstBuffer> inputs, std::span<con
 Work Communicator::all_gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                                 const AllGatherOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::AllGatherV};
-  check_buffers(subject, input, output);
-  comm::check_counts(subject, "the counts", counts, "the output", output.count);
-  comm::check_own_count(subject, counts, "the input", input.count);
-  comm::check_apart(subject, input, output, at(output.data, offset_of(counts, rank(), output.dtype)));
-  Request request = make_request(subject, input, output, options);
+  const Caller caller{impl, Kind::AllGatherV};
+  check_buffers(caller, input, output);
+  comm::check_counts(caller, "the counts", counts, "the output", output.count);
+  comm::check_own_count(caller, counts, "the input", input.count);
+  comm::check_apart(caller, input, output, at(output.data, offset_of(counts, rank(), output.dtype)));
+  Request request = make_request(caller, input, output, options);
   request.counts = keep(counts);
   return impl.start(request);
 }
 
 Work Communicator::gather(ConstBuffer input, Buffer output, const GatherOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::Gather};
-  comm::check_buffer(subject, "the input", input);
-  comm::check_root(subject, options.root);
+  const Caller caller{impl, Kind::Gather};
+  comm::check_buffer(caller, "the input", input);
+  comm::check_root(caller, options.root);
   if (rank() == options.root) {
-    check_buffers(subject, input, output);
-    comm::check_parts(subject, "the output", output.count, "the input", input.count);
-    comm::check_apart(subject, input, output, at(output.data, static_cast<std::size_t>(rank()) * input.bytes()));
+    check_buffers(caller, input, output);
+    comm::check_parts(caller, "the output", output.count, "the input", input.count);
+    comm::check_apart(caller, input, output, at(output.data, static_cast<std::size_t>(rank()) * input.bytes()));
   }
-  return impl.start(gather_request(subject, input, output, options));
+  return impl.start(gather_request(caller, input, output, options));
 }
 
 Work Communicator::gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                             const GatherOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::GatherV};
-  comm::check_buffer(subject, "the input", input);
-  comm::check_root(subject, options.root);
-  comm::check_counts(subject, "the counts", counts);
-  comm::check_own_count(subject, counts, "the input", input.count);
+  const Caller caller{impl, Kind::GatherV};
+  comm::check_buffer(caller, "the input", input);
+  comm::check_root(caller, options.root);
+  comm::check_counts(caller, "the counts", counts);
+  comm::check_own_count(caller, counts, "the input", input.count);
   if (rank() == options.root) {
-    check_buffers(subject, input, output);
-    comm::check_counts(subject, "the counts", counts, "the output", output.count);
-    comm::check_apart(subject, input, output, at(output.data, offset_of(counts, rank(), output.dtype)));
+    check_buffers(caller, input, output);
+    comm::check_counts(caller, "the counts", counts, "the output", output.count);
+    comm::check_apart(caller, input, output, at(output.data, offset_of(counts, rank(), output.dtype)));
   }
-  Request request = gather_request(subject, input, output, options);
+  Request request = gather_request(caller, input, output, options);
   request.counts = keep(counts);
   return impl.start(request);
 }
 
 Work Communicator::scatter(ConstBuffer input, Buffer output, const ScatterOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::Scatter};
-  comm::check_buffer(subject, "the output", output);
-  comm::check_root(subject, options.root);
+  const Caller caller{impl, Kind::Scatter};
+  comm::check_buffer(caller, "the output", output);
+  comm::check_root(caller, options.root);
   if (rank() == options.root) {
-    check_buffers(subject, input, output);
-    comm::check_parts(subject, "the input", input.count, "the output", output.count);
+    check_buffers(caller, input, output);
+    comm::check_parts(caller, "the input", input.count, "the output", output.count);
     const void* const own = at(input.data, static_cast<std::size_t>(rank()) * output.bytes());
-    comm::check_apart(subject, input, output, output.data == own ? input.data : nullptr);
+    comm::check_apart(caller, input, output, output.data == own ? input.data : nullptr);
   }
-  return impl.start(scatter_request(subject, input, output, options));
+  return impl.start(scatter_request(caller, input, output, options));
 }
 
 Work Communicator::scatter_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                              const ScatterOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::ScatterV};
-  comm::check_buffer(subject, "the output", output);
-  comm::check_root(subject, options.root);
-  comm::check_counts(subject, "the counts", counts);
-  comm::check_own_count(subject, counts, "the output", output.count);
+  const Caller caller{impl, Kind::ScatterV};
+  comm::check_buffer(caller, "the output", output);
+  comm::check_root(caller, options.root);
+  comm::check_counts(caller, "the counts", counts);
+  comm::check_own_count(caller, counts, "the output", output.count);
   if (rank() == options.root) {
-    check_buffers(subject, input, output);
-    comm::check_counts(subject, "the counts", counts, "the input", input.count);
+    check_buffers(caller, input, output);
+    comm::check_counts(caller, "the counts", counts, "the input", input.count);
     const void* const own = at(input.data, offset_of(counts, rank(), input.dtype));
-    comm::check_apart(subject, input, output, output.data == own ? input.data : nullptr);
+    comm::check_apart(caller, input, output, output.data == own ? input.data : nullptr);
   }
-  Request request = scatter_request(subject, input, output, options);
+  Request request = scatter_request(caller, input, output, options);
   request.counts = keep(counts);
   return impl.start(request);
 }
 
 Work Communicator::all_to_all(ConstBuffer input, Buffer output, const AllToAllOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::AllToAll};
-  check_buffers(subject, input, output);
+  const Caller caller{impl, Kind::AllToAll};
+  check_buffers(caller, input, output);
   if (input.count != output.count || input.count % size() != 0) {
-    comm::refuse_argument(subject, fmt::format("the input has {} elements and the output {}, which is not {} equal "
-                                               "parts each",
-                                               input.count, output.count, size()));
+    comm::refuse_argument(caller, fmt::format("the input has {} elements and the output {}, which is not {} equal "
+                                              "parts each",
+                                              input.count, output.count, size()));
   }
-  comm::check_apart(subject, input, output, nullptr);
-  return impl.start(make_request(subject, input, output, options));
+  comm::check_apart(caller, input, output, nullptr);
+  return impl.start(make_request(caller, input, output, options));
 }
 
 Work Communicator::all_to_all_v(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
                                 std::span<const std::int64_t> output_counts, const AllToAllOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::AllToAllV};
-  check_buffers(subject, input, output);
-  comm::check_counts(subject, "the input counts", input_counts, "the input", input.count);
-  comm::check_counts(subject, "the output counts", output_counts, "the output", output.count);
+  const Caller caller{impl, Kind::AllToAllV};
+  check_buffers(caller, input, output);
+  comm::check_counts(caller, "the input counts", input_counts, "the input", input.count);
+  comm::check_counts(caller, "the output counts", output_counts, "the output", output.count);
   const auto own = static_cast<std::size_t>(rank());
   if (input_counts[own] != output_counts[own]) {
-    comm::refuse_argument(subject, fmt::format("this rank sends itself {} elements and expects {} from itself",
-                                               input_counts[own], output_counts[own]));
+    comm::refuse_argument(caller, fmt::format("this rank sends itself {} elements and expects {} from itself",
+                                              input_counts[own], output_counts[own]));
   }
-  comm::check_apart(subject, input, output, nullptr);
-  Request request = make_request(subject, input, output, options);
+  comm::check_apart(caller, input, output, nullptr);
+  Request request = make_request(caller, input, output, options);
   request.counts = keep(input_counts, output_counts);
   return impl.start(request);
 }
@@ -388,10 +388,10 @@ Work Communicator::barrier(const BarrierOptions& options) {
 
 Work Communicator::send(ConstBuffer data, int peer, const SendOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::Send};
-  comm::check_buffer(subject, "the buffer", data);
-  comm::check_peer(subject, peer, options.tag);
-  Request request = make_request(subject, data, Buffer(nullptr, 0, data.dtype), options);
+  const Caller caller{impl, Kind::Send};
+  comm::check_buffer(caller, "the buffer", data);
+  comm::check_peer(caller, peer, options.tag);
+  Request request = make_request(caller, data, Buffer(nullptr, 0, data.dtype), options);
   request.root = peer;
   request.tag = options.tag;
   return impl.start(request);
@@ -399,14 +399,14 @@ Work Communicator::send(ConstBuffer data, int peer, const SendOptions& options) 
 
 Work Communicator::recv(Buffer data, int peer, const RecvOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::Recv};
-  comm::check_buffer(subject, "the buffer", data);
+  const Caller caller{impl, Kind::Recv};
+  comm::check_buffer(caller, "the buffer", data);
   if (peer == kAnySource) {
-    comm::check_any_source(subject, options.tag);
+    comm::check_any_source(caller, options.tag);
   } else {
-    comm::check_peer(subject, peer, options.tag);
+    comm::check_peer(caller, peer, options.tag);
   }
-  Request request = make_request(subject, ConstBuffer(nullptr, 0, data.dtype), data, options);
+  Request request = make_request(caller, ConstBuffer(nullptr, 0, data.dtype), data, options);
   request.root = peer;
   request.tag = options.tag;
   return impl.start(request);
@@ -414,25 +414,30 @@ Work Communicator::recv(Buffer data, int peer, const RecvOptions& options) {
 
 Communicator Communicator::split(const SplitOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::Split};
-  comm::check_timeout(subject, options.timeout);
+  const Caller caller{impl, Kind::Split};
+  comm::check_timeout(caller, options.timeout);
   if (options.color < kNoColor) {
-    comm::refuse_argument(subject, fmt::format("the color is {}; colors are from 0, and kNoColor", options.color));
+    comm::refuse_argument(caller, fmt::format("the color is {}; colors are from 0, and kNoColor", options.color));
   }
   return Communicator(impl.split(options));
 }
 
 Communicator Communicator::group(std::span<const int> ranks, const GroupOptions& options) {
   auto& impl = need(impl_);
-  const Subject subject{impl, Kind::Split};
-  comm::check_timeout(subject, options.timeout);
-  comm::check_ranks(subject, ranks);
+  const Caller caller{impl, Kind::Split};
+  comm::check_timeout(caller, options.timeout);
+  comm::check_ranks(caller, ranks);
   return Communicator(impl.group(ranks, options));
 }
 
 Memory Communicator::allocate(std::size_t bytes, Device device) {
   auto& impl = need(impl_);
-  if (device.type != DeviceType::CPU) raise(ErrorCode::InvalidArgument, "allocate: the device is not supported");
+  if (device.type != DeviceType::CPU)
+    raise(
+        ErrorCode::InvalidArgument,
+        "allocate failed -- rank {} ({}) -- memory of device type {} is not supported -- only the CPU's is: leave out "
+        "`device`",
+        impl.placement().rank, impl.placement().host, static_cast<int>(device.type));
   return Memory(impl.allocate(bytes, device));
 }
 

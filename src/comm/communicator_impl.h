@@ -49,9 +49,9 @@ class CommunicatorImpl {
 };
 
 /// How a world that is part of a larger one speaks of its ranks and of what they do. Any thread.
-class Naming {
+class OperationLabel {
  public:
-  virtual ~Naming() = default;
+  virtual ~OperationLabel() = default;
   virtual int name_of(int rank) const noexcept = 0;   ///< in the larger world
   virtual std::string doing() const = 0;              ///< the larger world's operation
   virtual std::uint64_t number() const noexcept = 0;  ///< its number
@@ -67,7 +67,7 @@ struct FormOptions {
   bool one_machine = false;                ///< the hosts are pretended: loopback reaches all ranks
   std::optional<net::Secret> secret = {};  ///< of the job; without one, the store's keys are secret enough
   transport::TransportKind transport = transport::TransportKind::Tcp;  ///< between hosts
-  std::shared_ptr<const Naming> naming = {};                           ///< where this is a part of a larger world
+  std::shared_ptr<const OperationLabel> label = {};                    ///< where this is a part of a larger world
 };
 
 struct Availability {

@@ -104,8 +104,8 @@ std::string carry_out(Communicator world, const Groups& groups, const std::vecto
     one.work.wait();
     for (std::size_t i = 0; i < one.memories.size(); ++i) {
       const Bytes& expected = one.step->prepared[one.group][i].outputs[static_cast<std::size_t>(one.own)];
-      const std::string verdict = one.memories[i]->verdict(expected);
-      if (!verdict.empty() && wrong.empty()) wrong = describe(one.step->trials[one.group]) + ": " + verdict;
+      const std::string decision = one.memories[i]->decision(expected);
+      if (!decision.empty() && wrong.empty()) wrong = describe(one.step->trials[one.group]) + ": " + decision;
     }
     running.erase(running.begin() + static_cast<std::ptrdiff_t>(which));
   };

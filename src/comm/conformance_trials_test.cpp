@@ -61,10 +61,10 @@ TEST_P(OnThreads, EveryTrialGivesTheReferencesBits) {
     const ForcedPlan forced(kPlans[plan]);
     const auto body = [&](Communicator comm) {
       for (std::size_t i = 0; i < by_plan[plan].size(); ++i) {
-        const std::string verdict = run(comm, by_plan[plan][i], prepared[plan][i]);
-        if (verdict.empty()) continue;
+        const std::string decision = run(comm, by_plan[plan][i], prepared[plan][i]);
+        if (decision.empty()) continue;
         const std::lock_guard lock(mutex);
-        wrong.push_back(verdict);
+        wrong.push_back(decision);
       }
       comm.barrier().wait();
     };

@@ -140,27 +140,27 @@ Communicator join(const JoinOptions& options) {
     host.id += number;
     host.name += number;
   }
-  meet::JoinCard card;
-  card.rank = plan.rank;
-  card.size = plan.size;
-  card.launcher_local_rank = plan.local_rank.value_or(-1);
-  card.launcher_local_size = plan.local_size.value_or(-1);
-  card.pid = ::getpid();
-  card.nonce = make_nonce();
-  card.host_id = host.id;
-  card.host = host.name;
-  card.build = meet::this_build();
-  card.program = plan.program.empty() ? cluster::own_executable() : plan.program;
-  card.torch = cluster::loaded_torch();
-  card.source = plan.source;
-  card.transport = transport::name_of(plan.transport);
+  meet::MemberInfo info;
+  info.rank = plan.rank;
+  info.size = plan.size;
+  info.launcher_local_rank = plan.local_rank.value_or(-1);
+  info.launcher_local_size = plan.local_size.value_or(-1);
+  info.pid = ::getpid();
+  info.nonce = make_nonce();
+  info.host_id = host.id;
+  info.host = host.name;
+  info.build = meet::this_build();
+  info.program = plan.program.empty() ? cluster::own_executable() : plan.program;
+  info.torch = cluster::loaded_torch();
+  info.source = plan.source;
+  info.transport = transport::name_of(plan.transport);
   if (plan.transport == transport::TransportKind::Mpi) {
     if (const auto plugin = mpi::plugin_of_process(); !plugin)
-      card.no_transport = std::string_view(plugin.error().what()).substr(0, 4000);
+      info.no_transport = std::string_view(plugin.error().what()).substr(0, 4000);
   }
   meet::MeetingOptions meet;
   meet.place = plan.place_name;
-  meet.backends = known_backends(card.backends);
+  meet.backends = known_backends(info.backends);
   meet.deadline = deadline;
 
   const bool of_job = plan.place == JoinPlan::Place::Job;
@@ -172,9 +172,9 @@ Communicator join(const JoinOptions& options) {
   }
   meet.prefix = "join/" + meeting;
   meet.serves_store = place->server != nullptr;
-  const meet::Roster roster = meet::hold_meeting(*place->store, card, meet);
+  const meet::Membership membership = meet::hold_meeting(*place->store, info, meet);
 
-  const meet::RosterEntry& entry = roster.entries[static_cast<std::size_t>(plan.rank)];
+  const meet::MembershipEntry& entry = membership.entries[static_cast<std::size_t>(plan.rank)];
   comm::FormOptions form;
   form.store =
       store::make_prefix_store(meet.prefix + "/comm", std::shared_ptr<store::Store>(place, place->store.get()));
@@ -188,11 +188,11 @@ Communicator join(const JoinOptions& options) {
   form.transport = plan.transport;
   form.one_machine = !pretended.empty();
   if (entry.cross_size > 1) {
-    for (const meet::RosterEntry& each : roster.entries) form.hosts.push_back(each.cross_rank);
+    for (const meet::MembershipEntry& each : membership.entries) form.hosts.push_back(each.cross_rank);
   }
   if (pretended.empty()) compare_with_launcher(plan, form.placement);
-  Communicator communicator(backend_named(roster.backend).create(form));
-  meet::leave_meeting(*place->store, card, meet);
+  Communicator communicator(backend_named(membership.backend).create(form));
+  meet::leave_meeting(*place->store, info, meet);
   if (place->server) place->server->close_listener();  // the world is complete
   return communicator;
 }

@@ -15,7 +15,7 @@
 
 namespace cohort::comm {
 
-class Finding;
+class FiniteCheck;
 
 /// The numbers travel between ranks of one build only.
 enum class Kind : std::uint8_t {
@@ -88,10 +88,10 @@ struct Request {
   double prescale = 1;
   double postscale = 1;
   std::shared_ptr<const Counts> counts;
-  std::uint64_t group = 0;                ///< digest of all operations of the group that it is part of; 0: of none
-  std::chrono::milliseconds timeout{0};   ///< 0: the communicator's own
-  std::shared_ptr<Finding> finding = {};  ///< where somebody asks whether the result is finite
-  std::shared_ptr<Claim> claim = {};      ///< where it is posted in two places
+  std::uint64_t group = 0;               ///< digest of all operations of the group that it is part of; 0: of none
+  std::chrono::milliseconds timeout{0};  ///< 0: the communicator's own
+  std::shared_ptr<FiniteCheck> finite_check = {};  ///< where somebody asks whether the result is finite
+  std::shared_ptr<Claim> claim = {};               ///< where it is posted in two places
 
   std::size_t input_bytes() const noexcept { return static_cast<std::size_t>(input_count) * size_of(dtype); }
   std::size_t output_bytes() const noexcept { return static_cast<std::size_t>(output_count) * size_of(dtype); }

@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 #include "base/result.h"
-#include "comm/finding.h"
+#include "comm/finite_check.h"
 #include "comm/times.h"
 #include "comm/work_state.h"
 
@@ -46,7 +46,7 @@ Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
     give_up(state_);
     state_ = std::move(other.state_);
-    findings_ = std::move(other.findings_);
+    finite_checks_ = std::move(other.finite_checks_);
   }
   return *this;
 }
@@ -87,8 +87,9 @@ std::optional<Error> Work::error() const {
 }
 
 std::optional<bool> Work::finite() const {
-  if (findings_.empty() || !done() || (state_ && state_->outcome())) return std::nullopt;
-  return std::all_of(findings_.begin(), findings_.end(), [](const auto& finding) { return finding->finite(); });
+  if (finite_checks_.empty() || !done() || (state_ && state_->outcome())) return std::nullopt;
+  return std::all_of(finite_checks_.begin(), finite_checks_.end(),
+                     [](const auto& finite_check) { return finite_check->finite(); });
 }
 
 std::optional<int> Work::source() const {

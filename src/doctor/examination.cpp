@@ -71,20 +71,20 @@ Examination::Examination(const ExaminationOptions& options) : options_(options) 
     state.slots = host.slots;
     checkup_.hosts.push_back(std::move(state));
   }
-  patients_.resize(hosts.size());
+  examined_.resize(hosts.size());
 }
 
 std::vector<std::size_t> Examination::all_ready() const {
   std::vector<std::size_t> out;
-  for (std::size_t at = 0; at < patients_.size(); ++at) {
+  for (std::size_t at = 0; at < examined_.size(); ++at) {
     if (ready(at)) out.push_back(at);
   }
   return out;
 }
 
 void Examination::give_up(std::size_t at, std::string row, std::string why, std::string mend) {
-  if (ending_ || std::exchange(patients_[at].over, true)) return;
-  patients_[at].order.clear();
+  if (ending_ || std::exchange(examined_[at].over, true)) return;
+  examined_[at].order.clear();
   state(at).trouble = std::move(row);
   state(at).why = std::move(why);
   state(at).mend = std::move(mend);
@@ -99,8 +99,8 @@ bool Examination::wait(milliseconds limit, const std::function<bool()>& done) {
 
 void Examination::on_joined(launch::CrewMember& member) {
   const auto at = static_cast<std::size_t>(member.host.index);
-  if (patients_[at].over) return member.channel->send(launch::Finish{});
-  patients_[at].joined = true;
+  if (examined_[at].over) return member.channel->send(launch::Finish{});
+  examined_[at].joined = true;
   state(at).start_seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
   if (member.remote) state(at).printed = launch::one_line(member.remote->noise());
   // As a job's order: what of the environment goes along, what the agent makes of it, how its process ends.
@@ -125,17 +125,17 @@ void Examination::on_joined(launch::CrewMember& member) {
 
 void Examination::on_message(std::size_t at, launch::Message message) {
   launch::CrewMember& member = *crew_->members()[at];
-  Patient& patient = patients_[at];
+  ExaminedHost& examined = examined_[at];
   if (auto* output = std::get_if<launch::Output>(&message)) {
     member.channel->send(launch::OutputTaken{output->bytes.size()});
     if (output->stream != launch::Stream::Stdout) return;
-    patient.line += output->bytes;
-    for (auto end = patient.line.find('\n'); end != std::string::npos; end = patient.line.find('\n')) {
-      const std::string line = patient.line.substr(0, end);
-      patient.line.erase(0, end + 1);
+    examined.line += output->bytes;
+    for (auto end = examined.line.find('\n'); end != std::string::npos; end = examined.line.find('\n')) {
+      const std::string line = examined.line.substr(0, end);
+      examined.line.erase(0, end + 1);
       on_line(at, line);
     }
-    if (patient.line.size() > kLongestLine) patient.line.clear();
+    if (examined.line.size() > kLongestLine) examined.line.clear();
   } else if (std::holds_alternative<launch::Started>(message)) {
     member.started = true;
     json names = json::array();
@@ -165,15 +165,15 @@ void Examination::on_message(std::size_t at, launch::Message message) {
 }
 
 void Examination::on_line(std::size_t at, const std::string& line) {
-  Patient& patient = patients_[at];
+  ExaminedHost& examined = examined_[at];
   const std::string mark = kAnswerMark;
-  if (patient.over || !line.starts_with(mark) || patient.order.empty()) return;
+  if (examined.over || !line.starts_with(mark) || examined.order.empty()) return;
   // The data is read by who knows what it should be.
-  const std::string head = fmt::format("{{\"did\":\"{}\",\"data\":", patient.order);
+  const std::string head = fmt::format("{{\"did\":\"{}\",\"data\":", examined.order);
   if (line.compare(mark.size(), head.size(), head) != 0 || !line.ends_with('}')) return;
-  patient.order.clear();
+  examined.order.clear();
   const std::size_t begin = mark.size() + head.size();
-  const auto take = std::exchange(patient.take, nullptr);
+  const auto take = std::exchange(examined.take, nullptr);
   take(line.substr(begin, line.size() - begin - 1));
 }
 
@@ -189,7 +189,7 @@ void Examination::diagnose_start(const launch::CrewMember& member) {
 
 void Examination::on_process_ended(launch::CrewMember& member) {
   const auto at = static_cast<std::size_t>(member.host.index);
-  if (patients_[at].over || member.all_gone) return;
+  if (examined_[at].over || member.all_gone) return;
   if (member.channel == nullptr && member.remote) return diagnose_start(member);
   give_up(at, "lost",
           member.remote ? fmt::format("the way to it has ended ({})", crew_->how_ended(member)) : "its agent has ended",
@@ -197,34 +197,34 @@ void Examination::on_process_ended(launch::CrewMember& member) {
 }
 
 void Examination::ask(std::size_t at, const json& order, std::function<void(const std::string&)> take) {
-  Patient& patient = patients_[at];
+  ExaminedHost& examined = examined_[at];
   launch::CrewMember& member = *crew_->members()[at];
-  patient.order = order.at("do").get<std::string>();
-  patient.take = std::move(take);
-  patient.asked_at = wall_clock();
+  examined.order = order.at("do").get<std::string>();
+  examined.take = std::move(take);
+  examined.asked_at = wall_clock();
   member.channel->send(launch::Input{order.dump(-1, ' ', true, json::error_handler_t::replace) + "\n"});
 }
 
 void Examination::wait_for_answers(milliseconds limit, const char* meanwhile) {
-  const auto waits = [](const Patient& patient) { return !patient.over && !patient.order.empty(); };
-  wait(limit, [&] { return std::none_of(patients_.begin(), patients_.end(), waits); });
+  const auto waits = [](const ExaminedHost& examined) { return !examined.over && !examined.order.empty(); };
+  wait(limit, [&] { return std::none_of(examined_.begin(), examined_.end(), waits); });
   if (signal_ != 0) return;
   if (Clock::now() >= begun_ + options_.whole_limit) {
     // Too little time was left for them: nothing is known against them.
-    for (Patient& patient : patients_) patient.order.clear();
+    for (ExaminedHost& examined : examined_) examined.order.clear();
     return;
   }
-  for (std::size_t at = 0; at < patients_.size(); ++at) {
-    if (waits(patients_[at]))
+  for (std::size_t at = 0; at < examined_.size(); ++at) {
+    if (waits(examined_[at]))
       give_up(at, "lost", fmt::format("it went silent {}", meanwhile),
               fmt::format("is it alive? ssh {} uptime", state(at).name));
   }
 }
 
 void Examination::get_facts() {
-  const auto begun = [this](std::size_t at) { return patients_[at].over || patients_[at].joined; };
+  const auto begun = [this](std::size_t at) { return examined_[at].over || examined_[at].joined; };
   const auto all = [this](auto what) {
-    for (std::size_t at = 0; at < patients_.size(); ++at) {
+    for (std::size_t at = 0; at < examined_.size(); ++at) {
       if (!what(at)) return false;
     }
     return true;
@@ -238,9 +238,9 @@ void Examination::get_facts() {
     diagnose_start(*member);
     launch::Crew::give_up(*member);
   }
-  wait(kFactsLimit, [&] { return all([this](std::size_t at) { return patients_[at].over || state(at).facts; }); });
+  wait(kFactsLimit, [&] { return all([this](std::size_t at) { return examined_[at].over || state(at).facts; }); });
   if (signal_ != 0) return;
-  for (std::size_t at = 0; at < patients_.size(); ++at) {
+  for (std::size_t at = 0; at < examined_.size(); ++at) {
     if (!state(at).facts)
       give_up(at, "lost", "it went silent while it looked around",
               fmt::format("is it alive? ssh {} uptime", state(at).name));
@@ -304,7 +304,7 @@ Examined Examination::run() {
     // The command that starts agents is not there: none can be.
     for (const auto& each : crew_->members()) {
       const auto at = static_cast<std::size_t>(each->host.index);
-      if (!each->host.local && !patients_[at].joined)
+      if (!each->host.local && !examined_[at].joined)
         give_up(at, "starter", why, "install it, or choose another way with --starter or --ssh");
     }
   };

@@ -25,7 +25,7 @@ class Examination {
   Examined run();
 
  private:
-  struct Patient {
+  struct ExaminedHost {
     bool joined = false;
     std::string line;
     std::string order;    ///< that it has not answered
@@ -35,7 +35,7 @@ class Examination {
   };
 
   HostState& state(std::size_t at) { return checkup_.hosts[at]; }
-  bool ready(std::size_t at) const { return !patients_[at].over && checkup_.hosts[at].facts.has_value(); }
+  bool ready(std::size_t at) const { return !examined_[at].over && checkup_.hosts[at].facts.has_value(); }
   std::vector<std::size_t> all_ready() const;
   void give_up(std::size_t at, std::string row, std::string why, std::string mend);
   void on_joined(launch::CrewMember& member);
@@ -64,7 +64,7 @@ class Examination {
   std::uint64_t open_files_ = 0;
   net::Secret secret_ = value_or_throw(net::Secret::generate());
   std::optional<launch::Crew> crew_;
-  std::vector<Patient> patients_;
+  std::vector<ExaminedHost> examined_;
   Checkup checkup_;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
 };

@@ -1,7 +1,7 @@
 // What hosts are asked for, one thing after the other: the time, a file, each other's addresses, and how fast they are.
-#include "doctor/beacon.h"
 #include "doctor/examination_impl.h"
 #include "doctor/rounds.h"
+#include "doctor/shared_file.h"
 
 #include <nlohmann/json.hpp>
 
@@ -36,9 +36,9 @@ void Examination::compare_clocks() {
         const json said = json::parse(data, nullptr, false);
         if (!said.is_number()) return;
         const double now = wall_clock();
-        const double error = (now - patients_[at].asked_at) / 2;
+        const double error = (now - examined_[at].asked_at) / 2;
         if (state(at).clock_offset && state(at).clock_error <= error) return;
-        state(at).clock_offset = said.get<double>() - (patients_[at].asked_at + now) / 2;
+        state(at).clock_offset = said.get<double>() - (examined_[at].asked_at + now) / 2;
         state(at).clock_error = error;
       });
     }
@@ -48,11 +48,11 @@ void Examination::compare_clocks() {
 
 void Examination::compare_folders() {
   if (!checkup_.several_hosts && checkup_.hosts.front().here) return;
-  const Beacon beacon;
-  if (!beacon) return;  // the row about the folder says why, if this host is among them
+  const SharedFile shared_file;
+  if (!shared_file) return;  // the row about the folder says why, if this host is among them
   for (const std::size_t at : all_ready()) {
     if (state(at).here || !state(at).facts->folder.error.empty()) continue;
-    ask(at, {{"do", "see"}, {"path", beacon.path()}, {"content", beacon.content()}},
+    ask(at, {{"do", "see"}, {"path", shared_file.path()}, {"content", shared_file.content()}},
         [this, at](const std::string& data) { state(at).same_folder = data == "true"; });
   }
   wait_for_answers(kFolderLimit, "when it looked for a file");
@@ -72,13 +72,13 @@ void Examination::probe_peers() {
       auto probes = parse_probes(data);
       if (!probes) return give_up(from, "lost", probes.error().what(), "");
       for (ProbeFacts& probe : *probes) {
-        if (static_cast<std::size_t>(probe.peer) >= patients_.size()) continue;
+        if (static_cast<std::size_t>(probe.peer) >= examined_.size()) continue;
         if (state(static_cast<std::size_t>(probe.peer)).facts)
           checkup_.probes.push_back({static_cast<int>(from), std::move(probe)});
       }
     });
   }
-  std::vector<bool> told(patients_.size());
+  std::vector<bool> told(examined_.size());
   wait_for_answers(kProbeLimit, "while it knocked at the others");
   for (const auto& probe : checkup_.probes) told[static_cast<std::size_t>(probe.from)] = true;
   for (const std::size_t from : hosts) {

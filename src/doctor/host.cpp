@@ -70,11 +70,11 @@ bool answer(std::string_view to, const std::string& data) {
   return true;
 }
 
-HostFacts look_around(const json& order, const Porch& porch) {
+HostFacts look_around(const json& order, const ProbeServer& server) {
   const launch::Environment environment = launch::Environment::current();
   HostFacts facts;
   facts.name = sys::host_name();
-  facts.port = porch.port();
+  facts.port = server.port();
   std::vector<std::string> names = {facts.name};
   for (const json& name : order.at("names")) names.push_back(name.get<std::string>());
   const std::string folder = order.at("folder").get<std::string>();
@@ -120,9 +120,9 @@ int whole(const json& said) {
   return said.get<int>();
 }
 
-bool obey(const json& order, int host, const net::Secret& secret, const Porch& porch) {
+bool obey(const json& order, int host, const net::Secret& secret, const ProbeServer& server) {
   const std::string what = order.at("do").get<std::string>();
-  if (what == "facts") return answer(what, to_json(look_around(order, porch)));
+  if (what == "facts") return answer(what, to_json(look_around(order, server)));
   if (what == "clock") return answer(what, fmt::format("{:.6f}", wall_clock()));
   if (what == "see") {
     const bool seen = sees(order.at("path").get<std::string>(), order.at("content").get<std::string>());
@@ -154,7 +154,7 @@ int run_doctor_host() {
   if (!descriptor || !host)
     raise(ErrorCode::Unavailable, "`cohort doctor-host` is started by `cohort doctor`, through its agents");
   const net::Secret secret = value_or_throw(net::Secret::from_sealed_memfd(*descriptor));
-  const Porch porch = value_or_throw(Porch::open(*host, secret));
+  const ProbeServer server = value_or_throw(ProbeServer::open(*host, secret));
   std::string rest;
   std::chrono::seconds idle = kIdleLimit;
   while (const auto line = read_line(rest, idle)) {
@@ -162,7 +162,7 @@ int run_doctor_host() {
     try {
       if (order.is_object() && order.contains("stay"))
         idle = std::clamp(std::chrono::seconds(order.at("stay").get<std::int64_t>()), kIdleLimit, kLongestIdle);
-      if (!order.is_object() || !obey(order, *host, secret, porch)) return 1;
+      if (!order.is_object() || !obey(order, *host, secret, server)) return 1;
     } catch (const json::exception& error) {
       raise(ErrorCode::Corrupt, "an order of `cohort doctor` is none: {}", error.what());
     }

@@ -26,9 +26,9 @@ const NetworkFacts* network_of(const HostFacts& facts, const std::string& addres
 }
 
 /// From whom to whom: there are as many probes as pairs of hosts, times their networks.
-class Probes {
+class ProbesByPair {
  public:
-  explicit Probes(const Checkup& checkup) {
+  explicit ProbesByPair(const Checkup& checkup) {
     for (const auto& probe : checkup.probes) by_pair_[{probe.from, probe.facts.peer}].push_back(&probe.facts);
   }
   const std::vector<const ProbeFacts*>& between(int from, int to) const {
@@ -226,7 +226,7 @@ const ProbeFacts* chosen_way(const Checkup& checkup, int from, int to) {
 
 void judge_networks(const Checkup& checkup, std::vector<Finding>& out) {
   const int count = static_cast<int>(checkup.hosts.size());
-  const Probes probes(checkup);
+  const ProbesByPair probes(checkup);
   for (int from = 0; from < count; ++from) {
     const HostState& a = checkup.hosts[static_cast<std::size_t>(from)];
     if (!a.facts) continue;

@@ -26,8 +26,8 @@ constexpr milliseconds kTalkLimit(2500);
 constexpr milliseconds kVisitLimit(8000);
 constexpr std::size_t kLarge = std::size_t{64} << 10;
 constexpr std::size_t kAtOnce = 64;
-/// Visitors at a time; those beyond wait in the kernel's queue.
-constexpr int kMostVisitors = 512;
+/// Connections at a time; those beyond wait in the kernel's queue.
+constexpr int kMostConnections = 512;
 constexpr int kPings = 3;
 
 /// Says which host this is, and echoes what comes.
@@ -84,11 +84,11 @@ ProbeFacts knock(const PeerAddress& at, const net::Secret& secret) {
   return is(kReached, {});
 }
 
-/// Takes visitors in until the process ends.
+/// Takes connections in until the process ends.
 void keep_open(net::Acceptor& acceptor, int host) {
-  const auto visitors = std::make_shared<std::atomic<int>>(0);
+  const auto connections = std::make_shared<std::atomic<int>>(0);
   while (true) {
-    if (visitors->load() >= kMostVisitors) {
+    if (connections->load() >= kMostConnections) {
       std::this_thread::sleep_for(milliseconds(5));
       continue;
     }
@@ -96,19 +96,19 @@ void keep_open(net::Acceptor& acceptor, int host) {
     ::poll(&waited, 1, 1000);
     auto accepted = acceptor.next();
     if (!accepted) continue;
-    visitors->fetch_add(1);
+    connections->fetch_add(1);
     const auto held = std::make_shared<net::Acceptor::Accepted>(*std::move(accepted));
     try {
-      sys::start_without_signals([held, host, visitors] {
+      sys::start_without_signals([held, host, connections] {
         if (held->first == kTransfer) {
           receive_transfer(std::move(held->connection));
         } else {
           receive_visitor(std::move(held->connection), host);
         }
-        visitors->fetch_sub(1);
+        connections->fetch_sub(1);
       }).detach();
     } catch (const std::system_error&) {
-      visitors->fetch_sub(1);  // no thread for it: the visitor finds the connection closed
+      connections->fetch_sub(1);  // no thread for it: the connection finds the connection closed
     }
   }
 }
@@ -120,20 +120,20 @@ Result<sys::UniqueFd> listen_everywhere() {
 
 }  // namespace
 
-Result<Porch> Porch::open(int host, const net::Secret& secret) {
+Result<ProbeServer> ProbeServer::open(int host, const net::Secret& secret) {
   auto listener = listen_everywhere();
   if (!listener) return tl::unexpected(listener.error());
-  Porch porch;
-  porch.port_ = value_or_throw(net::local_endpoint(listener->get())).tcp.port;
+  ProbeServer server;
+  server.port_ = value_or_throw(net::local_endpoint(listener->get())).tcp.port;
   std::vector<sys::UniqueFd> listeners;
   listeners.push_back(*std::move(listener));
   net::Acceptor::Options options;
   options.secret = secret;
   options.secure = between_hosts();
-  options.most_pending = kMostVisitors;
+  options.most_pending = kMostConnections;
   const auto acceptor = std::make_shared<net::Acceptor>(std::move(listeners), std::move(options));
   sys::start_without_signals([acceptor, host] { keep_open(*acceptor, host); }).detach();
-  return porch;
+  return server;
 }
 
 std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const net::Secret& secret,

@@ -1,6 +1,6 @@
 // What goes between two hosts that `cohort doctor` looks at: each listens, and knocks at every address of every other.
-// Who does not prove the job's secret gets nothing (net/acceptor.h). Every wait has a deadline. A Porch has threads of
-// its own, which end with the process; the functions block and may be called from any thread.
+// Who does not prove the job's secret gets nothing (net/acceptor.h). Every wait has a deadline. A ProbeServer has
+// threads of its own, which end with the process; the functions block and may be called from any thread.
 #pragma once
 
 #include "doctor/facts.h"
@@ -14,10 +14,10 @@
 namespace cohort::doctor {
 
 /// Where the others may knock.
-class Porch {
+class ProbeServer {
  public:
   /// Listens, and answers until the process ends. `host`: its index.
-  static Result<Porch> open(int host, const net::Secret& secret);
+  static Result<ProbeServer> open(int host, const net::Secret& secret);
   int port() const noexcept { return port_; }
 
  private:

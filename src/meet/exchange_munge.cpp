@@ -5,7 +5,7 @@
 #include "meet/exchange.h"
 #include "meet/munge.h"
 #include "net/digest.h"
-#include "net/door.h"
+#include "net/rate_limiter.h"
 #include "net/secret.h"
 #include "net/socket.h"
 #include "sys/files.h"
@@ -184,7 +184,7 @@ class MungeExchange final : public Exchange {
 
   // One that has come to rank 0's port.
   struct Asker {
-    net::Door::Visitor visitor;
+    net::RateLimiter::PendingConnection incoming;
     net::Deadline until = net::deadline_in(kPatience);
     std::string said = {};  // 4 bytes of length, and its credential
     std::string rank = {};  // which it is, once it has been told
@@ -192,15 +192,15 @@ class MungeExchange final : public Exchange {
 
   // Until all others have been told, or nobody waits any more. Many at a time: who says nothing holds up nobody.
   void serve(int listener, const std::string& key, const std::string& value, net::Deadline deadline) const {
-    net::Door door(listener);
+    net::RateLimiter limiter(listener);
     std::list<Asker> askers;  // the first that came is in front
     std::set<std::string> told;
     while (told.size() + 1 < static_cast<std::size_t>(size_) && !net::passed(deadline)) {
-      const auto shut_until = door.shut_until();
-      net::Deadline wake = shut_until ? std::min(deadline, *shut_until) : deadline;
-      std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}, {shut_until ? -1 : listener, POLLIN, 0}};
+      const auto paused_until = limiter.paused_until();
+      net::Deadline wake = paused_until ? std::min(deadline, *paused_until) : deadline;
+      std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}, {paused_until ? -1 : listener, POLLIN, 0}};
       for (const Asker& asker : askers) {
-        polled.push_back({asker.visitor.socket.get(), POLLIN, 0});
+        polled.push_back({asker.incoming.socket.get(), POLLIN, 0});
         wake = std::min(wake, asker.until);
       }
       if (::poll(polled.data(), polled.size(), net::poll_timeout(wake)) < 0 && errno != EINTR) return;
@@ -218,35 +218,35 @@ class MungeExchange final : public Exchange {
         } else {
           if (over) {
             told.insert(asker->rank);
-            door.let_in(asker->visitor.source);
+            limiter.record_success(asker->incoming.source);
           } else {
-            turn_away(door, *asker, over.error());
+            record_failure(limiter, *asker, over.error());
           }
           asker = askers.erase(asker);
         }
       }
       for (int i = 0; i < kAtOnce; ++i) {
-        auto visitor = door.next();
-        if (!visitor) break;
-        askers.push_back({*std::move(visitor)});
+        auto incoming = limiter.next();
+        if (!incoming) break;
+        askers.push_back({*std::move(incoming)});
         if (askers.size() <= kMostAskers) continue;
-        const auto idle = net::who_has_to_go(askers, [](const Asker& asker) { return !asker.rank.empty(); });
-        turn_away(door, *idle, Error(ErrorCode::Timeout, "too many others came"));
+        const auto idle = net::pick_eviction(askers, [](const Asker& asker) { return !asker.rank.empty(); });
+        record_failure(limiter, *idle, Error(ErrorCode::Timeout, "too many others came"));
         askers.erase(idle);
       }
     }
   }
 
-  static void turn_away(net::Door& door, const Asker& asker, const Error& why) {
-    door.turn_away(asker.visitor.source);
-    log::debug("comm", "somebody at {} was not told where to meet: {}", net::describe_peer(asker.visitor.socket.get()),
+  static void record_failure(net::RateLimiter& limiter, const Asker& asker, const Error& why) {
+    limiter.record_failure(asker.incoming.source);
+    log::debug("comm", "somebody at {} was not told where to meet: {}", net::describe_peer(asker.incoming.socket.get()),
                why.what());
   }
 
   // True once it has been told and has said that it has it; otherwise it comes again.
   Result<bool> hear(Asker& asker, const std::string& key, const std::string& value) const {
     char bytes[4096];
-    const ssize_t got = ::recv(asker.visitor.socket.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+    const ssize_t got = ::recv(asker.incoming.socket.get(), bytes, sizeof bytes, MSG_DONTWAIT);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) return false;
     if (got <= 0) return fail(ErrorCode::Io, "{}", got == 0 ? "it has closed the connection" : errno_text(errno));
     if (!asker.rank.empty()) return true;
@@ -266,7 +266,7 @@ class MungeExchange final : public Exchange {
     net::wipe(give.rest);
     if (!reply) return tl::unexpected(reply.error());
     // A fresh socket takes so little at once.
-    if (auto sent = send_text(asker.visitor.socket.get(), *reply, net::deadline_in({})); !sent)
+    if (auto sent = send_text(asker.incoming.socket.get(), *reply, net::deadline_in({})); !sent)
       return tl::unexpected(sent.error());
     asker.rank = asked.rest;
     return false;

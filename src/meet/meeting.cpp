@@ -9,27 +9,27 @@ namespace {
 
 using std::chrono::seconds;
 
-// Rank 0 ends a meeting that is late; the others give its verdict this much time to reach them.
+// Rank 0 ends a meeting that is late; the others give its decision this much time to reach them.
 constexpr seconds kGrace{3};
 
-std::string card_key(const MeetingOptions& options, int rank) {
+std::string info_key(const MeetingOptions& options, int rank) {
   return fmt::format("{}/card/{}", options.prefix, rank);
 }
-std::string verdict_key(const MeetingOptions& options) { return options.prefix + "/verdict"; }
+std::string decision_key(const MeetingOptions& options) { return options.prefix + "/verdict"; }
 std::string formed_key(const MeetingOptions& options, int rank) {
   return fmt::format("{}/formed/{}", options.prefix, rank);
 }
 std::string lost_key(const MeetingOptions& options) { return options.prefix + "/lost"; }
 
-Error lost_error(const JoinCard& card, std::string_view when) {
+Error lost_error(const MemberInfo& info, std::string_view when) {
   ErrorContext context;
-  context.peer = card.rank;
+  context.peer = info.rank;
   return Error(ErrorCode::PeerLost,
-               fmt::format("{} died {} -- look at its output for the reason", describe(card), when), context);
+               fmt::format("{} died {} -- look at its output for the reason", describe(info), when), context);
 }
 
 // An error that others report, with this rank's place added.
-[[noreturn]] void raise_here(const Error& error, const JoinCard& mine, std::string_view place) {
+[[noreturn]] void raise_here(const Error& error, const MemberInfo& mine, std::string_view place) {
   ErrorContext context = error.context();
   context.rank = mine.rank;
   context.host = mine.host;
@@ -37,16 +37,16 @@ Error lost_error(const JoinCard& card, std::string_view when) {
   throw Error(error.code(), fmt::format("join at {}: {}", place, error.what()), std::move(context));
 }
 
-Roster take_verdict(std::string_view bytes, const JoinCard& mine, const MeetingOptions& options) {
-  auto verdict = decode_verdict(bytes);
-  if (!verdict) raise_here(verdict.error(), mine, options.place);
-  if (verdict->entries.size() != static_cast<std::size_t>(mine.size)) {
+Membership take_decision(std::string_view bytes, const MemberInfo& mine, const MeetingOptions& options) {
+  auto decision = decode_decision(bytes);
+  if (!decision) raise_here(decision.error(), mine, options.place);
+  if (decision->entries.size() != static_cast<std::size_t>(mine.size)) {
     raise_here(
         Error(ErrorCode::Mismatch, fmt::format("the world that was formed has {} ranks, and this rank was told {} ({})",
-                                               verdict->entries.size(), mine.size, mine.source)),
+                                               decision->entries.size(), mine.size, mine.source)),
         mine, options.place);
   }
-  return *std::move(verdict);
+  return *std::move(decision);
 }
 
 Error missing_error(store::MeetingStore& store, int size, const MeetingOptions& options) {
@@ -54,13 +54,13 @@ Error missing_error(store::MeetingStore& store, int size, const MeetingOptions& 
   std::string here;
   int count = 0;
   for (int rank = 0; rank < size; ++rank) {
-    const auto bytes = store.try_get(card_key(options, rank));
+    const auto bytes = store.try_get(info_key(options, rank));
     if (!bytes) {
       ++count;
       if (count <= 32) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
     } else if (here.size() < 300) {
-      const auto card = decode_card(*bytes);
-      here += fmt::format("{}{}", here.empty() ? "" : ", ", card ? describe(*card) : fmt::format("rank {}", rank));
+      const auto info = decode_member_info(*bytes);
+      here += fmt::format("{}{}", here.empty() ? "" : ", ", info ? describe(*info) : fmt::format("rank {}", rank));
     }
   }
   if (count > 32) missing += fmt::format(" and {} more", count - 32);
@@ -75,16 +75,17 @@ Error missing_error(store::MeetingStore& store, int size, const MeetingOptions& 
 }
 
 // Leaves a will, then claims the rank; a rank belongs to the first who claims it.
-void claim(store::MeetingStore& store, const JoinCard& mine, const MeetingOptions& options) {
-  const std::string card = encode(mine);
-  const std::string will = encode_verdict(tl::unexpected(lost_error(mine, "before the world was formed")));
-  store.leave_will(verdict_key(options), will);
+void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
+  const std::string info = encode(mine);
+  const std::string will = encode_decision(tl::unexpected(lost_error(mine, "before the world was formed")));
+  store.leave_will(decision_key(options), will);
   if (mine.rank != 0) store.leave_will(lost_key(options), will);
-  const auto holder = store.compare_and_set(card_key(options, mine.rank), std::nullopt, card);
-  if (holder == card) return log::debug("comm", "rank {} of {} is here", mine.rank, mine.size);
-  store.withdraw_will(verdict_key(options));
+  const auto holder = store.compare_and_set(info_key(options, mine.rank), std::nullopt, info);
+  if (holder == info) return log::debug("comm", "rank {} of {} is here", mine.rank, mine.size);
+  store.withdraw_will(decision_key(options));
   store.withdraw_will(lost_key(options));
-  const auto first = holder ? decode_card(*holder) : Result<JoinCard>(fail(ErrorCode::Corrupt, "no card"));
+  const auto first =
+      holder ? decode_member_info(*holder) : Result<MemberInfo>(fail(ErrorCode::Corrupt, "no description of a rank"));
   raise_here(Error(ErrorCode::InvalidArgument,
                    fmt::format(
                        "rank {} is taken: {} has it, and this process (host {}, pid {}, {}) claims it too -- give each "
@@ -93,28 +94,28 @@ void claim(store::MeetingStore& store, const JoinCard& mine, const MeetingOption
              mine, options.place);
 }
 
-// Rank 0: all cards, or what ended the meeting before.
-Result<Roster> collect(store::MeetingStore& store, const JoinCard& mine, const MeetingOptions& options) {
-  std::vector<JoinCard> cards;
+// Rank 0: all descriptions, or what ended the meeting before.
+Result<Membership> collect(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
+  std::vector<MemberInfo> infos;
   for (int rank = 0; rank < mine.size; ++rank) {
-    const std::string keys[] = {verdict_key(options), card_key(options, rank)};
+    const std::string keys[] = {decision_key(options), info_key(options, rank)};
     const auto found = store.get_any(keys, options.deadline);
-    if (found.index == 0) return decode_verdict(found.value);
-    auto card = decode_card(found.value);
-    if (!card) return tl::unexpected(card.error());
-    cards.push_back(*std::move(card));
+    if (found.index == 0) return decode_decision(found.value);
+    auto info = decode_member_info(found.value);
+    if (!info) return tl::unexpected(info.error());
+    infos.push_back(*std::move(info));
   }
-  return judge(cards, options.backends);
+  return judge(infos, options.backends);
 }
 
 // The store ends with us: those who have come should learn the reason from it first.
-void stay_for_bad_news(store::MeetingStore& store, const std::string& bytes, const JoinCard& mine,
+void stay_for_bad_news(store::MeetingStore& store, const std::string& bytes, const MemberInfo& mine,
                        const MeetingOptions& options) {
-  const auto verdict = decode_verdict(bytes);
-  if (verdict) return;
+  const auto decision = decode_decision(bytes);
+  if (decision) return;
   const net::Deadline enough = net::deadline_in(kGrace);
   for (int rank = 0; rank < mine.size; ++rank) {
-    if (rank == mine.rank || rank == verdict.error().context().peer || !store.try_get(card_key(options, rank)))
+    if (rank == mine.rank || rank == decision.error().context().peer || !store.try_get(info_key(options, rank)))
       continue;
     try {
       (void)store.get(formed_key(options, rank), enough);
@@ -126,34 +127,34 @@ void stay_for_bad_news(store::MeetingStore& store, const std::string& bytes, con
 
 }  // namespace
 
-Roster hold_meeting(store::MeetingStore& store, const JoinCard& mine, const MeetingOptions& options) {
+Membership hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   claim(store, mine, options);
-  const std::string key = verdict_key(options);
+  const std::string key = decision_key(options);
   if (mine.rank == 0) {
-    Result<Roster> verdict = fail(ErrorCode::Internal, "no verdict");
+    Result<Membership> decision = fail(ErrorCode::Internal, "no decision");
     try {
-      verdict = collect(store, mine, options);
+      decision = collect(store, mine, options);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::Timeout) throw;
-      verdict = tl::unexpected(missing_error(store, mine.size, options));
+      decision = tl::unexpected(missing_error(store, mine.size, options));
     }
-    const std::string bytes = encode_verdict(verdict);
-    // Somebody's will may have come first; then that is the verdict.
+    const std::string bytes = encode_decision(decision);
+    // Somebody's will may have come first; then that is the decision.
     const std::string final_bytes = store.compare_and_set(key, std::nullopt, bytes).value_or(bytes);
     if (options.serves_store) stay_for_bad_news(store, final_bytes, mine, options);
-    return take_verdict(final_bytes, mine, options);
+    return take_decision(final_bytes, mine, options);
   }
   try {
     const std::string bytes = store.get(key, options.deadline + kGrace);
-    if (!decode_verdict(bytes)) store.set(formed_key(options, mine.rank), "0");  // rank 0 need not stay for us
-    return take_verdict(bytes, mine, options);
+    if (!decode_decision(bytes)) store.set(formed_key(options, mine.rank), "0");  // rank 0 need not stay for us
+    return take_decision(bytes, mine, options);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::Timeout || error.context().operation == "join") throw;
     raise_here(missing_error(store, mine.size, options), mine, options.place);
   }
 }
 
-void leave_meeting(store::MeetingStore& store, const JoinCard& mine, const MeetingOptions& options) {
+void leave_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   if (!options.serves_store) {
     try {
       store.withdraw_will(lost_key(options));
@@ -171,7 +172,7 @@ void leave_meeting(store::MeetingStore& store, const JoinCard& mine, const Meeti
     try {
       const auto found = store.get_any(keys, options.deadline + kGrace);
       if (found.index == 1) {
-        const auto lost = decode_verdict(found.value);
+        const auto lost = decode_decision(found.value);
         raise_here(lost ? Error(ErrorCode::PeerLost, "a rank died") : lost.error(), mine, options.place);
       }
     } catch (const Error& error) {

@@ -1,9 +1,9 @@
-// The meeting of ranks in a store: each claims its rank once and shows its card; rank 0 judges them all and writes one
-// verdict, which everyone takes. A rank that dies meanwhile leaves a verdict behind (its will). Blocks until the
-// deadline at most.
+// The meeting of ranks in a store: each claims its rank once and shows its description; rank 0 judges them all and
+// writes one decision, which everyone takes. A rank that dies meanwhile leaves a decision behind (its will). Blocks
+// until the deadline at most.
 #pragma once
 
-#include "meet/card.h"
+#include "meet/member_info.h"
 #include "net/deadline.h"
 #include "store/meeting_store.h"
 
@@ -21,10 +21,10 @@ struct MeetingOptions {
 };
 
 /// Throws what `cohort::join` throws.
-Roster hold_meeting(store::MeetingStore& store, const JoinCard& mine, const MeetingOptions& options);
+Membership hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
 
 /// After the communicator has been formed: whoever serves the store stays until all have theirs. Throws PeerLost if
 /// a rank died before, Timeout naming those that did not finish.
-void leave_meeting(store::MeetingStore& store, const JoinCard& mine, const MeetingOptions& options);
+void leave_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
 
 }  // namespace cohort::meet

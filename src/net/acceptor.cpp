@@ -30,7 +30,7 @@ Acceptor::Acceptor(std::vector<sys::UniqueFd> listeners, Options options)
   options_.secure.heard = &heard_;
   for (sys::UniqueFd& listener : listeners) {
     const int fd = listener.get();
-    entrances_.push_back({std::move(listener), Door(fd), {}});
+    entrances_.push_back({std::move(listener), RateLimiter(fd), {}});
     sys::close_on_fork(fd);
   }
   // A forked child would keep what is in the set alive in it.
@@ -81,33 +81,34 @@ void Acceptor::turn() {
 
 void Acceptor::accept_all(Entrance& entrance, std::uint32_t which) {
   for (int i = 0; i < kAtOnce; ++i) {
-    auto visitor = entrance.door.next();
-    if (!visitor) break;
-    take(*std::move(visitor));
+    auto incoming = entrance.limiter.next();
+    if (!incoming) break;
+    take(*std::move(incoming));
   }
-  entrance.shut_until = entrance.door.shut_until();
-  if (entrance.shut_until) watch(entrance.listener.get(), 0, kOfListener | which, false);
+  entrance.paused_until = entrance.limiter.paused_until();
+  if (entrance.paused_until) watch(entrance.listener.get(), 0, kOfListener | which, false);
 }
 
-void Acceptor::take(Door::Visitor visitor) {
+void Acceptor::take(RateLimiter::PendingConnection incoming) {
   auto connection =
       options_.secret
-          ? SecureConnection::with_secret(std::move(visitor.socket), Role::Server, *options_.secret, options_.secure)
-          : SecureConnection::same_user(std::move(visitor.socket), Role::Server, options_.secure);
+          ? SecureConnection::with_secret(std::move(incoming.socket), Role::Server, *options_.secret, options_.secure)
+          : SecureConnection::same_user(std::move(incoming.socket), Role::Server, options_.secure);
   if (!connection) {
-    for (Entrance& each : entrances_) each.door.turn_away(visitor.source);
+    for (Entrance& each : entrances_) each.limiter.record_failure(incoming.source);
     if (options_.on_refused) options_.on_refused({"somebody", connection.error(), false});
     return;
   }
   const std::uint32_t number = ++last_;
   const auto at =
-      waiting_.emplace(number, Pending{*std::move(connection), visitor.source, Clock::now() + options_.patience}).first;
+      waiting_.emplace(number, Pending{*std::move(connection), incoming.source, Clock::now() + options_.patience})
+          .first;
   const int fd = at->second.connection.fd();
   sys::close_on_fork(fd);
   if (!watch(fd, EPOLLIN, kOfPending | number, true)) return refuse(at, Error(ErrorCode::Io, errno_text(errno)));
   advance(at);  // often it has spoken already
   if (waiting_.size() <= options_.most_pending) return;
-  const auto last = who_has_to_go(waiting_, [](const auto& each) { return each.second.connection.credible(); });
+  const auto last = pick_eviction(waiting_, [](const auto& each) { return each.second.connection.credible(); });
   refuse(last, Error(ErrorCode::Timeout, fmt::format("{} did not prove the secret before too many others came",
                                                      last->second.connection.peer())));
 }
@@ -117,7 +118,7 @@ void Acceptor::advance(Waiting::iterator at) {
   const auto moved = pending.connection.advance();
   if (!pending.proven && pending.connection.established()) {
     pending.proven = true;
-    for (Entrance& each : entrances_) each.door.let_in(pending.source);
+    for (Entrance& each : entrances_) each.limiter.record_success(pending.source);
   }
   if (auto first = pending.connection.next_message()) {
     accepted_.push_back({give_away(at), *std::move(first)});
@@ -137,7 +138,7 @@ void Acceptor::refuse(Waiting::iterator at, const Error& why) {
   waiting_.erase(at);
   sys::forget_on_fork(pending.connection.fd());
   if (!pending.proven) {
-    for (Entrance& each : entrances_) each.door.turn_away(pending.source);
+    for (Entrance& each : entrances_) each.limiter.record_failure(pending.source);
   }
   if (options_.on_refused) options_.on_refused({pending.connection.peer(), why, pending.proven});
 }
@@ -162,8 +163,8 @@ void Acceptor::look_at_clock() {
   }
   for (std::size_t i = 0; i < entrances_.size(); ++i) {
     Entrance& each = entrances_[i];
-    if (!each.shut_until || *each.shut_until > now) continue;
-    each.shut_until.reset();
+    if (!each.paused_until || *each.paused_until > now) continue;
+    each.paused_until.reset();
     watch(each.listener.get(), EPOLLIN, kOfListener | i, false);
   }
 }
@@ -172,7 +173,7 @@ void Acceptor::look_at_clock() {
 void Acceptor::arm() {
   Clock::time_point wake = waiting_.empty() ? Clock::time_point::max() : waiting_.begin()->second.until;
   for (const Entrance& each : entrances_) {
-    if (each.shut_until) wake = std::min(wake, *each.shut_until);
+    if (each.paused_until) wake = std::min(wake, *each.paused_until);
   }
   // One that is too early does no harm.
   if (wake >= armed_) return;

@@ -1,11 +1,11 @@
 // Takes connections in at listeners, all of one service, and gives away those whose other end has proved itself and
-// said its first message. Until then they are few, have a deadline, and cost as little as a Door lets them. Owns its
-// listeners and the connections that it has not given away. Has no thread: `fd` is an epoll descriptor that is readable
-// whenever `next` has something to do, deadlines included. One thread at a time.
+// said its first message. Until then they are few, have a deadline, and cost as little as a RateLimiter lets them. Owns
+// its listeners and the connections that it has not given away. Has no thread: `fd` is an epoll descriptor that is
+// readable whenever `next` has something to do, deadlines included. One thread at a time.
 #pragma once
 
-#include "net/door.h"
-#include "net/heard.h"
+#include "net/rate_limiter.h"
+#include "net/replay_filter.h"
 #include "net/secure_connection.h"
 #include "sys/unique_fd.h"
 
@@ -31,7 +31,7 @@ class Acceptor {
   struct Options {
     std::optional<Secret> secret = {};  ///< without one, for Unix names only: this user's processes
     SecureOptions secure = {};          ///< `heard` is the acceptor's own
-    std::size_t most_pending = 128;     ///< of more, `who_has_to_go` says which goes
+    std::size_t most_pending = 128;     ///< of more, `pick_eviction` says which goes
     std::chrono::milliseconds patience = std::chrono::seconds(5);
     std::function<void(const Refusal&)> on_refused = {};
   };
@@ -55,8 +55,8 @@ class Acceptor {
   using Clock = std::chrono::steady_clock;
   struct Entrance {
     sys::UniqueFd listener;
-    Door door;
-    std::optional<Clock::time_point> shut_until;  ///< it is not watched
+    RateLimiter limiter;
+    std::optional<Clock::time_point> paused_until;  ///< it is not watched
   };
   struct Pending {
     SecureConnection connection;
@@ -69,7 +69,7 @@ class Acceptor {
 
   void turn();
   void accept_all(Entrance& entrance, std::uint32_t which);
-  void take(Door::Visitor visitor);
+  void take(RateLimiter::PendingConnection incoming);
   void advance(Waiting::iterator at);
   void refuse(Waiting::iterator at, const Error& why);
   SecureConnection give_away(Waiting::iterator at);
@@ -78,7 +78,7 @@ class Acceptor {
   void arm();
 
   Options options_;
-  Heard heard_;
+  ReplayFilter heard_;
   sys::UniqueFd epoll_;
   sys::UniqueFd clock_;  ///< a timerfd
   Clock::time_point armed_ = Clock::time_point::max();

@@ -146,7 +146,7 @@ class RpcServer::Impl {
     accept_when_ready();
   }
 
-  // One line a second is enough for whoever knocks at the door.
+  // One line a second is enough for whoever knocks at the listener.
   void complain(const Error& error) {
     const auto now = std::chrono::steady_clock::now();
     // Of all addresses that are offered to a client it tries several, and goes from the others once one has answered.

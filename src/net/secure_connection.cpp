@@ -156,8 +156,8 @@ struct SecureConnection::Impl {
       if (!tls) {
         // What is no TLS costs no TLS, nor does a repetition, unless it comes in other pieces.
         if (bytes.front() != kTlsHandshake) return not_authenticated("it does not speak TLS");
-        if (options.heard != nullptr && bytes.size() >= kHelloRandom + Heard::Words().size()) {
-          Heard::Words words{};
+        if (options.heard != nullptr && bytes.size() >= kHelloRandom + ReplayFilter::Words().size()) {
+          ReplayFilter::Words words{};
           std::memcpy(words.data(), bytes.data() + kHelloRandom, words.size());
           if (options.heard->knows(words)) return not_authenticated(kRepeats);
         }

@@ -6,7 +6,7 @@
 
 #include "base/result.h"
 #include "net/deadline.h"
-#include "net/heard.h"
+#include "net/replay_filter.h"
 #include "net/secret.h"
 #include "net/tls_stream.h"
 #include "sys/unique_fd.h"
@@ -29,7 +29,7 @@ struct SecureOptions {
   /// Longer messages are refused on both ends; memory for one grows with what has arrived, not with what was announced.
   std::size_t longest_message = (std::size_t{64} << 20) + (std::size_t{64} << 10);
   /// Of a listener's server ends: who repeats the first words of another one fails. Has to outlive their handshakes.
-  Heard* heard = nullptr;
+  ReplayFilter* heard = nullptr;
   /// The socket can be given away: nothing is read beyond the record that ends a message.
   bool detachable = false;
 };

@@ -310,7 +310,7 @@ TEST(SecureConnection, FirstWordsCountOnceForAListener) {
   const std::string of_client = record_a_conversation(secret).of_client;
   const std::size_t hello = 5 + (static_cast<std::size_t>(static_cast<unsigned char>(of_client[3])) << 8 |
                                  static_cast<unsigned char>(of_client[4]));  // its record's length
-  Heard heard;
+  ReplayFilter heard;
   // In one piece and, since the pieces are his choice who repeats them, in several.
   std::size_t times = 0;
   for (const std::size_t piece : {hello, hello, std::size_t{100}}) {

@@ -74,9 +74,9 @@ Result<bool> TlsSession::handshake() {
   return fail(ErrorCode::InvalidArgument, "{}", impl_->end->handshake_failure());
 }
 
-std::optional<Heard::Words> TlsSession::proven_hello() const {
+std::optional<ReplayFilter::Words> TlsSession::proven_hello() const {
   if (!impl_->end->server() || !impl_->end->proven()) return std::nullopt;
-  Heard::Words words{};
+  ReplayFilter::Words words{};
   if (::SSL_get_client_random(impl_->ssl, words.data(), words.size()) != words.size()) return std::nullopt;
   return words;
 }

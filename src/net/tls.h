@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "net/heard.h"
+#include "net/replay_filter.h"
 #include "net/secret.h"
 
 #include <array>
@@ -27,7 +27,7 @@ class TlsSession {
   /// True when it is over and the peer has proved the secret; an error says what was wrong with the peer.
   Result<bool> handshake();
   /// Of a server: the client's first words, once it is sure that somebody made them with the secret.
-  std::optional<Heard::Words> proven_hello() const;
+  std::optional<ReplayFilter::Words> proven_hello() const;
   /// Appends what has been decrypted; false when the peer has said good-bye.
   Result<bool> read(std::string& plain);
   Result<void> write(std::string_view plain);

@@ -1,4 +1,4 @@
-// What all ranks brought to an operation, and the verdict on it: the same on all of them, so they all decide alike.
+// What all ranks brought to an operation, and the decision on it: the same on all of them, so they all decide alike.
 // Whoever runs operations fills in `brought` by its own means. Pure; belongs to its thread.
 #pragma once
 
@@ -44,7 +44,7 @@ Error refusal(const std::string& operation, int rank, const std::string& host, s
 
 Disagreement unequal_counts(int from, std::int64_t sent, int to, std::int64_t expected, int rank);
 
-/// all_to_all_v. Every rank looks at all pairs, so all come to the same verdict.
+/// all_to_all_v. Every rank looks at all pairs, so all come to the same decision.
 template <class Sent, class Expected>
 std::optional<Disagreement> compare_counts(int ranks, int rank, Sent sent, Expected expected) {
   for (int from = 0; from < ranks; ++from) {

@@ -1,5 +1,5 @@
 // What a rank says of an operation before it begins. All ranks of a world compare all of them (agreement.h), so all
-// come to the same verdict. Plain values of one layout, which travel between the ranks of one build.
+// come to the same decision. Plain values of one layout, which travel between the ranks of one build.
 #pragma once
 
 #include "comm/request.h"

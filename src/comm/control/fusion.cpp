@@ -35,7 +35,7 @@ std::size_t fusible_run(std::span<const Request> requests) noexcept {
 
 Request fuse(std::span<const Request> requests, std::byte* buffer) {
   Request together = requests.front();
-  together.finding = nullptr;  // each looks at its own result, which is small
+  together.finite_check = nullptr;  // each looks at its own result, which is small
   together.input = together.output = buffer;
   together.input_count = 0;
   Counts counts;

@@ -33,7 +33,7 @@ Descriptor describe(const Request& request) noexcept {
   own.op = request.op;
   own.weighted = request.weighted ? 1 : 0;
   own.bf16_wire = request.bf16_wire ? 1 : 0;
-  own.check_finite = request.finding ? 1 : 0;
+  own.check_finite = request.finite_check ? 1 : 0;
   own.root = request.root;
   own.weight = request.weight;
   own.prescale = request.prescale;

@@ -40,7 +40,7 @@ Work Queue::enqueue(std::vector<Request> requests, Clock::time_point called, boo
 
 int Queue::join(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
-  const Attending attending(waiters_);
+  const WaiterCount counted(waiters_);
   while (running_ || !queue_.empty()) {
     if (running_) {
       work_done_.wait(lock);
@@ -72,7 +72,7 @@ bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
   if (work.done()) return true;
   const bool patient = limit == Clock::time_point::max();
   std::unique_lock lock(mutex_);
-  const Attending attending(waiters_);
+  const WaiterCount counted(waiters_);
   while (!work.done()) {
     // What does not take long once all have come is run here while there is time for them to come. The rest is left to
     // the thread: who has little time cannot take on what may take longer.

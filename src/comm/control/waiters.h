@@ -15,18 +15,18 @@ struct Waiters {
 };
 
 /// Counts the caller among those who wait, as long as it lives.
-class Attending {
+class WaiterCount {
  public:
-  explicit Attending(Waiters& waiters) : waiters_(waiters), of_program_(sys::in_service_thread() ? 0 : 1) {
+  explicit WaiterCount(Waiters& waiters) : waiters_(waiters), of_program_(sys::in_service_thread() ? 0 : 1) {
     waiters_.attended.fetch_add(1, std::memory_order_relaxed);
     waiters_.awaited.fetch_add(of_program_, std::memory_order_relaxed);
   }
-  ~Attending() {
+  ~WaiterCount() {
     waiters_.attended.fetch_sub(1, std::memory_order_relaxed);
     waiters_.awaited.fetch_sub(of_program_, std::memory_order_relaxed);
   }
-  Attending(const Attending&) = delete;
-  Attending& operator=(const Attending&) = delete;
+  WaiterCount(const WaiterCount&) = delete;
+  WaiterCount& operator=(const WaiterCount&) = delete;
 
  private:
   Waiters& waiters_;

@@ -16,36 +16,36 @@ std::shared_ptr<mpi::Endpoint> endpoint_for(const FormOptions& options) {
 }
 
 /// MPI's number of each rank.
-std::vector<int> processes_of(const std::vector<transport::tcp::WireCard>& cards, const mpi::Endpoint& endpoint) {
+std::vector<int> processes_of(const std::vector<transport::tcp::PeerInfo>& infos, const mpi::Endpoint& endpoint) {
   std::vector<int> processes;
   std::map<int, int> rank_of;
-  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    const transport::tcp::WireCard& card = cards[rank];
-    if (card.mpi_job != cards.front().mpi_job || card.mpi_process < 0 || card.mpi_process >= endpoint.size()) {
+  for (std::size_t rank = 0; rank < infos.size(); ++rank) {
+    const transport::tcp::PeerInfo& info = infos[rank];
+    if (info.mpi_job != infos.front().mpi_job || info.mpi_process < 0 || info.mpi_process >= endpoint.size()) {
       raise(ErrorCode::Mismatch,
             "MPI as transport: rank {} ({}) and rank 0 ({}) are not processes of one start of mpirun or srun, so MPI "
             "does not connect them -- start all ranks by one mpirun, of the MPI that the plug-in is made for ({})",
-            rank, card.host, cards.front().host, endpoint.library());
+            rank, info.host, infos.front().host, endpoint.library());
     }
-    const auto [entry, is_new] = rank_of.emplace(card.mpi_process, static_cast<int>(rank));
+    const auto [entry, is_new] = rank_of.emplace(info.mpi_process, static_cast<int>(rank));
     if (!is_new) {
       raise(ErrorCode::Mismatch,
             "MPI as transport: ranks {} and {} are in one process, and MPI connects processes -- give each rank a "
             "process, or use the transport tcp",
             entry->second, rank);
     }
-    processes.push_back(card.mpi_process);
+    processes.push_back(info.mpi_process);
   }
   return processes;
 }
 
 }  // namespace
 
-void complete_card(transport::tcp::WireCard& card, const FormOptions& options) {
+void complete_info(transport::tcp::PeerInfo& info, const FormOptions& options) {
   if (options.transport != transport::TransportKind::Mpi) return;
   const std::shared_ptr<mpi::Endpoint> endpoint = endpoint_for(options);
-  card.mpi_process = endpoint->rank();
-  card.mpi_job = endpoint->job();
+  info.mpi_process = endpoint->rank();
+  info.mpi_job = endpoint->job();
 }
 
 std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,
@@ -53,10 +53,10 @@ std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,
                                                      transport::tcp::Listeners listeners,
                                                      transport::TransportEvents& events) {
   if (options.transport != transport::TransportKind::Mpi) {
-    if (tcp.rank == 0) log::info("plan", "{} ranks, between hosts over TCP", tcp.cards.size());
+    if (tcp.rank == 0) log::info("plan", "{} ranks, between hosts over TCP", tcp.infos.size());
     return std::make_unique<transport::tcp::TcpTransport>(std::move(tcp), std::move(listeners), events);
   }
-  if (tcp.cards.front().protection == transport::tcp::Protection::Encrypted) {
+  if (tcp.infos.front().protection == transport::tcp::Protection::Encrypted) {
     raise(
         ErrorCode::InvalidArgument,
         "COHORT_ENCRYPT=1 with MPI as transport -- what goes through MPI cannot be encrypted here -- use the transport "
@@ -64,10 +64,10 @@ std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,
   }
   mpi::MpiTransport::Options own;
   own.endpoint = endpoint_for(options);
-  own.processes = processes_of(tcp.cards, *own.endpoint);
+  own.processes = processes_of(tcp.infos, *own.endpoint);
   own.world = transport::tcp::world_number(*tcp.secret);
   if (tcp.rank == 0)
-    log::info("plan", "{} ranks, between hosts over MPI ({})", tcp.cards.size(), own.endpoint->library());
+    log::info("plan", "{} ranks, between hosts over MPI ({})", tcp.infos.size(), own.endpoint->library());
   return std::make_unique<mpi::MpiTransport>(std::move(own), std::move(tcp), std::move(listeners), events);
 }
 

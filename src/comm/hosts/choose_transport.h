@@ -9,9 +9,9 @@
 
 namespace cohort::comm::hosts {
 
-/// Adds to a rank's card what the others need to know for the world's transport. Where that is MPI, the first call in a
-/// process begins it, collectively. Throws why it is not there.
-void complete_card(transport::tcp::WireCard& card, const FormOptions& options);
+/// Adds to a rank's description what the others need to know for the world's transport. Where that is MPI, the first
+/// call in a process begins it, collectively. Throws why it is not there.
+void complete_info(transport::tcp::PeerInfo& info, const FormOptions& options);
 
 /// Throws Mismatch where the ranks cannot reach each other by it.
 std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,

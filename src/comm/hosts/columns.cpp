@@ -53,7 +53,8 @@ void Engine::reduce_columns(const Request& request, const Members& members) {
   way.per_piece = static_cast<std::int64_t>(piece) + (alone ? 0 : static_cast<std::int64_t>(64 / way.element));
   way.blocks = (request.input_count + way.per_block - 1) / way.per_block;
   while (blocks_.size() < static_cast<std::size_t>(kBlocksAhead + 1)) blocks_.push_back(std::make_unique<Block>());
-  while (pieces_.size() < static_cast<std::size_t>(Pace::kMostAhead)) pieces_.push_back(std::make_unique<Piece>());
+  while (pieces_.size() < static_cast<std::size_t>(ChunkTuner::kMostAhead))
+    pieces_.push_back(std::make_unique<Piece>());
   ahead_ = pace_.ahead(pieces_doubled_);
   const auto begun = Clock::now();
   for (std::int64_t step = -kBlocksAhead; step < way.blocks; ++step) {

@@ -32,8 +32,8 @@ constexpr auto kTelling = 1s;   // for others to be told why the world ended
 Core::Core(const FormOptions& options, std::unique_ptr<Place> place)
     : Queue(times::wanted()),
       world_(options, std::move(place)),
-      post_({world_, observer_, drivers_, [this]() -> std::shared_ptr<void> { return shared_from_this(); }}),
-      engine_(world_, waiters_, [this] { post_.look_after(); }) {}
+      messenger_({world_, observer_, drivers_, [this]() -> std::shared_ptr<void> { return shared_from_this(); }}),
+      engine_(world_, waiters_, [this] { messenger_.look_after(); }) {}
 
 void Core::begin() {
   thread_ = sys::start_without_signals([self = std::static_pointer_cast<Core>(shared_from_this())] { self->serve(); });
@@ -49,7 +49,7 @@ Work Core::submit(const Request& request) {
 Work Core::submit_message(const Request& request) {
   const Layout& layout = world_.layout();
   if (request.root == kAnySource && layout.locals > 1) return receive_any(request);
-  if (request.root == kAnySource || layout.host_of(request.root) != layout.host) return post_.submit(request);
+  if (request.root == kAnySource || layout.host_of(request.root) != layout.host) return messenger_.submit(request);
   Request own = request;
   own.root = layout.local_of(request.root);
   return world_.local().start(own);
@@ -61,14 +61,14 @@ Work Core::receive_any(const Request& request) {
   Request there = request;
   Request here = request;
   there.claim = here.claim = claim;
-  here.timeout += kTelling;  // the post looks after the deadline, and names all ranks
+  here.timeout += kTelling;  // the messenger looks after the deadline, and names all ranks
   const auto receive =
       std::make_shared<AnyReceive>(claim, world_.layout(), [self = shared_from_this()] { return self->in_child(); });
   if (here_first_.exchange(!here_first_.load())) {
     receive->here = world_.local().start(here);
-    receive->there = post_.submit(there);
+    receive->there = messenger_.submit(there);
   } else {
-    receive->there = post_.submit(there);
+    receive->there = messenger_.submit(there);
     receive->here = world_.local().start(here);
   }
   receive->begin();
@@ -87,7 +87,7 @@ std::byte* Core::fusing() {
 
 void Core::abort(std::string_view reason) {
   const Layout& layout = world_.layout();
-  world_.end(ErrorCode::Aborted, -1, world_.subject().number(),
+  world_.end(ErrorCode::Aborted, -1, world_.label().number(),
              fmt::format("aborted by rank {} on {} -- {}", layout.rank, world_.options().placement.host, reason));
   world_.transport().wake();
 }
@@ -109,7 +109,7 @@ void Core::serve() {
       run_front(lock);
       continue;
     }
-    if (stopping_ && !running_ && queue_.empty() && post_.idle()) break;
+    if (stopping_ && !running_ && queue_.empty() && messenger_.idle()) break;
     const bool driven = running_ || drivers_.load(std::memory_order_relaxed) > 0;
     const bool awake = driven || !queue_.empty() || now - active_ < kAwake;
     if (awake) {
@@ -125,12 +125,12 @@ void Core::serve() {
       transport.progress();
     }
     world_.tell_if_ended();
-    post_.look_after();
+    messenger_.look_after();
     lock.lock();
     asleep_ = false;
   }
   lock.unlock();
-  post_.look_after();  // a letter may have completed the last message while another thread drove
+  messenger_.look_after();  // a message may have completed the last message while another thread drove
   const auto limit = Clock::now() + (world_.ended() ? kTelling : kLeaving);
   while (!transport.flushed() && Clock::now() < limit) transport.sleep(10ms);
   transport.leave();

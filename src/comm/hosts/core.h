@@ -4,7 +4,7 @@
 
 #include "comm/control/queue.h"
 #include "comm/hosts/engine.h"
-#include "comm/hosts/post.h"
+#include "comm/hosts/messenger.h"
 #include "comm/hosts/world.h"
 
 #include <atomic>
@@ -41,7 +41,7 @@ class Core final : public Queue {
   World world_;
   std::atomic<int> drivers_{0};
   std::atomic<bool> here_first_{true};
-  Post post_;
+  Messenger messenger_;
   Engine engine_;
   bool asleep_ = false;  // the thread sleeps in the transport
   std::vector<std::byte> fusing_;

@@ -33,9 +33,9 @@ Engine::Engine(World& world, Waiters& waiters, std::function<void()> meanwhile)
       beside_bytes_(layout_.hosts == 2 ? std::size_t{32} << 10
                                        : std::max<std::size_t>(
                                              1024, (std::size_t{16} << 10) / static_cast<std::size_t>(layout_.hosts))),
-      pace_(layout_),
+      tuner_(layout_),
       round_(layout_.size),
-      cards_(static_cast<std::size_t>(layout_.hosts)),
+      infos_(static_cast<std::size_t>(layout_.hosts)),
       scratch_(8) {
   local_.serve_larger(waiters, [this] { while_with_neighbours(); });
 }
@@ -50,7 +50,7 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
   wire_bytes_ = 0;
   local_.called_at(called_, timeout_);
   const Descriptor own = describe(request);
-  world_.subject().begin(sequence_, own);
+  world_.label().begin(sequence_, own);
   announce(own);
   if (event != nullptr) event->sequence = sequence_;
   try {
@@ -93,7 +93,7 @@ int Engine::join(std::chrono::milliseconds patience) {
     own.kind = Kind::Joined;
     own.count = ticket;
     own.detail = clock;
-    world_.subject().begin(sequence_, own);
+    world_.label().begin(sequence_, own);
     announce(own);
     round(nullptr, own);
     if (round_.active.empty()) break;
@@ -179,7 +179,7 @@ void Engine::look_after(const std::function<std::vector<int>()>& missing_now) {
       ErrorCode::Timeout, missing.size() > 1 && over_ ? -1 : missing.front(), sequence_,  // -1: nobody is accused
       fmt::format("{} timed out {} -- rank {} ({}), operation {} -- {} -- is it stopped, slow, or in another branch of "
                   "the program? give a longer timeout if it is only slow",
-                  world_.subject().doing(), after, layout_.rank, world_.options().placement.host, sequence_,
+                  world_.label().doing(), after, layout_.rank, world_.options().placement.host, sequence_,
                   omission(missing)));
 }
 

@@ -7,7 +7,7 @@
 #include "comm/control/agreement.h"
 #include "comm/control/operation.h"
 #include "comm/control/waiters.h"
-#include "comm/hosts/pace.h"
+#include "comm/hosts/chunk_tuner.h"
 #include "comm/hosts/world.h"
 #include "comm/kernels/fold.h"
 #include "comm/local/slices.h"
@@ -38,8 +38,7 @@ class FrameGuard {
   /// Ends the world if nothing else has. Out of memory here, too: the process ends, and its peers name it.
   ~FrameGuard() noexcept {
     if (std::uncaught_exceptions() == exceptions_) return;
-    if (!world_.ended())
-      world_.end(ErrorCode::Internal, -1, world_.subject().number(), "out of memory in an operation");
+    if (!world_.ended()) world_.end(ErrorCode::Internal, -1, world_.label().number(), "out of memory in an operation");
     world_.tell_if_ended();
   }
   FrameGuard(const FrameGuard&) = delete;
@@ -79,21 +78,21 @@ class Engine {
   using Slice = local::Slice;
 
   /// Steps of an operation whose frames must not be mixed up; the upper bits of their tags.
-  enum class Step : std::uint32_t { Card, Raw, Folded, Chain, Block, Direct, Partial };
+  enum class Step : std::uint32_t { Info, Raw, Folded, Chain, Block, Direct, Partial };
   static std::uint32_t tag(Step step, std::int64_t index) noexcept {
     return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
   }
-  struct CardHeader {
+  struct InfoHeader {
     static constexpr std::uint16_t kUniform = 1;
     std::uint32_t ranks = 0;
     std::uint16_t flags = 0;
-    std::uint16_t pace = 0;  // that this host's leader would like
+    std::uint16_t doublings = 0;  // that this host's leader would like
     std::uint64_t payload = 0;
   };
   /// From the leader to its host.
-  struct Verdict {
+  struct Decision {
     std::uint64_t uniform = 0;
-    std::uint64_t pace = 0;
+    std::uint64_t doublings = 0;
   };
 
   /// Which ranks are folded, and by what each is multiplied first.
@@ -181,7 +180,7 @@ class Engine {
     world_.local_world().state(layout_.local).away.store(away ? 1 : 0, std::memory_order_relaxed);
   }
   std::string omission(const std::vector<int>& missing) const;
-  /// Of the operation whose round is over: cards say only what is brought, and any two ranks may exchange them.
+  /// Of the operation whose round is over: descriptions say only what is brought, and any two ranks may exchange them.
   bool moves_objects() const noexcept { return over_ && may_be_object(round_.agreed.dtype); }
   void send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);
   void receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
@@ -193,8 +192,8 @@ class Engine {
   void round(const Request* request, const Descriptor& own);
   bool beside(const Request& request) const noexcept;
   bool folds_in_place(const Request& request) const noexcept;
-  void exchange_cards(const Request* request, const Descriptor& own, const std::byte* payload);
-  bool take_card(int host, std::string_view bytes, const Descriptor& own);
+  void exchange_infos(const Request* request, const Descriptor& own, const std::byte* payload);
+  bool take_info(int host, std::string_view bytes, const Descriptor& own);
   void settle(const Descriptor& own);
   std::optional<Disagreement> disagreement() const;
   std::optional<Disagreement> compare_counts(const Request& request);
@@ -249,7 +248,7 @@ class Engine {
   const Waiters& waiters_;
   const std::function<void()> meanwhile_;
   std::size_t beside_bytes_ = 0;
-  Pace pace_;
+  ChunkTuner tuner_;
 
   std::uint64_t sequence_ = 0;
   Clock::time_point called_{};
@@ -269,9 +268,9 @@ class Engine {
   bool over_ = false;                    // all ranks have come to the operation
   bool agreed_here_ = false;             // those of this host bring the same, without weights
   std::vector<Descriptor> here_brings_;  // one if they agree, else all of them
-  std::vector<std::byte> card_;
-  std::vector<std::vector<std::byte>> cards_;  // by host
-  std::vector<std::byte> small_;               // a verdict, and the result behind it
+  std::vector<std::byte> info_;
+  std::vector<std::vector<std::byte>> infos_;  // by host
+  std::vector<std::byte> small_;               // a decision, and the result behind it
   std::vector<std::vector<std::byte>> scratch_;
   std::vector<std::unique_ptr<Block>> blocks_;  // kept, so that memory is touched once
   std::vector<std::unique_ptr<Piece>> pieces_;

@@ -1,4 +1,4 @@
-// Rounds: how all ranks learn what all others bring, and come to one verdict before anything is delivered. Small sums
+// Rounds: how all ranks learn what all others bring, and come to one decision before anything is delivered. Small sums
 // travel along.
 #include "comm/hosts/engine.h"
 
@@ -20,7 +20,7 @@ bool Engine::beside(const Request& request) const noexcept {
   return request.input_bytes() <= beside_bytes_ / share;
 }
 
-/// Whether the sum of a card goes straight to where it is wanted.
+/// Whether the sum of a description goes straight to where it is wanted.
 bool Engine::folds_in_place(const Request& request) const noexcept {
   return layout_.locals == 1 && destination(request, 0) != nullptr;
 }
@@ -78,25 +78,25 @@ void Engine::round(const Request* request, const Descriptor& own) {
   const bool brings_result = agreed_here_ && request != nullptr && beside(*request);
   const std::byte* const payload = brings_result ? small_partial(*request) : nullptr;
   const std::size_t bytes = brings_result ? request->input_bytes() : 0;
-  small_.resize(sizeof(Verdict) + bytes);
-  Verdict verdict;
+  small_.resize(sizeof(Decision) + bytes);
+  Decision decision;
   if (layout_.leads()) {
-    exchange_cards(brings_result ? request : nullptr, own, payload);
-    verdict.uniform = round_.uniform ? 1 : 0;
-    verdict.pace = static_cast<std::uint64_t>(pieces_doubled_);
-    std::memcpy(small_.data(), &verdict, sizeof verdict);
+    exchange_infos(brings_result ? request : nullptr, own, payload);
+    decision.uniform = round_.uniform ? 1 : 0;
+    decision.doublings = static_cast<std::uint64_t>(pieces_doubled_);
+    std::memcpy(small_.data(), &decision, sizeof decision);
   }
   if (layout_.locals > 1) {
     with_neighbours([&] { local_.hand_out(small_.data(), small_.size()); });
-    std::memcpy(&verdict, small_.data(), sizeof verdict);
-    round_.uniform = verdict.uniform != 0;
-    pieces_doubled_ = static_cast<int>(verdict.pace);
+    std::memcpy(&decision, small_.data(), sizeof decision);
+    round_.uniform = decision.uniform != 0;
+    pieces_doubled_ = static_cast<int>(decision.doublings);
     if (!round_.uniform) {
       with_neighbours([&] { local_.hand_out(round_.brought.data(), round_.brought.size() * sizeof(Descriptor)); });
     }
   }
   if (round_.uniform && brings_result && !folds_in_place(*request)) {
-    const std::byte* const result = small_.data() + sizeof verdict;
+    const std::byte* const result = small_.data() + sizeof decision;
     if (std::byte* const to = destination(*request, 0)) {
       std::memcpy(to, result, bytes);
     } else {
@@ -113,19 +113,19 @@ void Engine::round(const Request* request, const Descriptor& own) {
   }
 }
 
-/// Leaders: each sends its host's card to all others.
-void Engine::exchange_cards(const Request* request, const Descriptor& own, const std::byte* payload) {
+/// Leaders: each sends its host's description to all others.
+void Engine::exchange_infos(const Request* request, const Descriptor& own, const std::byte* payload) {
   const std::size_t bytes = request != nullptr ? request->input_bytes() : 0;
   const std::size_t described = here_brings_.size();
-  CardHeader header;
+  InfoHeader header;
   header.ranks = static_cast<std::uint32_t>(layout_.locals);
-  header.flags = agreed_here_ ? CardHeader::kUniform : std::uint16_t{0};
-  header.pace = static_cast<std::uint16_t>(pace_.doublings());
+  header.flags = agreed_here_ ? InfoHeader::kUniform : std::uint16_t{0};
+  header.doublings = static_cast<std::uint16_t>(tuner_.doublings());
   header.payload = bytes;
-  card_.resize(sizeof header + described * sizeof(Descriptor) + bytes);
-  std::memcpy(card_.data(), &header, sizeof header);
-  std::memcpy(card_.data() + sizeof header, here_brings_.data(), described * sizeof(Descriptor));
-  if (bytes > 0) std::memcpy(card_.data() + sizeof header + described * sizeof(Descriptor), payload, bytes);
+  info_.resize(sizeof header + described * sizeof(Descriptor) + bytes);
+  std::memcpy(info_.data(), &header, sizeof header);
+  std::memcpy(info_.data() + sizeof header, here_brings_.data(), described * sizeof(Descriptor));
+  if (bytes > 0) std::memcpy(info_.data() + sizeof header + described * sizeof(Descriptor), payload, bytes);
 
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
   std::vector<transport::Outgoing> out(hosts);
@@ -134,9 +134,9 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   for (int host = 0; host < layout_.hosts; ++host) {
     const auto h = static_cast<std::size_t>(host);
     if (host == layout_.host) continue;
-    cards_[h].resize(sizeof header + layout_.on(host).size() * sizeof(Descriptor) + beside_bytes_);
-    receive(in[h], layout_.leader(host), tag(Step::Card, 0), cards_[h].data(), cards_[h].size());
-    send(out[h], layout_.leader(host), tag(Step::Card, 0), card_.data(), card_.size());
+    infos_[h].resize(sizeof header + layout_.on(host).size() * sizeof(Descriptor) + beside_bytes_);
+    receive(in[h], layout_.leader(host), tag(Step::Info, 0), infos_[h].data(), infos_[h].size());
+    send(out[h], layout_.leader(host), tag(Step::Info, 0), info_.data(), info_.size());
   }
   // All at once, so that everyone who is missing is named.
   std::size_t next = 0;
@@ -160,46 +160,46 @@ void Engine::exchange_cards(const Request* request, const Descriptor& own, const
   }
 
   round_.uniform = agreed_here_;
-  pieces_doubled_ = pace_.doublings();
+  pieces_doubled_ = tuner_.doublings();
   for (std::size_t i = 0; i < layout_.here().size(); ++i) {
     round_.brought[static_cast<std::size_t>(layout_.here()[i])] = here_brings_[agreed_here_ ? 0 : i];
   }
   for (int host = 0; host < layout_.hosts; ++host) {
     if (host == layout_.host) continue;
-    const auto& card = cards_[static_cast<std::size_t>(host)];
+    const auto& info = infos_[static_cast<std::size_t>(host)];
     const std::size_t length = in[static_cast<std::size_t>(host)].bytes;
-    if (!take_card(host, {reinterpret_cast<const char*>(card.data()), std::min(length, card.size())}, own)) {
+    if (!take_info(host, {reinterpret_cast<const char*>(info.data()), std::min(length, info.size())}, own)) {
       world_.end_and_throw(ErrorCode::Corrupt, layout_.leader(host), sequence_,
-                           fmt::format("rank {} ({}) sent a card of {} bytes that is none", layout_.leader(host),
-                                       world_.host_name(layout_.leader(host)), length));
+                           fmt::format("rank {} ({}) sent a description of {} bytes that cannot be read",
+                                       layout_.leader(host), world_.host_name(layout_.leader(host)), length));
     }
   }
   if (!round_.uniform || bytes == 0) return;
   std::vector<const void*> partials;
   for (std::size_t h = 0; h < hosts; ++h) {
-    if (static_cast<int>(h) != layout_.host && in[h].bytes != card_.size()) {
+    if (static_cast<int>(h) != layout_.host && in[h].bytes != info_.size()) {
       const int leader = layout_.leader(static_cast<int>(h));
       world_.end_and_throw(ErrorCode::Corrupt, leader, sequence_,
-                           fmt::format("rank {} ({}) sent a card of {} bytes where {} belong to the operation", leader,
-                                       world_.host_name(leader), in[h].bytes, card_.size()));
+                           fmt::format("rank {} ({}) sent a description of {} bytes where {} belong to the operation",
+                                       leader, world_.host_name(leader), in[h].bytes, info_.size()));
     }
     partials.push_back(
-        static_cast<int>(h) == layout_.host ? payload : cards_[h].data() + sizeof(CardHeader) + sizeof(Descriptor));
+        static_cast<int>(h) == layout_.host ? payload : infos_[h].data() + sizeof(InfoHeader) + sizeof(Descriptor));
   }
-  void* const to = folds_in_place(*request) ? request->output : small_.data() + sizeof(Verdict);
+  void* const to = folds_in_place(*request) ? request->output : small_.data() + sizeof(Decision);
   fold_hosts(*request, partials, to, request->input_count, layout_.size);
   if (request->bf16_wire && layout_.hosts > 2) round_to_bfloat16(static_cast<float*>(to), bytes / sizeof(float));
 }
 
-/// False if the card does not hold together.
-bool Engine::take_card(int host, std::string_view bytes, const Descriptor& own) {
-  CardHeader header;
+/// False if the description does not hold together.
+bool Engine::take_info(int host, std::string_view bytes, const Descriptor& own) {
+  InfoHeader header;
   const std::vector<int>& ranks = layout_.on(host);
   if (bytes.size() < sizeof header) return false;
   std::memcpy(&header, bytes.data(), sizeof header);
-  const bool agreed_there = header.flags == CardHeader::kUniform;
+  const bool agreed_there = header.flags == InfoHeader::kUniform;
   const std::size_t described = agreed_there ? 1 : ranks.size();
-  if (header.ranks != ranks.size() || header.flags > CardHeader::kUniform || header.pace > pace_.most() ||
+  if (header.ranks != ranks.size() || header.flags > InfoHeader::kUniform || header.doublings > tuner_.most() ||
       header.payload > beside_bytes_ ||
       bytes.size() != sizeof header + described * sizeof(Descriptor) + header.payload) {
     return false;
@@ -208,7 +208,7 @@ bool Engine::take_card(int host, std::string_view bytes, const Descriptor& own) 
     Descriptor& each = round_.brought[static_cast<std::size_t>(ranks[i])];
     std::memcpy(&each, bytes.data() + sizeof header + (agreed_there ? 0 : i * sizeof(Descriptor)), sizeof each);
   }
-  pieces_doubled_ = std::min<int>(pieces_doubled_, header.pace);
+  pieces_doubled_ = std::min<int>(pieces_doubled_, header.doublings);
   round_.uniform =
       round_.uniform && agreed_there && agree(round_.brought[static_cast<std::size_t>(ranks.front())], own);
   return true;
@@ -236,7 +236,7 @@ void Engine::refuse_if(std::optional<Disagreement> found) const {
   // Who brought something else may have ended the world since: that is what counts then.
   transport_.progress();
   world_.throw_if_ended();
-  throw refusal(world_.subject().doing(), layout_.rank, world_.options().placement.host, sequence_, *std::move(found));
+  throw refusal(world_.label().doing(), layout_.rank, world_.options().placement.host, sequence_, *std::move(found));
 }
 
 }  // namespace cohort::comm::hosts

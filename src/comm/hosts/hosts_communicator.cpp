@@ -1,7 +1,7 @@
 #include "comm/hosts/hosts_communicator.h"
 
 #include "base/result.h"
-#include "comm/control/group_cards.h"
+#include "comm/control/group_infos.h"
 #include "comm/hosts/choose_transport.h"
 
 #include <algorithm>
@@ -38,10 +38,10 @@ std::shared_ptr<MemoryBlock> HostsCommunicator::allocate(std::size_t bytes, Devi
 namespace {
 
 /// What ranks have to know of each other to form groups.
-struct GroupCard : GroupCardHead {
-  std::uint32_t card_length = 0;
+struct GroupInfo : GroupInfoHead {
+  std::uint32_t info_length = 0;
   transport::tcp::Bytes32 token{};
-  char card[1036] = {};  // where ranks of other hosts meet it
+  char info[1036] = {};  // where ranks of other hosts meet it
 };
 
 template <std::size_t N>
@@ -58,26 +58,26 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   World& world = core().world();
   const Layout& layout = world.layout();
   auto place = std::make_unique<Place>();
-  GroupCard own;
+  GroupInfo own;
   own.color = color;
   own.key = key;
   prepare(own, [&] {
     if (color == kNoColor) return;
-    place->point = std::make_unique<local::MeetingPoint>(placement_.size);
+    place->point = std::make_unique<local::Rendezvous>(placement_.size);
     place->listeners = std::make_unique<transport::tcp::Listeners>(world.listening());
     own.token = transport::tcp::random_bytes();
     own.set_entry(place->point->entry());
-    transport::tcp::WireCard wire = place->listeners->card();
-    complete_card(wire, world.options());
-    while (transport::tcp::encode(wire).size() > sizeof own.card && !wire.addresses.empty()) wire.addresses.pop_back();
-    own.card_length = put(own.card, transport::tcp::encode(wire));
+    transport::tcp::PeerInfo wire = place->listeners->info();
+    complete_info(wire, world.options());
+    while (transport::tcp::encode(wire).size() > sizeof own.info && !wire.addresses.empty()) wire.addresses.pop_back();
+    own.info_length = put(own.info, transport::tcp::encode(wire));
   });
-  std::vector<GroupCard> cards(static_cast<std::size_t>(placement_.size));
-  queue_->submit(exchange_of(own, cards, listed, timeout)).wait();
-  check_prepared(cards, [](int rank) { return rank; });
+  std::vector<GroupInfo> infos(static_cast<std::size_t>(placement_.size));
+  queue_->submit(exchange_of(own, infos, listed, timeout)).wait();
+  check_prepared(infos, [](int rank) { return rank; });
   if (color == kNoColor) return nullptr;
 
-  const std::vector<int> members = members_of(cards, color);
+  const std::vector<int> members = members_of(infos, color);
   FormOptions form;
   form.placement = placement_;
   form.placement.size = static_cast<int>(members.size());
@@ -97,14 +97,14 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
       form.placement.local_rank = static_cast<int>(place->entries.size());
       form.placement.cross_rank = number;
     }
-    if (host == layout.host) place->entries.emplace_back(cards[static_cast<std::size_t>(member)].entry_text());
-    const GroupCard& card = cards[static_cast<std::size_t>(member)];
-    place->cards.push_back(value_or_throw(transport::tcp::decode_wire_card(
-        std::string_view(card.card, std::min<std::size_t>(card.card_length, sizeof card.card)))));
+    if (host == layout.host) place->entries.emplace_back(infos[static_cast<std::size_t>(member)].entry_text());
+    const GroupInfo& info = infos[static_cast<std::size_t>(member)];
+    place->infos.push_back(value_or_throw(transport::tcp::decode_peer_info(
+        std::string_view(info.info, std::min<std::size_t>(info.info_length, sizeof info.info)))));
   }
   form.placement.local_size = static_cast<int>(place->entries.size());
   form.placement.cross_size = static_cast<int>(hosts.size());
-  const GroupCard& first = cards[static_cast<std::size_t>(members.front())];
+  const GroupInfo& first = infos[static_cast<std::size_t>(members.front())];
   place->token.assign(reinterpret_cast<const char*>(first.token.data()), first.token.size());
   if (hosts.size() > 1) return std::make_shared<HostsCommunicator>(form, std::move(place));
 

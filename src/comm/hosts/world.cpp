@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kLongestCause = 4096;
 
-std::string card_key(int rank) { return fmt::format("wire/{}", rank); }
+std::string info_key(int rank) { return fmt::format("wire/{}", rank); }
 
 /// The same on all ranks, not 0, and no part of the token.
 std::uint64_t status_id(std::string_view token) {
@@ -73,15 +73,15 @@ std::string encode_ending(const local::AbortRecord& abort) {
 
 }  // namespace
 
-// --- Subject ---
+// --- HostsOperationLabel ---
 
-void Subject::begin(std::uint64_t number, const Descriptor& what) {
+void HostsOperationLabel::begin(std::uint64_t number, const Descriptor& what) {
   const std::lock_guard lock(mutex_);
   what_ = what;
   number_.store(number, std::memory_order_relaxed);
 }
 
-std::string Subject::doing() const {
+std::string HostsOperationLabel::doing() const {
   const std::lock_guard lock(mutex_);
   return number() == 0 ? "forming the world" : to_string(what_);
 }
@@ -91,7 +91,7 @@ std::string Subject::doing() const {
 World::World(const FormOptions& options, std::unique_ptr<Place> place)
     : options_(options),
       layout_(options.hosts, options.placement.rank),
-      subject_(std::make_shared<Subject>(layout_.here())) {
+      label_(std::make_shared<HostsOperationLabel>(layout_.here())) {
   if (place) {
     form_from(*place);
   } else {
@@ -105,7 +105,7 @@ World::~World() {
   status::StatusPage::own().close(*status_);
 }
 
-void World::make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_ptr<store::Store> store) {
+void World::make_local(std::unique_ptr<local::Rendezvous> point, std::shared_ptr<store::Store> store) {
   FormOptions own;
   own.store = std::move(store);
   own.placement = options_.placement;
@@ -113,25 +113,25 @@ void World::make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_p
   own.placement.size = own.placement.local_size = layout_.locals;
   own.join_timeout = options_.join_timeout;
   own.timeout = options_.timeout;
-  own.naming = subject_;
+  own.label = label_;
   local_ = std::make_unique<local::LocalCommunicator>(own, std::move(point));
 }
 
 void World::make_transport(transport::tcp::Listeners listeners, std::string_view token) {
   transport::tcp::TcpTransport::Options options;
   options.rank = layout_.rank;
-  options.cards = cards_;
+  options.infos = infos_;
   for (int rank = 1; rank < layout_.size; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    if (cards_[r].protection == cards_[0].protection) continue;
+    if (infos_[r].protection == infos_[0].protection) continue;
     raise(ErrorCode::Mismatch,
           "cannot form the world -- what rank {} ({}) sends to other hosts is {}, and what rank 0 ({}) sends is {} -- "
           "give all ranks the same COHORT_ENCRYPT and COHORT_INTEGRITY",
-          rank, host_name(rank), described(cards_[r].protection), host_name(0), described(cards_[0].protection));
+          rank, host_name(rank), described(infos_[r].protection), host_name(0), described(infos_[0].protection));
   }
   options.secret = transport::tcp::world_secret(
       options_.secret ? std::span<const std::uint8_t>(options_.secret->bytes()) : std::span<const std::uint8_t>(),
-      token, cards_[0].protection);
+      token, infos_[0].protection);
   options.silence = wanted_silence();
   transport_ = hosts::make_transport(options_, std::move(options), std::move(listeners), *this);
   status_ = &local::open_status(status_id(token), layout_.rank, layout_.size);
@@ -154,7 +154,7 @@ transport::tcp::Listeners::Options World::listening() const {
 }
 
 void World::form_from(Place& place) {
-  cards_ = std::move(place.cards);
+  infos_ = std::move(place.infos);
   make_local(std::move(place.point), local::store_of(place.entries));
   make_transport(std::move(*place.listeners), place.token);
 }
@@ -163,9 +163,9 @@ void World::form_from(Place& place) {
 void World::form_from_store() {
   const Clock::time_point deadline = Clock::now() + options_.join_timeout;
   transport::tcp::Listeners listeners(listening());
-  transport::tcp::WireCard card = listeners.card();
-  complete_card(card, options_);
-  options_.store->set(card_key(layout_.rank), transport::tcp::encode(card));
+  transport::tcp::PeerInfo info = listeners.info();
+  complete_info(info, options_);
+  options_.store->set(info_key(layout_.rank), transport::tcp::encode(info));
   if (layout_.rank == 0) {
     const transport::tcp::Bytes32 token = transport::tcp::random_bytes();
     options_.store->set("wire/token", {reinterpret_cast<const char*>(token.data()), token.size()});
@@ -175,14 +175,14 @@ void World::form_from_store() {
   std::string all;
   if (layout_.leads()) {
     std::vector<std::string> keys = {"wire/token"};
-    for (int rank = 0; rank < layout_.size; ++rank) keys.push_back(card_key(rank));
+    for (int rank = 0; rank < layout_.size; ++rank) keys.push_back(info_key(rank));
     try {
       options_.store->wait(keys, deadline);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::Timeout) throw;
       std::vector<int> missing;
       for (int rank = 0; rank < layout_.size; ++rank) {
-        if (!options_.store->try_get(card_key(rank))) missing.push_back(rank);
+        if (!options_.store->try_get(info_key(rank))) missing.push_back(rank);
       }
       raise(ErrorCode::Timeout,
             "cannot form the world -- rank {} on {} waited {} ms for rank{} {} -- were all ranks started?",
@@ -210,7 +210,7 @@ void World::form_from_store() {
   codec::Reader in(all);
   const std::string token(value_or_throw(in.text(256)));
   for (int rank = 0; rank < layout_.size; ++rank) {
-    cards_.push_back(value_or_throw(transport::tcp::decode_wire_card(value_or_throw(in.text(std::size_t{64} << 10)))));
+    infos_.push_back(value_or_throw(transport::tcp::decode_peer_info(value_or_throw(in.text(std::size_t{64} << 10)))));
   }
   make_transport(std::move(listeners), token);
 }
@@ -241,7 +241,7 @@ void World::tell_if_ended() {
 
 void World::throw_ended() {
   tell_if_ended();
-  throw recorded(subject_->doing(), subject_->number());
+  throw recorded(label_->doing(), label_->number());
 }
 
 void World::end_and_throw(ErrorCode code, int peer, std::uint64_t sequence, const std::string& text) {
@@ -250,18 +250,18 @@ void World::end_and_throw(ErrorCode code, int peer, std::uint64_t sequence, cons
 }
 
 std::string World::pid_text(int rank) const {
-  const transport::tcp::WireCard& own = cards_[static_cast<std::size_t>(layout_.rank)];
-  const transport::tcp::WireCard& card = cards_[static_cast<std::size_t>(rank)];
-  return card.machine == own.machine && card.pid == own.pid ? "" : fmt::format("pid {}", card.pid);
+  const transport::tcp::PeerInfo& own = infos_[static_cast<std::size_t>(layout_.rank)];
+  const transport::tcp::PeerInfo& info = infos_[static_cast<std::size_t>(rank)];
+  return info.machine == own.machine && info.pid == own.pid ? "" : fmt::format("pid {}", info.pid);
 }
 
 void World::end_lost(int peer, const std::string& how) {
-  const std::uint64_t number = subject_->number();
+  const std::uint64_t number = label_->number();
   const std::string pid = pid_text(peer);
   end_and_throw(ErrorCode::PeerLost, peer, number,
                 fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) in operation {} -- {} -- see the output "
                             "of rank {}; the communicator has to be formed anew",
-                            subject_->doing(), layout_.rank, options_.placement.host, peer, host_name(peer),
+                            label_->doing(), layout_.rank, options_.placement.host, peer, host_name(peer),
                             pid.empty() ? "" : ", " + pid, number, how, peer));
 }
 
@@ -277,7 +277,7 @@ void World::on_ended(int from, std::string_view bytes) {
   const auto sequence = in.number<std::uint64_t>();
   const auto text = in.text(kLongestCause);
   if (!code || !reporter || !peer || !sequence || !text || *code > static_cast<std::uint8_t>(ErrorCode::Internal)) {
-    local_world().record(ErrorCode::Aborted, from, subject_->number(),
+    local_world().record(ErrorCode::Aborted, from, label_->number(),
                          fmt::format("rank {} ({}) has ended the world and could not say why -- see the output of the "
                                      "ranks on that host",
                                      from, host_name(from)));
@@ -288,7 +288,7 @@ void World::on_ended(int from, std::string_view bytes) {
 
 void World::on_broken(int peer, std::string_view why) {
   local_world().record(
-      ErrorCode::Corrupt, peer, subject_->number(),
+      ErrorCode::Corrupt, peer, label_->number(),
       fmt::format("the connection between rank {} ({}) and rank {} ({}) broke -- {} -- do all hosts run "
                   "the same build, and is nobody between them?",
                   layout_.rank, options_.placement.host, peer, host_name(peer), why));

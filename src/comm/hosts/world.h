@@ -8,7 +8,7 @@
 #include "comm/hosts/layout.h"
 #include "comm/local/control.h"
 #include "comm/local/local_communicator.h"
-#include "comm/local/meet.h"
+#include "comm/local/rendezvous.h"
 #include "status/status_page.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
@@ -24,9 +24,9 @@
 namespace cohort::comm::hosts {
 
 /// What the rank is about, for the messages of the local world.
-class Subject final : public Naming {
+class HostsOperationLabel final : public OperationLabel {
  public:
-  explicit Subject(std::vector<int> names) : names_(std::move(names)) {}
+  explicit HostsOperationLabel(std::vector<int> names) : names_(std::move(names)) {}
   void begin(std::uint64_t number, const Descriptor& what);
   int name_of(int rank) const noexcept override { return names_[static_cast<std::size_t>(rank)]; }
   std::string doing() const override;
@@ -42,8 +42,8 @@ class Subject final : public Naming {
 /// Of a group, whose members have told each other all they need, so that no store is asked.
 struct Place {
   std::unique_ptr<transport::tcp::Listeners> listeners;
-  std::unique_ptr<local::MeetingPoint> point;
-  std::vector<transport::tcp::WireCard> cards;  ///< by rank
+  std::unique_ptr<local::Rendezvous> point;
+  std::vector<transport::tcp::PeerInfo> infos;  ///< by rank
   std::vector<std::string> entries;             ///< by local rank, of meeting points
   std::string token;
 };
@@ -55,13 +55,13 @@ class World final : public transport::TransportEvents {
   ~World() override;
 
   const Layout& layout() const noexcept { return layout_; }
-  const std::string& host_name(int rank) const noexcept { return cards_[static_cast<std::size_t>(rank)].host; }
+  const std::string& host_name(int rank) const noexcept { return infos_[static_cast<std::size_t>(rank)].host; }
   /// "pid 12", for messages; empty if the rank is in this process.
   std::string pid_text(int rank) const;
   local::LocalCommunicator& local() noexcept { return *local_; }
   local::World& local_world() const noexcept { return local_->core().world(); }
   transport::Transport& transport() noexcept { return *transport_; }
-  Subject& subject() noexcept { return *subject_; }
+  HostsOperationLabel& label() noexcept { return *label_; }
   /// Where this rank says what it does.
   status::GroupStatus& status() noexcept { return *status_; }
   bool in_child() const noexcept { return local_->core().in_child(); }
@@ -95,13 +95,13 @@ class World final : public transport::TransportEvents {
  private:
   void form_from_store();
   void form_from(Place& place);
-  void make_local(std::unique_ptr<local::MeetingPoint> point, std::shared_ptr<store::Store> store);
+  void make_local(std::unique_ptr<local::Rendezvous> point, std::shared_ptr<store::Store> store);
   void make_transport(transport::tcp::Listeners listeners, std::string_view token);
 
   FormOptions options_;
   const Layout layout_;
-  const std::shared_ptr<Subject> subject_;
-  std::vector<transport::tcp::WireCard> cards_;
+  const std::shared_ptr<HostsOperationLabel> label_;
+  std::vector<transport::tcp::PeerInfo> infos_;
   std::unique_ptr<local::LocalCommunicator> local_;
   std::unique_ptr<transport::Transport> transport_;
   status::GroupStatus* status_ = nullptr;

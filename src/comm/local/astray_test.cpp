@@ -2,7 +2,7 @@
 #include "comm/local/engine.h"
 
 #include "base/result.h"
-#include "comm/local/meet.h"
+#include "comm/local/rendezvous.h"
 
 #include <cohort/communicator.h>
 #include "store/store.h"

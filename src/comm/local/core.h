@@ -7,7 +7,7 @@
 #include "comm/control/queue.h"
 #include "comm/local/channels.h"
 #include "comm/local/engine.h"
-#include "comm/local/meet.h"
+#include "comm/local/rendezvous.h"
 #include "comm/local/world.h"
 
 #include <memory>
@@ -17,8 +17,8 @@ namespace cohort::comm::local {
 /// What the communicator, its Works and its threads share.
 class Core final : public Queue {
  public:
-  Core(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
-      : Queue(times::wanted() && !options.naming),  // else the larger world's operations are measured
+  Core(const FormOptions& options, std::unique_ptr<Rendezvous> point)
+      : Queue(times::wanted() && !options.label),  // else the larger world's operations are measured
         world_(options, std::move(point)),
         engine_(world_, waiters_, options),
         channels_({world_, *guard_, observer_, [this] { return shared_from_this(); }}) {}

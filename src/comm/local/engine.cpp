@@ -167,7 +167,7 @@ void Engine::complete(const Request& request, CollectiveEvent* event) {
   execute(request, event);
   // A rank that comes late can complete what others have given up, with what their memory holds by then.
   if (!small_ && world_.ended_before_reads()) throw_if_ended();
-  if (request.finding) tell_finding(*request.finding);
+  if (request.finite_check) report_finite(*request.finite_check);
   lane().end(sequence_);
 }
 
@@ -218,16 +218,16 @@ std::optional<Disagreement> Engine::compare_counts() const {
 
 std::string Engine::doing() const {
   if (sequence_ == 0) return "forming the world";
-  if (const Naming* const naming = world_.naming()) return naming->doing();
+  if (const OperationLabel* const label = world_.label()) return label->doing();
   return to_string(state(rank_).slots[sequence_ % 2].descriptor);
 }
 
 std::string Engine::omission(int rank) const {
   const Slot* const slots = state(rank).slots;
   const std::uint64_t begun = std::max(slots[0].sequence.load(), slots[1].sequence.load());
-  if (const Naming* const naming = world_.naming()) {
-    return begun >= sequence_ ? fmt::format("did not finish its part of operation {}", naming->number())
-                              : fmt::format("did not come to operation {}, or to a later step of it", naming->number());
+  if (const OperationLabel* const label = world_.label()) {
+    return begun >= sequence_ ? fmt::format("did not finish its part of operation {}", label->number())
+                              : fmt::format("did not come to operation {}, or to a later step of it", label->number());
   }
   if (begun >= sequence_) return fmt::format("came to operation {} but did not finish it", sequence_);
   if (begun == 0) return fmt::format("did not come to operation {}; it has brought nothing yet", sequence_);

@@ -12,7 +12,7 @@
 #include "comm/communicator_impl.h"
 #include "comm/control/agreement.h"
 #include "comm/control/operation.h"
-#include "comm/finding.h"
+#include "comm/finite_check.h"
 #include "comm/kernels/copy.h"
 #include "comm/kernels/fold.h"
 #include "comm/local/control.h"
@@ -141,7 +141,7 @@ class Engine final : public Waiter {
   std::optional<Disagreement> compare_counts() const;
   std::string doing() const override;
   std::uint64_t number() const noexcept override {
-    return world_.naming() != nullptr ? world_.naming()->number() : sequence_;
+    return world_.label() != nullptr ? world_.label()->number() : sequence_;
   }
   std::string omission(int rank) const override;
   void meanwhile() override {
@@ -174,7 +174,7 @@ class Engine final : public Waiter {
   void post(CounterOf counter, std::uint64_t value) noexcept;
   void wait_for_counters(CounterOf counter, std::uint64_t target);
   void finish_round();
-  void tell_finding(Finding& finding) const noexcept;
+  void report_finite(FiniteCheck& finite_check) const noexcept;
 
   // engine_reductions.cpp
   void set_members(const Request& request);

@@ -252,12 +252,12 @@ void Engine::wait_for_counters(CounterOf counter, std::uint64_t target) {
 }
 
 // Of an all_reduce in which this rank has seen what all others have posted. What it has folded itself it knows.
-void Engine::tell_finding(Finding& finding) const noexcept {
+void Engine::report_finite(FiniteCheck& finite_check) const noexcept {
   bool finite = !non_finite_;
   for (int rank = 0; rank < size_ && finite; ++rank) {
     finite = state(rank).non_finite[sequence_ % 2].load(std::memory_order_relaxed) != sequence_;
   }
-  finding.note(finite);
+  finite_check.note(finite);
 }
 
 // Nobody leaves before all have read and written what they need.

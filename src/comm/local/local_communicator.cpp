@@ -1,7 +1,7 @@
 #include "comm/local/local_communicator.h"
 
 #include "base/result.h"
-#include "comm/control/group_cards.h"
+#include "comm/control/group_infos.h"
 #include "store/store.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ class LocalBlock final : public MemoryBlock {
 
 }  // namespace
 
-LocalCommunicator::LocalCommunicator(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
+LocalCommunicator::LocalCommunicator(const FormOptions& options, std::unique_ptr<Rendezvous> point)
     : QueueCommunicator(options.placement, options.timeout, std::make_shared<Core>(options, std::move(point))) {}
 
 std::shared_ptr<MemoryBlock> LocalCommunicator::allocate(std::size_t bytes, Device) {
@@ -59,21 +59,21 @@ std::shared_ptr<MemoryBlock> LocalCommunicator::allocate(std::size_t bytes, Devi
 
 std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int key, std::span<const int> listed,
                                                                 std::chrono::milliseconds timeout) {
-  std::unique_ptr<MeetingPoint> point;
-  GroupCardHead own;
+  std::unique_ptr<Rendezvous> point;
+  GroupInfoHead own;
   own.color = color;
   own.key = key;
   prepare(own, [&] {
     if (color == kNoColor) return;
-    point = std::make_unique<MeetingPoint>(placement_.size);
+    point = std::make_unique<Rendezvous>(placement_.size);
     own.set_entry(point->entry());
   });
-  std::vector<GroupCardHead> cards(static_cast<std::size_t>(placement_.size));
-  queue_->submit(exchange_of(own, cards, listed, timeout)).wait();
-  check_prepared(cards, [&](int rank) { return core().world().name(rank); });
+  std::vector<GroupInfoHead> infos(static_cast<std::size_t>(placement_.size));
+  queue_->submit(exchange_of(own, infos, listed, timeout)).wait();
+  check_prepared(infos, [&](int rank) { return core().world().name(rank); });
   if (color == kNoColor) return nullptr;
 
-  const std::vector<int> members = members_of(cards, color);
+  const std::vector<int> members = members_of(infos, color);
   FormOptions form;
   form.placement = placement_;
   form.placement.size = form.placement.local_size = static_cast<int>(members.size());
@@ -82,7 +82,7 @@ std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int k
   std::vector<std::string> entries;
   for (std::size_t i = 0; i < members.size(); ++i) {
     if (members[i] == placement_.rank) form.placement.rank = form.placement.local_rank = static_cast<int>(i);
-    entries.emplace_back(cards[static_cast<std::size_t>(members[i])].entry_text());
+    entries.emplace_back(infos[static_cast<std::size_t>(members[i])].entry_text());
   }
   form.store = store_of(entries);
   return std::make_shared<LocalCommunicator>(form, std::move(point));

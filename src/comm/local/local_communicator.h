@@ -3,7 +3,7 @@
 
 #include "comm/control/queue_communicator.h"
 #include "comm/local/core.h"
-#include "comm/local/meet.h"
+#include "comm/local/rendezvous.h"
 
 #include <memory>
 #include <span>
@@ -14,7 +14,7 @@ namespace cohort::comm::local {
 class LocalCommunicator final : public QueueCommunicator {
  public:
   /// `point`: of a group, whose members have told each other where they are; else the store tells.
-  explicit LocalCommunicator(const FormOptions& options, std::unique_ptr<MeetingPoint> point = nullptr);
+  explicit LocalCommunicator(const FormOptions& options, std::unique_ptr<Rendezvous> point = nullptr);
 
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, Device device) override;
   /// For a larger world that this one is part of.

@@ -1,7 +1,7 @@
 #include "comm/local/world.h"
 
 #include "base/result.h"
-#include "comm/local/meet.h"
+#include "comm/local/rendezvous.h"
 #include "sys/futex.h"
 #include "transport/transport.h"
 
@@ -37,11 +37,11 @@ status::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept 
   return page.open(id, rank, size);
 }
 
-World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
+World::World(const FormOptions& options, std::unique_ptr<Rendezvous> point)
     : rank_(options.placement.rank),
       size_(options.placement.size),
       host_(options.placement.host),
-      naming_(options.naming),
+      label_(options.label),
       layout_(size_) {
   if (size_ > kMostRanks) {
     raise(ErrorCode::InvalidArgument, "a world of {} ranks on one host -- {} are the most", size_, kMostRanks);
@@ -59,7 +59,7 @@ World::World(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
   Meeting meeting = meet(options, std::move(point));
   control_ = std::move(meeting.control);
   mesh_ = std::move(meeting.mesh);
-  status_ = &open_status(naming_ ? 0 : header().id, rank_, size_);  // of a part, the larger world tells
+  status_ = &open_status(label_ ? 0 : header().id, rank_, size_);  // of a part, the larger world tells
   messages_ = &status_->messages;
   for (int rank = 0; rank < size_; ++rank) {
     processes_.push_back(rank == rank_ ? sys::PeerProcess() : sys::PeerProcess(mesh_->peer(rank).process));

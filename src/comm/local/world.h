@@ -19,7 +19,7 @@
 
 namespace cohort::comm::local {
 
-class MeetingPoint;
+class Rendezvous;
 
 /// Room in this process's status page for a world, with the names of what its ranks do.
 status::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept;
@@ -28,7 +28,7 @@ class World {
  public:
   /// Meets the other ranks; see `meet` for what it throws. Afterwards they have mapped the control memory, but may not
   /// have said where they run: `Engine` waits for that.
-  World(const FormOptions& options, std::unique_ptr<MeetingPoint> point);
+  World(const FormOptions& options, std::unique_ptr<Rendezvous> point);
   /// Tells the peers that this rank has left.
   ~World();
   World(const World&) = delete;
@@ -38,8 +38,8 @@ class World {
   int size() const noexcept { return size_; }
   const std::string& host() const noexcept { return host_; }
   /// The number of a rank in messages: its own, or that of the larger world that this one is part of.
-  int name(int rank) const noexcept { return naming_ && rank >= 0 ? naming_->name_of(rank) : rank; }
-  const Naming* naming() const noexcept { return naming_.get(); }
+  int name(int rank) const noexcept { return label_ && rank >= 0 ? label_->name_of(rank) : rank; }
+  const OperationLabel* label() const noexcept { return label_.get(); }
   const ControlLayout& layout() const noexcept { return layout_; }
   const std::shared_ptr<Mesh>& mesh() const noexcept { return mesh_; }
   void* control() const noexcept { return control_.data(); }
@@ -98,7 +98,7 @@ class World {
   const int rank_;
   const int size_;
   const std::string host_;
-  const std::shared_ptr<const Naming> naming_;
+  const std::shared_ptr<const OperationLabel> label_;
   const ControlLayout layout_;
   status::GroupStatus* status_ = nullptr;
   status::LaneStatus* messages_ = nullptr;

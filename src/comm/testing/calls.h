@@ -117,7 +117,7 @@ class CallMemory {
   void* output() const { return (output_ ? output_->data() : input_->data()) + output_at_; }
 
   /// Empty if the output is as expected, the input as it was (where it is not in place) and nothing else was written.
-  std::string verdict(const Bytes& expected) const {
+  std::string decision(const Bytes& expected) const {
     const GuardedMemory& out = output_ ? *output_ : *input_;
     if (const auto at = out.differs(output_at_, expected); at >= 0) {
       const auto element = static_cast<std::ptrdiff_t>(size_of(call_.dtype));

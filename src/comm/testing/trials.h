@@ -270,8 +270,8 @@ inline std::string run(Communicator& comm, const Trial& trial, const std::vector
     return describe(trial) + ": " + error.what();
   }
   for (std::size_t i = 0; i < trial.calls.size(); ++i) {
-    std::string verdict = memories[i]->verdict(prepared[i].outputs[own]);
-    if (!verdict.empty()) return describe(trial) + ": " + verdict;
+    std::string decision = memories[i]->decision(prepared[i].outputs[own]);
+    if (!decision.empty()) return describe(trial) + ": " + decision;
   }
   return "";
 }

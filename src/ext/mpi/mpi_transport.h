@@ -1,8 +1,8 @@
-// The transport over MPI: frames of operations go through the endpoint's packets. Life, endings and the letters of send
-// and recv stay on TCP connections (tcp/), because MPI says nothing of a peer that has died; so a lost rank is named
-// as quickly as there. So do frames that have to be authenticated, since MPI's are not. Frames up to 64 KiB travel at
-// once, longer ones once they have a place. All bytes are copied in and out of the endpoint's memory. Any thread may
-// call; handlers run under the mutex.
+// The transport over MPI: frames of operations go through the endpoint's packets. Life, endings and the messages of
+// send and recv stay on TCP connections (tcp/), because MPI says nothing of a peer that has died; so a lost rank is
+// named as quickly as there. So do frames that have to be authenticated, since MPI's are not. Frames up to 64 KiB
+// travel at once, longer ones once they have a place. All bytes are copied in and out of the endpoint's memory. Any
+// thread may call; handlers run under the mutex.
 #pragma once
 
 #include "ext/mpi/endpoint.h"

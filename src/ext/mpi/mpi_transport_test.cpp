@@ -173,7 +173,7 @@ struct Ranks {
     std::vector<transport::tcp::Listeners> listeners;
     for (int rank = 0; rank < size; ++rank) {
       listeners.emplace_back(transport::tcp::Listeners::Options{"testhost", true});
-      cards.push_back(listeners.back().card());
+      infos.push_back(listeners.back().info());
     }
     for (int rank = 0; rank < size; ++rank) {
       const auto r = static_cast<std::size_t>(rank);
@@ -183,7 +183,7 @@ struct Ranks {
       own.world = 42;
       transport::tcp::TcpTransport::Options options;
       options.rank = rank;
-      options.cards = cards;
+      options.infos = infos;
       options.secret = transport::tcp::world_secret({}, "token");
       all.push_back(
           std::make_unique<MpiTransport>(std::move(own), std::move(options), std::move(listeners[r]), heard[r]));
@@ -202,7 +202,7 @@ struct Ranks {
   std::vector<std::shared_ptr<Endpoint>> endpoints;
   std::vector<int> processes;
   std::vector<Heard> heard;
-  std::vector<transport::tcp::WireCard> cards;
+  std::vector<transport::tcp::PeerInfo> infos;
   std::vector<std::unique_ptr<MpiTransport>> all;
 };
 

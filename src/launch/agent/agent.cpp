@@ -33,7 +33,7 @@ using std::chrono::milliseconds;
 constexpr auto kReportEvery = std::chrono::seconds(1);
 /// For a rank to write its stacks.
 constexpr auto kStacksTime = std::chrono::milliseconds(500);
-/// By hand, an agent may be there before its supervisor; and a crowd at the door may have cost this one its place.
+/// By hand, an agent may be there before its supervisor; and a crowd at the listener may have cost this one its place.
 constexpr int kTryAgainMs = 200;
 /// Of one try to reach a supervisor that may come later.
 constexpr auto kOneTry = std::chrono::seconds(5);

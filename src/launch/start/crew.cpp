@@ -17,7 +17,7 @@ namespace cohort::launch {
 namespace {
 
 /// Beyond so many, and some for each host, one goes.
-constexpr std::size_t kMostStrangers = 128;
+constexpr std::size_t kMostPending = 128;
 /// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
 constexpr std::size_t kMostStarting = 64;
 /// Of one command that fails by bad luck.
@@ -72,7 +72,7 @@ void Crew::start(const std::vector<PlannedHost>& hosts) {
     CrewMember& member = *members_.emplace_back(std::make_unique<CrewMember>());
     member.host = host;
   }
-  acceptor_->set_most_pending(kMostStrangers + 8 * members_.size());
+  acceptor_->set_most_pending(kMostPending + 8 * members_.size());
   for (const auto& member : members_) {
     if (member->host.local) start_local(*member);
   }

@@ -284,7 +284,7 @@ JobEnd Epoch::how_it_ended() const {
 }
 
 void Epoch::bring_to_owner() {
-  const auto brought = bring_from_ranks(*job_.courier_, job_.setup_.plan.world_size);
+  const auto brought = bring_from_ranks(*job_.payload_transfer_, job_.setup_.plan.world_size);
   if (brought) return;
   // A job whose results are lost has not ended well; a reason that there is already came first.
   if (stop_status_ || first_failure(endings_)) return say(brought.error().what());
@@ -304,7 +304,7 @@ void Epoch::finish() {
     if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
   }
   job_.display_.end_lines();
-  if (!restart.again && job_.courier_ && !job_.owner_gone()) bring_to_owner();
+  if (!restart.again && job_.payload_transfer_ && !job_.owner_gone()) bring_to_owner();
 
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);

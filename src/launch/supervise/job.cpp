@@ -86,9 +86,9 @@ void Job::prepare() {
   store_options.secret = *secret_;
   if (goes_elsewhere(setup_.plan)) store_options.endpoint = crew_->open_endpoint();
   store_ = std::make_unique<store::StoreServer>(store_options);
-  if (has_parcels(options_.owner_folder)) {
-    courier_ = CourierOptions{options_.owner_folder, store_->endpoint().tcp.port, *secret_};
-    value_or_throw(bring_to_ranks(*courier_));
+  if (has_payloads(options_.owner_folder)) {
+    payload_transfer_ = PayloadTransferOptions{options_.owner_folder, store_->endpoint().tcp.port, *secret_};
+    value_or_throw(bring_to_ranks(*payload_transfer_));
   }
 
   record_.job_id = id_;

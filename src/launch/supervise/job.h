@@ -4,8 +4,8 @@
 #pragma once
 
 #include "launch/plan/port_lease.h"
-#include "launch/record/courier.h"
 #include "launch/record/job_record.h"
+#include "launch/record/payload_transfer.h"
 #include "launch/record/run_folder.h"
 #include "launch/show/announcer.h"
 #include "launch/show/display.h"
@@ -86,7 +86,7 @@ class Job {
   std::optional<Owner> owner_;
   std::optional<net::Secret> secret_;
   std::unique_ptr<store::StoreServer> store_;
-  std::optional<CourierOptions> courier_;  ///< where the owner has something for ranks elsewhere
+  std::optional<PayloadTransferOptions> payload_transfer_;  ///< where the owner has something for ranks elsewhere
   std::optional<PortLease> port_;
   std::vector<pid_t> spared_;
   std::optional<Crew> crew_;

@@ -45,7 +45,7 @@ Attempt Attempt::accept(net::SecureConnection connection, const Hello& hello) {
   Attempt made(hello, static_cast<int>(hello.from), false);
   made.connection_ = std::make_unique<net::SecureConnection>(std::move(connection));
   sys::close_on_fork(made.fd());
-  if (auto queued = made.connection_->queue(encode(Verdict::Welcome)); !queued) made.fail_with(queued.error().what());
+  if (auto queued = made.connection_->queue(encode(Decision::Welcome)); !queued) made.fail_with(queued.error().what());
   return made;
 }
 
@@ -86,9 +86,9 @@ Attempt::State Attempt::advance() {
   const auto moved = connection_->advance();
   if (const auto message = connection_->next_message()) {
     if (!opens_) return *message == kConfirmed ? state_ = State::Agreed : fail_with("it did not confirm");
-    const auto verdict = decode_verdict(*message);
-    if (!verdict) return fail_with(verdict.error().what());
-    if (*verdict == Verdict::UseMine) return state_ = State::UseOther;
+    const auto decision = decode_decision(*message);
+    if (!decision) return fail_with(decision.error().what());
+    if (*decision == Decision::UseMine) return state_ = State::UseOther;
     if (auto queued = connection_->queue(kConfirmed); !queued) return fail_with(queued.error().what());
     return state_ = State::Agreed;
   }

@@ -44,10 +44,10 @@ void keep_alive(int fd, std::chrono::seconds silence) {
 }  // namespace
 
 std::vector<net::Address> TcpTransport::reachable(int peer) const {
-  const WireCard& card = cards_[static_cast<std::size_t>(peer)];
-  const bool same_machine = card.machine == cards_[static_cast<std::size_t>(rank_)].machine;
+  const PeerInfo& info = infos_[static_cast<std::size_t>(peer)];
+  const bool same_machine = info.machine == infos_[static_cast<std::size_t>(rank_)].machine;
   std::vector<net::Address> addresses;
-  for (const net::Address& address : card.addresses) {
+  for (const net::Address& address : info.addresses) {
     if (same_machine || !net::is_loopback_name(address.host)) addresses.push_back(address);
   }
   return addresses;
@@ -144,7 +144,7 @@ void TcpTransport::accept_all() {
     } else if (is_welcome(static_cast<int>(hello->from), static_cast<int>(hello->lane))) {
       add_attempt(Attempt::accept(std::move(accepted->connection), *hello));
     } else {
-      static_cast<void>(accepted->connection.queue(encode(Verdict::UseMine)));
+      static_cast<void>(accepted->connection.queue(encode(Decision::UseMine)));
     }
   }
 }
@@ -223,7 +223,7 @@ void TcpTransport::establish(Attempt attempt) {
   link.watched = EPOLLIN | EPOLLOUT;
   watch_fd(fd, link.watched, key_of(link), false);
   log::debug("comm", "rank {}: connected to rank {} ({}) at {}", rank_, peer,
-             cards_[static_cast<std::size_t>(peer)].host, net::describe_peer(fd));
+             infos_[static_cast<std::size_t>(peer)].host, net::describe_peer(fd));
   drive(link, true);
 }
 

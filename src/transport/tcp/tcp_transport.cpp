@@ -27,7 +27,7 @@ constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
 constexpr std::uint64_t kOfBell = std::uint64_t{4} << 32;
 constexpr auto kLook = 2ms;
 constexpr auto kLookAtAttempts = 50ms;
-constexpr std::size_t kMostStrangers = 128;  // and some for each peer
+constexpr std::size_t kMostUnproven = 128;  // and some for each peer
 constexpr auto kListen = 100ms;
 
 }  // namespace
@@ -47,7 +47,7 @@ Listeners::Listeners(const Options& options) {
     }
     const auto at = net::local_endpoint(socket->get());
     if (!at) continue;
-    card_.addresses.push_back({address.text, at->tcp.port});
+    info_.addresses.push_back({address.text, at->tcp.port});
     sys::close_on_fork(socket->get());
     sockets_.push_back(*std::move(socket));
   }
@@ -57,11 +57,11 @@ Listeners::Listeners(const Options& options) {
           "network up? COHORT_NETWORK narrows it",
           failure.empty() ? "" : ": ", failure);
   }
-  card_.host = options.host;
-  card_.machine = cluster::host_identity().id;
-  card_.pid = ::getpid();
-  card_.protection = options.protection;
-  card_.lanes = options.lanes;
+  info_.host = options.host;
+  info_.machine = cluster::host_identity().id;
+  info_.pid = ::getpid();
+  info_.protection = options.protection;
+  info_.lanes = options.lanes;
 }
 
 void Listeners::close() noexcept {
@@ -76,9 +76,9 @@ std::vector<sys::UniqueFd> Listeners::take() {
 
 TcpTransport::TcpTransport(Options options, Listeners listeners, TransportEvents& events)
     : rank_(options.rank),
-      size_(static_cast<int>(options.cards.size())),
+      size_(static_cast<int>(options.infos.size())),
       secret_(*std::move(options.secret)),
-      cards_(std::move(options.cards)),
+      infos_(std::move(options.infos)),
       silence_(options.silence),
       events_(events),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
@@ -90,7 +90,7 @@ TcpTransport::TcpTransport(Options options, Listeners listeners, TransportEvents
   accepting.secret = secret_;
   accepting.secure = between_ranks();
   accepting.most_pending =
-      kMostStrangers + static_cast<std::size_t>(size_ * cards_[static_cast<std::size_t>(rank_)].lanes);
+      kMostUnproven + static_cast<std::size_t>(size_ * infos_[static_cast<std::size_t>(rank_)].lanes);
   accepting.on_refused = [this](const net::Acceptor::Refusal& refused) {
     log::debug("comm", "rank {}: a connection was turned away: {}", rank_, refused.why.what());
   };
@@ -103,7 +103,7 @@ TcpTransport::~TcpTransport() = default;
 // --- calls ---
 
 int TcpTransport::lanes_to(int peer) const noexcept {
-  return std::min(cards_[static_cast<std::size_t>(rank_)].lanes, cards_[static_cast<std::size_t>(peer)].lanes);
+  return std::min(infos_[static_cast<std::size_t>(rank_)].lanes, infos_[static_cast<std::size_t>(peer)].lanes);
 }
 
 std::uint64_t TcpTransport::key_of(const Link& link) noexcept { return kOfLink | index_of(link.peer(), link.lane()); }

@@ -34,13 +34,13 @@ class Listeners {
   Listeners(Listeners&&) = default;
   Listeners& operator=(Listeners&&) = delete;
   void close() noexcept;
-  const WireCard& card() const noexcept { return card_; }
+  const PeerInfo& info() const noexcept { return info_; }
   /// They are the caller's now.
   std::vector<sys::UniqueFd> take();
 
  private:
   std::vector<sys::UniqueFd> sockets_;
-  WireCard card_;
+  PeerInfo info_;
 };
 
 class TcpTransport final : public Transport {
@@ -48,7 +48,7 @@ class TcpTransport final : public Transport {
   struct Options {
     int rank = 0;
     std::optional<net::Secret> secret;  ///< of its world (wire.h)
-    std::vector<WireCard> cards;        ///< by rank; all of one protection
+    std::vector<PeerInfo> infos;        ///< by rank; all of one protection
     /// A peer whose host does not answer so long is lost.
     std::chrono::seconds silence = std::chrono::seconds(3);
   };
@@ -75,7 +75,7 @@ class TcpTransport final : public Transport {
   using Clock = std::chrono::steady_clock;
   using Lock = std::lock_guard<std::recursive_mutex>;
 
-  Protection protection() const noexcept { return cards_[static_cast<std::size_t>(rank_)].protection; }
+  Protection protection() const noexcept { return infos_[static_cast<std::size_t>(rank_)].protection; }
   Link& open(int peer, int lane = 0);
   int lanes_to(int peer) const noexcept;
   /// Both ends choose alike.
@@ -107,7 +107,7 @@ class TcpTransport final : public Transport {
   const int rank_;
   const int size_;
   const net::Secret secret_;
-  const std::vector<WireCard> cards_;
+  const std::vector<PeerInfo> infos_;
   const std::chrono::seconds silence_;
   TransportEvents& events_;
   sys::UniqueFd epoll_;

@@ -1,4 +1,4 @@
-// The transport over real sockets: frames find their place, strangers do not get in, endings are told.
+// The transport over real sockets: frames find their place, unauthenticated peers do not get in, endings are told.
 #include "transport/tcp/tcp_transport.h"
 
 #include "base/result.h"
@@ -26,8 +26,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using testing::fill;
-using testing::Heard;
 using testing::pattern;
+using testing::Heard;
 
 /// How their connections are.
 struct Way {
@@ -42,20 +42,20 @@ std::string name_of(Way way) {
 
 /// Some ranks of one process, driven by the test.
 struct Ranks {
-  using Change = std::function<void(std::vector<WireCard>&)>;
+  using Change = std::function<void(std::vector<PeerInfo>&)>;
   explicit Ranks(int size, Way way, const std::vector<std::string>& secrets = {}, const Change& change = {})
       : heard(static_cast<std::size_t>(size)) {
     std::vector<Listeners> listeners;
     for (int rank = 0; rank < size; ++rank) {
       listeners.emplace_back(Listeners::Options{"testhost", true, way.protection, way.lanes});
-      cards.push_back(listeners.back().card());
+      infos.push_back(listeners.back().info());
     }
-    if (change) change(cards);
+    if (change) change(infos);
     for (int rank = 0; rank < size; ++rank) {
       const auto r = static_cast<std::size_t>(rank);
       TcpTransport::Options options;
       options.rank = rank;
-      options.cards = cards;
+      options.infos = infos;
       options.secret = world_secret({}, secrets.empty() ? "token" : secrets[r], way.protection);
       all.push_back(std::make_unique<TcpTransport>(std::move(options), std::move(listeners[r]), heard[r]));
     }
@@ -70,7 +70,7 @@ struct Ranks {
     return true;
   }
   std::vector<Heard> heard;
-  std::vector<WireCard> cards;
+  std::vector<PeerInfo> infos;
   std::vector<std::unique_ptr<TcpTransport>> all;
 };
 
@@ -185,15 +185,16 @@ TEST_P(TcpTransportTest, APeerWithAnotherSecretIsNoPeer) {
   EXPECT_FALSE(ranks[0].flushed());
 }
 
-/// What rank 0 says to a stranger who begins with these words: until it closes the connection, or at first.
+/// What rank 0 says to an unauthenticated peer who begins with these words: until it closes the connection, or at
+/// first.
 enum class Until { Closed, Answered };
 std::string answer_to(Ranks& ranks, const std::string& said, Until until = Until::Closed) {
-  auto socket = net::connect_once({ranks.cards[0].addresses[0], {}}, net::deadline_in(5s));
+  auto socket = net::connect_once({ranks.infos[0].addresses[0], {}}, net::deadline_in(5s));
   EXPECT_TRUE(socket.has_value());
   EXPECT_EQ(::send(socket->get(), said.data(), said.size(), MSG_NOSIGNAL), static_cast<ssize_t>(said.size()));
   std::string heard;
   bool over = false;
-  for (const auto limit = Clock::now() + 4s; !over && Clock::now() < limit;) {  // strangers have 5 s
+  for (const auto limit = Clock::now() + 4s; !over && Clock::now() < limit;) {  // unauthenticated peers have 5 s
     ranks[0].progress();
     char bytes[256];
     const ssize_t got = ::recv(socket->get(), bytes, sizeof bytes, MSG_DONTWAIT);
@@ -225,13 +226,13 @@ std::string recorded_hello(const net::Secret& secret) {
 }
 
 /// What rank 0 says to somebody who has the secret and wants this.
-std::optional<Verdict> verdict_on(Ranks& ranks, const Hello& hello, Protection protection) {
-  auto peer = connected_to(ranks.cards[0].addresses[0], world_secret({}, "token", protection));
+std::optional<Decision> decision_on(Ranks& ranks, const Hello& hello, Protection protection) {
+  auto peer = connected_to(ranks.infos[0].addresses[0], world_secret({}, "token", protection));
   value_or_throw(peer.queue(encode(hello)));
   for (const auto limit = Clock::now() + 8s; Clock::now() < limit;) {
     ranks[0].progress();
     const auto moved = peer.advance();
-    if (const auto message = peer.next_message()) return value_or_throw(decode_verdict(*message));
+    if (const auto message = peer.next_message()) return value_or_throw(decode_decision(*message));
     if (!moved || peer.at_end()) return std::nullopt;
   }
   ADD_FAILURE() << "neither answered nor closed";
@@ -247,7 +248,7 @@ TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
   const Protection other = protection == Protection::Least ? Protection::Authenticated : Protection::Least;
   EXPECT_LE(answer_to(ranks, recorded_hello(world_secret({}, "token", other))).size(), 7U);
   for (const Hello& wrong : {Hello{0, 0, 0}, Hello{1, 1, 0}, Hello{99, 0, 0}, Hello{1, 0, 16}})
-    EXPECT_FALSE(verdict_on(ranks, wrong, protection)) << wrong.from << wrong.to << wrong.lane;
+    EXPECT_FALSE(decision_on(ranks, wrong, protection)) << wrong.from << wrong.to << wrong.lane;
   EXPECT_TRUE(ranks.heard[0].messages.empty() && ranks.heard[0].ended.empty());
   // The peer itself still comes in.
   ranks[1].message(0, 0, "hello");
@@ -267,7 +268,7 @@ TEST_P(TcpTransportTest, WhoIsThereAlreadyIsNotTakenTwice) {
   Ranks ranks(2, GetParam());
   ranks[1].message(0, 0, "here I am");
   ASSERT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
-  EXPECT_EQ(verdict_on(ranks, {1, 0, 0}, GetParam().protection), Verdict::UseMine);
+  EXPECT_EQ(decision_on(ranks, {1, 0, 0}, GetParam().protection), Decision::UseMine);
   ranks[1].message(0, 0, "and still");
   EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 2; }));
 }
@@ -275,18 +276,18 @@ TEST_P(TcpTransportTest, WhoIsThereAlreadyIsNotTakenTwice) {
 // As one that has given up and comes by another way: the connection must not count as the pair's.
 TEST_P(TcpTransportTest, WhoGoesBeforeItHasConfirmedMayComeAgain) {
   Ranks ranks(2, GetParam());
-  EXPECT_EQ(verdict_on(ranks, {1, 0, 0}, GetParam().protection), Verdict::Welcome);
+  EXPECT_EQ(decision_on(ranks, {1, 0, 0}, GetParam().protection), Decision::Welcome);
   ranks.drive_until([] { return false; }, 50ms);
   EXPECT_FALSE(ranks[0].lost(1));
   ranks[1].message(0, 0, "hello");
   EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
 }
 
-TEST_P(TcpTransportTest, ACrowdAtTheDoorKeepsNoPeerOut) {
+TEST_P(TcpTransportTest, ACrowdAtTheLimiterKeepsNoPeerOut) {
   Ranks ranks(2, GetParam());
   std::vector<sys::UniqueFd> crowd;
   for (int i = 0; i < 400; ++i) {
-    auto socket = net::connect_once({ranks.cards[0].addresses[0], {}}, net::deadline_in(10s));
+    auto socket = net::connect_once({ranks.infos[0].addresses[0], {}}, net::deadline_in(10s));
     ASSERT_TRUE(socket.has_value());
     if (i % 2 == 0) {
       ASSERT_EQ(::send(socket->get(), "slowly", 6, MSG_NOSIGNAL), 6);
@@ -295,7 +296,8 @@ TEST_P(TcpTransportTest, ACrowdAtTheDoorKeepsNoPeerOut) {
     ranks[0].progress();
   }
   ranks[1].message(0, 0, "hello");
-  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }, 4s));  // strangers have 5 s
+  EXPECT_TRUE(
+      ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }, 4s));  // unauthenticated peers have 5 s
   int closed = 0;
   for (const sys::UniqueFd& each : crowd) {
     char byte = 0;
@@ -310,7 +312,7 @@ TEST_P(TcpTransportTest, ACrowdThatRepeatsAPeersFirstWordsKeepsNoPeerOut) {
   const std::string hello = recorded_hello(world_secret({}, "token", GetParam().protection));
   std::vector<sys::UniqueFd> crowd;
   for (int i = 0; i < 400; ++i) {
-    auto socket = net::connect_once({ranks.cards[0].addresses[0], {}}, net::deadline_in(10s));
+    auto socket = net::connect_once({ranks.infos[0].addresses[0], {}}, net::deadline_in(10s));
     ASSERT_TRUE(socket.has_value());
     ASSERT_EQ(::send(socket->get(), hello.data(), hello.size(), MSG_NOSIGNAL), static_cast<ssize_t>(hello.size()));
     crowd.push_back(*std::move(socket));
@@ -318,7 +320,8 @@ TEST_P(TcpTransportTest, ACrowdThatRepeatsAPeersFirstWordsKeepsNoPeerOut) {
   }
   crowd.erase(crowd.begin());  // the peer itself, who has gone
   ranks[1].message(0, 0, "hello");
-  EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }, 4s));  // strangers have 5 s
+  EXPECT_TRUE(
+      ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }, 4s));  // unauthenticated peers have 5 s
   int closed = 0;
   for (const sys::UniqueFd& each : crowd) {
     char byte = 0;
@@ -344,8 +347,8 @@ TEST_P(TcpTransportTest, PeersThatReachEachOtherInOneDirectionOnlyMeet) {
     filling.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     static_cast<void>(::connect(filling.back().get(), reinterpret_cast<const sockaddr*>(&at), size));
   }
-  Ranks ranks(2, GetParam(), {}, [&](std::vector<WireCard>& cards) {
-    cards[1].addresses = {{"127.0.0.1", ::ntohs(at.sin_port)}};
+  Ranks ranks(2, GetParam(), {}, [&](std::vector<PeerInfo>& infos) {
+    infos[1].addresses = {{"127.0.0.1", ::ntohs(at.sin_port)}};
   });
   ranks[0].message(1, 0, "there");
   ranks[0].progress();
@@ -358,10 +361,10 @@ TEST_P(TcpTransportTest, PeersThatReachEachOtherInOneDirectionOnlyMeet) {
 class Wiretap {
  public:
   /// Everybody is told that rank 1 is to be reached here.
-  void redirect(std::vector<WireCard>& cards) {
-    there_ = cards[1].addresses[0];
+  void redirect(std::vector<PeerInfo>& infos) {
+    there_ = infos[1].addresses[0];
     listener_ = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
-    cards[1].addresses = {{"127.0.0.1", net::local_endpoint(listener_.get())->tcp.port}};
+    infos[1].addresses = {{"127.0.0.1", net::local_endpoint(listener_.get())->tcp.port}};
   }
   void pass_on() {
     if (!ends_[0]) {
@@ -395,7 +398,7 @@ class Wiretap {
 
 TEST_P(TcpTransportTest, AnEavesdropperHearsWhatIsNotEncrypted) {
   Wiretap tap;
-  Ranks ranks(2, GetParam(), {}, [&](std::vector<WireCard>& cards) { tap.redirect(cards); });
+  Ranks ranks(2, GetParam(), {}, [&](std::vector<PeerInfo>& infos) { tap.redirect(infos); });
   const std::string text = "the weights of three weeks";
   ranks[0].message(1, 0, text);
   ASSERT_TRUE(ranks.drive_until([&] {
@@ -409,8 +412,8 @@ TEST_P(TcpTransportTest, AnEavesdropperHearsWhatIsNotEncrypted) {
 // Whoever listens where a peer should does not know the world's secret.
 TEST_P(TcpTransportTest, AnImpostorThatAnswersForAPeerIsNotBelieved) {
   const sys::UniqueFd listener = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
-  Ranks ranks(2, GetParam(), {}, [&](std::vector<WireCard>& cards) {
-    cards[1].addresses = {{"127.0.0.1", net::local_endpoint(listener.get())->tcp.port}};
+  Ranks ranks(2, GetParam(), {}, [&](std::vector<PeerInfo>& infos) {
+    infos[1].addresses = {{"127.0.0.1", net::local_endpoint(listener.get())->tcp.port}};
   });
   const std::string text = "the weights of three weeks";
   ranks[0].message(1, 0, text);
@@ -428,7 +431,7 @@ TEST_P(TcpTransportTest, AnImpostorThatAnswersForAPeerIsNotBelieved) {
       if (got <= 0) continue;
       heard.append(bytes, static_cast<std::size_t>(got));
       const FrameHeader frame{kMark | static_cast<std::uint32_t>(FrameKind::Message), 0, 0, 5};
-      std::string said = encode(Verdict::Welcome);
+      std::string said = encode(Decision::Welcome);
       said.append(reinterpret_cast<const char*>(&frame), sizeof frame).append("hello");
       static_cast<void>(!::send(end.get(), said.data(), said.size(), MSG_NOSIGNAL));
       ++answered;
@@ -462,7 +465,7 @@ TEST(Encrypted, AChangedByteEndsTheConnectionAndIsNeverDelivered) {
   const std::string text(3000, 'w');
   for (const std::size_t behind : {0U, 5U, 40U, 2000U}) {
     Wiretap tap;
-    Ranks ranks(2, {Protection::Encrypted, 1}, {}, [&](std::vector<WireCard>& cards) { tap.redirect(cards); });
+    Ranks ranks(2, {Protection::Encrypted, 1}, {}, [&](std::vector<PeerInfo>& infos) { tap.redirect(infos); });
     ranks[0].message(1, 0, "first");
     ASSERT_TRUE(ranks.drive_until([&] {
       tap.pass_on();
@@ -486,7 +489,7 @@ struct Spoilt {
 };
 Spoilt spoil_a_frame(Protection protection, bool authenticated, std::size_t bytes, std::size_t behind, bool posted) {
   Wiretap tap;
-  Ranks ranks(2, {protection, 1}, {}, [&](std::vector<WireCard>& cards) { tap.redirect(cards); });
+  Ranks ranks(2, {protection, 1}, {}, [&](std::vector<PeerInfo>& infos) { tap.redirect(infos); });
   ranks[0].message(1, 0, "first");
   EXPECT_TRUE(ranks.drive_until([&] {
     tap.pass_on();
@@ -607,20 +610,20 @@ TEST(Handshake, EachWorldAndEachDirectionHasKeysOfItsOwn) {
   EXPECT_NE(direction_key(session, true), direction_key(session, false));
 }
 
-TEST(WireCards, ReadBackAndAreCheckedInFull) {
-  WireCard card{"host a", "machine", 4711, Protection::Encrypted, 3, {{"10.0.0.1", 80}, {"fd00::1", 65535}}};
-  const std::string bytes = encode(card);
-  const WireCard read = value_or_throw(decode_wire_card(bytes));
-  EXPECT_EQ(read.host, card.host);
-  EXPECT_EQ(read.machine, card.machine);
+TEST(PeerInfos, ReadBackAndAreCheckedInFull) {
+  PeerInfo info{"host a", "machine", 4711, Protection::Encrypted, 3, {{"10.0.0.1", 80}, {"fd00::1", 65535}}};
+  const std::string bytes = encode(info);
+  const PeerInfo read = value_or_throw(decode_peer_info(bytes));
+  EXPECT_EQ(read.host, info.host);
+  EXPECT_EQ(read.machine, info.machine);
   EXPECT_EQ(read.pid, 4711);
   EXPECT_EQ(read.protection, Protection::Encrypted);
   EXPECT_EQ(read.lanes, 3);
-  EXPECT_EQ(read.addresses, card.addresses);
+  EXPECT_EQ(read.addresses, info.addresses);
   for (std::size_t length = 0; length < bytes.size(); ++length) {
-    EXPECT_FALSE(decode_wire_card(bytes.substr(0, length)));
+    EXPECT_FALSE(decode_peer_info(bytes.substr(0, length)));
   }
-  EXPECT_FALSE(decode_wire_card(bytes + "x"));
+  EXPECT_FALSE(decode_peer_info(bytes + "x"));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace cohort::transport::tcp {
 namespace {
 
-constexpr std::uint32_t kCardMagic = 0x35435743;  // "CWC5"
+constexpr std::uint32_t kPeerInfoMagic = 0x35435743;  // "CWC5"
 constexpr std::size_t kLongestText = 512;
 constexpr std::uint32_t kMostAddresses = 64;
 
@@ -49,13 +49,13 @@ void visit_fields(M& m, A& a, const Hello*) {
 std::string encode(const Hello& hello) { return codec::encode(hello); }
 Result<Hello> decode_hello(std::string_view bytes) { return codec::decode<Hello>(bytes); }
 
-std::string encode(Verdict verdict) { return codec::encode(codec::below(verdict, 2, {})); }
-Result<Verdict> decode_verdict(std::string_view bytes) {
-  Verdict verdict{};
+std::string encode(Decision decision) { return codec::encode(codec::below(decision, 2, {})); }
+Result<Decision> decode_decision(std::string_view bytes) {
+  Decision decision{};
   codec::Decoder in(bytes);
-  in(codec::below(verdict, 2, "a verdict that does not exist"));
+  in(codec::below(decision, 2, "a verdict that does not exist"));
   if (const auto done = in.finish(); !done) return tl::unexpected(done.error());
-  return verdict;
+  return decision;
 }
 
 net::FrameMac::Key direction_key(std::span<const std::uint8_t, 32> session, bool of_opener) {
@@ -73,16 +73,21 @@ Bytes32 random_bytes() {
 }
 
 template <class M, class A>
-void visit_fields(M& m, A& a, const WireCard*) {
-  a(codec::constant(kCardMagic, "this is no card of a rank"), m.host, m.machine, m.pid,
-    codec::below(m.protection, 3, "a card without its protection"), m.lanes);
-  a.demand(m.lanes >= 1 && m.lanes <= kMostLanes, "a card without connections");
+void visit_fields(M& m, A& a, const PeerInfo*) {
+  a(codec::constant(kPeerInfoMagic,
+                    "these bytes are no description of a rank -- do all ranks run the same build of Cohort?"),
+    m.host, m.machine, m.pid,
+    codec::below(m.protection, 3,
+                 "the description of a rank names no known protection -- do all ranks run the same build of Cohort?"),
+    m.lanes);
+  a.demand(m.lanes >= 1 && m.lanes <= kMostLanes,
+           "the description of a rank names no number of connections -- do all ranks run the same build of Cohort?");
   a(codec::most(m.addresses, kMostAddresses, kLongestText), m.mpi_process, m.mpi_job);
 }
 
-std::string encode(const WireCard& card) { return codec::encode(card); }
-Result<WireCard> decode_wire_card(std::string_view bytes) {
-  return codec::decode<WireCard>(bytes, {.longest_text = kLongestText});
+std::string encode(const PeerInfo& info) { return codec::encode(info); }
+Result<PeerInfo> decode_peer_info(std::string_view bytes) {
+  return codec::decode<PeerInfo>(bytes, {.longest_text = kLongestText});
 }
 
 }  // namespace cohort::transport::tcp

@@ -68,14 +68,14 @@ struct Hello {
   std::uint32_t lane = 0;  ///< which of the pair's connections it is to be
 };
 /// Of the other.
-enum class Verdict : std::uint8_t { Welcome, UseMine };
+enum class Decision : std::uint8_t { Welcome, UseMine };
 /// The opener's last word: whoever has given up by now does not say it.
 inline constexpr std::string_view kConfirmed = "confirmed";
 
 std::string encode(const Hello& hello);
 Result<Hello> decode_hello(std::string_view bytes);
-std::string encode(Verdict verdict);
-Result<Verdict> decode_verdict(std::string_view bytes);
+std::string encode(Decision decision);
+Result<Decision> decode_decision(std::string_view bytes);
 
 /// For the frames of the end that opened the connection, or of the one that accepted it; `session` is of this
 /// connection alone.
@@ -83,9 +83,9 @@ net::FrameMac::Key direction_key(std::span<const std::uint8_t, 32> session, bool
 using Bytes32 = std::array<std::uint8_t, 32>;
 Bytes32 random_bytes();
 
-// --- cards: where a rank can be reached, as it says in the store ---
+// --- descriptions: where a rank can be reached, as it says in the store ---
 
-struct WireCard {
+struct PeerInfo {
   std::string host;     ///< for messages
   std::string machine;  ///< equal where loopback addresses reach
   std::int64_t pid = 0;
@@ -95,7 +95,7 @@ struct WireCard {
   std::int32_t mpi_process = -1;        ///< of MPI's count, where MPI is the transport
   std::string mpi_job = {};             ///< equal on ranks that MPI connects
 };
-std::string encode(const WireCard& card);
-Result<WireCard> decode_wire_card(std::string_view bytes);
+std::string encode(const PeerInfo& info);
+Result<PeerInfo> decode_peer_info(std::string_view bytes);
 
 }  // namespace cohort::transport::tcp

@@ -12,18 +12,18 @@
 
 namespace cohort::launch {
 
-struct CourierOptions {
+struct PayloadTransferOptions {
   std::string folder;  ///< the owner's
   std::uint16_t store_port = 0;
   net::Secret secret;
 };
 
 /// Whether the owner has something for ranks that cannot read its folder.
-bool has_parcels(const std::string& owner_folder);
+bool has_payloads(const std::string& owner_folder);
 /// Before ranks are started.
-Result<void> bring_to_ranks(const CourierOptions& options);
+Result<void> bring_to_ranks(const PayloadTransferOptions& options);
 /// After they have ended. Ranks that have sent nothing have no file. What of one rank cannot be brought leaves the
 /// others' alone; the error names the first such rank.
-Result<void> bring_from_ranks(const CourierOptions& options, int world_size);
+Result<void> bring_from_ranks(const PayloadTransferOptions& options, int world_size);
 
 }  // namespace cohort::launch

@@ -1,4 +1,4 @@
-#include "comm/hosts/post.h"
+#include "comm/hosts/messenger.h"
 
 #include "base/result.h"
 #include "sys/thread.h"
@@ -25,16 +25,16 @@ constexpr auto kSpinning = 300us;
 
 }  // namespace
 
-Post::Post(Owner owner) : owner_(std::move(owner)), world_(owner_.world), transport_(world_.transport()) {
-  world_.message_handler = [this](int peer, std::uint32_t, std::string_view bytes) { on_letter(peer, bytes); };
+Messenger::Messenger(Owner owner) : owner_(std::move(owner)), world_(owner_.world), transport_(world_.transport()) {
+  world_.message_handler = [this](int peer, std::uint32_t, std::string_view bytes) { on_message(peer, bytes); };
 }
 
-Post::~Post() {
+Messenger::~Messenger() {
   const Lock lock(transport_.mutex());
   world_.message_handler = nullptr;
 }
 
-Post::Channel& Post::open(int peer) {
+Messenger::Channel& Messenger::open(int peer) {
   Channel& channel = channels_[peer];
   channel.peer = peer;
   return channel;
@@ -42,7 +42,7 @@ Post::Channel& Post::open(int peer) {
 
 // --- calls ---
 
-Work Post::submit(const Request& request) {
+Work Messenger::submit(const Request& request) {
   const auto called = Clock::now();
   if (owner_.drivers.load(std::memory_order_relaxed) == 0) transport_.progress();  // there may be news of the peer
   WorkPtr work;
@@ -51,7 +51,7 @@ Work Post::submit(const Request& request) {
   {
     const Lock lock(transport_.mutex());
     const std::uint64_t number = ++submitted_;
-    work = std::make_shared<PostWork>(*this, owner_.keep(), request, number, called);
+    work = std::make_shared<MessageWork>(*this, owner_.keep(), request, number, called);
     ++pending_;
     if (world_.ended()) {
       complete(nullptr, work, world_.recorded(to_string(request), number));
@@ -71,7 +71,7 @@ Work Post::submit(const Request& request) {
         work->met_ = called;
         complete(&channel, work, std::nullopt);
       } else {
-        head.letter = Letter::Offer;
+        head.message_kind = MessageKind::Offer;
         channel.offered.emplace(head.id, work);
         tell(request.root, head);
       }
@@ -87,33 +87,33 @@ Work Post::submit(const Request& request) {
   return {};
 }
 
-void Post::receive(Channel& channel, const WorkPtr& work) {
+void Messenger::receive(Channel& channel, const WorkPtr& work) {
   const auto found = std::find_if(channel.unexpected.begin(), channel.unexpected.end(),
-                                  [&](const Unexpected& each) { return each.head.tag == work->request_.tag; });
+                                  [&](const UnexpectedMessage& each) { return each.head.tag == work->request_.tag; });
   if (found == channel.unexpected.end()) {
     channel.receives.push_back(work);
     transport_.connect(channel.peer);
   } else {
-    const Unexpected message = std::move(*found);
+    const UnexpectedMessage message = std::move(*found);
     channel.unexpected.erase(found);
     meet(channel, work, message);
   }
 }
 
 /// Of what has come the first; the claim decides between this and the ranks of the host.
-void Post::receive_any(const WorkPtr& work) {
+void Messenger::receive_any(const WorkPtr& work) {
   if (!claims_.empty()) drop_elsewhere();
   Channel* from = nullptr;
-  std::deque<Unexpected>::iterator first;
+  std::deque<UnexpectedMessage>::iterator first;
   for (auto& [peer, channel] : channels_) {
     const auto found = std::find_if(channel.unexpected.begin(), channel.unexpected.end(),
-                                    [&](const Unexpected& each) { return each.head.tag == work->request_.tag; });
+                                    [&](const UnexpectedMessage& each) { return each.head.tag == work->request_.tag; });
     if (found == channel.unexpected.end() || (from != nullptr && first->arrival < found->arrival)) continue;
     from = &channel;
     first = found;
   }
   if (from != nullptr && work->takes(first->head.tag)) {
-    const Unexpected message = std::move(*first);
+    const UnexpectedMessage message = std::move(*first);
     from->unexpected.erase(first);
     bind(*from, work);
     return meet(*from, work, message);
@@ -128,7 +128,7 @@ void Post::receive_any(const WorkPtr& work) {
 }
 
 /// A receive from any source has its message, and expects none of the others any more.
-void Post::bind(Channel& channel, const WorkPtr& work) {
+void Messenger::bind(Channel& channel, const WorkPtr& work) {
   work->request_.root = channel.peer;
   const auto forget = [&](auto& list) { list.erase(std::remove(list.begin(), list.end(), work), list.end()); };
   for (auto& [peer, other] : channels_) forget(other.receives);
@@ -136,7 +136,7 @@ void Post::bind(Channel& channel, const WorkPtr& work) {
 }
 
 /// Ends receives that have got their message within the host.
-void Post::drop_elsewhere() {
+void Messenger::drop_elsewhere() {
   const std::vector<WorkPtr> all = claims_;
   for (const WorkPtr& work : all) {
     if (!work->lies_elsewhere()) continue;
@@ -149,8 +149,8 @@ void Post::drop_elsewhere() {
   }
 }
 
-bool Post::wait_until(PendingWork& waited, Clock::time_point limit) {
-  auto& work = static_cast<PostWork&>(waited);
+bool Messenger::wait_until(PendingWork& waited, Clock::time_point limit) {
+  auto& work = static_cast<MessageWork&>(waited);
   const auto since = Clock::now();
   const bool of_program = !sys::in_service_thread();
   bool told = false;
@@ -176,7 +176,7 @@ bool Post::wait_until(PendingWork& waited, Clock::time_point limit) {
 }
 
 /// For whoever looks at this rank from outside. Of several threads that wait, the last to begin is seen.
-void Post::tell_waiting(const PostWork& work) noexcept {
+void Messenger::tell_waiting(const MessageWork& work) noexcept {
   const Lock lock(transport_.mutex());  // the peer of a receive from any source may be found meanwhile
   tellers_.fetch_add(1);
   status::LaneStatus& lane = world_.status().messages;
@@ -189,20 +189,20 @@ void Post::tell_waiting(const PostWork& work) noexcept {
   lane.waiting.store(1, std::memory_order_relaxed);
 }
 
-bool Post::idle() { return pending_.load() == 0; }
+bool Messenger::idle() { return pending_.load() == 0; }
 
-// --- letters ---
+// --- messages ---
 
-void Post::tell(int peer, const Head& head, const void* payload, std::size_t bytes) {
+void Messenger::tell(int peer, const Head& head, const void* payload, std::size_t bytes) {
   std::string text(sizeof head + bytes, '\0');
   std::memcpy(text.data(), &head, sizeof head);
   if (bytes > 0) std::memcpy(text.data() + sizeof head, payload, bytes);
   transport_.message(peer, 0, text);
 }
 
-void Post::on_letter(int peer, std::string_view bytes) {
+void Messenger::on_message(int peer, std::string_view bytes) {
   if (bytes.empty()) return;
-  Unexpected message;
+  UnexpectedMessage message;
   Head& head = message.head;
   const auto broken = [&](std::string_view why) { world_.on_broken(peer, why); };
   if (bytes.size() < sizeof head) return broken("a message without a head");
@@ -212,14 +212,14 @@ void Post::on_letter(int peer, std::string_view bytes) {
     return broken("a message of no known type");
   }
   Channel& channel = open(peer);
-  switch (head.letter) {
-    case Letter::Eager:
+  switch (head.message_kind) {
+    case MessageKind::Eager:
       if (head.count > static_cast<std::int64_t>(kEager) ||
           bytes.size() != static_cast<std::size_t>(head.count) * size_of(head.dtype)) {
         return broken("a message of another length than it says");
       }
       [[fallthrough]];
-    case Letter::Offer: {
+    case MessageKind::Offer: {
       message.payload.resize(bytes.size());
       if (!bytes.empty()) std::memcpy(message.payload.data(), bytes.data(), bytes.size());
       const auto found = std::find_if(channel.receives.begin(), channel.receives.end(),
@@ -234,7 +234,7 @@ void Post::on_letter(int peer, std::string_view bytes) {
       if (work->any_source_) bind(channel, work);
       return meet(channel, work, message);
     }
-    case Letter::Grant: {
+    case MessageKind::Grant: {
       const auto found = channel.offered.find(head.id);
       if (found == channel.offered.end()) return broken("it asked for a message that was not offered");
       const WorkPtr work = found->second;
@@ -249,7 +249,7 @@ void Post::on_letter(int peer, std::string_view bytes) {
       transport_.send(work->out_);
       return;
     }
-    case Letter::Refused: {
+    case MessageKind::Refused: {
       const auto found = channel.offered.find(head.id);
       if (found != channel.offered.end()) {
         const WorkPtr work = found->second;
@@ -266,31 +266,31 @@ void Post::on_letter(int peer, std::string_view bytes) {
       }
       return;
     }
-    case Letter::Met: channel.eager_unmet -= std::min<std::uint64_t>(head.id, channel.eager_unmet); return;
+    case MessageKind::Met: channel.eager_unmet -= std::min<std::uint64_t>(head.id, channel.eager_unmet); return;
   }
   broken("a message of no known kind");
 }
 
 /// A receive and the message that it gets.
-void Post::meet(Channel& channel, const WorkPtr& work, const Unexpected& message) {
+void Messenger::meet(Channel& channel, const WorkPtr& work, const UnexpectedMessage& message) {
   const Head& head = message.head;
   const Request& request = work->request_;
   work->met_ = Clock::now();
-  if (head.letter == Letter::Eager && ++channel.met >= kMetAtOnce) {
+  if (head.message_kind == MessageKind::Eager && ++channel.met >= kMetAtOnce) {
     Head met;
-    met.letter = Letter::Met;
+    met.message_kind = MessageKind::Met;
     met.id = std::exchange(channel.met, 0);
     tell(channel.peer, met);
   }
   if (head.dtype != request.dtype || head.count != request.output_count) {
     Head answer = head;
-    answer.letter = Letter::Refused;
+    answer.message_kind = MessageKind::Refused;
     answer.expected = request.dtype;
     answer.expected_count = request.output_count;
     tell(channel.peer, answer);
     return complete(nullptr, work, refusal(request, work->number_, answer));
   }
-  if (head.letter == Letter::Eager) {
+  if (head.message_kind == MessageKind::Eager) {
     if (!message.payload.empty()) std::memcpy(request.output, message.payload.data(), message.payload.size());
     return complete(&channel, work, std::nullopt);
   }
@@ -302,14 +302,14 @@ void Post::meet(Channel& channel, const WorkPtr& work, const Unexpected& message
   channel.moving.push_back(work);
   transport_.receive(work->in_);
   Head grant;
-  grant.letter = Letter::Grant;
+  grant.message_kind = MessageKind::Grant;
   grant.id = head.id;
   tell(channel.peer, grant);
 }
 
 // --- endings ---
 
-void Post::complete(Channel* channel, const WorkPtr& work, std::optional<Error> error) {
+void Messenger::complete(Channel* channel, const WorkPtr& work, std::optional<Error> error) {
   if (!error && channel != nullptr && channel->late_refusal) {
     error = late(*channel, work->request_);
     channel->late_refusal.reset();
@@ -321,7 +321,7 @@ void Post::complete(Channel* channel, const WorkPtr& work, std::optional<Error> 
   --pending_;
 }
 
-void Post::settle() {
+void Messenger::settle() {
   std::vector<WorkPtr> finished;
   std::vector<std::function<void()>> callbacks;
   {
@@ -335,7 +335,7 @@ void Post::settle() {
   for (const auto& callback : callbacks) callback();
 }
 
-void Post::report(const PostWork& work) const {
+void Messenger::report(const MessageWork& work) const {
   Observer* const observer = owner_.observer.load(std::memory_order_acquire);
   if (observer == nullptr || work.lies_elsewhere()) return;
   CollectiveEvent event;
@@ -351,14 +351,14 @@ void Post::report(const PostWork& work) const {
   observer->on_collective(event);
 }
 
-std::vector<Post::WorkPtr> Post::waiting(const Channel& channel) const {
+std::vector<Messenger::WorkPtr> Messenger::waiting(const Channel& channel) const {
   std::vector<WorkPtr> all(channel.receives.begin(), channel.receives.end());
   for (const auto& [id, work] : channel.offered) all.push_back(work);
   all.insert(all.end(), channel.moving.begin(), channel.moving.end());
   return all;
 }
 
-void Post::look_after() {
+void Messenger::look_after() {
   if (pending_.load() == 0) return settle();
   {
     const Lock lock(transport_.mutex());
@@ -382,7 +382,7 @@ void Post::look_after() {
 }
 
 /// Ends the world if a peer is gone that something waits for, or if a deadline has passed.
-bool Post::find_late() {
+bool Messenger::find_late() {
   const auto now = Clock::now();
   const Layout& layout = world_.layout();
   const std::string& host = world_.options().placement.host;
@@ -395,7 +395,7 @@ bool Post::find_late() {
       return ends_with(*one, gone);
     });
     if (found != all.end()) {
-      const PostWork& work = **found;
+      const MessageWork& work = **found;
       world_.end(ErrorCode::PeerLost, peer, work.number_,
                  fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} -- see the output of rank {}; the "
                              "communicator has to be formed anew",
@@ -426,7 +426,7 @@ bool Post::find_late() {
 }
 
 /// Whether a peer that is lost ends a work of its channel. From any source, others may still send where it only left.
-bool Post::ends_with(const PostWork& work, std::string_view how) {
+bool Messenger::ends_with(const MessageWork& work, std::string_view how) {
   if (work.lies_elsewhere()) return false;
   if (work.request_.root != kAnySource || how != transport::kLeft) return true;
   const Layout& layout = world_.layout();
@@ -439,7 +439,7 @@ bool Post::ends_with(const PostWork& work, std::string_view how) {
 }
 
 /// Whom a receive from any source has waited for, on this host as well, and what of theirs did not fit.
-std::string Post::sources_text() const {
+std::string Messenger::sources_text() const {
   std::string text = "none of the ranks";
   std::string others;
   for (int peer = 0; peer < world_.layout().size; ++peer) {
@@ -455,7 +455,7 @@ std::string Post::sources_text() const {
   return text + " sent it" + others;
 }
 
-void Post::fail_all() {
+void Messenger::fail_all() {
   world_.tell_if_ended();  // from here on the transport touches nobody's memory
   for (auto& [peer, channel] : channels_) {
     const std::vector<WorkPtr> all = waiting(channel);
@@ -470,7 +470,7 @@ void Post::fail_all() {
   claims_.clear();
 }
 
-std::string Post::to_string(const Request& request) const {
+std::string Messenger::to_string(const Request& request) const {
   const bool sends = request.kind == Kind::Send;
   const std::string peer = request.root == kAnySource ? "any rank" : fmt::format("rank {}", request.root);
   return fmt::format("{}({}[{}], {} {}, tag {})", name_of(request.kind), cohort::to_string(request.dtype),
@@ -478,7 +478,7 @@ std::string Post::to_string(const Request& request) const {
 }
 
 /// For either side: what was sent, and what its receiver expected.
-Error Post::refusal(const Request& own, std::uint64_t number, const Head& head) const {
+Error Messenger::refusal(const Request& own, std::uint64_t number, const Head& head) const {
   const int rank = world_.layout().rank;
   const bool sends = own.kind == Kind::Send;
   const std::string& host = world_.options().placement.host;
@@ -498,7 +498,7 @@ Error Post::refusal(const Request& own, std::uint64_t number, const Head& head) 
                std::move(context));
 }
 
-Error Post::late(const Channel& channel, const Request& request) const {
+Error Messenger::late(const Channel& channel, const Request& request) const {
   return Error(
       ErrorCode::Mismatch,
       fmt::format("{}; that send was over before it was refused, so {} reports it, which was itself carried out",

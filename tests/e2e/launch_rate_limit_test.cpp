@@ -1,5 +1,5 @@
 // Agents that come by hand, and what somebody does to them who has recorded the first words of one, or who closes the
-// door on them.
+// rate limiter on them.
 #include "launch_harness.h"
 #include "net/secure_connection.h"
 #include "net/socket.h"
@@ -36,7 +36,7 @@ std::vector<std::string> join(const std::string& place, const std::string& secre
   return {"agent", "--join", place, "--secret-file", secret, "--name", name, "--timeout", timeout};
 }
 
-TEST(LaunchDoor, ARepeatedHelloKeepsNoAgentOut) {
+TEST(LaunchRateLimit, ARepeatedHelloKeepsNoAgentOut) {
   Job job({{"run", "--starter", "hand", "--secret-file", "secret", "-H", "one,other", "sh", "-c", "echo here"},
            {},
            {},
@@ -90,7 +90,7 @@ TEST(LaunchDoor, ARepeatedHelloKeepsNoAgentOut) {
   EXPECT_EQ(other.wait(), 0) << other.err();
 }
 
-TEST(LaunchDoor, AnAgentThatIsTurnedAwayTriesAgain) {
+TEST(LaunchRateLimit, AnAgentThatIsTurnedAwayTriesAgain) {
   Place place;
   Job agent({{"agent", "--join", place.name, "--secret-file", "secret", "--timeout", "30"},
              {},

@@ -1,4 +1,4 @@
-#include "comm/local/meet.h"
+#include "comm/local/rendezvous.h"
 
 #include "base/result.h"
 
@@ -60,13 +60,13 @@ std::optional<pid_t> trusted_pid(int socket) {
 
 }  // namespace
 
-struct MeetingPoint::Listener {
+struct Rendezvous::Listener {
   sys::UniqueFd socket;
   std::string name;  // abstract, without the leading zero byte
   Token token{};
 };
 
-MeetingPoint::MeetingPoint(int ranks) : listener_(std::make_unique<Listener>()) {
+Rendezvous::Rendezvous(int ranks) : listener_(std::make_unique<Listener>()) {
   Listener& listener = *listener_;
   if (::getrandom(listener.token.data(), kTokenBytes, 0) != static_cast<ssize_t>(kTokenBytes))
     throw_system("getrandom");
@@ -87,9 +87,9 @@ MeetingPoint::MeetingPoint(int ranks) : listener_(std::make_unique<Listener>()) 
   if (::listen(listener.socket.get(), std::max(ranks, SOMAXCONN)) != 0) throw_system("listen");
 }
 
-MeetingPoint::~MeetingPoint() = default;
+Rendezvous::~Rendezvous() = default;
 
-std::string MeetingPoint::entry() const { return listener_->name + std::string(listener_->token.data(), kTokenBytes); }
+std::string Rendezvous::entry() const { return listener_->name + std::string(listener_->token.data(), kTokenBytes); }
 
 namespace {
 
@@ -106,7 +106,7 @@ std::shared_ptr<store::Store> store_of(std::span<const std::string> entries) {
 
 class Gathering {
  public:
-  Gathering(const FormOptions& options, std::unique_ptr<MeetingPoint> point)
+  Gathering(const FormOptions& options, std::unique_ptr<Rendezvous> point)
       : options_(options),
         point_(std::move(point)),
         rank_(options.placement.rank),
@@ -118,10 +118,10 @@ class Gathering {
 
   Meeting run() {
     if (!point_) {
-      point_ = std::make_unique<MeetingPoint>(size_);
+      point_ = std::make_unique<Rendezvous>(size_);
       options_.store->set(meeting_key(rank_), point_->entry());
     }
-    const MeetingPoint::Listener& listener = *point_->listener_;
+    const Rendezvous::Listener& listener = *point_->listener_;
     for (int rank = 0; rank < rank_; ++rank) connect_to(rank);
     while (std::count(met_.begin(), met_.end(), true) < size_ - 1) accept_one(listener);
     Meeting meeting;
@@ -205,7 +205,7 @@ class Gathering {
     admit(rank, std::move(socket), *pid, answer);
   }
 
-  void accept_one(const MeetingPoint::Listener& listener) {
+  void accept_one(const Rendezvous::Listener& listener) {
     await(listener.socket.get(), missing());
     sys::UniqueFd socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
@@ -330,7 +330,7 @@ class Gathering {
   }
 
   const FormOptions& options_;
-  std::unique_ptr<MeetingPoint> point_;
+  std::unique_ptr<Rendezvous> point_;
   const int rank_;
   const int size_;
   const Clock::time_point deadline_;
@@ -339,7 +339,7 @@ class Gathering {
   std::vector<bool> met_;
 };
 
-Meeting meet(const FormOptions& options, std::unique_ptr<MeetingPoint> point) {
+Meeting meet(const FormOptions& options, std::unique_ptr<Rendezvous> point) {
   try {
     return Gathering(options, std::move(point)).run();
   } catch (const Error& error) {

@@ -1,8 +1,8 @@
-#include "net/door.h"
+#include "net/rate_limiter.h"
 
 #include "base/sanitized.h"
-#include "net/heard.h"
 #include "net/interfaces.h"
+#include "net/replay_filter.h"
 #include "net/socket.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace cohort::net {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = Door::Clock;
+using Clock = RateLimiter::Clock;
 
 /// A listener at all addresses, and people who knock.
 struct House {
@@ -57,118 +57,118 @@ Source of_network(std::uint8_t network, std::uint8_t host) {
   return Source::of(address);
 }
 
-Door::Limits few() {
-  Door::Limits limits;
+RateLimiter::Limits few() {
+  RateLimiter::Limits limits;
   limits.burst = 8;
   limits.per_second = 10;
-  limits.suspicious = 4;
+  limits.failures_to_block = 4;
   return limits;
 }
 
-TEST(Door, TakesStrangersSlowlyOnceManyHaveFailed) {
+TEST(RateLimiter, TakesStrangersSlowlyOnceManyHaveFailed) {
   House house;
-  Door::Limits limits = few();
-  limits.suspicious = 100;  // nobody in particular
-  Door door(house.listener.get(), limits);
+  RateLimiter::Limits limits = few();
+  limits.failures_to_block = 100;  // nobody in particular
+  RateLimiter limiter(house.listener.get(), limits);
   auto now = Clock::now();
   for (int i = 0; i < 8; ++i) {
     ASSERT_TRUE(house.knock());
-    ASSERT_TRUE(door.next(now)) << i;
-    door.turn_away(of_network(1, 1), now);
+    ASSERT_TRUE(limiter.next(now)) << i;
+    limiter.record_failure(of_network(1, 1), now);
   }
   ASSERT_TRUE(house.knock());
   EXPECT_TRUE(house.somebody_waits());
-  EXPECT_FALSE(door.next(now));
-  ASSERT_TRUE(door.shut_until(now));
-  EXPECT_GT(*door.shut_until(now), now);
-  EXPECT_LE(*door.shut_until(now), now + 200ms);
-  EXPECT_EQ(door.shut_out(), 0U);
+  EXPECT_FALSE(limiter.next(now));
+  ASSERT_TRUE(limiter.paused_until(now));
+  EXPECT_GT(*limiter.paused_until(now), now);
+  EXPECT_LE(*limiter.paused_until(now), now + 200ms);
+  EXPECT_EQ(limiter.blocked(), 0U);
   now += 250ms;
-  EXPECT_FALSE(door.shut_until(now));
-  EXPECT_TRUE(door.next(now));
+  EXPECT_FALSE(limiter.paused_until(now));
+  EXPECT_TRUE(limiter.next(now));
 }
 
-TEST(Door, ThoseOfThisHostDoNotWaitBehindItsStrangers) {
+TEST(RateLimiter, ThoseOfThisHostDoNotWaitBehindItsStrangers) {
   House house;
-  Door door(house.listener.get(), few());
+  RateLimiter limiter(house.listener.get(), few());
   const auto now = Clock::now();
   for (int i = 0; i < 200; ++i) {
     ASSERT_TRUE(house.knock());
-    auto visitor = door.next(now);
-    ASSERT_TRUE(visitor) << i;
-    EXPECT_TRUE(visitor->source.loopback());
-    door.turn_away(visitor->source, now);
+    auto incoming = limiter.next(now);
+    ASSERT_TRUE(incoming) << i;
+    EXPECT_TRUE(incoming->source.loopback());
+    limiter.record_failure(incoming->source, now);
   }
-  EXPECT_EQ(door.shut_out(), 0U);
-  EXPECT_FALSE(door.shut_until(now));
+  EXPECT_EQ(limiter.blocked(), 0U);
+  EXPECT_FALSE(limiter.paused_until(now));
 }
 
-TEST(Door, AProofMakesRoomForOthers) {
+TEST(RateLimiter, AProofMakesRoomForOthers) {
   House house;
-  Door::Limits limits = few();
-  limits.suspicious = 100;
+  RateLimiter::Limits limits = few();
+  limits.failures_to_block = 100;
   limits.per_second = 0;
-  Door door(house.listener.get(), limits);
+  RateLimiter limiter(house.listener.get(), limits);
   const auto now = Clock::now();
   const Source elsewhere = of_network(1, 1);
-  for (int i = 0; i < 8; ++i) door.turn_away(elsewhere, now);
+  for (int i = 0; i < 8; ++i) limiter.record_failure(elsewhere, now);
   ASSERT_TRUE(house.knock());
-  EXPECT_FALSE(door.next(now));
-  door.let_in(elsewhere);
-  EXPECT_TRUE(door.next(now + limits.pause));
+  EXPECT_FALSE(limiter.next(now));
+  limiter.record_success(elsewhere);
+  EXPECT_TRUE(limiter.next(now + limits.pause));
 }
 
-TEST(Door, TheKernelDoesNotAnswerWhoFailsAgainAndAgain) {
+TEST(RateLimiter, TheKernelDoesNotAnswerWhoFailsAgainAndAgain) {
   const std::string outer = outer_address();
   if (outer.empty()) GTEST_SKIP() << "this host has no address but loopback";
   House house;
-  Door door(house.listener.get(), few());
+  RateLimiter limiter(house.listener.get(), few());
   auto now = Clock::now();
   for (int i = 0; i < 8; ++i) {
     ASSERT_TRUE(house.knock(outer));
-    auto visitor = door.next(now);
-    ASSERT_TRUE(visitor);
-    EXPECT_FALSE(visitor->source.loopback());
-    door.turn_away(visitor->source, now);
+    auto incoming = limiter.next(now);
+    ASSERT_TRUE(incoming);
+    EXPECT_FALSE(incoming->source.loopback());
+    limiter.record_failure(incoming->source, now);
   }
-  EXPECT_EQ(door.shut_out(), 1U);
+  EXPECT_EQ(limiter.blocked(), 1U);
   EXPECT_FALSE(house.knock(outer, 300ms));
   // Others come in, and what they say is heard.
   ASSERT_TRUE(house.knock());
-  auto visitor = door.next(now);
-  ASSERT_TRUE(visitor);
+  auto incoming = limiter.next(now);
+  ASSERT_TRUE(incoming);
   ASSERT_EQ(::send(house.callers.back().get(), "hello", 5, MSG_NOSIGNAL), 5);
-  EXPECT_TRUE(value_or_throw(wait_ready(visitor->socket.get(), POLLIN, deadline_in(10s))));
+  EXPECT_TRUE(value_or_throw(wait_ready(incoming->socket.get(), POLLIN, deadline_in(10s))));
   // Not for ever.
   now += 11s;
-  EXPECT_FALSE(door.next(now));
-  EXPECT_EQ(door.shut_out(), 0U);
+  EXPECT_FALSE(limiter.next(now));
+  EXPECT_EQ(limiter.blocked(), 0U);
   EXPECT_TRUE(house.knock(outer));
-  EXPECT_TRUE(door.next(now));
+  EXPECT_TRUE(limiter.next(now));
 }
 
-TEST(Door, WhereAPeerIsNobodyIsShutOut) {
+TEST(RateLimiter, WhereAPeerIsNobodyIsShutOut) {
   const std::string outer = outer_address();
   if (outer.empty()) GTEST_SKIP() << "this host has no address but loopback";
   House house;
-  Door door(house.listener.get(), few());
+  RateLimiter limiter(house.listener.get(), few());
   const auto now = Clock::now();
   ASSERT_TRUE(house.knock(outer));
-  door.let_in(door.next(now).value().source);
+  limiter.record_success(limiter.next(now).value().source);
   for (int i = 0; i < 200; ++i) {
     ASSERT_TRUE(house.knock(outer));
-    auto visitor = door.next(now);
-    if (!visitor) break;
-    door.turn_away(visitor->source, now);
+    auto incoming = limiter.next(now);
+    if (!incoming) break;
+    limiter.record_failure(incoming->source, now);
   }
-  EXPECT_EQ(door.shut_out(), 0U);
-  EXPECT_TRUE(door.shut_until(now));
+  EXPECT_EQ(limiter.blocked(), 0U);
+  EXPECT_TRUE(limiter.paused_until(now));
 }
 
-TEST(Door, WithoutDescriptorsItWaits) {
+TEST(RateLimiter, WithoutDescriptorsItWaits) {
   if (kUndefinedBehaviorSanitizer) GTEST_SKIP() << "UBSan looks at objects through a pipe";
   House house;
-  Door door(house.listener.get());
+  RateLimiter limiter(house.listener.get());
   ASSERT_TRUE(house.knock());
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -176,64 +176,64 @@ TEST(Door, WithoutDescriptorsItWaits) {
   none.rlim_cur = 0;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   const auto now = Clock::now();
-  const bool taken = door.next(now).has_value();
+  const bool taken = limiter.next(now).has_value();
   ::setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_FALSE(taken);
-  EXPECT_TRUE(door.shut_until(now));  // whoever watches the listener does not spin
+  EXPECT_TRUE(limiter.paused_until(now));  // whoever watches the listener does not spin
   EXPECT_TRUE(house.somebody_waits());
-  EXPECT_TRUE(door.next(now + 200ms));
+  EXPECT_TRUE(limiter.next(now + 200ms));
 }
 
-TEST(Door, OfAForeignIpv6NetworkAllAddressesCountAsOne) {
+TEST(RateLimiter, OfAForeignIpv6NetworkAllAddressesCountAsOne) {
   EXPECT_EQ(of_network(1, 1).network_of(), of_network(1, 2).network_of());
   EXPECT_NE(of_network(1, 1).network_of(), of_network(2, 1).network_of());
   EXPECT_FALSE(of_network(1, 1).v4() || of_network(1, 1).loopback());
   // The kernel takes the filter for it, too.
   House house;
-  Door door(house.listener.get(), few());
+  RateLimiter limiter(house.listener.get(), few());
   const auto now = Clock::now();
-  for (std::uint8_t host = 1; host <= 8; ++host) door.turn_away(of_network(1, host), now);
-  EXPECT_EQ(door.shut_out(), 1U);
+  for (std::uint8_t host = 1; host <= 8; ++host) limiter.record_failure(of_network(1, host), now);
+  EXPECT_EQ(limiter.blocked(), 1U);
   EXPECT_TRUE(house.knock());
-  EXPECT_TRUE(door.next(now));
+  EXPECT_TRUE(limiter.next(now));
 }
 
-TEST(Door, WhereAPeerHasComeFromEachIpv6AddressCountsForItself) {
+TEST(RateLimiter, WhereAPeerHasComeFromEachIpv6AddressCountsForItself) {
   House house;
-  Door door(house.listener.get(), few());
+  RateLimiter limiter(house.listener.get(), few());
   const auto now = Clock::now();
-  door.let_in(of_network(1, 1));
+  limiter.record_success(of_network(1, 1));
   // One of the peer's network fails, and then the peer's own address: nobody's but the first is shut out.
   for (int i = 0; i < 50; ++i) {
-    door.turn_away(of_network(1, 2), now);
-    door.turn_away(of_network(1, 1), now);
+    limiter.record_failure(of_network(1, 2), now);
+    limiter.record_failure(of_network(1, 1), now);
   }
-  EXPECT_EQ(door.shut_out(), 1U);
+  EXPECT_EQ(limiter.blocked(), 1U);
   // A peer that proves itself although its whole network is shut out opens it.
-  for (int i = 0; i < 50; ++i) door.turn_away(of_network(2, 2), now);
-  EXPECT_EQ(door.shut_out(), 2U);
-  door.let_in(of_network(2, 1));
-  EXPECT_EQ(door.shut_out(), 1U);
+  for (int i = 0; i < 50; ++i) limiter.record_failure(of_network(2, 2), now);
+  EXPECT_EQ(limiter.blocked(), 2U);
+  limiter.record_success(of_network(2, 1));
+  EXPECT_EQ(limiter.blocked(), 1U);
 }
 
-TEST(Door, OfAnIpv6NetworkThatThisHostIsInEachAddressCountsForItself) {
+TEST(RateLimiter, OfAnIpv6NetworkThatThisHostIsInEachAddressCountsForItself) {
   const auto all = value_or_throw(interface_addresses());
   const auto here = std::find_if(all.begin(), all.end(),
                                  [](const InterfaceAddress& each) { return !each.loopback && each.length == 16; });
   if (here == all.end()) GTEST_SKIP() << "this host has no IPv6 address but loopback";
   House house;
-  Door door(house.listener.get(), few());
+  RateLimiter limiter(house.listener.get(), few());
   const auto now = Clock::now();
   // No address of this LAN fails often, though all of them together do.
   Source neighbour{here->bytes};
   for (std::uint8_t host = 0; host < 50; ++host) {
     neighbour.bytes[15] = host;
-    door.turn_away(neighbour, now);
+    limiter.record_failure(neighbour, now);
   }
-  EXPECT_EQ(door.shut_out(), 0U);
+  EXPECT_EQ(limiter.blocked(), 0U);
 }
 
-TEST(Door, TheKernelDropsOneIpv6AddressAndNotItsNeighbour) {
+TEST(RateLimiter, TheKernelDropsOneIpv6AddressAndNotItsNeighbour) {
   sys::UniqueFd listener = value_or_throw(listen_on({{"::", 0}, {}}));
   const std::uint16_t port = value_or_throw(local_endpoint(listener.get())).tcp.port;
   std::string outer;
@@ -241,30 +241,30 @@ TEST(Door, TheKernelDropsOneIpv6AddressAndNotItsNeighbour) {
     if (!each.loopback && each.length == 16) outer = each.text;
   }
   if (outer.empty()) GTEST_SKIP() << "this host has no IPv6 address but loopback";
-  Door door(listener.get(), few());
+  RateLimiter limiter(listener.get(), few());
   const auto now = Clock::now();
   const auto knock = [&](std::chrono::milliseconds patience) {
     return connect_once({{outer, port}, {}}, deadline_in(patience)).has_value();
   };
   ASSERT_TRUE(knock(10s));
-  Source neighbour = door.next(now).value().source;
+  Source neighbour = limiter.next(now).value().source;
   const Source own = neighbour;
   neighbour.bytes[15] ^= 1;
-  for (int i = 0; i < 8; ++i) door.turn_away(neighbour, now);
-  EXPECT_EQ(door.shut_out(), 1U);
+  for (int i = 0; i < 8; ++i) limiter.record_failure(neighbour, now);
+  EXPECT_EQ(limiter.blocked(), 1U);
   EXPECT_TRUE(knock(10s));
-  for (int i = 0; i < 8; ++i) door.turn_away(own, now);
-  EXPECT_EQ(door.shut_out(), 2U);
+  for (int i = 0; i < 8; ++i) limiter.record_failure(own, now);
+  EXPECT_EQ(limiter.blocked(), 2U);
   EXPECT_FALSE(knock(300ms));
 }
 
-TEST(Door, WhoIsNewDoesNotGoForThoseWhoAreSilent) {
+TEST(RateLimiter, WhoIsNewDoesNotGoForThoseWhoAreSilent) {
   struct Waiting {
     int number;
     bool credible;
   };
   const auto goes = [](std::vector<Waiting> waiting) {
-    return who_has_to_go(waiting, [](const Waiting& each) { return each.credible; })->number;
+    return pick_eviction(waiting, [](const Waiting& each) { return each.credible; })->number;
   };
   EXPECT_EQ(goes({{1, true}, {2, false}, {3, false}}), 2);
   EXPECT_EQ(goes({{1, true}, {2, true}, {3, false}}), 1);
@@ -272,9 +272,9 @@ TEST(Door, WhoIsNewDoesNotGoForThoseWhoAreSilent) {
   EXPECT_EQ(goes({{1, false}}), 1);
 }
 
-TEST(Heard, WordsCountOnceAndTheOldestAreForgotten) {
-  Heard heard(3);
-  const auto words = [](std::uint8_t number) { return Heard::Words{number}; };
+TEST(ReplayFilter, WordsCountOnceAndTheOldestAreForgotten) {
+  ReplayFilter heard(3);
+  const auto words = [](std::uint8_t number) { return ReplayFilter::Words{number}; };
   for (std::uint8_t number = 1; number <= 3; ++number) EXPECT_TRUE(heard.first_time(words(number)));
   for (std::uint8_t number = 1; number <= 3; ++number) EXPECT_FALSE(heard.first_time(words(number)));
   EXPECT_TRUE(heard.first_time(words(4)));

@@ -1,4 +1,4 @@
-// What ranks tell each other when they meet, and the verdict on it. Plain data and pure functions; the texts come from
+// What ranks tell each other when they meet, and the decision on it. Plain data and pure functions; the texts come from
 // other processes and are checked in full.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace cohort::meet {
 
-/// A rank's card.
-struct JoinCard {
+/// A rank's description.
+struct MemberInfo {
   std::int32_t rank = 0;
   std::int32_t size = 1;
   std::int32_t launcher_local_rank = -1;  ///< what the launcher said; -1 if nothing
@@ -32,39 +32,39 @@ struct JoinCard {
   std::vector<std::string> backends;  ///< those that are available, best first
 };
 
-/// This process's build, as `JoinCard::build`.
+/// This process's build, as `MemberInfo::build`.
 std::string this_build();
 
-std::string encode(const JoinCard& card);
-Result<JoinCard> decode_card(std::string_view bytes);
+std::string encode(const MemberInfo& info);
+Result<MemberInfo> decode_member_info(std::string_view bytes);
 
 /// "rank 3 (host a, pid 4711)".
-std::string describe(const JoinCard& card);
+std::string describe(const MemberInfo& info);
 
 /// Where a rank is, from facts.
-struct RosterEntry {
+struct MembershipEntry {
   std::int32_t local_rank = 0;
   std::int32_t local_size = 1;
   std::int32_t cross_rank = 0;
   std::int32_t cross_size = 1;
 };
 /// What all agreed on.
-struct Roster {
+struct Membership {
   std::string backend;
-  std::vector<RosterEntry> entries;  ///< by rank
+  std::vector<MembershipEntry> entries;  ///< by rank
 };
 
-std::string encode_verdict(const Result<Roster>& verdict);
-/// The roster, or the error that ended the meeting.
-Result<Roster> decode_verdict(std::string_view bytes);
+std::string encode_decision(const Result<Membership>& decision);
+/// The membership, or the error that ended the meeting.
+Result<Membership> decode_decision(std::string_view bytes);
 
 /// One backend as the meeting sees it.
 struct BackendChoice {
   std::string name;
   bool several_hosts = false;
 };
-/// Judges complete cards, cards[r] being rank r's: Mismatch if they cannot be one world, naming both sides' values;
-/// Unavailable if no backend fits. `known` are the backends in order of preference.
-Result<Roster> judge(const std::vector<JoinCard>& cards, const std::vector<BackendChoice>& known);
+/// Judges complete descriptions, infos[r] being rank r's: Mismatch if they cannot be one world, naming both sides'
+/// values; Unavailable if no backend fits. `known` are the backends in order of preference.
+Result<Membership> judge(const std::vector<MemberInfo>& infos, const std::vector<BackendChoice>& known);
 
 }  // namespace cohort::meet

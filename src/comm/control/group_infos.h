@@ -1,6 +1,6 @@
-// How ranks tell each other what they need to form groups: every rank's card, with `color` and `key`, goes to all.
-// Backends add what they meet by. A rank that cannot prepare it says why in its card: no rank waits for one that has
-// left, and all throw the same. Pure; any thread.
+// How ranks tell each other what they need to form groups: every rank's description, with `color` and `key`, goes to
+// all. Backends add what they meet by. A rank that cannot prepare it says why in its description: no rank waits for one
+// that has left, and all throw the same. Pure; any thread.
 #pragma once
 
 #include "comm/request.h"
@@ -20,8 +20,8 @@
 
 namespace cohort::comm {
 
-/// What every backend's card begins with.
-struct GroupCardHead {
+/// What every backend's description begins with.
+struct GroupInfoHead {
   static constexpr std::int32_t kPrepared = -1;
   std::int32_t color = 0;
   std::int32_t key = 0;
@@ -41,7 +41,7 @@ struct GroupCardHead {
 
 /// Runs `work`, which fills in `own`.
 template <class Work>
-void prepare(GroupCardHead& own, const Work& work) {
+void prepare(GroupInfoHead& own, const Work& work) {
   try {
     work();
   } catch (const Error& error) {
@@ -52,45 +52,45 @@ void prepare(GroupCardHead& own, const Work& work) {
 }
 
 /// Throws if a rank could not prepare. `name_of`: a rank's number in messages.
-template <class Card, class NameOf>
-void check_prepared(const std::vector<Card>& cards, const NameOf& name_of) {
-  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    const GroupCardHead& card = cards[rank];
-    if (card.failure == GroupCardHead::kPrepared) continue;
-    const bool known = card.failure >= 0 && card.failure <= static_cast<std::int32_t>(ErrorCode::Internal);
+template <class Info, class NameOf>
+void check_prepared(const std::vector<Info>& infos, const NameOf& name_of) {
+  for (std::size_t rank = 0; rank < infos.size(); ++rank) {
+    const GroupInfoHead& info = infos[rank];
+    if (info.failure == GroupInfoHead::kPrepared) continue;
+    const bool known = info.failure >= 0 && info.failure <= static_cast<std::int32_t>(ErrorCode::Internal);
     ErrorContext context;
     context.peer = name_of(static_cast<int>(rank));
-    throw Error(known ? static_cast<ErrorCode>(card.failure) : ErrorCode::Corrupt,
-                fmt::format("no group is formed: rank {} failed -- {}", context.peer, card.entry_text()), context);
+    throw Error(known ? static_cast<ErrorCode>(info.failure) : ErrorCode::Corrupt,
+                fmt::format("no group is formed: rank {} failed -- {}", context.peer, info.entry_text()), context);
   }
 }
 
-/// The operation that fills `cards` (one for each rank) with all ranks' `own`. `listed`: the ranks of a group that was
+/// The operation that fills `infos` (one for each rank) with all ranks' `own`. `listed`: the ranks of a group that was
 /// given as a list, which all have to give alike.
-template <class Card>
-Request exchange_of(const Card& own, std::vector<Card>& cards, std::span<const int> listed,
+template <class Info>
+Request exchange_of(const Info& own, std::vector<Info>& infos, std::span<const int> listed,
                     std::chrono::milliseconds timeout) {
   Request exchange;
   exchange.kind = Kind::Split;
   exchange.dtype = DType::UInt8;
   exchange.input = &own;
   exchange.input_count = sizeof own;
-  exchange.output = cards.data();
-  exchange.output_count = static_cast<std::int64_t>(cards.size() * sizeof own);
+  exchange.output = infos.data();
+  exchange.output_count = static_cast<std::int64_t>(infos.size() * sizeof own);
   exchange.timeout = timeout;
   if (!listed.empty()) exchange.counts = std::make_shared<const Counts>(Counts{{listed.begin(), listed.end()}, {}});
   return exchange;
 }
 
 /// The ranks of this color, in the order of their keys, then of their numbers.
-template <class Card>
-std::vector<int> members_of(const std::vector<Card>& cards, int color) {
+template <class Info>
+std::vector<int> members_of(const std::vector<Info>& infos, int color) {
   std::vector<int> members;
-  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    if (cards[rank].color == color) members.push_back(static_cast<int>(rank));
+  for (std::size_t rank = 0; rank < infos.size(); ++rank) {
+    if (infos[rank].color == color) members.push_back(static_cast<int>(rank));
   }
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return cards[static_cast<std::size_t>(a)].key < cards[static_cast<std::size_t>(b)].key;
+    return infos[static_cast<std::size_t>(a)].key < infos[static_cast<std::size_t>(b)].key;
   });
   return members;
 }

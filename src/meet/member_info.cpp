@@ -1,4 +1,4 @@
-#include "meet/card.h"
+#include "meet/member_info.h"
 
 #include "base/ranges.h"
 #include "base/records.h"
@@ -10,24 +10,24 @@
 namespace cohort::meet {
 namespace {
 
-constexpr std::uint32_t kCardMagic = 0x33435243;     // "CRC3"
-constexpr std::uint32_t kVerdictMagic = 0x32565243;  // "CRV2"
+constexpr std::uint32_t kInfoMagic = 0x33435243;      // "CRC3"
+constexpr std::uint32_t kDecisionMagic = 0x32565243;  // "CRV2"
 constexpr std::size_t kMostBackends = 64;
 constexpr std::size_t kMostRanks = 1 << 20;
 
-struct Verdict {
+struct Decision {
   std::optional<Error> error;
   std::int32_t peer = -1;  // of the error
-  Roster roster;
+  Membership membership;
 };
 
 template <class M, class A>
-void visit_fields(M& m, A& a, const Verdict*) {
-  a(codec::constant(kVerdictMagic, "not a verdict of this version"), m.error);
+void visit_fields(M& m, A& a, const Decision*) {
+  a(codec::constant(kDecisionMagic, "not a decision in this version of Cohort"), m.error);
   if (m.error) {
     a(m.peer);
   } else {
-    a(m.roster.backend, codec::most(m.roster.entries, kMostRanks));
+    a(m.membership.backend, codec::most(m.membership.entries, kMostRanks));
   }
 }
 
@@ -36,14 +36,14 @@ struct Hosts {
   std::vector<std::string> names;
 };
 
-Hosts group_by_host(const std::vector<JoinCard>& cards) {
+Hosts group_by_host(const std::vector<MemberInfo>& infos) {
   Hosts hosts;
   std::map<std::string, std::size_t> number;
-  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    const auto [entry, is_new] = number.emplace(cards[rank].host_id, hosts.ranks.size());
+  for (std::size_t rank = 0; rank < infos.size(); ++rank) {
+    const auto [entry, is_new] = number.emplace(infos[rank].host_id, hosts.ranks.size());
     if (is_new) {
       hosts.ranks.emplace_back();
-      hosts.names.push_back(cards[rank].host);
+      hosts.names.push_back(infos[rank].host);
     }
     hosts.ranks[entry->second].push_back(static_cast<int>(rank));
   }
@@ -53,14 +53,14 @@ Hosts group_by_host(const std::vector<JoinCard>& cards) {
 }  // namespace
 
 template <class M, class A>
-void visit_fields(M& m, A& a, const JoinCard*) {
-  a(codec::constant(kCardMagic, "not a join card of this version"), m.rank, m.size);
+void visit_fields(M& m, A& a, const MemberInfo*) {
+  a(codec::constant(kInfoMagic, "not a description of a rank in this version of Cohort"), m.rank, m.size);
   a.demand(m.size >= 1 && m.rank >= 0 && m.rank < m.size, "a rank outside of its world");
   a(m.launcher_local_rank, m.launcher_local_size, m.pid, m.nonce, m.host_id, m.host, m.build, m.source, m.program,
     m.torch, m.transport, m.no_transport, codec::most(m.backends, kMostBackends));
 }
 template <class M, class A>
-void visit_fields(M& m, A& a, const RosterEntry*) {
+void visit_fields(M& m, A& a, const MembershipEntry*) {
   a(m.local_rank, m.local_size, m.cross_rank, m.cross_size);
 }
 
@@ -70,84 +70,84 @@ std::string this_build() {
                      sizeof(void*), sizeof(long double));
 }
 
-std::string encode(const JoinCard& card) { return codec::encode(card); }
-Result<JoinCard> decode_card(std::string_view bytes) { return codec::decode<JoinCard>(bytes); }
+std::string encode(const MemberInfo& info) { return codec::encode(info); }
+Result<MemberInfo> decode_member_info(std::string_view bytes) { return codec::decode<MemberInfo>(bytes); }
 
-std::string describe(const JoinCard& card) {
-  return fmt::format("rank {} (host {}, pid {})", card.rank, card.host, card.pid);
+std::string describe(const MemberInfo& info) {
+  return fmt::format("rank {} (host {}, pid {})", info.rank, info.host, info.pid);
 }
 
-std::string encode_verdict(const Result<Roster>& verdict) {
-  if (verdict) return codec::encode(Verdict{{}, -1, *verdict});
-  return codec::encode(Verdict{verdict.error(), verdict.error().context().peer, {}});
+std::string encode_decision(const Result<Membership>& decision) {
+  if (decision) return codec::encode(Decision{{}, -1, *decision});
+  return codec::encode(Decision{decision.error(), decision.error().context().peer, {}});
 }
 
-Result<Roster> decode_verdict(std::string_view bytes) {
-  auto verdict = codec::decode<Verdict>(bytes);
-  if (!verdict) return tl::unexpected(verdict.error());
-  if (!verdict->error) return std::move(verdict->roster);
+Result<Membership> decode_decision(std::string_view bytes) {
+  auto decision = codec::decode<Decision>(bytes);
+  if (!decision) return tl::unexpected(decision.error());
+  if (!decision->error) return std::move(decision->membership);
   ErrorContext context;
-  context.peer = verdict->peer;
-  return tl::unexpected(Error(verdict->error->code(), verdict->error->what(), std::move(context)));
+  context.peer = decision->peer;
+  return tl::unexpected(Error(decision->error->code(), decision->error->what(), std::move(context)));
 }
 
-Result<Roster> judge(const std::vector<JoinCard>& cards, const std::vector<BackendChoice>& known) {
-  const JoinCard& first = cards.front();
-  const JoinCard* with_torch = nullptr;
-  for (const JoinCard& card : cards) {
-    if (card.size != first.size) {
+Result<Membership> judge(const std::vector<MemberInfo>& infos, const std::vector<BackendChoice>& known) {
+  const MemberInfo& first = infos.front();
+  const MemberInfo* with_torch = nullptr;
+  for (const MemberInfo& info : infos) {
+    if (info.size != first.size) {
       return fail(ErrorCode::Mismatch,
                   "cannot form a world: {} says it has {} ranks ({}), {} says {} ({}) -- give all the same",
-                  describe(first), first.size, first.source, describe(card), card.size, card.source);
+                  describe(first), first.size, first.source, describe(info), info.size, info.source);
     }
-    if (card.build != first.build) {
+    if (info.build != first.build) {
       return fail(ErrorCode::Mismatch,
                   "cannot form a world: {} runs '{}', {} runs '{}' -- use the same build everywhere", describe(first),
-                  first.build, describe(card), card.build);
+                  first.build, describe(info), info.build);
     }
-    if (card.program != first.program) {
+    if (info.program != first.program) {
       return fail(ErrorCode::Mismatch,
                   "cannot form a world: {} is the program '{}', {} is '{}' -- start the same everywhere, or give all "
                   "ranks the same COHORT_PROGRAM if they are meant to differ",
-                  describe(first), first.program, describe(card), card.program);
+                  describe(first), first.program, describe(info), info.program);
     }
-    if (card.transport != first.transport) {
+    if (info.transport != first.transport) {
       return fail(ErrorCode::Mismatch,
                   "cannot form a world: {} asks for the transport '{}', {} for '{}' -- give all ranks the same "
                   "COHORT_TRANSPORT",
-                  describe(first), first.transport, describe(card), card.transport);
+                  describe(first), first.transport, describe(info), info.transport);
     }
-    if (card.torch.empty()) continue;
-    if (with_torch == nullptr) with_torch = &card;
-    if (card.torch != with_torch->torch) {
+    if (info.torch.empty()) continue;
+    if (with_torch == nullptr) with_torch = &info;
+    if (info.torch != with_torch->torch) {
       return fail(ErrorCode::Mismatch,
                   "cannot form a world: {} runs with torch {}, {} with torch {} -- use the same version everywhere",
-                  describe(*with_torch), with_torch->torch, describe(card), card.torch);
+                  describe(*with_torch), with_torch->torch, describe(info), info.torch);
     }
   }
-  const Hosts hosts = group_by_host(cards);
-  for (const JoinCard& card : cards) {
-    if (hosts.ranks.size() == 1 || card.no_transport.empty()) continue;
+  const Hosts hosts = group_by_host(infos);
+  for (const MemberInfo& info : infos) {
+    if (hosts.ranks.size() == 1 || info.no_transport.empty()) continue;
     return fail(ErrorCode::Unavailable, "cannot form a world on {} hosts with the transport '{}': {} -- {}",
-                hosts.ranks.size(), card.transport, describe(card), card.no_transport);
+                hosts.ranks.size(), info.transport, describe(info), info.no_transport);
   }
-  Roster roster;
-  roster.entries.resize(cards.size());
+  Membership membership;
+  membership.entries.resize(infos.size());
   for (std::size_t host = 0; host < hosts.ranks.size(); ++host) {
     const std::vector<int>& ranks = hosts.ranks[host];
     for (std::size_t i = 0; i < ranks.size(); ++i) {
-      roster.entries[static_cast<std::size_t>(ranks[i])] = {
+      membership.entries[static_cast<std::size_t>(ranks[i])] = {
           static_cast<std::int32_t>(i), static_cast<std::int32_t>(ranks.size()), static_cast<std::int32_t>(host),
           static_cast<std::int32_t>(hosts.ranks.size())};
     }
   }
   for (const BackendChoice& choice : known) {
-    const bool everywhere = std::all_of(cards.begin(), cards.end(), [&](const JoinCard& card) {
-      return std::find(card.backends.begin(), card.backends.end(), choice.name) != card.backends.end();
+    const bool everywhere = std::all_of(infos.begin(), infos.end(), [&](const MemberInfo& info) {
+      return std::find(info.backends.begin(), info.backends.end(), choice.name) != info.backends.end();
     });
     if (everywhere && (hosts.ranks.size() == 1 || choice.several_hosts)) {
-      roster.backend = choice.name;
-      return roster;
+      membership.backend = choice.name;
+      return membership;
     }
   }
   std::string layout;

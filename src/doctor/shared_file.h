@@ -1,5 +1,5 @@
 // A file in the working folder, for the moment in which `cohort doctor` has other hosts look for it. It goes with the
-// Beacon; and if this process is killed, a small shell that waits for that removes it. One thread; the shell is a
+// SharedFile; and if this process is killed, a small shell that waits for that removes it. One thread; the shell is a
 // child, which whoever owns this process's children reaps.
 #pragma once
 
@@ -9,12 +9,12 @@
 
 namespace cohort::doctor {
 
-class Beacon {
+class SharedFile {
  public:
-  Beacon();
-  ~Beacon() { remove(); }
-  Beacon(const Beacon&) = delete;
-  Beacon& operator=(const Beacon&) = delete;
+  SharedFile();
+  ~SharedFile() { remove(); }
+  SharedFile(const SharedFile&) = delete;
+  SharedFile& operator=(const SharedFile&) = delete;
   /// False where nothing could be written.
   explicit operator bool() const noexcept { return made_; }
   const std::string& path() const noexcept { return path_; }

@@ -11,9 +11,9 @@
 
 namespace cohort::comm {
 
-class Finding {
+class FiniteCheck {
  public:
-  explicit Finding(ConstBuffer result) noexcept : result_(result) {}
+  explicit FiniteCheck(ConstBuffer result) noexcept : result_(result) {}
 
   /// By the backend, of the results of all ranks together. Where none does, the result is read once more.
   void note(bool finite) noexcept { seen_.store(finite ? Seen::Finite : Seen::NonFinite, std::memory_order_relaxed); }

@@ -11,10 +11,10 @@
 
 namespace cohort::comm::hosts {
 
-class Pace {
+class ChunkTuner {
  public:
   using Duration = std::chrono::steady_clock::duration;
-  explicit Pace(const Layout& layout) noexcept;
+  explicit ChunkTuner(const Layout& layout) noexcept;
 
   /// Of this rank's column, an operation has moved so many bytes each way in this time.
   void learn(std::size_t bytes, Duration took) noexcept;

@@ -11,12 +11,12 @@
 
 namespace cohort::net {
 
-class Heard {
+class ReplayFilter {
  public:
   /// The random number in them.
   using Words = std::array<std::uint8_t, 32>;
 
-  explicit Heard(std::size_t most = std::size_t{1} << 16) : most_(most) {}
+  explicit ReplayFilter(std::size_t most = std::size_t{1} << 16) : most_(most) {}
 
   /// False: somebody has said them before.
   bool first_time(const Words& words);

@@ -1,4 +1,4 @@
-#include "comm/hosts/pace.h"
+#include "comm/hosts/chunk_tuner.h"
 
 #include <algorithm>
 
@@ -23,7 +23,7 @@ constexpr std::chrono::duration<double> kBlock = 600us;   // so long a block of 
 
 }  // namespace
 
-Pace::Pace(const Layout& layout) noexcept
+ChunkTuner::ChunkTuner(const Layout& layout) noexcept
     : hosts_(layout.hosts),
       columns_(layout.columns),
       alone_(layout.size == layout.hosts),
@@ -34,7 +34,7 @@ Pace::Pace(const Layout& layout) noexcept
 
 /// Pieces take the wire's time, not a number of bytes: on a fast one what each costs counts, on a slow one columns that
 /// run apart. With more than two hosts a piece is cut once more.
-void Pace::learn(std::size_t bytes, Duration took) noexcept {
+void ChunkTuner::learn(std::size_t bytes, Duration took) noexcept {
   const std::size_t all = bytes * static_cast<std::size_t>(columns_);
   if (all < kHints || took <= Duration::zero()) return;
   const double rate = static_cast<double>(bytes) / std::chrono::duration<double>(took).count();
@@ -47,12 +47,12 @@ void Pace::learn(std::size_t bytes, Duration took) noexcept {
   while (doublings_ < most_ && static_cast<double>(piece_bytes(doublings_ + 1)) <= wanted) ++doublings_;
 }
 
-std::size_t Pace::block_bytes(std::size_t sum_bytes, int doublings) const noexcept {
+std::size_t ChunkTuner::block_bytes(std::size_t sum_bytes, int doublings) const noexcept {
   if (alone_) return piece_bytes(doublings);
   return std::clamp(sum_bytes / kBlocks / kLeastBlock * kLeastBlock, kLeastBlock, piece_bytes(doublings));
 }
 
-std::int64_t Pace::ahead(int doublings) const noexcept {
+std::int64_t ChunkTuner::ahead(int doublings) const noexcept {
   if (!alone_) return kLeastAhead;
   const double ahead = rate_ * kOnTheWay.count() / static_cast<double>(piece_bytes(doublings));
   return std::clamp(static_cast<std::int64_t>(ahead), kLeastAhead, kMostAhead);

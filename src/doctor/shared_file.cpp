@@ -1,4 +1,4 @@
-#include "doctor/beacon.h"
+#include "doctor/shared_file.h"
 
 #include "launch/environment.h"
 #include "launch/supervise/job_setup.h"
@@ -12,7 +12,7 @@
 
 namespace cohort::doctor {
 
-Beacon::Beacon()
+SharedFile::SharedFile()
     : content_(launch::random_hex(16)), path_(launch::absolute_path(".cohort-doctor-" + launch::random_hex(4))) {
   std::array<int, 2> ends{};
   const sys::UniqueFd nothing(::open("/dev/null", O_WRONLY | O_CLOEXEC));
@@ -39,7 +39,7 @@ Beacon::Beacon()
     remove();
 }
 
-void Beacon::remove() noexcept {
+void SharedFile::remove() noexcept {
   if (std::exchange(made_, false)) ::unlink(path_.c_str());
 }
 

@@ -1,4 +1,4 @@
-#include "launch/record/courier.h"
+#include "launch/record/payload_transfer.h"
 
 #include "net/deadline.h"
 #include "store/client.h"
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr auto kPatience = std::chrono::seconds(60);  // with a server in this process
 
-std::shared_ptr<store::MeetingStore> connect(const CourierOptions& options, net::Deadline deadline) {
+std::shared_ptr<store::MeetingStore> connect(const PayloadTransferOptions& options, net::Deadline deadline) {
   return store::connect_tcp_store("127.0.0.1", options.store_port, options.secret, deadline);
 }
 
@@ -37,12 +37,12 @@ Result<void> reported(const char* what, Act act) {
 
 }  // namespace
 
-bool has_parcels(const std::string& owner_folder) {
+bool has_payloads(const std::string& owner_folder) {
   std::error_code error;
   return !owner_folder.empty() && fs::is_directory(fs::path(owner_folder) / "to-ranks", error);
 }
 
-Result<void> bring_to_ranks(const CourierOptions& options) {
+Result<void> bring_to_ranks(const PayloadTransferOptions& options) {
   return reported("what the owner sends to the ranks does not arrive", [&] {
     const net::Deadline deadline = net::deadline_in(kPatience);
     const auto store = connect(options, deadline);
@@ -54,7 +54,7 @@ Result<void> bring_to_ranks(const CourierOptions& options) {
   });
 }
 
-Result<void> bring_from_ranks(const CourierOptions& options, int world_size) {
+Result<void> bring_from_ranks(const PayloadTransferOptions& options, int world_size) {
   return reported("what the ranks send to the owner: not all of it arrives", [&] {
     const net::Deadline deadline = net::deadline_in(kPatience);
     const auto store = connect(options, deadline);

@@ -1,4 +1,4 @@
-#include "net/door.h"
+#include "net/rate_limiter.h"
 
 #include "base/log.h"
 #include "base/result.h"
@@ -106,7 +106,8 @@ Source Source::of(const sockaddr_storage& address) noexcept {
   return source;
 }
 
-Door::Door(int listener, const Limits& limits) : listener_(listener), limits_(limits), tokens_(limits.burst) {
+RateLimiter::RateLimiter(int listener, const Limits& limits)
+    : listener_(listener), limits_(limits), tokens_(limits.burst) {
   const auto here = interface_addresses();
   if (!here) return;
   for (const InterfaceAddress& address : *here) {
@@ -114,17 +115,17 @@ Door::Door(int listener, const Limits& limits) : listener_(listener), limits_(li
   }
 }
 
-Source Door::counted(const Source& source) const {
+Source RateLimiter::counted(const Source& source) const {
   if (source.v4() || source.network) return source;
   const Source network = source.network_of();
   return shared_.contains(network) ? source : network;
 }
 
-bool Door::is_denied(const Source& source) const {
-  return denied_.contains(source) || denied_.contains(source.network_of());
+bool RateLimiter::is_blocked(const Source& source) const {
+  return blocked_.contains(source) || blocked_.contains(source.network_of());
 }
 
-void Door::refill(Clock::time_point now) {
+void RateLimiter::refill(Clock::time_point now) {
   const std::chrono::duration<double> since = now - refilled_;
   refilled_ = now;
   tokens_ = std::min<double>(limits_.burst, tokens_ + since.count() * limits_.per_second);
@@ -132,17 +133,17 @@ void Door::refill(Clock::time_point now) {
     remembered_since_ = now;
     failures_.clear();
   }
-  if (!denied_.empty() && now >= denied_until_) {
-    denied_.clear();
-    tell_kernel();
+  if (!blocked_.empty() && now >= blocked_until_) {
+    blocked_.clear();
+    update_kernel_filter();
   }
 }
 
-std::optional<Door::Visitor> Door::next(Clock::time_point now) {
+std::optional<RateLimiter::PendingConnection> RateLimiter::next(Clock::time_point now) {
   refill(now);
-  if (listener_ < 0 || now < shut_until_) return std::nullopt;
+  if (listener_ < 0 || now < paused_until_) return std::nullopt;
   if (tokens_ < 1) {
-    shut_until_ = now + limits_.pause;
+    paused_until_ = now + limits_.pause;
     return std::nullopt;
   }
   for (int swept = 0; swept < kMostSwept;) {
@@ -150,7 +151,7 @@ std::optional<Door::Visitor> Door::next(Clock::time_point now) {
     socklen_t size = sizeof from;
     auto socket = accept_one(listener_, from, size);
     if (!socket) {  // out of descriptors or memory: later
-      shut_until_ = now + limits_.pause;
+      paused_until_ = now + limits_.pause;
       if (now - complained_ > kBetweenComplaints) {
         complained_ = now;
         log::warn("net", "{}; it is tried again", socket.error().what());
@@ -158,19 +159,19 @@ std::optional<Door::Visitor> Door::next(Clock::time_point now) {
       return std::nullopt;
     }
     if (!*socket) return std::nullopt;
-    Visitor visitor{std::move(**socket), Source::of(from)};
-    if (denied_.empty()) return visitor;
-    if (!is_denied(visitor.source)) {
+    PendingConnection incoming{std::move(**socket), Source::of(from)};
+    if (blocked_.empty()) return incoming;
+    if (!is_blocked(incoming.source)) {
       const int unused = 0;  // it has the listener's filter
-      ::setsockopt(visitor.socket.get(), SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused);
-      return visitor;
+      ::setsockopt(incoming.socket.get(), SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused);
+      return incoming;
     }
     ++swept;  // it was in the queue already
   }
   return std::nullopt;
 }
 
-void Door::let_in(const Source& source) {
+void RateLimiter::record_success(const Source& source) {
   tokens_ = std::min<double>(limits_.burst, tokens_ + kWorthOfProof);
   if (proven_.size() < kMostRemembered) {
     proven_.insert(source);
@@ -179,12 +180,12 @@ void Door::let_in(const Source& source) {
   std::size_t freed = 0;
   for (const Source& each : {source, source.network_of()}) {
     failures_.erase(each);
-    freed += denied_.erase(each);
+    freed += blocked_.erase(each);
   }
-  if (freed > 0) tell_kernel();
+  if (freed > 0) update_kernel_filter();
 }
 
-void Door::turn_away(const Source& source, Clock::time_point now) {
+void RateLimiter::record_failure(const Source& source, Clock::time_point now) {
   // Callers are taken in the order in which they came: a bound on this host's would keep its own ranks waiting behind
   // them, and who floods from here pays as much for it as we do.
   if (source.loopback()) return;
@@ -192,21 +193,21 @@ void Door::turn_away(const Source& source, Clock::time_point now) {
   tokens_ = std::max(-1.0, tokens_ - 1);
   const Source one = counted(source);
   if (failures_.size() < kMostRemembered || failures_.contains(one)) ++failures_[one];
-  if (tokens_ < 1) shut_out_the_worst(now);
+  if (tokens_ < 1) block_the_worst(now);
 }
 
-void Door::shut_out_the_worst(Clock::time_point now) {
-  const std::size_t before = denied_.size();
+void RateLimiter::block_the_worst(Clock::time_point now) {
+  const std::size_t before = blocked_.size();
   std::string names;
   for (const auto& [source, count] : failures_) {
-    if (count < limits_.suspicious || denied_.size() >= kMostDenied) continue;
-    if (proven_.contains(source) || !denied_.insert(source).second) continue;
+    if (count < limits_.failures_to_block || blocked_.size() >= kMostDenied) continue;
+    if (proven_.contains(source) || !blocked_.insert(source).second) continue;
     names += (names.empty() ? "" : ", ") + to_text(source);
   }
-  if (denied_.size() == before) return;
-  denied_until_ = now + limits_.shut_out;
-  if (!tell_kernel()) {
-    denied_.clear();
+  if (blocked_.size() == before) return;
+  blocked_until_ = now + limits_.blocked;
+  if (!update_kernel_filter()) {
+    blocked_.clear();
     return;
   }
   tokens_ = limits_.burst / 4.0;  // others may come meanwhile
@@ -215,25 +216,25 @@ void Door::shut_out_the_worst(Clock::time_point now) {
   log::warn(
       "net",
       "more than {} connections failed to prove the job's secret; nothing that comes from {} is answered for {} s",
-      limits_.burst, names, std::chrono::duration_cast<std::chrono::seconds>(limits_.shut_out).count());
+      limits_.burst, names, std::chrono::duration_cast<std::chrono::seconds>(limits_.blocked).count());
 }
 
-bool Door::tell_kernel() {
+bool RateLimiter::update_kernel_filter() {
   if (listener_ < 0) return false;
-  if (denied_.empty()) {
+  if (blocked_.empty()) {
     const int unused = 0;
     return ::setsockopt(listener_, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused) == 0;
   }
-  std::vector<sock_filter> code = program(denied_);
+  std::vector<sock_filter> code = program(blocked_);
   const sock_fprog filter{static_cast<unsigned short>(code.size()), code.data()};
   if (::setsockopt(listener_, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0) return true;
   log::debug("net", "no filter for a listener: {}", errno_text(errno));
   return false;
 }
 
-std::optional<Door::Clock::time_point> Door::shut_until(Clock::time_point now) const noexcept {
-  if (now >= shut_until_) return std::nullopt;
-  return shut_until_;
+std::optional<RateLimiter::Clock::time_point> RateLimiter::paused_until(Clock::time_point now) const noexcept {
+  if (now >= paused_until_) return std::nullopt;
+  return paused_until_;
 }
 
 }  // namespace cohort::net

@@ -1,8 +1,8 @@
-#include "net/heard.h"
+#include "net/replay_filter.h"
 
 namespace cohort::net {
 
-bool Heard::first_time(const Words& words) {
+bool ReplayFilter::first_time(const Words& words) {
   const auto [place, first] = words_.insert(words);
   if (!first) return false;
   oldest_.push_back(place);

@@ -29,9 +29,9 @@ std::vector<float> brought_by(int rank, std::size_t count) {
   return values;
 }
 
-class Pace : public ::testing::TestWithParam<const char*> {};
+class ChunkTuner : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(Pace, DoesNotChangeResults) {
+TEST_P(ChunkTuner, DoesNotChangeResults) {
   constexpr int kRanks = 8;
   // From a world that knows nothing of its wire, over sizes that teach it, to sizes of all kinds, twice.
   const std::vector<std::size_t> counts = {70001,   1 << 20, 1 << 20, 3 << 19, 300007,
@@ -80,7 +80,7 @@ TEST_P(Pace, DoesNotChangeResults) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, Pace, ::testing::Values("2", "4", "8", "3,5", "1,1,6"));
+INSTANTIATE_TEST_SUITE_P(Hosts, ChunkTuner, ::testing::Values("2", "4", "8", "3,5", "1,1,6"));
 
 }  // namespace
 }  // namespace cohort::comm

@@ -23,14 +23,14 @@
 
 namespace cohort::comm::hosts {
 
-class Post;
+class Messenger;
 
 /// A send or receive that was not over at once. Everything but `done` belongs to the transport's mutex.
-class PostWork final : public PendingWork {
+class MessageWork final : public PendingWork {
  public:
-  PostWork(Carrier& post, std::shared_ptr<void> owner, const Request& request, std::uint64_t number,
-           Clock::time_point called)
-      : PendingWork(post, std::move(owner)),
+  MessageWork(Carrier& messenger, std::shared_ptr<void> owner, const Request& request, std::uint64_t number,
+              Clock::time_point called)
+      : PendingWork(messenger, std::move(owner)),
         request_(request),
         any_source_(request.root == kAnySource),
         number_(number),
@@ -41,7 +41,7 @@ class PostWork final : public PendingWork {
   }
 
  private:
-  friend class Post;
+  friend class Messenger;
   bool sends() const noexcept { return request_.kind == Kind::Send; }
   std::int64_t count() const noexcept { return sends() ? request_.input_count : request_.output_count; }
 
@@ -62,19 +62,19 @@ class PostWork final : public PendingWork {
   transport::Incoming in_;
 };
 
-class Post final : public Carrier {
+class Messenger final : public Carrier {
  public:
-  /// What the post shares with its owner; all of it outlives the post.
+  /// What the messenger shares with its owner; all of it outlives the messenger.
   struct Owner {
     World& world;
     const std::atomic<Observer*>& observer;
     std::atomic<int>& drivers;  ///< threads that drive the transport
     std::function<std::shared_ptr<void>()> keep;
   };
-  explicit Post(Owner owner);
-  ~Post() override;
-  Post(const Post&) = delete;
-  Post& operator=(const Post&) = delete;
+  explicit Messenger(Owner owner);
+  ~Messenger() override;
+  Messenger(const Messenger&) = delete;
+  Messenger& operator=(const Messenger&) = delete;
 
   /// A checked request whose timeout is set, to a rank on another host.
   Work submit(const Request& request);
@@ -88,10 +88,10 @@ class Post final : public Carrier {
   bool in_child() const noexcept override { return owner_.world.in_child(); }
 
  private:
-  using WorkPtr = std::shared_ptr<PostWork>;
-  enum class Letter : std::uint8_t { Eager = 1, Offer, Grant, Refused, Met };
+  using WorkPtr = std::shared_ptr<MessageWork>;
+  enum class MessageKind : std::uint8_t { Eager = 1, Offer, Grant, Refused, Met };
   struct Head {
-    Letter letter = Letter::Eager;
+    MessageKind message_kind = MessageKind::Eager;
     DType dtype = DType::Float32;
     DType expected = DType::Float32;
     std::uint8_t unused = 0;
@@ -100,7 +100,7 @@ class Post final : public Carrier {
     std::int64_t count = 0;
     std::int64_t expected_count = 0;
   };
-  struct Unexpected {
+  struct UnexpectedMessage {
     Head head;
     std::uint64_t arrival = 0;  // among those of all peers
     std::vector<std::byte> payload;
@@ -110,29 +110,29 @@ class Post final : public Carrier {
     std::uint64_t next_id = 0;
     std::uint64_t eager_unmet = 0;  // sent and not known to be received
     std::uint64_t met = 0;          // received, and the peer not told
-    std::deque<Unexpected> unexpected;
+    std::deque<UnexpectedMessage> unexpected;
     std::deque<WorkPtr> receives;  // without a message yet; those from any source are in every channel
     std::map<std::uint64_t, WorkPtr> offered;
     std::list<WorkPtr> moving;  // payloads on their way, out or in
     std::optional<Error> late_refusal;
   };
 
-  void tell_waiting(const PostWork& work) noexcept;
+  void tell_waiting(const MessageWork& work) noexcept;
   Channel& open(int peer);
-  void on_letter(int peer, std::string_view bytes);
+  void on_message(int peer, std::string_view bytes);
   void tell(int peer, const Head& head, const void* payload = nullptr, std::size_t bytes = 0);
   void receive(Channel& channel, const WorkPtr& work);
   void receive_any(const WorkPtr& work);
   void bind(Channel& channel, const WorkPtr& work);
   void drop_elsewhere();
-  void meet(Channel& channel, const WorkPtr& work, const Unexpected& message);
+  void meet(Channel& channel, const WorkPtr& work, const UnexpectedMessage& message);
   void complete(Channel* channel, const WorkPtr& work, std::optional<Error> error);
-  void report(const PostWork& work) const;
+  void report(const MessageWork& work) const;
   void settle();
   void fail_all();
   std::vector<WorkPtr> waiting(const Channel& channel) const;
   bool find_late();
-  bool ends_with(const PostWork& work, std::string_view how);
+  bool ends_with(const MessageWork& work, std::string_view how);
   std::string sources_text() const;
   std::string to_string(const Request& request) const;
   Error refusal(const Request& own, std::uint64_t number, const Head& head) const;

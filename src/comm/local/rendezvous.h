@@ -21,13 +21,13 @@ struct Meeting {
 };
 
 /// Where peers can meet this rank: made before they know of it. Movable only by its pointer.
-class MeetingPoint {
+class Rendezvous {
  public:
   /// `ranks` may come at once. Throws Io.
-  explicit MeetingPoint(int ranks);
-  ~MeetingPoint();
-  MeetingPoint(const MeetingPoint&) = delete;
-  MeetingPoint& operator=(const MeetingPoint&) = delete;
+  explicit Rendezvous(int ranks);
+  ~Rendezvous();
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
   /// What peers need to find it and to prove that they belong here; at most 180 bytes.
   std::string entry() const;
 
@@ -43,6 +43,6 @@ std::shared_ptr<store::Store> store_of(std::span<const std::string> entries);
 /// `point` null: one is made and put into the store. Throws Timeout naming the ranks that did not come, PeerLost if one
 /// dies meanwhile, Unavailable if there is not enough memory, and the first failing rank's reason where another rank
 /// could not go on.
-Meeting meet(const FormOptions& options, std::unique_ptr<MeetingPoint> point);
+Meeting meet(const FormOptions& options, std::unique_ptr<Rendezvous> point);
 
 }  // namespace cohort::comm::local

@@ -1,0 +1,96 @@
+#include "comm/hosts/chunk_tuner.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+namespace cohort::comm::hosts {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kKiB = 1024;
+constexpr std::size_t kMiB = 1024 * kKiB;
+
+Layout layout(int hosts, int locals) {
+  std::vector<int> host_of;
+  for (int rank = 0; rank < hosts * locals; ++rank) host_of.push_back(rank / locals);
+  return {host_of, 0};
+}
+
+TEST(HostsChunkTuner, StaysAtItsLeastAt1Gbit) {
+  for (const auto& [hosts, locals] : {std::pair(2, 1), std::pair(2, 4), std::pair(4, 1), std::pair(8, 2)}) {
+    const Layout here = layout(hosts, locals);
+    ChunkTuner tuner(here);
+    EXPECT_EQ(tuner.doublings(), 0);
+    // 125 MB a second for all columns of a host together.
+    for (int i = 0; i < 4; ++i)
+      tuner.learn(16 * kMiB / static_cast<std::size_t>(locals), std::chrono::microseconds(134218));
+    EXPECT_EQ(tuner.doublings(), 0) << hosts << " x " << locals;
+    EXPECT_EQ(tuner.ahead(0), 3);
+    EXPECT_EQ(tuner.piece_bytes(), (locals == 1 ? 32 : 64) * kKiB);
+  }
+}
+
+TEST(HostsChunkTuner, PiecesTakeTheWiresTime) {
+  const Layout two = layout(2, 1);
+  ChunkTuner tuner(two);
+  tuner.learn(16 * kMiB, 32ms);  // 0.5 MiB in a millisecond, in eight pieces
+  EXPECT_EQ(tuner.piece_bytes(tuner.doublings()), 64 * kKiB);
+  EXPECT_EQ(tuner.ahead(tuner.doublings()), 8);
+  EXPECT_EQ(tuner.ahead(0), 16);  // where another rank wants them short
+}
+
+TEST(HostsChunkTuner, NoFrameIsLongerThanWhatIsKeptForThoseWhoComeLate) {
+  for (const auto& [hosts, locals] : {std::pair(2, 1), std::pair(2, 4), std::pair(4, 1), std::pair(3, 2)}) {
+    const Layout here = layout(hosts, locals);
+    ChunkTuner tuner(here);
+    tuner.learn(64 * kMiB, 1ms);
+    EXPECT_EQ(tuner.doublings(), tuner.most());
+    const std::size_t frames = static_cast<std::size_t>(locals * (hosts > 2 ? hosts : 1));
+    EXPECT_LE(tuner.piece_bytes(tuner.most()) / frames, 64 * kKiB) << hosts << " x " << locals;
+    EXPECT_GT(tuner.piece_bytes(tuner.most() + 1) / frames, 64 * kKiB) << hosts << " x " << locals;
+    EXPECT_LE(tuner.ahead(0), ChunkTuner::kMostAhead);
+  }
+}
+
+TEST(HostsChunkTuner, ForgetsAWireThatHasBecomeSlow) {
+  const Layout four = layout(4, 1);
+  ChunkTuner tuner(four);
+  tuner.learn(64 * kMiB, 10ms);
+  EXPECT_GT(tuner.doublings(), 0);
+  for (int i = 0; i < 12; ++i) tuner.learn(kMiB, 10ms);
+  EXPECT_EQ(tuner.doublings(), 0);
+}
+
+TEST(HostsChunkTuner, ShortSumsShowThatAWireIsFastAndNeverThatItIsSlow) {
+  const Layout two = layout(2, 1);
+  ChunkTuner tuner(two);
+  tuner.learn(128 * kKiB - 1, 1us);
+  tuner.learn(kMiB, 0ns);
+  EXPECT_EQ(tuner.doublings(), 0);
+  EXPECT_EQ(tuner.ahead(0), 3);
+  tuner.learn(512 * kKiB, 1ms);
+  EXPECT_EQ(tuner.doublings(), 1);
+  EXPECT_EQ(tuner.ahead(1), 8);
+  tuner.learn(128 * kKiB, 100ms);
+  EXPECT_EQ(tuner.ahead(1), 8);
+  tuner.learn(kMiB, 1000ms);  // one that is long enough to tell
+  EXPECT_EQ(tuner.ahead(1), 4);
+}
+
+TEST(HostsChunkTuner, BlocksOfShortSumsAreShorter) {
+  const Layout many = layout(2, 2);
+  ChunkTuner tuner(many);
+  EXPECT_EQ(tuner.block_bytes(100 * kKiB, 0), 32 * kKiB);
+  EXPECT_EQ(tuner.block_bytes(400 * kKiB, 0), 32 * kKiB);
+  EXPECT_EQ(tuner.block_bytes(64 * kMiB, 0), 64 * kKiB);
+  EXPECT_EQ(tuner.block_bytes(400 * kKiB, 1), 32 * kKiB);
+  EXPECT_EQ(tuner.block_bytes(640 * kKiB, 1), 64 * kKiB);
+  EXPECT_EQ(tuner.block_bytes(64 * kMiB, 1), 128 * kKiB);
+}
+
+}  // namespace
+}  // namespace cohort::comm::hosts
