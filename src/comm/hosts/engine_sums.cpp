@@ -95,7 +95,7 @@ void Engine::reduce_gathered(const Request& request, const Members& members, boo
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
   std::size_t most = 1;  // ranks on a host: chunks are the same everywhere
   for (const std::vector<int>& there : layout_.ranks) most = std::max(most, there.size());
-  const auto per_chunk = static_cast<std::int64_t>(std::max<std::size_t>(64, pace_.piece_bytes() / element / most));
+  const auto per_chunk = static_cast<std::int64_t>(std::max<std::size_t>(64, tuner_.piece_bytes() / element / most));
   std::vector<bool> brings(hosts, false);
   for (int rank = 0; rank < layout_.size; ++rank) {
     if (members.folded[static_cast<std::size_t>(rank)]) brings[static_cast<std::size_t>(layout_.host_of(rank))] = true;

@@ -64,11 +64,11 @@ void Engine::reduce_parts(const Request& request, const Members& members) {
   const bool alone = layout_.locals == 1;
   const auto frames = static_cast<std::size_t>(layout_.columns * (layout_.hosts - 1));
   const std::size_t bytes =
-      std::max(kLeastFrame, pace_.block_bytes(request.input_bytes(), pieces_doubled_) / frames / kLine * kLine);
+      std::max(kLeastFrame, tuner_.block_bytes(request.input_bytes(), pieces_doubled_) / frames / kLine * kLine);
   const bool whole = static_cast<std::size_t>(longest) * way.element <= kWhole;
   way.per_stretch = whole ? std::max<std::int64_t>(longest, 1) : static_cast<std::int64_t>(bytes / way.element);
   way.stretches = (longest + way.per_stretch - 1) / way.per_stretch;
-  const std::int64_t ahead = alone ? pace_.ahead(pieces_doubled_) : kBlocksAhead + 1;
+  const std::int64_t ahead = alone ? tuner_.ahead(pieces_doubled_) : kBlocksAhead + 1;
   way.at_once = ahead + 1;
   while (stretches_.size() < static_cast<std::size_t>(way.at_once)) stretches_.push_back(std::make_unique<Stretch>());
   const auto since = Clock::now();
@@ -78,8 +78,8 @@ void Engine::reduce_parts(const Request& request, const Members& members) {
   }
   for (const auto& stretch : stretches_) finish_sending(*stretch);
   const auto hosts = static_cast<std::size_t>(layout_.hosts);
-  pace_.learn(request.input_bytes() / hosts * (hosts - 1) / static_cast<std::size_t>(layout_.columns),
-              Clock::now() - since);
+  tuner_.learn(request.input_bytes() / hosts * (hosts - 1) / static_cast<std::size_t>(layout_.columns),
+               Clock::now() - since);
 }
 
 /// This host's sums of the next stretch of all parts, and on their way what ranks of this column keep elsewhere.

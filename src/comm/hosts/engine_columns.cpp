@@ -45,17 +45,17 @@ void Engine::reduce_columns(const Request& request, const Members& members) {
   // Sizes are the same on all hosts. Where ranks of a host have to meet, a block has one piece of each column: columns
   // that run apart from each other fill the two directions of a link unevenly.
   const bool alone = layout_.size == layout_.hosts;
-  const std::size_t block = alone ? kAlone : pace_.block_bytes(request.input_bytes(), pieces_doubled_);
+  const std::size_t block = alone ? kAlone : tuner_.block_bytes(request.input_bytes(), pieces_doubled_);
   way.per_block = static_cast<std::int64_t>(block / way.element);
   const auto columns = static_cast<std::size_t>(layout_.columns);
   const std::size_t piece =
-      alone ? pace_.piece_bytes(pieces_doubled_) / way.on_wire : (block / way.element + columns - 1) / columns;
+      alone ? tuner_.piece_bytes(pieces_doubled_) / way.on_wire : (block / way.element + columns - 1) / columns;
   way.per_piece = static_cast<std::int64_t>(piece) + (alone ? 0 : static_cast<std::int64_t>(64 / way.element));
   way.blocks = (request.input_count + way.per_block - 1) / way.per_block;
   while (blocks_.size() < static_cast<std::size_t>(kBlocksAhead + 1)) blocks_.push_back(std::make_unique<Block>());
   while (pieces_.size() < static_cast<std::size_t>(ChunkTuner::kMostAhead))
     pieces_.push_back(std::make_unique<Piece>());
-  ahead_ = pace_.ahead(pieces_doubled_);
+  ahead_ = tuner_.ahead(pieces_doubled_);
   const auto begun = Clock::now();
   for (std::int64_t step = -kBlocksAhead; step < way.blocks; ++step) {
     if (step + kBlocksAhead < way.blocks) reduce_block(way, step + kBlocksAhead);
@@ -68,7 +68,7 @@ void Engine::reduce_columns(const Request& request, const Members& members) {
   if (way.carries) {
     const auto column_bytes = static_cast<std::size_t>(request.input_count) * way.on_wire / columns;
     const auto hosts = static_cast<std::size_t>(layout_.hosts);
-    pace_.learn(column_bytes / hosts * 2 * (hosts - 1), Clock::now() - begun);
+    tuner_.learn(column_bytes / hosts * 2 * (hosts - 1), Clock::now() - begun);
   }
   for (const auto& piece_sent : pieces_) finish_sending(*piece_sent);
   // Blocks are read by those beside this rank, who may be late, and it may go.
