@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using testing::fill;
 using testing::pattern;
-using testing::ReplayFilter;
+using testing::Heard;
 
 /// How their connections are.
 struct Way {
@@ -69,7 +69,7 @@ struct Ranks {
     }
     return true;
   }
-  std::vector<ReplayFilter> heard;
+  std::vector<Heard> heard;
   std::vector<PeerInfo> infos;
   std::vector<std::unique_ptr<TcpTransport>> all;
 };
