@@ -12,6 +12,7 @@ from cohort import Communicator, _core
 from cohort.errors import InvalidArgument
 from cohort.nn._groups import default_world
 
+
 def require_same_parameters(
     tensors: Iterable[tuple[str, torch.Tensor]], comm: Optional[Communicator] = None, *, step: Optional[int] = None
 ) -> None:
