@@ -26,8 +26,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using testing::fill;
-using testing::pattern;
 using testing::Heard;
+using testing::pattern;
 
 /// How their connections are.
 struct Way {
