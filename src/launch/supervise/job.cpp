@@ -72,13 +72,13 @@ void Job::prepare() {
     while (const auto signal = signals_->next()) on_signal(*signal);
   });
 
-  epoch_ = std::make_unique<Epoch>(*this);
   if (options_.owner_pid)
     owner_.emplace(loop_, *options_.owner_pid, [this] {
       if (next_) begin_next();
       epoch_->on_owner_gone();
     });
   make_folders(id.substr(0, 4));
+  epoch_ = std::make_unique<Epoch>(*this);
 
   start_agents();  // its process starts while we go on
   port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(id_)));
