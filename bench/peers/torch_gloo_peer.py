@@ -2,22 +2,23 @@
 
 usage: torch_gloo_peer.py FOLDER RANK RANKS
 """
-import ctypes
-import json
 import mmap
 import os
-import signal
 import sys
 import time
 
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.dont_write_bytecode = True
+
+from lib import worker  # noqa: E402
+
+worker.die_with_parent()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 PERIOD = 251
 BACK_TO_BACK_BYTES = 4096
-SECONDS_PER_COMMAND = 120
 SYMMETRIC = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send_recv"}
 PARTS = {"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"}
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -40,15 +41,9 @@ class Peer:
     def __init__(self, folder, rank, ranks):
         self.rank, self.ranks, self.round = rank, ranks, 0
         dist.init_process_group("gloo", init_method=f"file://{folder}/torch-meet", rank=rank, world_size=ranks)
-        self.input = open(f"{folder}/in.{rank}", encoding="ascii")
-        self.output = open(f"{folder}/out.{rank}", "w", encoding="ascii")
         with open(f"{folder}/flags", "r+b") as file:
             self.flags = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
         self.pool = {}
-
-    def answer(self, reply):
-        self.output.write(json.dumps(reply) + "\n")
-        self.output.flush()
 
     def align(self):
         self.round += 1
@@ -146,22 +141,16 @@ class Peer:
         self.align()
         return {"ok": True, "wrong": wrong, "us": times}
 
-    def serve(self):
-        self.answer({"ok": True, "name": f"Gloo of torch {torch.__version__}"})
-        for line in self.input:
-            words = line.split()
-            if words == ["quit"]:
-                return
-            _, collective, size, iterations, state, memory, type_name, check = words
-            signal.alarm(SECONDS_PER_COMMAND)
-            self.answer(self.measure(collective, int(size), int(iterations), state, memory, type_name, check == "1"))
-            signal.alarm(0)
+    def answer(self, words):
+        _, collective, size, iterations, state, memory, type_name, check = words
+        return self.measure(collective, int(size), int(iterations), state, memory, type_name, check == "1")
 
 
 def main():
     torch.set_num_threads(1)
-    peer = Peer(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    peer.serve()
+    folder, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    peer = Peer(folder, rank, ranks)
+    worker.serve(folder, rank, f"Gloo of torch {torch.__version__}", peer.answer)
     dist.destroy_process_group()
 
 

@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "01-digits" / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "01-digits" / "python"))
 from digits import Net, load
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parent.parent / "data" / "digits")
+    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "data" / "digits")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=64, help="samples per step over all processes")
     parser.add_argument("--lr", type=float, default=0.03)

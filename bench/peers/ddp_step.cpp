@@ -1,11 +1,10 @@
-// The training step of an MLP of 25 million parameters under cohort::nn::DistributedDataParallel: how much of it is
-// communication that backward does not hide. Started by `cohort run`, driven by bench/compare_exposed; ddp_step.py is
-// the same under torch's DDP. Rank 0 writes one JSON object to --out. One thread calls everything.
+// The training step of an MLP of 25 million parameters under cohort::nn::DistributedDataParallel, for bench/compare
+// training: how much of it is communication that backward does not hide. A rank of `cohort run`; rank 0 writes one JSON
+// object to --out. One thread calls everything.
 //
-// Three kinds of step take turns, each after a barrier that is not timed:
-//   sync     forward, backward with communication, optimizer
-//   no_sync  the same model without communication; its learning rate is 0, so that replicas stay equal (same work)
-//   plain    a twin of the model that no DistributedDataParallel has ever seen, which trains by itself
+// Two kinds of step take turns, each after a barrier that is not timed:
+//   sync   forward, backward with communication, optimizer
+//   plain  a twin of the model that no DistributedDataParallel has ever seen, which trains by itself
 #include <cohort/torch.h>
 
 #include <torch/nn/modules/linear.h>
@@ -28,13 +27,13 @@ namespace {
 
 constexpr int64_t kInputs = 512;
 constexpr int64_t kClasses = 10;
+constexpr int64_t kHidden = 2432;
+constexpr int kLayers = 6;
 constexpr int64_t kBatches = 4;  // different ones, taken in turns
 constexpr std::chrono::seconds kDeadline{60};
 
 struct Options {
   std::vector<int64_t> batches = {32};
-  int64_t width = 2432;
-  int hidden = 5;
   int steps = 10;
   int warmup = 4;
   int threads = 1;
@@ -46,8 +45,6 @@ Options parse(int argc, char** argv) {
   Options options;
   CLI::App app("One training step, with communication and without");
   app.add_option("--batches", options.batches, "Samples per rank and step, a list with commas")->delimiter(',');
-  app.add_option("--width", options.width, "Of each hidden layer");
-  app.add_option("--hidden", options.hidden, "Number of hidden layers");
   app.add_option("--steps", options.steps, "Timed steps of each kind");
   app.add_option("--warmup", options.warmup, "Steps of each kind before them");
   app.add_option("--threads", options.threads, "Of each process");
@@ -62,10 +59,10 @@ Options parse(int argc, char** argv) {
 }
 
 struct MlpImpl : torch::nn::Module {
-  MlpImpl(int64_t width, int hidden) {
-    for (int i = 0; i <= hidden; ++i) {
-      const int64_t inputs = i == 0 ? kInputs : width;
-      const int64_t outputs = i == hidden ? kClasses : width;
+  MlpImpl() {
+    for (int i = 0; i < kLayers; ++i) {
+      const int64_t inputs = i == 0 ? kInputs : kHidden;
+      const int64_t outputs = i == kLayers - 1 ? kClasses : kHidden;
       layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(inputs, outputs)));
     }
   }
@@ -103,7 +100,7 @@ std::vector<Batch> make_batches(int64_t size, int rank) {
   return batches;
 }
 
-// One step; returns its loss, still a tensor. All kinds of step run this same code.
+// One step; returns its loss, still a tensor. Both kinds of step run this same code.
 template <class Model>
 at::Tensor step(Model& model, torch::optim::SGD& optimizer, const Batch& batch) {
   for (at::Tensor& parameter : optimizer.param_groups()[0].params()) parameter.mutable_grad().reset();
@@ -140,12 +137,6 @@ std::vector<double> slowest(cohort::Communicator& comm, std::vector<double> time
   return times;
 }
 
-// The rank that comes last waits for nobody, only for what communication is left.
-std::vector<double> quickest(cohort::Communicator& comm, std::vector<double> times) {
-  comm.all_reduce(std::span(times), {.op = cohort::ReduceOp::Min}).wait();
-  return times;
-}
-
 double mean_over_ranks(cohort::Communicator& comm, double value) {
   comm.all_reduce(std::span(&value, 1), {.op = cohort::ReduceOp::Average}).wait();
   return value;
@@ -160,69 +151,37 @@ bool replicas_equal(cohort::Communicator& comm, MlpImpl& net) {
   return ends[0] == -ends[1];
 }
 
-// The gradients' bytes, in four pieces that are under way at once, with nothing else to do: what could be exposed.
-std::vector<double> all_reduce_alone(cohort::Communicator& comm, int64_t parameters, const Options& options) {
-  std::vector<at::Tensor> pieces;
-  for (int i = 0; i < 4; ++i) pieces.push_back(cohort::empty_in(comm, {parameters / 4}));
-  std::vector<double> times;
-  for (int i = 0; i < options.warmup + options.steps; ++i) {
-    const Taken taken = timed(comm, [&] {
-      std::vector<cohort::Work> works;
-      for (const at::Tensor& piece : pieces) works.push_back(cohort::all_reduce(comm, piece));
-      for (cohort::Work& work : works) work.wait();
-    });
-    if (i >= options.warmup) times.push_back(taken.wall);
-  }
-  return slowest(comm, times);
-}
-
 nlohmann::json measure(cohort::Communicator& comm, const Options& options, int64_t batch_size) {
-  Mlp net(options.width, options.hidden);
-  Mlp twin(options.width, options.hidden);
+  Mlp net;
+  Mlp twin;
   initialise(*net);
   initialise(*twin);
   cohort::nn::DistributedDataParallel model(net, comm);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(options.rate));
   torch::optim::SGD twin_optimizer(twin->parameters(), torch::optim::SGDOptions(options.rate));
-  auto& settings = static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options());
   const std::vector<Batch> batches = make_batches(batch_size, comm.rank());
 
-  std::vector<double> sync, no_sync, plain, waits, sync_cpu, plain_cpu;
+  std::vector<double> sync, plain, sync_cpu;
   double first_loss = 0, last_loss = 0;
   for (int i = 0; i < options.warmup + options.steps; ++i) {
     const Batch& batch = batches[static_cast<size_t>(i) % batches.size()];
     const Taken plain_taken = timed(comm, [&] { step(*twin, twin_optimizer, batch); });
-    Taken no_sync_taken;
-    {
-      const auto guard = model.no_sync();
-      settings.lr(0);
-      no_sync_taken = timed(comm, [&] { step(model, optimizer, batch); });
-      settings.lr(options.rate);
-    }
     at::Tensor loss;
     const Taken sync_taken = timed(comm, [&] { loss = step(model, optimizer, batch); });
     last_loss = loss.item<double>();
     if (i == 0) first_loss = last_loss;
     if (i < options.warmup) continue;
     sync.push_back(sync_taken.wall);
-    no_sync.push_back(no_sync_taken.wall);
     plain.push_back(plain_taken.wall);
     sync_cpu.push_back(sync_taken.cpu);
-    plain_cpu.push_back(plain_taken.cpu);
-    waits.push_back(model.stats().exposed_communication_seconds * 1000);
   }
   int64_t parameters = 0;
   for (const at::Tensor& parameter : net->parameters()) parameters += parameter.numel();
   return {{"batch", batch_size},
           {"parameters", parameters},
           {"sync_ms", slowest(comm, sync)},
-          {"no_sync_ms", slowest(comm, no_sync)},
           {"plain_ms", slowest(comm, plain)},
           {"sync_cpu_ms", slowest(comm, sync_cpu)},
-          {"plain_cpu_ms", slowest(comm, plain_cpu)},
-          {"wait_ms", slowest(comm, waits)},
-          {"wait_of_last_ms", quickest(comm, waits)},
-          {"all_reduce_ms", all_reduce_alone(comm, parameters, options)},
           {"first_loss", mean_over_ranks(comm, first_loss)},
           {"last_loss", mean_over_ranks(comm, last_loss)},
           {"replicas_equal", replicas_equal(comm, *net)}};

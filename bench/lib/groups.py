@@ -1,4 +1,4 @@
-"""Starts a peer once, as one group of ranks, and asks it for measurements. Linux; only the standard library.
+"""Groups of ranks that are started once and asked for measurements, and single jobs. Linux; only the standard library.
 
 A Group owns its processes and its folder (FIFOs, flags, logs): `stop` ends and removes all of them. If this process is
 killed first, the ranks end because their FIFOs do, and the folder stays in /tmp.
@@ -18,12 +18,15 @@ import time
 READY_SECONDS = 60
 # The ranks give up by themselves after 120 s; this is for what is stopped or swapped out.
 ANSWER_SECONDS = 130
+STOP_SECONDS = 15
 FLAG_BYTES = 256 * 128
-HERE = os.path.dirname(os.path.abspath(__file__))
+BENCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# glibc returns 100 MB of gradients to the kernel in some steps and not in others, whatever is measured.
+KEEP_MEMORY = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"
 
 
-class PeerFailed(Exception):
-    """What failed, with the peer's own last words."""
+class Failed(Exception):
+    """What failed, with the program's own last words."""
 
 
 def die_with_parent():
@@ -39,18 +42,39 @@ def program(build, name):
     return path if os.access(path, os.X_OK) else None
 
 
-def mpi_command(build, library, ranks, folder):
-    """Ranks are not bound: pinned to cores, Open MPI puts ranks of an oversubscribed host onto the same one."""
-    binary, mpirun = program(build, f"{library}_peer"), shutil.which(f"mpirun.{library}")
-    if not binary or not mpirun:
+def needed(build, *names):
+    """Ends the command where a build lacks a program."""
+    for name in names:
+        if not program(build, name):
+            sys.exit(f"bench/compare: no {build}/bin/{name} -- build with COHORT_BUILD_BENCH=ON (the preset `release`; "
+                     "what trains needs libtorch), or give --build, --against")
+
+
+def python_path(build):
+    """The environment in which Python finds the build's package."""
+    return {"PYTHONPATH": os.pathsep.join([os.path.join(os.path.abspath(build), "python"),
+                                           *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def has_torch(python):
+    return subprocess.run([python, "-c", "import torch.distributed"], capture_output=True, check=False).returncode == 0
+
+
+def cohort_run(build, *words):
+    return [program(build, "cohort"), "run", "-q", *words]
+
+
+def mpi_command(build, library, ranks):
+    """Without -np N PROGRAM. Ranks are not bound: pinned to cores, Open MPI puts ranks of an oversubscribed host onto the
+    same one."""
+    mpirun = shutil.which(f"mpirun.{library}")
+    if not program(build, f"{library}_peer") or not mpirun:
         return None
-    if library == "openmpi":
-        start = [mpirun, "--bind-to", "none", "--oversubscribe"]
-        start += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        start += ["--mca", "mpi_yield_when_idle", "1"] if ranks > usable_cores() else []
-    else:
-        start = [mpirun, "-bind-to", "none"]
-    return [start + ["-np", str(ranks), binary, folder]]
+    if library == "mpich":
+        return [mpirun, "-bind-to", "none"]
+    start = [mpirun, "--bind-to", "none", "--oversubscribe"]
+    start += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return start + (["--mca", "mpi_yield_when_idle", "1"] if ranks > usable_cores() else [])
 
 
 def rank_commands(first_words, ranks, folder):
@@ -61,37 +85,39 @@ def rank_commands(first_words, ranks, folder):
     return [["sh", "-c", script, "sh", str(ranks), folder] + first_words]
 
 
-def commands_of(name, build, ranks, folder):
-    """The command lines that make up a peer's group; None where it is not there."""
-    if name in ("openmpi", "mpich"):
-        return mpi_command(build, name, ranks, folder)
-    if name == "torch":
-        return rank_commands([sys.executable, os.path.join(HERE, "torch_gloo_peer.py")], ranks, folder)
-    binary = program(build, f"{name}_peer")
+def peer_commands(library, build, ranks, folder):
+    """The command lines of a library's ranks on this host; None where it is not there."""
+    if library in ("openmpi", "mpich"):
+        start = mpi_command(build, library, ranks)
+        return start and [start + ["-np", str(ranks), program(build, f"{library}_peer"), folder]]
+    if library == "torch":
+        return rank_commands([sys.executable, f"{BENCH}/peers/torch_gloo_peer.py"], ranks, folder)
+    binary = program(build, f"{library}_peer")
     return rank_commands([binary], ranks, folder) if binary else None
 
 
-def available(name, build):
-    if name == "torch":
-        return subprocess.run([sys.executable, "-c", "import torch.distributed"], capture_output=True).returncode == 0
-    return commands_of(name, build, 2, "") is not None
+def environment_with(more):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
+    for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        environment.pop(variable, None)
+    return environment
 
 
 class Group:
-    """`commands(name, build, ranks, folder)` gives the command lines."""
+    """`commands(folder)` gives the command lines that make up the ranks."""
 
-    def __init__(self, name, build, ranks, commands=commands_of):
-        self.name, self.ranks, self.commands = name, ranks, commands
+    def __init__(self, name, ranks, commands, environment=None):
+        self.name, self.ranks = name, ranks
         self.folder = tempfile.mkdtemp(prefix=f"cohort-peer-{name.replace('/', '-')}-")
         self.children, self.inputs, self.outputs = [], [], []
         self.pending = [b""] * ranks
         try:
-            self._start(build)
+            self._start(commands, environment or {})
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, build):
+    def _start(self, commands, environment):
         with open(f"{self.folder}/flags", "wb") as file:
             file.write(bytes(FLAG_BYTES))
         for rank in range(self.ranks):
@@ -100,20 +126,17 @@ class Group:
                 os.mkfifo(path, 0o600)
                 # Both ends, so that neither side has to wait for the other to open it.
                 ends.append(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": self.folder}
-        for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            environment.pop(variable, None)
         with open(f"{self.folder}/log", "wb") as log:
-            for command in self.commands(self.name, build, self.ranks, self.folder):
+            for command in commands(self.folder):
                 self.children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                                      env=environment, start_new_session=True,
-                                                      preexec_fn=die_with_parent))
+                                                      env=environment_with({"TMPDIR": self.folder, **environment}),
+                                                      start_new_session=True, preexec_fn=die_with_parent))
         self.version = self._answers(READY_SECONDS)[0]["name"]
 
     def _fail(self, why):
         with open(f"{self.folder}/log", encoding="utf-8", errors="replace") as log:
             words = log.read()[-2000:].strip()
-        raise PeerFailed(f"{self.name} on {self.ranks} ranks: {why}" + (f"; it said:\n{words}" if words else ""))
+        raise Failed(f"{self.name} on {self.ranks} ranks: {why}" + (f"; it said:\n{words}" if words else ""))
 
     def _answers(self, seconds):
         """One line of every rank."""
@@ -136,16 +159,13 @@ class Group:
                 self._fail(f"no answer of rank {missing[0]} after {seconds} s")
         return answers
 
-    def measure(self, cell, iterations, memory, check):
-        """{"us": median over iterations of the slowest rank, "wrong": elements}, or None where it is not supported."""
-        line = (f"run {cell.collective} {cell.bytes} {iterations} {cell.state} {memory} {cell.dtype} {int(check)}\n")
+    def ask(self, *words):
+        """Every rank's answer, or None where it is not supported."""
+        line = " ".join(map(str, words)) + "\n"
         for fd in self.inputs:
             os.write(fd, line.encode())
         answers = self._answers(ANSWER_SECONDS)
-        if not all(answer["ok"] for answer in answers):
-            return None
-        slowest = [max(times) for times in zip(*(answer["us"] for answer in answers))]
-        return {"us": statistics.median(slowest), "wrong": sum(answer["wrong"] for answer in answers)}
+        return answers if all(answer["ok"] for answer in answers) else None
 
     def stop(self):
         for fd in self.inputs:
@@ -164,6 +184,34 @@ class Group:
             os.close(fd)
         self.inputs, self.outputs, self.children = [], [], []
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def run(command, environment=None, limit=600, cwd=None):
+    """Runs a job to its end and returns its standard output. Launchers end their ranks on SIGTERM; ranks of a launcher
+    that had to be killed end with it."""
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complaints:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=complaints, cwd=cwd,
+                                 env=environment_with(environment or {}), start_new_session=True,
+                                 preexec_fn=die_with_parent)
+        try:
+            status = f"exit status {child.wait(limit)}"
+        except subprocess.TimeoutExpired:
+            status = f"no end after {limit:g} s"
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                try:
+                    child.wait(STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+        texts = []
+        for file in (said, complaints):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+        if status != "exit status 0":
+            raise Failed(f"{' '.join(command)}: {status}; it said:\n{''.join(texts)[-3000:].strip()}")
+        return texts[0]
 
 
 class CoreDistance:
@@ -192,3 +240,8 @@ def busy_cores(seconds=0.3):
     begin = read()
     time.sleep(seconds)
     return (read() - begin) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+def slowest(answers, key="us"):
+    """Of each call the slowest rank, of these the median."""
+    return statistics.median(max(times) for times in zip(*(answer[key] for answer in answers)))
