@@ -13,7 +13,6 @@ whose plug-in has to be there (`cohort build-mpi`). Results are compared in full
 """
 import os
 import shutil
-import sys
 
 from cases.collectives import Libraries
 from lib import boxes, groups, records

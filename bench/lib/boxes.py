@@ -38,6 +38,7 @@ class Box:
         limit = ["--rate", f"{rate}mbit"] if rate else []
         done = tool("up", "--name", self.name, "--hosts", str(hosts), *limit)
         if done.returncode:
+            self.__exit__()
             raise groups.Failed(f"no box of {hosts} hosts: {done.stderr.strip()}")
 
     def __enter__(self):
