@@ -11,7 +11,6 @@ reduce_scatter (H-1)/H n/R; its `ahead` is the share of the bound that we reach.
 table and the others are columns: bf16 on the wire, encrypted, without tags (plain), and our transport over Open MPI,
 whose plug-in has to be there (`cohort build-mpi`). Results are compared in full, once.
 """
-import os
 import shutil
 
 from cases.collectives import Libraries
