@@ -11,6 +11,7 @@ call. Results are compared in full, once.
 """
 import random
 import statistics
+import sys
 import time
 
 from lib import groups, records
@@ -124,7 +125,7 @@ def measure_ranks(options, ranks, distance, recorder):
     try:
         for side in [*options.builds, *options.peers]:
             name, build = ("cohort", options.builds[side]) if side in options.builds else (side, options.build)
-            if groups.peer_commands(name, build, ranks, "") is None or (side == "torch" and not groups.has_torch("python3")):
+            if groups.peer_commands(name, build, ranks, "") is None or (side == "torch" and not groups.has_torch(sys.executable)):
                 recorder.progress(f"{records.TITLES[side]} is not there and left out: bench/README.md says what it needs")
                 continue
             libraries.start(side, ranks,

@@ -13,7 +13,7 @@ PAYLOAD = 1448 / 1514
 
 def tool(*words):
     return subprocess.run([sys.executable, TOOL, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          check=False)
+                          check=False, start_new_session=True)
 
 
 def check():
@@ -34,10 +34,11 @@ class Box:
     """`rate` in Mbit/s of each host's link, 0: not limited."""
 
     def __init__(self, hosts, rate):
-        self.name, self.hosts, self.rate = f"bench-{os.getpid()}", [f"h{i + 1}" for i in range(hosts)], rate
+        self.name, self.hosts, self.rate = f"compare-{os.getpid()}", [f"h{i + 1}" for i in range(hosts)], rate
         limit = ["--rate", f"{rate}mbit"] if rate else []
         done = tool("up", "--name", self.name, "--hosts", str(hosts), *limit)
         if done.returncode:
+            self.__exit__()
             raise groups.Failed(f"no box of {hosts} hosts: {done.stderr.strip()}")
 
     def __enter__(self):

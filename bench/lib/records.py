@@ -124,7 +124,7 @@ def by_cell(records):
 
 def spread(values):
     """Median, quartiles, least and most."""
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return f"{middle:.2f} ({low:.2f}-{high:.2f}, all {min(values):.2f}-{max(values):.2f})"
 
 
