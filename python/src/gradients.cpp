@@ -244,10 +244,6 @@ void bind_gradients(py::module_& module) {
       .def("most_advanced", [](GradientReducer& self) { return self.core().most_advanced(); })
       .def("take_plan_of",
            [](GradientReducer& self, int source, std::int64_t progress) { self.core().take_plan_of(source, progress); })
-      .def("rebind",
-           [](GradientReducer& self, const PyCommunicator& comm) {
-             self.core().rebind(std::make_shared<RanksOfMember>(comm.shared()));
-           })
       .def("count_written", [](GradientReducer& self) { ++self.core().stats().gradients_written; })
       .def("count_moved", [](GradientReducer& self) { ++self.core().stats().gradients_moved; })
       .def("count_parameter_comparison", [](GradientReducer& self) { ++self.core().stats().parameter_comparisons; })

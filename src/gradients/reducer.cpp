@@ -41,11 +41,15 @@ void Reducer::build_buckets(std::vector<int> order) {
   order_ = std::move(order);
   BucketPlan plan = plan_buckets(
       parameters_, order_, {.first_bucket_bytes = options_.first_bucket_bytes, .bucket_bytes = options_.bucket_bytes});
-  if (plan == plan_) return;
+  if (plan != plan_) use_plan(std::move(plan), *ranks_);
+}
+
+// Changes nothing where there is no memory.
+void Reducer::use_plan(BucketPlan plan, Ranks& ranks) {
   std::vector<Bucket> fresh;
   for (const std::vector<int>& members : plan) {
     Bucket& bucket = fresh.emplace_back(parameters_, members);
-    bucket.use(ranks_->allocate(std::max<std::size_t>(bucket.bytes(), 1)));
+    bucket.use(ranks.allocate(std::max<std::size_t>(bucket.bytes(), 1)));
   }
   plan_ = std::move(plan);
   buckets_ = std::move(fresh);
@@ -104,11 +108,10 @@ void Reducer::take_plan_of(int source, std::int64_t progress) {
 
 void Reducer::rebind(std::shared_ptr<Ranks> ranks) {
   works_.clear();
+  use_plan(plan_, *ranks);
+  ranks_ = std::move(ranks);
   forget_pass();
   in_backward_ = false;
-  ranks_ = std::move(ranks);
-  plan_.clear();
-  build_buckets(std::move(order_));
 }
 
 Buffer Reducer::place_of(std::size_t parameter) const {
@@ -169,12 +172,13 @@ void Reducer::start_pass() {
   next_bucket_ = 0;
 }
 
+// What was accumulated stays used: to be kept as it is, a gradient has to be the same on all ranks.
 void Reducer::forget_pass() {
   for (State& state : states_) {
     state.kept.clear();
     state.unread = nullptr;
     state.keep.reset();
-    state.used = state.ready = state.received = false;
+    state.ready = state.received = false;
   }
   non_finite_.reset();
 }

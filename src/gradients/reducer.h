@@ -121,6 +121,7 @@ class Reducer {
   };
 
   void build_buckets(std::vector<int> order);
+  void use_plan(BucketPlan plan, Ranks& ranks);
   void begin(const std::shared_ptr<Forward>& forward, const std::string& origin);
   void start_pass();
   void forget_pass();

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -157,6 +158,24 @@ TEST(GradientReducer, GoesOnWithOtherRanksAfterAFailure) {
     model.bring(0, static_cast<float>(2 * comm.rank()));
     model.end();
     EXPECT_FLOAT_EQ(model.gradient(0)[4], comm.rank() < 2 ? 1 : 4);
+  });
+}
+
+TEST(GradientReducer, WhatWasAccumulatedCountsWithOtherRanksToo) {
+  run_on_threads(2, [](Communicator comm) {
+    Pretended model(comm, {vector_of("a", 5), vector_of("b", 3)}, kSmall);
+    const auto mine = static_cast<float>(comm.rank());
+    model.core.forwards().enter_no_sync();
+    model.begin(1);
+    model.bring(1, mine);
+    model.end();
+    model.core.forwards().leave_no_sync();
+    model.core.rebind(comm.split({}));
+    std::ranges::fill(model.gradient(1), mine);  // as a framework moves it to its new place
+    model.begin(1);
+    model.bring(0, 1);
+    model.end();
+    EXPECT_FLOAT_EQ(model.gradient(1)[0], 0.5F);
   });
 }
 
