@@ -78,7 +78,8 @@ bool changes_a_run(std::string_view name) {
   return has(kNames, name) ||
          std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
                      [name](auto prefix) { return name.starts_with(prefix); }) ||
-         (std::any_of(ours.begin(), ours.end(), [name](const auto& variable) { return variable.name == name; }) &&
+         ((name.starts_with(env::kRunOptionPrefix) ||
+           std::any_of(ours.begin(), ours.end(), [name](const auto& variable) { return variable.name == name; })) &&
           !has(kTyped, name));
 }
 
