@@ -31,7 +31,7 @@ class TlsSession {
   /// Appends what has been decrypted; false when the peer has said good-bye.
   Result<bool> read(std::string& plain);
   Result<void> write(std::string_view plain);
-  /// Of this session alone; both ends get the same for one label.
+  /// Of this connection alone; both ends get the same for one label.
   Result<std::array<std::uint8_t, 32>> export_key(std::string_view label) const;
   /// Goes on over the socket itself, which belongs to the caller. All that was fed has to be read, and written sent.
   Result<std::unique_ptr<TlsStream>> into_stream(int fd) &&;
