@@ -119,7 +119,9 @@ TEST_P(OverMpi, CollectivesGiveTheReferencesBits) {
   build(GetParam().mpicc);
   // All ranks apart, then two and two.
   for (const auto& [ranks, hosts] : {std::pair(3, "3"), std::pair(4, "2")}) {
-    Child job = start(ranks, {COHORT_MPI_PEER, "trials=2"}, {{"COHORT_PRETEND_HOSTS", hosts}});
+    // The second says by which hosts the reference folds.
+    Child job = start(ranks, {COHORT_MPI_PEER, "trials=2"},
+                      {{"COHORT_PRETEND_HOSTS", hosts}, {"COHORT_TEST_WORLD", std::string("hosts:") + hosts}});
     ASSERT_EQ(job.wait(std::chrono::seconds(110)), 0) << job.output();
     const auto right = lines(job.output(), "rank [0-9]: right [0-9]{2,}");
     EXPECT_EQ(static_cast<int>(right.size()), ranks) << job.output();
