@@ -1,0 +1,213 @@
+#include "comm/hosts/context.h"
+
+#include "base/ranges.h"
+#include "base/result.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace cohort::comm::hosts {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kDriving = 2ms;       // how often a rank drives the transport that waits for those beside it
+constexpr auto kGrace = 1000ms;      // for another host's own report of who is missing
+constexpr auto kShortGrace = 100ms;  // for the report of one of those who are missing
+
+/// All leaders send all to all: beyond two, twice as many bytes as by owners soon cost more than a round trip.
+std::size_t most_beside(int hosts) noexcept {
+  if (hosts == 2) return std::size_t{32} << 10;
+  return std::max<std::size_t>(1024, (std::size_t{16} << 10) / static_cast<std::size_t>(hosts));
+}
+
+}  // namespace
+
+Context::Context(World& its_world, Waiters& waiters, std::function<void()> meanwhile)
+    : world(its_world),
+      layout(its_world.layout()),
+      local(its_world.local().core().engine()),
+      transport(its_world.transport()),
+      beside_bytes(most_beside(layout.hosts)),
+      tuner(layout),
+      agreement(layout.size),
+      lane_(its_world.status().collectives),
+      waiters_(waiters),
+      meanwhile_(std::move(meanwhile)),
+      scratch_(8) {
+  local.serve_larger(waiters, [this] { while_with_neighbours(); });
+}
+
+void Context::begin(const Descriptor& own, Clock::time_point called, std::chrono::milliseconds timeout) {
+  called_ = called;
+  timeout_ = timeout;
+  local.called_at(called_, timeout_);
+  transport.forget(sequence);
+  ++sequence;
+  world.label().begin(sequence, own);
+  lane_.begin(sequence, status::LaneStatus::pack(static_cast<std::uint8_t>(own.kind), own.dtype, own.op), own.count);
+}
+
+std::vector<std::byte>& Context::scratch(std::size_t which, std::size_t bytes) {
+  std::vector<std::byte>& memory_of = scratch_[which];
+  if (memory_of.size() < bytes) memory_of.resize(bytes);
+  return memory_of;
+}
+
+// --- what is said of it outside ---
+
+void Context::Waiting::tell() noexcept {
+  told_ = true;
+  // Threads of the program may come and go while this one, which may be the communicator's, waits.
+  const bool awaited = context_.waiters_.awaited.load(std::memory_order_relaxed) > 0;
+  context_.lane_.waiting.store(awaited ? 1 : 0, std::memory_order_relaxed);
+}
+
+Context::Waiting::~Waiting() {
+  if (!told_) return;
+  context_.lane_.waiting.store(0, std::memory_order_relaxed);
+  context_.lane_.note_wait(static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - since_).count()));
+}
+
+// --- waiting ---
+
+Context::Clock::time_point Context::deadline() const noexcept {
+  return std::min(called_ + timeout_, Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed))));
+}
+
+/// Of a wait for ranks on other hosts. One that has ranks beside it may wait for them, and then its host tells first.
+/// Of several who have not come to the operation one may still wait for the other in the last one, and knows better.
+Context::Clock::time_point Context::deadline_of(const std::vector<int>& missing) const noexcept {
+  if (layout.on(layout.host_of(missing.front())).size() > 1) return deadline() + kGrace;
+  return deadline() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
+}
+
+void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
+  meanwhile_();
+  world.tell_if_ended();
+  if (world.ended()) world.throw_ended();
+  std::vector<int> missing = missing_now();
+  for (const int rank : missing) {
+    const auto how = transport.lost(rank);
+    if (!how) continue;
+    const std::vector<int> still = missing_now();
+    if (std::find(still.begin(), still.end(), rank) == still.end()) continue;
+    if (world.ended()) world.throw_ended();  // it may have said why before it went
+    world.end_lost(rank, *how);
+  }
+  if (missing.empty() || Clock::now() < deadline_of(missing)) return;
+  if (over) {
+    // The rank that this one waits for may itself wait for another one, from which something is expected here as well.
+    const std::vector<int> owing = transport.owing();
+    std::vector<int> all;
+    std::set_union(owing.begin(), owing.end(), missing.begin(), missing.end(), std::back_inserter(all));
+    missing = std::move(all);
+  }
+  const auto limit = Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));
+  const std::string after = called_ + timeout_ <= limit ? fmt::format("after {} ms", timeout_.count())
+                                                        : std::string("(an operation behind it did)");
+  world.end_and_throw(
+      ErrorCode::Timeout, missing.size() > 1 && over ? -1 : missing.front(), sequence,  // -1: nobody is accused
+      fmt::format("{} timed out {} -- rank {} ({}), operation {} -- {} -- is it stopped, slow, or in another branch of "
+                  "the program? give a longer timeout if it is only slow",
+                  world.label().doing(), after, layout.rank, world.options().placement.host, sequence,
+                  omission(missing)));
+}
+
+/// What ranks that are waited for did not do. A rank may be late because another one of its host is.
+std::string Context::omission(const std::vector<int>& missing) const {
+  std::vector<std::string> who;
+  for (const int rank : missing) {
+    const auto& there = layout.on(layout.host_of(rank));
+    const std::string pid = world.pid_text(rank);
+    const std::string beside =
+        there.size() == 1 ? "" : fmt::format(", or another of ranks {} on its host,", to_ranges(there));
+    const std::string what = over ? fmt::format("has not done all that operation {} needs of it", sequence)
+                                  : fmt::format("did not come to operation {}", sequence);
+    who.push_back(fmt::format("rank {}{}{} {} (host {})", rank, pid.empty() ? "" : fmt::format(" ({})", pid), beside,
+                              what, world.host_name(rank)));
+    if (who.size() == 8 && missing.size() > 8) {
+      who.push_back(fmt::format("and {} more", missing.size() - who.size()));
+      break;
+    }
+  }
+  const char* const chain = over && missing.size() > 1 ? "; one of them may wait for another" : "";
+  return fmt::format("{}{}", fmt::join(who, "; "), chain);
+}
+
+void Context::wait_for(transport::Incoming& frame) {
+  const auto done = [&] { return frame.done.load(std::memory_order_acquire); };
+  wait(done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; });
+  if (frame.bytes > frame.room) {
+    world.end_and_throw(
+        ErrorCode::Corrupt, frame.peer, sequence,
+        fmt::format("rank {} sent {} bytes where at most {} were expected", frame.peer, frame.bytes, frame.room));
+  }
+}
+
+void Context::wait_for(transport::Outgoing& frame) {
+  const auto done = [&] { return frame.done.load(std::memory_order_acquire); };
+  wait(done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; });
+}
+
+void Context::send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes) {
+  frame.peer = peer;
+  frame.operation = sequence;
+  frame.tag = tag;
+  frame.data = static_cast<const std::byte*>(data);
+  frame.bytes = bytes;
+  frame.authenticated = moves_objects();
+  frame.done.store(false, std::memory_order_relaxed);
+  wire_bytes += bytes;
+  const auto begun = Clock::now();
+  transport.send(frame);
+  blocked += Clock::now() - begun;  // much of a wire's work may be done by who hands it the bytes
+}
+
+void Context::receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room) {
+  frame.peer = peer;
+  frame.operation = sequence;
+  frame.tag = tag;
+  frame.to = static_cast<std::byte*>(to);
+  frame.room = room;
+  frame.bytes = 0;
+  frame.authenticated = moves_objects();
+  frame.done.store(false, std::memory_order_relaxed);
+  transport.receive(frame);
+}
+
+// --- the local world ---
+
+void Context::while_with_neighbours() {
+  const auto now = Clock::now();
+  if (here_ == nullptr || now - drove_ < kDriving) return;
+  drove_ = now;
+  here_->tell();
+  transport.progress();
+  meanwhile_();
+}
+
+void Context::run_local(const Request& request) {
+  with_neighbours([&] { local.run_part(request); });
+}
+
+Request local_request(Kind kind, DType dtype) {
+  Request request;
+  request.kind = kind;
+  request.dtype = dtype;
+  return request;
+}
+
+void Context::local_broadcast(int root, void* data, std::size_t bytes) {
+  Request request = local_request(Kind::Broadcast, DType::UInt8);
+  request.root = root;
+  request.input = request.output = data;
+  request.input_count = request.output_count = static_cast<std::int64_t>(bytes);
+  run_local(request);
+}
+
+}  // namespace cohort::comm::hosts

@@ -1,0 +1,217 @@
+// What the algorithms between hosts are written over: who is where, what all ranks brought, frames that are sent and
+// received, parts that the ranks of this host carry out, and waiting for all of these, within deadlines and while peers
+// live. Belongs to the thread that runs operations; `limit_waiting` from any.
+#pragma once
+
+#include "comm/control/agreement.h"
+#include "comm/control/waiters.h"
+#include "comm/hosts/chunk_tuner.h"
+#include "comm/hosts/sum_memory.h"
+#include "comm/hosts/world.h"
+
+#include <cohort/error.h>
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace cohort::comm::hosts {
+
+/// Where frames of an operation lie, in the memory of a function: if it is left by an exception, the transport lets go
+/// of them first. Declare it behind them.
+class FrameGuard {
+ public:
+  explicit FrameGuard(World& world) noexcept : world_(world), exceptions_(std::uncaught_exceptions()) {}
+  /// Ends the world if nothing else has. Out of memory here, too: the process ends, and its peers name it.
+  ~FrameGuard() noexcept {
+    if (std::uncaught_exceptions() == exceptions_) return;
+    if (!world_.ended()) world_.end(ErrorCode::Internal, -1, world_.label().number(), "out of memory in an operation");
+    world_.tell_if_ended();
+  }
+  FrameGuard(const FrameGuard&) = delete;
+  FrameGuard& operator=(const FrameGuard&) = delete;
+
+ private:
+  World& world_;
+  const int exceptions_;
+};
+
+/// Steps of an operation whose frames must not be mixed up; the upper bits of their tags.
+enum class Step : std::uint32_t { Info, Raw, Folded, Chain, Block, Direct, Partial };
+inline std::uint32_t tag(Step step, std::int64_t index) noexcept {
+  return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
+}
+
+class Context {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Context(World& world, Waiters& waiters, std::function<void()> meanwhile);
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  World& world;
+  const Layout& layout;
+  local::Engine& local;  ///< of the ranks of this host
+  transport::Transport& transport;
+  /// Payloads up to here may go to all hosts at once.
+  const std::size_t beside_bytes;
+  ChunkTuner tuner;
+  SumMemory memory;
+
+  // Of the running operation:
+  std::uint64_t sequence = 0;
+  Agreement agreement;     ///< what all ranks brought
+  int pieces_doubled = 0;  ///< how often
+  bool over = false;       ///< all ranks have come to it
+
+  /// The next operation: its number is `sequence`.
+  void begin(const Descriptor& own, Clock::time_point called, std::chrono::milliseconds timeout);
+  /// It is over: nobody waits in it.
+  void end() noexcept { lane_.end(sequence); }
+  /// What is under way may not wait longer than this: operations behind it have deadlines too. Any thread.
+  void limit_waiting(Clock::time_point deadline) noexcept {
+    limit_.store(deadline.time_since_epoch().count(), std::memory_order_relaxed);
+    local.limit_waiting(deadline);
+  }
+
+  /// Drives the transport until `ready()`. `missing()` gives the ranks that are waited for.
+  template <class Ready, class Missing>
+  void wait(Ready ready, Missing missing);
+  void wait_for(transport::Incoming& frame);
+  void wait_for(transport::Outgoing& frame);
+  void send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);
+  void receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
+
+  /// Runs a part that all ranks of this host carry out together. While this rank waits for them it goes on driving the
+  /// transport: another host may need that first.
+  template <class Body>
+  void with_neighbours(Body body);
+  /// An operation of the local world as a part.
+  void run_local(const Request& request);
+  void local_broadcast(int root, void* data, std::size_t bytes);
+
+  /// Memory aside, of at least so many bytes.
+  std::vector<std::byte>& scratch(std::size_t which, std::size_t bytes);
+
+  // What the operation has taken so far:
+  std::chrono::nanoseconds blocked{0};  ///< sending, on frames and behind those beside this rank
+  std::size_t wire_bytes = 0;           ///< sent
+
+ private:
+  static constexpr auto kLook = std::chrono::milliseconds(10);      // between looks at lives and deadlines
+  static constexpr auto kSpinning = std::chrono::microseconds(50);  // at most, then the core is offered to others
+  static constexpr auto kLeastSpinning = std::chrono::microseconds(2);
+  static constexpr auto kYielding = std::chrono::microseconds(2000);  // then it sleeps; a few blocks' time on a wire
+  static constexpr auto kTelling = std::chrono::microseconds(300);    // the status page says so of longer waits
+  static constexpr auto kTaken = std::chrono::microseconds(1000);     // who offered the core got it back so late
+  static constexpr auto kBusy = std::chrono::milliseconds(50);        // for which it sleeps at once then
+
+  /// Says in the status page that the program waits for others in this operation, for as long as it lives.
+  class Waiting {
+   public:
+    explicit Waiting(Context& context) : context_(context), since_(Clock::now()) {}
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    Clock::time_point since() const noexcept { return since_; }
+    /// It has become long, or goes on.
+    void tell() noexcept;
+
+   private:
+    Context& context_;
+    const Clock::time_point since_;
+    bool told_ = false;
+  };
+
+  void look_after(const std::function<std::vector<int>()>& missing);
+  void while_with_neighbours();
+  Clock::time_point deadline() const noexcept;
+  Clock::time_point deadline_of(const std::vector<int>& missing) const noexcept;
+  void note_away(bool away) const noexcept {
+    world.local_world().state(layout.local).away.store(away ? 1 : 0, std::memory_order_relaxed);
+  }
+  std::string omission(const std::vector<int>& missing) const;
+  /// Of the operation whose round is over: descriptions say only what is brought, and any two ranks may exchange them.
+  bool moves_objects() const noexcept { return over && may_be_object(agreement.agreed.dtype); }
+
+  status::LaneStatus& lane_;
+  const Waiters& waiters_;
+  const std::function<void()> meanwhile_;
+  Clock::time_point called_{};
+  std::chrono::milliseconds timeout_{0};
+  std::atomic<Clock::rep> limit_{std::numeric_limits<Clock::rep>::max()};
+  Clock::time_point looked_{};
+  Clock::time_point busy_until_{};
+  Clock::duration spinning_ = kSpinning;
+  Waiting* here_ = nullptr;    // for those beside this rank
+  Clock::time_point drove_{};  // the transport, while it waits for them
+  std::vector<std::vector<std::byte>> scratch_;
+};
+
+Request local_request(Kind kind, DType dtype);
+
+template <class Body>
+void Context::with_neighbours(Body body) {
+  if (layout.locals == 1) return;
+  Waiting waiting(*this);
+  here_ = &waiting;
+  drove_ = waiting.since();
+  try {
+    body();
+  } catch (const Error&) {
+    here_ = nullptr;
+    world.tell_if_ended();  // before frames of this operation go out of scope
+    throw;
+  }
+  here_ = nullptr;
+  blocked += local.take_waited();
+}
+
+template <class Ready, class Missing>
+void Context::wait(Ready ready, Missing missing) {
+  if (ready()) return;
+  const bool spins = waiters_.attended.load(std::memory_order_relaxed) > 0 && !world.local_world().crowded();
+  Waiting waiting(*this);
+  const auto since = waiting.since();
+  bool away = false;  // those beside this rank can see that it waits for another host
+  int yields = 0;
+  bool slept = false;
+  while (!ready()) {
+    if (world.ended()) world.throw_ended();
+    const auto now = Clock::now();
+    const bool awake =
+        waiters_.attended.load(std::memory_order_relaxed) > 0 && now - since < kYielding && now > busy_until_;
+    if (now - since >= kTelling) waiting.tell();
+    if (!awake) {
+      slept = true;
+      transport.sleep(kLook);
+    } else if (!transport.progress() && (!spins || now - since > spinning_)) {
+      ++yields;
+      ::sched_yield();
+      // Others make more of the core: whoever wakes comes before whoever has yielded.
+      if (Clock::now() - now > kTaken) busy_until_ = now + kBusy;
+    }
+    if (now - looked_ >= kLook) {
+      looked_ = now;
+      if (!away) note_away(true);
+      away = true;
+      if (!ready()) look_after(missing);
+    }
+  }
+  // Who is waited for may share the core, and comes when this thread yields: spinning before that is lost time.
+  if (yields == 0 && !slept) spinning_ = std::min<Clock::duration>(spinning_ * 2, kSpinning);
+  if (yields == 1 || yields == 2) spinning_ = std::max<Clock::duration>(spinning_ / 2, kLeastSpinning);
+  if (away) note_away(false);
+  blocked += Clock::now() - since;
+}
+
+}  // namespace cohort::comm::hosts

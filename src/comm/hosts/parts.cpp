@@ -1,0 +1,210 @@
+// Large reduce_scatters over hosts that have equally many ranks: what each rank keeps goes straight to it, from the
+// ranks of its column. So a host's wire carries what the others keep and nothing else: (H-1)/H of the input each way,
+// half of an all_reduce, or less. Sums are the same to the bit as those of columns.cpp.
+#include "comm/hosts/elements.h"
+#include "comm/hosts/sums.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace cohort::comm::hosts {
+namespace {
+
+constexpr std::size_t kLeastFrame = std::size_t{4} << 10;
+constexpr std::size_t kWhole = std::size_t{16} << 10;  // parts up to this are not cut
+constexpr std::size_t kLine = 64;
+// Stretches that have begun, where ranks of a host have to meet.
+constexpr std::int64_t kAheadOfMany = 3;
+
+/// How far a reduce_scatter has come. All parts are cut into stretches of the same length, which go one after the
+/// other.
+struct Parts {
+  Context& context;
+  const Layout& layout;
+  const Request& request;
+  const Members& members;
+  std::size_t element = 0;
+  std::vector<local::Slice> kept = {};  // by rank, of the input
+  std::int64_t per_stretch = 0;         // elements of each part
+  std::int64_t stretches = 0;
+  std::int64_t begun = 0;
+  std::int64_t at_once = 0;  // whose memory is in use: few, so that it stays in the cache
+  std::vector<const void*> partials = {};
+
+  /// What a rank keeps of a stretch.
+  local::Slice of(std::int64_t stretch, int rank) const noexcept {
+    const local::Slice& all = kept[static_cast<std::size_t>(rank)];
+    const std::int64_t begin = std::min(all.begin + stretch * per_stretch, all.end);
+    return {begin, std::min(begin + per_stretch, all.end)};
+  }
+  Stretch& at(std::int64_t stretch) const noexcept {
+    return *context.memory.stretches[static_cast<std::size_t>(stretch % at_once)];
+  }
+};
+
+/// Until the system has all that was sent of a stretch, its memory is not used again.
+void finish_sending(Context& context, Stretch& stretch) {
+  for (std::size_t h = 0; h < stretch.sends.size(); ++h) {
+    if (stretch.sends[h]) context.wait_for(stretch.out[h]);
+  }
+  stretch.sends.clear();
+}
+
+/// What this host's ranks bring together, for each host's rank of this column.
+void sum_stretch(const Parts& way, Stretch& stretch, std::int64_t number) {
+  const Request& request = way.request;
+  const double scale = way.members.scales.empty() ? 1 : way.members.scales[static_cast<std::size_t>(way.layout.rank)];
+  if (way.layout.locals == 1 && scale == 1) {
+    for (int host = 0; host < way.layout.hosts; ++host) {
+      stretch.sums[static_cast<std::size_t>(host)] =
+          at(request.input, way.of(number, way.layout.leader(host)).begin, way.element);
+    }
+    return;
+  }
+  // One column's ranks after the other's, so that what each local rank is to sum lies together.
+  std::vector<std::int64_t> shares;
+  std::int64_t total = 0;
+  for (int local = 0; local < way.layout.columns; ++local) {
+    const std::int64_t before = total;
+    for (int host = 0; host < way.layout.hosts; ++host) {
+      total += way.of(number, way.layout.on(host)[static_cast<std::size_t>(local)]).count();
+    }
+    shares.push_back(total - before);
+  }
+  stretch.packed_bytes.resize(static_cast<std::size_t>(total) * way.element);
+  std::byte* to = stretch.packed_bytes.data();
+  for (int local = 0; local < way.layout.columns; ++local) {
+    for (int host = 0; host < way.layout.hosts; ++host) {
+      const local::Slice part = way.of(number, way.layout.on(host)[static_cast<std::size_t>(local)]);
+      const std::byte* const from = at(request.input, part.begin, way.element);
+      const std::size_t bytes = static_cast<std::size_t>(part.count()) * way.element;
+      if (way.layout.locals == 1) {
+        scale_by(scale, request.dtype, from, to, part.count());
+      } else if (bytes > 0) {
+        std::memcpy(to, from, bytes);
+      }
+      to += bytes;
+    }
+  }
+  const std::byte* sum = stretch.packed_bytes.data();
+  if (way.layout.locals > 1) {
+    const std::int64_t own = shares[static_cast<std::size_t>(way.layout.local)];
+    stretch.sum_bytes.resize(static_cast<std::size_t>(own) * way.element);
+    Request here = local_request(Kind::ReduceScatterV, request.dtype);
+    here.op = within_host(request.op);
+    here.prescale = way.context.agreement.agreed.prescale;
+    here.input = stretch.packed_bytes.data();
+    here.input_count = total;
+    here.output = stretch.sum_bytes.data();
+    here.output_count = own;
+    here.counts = std::make_shared<const Counts>(Counts{std::move(shares), {}});
+    way.context.with_neighbours([&] { way.context.local.reduce_scatter_part(here, std::nullopt); });
+    sum = stretch.sum_bytes.data();
+  }
+  for (int host = 0; host < way.layout.hosts; ++host) {
+    stretch.sums[static_cast<std::size_t>(host)] = sum;
+    sum += static_cast<std::size_t>(
+               way.of(number, way.layout.on(host)[static_cast<std::size_t>(way.layout.local)]).count()) *
+           way.element;
+  }
+}
+
+/// This host's sums of the next stretch of all parts, and on their way what ranks of this column keep elsewhere.
+void begin_stretch(Parts& way) {
+  const std::int64_t number = way.begun++;
+  Stretch& stretch = way.at(number);
+  finish_sending(way.context, stretch);  // of the one before in its place
+  const auto hosts = static_cast<std::size_t>(way.layout.hosts);
+  if (stretch.out.size() != hosts) {
+    stretch.out = std::vector<transport::Outgoing>(hosts);
+    stretch.in = std::vector<transport::Incoming>(hosts);
+    stretch.sums.resize(hosts);
+  }
+  stretch.sends.assign(hosts, false);
+  sum_stretch(way, stretch, number);
+  const std::size_t own_bytes = static_cast<std::size_t>(way.of(number, way.layout.rank).count()) * way.element;
+  stretch.raw_bytes.resize(own_bytes * hosts);
+  // Each begins with the host after its own, so that not all send to the same one.
+  for (int step = 1; step < way.layout.hosts; ++step) {
+    const int host = (way.layout.host + step) % way.layout.hosts;
+    const auto h = static_cast<std::size_t>(host);
+    const int peer = way.layout.on(host)[static_cast<std::size_t>(way.layout.local)];
+    const std::size_t bytes = static_cast<std::size_t>(way.of(number, peer).count()) * way.element;
+    if (own_bytes > 0) {
+      way.context.receive(stretch.in[h], peer, tag(Step::Raw, number), stretch.raw_bytes.data() + h * own_bytes,
+                          own_bytes);
+    }
+    stretch.sends[h] = bytes > 0;
+    if (bytes > 0) way.context.send(stretch.out[h], peer, tag(Step::Raw, number), stretch.sums[h], bytes);
+  }
+}
+
+void fold_stretch(Parts& way, std::int64_t number) {
+  const local::Slice own = way.of(number, way.layout.rank);
+  if (own.count() == 0) return;
+  Stretch& stretch = way.at(number);
+  way.partials.clear();
+  for (std::size_t h = 0; h < stretch.in.size(); ++h) {
+    if (static_cast<int>(h) == way.layout.host) {
+      way.partials.push_back(stretch.sums[h]);
+      continue;
+    }
+    way.context.wait_for(stretch.in[h]);
+    way.partials.push_back(stretch.raw_bytes.data() + h * static_cast<std::size_t>(own.count()) * way.element);
+  }
+  const std::int64_t begin = own.begin - way.kept[static_cast<std::size_t>(way.layout.rank)].begin;
+  fold_hosts(way.request, way.partials, at(way.request.output, begin, way.element), own.count(), way.members.divisor);
+}
+
+}  // namespace
+
+/// Whether it goes this way, alike on all ranks. Where one host keeps most, all others would send to that one at once.
+bool goes_by_parts(const Context& context, const Request& request) {
+  const Layout& layout = context.layout;
+  if (request.kind != Kind::ReduceScatter && request.kind != Kind::ReduceScatterV) return false;
+  if (layout.size != layout.hosts * layout.columns || request.bf16_wire) return false;
+  if (request.kind == Kind::ReduceScatter) return true;
+  std::vector<std::int64_t> keeps(static_cast<std::size_t>(layout.hosts), 0);
+  for (int rank = 0; rank < layout.size; ++rank) {
+    keeps[static_cast<std::size_t>(layout.host_of(rank))] += request.counts->input[static_cast<std::size_t>(rank)];
+  }
+  return *std::max_element(keeps.begin(), keeps.end()) * layout.hosts <= 2 * request.input_count;
+}
+
+void reduce_parts(Context& context, const Request& request, const Members& members) {
+  const Layout& layout = context.layout;
+  Parts way{.context = context, .layout = layout, .request = request, .members = members};
+  way.element = size_of(request.dtype);
+  std::int64_t longest = 0;
+  for (int rank = 0; rank < layout.size; ++rank) {
+    const std::int64_t begin = way.kept.empty() ? 0 : way.kept.back().end;
+    const std::int64_t count = request.kind == Kind::ReduceScatter
+                                   ? request.output_count
+                                   : request.counts->input[static_cast<std::size_t>(rank)];
+    way.kept.push_back({begin, begin + count});
+    longest = std::max(longest, count);
+  }
+  // On the way of a host at once, as much as of the blocks of an all_reduce.
+  const bool alone = layout.locals == 1;
+  const auto frames = static_cast<std::size_t>(layout.columns * (layout.hosts - 1));
+  const std::size_t bytes = std::max(
+      kLeastFrame, context.tuner.block_bytes(request.input_bytes(), context.pieces_doubled) / frames / kLine * kLine);
+  const bool whole = static_cast<std::size_t>(longest) * way.element <= kWhole;
+  way.per_stretch = whole ? std::max<std::int64_t>(longest, 1) : static_cast<std::int64_t>(bytes / way.element);
+  way.stretches = (longest + way.per_stretch - 1) / way.per_stretch;
+  const std::int64_t ahead = alone ? context.tuner.ahead(context.pieces_doubled) : kAheadOfMany;
+  way.at_once = ahead + 1;
+  while (context.memory.stretches.size() < static_cast<std::size_t>(way.at_once))
+    context.memory.stretches.push_back(std::make_unique<Stretch>());
+  const auto since = Context::Clock::now();
+  for (std::int64_t number = 0; number < way.stretches; ++number) {
+    while (way.begun < way.stretches && way.begun - number < ahead) begin_stretch(way);
+    fold_stretch(way, number);
+  }
+  for (const auto& stretch : context.memory.stretches) finish_sending(context, *stretch);
+  const auto hosts = static_cast<std::size_t>(layout.hosts);
+  context.tuner.learn(request.input_bytes() / hosts * (hosts - 1) / static_cast<std::size_t>(layout.columns),
+                      Context::Clock::now() - since);
+}
+
+}  // namespace cohort::comm::hosts

@@ -1,0 +1,287 @@
+// Rounds: how all ranks learn what all others bring, and come to one decision before anything is delivered. Small sums
+// travel along.
+#include "comm/hosts/round.h"
+
+#include "base/result.h"
+#include "comm/hosts/elements.h"
+#include "comm/hosts/moves.h"
+#include "comm/hosts/sums.h"
+#include "comm/kernels/bfloat16.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+namespace cohort::comm::hosts {
+namespace {
+
+struct InfoHeader {
+  static constexpr std::uint16_t kUniform = 1;
+  std::uint32_t ranks = 0;
+  std::uint16_t flags = 0;
+  std::uint16_t doublings = 0;  // that this host's leader would like
+  std::uint64_t payload = 0;
+};
+/// From the leader to its host.
+struct Decision {
+  std::uint64_t uniform = 0;
+  std::uint64_t doublings = 0;
+};
+
+/// Whether the result can come with the round. Of a reduce_scatter all comes to every host, which needs only a part.
+bool beside(const Context& context, const Request& request) noexcept {
+  const Layout& layout = context.layout;
+  if (!is_reduction(request.kind) || request.weighted) return false;
+  if (may_be_object(request.dtype) && !context.transport.authenticates_all()) return false;
+  const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
+  const std::size_t share = whole ? 1 : layout.size == layout.hosts ? 8 : 4;  // measured
+  return request.input_bytes() <= context.beside_bytes / share;
+}
+
+/// Whether the sum of a description goes straight to where it is wanted.
+bool folds_in_place(const Context& context, const Request& request) noexcept {
+  return context.layout.locals == 1 && destination(context, request, 0) != nullptr;
+}
+
+/// What this host's leader brings to a small sum: its ranks' inputs, folded; elsewhere null.
+const std::byte* small_partial(Context& context, const Request& request) {
+  const Layout& layout = context.layout;
+  const std::size_t bytes = request.input_bytes();
+  const bool as_it_is = request.prescale == 1 && !request.bf16_wire;
+  if (layout.locals == 1 && as_it_is) return static_cast<const std::byte*>(request.input);
+  std::vector<std::byte>& partial = context.scratch(0, bytes);
+  if (layout.locals == 1) {
+    scale_by(request.prescale, request.dtype, request.input, partial.data(), request.input_count);
+    if (request.bf16_wire) round_to_bfloat16(reinterpret_cast<float*>(partial.data()), bytes / sizeof(float));
+    return partial.data();
+  }
+  Request here = local_request(Kind::Reduce, request.dtype);
+  here.op = within_host(request.op);
+  here.prescale = request.prescale;
+  here.input = request.input;
+  here.input_count = request.input_count;
+  here.output = layout.leads() ? partial.data() : nullptr;
+  here.output_count = layout.leads() ? request.input_count : 0;
+  if (!context.local.has_room_beside(bytes)) {
+    context.run_local(here);
+  } else if (layout.leads()) {
+    context.local.fold_beside(here);
+  }
+  if (!layout.leads()) return nullptr;
+  if (request.bf16_wire) round_to_bfloat16(reinterpret_cast<float*>(partial.data()), bytes / sizeof(float));
+  return partial.data();
+}
+
+/// The ranks of this host learn what the others bring.
+void meet_here(Context& context, Round& round, const Request* request, const Descriptor& own) {
+  const Layout& layout = context.layout;
+  round.agreed_here = own.kind != Kind::Joined && own.weighted == 0;
+  if (layout.locals > 1) {
+    const bool small =
+        request != nullptr && (request->kind == Kind::Barrier ||
+                               (beside(context, *request) && context.local.has_room_beside(request->input_bytes())));
+    context.with_neighbours([&] {
+      const Agreement& here = context.local.meet(own, request, small);
+      if (here.uniform) return;
+      for (const Descriptor& each : here.brought) {
+        round.agreed_here = round.agreed_here && each.kind != Kind::Joined && each.weighted == 0 && agree(each, own);
+      }
+      if (!round.agreed_here) round.here_brings = here.brought;
+    });
+  }
+  if (round.agreed_here || layout.locals == 1) round.here_brings.assign(1, own);
+}
+
+/// False if the description does not hold together.
+bool take_info(Context& context, int host, std::string_view bytes, const Descriptor& own) {
+  InfoHeader header;
+  const std::vector<int>& ranks = context.layout.on(host);
+  if (bytes.size() < sizeof header) return false;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const bool agreed_there = header.flags == InfoHeader::kUniform;
+  const std::size_t described = agreed_there ? 1 : ranks.size();
+  if (header.ranks != ranks.size() || header.flags > InfoHeader::kUniform || header.doublings > context.tuner.most() ||
+      header.payload > context.beside_bytes ||
+      bytes.size() != sizeof header + described * sizeof(Descriptor) + header.payload) {
+    return false;
+  }
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    Descriptor& each = context.agreement.brought[static_cast<std::size_t>(ranks[i])];
+    std::memcpy(&each, bytes.data() + sizeof header + (agreed_there ? 0 : i * sizeof(Descriptor)), sizeof each);
+  }
+  context.pieces_doubled = std::min<int>(context.pieces_doubled, header.doublings);
+  context.agreement.uniform = context.agreement.uniform && agreed_there &&
+                              agree(context.agreement.brought[static_cast<std::size_t>(ranks.front())], own);
+  return true;
+}
+
+/// The sum that came with the round, on each leader.
+void fold_infos(Context& context, Round& round, const Request& request, const std::byte* payload,
+                const std::vector<transport::Incoming>& in) {
+  const Layout& layout = context.layout;
+  std::vector<const void*> partials;
+  for (std::size_t h = 0; h < in.size(); ++h) {
+    if (static_cast<int>(h) != layout.host && in[h].bytes != round.info.size()) {
+      const int leader = layout.leader(static_cast<int>(h));
+      context.world.end_and_throw(
+          ErrorCode::Corrupt, leader, context.sequence,
+          fmt::format("rank {} ({}) sent a description of {} bytes where {} belong to the operation", leader,
+                      context.world.host_name(leader), in[h].bytes, round.info.size()));
+    }
+    partials.push_back(
+        static_cast<int>(h) == layout.host ? payload : round.infos[h].data() + sizeof(InfoHeader) + sizeof(Descriptor));
+  }
+  void* const to = folds_in_place(context, request) ? request.output : round.small.data() + sizeof(Decision);
+  fold_hosts(request, partials, to, request.input_count, layout.size);
+  if (request.bf16_wire && layout.hosts > 2)
+    round_to_bfloat16(static_cast<float*>(to), request.input_bytes() / sizeof(float));
+}
+
+/// Leaders: each sends its host's description to all others.
+void exchange_infos(Context& context, Round& round, const Request* request, const Descriptor& own,
+                    const std::byte* payload) {
+  const Layout& layout = context.layout;
+  const std::size_t bytes = request != nullptr ? request->input_bytes() : 0;
+  const std::size_t described = round.here_brings.size();
+  InfoHeader header;
+  header.ranks = static_cast<std::uint32_t>(layout.locals);
+  header.flags = round.agreed_here ? InfoHeader::kUniform : std::uint16_t{0};
+  header.doublings = static_cast<std::uint16_t>(context.tuner.doublings());
+  header.payload = bytes;
+  round.info.resize(sizeof header + described * sizeof(Descriptor) + bytes);
+  std::memcpy(round.info.data(), &header, sizeof header);
+  std::memcpy(round.info.data() + sizeof header, round.here_brings.data(), described * sizeof(Descriptor));
+  if (bytes > 0) std::memcpy(round.info.data() + sizeof header + described * sizeof(Descriptor), payload, bytes);
+
+  const auto hosts = static_cast<std::size_t>(layout.hosts);
+  round.infos.resize(hosts);
+  std::vector<transport::Outgoing> out(hosts);
+  std::vector<transport::Incoming> in(hosts);
+  const FrameGuard guard(context.world);
+  for (int host = 0; host < layout.hosts; ++host) {
+    const auto h = static_cast<std::size_t>(host);
+    if (host == layout.host) continue;
+    round.infos[h].resize(sizeof header + layout.on(host).size() * sizeof(Descriptor) + context.beside_bytes);
+    context.receive(in[h], layout.leader(host), tag(Step::Info, 0), round.infos[h].data(), round.infos[h].size());
+    context.send(out[h], layout.leader(host), tag(Step::Info, 0), round.info.data(), round.info.size());
+  }
+  // All at once, so that everyone who is missing is named.
+  std::size_t next = 0;
+  const auto reached = [&](std::size_t h) {
+    return static_cast<int>(h) == layout.host || in[h].done.load(std::memory_order_acquire);
+  };
+  context.wait(
+      [&] {
+        while (next < hosts && reached(next)) ++next;
+        return next == hosts;
+      },
+      [&] {
+        std::vector<int> missing;
+        for (std::size_t h = next; h < hosts; ++h) {
+          if (!reached(h)) missing.push_back(layout.leader(static_cast<int>(h)));
+        }
+        return missing;
+      });
+  for (std::size_t h = 0; h < hosts; ++h) {
+    if (static_cast<int>(h) != layout.host) context.wait_for(out[h]);
+  }
+
+  context.agreement.uniform = round.agreed_here;
+  context.pieces_doubled = context.tuner.doublings();
+  for (std::size_t i = 0; i < layout.here().size(); ++i) {
+    context.agreement.brought[static_cast<std::size_t>(layout.here()[i])] =
+        round.here_brings[round.agreed_here ? 0 : i];
+  }
+  for (int host = 0; host < layout.hosts; ++host) {
+    if (host == layout.host) continue;
+    const auto& info = round.infos[static_cast<std::size_t>(host)];
+    const std::size_t length = in[static_cast<std::size_t>(host)].bytes;
+    if (!take_info(context, host, {reinterpret_cast<const char*>(info.data()), std::min(length, info.size())}, own)) {
+      context.world.end_and_throw(
+          ErrorCode::Corrupt, layout.leader(host), context.sequence,
+          fmt::format("rank {} ({}) sent a description of {} bytes that cannot be read", layout.leader(host),
+                      context.world.host_name(layout.leader(host)), length));
+    }
+  }
+  if (context.agreement.uniform && bytes > 0) fold_infos(context, round, *request, payload, in);
+}
+
+}  // namespace
+
+void meet_all(Context& context, Round& round, const Request* request, const Descriptor& own) {
+  const Layout& layout = context.layout;
+  round.delivered = context.over = false;
+  const auto begun = Context::Clock::now();
+  meet_here(context, round, request, own);
+  const bool brings_result = round.agreed_here && request != nullptr && beside(context, *request);
+  const std::byte* const payload = brings_result ? small_partial(context, *request) : nullptr;
+  const std::size_t bytes = brings_result ? request->input_bytes() : 0;
+  round.small.resize(sizeof(Decision) + bytes);
+  Decision decision;
+  if (layout.leads()) {
+    exchange_infos(context, round, brings_result ? request : nullptr, own, payload);
+    decision.uniform = context.agreement.uniform ? 1 : 0;
+    decision.doublings = static_cast<std::uint64_t>(context.pieces_doubled);
+    std::memcpy(round.small.data(), &decision, sizeof decision);
+  }
+  if (layout.locals > 1) {
+    context.with_neighbours([&] { context.local.hand_out(round.small.data(), round.small.size()); });
+    std::memcpy(&decision, round.small.data(), sizeof decision);
+    context.agreement.uniform = decision.uniform != 0;
+    context.pieces_doubled = static_cast<int>(decision.doublings);
+    if (!context.agreement.uniform) {
+      context.with_neighbours([&] {
+        context.local.hand_out(context.agreement.brought.data(), context.agreement.brought.size() * sizeof(Descriptor));
+      });
+    }
+  }
+  if (context.agreement.uniform && brings_result && !folds_in_place(context, *request)) {
+    const std::byte* const result = round.small.data() + sizeof decision;
+    if (std::byte* const to = destination(context, *request, 0)) {
+      std::memcpy(to, result, bytes);
+    } else {
+      place(context, *request, 0, request->input_count, result);
+    }
+  }
+  round.delivered = context.agreement.uniform && (brings_result || own.kind == Kind::Barrier);
+  context.over = true;
+  round.waited = Context::Clock::now() - begun;
+  if (context.agreement.uniform) {
+    context.agreement.settle_on(own);
+  } else {
+    context.agreement.settle();
+  }
+}
+
+std::optional<Disagreement> disagreement(const Context& context) {
+  return context.agreement.disagreement(
+      context.layout.rank, [&](int rank) { return fmt::format(" (host {})", context.world.host_name(rank)); });
+}
+
+std::optional<Disagreement> compare_counts(Context& context, const Request& request) {
+  const Layout& layout = context.layout;
+  const auto ranks = static_cast<std::size_t>(layout.size);
+  std::vector<std::int64_t> own = request.counts->input;
+  own.insert(own.end(), request.counts->output.begin(), request.counts->output.end());
+  std::vector<std::int64_t> all(2 * ranks * ranks);
+  all_gather(context, own.data(), all.data(),
+             std::vector<std::int64_t>(ranks, static_cast<std::int64_t>(own.size() * sizeof own[0])));
+  const auto row = [&](int rank) { return all.data() + static_cast<std::size_t>(rank) * 2 * ranks; };
+  return comm::compare_counts(
+      layout.size, layout.rank, [&](int from, int to) { return row(from)[to]; },
+      [&](int to, int from) { return row(to)[ranks + static_cast<std::size_t>(from)]; });
+}
+
+void refuse_if(const Context& context, std::optional<Disagreement> found) {
+  if (!found) return;
+  // Who brought something else may have ended the world since: that is what counts then.
+  context.transport.progress();
+  context.world.throw_if_ended();
+  throw refusal(context.world.label().doing(), context.layout.rank, context.world.options().placement.host,
+                context.sequence, *std::move(found));
+}
+
+}  // namespace cohort::comm::hosts

@@ -1,0 +1,193 @@
+// Reductions, once all ranks agree: each element is folded over the ranks of each host by ascending number, then over
+// the hosts by ascending number, whatever the way. Every function runs on all ranks, also on those that have joined.
+#include "comm/hosts/sums.h"
+#include "base/result.h"
+#include "comm/hosts/elements.h"
+#include "comm/kernels/bfloat16.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace cohort::comm::hosts {
+namespace {
+
+Members members_of(const Context& context, const Request& request) {
+  const Layout& layout = context.layout;
+  Members members;
+  const auto ranks = static_cast<std::size_t>(layout.size);
+  if (context.agreement.agreed.weighted == 0) {
+    members.folded.assign(ranks, false);
+    for (const int rank : context.agreement.active) members.folded[static_cast<std::size_t>(rank)] = true;
+    members.count = static_cast<std::int64_t>(context.agreement.active.size());
+    members.divisor = members.count;
+  } else {
+    std::vector<double> weights;
+    for (const int rank : context.agreement.active)
+      weights.push_back(context.agreement.brought[static_cast<std::size_t>(rank)].weight);
+    const Weighting weighting = weigh(weights);
+    members.folded.assign(ranks, false);
+    if (!weighting.fractions.empty()) members.scales.assign(ranks, 1);
+    for (std::size_t i = 0; i < weighting.members.size(); ++i) {
+      const auto rank =
+          static_cast<std::size_t>(context.agreement.active[static_cast<std::size_t>(weighting.members[i])]);
+      members.folded[rank] = true;
+      if (!weighting.fractions.empty()) members.scales[rank] = weighting.fractions[i];
+    }
+    members.count = static_cast<std::int64_t>(weighting.members.size());
+    members.divisor = weighting.fractions.empty() ? std::max<std::int64_t>(members.count, 1) : 1;
+  }
+  members.everyone = members.count == layout.size;
+  if (context.agreement.agreed.prescale != 1 && is_scalable(request.dtype)) {
+    members.scales.resize(ranks, 1);
+    for (double& scale : members.scales) scale *= context.agreement.agreed.prescale;
+  }
+  return members;
+}
+
+}  // namespace
+
+void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
+                std::int64_t divisor) {
+  void* const outputs[] = {to};
+  FoldJob job;
+  job.dtype = request.dtype;
+  job.op = request.op;
+  job.inputs = partials;
+  job.outputs = outputs;
+  job.count = count;
+  job.divisor = request.op == ReduceOp::Average ? divisor : 0;
+  job.postscale = request.postscale;
+  fold(job);
+}
+
+std::byte* destination(const Context& context, const Request& request, std::int64_t begin) noexcept {
+  const bool takes =
+      request.kind == Kind::AllReduce || (request.kind == Kind::Reduce && request.root == context.layout.rank);
+  return takes && request.output != nullptr ? at(request.output, begin, size_of(request.dtype)) : nullptr;
+}
+
+void place(const Context& context, const Request& request, std::int64_t begin, std::int64_t count,
+           const std::byte* result) {
+  const Layout& layout = context.layout;
+  if (request.kind != Kind::ReduceScatter && request.kind != Kind::ReduceScatterV) return;
+  const std::size_t element = size_of(request.dtype);
+  const local::Slice part = request.kind == Kind::ReduceScatter ? local::Slice{layout.rank * request.output_count,
+                                                                               (layout.rank + 1) * request.output_count}
+                                                                : local::part_of(request.counts->input, layout.rank);
+  const std::int64_t first = std::max(begin, part.begin);
+  const std::int64_t last = std::min(begin + count, part.end);
+  if (first >= last) return;
+  std::memcpy(at(request.output, first - part.begin, element), at(result, first - begin, element),
+              static_cast<std::size_t>(last - first) * element);
+}
+
+namespace {
+
+// Through the leaders. Where ranks are left out, or weighted halves: rare, so it is simple.
+void reduce_gathered(Context& context, const Request& request, const Members& members, bool serving) {
+  const Layout& layout = context.layout;
+  const std::size_t element = size_of(request.dtype);
+  const auto locals = static_cast<std::size_t>(layout.locals);
+  const auto hosts = static_cast<std::size_t>(layout.hosts);
+  std::size_t most = 1;  // ranks on a host: chunks are the same everywhere
+  for (const std::vector<int>& there : layout.ranks) most = std::max(most, there.size());
+  const auto per_chunk =
+      static_cast<std::int64_t>(std::max<std::size_t>(64, context.tuner.piece_bytes() / element / most));
+  std::vector<bool> brings(hosts, false);
+  for (int rank = 0; rank < layout.size; ++rank) {
+    if (members.folded[static_cast<std::size_t>(rank)]) brings[static_cast<std::size_t>(layout.host_of(rank))] = true;
+  }
+  for (std::int64_t begin = 0, number = 0; begin < request.input_count; begin += per_chunk, ++number) {
+    const std::int64_t count = std::min(per_chunk, request.input_count - begin);
+    const std::size_t bytes = static_cast<std::size_t>(count) * element;
+    std::vector<std::byte>& all = context.scratch(1, bytes * locals);
+    std::vector<std::byte>& own = context.scratch(2, bytes);
+    std::vector<std::byte>& whole = context.scratch(3, bytes);
+    std::vector<std::byte>& partials = context.scratch(4, bytes * hosts);
+    if (serving) {
+      std::memset(own.data(), 0, bytes);
+    } else {
+      std::memcpy(own.data(), at(request.input, begin, element), bytes);
+    }
+    const std::byte* inputs = own.data();
+    if (locals > 1) {
+      Request gather = local_request(Kind::Gather, request.dtype);
+      gather.input = own.data();
+      gather.input_count = count;
+      gather.output = layout.leads() ? all.data() : nullptr;
+      gather.output_count = layout.leads() ? count * layout.locals : 0;
+      context.run_local(gather);
+      inputs = all.data();
+    }
+    if (layout.leads()) {
+      std::byte* const mine = partials.data() + static_cast<std::size_t>(layout.host) * bytes;
+      if (brings[static_cast<std::size_t>(layout.host)]) {
+        std::vector<const void*> folded;
+        std::vector<double> scales;
+        for (std::size_t i = 0; i < locals; ++i) {
+          const auto rank = static_cast<std::size_t>(layout.here()[i]);
+          if (!members.folded[rank]) continue;
+          folded.push_back(inputs + i * bytes);
+          if (!members.scales.empty()) scales.push_back(members.scales[rank]);
+        }
+        void* const to[] = {mine};
+        FoldJob job;
+        job.dtype = request.dtype;
+        job.op = within_host(request.op);
+        job.inputs = folded;
+        job.outputs = to;
+        job.count = count;
+        job.scales = scales;
+        fold(job);
+      }
+      std::vector<transport::Outgoing> out(hosts);
+      std::vector<transport::Incoming> in(hosts);
+      const FrameGuard guard(context.world);
+      std::vector<const void*> sums;
+      for (std::size_t h = 0; h < hosts; ++h) {
+        const int host = static_cast<int>(h);
+        if (brings[h]) sums.push_back(partials.data() + h * bytes);
+        if (host == layout.host) continue;
+        const int peer = layout.leader(host);
+        if (brings[h]) context.receive(in[h], peer, tag(Step::Partial, number), partials.data() + h * bytes, bytes);
+        if (brings[static_cast<std::size_t>(layout.host)])
+          context.send(out[h], peer, tag(Step::Partial, number), mine, bytes);
+      }
+      for (std::size_t h = 0; h < hosts; ++h) {
+        if (static_cast<int>(h) == layout.host) continue;
+        if (brings[h]) context.wait_for(in[h]);
+        if (brings[static_cast<std::size_t>(layout.host)]) context.wait_for(out[h]);
+      }
+      // As large sums are rounded on their way, so that the way makes no difference.
+      if (request.bf16_wire)
+        round_to_bfloat16(reinterpret_cast<float*>(partials.data()), bytes * hosts / sizeof(float));
+      fold_hosts(request, sums, whole.data(), count, members.divisor);
+      if (request.bf16_wire && layout.hosts > 2) {
+        round_to_bfloat16(reinterpret_cast<float*>(whole.data()), static_cast<std::size_t>(count));
+      }
+    }
+    if (locals > 1) context.local_broadcast(0, whole.data(), bytes);
+    if (serving) continue;
+    if (std::byte* const to = destination(context, request, begin)) {
+      std::memcpy(to, whole.data(), bytes);
+    } else {
+      place(context, request, begin, count, whole.data());
+    }
+  }
+}
+
+}  // namespace
+
+void reduce(Context& context, const Request& request, bool serving) {
+  const Members members = members_of(context, request);
+  const bool halves = request.dtype == DType::Float16 || request.dtype == DType::BFloat16;
+  // Weighted halves are multiplied and folded in float32 before the host's sum is rounded, which the local world does
+  // not do for factors that differ by rank.
+  const bool own_factors = context.agreement.agreed.weighted != 0 && !members.scales.empty();
+  if (!members.everyone || (own_factors && halves)) return reduce_gathered(context, request, members, serving);
+  if (goes_by_parts(context, request)) return reduce_parts(context, request, members);
+  reduce_columns(context, request, members);
+}
+
+}  // namespace cohort::comm::hosts

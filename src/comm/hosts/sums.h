@@ -1,0 +1,39 @@
+// Reductions, once all ranks agree: each element is folded over the ranks of each host by ascending number, then over
+// the hosts by ascending number, whatever the way. Every function runs on all ranks, also on those that have joined.
+#pragma once
+
+#include "comm/hosts/context.h"
+#include "comm/request.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace cohort::comm::hosts {
+
+/// Which ranks are folded, and by what each is multiplied first.
+struct Members {
+  std::vector<bool> folded;    // by rank
+  std::vector<double> scales;  // by rank; empty: none
+  std::int64_t count = 0;
+  std::int64_t divisor = 0;  // of an average
+  bool everyone = true;
+};
+
+void reduce(Context& context, const Request& request, bool serving);
+/// By columns, block by block (columns.cpp).
+void reduce_columns(Context& context, const Request& request, const Members& members);
+/// A reduce_scatter, to where it is kept (parts.cpp).
+bool goes_by_parts(const Context& context, const Request& request);
+void reduce_parts(Context& context, const Request& request, const Members& members);
+
+/// The hosts' sums to the result.
+void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
+                std::int64_t divisor);
+/// Where the result of an element goes directly; null: it is put together aside.
+std::byte* destination(const Context& context, const Request& request, std::int64_t begin) noexcept;
+/// Takes what this rank is to have of a finished chunk that was put together aside.
+void place(const Context& context, const Request& request, std::int64_t begin, std::int64_t count,
+           const std::byte* result);
+
+}  // namespace cohort::comm::hosts
