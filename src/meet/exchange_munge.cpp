@@ -9,6 +9,7 @@
 #include "net/secret.h"
 #include "net/socket.h"
 #include "sys/files.h"
+#include "sys/thread.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -150,6 +151,7 @@ class MungeExchange final : public Exchange {
     stop_serving();
     stop_ = sys::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!stop_) return fail(ErrorCode::Io, "eventfd: {}", errno_text(errno));
+    const sys::SignalsBlocked blocked;
     server_ = std::thread([this, key, value = *mine, deadline, held = std::move(*listener)]() mutable {
       const net::Wiping wiping(value);
       serve(held.get(), key, value, deadline);

@@ -1,12 +1,11 @@
 #include "named/engine_core.h"
 
 #include "comm/times.h"
+#include "sys/thread.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,19 +32,13 @@ EngineCore::EngineCore(Communicator comm, EngineOptions options)
       cache_(options_.cache_capacity),
       table_(size_),
       joined_(static_cast<std::size_t>(size_), false) {
-  // Signals are for the program's own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const sys::SignalsBlocked blocked;
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     raise(ErrorCode::Unavailable, "named::Engine: no thread -- rank {} -- {} -- raise the limit of threads", rank_,
           error.what());
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 EngineCore::~EngineCore() { shutdown(); }

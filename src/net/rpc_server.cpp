@@ -3,6 +3,7 @@
 #include "net/acceptor.h"
 #include "net/rpc.h"
 #include "net/socket.h"
+#include "sys/thread.h"
 
 #include <asio/executor_work_guard.hpp>
 #include <asio/io_context.hpp>
@@ -60,7 +61,7 @@ class RpcServer::Impl {
   /// Not before others know of it.
   void start() {
     accept_when_ready();
-    thread_ = std::thread([this] { run(); });
+    thread_ = sys::start_without_signals([this] { run(); });
   }
 
   void stop() {

@@ -18,6 +18,7 @@ TEST(Thread, TakesNoSignalsAndLeavesItsStartersMaskAlone) {
     EXPECT_EQ(sigismember(&inside, number), 1) << number;
     EXPECT_EQ(sigismember(&after, number), sigismember(&before, number)) << number;
   }
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) EXPECT_EQ(sigismember(&inside, fault), 0) << fault;
 }
 
 }  // namespace

@@ -450,10 +450,14 @@ TEST(Launch, AFullDiskUnderStdoutDoesNotEndTheJob) {
 }
 
 TEST(Launch, AFileAtItsLimitUnderStdoutKeepsWholeLines) {
-  // The limit (blocks of 512 bytes) ends in the middle of a line; the file then gets room again.
-  Job job({{"run", "-np", "1", "--no-logs", "sh", "-c",
-            "i=0; while [ $i -lt 4000 ]; do i=$((i+1)); echo line $i; done; while [ ! -e go ]; do sleep 0.02; done; "
-            "echo the last one"},
+  // The limit (blocks of 512 bytes) ends in the middle of a line; the file then gets room again, for more than what was
+  // still on its way then.
+  const auto lines_printed = 55000 / (sys::host_name().size() + std::string_view(":0 | line 0001\n").size());
+  const std::string script = fmt::format(
+      "i=0; while [ $i -lt {} ]; do i=$((i+1)); printf 'line %04d\n' $i; done; while [ ! -e go ]; do sleep 0.02; done; "
+      "echo the last one",
+      lines_printed);
+  Job job({{"run", "-np", "1", "--no-logs", "sh", "-c", script},
            {},
            {},
            false,

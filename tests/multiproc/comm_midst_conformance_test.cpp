@@ -230,7 +230,7 @@ TEST_P(LateReader, FailsWhereTheOthersHaveGivenUp) {
   }
   const Ending own = world.collect(1);
   if (own.said.find("may not read its peers' memory") != std::string::npos) GTEST_SKIP() << own.said;
-  EXPECT_EQ(own.said.rfind("Aborted: ", 0), 0u) << own.said;
+  EXPECT_EQ(own.said.rfind("Aborted: ", 0), 0u) << own.said << " (wait status " << own.status << ")";
   for (const int rank : {0, 2}) {
     const Ending ending = world.collect(rank);
     EXPECT_EQ(ending.said.rfind("Timeout: ", 0), 0u) << ending.said;
