@@ -190,10 +190,11 @@ TEST_F(DigitsTest, OneTwoAndThreeProcessesAgreeAndRunsRepeatToTheBit) {
   const auto one = last_line("one");
   for (const char* name : {"two", "three"}) {
     const auto many = last_line(name);
-    EXPECT_EQ(many["step"], one["step"]);
-    EXPECT_NEAR(many["test_loss"].get<double>(), one["test_loss"].get<double>(), 1e-4 * one["test_loss"].get<double>())
+    EXPECT_EQ(many.number("step"), one.number("step"));
+    EXPECT_NEAR(many.number("test_loss").value(), one.number("test_loss").value(),
+                1e-4 * one.number("test_loss").value())
         << name;
-    EXPECT_NEAR(many["test_accuracy"].get<double>(), one["test_accuracy"].get<double>(), 1.01 / 50) << name;
+    EXPECT_NEAR(many.number("test_accuracy").value(), one.number("test_accuracy").value(), 1.01 / 50) << name;
   }
 }
 
