@@ -1,6 +1,9 @@
-// Run records, as `cohort plot` reads them: whatever the lines hold, each is an event or counted, and a picture comes
-// out.
+// Run records, as `cohort plot` and `cohort export` read them: whatever the lines hold, each is an event or counted,
+// and a picture, a page of metrics and event records come out.
 #include "track/curves.h"
+#include "track/points.h"
+#include "track/sinks/event_file.h"
+#include "track/sinks/prometheus.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -14,7 +17,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto lines = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
   if (record.events.size() + record.damaged > lines) std::abort();
   if (record.torn != (!text.empty() && text.back() != '\n')) std::abort();
-  for (const auto& event : record.events) (void)number_of(event, "step");
+  for (const auto& event : record.events) (void)event.integer("step");
+  PrometheusSink prometheus("unwritten.prom", PrometheusFormat::OpenMetrics);
+  PointReader points;
+  ScalarEvent event_record;
+  for (const auto& event : record.events) {
+    prometheus.take({event});
+    event_record.begin(0, 0);
+    points.read(event,
+                [&](const MetricPoint& point) { event_record.add(point.name, static_cast<float>(point.value)); });
+    (void)event_record.payload();
+  }
+  if (!prometheus.text().ends_with("# EOF\n")) std::abort();
   if (record.events.empty()) return 0;  // such pictures are all the same
   const std::string picture = render_svg(figure_of(record));
   if (!picture.starts_with("<svg") || !picture.ends_with("</svg>\n")) std::abort();

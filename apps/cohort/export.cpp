@@ -1,27 +1,88 @@
+// `cohort export`: a checkpoint as a file of weights, or a run's record for those who show runs.
 #include "formats/export.h"
+#include "base/result.h"
 #include "commands.h"
+#include "sys/signals.h"
+#include "track/record_reader.h"
+#include "track/sinks/export.h"
 
 #include <fmt/core.h>
 
+#include <poll.h>
+
+#include <chrono>
 #include <map>
 #include <memory>
 
 namespace cohort::app {
+namespace {
+
+struct Arguments {
+  formats::ExportOptions options;
+  bool everything = false;
+  std::string torch = "2";
+  std::string destination;
+  bool follow = false;
+  track::SinkOptions sink;
+};
+
+void export_weights(Arguments& arguments) {
+  formats::ExportOptions& options = arguments.options;
+  if (options.to.empty()) {
+    raise(ErrorCode::InvalidArgument, "TO is required: a *.pt or *.safetensors, or --to for the record of a run");
+  }
+  if (arguments.everything) options.content = formats::ExportContent::Everything;
+  if (arguments.torch == "1.13") options.floats = formats::PtFloats::Tensor;
+  const formats::ExportSummary summary = value_or_throw(formats::export_weights(options));
+  fmt::print("{}: {} tensors, {} bytes of weights, from {}\n", options.to, summary.tensors, summary.bytes,
+             summary.from);
+}
+
+/// Waits for the signals that end a command; true once one has come.
+class Patience {
+ public:
+  bool wait(std::chrono::milliseconds time) {
+    pollfd waiting{signals_.fd(), POLLIN, 0};
+    return ::poll(&waiting, 1, static_cast<int>(time.count())) > 0 && signals_.next().has_value();
+  }
+
+ private:
+  sys::SignalFd signals_ = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
+};
+
+void export_run(const Arguments& arguments) {
+  if (!arguments.options.to.empty()) {
+    raise(ErrorCode::InvalidArgument, "'{}' and --to {}: give one", arguments.options.to, arguments.destination);
+  }
+  track::ExportRequest request;
+  std::optional<Patience> patience;
+  if (arguments.follow) {
+    patience.emplace();
+    request.wait = [&patience](std::chrono::milliseconds time) { return patience->wait(time); };
+  }
+  request.record =
+      track::record_of(arguments.options.from, arguments.follow ? track::Absent::Later : track::Absent::Error);
+  const auto sink = track::make_sink(arguments.destination, arguments.sink);
+  request.sink = sink.get();
+  const track::ExportSummary summary = track::export_record(request);
+  fmt::print(
+      "{}: {} events from {}{}{}\n", arguments.destination, summary.events, request.record.string(),
+      summary.superseded == 0 ? "" : fmt::format(", without {} of steps that were done again", summary.superseded),
+      summary.damaged == 0 ? "" : fmt::format("; {} damaged lines were left out", summary.damaged));
+}
+
+}  // namespace
 
 void add_export(CLI::App& app, int&) {
-  struct Arguments {
-    formats::ExportOptions options;
-    bool everything = false;
-    std::string torch = "2";
-  };
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command =
-      app.add_subcommand("export", "Make a .pt for Python's torch.load, or a .safetensors, from a checkpoint");
+  CLI::App* command = app.add_subcommand(
+      "export", "A checkpoint for Python's torch.load; the record of a run for TensorBoard, Prometheus, a CSV file");
   command
       ->add_option("FROM", arguments->options.from,
-                   "A checkpoint, a folder of them (its newest), a .safetensors or a .pt")
+                   "A checkpoint, a folder of them (its newest), a .safetensors or a .pt; with --to a run's folder, or "
+                   "its run.jsonl")
       ->required();
-  command->add_option("TO", arguments->options.to, "The file to write: *.pt or *.safetensors")->required();
+  command->add_option("TO", arguments->options.to, "The file to write: *.pt or *.safetensors");
   command->add_option("--key", arguments->options.key,
                       "In a .pt: the key under which the weights are, e.g. model or a/b");
   command->add_flag("--everything", arguments->everything,
@@ -29,13 +90,20 @@ void add_export(CLI::App& app, int&) {
   command->add_option("--torch", arguments->torch, "Oldest torch that is to load it: 1.13 gets floats as tensors")
       ->check(CLI::IsMember({"1.13", "2"}))
       ->capture_default_str();
+  command->add_option("--to", arguments->destination,
+                      "Where the run's record goes: tensorboard:DIR, csv:FILE or prometheus:FILE");
+  command->add_flag("--follow", arguments->follow, "With --to: go on until the run has ended");
+  command->add_flag("--openmetrics", arguments->sink.openmetrics,
+                    "prometheus: OpenMetrics 1.0 instead of the text format 0.0.4");
+  command->footer(
+      "Examples: cohort export checkpoints model.pt --key model\n"
+      "          cohort export runs/latest --to tensorboard:tb --follow");
   command->callback([arguments] {
-    formats::ExportOptions& options = arguments->options;
-    if (arguments->everything) options.content = formats::ExportContent::Everything;
-    if (arguments->torch == "1.13") options.floats = formats::PtFloats::Tensor;
-    const formats::ExportSummary summary = value_or_throw(formats::export_weights(options));
-    fmt::print("{}: {} tensors, {} bytes of weights, from {}\n", options.to, summary.tensors, summary.bytes,
-               summary.from);
+    if (!arguments->destination.empty()) return export_run(*arguments);
+    if (arguments->follow || arguments->sink.openmetrics) {
+      raise(ErrorCode::InvalidArgument, "--follow and --openmetrics are for the record of a run: --to is missing");
+    }
+    export_weights(*arguments);
   });
 }
 

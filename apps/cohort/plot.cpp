@@ -3,7 +3,7 @@
 
 #include <cohort/track.h>
 
-#include "base/result.h"
+#include "track/record_reader.h"
 
 #include <fmt/format.h>
 
@@ -22,15 +22,8 @@ void add_plot(CLI::App& app, int& /*exit_status*/) {
   plot->add_option("-o,--output", arguments->output, "the picture (default: curves.svg beside the record)");
   plot->callback([arguments] {
     namespace fs = std::filesystem;
-    const fs::path record = fs::is_directory(arguments->run) ? arguments->run / "run.jsonl" : arguments->run;
+    const fs::path record = track::record_of(arguments->run);
     const fs::path picture = arguments->output.empty() ? record.parent_path() / "curves.svg" : arguments->output;
-    // A folder of a run whose program has made no record.
-    if (record != arguments->run && !fs::exists(record) && fs::exists(arguments->run / "job.json")) {
-      raise(ErrorCode::Unavailable,
-            "{} has no run.jsonl -- the program of this run writes no run record, which is what is drawn: a "
-            "cohort::track::RunRecord does ({}/logs has what it printed)",
-            arguments->run.string(), arguments->run.string());
-    }
     track::plot(record, picture);
     fmt::print("{}\n", picture.string());
   });

@@ -1,9 +1,10 @@
 // What a training run leaves behind for people: its record (JSON lines), a picture of its curves, and a progress bar.
-// Rank 0 owns them; other ranks make none. A RunRecord's methods may be called from any thread (as an Observer it is
-// called from progress threads, where it only adds up); a Progress belongs to the training loop's thread.
-// Needs no libtorch.
+// Rank 0 owns them; other ranks make none, but Metrics where they have values to log. The methods of RunRecord and
+// Metrics may be called from any thread (as an Observer a RunRecord is called from progress threads, where it only adds
+// up); a Progress belongs to the training loop's thread. Needs no libtorch.
 #pragma once
 
+#include <cohort/communicator.h>
 #include <cohort/observer.h>
 
 #include <chrono>
@@ -11,10 +12,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -40,6 +44,14 @@ class Value {
 };
 
 using Fields = std::vector<std::pair<std::string, Value>>;
+
+/// Values of one step, as a `metric` line has them.
+struct MetricLine {
+  std::int64_t step = 0;
+  std::chrono::system_clock::time_point time = std::chrono::system_clock::now();
+  std::vector<std::pair<std::string, double>> values;
+  std::optional<int> rank = {};  ///< of this rank alone
+};
 
 struct RunRecordOptions {
   std::string program;  ///< what ran, e.g. "digits"
@@ -70,11 +82,77 @@ class RunRecord final : public Observer {
   /// each operation, seconds waited for peers, steps and exposed communication. Nothing if nothing was seen.
   void write_communication();
 
+  /// Appends a `metric` line for each, all by one call. Throws as `write`. Metrics does it in the background.
+  void write_metrics(std::span<const MetricLine> lines);
+
   const std::filesystem::path& file() const noexcept;
 
   void on_collective(const CollectiveEvent& event) override;
   void on_bucket_ready(const BucketEvent& event) override;
   void on_step(const StepEvent& event) override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct Metric {
+  template <class T>
+  requires std::is_arithmetic_v<T> Metric(std::string_view its_name, T its_value)
+      : name(its_name), value(static_cast<double>(its_value)) {}
+
+  std::string_view name;
+  double value;
+};
+
+/// What becomes of the values that all ranks log.
+enum class Reduce {
+  No,    ///< rank 0's are written; other ranks' are not
+  Mean,  ///< each rank counts as much as any other
+  Max,
+  Min,
+  Sum,
+  Each,  ///< all are written, with their ranks
+};
+
+struct MetricsOptions {
+  /// For values of several ranks. All ranks make their Metrics then, which form a group of their own in it: that
+  /// blocks.
+  Communicator communicator = {};
+  std::chrono::milliseconds interval = std::chrono::seconds(1);  ///< between two writes
+  /// How long the end waits for values that other ranks have not logged yet.
+  std::chrono::milliseconds patience = std::chrono::seconds(10);
+};
+
+/// Logs values over steps at a cost of about a microsecond: a thread writes them to the record, at intervals and at the
+/// end, so a killed process loses those of the last second. Values of several ranks meet in the group of that thread,
+/// by two small operations at each interval, and never delay the training's own.
+///
+///     track::Metrics metrics(&record, {.communicator = comm});     // on all ranks; `&record` on rank 0, else nullptr
+///     metrics.log(step, {{"loss", loss}, {"lr", lr}});             // rank 0's
+///     metrics.log(step, {{"step_ms", ms}}, track::Reduce::Max);    // on all ranks, in the same order
+class Metrics {
+ public:
+  /// `record` (not owned) is where rank 0 writes. Throws what Communicator::group throws.
+  explicit Metrics(RunRecord* record, const MetricsOptions& options = {});
+  /// Writes what is left. All ranks of a communicator do it; one that does not come is waited for as MetricsOptions
+  /// say.
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  /// Never throws for what happens to values later: a full disk or a lost rank is told once in the log, the training
+  /// goes on, and what could not be reduced is written as rank 0's. Reduced values: InvalidArgument without a
+  /// communicator.
+  void log(std::int64_t step, std::span<const Metric> values, Reduce reduce = Reduce::No);
+  void log(std::int64_t step, std::initializer_list<Metric> values, Reduce reduce = Reduce::No) {
+    log(step, std::span(values.begin(), values.size()), reduce);
+  }
+  /// Writes rank 0's values now, in this thread. Throws Io where that fails; they are kept for the next time.
+  void flush();
+  /// Writes what is left; what is logged later is not. All ranks of a communicator do it; for one that does not come it
+  /// waits for `patience`, by default as MetricsOptions say.
+  void close(std::optional<std::chrono::milliseconds> patience = {});
 
  private:
   struct Impl;

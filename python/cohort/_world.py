@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # typing costs milliseconds to import
 
 _lock = threading.RLock()
 _world: Communicator | None = None
+# What uses the default world in the background, and has to end before it does.
+before_shutdown: list[Callable[[], None]] = []
 
 # What operations that nobody waited for are given when a process ends in good order.
 _GRACE_AT_EXIT = 5.0
@@ -152,6 +154,9 @@ def shutdown() -> None:
     """
     global _world
     with _lock:
+        if _world is not None:
+            for end in before_shutdown:
+                end()
         leaving, _world = _world, None
         if leaving is not None:
             leaving.leave(reason=f"rank {leaving.rank()} has shut down")

@@ -1,6 +1,9 @@
 """What a training run leaves behind for people: its record, a picture of its curves, and a progress bar.
 
-Rank 0 makes them; other ranks make none.
+    cohort.track.log(step, loss=loss, lr=lr)                 # rank 0's; on other ranks nothing happens
+    cohort.track.log(step, step_ms=ms, reduce="max")         # on all ranks, in the same order
+
+Rank 0 makes records and bars; other ranks make none.
 
     record = cohort.track.RunRecord("out/run.jsonl", program="digits", world_size=cohort.size(), parameters={"lr": 0.1})
     record.observe(cohort.world())
@@ -22,6 +25,16 @@ step(step, samples, seconds, exposed_communication_seconds=0.0)
                          one step as the training loop saw it; `samples` of all ranks
 file                     its path
 
+**log(step, *, reduce=None, **values)** logs numbers (also of NumPy and torch) at the cost of microseconds: a thread writes
+them each second and at the end, so a killed process loses the last second. They go to the RunRecord that this process
+has made before, else to `run.jsonl` in the run's folder under `cohort run`, else in the working directory. `reduce` is
+"mean" (each rank counts as much), "max", "min", "sum", or "each", which keeps all with their ranks: all ranks log then, and
+the first such call is one of all ranks. A full disk or a lost rank is told in the log, and the training goes on.
+`cohort export` takes them to TensorBoard, Prometheus or a CSV file, while the run goes on or afterwards.
+
+**flush()** writes what was logged, now. **close()** writes what is left and lets go of the record, as the end of the program
+and `cohort.shutdown` do; reduced values of all ranks are waited for.
+
 **plot(record_file, svg_file)** draws the curves, as `cohort plot`. Raises Unavailable, Io, or Corrupt for what is no record.
 
 **Progress(*, steps_per_epoch=0, epochs=0, first_step=0, first_epoch=0, steps_left_in_first_epoch=None, terminal=None,
@@ -36,6 +49,108 @@ line(text)                   a line that stays, above the bar
 finish()                     takes the bar away
 """
 
-from cohort._core import Progress, RunRecord, plot
+from __future__ import annotations
 
-__all__ = ["Progress", "RunRecord", "plot"]
+import atexit
+import os
+import sys
+import threading
+import weakref
+
+from cohort import _world
+from cohort._core import Metrics, Progress, RunRecord as _RunRecord, plot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+__all__ = ["Progress", "RunRecord", "close", "flush", "log", "plot"]
+
+
+class RunRecord(_RunRecord):
+    def __init__(self, file: Any, **options: Any) -> None:
+        super().__init__(file, **options)
+        global _latest
+        _latest = weakref.ref(self)
+
+
+def _none() -> None:
+    return None
+
+
+_lock = threading.Lock()
+_latest: Callable[[], RunRecord | None] = _none
+_record: RunRecord | None = None  # where they go
+_own: Metrics | None = None  # of values of this rank
+_shared: Metrics | None = None  # of values of all ranks
+
+
+def _rank() -> int:
+    return _world.rank() if _world.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def _open_record() -> RunRecord | None:
+    """The one that all values go to; rank 0's alone."""
+    global _record
+    if _record is None and _rank() == 0:
+        _record = _latest()
+        if _record is None:
+            program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
+            size = _world.size() if _world.is_initialized() else 1
+            file = os.path.join(os.environ.get("COHORT_RUN_DIR", ""), "run.jsonl")
+            _record = RunRecord(file, program=program, world_size=size)
+    return _record
+
+
+def log(step: int, *, reduce: str | None = None, **values: Any) -> None:
+    global _own, _shared
+    metrics = _own if reduce is None else _shared
+    if metrics is None:
+        if reduce is not None and not _world.is_initialized():
+            _world.world()  # says what is missing
+        with _lock:
+            if reduce is None:
+                metrics = _own = _own or Metrics(_open_record())
+            else:
+                metrics = _shared = _shared or Metrics(_open_record(), _world.world())
+    metrics.log(step, values, reduce)
+
+
+def flush() -> None:
+    for metrics in (_own, _shared):
+        if metrics is not None:
+            metrics.flush()
+
+
+def close() -> None:
+    _close(None)
+
+
+def _close(patience: float | None) -> None:
+    global _own, _shared, _record
+    with _lock:
+        ending = (_shared, _own)
+        _own = _shared = _record = None
+    for metrics in ending:
+        if metrics is not None:
+            metrics.close(patience)
+
+
+def _at_exit() -> None:
+    # After a failure the other ranks are to hear of it at once.
+    _close(None if getattr(sys, "last_value", None) is None else 0.0)
+
+
+def _after_fork() -> None:
+    # The threads that would write are the parent's, and so is the record.
+    global _lock, _own, _shared, _record, _latest
+    _lock = threading.Lock()
+    _kept.extend((_own, _shared))
+    _own = _shared = _record = None
+    _latest = _none
+
+
+_kept: list[Metrics | None] = []  # never ended, in a child
+_world.before_shutdown.append(close)
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)

@@ -12,6 +12,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace cohort::python {
 namespace {
@@ -39,6 +41,76 @@ track::Fields fields_of(const py::dict& named) {
 std::optional<std::chrono::milliseconds> interval_of(const py::object& seconds) {
   return milliseconds_of(seconds, "Progress");
 }
+
+double number_of(const std::string& name, py::handle value) {
+  py::object number = py::reinterpret_borrow<py::object>(value);
+  if (PyFloat_Check(value.ptr()) == 0 && PyLong_Check(value.ptr()) == 0 && py::hasattr(value, "item")) {
+    number = value.attr("item")();
+  }
+  const double found = PyFloat_AsDouble(number.ptr());
+  if (found != -1.0 || PyErr_Occurred() == nullptr) return found;
+  PyErr_Clear();
+  refuse("log", "'" + name + "' is a " + std::string(py::str(py::type::of(value).attr("__name__"))) +
+                    " -- numbers can be logged");
+}
+
+track::Reduce reduce_of(const py::object& name) {
+  if (name.is_none()) return track::Reduce::No;
+  const std::string wanted = py::str(name);
+  if (wanted == "mean") return track::Reduce::Mean;
+  if (wanted == "max") return track::Reduce::Max;
+  if (wanted == "min") return track::Reduce::Min;
+  if (wanted == "sum") return track::Reduce::Sum;
+  if (wanted == "each") return track::Reduce::Each;
+  refuse("log", "reduce is '" + wanted + "' -- mean, max, min, sum and each are those that there are");
+}
+
+/// cohort.track's way to a record. The record outlives it.
+class PyMetrics {
+ public:
+  PyMetrics(std::shared_ptr<track::RunRecord> record, const PyCommunicator* world) : record_(std::move(record)) {
+    if (world == nullptr) {
+      metrics_ = std::make_unique<track::Metrics>(record_.get());
+      return;
+    }
+    metrics_ = world->member().call<std::unique_ptr<track::Metrics>>("log", [this](Communicator& communicator) {
+      return std::make_unique<track::Metrics>(record_.get(), track::MetricsOptions{.communicator = communicator});
+    });
+  }
+  ~PyMetrics() {
+    const py::gil_scoped_release release;
+    metrics_.reset();
+  }
+  PyMetrics(const PyMetrics&) = delete;
+  PyMetrics& operator=(const PyMetrics&) = delete;
+
+  void log(std::int64_t step, const py::dict& values, const py::object& reduce) {
+    // The names of keyword arguments stay as they are meanwhile.
+    std::vector<track::Metric> numbers;
+    numbers.reserve(values.size());
+    for (const auto& [key, value] : values) {
+      Py_ssize_t size = 0;
+      const char* const name = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
+      if (name == nullptr) throw py::error_already_set();
+      const std::string_view shown(name, static_cast<std::size_t>(size));
+      numbers.emplace_back(shown, number_of(std::string(shown), value));
+    }
+    metrics_->log(step, numbers, reduce_of(reduce));
+  }
+  void flush() {
+    const py::gil_scoped_release release;
+    metrics_->flush();
+  }
+  void close(std::optional<double> patience) {
+    const py::gil_scoped_release release;
+    metrics_->close(patience ? std::optional(std::chrono::milliseconds(static_cast<std::int64_t>(*patience * 1e3)))
+                             : std::nullopt);
+  }
+
+ private:
+  std::shared_ptr<track::RunRecord> record_;
+  std::unique_ptr<track::Metrics> metrics_;
+};
 
 void flush_python() { py::module_::import("sys").attr("stdout").attr("flush")(); }
 
@@ -76,6 +148,14 @@ void bind_track(py::module_& module) {
           },
           py::arg("world"))
       .def_property_readonly("file", [](const track::RunRecord& self) { return self.file(); });
+  py::class_<PyMetrics>(module, "Metrics")
+      .def(py::init([](std::shared_ptr<track::RunRecord> record, const PyCommunicator* world) {
+             return std::make_unique<PyMetrics>(std::move(record), world);
+           }),
+           py::arg("record").none(true), py::arg("world").none(true) = py::none())
+      .def("log", &PyMetrics::log, py::arg("step"), py::arg("values"), py::arg("reduce") = py::none())
+      .def("flush", &PyMetrics::flush)
+      .def("close", &PyMetrics::close, py::arg("patience") = py::none());
   module.def("plot", &track::plot, py::arg("record_file"), py::arg("svg_file"),
              py::call_guard<py::gil_scoped_release>());
   py::class_<track::Progress>(module, "Progress")

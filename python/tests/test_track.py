@@ -3,6 +3,7 @@
 import array
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import unittest
 
 import cohort
 from support import torch
+
+OF_THE_JOB = ("COHORT_", "RANK", "WORLD_", "LOCAL_", "MASTER_")
 
 
 def setUpModule():
@@ -77,6 +80,63 @@ class Record(unittest.TestCase):
         self.assertIn("<svg", (self.folder / "curves.svg").read_text())
         with self.assertRaises(cohort.Unavailable):
             cohort.track.plot(self.folder / "none.jsonl", self.folder / "none.svg")
+
+    def test_values_are_logged(self):
+        record = cohort.track.RunRecord(self.file)
+        self.addCleanup(cohort.track.close)
+        for step in range(1, 4):
+            cohort.track.log(step, loss=1.0 / step, lr=1)
+        if torch is not None:
+            cohort.track.log(4, loss=torch.tensor(0.25))
+        with self.assertRaisesRegex(cohort.InvalidArgument, "'loss' is a str"):
+            cohort.track.log(5, loss="much")
+        with self.assertRaisesRegex(cohort.InvalidArgument, "mean, max"):
+            cohort.track.log(5, loss=1.0, reduce="median")
+        if cohort.rank() != 0:
+            return self.assertEqual([line["event"] for line in self.lines()], ["start"])
+        cohort.track.flush()
+        found = [line for line in self.lines() if line["event"] == "metric"]
+        self.assertEqual([line["step"] for line in found], [1, 2, 3, 4][: len(found)])
+        self.assertEqual(found[1]["values"], {"loss": 0.5, "lr": 1.0})
+        self.assertEqual(record.file, self.file)
+
+    def test_values_of_all_ranks_are_reduced(self):
+        record = cohort.track.RunRecord(self.file)
+        rank, size = cohort.rank(), cohort.size()
+        for step in range(1, 11):
+            cohort.track.log(step, high=step + rank, reduce="max")
+            cohort.track.log(step, mean=step + rank, reduce="mean")
+            cohort.track.log(step, each=rank, reduce="each")
+        cohort.track.close()
+        if rank != 0:
+            return
+        found = [line for line in self.lines() if line["event"] == "metric"]
+        high = [line["values"]["high"] for line in found if "high" in line["values"]]
+        self.assertEqual(high, [step + size - 1 for step in range(1, 11)])
+        mean = [line["values"]["mean"] for line in found if "mean" in line["values"]]
+        self.assertEqual(mean, [step + (size - 1) / 2 for step in range(1, 11)])
+        each = [(line["rank"], line["values"]["each"]) for line in found if "each" in line["values"]]
+        self.assertEqual(each, [(r, r) for _ in range(10) for r in range(size)])
+        del record
+
+    def test_values_go_to_the_folder_of_the_run(self):
+        script = """
+import cohort, cohort.track
+cohort.init()
+for step in range(1, 4):
+    cohort.track.log(step, loss=1.0 / step)
+    cohort.track.log(step, high=cohort.rank(), reduce="max")
+"""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_JOB)}
+        environment["COHORT_RUN_DIR"] = str(self.folder)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = [json.loads(line) for line in (self.folder / "run.jsonl").read_text().splitlines()]
+        self.assertEqual(lines[0]["event"], "start")
+        values = [line["values"] for line in lines[1:]]
+        self.assertEqual(len(values), 6)
+        self.assertIn({"loss": 0.5}, values)
+        self.assertEqual(values.count({"high": 0.0}), 3)
 
     def test_progress_is_lines_where_there_is_no_terminal(self):
         script = """

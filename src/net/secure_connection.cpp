@@ -23,8 +23,10 @@ constexpr char kTlsHandshake = 0x16;
 // Of a ClientHello, behind the headers of record and message and the version.
 constexpr std::size_t kHelloRandom = 11;
 constexpr std::string_view kRepeats = "it repeats what another connection began with";
-// A TLS alert, handshake_failure: what a peer without a secret gets to see.
+constexpr std::size_t kRecordHeader = 5;
+// TLS alerts, handshake_failure and decrypt_error: what a peer gets to see that brings no secret, or another one.
 constexpr std::string_view kTlsRefusal("\x15\x03\x03\x00\x02\x02\x28", 7);
+constexpr std::string_view kTlsOtherSecret("\x15\x03\x03\x00\x02\x02\x33", 7);
 
 constexpr std::string_view kHowToGiveASecret =
     "give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or JoinOptions::secret_file "
@@ -54,7 +56,12 @@ class ByteQueue {
   std::size_t taken_ = 0;
 };
 
-/// Where in a stream of TLS records (a header of 5 bytes, the last two of them the length of the rest) somebody is.
+/// Of the rest of a record, as the last two bytes of its header tell.
+std::size_t record_length(std::string_view header) {
+  return static_cast<std::size_t>(static_cast<unsigned char>(header[3])) << 8 | static_cast<unsigned char>(header[4]);
+}
+
+/// Where in a stream of TLS records somebody is.
 class RecordEdge {
  public:
   void pass(std::string_view bytes) {
@@ -64,9 +71,8 @@ class RecordEdge {
         left_ -= step;
       } else {
         header_.append(bytes.substr(0, step));
-        if (header_.size() == kHeader) {
-          left_ = static_cast<std::size_t>(static_cast<unsigned char>(header_[3])) << 8 |
-                  static_cast<unsigned char>(header_[4]);
+        if (header_.size() == kRecordHeader) {
+          left_ = record_length(header_);
           header_.clear();
         }
       }
@@ -74,11 +80,10 @@ class RecordEdge {
     }
   }
   /// Bytes that surely belong to the record that has begun, or to the next one.
-  std::size_t to_go() const noexcept { return left_ > 0 ? left_ : kHeader - header_.size(); }
+  std::size_t to_go() const noexcept { return left_ > 0 ? left_ : kRecordHeader - header_.size(); }
   bool between() const noexcept { return left_ == 0 && header_.empty(); }
 
  private:
-  static constexpr std::size_t kHeader = 5;
   std::string header_;
   std::size_t left_ = 0;
 };
@@ -92,6 +97,7 @@ struct SecureConnection::Impl {
   std::string peer;
   std::unique_ptr<TlsSession> tls;  // none where the kernel vouches for the peer, nor before a client has spoken
   std::optional<Secret> secret;     // until then
+  std::string hello;                // of a client, until it is complete
   bool credible = false;
   bool established = false;
   bool end_of_input = false;
@@ -110,6 +116,7 @@ struct SecureConnection::Impl {
 
   Result<void> become_established() {
     established = true;
+    hello = {};
     const std::string frames = std::exchange(waiting, {});
     return frames.empty() ? Result<void>() : encrypt(frames);
   }
@@ -141,6 +148,29 @@ struct SecureConnection::Impl {
     return become_established();
   }
 
+  bool hello_complete() const {
+    return hello.size() >= kRecordHeader && hello.size() >= kRecordHeader + record_length(hello);
+  }
+
+  /// What is no TLS, repeats another's first words, or does not know the secret, costs no session of OpenSSL.
+  Result<void> look_at_hello() {
+    if (hello.front() != kTlsHandshake) return not_authenticated("it does not speak TLS");
+    if (handshake_bytes >= kHandshakeLimit) return not_authenticated("its handshake is too long");
+    if (!hello_complete()) return {};
+    if (hello.find(TlsSession::key_name(*secret, options.purpose)) == std::string::npos) {
+      const bool other_secret = hello.find(TlsSession::service_name(options.purpose)) != std::string::npos;
+      outgoing.append(other_secret ? kTlsOtherSecret : kTlsRefusal);
+      (void)flush();
+      return not_authenticated(other_secret ? kSecretDiffers : "it does not bring the secret of this service");
+    }
+    ReplayFilter::Words words{};
+    if (options.heard != nullptr && hello.size() >= kHelloRandom + words.size()) {
+      std::memcpy(words.data(), hello.data() + kHelloRandom, words.size());
+      if (options.heard->knows(words)) return not_authenticated(kRepeats);
+    }
+    return {};
+  }
+
   Result<void> feed_tls(std::string_view bytes) {
     if (!established) {
       handshake_bytes += bytes.size();
@@ -154,17 +184,14 @@ struct SecureConnection::Impl {
         return not_authenticated(fmt::format("it has no secret and this process has one -- {}", kHowToGiveASecret));
       }
       if (!tls) {
-        // What is no TLS costs no TLS, nor does a repetition, unless it comes in other pieces.
-        if (bytes.front() != kTlsHandshake) return not_authenticated("it does not speak TLS");
-        if (options.heard != nullptr && bytes.size() >= kHelloRandom + ReplayFilter::Words().size()) {
-          ReplayFilter::Words words{};
-          std::memcpy(words.data(), bytes.data() + kHelloRandom, words.size());
-          if (options.heard->knows(words)) return not_authenticated(kRepeats);
-        }
+        hello.append(bytes);
+        if (auto wanted = look_at_hello(); !wanted) return wanted;
+        if (!hello_complete()) return {};
         auto made = TlsSession::make(true, *secret, options.purpose);
         if (!made) return tl::unexpected(made.error());
         tls = *std::move(made);
         secret.reset();
+        bytes = hello;
       }
     }
     if (auto fed = tls->feed(bytes); !fed) return fed;

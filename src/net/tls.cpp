@@ -1,11 +1,12 @@
 #include "net/tls.h"
 
+#include "net/hmac.h"
 #include "net/tls_end.h"
 #include "net/tls_stream.h"
 
+#include <fmt/ranges.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <openssl/ssl.h>
 
 #include <algorithm>
@@ -29,16 +30,17 @@ struct TlsSession::Impl {
 TlsSession::TlsSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TlsSession::~TlsSession() = default;
 
+std::string TlsSession::service_name(std::string_view purpose) { return fmt::format("cohort/1 {}", purpose); }
+
+std::string TlsSession::key_name(const Secret& secret, std::string_view purpose) {
+  const std::string service = service_name(purpose);
+  const Mac mac = hmac_sha256(secret.bytes(), service + ", its name");
+  return fmt::format("{} {:02x}", service, fmt::join(mac.begin(), mac.begin() + 8, ""));
+}
+
 Result<std::unique_ptr<TlsSession>> TlsSession::make(bool server, const Secret& secret, std::string_view purpose) {
-  const std::string identity = fmt::format("cohort/1 {}", purpose);
-  TlsEnd::Key key{};
-  unsigned int size = 0;
-  if (::HMAC(::EVP_sha256(), secret.bytes().data(), static_cast<int>(secret.bytes().size()),
-             reinterpret_cast<const unsigned char*>(identity.data()), identity.size(), key.data(), &size) == nullptr ||
-      size != key.size()) {
-    return internal("deriving a key");
-  }
-  auto end = TlsEnd::make(server, identity, key);
+  TlsEnd::Key key = hmac_sha256(secret.bytes(), service_name(purpose));
+  auto end = TlsEnd::make(server, key_name(secret, purpose), key);
   ::OPENSSL_cleanse(key.data(), key.size());
   if (!end) return tl::unexpected(end.error());
   auto impl = std::make_unique<Impl>();

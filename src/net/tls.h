@@ -18,8 +18,18 @@ namespace cohort::net {
 
 class TlsStream;
 
+/// Of two ends whose secrets are not the same one.
+inline constexpr std::string_view kSecretDiffers =
+    "the secret differs from this process's -- start all ranks with the same COHORT_SECRET_FILE, or by one `cohort "
+    "run`";
+
 class TlsSession {
  public:
+  /// The name of the key, which a client says in the clear: the service's, then a tag that only the secret gives. It
+  /// proves nothing, since others may have heard it, but who does not know it need not be answered by TLS.
+  static std::string service_name(std::string_view purpose);
+  static std::string key_name(const Secret& secret, std::string_view purpose);
+
   static Result<std::unique_ptr<TlsSession>> make(bool server, const Secret& secret, std::string_view purpose);
   ~TlsSession();
 

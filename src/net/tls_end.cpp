@@ -1,5 +1,7 @@
 #include "net/tls_end.h"
 
+#include "net/tls.h"
+
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 
@@ -27,12 +29,9 @@ std::string TlsEnd::handshake_failure() const {
   const unsigned long code = ::ERR_peek_last_error();
   const int reason = ERR_GET_REASON(code);
   const std::string text = openssl_text();
-  constexpr std::string_view kDiffers =
-      "the secret differs from this process's -- start all ranks with the same COHORT_SECRET_FILE, or by one `cohort "
-      "run`";
-  if (server_ && reason == SSL_R_BINDER_DOES_NOT_VERIFY) return std::string(kDiffers);
+  if (server_ && reason == SSL_R_BINDER_DOES_NOT_VERIFY) return std::string(kSecretDiffers);
   if (!server_ && (reason == SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER || reason == SSL_R_TLSV1_ALERT_DECRYPT_ERROR)) {
-    return std::string(kDiffers);
+    return std::string(kSecretDiffers);
   }
   if (!server_ && reason == SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE) {
     return "the other end does not know this service or its secret -- is the address right?";

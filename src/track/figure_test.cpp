@@ -138,5 +138,26 @@ TEST(Curves, OverStepsWhereThereAreNoEpochs) {
   EXPECT_EQ(figure.panels[0].curves[0].points[0].x, 10);
 }
 
+TEST(Curves, WhatWasLoggedHasPanels) {
+  const Figure figure =
+      figure_of(parse_record("{\"event\":\"metric\",\"step\":1,\"values\":{\"loss\":3,\"lr\":0.1}}\n"
+                             "{\"event\":\"metric\",\"step\":2,\"values\":{\"loss\":2,\"lr\":0.2}}\n"
+                             "{\"event\":\"metric\",\"step\":2,\"rank\":0,\"values\":{\"<ms>\":5}}\n"
+                             "{\"event\":\"metric\",\"step\":2,\"rank\":1,\"values\":{\"<ms>\":7}}\n"
+                             "{\"event\":\"resume\",\"step\":1}\n"
+                             "{\"event\":\"metric\",\"step\":2,\"rank\":1,\"values\":{\"<ms>\":9}}\n"));
+  EXPECT_EQ(figure.x_label, "step");
+  ASSERT_EQ(figure.panels.size(), 3U) << "no accuracy: there is none";
+  EXPECT_EQ(figure.panels[0].title, "Loss");
+  ASSERT_EQ(figure.panels[0].curves[0].points.size(), 1U);
+  EXPECT_EQ(figure.panels[1].title, "<ms>");
+  ASSERT_EQ(figure.panels[1].curves.size(), 2U);
+  EXPECT_EQ(figure.panels[1].curves[1].name, "rank 1");
+  ASSERT_EQ(figure.panels[1].curves[1].points.size(), 1U);
+  EXPECT_EQ(figure.panels[1].curves[1].points[0].y, 9);
+  EXPECT_EQ(figure.panels[2].title, "lr");
+  expect_sound(render_svg(figure));
+}
+
 }  // namespace
 }  // namespace cohort::track

@@ -3,8 +3,6 @@
 #include "base/result.h"
 #include "sys/files.h"
 
-#include <limits>
-
 namespace cohort::track {
 
 RecordLines parse_record(std::string_view text) {
@@ -18,9 +16,8 @@ RecordLines parse_record(std::string_view text) {
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(end + 1);
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    const bool good = event.is_object() && event.contains("event") && event["event"].is_string();
-    if (good) {
+    RecordLine event;
+    if (event.read(line)) {
       lines.events.push_back(std::move(event));
     } else {
       ++lines.damaged;
@@ -41,17 +38,16 @@ RecordLines read_record(const std::filesystem::path& file) {
   return lines;
 }
 
-std::optional<double> number_of(const nlohmann::json& event, std::string_view name) {
-  const auto found = event.find(name);
-  if (found == event.end()) return std::nullopt;
-  if (found->is_number()) return found->get<double>();
-  if (found->is_string()) {
-    const auto& text = found->get_ref<const std::string&>();
-    if (text == "NaN") return std::numeric_limits<double>::quiet_NaN();
-    if (text == "Infinity") return std::numeric_limits<double>::infinity();
-    if (text == "-Infinity") return -std::numeric_limits<double>::infinity();
+std::filesystem::path record_of(const std::filesystem::path& run, Absent absent) {
+  if (!std::filesystem::is_directory(run)) return run;
+  std::filesystem::path record = run / "run.jsonl";
+  if (absent == Absent::Error && !std::filesystem::exists(record) && std::filesystem::exists(run / "job.json")) {
+    raise(ErrorCode::Unavailable,
+          "{} has no run.jsonl -- the program of this run writes no run record: a cohort::track::RunRecord or "
+          "cohort.track.log does ({}/logs has what it printed)",
+          run.string(), run.string());
   }
-  return std::nullopt;
+  return record;
 }
 
 }  // namespace cohort::track

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "sys/unique_fd.h"
+#include "track/append.h"
 
 #include <nlohmann/json.hpp>
 
@@ -26,27 +27,37 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kSchema = 1;
 
-double unix_seconds() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
+double unix_seconds(std::chrono::system_clock::time_point time = std::chrono::system_clock::now()) {
+  const auto now = time.time_since_epoch();
   return static_cast<double>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count()) / 1000.0;
 }
 
 double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
+Json to_json(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
+  return value;
+}
+
 Json to_json(const Value& value) {
   return std::visit(
       [](const auto& held) -> Json {
-        if constexpr (std::is_same_v<std::decay_t<decltype(held)>, double>) {
-          if (std::isnan(held)) return "NaN";
-          if (std::isinf(held)) return held > 0 ? "Infinity" : "-Infinity";
-        }
-        return held;
+        if constexpr (std::is_same_v<std::decay_t<decltype(held)>, double>)
+          return to_json(held);
+        else
+          return held;
       },
       value.get());
 }
 
 void add(Json& line, const Fields& fields) {
   for (const auto& [name, value] : fields) line[name] = to_json(value);
+}
+
+std::string text_of(const Json& line) {
+  // Text that is not UTF-8 must not stop a training run: replaced.
+  return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 struct OperationTotals {
@@ -88,10 +99,7 @@ struct RunRecord::Impl {
   std::mutex totals_mutex;
   Totals totals;
 
-  [[noreturn]] void fail_with(std::string_view what, int error) const {
-    raise(ErrorCode::Io, "{} failed -- {} -- {} -- is there space, and may this user write there?", what, file.string(),
-          errno_text(error));
-  }
+  [[noreturn]] void fail_with(std::string_view what, int error) const { raise_io({-1, file, what}, error); }
 
   void open() {
     if (file.has_parent_path()) {
@@ -119,25 +127,10 @@ struct RunRecord::Impl {
     }
   }
 
-  void append(const Json& line) {
-    // Text that is not UTF-8 must not stop a training run: replaced.
-    const std::string text = line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  void append(const Json& line) { append(text_of(line)); }
+  void append(const std::string& text) {
     const std::scoped_lock lock(write_mutex);
-    struct stat status {};
-    const bool sized = ::fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode);
-    std::size_t done = 0;
-    while (done < text.size()) {
-      const ssize_t wrote = ::write(fd.get(), text.data() + done, text.size() - done);
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) {
-        const int error = errno;
-        if (done > 0 && sized && ::ftruncate(fd.get(), status.st_size) != 0) {
-          log::warn("track", "{}: its last line is torn: {}", file.string(), errno_text(errno));
-        }
-        fail_with("writing to the run record", error);
-      }
-      done += static_cast<std::size_t>(wrote);
-    }
+    append_all({fd.get(), file, "writing to the run record"}, text);
   }
 };
 
@@ -188,6 +181,19 @@ void RunRecord::write_communication() {
   }
   line["operations"] = std::move(operations);
   impl_->append(line);
+}
+
+void RunRecord::write_metrics(std::span<const MetricLine> lines) {
+  std::string text;
+  for (const MetricLine& metric : lines) {
+    Json line = {{"event", "metric"}, {"time", unix_seconds(metric.time)}, {"step", metric.step}};
+    if (metric.rank) line["rank"] = *metric.rank;
+    Json values = Json::object();
+    for (const auto& [name, value] : metric.values) values[name] = to_json(value);
+    line["values"] = std::move(values);
+    text += text_of(line);
+  }
+  if (!text.empty()) impl_->append(text);
 }
 
 void RunRecord::on_collective(const CollectiveEvent& event) {

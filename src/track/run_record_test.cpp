@@ -46,26 +46,26 @@ TEST_F(RunRecordTest, ReadsBackWhatWasWritten) {
   ASSERT_EQ(lines.events.size(), 3U);
   EXPECT_EQ(lines.damaged, 0U);
   EXPECT_FALSE(lines.torn);
-  EXPECT_EQ(lines.events[0]["event"], "start");
-  EXPECT_EQ(lines.events[0]["schema"], 1);
-  EXPECT_EQ(lines.events[0]["world_size"], 2);
-  EXPECT_EQ(lines.events[0]["parameters"]["lr"], 0.5);
-  EXPECT_EQ(lines.events[0]["parameters"]["seed"], 7);
-  EXPECT_EQ(lines.events[0]["parameters"]["resume"], true);
-  EXPECT_EQ(lines.events[1]["train_loss"], 2.25);
-  EXPECT_GT(lines.events[1]["time"].get<double>(), 1.6e9);
-  EXPECT_EQ(lines.events[2]["text"], "quotes \" and \\ and \n line ends and \xEF\xBF\xBD no UTF-8");
+  EXPECT_EQ(lines.events[0].event, "start");
+  EXPECT_EQ(lines.events[0].number("schema"), 1);
+  EXPECT_EQ(lines.events[0].number("world_size"), 2);
+  EXPECT_EQ(lines.events[0].number("parameters/lr"), 0.5);
+  EXPECT_EQ(lines.events[0].number("parameters/seed"), 7);
+  EXPECT_EQ(std::get<bool>(lines.events[0].find("parameters/resume")->value), true);
+  EXPECT_EQ(lines.events[1].number("train_loss"), 2.25);
+  EXPECT_GT(lines.events[1].time.value(), 1.6e9);
+  EXPECT_EQ(lines.events[2].text("text"), "quotes \" and \\ and \n line ends and \xEF\xBF\xBD no UTF-8");
 }
 
 TEST_F(RunRecordTest, NumbersThatAreNotFiniteSurvive) {
   RunRecord(file_).write("step", {{"a", std::nan("")}, {"b", HUGE_VAL}, {"c", -HUGE_VAL}, {"d", 1e-300}});
   const auto step = read_record(file_).events.at(1);
-  EXPECT_TRUE(std::isnan(number_of(step, "a").value()));
-  EXPECT_EQ(number_of(step, "b"), HUGE_VAL);
-  EXPECT_EQ(number_of(step, "c"), -HUGE_VAL);
-  EXPECT_EQ(number_of(step, "d"), 1e-300);
-  EXPECT_EQ(number_of(step, "e"), std::nullopt);
-  EXPECT_EQ(number_of(step, "event"), std::nullopt);
+  EXPECT_TRUE(std::isnan(step.number("a").value()));
+  EXPECT_EQ(step.number("b"), HUGE_VAL);
+  EXPECT_EQ(step.number("c"), -HUGE_VAL);
+  EXPECT_EQ(step.number("d"), 1e-300);
+  EXPECT_EQ(step.number("e"), std::nullopt);
+  EXPECT_EQ(step.number("event"), std::nullopt);
 }
 
 TEST_F(RunRecordTest, TornLastLineIsToleratedAndCutOffByTheNextWriter) {
@@ -80,7 +80,7 @@ TEST_F(RunRecordTest, TornLastLineIsToleratedAndCutOffByTheNextWriter) {
   EXPECT_FALSE(lines.torn);
   EXPECT_EQ(lines.damaged, 0U);
   ASSERT_EQ(lines.events.size(), 4U);
-  EXPECT_EQ(lines.events[3]["step"], 2);
+  EXPECT_EQ(lines.events[3].number("step"), 2);
 }
 
 TEST_F(RunRecordTest, TornLineLongerThanABlockIsCutOffToo) {
@@ -147,7 +147,7 @@ TEST_F(RunRecordTest, KilledWriterLosesNothingThatWasWritten) {
   const RecordLines lines = read_record(file_);
   EXPECT_EQ(lines.damaged, 0U);
   ASSERT_GE(lines.events.size(), 101U);
-  for (std::size_t i = 1; i < lines.events.size(); ++i) ASSERT_EQ(lines.events[i]["step"], i);
+  for (std::size_t i = 1; i < lines.events.size(); ++i) ASSERT_EQ(lines.events[i].number("step"), i);
 }
 
 TEST_F(RunRecordTest, FullDiskIsAnErrorAndLeavesWholeLines) {
@@ -214,16 +214,16 @@ TEST_F(RunRecordTest, AddsUpWhatItObservesFromSeveralThreads) {
   const RecordLines lines = read_record(file_);
   ASSERT_EQ(lines.events.size(), 2U);
   const auto& line = lines.events[1];
-  EXPECT_EQ(line["steps"], 1);
-  EXPECT_EQ(line["samples"], 64);
-  EXPECT_EQ(line["buckets"], 1);
-  EXPECT_EQ(line["exposed_seconds"], 0.125);
-  const auto& all_reduce = line["operations"]["all_reduce"];
-  EXPECT_EQ(all_reduce["count"], 400);
-  EXPECT_EQ(all_reduce["bytes"], 400'000);
-  EXPECT_EQ(all_reduce["zero_copy"], 200);
-  EXPECT_NEAR(all_reduce["seconds"].get<double>(), 2.0, 1e-9);
-  EXPECT_NEAR(all_reduce["waited_seconds"].get<double>(), 0.8, 1e-9);
+  EXPECT_EQ(line.number("steps"), 1);
+  EXPECT_EQ(line.number("samples"), 64);
+  EXPECT_EQ(line.number("buckets"), 1);
+  EXPECT_EQ(line.number("exposed_seconds"), 0.125);
+  const auto all_reduce = [&line](const std::string& what) { return line.number("operations/all_reduce/" + what); };
+  EXPECT_EQ(all_reduce("count"), 400);
+  EXPECT_EQ(all_reduce("bytes"), 400'000);
+  EXPECT_EQ(all_reduce("zero_copy"), 200);
+  EXPECT_NEAR(all_reduce("seconds").value(), 2.0, 1e-9);
+  EXPECT_NEAR(all_reduce("waited_seconds").value(), 0.8, 1e-9);
 }
 
 }  // namespace

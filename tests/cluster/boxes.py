@@ -11,6 +11,10 @@ import sys
 import threading
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from box.system import processes_in
+from harm.processes import alive, command_of, parent_of, send, wait_for_nothing  # noqa: F401
+
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "cluster-box"
 
 
@@ -25,14 +29,6 @@ def require(*words):
     checked = tool("check", *words)
     if checked.returncode == 77:
         raise unittest.SkipTest(checked.stderr.strip())
-
-
-def alive(pid):
-    """A zombie is not: whoever has to wait for it may be slow."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def end_in_order():
@@ -67,6 +63,9 @@ class Box:
         if done.returncode != 0:
             raise AssertionError(f"the box does not come up: {done.stderr}")
         atexit.register(self.down)
+        count = int(dict(zip(words, words[1:])).get("--hosts", 2))
+        self.hosts = [f"h{number + 1}" for number in range(count)]
+        self.before = set(self.all_processes())
 
     def down(self):
         atexit.unregister(self.down)
@@ -113,19 +112,23 @@ class Box:
                 lines += [f"{path.stem}: {line}" for line in found[-most:]]
         return "\n".join(lines)
 
+    def all_processes(self, pattern="."):
+        """{pid: (host, command line)}"""
+        return {pid: (host, line) for host in self.hosts for pid, line in self.processes(host, pattern).items()}
+
+    def new_processes(self, ignored="^$"):
+        """Those that were not there when the box came up."""
+        return {pid: what for pid, what in self.all_processes().items()
+                if pid not in self.before and not re.search(ignored, what[1])}
+
+    def expect_nothing_new(self, seconds=20, ignored="slurmstepd"):
+        """Waits until there is none; ends those that stay, and says so."""
+        left, _ = wait_for_nothing(lambda: self.new_processes(ignored), seconds)
+        send(left)
+        if left:
+            raise AssertionError(f"left: {left}")
+
     def processes(self, host, pattern="."):
         """{pid: command line} of the host's processes whose command line matches."""
-        try:
-            wanted = os.stat(f"/run/netns/cb-{self.name}-{host}").st_ino
-        except OSError:
-            return {}
-        found = {}
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                with contextlib.suppress(OSError):
-                    if os.stat(f"/proc/{entry}/ns/net").st_ino != wanted:
-                        continue
-                    line = pathlib.Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    if line and re.search(pattern, line):
-                        found[int(entry)] = line.strip()
-        return found
+        lines = {pid: command_of(pid) for pid in processes_in(f"/run/netns/cb-{self.name}-{host}")}
+        return {pid: line for pid, line in lines.items() if line and re.search(pattern, line)}

@@ -15,20 +15,15 @@ What is checked:
 A job that is over before it could come to harm is done again, and harmed earlier; where that does not help it counts as
 "none".
 
---state FILE keeps what is done, so that an interrupted run goes on where it was. --only N does one again. --jobs N: so many
-boxes side by side. Prints a line per job, and a table. Exit status 1 if anything was not as it should be, or if fewer than
-half of the jobs came to harm.
+--jobs N: so many boxes side by side. Prints a line per job, and a table. Exit status 1 if anything was not as it should be,
+or if fewer than half of the jobs came to harm.
 """
 
-import argparse
 import collections
-import concurrent.futures
 import contextlib
-import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +33,7 @@ import time
 import unittest
 
 import boxes
+from harm import processes, series
 from faults_plan import ALL, HARMS, HOSTS, NAMED, OURS, ROUNDS, STOPPED, Plan, possible, words_of
 
 PATIENCE = 5  # seconds for something to be there that can be struck
@@ -47,10 +43,6 @@ NAMING = 8  # seconds until a host that has gone is named
 START = re.compile(r"\d+ process(?:es)? on \d+ hosts? \(")  # the notice that names all hosts, whatever happens to them
 PREFIX = re.compile(r"^(?:h\d:\d+|\[[0-9, -]+\]) \| ")  # of a rank's line: it says who speaks, not of whom
 LINE = re.compile(r"rank (\d+) of \d+, local \S+ of \d+, host \d+ of \d+: ([0-9a-f]{16})")
-
-
-def stat_of(pid):
-    return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 class Ground:
@@ -74,19 +66,12 @@ class Ground:
         self.abandon()
         self.box = boxes.Box(self.name, "--hosts", "3", *(["--slurm"] if self.slurm else []))
 
-    def processes(self, pattern="."):
-        """{pid: (host, command line)}, those of no host left out."""
-        return {pid: (host, line) for host in HOSTS for pid, line in self.box.processes(host, pattern).items()}
-
     def listening(self):
         """(host, port) of each listening socket."""
         found = set()
         for host in HOSTS:
-            text = self.box.run(host, "cat", "/proc/net/tcp", "/proc/net/tcp6").stdout
-            for line in text.splitlines():
-                fields = line.split()
-                if len(fields) > 3 and fields[3] == "0A":
-                    found.add((host, int(fields[1].rsplit(":", 1)[1], 16)))
+            tables = self.box.run(host, "cat", "/proc/net/tcp", "/proc/net/tcp6").stdout
+            found |= {(host, port) for port in processes.listening(tables).values()}
         return found
 
     def shared_memory(self):
@@ -107,9 +92,8 @@ class Ground:
 
 
 class Job:
-    def __init__(self, ground, plan):
-        self.ground, self.box, self.plan = ground, ground.box, plan
-        self.folder = tempfile.mkdtemp(prefix="cohort-faults-")
+    def __init__(self, ground, plan, folder):
+        self.ground, self.box, self.plan, self.folder = ground, ground.box, plan, folder
         self.problems, self.done, self.lines = [], [], []
         self.struck = None
         self.process = None
@@ -141,12 +125,8 @@ class Job:
     # --- harm ---
 
     def wait_for_victims(self, harm):
-        limit = time.monotonic() + PATIENCE
-        while True:
-            found = self.victims(harm)
-            if found or self.process.poll() is not None or time.monotonic() > limit:
-                return found
-            time.sleep(0.02)
+        processes.wait_for_nothing(lambda: self.process.poll() is None and not self.victims(harm), PATIENCE)
+        return self.victims(harm)
 
     def victims(self, harm):
         pattern = HARMS[harm].pattern
@@ -158,13 +138,8 @@ class Job:
 
     def all_have_begun(self):
         """Whether every rank has been there for a moment: who started it has been told so by then."""
-        now = float(pathlib.Path("/proc/uptime").read_text().split()[0])
-        begun = 0
-        for host in HOSTS:
-            for pid in self.box.processes(host, f"^{re.escape(self.ground.options.peer)} "):
-                with contextlib.suppress(OSError):
-                    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-                    begun += now - int(fields[19]) / os.sysconf("SC_CLK_TCK") > BEGUN
+        begun = sum(processes.age_of(pid) > BEGUN for host in HOSTS
+                    for pid in self.box.processes(host, f"^{re.escape(self.ground.options.peer)} "))
         return begun >= self.plan.ranks
 
     def signal_host(self, number):
@@ -172,17 +147,13 @@ class Job:
         reached = set()
         while True:
             found = set(self.box.processes(self.plan.host)) - reached
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+            processes.send(found, number)
             reached |= found
             if not found:
                 return sorted(reached)
 
     def thaw(self):
-        for pid in self.stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        processes.send(self.stopped, signal.SIGCONT)
         self.stopped = []
 
     def strike(self, harm):
@@ -194,10 +165,8 @@ class Job:
                 return False
             self.struck = time.monotonic()
             pid = self.plan.random.choice(found)
-            with contextlib.suppress(ProcessLookupError, OSError):
-                self.done.append(f"{pid} {pathlib.Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()[:40]}")
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            self.done.append(f"{pid} {processes.command_of(pid)[:40]}")
+            processes.send([pid])
             if harm == "slurmd":
                 self.undo.append(lambda: self.box.act("slurmd", host))
             return True
@@ -236,41 +205,22 @@ class Job:
     def left(self):
         # What Slurm, Open MPI and ssh's daemon do about a cable that is out is not ours.
         theirs = r"^sshd|^/usr/sbin/|slurmstepd|^srun|^salloc|^mpirun|orted"
-        return {pid: what for pid, what in self.ground.processes().items()
-                if pid not in self.before and not re.search(theirs, what[1])}
-
-    def wait_for_nothing(self, seconds, hosts=HOSTS):
-        limit = time.monotonic() + seconds
-        while True:
-            left = {pid: what for pid, what in self.left().items() if what[0] in hosts}
-            if not left or time.monotonic() > limit:
-                return left
-            time.sleep(0.1)
+        return {pid: what for pid, what in self.box.new_processes(theirs).items() if pid not in self.before}
 
     def check_left(self):
         """Seconds after which nothing was left."""
-        since = time.monotonic()
-        left = {}
-        if not self.stopped:
-            left = self.wait_for_nothing(12)  # also on a host that is cut off
-        seconds = time.monotonic() - since
+        left, seconds = ({}, 0.0) if self.stopped else processes.wait_for_nothing(self.left, 12)  # also on a host that is cut off
         self.thaw()
         for action in self.undo:
             action()
         left = {} if self.starting else left
-        left = {**left, **self.wait_for_nothing(8)} if self.undo or not left else left
+        left = {**left, **processes.wait_for_nothing(self.left, 8)[0]} if self.undo or not left else left
         if left:
             self.problems.append(f"left: {left}")
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        ports = self.ground.listening() - self.ports
+            processes.send(left)
         if self.plan.launcher in OURS and not self.undo:  # daemons of a host that was down listen anew
             # Open MPI's own daemons notice after a while that their mpirun has gone.
-            limit = time.monotonic() + (10 if "mpirun" in self.plan.launcher else 1)
-            while ports and time.monotonic() < limit:
-                time.sleep(0.2)
-                ports &= self.ground.listening()
+            ports, _ = processes.wait_for_nothing(lambda: self.ground.listening() - self.ports, 10 if "mpirun" in self.plan.launcher else 1)
             if ports:
                 self.problems.append(f"ports: {ports}")
         memory = self.ground.shared_memory() - self.memory
@@ -292,14 +242,13 @@ class Job:
                 self.process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(10)
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def run_and_judge(self):
         plan, options = self.plan, self.ground.options
         normal, digest = self.ground.undisturbed(plan.launcher, plan.layout)
-        self.before = set(self.ground.processes())
+        self.before = set(self.box.all_processes())
         self.ports, self.memory = self.ground.listening(), self.ground.shared_memory()
-        pathlib.Path(self.folder, "tmp").mkdir()
+        pathlib.Path(self.folder, "tmp").mkdir(parents=True)
         program = ["sh", "-c", plan.shell] if plan.shell else [options.peer, f"x{ROUNDS}"]
         words = self.box.words("h1", "env", f"TMPDIR={self.folder}/tmp",
                                *words_of(plan.launcher, plan.layout, options, program, plan.restarts))
@@ -331,9 +280,9 @@ class Job:
                 self.problems.append(f"it never names {plan.host}")
             elif named > NAMING and took > NAMING and not plan.restarts:
                 self.problems.append(f"named after {named:.1f} s")
-        return {"number": plan.number, "plan": str(plan), "harm": harm if struck else "none", "status": status,
-                "seconds": round(took, 2), "named": named and round(named, 2), "left_seconds": round(left_seconds, 2),
-                "done": self.done, "problems": self.problems, "said": self.told() if self.problems else ""}
+        return {"harm": harm if struck else "none", "status": status, "survived": status == 0, "seconds": round(took, 2),
+                "named": named and round(named, 2), "left_seconds": round(left_seconds, 2), "done": self.done,
+                "problems": self.problems, "said": self.told() if self.problems else ""}
 
     def end_of(self, process, limit, survives, normal):
         """Exit status, and whether it had to be asked to end."""
@@ -377,49 +326,30 @@ class Job:
 class Harness:
     def __init__(self, options):
         self.options = options
-        self.lock = threading.Lock()
-        self.results = {}
         self.grounds = []
-        if options.state and os.path.exists(options.state):
-            for line in pathlib.Path(options.state).read_text().splitlines():
-                result = json.loads(line)
-                self.results[result["number"]] = result
+        self.series = series.Series(options, "cluster-faults", every=1, again=["harm"], plan=self.plan, one=self.one)
 
-    def keep(self, result):
-        with self.lock:
-            self.results[result["number"]] = result
-            print(f"{result['number']}: {result['plan']}: {', '.join(result['done'])} status {result['status']} after "
-                  f"{result['seconds']} s, left {result['left_seconds']} s", flush=True)
-            for problem in result["problems"]:
-                print(f"   PROBLEM {problem}")
-            if result["problems"]:
-                print("   | " + result["said"].replace("\n", "\n   | "), flush=True)
-            if self.options.state:
-                with open(self.options.state, "a", encoding="utf-8") as state:
-                    state.write(json.dumps(result) + "\n")
+    def plan(self, number):
+        return Plan(self.options.seed, number, self.harms, self.launchers)
 
-    def one(self, number):
+    def one(self, plan, folder):
         ground = self.grounds.pop()
-        plan = None
         try:
-            plan = Plan(self.options.seed, number, self.harms, self.launchers)
             if not ground.box or (plan.launcher in ("slurm", "srun")
                                   and boxes.tool("idle", "--name", ground.box.name).returncode):
                 ground.renew()
-            self.keep(self.struck(ground, plan))
-        except Exception as error:  # of the harness, or of the box: a new one for the next job
-            self.keep({"number": number, "plan": str(plan), "harm": plan.harms[0] if plan else "none", "status": None,
-                       "seconds": 0, "named": None, "left_seconds": 0, "done": [],
-                       "problems": [f"harness: {type(error).__name__}: {error}"], "said": ""})
+            return self.struck(ground, plan, folder)
+        except Exception:  # of the harness, or of the box: a new one for the next job
             ground.abandon()
+            raise
         finally:
             self.grounds.append(ground)
 
     @staticmethod
-    def struck(ground, plan):
+    def struck(ground, plan, folder):
         """The result of a job that came to harm, or of the last try to have one."""
         for attempt in range(TRIES):
-            result = Job(ground, plan).run()
+            result = Job(ground, plan, folder / str(attempt)).run()
             if result["harm"] != "none" or result["problems"] or attempt + 1 == TRIES:
                 return result
             plan.moment /= 2  # it was over, or what was to be struck had gone
@@ -438,51 +368,31 @@ class Harness:
             if not self.harms:
                 print(f"OK (skipped=1) {', '.join(options.harm)}: needs Slurm, which is not here")
                 return 0
-            numbers = options.only or [number for number in range(options.count) if number not in self.results]
-            with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-                list(pool.map(self.one, numbers))
+            self.series.run()
         finally:
             for ground in self.grounds:
                 ground.abandon()
         return self.table()
 
     def table(self):
-        print(f"{'harm':10} {'jobs':>5} {'bad':>4} {'survived':>9}  seconds to the end: median, most; until named; until nothing was left")
-        rows = collections.defaultdict(list)
-        for result in self.results.values():
-            rows[result["harm"]].append(result)
-        for harm, found in sorted(rows.items()):
-            took = sorted(row["seconds"] for row in found)
-            named = [row["named"] for row in found if row["named"] is not None]
-            print(f"{harm:10} {len(found):5} {sum(bool(row['problems']) for row in found):4} "
-                  f"{sum(row['status'] == 0 for row in found):9}  {took[len(took) // 2]:8.1f} {took[-1]:8.1f} "
-                  f"{max(named, default=0):8.1f} {max(row['left_seconds'] for row in found):8.1f}")
-        bad = sorted(number for number, result in self.results.items() if result["problems"])
-        print(f"{len(self.results)} jobs, {len(bad)} with problems{f': {bad}' if bad else ''}")
-        struck = sum(result["harm"] != "none" for result in self.results.values())
-        few = 2 * struck < len(self.results)
+        self.series.table("harm", ("survived", "survived", sum), ("median seconds", "seconds", series.median), ("most", "seconds", max),
+                          ("until named", "named", max), ("until none left", "left_seconds", max))
+        results = self.series.results.values()
+        struck = sum(result.get("harm", "none") != "none" for result in results)
+        few = 2 * struck < len(results)
         if few:
-            print(f"only {struck} of {len(self.results)} jobs came to harm: that shows nothing")
-        return 1 if bad or few else 0
+            print(f"only {struck} of {len(results)} jobs came to harm: that shows nothing")
+        return self.series.report() or int(few)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cohort", default=os.environ.get("COHORT_COMMAND", ""), help="the command")
-    parser.add_argument("--peer", default=os.environ.get("COHORT_HOSTS_PEER", ""), help="the program hosts_peer")
-    parser.add_argument("--build", help="a build folder that has both")
-    parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--seed", default="1")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", type=int, action="append", default=[], help="only this one of them; repeatable")
-    parser.add_argument("--harm", action="append", choices=HARMS, help="only this kind; repeatable")
-    parser.add_argument("--state", metavar="FILE")
+    parser = series.parser("cluster-faults", __doc__, count=10, jobs=1)
+    parser.add_argument("--cohort", default=os.environ.get("COHORT_COMMAND"), help="the command, where the build folder has it not")
+    parser.add_argument("--peer", default=os.environ.get("COHORT_HOSTS_PEER"), help="the program hosts_peer, likewise")
+    parser.add_argument("--harm", action="append", default=[], choices=HARMS, help="only this kind; repeatable")
     options = parser.parse_args()
-    if options.build:
-        options.cohort = options.cohort or os.path.abspath(f"{options.build}/bin/cohort")
-        options.peer = options.peer or os.path.abspath(f"{options.build}/bin/hosts_peer")
-    if not options.cohort or not options.peer:
-        parser.error("which programs? --build DIR, or --cohort and --peer")
+    options.cohort = options.cohort or str(series.program(options.build, "cohort"))
+    options.peer = options.peer or str(series.program(options.build, "hosts_peer"))
     return Harness(options).run()
 
 

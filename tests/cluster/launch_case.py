@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import tempfile
 import time
 
@@ -30,32 +29,13 @@ class Launch(boxes.InBox):
     needs = ("COHORT_COMMAND",)
     wanted = ("launch", "--slurm", "--hosts", "3")
 
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.before = {host: set(cls.box.processes(host)) for host in cls.box_hosts()}
-
-    @staticmethod
-    def box_hosts():
-        return ("h1", "h2", "h3")
-
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="cohort-cluster-")
         self.addCleanup(shutil.rmtree, self.folder)
         self.addCleanup(self.nothing_is_left)
 
     def nothing_is_left(self):
-        def left():
-            return {pid: line for host in self.box_hosts() for pid, line in self.box.processes(host).items()
-                    if pid not in self.before[host] and "slurmstepd" not in line}
-        try:
-            wait_until(lambda: not left(), "nothing is left", 15)
-        except AssertionError:
-            found = left()
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            raise AssertionError(f"left: {found}") from None
+        self.box.expect_nothing_new(15)
 
     def run_job(self, *words, host="h1", **options):
         return self.box.run(host, COHORT, "run", *words, cwd=self.folder, timeout=60, **options)
@@ -73,6 +53,17 @@ class Launch(boxes.InBox):
         job.wait()
         for stream in (job.stdout, job.stderr):
             stream.close()
+
+    def one(self, host, pattern):
+        found = [pid for pid in self.box.processes(host, pattern) if pid not in self.box.before]
+        self.assertTrue(found, f"{pattern} on {host}")
+        return found
+
+    def guard_and_agent(self, host, pattern="agent --invited"):
+        found = self.one(host, pattern)
+        pairs = [(boxes.parent_of(pid), pid) for pid in found if boxes.parent_of(pid) in found]
+        self.assertEqual(len(pairs), 1, found)
+        return pairs[0]
 
     def shell_reads(self, host, text):
         file = self.box.folder / f"home_{host}" / ".bashrc"

@@ -6,7 +6,6 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
-import time
 import unittest
 
 import boxes
@@ -42,7 +41,6 @@ class PythonCase(unittest.TestCase):
         os.chmod(cls.folder, 0o777)
         for name, text in cls.files.items():
             (cls.folder / name).write_text(text)
-        cls.before = {host: set(cls.box.processes(host)) for host in ("h1", "h2")}
 
     @classmethod
     def can_train(cls, python):
@@ -57,11 +55,7 @@ class PythonCase(unittest.TestCase):
         subprocess.run(["umount", "-R", "-l", cls.folder], check=True)
 
     def tearDown(self):
-        limit = time.monotonic() + 20
-        while left := {pid: line for host, known in self.before.items() for pid, line in self.box.processes(host).items()
-                       if pid not in known and "slurmstepd" not in line}:
-            self.assertLess(time.monotonic(), limit, f"left: {left}")
-            time.sleep(0.1)
+        self.box.expect_nothing_new()
 
     def as_user(self, *words, timeout=120):
         done = self.box.run("h1", "env", f"PYTHONPATH={PACKAGE}", "PYTHONDONTWRITEBYTECODE=1", *words, as_user=self.by_user,

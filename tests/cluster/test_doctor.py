@@ -115,7 +115,7 @@ class TestWayToAHost(Cluster):
     def restart_sshd(self):
         known = set(self.box.processes("h2"))
         self.box.act("sshd", "h2")
-        self.before["h2"] |= set(self.box.processes("h2")) - known
+        self.box.before |= set(self.box.processes("h2")) - known
 
     def test_a_configuration_that_ssh_does_not_take(self):
         self.refused("ssh-config", "--ssh", self.config("Host *", "NoSuchOption yes\nHost *"))

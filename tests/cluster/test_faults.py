@@ -3,8 +3,8 @@
 import contextlib
 import io
 import os
+import pathlib
 import subprocess
-import tempfile
 import time
 import types
 import unittest
@@ -24,9 +24,7 @@ def plan(**more):
 
 
 def job_that_said(*lines):
-    ground = types.SimpleNamespace(box=None, options=None)
-    with unittest.mock.patch.object(tempfile, "mkdtemp", return_value="/nonexistent/cohort-faults"):
-        job = faults.Job(ground, plan())
+    job = faults.Job(types.SimpleNamespace(box=None, options=None), plan(), "/nonexistent/cohort-faults")
     job.struck, job.lines = 10.0, list(lines)
     return job
 
@@ -82,22 +80,22 @@ class Plans(unittest.TestCase):
 
 class Runs(unittest.TestCase):
     def harness(self, **more):
-        options = types.SimpleNamespace(**{"seed": "1", "count": 3, "only": [], "jobs": 1, "harm": None, "state": None,
+        options = types.SimpleNamespace(**{"seed": "1", "count": 3, "only": [], "jobs": 1, "harm": [], "state": None,
+                                           "keep": None, "build": "build",
                                            "cohort": "cohort", "peer": "peer", **more})
         return faults.Harness(options)
 
     @staticmethod
     def result(number, harm):
-        return {"number": number, "plan": "", "harm": harm, "status": 0, "seconds": 1.0, "named": None, "left_seconds": 0.0,
-                "done": [], "problems": [], "said": ""}
+        return {"number": number, "harm": harm, "status": 0, "seconds": 1.0, "named": None, "left_seconds": 0.0, "problems": []}
 
     def test_jobs_that_came_to_no_harm_show_nothing(self):
         harness = self.harness()
-        harness.results = {number: self.result(number, "cut" if number < 2 else "none") for number in range(5)}
+        harness.series.results = {number: self.result(number, "cut" if number < 2 else "none") for number in range(5)}
         with contextlib.redirect_stdout(io.StringIO()) as said:
             self.assertEqual(harness.table(), 1)
         self.assertIn("only 2 of 5 jobs", said.getvalue())
-        harness.results[4] = self.result(4, "cut")
+        harness.series.results[4] = self.result(4, "cut")
         with contextlib.redirect_stdout(io.StringIO()):
             self.assertEqual(harness.table(), 0)
 
@@ -105,14 +103,14 @@ class Runs(unittest.TestCase):
         moments = []
 
         class Job:
-            def __init__(self, ground, plan):
+            def __init__(self, ground, plan, folder):
                 moments.append(plan.moment)
 
             def run(self):
                 return Runs.result(0, "none" if len(moments) < 3 else "cut")
 
         with unittest.mock.patch.object(faults, "Job", Job):
-            self.assertEqual(faults.Harness.struck(None, plan(moment=1.0))["harm"], "cut")
+            self.assertEqual(faults.Harness.struck(None, plan(moment=1.0), pathlib.Path("nowhere"))["harm"], "cut")
         self.assertEqual(moments, [1.0, 0.5, 0.25])
 
     def test_a_ground_outlives_whatever_fails(self):
@@ -134,7 +132,7 @@ class Runs(unittest.TestCase):
         with unittest.mock.patch.object(faults, "Ground", Ground), unittest.mock.patch.object(faults, "Job", failing), \
                 contextlib.redirect_stdout(io.StringIO()) as said:
             self.assertEqual(harness.run(), 1)
-        self.assertEqual(len(harness.results), 3)
+        self.assertEqual(len(harness.series.results), 3)
         self.assertRegex(said.getvalue(), "(?s)RuntimeError: no folder.*no box any more.*no box any more")
 
     def test_harms_that_need_slurm_are_skipped_without_it(self):
@@ -143,14 +141,6 @@ class Runs(unittest.TestCase):
             self.assertEqual(self.harness(harm=["slurmd"]).run(), 0)
         self.assertIn("OK (skipped=1)", said.getvalue())
         ground.abandon.assert_called_once()
-
-    def test_a_job_that_fails_leaves_no_folder(self):
-        ground = unittest.mock.Mock()
-        ground.undisturbed.side_effect = RuntimeError("not even undisturbed")
-        job = faults.Job(ground, plan())
-        with self.assertRaises(RuntimeError):
-            job.run()
-        self.assertFalse(os.path.exists(job.folder))
 
 
 if __name__ == "__main__":

@@ -115,10 +115,6 @@ class Horovod(Launch):
             raise unittest.SkipTest("no Python here has torch and can use the package")
         super().setUpClass()
 
-    @staticmethod
-    def box_hosts():
-        return ("h1", "h2")
-
     def setUp(self):
         super().setUp()
         folder = pathlib.Path(self.folder)

@@ -26,18 +26,6 @@ class TestEnds(Launch):
             self.assertIn(text, err)
         return err
 
-    def one(self, host, pattern):
-        found = [pid for pid in self.box.processes(host, pattern) if pid not in self.before[host]]
-        self.assertTrue(found, f"{pattern} on {host}")
-        return found
-
-    def guard_and_agent(self, host):
-        found = self.one(host, "agent --invited")
-        parents = {pid: int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in found}
-        pairs = [(parent, pid) for pid, parent in parents.items() if parent in parents]
-        self.assertEqual(len(pairs), 1, parents)
-        return pairs[0]
-
     def test_the_first_failing_rank_gives_the_status_with_its_host(self):
         job = self.start_job("-H", "h1:1,h2:2,h3:1", "sh", "-c",
                              "[ $RANK != 2 ] || { echo why >&2; exit 9; }; (setsid sleep 1000 &); sleep 1000")
@@ -108,7 +96,7 @@ class TestEnds(Launch):
             took = time.monotonic() - cut
             self.assertLess(took, 12, err)
             # The host that nobody reaches ends its part by itself.
-            wait_until(lambda: set(self.box.processes("h2", "agent|sleep")) <= self.before["h2"], "h2 cleans up")
+            wait_until(lambda: set(self.box.processes("h2", "agent|sleep")) <= self.box.before, "h2 cleans up")
         finally:
             self.box.act("heal", "h2")
 

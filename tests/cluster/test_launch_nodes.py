@@ -71,21 +71,9 @@ class Nodes(Launch):
         self.assertEqual(sorted(joined), [("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1")], out + err)
         self.assertNotIn("cohort warning", err)
 
-    def one(self, host, pattern):
-        found = [pid for pid in self.box.processes(host, pattern) if pid not in self.before[host]]
-        self.assertTrue(found, f"{pattern} on {host}")
-        return found
-
-    @staticmethod
-    def parent(pid):
-        return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
     def launcher_of(self, host):
         """Of node 1: the command, which is the guard, and its agent."""
-        found = self.one(host, r"^\S*cohort run ")
-        pairs = [(self.parent(pid), pid) for pid in found if self.parent(pid) in found]
-        self.assertEqual(len(pairs), 1, found)
-        return pairs[0]
+        return self.guard_and_agent(host, r"^\S*cohort run ")
 
 
 class InAStep(Nodes):

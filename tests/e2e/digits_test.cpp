@@ -111,9 +111,9 @@ class DigitsTest : public ::testing::Test {
     return Process(command(processes, folder_ / name, more), folder_ / (name + ".txt")).wait();
   }
   track::RecordLines record(const std::string& name) const { return track::read_record(folder_ / name / "run.jsonl"); }
-  nlohmann::json last_line(const std::string& name) const {
+  track::RecordLine last_line(const std::string& name) const {
     const auto lines = record(name);
-    return lines.events.empty() ? nlohmann::json() : lines.events.back();
+    return lines.events.empty() ? track::RecordLine() : lines.events.back();
   }
   std::string weights(const std::string& name) const {
     const auto bytes = sys::read_file((folder_ / name / "weights.safetensors").string());
@@ -155,25 +155,24 @@ TEST_F(DigitsTest, LearnsTheShippedDigitsOnTwoProcesses) {
   const Finished done = run(2, "run", {"--epochs", "8", "--threads", "1"});
   ASSERT_EQ(done.status, 0) << done.output;
   const auto end = last_line("run");
-  EXPECT_EQ(end["event"], "end");
-  EXPECT_GE(end["test_accuracy"].get<double>(), 0.97);
-  EXPECT_GT(end["samples_per_second"].get<double>(), 0);
+  EXPECT_EQ(end.event, "end");
+  EXPECT_GE(end.number("test_accuracy").value(), 0.97);
+  EXPECT_GT(end.number("samples_per_second").value(), 0);
   EXPECT_NE(done.output.find("accuracy    "), std::string::npos) << done.output;
 
   const auto lines = record("run");
   EXPECT_EQ(lines.damaged, 0U);
-  EXPECT_EQ(lines.events.at(0)["world_size"], 2);
+  EXPECT_EQ(lines.events.at(0).number("world_size"), 2);
   std::size_t epochs = 0, zero_copy = 0;
   for (const auto& event : lines.events) {
-    if (event["event"] == "epoch") ++epochs;
-    if (event["event"] == "communication")
-      zero_copy += event["operations"]["all_reduce"]["zero_copy"].get<std::size_t>();
+    if (event.event == "epoch") ++epochs;
+    if (event.event == "communication")
+      zero_copy += static_cast<std::size_t>(event.number("operations/all_reduce/zero_copy").value());
   }
   EXPECT_EQ(epochs, 8U);
   EXPECT_GE(zero_copy, 8U * 23U) << "gradients were not reduced in place";
-  for (const char* name : {"curves", "checkpoint", "weights"})
-    EXPECT_TRUE(fs::exists(end[name].get<std::string>())) << name;
-  const auto svg = sys::read_file(end["curves"].get<std::string>());
+  for (const char* name : {"curves", "checkpoint", "weights"}) EXPECT_TRUE(fs::exists(end.text(name))) << name;
+  const auto svg = sys::read_file(std::string(end.text("curves")));
   ASSERT_TRUE(svg);
   EXPECT_EQ(svg->text().find("no values yet"), std::string_view::npos);
 }
@@ -191,10 +190,11 @@ TEST_F(DigitsTest, OneTwoAndThreeProcessesAgreeAndRunsRepeatToTheBit) {
   const auto one = last_line("one");
   for (const char* name : {"two", "three"}) {
     const auto many = last_line(name);
-    EXPECT_EQ(many["step"], one["step"]);
-    EXPECT_NEAR(many["test_loss"].get<double>(), one["test_loss"].get<double>(), 1e-4 * one["test_loss"].get<double>())
+    EXPECT_EQ(many.number("step"), one.number("step"));
+    EXPECT_NEAR(many.number("test_loss").value(), one.number("test_loss").value(),
+                1e-4 * one.number("test_loss").value())
         << name;
-    EXPECT_NEAR(many["test_accuracy"].get<double>(), one["test_accuracy"].get<double>(), 1.01 / 50) << name;
+    EXPECT_NEAR(many.number("test_accuracy").value(), one.number("test_accuracy").value(), 1.01 / 50) << name;
   }
 }
 
@@ -212,25 +212,25 @@ TEST_F(DigitsTest, KilledInMidEpochAndResumedEqualsUninterruptedToTheBit) {
       std::this_thread::sleep_for(5ms);
       if (!fs::exists(folder_ / "cut" / "run.jsonl")) continue;
       for (const auto& event : record("cut").events) {
-        if (event["event"] == "step" && event["epoch"].get<double>() > 2.1) {
-          rank_0 = record("cut").events.at(0)["pid"].get<pid_t>();
+        if (event.event == "step" && event.number("epoch").value() > 2.1) {
+          rank_0 = static_cast<pid_t>(record("cut").events.at(0).integer("pid").value());
         }
       }
     }
     ::kill(rank_0, SIGKILL);
     EXPECT_NE(job.wait().status, 0);
   }
-  ASSERT_NE(last_line("cut")["event"], "end");
+  ASSERT_NE(last_line("cut").event, "end");
   std::vector<std::string> again = options;
   again.push_back("--resume");
   const Finished done = run(2, "cut", again);
   ASSERT_EQ(done.status, 0) << done.output;
   bool resumed = false;
   for (const auto& event : record("cut").events)
-    resumed = resumed || (event["event"] == "resume" && event["step"] >= 40);
+    resumed = resumed || (event.event == "resume" && event.number("step") >= 40);
   EXPECT_TRUE(resumed);
   EXPECT_EQ(record("cut").damaged, 0U);
-  EXPECT_EQ(last_line("cut")["test_loss"], last_line("whole")["test_loss"]);
+  EXPECT_EQ(last_line("cut").number("test_loss"), last_line("whole").number("test_loss"));
   EXPECT_TRUE(weights("cut") == weights("whole")) << "the resumed run differs";
 }
 
@@ -247,12 +247,12 @@ TEST_F(DigitsTest, EpochsAreEpochsAlsoAfterAResumeOnAnotherNumberOfProcesses) {
   ASSERT_EQ(done.status, 0) << done.output;
   double last = 0;
   for (const auto& event : record("moved").events) {
-    if (event["event"] != "step") continue;
-    EXPECT_GT(event["epoch"].get<double>(), last);
-    last = event["epoch"].get<double>();
+    if (event.event != "step") continue;
+    EXPECT_GT(event.number("epoch").value(), last);
+    last = event.number("epoch").value();
   }
   EXPECT_EQ(last, 2);
-  EXPECT_EQ(last_line("moved")["step"], 17);
+  EXPECT_EQ(last_line("moved").number("step"), 17);
   std::ifstream svg(folder_ / "moved" / "curves.svg");
   const std::string picture{std::istreambuf_iterator<char>(svg), {}};
   EXPECT_NE(picture.find("2, then 3 processes"), std::string::npos);
@@ -272,7 +272,7 @@ TEST_F(DigitsTest, ToldToMakeRoomAndStartedAgainByTheSameCommandEqualsUninterrup
       std::this_thread::sleep_for(5ms);
       if (!fs::exists(folder_ / "cut" / "run.jsonl")) continue;
       for (const auto& event : record("cut").events)
-        begun = begun || (event["event"] == "step" && event["epoch"].get<double>() > 1.1);
+        begun = begun || (event.event == "step" && event.number("epoch").value() > 1.1);
     }
     job.signal(SIGUSR1);
     const Finished ended = job.wait();
@@ -280,14 +280,14 @@ TEST_F(DigitsTest, ToldToMakeRoomAndStartedAgainByTheSameCommandEqualsUninterrup
     EXPECT_NE(ended.output.find("exit status 75 asks for a requeue"), std::string::npos) << ended.output;
   }
   const auto saved = last_line("cut");
-  ASSERT_EQ(saved["event"], "preempted");
+  ASSERT_EQ(saved.event, "preempted");
   const Finished done = run(2, "cut", options);
   ASSERT_EQ(done.status, 0) << done.output;
   bool resumed = false;
   for (const auto& event : record("cut").events)
-    resumed = resumed || (event["event"] == "resume" && event["step"] == saved["step"]);
+    resumed = resumed || (event.event == "resume" && event.number("step") == saved.number("step"));
   EXPECT_TRUE(resumed) << "not a step was to be done again";
-  EXPECT_EQ(last_line("cut")["test_loss"], last_line("whole")["test_loss"]);
+  EXPECT_EQ(last_line("cut").number("test_loss"), last_line("whole").number("test_loss"));
   EXPECT_TRUE(weights("cut") == weights("whole")) << "the resumed run differs";
 }
 

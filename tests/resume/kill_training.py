@@ -12,10 +12,10 @@ from the whole duration, or as soon as a save has begun; then the same command i
 --hosts 2: over two hosts of a box (tools/cluster-box; root), two ranks on each.
 """
 
-import argparse
 import collections
 import contextlib
 import json
+import math
 import os
 import pathlib
 import random
@@ -26,6 +26,7 @@ import time
 
 sys.dont_write_bytecode = True
 import attempts  # noqa: E402
+from harm import ROOT, job, series  # noqa: E402
 
 TRAIN, TEST = 118, 22
 PROGRAM_OPTIONS = ["--epochs", "3", "--batch-size", "24", "--save-every", "2", "--threads", "1", "--resume"]
@@ -39,7 +40,7 @@ def small_data(folder):
     folder.mkdir()
     for part, count in (("train", TRAIN), ("t10k", TEST)):
         for kind, header in (("images-idx3", 16), ("labels-idx1", 8)):
-            data = (attempts.ROOT / "data" / "digits" / f"{part}-{kind}-ubyte").read_bytes()
+            data = (ROOT / "data" / "digits" / f"{part}-{kind}-ubyte").read_bytes()
             each = (len(data) - header) // struct.unpack(">I", data[4:8])[0]
             (folder / f"{part}-{kind}-ubyte").write_bytes(
                 data[:4] + struct.pack(">I", count) + data[8:header] + data[header : header + count * each])
@@ -73,21 +74,50 @@ def saving(checkpoints):
     return False
 
 
+class InBox(job.Here):
+    """Two hosts made by tools/cluster-box, reached by ssh; commands run on h1."""
+
+    def __init__(self):
+        super().__init__()
+        sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+        import boxes
+
+        self.box = boxes.Box("resume", "--hosts", "2")
+
+    def words(self, *words):
+        return self.box.words("h1", *words)
+
+    def processes(self):
+        # Daemons of the box itself, and what sshd keeps for a connection that has just ended, are not the job's.
+        return {pid: line for pid, (_, line) in self.box.new_processes("^sshd|cluster-box").items()}
+
+    def close(self):
+        self.box.down()
+
+
+class Plan:
+    """What run `number` of a seed is."""
+
+    def __init__(self, seed, number):
+        draw = self.draw = random.Random(f"{seed}/{number}")
+        self.kills = [Kill(draw.choice(("rank", "rank", "agent", "launcher")), draw.random() < 0.35, draw.uniform(0.05, 1.0))
+                      for _ in range(draw.randint(1, 4))]
+
+    def __str__(self):
+        return ", ".join(f"{kill.victim} {'in the save after' if kill.in_save else 'at'} {kill.moment:.2f}" for kill in self.kills)
+
+
 class Trainings:
     def __init__(self, options, place):
         self.options, self.place = options, place
-        build = pathlib.Path(options.build).resolve()
-        self.cohort, self.digits = build / "bin" / "cohort", build / "bin" / "digits"
+        self.cohort, self.digits = (series.program(options.build, name) for name in ("cohort", "digits"))
         self.layout = ["-q", "-H", "h1:2,h2:2"] if options.hosts == 2 else ["-q", "-np", "2"]
         self.folder = tempfile.TemporaryDirectory(prefix="kill-training-")
         self.data = small_data(pathlib.Path(self.folder.name) / "data")
         since = time.monotonic()
         out = pathlib.Path(self.folder.name) / "out"
-        attempt = self.start(out, self.folder.name, 0)
-        try:
+        with self.start(out, self.folder.name, 0) as attempt:
             status = attempt.wait(time.monotonic() + options.deadline)
-        finally:
-            attempt.end()
         if status != 0:
             raise SystemExit(f"the training that nobody kills ends with status {status}: {attempt.output()}")
         self.normal = time.monotonic() - since
@@ -99,17 +129,14 @@ class Trainings:
 
     def strike(self, attempt, kill, checkpoints, draw):
         """Kills somebody at the moment that the plan says; false if the attempt was over before."""
-        since = time.monotonic()
-        while attempt.running() and time.monotonic() - since < kill.moment * self.normal:
-            time.sleep(0.002)
-        while attempt.running() and kill.in_save and not saving(checkpoints):
-            time.sleep(0.0005)
+        moment = time.monotonic() + kill.moment * self.normal
+        attempt.until(lambda: time.monotonic() >= moment, math.inf)
+        if kill.in_save:
+            attempt.until(lambda: saving(checkpoints), math.inf, every=0.0005)
         return attempt.running() and attempt.strike(kill.victim, draw)
 
-    def one(self, number, folder):
-        draw = random.Random(f"{self.options.seed}/{number}")
-        kills = [Kill(draw.choice(("rank", "rank", "agent", "launcher")), draw.random() < 0.35, draw.uniform(0.05, 1.0))
-                 for _ in range(draw.randint(1, 4))]
+    def one(self, plan, folder):
+        kills = list(plan.kills)
         out, checkpoints = folder / "out", folder / "out" / "checkpoints"
         counts = {"attempts": 0, "kills": 0, "kills_during_a_save": 0, "resumes": 0}
         status = None
@@ -119,14 +146,9 @@ class Trainings:
             committed = attempts.checkpoint_steps(checkpoints)
             known = len(resumes(out / "run.jsonl"))
             counts["attempts"] += 1
-            attempt = self.start(out, folder, counts["attempts"])
-            try:
-                struck = kill is not None and self.strike(attempt, kill, checkpoints, draw)
-                status = attempt.wait(time.monotonic() + self.options.deadline)
-                assert status is not None, f"ends: attempt {counts['attempts']} does not: {attempt.output()}"
-                attempt.wait_for_nothing()
-            finally:
-                attempt.end()
+            with self.start(out, folder, counts["attempts"]) as attempt:
+                struck = kill is not None and self.strike(attempt, kill, checkpoints, plan.draw)
+                status = attempt.ended(self.options.deadline)
             if counts["attempts"] == 1 and not struck:  # else moments drawn from a slower one's duration come too late
                 self.normal = min(self.normal, time.monotonic() - since)
             assert status == 0 or struck, f"ends: with status {status}, though nobody was killed: {attempt.output()}"
@@ -143,17 +165,17 @@ class Trainings:
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="tools/kill-training", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    attempts.add_options(parser)
+    parser = series.parser("kill-training", __doc__, count=20, deadline=120)
     parser.add_argument("--hosts", type=int, choices=(1, 2), default=1, help="1: this one, two ranks; 2: in a box, two on each [1]")
     options = parser.parse_args()
-    place = attempts.InBox() if options.hosts == 2 else attempts.Here()
-    try:
-        series = attempts.Series(options, f"kill-training-{options.hosts}")
-        return series.run(Trainings(options, place).one) if series.numbers() else series.report()
-    finally:
-        place.close()
+    runs = series.Series(options, "kill-training", first=1, every=20, again=["hosts"], plan=lambda number: Plan(options.seed, number),
+                         one=lambda plan, folder: trainings.one(plan, folder))
+    if runs.numbers():
+        place = InBox() if options.hosts == 2 else job.Here()
+        with contextlib.closing(place):
+            trainings = Trainings(options, place)
+            runs.run()
+    return runs.report()
 
 
 if __name__ == "__main__":

@@ -13,19 +13,19 @@ from the newest checkpoint; what counts of an attempt's lines are those up to th
   ends        every attempt ends before its deadline, and leaves no process
 """
 
-import argparse
 import collections
 import contextlib
 import json
+import math
 import pathlib
 import random
 import signal
 import sys
 import tempfile
-import time
 
 sys.dont_write_bytecode = True
 import attempts  # noqa: E402
+from harm import job, series  # noqa: E402
 
 #: after_steps: of the attempt, as rank 0's ledger tells
 End = collections.namedtuple("End", "how after_steps")
@@ -49,6 +49,9 @@ class Plan:
         self.size = draw.choice((61, 97, 128, 151))
         self.ends = [End(draw.choice(("rank", "rank", "agent", "launcher", "preempt", "preempt")), draw.randint(0, 14))
                      for _ in range(draw.randint(1, 4))]
+
+    def __str__(self):
+        return f"{self.size} samples, {self.epochs} epochs: {', '.join(f'{how} after {steps}' for how, steps in self.ends)}"
 
     def layout(self):
         """(words of `cohort run`, ranks)"""
@@ -113,22 +116,19 @@ class Ledger:
 
 class Ledgers:
     def __init__(self, options):
-        self.options, self.place = options, attempts.Here()
-        build = pathlib.Path(options.build).resolve()
-        self.cohort, self.peer = build / "bin" / "cohort", build / "bin" / "ledger_peer"
+        self.options, self.place = options, job.Here()
+        self.cohort, self.peer = (series.program(options.build, name) for name in ("cohort", "ledger_peer"))
 
     def strike(self, attempt, end, path, draw):
         """False if the attempt was over before."""
-        while attempt.running() and len(read_lines(path)) <= end.after_steps:
-            time.sleep(0.003)
+        attempt.until(lambda: len(read_lines(path)) > end.after_steps, math.inf)
         if not attempt.running():
             return False
         if end.how == "preempt":
             return attempt.strike(draw.choice(("rank", "agent", "launcher")), draw, signal.SIGUSR1)
         return attempt.strike(end.how, draw)
 
-    def one(self, number, folder):
-        plan = Plan(self.options.seed, number)
+    def one(self, plan, folder):
         draw, ends = plan.draw, list(plan.ends)
         (folder / "ledger").mkdir()
         ledger = Ledger(folder)
@@ -143,14 +143,9 @@ class Ledgers:
                        f"save-every={draw.choice((1, 2, 3, 5, 9))}", "pace-ms=3"]
             ledger.ranks.append(ranks)
             committed = attempts.checkpoint_steps(folder / "checkpoints")[-1:]
-            attempt = attempts.Attempt(self.place, self.cohort, words, program, folder, name)
-            try:
+            with attempts.Attempt(self.place, self.cohort, words, program, folder, name) as attempt:
                 struck = end is not None and self.strike(attempt, end, folder / "ledger" / f"{name}.0", draw)
-                status = attempt.wait(time.monotonic() + self.options.deadline)
-                assert status is not None, f"ends: attempt {name} does not: {attempt.output()}"
-                attempt.wait_for_nothing()
-            finally:
-                attempt.end()
+                status = attempt.ended(self.options.deadline)
             counts["attempts"] += 1
             sizes.append(ranks)
             assert status == 0 or struck, f"ends: with status {status}, though nobody struck: {attempt.output()}"
@@ -251,14 +246,15 @@ def self_test():
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="tools/sample-ledger", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    attempts.add_options(parser)
+    parser = series.parser("sample-ledger", __doc__, count=20, deadline=120)
     parser.add_argument("--self-test", action="store_true", help="whether the audit finds what is wrong in ledgers made up")
     options = parser.parse_args()
     if options.self_test:
         return self_test()
-    return attempts.Series(options, "sample-ledger").run(Ledgers(options).one)
+    runs = series.Series(options, "sample-ledger", first=1, every=20, plan=lambda number: Plan(options.seed, number),
+                         one=Ledgers(options).one)
+    runs.run()
+    return runs.report()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,220 @@
+"""What `cohort export --to` writes, read by those whom it is for: TensorBoard, both readers of prometheus_client, csv.
+
+Tests whose reader is not installed are left out, and say so.
+"""
+
+import array
+import csv
+import json
+import math
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import cohort
+import cohort.track
+
+try:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+except ImportError:
+    EventAccumulator = None
+try:
+    import prometheus_client.openmetrics.parser
+    import prometheus_client.parser
+except ImportError:
+    prometheus_client = None
+
+COMMAND = os.environ.get("COHORT_COMMAND") or shutil.which("cohort")
+SECONDS = 60
+
+WRITER = """
+import random, sys, time
+import cohort.track
+record = cohort.track.RunRecord(sys.argv[1], program="writer", world_size=2)
+first = int(sys.argv[2])
+if first > 1:
+    record.write("resume", step=first - 1)
+step = first
+while True:
+    cohort.track.log(step, loss=1.0 / step, rate=step * 0.5)
+    cohort.track.log(step, own=step, other=-step)
+    if step % 10 == 0:
+        cohort.track.flush()
+    if step % 100 == 0:
+        time.sleep(0.001)
+    step += 1
+"""
+
+
+def float32(value):
+    return array.array("f", [value])[0]
+
+
+def scalars(folder):
+    """(step, value) of each tag, as TensorBoard shows them."""
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return {tag: [(s.step, s.value) for s in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
+
+
+def logged(record, up_to=None):
+    """The same of the whole lines of a record, without what was done again."""
+    found = {}
+    for line in record.read_bytes().split(b"\n")[:-1]:
+        event = json.loads(line)
+        if event["event"] == "resume":
+            found = {tag: [p for p in points if p[0] <= event["step"]] for tag, points in found.items()}
+        if event["event"] == "metric":
+            for tag, value in event["values"].items():
+                found.setdefault(tag, []).append((event["step"], float32(float(value))))
+    return found
+
+
+class Exports(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.record = self.folder / "run.jsonl"
+
+    def export(self, *words):
+        done = subprocess.run([COMMAND, "export", *map(str, words)], capture_output=True, text=True, timeout=SECONDS)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def write(self):
+        record = cohort.track.RunRecord(self.record, program="digits \"x\"\\", world_size=2, parameters={"lr": 0.1})
+        for step in range(1, 6):
+            record.write("step", step=step, epoch=step / 5, train_loss=1.0 / step, lr=0.1, note="n")
+            cohort.track.log(step, **{"val/loss": 2.0 / step, "odd\n,\"name": -step, "bad": math.inf if step == 2 else math.nan})
+        cohort.track.close()
+        record.write("epoch", step=5, epoch=1, test_loss=0.25, test_accuracy=0.75, checkpoint="/tmp/c")
+        return record
+
+
+@unittest.skipIf(COMMAND is None, "needs the command: COHORT_COMMAND")
+class Files(Exports):
+    @unittest.skipIf(prometheus_client is None, "needs prometheus_client: pip install prometheus_client")
+    def test_prometheus_reads_both_formats(self):
+        record = self.write()
+        record.step(3, 96, 0.5, 0.125)
+        record.write_communication()
+        with open(self.record, "a") as file:
+            file.write(json.dumps({"event": "communication", "time": 3.0, "samples": 4, "operations": {"all_reduce": {"count": 7, "bytes": 1e12, "waited_seconds": 0.5}}}) + "\n")
+        for options, parser in (
+            ([], prometheus_client.parser),
+            (["--openmetrics"], prometheus_client.openmetrics.parser),
+        ):
+            file = self.folder / "run.prom"
+            self.export(self.folder, "--to", f"prometheus:{file}", *options)
+            found = {}
+            kinds = {}
+            for family in parser.text_string_to_metric_families(file.read_text()):
+                kinds[family.name] = family.type
+                for sample in family.samples:
+                    labels = dict(sample.labels)
+                    self.assertEqual(labels.pop("job"), "digits \"x\"\\")
+                    self.assertTrue(labels.pop("host"))
+                    found[(sample.name, *sorted(labels.items()))] = sample.value
+            self.assertEqual(found[("cohort_up",)], 0)
+            self.assertEqual(found[("cohort_step",)], 5)
+            self.assertEqual(found[("cohort_world_size",)], 2)
+            self.assertEqual(found[("cohort_samples_total",)], 100)
+            self.assertEqual(found[("cohort_loss",)], 0.2)
+            self.assertEqual(found[("cohort_learning_rate",)], 0.1)
+            self.assertEqual(found[("cohort_step_seconds_sum",)], 0.5)
+            self.assertEqual(found[("cohort_last_checkpoint_step",)], 5)
+            self.assertEqual(found[("cohort_bytes_total", ("op", "all_reduce"))], 1e12)
+            self.assertEqual(found[("cohort_metric", ("name", "val/loss"))], 0.4)
+            self.assertEqual(found[("cohort_metric", ("name", "odd\n,\"name"))], -5)
+            self.assertTrue(math.isnan(found[("cohort_metric", ("name", "bad"))]))
+            self.assertEqual(kinds["cohort_samples"], "counter")
+            self.assertEqual([f.name for f in self.folder.glob("*.prom*")], ["run.prom"])
+
+    def test_csv_is_read_back(self):
+        self.write()
+        self.export(self.record, "--to", f"csv:{self.folder}/out.csv")
+        with open(self.folder / "out.csv", newline="") as file:
+            rows = list(csv.DictReader(file, strict=True))
+        self.assertEqual([float(r["value"]) for r in rows if r["name"] == "train_loss"], [1.0 / s for s in range(1, 6)])
+        self.assertEqual([(int(r["step"]), float(r["value"])) for r in rows if r["name"] == "odd\n,\"name"], [(s, -s) for s in range(1, 6)])
+        self.assertTrue(all(r["rank"] == "" and float(r["time"]) > 1.7e9 for r in rows))
+
+    def test_what_is_wrong_is_said(self):
+        for words, told in (
+            (["nowhere", "--to", "csv:x"], "nowhere"),
+            ([self.folder, "--to", "wandb:x"], "tensorboard:DIR"),
+            ([self.folder, "out.pt", "--to", "csv:x"], "give one"),
+            ([self.folder], "TO is required"),
+            ([self.folder, "out.pt", "--follow"], "--to is missing"),
+        ):
+            done = subprocess.run([COMMAND, "export", *map(str, words)], capture_output=True, text=True, timeout=SECONDS)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(told, done.stderr)
+
+
+@unittest.skipIf(COMMAND is None, "needs the command: COHORT_COMMAND")
+@unittest.skipIf(EventAccumulator is None, "needs TensorBoard: pip install tensorboard")
+class TensorBoard(Exports):
+    def test_tensorboard_reads_every_point(self):
+        self.write()
+        with open(self.record, "a") as file:
+            for rank in (0, 1):
+                file.write(json.dumps({"event": "metric", "time": 3.0, "step": 5, "rank": rank, "values": {"ms": rank + 0.5}}) + "\n")
+        self.export(self.folder, "--to", f"tensorboard:{self.folder}/tb")
+        found = scalars(self.folder / "tb")
+        self.assertEqual(found["train_loss"], [(s, float32(1.0 / s)) for s in range(1, 6)])
+        self.assertEqual(found["val/loss"], [(s, float32(2.0 / s)) for s in range(1, 6)])
+        self.assertEqual(found["odd\n,\"name"], [(s, -s) for s in range(1, 6)])
+        self.assertEqual(found["test_accuracy"], [(5, 0.75)])
+        self.assertEqual(found["bad"][1], (2, math.inf))
+        self.assertTrue(all(math.isnan(v) for s, v in found["bad"] if s != 2))
+        self.assertNotIn("note", found)
+        self.assertEqual(scalars(self.folder / "tb" / "rank1")["ms"], [(5, 1.5)])
+
+    def test_tensorboard_follows_writers_that_are_killed(self):
+        rng = random.Random(7)
+        follower = subprocess.Popen(
+            [COMMAND, "export", str(self.record), "--to", f"tensorboard:{self.folder}/tb", "--follow"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.addCleanup(follower.stdout.close)
+        self.addCleanup(follower.wait)
+        self.addCleanup(follower.kill)
+        first = 1
+        for _ in range(5):
+            writer = subprocess.Popen([sys.executable, "-c", WRITER, str(self.record), str(first)])
+            try:
+                before = self.record.stat().st_size if self.record.exists() else 0
+                until = time.monotonic() + SECONDS
+                while not self.record.exists() or self.record.stat().st_size < before + 20000:
+                    self.assertIsNone(writer.poll())
+                    self.assertLess(time.monotonic(), until)
+                    time.sleep(0.01)
+                time.sleep(rng.random() * 0.3)
+            finally:
+                writer.kill()
+                writer.wait()
+            if (self.folder / "tb").exists():
+                scalars(self.folder / "tb")  # a reader meanwhile
+            first = max(1, logged(self.record)["loss"][-1][0] - 20)
+        time.sleep(0.6)  # the last lines are seen
+        follower.terminate()
+        said = follower.communicate(timeout=SECONDS)[0]
+        self.assertEqual(follower.returncode, 0, said)
+        expected = logged(self.record)
+        self.assertGreater(len(expected["loss"]), 100)
+        self.assertEqual(scalars(self.folder / "tb"), expected)
+        # And afterwards, in one clean file.
+        self.export(self.record, "--to", f"tensorboard:{self.folder}/tb2")
+        self.assertEqual(scalars(self.folder / "tb2"), expected)
+        self.assertEqual(len(list((self.folder / "tb2").iterdir())), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

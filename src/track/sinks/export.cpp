@@ -1,0 +1,154 @@
+#include "track/sinks/export.h"
+
+#include "track/sinks/csv.h"
+#include "track/sinks/prometheus.h"
+#include "track/sinks/record_follower.h"
+#include "track/sinks/tensorboard.h"
+
+#include "base/result.h"
+#include "sys/files.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+namespace cohort::track {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kQuietAfterEnd = std::chrono::seconds(2);
+constexpr int kKilledStatus = 128;  // and more: by a signal
+
+struct JobState {
+  bool ended = false;
+  RunState state = RunState::Running;
+};
+
+/// What job.json beside the record says; nullopt: there is none.
+std::optional<JobState> job_state(const std::filesystem::path& record) {
+  const auto text = sys::read_file((record.parent_path() / "job.json").string());
+  if (!text) return std::nullopt;
+  const auto job = nlohmann::json::parse(text->text(), nullptr, false);
+  if (!job.is_object()) return std::nullopt;
+  JobState found;
+  const auto status = job.find("exit_status");
+  if (!job.contains("end") || status == job.end() || !status->is_number_integer()) return found;
+  found.ended = true;
+  const auto number = status->get<std::int64_t>();
+  found.state = number == 0 ? RunState::Finished : number >= kKilledStatus ? RunState::Killed : RunState::Failed;
+  return found;
+}
+
+class Export {
+ public:
+  explicit Export(const ExportRequest& request) : request_(request) {}
+
+  ExportSummary run() {
+    if (request_.wait) wait_for_record();
+    follower_.emplace(request_.record);
+    drain();
+    if (request_.wait) follow();
+    if (summary_.events == 0 && follower_->damaged() > 0) {
+      raise(ErrorCode::Corrupt,
+            "reading the run record failed -- {} -- none of its {} lines is an event -- is it a run record?",
+            request_.record.string(), follower_->damaged());
+    }
+    summary_.damaged = follower_->damaged();
+    summary_.state = state();
+    request_.sink->finish(summary_.state);
+    return summary_;
+  }
+
+ private:
+  /// A run that has just begun has none yet. If it ends without one, that is the follower's error.
+  void wait_for_record() const {
+    bool over = false;
+    while (!over && !std::filesystem::exists(request_.record)) {
+      const auto job = job_state(request_.record);
+      over = request_.wait(request_.interval) || (job && job->ended);
+    }
+  }
+
+  void follow() {
+    Clock::time_point last_news = Clock::now();
+    for (bool over = false; !over;) {
+      over = request_.wait(request_.interval);
+      // Asked before what is there is read: once the job has ended, no more is written.
+      const auto job = job_state(request_.record);
+      if (drain()) last_news = Clock::now();
+      over = over || (job ? job->ended : said_ && Clock::now() - last_news >= kQuietAfterEnd);
+    }
+  }
+
+  /// Whether there was anything.
+  bool drain() {
+    bool any = false;
+    // A writer may be faster than a sink: what comes meanwhile is for the next time, after a flush.
+    std::error_code unknown;
+    const std::uintmax_t end = std::filesystem::file_size(request_.record, unknown);
+    while (follower_->offset() < end && follower_->next()) {
+      any = true;
+      const RecordLine& line = follower_->line();
+      if (line.event == "resume" && !follower_->superseded() && goes_back(line)) {
+        summary_ = {};
+        last_step_ = std::numeric_limits<std::int64_t>::min();
+        follower_.emplace(request_.record);
+        continue;
+      }
+      ++summary_.events;
+      summary_.superseded += follower_->superseded() ? 1 : 0;
+      if (!follower_->superseded()) last_step_ = std::max(last_step_, line.integer("step").value_or(last_step_));
+      if (line.event == "start" || line.event == "resume") said_.reset();
+      if (line.event == "end") said_ = RunState::Finished;
+      if (line.event == "preempted") said_ = RunState::Killed;
+      request_.sink->take({line, follower_->offset(), follower_->superseded()});
+    }
+    if (any) request_.sink->flush();
+    return any;
+  }
+
+  bool goes_back(const RecordLine& resume) {
+    const std::int64_t step = resume.integer("step").value_or(0);
+    if (step >= last_step_) return false;
+    last_step_ = step;
+    return request_.sink->go_back(step, resume.time.value_or(0)) == Sink::Replay::Yes;
+  }
+
+  RunState state() const {
+    if (said_) return *said_;
+    if (const auto job = job_state(request_.record)) return job->state;
+    // Whoever stops to follow does not know how the run goes on.
+    return request_.wait ? RunState::Running : RunState::Killed;
+  }
+
+  const ExportRequest& request_;
+  std::optional<RecordFollower> follower_;
+  ExportSummary summary_;
+  std::optional<RunState> said_;  // by the record's last lines
+  std::int64_t last_step_ = std::numeric_limits<std::int64_t>::min();
+};
+
+}  // namespace
+
+std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
+  const std::size_t colon = destination.find(':');
+  const std::string kind = destination.substr(0, colon);
+  const std::string where = colon == std::string::npos ? "" : destination.substr(colon + 1);
+  if (!where.empty()) {
+    if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
+    if (kind == "csv") return std::make_unique<CsvSink>(where);
+    if (kind == "prometheus") {
+      return std::make_unique<PrometheusSink>(
+          where, options.openmetrics ? PrometheusFormat::OpenMetrics : PrometheusFormat::Text);
+    }
+  }
+  raise(ErrorCode::InvalidArgument,
+        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE", destination);
+}
+
+ExportSummary export_record(const ExportRequest& request) { return Export(request).run(); }
+
+}  // namespace cohort::track
