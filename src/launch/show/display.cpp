@@ -94,11 +94,18 @@ void Display::on_console() {
   }
   for (const auto& [source, weight] : credits) events_.on_taken(source, weight);
   if (console_.reader_gone(1)) events_.on_reader_gone();
+  const bool all_out = tell_no_room();
+  if (on_done_ && all_out) done();
+}
+
+bool Display::tell_no_room() {
+  // In this order: once it is idle, what did not fit is known.
+  const bool idle = console_.idle();
   for (const int fd : {1, 2}) {
     const int error = console_.no_room(fd);
     if (error != 0 && !std::exchange(no_room_told_[fd == 2], true)) events_.on_no_room(fd, error);
   }
-  if (on_done_ && console_.idle()) done();
+  return idle && console_.idle();
 }
 
 void Display::show(const std::vector<Text>& texts) {
@@ -117,7 +124,7 @@ void Display::drain(milliseconds limit, std::string complaint, std::function<voi
   complaint_ = std::move(complaint);
   on_done_ = std::move(on_done);
   seen_ = console_.taken();
-  if (console_.idle()) return done();
+  if (tell_no_room()) return done();
   wait_for_reader();
 }
 

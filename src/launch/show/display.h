@@ -54,6 +54,8 @@ class Display {
 
  private:
   void on_console();
+  /// Whether all is out, after saying, once, of what did not fit.
+  bool tell_no_room();
   void show(const std::vector<Text>& texts);
   void wait_for_release();
   void wait_for_reader();
