@@ -301,8 +301,9 @@ SecureConnection::SecureConnection(SecureConnection&&) noexcept = default;
 SecureConnection& SecureConnection::operator=(SecureConnection&&) noexcept = default;
 
 SecureConnection::~SecureConnection() {
-  // In a forked child it would be the parent's stream that got our good-bye.
-  if (!impl_ || !impl_->tls || !impl_->established || impl_->process != ::getpid()) return;
+  // In a forked child it would be the parent's stream that got our good-bye. Where the other end may have given its
+  // socket away, nobody there would know it from the bytes that are to come.
+  if (!impl_ || !impl_->tls || !impl_->established || impl_->options.detachable || impl_->process != ::getpid()) return;
   // Good-bye, as far as the socket takes it at once.
   impl_->tls->close();
   impl_->outgoing.append(impl_->tls->take_output());

@@ -30,7 +30,8 @@ struct SecureOptions {
   std::size_t longest_message = (std::size_t{64} << 20) + (std::size_t{64} << 10);
   /// Of a listener's server ends: who repeats the first words of another one fails. Has to outlive their handshakes.
   ReplayFilter* heard = nullptr;
-  /// The socket can be given away: nothing is read beyond the record that ends a message.
+  /// The socket can be given away: nothing is read beyond the record that ends a message, and TLS's good-bye is not
+  /// said.
   bool detachable = false;
 };
 

@@ -371,5 +371,23 @@ TEST(SecureConnection, WhatIsLeftOfItIsASocketAndAKeyOfItsOwn) {
   }
 }
 
+TEST(SecureConnection, WhoDetachesHearsNoGoodByeOfTheOtherEnd) {
+  const Secret secret = secret_of(7);
+  const SecureOptions options{.purpose = "bulk", .detachable = true};
+  Pair pair = tcp_pair();
+  const auto deadline = deadline_in(seconds(10));
+  auto client = value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret, options));
+  std::optional server =
+      value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret, options));
+  std::thread other([&] { EXPECT_TRUE(client.handshake(deadline)); });
+  EXPECT_TRUE(server->handshake(deadline));
+  other.join();
+  auto ours = value_or_throw(client.detach(SecureConnection::Encryption::Ends));
+  server.reset();
+  ASSERT_TRUE(value_or_throw(wait_ready(ours.socket.get(), POLLIN, deadline)));
+  char byte = 0;
+  EXPECT_EQ(::recv(ours.socket.get(), &byte, 1, 0), 0);
+}
+
 }  // namespace
 }  // namespace cohort::net

@@ -89,6 +89,7 @@ Attempt::State Attempt::advance() {
     const auto decision = decode_decision(*message);
     if (!decision) return fail_with(decision.error().what());
     if (*decision == Decision::UseMine) return state_ = State::UseOther;
+    if (late(Clock::now())) return fail_with("its welcome came too late");
     if (auto queued = connection_->queue(kConfirmed); !queued) return fail_with(queued.error().what());
     return state_ = State::Agreed;
   }

@@ -46,11 +46,15 @@ class Attempt {
   bool greeted() const noexcept { return opens_ && connection_ != nullptr; }
   bool refused() const noexcept { return refused_; }  ///< nobody listens there
   const std::string& why() const noexcept { return why_; }
-  Clock::time_point begun() const noexcept { return begun_; }
+  /// It has taken too long. Who has welcomed a peer waits longer than that peer would still confirm, and looks at what
+  /// has come first: the peer may be sending already.
+  bool late(Clock::time_point now) const noexcept { return now - begun_ > (opens_ ? kPatience : 2 * kPatience); }
   /// Once agreed.
   Result<net::SecureConnection::Detached> detach(Protection protection);
 
  private:
+  static constexpr auto kPatience = std::chrono::seconds(5);
+
   Attempt(const Hello& hello, int peer, bool opens)
       : hello_(hello), peer_(peer), lane_(static_cast<int>(hello.lane)), opens_(opens) {}
   State fail_with(std::string why);

@@ -21,7 +21,6 @@ constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
 
 constexpr auto kBetweenAddresses = 20ms;
 constexpr auto kBetweenRounds = 150ms;
-constexpr auto kAttempt = 5s;  // until it is given up
 constexpr auto kRefused = 2s;  // nobody listens anywhere, for that long: the peer is gone
 constexpr auto kUnreachable = 10s;
 constexpr int kMostProbes = 127;  // as many as the kernel takes for TCP_KEEPCNT
@@ -70,11 +69,14 @@ bool TcpTransport::look_after_connecting() {
   looked_ = now;
   std::vector<std::uint32_t> late;
   for (const auto& [id, attempt] : attempts_) {
-    if (now - attempt.begun() > kAttempt) late.push_back(id);
+    if (attempt.late(now)) late.push_back(id);
   }
   for (const std::uint32_t id : late) {
-    const Attempt attempt = std::move(attempts_.at(id));
-    attempts_.erase(id);
+    advance(id);  // what has come meanwhile counts, and may end others
+    const auto found = attempts_.find(id);
+    if (found == attempts_.end()) continue;
+    const Attempt attempt = std::move(found->second);
+    attempts_.erase(found);
     Link& link = *links_[index_of(attempt.peer(), attempt.lane())];
     if (attempt.opens()) {
       --link.connecting.going;
