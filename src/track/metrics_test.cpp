@@ -142,6 +142,29 @@ TEST_F(MetricsTest, RanksThatLogDifferentThingsAreNotMixed) {
   EXPECT_EQ(lines[0].integer("rank"), 0);
 }
 
+TEST_F(MetricsTest, TheTrainingGoesOnWhereRanksLogDifferentThings) {
+  for (const bool other_number : {false, true}) {
+    run_on_threads(2,
+                   [&](Communicator comm) {
+                     std::optional<RunRecord> record;
+                     if (comm.rank() == 0) record.emplace(file_);
+                     Metrics metrics(
+                         record ? &*record : nullptr,
+                         {.communicator = comm, .interval = milliseconds(5), .patience = milliseconds(100)});
+                     metrics.log(1, {{"a", 1}}, Reduce::Sum);
+                     if (comm.rank() == 1 && other_number)
+                       metrics.log(2, {{"a", 1}, {"b", 2}}, Reduce::Sum);
+                     else
+                       metrics.log(2, {{comm.rank() == 0 ? "a" : "b", 1}}, Reduce::Sum);
+                     std::this_thread::sleep_for(milliseconds(700));  // longer than an operation may wait
+                     comm.barrier().wait();
+                     std::this_thread::sleep_for(milliseconds(700));
+                     comm.barrier().wait();
+                   },
+                   {.timeout = milliseconds(500)});
+  }
+}
+
 TEST_F(MetricsTest, ARankThatDoesNotEndIsNotWaitedForForLong) {
   run_on_threads(2, [this](Communicator comm) {
     std::optional<RunRecord> record;

@@ -3,9 +3,7 @@
 #include "base/result.h"
 
 #include <algorithm>
-#include <bit>
 #include <functional>
-#include <iterator>
 #include <numeric>
 #include <span>
 #include <string>
@@ -52,12 +50,14 @@ void SharedValues::add(SharedEntry entry) {
 }
 
 std::vector<MetricLine> SharedValues::round(Wish wish) {
+  if (!mismatch_.empty()) wish = Wish::Leave;
   std::int64_t said[3] = {0, wish == Wish::GoOn ? 0 : 1, wish == Wish::Leave ? 0 : 1};
-  {
+  if (mismatch_.empty()) {
     const std::scoped_lock lock(mutex_);
     said[0] = static_cast<std::int64_t>(std::min(entries_.size(), kMostEntriesOfARound));
   }
   group_.all_reduce(std::span(said), {.op = ReduceOp::Min}).wait();
+  if (!mismatch_.empty()) raise(ErrorCode::Mismatch, "{}", mismatch_);
   std::vector<MetricLine> lines;
   if (said[0] > 0) lines = bring(static_cast<std::size_t>(said[0]));
   const bool more = said[0] == static_cast<std::int64_t>(kMostEntriesOfARound);
@@ -83,7 +83,8 @@ std::vector<MetricLine> SharedValues::bring(std::size_t entries) {
   if (group_.rank() == 0) {
     for (std::size_t rank = 1; rank < ranks; ++rank) {
       if (all[rank * mine.size()] == mine[0]) continue;
-      raise(ErrorCode::Mismatch, "rank {} has logged other steps or names than rank 0", rank);
+      mismatch_ = fmt::format("rank {} has logged other steps or names than rank 0", rank);
+      return lines;
     }
     std::size_t at = 1;
     std::vector<double> of_ranks(ranks);

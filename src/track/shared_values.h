@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace cohort::track {
@@ -40,6 +41,7 @@ class SharedValues {
 
   Communicator group_;
   bool done_ = false;
+  std::string mismatch_;  ///< of rank 0, which tells the others in the next round that there is no other
   std::mutex mutex_;
   std::deque<SharedEntry> entries_;
 };

@@ -32,6 +32,13 @@ struct HostParts {
     }
     return std::make_shared<const Counts>(std::move(counts));
   }
+  /// From where parts lie by host to where they lie by rank; the same memory if that is the same.
+  void unpack(const Layout& layout, const std::byte* by_host, std::byte* by_rank) const {
+    if (by_host == by_rank) return;
+    each(layout, [&](std::size_t rank, std::size_t host, std::size_t size) {
+      std::memcpy(by_rank + rank, by_host + host, size);
+    });
+  }
   /// Calls `copy` for each part, with its place by rank and its place by host.
   template <class Copy>
   void each(const Layout& layout, const Copy& copy) const {
@@ -98,10 +105,7 @@ void all_gather(Context& context, const void* input, void* output, const std::ve
     }
   }
   for (auto& each : sent) wait_for_all(context, each);
-  if (layout.contiguous) return;
-  parts.each(layout, [&](std::size_t by_rank, std::size_t by_host, std::size_t each) {
-    std::memcpy(out + by_rank, all + by_host, each);
-  });
+  parts.unpack(layout, all, out);
 }
 
 // On each host to its leader, or to the root, and from the leaders to the root.
@@ -150,10 +154,7 @@ void gather(Context& context, const Request& request, const std::vector<std::int
     wait_for_all(context, frames);
   }
   for (auto& frames : in) wait_for_all(context, frames);
-  if (!is_root || layout.contiguous) return;
-  parts.each(layout, [&](std::size_t by_rank, std::size_t by_host, std::size_t each) {
-    std::memcpy(out + by_rank, all + by_host, each);
-  });
+  if (is_root) parts.unpack(layout, all, out);
 }
 
 // From the root to the leaders of the other hosts, and on each host to its ranks.

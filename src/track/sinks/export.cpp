@@ -104,7 +104,7 @@ class Export {
       if (line.event == "start" || line.event == "resume") said_.reset();
       if (line.event == "end") said_ = RunState::Finished;
       if (line.event == "preempted") said_ = RunState::Killed;
-      request_.sink->take({line, follower_->offset(), follower_->superseded()});
+      request_.sink->take({line, follower_->superseded()});
     }
     if (any) request_.sink->flush();
     return any;

@@ -72,9 +72,9 @@ std::optional<std::string_view> LineReader::next() {
   return line;
 }
 
-RecordFollower::RecordFollower(const std::filesystem::path& record, const FollowerOptions& options)
-    : fd_(open_record(record)), lines_(fd_.get(), record.string(), options.from) {
-  LineReader all(fd_.get(), record.string(), options.from);
+RecordFollower::RecordFollower(const std::filesystem::path& record)
+    : fd_(open_record(record)), lines_(fd_.get(), record.string()) {
+  LineReader all(fd_.get(), record.string());
   for (auto text = all.next(); text; text = all.next()) {
     if (text->find("\"resume\"") == std::string_view::npos || !line_.read(*text) || line_.event != "resume") continue;
     if (const auto step = line_.integer("step")) resumes_.push_back({all.offset() - text->size() - 1, *step});

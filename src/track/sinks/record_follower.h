@@ -19,7 +19,7 @@ namespace cohort::track {
 /// The whole lines of a file that grows.
 class LineReader {
  public:
-  LineReader(int fd, std::string path, std::uint64_t from) : fd_(fd), path_(std::move(path)), offset_(from) {}
+  LineReader(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
 
   /// Without its end; valid until the next call. nullopt: there is no whole line more, now. Throws Io, and Corrupt
   /// where the file has become shorter than what was read, or a line is longer than any event.
@@ -32,19 +32,15 @@ class LineReader {
 
   int fd_;
   std::string path_;
-  std::uint64_t offset_;
+  std::uint64_t offset_ = 0;
   std::string buffer_;
   std::size_t used_ = 0;  // of buffer_
-};
-
-struct FollowerOptions {
-  std::uint64_t from = 0;  ///< where a line begins: those before were read by an earlier follower
 };
 
 class RecordFollower {
  public:
   /// Throws Unavailable if there is no such file, Io if it cannot be read.
-  explicit RecordFollower(const std::filesystem::path& record, const FollowerOptions& options = {});
+  explicit RecordFollower(const std::filesystem::path& record);
 
   /// Reads the next event; false: there is none more, now. Lines that are no events are counted. Throws as LineReader.
   bool next();

@@ -93,16 +93,6 @@ TEST_F(SinksTest, FollowerReadsWholeLinesOnlyAlsoWhereATornOneIsReplaced) {
   EXPECT_EQ(follower.offset(), fs::file_size(file_));
 }
 
-TEST_F(SinksTest, FollowerGoesOnFromAnOffset) {
-  append_step(1);
-  const auto middle = fs::file_size(file_);
-  append_step(2);
-  RecordFollower follower(file_, {.from = middle});
-  ASSERT_TRUE(follower.next());
-  EXPECT_EQ(follower.line().integer("step"), 2);
-  EXPECT_FALSE(follower.next());
-}
-
 TEST_F(SinksTest, FollowerReadsLinesThatAreLongerThanItsBuffer) {
   append("{\"event\":\"note\",\"text\":\"" + std::string(3'000'000, 'x') + "\"}\n");
   append_step(1);

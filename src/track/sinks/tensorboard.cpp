@@ -25,8 +25,7 @@ void make_room(const fs::path& folder, std::vector<fs::path>& ours) {
     } else if (name.find("tfevents") != std::string::npos) {
       raise(ErrorCode::InvalidArgument,
             "exporting to TensorBoard failed -- {} -- there is {}, which is not this command's, and both would be one "
-            "run "
-            "-- give another folder",
+            "run -- give another folder",
             folder.string(), name);
     } else if (is_rank(name) && fs::is_directory(folder / name)) {
       make_room(folder / name, ours);
