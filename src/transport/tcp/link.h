@@ -40,13 +40,19 @@ class Link {
 
   // The transport connects; this is its book about it.
   struct Connecting {
-    Clock::time_point since{};  ///< of the first attempt
-    Clock::time_point next{};   ///< the next attempt
-    std::size_t address = 0;    ///< of the next attempt
-    bool only_refused = true;   ///< nobody listened, at every address tried so far
-    bool accepting = false;     ///< the peer's own attempt has been welcomed
-    int going = 0;              ///< own attempts under way
+    /// Of the first attempt; or when the peer was last heard of, which is busy then, but can be reached.
+    Clock::time_point since{};
+    Clock::time_point next{};  ///< the next attempt
+    std::size_t address = 0;   ///< of the next attempt
+    bool only_refused = true;  ///< nobody listened, at every address tried so far
+    bool accepting = false;    ///< the peer's own attempt has been welcomed
+    int going = 0;             ///< own attempts under way
     std::string last_failure;
+
+    void give_up_accepting() noexcept {
+      accepting = false;
+      since = Clock::now();
+    }
   } connecting;
 
   void begin_connecting(Clock::time_point next) noexcept;

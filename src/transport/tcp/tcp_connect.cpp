@@ -83,7 +83,7 @@ bool TcpTransport::look_after_connecting() {
       link.connecting.only_refused = false;
       link.connecting.last_failure = "no answer";
     } else {
-      link.connecting.accepting = false;
+      link.connecting.give_up_accepting();
     }
   }
   return any;
@@ -185,14 +185,12 @@ void TcpTransport::advance(std::uint32_t id) {
   const int peer = attempt.peer();
   if (state == Attempt::State::Agreed) return establish(std::move(attempt));
   Link::Connecting& book = links_[index_of(peer, attempt.lane())]->connecting;
-  if (!attempt.opens()) {
-    book.accepting = false;
-    return;
-  }
+  if (!attempt.opens()) return book.give_up_accepting();
   --book.going;
   book.only_refused = book.only_refused && attempt.refused();
   if (state == Attempt::State::UseOther) {
-    book.next = std::max(book.next, Clock::now() + kBetweenRounds);
+    book.since = Clock::now();
+    book.next = std::max(book.next, book.since + kBetweenRounds);
     book.only_refused = false;
   } else {
     book.last_failure = attempt.why();
@@ -206,7 +204,7 @@ void TcpTransport::establish(Attempt attempt) {
   if (link.state() != Link::State::Connecting) return;
   auto detached = attempt.detach(protection());
   if (!detached) {
-    if (!attempt.opens()) link.connecting.accepting = false;
+    if (!attempt.opens()) link.connecting.give_up_accepting();
     if (attempt.opens()) --link.connecting.going;
     link.connecting.last_failure = detached.error().what();
     return;
