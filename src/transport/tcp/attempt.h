@@ -46,14 +46,20 @@ class Attempt {
   bool greeted() const noexcept { return opens_ && connection_ != nullptr; }
   bool refused() const noexcept { return refused_; }  ///< nobody listens there
   const std::string& why() const noexcept { return why_; }
-  /// It has taken too long. Who has welcomed a peer waits longer than that peer would still confirm, and looks at what
-  /// has come first: the peer may be sending already.
-  bool late(Clock::time_point now) const noexcept { return now - begun_ > (opens_ ? kPatience : 2 * kPatience); }
+  Clock::time_point begun() const noexcept { return begun_; }
+  /// Its peer is there and is the right one; it may be busy.
+  bool proven() const noexcept { return connection_ && connection_->established(); }
+  /// It has taken too long. Look first at what has come.
+  bool late(Clock::time_point now) const noexcept {
+    return now - begun_ > (proven() ? kBusy : kSilent) * (opens_ ? 1 : 2);
+  }
   /// Once agreed.
   Result<net::SecureConnection::Detached> detach(Protection protection);
 
  private:
-  static constexpr auto kPatience = std::chrono::seconds(5);
+  // Who has welcomed a peer waits twice as long as that peer would still confirm: it may be sending already.
+  static constexpr auto kSilent = std::chrono::seconds(5);
+  static constexpr auto kBusy = std::chrono::seconds(30);
 
   Attempt(const Hello& hello, int peer, bool opens)
       : hello_(hello), peer_(peer), lane_(static_cast<int>(hello.lane)), opens_(opens) {}

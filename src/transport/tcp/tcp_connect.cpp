@@ -21,6 +21,7 @@ constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
 
 constexpr auto kBetweenAddresses = 20ms;
 constexpr auto kBetweenRounds = 150ms;
+constexpr auto kGreeted = 1s;  // somebody has taken the connection, and only has to prove itself
 constexpr auto kRefused = 2s;  // nobody listens anywhere, for that long: the peer is gone
 constexpr auto kUnreachable = 10s;
 constexpr int kMostProbes = 127;  // as many as the kernel takes for TCP_KEEPCNT
@@ -98,7 +99,10 @@ void TcpTransport::connect_next(Link& link, Clock::time_point now) {
     return;
   }
   const bool tried_all = book.address >= addresses.size();
-  if (tried_all && book.going > 0 && waited < kUnreachable) {
+  const bool answers = any_attempt(link.peer(), link.lane(), [now](const Attempt& attempt) {
+    return attempt.proven() || (attempt.greeted() && now - attempt.begun() < kGreeted);
+  });
+  if (answers || (tried_all && book.going > 0 && waited < kUnreachable)) {
     book.next = now + kBetweenAddresses;
     return;
   }
@@ -159,10 +163,7 @@ bool TcpTransport::is_welcome(int peer, int lane) {
   Link::Connecting& book = link.connecting;
   if (book.accepting) return false;
   if (rank_ < peer && book.going > 0) {
-    const bool greeted = std::any_of(attempts_.begin(), attempts_.end(), [&](const auto& each) {
-      return each.second.peer() == peer && each.second.lane() == lane && each.second.greeted();
-    });
-    if (greeted) return false;
+    if (any_attempt(peer, lane, [](const Attempt& attempt) { return attempt.greeted(); })) return false;
     // Whom nothing of this rank has reached yet may not be reachable from here at all.
     close_attempts(peer, lane);
     book.going = 0;

@@ -12,6 +12,7 @@
 #include "transport/tcp/wire.h"
 #include "transport/transport.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -100,6 +101,12 @@ class TcpTransport final : public Transport {
   void add_attempt(Attempt attempt);
   void advance(std::uint32_t id);
   void establish(Attempt attempt);
+  template <class Predicate>
+  bool any_attempt(int peer, int lane, const Predicate& predicate) const {
+    return std::any_of(attempts_.begin(), attempts_.end(), [&](const auto& each) {
+      return each.second.peer() == peer && each.second.lane() == lane && predicate(each.second);
+    });
+  }
   bool is_welcome(int peer, int lane);
   void close_attempts(int peer, int lane);
 
