@@ -35,7 +35,7 @@ void Agreement::settle() {
   agreed.kind = Kind::Joined;
   bool asked = false;
   for (const int rank : everyone) {
-    const Descriptor& own = brought[static_cast<std::size_t>(rank)];
+    const Descriptor& own = of(rank);
     if (own.kind == Kind::Joined) continue;
     asked = asked || own.check_finite != 0;
     if (active.empty()) agreed = own;
@@ -48,7 +48,6 @@ void Agreement::settle() {
 
 std::optional<Disagreement> Agreement::disagreement(int rank, const std::function<std::string(int)>& where) const {
   if (uniform) return std::nullopt;
-  const auto of = [&](int which) -> const Descriptor& { return brought[static_cast<std::size_t>(which)]; };
   const auto differs = [&](int which) { return !agree(of(which), agreed); };
   if (const auto differing = std::count_if(active.begin(), active.end(), differs); differing > 0) {
     const int other = *std::find_if(active.begin(), active.end(), differs);
@@ -67,6 +66,13 @@ std::optional<Disagreement> Agreement::disagreement(int rank, const std::functio
   return Disagreement{fmt::format("rank {} has joined (it has no more input), and {} needs something of every rank",
                                   joined, to_string(agreed)),
                       joined};
+}
+
+int Agreement::last_joined() const noexcept {
+  const auto last = std::max_element(brought.begin(), brought.end(), [](const Descriptor& a, const Descriptor& b) {
+    return std::pair(a.count, a.detail) < std::pair(b.count, b.detail);
+  });
+  return static_cast<int>(last - brought.begin());
 }
 
 Disagreement unequal_counts(int from, std::int64_t sent, int to, std::int64_t expected, int rank) {

@@ -6,6 +6,7 @@
 
 #include <cohort/error.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -29,6 +30,9 @@ struct Agreement {
   void settle_on(const Descriptor& own);
   /// Ranks bring what does not go together, or a rank has joined that is needed. `where`: what messages say of a rank.
   std::optional<Disagreement> disagreement(int rank, const std::function<std::string(int)>& where) const;
+  const Descriptor& of(int rank) const noexcept { return brought[static_cast<std::size_t>(rank)]; }
+  /// Where all have joined: who came last.
+  int last_joined() const noexcept;
 
   std::vector<Descriptor> brought;  // by rank; not filled in where `uniform`
   std::vector<int> active;          // ranks that have not joined

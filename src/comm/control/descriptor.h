@@ -22,11 +22,10 @@ struct Descriptor {
   DType dtype = DType::Float32;
   ReduceOp op = ReduceOp::Sum;
   std::uint8_t weighted : 1 = 0;
-  std::uint8_t beside : 1 = 0;        ///< the payload lies in the slot
   std::uint8_t bf16_wire : 1 = 0;     ///< as in Request
   std::uint8_t check_finite : 1 = 0;  ///< somebody asks for it; ranks need not agree
   std::int32_t root = 0;
-  std::int64_t count = 0;  ///< elements, of the smaller buffer where there are parts; of Joined, its ticket
+  std::int64_t count = 0;  ///< elements, of the smaller buffer where there are parts; of Joined, when (then `detail`)
   double weight = 1;
   double prescale = 1;
   double postscale = 1;

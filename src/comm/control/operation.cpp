@@ -72,6 +72,20 @@ Descriptor describe(const Request& request) noexcept {
   return own;
 }
 
+Request request_to_serve(const Descriptor& agreed) noexcept {
+  Request request;
+  request.kind = agreed.kind;
+  request.dtype = agreed.dtype;
+  request.op = agreed.op;
+  request.weighted = agreed.weighted != 0;
+  request.bf16_wire = agreed.bf16_wire != 0;
+  request.prescale = agreed.prescale;
+  request.postscale = agreed.postscale;
+  request.root = agreed.root;
+  request.input_count = request.output_count = agreed.count;
+  return request;
+}
+
 std::uint64_t fingerprint_of(const Descriptor& d) noexcept {
   const std::uint64_t what = static_cast<std::uint64_t>(d.kind) | static_cast<std::uint64_t>(d.dtype) << 8 |
                              static_cast<std::uint64_t>(d.op) << 16 | static_cast<std::uint64_t>(d.weighted) << 24 |
@@ -136,7 +150,7 @@ std::string to_string(const Descriptor& d) {
   }
 }
 
-std::size_t bytes_beside(const Request& request, int ranks) noexcept {
+std::size_t inline_bytes(const Request& request, int ranks) noexcept {
   const std::size_t element = size_of(request.dtype);
   switch (request.kind) {
     case Kind::Scatter: {  // only the root has the input

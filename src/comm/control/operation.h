@@ -10,6 +10,8 @@
 
 namespace cohort::comm {
 
+/// What a rank that has joined does in the operation of the others.
+Request request_to_serve(const Descriptor& agreed) noexcept;
 /// What all ranks have to bring alike for this request, without where its memory lies.
 Descriptor describe(const Request& request) noexcept;
 /// Of everything that has to agree. Equal fingerprints of different descriptors are as likely as 2^-64.
@@ -20,7 +22,7 @@ std::uint64_t group_digest(std::span<const Request> requests) noexcept;
 bool agree(const Descriptor& a, const Descriptor& b) noexcept;
 /// "all_reduce(float32[10], sum)".
 std::string to_string(const Descriptor& descriptor);
-/// Bytes that each rank brings beside its announcement if the operation is small (the most of any rank; 0: nothing).
-std::size_t bytes_beside(const Request& request, int ranks) noexcept;
+/// Bytes that each rank brings inline, with its descriptor, if the operation is small (the most of any rank).
+std::size_t inline_bytes(const Request& request, int ranks) noexcept;
 
 }  // namespace cohort::comm

@@ -1,7 +1,6 @@
 // Large sums, by columns. A block is reduced on each host, so that each column has its slice of the host's sum; slices
 // go over the wire in pieces, a few of them ahead of what has come; finished blocks are gathered on the host. While
 // the ranks of a host are busy with each other, pieces of other blocks are on the wire.
-#include "comm/hosts/elements.h"
 #include "comm/hosts/sums.h"
 #include "comm/kernels/bfloat16.h"
 
@@ -48,7 +47,7 @@ struct Columns {
 /// Until those beside this rank have read its result of a block, its memory is not used again.
 void finish_lending(Context& context, Block& block) {
   const std::uint64_t lent = std::exchange(block.lent, 0);
-  if (lent > 0) context.with_neighbours([&] { context.local.wait_until_read(lent); });
+  if (lent > 0) context.with_neighbours([&] { local::wait_until_read(context.local, lent); });
 }
 
 /// Until the system has all that was sent of a piece, its memory is not used again.
@@ -62,10 +61,9 @@ void finish_sending(Context& context, Piece& piece) {
 }
 
 /// Which part of a piece a host folds: with two hosts both fold all.
-local::Slice part_of_piece(const Context& context, const Piece& piece, std::size_t element, int host) noexcept {
+Slice part_of_piece(const Context& context, const Piece& piece, std::size_t element, int host) noexcept {
   const Layout& layout = context.layout;
-  return layout.hosts == 2 ? local::Slice{0, piece.count}
-                           : local::slice_of(piece.count, element, host, layout.hosts, 0);
+  return layout.hosts == 2 ? Slice{0, piece.count} : slice_of(piece.count, element, host, layout.hosts, 0);
 }
 
 void begin_piece(Columns& way) {
@@ -102,7 +100,7 @@ void begin_piece(Columns& way) {
     const int host = (way.layout.host + step) % way.layout.hosts;
     const auto h = static_cast<std::size_t>(host);
     const int peer = way.layout.on(host)[static_cast<std::size_t>(way.layout.local)];
-    const local::Slice theirs = part_of_piece(way.context, piece, way.element, host);
+    const Slice theirs = part_of_piece(way.context, piece, way.element, host);
     way.context.receive(piece.raw_in[h], peer, tag(Step::Raw, piece.number), piece.raw_bytes.data() + h * own_bytes,
                         own_bytes);
     way.context.send(piece.raw_out[h], peer, tag(Step::Raw, piece.number), at(from, theirs.begin, way.on_wire),
@@ -127,7 +125,7 @@ void fold_piece(Columns& way) {
   Piece& piece = way.piece_at(way.folded++);
   const Block& block = way.block_at(piece.block);
   const auto hosts = static_cast<std::size_t>(way.layout.hosts);
-  const local::Slice own = part_of_piece(way.context, piece, way.element, way.layout.host);
+  const Slice own = part_of_piece(way.context, piece, way.element, way.layout.host);
   const auto count = static_cast<std::size_t>(own.count());
   std::byte* const result = at(block.result, piece.first, way.element);
   if (way.narrow) piece.wide.resize(count * hosts);
@@ -148,7 +146,7 @@ void fold_piece(Columns& way) {
       way.partials.push_back(brought);
     }
   }
-  fold_hosts(way.request, way.partials, at(result, own.begin, way.element), own.count(), way.members.divisor);
+  fold_hosts(way.request, way.partials, at(result, own.begin, way.element), own.count(), way.members.divisor());
   if (way.layout.hosts == 2) return;
   const std::byte* from = at(result, own.begin, way.element);
   if (way.narrow) {
@@ -163,7 +161,7 @@ void fold_piece(Columns& way) {
     const int host = (way.layout.host + step) % way.layout.hosts;
     const auto h = static_cast<std::size_t>(host);
     const int peer = way.layout.on(host)[static_cast<std::size_t>(way.layout.local)];
-    const local::Slice theirs = part_of_piece(way.context, piece, way.element, host);
+    const Slice theirs = part_of_piece(way.context, piece, way.element, host);
     std::byte* const to =
         way.narrow ? at(piece.narrow_bytes.data(), theirs.begin, way.on_wire) : at(result, theirs.begin, way.element);
     way.context.receive(piece.folded_in[h], peer, tag(Step::Folded, piece.number), to,
@@ -182,7 +180,7 @@ void finish_piece(Columns& way) {
     way.context.wait_for(
         piece.folded_out[static_cast<std::size_t>(host)]);  // another block's result may go where it lies
     if (!way.narrow) continue;
-    const local::Slice theirs = part_of_piece(way.context, piece, way.element, host);
+    const Slice theirs = part_of_piece(way.context, piece, way.element, host);
     widen_from_bfloat16(reinterpret_cast<const std::uint16_t*>(piece.narrow_bytes.data()) + theirs.begin,
                         reinterpret_cast<float*>(block.result) + piece.first + theirs.begin,
                         static_cast<std::size_t>(theirs.count()));
@@ -198,15 +196,14 @@ void reduce_block(Columns& way, std::int64_t number) {
   block.begin = number * way.per_block;
   block.count = std::min(way.per_block, request.input_count - block.begin);
   const auto share_of = [&](int local) {
-    return local < way.layout.columns ? local::slice_of(block.count, way.element, local, way.layout.columns, 0)
-                                      : local::Slice{};
+    return local < way.layout.columns ? slice_of(block.count, way.element, local, way.layout.columns, 0) : Slice{};
   };
   block.slice = share_of(way.layout.local);
   block.left = block.slice.count();
   const std::byte* input = at(request.input, block.begin, way.element);
   // Factors that differ by rank come first; one for all is the local world's, but where there is none.
   const bool own_factor = way.context.agreement.agreed.weighted != 0 || way.layout.locals == 1;
-  const double scale = way.members.scales.empty() ? 1 : way.members.scales[static_cast<std::size_t>(way.layout.rank)];
+  const double scale = way.members.scale(static_cast<std::size_t>(way.layout.rank));
   if (own_factor && scale != 1) {
     block.whole_bytes.resize(static_cast<std::size_t>(block.count) * way.element);
     scale_by(scale, request.dtype, input, block.whole_bytes.data(), block.count);
@@ -228,7 +225,8 @@ void reduce_block(Columns& way, std::int64_t number) {
     here.output_count = block.slice.count();
     here.counts = block.shares;
     way.context.with_neighbours([&] {
-      way.context.local.reduce_scatter_part(here, own_factor ? std::nullopt : std::optional<std::int64_t>(block.begin));
+      local::reduce_scatter_part(way.context.local, here,
+                                 own_factor ? std::nullopt : std::optional<std::int64_t>(block.begin));
     });
   }
   block.result = way.layout.locals == 1 ? destination(way.context, request, block.begin) : nullptr;
@@ -271,7 +269,7 @@ void deliver_block(Columns& way, std::int64_t number) {
     here.output = whole;
     here.output_count = block.count;
     here.counts = block.shares;
-    way.context.with_neighbours([&] { block.lent = way.context.local.all_gather_part(here); });
+    way.context.with_neighbours([&] { block.lent = local::all_gather_part(way.context.local, here); });
   } else if (whole == nullptr) {
     whole = block.result;
   }

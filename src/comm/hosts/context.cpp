@@ -4,7 +4,6 @@
 #include "base/result.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
@@ -20,7 +19,7 @@ constexpr auto kGrace = 1000ms;      // for another host's own report of who is 
 constexpr auto kShortGrace = 100ms;  // for the report of one of those who are missing
 
 /// All leaders send all to all: beyond two, twice as many bytes as by owners soon cost more than a round trip.
-std::size_t most_beside(int hosts) noexcept {
+std::size_t most_inline(int hosts) noexcept {
   if (hosts == 2) return std::size_t{32} << 10;
   return std::max<std::size_t>(1024, (std::size_t{16} << 10) / static_cast<std::size_t>(hosts));
 }
@@ -30,22 +29,20 @@ std::size_t most_beside(int hosts) noexcept {
 Context::Context(World& its_world, Waiters& waiters, std::function<void()> meanwhile)
     : world(its_world),
       layout(its_world.layout()),
-      local(its_world.local().core().engine()),
+      local(its_world.local().core().context()),
       transport(its_world.transport()),
-      beside_bytes(most_beside(layout.hosts)),
+      inline_bytes(most_inline(layout.hosts)),
       tuner(layout),
       agreement(layout.size),
       lane_(its_world.status().collectives),
       waiters_(waiters),
       meanwhile_(std::move(meanwhile)),
       scratch_(8) {
-  local.serve_larger(waiters, [this] { while_with_neighbours(); });
+  local.serve(waiters, [this] { while_with_neighbours(); });
 }
 
 void Context::begin(const Descriptor& own, Clock::time_point called, std::chrono::milliseconds timeout) {
-  called_ = called;
-  timeout_ = timeout;
-  local.called_at(called_, timeout_);
+  deadline().begin(called, timeout);
   transport.forget(sequence);
   ++sequence;
   world.label().begin(sequence, own);
@@ -75,15 +72,11 @@ Context::Waiting::~Waiting() {
 
 // --- waiting ---
 
-Context::Clock::time_point Context::deadline() const noexcept {
-  return std::min(called_ + timeout_, Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed))));
-}
-
 /// Of a wait for ranks on other hosts. One that has ranks beside it may wait for them, and then its host tells first.
 /// Of several who have not come to the operation one may still wait for the other in the last one, and knows better.
 Context::Clock::time_point Context::deadline_of(const std::vector<int>& missing) const noexcept {
-  if (layout.on(layout.host_of(missing.front())).size() > 1) return deadline() + kGrace;
-  return deadline() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
+  if (layout.on(layout.host_of(missing.front())).size() > 1) return deadline().when() + kGrace;
+  return deadline().when() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
 }
 
 void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
@@ -107,36 +100,25 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
     std::set_union(owing.begin(), owing.end(), missing.begin(), missing.end(), std::back_inserter(all));
     missing = std::move(all);
   }
-  const auto limit = Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));
-  const std::string after = called_ + timeout_ <= limit ? fmt::format("after {} ms", timeout_.count())
-                                                        : std::string("(an operation behind it did)");
-  world.end_and_throw(
-      ErrorCode::Timeout, missing.size() > 1 && over ? -1 : missing.front(), sequence,  // -1: nobody is accused
-      fmt::format("{} timed out {} -- rank {} ({}), operation {} -- {} -- is it stopped, slow, or in another branch of "
-                  "the program? give a longer timeout if it is only slow",
-                  world.label().doing(), after, layout.rank, world.options().placement.host, sequence,
-                  omission(missing)));
+  const RunningOperation running{world.label().doing(), sequence, layout.rank, world.options().placement.host};
+  const int accused = missing.size() > 1 && over ? -1 : missing.front();
+  world.end_and_throw(ErrorCode::Timeout, accused, sequence, timeout_text(running, deadline(), omission(missing)));
 }
 
 /// What ranks that are waited for did not do. A rank may be late because another one of its host is.
 std::string Context::omission(const std::vector<int>& missing) const {
-  std::vector<std::string> who;
-  for (const int rank : missing) {
+  const auto described = [&](int rank) {
     const auto& there = layout.on(layout.host_of(rank));
     const std::string pid = world.pid_text(rank);
     const std::string beside =
         there.size() == 1 ? "" : fmt::format(", or another of ranks {} on its host,", to_ranges(there));
     const std::string what = over ? fmt::format("has not done all that operation {} needs of it", sequence)
                                   : fmt::format("did not come to operation {}", sequence);
-    who.push_back(fmt::format("rank {}{}{} {} (host {})", rank, pid.empty() ? "" : fmt::format(" ({})", pid), beside,
-                              what, world.host_name(rank)));
-    if (who.size() == 8 && missing.size() > 8) {
-      who.push_back(fmt::format("and {} more", missing.size() - who.size()));
-      break;
-    }
-  }
+    return fmt::format("rank {}{}{} {} (host {})", rank, pid.empty() ? "" : fmt::format(" ({})", pid), beside, what,
+                       world.host_name(rank));
+  };
   const char* const chain = over && missing.size() > 1 ? "; one of them may wait for another" : "";
-  return fmt::format("{}{}", fmt::join(who, "; "), chain);
+  return list_missing(missing, described) + chain;
 }
 
 void Context::wait_for(transport::Incoming& frame) {
@@ -192,7 +174,7 @@ void Context::while_with_neighbours() {
 }
 
 void Context::run_local(const Request& request) {
-  with_neighbours([&] { local.run_part(request); });
+  with_neighbours([&] { local::run_part(local, request); });
 }
 
 Request local_request(Kind kind, DType dtype) {

@@ -1,13 +1,15 @@
 // What the algorithms between hosts are written over: who is where, what all ranks brought, frames that are sent and
 // received, parts that the ranks of this host carry out, and waiting for all of these, within deadlines and while peers
-// live. Belongs to the thread that runs operations; `limit_waiting` from any.
+// live. Belongs to the thread that runs operations; `deadline().limit` from any.
 #pragma once
 
 #include "comm/control/agreement.h"
+#include "comm/control/deadline.h"
 #include "comm/control/waiters.h"
 #include "comm/hosts/chunk_tuner.h"
 #include "comm/hosts/sum_memory.h"
 #include "comm/hosts/world.h"
+#include "comm/local/parts.h"
 
 #include <cohort/error.h>
 
@@ -18,7 +20,6 @@
 #include <chrono>
 #include <exception>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -60,10 +61,10 @@ class Context {
 
   World& world;
   const Layout& layout;
-  local::Engine& local;  ///< of the ranks of this host
+  local::Context& local;  ///< of the ranks of this host
   transport::Transport& transport;
-  /// Payloads up to here may go to all hosts at once.
-  const std::size_t beside_bytes;
+  /// Payloads up to here may go to all hosts at once, inline.
+  const std::size_t inline_bytes;
   ChunkTuner tuner;
   SumMemory memory;
 
@@ -77,11 +78,8 @@ class Context {
   void begin(const Descriptor& own, Clock::time_point called, std::chrono::milliseconds timeout);
   /// It is over: nobody waits in it.
   void end() noexcept { lane_.end(sequence); }
-  /// What is under way may not wait longer than this: operations behind it have deadlines too. Any thread.
-  void limit_waiting(Clock::time_point deadline) noexcept {
-    limit_.store(deadline.time_since_epoch().count(), std::memory_order_relaxed);
-    local.limit_waiting(deadline);
-  }
+  /// Until when it may wait, for other hosts and on this one. Its `limit` from any thread.
+  Deadline& deadline() const noexcept { return local.deadline; }
 
   /// Drives the transport until `ready()`. `missing()` gives the ranks that are waited for.
   template <class Ready, class Missing>
@@ -134,7 +132,6 @@ class Context {
 
   void look_after(const std::function<std::vector<int>()>& missing);
   void while_with_neighbours();
-  Clock::time_point deadline() const noexcept;
   Clock::time_point deadline_of(const std::vector<int>& missing) const noexcept;
   void note_away(bool away) const noexcept {
     world.local_world().state(layout.local).away.store(away ? 1 : 0, std::memory_order_relaxed);
@@ -146,9 +143,6 @@ class Context {
   status::LaneStatus& lane_;
   const Waiters& waiters_;
   const std::function<void()> meanwhile_;
-  Clock::time_point called_{};
-  std::chrono::milliseconds timeout_{0};
-  std::atomic<Clock::rep> limit_{std::numeric_limits<Clock::rep>::max()};
   Clock::time_point looked_{};
   Clock::time_point busy_until_{};
   Clock::duration spinning_ = kSpinning;

@@ -3,7 +3,6 @@
 #include "base/result.h"
 #include "comm/hosts/moves.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace cohort::comm::hosts {
@@ -55,25 +54,12 @@ int Engine::join(std::chrono::milliseconds patience) {
     meet_all(context_, round_, nullptr, own);
     if (context_.agreement.active.empty()) break;
     if (disagreement(context_)) continue;  // the active ranks are told; this one brought nothing that could be wrong
-    Request served;
-    served.kind = context_.agreement.agreed.kind;
-    served.dtype = context_.agreement.agreed.dtype;
-    served.op = context_.agreement.agreed.op;
-    served.weighted = context_.agreement.agreed.weighted != 0;
-    served.bf16_wire = context_.agreement.agreed.bf16_wire != 0;
-    served.prescale = context_.agreement.agreed.prescale;
-    served.postscale = context_.agreement.agreed.postscale;
-    served.root = context_.agreement.agreed.root;
-    served.input_count = served.output_count = context_.agreement.agreed.count;
+    Request served = request_to_serve(context_.agreement.agreed);
     served.timeout = patience;
     execute(context_, served, true);
   }
   context_.end();
-  const auto last = std::max_element(context_.agreement.brought.begin(), context_.agreement.brought.end(),
-                                     [](const Descriptor& a, const Descriptor& b) {
-                                       return std::pair(a.count, a.detail) < std::pair(b.count, b.detail);
-                                     });
-  return static_cast<int>(last - context_.agreement.brought.begin());
+  return context_.agreement.last_joined();
 }
 
 }  // namespace cohort::comm::hosts

@@ -28,7 +28,7 @@ class Engine {
   /// Serves the others' operations until all ranks have joined; `patience` is for each of them.
   int join(std::chrono::milliseconds patience);
   /// Any thread.
-  void limit_waiting(Clock::time_point deadline) noexcept { context_.limit_waiting(deadline); }
+  void limit_waiting(Clock::time_point deadline) noexcept { context_.deadline().limit(deadline); }
 
  private:
   Context context_;

@@ -26,7 +26,7 @@ void broadcast(Context& context, const Request& request, bool serving) {
   const int root = context.agreement.root;
   const int first = layout.host_of(root);
   const bool at_root_host = layout.host == first;
-  const bool direct = bytes <= context.beside_bytes;
+  const bool direct = bytes <= context.inline_bytes;
   const int position = (layout.host - first + layout.hosts) % layout.hosts;
   const bool sends = layout.rank == root || (!at_root_host && layout.leads());
   const bool receives = !at_root_host && layout.leads();

@@ -1,7 +1,6 @@
 // Large reduce_scatters over hosts that have equally many ranks: what each rank keeps goes straight to it, from the
 // ranks of its column. So a host's wire carries what the others keep and nothing else: (H-1)/H of the input each way,
 // half of an all_reduce, or less. Sums are the same to the bit as those of columns.cpp.
-#include "comm/hosts/elements.h"
 #include "comm/hosts/sums.h"
 
 #include <algorithm>
@@ -24,16 +23,16 @@ struct Parts {
   const Request& request;
   const Members& members;
   std::size_t element = 0;
-  std::vector<local::Slice> kept = {};  // by rank, of the input
-  std::int64_t per_stretch = 0;         // elements of each part
+  std::vector<Slice> kept = {};  // by rank, of the input
+  std::int64_t per_stretch = 0;  // elements of each part
   std::int64_t stretches = 0;
   std::int64_t begun = 0;
   std::int64_t at_once = 0;  // whose memory is in use: few, so that it stays in the cache
   std::vector<const void*> partials = {};
 
   /// What a rank keeps of a stretch.
-  local::Slice of(std::int64_t stretch, int rank) const noexcept {
-    const local::Slice& all = kept[static_cast<std::size_t>(rank)];
+  Slice of(std::int64_t stretch, int rank) const noexcept {
+    const Slice& all = kept[static_cast<std::size_t>(rank)];
     const std::int64_t begin = std::min(all.begin + stretch * per_stretch, all.end);
     return {begin, std::min(begin + per_stretch, all.end)};
   }
@@ -53,7 +52,7 @@ void finish_sending(Context& context, Stretch& stretch) {
 /// What this host's ranks bring together, for each host's rank of this column.
 void sum_stretch(const Parts& way, Stretch& stretch, std::int64_t number) {
   const Request& request = way.request;
-  const double scale = way.members.scales.empty() ? 1 : way.members.scales[static_cast<std::size_t>(way.layout.rank)];
+  const double scale = way.members.scale(static_cast<std::size_t>(way.layout.rank));
   if (way.layout.locals == 1 && scale == 1) {
     for (int host = 0; host < way.layout.hosts; ++host) {
       stretch.sums[static_cast<std::size_t>(host)] =
@@ -75,7 +74,7 @@ void sum_stretch(const Parts& way, Stretch& stretch, std::int64_t number) {
   std::byte* to = stretch.packed_bytes.data();
   for (int local = 0; local < way.layout.columns; ++local) {
     for (int host = 0; host < way.layout.hosts; ++host) {
-      const local::Slice part = way.of(number, way.layout.on(host)[static_cast<std::size_t>(local)]);
+      const Slice part = way.of(number, way.layout.on(host)[static_cast<std::size_t>(local)]);
       const std::byte* const from = at(request.input, part.begin, way.element);
       const std::size_t bytes = static_cast<std::size_t>(part.count()) * way.element;
       if (way.layout.locals == 1) {
@@ -98,7 +97,7 @@ void sum_stretch(const Parts& way, Stretch& stretch, std::int64_t number) {
     here.output = stretch.sum_bytes.data();
     here.output_count = own;
     here.counts = std::make_shared<const Counts>(Counts{std::move(shares), {}});
-    way.context.with_neighbours([&] { way.context.local.reduce_scatter_part(here, std::nullopt); });
+    way.context.with_neighbours([&] { local::reduce_scatter_part(way.context.local, here, std::nullopt); });
     sum = stretch.sum_bytes.data();
   }
   for (int host = 0; host < way.layout.hosts; ++host) {
@@ -140,7 +139,7 @@ void begin_stretch(Parts& way) {
 }
 
 void fold_stretch(Parts& way, std::int64_t number) {
-  const local::Slice own = way.of(number, way.layout.rank);
+  const Slice own = way.of(number, way.layout.rank);
   if (own.count() == 0) return;
   Stretch& stretch = way.at(number);
   way.partials.clear();
@@ -153,7 +152,7 @@ void fold_stretch(Parts& way, std::int64_t number) {
     way.partials.push_back(stretch.raw_bytes.data() + h * static_cast<std::size_t>(own.count()) * way.element);
   }
   const std::int64_t begin = own.begin - way.kept[static_cast<std::size_t>(way.layout.rank)].begin;
-  fold_hosts(way.request, way.partials, at(way.request.output, begin, way.element), own.count(), way.members.divisor);
+  fold_hosts(way.request, way.partials, at(way.request.output, begin, way.element), own.count(), way.members.divisor());
 }
 
 }  // namespace
@@ -177,12 +176,8 @@ void reduce_parts(Context& context, const Request& request, const Members& membe
   way.element = size_of(request.dtype);
   std::int64_t longest = 0;
   for (int rank = 0; rank < layout.size; ++rank) {
-    const std::int64_t begin = way.kept.empty() ? 0 : way.kept.back().end;
-    const std::int64_t count = request.kind == Kind::ReduceScatter
-                                   ? request.output_count
-                                   : request.counts->input[static_cast<std::size_t>(rank)];
-    way.kept.push_back({begin, begin + count});
-    longest = std::max(longest, count);
+    way.kept.push_back(kept_by(request, rank));
+    longest = std::max(longest, way.kept.back().count());
   }
   // On the way of a host at once, as much as of the blocks of an all_reduce.
   const bool alone = layout.locals == 1;

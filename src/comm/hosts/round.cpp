@@ -3,7 +3,7 @@
 #include "comm/hosts/round.h"
 
 #include "base/result.h"
-#include "comm/hosts/elements.h"
+#include "comm/control/operation.h"
 #include "comm/hosts/moves.h"
 #include "comm/hosts/sums.h"
 #include "comm/kernels/bfloat16.h"
@@ -32,13 +32,13 @@ struct Decision {
 };
 
 /// Whether the result can come with the round. Of a reduce_scatter all comes to every host, which needs only a part.
-bool beside(const Context& context, const Request& request) noexcept {
+bool goes_inline(const Context& context, const Request& request) noexcept {
   const Layout& layout = context.layout;
   if (!is_reduction(request.kind) || request.weighted) return false;
   if (may_be_object(request.dtype) && !context.transport.authenticates_all()) return false;
   const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
   const std::size_t share = whole ? 1 : layout.size == layout.hosts ? 8 : 4;  // measured
-  return request.input_bytes() <= context.beside_bytes / share;
+  return request.input_bytes() <= context.inline_bytes / share;
 }
 
 /// Whether the sum of a description goes straight to where it is wanted.
@@ -65,10 +65,10 @@ const std::byte* small_partial(Context& context, const Request& request) {
   here.input_count = request.input_count;
   here.output = layout.leads() ? partial.data() : nullptr;
   here.output_count = layout.leads() ? request.input_count : 0;
-  if (!context.local.has_room_beside(bytes)) {
+  if (!context.local.has_room_inline(bytes)) {
     context.run_local(here);
   } else if (layout.leads()) {
-    context.local.fold_beside(here);
+    local::fold_inline(context.local, here);
   }
   if (!layout.leads()) return nullptr;
   if (request.bf16_wire) round_to_bfloat16(reinterpret_cast<float*>(partial.data()), bytes / sizeof(float));
@@ -80,11 +80,11 @@ void meet_here(Context& context, Round& round, const Request* request, const Des
   const Layout& layout = context.layout;
   round.agreed_here = own.kind != Kind::Joined && own.weighted == 0;
   if (layout.locals > 1) {
-    const bool small =
-        request != nullptr && (request->kind == Kind::Barrier ||
-                               (beside(context, *request) && context.local.has_room_beside(request->input_bytes())));
+    const bool small = request != nullptr &&
+                       (request->kind == Kind::Barrier ||
+                        (goes_inline(context, *request) && context.local.has_room_inline(request->input_bytes())));
     context.with_neighbours([&] {
-      const Agreement& here = context.local.meet(own, request, small);
+      const Agreement& here = local::meet(context.local, own, request, small);
       if (here.uniform) return;
       for (const Descriptor& each : here.brought) {
         round.agreed_here = round.agreed_here && each.kind != Kind::Joined && each.weighted == 0 && agree(each, own);
@@ -104,7 +104,7 @@ bool take_info(Context& context, int host, std::string_view bytes, const Descrip
   const bool agreed_there = header.flags == InfoHeader::kUniform;
   const std::size_t described = agreed_there ? 1 : ranks.size();
   if (header.ranks != ranks.size() || header.flags > InfoHeader::kUniform || header.doublings > context.tuner.most() ||
-      header.payload > context.beside_bytes ||
+      header.payload > context.inline_bytes ||
       bytes.size() != sizeof header + described * sizeof(Descriptor) + header.payload) {
     return false;
   }
@@ -164,7 +164,7 @@ void exchange_infos(Context& context, Round& round, const Request* request, cons
   for (int host = 0; host < layout.hosts; ++host) {
     const auto h = static_cast<std::size_t>(host);
     if (host == layout.host) continue;
-    round.infos[h].resize(sizeof header + layout.on(host).size() * sizeof(Descriptor) + context.beside_bytes);
+    round.infos[h].resize(sizeof header + layout.on(host).size() * sizeof(Descriptor) + context.inline_bytes);
     context.receive(in[h], layout.leader(host), tag(Step::Info, 0), round.infos[h].data(), round.infos[h].size());
     context.send(out[h], layout.leader(host), tag(Step::Info, 0), round.info.data(), round.info.size());
   }
@@ -216,7 +216,7 @@ void meet_all(Context& context, Round& round, const Request* request, const Desc
   round.delivered = context.over = false;
   const auto begun = Context::Clock::now();
   meet_here(context, round, request, own);
-  const bool brings_result = round.agreed_here && request != nullptr && beside(context, *request);
+  const bool brings_result = round.agreed_here && request != nullptr && goes_inline(context, *request);
   const std::byte* const payload = brings_result ? small_partial(context, *request) : nullptr;
   const std::size_t bytes = brings_result ? request->input_bytes() : 0;
   round.small.resize(sizeof(Decision) + bytes);
@@ -228,13 +228,14 @@ void meet_all(Context& context, Round& round, const Request* request, const Desc
     std::memcpy(round.small.data(), &decision, sizeof decision);
   }
   if (layout.locals > 1) {
-    context.with_neighbours([&] { context.local.hand_out(round.small.data(), round.small.size()); });
+    context.with_neighbours([&] { local::hand_out(context.local, round.small.data(), round.small.size()); });
     std::memcpy(&decision, round.small.data(), sizeof decision);
     context.agreement.uniform = decision.uniform != 0;
     context.pieces_doubled = static_cast<int>(decision.doublings);
     if (!context.agreement.uniform) {
       context.with_neighbours([&] {
-        context.local.hand_out(context.agreement.brought.data(), context.agreement.brought.size() * sizeof(Descriptor));
+        local::hand_out(context.local, context.agreement.brought.data(),
+                        context.agreement.brought.size() * sizeof(Descriptor));
       });
     }
   }

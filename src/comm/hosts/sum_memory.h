@@ -2,7 +2,8 @@
 // once. Belongs to the thread that runs operations.
 #pragma once
 
-#include "comm/local/slices.h"
+#include "comm/control/members.h"
+#include "comm/control/slices.h"
 #include "comm/request.h"
 #include "transport/transport.h"
 
@@ -18,7 +19,7 @@ struct Block {
   std::int64_t begin = 0;  // in elements of the buffer
   std::int64_t count = 0;
   std::int64_t left = 0;               // elements of the slice that have not been through the wire
-  local::Slice slice;                  // this column's share, in elements of the block
+  Slice slice;                         // this column's share, in elements of the block
   const std::byte* partial = nullptr;  // this host's sum of the slice
   std::byte* result = nullptr;         // of the slice
   std::vector<std::byte> partial_bytes, result_bytes, whole_bytes;
@@ -50,6 +51,7 @@ struct Stretch {
 };
 
 struct SumMemory {
+  Members members;
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Piece>> pieces;
   std::vector<std::unique_ptr<Stretch>> stretches;

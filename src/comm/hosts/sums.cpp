@@ -2,50 +2,21 @@
 // the hosts by ascending number, whatever the way. Every function runs on all ranks, also on those that have joined.
 #include "comm/hosts/sums.h"
 #include "base/result.h"
-#include "comm/hosts/elements.h"
 #include "comm/kernels/bfloat16.h"
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 namespace cohort::comm::hosts {
-namespace {
-
-Members members_of(const Context& context, const Request& request) {
-  const Layout& layout = context.layout;
-  Members members;
-  const auto ranks = static_cast<std::size_t>(layout.size);
-  if (context.agreement.agreed.weighted == 0) {
-    members.folded.assign(ranks, false);
-    for (const int rank : context.agreement.active) members.folded[static_cast<std::size_t>(rank)] = true;
-    members.count = static_cast<std::int64_t>(context.agreement.active.size());
-    members.divisor = members.count;
-  } else {
-    std::vector<double> weights;
-    for (const int rank : context.agreement.active)
-      weights.push_back(context.agreement.brought[static_cast<std::size_t>(rank)].weight);
-    const Weighting weighting = weigh(weights);
-    members.folded.assign(ranks, false);
-    if (!weighting.fractions.empty()) members.scales.assign(ranks, 1);
-    for (std::size_t i = 0; i < weighting.members.size(); ++i) {
-      const auto rank =
-          static_cast<std::size_t>(context.agreement.active[static_cast<std::size_t>(weighting.members[i])]);
-      members.folded[rank] = true;
-      if (!weighting.fractions.empty()) members.scales[rank] = weighting.fractions[i];
-    }
-    members.count = static_cast<std::int64_t>(weighting.members.size());
-    members.divisor = weighting.fractions.empty() ? std::max<std::int64_t>(members.count, 1) : 1;
-  }
-  members.everyone = members.count == layout.size;
-  if (context.agreement.agreed.prescale != 1 && is_scalable(request.dtype)) {
-    members.scales.resize(ranks, 1);
-    for (double& scale : members.scales) scale *= context.agreement.agreed.prescale;
-  }
-  return members;
+void scale_by(double factor, DType dtype, const void* from, void* to, std::int64_t count) {
+  FoldJob job;
+  job.dtype = dtype;
+  job.inputs = {&from, 1};
+  job.outputs = {&to, 1};
+  job.count = count;
+  job.scales = {&factor, 1};
+  fold(job);
 }
-
-}  // namespace
 
 void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
                 std::int64_t divisor) {
@@ -69,12 +40,9 @@ std::byte* destination(const Context& context, const Request& request, std::int6
 
 void place(const Context& context, const Request& request, std::int64_t begin, std::int64_t count,
            const std::byte* result) {
-  const Layout& layout = context.layout;
   if (request.kind != Kind::ReduceScatter && request.kind != Kind::ReduceScatterV) return;
   const std::size_t element = size_of(request.dtype);
-  const local::Slice part = request.kind == Kind::ReduceScatter ? local::Slice{layout.rank * request.output_count,
-                                                                               (layout.rank + 1) * request.output_count}
-                                                                : local::part_of(request.counts->input, layout.rank);
+  const Slice part = kept_by(request, context.layout.rank);
   const std::int64_t first = std::max(begin, part.begin);
   const std::int64_t last = std::min(begin + count, part.end);
   if (first >= last) return;
@@ -95,9 +63,7 @@ void reduce_gathered(Context& context, const Request& request, const Members& me
   const auto per_chunk =
       static_cast<std::int64_t>(std::max<std::size_t>(64, context.tuner.piece_bytes() / element / most));
   std::vector<bool> brings(hosts, false);
-  for (int rank = 0; rank < layout.size; ++rank) {
-    if (members.folded[static_cast<std::size_t>(rank)]) brings[static_cast<std::size_t>(layout.host_of(rank))] = true;
-  }
+  for (const int rank : members.ranks()) brings[static_cast<std::size_t>(layout.host_of(rank))] = true;
   for (std::int64_t begin = 0, number = 0; begin < request.input_count; begin += per_chunk, ++number) {
     const std::int64_t count = std::min(per_chunk, request.input_count - begin);
     const std::size_t bytes = static_cast<std::size_t>(count) * element;
@@ -125,11 +91,11 @@ void reduce_gathered(Context& context, const Request& request, const Members& me
       if (brings[static_cast<std::size_t>(layout.host)]) {
         std::vector<const void*> folded;
         std::vector<double> scales;
-        for (std::size_t i = 0; i < locals; ++i) {
-          const auto rank = static_cast<std::size_t>(layout.here()[i]);
-          if (!members.folded[rank]) continue;
-          folded.push_back(inputs + i * bytes);
-          if (!members.scales.empty()) scales.push_back(members.scales[rank]);
+        for (std::size_t i = 0; i < members.ranks().size(); ++i) {
+          const int rank = members.ranks()[i];
+          if (layout.host_of(rank) != layout.host) continue;
+          folded.push_back(inputs + static_cast<std::size_t>(layout.local_of(rank)) * bytes);
+          if (!members.scales().empty()) scales.push_back(members.scales()[i]);
         }
         void* const to[] = {mine};
         FoldJob job;
@@ -162,7 +128,7 @@ void reduce_gathered(Context& context, const Request& request, const Members& me
       // As large sums are rounded on their way, so that the way makes no difference.
       if (request.bf16_wire)
         round_to_bfloat16(reinterpret_cast<float*>(partials.data()), bytes * hosts / sizeof(float));
-      fold_hosts(request, sums, whole.data(), count, members.divisor);
+      fold_hosts(request, sums, whole.data(), count, members.divisor());
       if (request.bf16_wire && layout.hosts > 2) {
         round_to_bfloat16(reinterpret_cast<float*>(whole.data()), static_cast<std::size_t>(count));
       }
@@ -180,12 +146,14 @@ void reduce_gathered(Context& context, const Request& request, const Members& me
 }  // namespace
 
 void reduce(Context& context, const Request& request, bool serving) {
-  const Members members = members_of(context, request);
+  Members& members = context.memory.members;
+  members.set(context.agreement);
   const bool halves = request.dtype == DType::Float16 || request.dtype == DType::BFloat16;
   // Weighted halves are multiplied and folded in float32 before the host's sum is rounded, which the local world does
   // not do for factors that differ by rank.
-  const bool own_factors = context.agreement.agreed.weighted != 0 && !members.scales.empty();
-  if (!members.everyone || (own_factors && halves)) return reduce_gathered(context, request, members, serving);
+  const bool own_factors = context.agreement.agreed.weighted != 0 && !members.scales().empty();
+  if (members.count() < context.layout.size || (own_factors && halves))
+    return reduce_gathered(context, request, members, serving);
   if (goes_by_parts(context, request)) return reduce_parts(context, request, members);
   reduce_columns(context, request, members);
 }

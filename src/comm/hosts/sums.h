@@ -2,6 +2,8 @@
 // the hosts by ascending number, whatever the way. Every function runs on all ranks, also on those that have joined.
 #pragma once
 
+#include "comm/control/members.h"
+#include "comm/control/slices.h"
 #include "comm/hosts/context.h"
 #include "comm/request.h"
 
@@ -11,22 +13,17 @@
 
 namespace cohort::comm::hosts {
 
-/// Which ranks are folded, and by what each is multiplied first.
-struct Members {
-  std::vector<bool> folded;    // by rank
-  std::vector<double> scales;  // by rank; empty: none
-  std::int64_t count = 0;
-  std::int64_t divisor = 0;  // of an average
-  bool everyone = true;
-};
-
 void reduce(Context& context, const Request& request, bool serving);
-/// By columns, block by block (columns.cpp).
+/// By columns, block by block (columns.cpp). All ranks are members, here and below.
 void reduce_columns(Context& context, const Request& request, const Members& members);
 /// A reduce_scatter, to where it is kept (parts.cpp).
 bool goes_by_parts(const Context& context, const Request& request);
 void reduce_parts(Context& context, const Request& request, const Members& members);
 
+/// What a host does with what its ranks bring; an average divides once, at the end.
+inline ReduceOp within_host(ReduceOp op) noexcept { return op == ReduceOp::Average ? ReduceOp::Sum : op; }
+/// `to` = `factor` times `from`, rounded as a sum of one rank is.
+void scale_by(double factor, DType dtype, const void* from, void* to, std::int64_t count);
 /// The hosts' sums to the result.
 void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
                 std::int64_t divisor);

@@ -5,6 +5,7 @@
 #include "base/parse.h"
 #include "base/ranges.h"
 #include "base/result.h"
+#include "comm/control/deadline.h"
 #include "comm/control/operation.h"
 #include "comm/hosts/choose_transport.h"
 #include "net/digest.h"
@@ -256,13 +257,9 @@ std::string World::pid_text(int rank) const {
 }
 
 void World::end_lost(int peer, const std::string& how) {
-  const std::uint64_t number = label_->number();
-  const std::string pid = pid_text(peer);
-  end_and_throw(ErrorCode::PeerLost, peer, number,
-                fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) in operation {} -- {} -- see the output "
-                            "of rank {}; the communicator has to be formed anew",
-                            label_->doing(), layout_.rank, options_.placement.host, peer, host_name(peer),
-                            pid.empty() ? "" : ", " + pid, number, how, peer));
+  const RunningOperation running{label_->doing(), label_->number(), layout_.rank, options_.placement.host};
+  end_and_throw(ErrorCode::PeerLost, peer, running.number,
+                lost_text(running, peer, host_name(peer), pid_text(peer), how));
 }
 
 void World::on_message(int peer, std::uint32_t tag, std::string_view bytes) {

@@ -1,5 +1,6 @@
 // A rank whose announcement names memory that it does not have: the others refuse it and touch nothing there.
-#include "comm/local/engine.h"
+#include "comm/local/execute.h"
+#include "comm/local/round.h"
 
 #include "base/result.h"
 #include "comm/local/rendezvous.h"
@@ -41,8 +42,8 @@ TEST(Astray, MemoryBeyondItsSegmentIsRefusedOnEveryWayThatReadsOrWritesInPlace) 
       options.placement.host = "testhost";
       World world(options, nullptr);
       Waiters waiters;
-      Engine engine(world, waiters, options);
-      engine.called_at(std::chrono::steady_clock::now(), 20s);
+      Context context(world, waiters, options);
+      context.deadline.begin(std::chrono::steady_clock::now(), 20s);
       const std::size_t bytes = kCount * sizeof(float);
       std::uint32_t id = 0;
       const auto memory = value_or_throw(world.mesh()->create_segment(bytes, id));
@@ -52,13 +53,13 @@ TEST(Astray, MemoryBeyondItsSegmentIsRefusedOnEveryWayThatReadsOrWritesInPlace) 
       request.input_count = kCount;
       request.output_count = kCount;
       if (rank == 0) spoiled.wait();
-      engine.announce(request);
+      announce(context, request);
       if (rank == 1) {
         each.spoil(world.state(1).slots[1].descriptor);
         spoiled.count_down();
       }
       try {
-        engine.complete(request, nullptr);
+        complete(context, request, nullptr);
       } catch (const Error& error) {
         if (rank == 0) said = error.what();
       }

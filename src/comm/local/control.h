@@ -1,6 +1,6 @@
 // The memory through which the ranks of one host agree: one segment, made by rank 0 and mapped by all. Every word
 // has one writer (its rank), but for the header's abort record, bell and tickets; the header's plan is rank 0's.
-// Counters only grow. Plain layout without pointers; the engine holds the rules.
+// Counters only grow. Plain layout without pointers; protocol.h holds the rules.
 #pragma once
 
 #include "comm/control/descriptor.h"
@@ -61,6 +61,9 @@ struct alignas(kApart) RankState {
   std::uint64_t control_address;  ///< of this memory in its process; written before `ready`
   sys::CoreSet cores;             ///< written before `ready`
   Slot slots[2];
+
+  /// The last operation that this rank has come to. Any thread.
+  std::uint64_t begun() const noexcept { return std::max(slots[0].sequence.load(), slots[1].sequence.load()); }
 };
 
 /// Why the world ended. Written once, by whoever changes `state` from kNone to kWriting.

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "comm/control/fusion.h"
+#include "comm/local/round.h"
 #include "sys/thread.h"
 
 #include <pthread.h>
@@ -27,7 +28,7 @@ constexpr auto kAwake = std::chrono::milliseconds(20);
 
 Work Core::submit(const Request& request) {
   if (request.kind == Kind::Send || request.kind == Kind::Recv) return channels_.submit(request);
-  if (pending_.load(std::memory_order_acquire) != 0 || !Engine::is_quick(request)) {
+  if (pending_.load(std::memory_order_acquire) != 0 || !is_quick(request)) {
     return enqueue({request}, Clock::now(), false);
   }
   std::atomic<bool>& in_caller = waiters_.in_caller;
@@ -37,15 +38,15 @@ Work Core::submit(const Request& request) {
           name_of(request.kind));
   }
   in_caller.store(true, std::memory_order_relaxed);
-  engine_.limit_waiting(Clock::time_point::max());
-  engine_.called_at({}, request.timeout);
+  context_.deadline.limit(Clock::time_point::max());
+  context_.deadline.begin({}, request.timeout);
   bool late = false;
   std::optional<times::Exposed> exposed;
   if (timed_) exposed.emplace();
   std::optional<Error> failed = guarded(request, {}, [&](CollectiveEvent* event) {
-    engine_.announce(request);
-    late = !engine_.await_peers(kPatience);
-    if (!late) engine_.complete(request, event);
+    announce(context_, request);
+    late = !await_peers(context_, kPatience);
+    if (!late) complete(context_, request, event);
     return !late;
   });
   in_caller.store(false, std::memory_order_relaxed);
@@ -56,11 +57,11 @@ Work Core::submit(const Request& request) {
 
 bool Core::run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
                    CollectiveEvent* event) {
-  engine_.called_at(called, request.timeout);
-  if (!announced) engine_.announce(request);
+  context_.deadline.begin(called, request.timeout);
+  if (!announced) announce(context_, request);
   announced = true;
-  if (limit != Clock::time_point::max() && !engine_.await_peers(limit)) return false;
-  engine_.complete(request, event);
+  if (limit != Clock::time_point::max() && !await_peers(context_, limit)) return false;
+  complete(context_, request, event);
   return true;
 }
 

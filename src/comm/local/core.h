@@ -6,7 +6,8 @@
 #include "comm/control/fork_guard.h"
 #include "comm/control/queue.h"
 #include "comm/local/channels.h"
-#include "comm/local/engine.h"
+#include "comm/local/context.h"
+#include "comm/local/execute.h"
 #include "comm/local/rendezvous.h"
 #include "comm/local/world.h"
 
@@ -20,25 +21,29 @@ class Core final : public Queue {
   Core(const FormOptions& options, std::unique_ptr<Rendezvous> point)
       : Queue(times::wanted() && !options.label),  // else the larger world's operations are measured
         world_(options, std::move(point)),
-        engine_(world_, waiters_, options),
+        context_(world_, waiters_, options),
         channels_({world_, *guard_, observer_, [this] { return shared_from_this(); }}) {}
 
   Work submit(const Request& request) override;
-  void abort(std::string_view reason) noexcept override { engine_.abort(reason); }
+  void abort(std::string_view reason) noexcept override { world_.abort(reason); }
   void stop() override;
   bool in_child() const noexcept override { return guard_->in_child(); }
 
   World& world() noexcept { return world_; }
-  Engine& engine() noexcept { return engine_; }
+  Context& context() noexcept { return context_; }
   const std::shared_ptr<ForkGuard>& guard() const noexcept { return guard_; }
 
  private:
+  // Once all ranks have come, such an operation takes no more than a few times as long as waking a thread for it (20 us
+  // on virtual machines, and the thread then takes a core from whoever computes).
+  static constexpr std::size_t kQuickBytes = std::size_t{256} << 10;
+
   bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
                CollectiveEvent* event) override;
-  int run_join(std::chrono::milliseconds patience) override { return engine_.join(patience); }
-  void limit_waiting(Clock::time_point deadline) noexcept override { engine_.limit_waiting(deadline); }
+  int run_join(std::chrono::milliseconds patience) override { return local::join(context_, patience); }
+  void limit_waiting(Clock::time_point deadline) noexcept override { context_.deadline.limit(deadline); }
   std::byte* fusing() override;
-  bool is_quick(const Request& request) const noexcept override { return Engine::is_quick(request); }
+  bool is_quick(const Request& request) const noexcept override { return request.payload() <= kQuickBytes; }
   bool wants_rousing() override;
   void rouse() noexcept override { work_to_do_.notify_one(); }
   void leave_to_thread() noexcept override {
@@ -48,7 +53,7 @@ class Core final : public Queue {
 
   const std::shared_ptr<ForkGuard> guard_ = std::make_shared<ForkGuard>();
   World world_;
-  Engine engine_;
+  Context context_;
   Channels channels_;
   bool dozing_ = false;                   // the thread looks by itself before long
   std::shared_ptr<sys::Mapping> fusing_;  // registered memory

@@ -1,9 +1,9 @@
 // How ranks wait for peers: spinning while there is a core for every rank and somebody waits for the result, yielding
 // at once where ranks are more numerous than cores, and sleeping on the world's bell when it takes longer, in slices
-// between which deadlines and the peers' lives are looked after. A Waiter belongs to the thread that waits;
-// `limit_waiting` may be used from any.
+// between which deadlines and the peers' lives are looked after. A Waiter belongs to the thread that runs operations.
 #pragma once
 
+#include "comm/control/deadline.h"
 #include "comm/control/waiters.h"
 #include "comm/local/world.h"
 #include "status/status_page.h"
@@ -13,10 +13,9 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -127,25 +126,13 @@ class Sleeping {
 
 class Waiter {
  public:
-  /// What is under way may not wait longer than this (operations behind it have deadlines too). Any thread.
-  void limit_waiting(std::chrono::steady_clock::time_point deadline) noexcept {
-    waiting_limit_.store(deadline.time_since_epoch().count(), std::memory_order_relaxed);
-  }
-
- protected:
   using Clock = std::chrono::steady_clock;
 
-  Waiter(World& world, Waiters& waiters) : world_(world), waiters_(&waiters) {}
-  ~Waiter() = default;
+  Waiter(World& its_world, Waiters& waiters) : world(its_world), waiters_(&waiters) {}
 
-  /// What is under way, for messages: "all_reduce(float32[10], sum)".
-  virtual std::string doing() const = 0;
-  /// Its number, for messages.
-  virtual std::uint64_t number() const noexcept = 0;
-  /// What a rank that is waited for did not do: "did not come; its last was ...".
-  virtual std::string omission(int rank) const = 0;
-  /// Called from time to time while waiting.
-  virtual void meanwhile() {}
+  World& world;
+  std::uint64_t sequence = 0;  ///< of the running operation
+  Deadline deadline;
 
   /// Waits until `ready()` is true; it must not become false again. `missing()` gives the ranks that are waited for.
   /// False if that takes until (about) `limit`.
@@ -158,53 +145,52 @@ class Waiter {
   template <class Reached>
   bool wait_a_while_for_all(Reached reached, std::chrono::microseconds patience);
 
-  /// To be called after a store that peers wait for. The store need not have been seen by then: see `wait_until`.
-  void posted() noexcept { world_.ring(); }
-
   void throw_if_ended() const {
-    if (world_.ended()) throw world_.recorded(doing(), number());
+    if (world.ended()) throw world.recorded(doing(), number());
   }
   [[noreturn]] void end_lost(int rank, const std::string& how);
   [[noreturn]] void end_world(ErrorCode code, int peer, const std::string& text);
-  /// To be called when a wait begins to take long: the time of the call if it has not been taken yet.
-  void set_deadline(Clock::time_point called, std::chrono::milliseconds timeout) noexcept {
-    called_ = called;
-    timeout_ = timeout;
-  }
-  std::chrono::milliseconds timeout() const noexcept { return timeout_; }
-  /// The longest sleep between two calls of `meanwhile`.
-  void set_slice(std::chrono::milliseconds slice) noexcept { slice_ = slice; }
+  /// What is under way, for messages: "all_reduce(float32[10], sum)"; of a larger world, its operation.
+  std::string doing() const;
+
+  /// From now on `waiters` wait, and `meanwhile` is called at least every 2 ms, however long it takes.
+  void serve(Waiters& waiters, std::function<void()> meanwhile);
+  /// What waiting took since the last call, without spinning.
   std::chrono::nanoseconds take_waited() noexcept { return std::exchange(waited_, std::chrono::nanoseconds(0)); }
-
-  World& world_;
-  Waiters* waiters_;
-
   /// Where this rank says what it waits for.
-  status::LaneStatus& lane() const noexcept { return world_.collectives(); }
+  status::LaneStatus& lane() const noexcept { return world.collectives(); }
+
+ protected:
+  ~Waiter() = default;
 
  private:
+  void meanwhile() {
+    world.mesh()->flush();
+    if (meanwhile_) meanwhile_();
+  }
   void note_waiting(std::chrono::nanoseconds waited) noexcept {
     if (waited.count() > 0) lane().note_wait(static_cast<std::uint64_t>(waited.count()));
     waited_ += waited;
   }
   void look_after(const std::function<std::vector<int>()>& missing);
+  std::uint64_t number() const noexcept { return world.label() != nullptr ? world.label()->number() : sequence; }
+  RunningOperation running() const { return {doing(), number(), world.name(world.rank()), world.host()}; }
+  std::string omission(int rank) const;
 
-  std::atomic<std::int64_t> waiting_limit_{std::numeric_limits<std::int64_t>::max()};  // as Clock's ticks
-  std::chrono::milliseconds slice_ = Pacer::kSlice;
-  std::chrono::nanoseconds waited_{0};  // without spinning
-  int spins_ = Pacer::kMostSpins;       // how long to spin before yielding; adapts
-  Clock::time_point
-      called_{};  // of what is under way; zero: not taken yet, since it takes as long as a small operation
-  std::chrono::milliseconds timeout_{0};
+  Waiters* waiters_;
+  std::function<void()> meanwhile_;
+  std::chrono::milliseconds slice_ = Pacer::kSlice;  // the longest sleep between two calls of `meanwhile`
+  std::chrono::nanoseconds waited_{0};
+  int spins_ = Pacer::kMostSpins;  // how long to spin before yielding; adapts
 };
 
 template <class Ready, class Missing>
 bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
   if (!ready()) {
-    Pacer pacer(world_.crowded(), *waiters_, spins_);
+    Pacer pacer(world.crowded(), *waiters_, spins_);
     Sleeping sleeping(lane());
     while (!ready()) {
-      if (world_.ended()) throw_if_ended();
+      if (world.ended()) throw_if_ended();
       switch (pacer.next()) {
         case Pacer::Step::Spin: cpu_relax(); continue;
         case Pacer::Step::Yield:
@@ -221,13 +207,13 @@ bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
       meanwhile();
       // A rank that posted without seeing this one among the sleepers has had its store on the way for no more than
       // nanoseconds: so the first sleep is short, and no store needs a fence.
-      Header& shared = world_.header();
+      Header& shared = world.header();
       const std::uint32_t bell = shared.bell.load();
       const bool first = !sleeping.counted();
       const bool own = waiters_->in_caller.load(std::memory_order_relaxed) && !sys::in_service_thread();
       sleeping.count(shared, own || waiters_->awaited.load(std::memory_order_relaxed) != 0);
       if (first) longest = std::min<std::chrono::nanoseconds>(longest, Pacer::kFirstSlice);
-      if (!ready() && !world_.ended()) sys::futex_wait(shared.bell, bell, longest);
+      if (!ready() && !world.ended()) sys::futex_wait(shared.bell, bell, longest);
       if (!pacer.look_now() || ready()) continue;
       look_after(missing);
     }
@@ -242,12 +228,12 @@ bool Waiter::wait_for_all(Reached reached, Clock::time_point limit) {
   int next = 0;  // those before have reached it
   return wait_until(
       [&] {
-        while (next < world_.size() && reached(next)) ++next;
-        return next == world_.size();
+        while (next < world.size() && reached(next)) ++next;
+        return next == world.size();
       },
       [&] {
         std::vector<int> missing;
-        for (int rank = next; rank < world_.size(); ++rank) {
+        for (int rank = next; rank < world.size(); ++rank) {
           if (!reached(rank)) missing.push_back(rank);
         }
         return missing;
@@ -259,14 +245,14 @@ template <class Reached>
 bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds patience) {
   int next = 0;
   const auto all = [&] {
-    while (next < world_.size() && reached(next)) ++next;
-    return next == world_.size();
+    while (next < world.size() && reached(next)) ++next;
+    return next == world.size();
   };
   if (!all()) {
-    Pacer pacer(world_.crowded(), *waiters_, spins_);
+    Pacer pacer(world.crowded(), *waiters_, spins_);
     Clock::time_point since{};
     for (int steps = 1; !all(); ++steps) {
-      if (world_.ended()) throw_if_ended();
+      if (world.ended()) throw_if_ended();
       const Pacer::Step step = pacer.next();
       if (step == Pacer::Step::Sleep) return false;
       if (step == Pacer::Step::Yield || steps % 64 == 0) {

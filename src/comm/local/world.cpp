@@ -92,6 +92,15 @@ bool World::record(ErrorCode code, int peer, std::uint64_t sequence, std::string
   return true;
 }
 
+void World::abort(std::string_view reason) noexcept {
+  const std::uint64_t begun = state(rank_).begun();
+  try {
+    record(ErrorCode::Aborted, -1, begun, fmt::format("aborted by rank {} on {} -- {}", name(rank_), host_, reason));
+  } catch (...) {
+    record(ErrorCode::Aborted, -1, begun, reason);
+  }
+}
+
 Error World::recorded(const std::string& doing, std::uint64_t sequence) const {
   Error error = as_error(doing, sequence);
   status::StatusPage::own().note_failure(error);

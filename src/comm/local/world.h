@@ -1,6 +1,6 @@
 // What the ranks of one host share while their communicator lives: the control memory, the sockets that pass memory,
 // who the peers are and whether they live, why the world ended, and reading a peer's memory through the kernel. The
-// engine (collectives) and the channels (send, recv) each run on a thread of their own over one World.
+// context (collectives) and the channels (send, recv) each run on a thread of their own over one World.
 // `record`, `ring` and the accessors may be called from any thread; `lost` and `read_peer` too.
 #pragma once
 
@@ -27,7 +27,7 @@ status::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept;
 class World {
  public:
   /// Meets the other ranks; see `meet` for what it throws. Afterwards they have mapped the control memory, but may not
-  /// have said where they run: `Engine` waits for that.
+  /// have said where they run: `Context` waits for that.
   World(const FormOptions& options, std::unique_ptr<Rendezvous> point);
   /// Tells the peers that this rank has left.
   ~World();
@@ -72,6 +72,8 @@ class World {
   }
   /// The same for what another rank found out.
   bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text, int reporter) noexcept;
+  /// The same on the program's request.
+  void abort(std::string_view reason) noexcept;
   /// The first cause, as this rank reports it while it was `doing` operation `sequence`.
   Error recorded(const std::string& doing, std::uint64_t sequence) const;
   /// Why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may.
@@ -79,7 +81,7 @@ class World {
 
   // --- waking ---
 
-  /// Wakes those who sleep.
+  /// Wakes those who sleep, after a store that peers wait for. They need not have seen it by then: see waiting.h.
   void ring() noexcept {
     if (header().sleepers.load(std::memory_order_relaxed) != 0) wake();
   }

@@ -1,12 +1,14 @@
-// How the elements of a buffer are divided among ranks: contiguous slices whose borders lie on cache lines. Pure.
+// How the elements of a buffer are divided among ranks: contiguous slices. Pure.
 #pragma once
+
+#include "comm/request.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-namespace cohort::comm::local {
+namespace cohort::comm {
 
 struct Slice {
   std::int64_t begin = 0;
@@ -15,6 +17,7 @@ struct Slice {
 };
 
 /// Slice `part` of `parts` of `count` elements of `element` bytes, whose first lies `address` bytes into memory.
+/// Borders lie on cache lines.
 inline Slice slice_of(std::int64_t count, std::size_t element, int part, int parts, std::uint64_t address) noexcept {
   constexpr std::uint64_t kLineBytes = 64;
   const auto per_line = static_cast<std::int64_t>(kLineBytes / element);
@@ -34,4 +37,17 @@ inline Slice part_of(std::span<const std::int64_t> counts, int part) noexcept {
   return {begin, begin + counts[static_cast<std::size_t>(part)]};
 }
 
-}  // namespace cohort::comm::local
+/// What a rank keeps of a reduce_scatter, in elements of the input.
+inline Slice kept_by(const Request& request, int rank) noexcept {
+  if (request.kind == Kind::ReduceScatter) return {rank * request.output_count, (rank + 1) * request.output_count};
+  return part_of(request.counts->input, rank);
+}
+
+inline const std::byte* at(const void* base, std::int64_t elements, std::size_t element) noexcept {
+  return static_cast<const std::byte*>(base) + static_cast<std::size_t>(elements) * element;
+}
+inline std::byte* at(void* base, std::int64_t elements, std::size_t element) noexcept {
+  return static_cast<std::byte*>(base) + static_cast<std::size_t>(elements) * element;
+}
+
+}  // namespace cohort::comm

@@ -1,0 +1,192 @@
+#include "comm/local/execute.h"
+
+#include "base/result.h"
+#include "comm/control/operation.h"
+#include "comm/finite_check.h"
+#include "comm/local/folding.h"
+#include "comm/local/moves.h"
+#include "comm/local/reductions.h"
+#include "comm/local/round.h"
+
+#include <cstring>
+
+namespace cohort::comm::local {
+namespace {
+
+enum class Path { Inline, ZeroCopy, ByOutput, Cross, Exchanged, Chunked };
+
+// Two ranks stage all they bring up to here, which saves a wait; beyond it the fewer bytes of half of it count for
+// more.
+constexpr std::size_t kMostExchanged = std::size_t{1} << 20;
+
+/// Whether nothing has to be copied to where peers can read it.
+bool is_in_place(const Context& context) noexcept {
+  const Agreement& agreement = context.agreement;
+  switch (agreement.agreed.kind) {
+    case Kind::AllReduce: return context.inputs_mapped() && context.outputs_mapped();
+    case Kind::Reduce: return context.inputs_mapped() && context.brought(agreement.root).output_segment != 0;
+    case Kind::Broadcast:
+    case Kind::Scatter:
+    case Kind::ScatterV: return context.mapped(agreement.root);
+    default: return context.inputs_mapped();
+  }
+}
+
+/// What one rank reads of another at a time.
+std::size_t bytes_at_once(const Context& context, const Request& request) {
+  const auto ranks = static_cast<std::size_t>(context.size);
+  const std::size_t agreed = static_cast<std::size_t>(context.agreement.agreed.count) * size_of(request.dtype);
+  switch (context.agreement.agreed.kind) {
+    case Kind::AllReduce:
+    case Kind::Reduce:
+    case Kind::ReduceScatterV:
+    case Kind::AllToAll: return agreed / ranks;
+    case Kind::AllGatherV:
+    case Kind::GatherV: return inline_bytes(request, context.size);
+    case Kind::AllToAllV:
+    case Kind::ScatterV: return largest_block(context, request);
+    default: return agreed;
+  }
+}
+
+Path choose(const Context& context, const Request& request) {
+  const Agreement& agreement = context.agreement;
+  const Kind kind = agreement.agreed.kind;
+  if (context.is_inline) {
+    // Where a broadcast's data is small but comes from another rank than announced, it did not come inline.
+    return kind != Kind::Broadcast || agreement.root == agreement.agreed.root ? Path::Inline : Path::Chunked;
+  }
+  if (context.plan.zero_copy != 0) {
+    if (is_in_place(context)) return Path::ZeroCopy;
+    if (kind == Kind::AllReduce && context.outputs_mapped()) return Path::ByOutput;
+  }
+  const bool everyone = static_cast<int>(agreement.active.size()) == context.size;
+  const std::uint64_t least = is_reduction(kind) ? context.plan.cross_reduce_bytes : context.plan.cross_copy_bytes;
+  // A system call has to pay.
+  if (everyone && bytes_at_once(context, request) >= least) return Path::Cross;
+  const bool exchangeable = kind == Kind::AllReduce || kind == Kind::Reduce;
+  return exchangeable && everyone && context.size == 2 && request.input_bytes() <= kMostExchanged ? Path::Exchanged
+                                                                                                  : Path::Chunked;
+}
+
+void reduce(Context& context, const Request& request, Path path) {
+  switch (path) {
+    case Path::Inline: return reduce_inline(context, request);
+    case Path::ZeroCopy: return reduce_zero_copy(context, request);
+    case Path::ByOutput: return all_reduce_by_output(context, request);
+    case Path::Cross:
+      return context.is_rooted() ? reduce_chunked(context, request, true) : all_reduce_cross(context, request);
+    case Path::Exchanged: return reduce_exchanged(context, request);
+    case Path::Chunked: return reduce_chunked(context, request, false);
+  }
+}
+
+void reduce_scatter(Context& context, const Request& request, Path path) {
+  if (path == Path::Inline) return reduce_scatter_inline(context, request);
+  if (path == Path::Chunked) return reduce_scatter_chunked(context, request);
+  reduce_scatter_direct(context, request);
+  context.finish_round();
+}
+
+void move(Context& context, const Request& request, Path path) {
+  if (path == Path::Inline) return move_inline(context, request);
+  if (path == Path::Chunked) return move_chunked(context, request);
+  move_direct(context, request);
+}
+
+/// A world of one.
+void run_alone(Context& context, const Request& request) {
+  if (request.output == nullptr || request.output_count == 0) return;
+  if (request.weighted && request.weight == 0) {
+    std::memset(request.output, 0, request.output_bytes());
+  } else if (is_reduction(request.kind) && (request.prescale != 1 || request.postscale != 1)) {
+    context.agreement.active = context.agreement.everyone;
+    context.agreement.agreed = describe(request);
+    context.agreement.agreed.weighted = 0;
+    context.members.set(context.agreement);
+    context.fold_inputs.assign(1, request.input);
+    context.fold_outputs.assign(1, request.output);
+    fold_pieces(context, request.output_count);
+  } else if (request.input != request.output) {
+    std::memmove(request.output, request.input, request.output_bytes());
+  }
+}
+
+// Of an all_reduce in which this rank has seen what all others have posted. What it has folded itself it knows.
+void report_finite(const Context& context, FiniteCheck& finite_check) noexcept {
+  bool finite = !context.non_finite;
+  for (int rank = 0; rank < context.size && finite; ++rank) {
+    finite = context.state(rank).non_finite[context.sequence % 2].load(std::memory_order_relaxed) != context.sequence;
+  }
+  finite_check.note(finite);
+}
+
+}  // namespace
+
+void execute(Context& context, const Request& request, CollectiveEvent* event) {
+  const Path path = choose(context, request);
+  context.non_finite = false;
+  if (event != nullptr) event->zero_copy = path == Path::ZeroCopy;
+  if (path == Path::Exchanged || path == Path::Chunked) context.measure_again();
+  const Kind kind = context.agreement.agreed.kind;
+  if (is_reduction(kind)) context.members.set(context.agreement);
+  switch (kind) {
+    case Kind::AllReduce:
+    case Kind::Reduce: return reduce(context, request, path);
+    case Kind::ReduceScatter:
+    case Kind::ReduceScatterV: return reduce_scatter(context, request, path);
+    case Kind::Broadcast:
+    case Kind::AllGather:
+    case Kind::AllGatherV:
+    case Kind::Gather:
+    case Kind::GatherV:
+    case Kind::Scatter:
+    case Kind::ScatterV:
+    case Kind::AllToAll:
+    case Kind::AllToAllV:
+    case Kind::Split: return move(context, request, path);
+    case Kind::None:
+    case Kind::Barrier:
+    case Kind::Joined:
+    case Kind::Send:
+    case Kind::Recv: return;  // a barrier is done when all have come
+  }
+}
+
+void complete(Context& context, const Request& request, CollectiveEvent* event) {
+  if (event != nullptr) event->sequence = context.sequence;
+  if (context.size == 1) return run_alone(context, request);
+  gather(context);
+  if (event != nullptr) event->waited = std::chrono::steady_clock::now() - event->begun;
+  if (!context.agreement.uniform) {
+    if (auto found = disagreement(context)) {
+      const std::string own = to_string(context.brought(context.rank));
+      throw refusal(own, context.rank, context.world.host(), context.sequence, *std::move(found));
+    }
+  }
+  execute(context, request, event);
+  // A rank that comes late can complete what others have given up, with what their memory holds by then.
+  if (!context.is_inline) context.check_reads();
+  if (request.finite_check) report_finite(context, *request.finite_check);
+  context.lane().end(context.sequence);
+}
+
+int join(Context& context, std::chrono::milliseconds patience) {
+  context.throw_if_ended();
+  if (context.size == 1) return 0;
+  const std::int64_t ticket = context.world.header().join_tickets.fetch_add(1);
+  while (true) {
+    context.deadline.begin(std::chrono::steady_clock::now(), patience);
+    announce_joined(context, ticket);
+    gather(context);
+    if (context.agreement.active.empty()) break;
+    if (disagreement(context)) continue;  // the active ranks are told; this one brought nothing that could be wrong
+    const Request served = request_to_serve(context.agreement.agreed);
+    choose_inline(context, served);
+    execute(context, served, nullptr);
+  }
+  context.lane().end(context.sequence);
+  return context.agreement.last_joined();
+}
+
+}  // namespace cohort::comm::local
