@@ -50,7 +50,7 @@ int Queue::join(std::chrono::milliseconds patience) {
   }
   running_ = true;
   pending_.fetch_add(1, std::memory_order_relaxed);
-  limit_waiting(Clock::time_point::max());
+  waiters_.deadline.limit(Clock::time_point::max());
   lock.unlock();
   const auto finish = [&] {
     lock.lock();
@@ -184,7 +184,7 @@ std::optional<Error> Queue::run_group(QueuedWork& work) noexcept {
 void Queue::set_limit() noexcept {
   auto earliest = Clock::time_point::max();
   for (const auto& work : queue_) earliest = std::min(earliest, work->deadline());
-  limit_waiting(earliest);
+  waiters_.deadline.limit(earliest);
 }
 
 }  // namespace cohort::comm

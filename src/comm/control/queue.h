@@ -69,8 +69,6 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
                        CollectiveEvent* event) = 0;
   virtual int run_join(std::chrono::milliseconds patience) = 0;
-  /// What is under way may not wait longer than this: operations behind it have deadlines too.
-  virtual void limit_waiting(Clock::time_point deadline) noexcept = 0;
   /// Memory of kFusedTotal bytes in which small buffers travel together.
   virtual std::byte* fusing() = 0;
   /// Worth running for whoever has little time.

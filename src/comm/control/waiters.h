@@ -1,7 +1,8 @@
-// How many threads wait for what a communicator does: with none, ranks that wait for their peers leave the core to
-// whoever computes. Any thread.
+// How many threads wait for what a communicator does, and until when: with none, ranks that wait for their peers leave
+// the core to whoever computes. Any thread, but for the deadline (deadline.h).
 #pragma once
 
+#include "comm/control/deadline.h"
 #include "sys/thread.h"
 
 #include <atomic>
@@ -12,6 +13,7 @@ struct Waiters {
   std::atomic<int> attended{0};        ///< threads that wait for results
   std::atomic<int> awaited{0};         ///< of these, the program's own
   std::atomic<bool> in_caller{false};  ///< the caller runs an operation itself: the same, without the cost of a count
+  Deadline deadline;                   ///< of the running operation
 };
 
 /// Counts the caller among those who wait, as long as it lives.

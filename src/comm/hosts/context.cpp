@@ -42,7 +42,7 @@ Context::Context(World& its_world, Waiters& waiters, std::function<void()> meanw
 }
 
 void Context::begin(const Descriptor& own, Clock::time_point called, std::chrono::milliseconds timeout) {
-  deadline().begin(called, timeout);
+  waiters_.deadline.begin(called, timeout);
   transport.forget(sequence);
   ++sequence;
   world.label().begin(sequence, own);
@@ -75,8 +75,8 @@ Context::Waiting::~Waiting() {
 /// Of a wait for ranks on other hosts. One that has ranks beside it may wait for them, and then its host tells first.
 /// Of several who have not come to the operation one may still wait for the other in the last one, and knows better.
 Context::Clock::time_point Context::deadline_of(const std::vector<int>& missing) const noexcept {
-  if (layout.on(layout.host_of(missing.front())).size() > 1) return deadline().when() + kGrace;
-  return deadline().when() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
+  if (layout.on(layout.host_of(missing.front())).size() > 1) return waiters_.deadline.when() + kGrace;
+  return waiters_.deadline.when() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
 }
 
 void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
@@ -102,7 +102,8 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
   }
   const RunningOperation running{world.label().doing(), sequence, layout.rank, world.options().placement.host};
   const int accused = missing.size() > 1 && over ? -1 : missing.front();
-  world.end_and_throw(ErrorCode::Timeout, accused, sequence, timeout_text(running, deadline(), omission(missing)));
+  world.end_and_throw(ErrorCode::Timeout, accused, sequence,
+                      timeout_text(running, waiters_.deadline, omission(missing)));
 }
 
 /// What ranks that are waited for did not do. A rank may be late because another one of its host is.

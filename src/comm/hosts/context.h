@@ -1,10 +1,9 @@
 // What the algorithms between hosts are written over: who is where, what all ranks brought, frames that are sent and
 // received, parts that the ranks of this host carry out, and waiting for all of these, within deadlines and while peers
-// live. Belongs to the thread that runs operations; `deadline().limit` from any.
+// live. Belongs to the thread that runs operations.
 #pragma once
 
 #include "comm/control/agreement.h"
-#include "comm/control/deadline.h"
 #include "comm/control/waiters.h"
 #include "comm/hosts/chunk_tuner.h"
 #include "comm/hosts/sum_memory.h"
@@ -78,8 +77,6 @@ class Context {
   void begin(const Descriptor& own, Clock::time_point called, std::chrono::milliseconds timeout);
   /// It is over: nobody waits in it.
   void end() noexcept { lane_.end(sequence); }
-  /// Until when it may wait, for other hosts and on this one. Its `limit` from any thread.
-  Deadline& deadline() const noexcept { return local.deadline; }
 
   /// Drives the transport until `ready()`. `missing()` gives the ranks that are waited for.
   template <class Ready, class Missing>
@@ -141,7 +138,7 @@ class Context {
   bool moves_objects() const noexcept { return over && may_be_object(agreement.agreed.dtype); }
 
   status::LaneStatus& lane_;
-  const Waiters& waiters_;
+  Waiters& waiters_;
   const std::function<void()> meanwhile_;
   Clock::time_point looked_{};
   Clock::time_point busy_until_{};

@@ -31,7 +31,6 @@ class Core final : public Queue {
   bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
                CollectiveEvent* event) override;
   int run_join(std::chrono::milliseconds patience) override { return engine_.join(patience); }
-  void limit_waiting(Clock::time_point deadline) noexcept override { engine_.limit_waiting(deadline); }
   std::byte* fusing() override;
   bool wants_rousing() override { return asleep_; }
   void rouse() noexcept override { world_.transport().wake(); }

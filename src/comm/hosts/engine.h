@@ -27,8 +27,6 @@ class Engine {
   void run(const Request& request, Clock::time_point called, CollectiveEvent* event);
   /// Serves the others' operations until all ranks have joined; `patience` is for each of them.
   int join(std::chrono::milliseconds patience);
-  /// Any thread.
-  void limit_waiting(Clock::time_point deadline) noexcept { context_.deadline().limit(deadline); }
 
  private:
   Context context_;

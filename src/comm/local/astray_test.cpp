@@ -43,7 +43,7 @@ TEST(Astray, MemoryBeyondItsSegmentIsRefusedOnEveryWayThatReadsOrWritesInPlace) 
       World world(options, nullptr);
       Waiters waiters;
       Context context(world, waiters, options);
-      context.deadline.begin(std::chrono::steady_clock::now(), 20s);
+      waiters.deadline.begin(std::chrono::steady_clock::now(), 20s);
       const std::size_t bytes = kCount * sizeof(float);
       std::uint32_t id = 0;
       const auto memory = value_or_throw(world.mesh()->create_segment(bytes, id));

@@ -35,7 +35,7 @@ Context::Context(World& its_world, Waiters& waiters, const FormOptions& options)
       distance(world),
       agreement(world.size()) {
   if (size == 1) return;
-  deadline.begin(Clock::now(), options.join_timeout);
+  deadline().begin(Clock::now(), options.join_timeout);
   waiters.attended = 1;  // forming is waited for
   note_cores();
   state(rank).reads_peers.store(world.try_reading_peers() ? 1 : 2);

@@ -1,7 +1,7 @@
 // What the algorithms on one host are written over: who takes part and what all brought, the ranks' slots, counters and
 // buffers in the control memory, memory of peers, and waiting for them. Its rounds (round.h) fill in what ranks bring;
 // an algorithm is a function over it (reductions.h, moves.h, parts.h), in which all ranks do their part. Belongs to the
-// thread that runs operations; `deadline.limit` from any.
+// thread that runs operations.
 #pragma once
 
 #include "comm/communicator_impl.h"

@@ -38,8 +38,8 @@ Work Core::submit(const Request& request) {
           name_of(request.kind));
   }
   in_caller.store(true, std::memory_order_relaxed);
-  context_.deadline.limit(Clock::time_point::max());
-  context_.deadline.begin({}, request.timeout);
+  waiters_.deadline.limit(Clock::time_point::max());
+  waiters_.deadline.begin({}, request.timeout);
   bool late = false;
   std::optional<times::Exposed> exposed;
   if (timed_) exposed.emplace();
@@ -57,7 +57,7 @@ Work Core::submit(const Request& request) {
 
 bool Core::run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
                    CollectiveEvent* event) {
-  context_.deadline.begin(called, request.timeout);
+  waiters_.deadline.begin(called, request.timeout);
   if (!announced) announce(context_, request);
   announced = true;
   if (limit != Clock::time_point::max() && !await_peers(context_, limit)) return false;

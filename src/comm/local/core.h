@@ -41,7 +41,6 @@ class Core final : public Queue {
   bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
                CollectiveEvent* event) override;
   int run_join(std::chrono::milliseconds patience) override { return local::join(context_, patience); }
-  void limit_waiting(Clock::time_point deadline) noexcept override { context_.deadline.limit(deadline); }
   std::byte* fusing() override;
   bool is_quick(const Request& request) const noexcept override { return request.payload() <= kQuickBytes; }
   bool wants_rousing() override;

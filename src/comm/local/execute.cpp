@@ -176,7 +176,7 @@ int join(Context& context, std::chrono::milliseconds patience) {
   if (context.size == 1) return 0;
   const std::int64_t ticket = context.world.header().join_tickets.fetch_add(1);
   while (true) {
-    context.deadline.begin(std::chrono::steady_clock::now(), patience);
+    context.deadline().begin(std::chrono::steady_clock::now(), patience);
     announce_joined(context, ticket);
     gather(context);
     if (context.agreement.active.empty()) break;

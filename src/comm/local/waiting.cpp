@@ -58,6 +58,7 @@ void Waiter::end_lost(int rank, const std::string& how) {
 
 // Ends the world if a rank that is waited for has died, or if the deadline has passed.
 void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
+  Deadline& deadline = waiters_->deadline;
   deadline.begin_now();
   const std::vector<int> missing = missing_now();
   for (const int rank : missing) {

@@ -3,7 +3,6 @@
 // between which deadlines and the peers' lives are looked after. A Waiter belongs to the thread that runs operations.
 #pragma once
 
-#include "comm/control/deadline.h"
 #include "comm/control/waiters.h"
 #include "comm/local/world.h"
 #include "status/status_page.h"
@@ -132,7 +131,6 @@ class Waiter {
 
   World& world;
   std::uint64_t sequence = 0;  ///< of the running operation
-  Deadline deadline;
 
   /// Waits until `ready()` is true; it must not become false again. `missing()` gives the ranks that are waited for.
   /// False if that takes until (about) `limit`.
@@ -148,6 +146,7 @@ class Waiter {
   void throw_if_ended() const {
     if (world.ended()) throw world.recorded(doing(), number());
   }
+  Deadline& deadline() const noexcept { return waiters_->deadline; }
   [[noreturn]] void end_lost(int rank, const std::string& how);
   [[noreturn]] void end_world(ErrorCode code, int peer, const std::string& text);
   /// What is under way, for messages: "all_reduce(float32[10], sum)"; of a larger world, its operation.
