@@ -99,7 +99,8 @@ class Context final : public Waiter {
   }
   /// How buffers that a peer reads next are written.
   Stores stores_for(std::size_t bytes) const noexcept;
-  /// How staging is best written changes: measures it again from time to time.
+  /// How staging is best written changes: measures it again from time to time. To be called by all ranks once all have
+  /// come to the operation, before any of them stages something.
   void measure_again();
 
   // --- memory of ranks; of peers it is read in place where it is registered, else through the kernel ---
@@ -131,7 +132,6 @@ class Context final : public Waiter {
   void note_cores();
   void read_peer(int which, void* to, std::uint64_t address, std::size_t bytes);
 
-  std::uint64_t measured_at_ = 0;
   std::vector<std::byte> aside_;  // for what is read through the kernel: a piece for each peer
   std::size_t aside_bytes_ = 0;   // of a piece
 };

@@ -50,6 +50,7 @@ const Agreement& meet(Context& context, const Descriptor& own, const Request* re
   const bool brings = with_input && context.rank != 0 && request->input_count > 0;  // rank 0 has its own
   publish_descriptor(context, brings ? request : nullptr);
   gather(context);
+  context.measure_again();
   context.inputs.clear();
   for (int rank = 0; rank < context.size && !with_input; ++rank)
     context.inputs.push_back(context.brought(rank).input());
@@ -92,7 +93,6 @@ void reduce_scatter_part(Context& context, const Request& part, std::optional<st
   if (context.inputs_mapped()) {
     reduce_scatter_direct(context, part);
   } else {
-    context.measure_again();
     reduce_scatter_chunked(context, part);
   }
   context.check_reads();
