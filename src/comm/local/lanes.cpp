@@ -77,31 +77,30 @@ class LanePath final : public Path {
 class Pull final : public Transfer {
  public:
   Pull(Lanes& lanes, int peer, const Message& message, std::uint64_t address)
-      : Transfer(false), lanes_(lanes), peer_(peer), to_(message.to), bytes_(message.bytes()), address_(address) {
+      : Transfer(false), lanes_(lanes), peer_(peer), message_(message), address_(address) {
     lanes_.pulls_to_do_.fetch_add(1, std::memory_order_relaxed);
   }
   ~Pull() override { lanes_.pulls_to_do_.fetch_sub(1, std::memory_order_relaxed); }
 
   Result<Step> step(Lock& lock) override {
-    const std::size_t bytes = std::min(kPullBytes, bytes_ - moved_);
+    const std::size_t bytes = std::min(kPullBytes, message_.bytes() - moved_);
     busy = true;
     lanes_.pulls_to_do_.fetch_sub(1, std::memory_order_relaxed);
     lock.unlock();
-    const auto read = lanes_.world_.read_peer(peer_, to_ + moved_, address_ + moved_, bytes);
+    const auto read = lanes_.world_.read_peer(peer_, message_.to + moved_, address_ + moved_, bytes);
     lock.lock();
     busy = false;
     lanes_.pulls_to_do_.fetch_add(1, std::memory_order_relaxed);
     if (lanes_.world_.ended_before_reads()) return Step::Moved;  // the sender may have given its memory up
     if (!read) return fail(read.error().code(), "{} -- COHORT_PLAN=cross=off does without it", read.error().what());
     moved_ += bytes;
-    return moved_ < bytes_ ? Step::Moved : Step::Over;
+    return moved_ < message_.bytes() ? Step::Moved : Step::Over;
   }
 
  private:
   Lanes& lanes_;
   const int peer_;
-  std::byte* const to_;
-  const std::size_t bytes_;
+  const Message& message_;
   const std::uint64_t address_;
   std::size_t moved_ = 0;
 };
@@ -109,25 +108,24 @@ class Pull final : public Transfer {
 /// A payload that comes in fragments.
 class Arriving final : public Transfer {
  public:
-  Arriving(LanePath& path, const Message& message, std::uint64_t offer)
-      : Transfer(true), path_(path), to_(message.to), bytes_(message.bytes()), offer_(offer) {
+  Arriving(LanePath& path, const Message& message, std::uint64_t which)
+      : Transfer(true), offer(which), path_(path), message_(message) {
     path_.arriving_.push_back(this);
   }
   ~Arriving() override { path_.arriving_.erase(std::find(path_.arriving_.begin(), path_.arriving_.end(), this)); }
 
-  std::uint64_t offer() const noexcept { return offer_; }
   void add(const std::byte* from, std::size_t bytes) noexcept {
-    bytes = std::min(bytes, bytes_ - moved_);
-    std::memcpy(to_ + moved_, from, bytes);
+    bytes = std::min(bytes, message_.bytes() - moved_);
+    std::memcpy(message_.to + moved_, from, bytes);
     moved_ += bytes;
   }
-  Result<Step> step(Lock&) override { return moved_ < bytes_ ? Step::Still : Step::Over; }
+  Result<Step> step(Lock&) override { return moved_ < message_.bytes() ? Step::Still : Step::Over; }
+
+  const std::uint64_t offer;
 
  private:
   LanePath& path_;
-  std::byte* const to_;
-  const std::size_t bytes_;
-  const std::uint64_t offer_;
+  const Message& message_;
   std::size_t moved_ = 0;
 };
 
@@ -135,13 +133,14 @@ class Arriving final : public Transfer {
 class Leaving final : public Transfer {
  public:
   Leaving(LanePath& path, const Message& message, std::uint64_t offer)
-      : Transfer(false), path_(path), from_(message.from), bytes_(message.bytes()), offer_(offer) {}
+      : Transfer(false), path_(path), message_(message), offer_(offer) {}
 
   Result<Step> step(Lock&) override {
     const std::size_t before = moved_;
-    while (moved_ < bytes_) {
-      const std::size_t bytes = std::min(path_.eager_bytes, bytes_ - moved_);
-      if (!path_.put_fragment(offer_, from_ + moved_, bytes)) return moved_ > before ? Step::Moved : Step::Still;
+    while (moved_ < message_.bytes()) {
+      const std::size_t bytes = std::min(path_.eager_bytes, message_.bytes() - moved_);
+      if (!path_.put_fragment(offer_, message_.from + moved_, bytes))
+        return moved_ > before ? Step::Moved : Step::Still;
       moved_ += bytes;
     }
     return Step::Over;
@@ -149,8 +148,7 @@ class Leaving final : public Transfer {
 
  private:
   LanePath& path_;
-  const std::byte* const from_;
-  const std::size_t bytes_;
+  const Message& message_;
   const std::uint64_t offer_;
   std::size_t moved_ = 0;
 };
@@ -278,7 +276,7 @@ void LanePath::take() noexcept {
 
 void LanePath::take_fragment(const Cell& cell, const std::byte* payload) noexcept {
   const auto found = std::find_if(arriving_.begin(), arriving_.end(),
-                                  [&](const Arriving* each) { return each->offer() == cell.about.offer; });
+                                  [&](const Arriving* each) { return each->offer == cell.about.offer; });
   if (found != arriving_.end()) (*found)->add(payload, static_cast<std::size_t>(cell.count));
 }
 
