@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <deque>
 #include <string>
 #include <utility>
@@ -131,34 +130,15 @@ void WirePaths::sleep(std::uint32_t, std::chrono::nanoseconds longest) {
 
 /// Under the transport's mutex: nothing is answered here.
 void WirePaths::on_message(int peer, std::string_view bytes) {
-  const auto broken = [&](std::string_view why) { world_.on_broken(peer, why); };
-  Letter letter;
-  if (bytes.size() < sizeof letter) return broken("a message without a head");
-  std::memcpy(&letter, bytes.data(), sizeof letter);
-  const std::size_t payload = bytes.size() - sizeof letter;
-  if (static_cast<int>(letter.dtype) >= kDTypeCount || static_cast<int>(letter.expected) >= kDTypeCount ||
-      letter.count < 0) {
-    return broken("a message of no known type");
-  }
+  const auto letter = messages::read_letter(bytes, kEager);
+  if (!letter) return world_.on_broken(peer, letter.error().what());
   Inbox& to = inbox(peer);
-  switch (letter.kind) {
-    case LetterKind::Eager:
-      letter.offer = 0;
-      if (letter.count > static_cast<std::int64_t>(kEager) ||
-          payload != static_cast<std::size_t>(letter.count) * size_of(letter.dtype)) {
-        return broken("a message of another length than it says");
-      }
-      break;
-    case LetterKind::Offer:
-    case LetterKind::Grant:
-    case LetterKind::Done:
-    case LetterKind::Refused: break;
-    case LetterKind::OfPath: to.met.fetch_add(letter.offer, std::memory_order_release); return;
-    case LetterKind::None:
-    default: return broken("a message of no known kind");
+  if (letter->kind == LetterKind::OfPath) {
+    to.met.fetch_add(letter->offer, std::memory_order_release);
+    return;
   }
   const std::lock_guard lock(mutex_);
-  to.entries.push_back({letter, std::string(bytes)});
+  to.entries.push_back({*letter, std::string(bytes)});
   to.size.fetch_add(1, std::memory_order_release);
 }
 
@@ -169,7 +149,7 @@ bool WirePath::peek(Arrival& arrival) noexcept {
   const std::lock_guard lock(paths_.mutex_);
   const WirePaths::Inbox::Entry& first = inbox_.entries.front();
   arrival.letter = first.letter;
-  arrival.payload = reinterpret_cast<const std::byte*>(first.bytes.data()) + sizeof(Letter);
+  arrival.payload = reinterpret_cast<const std::byte*>(first.bytes.data()) + messages::kLetterBytes;
   return true;
 }
 
@@ -182,13 +162,8 @@ void WirePath::take() noexcept {
 /// To a peer that is lost nothing goes: what waits is what tells of it.
 bool WirePath::put(const Letter& letter, const std::byte* payload) {
   if (transport_.lost(peer_)) return false;
-  Letter head = letter;
-  head.address = 0;  // of no use to another host
-  const std::size_t bytes =
-      letter.kind == LetterKind::Eager ? static_cast<std::size_t>(letter.count) * size_of(letter.dtype) : 0;
-  std::string text(sizeof head + bytes, '\0');
-  std::memcpy(text.data(), &head, sizeof head);
-  if (bytes > 0) std::memcpy(text.data() + sizeof head, payload, bytes);
+  std::string text = codec::encode(letter);
+  if (letter.kind == LetterKind::Eager) text.append(reinterpret_cast<const char*>(payload), letter.bytes());
   transport_.message(peer_, 0, text);
   return true;
 }

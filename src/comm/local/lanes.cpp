@@ -215,7 +215,7 @@ bool LanePath::put(const Letter& letter, const std::byte* payload) {
   cell.tag = letter.tag;
   cell.dtype = letter.dtype;
   if (letter.kind == LetterKind::Eager) {
-    const std::size_t bytes = static_cast<std::size_t>(letter.count) * size_of(letter.dtype);
+    const std::size_t bytes = letter.bytes();
     if (bytes > 0) std::memcpy(bytes <= Cell::kInline ? cell.payload : out_.beside(number), payload, bytes);
   } else {
     cell.expected = letter.expected;
@@ -254,8 +254,7 @@ bool LanePath::peek(Arrival& arrival) noexcept {
     letter.tag = cell.tag;
     letter.dtype = cell.dtype;
     if (cell.kind == LetterKind::Eager) {
-      const std::size_t bytes = static_cast<std::size_t>(cell.count) * size_of(cell.dtype);
-      arrival.payload = bytes <= Cell::kInline ? cell.payload : in_.beside(number);
+      arrival.payload = letter.bytes() <= Cell::kInline ? cell.payload : in_.beside(number);
       letter.offer = 0;
     } else {
       letter.expected = cell.expected;

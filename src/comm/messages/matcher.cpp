@@ -307,10 +307,7 @@ void Matcher::take(Channel& channel, const Arrival& arrival) {
       Unexpected message;
       message.letter = letter;
       message.arrival = ++arrivals_;
-      if (letter.kind == LetterKind::Eager) {
-        const std::size_t bytes = static_cast<std::size_t>(letter.count) * size_of(letter.dtype);
-        message.payload.assign(arrival.payload, arrival.payload + bytes);
-      }
+      if (letter.kind == LetterKind::Eager) message.payload.assign(arrival.payload, arrival.payload + letter.bytes());
       channel.unexpected.push_back(std::move(message));
       break;
     }
