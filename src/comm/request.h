@@ -5,7 +5,6 @@
 #include <cohort/buffer.h>
 #include <cohort/dtype.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -43,24 +42,6 @@ enum class Kind : std::uint8_t {
 /// "all_reduce", ...
 std::string_view name_of(Kind kind) noexcept;
 
-/// Who may own a claim.
-inline constexpr int kWithinHost = 1;
-inline constexpr int kBetweenHosts = 2;
-
-/// A receive from any source that is posted in two places: whichever has a message for it takes it, once. Any thread.
-class Claim {
- public:
-  /// True if it belongs to `who` from now on, or has before. Not 0.
-  bool take(int who) noexcept {
-    int nobody = 0;
-    return owner_.compare_exchange_strong(nobody, who) || nobody == who;
-  }
-  int owner() const noexcept { return owner_.load(); }  ///< 0: nobody yet
-
- private:
-  std::atomic<int> owner_{0};
-};
-
 constexpr bool is_reduction(Kind kind) noexcept { return kind >= Kind::AllReduce && kind <= Kind::ReduceScatterV; }
 
 /// Whether a program may load these bytes as code: pickles travel as uint8, and nothing says which bytes are one.
@@ -91,7 +72,6 @@ struct Request {
   std::uint64_t group = 0;               ///< digest of all operations of the group that it is part of; 0: of none
   std::chrono::milliseconds timeout{0};  ///< 0: the communicator's own
   std::shared_ptr<FiniteCheck> finite_check = {};  ///< where somebody asks whether the result is finite
-  std::shared_ptr<Claim> claim = {};               ///< where it is posted in two places
 
   std::size_t input_bytes() const noexcept { return static_cast<std::size_t>(input_count) * size_of(dtype); }
   std::size_t output_bytes() const noexcept { return static_cast<std::size_t>(output_count) * size_of(dtype); }

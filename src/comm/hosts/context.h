@@ -185,7 +185,10 @@ void Context::wait(Ready ready, Missing missing) {
     if (!awake) {
       slept = true;
       transport.sleep(kLook);
-    } else if (!transport.progress() && (!spins || now - since > spinning_)) {
+      meanwhile_();
+    } else if (transport.progress()) {
+      meanwhile_();
+    } else if (!spins || now - since > spinning_) {
       ++yields;
       ::sched_yield();
       // Others make more of the core: whoever wakes comes before whoever has yielded.

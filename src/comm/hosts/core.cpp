@@ -3,7 +3,6 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "comm/control/fusion.h"
-#include "comm/hosts/any_receive.h"
 #include "comm/times.h"
 #include "sys/thread.h"
 
@@ -32,8 +31,16 @@ constexpr auto kTelling = 1s;   // for others to be told why the world ended
 Core::Core(const FormOptions& options, std::unique_ptr<Place> place)
     : Queue(times::wanted()),
       world_(options, std::move(place)),
-      messenger_({world_, observer_, drivers_, [this]() -> std::shared_ptr<void> { return shared_from_this(); }}),
-      engine_(world_, waiters_, [this] { messenger_.look_after(); }) {}
+      wire_(world_),
+      matcher_({world_, kinds(), *world_.local().core().guard(), observer_, [this] { return shared_from_this(); }}),
+      engine_(world_, waiters_, [this] { matcher_.attend(); }) {}
+
+/// Those that need no driving first.
+std::vector<messages::Paths*> Core::kinds() {
+  if (world_.layout().locals == 1) return {&wire_};
+  lanes_.emplace(world_.local_world(), world_.layout().here());
+  return {&*lanes_, &wire_};
+}
 
 void Core::begin() {
   thread_ = sys::start_without_signals([self = std::static_pointer_cast<Core>(shared_from_this())] { self->serve(); });
@@ -42,37 +49,8 @@ void Core::begin() {
 // --- calls ---
 
 Work Core::submit(const Request& request) {
-  if (request.kind == Kind::Send || request.kind == Kind::Recv) return submit_message(request);
+  if (request.kind == Kind::Send || request.kind == Kind::Recv) return matcher_.submit(request);
   return enqueue({request}, Clock::now(), false);
-}
-
-Work Core::submit_message(const Request& request) {
-  const Layout& layout = world_.layout();
-  if (request.root == kAnySource && layout.locals > 1) return receive_any(request);
-  if (request.root == kAnySource || layout.host_of(request.root) != layout.host) return messenger_.submit(request);
-  Request own = request;
-  own.root = layout.local_of(request.root);
-  return world_.local().start(own);
-}
-
-/// In both places, in turns first in the one and in the other, so that neither keeps the other waiting.
-Work Core::receive_any(const Request& request) {
-  const auto claim = std::make_shared<Claim>();
-  Request there = request;
-  Request here = request;
-  there.claim = here.claim = claim;
-  here.timeout += kTelling;  // the messenger looks after the deadline, and names all ranks
-  const auto receive =
-      std::make_shared<AnyReceive>(claim, world_.layout(), [self = shared_from_this()] { return self->in_child(); });
-  if (here_first_.exchange(!here_first_.load())) {
-    receive->here = world_.local().start(here);
-    receive->there = messenger_.submit(there);
-  } else {
-    receive->there = messenger_.submit(there);
-    receive->here = world_.local().start(here);
-  }
-  receive->begin();
-  return Work(receive);
 }
 
 bool Core::run_one(const Request& request, Clock::time_point called, bool&, Clock::time_point, CollectiveEvent* event) {
@@ -92,6 +70,12 @@ void Core::abort(std::string_view reason) {
   world_.transport().wake();
 }
 
+void Core::stop() {
+  const bool here = thread_.get_id() == std::this_thread::get_id();
+  Queue::stop();         // its thread ends once no message is under way either
+  matcher_.stop(!here);  // in a callback, that thread has to go on for them
+}
+
 void Core::leave_to_thread() noexcept {
   work_to_do_.notify_one();
   if (asleep_) world_.transport().wake();
@@ -109,15 +93,15 @@ void Core::serve() {
       run_front(lock);
       continue;
     }
-    if (stopping_ && !running_ && queue_.empty() && messenger_.idle()) break;
-    const bool driven = running_ || drivers_.load(std::memory_order_relaxed) > 0;
+    if (stopping_ && !running_ && queue_.empty() && matcher_.idle()) break;
+    const bool driven = running_ || wire_.attended.load(std::memory_order_relaxed) > 0;
     const bool awake = driven || !queue_.empty() || now - active_ < kAwake;
     if (awake) {
       work_to_do_.wait_for(lock, kDoze);
     } else {
       asleep_ = true;
     }
-    const bool drives = !running_ && drivers_.load(std::memory_order_relaxed) == 0;
+    const bool drives = !running_ && wire_.attended.load(std::memory_order_relaxed) == 0;
     lock.unlock();
     if (!awake) {
       transport.sleep(kAsleep);
@@ -125,12 +109,11 @@ void Core::serve() {
       transport.progress();
     }
     world_.tell_if_ended();
-    messenger_.look_after();
+    matcher_.attend();
     lock.lock();
     asleep_ = false;
   }
   lock.unlock();
-  messenger_.look_after();  // a message may have completed the last message while another thread drove
   const auto limit = Clock::now() + (world_.ended() ? kTelling : kLeaving);
   while (!transport.flushed() && Clock::now() < limit) transport.sleep(10ms);
   transport.leave();

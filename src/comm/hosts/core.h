@@ -4,11 +4,13 @@
 
 #include "comm/control/queue.h"
 #include "comm/hosts/engine.h"
-#include "comm/hosts/messenger.h"
+#include "comm/hosts/wire_paths.h"
 #include "comm/hosts/world.h"
+#include "comm/local/lanes.h"
+#include "comm/messages/matcher.h"
 
-#include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace cohort::comm::hosts {
@@ -21,13 +23,13 @@ class Core final : public Queue {
 
   Work submit(const Request& request) override;
   void abort(std::string_view reason) override;
+  void stop() override;
   bool in_child() const noexcept override { return world_.in_child(); }
 
   World& world() noexcept { return world_; }
 
  private:
-  Work submit_message(const Request& request);
-  Work receive_any(const Request& request);
+  std::vector<messages::Paths*> kinds();
   bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
                CollectiveEvent* event) override;
   int run_join(std::chrono::milliseconds patience) override { return engine_.join(patience); }
@@ -38,9 +40,9 @@ class Core final : public Queue {
   void serve();
 
   World world_;
-  std::atomic<int> drivers_{0};
-  std::atomic<bool> here_first_{true};
-  Messenger messenger_;
+  std::optional<local::Lanes> lanes_;  // to the ranks of this host
+  WirePaths wire_;
+  messages::Matcher matcher_;
   Engine engine_;
   bool asleep_ = false;  // the thread sleeps in the transport
   std::vector<std::byte> fusing_;

@@ -136,7 +136,6 @@ void World::make_transport(transport::tcp::Listeners listeners, std::string_view
   options.silence = wanted_silence();
   transport_ = hosts::make_transport(options_, std::move(options), std::move(listeners), *this);
   status_ = &local::open_status(status_id(token), layout_.rank, layout_.size);
-  local_world().report_messages_in(*status_);
 }
 
 transport::tcp::Listeners::Options World::listening() const {

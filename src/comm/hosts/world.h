@@ -9,6 +9,7 @@
 #include "comm/local/control.h"
 #include "comm/local/local_communicator.h"
 #include "comm/local/rendezvous.h"
+#include "comm/messages/members.h"
 #include "status/status_page.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
@@ -17,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,39 +50,48 @@ struct Place {
   std::string token;
 };
 
-class World final : public transport::TransportEvents {
+class World final : public transport::TransportEvents, public messages::Members {
  public:
   /// Throws what forming throws.
   World(const FormOptions& options, std::unique_ptr<Place> place);
   ~World() override;
 
   const Layout& layout() const noexcept { return layout_; }
-  const std::string& host_name(int rank) const noexcept { return infos_[static_cast<std::size_t>(rank)].host; }
+  int rank() const noexcept override { return layout_.rank; }
+  int size() const noexcept override { return layout_.size; }
+  const std::string& host_name(int rank) const noexcept override { return infos_[static_cast<std::size_t>(rank)].host; }
   /// "pid 12", for messages; empty if the rank is in this process.
-  std::string pid_text(int rank) const;
+  std::string pid_text(int rank) const override;
+  bool crowded() const noexcept override { return local_world().crowded(); }
   local::LocalCommunicator& local() noexcept { return *local_; }
   local::World& local_world() const noexcept { return local_->core().world(); }
   transport::Transport& transport() noexcept { return *transport_; }
   HostsOperationLabel& label() noexcept { return *label_; }
   /// Where this rank says what it does.
   status::GroupStatus& status() noexcept { return *status_; }
+  status::LaneStatus& messages() const noexcept override { return status_->messages; }
   bool in_child() const noexcept { return local_->core().in_child(); }
   const FormOptions& options() const noexcept { return options_; }
   /// Where and how this rank may be reached by those of other hosts.
   transport::tcp::Listeners::Options listening() const;
 
-  bool ended() const noexcept { return local_world().ended(); }
+  bool ended() const noexcept override { return local_world().ended(); }
   /// Ends the world, unless it has ended.
-  void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text);
+  void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) override;
   [[noreturn]] void end_and_throw(ErrorCode code, int peer, std::uint64_t sequence, const std::string& text);
   /// Tells the others if the world has ended and they have not been told.
-  void tell_if_ended();
+  void tell_if_ended() override;
   void throw_if_ended() {
     if (ended()) throw_ended();
   }
   [[noreturn]] void throw_ended();
-  Error recorded(const std::string& doing, std::uint64_t sequence) const {
+  Error recorded(const std::string& doing, std::uint64_t sequence) const override {
     return local_world().recorded(doing, sequence);
+  }
+  /// Why nothing will come from a rank any more; nullopt if something may.
+  std::optional<std::string> lost(int rank) const override {
+    const bool here = layout_.host_of(rank) == layout_.host;
+    return here ? local_world().lost(layout_.local_of(rank)) : transport_->lost(rank);
   }
   /// Ends the world: the peer will not do what is waited for.
   [[noreturn]] void end_lost(int peer, const std::string& how);

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "comm/control/descriptor.h"
-#include "comm/local/channels_memory.h"
+#include "comm/local/lane_memory.h"
 #include "comm/local/protocol.h"
 
 #include <cohort/dtype.h>
@@ -109,7 +109,7 @@ struct Header {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
 /// Header, rank states, payloads beside the slots, then each rank's staging buffers (two for what it brings, two for
-/// what it has reduced), then the channels of send and recv.
+/// what it has reduced), then the lanes of send and recv.
 class ControlLayout {
  public:
   explicit ControlLayout(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
@@ -120,8 +120,8 @@ class ControlLayout {
   std::size_t usual_chunk_bytes() const noexcept { return std::min(chunk_bytes(), std::size_t{128} << 10); }
   /// Room beside a slot, and so the most that `Plan::inline_bytes` may be.
   std::size_t payload_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{64} << 10 : std::size_t{8} << 10; }
-  std::size_t bytes() const noexcept { return channels_offset() + channel_layout().bytes(); }
-  ChannelLayout channel_layout() const noexcept { return ChannelLayout(ranks_); }
+  std::size_t bytes() const noexcept { return lanes_offset() + lane_layout().bytes(); }
+  LaneLayout lane_layout() const noexcept { return LaneLayout(ranks_); }
 
   static Header& header(void* base) noexcept { return *static_cast<Header*>(base); }
   RankState& state(void* base, int rank) const noexcept {
@@ -132,7 +132,7 @@ class ControlLayout {
     return static_cast<std::byte*>(base) + payloads_offset() +
            (static_cast<std::size_t>(rank) * 2 + static_cast<std::size_t>(sequence % 2)) * payload_bytes();
   }
-  std::byte* channels(void* base) const noexcept { return static_cast<std::byte*>(base) + channels_offset(); }
+  std::byte* lanes(void* base) const noexcept { return static_cast<std::byte*>(base) + lanes_offset(); }
   std::byte* staging(void* base, int rank, std::uint64_t chunk) const noexcept { return buffer(base, rank, chunk % 2); }
   std::byte* results(void* base, int rank, std::uint64_t chunk) const noexcept {
     return buffer(base, rank, 2 + chunk % 2);
@@ -144,7 +144,7 @@ class ControlLayout {
   static std::size_t states_offset() noexcept { return pages(sizeof(Header)); }
   std::size_t payloads_offset() const noexcept { return pages(states_offset() + ranks_ * sizeof(RankState)); }
   std::size_t staging_offset() const noexcept { return payloads_offset() + ranks_ * 2 * payload_bytes(); }
-  std::size_t channels_offset() const noexcept { return staging_offset() + ranks_ * 4 * chunk_bytes(); }
+  std::size_t lanes_offset() const noexcept { return staging_offset() + ranks_ * 4 * chunk_bytes(); }
   std::byte* buffer(void* base, int rank, std::uint64_t index) const noexcept {
     return static_cast<std::byte*>(base) + staging_offset() +
            (static_cast<std::size_t>(rank) * 4 + static_cast<std::size_t>(index)) * chunk_bytes();

@@ -8,7 +8,9 @@
 
 #include <pthread.h>
 
+#include <numeric>
 #include <utility>
+#include <vector>
 
 namespace cohort::comm::local {
 namespace {
@@ -26,8 +28,20 @@ constexpr auto kAwake = std::chrono::milliseconds(20);
 
 }  // namespace
 
+Core::Core(const FormOptions& options, std::unique_ptr<Rendezvous> point)
+    : Queue(times::wanted() && !options.label),  // else the larger world's operations are measured
+      world_(options, std::move(point)),
+      context_(world_, waiters_, options) {
+  if (options.label || world_.size() == 1) return;
+  std::vector<int> all(static_cast<std::size_t>(world_.size()));
+  std::iota(all.begin(), all.end(), 0);
+  lanes_.emplace(world_, std::move(all));
+  matcher_.emplace(
+      messages::Matcher::Owner{world_, {&*lanes_}, *guard_, observer_, [this] { return shared_from_this(); }});
+}
+
 Work Core::submit(const Request& request) {
-  if (request.kind == Kind::Send || request.kind == Kind::Recv) return channels_.submit(request);
+  if (request.kind == Kind::Send || request.kind == Kind::Recv) return matcher_->submit(request);
   if (pending_.load(std::memory_order_acquire) != 0 || !is_quick(request)) {
     return enqueue({request}, Clock::now(), false);
   }
@@ -74,7 +88,7 @@ std::byte* Core::fusing() {
 }
 
 void Core::stop() {
-  channels_.stop();
+  if (matcher_) matcher_->stop();
   Queue::stop();
 }
 

@@ -5,24 +5,22 @@
 #include "comm/communicator_impl.h"
 #include "comm/control/fork_guard.h"
 #include "comm/control/queue.h"
-#include "comm/local/channels.h"
 #include "comm/local/context.h"
 #include "comm/local/execute.h"
+#include "comm/local/lanes.h"
 #include "comm/local/rendezvous.h"
 #include "comm/local/world.h"
+#include "comm/messages/matcher.h"
 
 #include <memory>
+#include <optional>
 
 namespace cohort::comm::local {
 
 /// What the communicator, its Works and its threads share.
 class Core final : public Queue {
  public:
-  Core(const FormOptions& options, std::unique_ptr<Rendezvous> point)
-      : Queue(times::wanted() && !options.label),  // else the larger world's operations are measured
-        world_(options, std::move(point)),
-        context_(world_, waiters_, options),
-        channels_({world_, *guard_, observer_, [this] { return shared_from_this(); }}) {}
+  Core(const FormOptions& options, std::unique_ptr<Rendezvous> point);
 
   Work submit(const Request& request) override;
   void abort(std::string_view reason) noexcept override { world_.abort(reason); }
@@ -53,7 +51,9 @@ class Core final : public Queue {
   const std::shared_ptr<ForkGuard> guard_ = std::make_shared<ForkGuard>();
   World world_;
   Context context_;
-  Channels channels_;
+  // Not of a world of one, and not of part of a larger world, which has its own.
+  std::optional<Lanes> lanes_;
+  std::optional<messages::Matcher> matcher_;
   bool dozing_ = false;                   // the thread looks by itself before long
   std::shared_ptr<sys::Mapping> fusing_;  // registered memory
 };

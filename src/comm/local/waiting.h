@@ -3,6 +3,7 @@
 // between which deadlines and the peers' lives are looked after. A Waiter belongs to the thread that runs operations.
 #pragma once
 
+#include "comm/control/relax.h"
 #include "comm/control/waiters.h"
 #include "comm/local/world.h"
 #include "status/status_page.h"
@@ -19,19 +20,7 @@
 #include <utility>
 #include <vector>
 
-#if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
-#endif
-
 namespace cohort::comm::local {
-
-inline void cpu_relax() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 /// Decides what the next step of waiting is.
 class Pacer {

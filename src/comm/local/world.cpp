@@ -51,7 +51,6 @@ World::World(const FormOptions& options, std::unique_ptr<Rendezvous> point)
     new (control_.data()) Header{};
     new (&state(0)) RankState{};
     status_ = &status::StatusPage::own().open(0, 0, 1);
-    messages_ = &status_->messages;
     std::vector<Peer> nobody(1);
     mesh_ = std::make_shared<Mesh>(0, std::move(nobody));
     return;
@@ -60,7 +59,6 @@ World::World(const FormOptions& options, std::unique_ptr<Rendezvous> point)
   control_ = std::move(meeting.control);
   mesh_ = std::move(meeting.mesh);
   status_ = &open_status(label_ ? 0 : header().id, rank_, size_);  // of a part, the larger world tells
-  messages_ = &status_->messages;
   for (int rank = 0; rank < size_; ++rank) {
     processes_.push_back(rank == rank_ ? sys::PeerProcess() : sys::PeerProcess(mesh_->peer(rank).process));
   }

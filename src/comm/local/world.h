@@ -1,12 +1,13 @@
 // What the ranks of one host share while their communicator lives: the control memory, the sockets that pass memory,
 // who the peers are and whether they live, why the world ended, and reading a peer's memory through the kernel. The
-// context (collectives) and the channels (send, recv) each run on a thread of their own over one World.
+// context (collectives) and the matcher (send, recv) each run on a thread of their own over one World.
 // `record`, `ring` and the accessors may be called from any thread; `lost` and `read_peer` too.
 #pragma once
 
 #include "comm/communicator_impl.h"
 #include "comm/local/control.h"
 #include "comm/local/mesh.h"
+#include "comm/messages/members.h"
 #include "status/status_page.h"
 #include "sys/peer_process.h"
 #include "sys/shared_memory.h"
@@ -24,7 +25,7 @@ class Rendezvous;
 /// Room in this process's status page for a world, with the names of what its ranks do.
 status::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept;
 
-class World {
+class World final : public messages::Members {
  public:
   /// Meets the other ranks; see `meet` for what it throws. Afterwards they have mapped the control memory, but may not
   /// have said where they run: `Context` waits for that.
@@ -34,9 +35,10 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  int rank() const noexcept { return rank_; }
-  int size() const noexcept { return size_; }
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return size_; }
   const std::string& host() const noexcept { return host_; }
+  const std::string& host_name(int) const noexcept override { return host_; }
   /// The number of a rank in messages: its own, or that of the larger world that this one is part of.
   int name(int rank) const noexcept { return label_ && rank >= 0 ? label_->name_of(rank) : rank; }
   const OperationLabel* label() const noexcept { return label_.get(); }
@@ -47,20 +49,19 @@ class World {
   RankState& state(int rank) const noexcept { return layout_.state(control_.data(), rank); }
   pid_t pid(int rank) const noexcept;
   /// "pid 12", for messages; empty if the rank is in this process or its pid means nothing here.
-  std::string pid_text(int rank) const;
+  std::string pid_text(int rank) const override;
   /// Where this rank says which collective it is in: as part of a larger world, where nobody reads it.
   status::LaneStatus& collectives() const noexcept { return status_->collectives; }
-  /// The same for messages, whose peers are called by `name`.
-  status::LaneStatus& messages() const noexcept { return *messages_; }
-  /// The larger world has room for what its ranks do. To be called before operations.
-  void report_messages_in(status::GroupStatus& larger) noexcept { messages_ = &larger.messages; }
+  status::LaneStatus& messages() const noexcept override { return status_->messages; }
   /// More ranks than cores. Set once, before operations.
-  bool crowded() const noexcept { return crowded_; }
+  bool crowded() const noexcept override { return crowded_; }
   void set_crowded(bool crowded) noexcept { crowded_ = crowded; }
 
   // --- the end of the world ---
 
-  bool ended() const noexcept { return header().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone; }
+  bool ended() const noexcept override {
+    return header().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone;
+  }
   /// False: whatever this thread has read of its peers' memory so far was theirs to give.
   bool ended_before_reads() const noexcept {
     return local::ended_before_reads(header().abort.state, AbortRecord::kNone);
@@ -74,10 +75,14 @@ class World {
   bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text, int reporter) noexcept;
   /// The same on the program's request.
   void abort(std::string_view reason) noexcept;
+  void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) override {
+    record(code, peer, sequence, text);
+  }
+  void tell_if_ended() override {}  // all see it
   /// The first cause, as this rank reports it while it was `doing` operation `sequence`.
-  Error recorded(const std::string& doing, std::uint64_t sequence) const;
+  Error recorded(const std::string& doing, std::uint64_t sequence) const override;
   /// Why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may.
-  std::optional<std::string> lost(int rank) const;
+  std::optional<std::string> lost(int rank) const override;
 
   // --- waking ---
 
@@ -103,7 +108,6 @@ class World {
   const std::shared_ptr<const OperationLabel> label_;
   const ControlLayout layout_;
   status::GroupStatus* status_ = nullptr;
-  status::LaneStatus* messages_ = nullptr;
   sys::Mapping control_;
   std::shared_ptr<Mesh> mesh_;
   std::vector<sys::PeerProcess> processes_;

@@ -1,45 +1,35 @@
 // The memory through which two ranks of a host send to each other: for each ordered pair a lane, which is a ring of
 // cells of one cache line, with room for small payloads in or beside them. A lane's cells are written by the sender,
-// its counters by the receiver (but for `full`). Counters only grow. Plain layout; channels.h holds the rules.
+// its counters by the receiver (but for `full`). Counters only grow. Plain layout; lanes.h holds the rules.
 #pragma once
+
+#include "comm/messages/letter.h"
 
 #include <cohort/dtype.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 namespace cohort::comm::local {
 
-/// What a cell says. A message's number is that of the cell that announced it.
-enum class CellKind : std::uint8_t {
-  None = 0,
-  Eager,     ///< a message with its payload
-  Offer,     ///< a message whose payload is still at its sender
-  Grant,     ///< back: the payload of message `about` may come in fragments
-  Fragment,  ///< the next `count` bytes of message `about`
-  Done,      ///< back: message `about` has been received, or refused
-  Refused,   ///< back: message `about`, whose send was over already, has been refused
-};
-
 struct alignas(64) Cell {
   static constexpr std::size_t kInline = 40;
+  /// Of all letters but those with a payload.
   struct About {
-    std::uint64_t message;
-    std::int64_t count;  ///< elements that the receiver expected, where it refused
+    std::uint64_t offer;
+    std::uint64_t address;
+    std::int64_t expected_count;
   };
 
   std::atomic<std::uint64_t> stamp;  ///< number of what follows in its lane, from 1; stored last, with release
-  std::int64_t count;                ///< elements
+  std::int64_t count;                ///< elements; of a fragment (OfPath) bytes
   std::int32_t tag;
-  CellKind kind;
+  messages::LetterKind kind;
   DType dtype;
-  DType expected;  ///< the receiver's type, where it refused
-  std::uint8_t refused;
+  DType expected;
   union {
     std::byte payload[kInline];
-    std::uint64_t address;  ///< of an offer: in the sender's process
     About about;
   };
 };
@@ -58,9 +48,9 @@ struct alignas(64) Doorbell {
 };
 
 /// A doorbell for each rank, then the lanes; zeroes are the initial state.
-class ChannelLayout {
+class LaneLayout {
  public:
-  explicit constexpr ChannelLayout(std::size_t ranks) noexcept : ranks_(ranks) {}
+  explicit constexpr LaneLayout(std::size_t ranks) noexcept : ranks_(ranks) {}
 
   constexpr std::size_t cells() const noexcept { return ranks_ <= 64 ? 8 : ranks_ <= 256 ? 4 : 2; }
   /// Room beside a cell: so that a world of 8 takes 4 MB, one of 64 takes 11.
@@ -89,7 +79,7 @@ class ChannelLayout {
 class Lane {
  public:
   Lane() = default;
-  Lane(const ChannelLayout& layout, std::byte* base, int from, int to) noexcept
+  Lane(const LaneLayout& layout, std::byte* base, int from, int to) noexcept
       : head_(layout.lane(base, static_cast<std::size_t>(from), static_cast<std::size_t>(to))),
         cells_(layout.cells()),
         cell_bytes_(layout.cell_bytes()) {}
