@@ -293,7 +293,8 @@ void reduce_columns(Context& context, const Request& request, const Members& mem
   const auto columns = static_cast<std::size_t>(layout.columns);
   const std::size_t piece = alone ? context.tuner.piece_bytes(context.pieces_doubled) / way.on_wire
                                   : (block / way.element + columns - 1) / columns;
-  way.per_piece = static_cast<std::int64_t>(piece) + (alone ? 0 : static_cast<std::int64_t>(64 / way.element));
+  way.per_piece =
+      static_cast<std::int64_t>(piece) + (alone ? 0 : static_cast<std::int64_t>(local::kLine / way.element));
   way.blocks = (request.input_count + way.per_block - 1) / way.per_block;
   while (context.memory.blocks.size() < static_cast<std::size_t>(kBlocksAhead + 1))
     context.memory.blocks.push_back(std::make_unique<Block>());

@@ -186,6 +186,9 @@ Request local_request(Kind kind, DType dtype) {
 }
 
 void Context::local_broadcast(int root, void* data, std::size_t bytes) {
+  if (bytes <= local.plan.inline_copy_bytes) {
+    return with_neighbours([&] { local::hand_out(local, root, data, bytes); });
+  }
   Request request = local_request(Kind::Broadcast, DType::UInt8);
   request.root = root;
   request.input = request.output = data;

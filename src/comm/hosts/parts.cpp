@@ -11,7 +11,6 @@ namespace {
 
 constexpr std::size_t kLeastFrame = std::size_t{4} << 10;
 constexpr std::size_t kWhole = std::size_t{16} << 10;  // parts up to this are not cut
-constexpr std::size_t kLine = 64;
 // Stretches that have begun, where ranks of a host have to meet.
 constexpr std::int64_t kAheadOfMany = 3;
 
@@ -182,8 +181,9 @@ void reduce_parts(Context& context, const Request& request, const Members& membe
   // On the way of a host at once, as much as of the blocks of an all_reduce.
   const bool alone = layout.locals == 1;
   const auto frames = static_cast<std::size_t>(layout.columns * (layout.hosts - 1));
-  const std::size_t bytes = std::max(
-      kLeastFrame, context.tuner.block_bytes(request.input_bytes(), context.pieces_doubled) / frames / kLine * kLine);
+  const std::size_t bytes =
+      std::max(kLeastFrame, context.tuner.block_bytes(request.input_bytes(), context.pieces_doubled) / frames /
+                                local::kLine * local::kLine);
   const bool whole = static_cast<std::size_t>(longest) * way.element <= kWhole;
   way.per_stretch = whole ? std::max<std::int64_t>(longest, 1) : static_cast<std::int64_t>(bytes / way.element);
   way.stretches = (longest + way.per_stretch - 1) / way.per_stretch;

@@ -228,13 +228,13 @@ void meet_all(Context& context, Round& round, const Request* request, const Desc
     std::memcpy(round.small.data(), &decision, sizeof decision);
   }
   if (layout.locals > 1) {
-    context.with_neighbours([&] { local::hand_out(context.local, round.small.data(), round.small.size()); });
+    context.with_neighbours([&] { local::hand_out(context.local, 0, round.small.data(), round.small.size()); });
     std::memcpy(&decision, round.small.data(), sizeof decision);
     context.agreement.uniform = decision.uniform != 0;
     context.pieces_doubled = static_cast<int>(decision.doublings);
     if (!context.agreement.uniform) {
       context.with_neighbours([&] {
-        local::hand_out(context.local, context.agreement.brought.data(),
+        local::hand_out(context.local, 0, context.agreement.brought.data(),
                         context.agreement.brought.size() * sizeof(Descriptor));
       });
     }

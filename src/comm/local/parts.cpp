@@ -21,17 +21,18 @@ void begin_part(Context& context, const Request& part) {
   if (is_reduction(part.kind)) context.members.set(context.agreement);
 }
 
-/// The ranks' counters where rank 0 alone stages.
-struct FirstStages {
+/// The ranks' counters where one rank alone stages.
+struct RootStages {
   using State = RankState;
   Context& context;
+  const int root;
   void wait(Context::CounterOf counter, std::uint64_t number) const {
     if (counter != &RankState::staged) return context.wait(counter, number);
-    const auto has_come = [&] { return reached(context.state(0).staged.value, number); };
-    context.wait_until(has_come, [&] { return has_come() ? std::vector<int>() : std::vector<int>{0}; });
+    const auto has_come = [&] { return reached(context.state(root).staged.value, number); };
+    context.wait_until(has_come, [&] { return has_come() ? std::vector<int>() : std::vector<int>{root}; });
   }
   void post(Context::CounterOf counter, std::uint64_t number) const noexcept {
-    if (counter != &RankState::staged || context.rank == 0) return context.post(counter, number);
+    if (counter != &RankState::staged || context.rank == root) return context.post(counter, number);
     publish(context.state(context.rank).staged.value, number);  // nobody is to wake for it
   }
 };
@@ -62,20 +63,20 @@ void fold_inline(Context& context, const Request& part) {
   reduce_inline(context, part);
 }
 
-void hand_out(Context& context, void* data, std::size_t bytes) {
+void hand_out(Context& context, int root, void* data, std::size_t bytes) {
   const std::size_t per_chunk = context.layout.chunk_bytes();
   const auto place = [&](std::uint64_t chunk) { return static_cast<std::byte*>(data) + chunk * per_chunk; };
   const auto bytes_of = [&](std::uint64_t chunk) { return std::min(per_chunk, bytes - chunk * per_chunk); };
   Chunks chunks = context.next_chunks((bytes + per_chunk - 1) / per_chunk);
-  chunks.stages = context.rank == 0;
-  chunks.takes = context.rank != 0;
+  chunks.stages = context.rank == root;
+  chunks.takes = context.rank != root;
   run_one_ahead(
-      FirstStages{context}, chunks,
+      RootStages{context, root}, chunks,
       [&](std::uint64_t chunk, std::uint64_t number) {
-        std::memcpy(context.staging(0, number), place(chunk), bytes_of(chunk));
+        std::memcpy(context.staging(root, number), place(chunk), bytes_of(chunk));
       },
       [&](std::uint64_t chunk, std::uint64_t number) {
-        std::memcpy(place(chunk), context.staging(0, number), bytes_of(chunk));
+        std::memcpy(place(chunk), context.staging(root, number), bytes_of(chunk));
       });
 }
 

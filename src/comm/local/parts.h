@@ -18,8 +18,8 @@ namespace cohort::comm::local {
 const Agreement& meet(Context& context, const Descriptor& own, const Request* request, bool with_input);
 /// Rank 0, to `part.output`: what all brought inline.
 void fold_inline(Context& context, const Request& part);
-/// From rank 0 to all.
-void hand_out(Context& context, void* data, std::size_t bytes);
+/// From `root` to all, through its buffers: the others wait for nobody else.
+void hand_out(Context& context, int root, void* data, std::size_t bytes);
 /// A reduce_scatter_v. `begin`: it is of the operation's inputs from this element on; else of other memory.
 void reduce_scatter_part(Context& context, const Request& part, std::optional<std::int64_t> begin);
 /// An all_gather_v. Gives what `wait_until_read` has to be asked for before the input is written again; 0: nothing.
