@@ -1,11 +1,12 @@
 // `cohort bench training`: a training timed over processes and hosts, and why more of them do or do not help.
 #include "training/command.h"
 
+#include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
 #include "sys/cpus.h"
 #include "sys/files.h"
-#include "training/job.h"
+#include "training/measured.h"
 #include "training/report.h"
 #include "training/trainee.h"
 #include "training/verdict.h"
@@ -266,6 +267,7 @@ void run(const Options& options) {
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
     for (std::size_t i = 0; i < setups.size(); ++i) {  // in turn, so that a busy time of the machine hits all
       request.options = setups[i].options;
+      request.options.insert(request.options.end(), {"--env", fmt::format("{}=1", env::kTimes)});
       request.processes = setups[i].processes;
       JobOutcome outcome;
       try {
