@@ -1,5 +1,6 @@
 // `cohort bench`: how fast the collectives are on this machine, and how fast they could be.
 #include "bench/machine.h"
+#include "bench/measure.h"
 #include "bench/options.h"
 #include "bench/picture.h"
 #include "bench/ranks.h"
@@ -146,6 +147,7 @@ void run(const Options& options, int& exit_status) {
       report->take(event, "ranks of the job");
     });
   } else {
+    for (const int ranks : worlds) bench::check_root(plan, ranks);
     start_report();
     for (const int ranks : worlds) {
       const std::string kind = options.threads ? "threads" : ranks == 1 ? "process" : "processes";

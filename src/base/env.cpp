@@ -82,6 +82,7 @@ constexpr Variable kVariables[] = {
     {"HOROVOD_TIMELINE", "file", "", "read by cohort.torch: where its timeline goes; DYNAMIC: nowhere yet"},
     {"HOROVOD_TIMELINE_MARK_CYCLES", kFlag, "0",
      "read by cohort.torch: the timeline shows where operations were started together, too"},
+    {"HOROVOD_START_TIMEOUT", seconds_from(0, 1e9), "30", "read by horovodrun: for all ranks to be running"},
     {"HOROVOD_ELASTIC", kFlag, "0",
      "read by cohort.torch: gradients are watched also in a world of one, which may grow"},
     {kStore, "HOST:PORT", "", "where the job's store listens", SetForRanks},
@@ -119,6 +120,8 @@ constexpr Variable kVariables[] = {
     {"HOROVOD_HOSTNAME", "name", "", "with --as-horovod: COHORT_HOST", SetForRanks},
     {"HOROVOD_CONTROLLER", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
     {"HOROVOD_CPU_OPERATIONS", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
+    {"HOROVOD_GLOO_TIMEOUT_SECONDS", "seconds", "", "by horovodrun, with COHORT_TIMEOUT, which counts", SetForRanks},
+    {"HOROVOD_LOG_LEVEL", "text", "", "by horovodrun, with COHORT_LOG, which counts", SetForRanks},
 };
 
 const Variable& row_of(std::string_view name) {
