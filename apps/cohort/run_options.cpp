@@ -5,6 +5,9 @@
 #include "base/result.h"
 
 #include "host_options.h"
+#include "lists.h"
+
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
@@ -20,16 +23,6 @@ using launch::ProgramRequest;
 using Kind = RunOption::Kind;
 using C = RunChoices;
 using Text = const std::string&;
-
-std::vector<std::string> split(std::string_view text) {
-  std::vector<std::string> all;
-  while (!text.empty()) {
-    const auto comma = std::min(text.find(','), text.size());
-    all.emplace_back(text.substr(0, comma));
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  return all;
-}
 
 std::chrono::milliseconds milliseconds_of(Text text) {
   double seconds = -1;
@@ -232,7 +225,9 @@ constexpr std::pair<std::string_view, std::string_view> kParts[] = {
 }  // namespace
 
 std::vector<std::string> RunOption::all_names() const { return split(names); }
-std::vector<std::string> RunOption::allowed() const { return split(choices); }
+std::vector<std::string> RunOption::allowed() const {
+  return choices.empty() ? std::vector<std::string>() : split(choices);
+}
 std::string RunOption::shown_type() const {
   return std::string(type) + (choices.empty() ? "" : fmt::format(":{{{}}}", choices));
 }

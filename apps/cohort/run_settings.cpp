@@ -7,6 +7,7 @@
 #include "launch/plan/config_file.h"
 
 #include "commands.h"
+#include "lists.h"
 
 #include <fmt/format.h>
 
@@ -23,16 +24,6 @@ constexpr const char* kCommandLine = "command line";
 std::string truth(const std::string& value, const std::string& origin) {
   if (const auto said = parse_truth(value)) return *said ? "true" : "false";
   raise(ErrorCode::InvalidArgument, "{}: true or false is wanted, not '{}'", origin, value);
-}
-
-std::vector<std::string> split(std::string_view text, char at) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(at, begin), text.size());
-    if (end > begin) parts.emplace_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
 }
 
 using Given = std::map<const RunOption*, std::vector<std::string>>;
@@ -211,8 +202,9 @@ RunSettings read_settings(const std::vector<std::string>& words) {
     if (const auto found = file.find(&option); found != file.end()) sources.push_back(found->second);
     if (const auto value = variable(option)) {
       const std::string name = option.variable();
-      sources.push_back(
-          {repeatable ? split(*value, ';') : std::vector{option.is_flag() ? truth(*value, name) : *value}, name});
+      auto values = repeatable ? split(*value, ';') : std::vector{option.is_flag() ? truth(*value, name) : *value};
+      std::erase(values, "");
+      sources.push_back({std::move(values), name});
     }
     RunSetting setting{&option};
     setting.elsewhere = !sources.empty();

@@ -2,7 +2,6 @@
 #include "training/command.h"
 
 #include "base/env.h"
-#include "base/parse.h"
 #include "base/result.h"
 #include "sys/cpus.h"
 #include "sys/files.h"
@@ -12,6 +11,7 @@
 #include "training/verdict.h"
 
 #include "host_options.h"
+#include "lists.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -55,20 +55,14 @@ Where hosts are and how they are reached is also taken from the variables of `co
 docs/reference/bench-training.md explains the table.)";
 
 std::vector<int> numbers_of(const std::string& text, const char* option) {
-  std::vector<int> numbers;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const auto number = parse_integer<int>(text.substr(begin, end - begin));
-    if (!number || *number < 1 || *number > launch::kMostProcesses) {
-      raise(ErrorCode::InvalidArgument, "{} '{}': numbers from 1 to {} are wanted, as 1,2,4", option, text,
-            launch::kMostProcesses);
-    }
-    numbers.push_back(*number);
-    begin = end + 1;
+  auto numbers = numbers_in(text, launch::kMostProcesses);
+  if (!numbers) {
+    raise(ErrorCode::InvalidArgument, "{} '{}': numbers from 1 to {} are wanted, as 1,2,4", option, text,
+          launch::kMostProcesses);
   }
-  std::sort(numbers.begin(), numbers.end());
-  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
-  return numbers;
+  std::sort(numbers->begin(), numbers->end());
+  numbers->erase(std::unique(numbers->begin(), numbers->end()), numbers->end());
+  return *std::move(numbers);
 }
 
 /// 1, 2, 4, ... and `most`.
@@ -129,17 +123,7 @@ std::vector<Setup> setups_of(const Options& options) {
 }
 
 std::vector<int> layers_of(const std::string& text) {
-  std::vector<int> layers;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const auto width = parse_integer<int>(text.substr(begin, end - begin));
-    if (!width || *width < 1 || *width > 1'000'000) {
-      layers.clear();
-      break;
-    }
-    layers.push_back(*width);
-    begin = end + 1;
-  }
+  const auto layers = numbers_in(text, 1'000'000).value_or(std::vector<int>());
   double parameters = 0;
   for (std::size_t i = 0; i + 1 < layers.size(); ++i) parameters += (layers[i] + 1.0) * layers[i + 1];
   if (layers.size() < 2 || layers.back() < 2 || parameters > 2e9) {
