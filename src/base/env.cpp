@@ -145,15 +145,10 @@ std::string allowed(const Type& type) {
 
 bool is_within(const Type& type, double number) { return number >= type.least && number <= type.most; }
 
-/// Of "tcp or mpi", "static, c10d or none".
+/// Of "tcp or mpi".
 bool is_among(std::string_view choices, std::string_view text) {
-  for (std::size_t at = choices.find(text); at != std::string_view::npos; at = choices.find(text, at + 1)) {
-    const std::string_view before = choices.substr(0, at), after = choices.substr(at + text.size());
-    if ((before.empty() || before.ends_with(", ") || before.ends_with(" or ")) &&
-        (after.empty() || after.starts_with(", ") || after.starts_with(" or ")))
-      return true;
-  }
-  return false;
+  const bool word = text != "or" && text.find(' ') == std::string_view::npos;
+  return word && fmt::format(" {} ", choices).find(fmt::format(" {} ", text)) != std::string::npos;
 }
 
 Value parse(const Type& type, const std::string& text) {
