@@ -1,5 +1,6 @@
 // `cohort bench`: how fast the collectives are on this machine, and how fast they could be.
 #include "bench/machine.h"
+#include "bench/measure.h"
 #include "bench/options.h"
 #include "bench/picture.h"
 #include "bench/ranks.h"
@@ -22,7 +23,7 @@ namespace {
 
 struct Options {
   bench::Words words;
-  bool threads = false, in_place = false, out_of_place = false, check = true, quiet = false;
+  bool as_rank = false, threads = false, in_place = false, out_of_place = false, check = true, quiet = false;
   int iterations = 0, warm_up = 5, root = 0;
   double timeout = 60;
   std::string json, plot;
@@ -125,6 +126,7 @@ bench::Plan plan_of(const Options& options) {
 
 void run(const Options& options, int& exit_status) {
   const bench::Plan plan = plan_of(options);
+  if (options.as_rank) return bench::be_rank(plan);
   const std::vector<int> worlds = options.words.ranks.empty() ? std::vector<int>{sys::usable_cores()}
                                                               : value_or_throw(bench::parse_ranks(options.words.ranks));
   std::optional<Report> report;
@@ -145,11 +147,12 @@ void run(const Options& options, int& exit_status) {
       report->take(event, "ranks of the job");
     });
   } else {
+    for (const int ranks : worlds) bench::check_root(plan, ranks);
     start_report();
     for (const int ranks : worlds) {
       const std::string kind = options.threads ? "threads" : ranks == 1 ? "process" : "processes";
       const bench::Emit emit = [&](const nlohmann::json& event) { report->take(event, kind); };
-      (options.threads ? bench::run_on_threads : bench::run_on_processes)(ranks, plan, emit);
+      options.threads ? bench::run_on_threads(ranks, plan, emit) : bench::run_on_processes(ranks, emit);
     }
   }
   if (!report) return;
@@ -168,6 +171,7 @@ void add_bench(CLI::App& app, int& exit_status) {
   command->footer(kFooter);
   bench::Words& words = options->words;
   command->add_option("COLLECTIVES", words.collectives, "What to measure [all_reduce]")->type_name("");
+  command->add_flag(bench::kAsRank, options->as_rank)->group("");
   command->add_option("--np,--nproc", words.ranks, "Ranks (also -np N), or a list: 2,4,8 [one per usable core]")
       ->type_name("N,...");
   command->add_flag("--threads", options->threads, "Ranks are threads of one process");

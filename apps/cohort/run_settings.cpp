@@ -7,6 +7,7 @@
 #include "launch/plan/config_file.h"
 
 #include "commands.h"
+#include "lists.h"
 
 #include <fmt/format.h>
 
@@ -20,22 +21,9 @@ namespace {
 
 constexpr const char* kCommandLine = "command line";
 
-/// "-np", as everybody calls it.
-std::string shown(const RunOption& option) { return option.name() == "--np" ? "-np" : option.name(); }
-
 std::string truth(const std::string& value, const std::string& origin) {
   if (const auto said = parse_truth(value)) return *said ? "true" : "false";
   raise(ErrorCode::InvalidArgument, "{}: true or false is wanted, not '{}'", origin, value);
-}
-
-std::vector<std::string> split(std::string_view text, char at) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(at, begin), text.size());
-    if (end > begin) parts.emplace_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
 }
 
 using Given = std::map<const RunOption*, std::vector<std::string>>;
@@ -126,7 +114,8 @@ class Words {
   void note(const RunOption& option, std::string value) {
     auto& values = given_[&option];
     if (!values.empty() && option.kind != RunOption::Kind::Repeatable && !option.is_flag())
-      raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}", shown(option), values.back(), value);
+      raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}",
+            option.name() == "--np" ? "-np" : option.name(), values.back(), value);
     values.push_back(std::move(value));
   }
 
@@ -213,8 +202,9 @@ RunSettings read_settings(const std::vector<std::string>& words) {
     if (const auto found = file.find(&option); found != file.end()) sources.push_back(found->second);
     if (const auto value = variable(option)) {
       const std::string name = option.variable();
-      sources.push_back(
-          {repeatable ? split(*value, ';') : std::vector{option.is_flag() ? truth(*value, name) : *value}, name});
+      auto values = repeatable ? split(*value, ';') : std::vector{option.is_flag() ? truth(*value, name) : *value};
+      std::erase(values, "");
+      sources.push_back({std::move(values), name});
     }
     RunSetting setting{&option};
     setting.elsewhere = !sources.empty();
@@ -255,13 +245,9 @@ RunChoices choices_of(const RunSettings& settings) {
     if (!setting.given) continue;
     for (const std::string& value : setting.values) {
       try {
-        const auto allowed = split(option.choices, ',');
-        if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), value) == allowed.end())
-          raise(ErrorCode::InvalidArgument, "one of {} is wanted", fmt::join(allowed, ", "));
-        option.set(choices, value);
+        set_option(option, value, choices);
       } catch (const Error& error) {
-        throw Error(error.code(),
-                    fmt::format("{} {}: {}{}", shown(option), value, error.what(), settings.origin_of(option.name())));
+        throw Error(error.code(), error.what() + settings.origin_of(option.name()));
       }
     }
   }

@@ -62,6 +62,16 @@ std::optional<Acceptor::Accepted> Acceptor::next() {
   return first;
 }
 
+void Acceptor::judge(const Source& source, bool proof) {
+  if (!options_.public_secret) return;
+  for (Entrance& each : entrances_) {
+    if (proof)
+      each.limiter.record_success(source);
+    else
+      each.limiter.record_failure(source);
+  }
+}
+
 void Acceptor::turn() {
   std::array<epoll_event, 64> events;
   const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
@@ -116,12 +126,13 @@ void Acceptor::take(RateLimiter::PendingConnection incoming) {
 void Acceptor::advance(Waiting::iterator at) {
   Pending& pending = at->second;
   const auto moved = pending.connection.advance();
-  if (!pending.proven && pending.connection.established()) {
+  if (!pending.proven && !options_.public_secret && pending.connection.established()) {
     pending.proven = true;
     for (Entrance& each : entrances_) each.limiter.record_success(pending.source);
   }
   if (auto first = pending.connection.next_message()) {
-    accepted_.push_back({give_away(at), *std::move(first)});
+    const Source source = pending.source;
+    accepted_.push_back({give_away(at), *std::move(first), source});
     return;
   }
   if (!moved) return refuse(at, moved.error());

@@ -31,13 +31,16 @@ class Acceptor {
   struct Options {
     std::optional<Secret> secret = {};  ///< without one, for Unix names only: this user's processes
     SecureOptions secure = {};          ///< `heard` is the acceptor's own
-    std::size_t most_pending = 128;     ///< of more, `pick_eviction` says which goes
+    /// Anybody can make it: it keeps others' connections apart, and proves nothing before `judge`.
+    bool public_secret = false;
+    std::size_t most_pending = 128;  ///< of more, `pick_eviction` says which goes
     std::chrono::milliseconds patience = std::chrono::seconds(5);
     std::function<void(const Refusal&)> on_refused = {};
   };
   struct Accepted {
     SecureConnection connection;
     std::string first;  ///< message
+    Source source;
   };
 
   /// Throws Unavailable if the system has no descriptor left.
@@ -50,6 +53,8 @@ class Acceptor {
   void set_most_pending(std::size_t most) noexcept { options_.most_pending = most; }
   /// Does what can be done at once. Call it until it has none.
   std::optional<Accepted> next();
+  /// With a public secret: whether the first message of one that came was a proof.
+  void judge(const Source& source, bool proof);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -80,5 +80,20 @@ TEST(Acceptor, ItsDescriptorTellsOfDeadlines) {
   for (const auto& refused : gate.refusals) EXPECT_EQ(refused.why.code(), ErrorCode::Timeout);
 }
 
+TEST(Acceptor, ASecretThatAnybodyCanMakeProvesNothing) {
+  Acceptor::Options options;
+  options.patience = 50ms;
+  options.public_secret = true;
+  Gate gate(std::move(options));
+  SecureConnection silent = gate.client(0);
+  for (int i = 0; i < 1000 && gate.refusals.empty(); ++i) {
+    EXPECT_FALSE(gate.wait(10ms));
+    (void)silent.advance();
+  }
+  ASSERT_EQ(gate.refusals.size(), 1U);
+  EXPECT_TRUE(silent.established());
+  EXPECT_FALSE(gate.refusals[0].proven);
+}
+
 }  // namespace
 }  // namespace cohort::net

@@ -42,6 +42,7 @@ class RpcServer {
     std::string name;  ///< for messages
     Endpoint endpoint;
     std::optional<Secret> secret = {};  ///< required for TCP (InvalidArgument)
+    bool public_secret = false;         ///< `Acceptor::Options`: a first call without error is the proof
     SecureOptions secure = {};
     std::size_t half_open_limit = 128;  ///< connections that have not proved the secret and called, at once,
     std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);  ///< and for how long

@@ -50,6 +50,7 @@ class RpcServer::Impl {
     endpoint_ = value_or_throw(local_endpoint(listeners.front().get()));
     Acceptor::Options accepting;
     accepting.secret = std::move(options.secret);
+    accepting.public_secret = options.public_secret;
     accepting.secure = std::move(options.secure);
     accepting.most_pending = options.half_open_limit;
     accepting.patience = options.handshake_timeout;
@@ -138,7 +139,7 @@ class RpcServer::Impl {
       while (auto accepted = acceptor_->next()) {
         const auto client = std::make_shared<Client>(io_, std::move(accepted->connection));
         clients_.insert(client);
-        hear(client, accepted->first);
+        acceptor_->judge(accepted->source, hear(client, accepted->first));
         on_ready(client);
       }
     } catch (const std::exception& error) {  // the next one is let in again
@@ -159,15 +160,17 @@ class RpcServer::Impl {
     log::warn("net", "{} refused a connection: {}", describe(), error.what());
   }
 
-  void hear(const ClientPtr& client, std::string_view message) {
+  bool hear(const ClientPtr& client, std::string_view message) {
     codec::Reader in(message);
     const auto method = in.number<std::uint8_t>();
     const auto id = in.number<std::uint64_t>();
     const auto heard = method && id ? service_.on_call(client, {*method, *id, in.rest()})
                                     : Result<void>(fail(ErrorCode::Corrupt, "it is no call"));
-    if (heard) return;
-    log::warn("net", "{}: {} sent nonsense: {}", describe(), client->connection.peer(), heard.error().what());
+    if (heard) return true;
+    complain(Error(ErrorCode::Corrupt,
+                   fmt::format("{} sent nonsense: {}", client->connection.peer(), heard.error().what())));
     close(client);
+    return false;
   }
 
   void arm(const ClientPtr& client) {

@@ -104,19 +104,17 @@ class Logged {
 
 void Logged::draw(Figure& figure, bool over_epochs) const {
   constexpr std::size_t kMostPanels = 16;
-  constexpr const char* kColours[] = {"#4c78a8", "#e4763a", "#54a24b", "#b279a2",
-                                      "#9d755d", "#d6a000", "#439894", "#d67195"};
   std::size_t panels = 0;
   for (const auto& [name, of_ranks] : tracks_) {
     if (++panels > kMostPanels) break;
     Panel panel{.title = name, .percent = false, .curves = {}, .note = {}};
     for (const auto& [rank, track] : of_ranks) {
-      if (panel.curves.size() == std::size(kColours)) {
+      if (panel.curves.size() == kColours) {
         panel.note = fmt::format("{} of {} ranks", panel.curves.size(), of_ranks.size());
         break;
       }
       panel.curves.push_back(styled(track.curve(over_epochs), rank < 0 ? name : fmt::format("rank {}", rank),
-                                    kColours[panel.curves.size()], false));
+                                    colour_of(panel.curves.size()), false));
     }
     figure.panels.push_back(std::move(panel));
   }

@@ -227,6 +227,12 @@ Axis x_axis(const Figure& figure) {
 
 }  // namespace
 
+const char* colour_of(std::size_t curve) noexcept {
+  constexpr const char* kAll[kColours] = {"#4c78a8", "#e4763a", "#54a24b", "#b279a2",
+                                          "#9d755d", "#d6a000", "#439894", "#d67195"};
+  return kAll[curve % kColours];
+}
+
 std::string render_svg(const Figure& shown) {
   Figure figure = shown;
   if (figure.x_scale == Scale::Log) {

@@ -4,6 +4,7 @@
 
 #include "track/axis.h"
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,10 @@ struct Figure {
   std::vector<Panel> panels;
   Scale x_scale = Scale::Linear;  ///< Log: powers of two, labelled 64, 1K, 2M; what is not above 0 is left out
 };
+
+/// Of the curve with this number in its panel, where colours mean nothing else; from kColours on they begin again.
+inline constexpr std::size_t kColours = 8;
+const char* colour_of(std::size_t curve) noexcept;
 
 /// Self-contained SVG 1.1 without scripts, fonts or links. Any text and any number may come in.
 std::string render_svg(const Figure& figure);

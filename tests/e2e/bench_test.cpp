@@ -64,14 +64,10 @@ TEST(Bench, SaysWhatIsWrongWithItsOptions) {
 
 TEST(Bench, ARankThatIsKilledIsNamedAndNothingIsLeft) {
   Job job({{"bench", "-np", "3", "--sizes", "64K", "-n", "10000000"}});
-  ASSERT_TRUE(eventually([&] {
-    return job.processes().size() == 4 && job.out().find("3 processes") != std::string::npos;
-  })) << job.err();
-  for (const pid_t pid : job.processes()) {
-    if (pid == job.pid()) continue;
-    ::kill(pid, SIGKILL);
-    break;
-  }
+  ASSERT_TRUE(eventually([&] { return job.out().find("3 processes") != std::string::npos; })) << job.err();
+  const auto ranks = job.processes(COHORT_COMMAND " bench --as-rank");
+  ASSERT_EQ(ranks.size(), 3U);
+  ::kill(ranks[1], SIGKILL);
   EXPECT_EQ(job.wait(), 1);
   EXPECT_NE(job.err().find("killed by SIGKILL"), std::string::npos) << job.err();
   EXPECT_TRUE(job.processes().empty());

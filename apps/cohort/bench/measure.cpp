@@ -201,10 +201,13 @@ class Measurement {
 
 }  // namespace
 
+void check_root(const Plan& plan, int ranks) {
+  if (plan.root < 0 || plan.root >= ranks)
+    raise(ErrorCode::InvalidArgument, "bench: --root {} is none of {} ranks", plan.root, ranks);
+}
+
 void run_plan(Communicator& comm, const Plan& plan, const Emit& emit) {
-  if (plan.root < 0 || plan.root >= comm.size()) {
-    raise(ErrorCode::InvalidArgument, "bench: --root {} is none of {} ranks", plan.root, comm.size());
-  }
+  check_root(plan, comm.size());
   Measurement(comm, plan, emit).run();
   comm.barrier().wait();  // nobody leaves while another still reads its memory
 }

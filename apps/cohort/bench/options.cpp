@@ -1,6 +1,8 @@
 #include "bench/options.h"
 
-#include "base/parse.h"
+#include "lists.h"
+
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
@@ -14,28 +16,11 @@ constexpr std::size_t kLargestSize = std::size_t{1} << 36;
 constexpr std::size_t kMostSizes = 1000;
 constexpr int kMostRanks = 1024;
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> out;
-  std::size_t begin = 0;
-  while (begin <= text.size()) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    out.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return out;
-}
-
 template <class Enum>
 std::vector<std::string> names_of(int count) {
   std::vector<std::string> names;
   for (int i = 0; i < count; ++i) names.emplace_back(to_string(static_cast<Enum>(i)));
   return names;
-}
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
 }
 
 /// Every word of a list with commas as the number of its name; "all" for every one.
@@ -51,7 +36,7 @@ Result<std::vector<Enum>> parse_names(const char* option, const std::string& tex
     }
     const auto found = std::find(names.begin(), names.end(), word);
     if (found == names.end()) {
-      return fail(ErrorCode::InvalidArgument, "{} '{}': choose from {}, or all", option, word, joined(names));
+      return fail(ErrorCode::InvalidArgument, "{} '{}': choose from {}, or all", option, word, fmt::join(names, ", "));
     }
     out.push_back(static_cast<Enum>(found - names.begin()));
   }
@@ -94,9 +79,8 @@ Result<std::vector<std::size_t>> parse_sizes(const Words& words) {
 Result<std::vector<Collective>> parse_collectives(const std::vector<std::string>& words) {
   std::vector<std::string> names;
   for (const Traits& traits : all_traits()) names.emplace_back(traits.name);
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
-  return parse_names<Collective>("collective", text.empty() ? "all_reduce" : text, names);
+  return parse_names<Collective>("collective", words.empty() ? "all_reduce" : fmt::format("{}", fmt::join(words, ",")),
+                                 names);
 }
 
 }  // namespace
@@ -158,16 +142,10 @@ Result<Plan> plan_of(const Words& words) {
 }
 
 Result<std::vector<int>> parse_ranks(const std::string& text) {
-  std::vector<int> ranks;
-  for (const std::string& word : split(text)) {
-    const auto number = parse_integer<int>(word);
-    if (!number || *number < 1 || *number > kMostRanks) {
-      return fail(ErrorCode::InvalidArgument, "-np {}: numbers of ranks from 1 to {} are wanted, such as 4 or 2,4,8",
-                  text, kMostRanks);
-    }
-    ranks.push_back(*number);
-  }
-  return ranks;
+  auto ranks = numbers_in(text, kMostRanks);
+  if (ranks) return *std::move(ranks);
+  return fail(ErrorCode::InvalidArgument, "-np {}: numbers of ranks from 1 to {} are wanted, such as 4 or 2,4,8", text,
+              kMostRanks);
 }
 
 std::string_view to_string(MemoryKind kind) { return kind == MemoryKind::Arena ? "arena" : "heap"; }

@@ -1,5 +1,5 @@
-// The ranks of a benchmark: processes of this command, threads of it, or the job that it is part of. Whatever happens,
-// no rank outlives the call. For the main thread only: it forks, so no other thread may be running.
+// The ranks of a benchmark: a job of this command's own, threads of it, or the job that it is part of. Whatever
+// happens, no rank outlives the call. For the main thread.
 #pragma once
 
 #include "bench/plan.h"
@@ -9,9 +9,11 @@
 
 namespace cohort::app::bench {
 
-/// Forks `ranks` processes, which die with this one. Throws the error of the rank that failed first, naming it; the
-/// others get 5 s to end by themselves.
-void run_on_processes(int ranks, const Plan& plan, const Emit& emit);
+/// Processes on this host, each of this command with its own words behind `kAsRank`. Throws what `run_job` does.
+void run_on_processes(int ranks, const Emit& emit);
+inline constexpr const char* kAsRank = "--as-rank";
+/// One of them: what rank 0 emits goes to stdout.
+void be_rank(const Plan& plan);
 /// As threads of this process.
 void run_on_threads(int ranks, const Plan& plan, const Emit& emit);
 

@@ -6,36 +6,37 @@
 namespace cohort::app::bench {
 namespace {
 
+/// Each field once, for both directions.
+template <class S, class F>
+void visit(S& side, F&& field) {
+  field("time_us", side.time), field("in_a_row", side.in_a_row), field("p50_us", side.p50), field("p90_us", side.p90);
+  field("p99_us", side.p99), field("p99.9_us", side.p99_9), field("max_us", side.max), field("calls", side.calls);
+  field("wrong", side.wrong), field("algbw_GBps", side.algbw), field("busbw_GBps", side.busbw);
+  field("bound_us", side.bound);
+}
+template <class R, class F>
+void visit_row(R& row, F&& field) {
+  field("collective", row.collective), field("ranks", row.ranks), field("memory", row.memory);
+  field("state", row.state), field("bytes", row.bytes), field("count", row.count), field("type", row.type);
+  field("op", row.op), field("root", row.root), field("memory_rate_GBps", row.memory_rate);
+}
+
+auto writing_to(nlohmann::json& json) {
+  return [&json](const char* name, const auto& value) { json[name] = value; };
+}
+auto reading_from(const nlohmann::json& json) {
+  return [&json](const char* name, auto& value) { json.at(name).get_to(value); };
+}
+
 nlohmann::json json_of(const Side& side) {
-  return {{"time_us", side.time},
-          {"in_a_row", side.in_a_row},
-          {"p50_us", side.p50},
-          {"p90_us", side.p90},
-          {"p99_us", side.p99},
-          {"p99.9_us", side.p99_9},
-          {"max_us", side.max},
-          {"calls", side.calls},
-          {"wrong", side.wrong},
-          {"algbw_GBps", side.algbw},
-          {"busbw_GBps", side.busbw},
-          {"bound_us", side.bound},
-          {"of_bound", side.time > 0 ? side.bound / side.time : 0}};
+  nlohmann::json json = {{"of_bound", side.time > 0 ? side.bound / side.time : 0}};
+  visit(side, writing_to(json));
+  return json;
 }
 
 Side side_from(const nlohmann::json& json) {
   Side side;
-  side.time = json.at("time_us");
-  side.in_a_row = json.at("in_a_row");
-  side.p50 = json.at("p50_us");
-  side.p90 = json.at("p90_us");
-  side.p99 = json.at("p99_us");
-  side.p99_9 = json.at("p99.9_us");
-  side.max = json.at("max_us");
-  side.calls = json.at("calls");
-  side.wrong = json.at("wrong");
-  side.algbw = json.at("algbw_GBps");
-  side.busbw = json.at("busbw_GBps");
-  side.bound = json.at("bound_us");
+  visit(side, reading_from(json));
   return side;
 }
 
@@ -44,17 +45,8 @@ Side side_from(const nlohmann::json& json) {
 const Side& main_side(const Row& row) { return row.in_place ? *row.in_place : *row.out_of_place; }
 
 nlohmann::json to_json(const Row& row) {
-  nlohmann::json json = {{"event", "row"},
-                         {"collective", row.collective},
-                         {"ranks", row.ranks},
-                         {"memory", row.memory},
-                         {"state", row.state},
-                         {"bytes", row.bytes},
-                         {"count", row.count},
-                         {"type", row.type},
-                         {"op", row.op},
-                         {"root", row.root},
-                         {"memory_rate_GBps", row.memory_rate}};
+  nlohmann::json json = {{"event", "row"}};
+  visit_row(row, writing_to(json));
   if (row.out_of_place) json["out_of_place"] = json_of(*row.out_of_place);
   if (row.in_place) json["in_place"] = json_of(*row.in_place);
   return json;
@@ -62,16 +54,7 @@ nlohmann::json to_json(const Row& row) {
 
 Row row_from(const nlohmann::json& event) {
   Row row;
-  row.collective = event.at("collective");
-  row.ranks = event.at("ranks");
-  row.memory = event.at("memory");
-  row.state = event.at("state");
-  row.bytes = event.at("bytes");
-  row.count = event.at("count");
-  row.type = event.at("type");
-  row.op = event.at("op");
-  row.root = event.at("root");
-  row.memory_rate = event.at("memory_rate_GBps");
+  visit_row(row, reading_from(event));
   if (event.contains("out_of_place")) row.out_of_place = side_from(event.at("out_of_place"));
   if (event.contains("in_place")) row.in_place = side_from(event.at("in_place"));
   return row;

@@ -1,7 +1,6 @@
 #include "training/measured.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -10,35 +9,6 @@
 
 namespace cohort::app::training {
 namespace {
-
-using Json = nlohmann::json;
-
-constexpr std::size_t kKeptLines = 8;
-
-double number(const Json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_number() ? found->get<double>() : 0;
-}
-std::string text(const Json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
-}
-
-RankTimes rank_of(const Json& event) {
-  RankTimes times;
-  times.rank = static_cast<int>(number(event, "rank"));
-  times.host = text(event, "host");
-  const auto found = event.find("times");
-  if (found == event.end() || !found->is_object()) return times;
-  times.steps = number(*found, "steps");
-  times.seconds = number(*found, "seconds");
-  times.busy = number(*found, "busy");
-  times.waited = number(*found, "waited");
-  times.wire = number(*found, "wire");
-  times.exposed = number(*found, "exposed");
-  times.wire_bytes = number(*found, "wire_bytes");
-  return times;
-}
 
 /// `exposed` seconds as the operations' own time was spent.
 Shares divide(double step, double exposed, const RankTimes& times) {
@@ -62,35 +32,6 @@ bool takes_steps(const JobOutcome& outcome) {
 }
 
 }  // namespace
-
-void JobReader::take(const std::string& line) {
-  const Json event = Json::parse(line, nullptr, false);
-  if (!event.is_object()) return;
-  const std::string kind = text(event, "event");
-  if (kind == "rank_ended") outcome_.ranks.push_back(rank_of(event));
-  if (kind == "notice") notice_ = text(event, "text");
-  if (kind == "output" && text(event, "stream") == "stderr") {
-    last_lines_.push_back(text(event, "line"));
-    if (last_lines_.size() > kKeptLines) last_lines_.erase(last_lines_.begin());
-  }
-  if (kind == "failure") {
-    outcome_.failure =
-        fmt::format("rank {} (host {}) failed: {}", number(event, "rank"), text(event, "host"), text(event, "status"));
-  }
-  if (kind == "end") {
-    outcome_.exit_status = static_cast<int>(number(event, "exit_status"));
-    outcome_.seconds = number(event, "seconds");
-    if (outcome_.failure.empty()) outcome_.failure = text(event, "reason");
-  }
-}
-
-JobOutcome JobReader::finish() && {
-  if (outcome_.exit_status != 0) {
-    if (outcome_.failure.empty()) outcome_.failure = notice_;
-    if (!last_lines_.empty()) outcome_.failure += fmt::format("\n  {}", fmt::join(last_lines_, "\n  "));
-  }
-  return std::move(outcome_);
-}
 
 std::string unit_of(const JobOutcome& outcome, const Counting& counting) {
   if (!takes_steps(outcome)) return "runs";

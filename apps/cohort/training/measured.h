@@ -1,42 +1,15 @@
-// From what `cohort run --json` said of a job's ranks to a Point. Pure; any thread. The lines come from our own
-// command, but hold what programs wrote, so nothing in them is trusted to be there.
+// From what a job's ranks said at their end to a Point. Pure; any thread.
 #pragma once
 
 #include "base/result.h"
 #include "training/point.h"
 
+#include "child_job.h"
+
 #include <string>
 #include <vector>
 
 namespace cohort::app::training {
-
-/// A rank at its end.
-struct RankTimes {
-  int rank = 0;
-  std::string host;
-  double steps = 0, seconds = 0;
-  double busy = 0, waited = 0, wire = 0, exposed = 0;  ///< seconds
-  double wire_bytes = 0;
-};
-
-/// What a job said.
-struct JobOutcome {
-  int exit_status = -1;  ///< -1: there was no end
-  double seconds = 0;
-  std::vector<RankTimes> ranks;
-  std::string failure;  ///< in words
-};
-
-class JobReader {
- public:
-  void take(const std::string& line);
-  JobOutcome finish() &&;
-
- private:
-  JobOutcome outcome_;
-  std::vector<std::string> last_lines_;
-  std::string notice_;
-};
 
 /// How samples are counted.
 struct Counting {

@@ -27,8 +27,6 @@ std::array<double, 4> percentages(const Point& point) {
           100 * point.step.wire / step};
 }
 
-constexpr const char* kColours[] = {"#4c78a8", "#e4763a", "#54a24b", "#b279a2", "#d6a520", "#72b7b2", "#9d755d"};
-
 }  // namespace
 
 std::string table_of(const std::vector<Point>& points, const Workload& workload) {
@@ -103,7 +101,7 @@ std::string svg_of(const std::vector<Point>& points, const Workload& workload, c
     for (const int number : hosts) {
       track::Curve curve;
       curve.name = fmt::format("{} host{}", number, number == 1 ? "" : "s");
-      curve.colour = kColours[panel.curves.size() % std::size(kColours)];
+      curve.colour = track::colour_of(panel.curves.size());
       curve.markers = true;
       for (const Point& point : points) {
         if (point.hosts == number) curve.points.push_back({static_cast<double>(point.processes), value(point)});

@@ -290,6 +290,15 @@ TEST(TrainingMeasured, AFailureIsTold) {
   EXPECT_EQ(JobReader().finish().exit_status, -1);
 }
 
+TEST(TrainingMeasured, WhatRanksPrintIsReadWhereItIsWanted) {
+  std::vector<std::string> lines;
+  JobReader reader([&lines](const std::string& line) { lines.push_back(line); });
+  reader.take(R"({"event":"output","rank":0,"stream":"stdout","line":"{\"event\":\"end\"}"})");
+  reader.take(R"({"event":"notice","text":"not a line of a rank"})");
+  EXPECT_EQ(lines, std::vector<std::string>{R"({"event":"end"})"});
+  EXPECT_EQ(std::move(reader).finish().exit_status, -1);
+}
+
 TEST(TrainingMeasured, WaitsThatCannotBeSeenAreEstimated) {
   const Point alone = point(1, 1, 10, {.compute = 0.1});
   Point hidden = point(2, 2, 12, {.compute = 0.16});

@@ -1,7 +1,8 @@
-#include "training/job.h"
+#include "child_job.h"
 
 #include "base/env.h"
 #include "base/result.h"
+#include "launch/environment.h"
 #include "sys/process.h"
 #include "sys/unique_fd.h"
 
@@ -11,20 +12,49 @@
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
-namespace cohort::app::training {
+namespace cohort::app {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Json = nlohmann::json;
+
+constexpr std::size_t kKeptLines = 8;
+
+double number(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_number() ? found->get<double>() : 0;
+}
+std::string text(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+RankTimes rank_of(const Json& event) {
+  RankTimes times;
+  times.rank = static_cast<int>(number(event, "rank"));
+  times.host = text(event, "host");
+  const auto found = event.find("times");
+  if (found == event.end() || !found->is_object()) return times;
+  times.steps = number(*found, "steps");
+  times.seconds = number(*found, "seconds");
+  times.busy = number(*found, "busy");
+  times.waited = number(*found, "waited");
+  times.wire = number(*found, "wire");
+  times.exposed = number(*found, "exposed");
+  times.wire_bytes = number(*found, "wire_bytes");
+  return times;
+}
 
 /// `cohort run` ends its job at the timeout and then cleans up on every host.
 constexpr std::chrono::seconds kAfterTimeout(60);
@@ -37,7 +67,7 @@ class Folder {
     std::error_code error;
     std::string path = (std::filesystem::temp_directory_path(error) / "cohort-bench-XXXXXX").string();
     if (error || ::mkdtemp(path.data()) == nullptr) {
-      raise(ErrorCode::Io, "bench training: no temporary folder: {}", errno_text(errno));
+      raise(ErrorCode::Io, "bench: no temporary folder: {}", errno_text(errno));
     }
     path_ = path;
   }
@@ -60,7 +90,7 @@ bool until_readable(int fd, Clock::time_point deadline) {
     if (left <= 0) return false;
     pollfd waiting{fd, POLLIN, 0};
     const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left, 1000)));
-    if (ready < 0 && errno != EINTR) raise(ErrorCode::Io, "bench training: poll: {}", errno_text(errno));
+    if (ready < 0 && errno != EINTR) raise(ErrorCode::Io, "bench: poll: {}", errno_text(errno));
     if (ready > 0) return true;
   }
 }
@@ -71,7 +101,7 @@ class Child {
     auto pending = sys::spawn(options);
     auto child = pending ? std::move(*pending).confirm() : tl::unexpected(pending.error());
     if (!child) {
-      raise(ErrorCode::Unavailable, "bench training: {} cannot be started: {} ({})", options.path,
+      raise(ErrorCode::Unavailable, "bench: {} cannot be started: {} ({})", options.path,
             errno_text(child.error().error_number), child.error().step);
     }
     pid_ = child->pid;
@@ -105,13 +135,12 @@ class Child {
   sys::UniqueFd pidfd_;
 };
 
-/// Without what speaks to `cohort run`: its options here are exactly those that are given to it.
+/// Without what speaks to `cohort run`, whose options here are exactly those that are given to it, or of another world.
 std::vector<std::string> own_environment() {
-  std::vector<std::string> out;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (!std::string_view(*entry).starts_with("COHORT_RUN_")) out.emplace_back(*entry);
-  }
-  return out;
+  launch::Environment own = launch::Environment::current();
+  own.remove_run_options();
+  for (const auto name : {env::kRunDir, env::kSecretFile, env::kInit, env::kAlone}) own.remove(name);
+  return own.assignments();
 }
 
 /// Every line of `fd` until its end. False if the deadline passed.
@@ -122,7 +151,7 @@ bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
     char bytes[16384];
     const ssize_t got = ::read(fd, bytes, sizeof bytes);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) raise(ErrorCode::Io, "bench training: read: {}", errno_text(errno));
+    if (got < 0) raise(ErrorCode::Io, "bench: read: {}", errno_text(errno));
     if (got == 0) return true;
     for (ssize_t i = 0; i < got; ++i) {
       if (bytes[i] == '\n') {
@@ -137,6 +166,39 @@ bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
 
 }  // namespace
 
+void JobReader::take(const std::string& said) {
+  const Json event = Json::parse(said, nullptr, false);
+  if (!event.is_object()) return;
+  const std::string kind = text(event, "event");
+  if (kind == "rank_ended") outcome_.ranks.push_back(rank_of(event));
+  if (kind == "notice") notice_ = text(event, "text");
+  if (kind == "output" && on_output_) {
+    const std::string line = text(event, "line");
+    if (text(event, "stream") == "stdout") return on_output_(line);
+    std::fprintf(stderr, "%s\n", line.c_str());
+  } else if (kind == "output" && text(event, "stream") == "stderr") {
+    last_lines_.push_back(text(event, "line"));
+    if (last_lines_.size() > kKeptLines) last_lines_.erase(last_lines_.begin());
+  }
+  if (kind == "failure") {
+    outcome_.failure =
+        fmt::format("rank {} (host {}) failed: {}", number(event, "rank"), text(event, "host"), text(event, "status"));
+  }
+  if (kind == "end") {
+    outcome_.exit_status = static_cast<int>(number(event, "exit_status"));
+    outcome_.seconds = number(event, "seconds");
+    if (outcome_.failure.empty()) outcome_.failure = text(event, "reason");
+  }
+}
+
+JobOutcome JobReader::finish() && {
+  if (outcome_.exit_status != 0) {
+    if (outcome_.failure.empty()) outcome_.failure = notice_;
+    if (!last_lines_.empty()) outcome_.failure += fmt::format("\n  {}", fmt::join(last_lines_, "\n  "));
+  }
+  return std::move(outcome_);
+}
+
 JobOutcome run_job(const JobRequest& request) {
   const Folder folder;
   sys::SpawnOptions spawn;
@@ -144,33 +206,32 @@ JobOutcome run_job(const JobRequest& request) {
   spawn.arguments = {"cohort", "run", "--json", "--no-logs", "--run-dir", folder.path() + "/run",
                      // Whatever ends this process ends the job, and nobody else can remove its folder then.
                      "--owner", std::to_string(::getpid()), "--owner-folder", folder.path(), "--max-restarts", "0",
-                     "-np", std::to_string(request.processes), "--env", fmt::format("{}=1", env::kTimes), "--timeout",
+                     "-np", std::to_string(request.processes), "--timeout",
                      fmt::format("{}", std::chrono::duration<double>(request.timeout).count())};
   spawn.arguments.insert(spawn.arguments.end(), request.options.begin(), request.options.end());
   spawn.arguments.emplace_back("--");
   spawn.arguments.insert(spawn.arguments.end(), request.program.begin(), request.program.end());
   spawn.environment = own_environment();
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "bench training: no pipe: {}", errno_text(errno));
+  if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "bench: no pipe: {}", errno_text(errno));
   const sys::UniqueFd read_end(ends[0]);
   sys::UniqueFd write_end(ends[1]);
   spawn.stdout_fd = write_end.get();
   Child child(spawn);
   write_end.reset();
-  JobReader reader;
+  JobReader reader(request.on_output);
   const auto deadline = Clock::now() + request.timeout + kAfterTimeout;
   if (!read_lines(read_end.get(), reader, deadline) || !child.wait_until(deadline)) {
-    raise(ErrorCode::Unavailable, "bench training: `cohort run` does not end by itself; its processes are ended");
+    raise(ErrorCode::Unavailable, "bench: `cohort run` does not end by itself; its processes are ended");
   }
   JobOutcome outcome = std::move(reader).finish();
   if (outcome.exit_status == 0) return outcome;
   const std::string where =
       request.options.empty() ? std::string() : fmt::format(" ({})", fmt::join(request.options, " "));
   raise(outcome.exit_status == 124 ? ErrorCode::Timeout : ErrorCode::Unavailable,
-        "bench training: the job of {} process{}{} ended {} -- {}", request.processes,
-        request.processes == 1 ? "" : "es", where,
+        "bench: the job of {} process{}{} ended {} -- {}", request.processes, request.processes == 1 ? "" : "es", where,
         outcome.exit_status < 0 ? std::string("without a word") : fmt::format("with status {}", outcome.exit_status),
         outcome.failure.empty() ? "its own words are above" : outcome.failure);
 }
 
-}  // namespace cohort::app::training
+}  // namespace cohort::app

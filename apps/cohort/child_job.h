@@ -1,0 +1,57 @@
+// A job that this command starts for itself: `cohort run` as a child, whose events are read to its end. For the main
+// thread; the child ends with this process, and so does all that it has started.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::app {
+
+/// A rank at its end.
+struct RankTimes {
+  int rank = 0;
+  std::string host;
+  double steps = 0, seconds = 0;
+  double busy = 0, waited = 0, wire = 0, exposed = 0;  ///< seconds
+  double wire_bytes = 0;
+};
+
+/// What a job said.
+struct JobOutcome {
+  int exit_status = -1;  ///< -1: there was no end
+  double seconds = 0;
+  std::vector<RankTimes> ranks;
+  std::string failure;  ///< in words
+};
+
+/// The lines come from our own command, but hold what programs wrote: nothing in them is trusted to be there.
+class JobReader {
+ public:
+  /// `on_output`: also gets what ranks print to stdout, line by line; the rest of their output goes to stderr then.
+  explicit JobReader(std::function<void(const std::string&)> on_output = {}) : on_output_(std::move(on_output)) {}
+  void take(const std::string& line);
+  JobOutcome finish() &&;
+
+ private:
+  std::function<void(const std::string&)> on_output_;
+  JobOutcome outcome_;
+  std::vector<std::string> last_lines_;
+  std::string notice_;
+};
+
+struct JobRequest {
+  std::vector<std::string> options;  ///< of `cohort run`: hosts and the like; variables (COHORT_RUN_...) give none
+  std::vector<std::string> program;  ///< with its arguments
+  int processes = 1;
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  std::function<void(const std::string& line)> on_output = {};  ///< of JobReader
+};
+
+/// Throws Unavailable if it cannot be started, ends badly or does not end, Timeout if its time was over; with what it
+/// said.
+JobOutcome run_job(const JobRequest& request);
+
+}  // namespace cohort::app
