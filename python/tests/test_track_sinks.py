@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
 
 import cohort
 import cohort.track
@@ -145,6 +146,31 @@ class Files(Exports):
         self.assertEqual([float(r["value"]) for r in rows if r["name"] == "train_loss"], [1.0 / s for s in range(1, 6)])
         self.assertEqual([(int(r["step"]), float(r["value"])) for r in rows if r["name"] == "odd\n,\"name"], [(s, -s) for s in range(1, 6)])
         self.assertTrue(all(r["rank"] == "" and float(r["time"]) > 1.7e9 for r in rows))
+
+    def test_runs_are_compared(self):
+        for name, rate in (("slow", 0.1), ("fast", 0.2)):
+            record = cohort.track.RunRecord(self.folder / name / "run.jsonl", program="<p>", world_size=2)
+            for step in range(1, 11):
+                record.write("step", step=step, epoch=step / 10, train_loss=1 - rate * step / 3)
+            record.write("epoch", step=10, epoch=1, test_accuracy=rate * 4)
+            del record
+        os.symlink("fast", self.folder / "latest")
+        done = subprocess.run([COMMAND, "plot", "slow", "latest"], cwd=self.folder, capture_output=True, text=True, timeout=SECONDS)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = [line.split() for line in done.stdout.splitlines()]
+        self.assertEqual(rows[1][:4], ["train_loss", "slow", "1", "0.6667"])
+        self.assertEqual(rows[2][:5], ["fast", "1", "0.3333", "-50.0", "%"])
+        self.assertEqual(rows[4][:6], ["fast", "1", "80.00", "%", "+40.00", "points"])
+        self.assertEqual(rows[-1], ["compare.svg"])
+        picture = xml.etree.ElementTree.parse(self.folder / "compare.svg").getroot()
+        texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+        for text in ("slow (2 processes)", "fast (2 processes)", "train_loss", "test_accuracy", "epoch"):
+            self.assertIn(text, texts)
+        lines = list(picture.iter("{http://www.w3.org/2000/svg}polyline"))
+        self.assertEqual(len({line.get("stroke") for line in lines}), 2)
+        refused = subprocess.run([COMMAND, "plot", "slow", "--over", "miles"], cwd=self.folder, capture_output=True, text=True, timeout=SECONDS)
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertFalse((self.folder / "slow" / "curves.svg").exists())
 
     def test_what_is_wrong_is_said(self):
         for words, told in (

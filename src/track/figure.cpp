@@ -16,6 +16,7 @@ constexpr double kWidth = 860;
 constexpr double kLeft = 74, kRight = 28, kTop = 76, kBottom = 52;
 constexpr double kPanelHeight = 236, kPanelGap = 74;
 constexpr double kPlotWidth = kWidth - kLeft - kRight;
+constexpr double kLegendLine = 20;
 constexpr std::size_t kMostMarkers = 60;
 
 using Out = std::back_insert_iterator<std::string>;
@@ -104,34 +105,18 @@ void draw_text(Out out, double x, double y, std::string_view style, std::string_
 /// About as wide as a sans-serif of 12 px draws it; there is no font here to ask.
 double text_width(std::string_view text) { return 6.7 * static_cast<double>(text.size()); }
 
-Axis y_axis(const Panel& panel, const Range& range, const Range& positive, bool all_positive) {
+Axis y_axis(const Panel& panel, const Range& range) {
   if (panel.percent) return Axis::around(range.low, std::max(range.high, range.low), Scale::Linear, 5);
-  const bool wide = all_positive && positive.high > 20 * positive.low;
+  if (panel.from_zero) return Axis::around(std::min(range.low, 0.0), range.high, Scale::Linear, 5);
+  const bool wide = panel.columns.empty() && range.low > 0 && range.high > 20 * range.low;
   if (wide) return Axis::around(range.low, range.high, Scale::Log, 5);
   // Zero belongs to the picture where the data are not far from it.
   const double low = range.low > 0 && range.low < 0.5 * range.high ? 0 : range.low;
   return Axis::around(low, range.high, Scale::Linear, 5);
 }
 
-void draw_panel(Out out, const Panel& panel, const Axis& x, const std::vector<double>& marks, double top) {
-  std::vector<std::vector<Point>> finite_points;
-  Range range, positive;
-  std::size_t left_out = 0;
-  for (const Curve& curve : panel.curves) {
-    std::vector<Point>& kept = finite_points.emplace_back();
-    std::copy_if(curve.points.begin(), curve.points.end(), std::back_inserter(kept), finite);
-    left_out += curve.points.size() - kept.size();
-    for (const Point& point : kept) {
-      range.add(point.y);
-      if (point.y > 0) positive.add(point.y);
-    }
-  }
-  const bool empty = range.empty();
-  if (empty) range = {0, 1};
-  const Axis y = y_axis(panel, range, positive, !empty && range.low > 0);
-  const PanelFrame frame{x, y, top};
-
-  draw_text(out, kLeft, top - 14, R"(class="panel")", panel.title);
+void draw_y_axis(Out out, const Panel& panel, const PanelFrame& frame) {
+  const Axis& y = frame.y;
   for (const Tick& tick : y.ticks()) {
     const double at = frame.py(tick.value);
     fmt::format_to(out, "<line class=\"grid\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", kLeft, at,
@@ -141,6 +126,52 @@ void draw_panel(Out out, const Panel& panel, const Axis& x, const std::vector<do
         panel.percent ? tick_label(tick.value * 100, (y.high() - y.low()) * 100 / 5 / 2) + " %" : tick.label;
     draw_text(out, kLeft - 9, at + 4, R"(class="tick" text-anchor="end")", label);
   }
+}
+
+void draw_axes(Out out, double top) {
+  fmt::format_to(out, "<path class=\"axis\" d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\"/>\n", kLeft, top, top + kPanelHeight,
+                 kLeft + kPlotWidth);
+}
+
+/// A piece of line and a name.
+void draw_key(Out out, double left, double y, std::string_view colour, std::string_view name) {
+  fmt::format_to(out,
+                 "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"3\"/>\n",
+                 left, y - 4, left + 17, y - 4, escape_xml(colour));
+  draw_text(out, left + 24, y, R"(class="legend")", name);
+}
+
+/// Title, and at the right end of its line the legend.
+void draw_head(Out out, const Panel& panel, double top) {
+  draw_text(out, kLeft, top - 14, R"(class="panel")", panel.title);
+  std::vector<Part> keys = panel.columns.empty() ? std::vector<Part>() : panel.parts;
+  for (const Curve& curve : panel.curves) {
+    if (curve.name.empty()) continue;
+    keys.push_back({curve.latest.empty() ? curve.name : curve.name + "  " + curve.latest, curve.colour});
+  }
+  double right = kLeft + kPlotWidth;
+  for (std::size_t i = keys.size(); i > 0; --i) {
+    right -= 24 + text_width(keys[i - 1].name);
+    draw_key(out, right, top - 14, keys[i - 1].colour, keys[i - 1].name);
+    right -= 20;
+  }
+}
+
+void draw_curves(Out out, const Panel& panel, const Axis& x, const std::vector<Mark>& marks, double top) {
+  std::vector<std::vector<Point>> finite_points;
+  Range range;
+  std::size_t left_out = 0;
+  for (const Curve& curve : panel.curves) {
+    std::vector<Point>& kept = finite_points.emplace_back();
+    std::copy_if(curve.points.begin(), curve.points.end(), std::back_inserter(kept), finite);
+    left_out += curve.points.size() - kept.size();
+    for (const Point& point : kept) range.add(point.y);
+  }
+  const bool empty = range.empty();
+  if (empty) range = {0, 1};
+  const Axis y = y_axis(panel, range);
+  const PanelFrame frame{x, y, top};
+  draw_y_axis(out, panel, frame);
   const double bottom = top + kPanelHeight;
   for (const Tick& tick : x.ticks()) {
     const double at = frame.px(tick.value);
@@ -148,30 +179,19 @@ void draw_panel(Out out, const Panel& panel, const Axis& x, const std::vector<do
                    at, bottom + 5);
     draw_text(out, at, bottom + 19, R"(class="tick" text-anchor="middle")", tick.label);
   }
-  fmt::format_to(out, "<path class=\"axis\" d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\"/>\n", kLeft, top, bottom,
-                 kLeft + kPlotWidth);
-  for (const double mark : marks) {
-    if (!(mark >= x.low() && mark <= x.high())) continue;
-    fmt::format_to(out, "<line class=\"mark\" x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\"/>\n",
-                   frame.px(mark), top, bottom);
+  draw_axes(out, top);
+  for (const Mark& mark : marks) {
+    if (!(mark.x >= x.low() && mark.x <= x.high())) continue;
+    fmt::format_to(
+        out,
+        "<line class=\"mark\" x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\" stroke=\"{3}\">{4}</line>\n",
+        frame.px(mark.x), top, bottom, escape_xml(mark.colour),
+        mark.text.empty() ? "" : fmt::format("<title>{}</title>", escape_xml(mark.text)));
   }
   for (std::size_t i = 0; i < panel.curves.size(); ++i) draw_curve(out, frame, panel.curves[i], finite_points[i]);
   if (empty) {
     draw_text(out, kLeft + kPlotWidth / 2, top + kPanelHeight / 2, R"(class="note" text-anchor="middle")",
               "no values yet");
-  }
-
-  // The legend stands right-aligned in the panel's title line, the note below it, inside.
-  double right = kLeft + kPlotWidth;
-  for (std::size_t i = panel.curves.size(); i > 0; --i) {
-    const Curve& curve = panel.curves[i - 1];
-    const std::string text = curve.latest.empty() ? curve.name : curve.name + "  " + curve.latest;
-    right -= text_width(text);
-    draw_text(out, right, top - 14, R"(class="legend")", text);
-    fmt::format_to(out,
-                   "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"3\"/>\n",
-                   right - 24, top - 18, right - 7, top - 18, escape_xml(curve.colour));
-    right -= 44;
   }
   std::string note = panel.note;
   if (left_out > 0) {
@@ -182,7 +202,55 @@ void draw_panel(Out out, const Panel& panel, const Axis& x, const std::vector<do
   if (!note.empty()) draw_text(out, kLeft + kPlotWidth - 6, bottom - 9, R"(class="note" text-anchor="end")", note);
 }
 
+/// Of a column's part: what can be drawn.
+double height_of(double part) { return part > 0 && part < 1e300 ? part : 0; }
+
+void draw_columns(Out out, const Panel& panel, double top) {
+  Range range{0, 0};
+  for (const Column& column : panel.columns) {
+    double sum = 0;
+    for (const double part : column.parts) sum += height_of(part);
+    range.add(height_of(sum));
+    range.add(height_of(column.aim));
+  }
+  if (range.high <= 0) range.high = 1;
+  const Axis x = Axis::exactly(0, static_cast<double>(panel.columns.size()), 1);
+  const Axis y = y_axis(panel, range);
+  const PanelFrame frame{x, y, top};
+  draw_y_axis(out, panel, frame);
+  const double bottom = top + kPanelHeight;
+  const double width = std::min(kPlotWidth / static_cast<double>(panel.columns.size()) * 0.6, 72.0);
+  for (std::size_t i = 0; i < panel.columns.size(); ++i) {
+    const Column& column = panel.columns[i];
+    const double centre = frame.px(static_cast<double>(i) + 0.5);
+    double base = 0;
+    for (std::size_t part = 0; part < std::min(column.parts.size(), panel.parts.size()); ++part) {
+      const double end = base + height_of(column.parts[part]);
+      if (end > base && end < 1e300) {
+        fmt::format_to(out, "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\"/>\n",
+                       centre - width / 2, frame.py(end), width, frame.py(base) - frame.py(end),
+                       escape_xml(panel.parts[part].colour));
+        base = end;
+      }
+    }
+    if (height_of(column.aim) > 0) {
+      fmt::format_to(out, "<line class=\"aim\" x1=\"{0:.1f}\" y1=\"{2:.1f}\" x2=\"{1:.1f}\" y2=\"{2:.1f}\"/>\n",
+                     centre - width / 2 - 5, centre + width / 2 + 5, frame.py(column.aim));
+    }
+    draw_text(out, centre, frame.py(base) - 5, R"(class="over" text-anchor="middle")", column.text);
+    draw_text(out, centre, bottom + 19, R"(class="tick" text-anchor="middle")", column.label);
+  }
+  draw_axes(out, top);
+  if (!panel.note.empty()) draw_text(out, kLeft, bottom + 36, R"(class="note")", panel.note);
+}
+
 }  // namespace
+
+const char* colour_of(std::size_t number) noexcept {
+  constexpr const char* kColours[] = {"#4c78a8", "#e4763a", "#54a24b", "#b279a2",
+                                      "#d6a000", "#439894", "#9d755d", "#d67195"};
+  return kColours[number % std::size(kColours)];
+}
 
 std::string escape_xml(std::string_view text) {
   std::string out;
@@ -236,8 +304,20 @@ std::string render_svg(const Figure& shown) {
   }
   const Axis x = x_axis(figure);
 
+  double top = kTop + 8, end = kLeft;
+  std::vector<Point> keys;  // where those of the legend begin
+  for (const Part& key : figure.legend) {
+    const double width = 24 + text_width(key.name);
+    if (keys.empty() || end + width > kWidth - kRight) {
+      end = kLeft;
+      top += kLegendLine;
+    }
+    keys.push_back({end, top - 36});
+    end += width + 20;
+  }
+  if (!keys.empty()) top += 8;
   const double count = static_cast<double>(figure.panels.size());
-  const double height = kTop + count * kPanelHeight + std::max(count - 1, 0.0) * kPanelGap + kBottom;
+  const double height = top - 8 + count * kPanelHeight + std::max(count - 1, 0.0) * kPanelGap + kBottom;
   std::string svg;
   const Out out = std::back_inserter(svg);
   fmt::format_to(out,
@@ -250,15 +330,23 @@ text { font-family: "DejaVu Sans", "Helvetica Neue", Arial, sans-serif; fill: #3
 .panel { font-size: 13px; font-weight: 600; } .tick { font-size: 11px; fill: #666666; }
 .legend { font-size: 12px; } .note { font-size: 11px; fill: #777777; }
 .grid { stroke: #e8e8e8; stroke-width: 1; } .axis { stroke: #999999; stroke-width: 1; fill: none; }
-.mark { stroke: #bbbbbb; stroke-width: 1; stroke-dasharray: 4 3; }
+.mark { stroke-width: 1; stroke-dasharray: 4 3; } .aim { stroke: #555555; stroke-width: 1.5; }
+.over { font-size: 11px; fill: #333333; }
 </style>
 )";
   fmt::format_to(out, "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
   draw_text(out, kLeft, 28, R"(class="title")", figure.title);
   draw_text(out, kLeft, 46, R"(class="subtitle")", figure.subtitle);
-  double top = kTop + 8;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    draw_key(out, keys[i].x, keys[i].y, figure.legend[i].colour, figure.legend[i].name);
+  }
   for (const Panel& panel : figure.panels) {
-    draw_panel(out, panel, x, figure.marks, top);
+    draw_head(out, panel, top);
+    if (panel.columns.empty()) {
+      draw_curves(out, panel, x, figure.marks, top);
+    } else {
+      draw_columns(out, panel, top);
+    }
     top += kPanelHeight + kPanelGap;
   }
   draw_text(out, kLeft + kPlotWidth / 2, height - 8, R"(class="tick" text-anchor="middle")", figure.x_label);

@@ -10,9 +10,6 @@
 namespace cohort::app::bench {
 namespace {
 
-constexpr const char* kColours[] = {"#4c78a8", "#e4763a", "#54a24b", "#b279a2",
-                                    "#d6a520", "#72b7b2", "#9d755d", "#e45756"};
-
 std::vector<std::string> different(const std::vector<Row>& rows, const std::function<std::string(const Row&)>& part) {
   std::vector<std::string> values;
   for (const Row& row : rows) {
@@ -39,7 +36,7 @@ track::Panel panel_of(const std::vector<Row>& rows, const std::string& title, bo
     if (curve == panel.curves.end()) {
       track::Curve fresh;
       fresh.name = name;
-      fresh.colour = kColours[panel.curves.size() % std::size(kColours)];
+      fresh.colour = track::colour_of(panel.curves.size());
       fresh.markers = true;
       panel.curves.push_back(std::move(fresh));
       curve = panel.curves.end() - 1;
