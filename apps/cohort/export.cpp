@@ -5,6 +5,7 @@
 #include "sys/signals.h"
 #include "track/record_reader.h"
 #include "track/sinks/export.h"
+#include "track/sinks/prometheus.h"
 
 #include <fmt/core.h>
 
@@ -50,18 +51,26 @@ class Patience {
   sys::SignalFd signals_ = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
 };
 
-void export_run(const Arguments& arguments) {
+/// A port is of use only for as long as there is something to follow.
+bool serves(const std::string& destination) {
+  constexpr std::string_view kKind = "prometheus:";
+  return destination.starts_with(kKind) && track::port_of(std::string_view(destination).substr(kKind.size()));
+}
+
+void export_run(Arguments& arguments) {
   if (!arguments.options.to.empty()) {
     raise(ErrorCode::InvalidArgument, "'{}' and --to {}: give one", arguments.options.to, arguments.destination);
   }
   track::ExportRequest request;
   std::optional<Patience> patience;
+  arguments.follow = arguments.follow || serves(arguments.destination);
   if (arguments.follow) {
     patience.emplace();
     request.wait = [&patience](std::chrono::milliseconds time) { return patience->wait(time); };
   }
   request.record =
       track::record_of(arguments.options.from, arguments.follow ? track::Absent::Later : track::Absent::Error);
+  arguments.sink.say = [](const std::string& text) { fmt::print(stderr, "cohort: {}\n", text); };
   const auto sink = track::make_sink(arguments.destination, arguments.sink);
   request.sink = sink.get();
   const track::ExportSummary summary = track::export_record(request);
@@ -90,11 +99,14 @@ void add_export(CLI::App& app, int&) {
   command->add_option("--torch", arguments->torch, "Oldest torch that is to load it: 1.13 gets floats as tensors")
       ->check(CLI::IsMember({"1.13", "2"}))
       ->capture_default_str();
-  command->add_option("--to", arguments->destination,
-                      "Where the run's record goes: tensorboard:DIR, csv:FILE or prometheus:FILE");
+  command->add_option(
+      "--to", arguments->destination,
+      "Where the run's record goes: tensorboard:DIR, csv:FILE, prometheus:FILE or prometheus:[HOST]:PORT");
   command->add_flag("--follow", arguments->follow, "With --to: go on until the run has ended");
   command->add_flag("--openmetrics", arguments->sink.openmetrics,
-                    "prometheus: OpenMetrics 1.0 instead of the text format 0.0.4");
+                    "prometheus:FILE: OpenMetrics 1.0 instead of the text format 0.0.4");
+  command->add_option("--token-file", arguments->sink.token_file,
+                      "prometheus:HOST:PORT: clients have to show this file's line as their bearer token");
   command->footer(
       "Examples: cohort export checkpoints model.pt --key model\n"
       "          cohort export runs/latest --to tensorboard:tb --follow");

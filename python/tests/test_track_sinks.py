@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.error
+import urllib.request
 import xml.etree.ElementTree
 
 import cohort
@@ -138,6 +140,46 @@ class Files(Exports):
             self.assertEqual(kinds["cohort_samples"], "counter")
             self.assertEqual([f.name for f in self.folder.glob("*.prom*")], ["run.prom"])
 
+    @unittest.skipIf(prometheus_client is None, "needs prometheus_client: pip install prometheus_client")
+    def test_prometheus_scrapes_a_port_while_the_run_goes_on(self):
+        record = self.write()
+        token = self.folder / "token"
+        token.touch(0o600)
+        token.write_text("0123456789abcdef" * 4 + "\n")
+        served = subprocess.Popen([COMMAND, "export", self.folder, "--to", "prometheus::0", "--token-file", token],
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(served.wait)
+        self.addCleanup(served.kill)
+        address = served.stderr.readline().split()[-1]
+        self.assertRegex(address, r"^http://127.0.0.1:\d+/metrics$")
+
+        def scrape(**headers):
+            request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token.read_text().strip()}", **headers})
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+                return answer.headers["Content-Type"], answer.read().decode()
+
+        def values(text, parser):
+            return {sample.name: sample.value for family in parser.text_string_to_metric_families(text) for sample in family.samples}
+
+        record.write("step", step=77, train_loss=0.125)
+        until = time.monotonic() + SECONDS
+        while values(scrape()[1], prometheus_client.parser).get("cohort_step") != 77:
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.02)
+        kind, text = scrape()
+        self.assertEqual(kind, "text/plain; version=0.0.4; charset=utf-8")
+        self.assertEqual(values(text, prometheus_client.parser)["cohort_up"], 1)
+        kind, text = scrape(Accept="application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2")
+        self.assertEqual(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8")
+        self.assertEqual(values(text, prometheus_client.openmetrics.parser)["cohort_loss"], 0.125)
+        with self.assertRaises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(address, timeout=SECONDS)
+        self.assertEqual(refused.exception.code, 401)
+        refused.exception.close()
+        record.write("end", step=77)
+        _, told = served.communicate(timeout=SECONDS)
+        self.assertEqual(served.returncode, 0, told)
+
     def test_csv_is_read_back(self):
         self.write()
         self.export(self.record, "--to", f"csv:{self.folder}/out.csv")
@@ -177,6 +219,8 @@ class Files(Exports):
             (["nowhere", "--to", "csv:x"], "nowhere"),
             ([self.folder, "--to", "wandb:x"], "tensorboard:DIR"),
             ([self.folder, "out.pt", "--to", "csv:x"], "give one"),
+            ([self.folder, "--to", "prometheus:0.0.0.0:0"], "give a token"),
+            ([self.folder, "--to", "prometheus:0.0.0.0:0", "--token-file", self.folder / "none"], "none"),
             ([self.folder], "TO is required"),
             ([self.folder, "out.pt", "--follow"], "--to is missing"),
         ):

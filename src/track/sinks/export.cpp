@@ -6,8 +6,10 @@
 #include "track/sinks/tensorboard.h"
 
 #include "base/result.h"
+#include "net/http_server.h"
 #include "sys/files.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -131,6 +133,18 @@ class Export {
   std::int64_t last_step_ = std::numeric_limits<std::int64_t>::min();
 };
 
+std::unique_ptr<Sink> make_prometheus(const std::string& where, const SinkOptions& options) {
+  const auto at = port_of(where);
+  if (!at) {
+    return std::make_unique<PrometheusFile>(
+        where, options.openmetrics ? PrometheusFormat::OpenMetrics : PrometheusFormat::Text);
+  }
+  auto port = std::make_unique<PrometheusPort>(
+      *at, options.token_file.empty() ? std::string() : net::read_token_file(options.token_file));
+  if (options.say) options.say(fmt::format("metrics are served at http://{}/metrics", net::to_string(port->address())));
+  return port;
+}
+
 }  // namespace
 
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
@@ -140,13 +154,11 @@ std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOption
   if (!where.empty()) {
     if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
     if (kind == "csv") return std::make_unique<CsvSink>(where);
-    if (kind == "prometheus") {
-      return std::make_unique<PrometheusSink>(
-          where, options.openmetrics ? PrometheusFormat::OpenMetrics : PrometheusFormat::Text);
-    }
+    if (kind == "prometheus") return make_prometheus(where, options);
   }
   raise(ErrorCode::InvalidArgument,
-        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE", destination);
+        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT",
+        destination);
 }
 
 ExportSummary export_record(const ExportRequest& request) { return Export(request).run(); }

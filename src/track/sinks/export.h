@@ -13,10 +13,14 @@
 namespace cohort::track {
 
 struct SinkOptions {
-  bool openmetrics = false;  ///< prometheus: OpenMetrics 1.0; otherwise text format 0.0.4
+  bool openmetrics = false;     ///< prometheus:FILE: OpenMetrics 1.0; otherwise text format 0.0.4
+  std::string token_file = {};  ///< prometheus:HOST:PORT: what lets a client in; only loopback goes without
+  /// For people: where it is served.
+  std::function<void(const std::string&)> say = {};
 };
 
-/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE". Throws InvalidArgument, with those that there are, and Io.
+/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "prometheus:HOST:PORT". Throws InvalidArgument, with those that
+/// there are, Io, and Unavailable where a port is taken.
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options = {});
 
 struct ExportRequest {

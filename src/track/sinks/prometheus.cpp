@@ -1,13 +1,17 @@
 #include "track/sinks/prometheus.h"
 
+#include "base/parse.h"
 #include "base/result.h"
+#include "net/http_server.h"
 #include "sys/files.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
 #include <iterator>
+#include <mutex>
 #include <string_view>
+#include <utility>
 
 namespace cohort::track {
 namespace {
@@ -34,9 +38,9 @@ std::string escaped(std::string_view text) {
 }
 
 /// Families after each other, each with its samples. The formats differ in whose name has _total, and in the last line.
-class Page {
+class Text {
  public:
-  Page(PrometheusFormat format, std::string labels) : format_(format), labels_(std::move(labels)) {}
+  Text(PrometheusFormat format, std::string labels) : format_(format), labels_(std::move(labels)) {}
 
   void gauge(std::string_view name, std::string_view help, std::optional<double> value) {
     if (!value) return;
@@ -68,11 +72,6 @@ class Page {
 };
 
 }  // namespace
-
-PrometheusSink::PrometheusSink(std::filesystem::path file, PrometheusFormat format)
-    : file_(std::move(file)), format_(format) {
-  if (file_.has_parent_path()) value_or_throw(sys::make_folders(file_.parent_path().string()));
-}
 
 void PrometheusSink::take(const SinkLine& taken) {
   const RecordLine& line = taken.line;
@@ -128,10 +127,10 @@ void PrometheusSink::add_communication(const RecordLine& line) {
 
 Sink::Replay PrometheusSink::go_back(std::int64_t /*step*/, double /*time*/) { return Replay::No; }
 
-std::string PrometheusSink::text() const {
+std::string PrometheusSink::text(PrometheusFormat format) const {
   std::string labels = fmt::format("job=\"{}\"", escaped(job_.empty() ? program_ : job_));
   if (!host_.empty()) labels += fmt::format(",host=\"{}\"", escaped(host_));
-  Page page(format_, labels);
+  Text page(format, labels);
   page.gauge("cohort_up", "Whether the run goes on.", started_ && state_ == RunState::Running ? 1 : 0);
   page.gauge("cohort_world_size", "Ranks of the run.", world_size_);
   page.counter("cohort_restarts", "How often the program was started again.", totals_.restarts);
@@ -179,11 +178,61 @@ std::string PrometheusSink::text() const {
   return std::move(page).text();
 }
 
-void PrometheusSink::flush() { value_or_throw(sys::write_file_atomically(file_.string(), text())); }
-
 void PrometheusSink::finish(RunState state) {
   state_ = state;
   flush();
+}
+
+PrometheusFile::PrometheusFile(std::filesystem::path file, PrometheusFormat format)
+    : file_(std::move(file)), format_(format) {
+  if (file_.has_parent_path()) value_or_throw(sys::make_folders(file_.parent_path().string()));
+}
+
+void PrometheusFile::flush() { value_or_throw(sys::write_file_atomically(file_.string(), text(format_))); }
+
+struct PrometheusPort::Page {
+  std::mutex mutex;
+  std::string plain, open;
+  std::optional<net::HttpServer> server;  // whose thread reads them
+
+  net::HttpAnswer answer(const net::HttpRequest& request) {
+    if (request.path != "/metrics") return {.status = 404, .body = "/metrics is here\n"};
+    const bool wants_open =
+        net::preferred_type(request.header("accept"), "text/plain", "application/openmetrics-text") == 1;
+    const std::scoped_lock lock(mutex);
+    return {.type = wants_open ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                               : "text/plain; version=0.0.4; charset=utf-8",
+            .body = wants_open ? open : plain};
+  }
+};
+
+PrometheusPort::PrometheusPort(const net::Address& at, std::string token) : page_(std::make_unique<Page>()) {
+  flush();  // nobody is answered with nothing
+  page_->server.emplace(net::HttpServerOptions{
+      .at = at, .token = std::move(token), .handler = [page = page_.get()](const net::HttpRequest& request) {
+        return page->answer(request);
+      }});
+}
+
+PrometheusPort::~PrometheusPort() = default;
+
+void PrometheusPort::flush() {
+  std::string plain = text(PrometheusFormat::Text), open = text(PrometheusFormat::OpenMetrics);
+  const std::scoped_lock lock(page_->mutex);
+  page_->plain = std::move(plain);
+  page_->open = std::move(open);
+}
+
+const net::Address& PrometheusPort::address() const noexcept { return page_->server->address(); }
+
+std::optional<net::Address> port_of(std::string_view where) {
+  const std::size_t colon = where.rfind(':');
+  if (colon == std::string_view::npos) return std::nullopt;
+  const auto port = parse_integer<std::uint16_t>(where.substr(colon + 1));
+  if (!port) return std::nullopt;
+  if (colon == 0) return net::Address{"127.0.0.1", *port};
+  const auto address = net::parse_address(where);
+  return address ? std::optional(*address) : std::nullopt;
 }
 
 }  // namespace cohort::track

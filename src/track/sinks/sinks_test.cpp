@@ -277,6 +277,14 @@ TEST_F(SinksTest, TensorBoardFolderIsReplacedAndAForeignOneRefused) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "tb"), {}), 2);
 }
 
+TEST_F(SinksTest, APlaceToServeAtIsToldFromAFile) {
+  EXPECT_EQ(port_of(":9400"), (net::Address{"127.0.0.1", 9400}));
+  EXPECT_EQ(port_of("0.0.0.0:9400"), (net::Address{"0.0.0.0", 9400}));
+  EXPECT_EQ(port_of("[::]:0"), (net::Address{"::", 0}));
+  for (const char* file : {"", "a.prom", "/metrics/a.prom", "a:b", "/x:y.prom", "/a:9400", ":99999", "a:9400:"})
+    EXPECT_FALSE(port_of(file)) << file;
+}
+
 TEST_F(SinksTest, DestinationsThatThereAreNotAreNamed) {
   for (const char* wrong : {"", "csv", "csv:", "wandb:x", "mlruns"}) {
     try {
