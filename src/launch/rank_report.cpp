@@ -92,6 +92,8 @@ RankReport read_status(const status::StatusLayout& page) {
   report.pid = page.pid.load();
   report.joined = report.pid != 0;
   report.step = page.step.load();
+  report.samples = page.samples.load();
+  report.exposed_ns = page.times.exposed_ns.load();
   report.tells_stacks = (page.abilities.load() & status::StatusLayout::kTellsStacks) != 0;
   report.saves_when_asked = (page.abilities.load() & status::StatusLayout::kSavesWhenAsked) != 0;
   report.preempted_by = page.preempted_by.load();

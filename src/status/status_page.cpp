@@ -99,7 +99,8 @@ void StatusPage::name_kind(std::uint8_t kind, std::string_view name) noexcept {
   std::memcpy(layout_->kinds[kind], name.data(), length);
 }
 
-void StatusPage::count_step() noexcept {
+void StatusPage::count_step(std::int64_t samples) noexcept {
+  layout_->samples.fetch_add(samples, std::memory_order_relaxed);
   const std::int64_t steps = layout_->step.fetch_add(1, std::memory_order_relaxed) + 1;
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);

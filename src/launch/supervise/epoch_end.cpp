@@ -83,6 +83,7 @@ void Epoch::before_stop() {
   requeue_limit_ = Timer();
   other_hosts_ = Timer();
   if (health_) health_->stop();
+  job_.live_->ending();
   input_.reset();
   crew_.start_no_more();
 }
@@ -316,6 +317,7 @@ void Epoch::finish() {
   record.exit_status = verdict.status;
   record.reason = verdict.reason;
   record.attempts.push_back(attempt_of(record));
+  job_.live_->epoch_ended(verdict.status, verdict.reason);
   job_.write_record();
   if (!restart.again) return job_.end(verdict.status);
   job_.next_ = Timer(job_.loop_, {}, [&job = job_] { job.begin_next(); });

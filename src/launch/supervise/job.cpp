@@ -99,12 +99,21 @@ void Job::prepare() {
   if (!has_launchers()) look_at_plan();
 }
 
+void Job::say(const std::string& text) {
+  announcer_.say(text);
+  if (live_) live_->note(text);
+}
+
 void Job::make_folders(const std::string& id) {
   RunFolderRequest request;
   request.path = options_.run_folder;
   request.program_name = setup_.program.name;
   request.id = id;
   folder_ = value_or_throw(make_run_folder(request));
+  live_.emplace(loop_, folder_, [this](const std::string& why) {
+    say(fmt::format("{}; the job goes on, but nobody can watch it", why));
+  });
+  live_->begin(id_, setup_.program.name);
   if (!folder_.earlier.empty() && !options_.quiet)
     say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
                     folder_.earlier));

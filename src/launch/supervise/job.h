@@ -11,6 +11,7 @@
 #include "launch/show/display.h"
 #include "launch/start/crew.h"
 #include "launch/supervise/job_setup.h"
+#include "launch/supervise/live.h"
 #include "launch/supervise/owner.h"
 #include "launch/watch/restarts.h"
 #include "net/secret.h"
@@ -64,7 +65,7 @@ class Job {
 
   bool has_launchers() const { return options_.remote.way == Way::Launcher; }
   bool owner_gone() const { return owner_ && owner_->gone(); }
-  void say(const std::string& text) { announcer_.say(text); }
+  void say(const std::string& text);
   /// Where the logs of this epoch go; those of a restart lie below the first's. Empty: none are kept.
   std::string logs_below(const std::string& run_folder) const;
   std::string shown_logs() const { return logs_below(folder_.shown); }
@@ -92,6 +93,7 @@ class Job {
   std::optional<Crew> crew_;
   Display display_;  ///< its sources are the crew's members
   Announcer announcer_;
+  std::optional<Live> live_;  ///< once there is a folder
   std::unique_ptr<Epoch> epoch_;
   Timer next_;  ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;

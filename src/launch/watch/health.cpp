@@ -211,8 +211,8 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
   }
 }
 
-// An agent reports once a second, also while it ends what its ranks have left, and says when nothing is left. If it
-// does not, it is stopped, or its whole host is, or has no time for it.
+// An agent reports more than once a second, also while it ends what its ranks have left, and says when nothing is left.
+// If it does not, it is stopped, or its whole host is, or has no time for it.
 void Health::look_for_silent(Clock::time_point now, Findings& findings) {
   std::map<std::string, std::optional<Clock::time_point>> over;  // hosts whose ranks have all ended: when the last did
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
