@@ -12,6 +12,7 @@
 #include <poll.h>
 
 #include <chrono>
+#include <csignal>
 #include <map>
 #include <memory>
 
@@ -64,6 +65,7 @@ void export_run(Arguments& arguments) {
   track::ExportRequest request;
   std::optional<Patience> patience;
   arguments.follow = arguments.follow || serves(arguments.destination);
+  std::signal(SIGPIPE, SIG_IGN);  // a server may hang up; TLS does not ask not to be told so
   if (arguments.follow) {
     patience.emplace();
     request.wait = [&patience](std::chrono::milliseconds time) { return patience->wait(time); };
@@ -101,7 +103,8 @@ void add_export(CLI::App& app, int&) {
       ->capture_default_str();
   command->add_option(
       "--to", arguments->destination,
-      "Where the run's record goes: tensorboard:DIR, csv:FILE, prometheus:FILE or prometheus:[HOST]:PORT");
+      "Where the run's record goes: tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT or "
+      "kubeflow");
   command->add_flag("--follow", arguments->follow, "With --to: go on until the run has ended");
   command->add_flag("--openmetrics", arguments->sink.openmetrics,
                     "prometheus:FILE: OpenMetrics 1.0 instead of the text format 0.0.4");

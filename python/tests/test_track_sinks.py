@@ -5,15 +5,19 @@ Tests whose reader is not installed are left out, and say so.
 
 import array
 import csv
+import http.server
 import json
 import math
 import os
 import pathlib
+import queue
 import random
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import urllib.error
@@ -179,6 +183,62 @@ class Files(Exports):
         record.write("end", step=77)
         _, told = served.communicate(timeout=SECONDS)
         self.assertEqual(served.returncode, 0, told)
+
+    @unittest.skipIf(shutil.which("openssl") is None, "needs openssl, for a certificate")
+    def test_kubeflow_is_told_how_far_a_run_is(self):
+        certificate = self.folder / "ca.crt"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+                        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", self.folder / "key", "-out", certificate],
+                       check=True, capture_output=True, timeout=SECONDS)
+        posts = queue.Queue()
+
+        class Trainer(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                posts.put((self.path, self.headers["Authorization"], body["trainerStatus"]))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.HTTPServer(("127.0.0.1", 0), Trainer)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, self.folder / "key")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        token = self.folder / "token"
+        token.write_text("first\n")
+        variables = {"KUBEFLOW_TRAINER_SERVER_URL": f"https://localhost:{server.server_port}/apis/x/status",
+                     "KUBEFLOW_TRAINER_SERVER_CA_CERT": str(certificate), "KUBEFLOW_TRAINER_SERVER_TOKEN": str(token)}
+        record = cohort.track.RunRecord(self.record, program="p", world_size=2, parameters={"epochs": 4})
+        record.write("step", step=10, epoch=1, train_loss=0.5)
+        follower = subprocess.Popen([COMMAND, "export", self.folder, "--to", "kubeflow", "--follow"],
+                                    env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.addCleanup(follower.stdout.close)
+        self.addCleanup(follower.wait)
+        self.addCleanup(follower.kill)
+        path, shown, status = posts.get(timeout=SECONDS)
+        self.assertEqual((path, shown, status["progressPercentage"]), ("/apis/x/status", "Bearer first", 25))
+        self.assertIn({"name": "train_loss", "value": "0.5"}, status["metrics"])
+        token.write_text("second")
+        record.write("end", step=40)
+        told = follower.communicate(timeout=SECONDS)[0]
+        self.assertEqual(follower.returncode, 0, told)
+        _, shown, status = posts.get(timeout=SECONDS)
+        while not posts.empty():
+            _, shown, status = posts.get()
+        self.assertEqual((shown, status["progressPercentage"], status["estimatedRemainingSeconds"]), ("Bearer second", 100, 0))
+
+        # One that nobody trusts, and one that is not there: said once, and harmless.
+        for other in ({"KUBEFLOW_TRAINER_SERVER_CA_CERT": ""}, {"KUBEFLOW_TRAINER_SERVER_URL": "https://localhost:1/x"}):
+            done = subprocess.run([COMMAND, "export", self.folder, "--to", "kubeflow"], env={**os.environ, **variables, **other},
+                                  capture_output=True, text=True, timeout=SECONDS)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stderr.count("Kubeflow is not told"), 1, done.stderr)
+        self.assertTrue(posts.empty())
 
     def test_csv_is_read_back(self):
         self.write()

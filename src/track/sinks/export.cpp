@@ -1,10 +1,12 @@
 #include "track/sinks/export.h"
 
 #include "track/sinks/csv.h"
+#include "track/sinks/kubeflow.h"
 #include "track/sinks/prometheus.h"
 #include "track/sinks/record_follower.h"
 #include "track/sinks/tensorboard.h"
 
+#include "base/env.h"
 #include "base/result.h"
 #include "net/http_server.h"
 #include "sys/files.h"
@@ -108,7 +110,10 @@ class Export {
       if (line.event == "preempted") said_ = RunState::Killed;
       request_.sink->take({line, follower_->superseded()});
     }
-    if (any) request_.sink->flush();
+    if (any)
+      request_.sink->flush();
+    else
+      request_.sink->idle();
     return any;
   }
 
@@ -156,8 +161,10 @@ std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOption
     if (kind == "csv") return std::make_unique<CsvSink>(where);
     if (kind == "prometheus") return make_prometheus(where, options);
   }
+  if (destination == "kubeflow") return std::make_unique<KubeflowSink>(kubeflow_place(env::get), options.say);
   raise(ErrorCode::InvalidArgument,
-        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT",
+        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT, "
+        "kubeflow",
         destination);
 }
 

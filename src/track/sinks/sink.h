@@ -27,6 +27,8 @@ class Sink {
   virtual Replay go_back(std::int64_t step, double time) = 0;
   /// What was taken shall be where others find it.
   virtual void flush() = 0;
+  /// There was nothing new for an interval.
+  virtual void idle() {}
   /// There will be nothing more.
   virtual void finish(RunState state) = 0;
 };
