@@ -29,6 +29,9 @@ void add_completion(CLI::App& app, int& exit_status);
 /// What `cohort check-build` and `cohort env` print.
 void print_build();
 void print_environment();
+/// The tables of the pages in docs/reference, in Markdown.
+std::string run_reference();
+std::string environment_reference();
 /// The words that `cohort help` takes besides commands.
 std::vector<std::string> help_topics();
 

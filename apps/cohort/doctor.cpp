@@ -19,11 +19,7 @@ namespace cohort::app {
 namespace {
 
 struct Options {
-  launch::HostWishes hosts;
-  std::string starter = "auto";
-  std::string ssh = "ssh";
-  std::string remote_cohort;
-  std::string network;
+  SharedOptions shared;
   double start_timeout = 10;
   bool json = false;
 };
@@ -40,17 +36,15 @@ Each row is explained in docs/reference/doctor.md. Exit status: 0, also with war
 doctor::ExaminationOptions request_of(const Options& options) {
   if (!(options.start_timeout >= 1 && options.start_timeout <= 600))
     raise(ErrorCode::InvalidArgument, "--start-timeout {}: from 1 to 600 seconds", options.start_timeout);
-  narrow_networks(options.network);
-  launch::HostWishes wishes = options.hosts;
-  wishes.starter = starter_of(options.starter);
-  launch::HostChoice choice = value_or_throw(launch::choose_hosts(wishes, launch::Environment::current()));
+  const RunChoices& choices = options.shared.choices;
+  narrow_networks(choices.network);
+  launch::HostChoice choice = hosts_of(choices);
   doctor::ExaminationOptions request;
   request.hosts = std::move(choice.hosts);
+  request.remote = choices.job.remote;
   request.remote.way = choice.way;
   request.remote.components = std::move(choice.components);
-  request.remote.remote_cohort = options.remote_cohort;
-  request.remote.ssh = ssh_command(options.ssh);
-  request.all_local = wishes.starter == launch::HostWishes::Starter::Local;
+  request.all_local = choices.hosts.starter == launch::HostWishes::Starter::Local;
   const std::chrono::milliseconds longer(static_cast<std::int64_t>(options.start_timeout * 1000));
   request.whole_limit += longer - request.start_limit;
   request.start_limit = longer;
@@ -89,39 +83,10 @@ void add_doctor(CLI::App& app, int& exit_status) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("doctor", "Look for what would hinder a job, on this host or on several");
   command->footer(kFooter);
-  command->add_option("-H,--hosts", options->hosts.list, "Hosts and their slots [this one, or the allocation's]")
-      ->type_name("A:4,B:4")
-      ->envname("COHORT_RUN_HOSTS");
-  command->add_option("--hostfile", options->hosts.file, "A file of them: lines of HOST, HOST:N or HOST slots=N")
-      ->type_name("FILE")
-      ->envname("COHORT_RUN_HOSTFILE");
-  command->add_option("--nodes", options->hosts.nodes, "Only the first so many hosts [all]")
-      ->type_name("N")
-      ->check(CLI::Range(0, launch::kMostProcesses));
-  command
-      ->add_option("--per-node", options->hosts.per_node, "Ranks that each host is to run [as the list says, else 1]")
-      ->type_name("N")
-      ->check(CLI::Range(0, launch::kMostProcesses));
-  command
-      ->add_option("--starter", options->starter,
-                   "How other hosts are reached: auto (srun within a Slurm allocation, else ssh), ssh, slurm, mpirun; "
-                   "local: every host is this one, to try")
-      ->check(CLI::IsMember({"auto", "ssh", "slurm", "mpirun", "local"}))
-      ->capture_default_str()
-      ->type_name("HOW")
-      ->envname("COHORT_RUN_STARTER");
-  command->add_option("--ssh", options->ssh, "The ssh command, with options of yours: \"ssh -p 2222\"")
-      ->capture_default_str()
-      ->type_name("COMMAND")
-      ->envname("COHORT_RUN_SSH");
-  command->add_option("--remote-cohort", options->remote_cohort, "Path of `cohort` on other hosts [as here]")
-      ->type_name("PATH")
-      ->envname("COHORT_RUN_REMOTE_COHORT");
-  command
-      ->add_option("--network", options->network,
-                   "Only over these networks: names of interfaces, or networks as 10.0.0.0/8 [all]")
-      ->type_name("NAME or CIDR[,...]")
-      ->envname("COHORT_RUN_NETWORK");
+  add_shared_options(
+      *command,
+      {"--hosts", "--hostfile", "--nodes", "--per-node", "--starter", "--ssh", "--remote-cohort", "--network"},
+      options->shared);
   command->add_option("--start-timeout", options->start_timeout, "For agents on other hosts to come")
       ->type_name("SECONDS")
       ->capture_default_str();

@@ -11,7 +11,7 @@ namespace {
 void print_rows(env::Variable::Use use) {
   for (const env::Variable& variable : env::variables()) {
     if (variable.use != use) continue;
-    fmt::print("  {}={}\n      {}", variable.name, variable.value, variable.meaning);
+    fmt::print("  {}={}\n      {}", variable.name, variable.value(), variable.meaning);
     if (!variable.default_value.empty()) fmt::print(" (default: {})", variable.default_value);
     if (const auto value = env::get(variable.name)) fmt::print("  [now: {}]", *value);
     fmt::print("\n");

@@ -100,9 +100,16 @@ std::vector<std::string> help_topics() {
 
 void add_help(CLI::App& app, int&) {
   auto word = std::make_shared<std::string>();
+  auto markdown = std::make_shared<bool>(false);
   CLI::App* command = app.add_subcommand("help", "Explain a command or a topic");
   command->add_option("TOPIC", *word, "A command, or one of: environment, failures, output, config")->type_name("");
-  command->callback([&app, word] { print_help(app, *word); });
+  command->add_flag("--markdown", *markdown, "The tables of the documentation: of run, and of environment");
+  command->callback([&app, word, markdown] {
+    if (!*markdown) return print_help(app, *word);
+    if (*word != "run" && *word != "environment")
+      raise(ErrorCode::InvalidArgument, "--markdown: there are tables of run and of environment");
+    std::fputs((*word == "run" ? run_reference() : environment_reference()).c_str(), stdout);
+  });
 }
 
 }  // namespace cohort::app

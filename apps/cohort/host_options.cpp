@@ -4,12 +4,37 @@
 #include "base/result.h"
 #include "net/interfaces.h"
 
+#include <CLI/CLI.hpp>
+
 #include <cctype>
 #include <cstddef>
 #include <cstdlib>
 #include <utility>
 
 namespace cohort::app {
+
+void add_shared_options(CLI::App& command, std::initializer_list<std::string_view> names, SharedOptions& shared) {
+  for (const std::string_view name : names) {
+    const RunOption& option = *run_option(name);
+    command
+        .add_option_function<std::string>(
+            std::string(name.starts_with("--") ? option.names : name),
+            [&option, &shared](const std::string& value) {
+              set_option(option, value, shared.choices);
+              shared.given[option.name()] = value;
+            },
+            std::string(option.help))
+        ->type_name(option.shown_type())
+        ->default_str(std::string(option.standard))
+        ->envname(option.variable());
+  }
+}
+
+launch::HostChoice hosts_of(const RunChoices& choices) {
+  if (choices.hosts.starter == launch::HostWishes::Starter::Hand)
+    raise(ErrorCode::InvalidArgument, "--starter hand is for `cohort run` alone");
+  return value_or_throw(launch::choose_hosts(choices.hosts, launch::Environment::current()));
+}
 
 launch::HostWishes::Starter starter_of(const std::string& name) {
   using Starter = launch::HostWishes::Starter;

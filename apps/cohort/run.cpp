@@ -72,7 +72,7 @@ int processes_wanted(const RunChoices& choices) {
   const bool hosts = !choices.hosts.list.empty() || !choices.hosts.file.empty();
   const bool a_rank = env::get(env::kLocalRank).has_value();  // torchrun's variables were for what started it
   std::string wanted = choices.per_node;
-  if (wanted.empty() && !choices.processes && !hosts && !a_rank) wanted = env::get("PET_NPROC_PER_NODE").value_or("");
+  if (wanted.empty() && !choices.processes && !hosts && !a_rank) wanted = env::text("PET_NPROC_PER_NODE");
   if (wanted.empty()) return choices.processes.value_or(0);
   const std::string shown = choices.per_node.empty() ? "PET_NPROC_PER_NODE=" + wanted : "--nproc-per-node " + wanted;
   if (hosts) raise(ErrorCode::InvalidArgument, "{}: with -H or --hostfile it is --per-node {}", shown, wanted);
@@ -94,8 +94,7 @@ int processes_wanted(const RunChoices& choices) {
 /// Where this command is one of several launchers of one job.
 void set_nodes(launch::RunOptions& job, const RunChoices& choices) {
   launch::NodeWishes wishes = choices.nodes;
-  const std::string secret_file =
-      !choices.secret_file.empty() ? choices.secret_file : env::get(env::kSecretFile).value_or("");
+  const std::string secret_file = !choices.secret_file.empty() ? choices.secret_file : env::text(env::kSecretFile);
   wishes.has_secret = !secret_file.empty();
   wishes.has_hosts = names_hosts(choices);
   job.node = value_or_throw(launch::choose_node(wishes, cluster::current_environment()));
@@ -127,7 +126,7 @@ void set_nodes(launch::RunOptions& job, const RunChoices& choices) {
 
 /// MPI connects only what its own launcher has started, and here `cohort run` starts the ranks.
 void refuse_mpi(const launch::RunOptions& job) {
-  if (job.hosts.size() < 2 || env::get(env::kTransport).value_or("") != "mpi") return;
+  if (job.hosts.size() < 2 || env::text(env::kTransport) != "mpi") return;
   raise(ErrorCode::InvalidArgument,
         "COHORT_TRANSPORT=mpi: `cohort run` starts the ranks itself, and MPI knows only those of its own launcher -- "
         "start them by it, without `cohort run`: COHORT_TRANSPORT=mpi mpirun -np 4 ./train, or srun");
@@ -159,25 +158,23 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
   return job;
 }
 
-std::string type_of(const RunOption& option) {
-  return std::string(option.type) + (option.choices.empty() ? "" : fmt::format(":{{{}}}", option.choices));
-}
-
 }  // namespace
 
 void add_run(CLI::App& app, int&) {
   CLI::App* command = app.add_subcommand("run", "Run a program as N processes that form one world");
   // For the help and the completion; run_settings.h reads the words.
   static std::vector<std::string> unread;
-  for (const RunOption& option : run_options()) {
-    const std::string names(option.names), help(option.help);
-    if (option.is_flag()) {
-      command->add_flag(names, help);
-    } else {
-      command->add_option(names, unread, help)
-          ->expected(1)
-          ->type_name(type_of(option))
-          ->default_str(std::string(option.standard));
+  for (const RunPart& part : run_parts()) {
+    for (const RunOption* row : part.options) {
+      const RunOption& option = *row;
+      const std::string names(option.names), help(option.help);
+      CLI::Option* const added = option.is_flag() ? command->add_flag(names, help)
+                                                  : command->add_option(names, unread, help)
+                                                        ->expected(1)
+                                                        ->type_name(option.shown_type())
+                                                        ->default_str(std::string(option.standard));
+      added->group(std::string(part.title));
+      if (option.name() == "--config") command->get_option("--help")->group(std::string(part.title));
     }
   }
   command->add_option("PROGRAM", unread, "Program or .py file, and its arguments")->type_name("");

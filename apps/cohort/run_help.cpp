@@ -5,7 +5,6 @@
 #include <memory>
 #include <sstream>
 #include <string>
-#include <vector>
 
 namespace cohort::app {
 namespace {
@@ -55,41 +54,11 @@ class RunHelp : public CLI::Formatter {
   }
 };
 
-struct Group {
-  const char* name;
-  std::vector<const char*> options;
-};
-
-/// The parts of --help. What programs give and people do not is in none ("").
-const std::vector<Group>& groups() {
-  static const std::vector<Group> all = {
-      {"Processes and hosts",
-       {"--np", "--hosts", "--hostfile", "--nodes", "--per-node", "--starter", "--ssh", "--remote-cohort", "--network",
-        "--listen", "--host-timeout", "--secret-file", "--bind"}},
-      {"A launcher on each node, as torchrun is started",
-       {"--nnodes", "--node-rank", "--master", "--master-addr", "--master-port", "--rdzv-endpoint", "--rdzv-backend",
-        "--rdzv-id", "--standalone", "--nproc-per-node"}},
-      {"The program", {"--module", "--no-python", "--as-horovod", "--env"}},
-      {"Output and what is kept",
-       {"--prefix", "--ranks", "--collapse", "--quiet", "--json", "--run-dir", "--output-dir", "--no-logs"}},
-      {"Limits and restarts",
-       {"--timeout", "--start-timeout", "--grace", "--preempt-grace", "--stall-timeout", "--deadlock-timeout",
-        "--stopped-timeout", "--output-timeout", "--max-restarts"}},
-      {"Options from a file, and what is only shown",
-       {"--help", "--config", "--show-config", "--dry-run", "--check-build"}},
-      {"", {"--owner", "--owner-folder"}},
-  };
-  return all;
-}
-
 }  // namespace
 
 void set_run_help(CLI::App& command) {
   command.formatter(std::make_shared<RunHelp>());
   command.footer(kFooter);
-  for (const Group& group : groups()) {
-    for (const char* name : group.options) command.get_option(name)->group(group.name);
-  }
 }
 
 }  // namespace cohort::app

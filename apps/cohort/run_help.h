@@ -1,4 +1,4 @@
-// What `cohort run --help` shows around its options, and in which parts it shows them.
+// What `cohort run --help` shows around its options, and how it breaks their lines.
 #pragma once
 
 namespace CLI {
@@ -7,7 +7,6 @@ class App;
 
 namespace cohort::app {
 
-/// Once all options are added: each of them has to be in a part.
 void set_run_help(CLI::App& command);
 
 }  // namespace cohort::app

@@ -21,6 +21,16 @@ using Kind = RunOption::Kind;
 using C = RunChoices;
 using Text = const std::string&;
 
+std::vector<std::string> split(std::string_view text) {
+  std::vector<std::string> all;
+  while (!text.empty()) {
+    const auto comma = std::min(text.find(','), text.size());
+    all.emplace_back(text.substr(0, comma));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return all;
+}
+
 std::chrono::milliseconds milliseconds_of(Text text) {
   double seconds = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
@@ -66,61 +76,73 @@ launch::Collapse collapse_of(Text text) {
   return text == "always" ? Collapse::Always : text == "never" ? Collapse::Never : Collapse::Auto;
 }
 
+/// {names, type, default, help, set[, kind[, choices]]}, in the order of the help. A default that is no value stands in
+/// brackets behind the help.
 const RunOption kOptions[] = {
-    {"-n,--np,--nproc", "N", "auto", "Processes (also -np N), or 'auto': one per usable core",
+    {"-n,--np,--nproc", "N", "auto",
+     "How many processes (also -np N); auto: one per usable core, by affinity and the control group's quota",
      [](C& c, Text v) { c.processes = processes_of(v); }},
     {"-H,--hosts", "A:4,B:4", "", "Hosts and their slots; the first are filled first [this one]",
      [](C& c, Text v) { c.hosts.list = v; }},
-    {"--hostfile", "FILE", "", "A file of them: lines of HOST, HOST:N or HOST slots=N",
+    {"--hostfile", "FILE", "", "A file of them: lines of HOST, HOST:N or HOST slots=N, with # comments",
      [](C& c, Text v) { c.hosts.file = v; }},
     {"--nodes", "N", "", "Only the first so many hosts [all]",
      [](C& c, Text v) { c.hosts.nodes = number_of(v, 0, launch::kMostProcesses); }},
-    {"--nnodes", "N", "",
-     "This command is started on each of so many hosts, and they make one job: with --node-rank, --master and "
-     "--secret-file; -np counts on each. In a step of srun's with one task per node it is found out",
-     [](C& c, Text v) { c.nodes.count = v; }},
-    {"--node-rank", "R", "", "Which of them this is; 0 supervises, and shows the output of all",
-     [](C& c, Text v) { c.nodes.rank = v; }},
-    {"--master", "HOST[:PORT]", "", "The host of node rank 0, and where it listens [port 29500]",
-     [](C& c, Text v) { c.nodes.master = v; }},
-    {"--master-addr", "HOST", "", "The same, as torchrun has it", [](C& c, Text v) { c.nodes.master_addr = v; }},
-    {"--master-port", "PORT", "", "The same, as torchrun has it", [](C& c, Text v) { c.nodes.master_port = v; }},
-    {"--rdzv-endpoint", "HOST[:PORT]", "",
-     "As --master [port 29400], for launchers that were not told which they are: 0 is the one on HOST, the others are "
-     "numbered as they come",
-     [](C& c, Text v) { c.nodes.endpoint = v; }},
-    {"--rdzv-backend", "NAME", "", "c10d or static, as torchrun has it: without any effect",
-     [](C& c, Text v) { c.nodes.backend = v; }},
-    {"--rdzv-id", "ID", "", "A name of the job: a launcher with another one is turned away",
-     [](C& c, Text v) { c.nodes.id = v; }},
-    {"--standalone", "", "", "The job is on this host alone, also in a step or an allocation of several",
-     [](C& c, Text v) { c.nodes.standalone = truth(v); }, Kind::Flag},
-    {"--nproc-per-node", "N", "",
-     "Processes on each host: as -np with --nnodes and on one host; cpu: one per usable core; gpu: one per GPU; auto: "
-     "that, or one per core where there is none",
-     [](C& c, Text v) {
-       if (v != "cpu" && v != "gpu") (void)processes_of(v);
-       c.per_node = v;
-     }},
     {"--per-node", "N", "", "Slots of each host [as the list says, else 1]",
      [](C& c, Text v) { c.hosts.per_node = number_of(v, 0, launch::kMostProcesses); }},
     {"--starter", "HOW", "auto",
      "How other hosts are reached: auto (srun within a Slurm allocation, else ssh), ssh, slurm, mpirun; hand: `cohort "
      "agent --join` is run there; local: every host is this one, to try",
      [](C& c, Text v) { c.hosts.starter = starter_of(v); }, Kind::Value, "auto,ssh,slurm,mpirun,hand,local"},
-    {"--ssh", "COMMAND", "ssh", "The ssh command, with options of yours: \"ssh -p 2222\"",
+    {"--ssh", "COMMAND", "ssh",
+     "The ssh command, with options of yours: \"ssh -p 2222\"; divided as a shell does it, nothing in it is expanded",
      [](C& c, Text v) { c.job.remote.ssh = ssh_command(v); }},
     {"--remote-cohort", "PATH", "", "Path of `cohort` on other hosts [as here]",
      [](C& c, Text v) { c.job.remote.remote_cohort = v; }},
     {"--network", "NAME or CIDR[,...]", "",
-     "Networks that hosts use with each other: names of interfaces, or networks as 10.0.0.0/8 [all]",
+     "Networks that hosts use with each other, for ranks and for the job's own connections: names of interfaces, or "
+     "networks as 10.0.0.0/8; sets COHORT_NETWORK, and `cohort doctor` shows which there are [all]",
      [](C& c, Text v) { c.network = v; }},
-    {"--secret-file", "FILE", "", "With --nnodes and --starter hand: the secret that all have [COHORT_SECRET_FILE]",
+    {"--secret-file", "FILE", "",
+     "With --nnodes and --starter hand: the secret that all have; `cohort secret FILE` makes one [COHORT_SECRET_FILE]",
      [](C& c, Text v) { c.secret_file = v; }},
     {"--listen", "PORT", "", "With --starter hand: the port that agents come to [any]",
      [](C& c, Text v) { c.listen = static_cast<std::uint16_t>(number_of(v, 0, 65535)); }},
-    {"--host-timeout", "SECONDS", "3", "A host from which nothing comes so long is lost, to ranks, too",
+    {"--host-timeout", "SECONDS", "3",
+     "A host from which nothing comes so long is lost, and with it the job; at least 1",
      [](C& c, Text v) { c.job.host_timeout = host_timeout_of(v); }},
+    {"--bind", "HOW", "none",
+     "core: each rank keeps to a share of the cores of its host, next to each other, whole ones where there are enough "
+     "(--dry-run says which); or none",
+     [](C& c, Text v) { c.job.bind = v == "core" ? launch::Binding::Core : launch::Binding::None; }, Kind::Value,
+     "core,none"},
+    {"--nnodes", "N", "",
+     "This command is started on each of so many hosts, and they make one job: with --node-rank, --master and "
+     "--secret-file; -np counts on each. In a step of srun's with one task per node it is found out",
+     [](C& c, Text v) { c.nodes.count = v; }},
+    {"--node-rank", "R", "", "Which of them this is; 0 supervises, and shows the output of all",
+     [](C& c, Text v) { c.nodes.rank = v; }},
+    {"--master", "HOST[:PORT]", "", "The host of node rank 0, and where it listens; the same on all [port 29500]",
+     [](C& c, Text v) { c.nodes.master = v; }},
+    {"--master-addr", "HOST", "", "The same, as torchrun has it", [](C& c, Text v) { c.nodes.master_addr = v; }},
+    {"--master-port", "PORT", "", "The same, as torchrun has it", [](C& c, Text v) { c.nodes.master_port = v; }},
+    {"--rdzv-endpoint", "HOST[:PORT]", "",
+     "As --master, for launchers that were not told which they are: 0 is the one on HOST, the others are numbered as "
+     "they come [port 29400]",
+     [](C& c, Text v) { c.nodes.endpoint = v; }},
+    {"--rdzv-backend", "NAME", "", "c10d or static, as torchrun has it: without any effect, and another one is refused",
+     [](C& c, Text v) { c.nodes.backend = v; }},
+    {"--rdzv-id", "ID", "", "A name of the job: a launcher with another one is turned away",
+     [](C& c, Text v) { c.nodes.id = v; }},
+    {"--standalone", "", "", "The job is on this host alone, also in a step or an allocation of several",
+     [](C& c, Text v) { c.nodes.standalone = truth(v); }, Kind::Flag},
+    {"--nproc-per-node", "N", "",
+     "Processes on each host: as -np with --nnodes and on one host; cpu: one per usable core; gpu: one per GPU "
+     "(CUDA_VISIBLE_DEVICES, else the device files of NVIDIA and AMD); auto: that, or cpu where there is none",
+     [](C& c, Text v) {
+       if (v != "cpu" && v != "gpu") (void)processes_of(v);
+       c.per_node = v;
+     }},
     {"-m,--module", "", "", "PROGRAM is a Python module",
      [](C& c, Text v) {
        c.job.program.python = truth(v) ? ProgramRequest::Python::Module : ProgramRequest::Python::Auto;
@@ -133,13 +155,8 @@ const RunOption kOptions[] = {
      Kind::Flag},
     {"--as-horovod", "", "", "`import horovod.torch` is Cohort's, and HOROVOD_RANK, HOROVOD_SIZE, ... are set",
      [](C& c, Text v) { c.job.as_horovod = truth(v); }, Kind::Flag},
-    {"--run-dir", "DIR", "", "The run's folder [runs/<UTC time>-<program>-<id>]",
-     [](C& c, Text v) { c.job.run_folder = v; }},
     {"--env", "NAME[=VALUE]", "", "Set a variable for the workers, or insist that it is set; repeatable",
      [](C& c, Text v) { c.job.environment.push_back(assignment_of(v)); }, Kind::Repeatable},
-    {"--bind", "HOW", "none", "Bind each rank to a share of the cores of its host: core, or none",
-     [](C& c, Text v) { c.job.bind = v == "core" ? launch::Binding::Core : launch::Binding::None; }, Kind::Value,
-     "core,none"},
     {"--prefix", "STYLE", "rank",
      "What stands before each line: none, rank (host:rank), full (time, host:rank, stream)",
      [](C& c, Text v) { c.job.prefix = prefix_of(v); }, Kind::Value, "none,rank,full"},
@@ -148,24 +165,32 @@ const RunOption kOptions[] = {
     {"--collapse", "WHEN", "auto",
      "Show a line that several ranks print within 0.2 s once, as [0-3] | LINE: auto (on a terminal), always, never",
      [](C& c, Text v) { c.job.collapse = collapse_of(v); }, Kind::Value, "auto,always,never"},
-    {"--output-dir", "DIR", "", "The folder of the logs [logs in the run's folder]",
+    {"-q,--quiet", "", "", "Print only what the ranks print, and failures",
+     [](C& c, Text v) { c.job.quiet = truth(v); }, Kind::Flag},
+    {"--json", "", "",
+     "Write everything to stdout as JSON, one event a line: start, output, notice, rank_ended, failure, restart, end",
+     [](C& c, Text v) { c.job.json = truth(v); }, Kind::Flag},
+    {"--run-dir", "DIR", "",
+     "The run's folder: job.json, logs, and what the program adds. It and the folder above it have to be yours or "
+     "root's [runs/<UTC time>-<program>-<id>]",
+     [](C& c, Text v) { c.job.run_folder = v; }},
+    {"--output-dir", "DIR", "", "The folder of the logs rank-N.out and rank-N.err [logs in the run's folder]",
      [](C& c, Text v) { c.job.output_folder = v; }},
-    {"--max-restarts", "N", "0", "Start all ranks again when one fails, at most so many times",
-     [](C& c, Text v) { c.job.max_restarts = number_of(v, 0, 1'000'000); }},
-    {"--timeout", "SECONDS", "", "End the job after so many seconds [never]",
+    {"--no-logs", "", "", "Keep no logs of the ranks' output, whatever --output-dir says",
+     [](C& c, Text v) { c.job.keep_logs = !truth(v); }, Kind::Flag},
+    {"--timeout", "SECONDS", "", "End the job after so long, with exit status 124; with restarts the whole job [never]",
      [](C& c, Text v) {
        const auto limit = milliseconds_of(v);
        if (limit.count() > 0) c.job.timeout = limit;
      }},
-    {"--start-timeout", "SECONDS", "30", "For all ranks to be running; by --nnodes 300",
+    {"--start-timeout", "SECONDS", "30", "For all ranks to be running; 300 with --nnodes",
      [](C& c, Text v) { c.start_timeout = milliseconds_of(v); }},
-    {"--grace", "SECONDS", "5", "Between asking ranks to end and killing them",
+    {"--grace", "SECONDS", "5", "Between asking ranks to end and the next, harder signal",
      [](C& c, Text v) { c.job.grace = milliseconds_of(v); }},
     {"--preempt-grace", "SECONDS", "30",
-     "For ranks that save when SIGTERM asks them to (cohort::Preemption), instead of --grace",
+     "Instead of --grace, for ranks that save when SIGTERM asks them to (cohort::Preemption), and for the others to "
+     "end once a rank has saved and ended",
      [](C& c, Text v) { c.job.preempt_grace = milliseconds_of(v); }},
-    {"--output-timeout", "SECONDS", "10", "Once the job is over, for a reader that does not read (a pager) to go on",
-     [](C& c, Text v) { c.job.output_timeout = milliseconds_of(v); }},
     {"--stall-timeout", "SECONDS", "1800",
      "End the job when ranks have waited so long for one that is elsewhere; 0: never",
      [](C& c, Text v) { c.job.health.stall = seconds_of(v); }},
@@ -173,37 +198,43 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.job.health.deadlock = seconds_of(v); }},
     {"--stopped-timeout", "SECONDS", "60", "End the job when a rank has been stopped (SIGSTOP) so long; 0: never",
      [](C& c, Text v) { c.job.health.stopped_end = seconds_of(v); }},
-    {"--no-logs", "", "", "Keep no logs of the ranks' output in the run's folder",
-     [](C& c, Text v) { c.job.keep_logs = !truth(v); }, Kind::Flag},
-    {"--owner", "PID", "", "End the job when the process PID, which has started this command, ends",
-     [](C& c, Text v) { c.job.owner_pid = number_of(v, 1, std::numeric_limits<int>::max()); }, Kind::CommandValue},
-    {"--owner-folder", "DIR", "",
-     "A private folder (0700) of the owner, removed if the owner has ended before it could do so",
-     [](C& c, Text v) { c.job.owner_folder = v; }, Kind::CommandValue},
+    {"--output-timeout", "SECONDS", "10", "Once the job is over, for a reader that does not read (a pager) to go on",
+     [](C& c, Text v) { c.job.output_timeout = milliseconds_of(v); }},
+    {"--max-restarts", "N", "0", "Start all ranks again when one fails, at most so many times",
+     [](C& c, Text v) { c.job.max_restarts = number_of(v, 0, 1'000'000); }},
     {"--config", "FILE", "", "Take options from the table [run] of this TOML file", [](C&, Text) {}},
     {"--show-config", "", "", "Print the value of each option and where it is from, and end",
      [](C& c, Text v) { c.show_config = truth(v); }, Kind::CommandFlag},
-    {"--check-build", "", "", "Print what this build and this machine have, and end",
-     [](C& c, Text v) { c.check_build = truth(v); }, Kind::CommandFlag},
     {"--dry-run", "", "", "Print the plan, the command and the environment of each rank; start nothing",
      [](C& c, Text v) { c.dry_run = truth(v); }, Kind::Flag},
-    {"-q,--quiet", "", "", "Print only what the ranks print, and failures",
-     [](C& c, Text v) { c.job.quiet = truth(v); }, Kind::Flag},
-    {"--json", "", "",
-     "Write everything to stdout as JSON, one event a line: start, output, notice, rank_ended, failure, restart, end",
-     [](C& c, Text v) { c.job.json = truth(v); }, Kind::Flag},
+    {"--check-build", "", "", "Print what this build and this machine have, and end",
+     [](C& c, Text v) { c.check_build = truth(v); }, Kind::CommandFlag},
+    {"--owner", "PID", "", "End the job when the process PID, which has started this command, ends",
+     [](C& c, Text v) { c.job.owner_pid = number_of(v, 1, std::numeric_limits<int>::max()); }, Kind::CommandValue},
+    {"--owner-folder", "DIR", "",
+     "A private folder (0700) of the owner, removed if the owner has ended before it could do so. The files of its "
+     "folder to-ranks are brought to the ranks through the job's store, and what ranks leave there comes into "
+     "from-ranks",
+     [](C& c, Text v) { c.job.owner_folder = v; }, Kind::CommandValue},
+};
+
+/// The parts of the help, each with its first option. What programs give and people do not is in the last.
+constexpr std::pair<std::string_view, std::string_view> kParts[] = {
+    {"--np", "Processes and hosts"},
+    {"--nnodes", "A launcher on each node, as torchrun is started"},
+    {"--module", "The program"},
+    {"--prefix", "Output and what is kept"},
+    {"--timeout", "Limits and restarts"},
+    {"--config", "Options from a file, and what is only shown"},
+    {"--owner", ""},
 };
 
 }  // namespace
 
-std::vector<std::string> RunOption::all_names() const {
-  std::vector<std::string> all;
-  for (std::string_view rest = names; !rest.empty();) {
-    const auto comma = std::min(rest.find(','), rest.size());
-    all.emplace_back(rest.substr(0, comma));
-    rest.remove_prefix(std::min(comma + 1, rest.size()));
-  }
-  return all;
+std::vector<std::string> RunOption::all_names() const { return split(names); }
+std::vector<std::string> RunOption::allowed() const { return split(choices); }
+std::string RunOption::shown_type() const {
+  return std::string(type) + (choices.empty() ? "" : fmt::format(":{{{}}}", choices));
 }
 
 std::string RunOption::name() const {
@@ -233,15 +264,35 @@ int processes_of(const std::string& text) {
 
 std::span<const RunOption> run_options() noexcept { return kOptions; }
 
+std::vector<RunPart> run_parts() {
+  std::vector<RunPart> parts;
+  for (const RunOption& option : kOptions) {
+    const auto begins = std::find_if(std::begin(kParts), std::end(kParts),
+                                     [&option](const auto& part) { return part.first == option.name(); });
+    if (begins != std::end(kParts)) parts.push_back({begins->second, {}});
+    parts.back().options.push_back(&option);
+  }
+  return parts;
+}
+
 const RunOption* run_option(std::string_view name) noexcept {
   for (const RunOption& option : kOptions) {
-    for (std::string_view rest = option.names; !rest.empty();) {
-      const auto comma = std::min(rest.find(','), rest.size());
-      if (rest.substr(0, comma) == name) return &option;
-      rest.remove_prefix(std::min(comma + 1, rest.size()));
-    }
+    const auto names = option.all_names();
+    if (std::find(names.begin(), names.end(), name) != names.end()) return &option;
   }
   return nullptr;
+}
+
+void set_option(const RunOption& option, const std::string& value, RunChoices& choices) {
+  const auto allowed = option.allowed();
+  try {
+    if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+      raise(ErrorCode::InvalidArgument, "one of {} is wanted", fmt::join(allowed, ", "));
+    option.set(choices, value);
+  } catch (const Error& error) {
+    const std::string name = option.name() == "--np" ? "-np" : option.name();  // as everybody calls it
+    throw Error(error.code(), fmt::format("{} {}: {}", name, value, error.what()));
+  }
 }
 
 }  // namespace cohort::app

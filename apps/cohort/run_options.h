@@ -1,7 +1,6 @@
 // The one table of the options of `cohort run`: names, type, default, help, and what a value sets. The command line,
-// the environment and files (run_settings.h), the help, `cohort env` and the completion come from it. Plain data; a
-// `set` throws Error (InvalidArgument) that says what is wanted, and whoever calls it adds the option and where its
-// value is from.
+// the environment and files (run_settings.h), the help, docs/reference/run.md, `cohort env`, the completion and other
+// commands that start jobs (host_options.h) have them from it. Plain data; any thread.
 #pragma once
 
 #include "launch/plan/nodes.h"
@@ -49,10 +48,14 @@ struct RunOption {
   std::string_view help;
   void (*set)(RunChoices&, const std::string& value);
   Kind kind = Kind::Value;
-  std::string_view choices = {};  ///< "auto,ssh": the only values
+  std::string_view choices = {};  ///< "auto,ssh"
 
   bool is_flag() const noexcept { return kind == Kind::Flag || kind == Kind::CommandFlag; }
   bool only_on_command_line() const noexcept { return kind == Kind::CommandFlag || kind == Kind::CommandValue; }
+  /// The only values.
+  std::vector<std::string> allowed() const;
+  /// "HOW:{auto,ssh}"
+  std::string shown_type() const;
   /// "--np": the first long one.
   std::string name() const;
   /// Each with its dashes.
@@ -61,12 +64,21 @@ struct RunOption {
   std::string variable() const;
 };
 
-/// A number of processes, 0 for "auto". Throws as a `set` does.
-int processes_of(const std::string& text);
+/// A part of the help.
+struct RunPart {
+  std::string_view title;  ///< of options that are not shown: ""
+  std::vector<const RunOption*> options;
+};
 
 /// In the order of the help.
 std::span<const RunOption> run_options() noexcept;
+std::vector<RunPart> run_parts();
 /// nullptr if there is none of this name, which has its dashes.
 const RunOption* run_option(std::string_view name) noexcept;
+
+/// Throws Error (InvalidArgument) with the option, the value and what is wanted.
+void set_option(const RunOption& option, const std::string& value, RunChoices& choices);
+/// A number of processes, 0 for "auto". Throws what is wanted.
+int processes_of(const std::string& text);
 
 }  // namespace cohort::app

@@ -20,9 +20,6 @@ namespace {
 
 constexpr const char* kCommandLine = "command line";
 
-/// "-np", as everybody calls it.
-std::string shown(const RunOption& option) { return option.name() == "--np" ? "-np" : option.name(); }
-
 std::string truth(const std::string& value, const std::string& origin) {
   if (const auto said = parse_truth(value)) return *said ? "true" : "false";
   raise(ErrorCode::InvalidArgument, "{}: true or false is wanted, not '{}'", origin, value);
@@ -126,7 +123,8 @@ class Words {
   void note(const RunOption& option, std::string value) {
     auto& values = given_[&option];
     if (!values.empty() && option.kind != RunOption::Kind::Repeatable && !option.is_flag())
-      raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}", shown(option), values.back(), value);
+      raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}",
+            option.name() == "--np" ? "-np" : option.name(), values.back(), value);
     values.push_back(std::move(value));
   }
 
@@ -255,13 +253,9 @@ RunChoices choices_of(const RunSettings& settings) {
     if (!setting.given) continue;
     for (const std::string& value : setting.values) {
       try {
-        const auto allowed = split(option.choices, ',');
-        if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), value) == allowed.end())
-          raise(ErrorCode::InvalidArgument, "one of {} is wanted", fmt::join(allowed, ", "));
-        option.set(choices, value);
+        set_option(option, value, choices);
       } catch (const Error& error) {
-        throw Error(error.code(),
-                    fmt::format("{} {}: {}{}", shown(option), value, error.what(), settings.origin_of(option.name())));
+        throw Error(error.code(), error.what() + settings.origin_of(option.name()));
       }
     }
   }

@@ -6,7 +6,11 @@
 #include "errors.h"
 #include "named.h"
 
+#include "base/env.h"
+
 #include <cohort/join.h>
+
+#include <pybind11/stl.h>
 
 namespace cohort::python {
 namespace {
@@ -99,6 +103,9 @@ void bind_types(py::module_& module) {
       },
       py::arg("dtype"), py::arg("op"),
       "Whether the reduction exists for elements of a type: its name, or a dtype of torch or NumPy.");
+  module.def(
+      "environment_value", [](const std::string& name) { return value_or_throw(env::value(name)); }, py::arg("name"),
+      "The value of a variable of the table that `cohort env` lists, by its type; None where it has none.");
 }
 
 }  // namespace cohort::python

@@ -55,7 +55,53 @@ TEST(Env, NamesEachVariableOnce) {
   for (const env::Variable& variable : env::variables()) {
     EXPECT_TRUE(names.insert(variable.name).second) << variable.name;
     EXPECT_FALSE(variable.meaning.empty()) << variable.name;
+    EXPECT_FALSE(variable.value().empty()) << variable.name;
+    EXPECT_TRUE(env::value(variable.name, env::Map())) << variable.name;
   }
+}
+
+TEST(Env, GivesTypedValuesAndDefaults) {
+  const env::Map given = {{"COHORT_ENCRYPT", "yes"},
+                          {"COHORT_CONNECTIONS", "16"},
+                          {"COHORT_TIMEOUT", "0.0015"},
+                          {"COHORT_PROGRAM", "a b"},
+                          {"COHORT_TIMES", ""}};
+  EXPECT_TRUE(*env::flag(env::kEncrypt, given));
+  EXPECT_TRUE(*env::flag(env::kIntegrity, given));  // the default
+  EXPECT_FALSE(*env::flag(env::kTimes, given));     // empty is not set
+  EXPECT_EQ(*env::number(env::kConnections, given), 16);
+  EXPECT_EQ(*env::number(env::kConnections, env::Map()), 1);
+  EXPECT_EQ(*env::seconds(env::kTimeout, given), std::chrono::milliseconds(2));
+  EXPECT_EQ(*env::seconds(env::kTimeout, env::Map()), std::chrono::minutes(30));
+  EXPECT_EQ(env::text(env::kProgram, given), "a b");
+  EXPECT_EQ(*env::value(env::kTransport, given), env::Value(std::string("tcp")));
+  EXPECT_EQ(*env::value(env::kProgram, env::Map()), env::Value());
+  EXPECT_EQ(env::number(env::kSecretFd, given).error().code(), ErrorCode::Unavailable);
+  EXPECT_THROW(static_cast<void>(env::value("COHORT_NO_SUCH", given)), Error);
+  EXPECT_TRUE(env::check(given));
+}
+
+TEST(Env, RefusesWrongValuesInOneWay) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"COHORT_ENCRYPT=maybe", "COHORT_ENCRYPT='maybe' has no meaning -- give 1 (or true, yes, on) or 0"},
+      {"COHORT_CONNECTIONS=17", "COHORT_CONNECTIONS='17' has no meaning -- give a number from 1 to 16, or unset it"},
+      {"COHORT_CONNECTIONS=4x", "from 1 to 16"},
+      {"COHORT_HOST_TIMEOUT=0", "give a number of seconds from 1 to 3600"},
+      {"COHORT_TIMEOUT=nan", "give a number of seconds from 0.001 to 1000000000"},
+      {"COHORT_TRANSPORT=tc", "give tcp or mpi"},
+      {"COHORT_TRANSPORT=or", "give tcp or mpi"},
+  };
+  for (const auto& [assignment, words] : wrong) {
+    const std::string_view text(assignment);
+    const auto equals = text.find('=');
+    const env::Map given = {{std::string(text.substr(0, equals)), std::string(text.substr(equals + 1))}};
+    const auto good = env::check(given);
+    ASSERT_FALSE(good) << assignment;
+    EXPECT_EQ(good.error().code(), ErrorCode::InvalidArgument);
+    EXPECT_NE(std::string(good.error().what()).find(words), std::string::npos) << good.error().what();
+  }
+  EXPECT_TRUE(env::check(env::Map{{"HOROVOD_CACHE_CAPACITY", "x"}, {"RANK", "x"}}));  // others', and others' leftovers
+  EXPECT_FALSE(env::number(env::kRank, env::Map{{"RANK", "x"}}));
 }
 
 TEST(DType, HasSizesAndNames) {

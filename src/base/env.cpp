@@ -2,16 +2,35 @@
 
 #include "base/parse.h"
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 
 namespace cohort::env {
 namespace {
 
+using enum Variable::Use;
+using Kind = Type::Kind;
+
+constexpr Type kFlag(Kind::Flag, "1 or 0", 0, 1);
+/// `shown` where it says more than the range does.
+constexpr Type number_from(double least, double most, const char* shown = "") {
+  return {Kind::Number, shown, least, most};
+}
+constexpr Type seconds_from(double least, double most) { return {Kind::Seconds, "seconds", least, most}; }
+constexpr Type one_of(const char* choices) { return {Kind::Choice, choices, 0, 0}; }
+constexpr Type kCount = number_from(0, std::numeric_limits<int>::max(), "number");
+constexpr Type kPort = number_from(1, 65535, "port");
+constexpr Type kDescriptor = number_from(3, std::numeric_limits<int>::max(), "descriptor");
+
+// {name, type, default, meaning[, SetForRanks]}
 constexpr Variable kVariables[] = {
     {kLog, "LEVEL[,SUBSYSTEM=LEVEL...][,plan]", "warn",
      "what is logged to stderr: debug, info, warn, error or off; plan: how collectives go on this host, and why"},
-    {kTimeout, "seconds", "1800", "deadline of collectives that give none of their own"},
-    {kAlone, "1 or 0", "0", "run as a world of one on purpose, also where a launcher started more"},
+    {kTimeout, seconds_from(0.001, 1e9), "1800", "deadline of collectives that give none of their own"},
+    {kAlone, kFlag, "0", "run as a world of one on purpose, also where a launcher started more"},
     {kProgram, "text", "the executable with its build id, or the script",
      "what the ranks run; those that say different things are refused. For programs that are meant to differ"},
     {kSecretFile, "path", "", "file of mode 0600 with the job's secret, for worlds without `cohort run`"},
@@ -21,27 +40,27 @@ constexpr Variable kVariables[] = {
      "stores=cached|nt|auto, chunk=SIZE"},
     {kNetwork, "NAME or ADDRESS/BITS[,...]", "all networks",
      "which of this host's networks ranks on other hosts may use: names of interfaces, or networks as 10.0.0.0/8"},
-    {kConnections, "1 to 16", "1",
+    {kConnections, number_from(1, 16), "1",
      "how many TCP connections two ranks on different hosts share their data among: more than one where the network "
      "caps each"},
-    {kEncrypt, "1 or 0", "0",
+    {kEncrypt, kFlag, "0",
      "encrypt what ranks on different hosts send each other (TLS 1.3, AES-GCM); the same on all ranks"},
-    {kIntegrity, "1 or 0", "1",
+    {kIntegrity, kFlag, "1",
      "authenticate what ranks on different hosts send each other; with 0, whoever can cut into a connection between "
      "them can change gradients and parameters, and nobody notices; the same on all ranks"},
-    {kHostTimeout, "seconds", "3",
+    {kHostTimeout, seconds_from(1, 3600), "3",
      "a rank's host from which not even its kernel answers so long is lost: more where machines are moved while they "
      "run or switches take time; `cohort run --host-timeout` sets it"},
-    {kTrustNetwork, "1 or 0", "0",
+    {kTrustNetwork, kFlag, "0",
      "whoever reaches the address at which ranks on several hosts meet may join them: for networks that nobody else is "
      "on, where there is no launcher and no secret file; the same on all ranks"},
     {kPretendHosts, "N or A,B,...", "",
      "to try out on one machine what several hosts do: its ranks are taken for N hosts of equally many, or for hosts "
      "of A, B, ... ranks"},
-    {kTransport, "tcp or mpi", "tcp",
+    {kTransport, one_of("tcp or mpi"), "tcp",
      "what carries bytes between hosts; mpi: through the site's MPI, for ranks that mpirun or srun has started"},
     {kMpiPlugin, "path", "found by the launcher's MPI", "the plug-in for MPI, which `cohort build-mpi` compiles"},
-    {kTimes, "1 or 0", "0",
+    {kTimes, kFlag, "0",
      "measure how long collectives take and what they wait for; `cohort run --json` tells it of each rank at its end"},
     {"PET_NNODES", "N", "", "torchrun's, as --nnodes of `cohort run` where that is not given; ranks' own are not read"},
     {"PET_NODE_RANK", "R", "", "likewise --node-rank"},
@@ -50,75 +69,175 @@ constexpr Variable kVariables[] = {
     {"PET_RDZV_ENDPOINT", "HOST[:PORT]", "", "likewise --rdzv-endpoint"},
     {"PET_RDZV_BACKEND", "c10d or static", "", "likewise --rdzv-backend"},
     {"PET_RDZV_ID", "text", "", "likewise --rdzv-id"},
-    {"PET_STANDALONE", "1", "", "likewise --standalone"},
+    {"PET_STANDALONE", kFlag, "0", "likewise --standalone"},
     {"PET_NPROC_PER_NODE", "N, cpu, gpu or auto", "", "likewise --nproc-per-node"},
-    {"HOROVOD_FUSION_THRESHOLD", "bytes", "67108864",
+    {"HOROVOD_FUSION_THRESHOLD", number_from(0, 1e12, "bytes"), "67108864",
      "read by cohort.torch: small operations that are ready together travel together, up to so many bytes"},
-    {"HOROVOD_CACHE_CAPACITY", "number", "4096", "read by cohort.torch: how many operations it remembers by name"},
-    {"HOROVOD_STALL_CHECK_TIME_SECONDS", "seconds", "60",
+    {"HOROVOD_CACHE_CAPACITY", kCount, "4096", "read by cohort.torch: how many operations it remembers by name"},
+    {"HOROVOD_STALL_CHECK_TIME_SECONDS", seconds_from(0, 1e9), "60",
      "read by cohort.torch: when ranks that lack for an operation are named"},
-    {"HOROVOD_STALL_CHECK_DISABLE", "1", "", "read by cohort.torch: they are not named"},
-    {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "seconds", "as COHORT_TIMEOUT",
-     "read by cohort.torch: when operations fail that ranks have not come to"},
-    {"HOROVOD_TIMELINE", "file", "", "read by cohort.torch: where its timeline goes"},
-    {"HOROVOD_TIMELINE_MARK_CYCLES", "1", "", "read by cohort.torch: the timeline has its cycles, too"},
-    {kStore, "HOST:PORT", "", "where the job's store listens", Variable::Use::SetForRanks},
-    {kSecretFd, "descriptor", "", "inherited descriptor that holds the job's secret", Variable::Use::SetForRanks},
-    {kStatusFd, "descriptor", "", "inherited memory file in which a rank says what it does",
-     Variable::Use::SetForRanks},
-    {kJobId, "text", "", "name of this run of the job", Variable::Use::SetForRanks},
-    {kRunDir, "path", "", "folder of the run: logs, job.json, the run record", Variable::Use::SetForRanks},
-    {kHost, "name", "", "name of this host in messages", Variable::Use::SetForRanks},
-    {kRestart, "number", "", "how often the job has been started again (--max-restarts); 0 in the first attempt",
-     Variable::Use::SetForRanks},
-    {kRank, "number", "", "rank of this process in the world", Variable::Use::SetForRanks},
-    {kWorldSize, "number", "", "processes in the world", Variable::Use::SetForRanks},
-    {kLocalRank, "number", "", "rank among the processes of this host", Variable::Use::SetForRanks},
-    {kLocalWorldSize, "number", "", "processes of the world on this host", Variable::Use::SetForRanks},
-    {kMasterAddr, "address", "", "host of torch.distributed's store", Variable::Use::SetForRanks},
-    {kMasterPort, "port", "", "port of torch.distributed's store", Variable::Use::SetForRanks},
-    {kOmpNumThreads, "number", "cores / local ranks", "compute threads of each worker; set unless it is",
-     Variable::Use::SetForRanks},
-    {"GROUP_RANK", "number", "", "as torchrun's: number of the host", Variable::Use::SetForRanks},
-    {"GROUP_WORLD_SIZE", "number", "", "as torchrun's: number of hosts", Variable::Use::SetForRanks},
-    {"ROLE_RANK", "number", "", "as torchrun's: RANK", Variable::Use::SetForRanks},
-    {"ROLE_WORLD_SIZE", "number", "", "as torchrun's: WORLD_SIZE", Variable::Use::SetForRanks},
-    {"ROLE_NAME", "text", "", "as torchrun's: default", Variable::Use::SetForRanks},
-    {"TORCHELASTIC_RUN_ID", "text", "", "as torchrun's: name of the job", Variable::Use::SetForRanks},
-    {"TORCHELASTIC_RESTART_COUNT", "number", "", "as torchrun's: COHORT_RESTART", Variable::Use::SetForRanks},
-    {"TORCHELASTIC_MAX_RESTARTS", "number", "", "as torchrun's: --max-restarts", Variable::Use::SetForRanks},
-    {"TORCHELASTIC_USE_AGENT_STORE", "text", "", "as torchrun's: False, rank 0 opens torch's store",
-     Variable::Use::SetForRanks},
-    {"PYTHONUNBUFFERED", "1", "", "Python prints at once; set unless it is", Variable::Use::SetForRanks},
-    {"HOROVOD_RANK", "number", "", "with --as-horovod: RANK", Variable::Use::SetForRanks},
-    {"HOROVOD_SIZE", "number", "", "with --as-horovod: WORLD_SIZE", Variable::Use::SetForRanks},
-    {"HOROVOD_LOCAL_RANK", "number", "", "with --as-horovod: LOCAL_RANK", Variable::Use::SetForRanks},
-    {"HOROVOD_LOCAL_SIZE", "number", "", "with --as-horovod: LOCAL_WORLD_SIZE", Variable::Use::SetForRanks},
-    {"HOROVOD_CROSS_RANK", "number", "", "with --as-horovod: number of this host among those that have this local rank",
-     Variable::Use::SetForRanks},
-    {"HOROVOD_CROSS_SIZE", "number", "", "with --as-horovod: how many these are", Variable::Use::SetForRanks},
-    {"HOROVOD_HOSTNAME", "name", "", "with --as-horovod: COHORT_HOST", Variable::Use::SetForRanks},
-    {"HOROVOD_CONTROLLER", "text", "", "with --as-horovod: gloo, for programs that ask", Variable::Use::SetForRanks},
-    {"HOROVOD_CPU_OPERATIONS", "text", "", "with --as-horovod: gloo, for programs that ask",
-     Variable::Use::SetForRanks},
+    {"HOROVOD_STALL_CHECK_DISABLE", kFlag, "0", "read by cohort.torch: they are not named"},
+    {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", seconds_from(0, 1e9), "as COHORT_TIMEOUT",
+     "read by cohort.torch: when an operation fails that ranks have not come to, alone; the others go on"},
+    {"HOROVOD_TIMELINE", "file", "", "read by cohort.torch: where its timeline goes; DYNAMIC: nowhere yet"},
+    {"HOROVOD_TIMELINE_MARK_CYCLES", kFlag, "0",
+     "read by cohort.torch: the timeline shows where operations were started together, too"},
+    {"HOROVOD_ELASTIC", kFlag, "0",
+     "read by cohort.torch: gradients are watched also in a world of one, which may grow"},
+    {kStore, "HOST:PORT", "", "where the job's store listens", SetForRanks},
+    {kSecretFd, kDescriptor, "", "inherited descriptor that holds the job's secret", SetForRanks},
+    {kStatusFd, kDescriptor, "", "inherited memory file in which a rank says what it does", SetForRanks},
+    {kJobId, "text", "", "name of this run of the job", SetForRanks},
+    {kRunDir, "path", "", "folder of the run: logs, job.json, the run record", SetForRanks},
+    {kHost, "name", "", "name of this host in messages", SetForRanks},
+    {kRestart, kCount, "", "how often the job has been started again (--max-restarts); 0 in the first attempt",
+     SetForRanks},
+    {kRank, kCount, "", "rank of this process in the world", SetForRanks},
+    {kWorldSize, kCount, "", "processes in the world", SetForRanks},
+    {kLocalRank, kCount, "", "rank among the processes of this host", SetForRanks},
+    {kLocalWorldSize, kCount, "", "processes of the world on this host", SetForRanks},
+    {kMasterAddr, "address", "", "host of torch.distributed's store", SetForRanks},
+    {kMasterPort, kPort, "", "port of torch.distributed's store", SetForRanks},
+    {kOmpNumThreads, "number", "cores / local ranks", "compute threads of each worker; set unless it is", SetForRanks},
+    {"GROUP_RANK", kCount, "", "as torchrun's: number of the host", SetForRanks},
+    {"GROUP_WORLD_SIZE", kCount, "", "as torchrun's: number of hosts", SetForRanks},
+    {"ROLE_RANK", kCount, "", "as torchrun's: RANK", SetForRanks},
+    {"ROLE_WORLD_SIZE", kCount, "", "as torchrun's: WORLD_SIZE", SetForRanks},
+    {"ROLE_NAME", "text", "", "as torchrun's: default", SetForRanks},
+    {"TORCHELASTIC_RUN_ID", "text", "", "as torchrun's: name of the job", SetForRanks},
+    {"TORCHELASTIC_RESTART_COUNT", kCount, "", "as torchrun's: COHORT_RESTART", SetForRanks},
+    {"TORCHELASTIC_MAX_RESTARTS", kCount, "", "as torchrun's: --max-restarts", SetForRanks},
+    {"TORCHELASTIC_USE_AGENT_STORE", "text", "", "as torchrun's: False, rank 0 opens torch's store", SetForRanks},
+    {"PYTHONUNBUFFERED", "1", "", "Python prints at once; set unless it is", SetForRanks},
+    {"HOROVOD_RANK", kCount, "", "with --as-horovod: RANK", SetForRanks},
+    {"HOROVOD_SIZE", kCount, "", "with --as-horovod: WORLD_SIZE", SetForRanks},
+    {"HOROVOD_LOCAL_RANK", kCount, "", "with --as-horovod: LOCAL_RANK", SetForRanks},
+    {"HOROVOD_LOCAL_SIZE", kCount, "", "with --as-horovod: LOCAL_WORLD_SIZE", SetForRanks},
+    {"HOROVOD_CROSS_RANK", kCount, "", "with --as-horovod: number of this host among those that have this local rank",
+     SetForRanks},
+    {"HOROVOD_CROSS_SIZE", kCount, "", "with --as-horovod: how many these are", SetForRanks},
+    {"HOROVOD_HOSTNAME", "name", "", "with --as-horovod: COHORT_HOST", SetForRanks},
+    {"HOROVOD_CONTROLLER", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
+    {"HOROVOD_CPU_OPERATIONS", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
 };
+
+const Variable& row_of(std::string_view name) {
+  const auto row = std::find_if(std::begin(kVariables), std::end(kVariables),
+                                [name](const Variable& each) { return each.name == name; });
+  if (row == std::end(kVariables)) raise(ErrorCode::InvalidArgument, "{} has no row in the table of variables", name);
+  return *row;
+}
+
+std::string allowed(const Type& type) {
+  const std::string range = fmt::format("from {} to {}", type.least, type.most);
+  switch (type.kind) {
+    case Kind::Flag: return "1 (or true, yes, on) or 0 (or false, no, off)";
+    case Kind::Number: return "a number " + range;
+    case Kind::Seconds: return "a number of seconds " + range;
+    case Kind::Choice:
+    case Kind::Text: break;
+  }
+  return std::string(type.shown);
+}
+
+bool is_within(const Type& type, double number) { return number >= type.least && number <= type.most; }
+
+/// Of "tcp or mpi", "static, c10d or none".
+bool is_among(std::string_view choices, std::string_view text) {
+  for (std::size_t at = choices.find(text); at != std::string_view::npos; at = choices.find(text, at + 1)) {
+    const std::string_view before = choices.substr(0, at), after = choices.substr(at + text.size());
+    if ((before.empty() || before.ends_with(", ") || before.ends_with(" or ")) &&
+        (after.empty() || after.starts_with(", ") || after.starts_with(" or ")))
+      return true;
+  }
+  return false;
+}
+
+Value parse(const Type& type, const std::string& text) {
+  switch (type.kind) {
+    case Kind::Flag:
+      if (const auto said = parse_truth(text)) return *said;
+      return {};
+    case Kind::Number:
+      if (const auto number = parse_integer<std::int64_t>(text);
+          number && is_within(type, static_cast<double>(*number)))
+        return *number;
+      return {};
+    case Kind::Seconds: {
+      double seconds = 0;
+      const char* const end = text.data() + text.size();
+      const auto [stopped, error] = std::from_chars(text.data(), end, seconds);
+      if (error == std::errc() && stopped == end && is_within(type, seconds)) return seconds;
+      return {};
+    }
+    case Kind::Choice:
+      if (!is_among(type.shown, text)) return {};
+      break;
+    case Kind::Text: break;
+  }
+  return text;
+}
+
+template <class T>
+Result<T> value_as(std::string_view name, const Source& from) {
+  const auto found = value(name, from);
+  if (!found) return tl::unexpected(found.error());
+  if (std::holds_alternative<std::monostate>(*found)) return fail(ErrorCode::Unavailable, "{} is not set", name);
+  return std::get<T>(*found);
+}
 
 }  // namespace
 
 std::span<const Variable> variables() noexcept { return kVariables; }
 
-std::optional<std::string> get(std::string_view name) {
-  const char* value = std::getenv(std::string(name).c_str());
-  if (value == nullptr || *value == '\0') return std::nullopt;
-  return std::string(value);
+std::string Variable::value() const {
+  if (!type.shown.empty()) return std::string(type.shown);
+  return fmt::format("{} to {}", type.least, type.most);
 }
 
-Result<bool> truth(std::string_view name, std::string_view value, bool otherwise) {
-  if (value.empty()) return otherwise;
-  if (const auto said = parse_truth(value)) return *said;
-  return fail(ErrorCode::InvalidArgument,
-              "{}='{}' has no meaning -- set it to 1 (or true, yes, on) or 0 (or false, no, off), or unset it", name,
-              value);
+std::optional<std::string> Source::find(std::string_view name) const {
+  if (variables_ != nullptr) {
+    const auto found = variables_->find(name);
+    return found == variables_->end() || found->second.empty() ? std::nullopt : std::optional(found->second);
+  }
+  const char* const value = std::getenv(std::string(name).c_str());
+  return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
+}
+
+std::optional<std::string> get(std::string_view name, const Source& from) { return from.find(name); }
+std::string text(std::string_view name, const Source& from) { return from.find(name).value_or(""); }
+
+Result<Value> value(std::string_view name, const Source& from) {
+  const Variable& row = row_of(name);
+  const auto given = from.find(name);
+  // Of a text the table describes the default.
+  if (!given && row.type.kind == Kind::Text) return Value();
+  Value parsed = parse(row.type, given ? *given : std::string(row.default_value));
+  if (given && std::holds_alternative<std::monostate>(parsed)) {
+    return fail(ErrorCode::InvalidArgument, "{}='{}' has no meaning -- give {}, or unset it", name, *given,
+                allowed(row.type));
+  }
+  return parsed;
+}
+
+Result<bool> flag(std::string_view name, const Source& from) { return value_as<bool>(name, from); }
+
+Result<int> number(std::string_view name, const Source& from) {
+  return value_as<std::int64_t>(name, from).map([](std::int64_t number) { return static_cast<int>(number); });
+}
+
+Result<std::chrono::milliseconds> seconds(std::string_view name, const Source& from) {
+  return value_as<double>(name, from).map([](double seconds) {
+    return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
+  });
+}
+
+Result<void> check(const Source& from) {
+  for (const Variable& row : kVariables) {
+    if (row.use != Read || !row.name.starts_with("COHORT_")) continue;
+    if (const auto good = value(row.name, from); !good) return tl::unexpected(good.error());
+  }
+  return {};
 }
 
 }  // namespace cohort::env

@@ -1,13 +1,18 @@
-// The one table of environment variables that Cohort reads or sets for its workers. To add one, add a row here and in
-// kVariables (env.cpp); `cohort env` shows it.
+// The one table of environment variables that Cohort reads or sets for its workers, and their values by type. To add
+// one: its name here, unless only Python reads it, and a row in kVariables (env.cpp), which `cohort env` and
+// docs/reference/environment.md show. Reads this process's variables, or a map of them; changes nothing. Any thread.
 #pragma once
 
 #include "base/result.h"
 
+#include <chrono>
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 
 namespace cohort::env {
 
@@ -51,9 +56,22 @@ inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
 /// Variables that stand for options of `cohort run`. kRunDir begins so, too, and is none.
 inline constexpr std::string_view kRunOptionPrefix = "COHORT_RUN_";
 
+/// What a value may be. A plain text in its place is what a value that is read as text holds, e.g. "path".
+struct Type {
+  enum class Kind : std::uint8_t { Text, Flag, Number, Seconds, Choice };
+  constexpr Type(const char* text) : shown(text) {}
+  constexpr Type(Kind what, const char* text, double from, double to)
+      : shown(text), kind(what), least(from), most(to) {}
+
+  std::string_view shown;  ///< for lists
+  Kind kind = Kind::Text;
+  double least = 0;
+  double most = 0;
+};
+
 struct Variable {
   std::string_view name;
-  std::string_view value;  ///< what it holds, e.g. "seconds"
+  Type type;
   std::string_view default_value;
   std::string_view meaning;
   /// Who reads it, or sets it.
@@ -62,15 +80,45 @@ struct Variable {
     SetForRanks,  ///< by `cohort run`
   };
   Use use = Use::Read;
+
+  /// "1 or 0", "1 to 16", "seconds".
+  std::string value() const;
 };
 
 /// Every row, in the order of the documentation.
 std::span<const Variable> variables() noexcept;
 
-/// The variable's value; nullopt if it is not set or empty.
-std::optional<std::string> get(std::string_view name);
+using Map = std::map<std::string, std::string, std::less<>>;
 
-/// What the variable's value says, by yes or no; `otherwise` where it is empty. InvalidArgument names both.
-Result<bool> truth(std::string_view name, std::string_view value, bool otherwise);
+/// Where values are looked up: among the variables of this process, or in a map, which has to live as long.
+class Source {
+ public:
+  Source() = default;
+  Source(const Map& variables) : variables_(&variables) {}
+  /// Nullopt if it is not set or empty.
+  std::optional<std::string> find(std::string_view name) const;
+
+ private:
+  const Map* variables_ = nullptr;
+};
+
+/// The value as it stands; nullopt if the variable is not set or empty.
+std::optional<std::string> get(std::string_view name, const Source& from = {});
+/// The same, or "".
+std::string text(std::string_view name, const Source& from = {});
+
+// By the type of the variable's row; where it is not set, the row's default. InvalidArgument names variable, value and
+// what is allowed; Unavailable: it is not set and has no default.
+
+Result<bool> flag(std::string_view name, const Source& from = {});
+Result<int> number(std::string_view name, const Source& from = {});
+Result<std::chrono::milliseconds> seconds(std::string_view name, const Source& from = {});
+
+/// Of whichever type, for other languages: a flag, a number, seconds, a text; nothing where it has no value.
+using Value = std::variant<std::monostate, bool, std::int64_t, double, std::string>;
+Result<Value> value(std::string_view name, const Source& from = {});
+
+/// Whether all variables of Cohort's own have values that they may have, also those that are not looked at this time.
+Result<void> check(const Source& from = {});
 
 }  // namespace cohort::env

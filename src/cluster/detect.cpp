@@ -54,7 +54,7 @@ Result<void> refuse_unmeant_world_of_one(const Environment& environment, int siz
 }
 
 Result<Detected> detect(const Environment& environment) {
-  const auto alone = is_on(environment, env::kAlone);
+  const auto alone = env::flag(env::kAlone, environment);
   if (!alone) return tl::unexpected(alone.error());
   Detected detected;
   if (*alone) {

@@ -2,10 +2,10 @@
 // is one table (launchers.cpp), a row for each. Any thread.
 #pragma once
 
+#include "base/env.h"
 #include "base/result.h"
 #include "net/address.h"
 
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,7 +13,7 @@
 
 namespace cohort::cluster {
 
-using Environment = std::map<std::string, std::string, std::less<>>;
+using Environment = env::Map;
 
 /// The variables of this process; empty ones are left out. In SageMaker's containers without its toolkit also what that
 /// would have set (`add_resource_config`).

@@ -308,11 +308,6 @@ const std::string* find(const Environment& environment, std::string_view name) {
   return found == environment.end() || found->second.empty() ? nullptr : &found->second;
 }
 
-Result<bool> is_on(const Environment& environment, std::string_view name) {
-  const std::string* const value = find(environment, name);
-  return env::truth(name, value == nullptr ? std::string_view() : *value, false);
-}
-
 Result<std::optional<int>> number(const Environment& environment, std::string_view name, int least) {
   const std::string* const text = find(environment, name);
   if (text == nullptr) return std::optional<int>();

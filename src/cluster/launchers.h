@@ -31,9 +31,6 @@ const std::string* find(const Environment& environment, std::string_view name);
 /// A number that is not below `least`; nullopt if the variable is not set.
 Result<std::optional<int>> number(const Environment& environment, std::string_view name, int least);
 
-/// What a variable of Cohort's own says by yes or no; false where it is not set.
-Result<bool> is_on(const Environment& environment, std::string_view name);
-
 bool recognised(const Environment& environment, const Launcher& launcher);
 
 /// What a recognised launcher says. InvalidArgument if its values disagree.

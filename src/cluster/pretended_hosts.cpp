@@ -41,7 +41,7 @@ Result<std::vector<int>> divide_into_hosts(std::string_view text, int size) {
 }
 
 std::vector<int> pretended_hosts(int size) {
-  return value_or_throw(divide_into_hosts(env::get(env::kPretendHosts).value_or(""), size));
+  return value_or_throw(divide_into_hosts(env::text(env::kPretendHosts), size));
 }
 
 }  // namespace cohort::cluster

@@ -38,7 +38,7 @@ std::string next_meeting(const JoinPlan& plan, const std::string& group, int epo
   const auto earlier = meetings.lower_bound({plan.place_name, group, plan.rank, 0});
   const bool comes_again = earlier != meetings.end() && std::get<0>(earlier->first) == plan.place_name &&
                            std::get<1>(earlier->first) == group && std::get<2>(earlier->first) == plan.rank;
-  const int started_in = parse_integer<int>(env::get(env::kRestart).value_or("")).value_or(epoch);
+  const int started_in = env::number(env::kRestart).value_or(epoch);
   if (!comes_again && plan.place == JoinPlan::Place::Job && started_in < epoch) {
     raise(ErrorCode::Unavailable,
           "rank {} cannot join: this process was started in attempt {} of the job, which is in attempt {} now -- it is "

@@ -1,7 +1,6 @@
 #include "comm/times.h"
 
 #include "base/env.h"
-#include "base/parse.h"
 #include "status/status_page.h"
 
 namespace cohort::comm::times {
@@ -16,7 +15,7 @@ std::uint64_t count_of(std::chrono::nanoseconds duration) noexcept {
 }  // namespace
 
 bool wanted() noexcept {
-  static const bool wanted = parse_truth(env::get(env::kTimes).value_or("")).value_or(false);
+  static const bool wanted = env::flag(env::kTimes).value_or(false);
   return wanted;
 }
 

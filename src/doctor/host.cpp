@@ -2,7 +2,6 @@
 
 #include "base/env.h"
 #include "base/log.h"
-#include "base/parse.h"
 #include "doctor/beside.h"
 #include "doctor/facts.h"
 #include "doctor/look.h"
@@ -149,8 +148,8 @@ bool obey(const json& order, int host, const net::Secret& secret, const ProbeSer
 }  // namespace
 
 int run_doctor_host() {
-  const auto descriptor = parse_integer<int>(env::get(env::kSecretFd).value_or(""));
-  const auto host = parse_integer<int>(env::get(env::kRank).value_or(""));
+  const auto descriptor = env::number(env::kSecretFd);
+  const auto host = env::number(env::kRank);
   if (!descriptor || !host)
     raise(ErrorCode::Unavailable, "`cohort doctor-host` is started by `cohort doctor`, through its agents");
   const net::Secret secret = value_or_throw(net::Secret::from_sealed_memfd(*descriptor));

@@ -1,7 +1,5 @@
 #include "launch/environment.h"
 
-#include "base/env.h"
-
 #include <unistd.h>
 
 namespace cohort::launch {

@@ -1,7 +1,8 @@
 // A set of environment variables as a value: of this process, or for one that is to be started. Plain; one thread.
 #pragma once
 
-#include <map>
+#include "base/env.h"
+
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,9 +25,10 @@ class Environment {
   void remove_run_options();
   std::optional<std::string> find(std::string_view name) const;
   std::vector<std::string> assignments() const;
+  const env::Map& variables() const noexcept { return variables_; }
 
  private:
-  std::map<std::string, std::string, std::less<>> variables_;
+  env::Map variables_;
 };
 
 }  // namespace cohort::launch

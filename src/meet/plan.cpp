@@ -1,7 +1,6 @@
 #include "meet/plan.h"
 
 #include "base/env.h"
-#include "base/parse.h"
 #include "cluster/init_method.h"
 #include "cluster/launcher_process.h"
 #include "cluster/launchers.h"
@@ -12,8 +11,6 @@
 
 #include <unistd.h>
 
-#include <cmath>
-#include <cstdlib>
 #include <mutex>
 #include <set>
 
@@ -29,23 +26,6 @@ constexpr std::string_view kHowToGiveASecret =
     "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
     "everybody on that network may join, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
 
-std::string value_of(const Environment& environment, std::string_view name) {
-  const auto found = environment.find(name);
-  return found == environment.end() ? std::string() : found->second;
-}
-
-Result<milliseconds> default_timeout(const Environment& environment) {
-  const std::string text = value_of(environment, env::kTimeout);
-  if (text.empty()) return milliseconds(std::chrono::minutes(30));
-  char* end = nullptr;
-  const double seconds = std::strtod(text.c_str(), &end);
-  if (*end != '\0' || !std::isfinite(seconds) || seconds <= 0 || seconds > 1e9) {
-    return fail(ErrorCode::InvalidArgument,
-                "COHORT_TIMEOUT='{}' is not a number of seconds above 0 -- correct or unset it", text);
-  }
-  return milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
-}
-
 // Where the ranks of one host meet without a port: a name that only the same place and run give; with a secret, which
 // nobody else can work out and take before them. (Without one another user's rank is to come here, and to be told.)
 std::string unix_name(const JoinPlan& plan, std::string all) {
@@ -59,7 +39,7 @@ std::string unix_name(const JoinPlan& plan, std::string_view kind, const net::Ad
                       const Environment& environment) {
   const std::string host = net::is_loopback_name(address.host) ? "localhost" : address.host;
   return unix_name(
-      plan, fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, value_of(environment, "TORCHELASTIC_RUN_ID")));
+      plan, fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, env::text("TORCHELASTIC_RUN_ID", environment)));
 }
 
 // tcp:// and env://. With a secret, TCP at the address; what surely is one host meets on a Unix name, which needs no
@@ -102,24 +82,22 @@ void settle_name(JoinPlan& plan, const std::string& name) {
 }
 
 Result<void> settle_master(JoinPlan& plan, const Environment& environment, net::Deadline deadline) {
-  const std::string host = value_of(environment, env::kMasterAddr);
-  const std::string port_text = value_of(environment, env::kMasterPort);
-  if (host.empty() || port_text.empty()) {
+  const std::string host = env::text(env::kMasterAddr, environment);
+  if (host.empty() || !env::get(env::kMasterPort, environment)) {
     return fail(ErrorCode::InvalidArgument,
                 "{} are set, but {} is not: ranks have to know where to meet -- set MASTER_ADDR and MASTER_PORT to the "
                 "same values for all",
                 plan.source, host.empty() ? "MASTER_ADDR" : "MASTER_PORT");
   }
-  const auto port = parse_integer<std::uint16_t>(port_text);
-  if (!port || *port == 0) {
-    return fail(ErrorCode::InvalidArgument, "MASTER_PORT='{}' is not a port from 1 to 65535 -- correct it", port_text);
-  }
+  const auto port = env::number(env::kMasterPort, environment);
+  if (!port) return tl::unexpected(port.error());
   const bool surely_one_host = net::is_loopback_name(host) || (plan.local_size && *plan.local_size == plan.size);
-  return settle_place(plan, "env://", {host, *port}, surely_one_host, environment, deadline);
+  return settle_place(plan, "env://", {host, static_cast<std::uint16_t>(*port)}, surely_one_host, environment,
+                      deadline);
 }
 
 Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
-  auto address = net::parse_address(value_of(environment, env::kStore));
+  auto address = net::parse_address(env::text(env::kStore, environment));
   if (!address) {
     return fail(ErrorCode::InvalidArgument, "COHORT_STORE: {}", address.error().what());
   }
@@ -197,7 +175,7 @@ Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitM
     return fail(ErrorCode::InvalidArgument,
                 "'{}' needs rank and world_size, and {} is given -- set JoinOptions::rank and world_size, or write "
                 "?rank=R&world_size=N behind the address",
-                options.init_method.empty() ? value_of(environment, env::kInit) : options.init_method,
+                options.init_method.empty() ? env::text(env::kInit, environment) : options.init_method,
                 rank   ? "only the rank"
                 : size ? "only the world size"
                        : "neither");
@@ -251,18 +229,16 @@ void settle_share(JoinPlan& plan, const JoinOptions& options) {
 
 Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const Environment& environment,
                                                JoinPlan::Place place) {
-  const std::string descriptor = value_of(environment, env::kSecretFd);
   // The job's store knows the launcher's secret and no other.
-  const bool inherited = !descriptor.empty() && (place == JoinPlan::Place::Job || options.secret_file.empty());
-  const std::string file = !options.secret_file.empty() ? options.secret_file : value_of(environment, env::kSecretFile);
+  const bool inherited =
+      env::get(env::kSecretFd, environment) && (place == JoinPlan::Place::Job || options.secret_file.empty());
+  const std::string file =
+      !options.secret_file.empty() ? options.secret_file : env::text(env::kSecretFile, environment);
   Result<net::Secret> secret = fail(ErrorCode::Unavailable, "no secret");
   if (inherited && (place == JoinPlan::Place::Job || file.empty())) {
-    const auto number = parse_integer<int>(descriptor);
-    if (!number || *number < 0) {
-      return fail(ErrorCode::InvalidArgument, "COHORT_SECRET_FD='{}' is not a descriptor -- `cohort run` sets it",
-                  descriptor);
-    }
-    secret = net::Secret::from_sealed_memfd(*number);
+    const auto descriptor = env::number(env::kSecretFd, environment);
+    if (!descriptor) return tl::unexpected(descriptor.error());
+    secret = net::Secret::from_sealed_memfd(*descriptor);
     // Outside of its job the variable is only a leftover.
     if (!secret && place != JoinPlan::Place::Job) return std::optional<net::Secret>();
   } else if (!file.empty()) {
@@ -286,34 +262,25 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     return fail(ErrorCode::InvalidArgument, "join: group_name has {} bytes; it takes 1 to 200",
                 options.group_name.size());
   }
+  // Some are read where nothing can be refused any more; from here on none is wrong.
+  if (const auto good = env::check(environment); !good) return tl::unexpected(good.error());
   const net::Deadline deadline = net::deadline_in(options.join_timeout);
-  plan.timeout = options.timeout;
-  if (plan.timeout == milliseconds(0)) {
-    const auto timeout = default_timeout(environment);
-    if (!timeout) return tl::unexpected(timeout.error());
-    plan.timeout = *timeout;
-  }
-  const auto transport = options.transport.empty()
-                             ? transport::parse_transport(value_of(environment, env::kTransport), "COHORT_TRANSPORT")
-                             : transport::parse_transport(options.transport, "JoinOptions::transport");
+  plan.timeout = options.timeout == milliseconds(0) ? *env::seconds(env::kTimeout, environment) : options.timeout;
+  const auto transport = transport::parse_transport(
+      options.transport.empty() ? env::text(env::kTransport, environment) : options.transport,
+      "JoinOptions::transport");
   if (!transport) return tl::unexpected(transport.error());
   plan.transport = *transport;
-  plan.program = !options.program.empty() ? options.program : value_of(environment, env::kProgram);
-  const auto trusts = cluster::is_on(environment, env::kTrustNetwork);
-  if (!trusts) return tl::unexpected(trusts.error());
-  plan.trusts_network = options.trust_network || *trusts;
-  // Read where nothing can be refused any more.
-  if (const auto times = cluster::is_on(environment, env::kTimes); !times) return tl::unexpected(times.error());
-  const auto alone = cluster::is_on(environment, env::kAlone);
-  if (!alone) return tl::unexpected(alone.error());
-  if (options.alone || *alone) {
+  plan.program = !options.program.empty() ? options.program : env::text(env::kProgram, environment);
+  plan.trusts_network = options.trust_network || *env::flag(env::kTrustNetwork, environment);
+  if (options.alone || *env::flag(env::kAlone, environment)) {
     plan.source = options.alone ? "JoinOptions::alone" : "COHORT_ALONE=1";
     return plan;
   }
   auto completed = with_pmix_keys(std::move(environment));
   if (!completed) return tl::unexpected(completed.error());
   environment = *std::move(completed);
-  const std::string init = !options.init_method.empty() ? options.init_method : value_of(environment, env::kInit);
+  const std::string init = !options.init_method.empty() ? options.init_method : env::text(env::kInit, environment);
   std::optional<InitMethod> method;
   if (!init.empty()) {
     auto parsed = cluster::parse_init_method(init);
@@ -343,7 +310,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     auto detected = cluster::detect(environment);
     if (!detected) return tl::unexpected(detected.error());
     said = *std::move(detected);
-    const bool named = !value_of(environment, env::kRank).empty() && !value_of(environment, env::kWorldSize).empty();
+    const bool named = env::get(env::kRank, environment) && env::get(env::kWorldSize, environment);
     if (method && !named) {
       return fail(ErrorCode::InvalidArgument,
                   "env:// needs RANK and WORLD_SIZE, and neither is set{} -- start by `cohort run` or torchrun, set "
@@ -397,7 +364,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
       case cluster::Meeting::Launcher: {
         auto settled = settle_launcher(plan, said, environment);
         // Variables that repeat the launcher's name another place, which does where there is a secret.
-        const bool other_place = plan.secret && !value_of(environment, env::kMasterAddr).empty();
+        const bool other_place = plan.secret && env::get(env::kMasterAddr, environment);
         if (settled || settled.error().code() != ErrorCode::Unavailable || !other_place) return settled;
         break;
       }

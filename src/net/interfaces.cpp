@@ -145,7 +145,7 @@ Result<std::vector<InterfaceAddress>> choose(std::vector<InterfaceAddress> all,
 }
 
 Result<std::vector<std::string>> offered_addresses() {
-  const auto filters = parse_networks(env::get(env::kNetwork).value_or(""));
+  const auto filters = parse_networks(env::text(env::kNetwork));
   if (!filters) return tl::unexpected(filters.error());
   auto all = interface_addresses();
   if (!all) return tl::unexpected(all.error());

@@ -1,7 +1,6 @@
 #include "status/status_page.h"
 
 #include "base/env.h"
-#include "base/parse.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -15,12 +14,6 @@ namespace cohort::status {
 namespace {
 
 // Programs that a rank starts inherit the variable, but mostly not the descriptor, whose number may be another file's.
-std::optional<int> descriptor_in_environment() {
-  const auto text = env::get(env::kStatusFd);
-  const auto number = text ? parse_integer<int>(*text) : std::nullopt;
-  return number && *number > 2 ? number : std::nullopt;
-}
-
 // One process writes the page: the first that comes. (A wrapper's second program has a page that nobody reads.)
 bool claim(StatusLayout& layout) noexcept {
   std::int32_t nobody = 0;
@@ -49,7 +42,7 @@ StatusPage& StatusPage::own() noexcept {
 }
 
 StatusPage::StatusPage() noexcept {
-  if (const auto fd = descriptor_in_environment()) {
+  if (const auto fd = env::number(env::kStatusFd)) {
     if (auto mapped = sys::map_shared_segment(*fd, kStatusBytes)) {
       auto* const layout = static_cast<StatusLayout*>(mapped->data());
       if (claim(*layout)) {

@@ -1,7 +1,6 @@
 #include "store/job_store.h"
 
 #include "base/env.h"
-#include "base/parse.h"
 #include "base/result.h"
 #include "net/address.h"
 #include "net/secret.h"
@@ -11,7 +10,7 @@ namespace cohort::store {
 
 std::shared_ptr<Store> connect_job_store(Store::Deadline deadline) {
   const auto place = env::get(env::kStore);
-  const auto descriptor = parse_integer<int>(env::get(env::kSecretFd).value_or(""));
+  const auto descriptor = env::number(env::kSecretFd);
   if (!place || !descriptor) {
     raise(ErrorCode::Unavailable,
           "this process has no job whose store it could use -- {} and {} are set by `cohort run`", env::kStore,

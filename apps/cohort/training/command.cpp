@@ -3,13 +3,14 @@
 
 #include "base/parse.h"
 #include "base/result.h"
-#include "launch/start/hosts.h"
 #include "sys/cpus.h"
 #include "sys/files.h"
 #include "training/job.h"
 #include "training/report.h"
 #include "training/trainee.h"
 #include "training/verdict.h"
+
+#include "host_options.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -29,8 +30,7 @@ namespace {
 
 struct Options {
   std::string processes, hosts_counted;
-  launch::HostWishes hosts;
-  std::string starter, ssh, remote_cohort, network;
+  SharedOptions shared;
   std::string layers = "784,1000,1000,10";
   std::optional<double> batch, global_batch;
   double seconds = 3, timeout = 600;
@@ -86,14 +86,7 @@ struct Setup {
 };
 
 std::vector<Setup> setups_of(const Options& options) {
-  using Starter = launch::HostWishes::Starter;
-  launch::HostWishes wishes = options.hosts;
-  wishes.starter = options.starter == "local"    ? Starter::Local
-                   : options.starter == "mpirun" ? Starter::Mpi
-                   : options.starter == "slurm"  ? Starter::Slurm
-                   : options.starter == "ssh"    ? Starter::Ssh
-                                                 : Starter::Auto;
-  const launch::HostChoice choice = value_or_throw(launch::choose_hosts(wishes, launch::Environment::current()));
+  const launch::HostChoice choice = hosts_of(options.shared.choices);
   const bool given = !choice.hosts.empty();
   const int there = given ? static_cast<int>(choice.hosts.size()) : 1;
   const std::vector<int> hosts =
@@ -120,11 +113,9 @@ std::vector<Setup> setups_of(const Options& options) {
                                      ranks / number + (host < ranks % number ? 1 : 0)));
         }
         setup.options = {"-H", fmt::format("{}", fmt::join(list, ","))};
-        if (!options.starter.empty()) setup.options.insert(setup.options.end(), {"--starter", options.starter});
-        if (!options.ssh.empty()) setup.options.insert(setup.options.end(), {"--ssh", options.ssh});
-        if (!options.remote_cohort.empty())
-          setup.options.insert(setup.options.end(), {"--remote-cohort", options.remote_cohort});
-        if (!options.network.empty()) setup.options.insert(setup.options.end(), {"--network", options.network});
+        for (const auto& [name, value] : options.shared.given) {
+          if (name != "--hosts" && name != "--hostfile") setup.options.insert(setup.options.end(), {name, value});
+        }
       }
       setups.push_back(std::move(setup));
     }
@@ -313,23 +304,8 @@ void add_training(CLI::App& bench) {
       ->type_name("N,...");
   command->add_option("--hosts", options->hosts_counted, "On how many of the hosts [1, 2, 4, ... all]")
       ->type_name("N,...");
-  command->add_option("-H", options->hosts.list, "The hosts, as of `cohort run` [this one, or the Slurm allocation's]")
-      ->type_name("A:4,B:4")
-      ->envname("COHORT_RUN_HOSTS");
-  command->add_option("--hostfile", options->hosts.file, "A file of them")
-      ->type_name("FILE")
-      ->envname("COHORT_RUN_HOSTFILE");
-  command->add_option("--starter", options->starter, "How they are reached, as of `cohort run`")
-      ->check(CLI::IsMember({"auto", "ssh", "slurm", "mpirun", "local"}))
-      ->type_name("HOW")
-      ->envname("COHORT_RUN_STARTER");
-  command->add_option("--ssh", options->ssh, "The ssh command")->type_name("COMMAND")->envname("COHORT_RUN_SSH");
-  command->add_option("--remote-cohort", options->remote_cohort, "Path of `cohort` on other hosts")
-      ->type_name("PATH")
-      ->envname("COHORT_RUN_REMOTE_COHORT");
-  command->add_option("--network", options->network, "Networks that hosts use with each other, as of `cohort run`")
-      ->type_name("NAME or CIDR[,...]")
-      ->envname("COHORT_RUN_NETWORK");
+  add_shared_options(*command, {"-H", "--hostfile", "--starter", "--ssh", "--remote-cohort", "--network"},
+                     options->shared);
   command->add_option("--layers", options->layers, "Widths of the network, from inputs to classes")
       ->type_name("N,...")
       ->capture_default_str();

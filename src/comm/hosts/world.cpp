@@ -29,13 +29,9 @@ std::uint64_t status_id(std::string_view token) {
   return std::stoull(net::sha256_hex(fmt::format("status {}", token)).substr(0, 16), nullptr, 16) | 1;
 }
 
-bool is_on(std::string_view name, bool otherwise) {
-  return value_or_throw(env::truth(name, env::get(name).value_or(""), otherwise));
-}
-
 transport::tcp::Protection wanted_protection() {
-  const bool encrypt = is_on(env::kEncrypt, false);
-  const bool integrity = is_on(env::kIntegrity, true);
+  const bool encrypt = value_or_throw(env::flag(env::kEncrypt));
+  const bool integrity = value_or_throw(env::flag(env::kIntegrity));
   if (encrypt && !integrity) {
     raise(
         ErrorCode::InvalidArgument,
@@ -44,16 +40,6 @@ transport::tcp::Protection wanted_protection() {
   return encrypt     ? transport::tcp::Protection::Encrypted
          : integrity ? transport::tcp::Protection::Authenticated
                      : transport::tcp::Protection::Least;
-}
-
-std::chrono::seconds wanted_silence() {
-  const std::string value = env::get(env::kHostTimeout).value_or("3");
-  const auto seconds = parse_integer<int>(value);
-  if (!seconds || *seconds < 1 || *seconds > 3600) {
-    raise(ErrorCode::InvalidArgument, "COHORT_HOST_TIMEOUT is \"{}\" -- it is a number of seconds from 1 to 3600",
-          value);
-  }
-  return std::chrono::seconds(*seconds);
 }
 
 std::string_view described(transport::tcp::Protection protection) {
@@ -132,24 +118,18 @@ void World::make_transport(transport::tcp::Listeners listeners, std::string_view
   options.secret = transport::tcp::world_secret(
       options_.secret ? std::span<const std::uint8_t>(options_.secret->bytes()) : std::span<const std::uint8_t>(),
       token, infos_[0].protection);
-  options.silence = wanted_silence();
+  options.silence = std::chrono::ceil<std::chrono::seconds>(value_or_throw(env::seconds(env::kHostTimeout)));
   transport_ = hosts::make_transport(options_, std::move(options), std::move(listeners), *this);
   status_ = &local::open_status(status_id(token), layout_.rank, layout_.size);
   local_world().report_messages_in(*status_);
 }
 
 transport::tcp::Listeners::Options World::listening() const {
-  const std::string connections = env::get(env::kConnections).value_or("1");
-  const auto lanes = parse_integer<int>(connections);
-  if (!lanes || *lanes < 1 || *lanes > transport::tcp::kMostLanes) {
-    raise(ErrorCode::InvalidArgument, "COHORT_CONNECTIONS is \"{}\" -- it is a number from 1 to {}", connections,
-          transport::tcp::kMostLanes);
-  }
   transport::tcp::Listeners::Options options;
   options.host = options_.placement.host;
   options.loopback_only = options_.one_machine;
   options.protection = wanted_protection();
-  options.lanes = *lanes;
+  options.lanes = value_or_throw(env::number(env::kConnections));
   return options;
 }
 

@@ -22,11 +22,6 @@ namespace fs = std::filesystem;
 constexpr std::string_view kOpenMpi = "openmpi";
 constexpr std::string_view kMpich = "mpich";
 
-std::string value_of(const cluster::Environment& environment, std::string_view name) {
-  const auto found = environment.find(name);
-  return found == environment.end() ? std::string() : found->second;
-}
-
 std::string how_to_build(std::string_view family) {
   return family.empty()
              ? "`cohort build-mpi` compiles it by the site's mpicc"
@@ -152,8 +147,8 @@ Result<std::string> launcher_family(const cluster::Environment& environment) {
 
 std::vector<fs::path> plugin_folders(const cluster::Environment& environment) {
   std::vector<fs::path> folders;
-  const std::string data = value_of(environment, "XDG_DATA_HOME");
-  const std::string home = value_of(environment, "HOME");
+  const std::string data = env::text("XDG_DATA_HOME", environment);
+  const std::string home = env::text("HOME", environment);
   if (!data.empty()) {
     folders.push_back(fs::path(data) / "cohort" / "mpi");
   } else if (!home.empty()) {
@@ -193,7 +188,7 @@ Result<Plugin> open_plugin(const fs::path& path) {
 Result<Plugin> load_plugin(const cluster::Environment& environment) {
   const auto wanted = wanted_family(environment);
   if (!wanted) return tl::unexpected(wanted.error());
-  const std::string given = value_of(environment, env::kMpiPlugin);
+  const std::string given = env::text(env::kMpiPlugin, environment);
   std::optional<fs::path> path;
   std::string looked;
   if (!given.empty()) {

@@ -272,9 +272,9 @@ Result<std::optional<NodeRole>> choose_node(const NodeWishes& wishes, const clus
     return Role(*std::move(role));
   };
   const Words words = words_of(wishes, environment);
-  const std::string* const standing =
-      has_torchrun_variables(environment) ? find(environment, "PET_STANDALONE") : nullptr;
-  if (wishes.standalone || (standing != nullptr && *standing == "1")) {
+  const auto standing = has_torchrun_variables(environment) ? env::flag("PET_STANDALONE", environment) : false;
+  if (!standing) return tl::unexpected(standing.error());
+  if (wishes.standalone || *standing) {
     // torchrun's does not look at the other words of a rendezvous then.
     const bool several = !words.count.empty() && words.count.text != "1" && words.count.text != "1:1";
     if (several || wishes.has_hosts) {
@@ -297,7 +297,7 @@ Result<std::optional<NodeRole>> choose_node(const NodeWishes& wishes, const clus
     return fail(ErrorCode::InvalidArgument, "{}: --nnodes is wanted, too: on how many hosts it is started",
                 word.shown());
   }
-  const auto alone = cluster::is_on(environment, env::kAlone);
+  const auto alone = env::flag(env::kAlone, environment);
   if (!alone) return tl::unexpected(alone.error());
   if (*alone) return Role();
   const auto step = slurm_task(environment);

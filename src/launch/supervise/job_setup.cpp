@@ -61,6 +61,7 @@ JobSetup set_up_job(const RunOptions& options) {
     setup.environment.set(assignment);
     setup.chosen.push_back(assignment.substr(0, assignment.find('=')));
   }
+  value_or_throw(env::check(setup.environment.variables()));  // here it is said once, and not by every rank
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
   setup.as_horovod = options.as_horovod;
   if (options.as_horovod) put_horovod_first(setup.environment);

@@ -33,7 +33,7 @@ constexpr auto kListen = 100ms;
 }  // namespace
 
 Listeners::Listeners(const Options& options) {
-  const auto filters = value_or_throw(net::parse_networks(env::get(env::kNetwork).value_or("")));
+  const auto filters = value_or_throw(net::parse_networks(env::text(env::kNetwork)));
   std::vector<net::InterfaceAddress> all = value_or_throw(net::interface_addresses());
   if (options.loopback_only) std::erase_if(all, [](const auto& address) { return !address.loopback; });
   std::string failure;
