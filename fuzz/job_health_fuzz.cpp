@@ -48,6 +48,7 @@ RankReport a_report(FuzzedDataProvider& input) {
   report.step = input.ConsumeIntegral<std::int64_t>();
   report.samples = input.ConsumeIntegral<std::int64_t>();
   report.exposed_ns = input.ConsumeIntegral<std::uint64_t>();
+  report.not_finite = input.ConsumeRandomLengthString(8);
   for (int left = input.ConsumeIntegralInRange(0, 3); left > 0; --left) report.groups.push_back(a_group(input));
   report.named.waiting = input.ConsumeBool();
   report.named.name = input.ConsumeRandomLengthString(8);

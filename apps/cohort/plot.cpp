@@ -40,7 +40,7 @@ std::string name_of(const fs::path& run) {
 std::vector<track::NamedRun> read(const std::vector<fs::path>& runs) {
   std::vector<track::NamedRun> read;
   for (const fs::path& run : runs) {
-    read.push_back({name_of(run), track::series_of(track::read_record(track::record_of(run)))});
+    read.push_back({name_of(run), track::series_of(track::read_run(track::record_of(run)))});
   }
   std::map<std::string, int> names;
   for (const auto& run : read) ++names[run.name];

@@ -119,6 +119,10 @@ constexpr Variable kVariables[] = {
     {"HOROVOD_HOSTNAME", "name", "", "with --as-horovod: COHORT_HOST", SetForRanks},
     {"HOROVOD_CONTROLLER", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
     {"HOROVOD_CPU_OPERATIONS", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
+    {kWarningKind, "text", "", "for the command of --on-warning: what it is about, as not_finite", SetForRanks},
+    {kWarningText, "text", "", "likewise: the warning, for people", SetForRanks},
+    {kWarningRank, kCount, "", "likewise: of which rank, if it is of one", SetForRanks},
+    {kWarningStep, kCount, "", "likewise: at which step, where that is known", SetForRanks},
 };
 
 const Variable& row_of(std::string_view name) {

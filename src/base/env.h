@@ -44,6 +44,12 @@ inline constexpr std::string_view kRunDir = "COHORT_RUN_DIR";
 inline constexpr std::string_view kHost = "COHORT_HOST";
 inline constexpr std::string_view kRestart = "COHORT_RESTART";
 
+// Set by `cohort run` for the command of --on-warning, as are kJobId and kRunDir.
+inline constexpr std::string_view kWarningKind = "COHORT_WARNING_KIND";
+inline constexpr std::string_view kWarningText = "COHORT_WARNING_TEXT";
+inline constexpr std::string_view kWarningRank = "COHORT_WARNING_RANK";
+inline constexpr std::string_view kWarningStep = "COHORT_WARNING_STEP";
+
 // Set by `cohort run` as torchrun does, and read by env://.
 inline constexpr std::string_view kRank = "RANK";
 inline constexpr std::string_view kWorldSize = "WORLD_SIZE";

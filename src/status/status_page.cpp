@@ -149,6 +149,15 @@ void StatusPage::note_cause(const Error& error, CauseStatus::State kind) noexcep
   cause.state.store(kind, std::memory_order_release);
 }
 
+void StatusPage::note_not_finite(std::string_view what, std::int64_t step) noexcept {
+  NotFiniteStatus& noted = layout_->not_finite;
+  std::uint32_t before = NotFiniteStatus::None;
+  if (!mine() || !noted.state.compare_exchange_strong(before, NotFiniteStatus::Writing)) return;
+  noted.step = step;
+  copy_text(noted.what, what);
+  noted.state.store(NotFiniteStatus::Written, std::memory_order_release);
+}
+
 bool StatusPage::say_last_words(std::string_view words) noexcept {
   if (!mine() || spoken_.exchange(true)) return false;
   timespec now{};

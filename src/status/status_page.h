@@ -94,9 +94,17 @@ struct CauseStatus {
   char operation[128];
 };
 
+/// A loss that the rank has logged and that is no number: the first one.
+struct NotFiniteStatus {
+  enum State : std::uint32_t { None, Writing, Written };
+  std::atomic<std::uint32_t> state;
+  std::int64_t step;
+  char what[96];  ///< "train_loss is NaN"
+};
+
 /// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3630544154534843;  // "CHSTAT06"
+  static constexpr std::uint64_t kMagic = 0x3730544154534843;  // "CHSTAT07"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
@@ -115,6 +123,7 @@ struct StatusLayout {
   std::int64_t words_ns;    ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
   char words[kWordsBytes];  ///< what ended it: an exception's type, text and trace
   CauseStatus cause;
+  NotFiniteStatus not_finite;
   char kinds[kKinds][kNameBytes];          ///< names of operations, by the number in LaneStatus::what
   std::atomic<std::int32_t> preempted_by;  ///< the signal because of which all ranks save and end; 0: none
   GroupStatus groups[kGroups];
@@ -144,6 +153,8 @@ class StatusPage {
   /// `samples`: of this rank in it; 0: not known.
   void count_step(std::int64_t samples = 0) noexcept;
   TimesStatus& times() noexcept { return layout_->times; }
+  /// The first call counts.
+  void note_not_finite(std::string_view what, std::int64_t step) noexcept;
   /// A thread waits for an operation by name, until `end_wait`.
   void begin_wait(std::string_view name) noexcept;
   void end_wait() noexcept { layout_->names.waiting.fetch_sub(1, std::memory_order_relaxed); }

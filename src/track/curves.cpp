@@ -279,7 +279,7 @@ std::string end_values(const std::vector<NamedRun>& runs, const sys::TextStyle& 
 }
 
 void plot(const std::filesystem::path& record_file, const std::filesystem::path& svg_file) {
-  const std::string svg = render_svg(figure_of(series_of(read_record(record_file))));
+  const std::string svg = render_svg(figure_of(series_of(read_run(record_file))));
   value_or_throw(sys::write_file_atomically(svg_file.string(), svg));
 }
 

@@ -159,6 +159,22 @@ TEST(Curves, WhatWasLoggedHasPanels) {
   expect_sound(render_svg(figure));
 }
 
+TEST(Curves, WarningsAreMarks) {
+  const RunSeries run = series_of(
+      parse_record("{\"event\":\"step\",\"time\":10,\"step\":1,\"epoch\":0.5,\"train_loss\":3}\n"
+                   "{\"event\":\"warning\",\"time\":15,\"kind\":\"no_step\",\"text\":\"<no> step\"}\n"
+                   "{\"event\":\"step\",\"time\":20,\"step\":2,\"epoch\":1,\"train_loss\":2}\n"));
+  ASSERT_EQ(run.happened.size(), 1U);
+  EXPECT_EQ(run.happened[0].at.epoch, 0.5);
+  EXPECT_EQ(run.happened[0].at.seconds, 5);
+  const Figure figure = figure_of(run);
+  EXPECT_TRUE(figure.subtitle.ends_with("; dashed red: warnings")) << figure.subtitle;
+  ASSERT_EQ(figure.marks.size(), 1U);
+  const std::string svg = render_svg(figure);
+  expect_sound(svg);
+  EXPECT_EQ(count(svg, "<title>&lt;no&gt; step</title>"), 2U) << "in each panel";
+}
+
 NamedRun named(std::string name, std::string_view record) { return {std::move(name), series_of(parse_record(record))}; }
 
 std::vector<NamedRun> two_runs() {

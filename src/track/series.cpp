@@ -55,6 +55,7 @@ class Reader {
   void take(const RecordLine& line) {
     tick(line);
     const std::string& kind = line.event;
+    if (kind != "warning") follow(line);
     if (kind == "start") {
       if (const auto name = line.text("program"); !name.empty()) found_.program = name;
       found_.job = line.text("job");
@@ -63,6 +64,8 @@ class Reader {
     } else if (kind == "resume") {
       found_.happened.push_back({Happening::Kind::Resumed, sample(line, 0, "epoch"), "resumed"});
       forget_after(line.number("step").value_or(0));
+    } else if (kind == "warning") {
+      return take_warning(line);
     } else if (kind == "metric") {
       return take_logged(line);
     } else if (kind == "epoch") {
@@ -74,6 +77,14 @@ class Reader {
       epoch_losses_.push_back(sample(line, *loss, "epoch"));
     }
     for (const char* const name : {"test_loss", "train_accuracy", "test_accuracy"}) add(line, name);
+  }
+
+  /// It stands where the run was then: only few of them know a step, and none an epoch.
+  void take_warning(const RecordLine& line) {
+    Sample at = last_;
+    at.seconds = clock_.seconds();
+    if (const auto step = line.number("step"); step && !std::isfinite(at.step)) at.step = *step;
+    found_.happened.push_back({Happening::Kind::Warned, at, std::string(line.text("text"))});
   }
 
   void take_logged(const RecordLine& line) {
@@ -97,6 +108,12 @@ class Reader {
             .seconds = clock_.seconds(),
             .value = value};
   }
+  /// How far the run was by the last line that said so.
+  void follow(const RecordLine& line) {
+    if (const auto step = line.number("step")) last_.step = *step;
+    if (const auto epoch = line.number("epoch")) last_.epoch = *epoch;
+    if (const auto epoch = line.number(kEpoch)) last_.epoch = *epoch;
+  }
   void forget_after(double step) {
     const auto later = [step](const Sample& of) { return of.step > step; };
     std::erase_if(epoch_losses_, later);
@@ -108,6 +125,7 @@ class Reader {
   RunSeries found_;
   std::vector<Sample> epoch_losses_;
   Clock clock_;
+  Sample last_{.step = kUnknown, .epoch = kUnknown, .seconds = kUnknown, .value = 0};
 };
 
 }  // namespace

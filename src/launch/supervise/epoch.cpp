@@ -43,8 +43,9 @@ Epoch::Epoch(Job& job) : job_(job), crew_(*job.crew_), stopping_(job.loop_, opti
 
 void Epoch::look_at_plan() {
   const Plan& plan = job_.setup_.plan;
-  health_.emplace(job_.loop_, hosts_of_ranks(plan), options_.health,
+  health_.emplace(job_.loop_, hosts_of_ranks(plan), options_.watch,
                   HealthWatch::Events{[this](const std::string& text) { say(text); },
+                                      [this](const Warning& warning) { job_.warnings_->tell(warning); },
                                       [this](const std::string& why) { on_stuck(why); }});
   job_.live_->begin_epoch(plan, job_.restarts_.done(), job_.record_.log_folder);
   job_.record_.pids.assign(static_cast<std::size_t>(plan.world_size), 0);
@@ -166,7 +167,9 @@ void Epoch::on_exited(const Exited& exited) {
     doing_then_ = health_->doing_now();
     doing_then_[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
   }
-  health_->rank_ended(exited.rank);
+  RankReport last = exited.last;
+  last.rank = exited.rank;
+  health_->rank_ended(last);
   job_.live_->rank_ended(exited.rank, exited.status);
   if (exited.rank == 0) input_.reset();
   look_for_requeue();

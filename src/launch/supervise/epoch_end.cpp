@@ -300,6 +300,7 @@ void Epoch::finish() {
   input_.reset();
   const Restarts::Decision restart = restart_.value_or(Restarts::Decision());
   if (!restart.again) {
+    job_.warnings_->finish();
     // What a killed agent has left was handed to us by the kernel.
     const auto stuck = sweep(job_.spared_, std::chrono::seconds(10), {});
     if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));

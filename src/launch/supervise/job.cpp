@@ -114,6 +114,15 @@ void Job::make_folders(const std::string& id) {
     say(fmt::format("{}; the job goes on, but nobody can watch it", why));
   });
   live_->begin(id_, setup_.program.name);
+  warnings_.emplace(loop_, folder_,
+                    WarningsOptions{.on_warning = options_.on_warning,
+                                    .job_id = id_,
+                                    .show =
+                                        [this](const Warning& warning) {
+                                          announcer_.warn(warning);
+                                          live_->note(warning.text);
+                                        },
+                                    .say = [this](const std::string& text) { say(text); }});
   if (!folder_.earlier.empty() && !options_.quiet)
     say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
                     folder_.earlier));

@@ -13,6 +13,7 @@
 #include "launch/supervise/job_setup.h"
 #include "launch/supervise/live.h"
 #include "launch/supervise/owner.h"
+#include "launch/supervise/warnings.h"
 #include "launch/watch/restarts.h"
 #include "net/secret.h"
 #include "store/server.h"
@@ -94,6 +95,7 @@ class Job {
   Display display_;  ///< its sources are the crew's members
   Announcer announcer_;
   std::optional<Live> live_;  ///< once there is a folder
+  std::optional<Warnings> warnings_;  ///< likewise
   std::unique_ptr<Epoch> epoch_;
   Timer next_;  ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;

@@ -7,7 +7,7 @@
 #include "launch/plan/program.h"
 #include "launch/show/output_view.h"
 #include "launch/start/starter.h"
-#include "launch/watch/health.h"
+#include "launch/watch/health_watch.h"
 
 #include <chrono>
 #include <optional>
@@ -32,7 +32,8 @@ struct RunOptions {
   std::chrono::milliseconds preempt_grace = std::chrono::seconds(30);
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
-  HealthLimits health = {};  ///< when a job that does not go on is named, and ended
+  WatchLimits watch = {};  ///< when a job that does not go on is named, and ended
+  std::string on_warning;  ///< a command of the shell that is told of warnings; empty: none
   /// How often all ranks are started again after one has failed.
   int max_restarts = 0;
   bool keep_logs = true;      ///< the ranks' output, in files

@@ -161,7 +161,7 @@ std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOption
     if (kind == "csv") return std::make_unique<CsvSink>(where);
     if (kind == "prometheus") return make_prometheus(where, options);
   }
-  if (destination == "kubeflow") return std::make_unique<KubeflowSink>(kubeflow_place(env::get), options.say);
+  if (destination == "kubeflow") return std::make_unique<KubeflowSink>(kubeflow_place({}), options.say);
   raise(ErrorCode::InvalidArgument,
         "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT, "
         "kubeflow",

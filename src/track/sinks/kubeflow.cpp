@@ -109,8 +109,8 @@ std::string kubeflow_status(const RunProgress& progress, double now) {
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-KubeflowPlace kubeflow_place(const std::function<std::optional<std::string>(std::string_view)>& variable) {
-  const std::string address = variable(kServer).value_or("");
+KubeflowPlace kubeflow_place(const env::Source& variables) {
+  const std::string address = env::text(kServer, variables);
   const std::size_t scheme = address.find("://");
   const std::size_t slash = scheme == std::string::npos ? scheme : address.find('/', scheme + 3);
   if (slash == std::string::npos || (!address.starts_with("https://") && !address.starts_with("http://"))) {
@@ -121,8 +121,8 @@ KubeflowPlace kubeflow_place(const std::function<std::optional<std::string>(std:
   }
   return {.server = address.substr(0, slash),
           .path = address.substr(slash),
-          .certificates = variable(kCertificates).value_or(""),
-          .token_file = variable(kToken).value_or("")};
+          .certificates = env::text(kCertificates, variables),
+          .token_file = env::text(kToken, variables)};
 }
 
 struct KubeflowSink::Client {

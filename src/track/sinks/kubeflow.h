@@ -3,6 +3,7 @@
 // there, or refuses, is named once; the run goes on. One thread.
 #pragma once
 
+#include "base/env.h"
 #include "track/points.h"
 #include "track/sinks/sink.h"
 
@@ -47,8 +48,8 @@ struct KubeflowPlace {
   std::string token_file;    ///< read anew each time, since the token is replaced each hour; empty: none
 };
 
-/// By a function from a variable's name to its value. Throws InvalidArgument where the address is missing or none.
-KubeflowPlace kubeflow_place(const std::function<std::optional<std::string>(std::string_view)>& variable);
+/// As the variables KUBEFLOW_TRAINER_SERVER_* say. Throws InvalidArgument where the address is missing or none.
+KubeflowPlace kubeflow_place(const env::Source& variables);
 
 class KubeflowSink final : public Sink {
  public:

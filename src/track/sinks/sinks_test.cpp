@@ -312,9 +312,8 @@ TEST(RunProgress, FollowsFromEpochsOrSteps) {
 
 TEST(KubeflowPlace, IsWhatItsVariablesSay) {
   const auto of = [](const char* url) {
-    return kubeflow_place([url](std::string_view name) {
-      return name == "KUBEFLOW_TRAINER_SERVER_URL" ? std::optional<std::string>(url) : std::nullopt;
-    });
+    const env::Map variables{{"KUBEFLOW_TRAINER_SERVER_URL", url}};
+    return kubeflow_place(variables);
   };
   EXPECT_EQ(of("https://a.b.svc:10443/apis/x/status").server, "https://a.b.svc:10443");
   EXPECT_EQ(of("https://a.b.svc:10443/apis/x/status").path, "/apis/x/status");
