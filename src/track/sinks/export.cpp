@@ -1,10 +1,12 @@
 #include "track/sinks/export.h"
 
 #include "track/sinks/csv.h"
+#include "track/sinks/mlflow.h"
 #include "track/sinks/prometheus.h"
 #include "track/sinks/record_follower.h"
 #include "track/sinks/tensorboard.h"
 
+#include "base/env.h"
 #include "base/result.h"
 #include "sys/files.h"
 
@@ -13,6 +15,8 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <thread>
+#include <utility>
 
 namespace cohort::track {
 namespace {
@@ -21,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kQuietAfterEnd = std::chrono::seconds(2);
 constexpr int kKilledStatus = 128;  // and more: by a signal
+constexpr auto kBatchInterval = std::chrono::seconds(2);
 
 struct JobState {
   bool ended = false;
@@ -104,9 +109,12 @@ class Export {
       if (line.event == "start" || line.event == "resume") said_.reset();
       if (line.event == "end") said_ = RunState::Finished;
       if (line.event == "preempted") said_ = RunState::Killed;
-      request_.sink->take({line, follower_->superseded()});
+      request_.sink->take({line, follower_->superseded(), follower_->offset()});
     }
-    if (any) request_.sink->flush();
+    if (any)
+      request_.sink->flush();
+    else
+      request_.sink->idle();
     return any;
   }
 
@@ -131,22 +139,41 @@ class Export {
   std::int64_t last_step_ = std::numeric_limits<std::int64_t>::min();
 };
 
-}  // namespace
-
-std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
+/// "csv:FILE" is csv, and FILE. Throws InvalidArgument for what is no destination.
+std::pair<std::string, std::string> parts_of(const std::string& destination) {
   const std::size_t colon = destination.find(':');
   const std::string kind = destination.substr(0, colon);
   const std::string where = colon == std::string::npos ? "" : destination.substr(colon + 1);
-  if (!where.empty()) {
-    if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
-    if (kind == "csv") return std::make_unique<CsvSink>(where);
-    if (kind == "prometheus") {
-      return std::make_unique<PrometheusSink>(
-          where, options.openmetrics ? PrometheusFormat::OpenMetrics : PrometheusFormat::Text);
-    }
-  }
+  const bool is_file = kind == "tensorboard" || kind == "csv" || kind == "prometheus";
+  if ((is_file && !where.empty()) || kind == "mlflow") return {kind, where};
   raise(ErrorCode::InvalidArgument,
-        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE", destination);
+        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, mlflow:URI", destination);
+}
+
+}  // namespace
+
+std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
+  const auto [kind, where] = parts_of(destination);
+  if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
+  if (kind == "csv") return std::make_unique<CsvSink>(where);
+  if (kind == "prometheus") {
+    return std::make_unique<PrometheusSink>(
+        where, options.openmetrics ? PrometheusFormat::OpenMetrics : PrometheusFormat::Text);
+  }
+  MlflowServerOptions server;
+  server.place = mlflow_place(where, env::get);
+  server.wait = options.wait ? options.wait : [](std::chrono::milliseconds time) {
+    std::this_thread::sleep_for(time);
+    return false;
+  };
+  server.say = options.say ? options.say : [](const std::string&) {};
+  server.patience = options.patience;
+  return std::make_unique<MlflowSink>(MlflowSinkOptions{options.record, std::move(server), kBatchInterval});
+}
+
+void check_destination(const std::string& destination) {
+  const auto [kind, where] = parts_of(destination);
+  if (kind == "mlflow") (void)mlflow_place(where, env::get);
 }
 
 ExportSummary export_record(const ExportRequest& request) { return Export(request).run(); }

@@ -13,11 +13,20 @@
 namespace cohort::track {
 
 struct SinkOptions {
-  bool openmetrics = false;  ///< prometheus: OpenMetrics 1.0; otherwise text format 0.0.4
+  bool openmetrics = false;           ///< prometheus: OpenMetrics 1.0; otherwise text format 0.0.4
+  std::filesystem::path record = {};  ///< mlflow: what is beside it says how far it has got
+  /// mlflow: waits, and says whether to stop; default: it only waits.
+  std::function<bool(std::chrono::milliseconds)> wait = {};
+  /// mlflow: tells where the run is, and of a server that is away.
+  std::function<void(const std::string&)> say = {};
+  std::chrono::milliseconds patience = std::chrono::minutes(15);  ///< mlflow: with a server that does not answer
 };
 
-/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE". Throws InvalidArgument, with those that there are, and Io.
+/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "mlflow:URI". Throws InvalidArgument, with those that there are, Io,
+/// and Unavailable.
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options = {});
+/// Throws what make_sink would throw without looking at files or servers.
+void check_destination(const std::string& destination);
 
 struct ExportRequest {
   std::filesystem::path record;
