@@ -5,6 +5,7 @@
 #include "base/result.h"
 
 #include "host_options.h"
+#include "track/sinks/export.h"
 
 #include <algorithm>
 #include <cctype>
@@ -150,6 +151,14 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.job.collapse = collapse_of(v); }, Kind::Value, "auto,always,never"},
     {"--output-dir", "DIR", "", "The folder of the logs [logs in the run's folder]",
      [](C& c, Text v) { c.job.output_folder = v; }},
+    {"--track", "SINK", "",
+     "Takes the run record elsewhere while the job runs: mlflow:URI, tensorboard:DIR, csv:FILE or prometheus:FILE, as "
+     "`cohort export --to`; may be repeated",
+     [](C& c, Text v) {
+       track::check_destination(v);
+       c.job.track.push_back(v);
+     },
+     Kind::Repeatable},
     {"--max-restarts", "N", "0", "Start all ranks again when one fails, at most so many times",
      [](C& c, Text v) { c.job.max_restarts = number_of(v, 0, 1'000'000); }},
     {"--timeout", "SECONDS", "", "End the job after so many seconds [never]",

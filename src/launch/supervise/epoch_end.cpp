@@ -316,6 +316,10 @@ void Epoch::finish() {
   record.exit_status = verdict.status;
   record.reason = verdict.reason;
   record.attempts.push_back(attempt_of(record));
+  if (restart.again) {  // its attempts say how this one has ended; who reads the record must not take that for the job
+    record.end.clear();
+    record.exit_status.reset();
+  }
   job_.write_record();
   if (!restart.again) return job_.end(verdict.status);
   job_.next_ = Timer(job_.loop_, {}, [&job = job_] { job.begin_next(); });
