@@ -5,6 +5,7 @@
 #include "base/result.h"
 
 #include "host_options.h"
+#include "track/sinks/export.h"
 
 #include <algorithm>
 #include <cctype>
@@ -178,6 +179,14 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.job.output_folder = v; }},
     {"--no-logs", "", "", "Keep no logs of the ranks' output, whatever --output-dir says",
      [](C& c, Text v) { c.job.keep_logs = !truth(v); }, Kind::Flag},
+    {"--track", "SINK", "",
+     "Take the run record elsewhere while the job runs: mlflow:URI, tensorboard:DIR, csv:FILE, prometheus:FILE, "
+     "prometheus:[HOST]:PORT or kubeflow (which is so where its variables are set), as `cohort export --to`; repeatable",
+     [](C& c, Text v) {
+       track::check_destination(v);
+       c.job.track.push_back(v);
+     },
+     Kind::Repeatable},
     {"--timeout", "SECONDS", "", "End the job after so long, with exit status 124; with restarts the whole job [never]",
      [](C& c, Text v) {
        const auto limit = milliseconds_of(v);

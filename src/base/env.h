@@ -34,6 +34,10 @@ inline constexpr std::string_view kPretendHosts = "COHORT_PRETEND_HOSTS";
 inline constexpr std::string_view kTransport = "COHORT_TRANSPORT";
 inline constexpr std::string_view kMpiPlugin = "COHORT_MPI_PLUGIN";
 inline constexpr std::string_view kTimes = "COHORT_TIMES";
+inline constexpr std::string_view kKubeflowServer = "KUBEFLOW_TRAINER_SERVER_URL";
+inline constexpr std::string_view kKubeflowCertificates = "KUBEFLOW_TRAINER_SERVER_CA_CERT";
+inline constexpr std::string_view kKubeflowToken = "KUBEFLOW_TRAINER_SERVER_TOKEN";
+inline constexpr std::string_view kMetricsTokenFile = "COHORT_METRICS_TOKEN_FILE";
 
 // Set by `cohort run` for its workers.
 inline constexpr std::string_view kStore = "COHORT_STORE";

@@ -128,6 +128,7 @@ void Epoch::on_started(CrewMember& agent, const Started& started) {
   health_->start();
   job_.live_->started();
   job_.write_record();
+  job_.start_trackers();
   if (options_.timeout) {
     if (!job_.limit_) job_.limit_ = Clock::now() + *options_.timeout;
     job_limit_ = Timer(job_.loop_, *job_.limit_ - Clock::now(), [this] {

@@ -319,6 +319,10 @@ void Epoch::finish() {
   record.reason = verdict.reason;
   record.attempts.push_back(attempt_of(record));
   job_.live_->epoch_ended(verdict.status, verdict.reason);
+  if (restart.again) {  // its attempts say how this one has ended; who reads the record must not take that for the job
+    record.end.clear();
+    record.exit_status.reset();
+  }
   job_.write_record();
   if (!restart.again) return job_.end(verdict.status);
   job_.next_ = Timer(job_.loop_, {}, [&job = job_] { job.begin_next(); });

@@ -13,6 +13,7 @@
 #include "launch/supervise/job_setup.h"
 #include "launch/supervise/live.h"
 #include "launch/supervise/owner.h"
+#include "launch/supervise/trackers.h"
 #include "launch/supervise/warnings.h"
 #include "launch/watch/restarts.h"
 #include "net/secret.h"
@@ -45,6 +46,8 @@ class Job {
   void prepare();
   void make_folders(const std::string& id);
   void start_agents();
+  /// Once there is a job.json, which tells them how the job goes on.
+  void start_trackers();
   Crew::Events crew_events();
   /// All agents are there: the plan is settled, and the first epoch can begin.
   void on_joined(CrewMember& agent);
@@ -90,12 +93,13 @@ class Job {
   std::unique_ptr<store::StoreServer> store_;
   std::optional<PayloadTransferOptions> payload_transfer_;  ///< where the owner has something for ranks elsewhere
   std::optional<PortLease> port_;
-  std::vector<pid_t> spared_;
+  std::vector<pid_t> spared_;  ///< by what ends the job's processes
   std::optional<Crew> crew_;
   Display display_;  ///< its sources are the crew's members
   Announcer announcer_;
   std::optional<Live> live_;  ///< once there is a folder
   std::optional<Warnings> warnings_;  ///< likewise
+  std::optional<Trackers> trackers_;
   std::unique_ptr<Epoch> epoch_;
   Timer next_;  ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;

@@ -2,6 +2,7 @@
 
 #include "track/sinks/csv.h"
 #include "track/sinks/kubeflow.h"
+#include "track/sinks/mlflow.h"
 #include "track/sinks/prometheus.h"
 #include "track/sinks/record_follower.h"
 #include "track/sinks/tensorboard.h"
@@ -17,6 +18,8 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <thread>
+#include <utility>
 
 namespace cohort::track {
 namespace {
@@ -25,6 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kQuietAfterEnd = std::chrono::seconds(2);
 constexpr int kKilledStatus = 128;  // and more: by a signal
+constexpr auto kBatchInterval = std::chrono::seconds(2);
 
 struct JobState {
   bool ended = false;
@@ -52,6 +56,7 @@ class Export {
 
   ExportSummary run() {
     if (request_.wait) wait_for_record();
+    if (request_.may_be_absent && !std::filesystem::exists(request_.record)) return summary_;
     follower_.emplace(request_.record);
     drain();
     if (request_.wait) follow();
@@ -108,7 +113,7 @@ class Export {
       if (line.event == "start" || line.event == "resume") said_.reset();
       if (line.event == "end") said_ = RunState::Finished;
       if (line.event == "preempted") said_ = RunState::Killed;
-      request_.sink->take({line, follower_->superseded()});
+      request_.sink->take({line, follower_->superseded(), follower_->offset()});
     }
     if (any)
       request_.sink->flush();
@@ -150,22 +155,54 @@ std::unique_ptr<Sink> make_prometheus(const std::string& where, const SinkOption
   return port;
 }
 
-}  // namespace
+/// What the environment has for MLflow.
+std::optional<std::string> variable(std::string_view name) { return env::get(name); }
 
-std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
+/// "csv:FILE" is csv, and FILE. Throws InvalidArgument for what is no destination.
+std::pair<std::string, std::string> parts_of(const std::string& destination) {
   const std::size_t colon = destination.find(':');
   const std::string kind = destination.substr(0, colon);
   const std::string where = colon == std::string::npos ? "" : destination.substr(colon + 1);
-  if (!where.empty()) {
-    if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
-    if (kind == "csv") return std::make_unique<CsvSink>(where);
-    if (kind == "prometheus") return make_prometheus(where, options);
-  }
-  if (destination == "kubeflow") return std::make_unique<KubeflowSink>(kubeflow_place({}), options.say);
+  const bool is_file = kind == "tensorboard" || kind == "csv" || kind == "prometheus";
+  if ((is_file && !where.empty()) || kind == "mlflow" || destination == "kubeflow") return {kind, where};
   raise(ErrorCode::InvalidArgument,
         "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT, "
-        "kubeflow",
+        "mlflow:URI, kubeflow",
         destination);
+}
+
+}  // namespace
+
+std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
+  const auto [kind, where] = parts_of(destination);
+  if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
+  if (kind == "csv") return std::make_unique<CsvSink>(where);
+  if (kind == "prometheus") return make_prometheus(where, options);
+  if (kind == "kubeflow") return std::make_unique<KubeflowSink>(kubeflow_place({}), options.say);
+  MlflowServerOptions server;
+  server.place = mlflow_place(where, variable);
+  server.wait = options.wait ? options.wait : [](std::chrono::milliseconds time) {
+    std::this_thread::sleep_for(time);
+    return false;
+  };
+  server.say = options.say ? options.say : [](const std::string&) {};
+  server.patience = options.patience;
+  return std::make_unique<MlflowSink>(MlflowSinkOptions{options.record, std::move(server), kBatchInterval});
+}
+
+void check_destination(const std::string& destination) {
+  const auto [kind, where] = parts_of(destination);
+  if (kind == "mlflow") (void)mlflow_place(where, variable);
+  if (kind == "kubeflow") (void)kubeflow_place({});
+  if (kind == "prometheus") {
+    const auto at = port_of(where);
+    if (at && !net::is_loopback_name(at->host) && !env::get(env::kMetricsTokenFile)) {
+      raise(ErrorCode::InvalidArgument,
+            "'{}': whoever reaches this host could read it -- {} has to name a file with a token, or serve at :{} and "
+            "reach it by `ssh -L`",
+            destination, env::kMetricsTokenFile, at->port);
+    }
+  }
 }
 
 ExportSummary export_record(const ExportRequest& request) { return Export(request).run(); }

@@ -19,9 +19,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kServer = "KUBEFLOW_TRAINER_SERVER_URL";
-constexpr const char* kCertificates = "KUBEFLOW_TRAINER_SERVER_CA_CERT";
-constexpr const char* kToken = "KUBEFLOW_TRAINER_SERVER_TOKEN";
 constexpr auto kAnswerTime = std::chrono::seconds(3);
 constexpr std::size_t kMostValues = 64;
 constexpr std::size_t kLongestAnswer = 200;
@@ -110,19 +107,19 @@ std::string kubeflow_status(const RunProgress& progress, double now) {
 }
 
 KubeflowPlace kubeflow_place(const env::Source& variables) {
-  const std::string address = env::text(kServer, variables);
+  const std::string address = env::text(env::kKubeflowServer, variables);
   const std::size_t scheme = address.find("://");
   const std::size_t slash = scheme == std::string::npos ? scheme : address.find('/', scheme + 3);
   if (slash == std::string::npos || (!address.starts_with("https://") && !address.starts_with("http://"))) {
     raise(ErrorCode::InvalidArgument,
           "telling Kubeflow of the run failed -- {} is '{}' -- the address that its trainer sets (2.2, with the gate "
           "TrainJobStatus) is wanted: https://HOST:PORT/PATH",
-          kServer, address);
+          env::kKubeflowServer, address);
   }
   return {.server = address.substr(0, slash),
           .path = address.substr(slash),
-          .certificates = env::text(kCertificates, variables),
-          .token_file = env::text(kToken, variables)};
+          .certificates = env::text(env::kKubeflowCertificates, variables),
+          .token_file = env::text(env::kKubeflowToken, variables)};
 }
 
 struct KubeflowSink::Client {
