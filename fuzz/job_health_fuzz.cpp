@@ -4,6 +4,7 @@
 #include "launch/record/live_run.h"
 #include "launch/watch/figures.h"
 #include "launch/watch/health.h"
+#include "launch/watch/step_watch.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -66,6 +67,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   limits.stall = std::chrono::seconds(input.ConsumeIntegralInRange(0, 200));
   Health health({"a", "a", "b"}, limits);
   Figures figures(kRanks);
+  StepWatch steps({});
   Health::Clock::time_point now{};
   for (int turns = 0; input.remaining_bytes() > 0 && turns < 200; ++turns) {
     switch (input.ConsumeIntegralInRange(0, 4)) {
@@ -74,6 +76,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       case 1: {
         now += std::chrono::milliseconds(input.ConsumeIntegralInRange(0, 100'000));
         const auto findings = health.judge(now);
+        for (const Warning& warning : steps.judge(now)) {
+          if (warning.text.empty() || warning_line(warning, 0).empty()) std::abort();
+        }
         if (findings.end && findings.end->empty()) std::abort();
         break;
       }
@@ -86,6 +91,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         (void)at_step(report);
         health.heard_of_host(report.rank < 2 ? 0 : 2, report.rank < 2 ? 2 : 1, now);
         figures.report(report, now);
+        steps.report(report, now);
         health.report(std::move(report), now);
         for (const RankFigures& rank : figures.look(now)) {
           const bool numbers = rank.steps_per_second >= 0 && rank.samples_per_second >= 0 && rank.waited >= 0 &&

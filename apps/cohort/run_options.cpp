@@ -169,7 +169,8 @@ const RunOption kOptions[] = {
     {"-q,--quiet", "", "", "Print only what the ranks print, and failures",
      [](C& c, Text v) { c.job.quiet = truth(v); }, Kind::Flag},
     {"--json", "", "",
-     "Write everything to stdout as JSON, one event a line: start, output, notice, warning, rank_ended, failure, restart, end",
+     "Write everything to stdout as JSON, one event a line: start, output, notice, warning, rank_ended, failure, "
+     "restart, end",
      [](C& c, Text v) { c.job.json = truth(v); }, Kind::Flag},
     {"--run-dir", "DIR", "",
      "The run's folder: job.json, logs, and what the program adds. It and the folder above it have to be yours or "
@@ -181,7 +182,8 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.job.keep_logs = !truth(v); }, Kind::Flag},
     {"--track", "SINK", "",
      "Take the run record elsewhere while the job runs: mlflow:URI, tensorboard:DIR, csv:FILE, prometheus:FILE, "
-     "prometheus:[HOST]:PORT or kubeflow (which is so where its variables are set), as `cohort export --to`; repeatable",
+     "prometheus:[HOST]:PORT or kubeflow (which is so where its variables are set), as `cohort export --to`; "
+     "repeatable",
      [](C& c, Text v) {
        track::check_destination(v);
        c.job.track.push_back(v);
@@ -210,7 +212,8 @@ const RunOption kOptions[] = {
     {"--warn-no-step", "SECONDS", "600", "Warn when ranks that took steps have taken none for so long; 0: never",
      [](C& c, Text v) { c.job.watch.steps.no_step = seconds_of(v); }},
     {"--on-warning", "COMMAND", "",
-     "Run this shell command for each warning, with COHORT_WARNING_TEXT, _KIND, _RANK and _STEP, and JSON on its stdin; "
+     "Run this shell command for each warning, with COHORT_WARNING_TEXT, _KIND, _RANK and _STEP, and JSON on its "
+     "stdin; "
      "what it prints goes to on-warning.log in the run's folder",
      [](C& c, Text v) { c.job.on_warning = v; }},
     {"--output-timeout", "SECONDS", "10", "Once the job is over, for a reader that does not read (a pager) to go on",

@@ -114,6 +114,7 @@ class Files(Exports):
         record.write_communication()
         with open(self.record, "a") as file:
             file.write(json.dumps({"event": "communication", "time": 3.0, "samples": 4, "operations": {"all_reduce": {"count": 7, "bytes": 1e12, "waited_seconds": 0.5}}}) + "\n")
+        (self.folder / "warnings.jsonl").write_text('{"event":"warning","time":2.0,"kind":"late_rank","text":"t"}\n' * 2 + '{"event":"warn')
         for options, parser in (
             ([], prometheus_client.parser),
             (["--openmetrics"], prometheus_client.openmetrics.parser),
@@ -133,6 +134,7 @@ class Files(Exports):
             self.assertEqual(found[("cohort_step",)], 5)
             self.assertEqual(found[("cohort_world_size",)], 2)
             self.assertEqual(found[("cohort_samples_total",)], 100)
+            self.assertEqual(found[("cohort_warnings_total", ("kind", "late_rank"))], 2)
             self.assertEqual(found[("cohort_loss",)], 0.2)
             self.assertEqual(found[("cohort_learning_rate",)], 0.1)
             self.assertEqual(found[("cohort_step_seconds_sum",)], 0.5)

@@ -160,10 +160,10 @@ TEST(Curves, WhatWasLoggedHasPanels) {
 }
 
 TEST(Curves, WarningsAreMarks) {
-  const RunSeries run = series_of(
-      parse_record("{\"event\":\"step\",\"time\":10,\"step\":1,\"epoch\":0.5,\"train_loss\":3}\n"
-                   "{\"event\":\"warning\",\"time\":15,\"kind\":\"no_step\",\"text\":\"<no> step\"}\n"
-                   "{\"event\":\"step\",\"time\":20,\"step\":2,\"epoch\":1,\"train_loss\":2}\n"));
+  const RunSeries run =
+      series_of(parse_record("{\"event\":\"step\",\"time\":10,\"step\":1,\"epoch\":0.5,\"train_loss\":3}\n"
+                             "{\"event\":\"warning\",\"time\":15,\"kind\":\"no_step\",\"text\":\"<no> step\"}\n"
+                             "{\"event\":\"step\",\"time\":20,\"step\":2,\"epoch\":1,\"train_loss\":2}\n"));
   ASSERT_EQ(run.happened.size(), 1U);
   EXPECT_EQ(run.happened[0].at.epoch, 0.5);
   EXPECT_EQ(run.happened[0].at.seconds, 5);

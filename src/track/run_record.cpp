@@ -64,9 +64,13 @@ std::string text_of(const Json& line) {
 
 /// The launcher warns of a loss that is no number: the rank's page has the first.
 void look_at_loss(std::string_view name, double value, std::int64_t step) {
-  if (std::isfinite(value) || name.find("loss") == std::string_view::npos) return;
-  status::StatusPage::own().note_not_finite(
-      fmt::format("{} is {}", name, std::isnan(value) ? "NaN" : value > 0 ? "infinite" : "-infinite"), step);
+  const bool is_loss = name.find("loss") != name.npos || name.find("Loss") != name.npos;
+  if (std::isfinite(value) || !is_loss) return;
+  status::StatusPage::own().note_not_finite(fmt::format("{} is {}", name,
+                                                        std::isnan(value) ? "NaN"
+                                                        : value > 0       ? "infinite"
+                                                                          : "-infinite"),
+                                            step);
 }
 
 void look_at_losses(const Fields& fields) {

@@ -1,6 +1,6 @@
-// What the launcher leaves and looks at in the run's folder while the job runs: warnings.jsonl, to which it appends, and
-// the room that is left on the file system. On a thread of its own, since that may be one of the network that takes its
-// time. Methods belong to one thread.
+// What the launcher leaves and looks at in the run's folder while the job runs: warnings.jsonl, to which it appends,
+// and the room that is left on the file system. On a thread of its own, since that may be one of the network that takes
+// its time. Methods belong to one thread.
 #pragma once
 
 #include "launch/record/run_folder.h"

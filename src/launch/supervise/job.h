@@ -97,7 +97,7 @@ class Job {
   std::optional<Crew> crew_;
   Display display_;  ///< its sources are the crew's members
   Announcer announcer_;
-  std::optional<Live> live_;  ///< once there is a folder
+  std::optional<Live> live_;          ///< once there is a folder
   std::optional<Warnings> warnings_;  ///< likewise
   std::optional<Trackers> trackers_;
   std::unique_ptr<Epoch> epoch_;

@@ -92,7 +92,8 @@ void WarningCommand::on_ended(std::list<Running>::iterator which) {
   }
   running_.erase(which);
   if (status && !status->success())
-    complain(fmt::format("it failed: {} ({}/on-warning.log has its output)", sys::to_string(*status), options_.run_folder));
+    complain(
+        fmt::format("it failed: {} ({}/on-warning.log has its output)", sys::to_string(*status), options_.run_folder));
   start_next();
 }
 

@@ -1,6 +1,6 @@
 // `--on-warning COMMAND`: a shell command that is run for each warning, outside of the ranks. The job never waits for
-// it: a few run at once, each for so long, more wait, and of too many the rest is left out. Belongs to the supervisor and
-// its thread, and its processes end with it.
+// it: a few run at once, each for so long, more wait, and of too many the rest is left out. Belongs to the supervisor
+// and its thread, and its processes end with it.
 #pragma once
 
 #include "launch/loop.h"
@@ -19,12 +19,12 @@ namespace cohort::launch {
 struct WarningCommandOptions {
   std::string command;
   std::string job_id;
-  std::string run_folder;                               ///< what it prints goes to on-warning.log there
-  std::function<void(const std::string&)> say;          ///< that it fails, once
+  std::string run_folder;                       ///< what it prints goes to on-warning.log there
+  std::function<void(const std::string&)> say;  ///< that it fails, once
   std::size_t at_once = 4;
   std::size_t most_waiting = 64;
-  std::chrono::milliseconds limit = std::chrono::seconds(60);        ///< of one
-  std::chrono::milliseconds at_end = std::chrono::seconds(5);        ///< for those that run when the job has ended
+  std::chrono::milliseconds limit = std::chrono::seconds(60);  ///< of one
+  std::chrono::milliseconds at_end = std::chrono::seconds(5);  ///< for those that run when the job has ended
 };
 
 class WarningCommand {

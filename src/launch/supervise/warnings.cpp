@@ -17,10 +17,10 @@ constexpr std::chrono::seconds kLookEvery{1};
 Warnings::Warnings(Loop& loop, const RunFolder& folder, WarningsOptions options)
     : loop_(loop), folder_(folder), options_(std::move(options)), file_(folder) {
   if (!options_.on_warning.empty()) {
-    command_.emplace(loop, WarningCommandOptions{.command = options_.on_warning,
-                                                 .job_id = options_.job_id,
-                                                 .run_folder = folder.path,
-                                                 .say = options_.say});
+    command_.emplace(
+        loop,
+        WarningCommandOptions{
+            .command = options_.on_warning, .job_id = options_.job_id, .run_folder = folder.path, .say = options_.say});
   }
   look_at_disk();
 }

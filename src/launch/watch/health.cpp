@@ -239,10 +239,9 @@ void Health::look_for_silent(Clock::time_point now, Findings& findings) {
     bool& told = ranks_[static_cast<std::size_t>(ranks.front())].silence_told;
     const auto end = limits_.stopped_end;
     if (!told) {
-      warn(
-          findings, WarningKind::Silent, ranks.front(),
-          fmt::format("{}, although the host is connected: it is stopped, or the host is too busy{}", what,
-                      end.count() > 0 ? fmt::format("; at {} s the job ends", end.count()) : ""));
+      warn(findings, WarningKind::Silent, ranks.front(),
+           fmt::format("{}, although the host is connected: it is stopped, or the host is too busy{}", what,
+                       end.count() > 0 ? fmt::format("; at {} s the job ends", end.count()) : ""));
     }
     told = true;
     if (end.count() > 0 && time >= end && !findings.end) findings.end = what;

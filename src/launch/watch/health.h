@@ -77,7 +77,7 @@ class Health {
     Clock::time_point step_at{};  ///< where the window of steps begins
     std::int64_t step = 0;
     std::uint64_t step_waited_ns = 0;
-    double own_seconds = 0;  ///< per step, of its last whole window
+    double own_seconds = 0;   ///< per step, of its last whole window
     bool own_is_new = false;  ///< not judged yet
     int slow_windows = 0;     ///< so far
   };

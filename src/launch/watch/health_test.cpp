@@ -127,8 +127,8 @@ TEST(Health, ARankThatIsElsewhereIsNamedAtDoubledIntervalsAndGivenUpAtTheLimit) 
   job.comes(1, 3, false);
   const auto first = job.pass(seconds(100), true);
   ASSERT_EQ(first.warnings.size(), 2u);  // after 30 and 60 s
-  EXPECT_TRUE(
-      contains(first.warnings[0].text, "ranks 0,2 have waited for 30 s in barrier(), operation 4 for rank 1 (host, pid 101)"))
+  EXPECT_TRUE(contains(first.warnings[0].text,
+                       "ranks 0,2 have waited for 30 s in barrier(), operation 4 for rank 1 (host, pid 101)"))
       << first.warnings[0].text;
   EXPECT_FALSE(first.end);
   // Without a sign of life it is no deadlock either: it waits for nobody.
@@ -227,7 +227,8 @@ TEST(Health, AStoppedRankIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {
   job.comes(0, 1);
   const auto found = job.pass(seconds(59));
   ASSERT_EQ(found.warnings.size(), 1u);
-  EXPECT_TRUE(contains(found.warnings[0].text, "rank 1 (host, pid 101) has been stopped for 5 s")) << found.warnings[0].text;
+  EXPECT_TRUE(contains(found.warnings[0].text, "rank 1 (host, pid 101) has been stopped for 5 s"))
+      << found.warnings[0].text;
   EXPECT_TRUE(contains(found.warnings[0].text, "kill -CONT 101"));
   EXPECT_FALSE(found.end);
   ASSERT_TRUE(job.pass(seconds(3)).end);
@@ -329,7 +330,8 @@ TEST(Health, ASlowRankIsNamedOnce) {
   };
   const auto notices = steps(seconds(20));
   ASSERT_EQ(notices.size(), 1u);
-  EXPECT_TRUE(contains(notices[0].text, "rank 2 (host, pid 102) is slow: 100 ms of its own work per step")) << notices[0].text;
+  EXPECT_TRUE(contains(notices[0].text, "rank 2 (host, pid 102) is slow: 100 ms of its own work per step"))
+      << notices[0].text;
   EXPECT_TRUE(contains(notices[0].text, "median of the ranks is 40 ms")) << notices[0].text;
 }
 

@@ -76,11 +76,12 @@ std::vector<Warning> StepWatch::judge(Clock::time_point now) {
   judged_at_ = now;
   const bool still = limits_.no_step.count() > 0 && step_ > 0 && !running_.empty() && now - step_at_ >= limits_.no_step;
   if (still && !std::exchange(still_told_, true)) {
-    found_.push_back({.kind = WarningKind::NoStep,
-                      .text = fmt::format("no step for {:.0f} s, since step {} -- Ctrl-\\ (SIGQUIT) shows what the ranks do",
-                                          seconds_between(step_at_, now), step_),
-                      .rank = {},
-                      .step = step_});
+    found_.push_back(
+        {.kind = WarningKind::NoStep,
+         .text = fmt::format("no step for {:.0f} s, since step {} -- Ctrl-\\ (SIGQUIT) shows what the ranks do",
+                             seconds_between(step_at_, now), step_),
+         .rank = {},
+         .step = step_});
   }
   return std::exchange(found_, {});
 }

@@ -127,12 +127,15 @@ TEST(Repeats, EachKindAndRankComesAgainLaterAndLater) {
   EXPECT_EQ(told, 15);
   EXPECT_TRUE(repeats.lets_through({.kind = WarningKind::LateRank, .text = "a", .rank = 2, .step = {}}, 36'000));
   EXPECT_TRUE(repeats.lets_through({.kind = WarningKind::Stopped, .text = "a", .rank = 1, .step = {}}, 36'000));
-  for (int rank = 10; rank < 10'000; ++rank) (void)repeats.lets_through({.kind = WarningKind::Stopped, .text = "", .rank = rank, .step = {}}, 0);
-  EXPECT_FALSE(repeats.lets_through({.kind = WarningKind::DiskFull, .text = "a", .rank = {}, .step = {}}, 1e9)) << "bounded";
+  for (int rank = 10; rank < 10'000; ++rank)
+    (void)repeats.lets_through({.kind = WarningKind::Stopped, .text = "", .rank = rank, .step = {}}, 0);
+  EXPECT_FALSE(repeats.lets_through({.kind = WarningKind::DiskFull, .text = "a", .rank = {}, .step = {}}, 1e9))
+      << "bounded";
 }
 
 TEST(Warning, IsALineOfJson) {
-  const std::string line = warning_line({.kind = WarningKind::NoStep, .text = "a \"b\"\n\xFF", .rank = {}, .step = 3}, 12.3456);
+  const std::string line =
+      warning_line({.kind = WarningKind::NoStep, .text = "a \"b\"\n\xFF", .rank = {}, .step = 3}, 12.3456);
   EXPECT_TRUE(line.ends_with("\n"));
   EXPECT_EQ(line.find('\n'), line.size() - 1);
   const auto read = nlohmann::json::parse(line);

@@ -144,13 +144,17 @@ class Export {
 };
 
 std::unique_ptr<Sink> make_prometheus(const std::string& where, const SinkOptions& options) {
+  const std::filesystem::path warnings = options.record.empty() ? "" : options.record.parent_path() / "warnings.jsonl";
   const auto at = port_of(where);
   if (!at) {
-    return std::make_unique<PrometheusFile>(
+    auto file = std::make_unique<PrometheusFile>(
         where, options.openmetrics ? PrometheusFormat::OpenMetrics : PrometheusFormat::Text);
+    file->count_warnings_of(warnings);
+    return file;
   }
   auto port = std::make_unique<PrometheusPort>(
       *at, options.token_file.empty() ? std::string() : net::read_token_file(options.token_file));
+  port->count_warnings_of(warnings);
   if (options.say) options.say(fmt::format("metrics are served at http://{}/metrics", net::to_string(port->address())));
   return port;
 }

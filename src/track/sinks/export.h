@@ -15,7 +15,7 @@ namespace cohort::track {
 struct SinkOptions {
   bool openmetrics = false;           ///< prometheus:FILE: OpenMetrics 1.0; otherwise text format 0.0.4
   std::string token_file = {};        ///< prometheus:HOST:PORT: what lets a client in; only loopback goes without
-  std::filesystem::path record = {};  ///< mlflow: what is beside it says how far it has got
+  std::filesystem::path record = {};  ///< what is beside it: MLflow's state, warnings
   /// mlflow: waits, and says whether to stop; default: it only waits.
   std::function<bool(std::chrono::milliseconds)> wait = {};
   /// Tells where the run or its metrics are, and of a server that is away.

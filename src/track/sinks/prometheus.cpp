@@ -4,6 +4,7 @@
 #include "base/result.h"
 #include "net/http_server.h"
 #include "sys/files.h"
+#include "track/record_reader.h"
 
 #include <fmt/format.h>
 
@@ -158,6 +159,10 @@ std::string PrometheusSink::text(PrometheusFormat format) const {
   of_operations("cohort_operation_seconds", "From call to end, on rank 0.", &Operation::seconds);
   of_operations("cohort_waited_seconds", "Of these: for other ranks to come.", &Operation::waited);
 
+  if (!warnings_.empty()) page.counter_family("cohort_warnings", "What the launcher has warned of.");
+  for (const auto& [kind, number] : warnings_) {
+    page.sample("cohort_warnings_total", fmt::format(",kind=\"{}\"", escaped(kind)), number);
+  }
   if (!values_.empty()) page.family("cohort_metric", "gauge", "The latest value of what the run has logged.");
   for (const auto& [key, value] : values_) {
     std::string label = fmt::format(",name=\"{}\"", escaped(key.first));
@@ -178,6 +183,26 @@ std::string PrometheusSink::text(PrometheusFormat format) const {
   return std::move(page).text();
 }
 
+bool PrometheusSink::count_warnings() {
+  if (warnings_file_.empty()) return false;
+  const auto content = sys::read_file(warnings_file_.string());
+  if (!content) return false;  // nothing is wrong with most runs
+  std::map<std::string, double> counted;
+  for (const RecordLine& line : parse_record(content->text()).events) {
+    if (line.event == "warning") ++counted[std::string(line.text("kind"))];
+  }
+  return std::exchange(warnings_, counted) != counted;
+}
+
+void PrometheusSink::flush() {
+  count_warnings();
+  publish();
+}
+
+void PrometheusSink::idle() {
+  if (count_warnings()) publish();
+}
+
 void PrometheusSink::finish(RunState state) {
   state_ = state;
   flush();
@@ -188,7 +213,7 @@ PrometheusFile::PrometheusFile(std::filesystem::path file, PrometheusFormat form
   if (file_.has_parent_path()) value_or_throw(sys::make_folders(file_.parent_path().string()));
 }
 
-void PrometheusFile::flush() { value_or_throw(sys::write_file_atomically(file_.string(), text(format_))); }
+void PrometheusFile::publish() { value_or_throw(sys::write_file_atomically(file_.string(), text(format_))); }
 
 struct PrometheusPort::Page {
   std::mutex mutex;
@@ -207,7 +232,7 @@ struct PrometheusPort::Page {
 };
 
 PrometheusPort::PrometheusPort(const net::Address& at, std::string token) : page_(std::make_unique<Page>()) {
-  flush();  // nobody is answered with nothing
+  publish();  // nobody is answered with nothing
   page_->server.emplace(net::HttpServerOptions{
       .at = at, .token = std::move(token), .handler = [page = page_.get()](const net::HttpRequest& request) {
         return page->answer(request);
@@ -216,7 +241,7 @@ PrometheusPort::PrometheusPort(const net::Address& at, std::string token) : page
 
 PrometheusPort::~PrometheusPort() = default;
 
-void PrometheusPort::flush() {
+void PrometheusPort::publish() {
   std::string plain = text(PrometheusFormat::Text), open = text(PrometheusFormat::OpenMetrics);
   const std::scoped_lock lock(page_->mutex);
   page_->plain = std::move(plain);

@@ -27,9 +27,17 @@ class PrometheusSink : public Sink {
  public:
   void take(const SinkLine& line) override;
   Replay go_back(std::int64_t step, double time) override;
+  void flush() final;
+  void idle() final;
   void finish(RunState state) override;
 
+  /// Where the launcher's warnings are (warnings.jsonl), once there are any.
+  void count_warnings_of(std::filesystem::path file) { warnings_file_ = std::move(file); }
   std::string text(PrometheusFormat format) const;
+
+ protected:
+  /// What `text` gives shall be where others find it.
+  virtual void publish() = 0;
 
  private:
   struct Operation {
@@ -40,6 +48,8 @@ class PrometheusSink : public Sink {
     std::map<std::string, Operation, std::less<>> operations;
   };
   void add_communication(const RecordLine& line);
+  /// Whether there are more than before.
+  bool count_warnings();
 
   PointReader points_;
   std::string job_, program_, host_;
@@ -48,15 +58,18 @@ class PrometheusSink : public Sink {
   std::optional<double> step_, epoch_, world_size_, checkpoint_step_, checkpoint_time_;
   std::map<std::pair<std::string, std::optional<int>>, double> values_;
   Totals totals_;
+  std::filesystem::path warnings_file_;
+  std::map<std::string, double> warnings_;  // by kind
 };
 
 /// Replaces the file as a whole.
 class PrometheusFile final : public PrometheusSink {
  public:
   PrometheusFile(std::filesystem::path file, PrometheusFormat format);
-  void flush() override;
 
  private:
+  void publish() override;
+
   std::filesystem::path file_;
   PrometheusFormat format_;
 };
@@ -67,11 +80,12 @@ class PrometheusPort final : public PrometheusSink {
   /// Throws as net::HttpServer.
   PrometheusPort(const net::Address& at, std::string token);
   ~PrometheusPort() override;
-  void flush() override;
   /// With the port that the system has chosen.
   const net::Address& address() const noexcept;
 
  private:
+  void publish() override;
+
   struct Page;
   std::unique_ptr<Page> page_;
 };
