@@ -83,8 +83,8 @@ record.write("step", step=7, epoch=1.5, train_loss=float("nan"))
         self.cohort_run(
             """
 cohort.init()
-for step in range(150):
-    time.sleep(0.03 if rank == 1 else 0.005)
+for step in range(80):
+    time.sleep(0.06 if rank == 1 else 0.01)
     cohort.world().all_reduce(bytearray(8))
     count_step()
 """, np=3)

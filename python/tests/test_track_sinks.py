@@ -59,6 +59,14 @@ while True:
 """
 
 
+WITH_RECORD = """
+import os, cohort.track
+record = cohort.track.RunRecord(os.environ["COHORT_RUN_DIR"] + "/run.jsonl", program="p", parameters={"epochs": 2})
+record.write("step", step=1, epoch=1, train_loss=0.5)
+record.write("end", step=2)
+"""
+
+
 def float32(value):
     return array.array("f", [value])[0]
 
@@ -233,6 +241,15 @@ class Files(Exports):
         while not posts.empty():
             _, shown, status = posts.get()
         self.assertEqual((shown, status["progressPercentage"], status["estimatedRemainingSeconds"]), ("Bearer second", 100, 0))
+
+        # `cohort run` does it by itself; of a program without a record there is nothing to tell.
+        for program, last in ((WITH_RECORD, 100), ("pass", None)):
+            run_folder = self.folder / f"run{last}"
+            done = subprocess.run([COMMAND, "run", "-np", "1", "--quiet", "--run-dir", run_folder, sys.executable, "-c", program],
+                                  env={**os.environ, **variables}, capture_output=True, text=True, timeout=SECONDS)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            told = [posts.get()[2]["progressPercentage"] for _ in range(posts.qsize())]
+            self.assertEqual(told[-1:], [last] if last else [])
 
         # One that nobody trusts, and one that is not there: said once, and harmless.
         for other in ({"KUBEFLOW_TRAINER_SERVER_CA_CERT": ""}, {"KUBEFLOW_TRAINER_SERVER_URL": "https://localhost:1/x"}):
