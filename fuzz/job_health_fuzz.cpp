@@ -1,7 +1,10 @@
 // Reports of ranks, as agents send them, and the launcher's judgement over them: any numbers, in any order, at any
 // time.
 #include "launch/messages.h"
+#include "launch/record/live_run.h"
+#include "launch/watch/figures.h"
 #include "launch/watch/health.h"
+#include "launch/watch/step_watch.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -42,7 +45,11 @@ RankReport a_report(FuzzedDataProvider& input) {
   report.joined = input.ConsumeBool();
   report.state = input.ConsumeBool() ? static_cast<std::uint8_t>('T') : input.ConsumeIntegral<std::uint8_t>();
   report.cpu_ms = input.ConsumeIntegral<std::uint64_t>();
+  report.memory = input.ConsumeIntegral<std::uint64_t>();
   report.step = input.ConsumeIntegral<std::int64_t>();
+  report.samples = input.ConsumeIntegral<std::int64_t>();
+  report.exposed_ns = input.ConsumeIntegral<std::uint64_t>();
+  report.not_finite = input.ConsumeRandomLengthString(8);
   for (int left = input.ConsumeIntegralInRange(0, 3); left > 0; --left) report.groups.push_back(a_group(input));
   report.named.waiting = input.ConsumeBool();
   report.named.name = input.ConsumeRandomLengthString(8);
@@ -59,6 +66,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   HealthLimits limits;
   limits.stall = std::chrono::seconds(input.ConsumeIntegralInRange(0, 200));
   Health health({"a", "a", "b"}, limits);
+  Figures figures(kRanks);
+  StepWatch steps({});
   Health::Clock::time_point now{};
   for (int turns = 0; input.remaining_bytes() > 0 && turns < 200; ++turns) {
     switch (input.ConsumeIntegralInRange(0, 4)) {
@@ -67,6 +76,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       case 1: {
         now += std::chrono::milliseconds(input.ConsumeIntegralInRange(0, 100'000));
         const auto findings = health.judge(now);
+        for (const Warning& warning : steps.judge(now)) {
+          if (warning.text.empty() || warning_line(warning, 0).empty()) std::abort();
+        }
         if (findings.end && findings.end->empty()) std::abort();
         break;
       }
@@ -78,10 +90,22 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         (void)doing(report);
         (void)at_step(report);
         health.heard_of_host(report.rank < 2 ? 0 : 2, report.rank < 2 ? 2 : 1, now);
+        figures.report(report, now);
+        steps.report(report, now);
         health.report(std::move(report), now);
+        for (const RankFigures& rank : figures.look(now)) {
+          const bool numbers = rank.steps_per_second >= 0 && rank.samples_per_second >= 0 && rank.waited >= 0 &&
+                               rank.waited <= 1 && rank.exposed >= 0 && rank.exposed <= 1 && rank.waited_for >= 0 &&
+                               rank.waited_for <= 1;
+          if (!numbers) std::abort();
+        }
       }
     }
   }
+  LiveRun run;
+  for (RankFigures& rank : figures.look(now)) run.ranks.push_back({std::move(rank), {}});
+  const auto read = parse_live_run(to_json(run));
+  if (!read || read->ranks.size() != run.ranks.size()) std::abort();
   (void)folded(health.doing_now(), 0);
   (void)health.somebody_leaves();
   (void)health.waiting_times();

@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (record.events.size() + record.damaged > lines) std::abort();
   if (record.torn != (!text.empty() && text.back() != '\n')) std::abort();
   for (const auto& event : record.events) (void)event.integer("step");
-  PrometheusSink prometheus("unwritten.prom", PrometheusFormat::OpenMetrics);
+  PrometheusFile prometheus("unwritten.prom", PrometheusFormat::OpenMetrics);
   PointReader points;
   ScalarEvent event_record;
   for (const auto& event : record.events) {
@@ -28,9 +28,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                 [&](const MetricPoint& point) { event_record.add(point.name, static_cast<float>(point.value)); });
     (void)event_record.payload();
   }
-  if (!prometheus.text().ends_with("# EOF\n")) std::abort();
+  if (!prometheus.text(PrometheusFormat::OpenMetrics).ends_with("# EOF\n")) std::abort();
   if (record.events.empty()) return 0;  // such pictures are all the same
-  const std::string picture = render_svg(figure_of(record));
+  const std::string picture = render_svg(figure_of(series_of(record)));
   if (!picture.starts_with("<svg") || !picture.ends_with("</svg>\n")) std::abort();
   // What the record says must not become markup.
   if (picture.find("<script") != std::string::npos) std::abort();

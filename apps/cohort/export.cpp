@@ -1,18 +1,29 @@
 // `cohort export`: a checkpoint as a file of weights, or a run's record for those who show runs.
 #include "formats/export.h"
+#include "base/env.h"
 #include "base/result.h"
 #include "commands.h"
 #include "sys/signals.h"
 #include "track/record_reader.h"
 #include "track/sinks/export.h"
+#include "track/sinks/prometheus.h"
 
 #include <fmt/core.h>
 
 #include <poll.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
 
 namespace cohort::app {
 namespace {
@@ -38,32 +49,104 @@ void export_weights(Arguments& arguments) {
              summary.from);
 }
 
-/// Waits for the signals that end a command; true once one has come.
+/// How long a command that was told to end still talks to a server.
+constexpr auto kHurry = std::chrono::seconds(2);
+
+/// Waits for the signals that end a command; true once one has come. A thread waits for them, too, so that a server
+/// that does not answer cannot hold the command: it ends in a moment then, with the status of a failure and
+/// `last_words`.
 class Patience {
  public:
-  bool wait(std::chrono::milliseconds time) {
-    pollfd waiting{signals_.fd(), POLLIN, 0};
-    return ::poll(&waiting, 1, static_cast<int>(time.count())) > 0 && signals_.next().has_value();
+  explicit Patience(std::string last_words) : last_words_(std::move(last_words)) {
+    watcher_ = std::thread([this] { watch(); });
   }
+  ~Patience() {
+    over_.set();
+    watcher_.join();
+  }
+  Patience(const Patience&) = delete;
+  Patience& operator=(const Patience&) = delete;
+
+  bool wait(std::chrono::milliseconds time) { return told_.wait(time); }
 
  private:
+  /// Set once.
+  class Event {
+   public:
+    void set() {
+      const std::scoped_lock lock(mutex_);
+      is_set_ = true;
+      changed_.notify_all();
+    }
+    bool wait(std::chrono::milliseconds time) {
+      std::unique_lock lock(mutex_);
+      return changed_.wait_for(lock, time, [this] { return is_set_; });
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool is_set_ = false;
+  };
+
+  void watch() {
+    pollfd waiting{signals_.fd(), POLLIN, 0};
+    constexpr auto kLook = std::chrono::milliseconds(50);
+    while (::poll(&waiting, 1, static_cast<int>(kLook.count())) <= 0 || !signals_.next()) {
+      if (over_.wait({})) return;
+    }
+    told_.set();
+    if (last_words_.empty() || over_.wait(kHurry)) return;
+    fmt::print(stderr, "cohort: {}\n", last_words_);
+    std::_Exit(1);  // what is there is there, and what is not is known beside the record
+  }
+
   sys::SignalFd signals_ = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
+  std::string last_words_;
+  Event told_, over_;
+  std::thread watcher_;
 };
 
-void export_run(const Arguments& arguments) {
+/// A port is of use only for as long as there is something to follow.
+bool serves(const std::string& destination) {
+  constexpr std::string_view kKind = "prometheus:";
+  return destination.starts_with(kKind) && track::port_of(std::string_view(destination).substr(kKind.size()));
+}
+
+/// Whoever follows a run takes what its ranks leave. Their scheduler may count by sessions, so a session's own share is
+/// made small, too.
+void give_way() {
+  (void)::setpriority(PRIO_PROCESS, 0, 19);
+  if (::getsid(0) != ::getpid()) return;
+  std::ofstream("/proc/self/autogroup") << "19";
+}
+
+void export_run(Arguments& arguments) {
   if (!arguments.options.to.empty()) {
     raise(ErrorCode::InvalidArgument, "'{}' and --to {}: give one", arguments.options.to, arguments.destination);
   }
+  const bool to_server = arguments.destination.starts_with("mlflow");
+  const std::string& from = arguments.options.from;
   track::ExportRequest request;
+  track::SinkOptions sink_options = arguments.sink;
   std::optional<Patience> patience;
+  arguments.follow = arguments.follow || serves(arguments.destination);
+  std::signal(SIGPIPE, SIG_IGN);  // a server may hang up; TLS does not ask not to be told so
   if (arguments.follow) {
-    patience.emplace();
+    give_way();
+    patience.emplace(to_server ? fmt::format("not all of {} is there: cohort export {} --to {} goes on", from, from,
+                                             arguments.destination)
+                               : std::string());
     request.wait = [&patience](std::chrono::milliseconds time) { return patience->wait(time); };
+    sink_options.wait = request.wait;
+    sink_options.patience = std::chrono::hours(24 * 15);
   }
-  request.record =
-      track::record_of(arguments.options.from, arguments.follow ? track::Absent::Later : track::Absent::Error);
-  const auto sink = track::make_sink(arguments.destination, arguments.sink);
+  request.record = track::record_of(from, arguments.follow ? track::Absent::Later : track::Absent::Error);
+  sink_options.record = request.record;
+  sink_options.say = [](const std::string& text) { fmt::print(stderr, "cohort: {}\n", text); };
+  const auto sink = track::make_sink(arguments.destination, sink_options);
   request.sink = sink.get();
+  if (arguments.follow && arguments.destination == "kubeflow") request.may_be_absent = true;  // nobody has asked for it
   const track::ExportSummary summary = track::export_record(request);
   fmt::print(
       "{}: {} events from {}{}{}\n", arguments.destination, summary.events, request.record.string(),
@@ -76,7 +159,8 @@ void export_run(const Arguments& arguments) {
 void add_export(CLI::App& app, int&) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand(
-      "export", "A checkpoint for Python's torch.load; the record of a run for TensorBoard, Prometheus, a CSV file");
+      "export",
+      "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, Prometheus, a CSV file");
   command
       ->add_option("FROM", arguments->options.from,
                    "A checkpoint, a folder of them (its newest), a .safetensors or a .pt; with --to a run's folder, or "
@@ -90,11 +174,17 @@ void add_export(CLI::App& app, int&) {
   command->add_option("--torch", arguments->torch, "Oldest torch that is to load it: 1.13 gets floats as tensors")
       ->check(CLI::IsMember({"1.13", "2"}))
       ->capture_default_str();
-  command->add_option("--to", arguments->destination,
-                      "Where the run's record goes: tensorboard:DIR, csv:FILE or prometheus:FILE");
+  command->add_option(
+      "--to", arguments->destination,
+      "Where the run's record goes: tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT, "
+      "mlflow:URI[?experiment=NAME] or kubeflow");
   command->add_flag("--follow", arguments->follow, "With --to: go on until the run has ended");
   command->add_flag("--openmetrics", arguments->sink.openmetrics,
-                    "prometheus: OpenMetrics 1.0 instead of the text format 0.0.4");
+                    "prometheus:FILE: OpenMetrics 1.0 instead of the text format 0.0.4");
+  command
+      ->add_option("--token-file", arguments->sink.token_file,
+                   "prometheus:HOST:PORT: clients have to show this file's line as their bearer token")
+      ->envname(std::string(env::kMetricsTokenFile));
   command->footer(
       "Examples: cohort export checkpoints model.pt --key model\n"
       "          cohort export runs/latest --to tensorboard:tb --follow");

@@ -1,32 +1,85 @@
-// `cohort plot`: the curves of a run, drawn from its record.
+// `cohort plot`: the curves of a run, or of several, drawn from their records.
 #include "commands.h"
 
-#include <cohort/track.h>
-
+#include "base/result.h"
+#include "sys/files.h"
+#include "sys/terminal.h"
+#include "track/curves.h"
 #include "track/record_reader.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace cohort::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Arguments {
+  std::vector<fs::path> runs;
+  fs::path output;
+  std::optional<track::Over> over;
+};
+
+/// By its folder; "latest" says nothing, where it leads does.
+std::string name_of(const fs::path& run) {
+  std::error_code unknown;
+  fs::path real = fs::canonical(run, unknown);
+  if (unknown) real = fs::absolute(run, unknown).lexically_normal();
+  if (real.filename() == "run.jsonl") real = real.parent_path();
+  return real.filename().string();
+}
+
+std::vector<track::NamedRun> read(const std::vector<fs::path>& runs) {
+  std::vector<track::NamedRun> read;
+  for (const fs::path& run : runs) {
+    read.push_back({name_of(run), track::series_of(track::read_run(track::record_of(run)))});
+  }
+  std::map<std::string, int> names;
+  for (const auto& run : read) ++names[run.name];
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    if (names[read[i].name] > 1) read[i].name = runs[i].string();
+  }
+  return read;
+}
+
+void plot(const Arguments& arguments) {
+  const bool several = arguments.runs.size() > 1;
+  fs::path picture = arguments.output;
+  if (picture.empty()) {
+    picture = several ? fs::path("compare.svg") : track::record_of(arguments.runs[0]).parent_path() / "curves.svg";
+  }
+  const std::vector<track::NamedRun> runs = read(arguments.runs);
+  const track::Figure figure =
+      several ? track::compare(runs, arguments.over) : track::figure_of(runs[0].run, arguments.over);
+  value_or_throw(sys::write_file_atomically(picture.string(), track::render_svg(figure)));
+  fmt::print("{}{}\n", track::end_values(runs, sys::text_style(STDOUT_FILENO), arguments.over), picture.string());
+}
+
+}  // namespace
 
 void add_plot(CLI::App& app, int& /*exit_status*/) {
-  struct Arguments {
-    std::filesystem::path run, output;
-  };
   const auto arguments = std::make_shared<Arguments>();
-  CLI::App* plot = app.add_subcommand("plot", "Draw the loss and accuracy of a run as an SVG picture");
-  plot->add_option("run", arguments->run, "folder of a run, or its run.jsonl")->required();
-  plot->add_option("-o,--output", arguments->output, "the picture (default: curves.svg beside the record)");
-  plot->callback([arguments] {
-    namespace fs = std::filesystem;
-    const fs::path record = track::record_of(arguments->run);
-    const fs::path picture = arguments->output.empty() ? record.parent_path() / "curves.svg" : arguments->output;
-    track::plot(record, picture);
-    fmt::print("{}\n", picture.string());
-  });
+  CLI::App* command =
+      app.add_subcommand("plot", "Draw the curves of a run, or of several to compare them, as an SVG picture");
+  command->add_option("RUN", arguments->runs, "folders of runs, or their run.jsonl")->required();
+  command->add_option("-o,--output", arguments->output,
+                      "the picture [curves.svg beside the record; of several runs compare.svg]");
+  command
+      ->add_option("--over", arguments->over,
+                   "what the curves stand over: epoch, step, or time, that of pauses left out [epoch, or step]")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, track::Over>{
+              {"epoch", track::Over::Epoch}, {"step", track::Over::Step}, {"time", track::Over::Time}},
+          CLI::ignore_case));
+  command->callback([arguments] { plot(*arguments); });
 }
 
 }  // namespace cohort::app

@@ -155,6 +155,8 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
   else if (job.node && !job.node->step)
     job.start_timeout = kStartTimeoutByHand;
   refuse_mpi(job);
+  if (env::get(env::kKubeflowServer) && std::find(job.track.begin(), job.track.end(), "kubeflow") == job.track.end())
+    job.track.emplace_back("kubeflow");
   return job;
 }
 

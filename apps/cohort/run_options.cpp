@@ -3,6 +3,7 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
+#include "track/sinks/export.h"
 
 #include "host_options.h"
 #include "lists.h"
@@ -161,7 +162,8 @@ const RunOption kOptions[] = {
     {"-q,--quiet", "", "", "Print only what the ranks print, and failures",
      [](C& c, Text v) { c.job.quiet = truth(v); }, Kind::Flag},
     {"--json", "", "",
-     "Write everything to stdout as JSON, one event a line: start, output, notice, rank_ended, failure, restart, end",
+     "Write everything to stdout as JSON, one event a line: start, output, notice, warning, rank_ended, failure, "
+     "restart, end",
      [](C& c, Text v) { c.job.json = truth(v); }, Kind::Flag},
     {"--run-dir", "DIR", "",
      "The run's folder: job.json, logs, and what the program adds. It and the folder above it have to be yours or "
@@ -171,6 +173,15 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.job.output_folder = v; }},
     {"--no-logs", "", "", "Keep no logs of the ranks' output, whatever --output-dir says",
      [](C& c, Text v) { c.job.keep_logs = !truth(v); }, Kind::Flag},
+    {"--track", "SINK", "",
+     "Take the run record elsewhere while the job runs: mlflow:URI, tensorboard:DIR, csv:FILE, prometheus:FILE, "
+     "prometheus:[HOST]:PORT or kubeflow (which is so where its variables are set), as `cohort export --to`; "
+     "repeatable",
+     [](C& c, Text v) {
+       track::check_destination(v);
+       c.job.track.push_back(v);
+     },
+     Kind::Repeatable},
     {"--timeout", "SECONDS", "", "End the job after so long, with exit status 124; with restarts the whole job [never]",
      [](C& c, Text v) {
        const auto limit = milliseconds_of(v);
@@ -186,11 +197,18 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.job.preempt_grace = milliseconds_of(v); }},
     {"--stall-timeout", "SECONDS", "1800",
      "End the job when ranks have waited so long for one that is elsewhere; 0: never",
-     [](C& c, Text v) { c.job.health.stall = seconds_of(v); }},
+     [](C& c, Text v) { c.job.watch.health.stall = seconds_of(v); }},
     {"--deadlock-timeout", "SECONDS", "10", "End the job when ranks have waited only for each other so long; 0: never",
-     [](C& c, Text v) { c.job.health.deadlock = seconds_of(v); }},
+     [](C& c, Text v) { c.job.watch.health.deadlock = seconds_of(v); }},
     {"--stopped-timeout", "SECONDS", "60", "End the job when a rank has been stopped (SIGSTOP) so long; 0: never",
-     [](C& c, Text v) { c.job.health.stopped_end = seconds_of(v); }},
+     [](C& c, Text v) { c.job.watch.health.stopped_end = seconds_of(v); }},
+    {"--warn-no-step", "SECONDS", "600", "Warn when ranks that took steps have taken none for so long; 0: never",
+     [](C& c, Text v) { c.job.watch.steps.no_step = seconds_of(v); }},
+    {"--on-warning", "COMMAND", "",
+     "Run this shell command for each warning, with COHORT_WARNING_TEXT, _KIND, _RANK and _STEP, and JSON on its "
+     "stdin; "
+     "what it prints goes to on-warning.log in the run's folder",
+     [](C& c, Text v) { c.job.on_warning = v; }},
     {"--output-timeout", "SECONDS", "10", "Once the job is over, for a reader that does not read (a pager) to go on",
      [](C& c, Text v) { c.job.output_timeout = milliseconds_of(v); }},
     {"--max-restarts", "N", "0", "Start all ranks again when one fails, at most so many times",

@@ -5,17 +5,24 @@ Tests whose reader is not installed are left out, and say so.
 
 import array
 import csv
+import http.server
 import json
 import math
 import os
 import pathlib
+import queue
 import random
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
+import urllib.error
+import urllib.request
+import xml.etree.ElementTree
 
 import cohort
 import cohort.track
@@ -49,6 +56,14 @@ while True:
     if step % 100 == 0:
         time.sleep(0.001)
     step += 1
+"""
+
+
+WITH_RECORD = """
+import os, cohort.track
+record = cohort.track.RunRecord(os.environ["COHORT_RUN_DIR"] + "/run.jsonl", program="p", parameters={"epochs": 2})
+record.write("step", step=1, epoch=1, train_loss=0.5)
+record.write("end", step=2)
 """
 
 
@@ -107,6 +122,7 @@ class Files(Exports):
         record.write_communication()
         with open(self.record, "a") as file:
             file.write(json.dumps({"event": "communication", "time": 3.0, "samples": 4, "operations": {"all_reduce": {"count": 7, "bytes": 1e12, "waited_seconds": 0.5}}}) + "\n")
+        (self.folder / "warnings.jsonl").write_text('{"event":"warning","time":2.0,"kind":"late_rank","text":"t"}\n' * 2 + '{"event":"warn')
         for options, parser in (
             ([], prometheus_client.parser),
             (["--openmetrics"], prometheus_client.openmetrics.parser),
@@ -126,6 +142,7 @@ class Files(Exports):
             self.assertEqual(found[("cohort_step",)], 5)
             self.assertEqual(found[("cohort_world_size",)], 2)
             self.assertEqual(found[("cohort_samples_total",)], 100)
+            self.assertEqual(found[("cohort_warnings_total", ("kind", "late_rank"))], 2)
             self.assertEqual(found[("cohort_loss",)], 0.2)
             self.assertEqual(found[("cohort_learning_rate",)], 0.1)
             self.assertEqual(found[("cohort_step_seconds_sum",)], 0.5)
@@ -137,6 +154,111 @@ class Files(Exports):
             self.assertEqual(kinds["cohort_samples"], "counter")
             self.assertEqual([f.name for f in self.folder.glob("*.prom*")], ["run.prom"])
 
+    @unittest.skipIf(prometheus_client is None, "needs prometheus_client: pip install prometheus_client")
+    def test_prometheus_scrapes_a_port_while_the_run_goes_on(self):
+        record = self.write()
+        token = self.folder / "token"
+        token.touch(0o600)
+        token.write_text("0123456789abcdef" * 4 + "\n")
+        served = subprocess.Popen([COMMAND, "export", self.folder, "--to", "prometheus::0", "--token-file", token],
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(served.wait)
+        self.addCleanup(served.kill)
+        address = served.stderr.readline().split()[-1]
+        self.assertRegex(address, r"^http://127.0.0.1:\d+/metrics$")
+
+        def scrape(**headers):
+            request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token.read_text().strip()}", **headers})
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+                return answer.headers["Content-Type"], answer.read().decode()
+
+        def values(text, parser):
+            return {sample.name: sample.value for family in parser.text_string_to_metric_families(text) for sample in family.samples}
+
+        record.write("step", step=77, train_loss=0.125)
+        until = time.monotonic() + SECONDS
+        while values(scrape()[1], prometheus_client.parser).get("cohort_step") != 77:
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.02)
+        kind, text = scrape()
+        self.assertEqual(kind, "text/plain; version=0.0.4; charset=utf-8")
+        self.assertEqual(values(text, prometheus_client.parser)["cohort_up"], 1)
+        kind, text = scrape(Accept="application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2")
+        self.assertEqual(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8")
+        self.assertEqual(values(text, prometheus_client.openmetrics.parser)["cohort_loss"], 0.125)
+        with self.assertRaises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(address, timeout=SECONDS)
+        self.assertEqual(refused.exception.code, 401)
+        refused.exception.close()
+        record.write("end", step=77)
+        _, told = served.communicate(timeout=SECONDS)
+        self.assertEqual(served.returncode, 0, told)
+
+    @unittest.skipIf(shutil.which("openssl") is None, "needs openssl, for a certificate")
+    def test_kubeflow_is_told_how_far_a_run_is(self):
+        certificate = self.folder / "ca.crt"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+                        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", self.folder / "key", "-out", certificate],
+                       check=True, capture_output=True, timeout=SECONDS)
+        posts = queue.Queue()
+
+        class Trainer(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                posts.put((self.path, self.headers["Authorization"], body["trainerStatus"]))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.HTTPServer(("127.0.0.1", 0), Trainer)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, self.folder / "key")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        token = self.folder / "token"
+        token.write_text("first\n")
+        variables = {"KUBEFLOW_TRAINER_SERVER_URL": f"https://localhost:{server.server_port}/apis/x/status",
+                     "KUBEFLOW_TRAINER_SERVER_CA_CERT": str(certificate), "KUBEFLOW_TRAINER_SERVER_TOKEN": str(token)}
+        record = cohort.track.RunRecord(self.record, program="p", world_size=2, parameters={"epochs": 4})
+        record.write("step", step=10, epoch=1, train_loss=0.5)
+        follower = subprocess.Popen([COMMAND, "export", self.folder, "--to", "kubeflow", "--follow"],
+                                    env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.addCleanup(follower.stdout.close)
+        self.addCleanup(follower.wait)
+        self.addCleanup(follower.kill)
+        path, shown, status = posts.get(timeout=SECONDS)
+        self.assertEqual((path, shown, status["progressPercentage"]), ("/apis/x/status", "Bearer first", 25))
+        self.assertIn({"name": "train_loss", "value": "0.5"}, status["metrics"])
+        token.write_text("second")
+        record.write("end", step=40)
+        told = follower.communicate(timeout=SECONDS)[0]
+        self.assertEqual(follower.returncode, 0, told)
+        _, shown, status = posts.get(timeout=SECONDS)
+        while not posts.empty():
+            _, shown, status = posts.get()
+        self.assertEqual((shown, status["progressPercentage"], status["estimatedRemainingSeconds"]), ("Bearer second", 100, 0))
+
+        # `cohort run` does it by itself; of a program without a record there is nothing to tell.
+        for program, last in ((WITH_RECORD, 100), ("pass", None)):
+            run_folder = self.folder / f"run{last}"
+            done = subprocess.run([COMMAND, "run", "-np", "1", "--quiet", "--run-dir", run_folder, sys.executable, "-c", program],
+                                  env={**os.environ, **variables}, capture_output=True, text=True, timeout=SECONDS)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            told = [posts.get()[2]["progressPercentage"] for _ in range(posts.qsize())]
+            self.assertEqual(told[-1:], [last] if last else [])
+
+        # One that nobody trusts, and one that is not there: said once, and harmless.
+        for other in ({"KUBEFLOW_TRAINER_SERVER_CA_CERT": ""}, {"KUBEFLOW_TRAINER_SERVER_URL": "https://localhost:1/x"}):
+            done = subprocess.run([COMMAND, "export", self.folder, "--to", "kubeflow"], env={**os.environ, **variables, **other},
+                                  capture_output=True, text=True, timeout=SECONDS)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stderr.count("Kubeflow is not told"), 1, done.stderr)
+        self.assertTrue(posts.empty())
+
     def test_csv_is_read_back(self):
         self.write()
         self.export(self.record, "--to", f"csv:{self.folder}/out.csv")
@@ -146,11 +268,38 @@ class Files(Exports):
         self.assertEqual([(int(r["step"]), float(r["value"])) for r in rows if r["name"] == "odd\n,\"name"], [(s, -s) for s in range(1, 6)])
         self.assertTrue(all(r["rank"] == "" and float(r["time"]) > 1.7e9 for r in rows))
 
+    def test_runs_are_compared(self):
+        for name, rate in (("slow", 0.1), ("fast", 0.2)):
+            record = cohort.track.RunRecord(self.folder / name / "run.jsonl", program="<p>", world_size=2)
+            for step in range(1, 11):
+                record.write("step", step=step, epoch=step / 10, train_loss=1 - rate * step / 3)
+            record.write("epoch", step=10, epoch=1, test_accuracy=rate * 4)
+            del record
+        os.symlink("fast", self.folder / "latest")
+        done = subprocess.run([COMMAND, "plot", "slow", "latest"], cwd=self.folder, capture_output=True, text=True, timeout=SECONDS)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = [line.split() for line in done.stdout.splitlines()]
+        self.assertEqual(rows[1][:4], ["train_loss", "slow", "1", "0.6667"])
+        self.assertEqual(rows[2][:5], ["fast", "1", "0.3333", "-50.0", "%"])
+        self.assertEqual(rows[4][:6], ["fast", "1", "80.00", "%", "+40.00", "points"])
+        self.assertEqual(rows[-1], ["compare.svg"])
+        picture = xml.etree.ElementTree.parse(self.folder / "compare.svg").getroot()
+        texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+        for text in ("slow (2 processes)", "fast (2 processes)", "train_loss", "test_accuracy", "epoch"):
+            self.assertIn(text, texts)
+        lines = list(picture.iter("{http://www.w3.org/2000/svg}polyline"))
+        self.assertEqual(len({line.get("stroke") for line in lines}), 2)
+        refused = subprocess.run([COMMAND, "plot", "slow", "--over", "miles"], cwd=self.folder, capture_output=True, text=True, timeout=SECONDS)
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertFalse((self.folder / "slow" / "curves.svg").exists())
+
     def test_what_is_wrong_is_said(self):
         for words, told in (
             (["nowhere", "--to", "csv:x"], "nowhere"),
             ([self.folder, "--to", "wandb:x"], "tensorboard:DIR"),
             ([self.folder, "out.pt", "--to", "csv:x"], "give one"),
+            ([self.folder, "--to", "prometheus:0.0.0.0:0"], "give a token"),
+            ([self.folder, "--to", "prometheus:0.0.0.0:0", "--token-file", self.folder / "none"], "none"),
             ([self.folder], "TO is required"),
             ([self.folder, "out.pt", "--follow"], "--to is missing"),
         ):

@@ -62,6 +62,10 @@ constexpr Variable kVariables[] = {
     {kMpiPlugin, "path", "found by the launcher's MPI", "the plug-in for MPI, which `cohort build-mpi` compiles"},
     {kTimes, kFlag, "0",
      "measure how long collectives take and what they wait for; `cohort run --json` tells it of each rank at its end"},
+    {kMetricsTokenFile, "path", "", "--token-file of `cohort export`, also where `cohort run --track` starts it"},
+    {kKubeflowServer, "URL", "", "set by Kubeflow's trainer: where `cohort run` posts how far a run is"},
+    {kKubeflowCertificates, "path", "", "likewise: certificates that this server is known by"},
+    {kKubeflowToken, "path", "", "likewise: the token that it wants to see"},
     {"PET_NNODES", "N", "", "torchrun's, as --nnodes of `cohort run` where that is not given; ranks' own are not read"},
     {"PET_NODE_RANK", "R", "", "likewise --node-rank"},
     {"PET_MASTER_ADDR", "HOST", "", "likewise --master-addr"},
@@ -122,6 +126,10 @@ constexpr Variable kVariables[] = {
     {"HOROVOD_CPU_OPERATIONS", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
     {"HOROVOD_GLOO_TIMEOUT_SECONDS", "seconds", "", "by horovodrun, with COHORT_TIMEOUT, which counts", SetForRanks},
     {"HOROVOD_LOG_LEVEL", "text", "", "by horovodrun, with COHORT_LOG, which counts", SetForRanks},
+    {kWarningKind, "text", "", "for the command of --on-warning: what it is about, as not_finite", SetForRanks},
+    {kWarningText, "text", "", "likewise: the warning, for people", SetForRanks},
+    {kWarningRank, kCount, "", "likewise: of which rank, if it is of one", SetForRanks},
+    {kWarningStep, kCount, "", "likewise: at which step, where that is known", SetForRanks},
 };
 
 const Variable& row_of(std::string_view name) {

@@ -34,6 +34,10 @@ inline constexpr std::string_view kPretendHosts = "COHORT_PRETEND_HOSTS";
 inline constexpr std::string_view kTransport = "COHORT_TRANSPORT";
 inline constexpr std::string_view kMpiPlugin = "COHORT_MPI_PLUGIN";
 inline constexpr std::string_view kTimes = "COHORT_TIMES";
+inline constexpr std::string_view kKubeflowServer = "KUBEFLOW_TRAINER_SERVER_URL";
+inline constexpr std::string_view kKubeflowCertificates = "KUBEFLOW_TRAINER_SERVER_CA_CERT";
+inline constexpr std::string_view kKubeflowToken = "KUBEFLOW_TRAINER_SERVER_TOKEN";
+inline constexpr std::string_view kMetricsTokenFile = "COHORT_METRICS_TOKEN_FILE";
 
 // Set by `cohort run` for its workers.
 inline constexpr std::string_view kStore = "COHORT_STORE";
@@ -43,6 +47,12 @@ inline constexpr std::string_view kJobId = "COHORT_JOB_ID";
 inline constexpr std::string_view kRunDir = "COHORT_RUN_DIR";
 inline constexpr std::string_view kHost = "COHORT_HOST";
 inline constexpr std::string_view kRestart = "COHORT_RESTART";
+
+// Set by `cohort run` for the command of --on-warning, as are kJobId and kRunDir.
+inline constexpr std::string_view kWarningKind = "COHORT_WARNING_KIND";
+inline constexpr std::string_view kWarningText = "COHORT_WARNING_TEXT";
+inline constexpr std::string_view kWarningRank = "COHORT_WARNING_RANK";
+inline constexpr std::string_view kWarningStep = "COHORT_WARNING_STEP";
 
 // Set by `cohort run` as torchrun does, and read by env://.
 inline constexpr std::string_view kRank = "RANK";

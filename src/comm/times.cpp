@@ -32,6 +32,11 @@ void add(const CollectiveEvent& event) noexcept {
 
 void leave_out_this_thread() noexcept { left_out = true; }
 
+void add_exposed(std::uint64_t ns) noexcept {
+  if (left_out || ns == 0) return;
+  status::StatusPage::own().times().exposed_ns.fetch_add(ns, std::memory_order_relaxed);
+}
+
 void Exposed::begin() noexcept {
   if (left_out) return;
   left_out = true;

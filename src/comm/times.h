@@ -1,5 +1,6 @@
 // What collectives of this process take, for whoever asks (COHORT_TIMES): added up in the rank's status page, which its
-// agent reads. Where nobody asks, this costs a load for each operation. Any thread.
+// agent reads. What the program waits for them is always added up: two looks at the clock for each wait that does not
+// end at once. Any thread.
 #pragma once
 
 #include <cohort/observer.h>
@@ -16,13 +17,13 @@ void add(const CollectiveEvent& event) noexcept;
 /// What this thread does is not the program's waiting: it is a thread of ours.
 void leave_out_this_thread() noexcept;
 
-/// The program does nothing but wait as long as this lives. Within another one, and where times are not wanted,
-/// nothing.
+/// The program has waited so long, which is in no Exposed.
+void add_exposed(std::uint64_t ns) noexcept;
+
+/// The program does nothing but wait as long as this lives. Within another one, nothing.
 class Exposed {
  public:
-  Exposed() noexcept {
-    if (wanted()) begin();
-  }
+  Exposed() noexcept { begin(); }
   ~Exposed() {
     if (begun_ != Clock::time_point{}) end();
   }

@@ -339,6 +339,7 @@ void Reducer::settle_unused() {
 void Reducer::finish() {
   pass_.reset();
   const auto begin = std::chrono::steady_clock::now();
+  const std::int64_t samples = forwards_.samples();
   forwards_.end();
   // From here until it has ended well a synchronising pass owes the others its reductions: `require_whole` says so.
   in_backward_ = forwards_.sync();
@@ -361,7 +362,7 @@ void Reducer::finish() {
   settle_unused();
   in_backward_ = false;
   ++stats_.steps;
-  status::StatusPage::own().count_step();
+  status::StatusPage::own().count_step(samples);
   ++progress_;
   stats_.exposed_communication_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

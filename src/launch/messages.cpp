@@ -45,8 +45,8 @@ void visit_fields(M& m, A& a, const TimesReport*) {
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const RankReport*) {
-  a(m.rank, m.pid, m.joined, m.state, m.cpu_ms, m.step, m.tells_stacks, m.saves_when_asked, m.preempted_by, m.groups,
-    m.named, m.times);
+  a(m.rank, m.pid, m.joined, m.state, m.cpu_ms, m.memory, m.step, m.samples, m.exposed_ns, m.not_finite,
+    m.not_finite_step, m.tells_stacks, m.saves_when_asked, m.preempted_by, m.groups, m.named, m.times);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Reports*) {

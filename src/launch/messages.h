@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 10;
+inline constexpr std::uint32_t kProtocol = 12;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -88,7 +88,7 @@ struct AllGone {
   std::string stuck;        ///< processes that even SIGKILL did not end, with where the kernel holds them
 };
 
-/// What the host's ranks are doing, about once a second and whenever one has failed.
+/// What the host's ranks are doing, more than twice a second and whenever one has failed.
 struct Reports {
   std::vector<RankReport> ranks;
 };

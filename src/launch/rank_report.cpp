@@ -92,6 +92,12 @@ RankReport read_status(const status::StatusLayout& page) {
   report.pid = page.pid.load();
   report.joined = report.pid != 0;
   report.step = page.step.load();
+  report.samples = page.samples.load();
+  report.exposed_ns = page.times.exposed_ns.load();
+  if (page.not_finite.state.load(std::memory_order_acquire) == status::NotFiniteStatus::Written) {
+    report.not_finite = printable(page.not_finite.what);
+    report.not_finite_step = page.not_finite.step;
+  }
   report.tells_stacks = (page.abilities.load() & status::StatusLayout::kTellsStacks) != 0;
   report.saves_when_asked = (page.abilities.load() & status::StatusLayout::kSavesWhenAsked) != 0;
   report.preempted_by = page.preempted_by.load();

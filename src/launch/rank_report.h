@@ -63,7 +63,12 @@ struct RankReport {
   bool joined = false;     ///< it has written into its page
   std::uint8_t state = 0;  ///< /proc/PID/stat's: 'R', 'S', 'T', ...; 0: not known
   std::uint64_t cpu_ms = 0;
+  std::uint64_t memory = 0;  ///< resident, in bytes, of the process
   std::int64_t step = 0;
+  std::int64_t samples = 0;          ///< in these steps; 0: not known
+  std::uint64_t exposed_ns = 0;      ///< in which the program did nothing but wait for collectives
+  std::string not_finite;            ///< "train_loss is NaN": the first loss that it logged and that is no number,
+  std::int64_t not_finite_step = 0;  ///< and where; empty: none
   bool tells_stacks = false;
   bool saves_when_asked = false;  ///< a signal makes it save and end
   std::int32_t preempted_by = 0;  ///< the signal because of which all ranks do that now; 0: none

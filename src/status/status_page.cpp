@@ -92,7 +92,8 @@ void StatusPage::name_kind(std::uint8_t kind, std::string_view name) noexcept {
   std::memcpy(layout_->kinds[kind], name.data(), length);
 }
 
-void StatusPage::count_step() noexcept {
+void StatusPage::count_step(std::int64_t samples) noexcept {
+  layout_->samples.fetch_add(samples, std::memory_order_relaxed);
   const std::int64_t steps = layout_->step.fetch_add(1, std::memory_order_relaxed) + 1;
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
@@ -146,6 +147,15 @@ void StatusPage::note_cause(const Error& error, CauseStatus::State kind) noexcep
   copy_text(cause.host, context.host);
   copy_text(cause.operation, context.operation);
   cause.state.store(kind, std::memory_order_release);
+}
+
+void StatusPage::note_not_finite(std::string_view what, std::int64_t step) noexcept {
+  NotFiniteStatus& noted = layout_->not_finite;
+  std::uint32_t before = NotFiniteStatus::None;
+  if (!mine() || !noted.state.compare_exchange_strong(before, NotFiniteStatus::Writing)) return;
+  noted.step = step;
+  copy_text(noted.what, what);
+  noted.state.store(NotFiniteStatus::Written, std::memory_order_release);
 }
 
 bool StatusPage::say_last_words(std::string_view words) noexcept {

@@ -68,7 +68,8 @@ struct alignas(64) NameStatus {
   std::array<std::atomic<std::uint64_t>, kWords> name;
 };
 
-/// What the rank's collectives have taken so far, where it measures that (COHORT_TIMES). Several threads may add.
+/// What the rank's collectives have taken so far, where it measures that (COHORT_TIMES; `exposed_ns` it always does).
+/// Several threads may add.
 struct TimesStatus {
   std::atomic<std::uint64_t> operations;
   std::atomic<std::uint64_t> bytes;       ///< of this rank's payload
@@ -93,9 +94,17 @@ struct CauseStatus {
   char operation[128];
 };
 
+/// A loss that the rank has logged and that is no number: the first one.
+struct NotFiniteStatus {
+  enum State : std::uint32_t { None, Writing, Written };
+  std::atomic<std::uint32_t> state;
+  std::int64_t step;
+  char what[96];  ///< "train_loss is NaN"
+};
+
 /// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3530544154534843;  // "CHSTAT05"
+  static constexpr std::uint64_t kMagic = 0x3730544154534843;  // "CHSTAT07"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
@@ -108,11 +117,13 @@ struct StatusLayout {
   std::atomic<std::int32_t> pid;         ///< of the process that writes it; 0: none has come yet
   std::atomic<std::uint32_t> abilities;  ///< what it can be asked for
   std::atomic<std::int64_t> step;        ///< optimizer steps so far
+  std::atomic<std::int64_t> samples;     ///< of this rank in these, where who counts steps knows them
   std::atomic<std::uint32_t> words_ready;
   std::uint32_t words_length;
   std::int64_t words_ns;    ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
   char words[kWordsBytes];  ///< what ended it: an exception's type, text and trace
   CauseStatus cause;
+  NotFiniteStatus not_finite;
   char kinds[kKinds][kNameBytes];          ///< names of operations, by the number in LaneStatus::what
   std::atomic<std::int32_t> preempted_by;  ///< the signal because of which all ranks save and end; 0: none
   GroupStatus groups[kGroups];
@@ -139,8 +150,11 @@ class StatusPage {
   GroupStatus& open(std::uint64_t id, int rank, int size) noexcept;
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
-  void count_step() noexcept;
+  /// `samples`: of this rank in it; 0: not known.
+  void count_step(std::int64_t samples = 0) noexcept;
   TimesStatus& times() noexcept { return layout_->times; }
+  /// The first call counts.
+  void note_not_finite(std::string_view what, std::int64_t step) noexcept;
   /// A thread waits for an operation by name, until `end_wait`.
   void begin_wait(std::string_view name) noexcept;
   void end_wait() noexcept { layout_->names.waiting.fetch_sub(1, std::memory_order_relaxed); }

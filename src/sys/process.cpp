@@ -294,6 +294,10 @@ std::optional<ProcessStat> parse_process_stat(std::string_view text) {
   stat.start_ticks = *start;
   stat.cpu_ticks = parse_integer<std::uint64_t>(fields[14 - kFirst]).value_or(0) +
                    parse_integer<std::uint64_t>(fields[15 - kFirst]).value_or(0);
+  if (fields.size() > 24 - kFirst) {
+    static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    stat.memory = parse_integer<std::uint64_t>(fields[24 - kFirst]).value_or(0) * page;
+  }
   if (fields.size() > 52 - kFirst) stat.exit_word = parse_integer<int>(fields[52 - kFirst]).value_or(0);
   return stat;
 }

@@ -94,6 +94,7 @@ struct ProcessStat {
   char state = '?';
   pid_t parent = 0;
   std::uint64_t cpu_ticks = 0;    ///< of all its threads, user and system
+  std::uint64_t memory = 0;       ///< resident, in bytes
   std::uint64_t start_ticks = 0;  ///< since boot; tells two processes of the same pid apart
   bool exiting = false;           ///< the kernel has begun to take it down (PF_EXITING)
   int exit_word = 0;              ///< as waitpid gives it; 0 where not known yet

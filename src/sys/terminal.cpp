@@ -16,6 +16,25 @@ bool wants_colour(int fd) {
   return kind != nullptr && std::string_view(kind) != "dumb";
 }
 
+namespace {
+
+bool wants_unicode(int fd) {
+  if (::isatty(fd) == 0) return false;
+  const char* kind = std::getenv("TERM");
+  if (kind == nullptr || std::string_view(kind) == "dumb") return false;
+  for (const char* const name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* const locale = std::getenv(name);
+    if (locale == nullptr || *locale == '\0') continue;
+    const std::string_view text = locale;
+    return text.find("UTF-8") != text.npos || text.find("utf8") != text.npos || text.find("utf-8") != text.npos;
+  }
+  return false;
+}
+
+}  // namespace
+
+TextStyle text_style(int fd) { return {.unicode = wants_unicode(fd), .colour = wants_colour(fd)}; }
+
 bool in_foreground(int fd) {
   const pid_t group = ::tcgetpgrp(fd);
   // Not our controlling terminal: reading it cannot stop us.

@@ -9,6 +9,13 @@ namespace cohort::sys {
 
 /// True if the descriptor is a terminal on which colours are welcome (NO_COLOR unset, TERM not "dumb").
 bool wants_colour(int fd);
+/// How a table or bar is drawn.
+struct TextStyle {
+  bool unicode = false;
+  bool colour = false;
+};
+/// For this descriptor: plain unless it is a terminal; with Unicode's characters where the locale is UTF-8.
+TextStyle text_style(int fd);
 /// True if reading the terminal would not stop this process: it belongs to the foreground group.
 bool in_foreground(int fd);
 

@@ -9,206 +9,277 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iterator>
-#include <limits>
-#include <map>
+#include <set>
+#include <utility>
 
 namespace cohort::track {
 namespace {
 
-struct Sample {
-  double step = 0, epoch = 0, value = 0;
-};
+constexpr std::size_t kMostPanels = 16, kMostRanks = 8;
+constexpr const char* kUsual[] = {"train_loss", "test_loss", "train_accuracy", "test_accuracy", "samples_per_second"};
+constexpr const char* kWarned = "#d62728";
 
-struct Track {
-  std::vector<Sample> samples;
+bool is_accuracy(std::string_view name) { return name == "train_accuracy" || name == "test_accuracy"; }
+bool is_usual(std::string_view name) {
+  return std::find(std::begin(kUsual), std::end(kUsual), name) != std::end(kUsual);
+}
 
-  void add(const RecordLine& event, std::string_view name) {
-    if (const auto value = event.number(name)) add(event, *value, "epoch");
+const char* label_of(Over over) { return over == Over::Epoch ? "epoch" : over == Over::Step ? "step" : "seconds"; }
+
+Curve curve_of(const std::vector<Sample>& samples, Over over) {
+  Curve out;
+  for (const Sample& sample : samples) {
+    if (std::isfinite(sample.at(over))) out.points.push_back({sample.at(over), sample.value});
   }
-  void add(const RecordLine& event, double value, std::string_view epoch) {
-    const double nothing = std::numeric_limits<double>::quiet_NaN();
-    samples.push_back({event.number("step").value_or(nothing), event.number(epoch).value_or(nothing), value});
-  }
-  bool has_epochs() const {
-    return std::any_of(samples.begin(), samples.end(), [](const Sample& of) { return std::isfinite(of.epoch); });
-  }
-  void forget_after(double step) {
-    std::erase_if(samples, [step](const Sample& sample) { return sample.step > step; });
-  }
-  Curve curve(bool over_epochs) const {
-    Curve out;
-    for (const Sample& sample : samples) {
-      const double x = over_epochs ? sample.epoch : sample.step;
-      if (std::isfinite(x)) out.points.push_back({x, sample.value});
-    }
-    return out;
-  }
-};
+  return out;
+}
+
+std::string shown(double value, bool percent) {
+  return percent ? fmt::format("{:.2f} %", value * 100) : fmt::format("{:.4g}", value);
+}
 
 Curve styled(Curve curve, std::string name, std::string colour, bool percent) {
   curve.name = std::move(name);
   curve.colour = std::move(colour);
-  if (!curve.points.empty()) {
-    const double last = curve.points.back().y;
-    curve.latest = percent ? fmt::format("{:.2f} %", last * 100) : fmt::format("{:.4g}", last);
-  }
+  if (!curve.points.empty()) curve.latest = shown(curve.points.back().y, percent);
   return curve;
 }
 
-std::string best_of(const Curve& curve, bool over_epochs) {
+std::string best_of(const Curve& curve, Over over) {
   const Point* best = nullptr;
   for (const Point& point : curve.points) {
     if (std::isfinite(point.y) && (best == nullptr || point.y > best->y)) best = &point;
   }
   if (best == nullptr || curve.points.size() < 2) return {};
-  return fmt::format("best {:.2f} % at {} {:.4g}", best->y * 100, over_epochs ? "epoch" : "step", best->x);
+  return fmt::format("best {:.2f} % at {} {:.4g}", best->y * 100, label_of(over), best->x);
 }
 
-/// What was logged by `metric` lines, under other names than those of losses and accuracies.
-class Logged {
- public:
-  /// `usual` takes what has a panel of its own; nullptr: this does.
-  void add(const RecordLine& event, const std::function<Track*(std::string_view)>& usual) {
-    const auto rank = event.integer("rank");
-    for (const RecordLine::Field& field : event.fields) {
-      const auto value = number_of(field);
-      if (!value || !field.name.starts_with(kValues) || field.name == kEpoch) continue;
-      const std::string name = field.name.substr(kValues.size());
-      Track* track = rank ? nullptr : usual(name);
-      if (track == nullptr) track = &tracks_[name][rank.value_or(-1)];
-      track->add(event, *value, kEpoch);
-    }
+void add_marks(Figure& figure, const RunSeries& run, Over over) {
+  bool resumed = false, warned = false;
+  for (const Happening& happening : run.happened) {
+    const double at = happening.at.at(over);
+    if (!std::isfinite(at)) continue;
+    const bool warning = happening.kind == Happening::Kind::Warned;
+    (warning ? warned : resumed) = true;
+    figure.marks.push_back({.x = at, .colour = warning ? kWarned : "#bbbbbb", .text = happening.text});
   }
-  void forget_after(double step) {
-    for (auto& [name, of_ranks] : tracks_) {
-      for (auto& [rank, track] : of_ranks) track.forget_after(step);
-    }
-  }
-  bool empty() const { return tracks_.empty(); }
-  bool has_epochs() const {
-    for (const auto& [name, of_ranks] : tracks_) {
-      for (const auto& [rank, track] : of_ranks) {
-        if (!track.has_epochs()) return false;
-      }
-    }
-    return true;
-  }
-  void draw(Figure& figure, bool over_epochs) const;
+  if (resumed) figure.subtitle += "; dashed: where it was resumed";
+  if (warned) figure.subtitle += fmt::format("; {}red: warnings", resumed ? "" : "dashed ");
+}
 
- private:
-  static constexpr std::string_view kValues = "values/", kEpoch = "values/epoch";
-  std::map<std::string, std::map<std::int64_t, Track>> tracks_;  // by name and rank; -1: of the run
-};
-
-void Logged::draw(Figure& figure, bool over_epochs) const {
-  constexpr std::size_t kMostPanels = 16;
-  std::size_t panels = 0;
-  for (const auto& [name, of_ranks] : tracks_) {
-    if (++panels > kMostPanels) break;
+/// What was logged under other names than those of losses and accuracies.
+void add_logged(Figure& figure, const RunSeries& run, Over over) {
+  std::size_t panels = 0, names = 0;
+  for (const auto& [name, of_ranks] : run.values) {
+    const auto ranks =
+        static_cast<std::size_t>(std::count_if(of_ranks.begin(), of_ranks.end(), [&, &its_name = name](const auto& of) {
+          return of.first >= 0 || !is_usual(its_name);
+        }));
+    if (ranks == 0) continue;
+    ++names;
+    if (panels == kMostPanels) continue;
+    ++panels;
     Panel panel{.title = name, .percent = false, .curves = {}, .note = {}};
-    for (const auto& [rank, track] : of_ranks) {
-      if (panel.curves.size() == kColours) {
-        panel.note = fmt::format("{} of {} ranks", panel.curves.size(), of_ranks.size());
+    for (const auto& [rank, samples] : of_ranks) {
+      if (rank < 0 && is_usual(name)) continue;
+      if (panel.curves.size() == kMostRanks) {
+        panel.note = fmt::format("{} of {} ranks", kMostRanks, ranks);
         break;
       }
-      panel.curves.push_back(styled(track.curve(over_epochs), rank < 0 ? name : fmt::format("rank {}", rank),
+      panel.curves.push_back(styled(curve_of(samples, over), rank < 0 ? name : fmt::format("rank {}", rank),
                                     colour_of(panel.curves.size()), false));
     }
     figure.panels.push_back(std::move(panel));
   }
-  if (tracks_.size() > kMostPanels) {
-    figure.subtitle += fmt::format("; {} more names are not drawn", tracks_.size() - kMostPanels);
+  if (names > panels) figure.subtitle += fmt::format("; {} more names are not drawn", names - panels);
+}
+
+std::string sizes_of(const RunSeries& run) {
+  std::string sizes;
+  for (const double size : run.sizes) sizes += fmt::format("{}{:.0f}", sizes.empty() ? "" : ", then ", size);
+  return fmt::format("{} {}", sizes, run.sizes.size() == 1 && run.sizes.back() == 1 ? "process" : "processes");
+}
+
+/// The usual ones first.
+std::vector<std::string> names_of(const std::vector<NamedRun>& runs) {
+  std::set<std::string> there;
+  for (const NamedRun& run : runs) {
+    for (const auto& [name, of_ranks] : run.run.values) {
+      if (std::any_of(of_ranks.begin(), of_ranks.end(), [](const auto& of) { return !of.second.empty(); }))
+        there.insert(name);
+    }
   }
+  std::vector<std::string> names;
+  for (const char* const name : kUsual) {
+    if (there.erase(name) > 0) names.emplace_back(name);
+  }
+  names.insert(names.end(), there.begin(), there.end());
+  return names;
+}
+
+Over common_over(const std::vector<NamedRun>& runs) {
+  return std::all_of(runs.begin(), runs.end(), [](const NamedRun& of) { return of.run.has(Over::Epoch); }) ? Over::Epoch
+                                                                                                           : Over::Step;
+}
+
+/// The last sample of the run, or the mean of the ranks' last ones.
+std::optional<Sample> end_of(const RunSeries& run, const std::string& name) {
+  if (const auto& samples = run.of(name); !samples.empty()) return samples.back();
+  const auto found = run.values.find(name);
+  if (found == run.values.end()) return std::nullopt;
+  std::optional<Sample> mean;
+  double ranks = 0;
+  for (const auto& [rank, samples] : found->second) {
+    if (samples.empty()) continue;
+    const double before = mean ? mean->value : 0;
+    mean = samples.back();
+    mean->value += before;
+    ++ranks;
+  }
+  if (mean) mean->value /= ranks;
+  return mean;
+}
+
+std::string difference(double value, double first, bool percent) {
+  if (!std::isfinite(value) || !std::isfinite(first)) return "-";
+  if (percent) return fmt::format("{:+.2f} points", (value - first) * 100);
+  if (first == 0) return fmt::format("{:+.4g}", value);
+  return fmt::format("{:+.1f} %", (value - first) / std::abs(first) * 100);
 }
 
 }  // namespace
 
-Figure figure_of(const RecordLines& record) {
-  Track train_loss, test_loss, train_accuracy, test_accuracy;
-  Track* const tracks[] = {&train_loss, &test_loss, &train_accuracy, &test_accuracy};
-  Logged logged;
-  const auto usual = [&](std::string_view name) -> Track* {
-    if (name == "loss" || name == "train_loss") return &train_loss;
-    if (name == "test_loss" || name == "val_loss") return &test_loss;
-    if (name == "accuracy" || name == "train_accuracy") return &train_accuracy;
-    if (name == "test_accuracy" || name == "val_accuracy") return &test_accuracy;
-    return nullptr;
-  };
-  std::string program = "run", job;
-  std::vector<double> ranks;  // of each part of the run
-  std::vector<RecordLine> resumes;
-  for (const auto& event : record.events) {
-    const std::string& kind = event.event;
-    if (kind == "start") {
-      if (const auto name = event.text("program"); !name.empty()) program = name;
-      job = event.text("job");
-      const double size = event.number("world_size").value_or(1);
-      if (ranks.empty() || ranks.back() != size) ranks.push_back(size);
-    } else if (kind == "resume") {
-      resumes.push_back(event);
-      for (Track* track : tracks) track->forget_after(event.number("step").value_or(0));
-      logged.forget_after(event.number("step").value_or(0));
-    } else if (kind == "metric") {
-      logged.add(event, usual);
-      continue;
-    }
-    // An epoch's own mean of the training loss would only repeat what the steps say.
-    if (kind == "step") train_loss.add(event, "train_loss");
-    test_loss.add(event, "test_loss");
-    train_accuracy.add(event, "train_accuracy");
-    test_accuracy.add(event, "test_accuracy");
-  }
-  if (train_loss.samples.empty()) {
-    for (const auto& event : record.events) train_loss.add(event, "train_loss");
-  }
-  const bool over_epochs =
-      logged.has_epochs() && (!logged.empty() || std::any_of(std::begin(tracks), std::end(tracks),
-                                                             [](const Track* of) { return of->has_epochs(); }));
-
+Figure figure_of(const RunSeries& run, std::optional<Over> wanted) {
+  const Over over = wanted.value_or(run.has(Over::Epoch) ? Over::Epoch : Over::Step);
   Figure figure;
-  figure.title = program + ": loss and accuracy";
-  if (ranks.empty()) ranks.push_back(1);
-  std::string sizes;
-  for (const double size : ranks) sizes += fmt::format("{}{:.0f}", sizes.empty() ? "" : ", then ", size);
-  figure.subtitle =
-      fmt::format("{} {}{}{}", sizes, ranks.back() == 1 ? "process" : "processes", job.empty() ? "" : ", ", job);
-  for (const auto& event : resumes) {
-    if (const auto at = event.number(over_epochs ? "epoch" : "step")) figure.marks.push_back(*at);
-  }
-  if (!figure.marks.empty()) figure.subtitle += "; dashed: where it was resumed";
-  if (record.damaged > 0) figure.subtitle += fmt::format("; {} damaged lines of the record left out", record.damaged);
-  figure.x_label = over_epochs ? "epoch" : "step";
+  figure.title = run.program + ": loss and accuracy";
+  figure.subtitle = sizes_of(run) + (run.job.empty() ? "" : ", " + run.job);
+  add_marks(figure, run, over);
+  if (run.damaged > 0) figure.subtitle += fmt::format("; {} damaged lines of the record left out", run.damaged);
+  figure.x_label = label_of(over);
 
   Panel loss{.title = "Loss", .percent = false, .curves = {}, .note = {}};
-  Curve train = styled(train_loss.curve(over_epochs), "training", "#4c78a8", false);
+  Curve train = styled(curve_of(run.of("train_loss"), over), "training", colour_of(0), false);
   train.smooth = true;
   loss.curves.push_back(std::move(train));
-  Curve test = styled(test_loss.curve(over_epochs), "test", "#e4763a", false);
+  Curve test = styled(curve_of(run.of("test_loss"), over), "test", colour_of(1), false);
   test.markers = true;
   if (!test.points.empty()) loss.curves.push_back(std::move(test));
   const auto is_empty = [](const Curve& curve) { return curve.points.empty(); };
-  const auto wanted = [&](const Panel& panel) {
-    return logged.empty() || !std::all_of(panel.curves.begin(), panel.curves.end(), is_empty);
+  const auto wants = [&](const Panel& panel) {
+    return !run.logged || !std::all_of(panel.curves.begin(), panel.curves.end(), is_empty);
   };
-  if (wanted(loss)) figure.panels.push_back(std::move(loss));
+  if (wants(loss)) figure.panels.push_back(std::move(loss));
 
   Panel accuracy{.title = "Accuracy", .percent = true, .curves = {}, .note = {}};
-  if (!train_accuracy.samples.empty()) {
-    accuracy.curves.push_back(styled(train_accuracy.curve(over_epochs), "training", "#4c78a8", true));
+  if (!run.of("train_accuracy").empty()) {
+    accuracy.curves.push_back(styled(curve_of(run.of("train_accuracy"), over), "training", colour_of(0), true));
   }
-  Curve tested = styled(test_accuracy.curve(over_epochs), "test", "#e4763a", true);
+  Curve tested = styled(curve_of(run.of("test_accuracy"), over), "test", colour_of(1), true);
   tested.markers = true;
-  accuracy.note = best_of(tested, over_epochs);
+  accuracy.note = best_of(tested, over);
   accuracy.curves.push_back(std::move(tested));
-  if (wanted(accuracy)) figure.panels.push_back(std::move(accuracy));
-  logged.draw(figure, over_epochs);
+  if (wants(accuracy)) figure.panels.push_back(std::move(accuracy));
+  add_logged(figure, run, over);
   return figure;
 }
 
+Figure compare(const std::vector<NamedRun>& runs, std::optional<Over> wanted) {
+  const Over over = wanted.value_or(common_over(runs));
+  Figure figure;
+  figure.title = fmt::format("{} runs", runs.size());
+  figure.x_label = label_of(over);
+  std::size_t damaged = 0;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    figure.legend.push_back({fmt::format("{} ({})", runs[i].name, sizes_of(runs[i].run)), colour_of(i)});
+    damaged += runs[i].run.damaged;
+  }
+  figure.subtitle = over == Over::Time ? "over the time that they have run" : fmt::format("over {}s", label_of(over));
+  if (damaged > 0) figure.subtitle += fmt::format("; {} damaged lines of the records left out", damaged);
+  for (const std::string& name : names_of(runs)) {
+    if (figure.panels.size() == kMostPanels) {
+      figure.subtitle += "; more names are not drawn";
+      break;
+    }
+    Panel panel{.title = name, .percent = is_accuracy(name), .curves = {}, .note = {}};
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const auto found = runs[i].run.values.find(name);
+      if (found == runs[i].run.values.end()) continue;
+      std::size_t ranks = 0;
+      for (const auto& [rank, samples] : found->second) {
+        if (rank >= 0 && ++ranks > kMostRanks) break;
+        Curve curve = curve_of(samples, over);
+        curve.colour = colour_of(i);
+        curve.smooth = name == "train_loss";
+        curve.markers = !curve.smooth && rank < 0;
+        panel.curves.push_back(std::move(curve));
+      }
+    }
+    figure.panels.push_back(std::move(panel));
+  }
+  return figure;
+}
+
+std::string sparkline(const std::vector<double>& values, std::size_t width, bool unicode) {
+  constexpr const char* kBlocks[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  constexpr const char* kPlain[] = {"_", ".", ":", "-", "=", "+", "*", "#"};
+  std::vector<double> finite;
+  std::copy_if(values.begin(), values.end(), std::back_inserter(finite),
+               [](double value) { return std::abs(value) < 1e300; });
+  if (finite.empty() || width == 0) return {};
+  std::vector<double> means;
+  const std::size_t parts = std::min(width, finite.size());
+  for (std::size_t part = 0; part < parts; ++part) {
+    const std::size_t begin = part * finite.size() / parts, end = (part + 1) * finite.size() / parts;
+    double sum = 0;
+    for (std::size_t i = begin; i < end; ++i) sum += finite[i] / static_cast<double>(end - begin);
+    means.push_back(sum);
+  }
+  const auto [low, high] = std::minmax_element(means.begin(), means.end());
+  std::string out;
+  for (const double mean : means) {
+    const double share = *high > *low ? (mean - *low) / (*high - *low) : 0;
+    const auto level = std::min<std::size_t>(static_cast<std::size_t>(share * 8), 7);
+    out += unicode ? kBlocks[level] : kPlain[level];
+  }
+  return out;
+}
+
+std::string end_values(const std::vector<NamedRun>& runs, const sys::TextStyle& style, std::optional<Over> wanted) {
+  constexpr std::size_t kCourse = 32;
+  const Over over = wanted.value_or(common_over(runs));
+  const std::vector<std::string> names = names_of(runs);
+  std::size_t name_width = 4, run_width = 3;
+  for (const std::string& name : names) name_width = std::max(name_width, name.size());
+  for (const NamedRun& run : runs) run_width = std::max(run_width, run.name.size());
+  const bool several = runs.size() > 1;
+  std::string out = fmt::format("{:<{}}  {:<{}}  {:>9}  {:>10}  {}course\n", "name", name_width, "run", run_width,
+                                label_of(over), "end value", several ? fmt::format("{:>14}  ", "difference") : "");
+  for (const std::string& name : names) {
+    const bool percent = is_accuracy(name);
+    std::optional<double> first;
+    std::string title = name;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const auto end = end_of(runs[i].run, name);
+      if (!end) continue;
+      std::vector<double> values;
+      for (const Sample& sample : runs[i].run.of(name)) values.push_back(sample.value);
+      std::string course = sparkline(values, kCourse, style.unicode);
+      if (style.colour) course = fmt::format("\033[{}m{}\033[0m", 31 + i % 6, course);
+      std::string apart = first ? difference(end->value, *first, percent) : "";
+      if (several) apart = fmt::format("{:>14}  ", apart);
+      out += fmt::format("{:<{}}  {:<{}}  {:>9}  {:>10}  {}{}\n", std::exchange(title, ""), name_width, runs[i].name,
+                         run_width, std::isfinite(end->at(over)) ? fmt::format("{:.5g}", end->at(over)) : "-",
+                         shown(end->value, percent), apart, course);
+      if (!first) first = end->value;
+    }
+  }
+  return out;
+}
+
 void plot(const std::filesystem::path& record_file, const std::filesystem::path& svg_file) {
-  const std::string svg = render_svg(figure_of(read_record(record_file)));
+  const std::string svg = render_svg(figure_of(series_of(read_run(record_file))));
   value_or_throw(sys::write_file_atomically(svg_file.string(), svg));
 }
 

@@ -1,188 +1,24 @@
 #include "track/figure.h"
 
-#include "track/axis.h"
+#include "track/panel.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
-#include <limits>
 
 namespace cohort::track {
 namespace {
 
-constexpr double kWidth = 860;
-constexpr double kLeft = 74, kRight = 28, kTop = 76, kBottom = 52;
-constexpr double kPanelHeight = 236, kPanelGap = 74;
-constexpr double kPlotWidth = kWidth - kLeft - kRight;
-constexpr std::size_t kMostMarkers = 60;
-
-using Out = std::back_insert_iterator<std::string>;
-
-// Beyond 1e300 a range could overflow.
-bool finite(const Point& point) { return std::abs(point.x) < 1e300 && std::abs(point.y) < 1e300; }
-
-struct Range {
-  double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
-  void add(double value) {
-    low = std::min(low, value);
-    high = std::max(high, value);
-  }
-  bool empty() const { return low > high; }
-};
-
-/// At most about `most` points that look the same: lowest and highest of each part, in the order of x.
-std::vector<Point> thinned(const std::vector<Point>& points, std::size_t most) {
-  if (points.size() <= most) return points;
-  std::vector<Point> out;
-  const std::size_t parts = most / 2;
-  for (std::size_t part = 0; part < parts; ++part) {
-    const auto begin = points.begin() + static_cast<std::ptrdiff_t>(part * points.size() / parts);
-    const auto end = points.begin() + static_cast<std::ptrdiff_t>((part + 1) * points.size() / parts);
-    const auto [low, high] = std::minmax_element(begin, end, [](const Point& a, const Point& b) { return a.y < b.y; });
-    out.push_back(*std::min(low, high));
-    if (low != high) out.push_back(*std::max(low, high));
-  }
-  return out;
-}
-
-/// Centred mean over a twentieth of the points, at most 400 of them.
-std::vector<Point> smoothed(const std::vector<Point>& points) {
-  std::vector<double> sums(points.size() + 1, 0.0);
-  for (std::size_t i = 0; i < points.size(); ++i) sums[i + 1] = sums[i] + points[i].y;
-  const std::size_t half = std::max<std::size_t>(points.size() / 40, 1);
-  const std::size_t stride = std::max<std::size_t>(points.size() / 400, 1);
-  std::vector<Point> out;
-  for (std::size_t i = 0;; i = std::min(i + stride, points.size() - 1)) {
-    const std::size_t reach = std::min({half, i, points.size() - 1 - i});
-    const double sum = sums[i + reach + 1] - sums[i - reach];
-    out.push_back({points[i].x, sum / static_cast<double>(2 * reach + 1)});
-    if (i == points.size() - 1) return out;
-  }
-}
-
-struct PanelFrame {
-  const Axis& x;
-  const Axis& y;
-  double top;
-  double px(double value) const { return kLeft + x.position(value) * kPlotWidth; }
-  double py(double value) const { return top + (1 - y.position(value)) * kPanelHeight; }
-};
-
-void draw_line(Out out, const PanelFrame& frame, const std::vector<Point>& points, std::string_view colour,
-               double width, double opacity) {
-  if (points.size() < 2) return;
-  fmt::format_to(
-      out,
-      R"(<polyline fill="none" stroke="{}" stroke-width="{}" stroke-opacity="{}" stroke-linejoin="round" points=")",
-      colour, width, opacity);
-  for (const Point& point : points) fmt::format_to(out, "{:.1f},{:.1f} ", frame.px(point.x), frame.py(point.y));
-  fmt::format_to(out, "\"/>\n");
-}
-
-void draw_curve(Out out, const PanelFrame& frame, const Curve& curve, const std::vector<Point>& points) {
-  const std::string colour = escape_xml(curve.colour);
-  if (curve.smooth && points.size() > 40) {
-    draw_line(out, frame, thinned(points, 1600), colour, 1, 0.35);
-    draw_line(out, frame, smoothed(points), colour, 2, 1);
-  } else {
-    draw_line(out, frame, thinned(points, 1600), colour, 2, 1);
-  }
-  const bool few = points.size() == 1 || (curve.markers && points.size() <= kMostMarkers);
-  if (!few) return;
-  for (const Point& point : points) {
-    fmt::format_to(out, "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.2\" fill=\"{}\" stroke=\"#ffffff\"/>\n",
-                   frame.px(point.x), frame.py(point.y), colour);
-  }
-}
-
-void draw_text(Out out, double x, double y, std::string_view style, std::string_view text) {
-  fmt::format_to(out, "<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, style, escape_xml(text));
-}
-
-/// About as wide as a sans-serif of 12 px draws it; there is no font here to ask.
-double text_width(std::string_view text) { return 6.7 * static_cast<double>(text.size()); }
-
-Axis y_axis(const Panel& panel, const Range& range, const Range& positive, bool all_positive) {
-  if (panel.percent) return Axis::around(range.low, std::max(range.high, range.low), Scale::Linear, 5);
-  const bool wide = all_positive && positive.high > 20 * positive.low;
-  if (wide) return Axis::around(range.low, range.high, Scale::Log, 5);
-  // Zero belongs to the picture where the data are not far from it.
-  const double low = range.low > 0 && range.low < 0.5 * range.high ? 0 : range.low;
-  return Axis::around(low, range.high, Scale::Linear, 5);
-}
-
-void draw_panel(Out out, const Panel& panel, const Axis& x, const std::vector<double>& marks, double top) {
-  std::vector<std::vector<Point>> finite_points;
-  Range range, positive;
-  std::size_t left_out = 0;
-  for (const Curve& curve : panel.curves) {
-    std::vector<Point>& kept = finite_points.emplace_back();
-    std::copy_if(curve.points.begin(), curve.points.end(), std::back_inserter(kept), finite);
-    left_out += curve.points.size() - kept.size();
-    for (const Point& point : kept) {
-      range.add(point.y);
-      if (point.y > 0) positive.add(point.y);
-    }
-  }
-  const bool empty = range.empty();
-  if (empty) range = {0, 1};
-  const Axis y = y_axis(panel, range, positive, !empty && range.low > 0);
-  const PanelFrame frame{x, y, top};
-
-  draw_text(out, kLeft, top - 14, R"(class="panel")", panel.title);
-  for (const Tick& tick : y.ticks()) {
-    const double at = frame.py(tick.value);
-    fmt::format_to(out, "<line class=\"grid\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", kLeft, at,
-                   kLeft + kPlotWidth, at);
-    if (tick.label.empty()) continue;
-    const std::string label =
-        panel.percent ? tick_label(tick.value * 100, (y.high() - y.low()) * 100 / 5 / 2) + " %" : tick.label;
-    draw_text(out, kLeft - 9, at + 4, R"(class="tick" text-anchor="end")", label);
-  }
-  const double bottom = top + kPanelHeight;
-  for (const Tick& tick : x.ticks()) {
-    const double at = frame.px(tick.value);
-    fmt::format_to(out, "<line class=\"axis\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", at, bottom,
-                   at, bottom + 5);
-    draw_text(out, at, bottom + 19, R"(class="tick" text-anchor="middle")", tick.label);
-  }
-  fmt::format_to(out, "<path class=\"axis\" d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\"/>\n", kLeft, top, bottom,
-                 kLeft + kPlotWidth);
-  for (const double mark : marks) {
-    if (!(mark >= x.low() && mark <= x.high())) continue;
-    fmt::format_to(out, "<line class=\"mark\" x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\"/>\n",
-                   frame.px(mark), top, bottom);
-  }
-  for (std::size_t i = 0; i < panel.curves.size(); ++i) draw_curve(out, frame, panel.curves[i], finite_points[i]);
-  if (empty) {
-    draw_text(out, kLeft + kPlotWidth / 2, top + kPanelHeight / 2, R"(class="note" text-anchor="middle")",
-              "no values yet");
-  }
-
-  // The legend stands right-aligned in the panel's title line, the note below it, inside.
-  double right = kLeft + kPlotWidth;
-  for (std::size_t i = panel.curves.size(); i > 0; --i) {
-    const Curve& curve = panel.curves[i - 1];
-    const std::string text = curve.latest.empty() ? curve.name : curve.name + "  " + curve.latest;
-    right -= text_width(text);
-    draw_text(out, right, top - 14, R"(class="legend")", text);
-    fmt::format_to(out,
-                   "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"3\"/>\n",
-                   right - 24, top - 18, right - 7, top - 18, escape_xml(curve.colour));
-    right -= 44;
-  }
-  std::string note = panel.note;
-  if (left_out > 0) {
-    note += fmt::format("{}{} that {} not finite {} left out", note.empty() ? "" : "; ",
-                        left_out == 1 ? "a value" : fmt::format("{} values", left_out), left_out == 1 ? "is" : "are",
-                        left_out == 1 ? "is" : "are");
-  }
-  if (!note.empty()) draw_text(out, kLeft + kPlotWidth - 6, bottom - 9, R"(class="note" text-anchor="end")", note);
-}
+constexpr double kTop = 76, kBottom = 52, kPanelGap = 74, kLegendLine = 20;
 
 }  // namespace
+
+const char* colour_of(std::size_t number) noexcept {
+  constexpr const char* kColours[] = {"#4c78a8", "#e4763a", "#54a24b", "#b279a2",
+                                      "#d6a000", "#439894", "#9d755d", "#d67195"};
+  return kColours[number % std::size(kColours)];
+}
 
 std::string escape_xml(std::string_view text) {
   std::string out;
@@ -227,12 +63,6 @@ Axis x_axis(const Figure& figure) {
 
 }  // namespace
 
-const char* colour_of(std::size_t curve) noexcept {
-  constexpr const char* kAll[kColours] = {"#4c78a8", "#e4763a", "#54a24b", "#b279a2",
-                                          "#9d755d", "#d6a000", "#439894", "#d67195"};
-  return kAll[curve % kColours];
-}
-
 std::string render_svg(const Figure& shown) {
   Figure figure = shown;
   if (figure.x_scale == Scale::Log) {
@@ -242,8 +72,20 @@ std::string render_svg(const Figure& shown) {
   }
   const Axis x = x_axis(figure);
 
+  double top = kTop + 8, end = kLeft;
+  std::vector<Point> keys;  // where those of the legend begin
+  for (const Part& key : figure.legend) {
+    const double width = 24 + text_width(key.name);
+    if (keys.empty() || end + width > kWidth - kRight) {
+      end = kLeft;
+      top += kLegendLine;
+    }
+    keys.push_back({end, top - 36});
+    end += width + 20;
+  }
+  if (!keys.empty()) top += 8;
   const double count = static_cast<double>(figure.panels.size());
-  const double height = kTop + count * kPanelHeight + std::max(count - 1, 0.0) * kPanelGap + kBottom;
+  const double height = top - 8 + count * kPanelHeight + std::max(count - 1, 0.0) * kPanelGap + kBottom;
   std::string svg;
   const Out out = std::back_inserter(svg);
   fmt::format_to(out,
@@ -256,13 +98,16 @@ text { font-family: "DejaVu Sans", "Helvetica Neue", Arial, sans-serif; fill: #3
 .panel { font-size: 13px; font-weight: 600; } .tick { font-size: 11px; fill: #666666; }
 .legend { font-size: 12px; } .note { font-size: 11px; fill: #777777; }
 .grid { stroke: #e8e8e8; stroke-width: 1; } .axis { stroke: #999999; stroke-width: 1; fill: none; }
-.mark { stroke: #bbbbbb; stroke-width: 1; stroke-dasharray: 4 3; }
+.mark { stroke-width: 1; stroke-dasharray: 4 3; } .aim { stroke: #555555; stroke-width: 1.5; }
+.over { font-size: 11px; fill: #333333; }
 </style>
 )";
   fmt::format_to(out, "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
   draw_text(out, kLeft, 28, R"(class="title")", figure.title);
   draw_text(out, kLeft, 46, R"(class="subtitle")", figure.subtitle);
-  double top = kTop + 8;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    draw_key(out, keys[i].x, keys[i].y, figure.legend[i].colour, figure.legend[i].name);
+  }
   for (const Panel& panel : figure.panels) {
     draw_panel(out, panel, x, figure.marks, top);
     top += kPanelHeight + kPanelGap;

@@ -1,5 +1,5 @@
-// A picture of curves: panels under each other over one horizontal axis, drawn as SVG. Values and pure functions; any
-// thread may use them.
+// A picture: panels under each other, of curves over one horizontal axis or of columns, drawn as SVG. Values and pure
+// functions; any thread may use them.
 #pragma once
 
 #include "track/axis.h"
@@ -16,7 +16,7 @@ struct Point {
 };
 
 struct Curve {
-  std::string name;           ///< for the legend
+  std::string name;           ///< for the legend; empty: it has no place there
   std::string colour;         ///< "#4c78a8"
   std::string latest;         ///< its last value as the legend shows it
   std::vector<Point> points;  ///< what is not finite is left out, and said so
@@ -24,23 +24,47 @@ struct Curve {
   bool smooth = false;        ///< many noisy points: drawn pale, with a moving average over them
 };
 
+/// A bar from the panel's lower end, in parts on top of each other.
+struct Column {
+  std::string label;          ///< below it
+  std::string text;           ///< above it
+  std::vector<double> parts;  ///< heights, of Panel::parts in their order; what is not above 0 is left out
+  double aim = 0;             ///< a line at this height: what it might have been; 0: none
+};
+
+struct Part {
+  std::string name;  ///< for the legend
+  std::string colour;
+};
+
 struct Panel {
   std::string title;
   bool percent = false;  ///< y is a share of 1, labelled in per cent
   std::vector<Curve> curves;
-  std::string note;  ///< e.g. "best 98.9 % at epoch 7"
+  std::string note;        ///< e.g. "best 98.9 % at epoch 7"
+  bool from_zero = false;  ///< y begins at 0, as columns' always does
+  /// Instead of curves: side by side, in their order.
+  std::vector<Column> columns = {};
+  std::vector<Part> parts = {};
+};
+
+/// Something that happened: a line through all panels.
+struct Mark {
+  double x = 0;
+  std::string colour = "#bbbbbb";
+  std::string text = {};  ///< shown by viewers when the pointer is on it
 };
 
 struct Figure {
   std::string title, subtitle, x_label;
-  std::vector<double> marks = {};  ///< values of x where something happened: a line through all panels
+  std::vector<Mark> marks = {};
+  std::vector<Part> legend = {};  ///< below the subtitle, of curves that all panels have
   std::vector<Panel> panels;
   Scale x_scale = Scale::Linear;  ///< Log: powers of two, labelled 64, 1K, 2M; what is not above 0 is left out
 };
 
-/// Of the curve with this number in its panel, where colours mean nothing else; from kColours on they begin again.
-inline constexpr std::size_t kColours = 8;
-const char* colour_of(std::size_t curve) noexcept;
+/// The colour of the nth of several curves, columns' parts or runs; they begin again after the eighth.
+const char* colour_of(std::size_t number) noexcept;
 
 /// Self-contained SVG 1.1 without scripts, fonts or links. Any text and any number may come in.
 std::string render_svg(const Figure& figure);

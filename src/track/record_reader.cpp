@@ -3,6 +3,9 @@
 #include "base/result.h"
 #include "sys/files.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace cohort::track {
 
 RecordLines parse_record(std::string_view text) {
@@ -34,6 +37,21 @@ RecordLines read_record(const std::filesystem::path& file) {
     raise(ErrorCode::Corrupt,
           "reading the run record failed -- {} -- none of its {} lines is an event -- is it a run record?",
           file.string(), lines.damaged);
+  }
+  return lines;
+}
+
+RecordLines read_run(const std::filesystem::path& record) {
+  RecordLines lines = read_record(record);
+  const auto content = sys::read_file((record.parent_path() / "warnings.jsonl").string());
+  if (!content) return lines;
+  RecordLines warnings = parse_record(content->text());
+  lines.damaged += warnings.damaged;
+  for (RecordLine& warning : warnings.events) {
+    const auto later = std::find_if(lines.events.begin(), lines.events.end(), [&](const RecordLine& line) {
+      return line.time && warning.time && *line.time > *warning.time;
+    });
+    lines.events.insert(later, std::move(warning));
   }
   return lines;
 }

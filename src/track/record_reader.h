@@ -20,6 +20,9 @@ RecordLines parse_record(std::string_view text);
 /// Throws Unavailable if there is no such file, Io if it cannot be read, Corrupt if it has lines but not one event.
 RecordLines read_record(const std::filesystem::path& file);
 
+/// Of the run; and what its launcher has warned of (warnings.jsonl beside it), each at its time's place.
+RecordLines read_run(const std::filesystem::path& record);
+
 enum class Absent { Error, Later };
 /// "run.jsonl" of a run's folder; a path that is no folder as it is. For the folder of a run whose program has made no
 /// record: throws Unavailable, where the record is not to come later.

@@ -3,9 +3,11 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/result.h"
+#include "status/status_page.h"
 #include "sys/unique_fd.h"
 #include "track/append.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <fcntl.h>
@@ -58,6 +60,28 @@ void add(Json& line, const Fields& fields) {
 std::string text_of(const Json& line) {
   // Text that is not UTF-8 must not stop a training run: replaced.
   return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+/// The launcher warns of a loss that is no number: the rank's page has the first.
+void look_at_loss(std::string_view name, double value, std::int64_t step) {
+  const bool is_loss = name.find("loss") != name.npos || name.find("Loss") != name.npos;
+  if (std::isfinite(value) || !is_loss) return;
+  status::StatusPage::own().note_not_finite(fmt::format("{} is {}", name,
+                                                        std::isnan(value) ? "NaN"
+                                                        : value > 0       ? "infinite"
+                                                                          : "-infinite"),
+                                            step);
+}
+
+void look_at_losses(const Fields& fields) {
+  std::int64_t step = 0;
+  for (const auto& [name, value] : fields) {
+    if (const auto* const number = std::get_if<std::int64_t>(&value.get()); number != nullptr && name == "step")
+      step = *number;
+  }
+  for (const auto& [name, value] : fields) {
+    if (const auto* const number = std::get_if<double>(&value.get())) look_at_loss(name, *number, step);
+  }
 }
 
 struct OperationTotals {
@@ -156,6 +180,7 @@ const std::filesystem::path& RunRecord::file() const noexcept { return impl_->fi
 void RunRecord::write(std::string_view event, const Fields& fields) {
   Json line = {{"event", event}, {"time", unix_seconds()}};
   add(line, fields);
+  look_at_losses(fields);
   impl_->append(line);
 }
 
@@ -189,7 +214,10 @@ void RunRecord::write_metrics(std::span<const MetricLine> lines) {
     Json line = {{"event", "metric"}, {"time", unix_seconds(metric.time)}, {"step", metric.step}};
     if (metric.rank) line["rank"] = *metric.rank;
     Json values = Json::object();
-    for (const auto& [name, value] : metric.values) values[name] = to_json(value);
+    for (const auto& [name, value] : metric.values) {
+      values[name] = to_json(value);
+      look_at_loss(name, value, metric.step);
+    }
     line["values"] = std::move(values);
     text += text_of(line);
   }

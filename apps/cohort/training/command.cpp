@@ -185,7 +185,8 @@ void show(const Options& options, const Experiment& experiment) {
     if (points.front().processes == 1) estimate_split(point, points.front(), workload.scaling);
   }
   const std::string verdict = failure.empty() ? verdict_of(points, workload) : std::string();
-  std::printf("\n%s\n%s\n", table_of(points, workload).c_str(), bars_of(points).c_str());
+  std::printf("\n%s\n%s\n", table_of(points, workload).c_str(),
+              bars_of(points, sys::text_style(STDOUT_FILENO)).c_str());
   if (!verdict.empty()) std::printf("%s\n", verdict.c_str());
   std::fflush(stdout);  // what may fail now comes after it
   if (!options.json.empty()) {

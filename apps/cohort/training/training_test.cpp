@@ -350,16 +350,22 @@ TEST(TrainingMeasured, TheMedianIsOneOfTheRepetitions) {
   EXPECT_EQ(median.rates, (std::vector<double>{1, 3, 5}));
 }
 
-TEST(TrainingReport, TableBarsAndCurves) {
+TEST(TrainingReport, TableBarsAndPicture) {
   auto points = slow_wire();
   const std::string table = table_of(points, hundred());
   expect_in(table, {"samples/s", "efficiency", "500.0", "46.5", "8.60 s", "95 %"});
-  const std::string bars = bars_of(points);
+  const std::string bars = bars_of(points, {});
   expect_in(bars,
             {"  1 x 2    |############################################################| 1.00", "  2 x 4    |======"});
   const std::string svg = svg_of(points, hundred(), "a & b");
   EXPECT_TRUE(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
-  expect_in(svg, {"2 hosts", "share of a step: wire", "a &amp; b"});
+  expect_in(svg, {"2 hosts", ">wire<", ">2 x 4<", ">0.09<", "a step, in milliseconds", ">8.60 s<", "a &amp; b"});
+  const std::string blocks = bars_of(points, {.unicode = true, .colour = true});
+  expect_in(blocks, {"\033[35m▓▓▓▓▓▓\033[0m", "| 0.09"});
+  points[1].step = {.compute = 4.3, .waiting = 2.15, .local = 0, .wire = 2.15};
+  points[1].rate = points[0].rate;
+  expect_in(bars_of(points, {}), {"|##############################~~~~~~~~~~~~~~~===============| 1.00"});
+  points[1] = slow_wire()[1];
   points[1].split = Split::Estimated;
   expect_in(table_of(points, hundred()), {" *\n", "futures of torch"});
 }

@@ -57,6 +57,8 @@ Work Core::submit(const Request& request) {
   bool late = false;
   std::optional<times::Exposed> exposed;
   if (timed_) exposed.emplace();
+  const auto& waited_ns = world_.collectives().waited_ns;  // the clock twice would be dear here
+  const std::uint64_t waited_before = waited_ns.load(std::memory_order_relaxed);
   std::optional<Error> failed = guarded(request, {}, [&](CollectiveEvent* event) {
     announce(context_, request);
     late = !await_peers(context_, kPatience);
@@ -65,6 +67,7 @@ Work Core::submit(const Request& request) {
   });
   in_caller.store(false, std::memory_order_relaxed);
   exposed.reset();
+  if (!timed_) times::add_exposed(waited_ns.load(std::memory_order_relaxed) - waited_before);
   if (failed) return Work(std::make_shared<FailedWork>(*std::move(failed)));
   return late ? enqueue({request}, Clock::now() - kPatience, true) : Work();
 }

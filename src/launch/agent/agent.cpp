@@ -30,7 +30,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kReportEvery = std::chrono::seconds(1);
+constexpr auto kReportEvery = std::chrono::milliseconds(400);
 /// For a rank to write its stacks.
 constexpr auto kStacksTime = std::chrono::milliseconds(500);
 /// By hand, an agent may be there before its supervisor; and a crowd at the listener may have cost this one its place.

@@ -135,6 +135,7 @@ RankReport Worker::report() const {
   const auto own = report.pid == child_.pid ? stat : sys::process_stat(child_.pid);
   if (!stat) return report;
   report.state = static_cast<std::uint8_t>(own && own->state == 'T' ? 'T' : stat->state);
+  report.memory = stat->memory;
   report.cpu_ms = stat->cpu_ticks * 1000 / static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
   return report;
 }

@@ -83,7 +83,7 @@ Result<std::string> put_aside(int folder, const std::vector<std::string>& what) 
 /// The name of the folder below `folder` that has them now; empty if there was nothing.
 Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
   if (::faccessat(folder, "job.json", F_OK, AT_SYMLINK_NOFOLLOW) != 0) return std::string();
-  auto name = put_aside(folder, {"logs", "job.json"});
+  auto name = put_aside(folder, {"logs", "job.json", "live.json"});
   if (name) correct_record(path / *name, path.string());
   return name;
 }
@@ -162,27 +162,29 @@ Result<LogFolder> make_log_folder(const std::string& path, const RunFolder& run)
   return made;
 }
 
-Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record) {
-  const std::string path = folder.path + "/job.json";
-  constexpr const char* kAside = ".job.json.new";
-  // Arguments and paths need not be UTF-8; JSON has to be.
-  const std::string text = record.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  const auto fd = make_file(folder.fd.get(), kAside, 0600);
+Result<void> replace_file(const RunFolder& folder, const std::string& name, std::string_view text) {
+  const std::string path = folder.path + "/" + name;
+  const std::string aside = "." + name + ".new";
+  const auto fd = make_file(folder.fd.get(), aside, 0600);
   if (!fd) return fail(ErrorCode::Io, "{}: {}", path, fd.error().what());
-  std::string_view rest(text);
-  while (!rest.empty()) {
+  for (std::string_view rest = text; !rest.empty();) {
     const ssize_t put = ::write(fd->get(), rest.data(), rest.size());
     if (put < 0 && errno == EINTR) continue;
     if (put <= 0) {
       const int why = errno;
-      ::unlinkat(folder.fd.get(), kAside, 0);
+      ::unlinkat(folder.fd.get(), aside.c_str(), 0);
       return fail(ErrorCode::Io, "{}: {}", path, errno_text(why));
     }
     rest.remove_prefix(static_cast<std::size_t>(put));
   }
-  if (::renameat(folder.fd.get(), kAside, folder.fd.get(), "job.json") != 0)
+  if (::renameat(folder.fd.get(), aside.c_str(), folder.fd.get(), name.c_str()) != 0)
     return fail(ErrorCode::Io, "{}: {}", path, errno_text(errno));
   return {};
+}
+
+Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record) {
+  // Arguments and paths need not be UTF-8; JSON has to be.
+  return replace_file(folder, "job.json", record.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace cohort::launch

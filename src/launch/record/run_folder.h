@@ -8,6 +8,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <string>
+#include <string_view>
 
 namespace cohort::launch {
 
@@ -39,7 +40,9 @@ struct LogFolder {
 /// before go to earlier-N in it. Fails with Io, for the caller to name the path.
 Result<LogFolder> make_log_folder(const std::string& path, const RunFolder& run);
 
-/// Replaces PATH/job.json as a whole. Only this user may read it.
+/// Replaces a file in it as a whole. Only this user may read it. Any thread.
+Result<void> replace_file(const RunFolder& folder, const std::string& name, std::string_view text);
+/// Likewise job.json.
 Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record);
 
 /// "2026-11-21T09:15:02.123Z" of the wall clock now.

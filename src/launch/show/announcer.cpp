@@ -11,6 +11,11 @@ void Announcer::say(const std::string& text) {
   display_.say(text);
 }
 
+void Announcer::warn(const Warning& warning) {
+  if (form_ == Form::Json) return display_.write(1, warning_event(warning));
+  display_.say(warning.text);
+}
+
 void Announcer::started(const StartNotice& notice, const JobRecord& record, const std::string& run_folder) {
   if (form_ == Form::Json) return display_.write(1, start_event(record, run_folder));
   if (form_ == Form::Text) display_.say(to_string(notice));

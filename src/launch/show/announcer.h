@@ -7,6 +7,7 @@
 #include "launch/show/notices.h"
 #include "launch/watch/restarts.h"
 #include "launch/watch/verdict.h"
+#include "launch/watch/warning.h"
 
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@ class Announcer {
   Announcer(Display& display, Form form) : display_(display), form_(form) {}
 
   void say(const std::string& text);
+  void warn(const Warning& warning);
   void started(const StartNotice& notice, const JobRecord& record, const std::string& run_folder);
   void rank_ended(const Ending& ending);
   /// A rank has failed and others take their time to end: the post-mortem before the end.

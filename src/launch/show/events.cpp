@@ -79,6 +79,15 @@ std::string notice_event(std::string_view text) {
   return line_of(out);
 }
 
+std::string warning_event(const Warning& warning) {
+  Json out = begin("warning");
+  out["kind"] = to_string(warning.kind);
+  out["text"] = warning.text;
+  if (warning.rank) out["rank"] = *warning.rank;
+  if (warning.step) out["step"] = *warning.step;
+  return line_of(out);
+}
+
 std::string exit_event(const Ending& ending) {
   Json out = begin("rank_ended");
   add(out, ending);

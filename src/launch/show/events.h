@@ -5,6 +5,7 @@
 #include "launch/messages.h"
 #include "launch/record/job_record.h"
 #include "launch/watch/post_mortem.h"
+#include "launch/watch/warning.h"
 
 #include <string>
 #include <string_view>
@@ -25,6 +26,7 @@ std::string output_event(const OutputLine& line);
 
 /// Something that a person should be told.
 std::string notice_event(std::string_view text);
+std::string warning_event(const Warning& warning);
 std::string exit_event(const Ending& ending);
 /// The post-mortem.
 std::string failure_event(const PostMortem& post_mortem);

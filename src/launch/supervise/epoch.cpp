@@ -43,9 +43,11 @@ Epoch::Epoch(Job& job) : job_(job), crew_(*job.crew_), stopping_(job.loop_, opti
 
 void Epoch::look_at_plan() {
   const Plan& plan = job_.setup_.plan;
-  health_.emplace(job_.loop_, hosts_of_ranks(plan), options_.health,
+  health_.emplace(job_.loop_, hosts_of_ranks(plan), options_.watch,
                   HealthWatch::Events{[this](const std::string& text) { say(text); },
+                                      [this](const Warning& warning) { job_.warnings_->tell(warning); },
                                       [this](const std::string& why) { on_stuck(why); }});
+  job_.live_->begin_epoch(plan, job_.restarts_.done(), job_.record_.log_folder);
   job_.record_.pids.assign(static_cast<std::size_t>(plan.world_size), 0);
   if (options_.keep_logs && goes_elsewhere(plan))
     remote_logs_.emplace(job_.record_.log_folder, [this](const std::string& text) { say(text); });
@@ -68,6 +70,7 @@ void Epoch::on_message(CrewMember& agent, Message message) {
   if (auto* output = std::get_if<Output>(&message)) {
     if (output->rank < 0 || output->rank >= job_.setup_.plan.world_size) return;
     if (remote_logs_ && !agent.host.local) remote_logs_->keep(*output);
+    job_.live_->take(*output);
     job_.display_.feed(static_cast<std::size_t>(agent.host.index), *output);
   } else if (const auto* started = std::get_if<Started>(&message)) {
     on_started(agent, *started);
@@ -81,6 +84,7 @@ void Epoch::on_message(CrewMember& agent, Message message) {
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
+    job_.live_->take(*reports);
     health_->take(std::move(*reports), agent.host.first_rank, agent.host.ranks);
     if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
@@ -122,7 +126,9 @@ void Epoch::on_started(CrewMember& agent, const Started& started) {
       job_.record_, job_.folder_.path);
   log::info("launch", "job {} is not contained: {}", job_.id_, kNotContained);
   health_->start();
+  job_.live_->started();
   job_.write_record();
+  job_.start_trackers();
   if (options_.timeout) {
     if (!job_.limit_) job_.limit_ = Clock::now() + *options_.timeout;
     job_limit_ = Timer(job_.loop_, *job_.limit_ - Clock::now(), [this] {
@@ -162,7 +168,10 @@ void Epoch::on_exited(const Exited& exited) {
     doing_then_ = health_->doing_now();
     doing_then_[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
   }
-  health_->rank_ended(exited.rank);
+  RankReport last = exited.last;
+  last.rank = exited.rank;
+  health_->rank_ended(last);
+  job_.live_->rank_ended(exited.rank, exited.status);
   if (exited.rank == 0) input_.reset();
   look_for_requeue();
   look_for_failure();

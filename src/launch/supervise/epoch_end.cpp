@@ -83,6 +83,7 @@ void Epoch::before_stop() {
   requeue_limit_ = Timer();
   other_hosts_ = Timer();
   if (health_) health_->stop();
+  job_.live_->ending();
   input_.reset();
   crew_.start_no_more();
 }
@@ -299,6 +300,7 @@ void Epoch::finish() {
   input_.reset();
   const Restarts::Decision restart = restart_.value_or(Restarts::Decision());
   if (!restart.again) {
+    job_.warnings_->finish();
     // What a killed agent has left was handed to us by the kernel.
     const auto stuck = sweep(job_.spared_, std::chrono::seconds(10), {});
     if (!stuck.empty()) say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
@@ -316,6 +318,11 @@ void Epoch::finish() {
   record.exit_status = verdict.status;
   record.reason = verdict.reason;
   record.attempts.push_back(attempt_of(record));
+  job_.live_->epoch_ended(verdict.status, verdict.reason);
+  if (restart.again) {  // its attempts say how this one has ended; who reads the record must not take that for the job
+    record.end.clear();
+    record.exit_status.reset();
+  }
   job_.write_record();
   if (!restart.again) return job_.end(verdict.status);
   job_.next_ = Timer(job_.loop_, {}, [&job = job_] { job.begin_next(); });

@@ -18,6 +18,8 @@ namespace {
 constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// Of the job's store, which is in this process.
 constexpr auto kStoreTime = std::chrono::seconds(10);
+/// After the job's end, for its record to get where --track says.
+constexpr auto kTrackersTime = std::chrono::seconds(30);
 
 }  // namespace
 
@@ -40,6 +42,7 @@ int Job::run() {
     prepare();
   } catch (...) {
     if (crew_) crew_->let_go();
+    trackers_.reset();
     sweep(spared_, std::chrono::seconds(5), {});
     throw;
   }
@@ -99,12 +102,30 @@ void Job::prepare() {
   if (!has_launchers()) look_at_plan();
 }
 
+void Job::say(const std::string& text) {
+  announcer_.say(text);
+  if (live_) live_->note(text);
+}
+
 void Job::make_folders(const std::string& id) {
   RunFolderRequest request;
   request.path = options_.run_folder;
   request.program_name = setup_.program.name;
   request.id = id;
   folder_ = value_or_throw(make_run_folder(request));
+  live_.emplace(loop_, folder_, [this](const std::string& why) {
+    say(fmt::format("{}; the job goes on, but nobody can watch it", why));
+  });
+  live_->begin(id_, setup_.program.name);
+  warnings_.emplace(loop_, folder_,
+                    WarningsOptions{.on_warning = options_.on_warning,
+                                    .job_id = id_,
+                                    .show =
+                                        [this](const Warning& warning) {
+                                          announcer_.warn(warning);
+                                          live_->note(warning.text);
+                                        },
+                                    .say = [this](const std::string& text) { say(text); }});
   if (!folder_.earlier.empty() && !options_.quiet)
     say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
                     folder_.earlier));
@@ -142,6 +163,17 @@ Result<void> Job::settle_nodes() {
     return tl::unexpected(error);
   }
   return {};
+}
+
+void Job::start_trackers() {
+  if (options_.track.empty() || trackers_) return;
+  Trackers::Options trackers;
+  trackers.destinations = options_.track;
+  trackers.run_folder = folder_.shown;
+  trackers.say = [this](const std::string& text) { say(text); };
+  trackers_.emplace(loop_, std::move(trackers));
+  const auto pids = trackers_->pids();
+  spared_.insert(spared_.end(), pids.begin(), pids.end());
 }
 
 Crew::Events Job::crew_events() {
@@ -250,8 +282,12 @@ void Job::end(int status) {
   status_ = status;
   crew_->dismiss(status);
   if (owner_gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
-  const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), shown_logs()};
-  display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
+  const auto drain = [this] {
+    const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), shown_logs()};
+    display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
+  };
+  if (!trackers_) return drain();
+  trackers_->finish(kTrackersTime, drain);
 }
 
 std::string Job::logs_below(const std::string& run_folder) const {

@@ -11,7 +11,10 @@
 #include "launch/show/display.h"
 #include "launch/start/crew.h"
 #include "launch/supervise/job_setup.h"
+#include "launch/supervise/live.h"
 #include "launch/supervise/owner.h"
+#include "launch/supervise/trackers.h"
+#include "launch/supervise/warnings.h"
 #include "launch/watch/restarts.h"
 #include "net/secret.h"
 #include "store/server.h"
@@ -43,6 +46,8 @@ class Job {
   void prepare();
   void make_folders(const std::string& id);
   void start_agents();
+  /// Once there is a job.json, which tells them how the job goes on.
+  void start_trackers();
   Crew::Events crew_events();
   /// All agents are there: the plan is settled, and the first epoch can begin.
   void on_joined(CrewMember& agent);
@@ -64,7 +69,7 @@ class Job {
 
   bool has_launchers() const { return options_.remote.way == Way::Launcher; }
   bool owner_gone() const { return owner_ && owner_->gone(); }
-  void say(const std::string& text) { announcer_.say(text); }
+  void say(const std::string& text);
   /// Where the logs of this epoch go; those of a restart lie below the first's. Empty: none are kept.
   std::string logs_below(const std::string& run_folder) const;
   std::string shown_logs() const { return logs_below(folder_.shown); }
@@ -88,10 +93,13 @@ class Job {
   std::unique_ptr<store::StoreServer> store_;
   std::optional<PayloadTransferOptions> payload_transfer_;  ///< where the owner has something for ranks elsewhere
   std::optional<PortLease> port_;
-  std::vector<pid_t> spared_;
+  std::vector<pid_t> spared_;  ///< by what ends the job's processes
   std::optional<Crew> crew_;
   Display display_;  ///< its sources are the crew's members
   Announcer announcer_;
+  std::optional<Live> live_;          ///< once there is a folder
+  std::optional<Warnings> warnings_;  ///< likewise
+  std::optional<Trackers> trackers_;
   std::unique_ptr<Epoch> epoch_;
   Timer next_;  ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;

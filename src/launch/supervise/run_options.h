@@ -7,7 +7,7 @@
 #include "launch/plan/program.h"
 #include "launch/show/output_view.h"
 #include "launch/start/starter.h"
-#include "launch/watch/health.h"
+#include "launch/watch/health_watch.h"
 
 #include <chrono>
 #include <optional>
@@ -32,11 +32,13 @@ struct RunOptions {
   std::chrono::milliseconds preempt_grace = std::chrono::seconds(30);
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
-  HealthLimits health = {};  ///< when a job that does not go on is named, and ended
+  WatchLimits watch = {};  ///< when a job that does not go on is named, and ended
+  std::string on_warning;  ///< a command of the shell that is told of warnings; empty: none
   /// How often all ranks are started again after one has failed.
   int max_restarts = 0;
-  bool keep_logs = true;      ///< the ranks' output, in files
-  std::string output_folder;  ///< for those; empty: logs/ in the run's folder
+  bool keep_logs = true;                ///< the ranks' output, in files
+  std::string output_folder;            ///< for those; empty: logs/ in the run's folder
+  std::vector<std::string> track = {};  ///< where the run record goes meanwhile, as `cohort export --to` takes it
   bool as_horovod = false;  ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
   /// A process without which nobody wants the job: its end ends it.
   std::optional<int> owner_pid = {};

@@ -82,6 +82,7 @@ void Health::report(RankReport report, Clock::time_point now) {
     const double took = std::chrono::duration<double>(now - rank.step_at).count();
     const double own = took - static_cast<double>(waiting - rank.step_waited_ns) * 1e-9;
     rank.own_seconds = std::max(own, 0.0) / static_cast<double>(report.step - rank.step);
+    rank.own_is_new = true;
     rank.step_at = now;
     rank.step = report.step;
     rank.step_waited_ns = waiting;
@@ -200,10 +201,10 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
     if (since >= limits_.stopped_notice && !rank.stopped_told) {
       rank.stopped_told = true;
       const auto end = limits_.stopped_end.count();
-      findings.notices.push_back(fmt::format(
-          "{} has been stopped for {} s (SIGSTOP, a debugger, or a read from the terminal); kill -CONT {} lets "
-          "it go on{}",
-          who, since.count(), rank.report.pid, end > 0 ? fmt::format(", at {} s the job ends", end) : ""));
+      warn(findings, WarningKind::Stopped, static_cast<int>(i),
+           fmt::format("{} has been stopped for {} s (SIGSTOP, a debugger, or a read from the terminal); kill -CONT {} "
+                       "lets it go on{}",
+                       who, since.count(), rank.report.pid, end > 0 ? fmt::format(", at {} s the job ends", end) : ""));
     }
     if (limits_.stopped_end.count() > 0 && since >= limits_.stopped_end && !findings.end) {
       findings.end = fmt::format("{} has been stopped for {} s", who, since.count());
@@ -211,8 +212,8 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
   }
 }
 
-// An agent reports once a second, also while it ends what its ranks have left, and says when nothing is left. If it
-// does not, it is stopped, or its whole host is, or has no time for it.
+// An agent reports more than once a second, also while it ends what its ranks have left, and says when nothing is left.
+// If it does not, it is stopped, or its whole host is, or has no time for it.
 void Health::look_for_silent(Clock::time_point now, Findings& findings) {
   std::map<std::string, std::optional<Clock::time_point>> over;  // hosts whose ranks have all ended: when the last did
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
@@ -238,9 +239,9 @@ void Health::look_for_silent(Clock::time_point now, Findings& findings) {
     bool& told = ranks_[static_cast<std::size_t>(ranks.front())].silence_told;
     const auto end = limits_.stopped_end;
     if (!told) {
-      findings.notices.push_back(
-          fmt::format("{}, although the host is connected: it is stopped, or the host is too busy{}", what,
-                      end.count() > 0 ? fmt::format("; at {} s the job ends", end.count()) : ""));
+      warn(findings, WarningKind::Silent, ranks.front(),
+           fmt::format("{}, although the host is connected: it is stopped, or the host is too busy{}", what,
+                       end.count() > 0 ? fmt::format("; at {} s the job ends", end.count()) : ""));
     }
     told = true;
     if (end.count() > 0 && time >= end && !findings.end) findings.end = what;
@@ -313,16 +314,23 @@ void Health::look_for_away(Clock::time_point now, Findings& findings) {
     const std::string who = fmt::format("rank{} {}", wait.ranks.size() == 1 ? "" : "s", to_ranges(wait.ranks));
     if (since >= (told.count() == 0 ? limits_.away_notice : 2 * told)) {
       told = told.count() == 0 ? limits_.away_notice : 2 * told;
-      findings.notices.push_back(fmt::format(
-          "{} {} for {} s in {} for {}, which is elsewhere (saving, evaluating, loading, or lost){}", who,
-          wait.ranks.size() == 1 ? "has waited" : "have waited", since.count(), wait.what, name(static_cast<int>(i)),
-          limits_.stall.count() > 0 ? fmt::format("; at {} s the job ends", limits_.stall.count()) : ""));
+      warn(findings, WarningKind::Awaited, static_cast<int>(i),
+           fmt::format("{} {} for {} s in {} for {}, which is elsewhere (saving, evaluating, loading, or lost){}", who,
+                       wait.ranks.size() == 1 ? "has waited" : "have waited", since.count(), wait.what,
+                       name(static_cast<int>(i)),
+                       limits_.stall.count() > 0 ? fmt::format("; at {} s the job ends", limits_.stall.count()) : ""));
     }
     if (limits_.stall.count() > 0 && since >= limits_.stall && !findings.end) {
       findings.end = fmt::format("{} did not bring {} in {} s, in which {} waited for it", name(static_cast<int>(i)),
                                  wait.what, since.count(), who);
     }
   }
+}
+
+void Health::warn(Findings& findings, WarningKind kind, int rank, std::string text) const {
+  Warning warning{.kind = kind, .text = std::move(text), .rank = rank, .step = {}};
+  if (const std::int64_t step = last(rank).step; step > 0) warning.step = step;
+  findings.warnings.push_back(std::move(warning));
 }
 
 void Health::look_for_slow(Findings& findings) {
@@ -335,15 +343,15 @@ void Health::look_for_slow(Findings& findings) {
   const double median = own[(own.size() - 1) / 2];
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
+    if (!std::exchange(rank.own_is_new, false)) continue;
     const bool slow = rank.own_seconds > limits_.slow_factor * median && rank.own_seconds > 1e-3;
-    if (slow && !rank.slow_told) {
-      findings.notices.push_back(
-          fmt::format("{} is slow: {:.3g} ms of its own work per step over {} steps, where the median of the ranks is "
-                      "{:.3g} ms; the "
-                      "others wait for it",
-                      name(static_cast<int>(i)), rank.own_seconds * 1e3, limits_.slow_steps, median * 1e3));
-    }
-    rank.slow_told = slow;
+    rank.slow_windows = slow ? rank.slow_windows + 1 : 0;
+    if (rank.slow_windows != limits_.slow_windows) continue;
+    warn(findings, WarningKind::LateRank, static_cast<int>(i),
+         fmt::format("{} is slow: {:.3g} ms of its own work per step over {} steps, where the median of the ranks is "
+                     "{:.3g} ms; the others wait for it",
+                     name(static_cast<int>(i)), rank.own_seconds * 1e3, limits_.slow_windows * limits_.slow_steps,
+                     median * 1e3));
   }
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "launch/rank_report.h"
+#include "launch/watch/warning.h"
 
 #include <chrono>
 #include <optional>
@@ -22,7 +23,8 @@ struct HealthLimits {
   std::chrono::seconds deadlock{10};       ///< nobody has moved for so long; 0: never ends a job
   std::chrono::seconds away_notice{30};    ///< a rank is named that others wait for, then at doubled intervals,
   std::chrono::seconds stall{1800};        ///< and ends the job; 0: never
-  int slow_steps = 20;                     ///< that a rank has to be slow for, to be named
+  int slow_steps = 8;                      ///< of a window, and
+  int slow_windows = 3;                    ///< so many, one after another, have to be slow for a rank to be named
   double slow_factor = 1.5;                ///< over the median of the ranks
 };
 
@@ -41,7 +43,7 @@ class Health {
   void host_ended(int first_rank, int ranks);
 
   struct Findings {
-    std::vector<std::string> notices;
+    std::vector<Warning> warnings;
     std::optional<std::string> end;  ///< the job has to end, and why
   };
   /// To be called about once a second.
@@ -75,8 +77,9 @@ class Health {
     Clock::time_point step_at{};  ///< where the window of steps begins
     std::int64_t step = 0;
     std::uint64_t step_waited_ns = 0;
-    double own_seconds = 0;  ///< per step, of its last whole window
-    bool slow_told = false;
+    double own_seconds = 0;   ///< per step, of its last whole window
+    bool own_is_new = false;  ///< not judged yet
+    int slow_windows = 0;     ///< so far
   };
   /// Who keeps a rank waiting, in ranks of the world.
   struct Need {
@@ -93,6 +96,7 @@ class Health {
   void look_for_deadlock(Findings& findings);
   void look_for_away(Clock::time_point now, Findings& findings);
   void look_for_slow(Findings& findings);
+  void warn(Findings& findings, WarningKind kind, int rank, std::string text) const;
   std::string name(int rank) const;
 
   std::vector<std::string> hosts_;

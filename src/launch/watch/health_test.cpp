@@ -57,7 +57,7 @@ class Job {
         if (!muted_[static_cast<std::size_t>(rank)]) health_.report((*this)[rank], now_);
       }
       Health::Findings found = health_.judge(now_);
-      all.notices.insert(all.notices.end(), found.notices.begin(), found.notices.end());
+      all.warnings.insert(all.warnings.end(), found.warnings.begin(), found.warnings.end());
       if (found.end && !all.end) all.end = found.end;
     }
     return all;
@@ -126,15 +126,15 @@ TEST(Health, ARankThatIsElsewhereIsNamedAtDoubledIntervalsAndGivenUpAtTheLimit) 
   job.comes(2, 4);
   job.comes(1, 3, false);
   const auto first = job.pass(seconds(100), true);
-  ASSERT_EQ(first.notices.size(), 2u);  // after 30 and 60 s
-  EXPECT_TRUE(
-      contains(first.notices[0], "ranks 0,2 have waited for 30 s in barrier(), operation 4 for rank 1 (host, pid 101)"))
-      << first.notices[0];
+  ASSERT_EQ(first.warnings.size(), 2u);  // after 30 and 60 s
+  EXPECT_TRUE(contains(first.warnings[0].text,
+                       "ranks 0,2 have waited for 30 s in barrier(), operation 4 for rank 1 (host, pid 101)"))
+      << first.warnings[0].text;
   EXPECT_FALSE(first.end);
   // Without a sign of life it is no deadlock either: it waits for nobody.
   const auto second = job.pass(seconds(1650));
   EXPECT_FALSE(second.end);
-  EXPECT_EQ(second.notices.size(), 4u);  // 120, 240, 480, 960
+  EXPECT_EQ(second.warnings.size(), 4u);  // 120, 240, 480, 960
   const auto third = job.pass(seconds(60));
   ASSERT_TRUE(third.end);
   EXPECT_TRUE(contains(*third.end, "rank 1 (host, pid 101) did not bring barrier(), operation 4")) << *third.end;
@@ -143,13 +143,13 @@ TEST(Health, ARankThatIsElsewhereIsNamedAtDoubledIntervalsAndGivenUpAtTheLimit) 
 TEST(Health, WhoComesAfterAllIsForgiven) {
   Job job(2);
   job.comes(0, 1);
-  EXPECT_EQ(job.pass(seconds(40), true).notices.size(), 1u);
+  EXPECT_EQ(job.pass(seconds(40), true).warnings.size(), 1u);
   job.comes(0, 1, false);
   job.comes(1, 1, false);
-  EXPECT_TRUE(job.pass(seconds(5)).notices.empty());
+  EXPECT_TRUE(job.pass(seconds(5)).warnings.empty());
   job.comes(0, 2);
-  EXPECT_TRUE(job.pass(seconds(29)).notices.empty());
-  EXPECT_EQ(job.pass(seconds(10)).notices.size(), 1u);
+  EXPECT_TRUE(job.pass(seconds(29)).warnings.empty());
+  EXPECT_EQ(job.pass(seconds(10)).warnings.size(), 1u);
 }
 
 TEST(Health, RanksThatWaitForEachOtherEndTheJobSoon) {
@@ -217,7 +217,7 @@ TEST(Health, ARankThatHasEndedIsNotWaitedForByTheJudge) {
   job.comes(0, 1);
   job.health().ended(1, job.now());
   const auto found = job.pass(seconds(100));
-  EXPECT_TRUE(found.notices.empty());  // whoever waits for it finds out by itself
+  EXPECT_TRUE(found.warnings.empty());  // whoever waits for it finds out by itself
   EXPECT_FALSE(found.end);
 }
 
@@ -226,15 +226,16 @@ TEST(Health, AStoppedRankIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {
   job[1].state = 'T';
   job.comes(0, 1);
   const auto found = job.pass(seconds(59));
-  ASSERT_EQ(found.notices.size(), 1u);
-  EXPECT_TRUE(contains(found.notices[0], "rank 1 (host, pid 101) has been stopped for 5 s")) << found.notices[0];
-  EXPECT_TRUE(contains(found.notices[0], "kill -CONT 101"));
+  ASSERT_EQ(found.warnings.size(), 1u);
+  EXPECT_TRUE(contains(found.warnings[0].text, "rank 1 (host, pid 101) has been stopped for 5 s"))
+      << found.warnings[0].text;
+  EXPECT_TRUE(contains(found.warnings[0].text, "kill -CONT 101"));
   EXPECT_FALSE(found.end);
   ASSERT_TRUE(job.pass(seconds(3)).end);
 
   Job again(2);
   again[1].state = 'T';
-  EXPECT_EQ(again.pass(seconds(50)).notices.size(), 1u);
+  EXPECT_EQ(again.pass(seconds(50)).warnings.size(), 1u);
   again[1].state = 'S';
   again.pass(seconds(2));
   again[1].state = 'T';
@@ -249,15 +250,15 @@ TEST(Health, AnAgentThatSaysNothingIsNamedAfterSecondsAndEndsTheJobAfterAMinute)
   job.pass(seconds(2));
   job.mute(1);
   job.mute(2);
-  EXPECT_TRUE(job.pass(seconds(3)).notices.empty());
+  EXPECT_TRUE(job.pass(seconds(3)).warnings.empty());
   const auto found = job.pass(seconds(40));
-  ASSERT_EQ(found.notices.size(), 1u);
-  EXPECT_TRUE(contains(found.notices[0], "nothing has come from the agent of host (ranks 1-2) for 5 s"))
-      << found.notices[0];
+  ASSERT_EQ(found.warnings.size(), 1u);
+  EXPECT_TRUE(contains(found.warnings[0].text, "nothing has come from the agent of host (ranks 1-2) for 5 s"))
+      << found.warnings[0].text;
   EXPECT_FALSE(found.end) << *found.end;
   job.mute(1, false);
   job.mute(2, false);
-  EXPECT_TRUE(job.pass(seconds(3)).notices.empty());
+  EXPECT_TRUE(job.pass(seconds(3)).warnings.empty());
   job.mute(2);
   const auto later = job.pass(seconds(70));
   ASSERT_TRUE(later.end);
@@ -268,7 +269,7 @@ TEST(Health, AnAgentThatHasNeverSaidAnythingIsNamedAsWell) {
   Job job(2);
   job.mute(1);
   const auto found = job.pass(seconds(70));
-  EXPECT_EQ(found.notices.size(), 1u);
+  EXPECT_EQ(found.warnings.size(), 1u);
   ASSERT_TRUE(found.end);
   EXPECT_TRUE(contains(*found.end, "nothing has come from the agent of host (rank 1) for 60 s")) << *found.end;
 }
@@ -278,11 +279,11 @@ TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
   for (const int rank : {0, 1}) {
     job.mute(rank);
     job.health().ended(rank, job.now());
-    EXPECT_TRUE(job.pass(seconds(3)).notices.empty());
+    EXPECT_TRUE(job.pass(seconds(3)).warnings.empty());
   }
   const auto found = job.pass(seconds(60));
-  ASSERT_EQ(found.notices.size(), 1u);
-  EXPECT_TRUE(contains(found.notices[0], "nothing has come from the agent of host (ranks 0-1) for 5 s"));
+  ASSERT_EQ(found.warnings.size(), 1u);
+  EXPECT_TRUE(contains(found.warnings[0].text, "nothing has come from the agent of host (ranks 0-1) for 5 s"));
   ASSERT_TRUE(found.end);
   EXPECT_TRUE(contains(*found.end, "nothing has come from the agent of host (ranks 0-1) for 60 s")) << *found.end;
 
@@ -295,10 +296,10 @@ TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
   for (int second = 0; second < 120; ++second) {
     busy.health().heard_of_host(0, 2, busy.now());
     const auto at_work = busy.pass(seconds(1));
-    EXPECT_TRUE(at_work.notices.empty());
+    EXPECT_TRUE(at_work.warnings.empty());
     EXPECT_FALSE(at_work.end);
   }
-  EXPECT_EQ(busy.pass(seconds(6)).notices.size(), 1u);
+  EXPECT_EQ(busy.pass(seconds(6)).warnings.size(), 1u);
 
   // A host that has said that nothing is left has no more to say.
   Job over(2);
@@ -308,7 +309,7 @@ TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
   over.mute(1);
   over.health().host_ended(0, 2);
   const auto nothing = over.pass(seconds(120));
-  EXPECT_TRUE(nothing.notices.empty());
+  EXPECT_TRUE(nothing.warnings.empty());
   EXPECT_FALSE(nothing.end);
 }
 
@@ -316,21 +317,22 @@ TEST(Health, ASlowRankIsNamedOnce) {
   Job job(4);
   // A step takes 100 ms, of which the fast ranks wait 60.
   const auto steps = [&](seconds time) {
-    std::vector<std::string> notices;
+    std::vector<Warning> notices;
     for (seconds passed(0); passed < time; passed += seconds(1)) {
       for (int rank = 0; rank < 4; ++rank) {
         job[rank].step += 10;
         if (rank != 2) job.world(rank).waited_ns += 600'000'000;
       }
       const auto found = job.pass(seconds(1), true);
-      notices.insert(notices.end(), found.notices.begin(), found.notices.end());
+      notices.insert(notices.end(), found.warnings.begin(), found.warnings.end());
     }
     return notices;
   };
   const auto notices = steps(seconds(20));
   ASSERT_EQ(notices.size(), 1u);
-  EXPECT_TRUE(contains(notices[0], "rank 2 (host, pid 102) is slow: 100 ms of its own work per step")) << notices[0];
-  EXPECT_TRUE(contains(notices[0], "median of the ranks is 40 ms")) << notices[0];
+  EXPECT_TRUE(contains(notices[0].text, "rank 2 (host, pid 102) is slow: 100 ms of its own work per step"))
+      << notices[0].text;
+  EXPECT_TRUE(contains(notices[0].text, "median of the ranks is 40 ms")) << notices[0].text;
 }
 
 TEST(Health, TheOverviewFoldsRanksThatDoTheSame) {

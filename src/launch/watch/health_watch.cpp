@@ -12,8 +12,8 @@ constexpr auto kAnswerTime = std::chrono::milliseconds(100);
 
 }  // namespace
 
-HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const HealthLimits& limits, Events events)
-    : loop_(loop), health_(std::move(hosts), limits), events_(std::move(events)) {}
+HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const WatchLimits& limits, Events events)
+    : loop_(loop), health_(std::move(hosts), limits.health), steps_(limits.steps), events_(std::move(events)) {}
 
 void HealthWatch::stop() {
   look_ = Timer();
@@ -22,7 +22,18 @@ void HealthWatch::stop() {
 
 void HealthWatch::take(Reports reports, int first_rank, int ranks) {
   health_.heard_of_host(first_rank, ranks, Health::Clock::now());
-  for (RankReport& report : reports.ranks) health_.report(std::move(report), Health::Clock::now());
+  for (RankReport& report : reports.ranks) {
+    steps_.report(report, StepWatch::Clock::now());
+    health_.report(std::move(report), Health::Clock::now());
+  }
+}
+
+void HealthWatch::rank_ended(const RankReport& last) {
+  const auto now = Health::Clock::now();
+  health_.ended(last.rank, now);
+  steps_.report(last, now);
+  steps_.ended(last.rank);
+  for (Warning& warning : steps_.judge(now)) events_.warn(std::move(warning));
 }
 
 bool HealthWatch::show_soon() {
@@ -35,8 +46,9 @@ bool HealthWatch::show_soon() {
 }
 
 void HealthWatch::look() {
-  const Health::Findings findings = health_.judge(Health::Clock::now());
-  for (const std::string& notice : findings.notices) events_.say(notice);
+  Health::Findings findings = health_.judge(Health::Clock::now());
+  for (Warning& warning : findings.warnings) events_.warn(std::move(warning));
+  for (Warning& warning : steps_.judge(StepWatch::Clock::now())) events_.warn(std::move(warning));
   if (findings.end) {
     show();
     return events_.on_stuck(*findings.end);

@@ -5,6 +5,7 @@
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/watch/health.h"
+#include "launch/watch/step_watch.h"
 
 #include <functional>
 #include <string>
@@ -12,23 +13,30 @@
 
 namespace cohort::launch {
 
+struct WatchLimits {
+  HealthLimits health = {};
+  StepLimits steps = {};
+};
+
 class HealthWatch {
  public:
   struct Events {
     /// Something that a person should be told.
     std::function<void(const std::string&)> say;
+    std::function<void(Warning)> warn;
     /// The job has to end, and why. Called once, after an overview has been said.
     std::function<void(const std::string&)> on_stuck;
   };
   /// `hosts`: of each rank.
-  HealthWatch(Loop& loop, std::vector<std::string> hosts, const HealthLimits& limits, Events events);
+  HealthWatch(Loop& loop, std::vector<std::string> hosts, const WatchLimits& limits, Events events);
 
   /// All ranks run: from now on until `stop`.
   void start() { look(); }
   void stop();
   /// Of the agent of these ranks.
   void take(Reports reports, int first_rank, int ranks);
-  void rank_ended(int rank) { health_.ended(rank, Health::Clock::now()); }
+  /// `last`: what it was doing then.
+  void rank_ended(const RankReport& last);
   void host_ended(int first_rank, int ranks) { health_.host_ended(first_rank, ranks); }
   /// Says what every rank is doing, once the reports that agents have been asked for now have come. False: that is
   /// under way already, and nobody need be asked.
@@ -44,6 +52,7 @@ class HealthWatch {
 
   Loop& loop_;
   Health health_;
+  StepWatch steps_;
   Events events_;
   Timer look_;
   Timer show_;

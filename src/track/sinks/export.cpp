@@ -1,18 +1,25 @@
 #include "track/sinks/export.h"
 
 #include "track/sinks/csv.h"
+#include "track/sinks/kubeflow.h"
+#include "track/sinks/mlflow.h"
 #include "track/sinks/prometheus.h"
 #include "track/sinks/record_follower.h"
 #include "track/sinks/tensorboard.h"
 
+#include "base/env.h"
 #include "base/result.h"
+#include "net/http_server.h"
 #include "sys/files.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <thread>
+#include <utility>
 
 namespace cohort::track {
 namespace {
@@ -21,6 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kQuietAfterEnd = std::chrono::seconds(2);
 constexpr int kKilledStatus = 128;  // and more: by a signal
+constexpr auto kBatchInterval = std::chrono::seconds(2);
 
 struct JobState {
   bool ended = false;
@@ -48,6 +56,7 @@ class Export {
 
   ExportSummary run() {
     if (request_.wait) wait_for_record();
+    if (request_.may_be_absent && !std::filesystem::exists(request_.record)) return summary_;
     follower_.emplace(request_.record);
     drain();
     if (request_.wait) follow();
@@ -104,9 +113,12 @@ class Export {
       if (line.event == "start" || line.event == "resume") said_.reset();
       if (line.event == "end") said_ = RunState::Finished;
       if (line.event == "preempted") said_ = RunState::Killed;
-      request_.sink->take({line, follower_->superseded()});
+      request_.sink->take({line, follower_->superseded(), follower_->offset()});
     }
-    if (any) request_.sink->flush();
+    if (any)
+      request_.sink->flush();
+    else
+      request_.sink->idle();
     return any;
   }
 
@@ -131,22 +143,70 @@ class Export {
   std::int64_t last_step_ = std::numeric_limits<std::int64_t>::min();
 };
 
-}  // namespace
+std::unique_ptr<Sink> make_prometheus(const std::string& where, const SinkOptions& options) {
+  const std::filesystem::path warnings = options.record.empty() ? "" : options.record.parent_path() / "warnings.jsonl";
+  const auto at = port_of(where);
+  if (!at) {
+    auto file = std::make_unique<PrometheusFile>(
+        where, options.openmetrics ? PrometheusFormat::OpenMetrics : PrometheusFormat::Text);
+    file->count_warnings_of(warnings);
+    return file;
+  }
+  auto port = std::make_unique<PrometheusPort>(
+      *at, options.token_file.empty() ? std::string() : net::read_token_file(options.token_file));
+  port->count_warnings_of(warnings);
+  if (options.say) options.say(fmt::format("metrics are served at http://{}/metrics", net::to_string(port->address())));
+  return port;
+}
 
-std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
+/// What the environment has for MLflow.
+std::optional<std::string> variable(std::string_view name) { return env::get(name); }
+
+/// "csv:FILE" is csv, and FILE. Throws InvalidArgument for what is no destination.
+std::pair<std::string, std::string> parts_of(const std::string& destination) {
   const std::size_t colon = destination.find(':');
   const std::string kind = destination.substr(0, colon);
   const std::string where = colon == std::string::npos ? "" : destination.substr(colon + 1);
-  if (!where.empty()) {
-    if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
-    if (kind == "csv") return std::make_unique<CsvSink>(where);
-    if (kind == "prometheus") {
-      return std::make_unique<PrometheusSink>(
-          where, options.openmetrics ? PrometheusFormat::OpenMetrics : PrometheusFormat::Text);
+  const bool is_file = kind == "tensorboard" || kind == "csv" || kind == "prometheus";
+  if ((is_file && !where.empty()) || kind == "mlflow" || destination == "kubeflow") return {kind, where};
+  raise(ErrorCode::InvalidArgument,
+        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT, "
+        "mlflow:URI, kubeflow",
+        destination);
+}
+
+}  // namespace
+
+std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
+  const auto [kind, where] = parts_of(destination);
+  if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
+  if (kind == "csv") return std::make_unique<CsvSink>(where);
+  if (kind == "prometheus") return make_prometheus(where, options);
+  if (kind == "kubeflow") return std::make_unique<KubeflowSink>(kubeflow_place({}), options.say);
+  MlflowServerOptions server;
+  server.place = mlflow_place(where, variable);
+  server.wait = options.wait ? options.wait : [](std::chrono::milliseconds time) {
+    std::this_thread::sleep_for(time);
+    return false;
+  };
+  server.say = options.say ? options.say : [](const std::string&) {};
+  server.patience = options.patience;
+  return std::make_unique<MlflowSink>(MlflowSinkOptions{options.record, std::move(server), kBatchInterval});
+}
+
+void check_destination(const std::string& destination) {
+  const auto [kind, where] = parts_of(destination);
+  if (kind == "mlflow") (void)mlflow_place(where, variable);
+  if (kind == "kubeflow") (void)kubeflow_place({});
+  if (kind == "prometheus") {
+    const auto at = port_of(where);
+    if (at && !net::is_loopback_name(at->host) && !env::get(env::kMetricsTokenFile)) {
+      raise(ErrorCode::InvalidArgument,
+            "'{}': whoever reaches this host could read it -- {} has to name a file with a token, or serve at :{} and "
+            "reach it by `ssh -L`",
+            destination, env::kMetricsTokenFile, at->port);
     }
   }
-  raise(ErrorCode::InvalidArgument,
-        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE", destination);
 }
 
 ExportSummary export_record(const ExportRequest& request) { return Export(request).run(); }

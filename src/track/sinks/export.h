@@ -13,15 +13,26 @@
 namespace cohort::track {
 
 struct SinkOptions {
-  bool openmetrics = false;  ///< prometheus: OpenMetrics 1.0; otherwise text format 0.0.4
+  bool openmetrics = false;           ///< prometheus:FILE: OpenMetrics 1.0; otherwise text format 0.0.4
+  std::string token_file = {};        ///< prometheus:HOST:PORT: what lets a client in; only loopback goes without
+  std::filesystem::path record = {};  ///< what is beside it: MLflow's state, warnings
+  /// mlflow: waits, and says whether to stop; default: it only waits.
+  std::function<bool(std::chrono::milliseconds)> wait = {};
+  /// Tells where the run or its metrics are, and of a server that is away.
+  std::function<void(const std::string&)> say = {};
+  std::chrono::milliseconds patience = std::chrono::minutes(15);  ///< mlflow: with a server that does not answer
 };
 
-/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE". Throws InvalidArgument, with those that there are, and Io.
+/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "prometheus:HOST:PORT", "mlflow:URI", "kubeflow". Throws
+/// InvalidArgument, with those that there are, Io, and Unavailable.
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options = {});
+/// Throws what make_sink would throw without looking at files or servers.
+void check_destination(const std::string& destination);
 
 struct ExportRequest {
   std::filesystem::path record;
-  Sink* sink = nullptr;  ///< not owned
+  Sink* sink = nullptr;        ///< not owned
+  bool may_be_absent = false;  ///< a job that ends without a record is no failure
   /// Empty: what is there. Else until the run has ended, which is asked after each `interval`; it waits for that long
   /// and says whether to stop before: what is there by then is still read.
   std::function<bool(std::chrono::milliseconds)> wait = {};

@@ -1,13 +1,18 @@
 #include "track/sinks/prometheus.h"
 
+#include "base/parse.h"
 #include "base/result.h"
+#include "net/http_server.h"
 #include "sys/files.h"
+#include "track/record_reader.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
 #include <iterator>
+#include <mutex>
 #include <string_view>
+#include <utility>
 
 namespace cohort::track {
 namespace {
@@ -34,9 +39,9 @@ std::string escaped(std::string_view text) {
 }
 
 /// Families after each other, each with its samples. The formats differ in whose name has _total, and in the last line.
-class Page {
+class Text {
  public:
-  Page(PrometheusFormat format, std::string labels) : format_(format), labels_(std::move(labels)) {}
+  Text(PrometheusFormat format, std::string labels) : format_(format), labels_(std::move(labels)) {}
 
   void gauge(std::string_view name, std::string_view help, std::optional<double> value) {
     if (!value) return;
@@ -68,11 +73,6 @@ class Page {
 };
 
 }  // namespace
-
-PrometheusSink::PrometheusSink(std::filesystem::path file, PrometheusFormat format)
-    : file_(std::move(file)), format_(format) {
-  if (file_.has_parent_path()) value_or_throw(sys::make_folders(file_.parent_path().string()));
-}
 
 void PrometheusSink::take(const SinkLine& taken) {
   const RecordLine& line = taken.line;
@@ -128,10 +128,10 @@ void PrometheusSink::add_communication(const RecordLine& line) {
 
 Sink::Replay PrometheusSink::go_back(std::int64_t /*step*/, double /*time*/) { return Replay::No; }
 
-std::string PrometheusSink::text() const {
+std::string PrometheusSink::text(PrometheusFormat format) const {
   std::string labels = fmt::format("job=\"{}\"", escaped(job_.empty() ? program_ : job_));
   if (!host_.empty()) labels += fmt::format(",host=\"{}\"", escaped(host_));
-  Page page(format_, labels);
+  Text page(format, labels);
   page.gauge("cohort_up", "Whether the run goes on.", started_ && state_ == RunState::Running ? 1 : 0);
   page.gauge("cohort_world_size", "Ranks of the run.", world_size_);
   page.counter("cohort_restarts", "How often the program was started again.", totals_.restarts);
@@ -159,6 +159,10 @@ std::string PrometheusSink::text() const {
   of_operations("cohort_operation_seconds", "From call to end, on rank 0.", &Operation::seconds);
   of_operations("cohort_waited_seconds", "Of these: for other ranks to come.", &Operation::waited);
 
+  if (!warnings_.empty()) page.counter_family("cohort_warnings", "What the launcher has warned of.");
+  for (const auto& [kind, number] : warnings_) {
+    page.sample("cohort_warnings_total", fmt::format(",kind=\"{}\"", escaped(kind)), number);
+  }
   if (!values_.empty()) page.family("cohort_metric", "gauge", "The latest value of what the run has logged.");
   for (const auto& [key, value] : values_) {
     std::string label = fmt::format(",name=\"{}\"", escaped(key.first));
@@ -179,11 +183,81 @@ std::string PrometheusSink::text() const {
   return std::move(page).text();
 }
 
-void PrometheusSink::flush() { value_or_throw(sys::write_file_atomically(file_.string(), text())); }
+bool PrometheusSink::count_warnings() {
+  if (warnings_file_.empty()) return false;
+  const auto content = sys::read_file(warnings_file_.string());
+  if (!content) return false;  // nothing is wrong with most runs
+  std::map<std::string, double> counted;
+  for (const RecordLine& line : parse_record(content->text()).events) {
+    if (line.event == "warning") ++counted[std::string(line.text("kind"))];
+  }
+  return std::exchange(warnings_, counted) != counted;
+}
+
+void PrometheusSink::flush() {
+  count_warnings();
+  publish();
+}
+
+void PrometheusSink::idle() {
+  if (count_warnings()) publish();
+}
 
 void PrometheusSink::finish(RunState state) {
   state_ = state;
   flush();
+}
+
+PrometheusFile::PrometheusFile(std::filesystem::path file, PrometheusFormat format)
+    : file_(std::move(file)), format_(format) {
+  if (file_.has_parent_path()) value_or_throw(sys::make_folders(file_.parent_path().string()));
+}
+
+void PrometheusFile::publish() { value_or_throw(sys::write_file_atomically(file_.string(), text(format_))); }
+
+struct PrometheusPort::Page {
+  std::mutex mutex;
+  std::string plain, open;
+  std::optional<net::HttpServer> server;  // whose thread reads them
+
+  net::HttpAnswer answer(const net::HttpRequest& request) {
+    if (request.path != "/metrics") return {.status = 404, .body = "/metrics is here\n"};
+    const bool wants_open =
+        net::preferred_type(request.header("accept"), "text/plain", "application/openmetrics-text") == 1;
+    const std::scoped_lock lock(mutex);
+    return {.type = wants_open ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                               : "text/plain; version=0.0.4; charset=utf-8",
+            .body = wants_open ? open : plain};
+  }
+};
+
+PrometheusPort::PrometheusPort(const net::Address& at, std::string token) : page_(std::make_unique<Page>()) {
+  publish();  // nobody is answered with nothing
+  page_->server.emplace(net::HttpServerOptions{
+      .at = at, .token = std::move(token), .handler = [page = page_.get()](const net::HttpRequest& request) {
+        return page->answer(request);
+      }});
+}
+
+PrometheusPort::~PrometheusPort() = default;
+
+void PrometheusPort::publish() {
+  std::string plain = text(PrometheusFormat::Text), open = text(PrometheusFormat::OpenMetrics);
+  const std::scoped_lock lock(page_->mutex);
+  page_->plain = std::move(plain);
+  page_->open = std::move(open);
+}
+
+const net::Address& PrometheusPort::address() const noexcept { return page_->server->address(); }
+
+std::optional<net::Address> port_of(std::string_view where) {
+  const std::size_t colon = where.rfind(':');
+  if (colon == std::string_view::npos) return std::nullopt;
+  const auto port = parse_integer<std::uint16_t>(where.substr(colon + 1));
+  if (!port) return std::nullopt;
+  if (colon == 0) return net::Address{"127.0.0.1", *port};
+  const auto address = net::parse_address(where);
+  return address ? std::optional(*address) : std::nullopt;
 }
 
 }  // namespace cohort::track

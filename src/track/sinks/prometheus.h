@@ -1,14 +1,17 @@
-// A run record as metrics of Prometheus: a text file for node-exporter's textfile collector, or for a web server.
+// A run record as metrics of Prometheus: a text file for node-exporter's textfile collector, or a port that is scraped.
 #pragma once
 
+#include "net/address.h"
 #include "track/points.h"
 #include "track/sinks/sink.h"
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace cohort::track {
@@ -18,19 +21,23 @@ enum class PrometheusFormat {
   OpenMetrics,  ///< 1.0.0
 };
 
-/// Holds the latest values and the totals, and replaces the file as a whole. Values that the run logged are
-/// cohort_metric{name="..."}; labels never hold a step.
-class PrometheusSink final : public Sink {
+/// Holds the latest values and the totals. Values that the run logged are cohort_metric{name="..."}; labels never hold
+/// a step.
+class PrometheusSink : public Sink {
  public:
-  PrometheusSink(std::filesystem::path file, PrometheusFormat format);
-
   void take(const SinkLine& line) override;
   Replay go_back(std::int64_t step, double time) override;
-  void flush() override;
+  void flush() final;
+  void idle() final;
   void finish(RunState state) override;
 
-  /// What `flush` writes.
-  std::string text() const;
+  /// Where the launcher's warnings are (warnings.jsonl), once there are any.
+  void count_warnings_of(std::filesystem::path file) { warnings_file_ = std::move(file); }
+  std::string text(PrometheusFormat format) const;
+
+ protected:
+  /// What `text` gives shall be where others find it.
+  virtual void publish() = 0;
 
  private:
   struct Operation {
@@ -41,9 +48,9 @@ class PrometheusSink final : public Sink {
     std::map<std::string, Operation, std::less<>> operations;
   };
   void add_communication(const RecordLine& line);
+  /// Whether there are more than before.
+  bool count_warnings();
 
-  std::filesystem::path file_;
-  PrometheusFormat format_;
   PointReader points_;
   std::string job_, program_, host_;
   bool started_ = false;
@@ -51,6 +58,39 @@ class PrometheusSink final : public Sink {
   std::optional<double> step_, epoch_, world_size_, checkpoint_step_, checkpoint_time_;
   std::map<std::pair<std::string, std::optional<int>>, double> values_;
   Totals totals_;
+  std::filesystem::path warnings_file_;
+  std::map<std::string, double> warnings_;  // by kind
 };
+
+/// Replaces the file as a whole.
+class PrometheusFile final : public PrometheusSink {
+ public:
+  PrometheusFile(std::filesystem::path file, PrometheusFormat format);
+
+ private:
+  void publish() override;
+
+  std::filesystem::path file_;
+  PrometheusFormat format_;
+};
+
+/// Serves /metrics, in the format that the client asks for, for as long as it lives.
+class PrometheusPort final : public PrometheusSink {
+ public:
+  /// Throws as net::HttpServer.
+  PrometheusPort(const net::Address& at, std::string token);
+  ~PrometheusPort() override;
+  /// With the port that the system has chosen.
+  const net::Address& address() const noexcept;
+
+ private:
+  void publish() override;
+
+  struct Page;
+  std::unique_ptr<Page> page_;
+};
+
+/// "HOST:PORT" or ":PORT", which is one on loopback: a place to serve at; nullopt: a file.
+std::optional<net::Address> port_of(std::string_view where);
 
 }  // namespace cohort::track

@@ -1,4 +1,4 @@
-// Where the lines of a run record go besides the record: TensorBoard, a CSV file, Prometheus. A Sink is fed by
+// Where the lines of a run record go besides the record: TensorBoard, a CSV file, Prometheus, MLflow. A Sink is fed by
 // one thread of a process of its own, never by the training: the record is the queue, and a sink that is slow blocks
 // nobody else. Methods throw cohort::Error for what waiting does not cure.
 #pragma once
@@ -12,6 +12,7 @@ namespace cohort::track {
 struct SinkLine {
   const RecordLine& line;
   bool superseded = false;  ///< the run did its step again
+  std::uint64_t end = 0;    ///< where the line after it begins
 };
 
 enum class RunState { Running, Finished, Failed, Killed };
@@ -27,6 +28,8 @@ class Sink {
   virtual Replay go_back(std::int64_t step, double time) = 0;
   /// What was taken shall be where others find it.
   virtual void flush() = 0;
+  /// There was nothing new for an interval.
+  virtual void idle() {}
   /// There will be nothing more.
   virtual void finish(RunState state) = 0;
 };

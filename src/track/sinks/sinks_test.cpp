@@ -1,5 +1,6 @@
 #include "track/sinks/event_file.h"
 #include "track/sinks/export.h"
+#include "track/sinks/kubeflow.h"
 #include "track/sinks/prometheus.h"
 #include "track/sinks/record_follower.h"
 
@@ -275,6 +276,56 @@ TEST_F(SinksTest, TensorBoardFolderIsReplacedAndAForeignOneRefused) {
   std::ofstream(folder_ / "tb" / "events.out.tfevents.1.host") << "somebody's";
   EXPECT_THROW(export_to(to), Error);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "tb"), {}), 2);
+}
+
+RunProgress progress_of(std::initializer_list<const char*> lines) {
+  RunProgress progress;
+  RecordLine line;
+  for (const char* const text : lines) {
+    EXPECT_TRUE(line.read(text)) << text;
+    progress.take(line);
+  }
+  return progress;
+}
+
+TEST(RunProgress, FollowsFromEpochsOrSteps) {
+  const char* const start = R"({"event":"start","time":100,"parameters":{"epochs":4,"steps":1000}})";
+  EXPECT_EQ(progress_of({start}).done(), std::nullopt);
+  EXPECT_EQ(progress_of({start, R"({"event":"step","time":101,"step":5,"epoch":1})"}).done(), 0.25) << "epochs first";
+  EXPECT_EQ(progress_of({start, R"({"event":"step","time":101,"step":500})"}).done(), 0.5);
+  EXPECT_EQ(progress_of({R"({"event":"step","time":101,"step":500})"}).done(), std::nullopt);
+  EXPECT_EQ(progress_of({start, R"({"event":"metric","time":101,"step":9,"values":{"epoch":5}})"}).done(), 1);
+  const RunProgress running = progress_of({start, R"({"event":"step","time":110,"step":5,"epoch":1})",
+                                           R"({"event":"step","time":130,"step":9,"epoch":2,"train_loss":0.5})"});
+  EXPECT_EQ(running.remaining_seconds(), 40) << "a quarter took 20 s";
+  EXPECT_EQ(kubeflow_status(running, 1737628245),
+            R"({"trainerStatus":{"progressPercentage":50,"estimatedRemainingSeconds":40,"metrics":[)"
+            R"({"name":"train_loss","value":"0.5"}],"lastUpdatedTime":"2025-01-23T10:30:45Z"}})");
+  const RunProgress resumed = progress_of(
+      {start, R"({"event":"step","time":110,"epoch":2})", R"({"event":"start","time":900,"parameters":{"epochs":4}})",
+       R"({"event":"resume","time":901,"step":5,"epoch":1})", R"({"event":"step","time":911,"epoch":2})"});
+  EXPECT_EQ(resumed.remaining_seconds(), 20) << "of this start alone";
+  EXPECT_EQ(progress_of({start, R"({"event":"end","time":101,"step":3})"}).done(), 1);
+  EXPECT_EQ(kubeflow_status(progress_of({}), 0),
+            R"({"trainerStatus":{"metrics":[],"lastUpdatedTime":"1970-01-01T00:00:00Z"}})");
+}
+
+TEST(KubeflowPlace, IsWhatItsVariablesSay) {
+  const auto of = [](const char* url) {
+    const env::Map variables{{"KUBEFLOW_TRAINER_SERVER_URL", url}};
+    return kubeflow_place(variables);
+  };
+  EXPECT_EQ(of("https://a.b.svc:10443/apis/x/status").server, "https://a.b.svc:10443");
+  EXPECT_EQ(of("https://a.b.svc:10443/apis/x/status").path, "/apis/x/status");
+  for (const char* wrong : {"", "a.b/c", "https://a", "ftp://a/b"}) EXPECT_THROW((void)of(wrong), Error) << wrong;
+}
+
+TEST_F(SinksTest, APlaceToServeAtIsToldFromAFile) {
+  EXPECT_EQ(port_of(":9400"), (net::Address{"127.0.0.1", 9400}));
+  EXPECT_EQ(port_of("0.0.0.0:9400"), (net::Address{"0.0.0.0", 9400}));
+  EXPECT_EQ(port_of("[::]:0"), (net::Address{"::", 0}));
+  for (const char* file : {"", "a.prom", "/metrics/a.prom", "a:b", "/x:y.prom", "/a:9400", ":99999", "a:9400:"})
+    EXPECT_FALSE(port_of(file)) << file;
 }
 
 TEST_F(SinksTest, DestinationsThatThereAreNotAreNamed) {

@@ -1,0 +1,99 @@
+#include "launch/supervise/live.h"
+
+#include <cstddef>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+/// What comes within this time of each other is one change.
+constexpr std::chrono::milliseconds kGather{30};
+constexpr std::size_t kMostNotices = 20;
+
+}  // namespace
+
+Live::Live(Loop& loop, const RunFolder& folder, std::function<void(const std::string&)> complain)
+    : loop_(loop), complain_(std::move(complain)), file_(folder) {}
+
+void Live::begin(const std::string& job, const std::string& program) {
+  run_.job = job;
+  run_.program = program;
+}
+
+void Live::begin_epoch(const Plan& plan, int restarts, const std::string& logs) {
+  run_.state = "starting";
+  run_.exit_status.reset();
+  run_.reason.clear();
+  run_.restarts = restarts;
+  run_.logs = logs;
+  run_.hosts.clear();
+  for (const PlannedHost& host : plan.hosts) run_.hosts.push_back({host.name, host.first_rank, host.ranks});
+  figures_ = Figures(plan.world_size);
+  lines_.assign(static_cast<std::size_t>(plan.world_size), {});
+  changed();
+}
+
+void Live::started() {
+  run_.state = "running";
+  run_.start = seconds_now();
+  changed();
+}
+
+void Live::ending() {
+  run_.state = "ending";
+  changed();
+}
+
+void Live::epoch_ended(int exit_status, const std::string& reason) {
+  run_.state = "ended";
+  run_.exit_status = exit_status;
+  run_.reason = reason;
+  soon_ = Timer();
+  write();
+}
+
+void Live::take(const Reports& reports) {
+  for (const RankReport& report : reports.ranks) figures_.report(report, Figures::Clock::now());
+  changed();
+}
+
+void Live::take(const Output& output) {
+  lines_[static_cast<std::size_t>(output.rank)].append(output.stream, output.bytes);
+  changed();
+}
+
+void Live::rank_ended(int rank, const sys::ExitStatus& status) {
+  figures_.ended(rank, status.success(), sys::to_string(status));
+  changed();
+}
+
+void Live::note(const std::string& text) {
+  if (run_.notices.size() >= kMostNotices) run_.notices.erase(run_.notices.begin());
+  run_.notices.push_back({seconds_now(), text});
+  changed();
+}
+
+void Live::changed() {
+  if (!soon_)
+    soon_ = Timer(loop_, kGather, [this] {
+      soon_ = Timer();
+      if (!file_.due()) return changed();
+      write();
+    });
+}
+
+void Live::write() {
+  file_.write(look());
+  if (const auto why = file_.complaint()) complain_(*why);
+}
+
+LiveRun Live::look() const {
+  LiveRun run = run_;
+  run.time = seconds_now();
+  std::vector<RankFigures> figures = figures_.look(Figures::Clock::now());
+  run.ranks.resize(figures.size());
+  for (std::size_t i = 0; i < figures.size(); ++i) run.ranks[i] = {std::move(figures[i]), lines_[i].text()};
+  return run;
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,54 @@
+// What the launcher knows of a run while it goes on, kept for those who watch it: gathers what agents report and ranks
+// print, and hands it to live.json a few times a second. Belongs to the Job and its thread.
+#pragma once
+
+#include "launch/loop.h"
+#include "launch/messages.h"
+#include "launch/plan/plan.h"
+#include "launch/record/live_file.h"
+#include "launch/record/live_run.h"
+#include "launch/show/last_line.h"
+#include "launch/watch/figures.h"
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+class Live {
+ public:
+  /// `complain`: live.json cannot be written, and why. `folder` outlives this.
+  Live(Loop& loop, const RunFolder& folder, std::function<void(const std::string&)> complain);
+
+  /// Of the job.
+  void begin(const std::string& job, const std::string& program);
+  /// Ranks of this plan are about to be started, after so many restarts.
+  void begin_epoch(const Plan& plan, int restarts, const std::string& logs);
+  void started();
+  void ending();
+  void epoch_ended(int exit_status, const std::string& reason);
+
+  void take(const Reports& reports);
+  void take(const Output& output);
+  void rank_ended(int rank, const sys::ExitStatus& status);
+  void note(const std::string& text);
+
+  /// As of now.
+  LiveRun look() const;
+
+ private:
+  void changed();
+  void write();
+
+  Loop& loop_;
+  std::function<void(const std::string&)> complain_;
+  LiveRun run_;  ///< but for the figures of ranks
+  Figures figures_{0};
+  std::vector<LastLine> lines_;
+  Timer soon_;
+  LiveFile file_;
+};
+
+}  // namespace cohort::launch

@@ -1,0 +1,56 @@
+// The processes that take a job's run record elsewhere while it runs (--track): `cohort export --follow`, one for each
+// destination, in sessions of their own. They are no part of the job: none of their failures is one of it, and the job
+// waits for them only a bounded time after its end. They die with the supervisor, to whose thread this belongs.
+#pragma once
+
+#include "launch/loop.h"
+#include "launch/show/lines.h"
+#include "sys/process.h"
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+class Trackers {
+ public:
+  struct Options {
+    std::vector<std::string> destinations;  ///< as `cohort export --to` takes them
+    std::string run_folder;
+    std::function<void(const std::string&)> say;
+  };
+  Trackers(Loop& loop, Options options);
+  ~Trackers();
+
+  std::vector<pid_t> pids() const;
+  /// The job has ended, which job.json says. Calls `on_done` once they have, or `limit` has passed: they are killed
+  /// then.
+  void finish(std::chrono::milliseconds limit, std::function<void()> on_done);
+
+ private:
+  struct Tracker {
+    std::string destination;
+    sys::ChildProcess process;
+    sys::UniqueFd output;
+    LineSplitter lines;
+    Watch output_watch, process_watch;
+  };
+
+  void start(Tracker& tracker);
+  void read(Tracker& tracker);
+  void on_ended(Tracker& tracker);
+  void on_limit();
+  void check_done();
+  std::string way_out(const Tracker& tracker) const;
+
+  Loop& loop_;
+  Options options_;
+  std::vector<std::unique_ptr<Tracker>> trackers_;
+  std::function<void()> on_done_;
+  Timer limit_, notice_, done_;
+};
+
+}  // namespace cohort::launch

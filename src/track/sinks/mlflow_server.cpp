@@ -1,0 +1,190 @@
+#include "track/sinks/mlflow_server.h"
+
+#include "base/result.h"
+
+#include <httplib.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <fstream>
+#include <utility>
+
+namespace cohort::track {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr auto kConnectTime = std::chrono::seconds(5);
+constexpr auto kAnswerTime = std::chrono::seconds(120);  // a database under load takes its time
+constexpr milliseconds kLongestWait = std::chrono::seconds(15);
+constexpr std::size_t kLongestMessage = 500;
+
+std::string shortened(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  if (text.size() > kLongestMessage) text = text.substr(0, kLongestMessage) + "...";
+  return text;
+}
+
+bool is_permanent(httplib::Error error) {
+  return error == httplib::Error::SSLServerVerification || error == httplib::Error::SSLLoadingCerts;
+}
+
+std::string why(httplib::Error error) {
+  switch (error) {
+    case httplib::Error::Connection: return "it cannot be reached";
+    case httplib::Error::ConnectionTimeout: return "the connection is not answered";
+    case httplib::Error::Read: return "its answer did not come";
+    case httplib::Error::Write: return "it takes no request";
+    case httplib::Error::SSLConnection: return "TLS failed";
+    default: return httplib::to_string(error);
+  }
+}
+
+}  // namespace
+
+struct MlflowServer::Impl {
+  explicit Impl(MlflowServerOptions from) : options(std::move(from)), client(open(options.place)) {
+    const MlflowPlace& place = options.place;
+    client.set_keep_alive(true);
+    client.set_tcp_nodelay(true);
+    client.set_url_encode(false);
+    client.set_connection_timeout(kConnectTime);
+    client.set_read_timeout(kAnswerTime);
+    client.set_write_timeout(kAnswerTime);
+    client.enable_server_certificate_verification(place.checks_certificate);
+    if (!place.certificates.empty()) client.set_ca_cert_path(place.certificates);
+    if (!place.token.empty())
+      client.set_bearer_token_auth(place.token);
+    else if (!place.user.empty())
+      client.set_basic_auth(place.user, place.password);
+  }
+
+  static httplib::Client open(const MlflowPlace& place) {
+    return place.own_certificate.empty() ? httplib::Client(place.server)
+                                         : httplib::Client(place.server, place.own_certificate, place.own_certificate);
+  }
+
+  std::string path_of(const std::string& path) const { return options.place.prefix + "/api/2.0/" + path; }
+
+  [[noreturn]] void fail(const std::string& reason, std::string_view advice) const {
+    raise(ErrorCode::Unavailable, "talking to MLflow failed -- {} -- {} -- {}", options.place.shown(), reason, advice);
+  }
+
+  /// What a server says that does not let this one in, or sends it elsewhere.
+  void check_admission(const Answer& answer, const std::string& location) const {
+    if (answer.status == 403 && answer.body.find("Invalid Host header") != std::string::npos) {
+      fail(
+          "it answers 403, Invalid Host header: it takes requests for names that it knows only, which are localhost "
+          "and "
+          "private addresses",
+          "start the server with --allowed-hosts NAME (or MLFLOW_SERVER_ALLOWED_HOSTS=NAME), where NAME is the host of "
+          "the address above, or use its address");
+    }
+    if (answer.status == 401 || answer.status == 403) {
+      fail(fmt::format("it answers {}{}{}", answer.status, answer.message.empty() ? "" : ": ", answer.message),
+           options.place.token.empty() && options.place.user.empty()
+               ? "it was asked without credentials: MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and "
+                 "MLFLOW_TRACKING_PASSWORD, have them"
+               : "what the environment has for it (MLFLOW_TRACKING_TOKEN, _USERNAME, _PASSWORD, DATABRICKS_TOKEN) does "
+                 "not do");
+    }
+    if (answer.status >= 300 && answer.status < 400) {
+      fail(fmt::format("it sends its askers to {}", shortened(location)), "give that address, if it is the right one");
+    }
+  }
+
+  Answer ask(const std::function<httplib::Result()>& request, const std::function<bool()>& done_already = {}) {
+    Clock::time_point since = Clock::now();
+    milliseconds pause = options.first_wait;
+    for (int tries = 1;; ++tries) {
+      if (tries > 1 && done_already && done_already()) return {.status = 200, .code = {}, .message = {}, .body = {}};
+      const httplib::Result result = request();
+      std::string trouble;
+      if (result) {
+        Answer answer = read(*result);
+        check_admission(answer, result->get_header_value("Location"));
+        if (answer.status < 500 && answer.status != 429 && answer.status != 408) {
+          answered = true;
+          if (std::exchange(away, false)) options.say(fmt::format("MLflow at {} answers again", options.place.shown()));
+          return answer;
+        }
+        trouble = fmt::format("it answers {}{}{}", answer.status, answer.message.empty() ? "" : ": ", answer.message);
+      } else {
+        if (is_permanent(result.error())) {
+          fail("its certificate is not trusted",
+               "MLFLOW_TRACKING_SERVER_CERT_PATH names a file of certificates that are; "
+               "MLFLOW_TRACKING_INSECURE_TLS=true "
+               "trusts any");
+        }
+        trouble = why(result.error());
+      }
+      if (tries == 2 && !std::exchange(away, true)) {
+        options.say(
+            fmt::format("MLflow at {}: {}; trying on, the record keeps what there is", options.place.shown(), trouble));
+      }
+      // An address where nobody has ever answered is more often wrong than away.
+      if (Clock::now() - since >= (answered ? options.patience : options.patience / 15))
+        fail(trouble, "it was asked again and again");
+      if (options.wait(pause)) fail(trouble, "stopped while it was away");
+      pause = std::min(2 * pause, kLongestWait);
+    }
+  }
+
+  static Answer read(const httplib::Response& response) {
+    Answer answer{.status = response.status, .code = {}, .message = {}, .body = response.body};
+    if (answer.good()) return answer;
+    const auto json = nlohmann::json::parse(response.body, nullptr, false);
+    const auto text = [&json](const char* name) {
+      return json.is_object() && json.contains(name) && json[name].is_string() ? json[name].get<std::string>() : "";
+    };
+    answer.code = text("error_code");
+    answer.message = shortened(json.is_object() ? text("message") : response.body);
+    return answer;
+  }
+
+  MlflowServerOptions options;
+  httplib::Client client;
+  bool answered = false, away = false;
+};
+
+MlflowServer::MlflowServer(MlflowServerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+MlflowServer::~MlflowServer() = default;
+
+MlflowServer::Answer MlflowServer::get(const std::string& path) {
+  return impl_->ask([&, whole = impl_->path_of(path)] { return impl_->client.Get(whole); });
+}
+
+MlflowServer::Answer MlflowServer::post(const std::string& path, const std::string& body,
+                                        const std::function<bool()>& done_already) {
+  return impl_->ask([&, whole = impl_->path_of(path)] { return impl_->client.Post(whole, body, "application/json"); },
+                    done_already);
+}
+
+MlflowServer::Answer MlflowServer::put_file(const std::string& path, const std::filesystem::path& file) {
+  return impl_->ask([&, whole = impl_->path_of(path)] {
+    std::ifstream in(file, std::ios::binary);
+    std::error_code error;
+    const std::uintmax_t size = std::filesystem::file_size(file, error);
+    if (!in || error) raise(ErrorCode::Io, "{} cannot be read", file.string());
+    const auto provide = [&in](std::size_t, std::size_t most, httplib::DataSink& sink) {
+      char block[65536];
+      in.read(block, static_cast<std::streamsize>(std::min(most, sizeof block)));
+      return in.gcount() > 0 && sink.write(block, static_cast<std::size_t>(in.gcount()));
+    };
+    return impl_->client.Put(whole, static_cast<std::size_t>(size), provide, "application/octet-stream");
+  });
+}
+
+void MlflowServer::refused(const std::string& what, const Answer& answer) const {
+  raise(ErrorCode::Unavailable, "{} failed -- {} -- {} {}: {}", what, impl_->options.place.shown(), answer.status,
+        answer.code, answer.message);
+}
+
+nlohmann::json body_of(const MlflowServer::Answer& answer) {
+  auto json = nlohmann::json::parse(answer.body, nullptr, false);
+  return json.is_object() ? json : nlohmann::json::object();
+}
+
+}  // namespace cohort::track

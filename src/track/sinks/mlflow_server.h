@@ -1,0 +1,61 @@
+// Talks to an MLflow server, and goes on trying while it is away. One thread. Never shows what lets it in.
+#pragma once
+
+#include "track/sinks/mlflow_place.h"
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace cohort::track {
+
+struct MlflowServerOptions {
+  MlflowPlace place;
+  /// Waits; true: whoever called wants to stop.
+  std::function<bool(std::chrono::milliseconds)> wait;
+  /// For people: that the server is away, that it is back.
+  std::function<void(const std::string&)> say;
+  std::chrono::milliseconds patience;  ///< with a server that is away; a 15th of it where none has ever answered
+  std::chrono::milliseconds first_wait = std::chrono::milliseconds(500);  ///< before the second try; then twice as long
+};
+
+class MlflowServer {
+ public:
+  explicit MlflowServer(MlflowServerOptions options);
+  ~MlflowServer();
+  MlflowServer(const MlflowServer&) = delete;
+  MlflowServer& operator=(const MlflowServer&) = delete;
+
+  struct Answer {
+    int status = 0;
+    std::string code;     ///< MLflow's, as RESOURCE_DOES_NOT_EXIST
+    std::string message;  ///< and why
+    std::string body;
+
+    bool good() const noexcept { return status >= 200 && status < 300; }
+  };
+
+  /// `path` below /api/2.0/. A server that does not answer, or is in trouble (5xx, 429), is asked again; what is
+  /// returned is good, or a refusal (4xx). Throws Unavailable where patience, or the caller's wish to go on, has ended,
+  /// and where nobody is let in (401, 403).
+  Answer get(const std::string& path);
+  /// `done_already`: asked before another try whether one before has arrived after all; nothing more is sent then.
+  Answer post(const std::string& path, const std::string& body, const std::function<bool()>& done_already = {});
+  Answer put_file(const std::string& path, const std::filesystem::path& file);
+
+  /// Throws Unavailable with what the server said: "WHAT failed -- SERVER -- MESSAGE".
+  [[noreturn]] void refused(const std::string& what, const Answer& answer) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The body of an answer; an empty object if it is none.
+nlohmann::json body_of(const MlflowServer::Answer& answer);
+
+}  // namespace cohort::track
