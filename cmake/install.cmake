@@ -7,7 +7,7 @@ include(CMakePackageConfigHelpers)
 get_property(rooms GLOBAL PROPERTY COHORT_ROOMS)
 set(core_rooms ${rooms})
 # launch/ and doctor/ are the command's; torch/ is the second target's.
-list(REMOVE_ITEM core_rooms cohort_launch cohort_doctor cohort_torch)
+list(REMOVE_ITEM core_rooms cohort_launch cohort_doctor cohort_watch cohort_torch)
 
 # `cmake --build BUILD --target to_install` builds what is installed; without it, nothing is (and not the half of it).
 set(to_install ${core_rooms} cohort)
