@@ -14,8 +14,6 @@ namespace {
 using launch::RankFigures;
 
 constexpr std::array<std::string_view, 6> kSorts = {"rank", "late", "exposed", "speed", "memory", "state"};
-/// After which the launcher is not taken to be at work any more: it writes every 2 s.
-constexpr double kSilence = 6;
 
 /// A line whose parts may have colours, none of which counts for its width.
 class Text {
@@ -51,7 +49,6 @@ class Text {
   std::string out_;
 };
 
-std::string percent(double share) { return share < 0.005 ? "-" : fmt::format("{:.0f}%", share * 100); }
 std::string rate(double value) { return value > 0 ? number_text(value) : "-"; }
 
 /// The last `width` values as bars; without Unicode nothing tells them apart well enough.
@@ -78,16 +75,6 @@ std::string_view colour_of(std::string_view state) {
   if (state == "waiting") return "36";
   return {};
 }
-
-std::string state_text(const LiveRun& run, double now) {
-  std::string text = run.state;
-  if (run.state == "ended" && run.exit_status) text = fmt::format("ended with status {}", *run.exit_status);
-  const double until = run.state == "ended" ? run.time : now;
-  if (run.start > 0) text += " " + duration_text(until - run.start);
-  return text;
-}
-
-bool is_silent(const LiveRun& run, double now) { return run.state != "ended" && now - run.time > kSilence; }
 
 std::string progress_text(const View& view) {
   const Progress& progress = view.progress;
@@ -119,7 +106,7 @@ std::vector<std::string> header(const View& view, const Look& look) {
   const LiveRun& run = view.run;
   Text first(look.columns, look);
   first.add(run.job.empty() ? view.place : run.job, "1").add("  ");
-  first.add(state_text(run, look.now), run.exit_status.value_or(0) != 0 ? "31;1" : colour_of(run.state));
+  first.add(launch::state_text(run, look.now), run.exit_status.value_or(0) != 0 ? "31;1" : colour_of(run.state));
   first.add(fmt::format("  {} rank{} on {} host{}", run.ranks.size(), run.ranks.size() == 1 ? "" : "s",
                         run.hosts.size(), run.hosts.size() == 1 ? "" : "s"));
   if (run.restarts > 0) first.add(fmt::format("  restart {}", run.restarts), "33");
@@ -132,7 +119,7 @@ std::vector<std::string> header(const View& view, const Look& look) {
   Text third(look.columns, look);
   if (!look.trouble.empty()) {
     third.add(look.trouble, "31;1");
-  } else if (is_silent(run, look.now)) {
+  } else if (launch::is_silent(run, look.now)) {
     third.add(fmt::format("no news from the launcher for {}: it was killed, or its host is gone",
                           duration_text(look.now - run.time)),
               "31;1");
@@ -207,9 +194,9 @@ std::string table_row(const std::string& name, const LiveRank& rank, const Look&
   text.add(fmt::format("{:<{}} ", fitted(name, widths.name, look.unicode), widths.name), selected ? "7" : "");
   text.add(fmt::format("{:<{}} ", fitted(f.state, widths.state, look.unicode), widths.state), colour_of(f.state));
   text.add(fmt::format("{:>8} {:>6} {:>9} ", f.step, rate(f.steps_per_second), rate(f.samples_per_second)));
-  text.add(fmt::format("{:>7} ", percent(f.exposed)), f.exposed >= 0.5 ? "33" : "");
-  text.add(fmt::format("{:>5} ", percent(f.waited)));
-  text.add(fmt::format("{:>5} ", percent(f.waited_for)), f.waited_for >= 0.1 ? "31;1" : "");
+  text.add(fmt::format("{:>7} ", launch::percent_text(f.exposed)), f.exposed >= 0.5 ? "33" : "");
+  text.add(fmt::format("{:>5} ", launch::percent_text(f.waited)));
+  text.add(fmt::format("{:>5} ", launch::percent_text(f.waited_for)), f.waited_for >= 0.1 ? "31;1" : "");
   text.add(fmt::format("{:>6} ", f.memory > 0 ? bytes_text(static_cast<double>(f.memory)) : "-"));
   const bool over = f.state == "failed" || f.state == "ended";
   text.add(over && rank.line.empty() ? f.doing : rank.line);
@@ -303,13 +290,7 @@ std::vector<std::string> draw(const View& view, const Look& look) {
 }
 
 std::string line_of(const View& view, double now) {
-  std::string text = fmt::format("{}  {}{}", state_text(view.run, now), progress_text(view), loss_text(view));
-  if (const int late = late_rank(view.run); late >= 0) {
-    const auto row = static_cast<std::size_t>(late - view.run.first_rank);
-    text += fmt::format("  late: rank {} ({})", late, percent(view.run.ranks[row].figures.waited_for));
-  }
-  if (is_silent(view.run, now)) text += fmt::format("  no news for {}", duration_text(now - view.run.time));
-  return text;
+  return launch::summary(view.run, now, progress_text(view) + loss_text(view));
 }
 
 }  // namespace cohort::watch

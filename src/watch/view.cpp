@@ -110,20 +110,6 @@ std::string host_of(const LiveRun& run, int rank) {
   return host == run.hosts.end() ? std::string() : host->name;
 }
 
-double samples_per_second(const LiveRun& run) {
-  double sum = 0;
-  for (const LiveRank& rank : run.ranks) sum += rank.figures.samples_per_second;
-  return sum;
-}
-
-int late_rank(const LiveRun& run) {
-  const auto most = std::max_element(run.ranks.begin(), run.ranks.end(), [](const LiveRank& a, const LiveRank& b) {
-    return a.figures.waited_for < b.figures.waited_for;
-  });
-  if (most == run.ranks.end() || most->figures.waited_for < 0.1) return -1;
-  return run.first_rank + static_cast<int>(most - run.ranks.begin());
-}
-
 std::string to_text(const View& view, Rows rows) {
   const Progress& progress = view.progress;
   Json head = {{"place", view.place},
@@ -171,32 +157,6 @@ Result<View> parse_view(std::string_view text) {
   read_curve(head, "losses", progress.losses);
   read_curve(head, "speeds", progress.speeds);
   return view;
-}
-
-std::string duration_text(double seconds) {
-  const auto all = static_cast<std::int64_t>(std::clamp(seconds, 0.0, 1e12));
-  if (all >= 86400) return fmt::format("{} d {} h", all / 86400, all / 3600 % 24);
-  if (all >= 3600) return fmt::format("{}:{:02}:{:02}", all / 3600, all / 60 % 60, all % 60);
-  return fmt::format("{}:{:02}", all / 60, all % 60);
-}
-
-std::string bytes_text(double bytes) {
-  const char* unit = "BKMGTP";
-  while (bytes >= 999.5 && unit[1] != '\0') {
-    bytes /= 1024;
-    ++unit;
-  }
-  return fmt::format("{:.{}f}{}", bytes, bytes < 9.95 && *unit != 'B' ? 1 : 0, *unit);
-}
-
-std::string number_text(double value) {
-  const double size = std::fabs(value);
-  if (!(size < 1e15)) return fmt::format("{:.3g}", value);
-  if (size >= 999.5e6) return fmt::format("{:.3g}G", value / 1e9);
-  if (size >= 999.5e3) return fmt::format("{:.3g}M", value / 1e6);
-  if (size >= 9999.5) return fmt::format("{:.3g}k", value / 1e3);
-  if (size >= 99.95) return fmt::format("{:.0f}", value);
-  return fmt::format("{:.3g}", value);
 }
 
 }  // namespace cohort::watch

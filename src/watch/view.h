@@ -4,6 +4,7 @@
 
 #include "base/result.h"
 #include "launch/record/live_run.h"
+#include "launch/show/live_text.h"
 #include "watch/progress.h"
 
 #include <string>
@@ -13,6 +14,11 @@ namespace cohort::watch {
 
 using launch::LiveRank;
 using launch::LiveRun;
+using launch::bytes_text;
+using launch::duration_text;
+using launch::number_text;
+using launch::samples_per_second;
+using launch::late_rank;
 
 struct View {
   std::string place;  ///< the run's folder, or where it is watched from
@@ -28,20 +34,9 @@ LiveRun by_host(const LiveRun& run);
 LiveRun of_host(const LiveRun& run, std::size_t host);
 /// The host of a rank; empty if none is known.
 std::string host_of(const LiveRun& run, int rank);
-/// Samples per second of all ranks.
-double samples_per_second(const LiveRun& run);
-/// The rank that the others wait for most, where that is at least a tenth of the time; -1: none.
-int late_rank(const LiveRun& run);
 
 std::string to_text(const View& view, Rows rows);
 /// Corrupt for what is no such text.
 Result<View> parse_view(std::string_view text);
-
-/// "1:05", "2:03:04", "3 d 4 h".
-std::string duration_text(double seconds);
-/// "1.2G".
-std::string bytes_text(double bytes);
-/// Three digits: "0.31", "412", "12.3k".
-std::string number_text(double value);
 
 }  // namespace cohort::watch

@@ -126,6 +126,7 @@ void Epoch::on_started(CrewMember& agent, const Started& started) {
   log::info("launch", "job {} is not contained: {}", job_.id_, kNotContained);
   health_->start();
   job_.live_->started();
+  job_.start_page();
   job_.write_record();
   if (options_.timeout) {
     if (!job_.limit_) job_.limit_ = Clock::now() + *options_.timeout;

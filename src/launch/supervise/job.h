@@ -13,6 +13,7 @@
 #include "launch/supervise/job_setup.h"
 #include "launch/supervise/live.h"
 #include "launch/supervise/owner.h"
+#include "launch/supervise/page_process.h"
 #include "launch/watch/restarts.h"
 #include "net/secret.h"
 #include "store/server.h"
@@ -60,6 +61,8 @@ class Job {
   void begin_next();
   /// Ranks of this epoch find each other apart from those before.
   void announce_epoch();
+  /// For those who watch the run in a browser.
+  void start_page();
   /// The last epoch has ended, and so has everything else: the rest of the output is shown.
   void end(int status);
 
@@ -94,6 +97,7 @@ class Job {
   Display display_;  ///< its sources are the crew's members
   Announcer announcer_;
   std::optional<Live> live_;  ///< once there is a folder
+  std::unique_ptr<PageProcess> page_;
   std::unique_ptr<Epoch> epoch_;
   Timer next_;  ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;
