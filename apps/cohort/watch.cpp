@@ -1,5 +1,5 @@
 // `cohort watch`: a run that goes on, or has ended, in the terminal or on a page; here, or where another one serves it.
-#include "base/parse.h"
+#include "base/env.h"
 #include "base/result.h"
 #include "commands.h"
 #include "net/address.h"
@@ -15,7 +15,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -43,8 +42,8 @@ bool is_page(const std::string& place) {
 net::Secret token_of_page(const std::string& file) {
   if (!file.empty()) return value_or_throw(net::Secret::from_file(file));
   std::string typed;
-  if (const char* const variable = std::getenv("COHORT_PAGE_TOKEN"); variable != nullptr) {
-    typed = variable;
+  if (const auto variable = env::get("COHORT_PAGE_TOKEN")) {
+    typed = *variable;
   } else {
     if (::isatty(0) != 0) fmt::print(stderr, "token: ");
     std::getline(std::cin, typed);

@@ -43,6 +43,8 @@ constexpr Variable kVariables[] = {
     {kMpiPlugin, "path", "found by the launcher's MPI", "the plug-in for MPI, which `cohort build-mpi` compiles"},
     {kTimes, "1 or 0", "0",
      "measure how long collectives take and what they wait for; `cohort run --json` tells it of each rank at its end"},
+    {"COHORT_PAGE_TOKEN", "64 hexadecimal digits", "",
+     "the token of the page that `cohort watch HOST:PORT` asks, or the page's whole address"},
     {"PET_NNODES", "N", "", "torchrun's, as --nnodes of `cohort run` where that is not given; ranks' own are not read"},
     {"PET_NODE_RANK", "R", "", "likewise --node-rank"},
     {"PET_MASTER_ADDR", "HOST", "", "likewise --master-addr"},

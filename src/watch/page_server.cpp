@@ -86,11 +86,13 @@ void PageServer::on_stranger() {
   }
   if (!*accepted) return;
   if (connections_.size() >= kMostConnections) {
-    // Of those that have not said what they want the first goes, so that a crowd that says nothing keeps nobody out.
-    const auto idle = std::find_if(connections_.begin(), connections_.end(),
-                                   [](const Connection& connection) { return !connection.answered; });
-    if (idle == connections_.end()) return;  // closed
-    drop(*idle);
+    // The first goes that has its answer, or else has not said what it wants: so no crowd keeps anybody out.
+    const auto has_all = [](const Connection& each) { return each.answered && each.sent == each.answer.size(); };
+    auto goes = std::find_if(connections_.begin(), connections_.end(), has_all);
+    if (goes == connections_.end())
+      goes = std::find_if(connections_.begin(), connections_.end(), [](const auto& each) { return !each.answered; });
+    if (goes == connections_.end()) return;  // who has come is closed
+    drop(*goes);
   }
   Connection& connection = connections_.emplace_back();
   connection.fd = *std::move(*accepted);

@@ -82,9 +82,8 @@ bool RemotePage::poll() {
     return true;
   }
   trouble_.clear();
-  if (*text == last_) return false;
-  last_ = *std::move(text);
   view_ = *std::move(view);
+  ahead_ = view_.now - launch::seconds_now();
   view_.place = net::to_string(address_);
   return true;
 }

@@ -18,6 +18,7 @@ class RemotePage final : public Source {
   bool poll() override;
   const View& view() const override { return view_; }
   LogTail log(int rank, launch::Stream stream, std::size_t lines) override;
+  double now() const override { return launch::seconds_now() + ahead_; }
   std::string trouble() const override { return trouble_; }
 
  private:
@@ -26,7 +27,7 @@ class RemotePage final : public Source {
   net::Address address_;
   net::Secret token_;
   View view_;
-  std::string last_;
+  double ahead_ = 0;  ///< of our clock
   std::string trouble_;
   std::chrono::steady_clock::time_point next_{};
 };

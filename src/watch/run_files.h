@@ -25,6 +25,7 @@ class RunFiles final : public Source {
   bool poll() override;
   const View& view() const override { return view_; }
   LogTail log(int rank, launch::Stream stream, std::size_t lines) override;
+  double now() const override { return launch::seconds_now(); }
   std::string trouble() const override;
 
  private:

@@ -147,7 +147,7 @@ class Viewer {
         if (source_.poll() && !look_.frozen) view_ = source_.view();
         if (log_shown_ && !look_.frozen) log_ = source_.log(log_rank_, stream_, static_cast<std::size_t>(look_.rows));
       }
-      look_.now = look_.frozen ? view_.run.time : launch::seconds_now();
+      look_.now = look_.frozen ? view_.run.time : source_.now();
       look_.log = log_shown_ ? &log_ : nullptr;
       look_.trouble = source_.trouble();
       if (!screen.show(draw(view_, look_), static_cast<std::size_t>(look_.rows))) return 0;
@@ -267,7 +267,7 @@ int write_lines(Source& source, const WatchOptions& options) {
     look.rows = 0;
     look.keys = look.colour = false;
     look.unicode = !options.ascii && speaks_unicode();
-    look.now = launch::seconds_now();
+    look.now = source.now();
     std::string out;
     for (const std::string& line : draw(source.view(), look)) out += line + "\n";
     put(out);
@@ -279,7 +279,7 @@ int write_lines(Source& source, const WatchOptions& options) {
     const bool ended = view.run.state == "ended";
     if (view.run.time != told || ended) {
       told = view.run.time;
-      if (!put(fitted(line_of(view, launch::seconds_now()), 1000, !options.ascii) + "\n")) return 0;
+      if (!put(fitted(line_of(view, source.now()), 1000, !options.ascii) + "\n")) return 0;
     }
     if (ended) return 0;
     for (auto until = Clock::now() + options.interval; Clock::now() < until && source.view().run.state != "ended";) {

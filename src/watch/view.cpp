@@ -112,7 +112,8 @@ std::string host_of(const LiveRun& run, int rank) {
 
 std::string to_text(const View& view, Rows rows) {
   const Progress& progress = view.progress;
-  Json head = {{"place", view.place},
+  Json head = {{"now", launch::seconds_now()},
+               {"place", view.place},
                {"rows", rows == Rows::Hosts ? "hosts" : "ranks"},
                {"step", progress.step},
                {"epoch", progress.epoch},
@@ -147,6 +148,7 @@ Result<View> parse_view(std::string_view text) {
   Progress& progress = view.progress;
   progress.step = static_cast<std::int64_t>(std::clamp(number(head, "step").value_or(0), 0.0, 9e15));
   progress.epoch = number(head, "epoch").value_or(0);
+  view.now = number(head, "now").value_or(view.run.time);
   progress.steps = number(head, "steps");
   progress.epochs = number(head, "epochs");
   progress.learning_rate = number(head, "lr");

@@ -24,6 +24,7 @@ struct View {
   std::string place;  ///< the run's folder, or where it is watched from
   LiveRun run;
   Progress progress;
+  double now = 0;  ///< by the clock of who wrote this text: another machine's may differ
 };
 
 /// Rows are ranks, or hosts where there are many: sums of samples and memory, means of shares, the latest rank.

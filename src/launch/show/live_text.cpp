@@ -39,7 +39,7 @@ std::string number_text(double value) {
   return fmt::format("{:.3g}", value);
 }
 
-std::string percent_text(double share) { return share < 0.005 ? "-" : fmt::format("{:.0f}%", share * 100); }
+std::string percent_text(double share) { return share < 0.005 ? "-" : fmt::format("{:.0f}%", std::round(share * 100)); }
 
 double samples_per_second(const LiveRun& run) {
   double sum = 0;
