@@ -6,8 +6,8 @@ include(CMakePackageConfigHelpers)
 
 get_property(rooms GLOBAL PROPERTY COHORT_ROOMS)
 set(core_rooms ${rooms})
-# launch/, doctor/ and the sinks of track/ are the command's; torch/ is the second target's.
-list(REMOVE_ITEM core_rooms cohort_launch cohort_doctor cohort_sinks cohort_torch)
+# launch/, doctor/, watch/ and the sinks of track/ are the command's; torch/ is the second target's.
+list(REMOVE_ITEM core_rooms cohort_launch cohort_doctor cohort_sinks cohort_watch cohort_torch)
 
 # `cmake --build BUILD --target to_install` builds what is installed; without it, nothing is (and not the half of it).
 set(to_install ${core_rooms} cohort)

@@ -18,6 +18,7 @@ void add_doctor(CLI::App& app, int& exit_status);
 void add_version(CLI::App& app, int& exit_status);
 void add_export(CLI::App& app, int& exit_status);
 void add_plot(CLI::App& app, int& exit_status);
+void add_watch(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
 void add_build_mpi(CLI::App& app, int& exit_status);
 void add_env(CLI::App& app, int& exit_status);

@@ -66,6 +66,8 @@ constexpr Variable kVariables[] = {
     {kKubeflowServer, "URL", "", "set by Kubeflow's trainer: where `cohort run` posts how far a run is"},
     {kKubeflowCertificates, "path", "", "likewise: certificates that this server is known by"},
     {kKubeflowToken, "path", "", "likewise: the token that it wants to see"},
+    {kPageToken, "text", "",
+     "the token of the page that `cohort watch HOST:PORT` asks, or the page's whole address"},
     {"PET_NNODES", "N", "", "torchrun's, as --nnodes of `cohort run` where that is not given; ranks' own are not read"},
     {"PET_NODE_RANK", "R", "", "likewise --node-rank"},
     {"PET_MASTER_ADDR", "HOST", "", "likewise --master-addr"},

@@ -37,6 +37,7 @@ inline constexpr std::string_view kTimes = "COHORT_TIMES";
 inline constexpr std::string_view kKubeflowServer = "KUBEFLOW_TRAINER_SERVER_URL";
 inline constexpr std::string_view kKubeflowCertificates = "KUBEFLOW_TRAINER_SERVER_CA_CERT";
 inline constexpr std::string_view kKubeflowToken = "KUBEFLOW_TRAINER_SERVER_TOKEN";
+inline constexpr std::string_view kPageToken = "COHORT_PAGE_TOKEN";
 inline constexpr std::string_view kMetricsTokenFile = "COHORT_METRICS_TOKEN_FILE";
 
 // Set by `cohort run` for its workers.

@@ -24,10 +24,10 @@ std::string quoted(const std::string& text) {
 }
 
 /// A row of its own for each rank, by hand: thousands of them would be a slow tree.
-void add_row(std::string& out, std::size_t number, const LiveRank& rank) {
+void add_row(std::string& out, int number, const LiveRank& rank) {
   const RankFigures& f = rank.figures;
   fmt::format_to(std::back_inserter(out), "{}[{},{},{},{:.4g},{},{:.5g},{:.3f},{:.3f},{:.3f},{},{},{}]",
-                 number == 0 ? "\n" : ",\n", number, quoted(f.state), f.step, f.steps_per_second, f.samples,
+                 out.back() == '[' ? "\n" : ",\n", number, quoted(f.state), f.step, f.steps_per_second, f.samples,
                  f.samples_per_second, f.exposed, f.waited, f.waited_for, f.memory, quoted(rank.line), quoted(f.doing));
 }
 
@@ -132,7 +132,8 @@ std::string to_json(const LiveRun& run) {
   out.back() = ',';
   out += "\"ranks\":[";
   out.reserve(out.size() + run.ranks.size() * 256);
-  for (std::size_t i = 0; i < run.ranks.size(); ++i) add_row(out, i, run.ranks[i]);
+  int number = run.first_rank;
+  for (const LiveRank& rank : run.ranks) add_row(out, number++, rank);
   return out += "]}\n";
 }
 

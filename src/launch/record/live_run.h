@@ -46,6 +46,7 @@ struct LiveRun {
   std::vector<LiveHost> hosts;
   std::vector<LiveNotice> notices;  ///< the last few
   std::vector<LiveRank> ranks;
+  int first_rank = 0;  ///< of these: where they are a part
 };
 
 std::string to_json(const LiveRun& run);

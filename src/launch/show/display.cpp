@@ -3,9 +3,13 @@
 #include "sys/terminal.h"
 
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
 
 namespace cohort::launch {
 namespace {
@@ -18,6 +22,7 @@ using std::chrono::milliseconds;
 constexpr int kLooks = 10;
 /// For the complaint to be read, where stderr has another reader than stdout.
 constexpr milliseconds kComplaintLimit{500};
+constexpr std::string_view kEraseLine = "\r\033[K";
 
 int terminal_columns() {
   winsize size{};
@@ -50,7 +55,51 @@ void Display::set_up(Look look) {
     view.collapse[i] =
         several && (look.collapse == Collapse::Always || (look.collapse == Collapse::Auto && view.terminal[i]));
   }
+  if (look.style == PrefixStyle::Rank || look.style == PrefixStyle::Full) find_terminal();
   view_.emplace(std::move(view));
+}
+
+// The status is where both streams are, or the one of them that is a terminal.
+void Display::find_terminal() {
+  const char* const kind = std::getenv("TERM");
+  if (kind == nullptr || std::string_view(kind) == "dumb") return;
+  struct stat one {
+  }, other{};
+  for (const int fd : {1, 2}) {
+    if (::isatty(fd) == 0 || ::fstat(fd, &other) != 0) continue;
+    if (status_fd_ >= 0 && one.st_rdev != other.st_rdev) continue;
+    status_fd_ = fd;
+    one = other;
+    on_it_[fd == 2] = true;
+  }
+}
+
+void Display::write(int fd, std::string text) {
+  if (!on_it_[fd == 2] || text.empty()) return console_.write(fd, std::move(text));
+  mid_line_ = text.back() != '\n';
+  if (std::exchange(status_shown_, false)) text.insert(0, kEraseLine);
+  if (!mid_line_ && !status_.empty()) {
+    text += status_line();
+    status_shown_ = true;
+  }
+  console_.write(fd, std::move(text));
+}
+
+void Display::set_status(std::string text) {
+  if (status_fd_ < 0 || text == status_) return;
+  status_ = std::move(text);
+  // A terminal that does not take what there is gets no more.
+  if (mid_line_ || (!status_.empty() && !console_.idle())) return;
+  if (!status_shown_ && status_.empty()) return;
+  status_shown_ = !status_.empty();
+  console_.write(status_fd_, std::string(kEraseLine) + status_line());
+}
+
+/// No longer than a line, which could not be erased.
+std::string Display::status_line() const {
+  const auto columns = static_cast<std::size_t>(std::max(terminal_columns() - 1, 0));
+  const std::string text = status_.substr(0, columns);
+  return text.empty() || !sys::wants_colour(status_fd_) ? text : "\033[2m" + text + "\033[0m";
 }
 
 void Display::feed(std::size_t source, const Output& output) {
@@ -109,7 +158,7 @@ bool Display::tell_no_room() {
 }
 
 void Display::show(const std::vector<Text>& texts) {
-  for (const Text& text : texts) console_.write(text.fd, text.bytes);
+  for (const Text& text : texts) write(text.fd, text.bytes);
 }
 
 void Display::say(const std::string& text) { write(2, "cohort: " + text + "\n"); }

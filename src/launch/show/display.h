@@ -43,7 +43,10 @@ class Display {
   void feed(std::size_t source, const Output& output);
   /// A line of our own, on stderr.
   void say(const std::string& text);
-  void write(int fd, std::string text) { console_.write(fd, std::move(text)); }
+  void write(int fd, std::string text);
+  /// A line below all others, until the next one; empty: none. Nothing where that is no terminal, or a rank's unfinished
+  /// line or progress bar has the place.
+  void set_status(std::string text);
   bool reader_gone() const { return console_.reader_gone(1); }
   /// The unfinished lines, finished: no more output comes.
   void end_lines();
@@ -53,6 +56,8 @@ class Display {
   void drain(std::chrono::milliseconds limit, std::string complaint, std::function<void()> on_done);
 
  private:
+  void find_terminal();
+  std::string status_line() const;
   void on_console();
   /// Whether all is out, after saying, once, of what did not fit.
   bool tell_no_room();
@@ -74,6 +79,11 @@ class Display {
   Timer partial_;
   Timer release_;
   std::vector<bool> hidden_;  ///< by rank
+  int status_fd_ = -1;        ///< the terminal for the status; -1: none
+  std::array<bool, 2> on_it_{};  ///< stdout and stderr are that terminal
+  std::string status_;
+  bool status_shown_ = false;
+  bool mid_line_ = false;  ///< the terminal's last line has no end
 
   std::function<void()> on_done_;
   std::chrono::milliseconds limit_{};

@@ -127,6 +127,7 @@ void Epoch::on_started(CrewMember& agent, const Started& started) {
   log::info("launch", "job {} is not contained: {}", job_.id_, kNotContained);
   health_->start();
   job_.live_->started();
+  job_.start_page();
   job_.write_record();
   job_.start_trackers();
   if (options_.timeout) {

@@ -113,9 +113,13 @@ void Job::make_folders(const std::string& id) {
   request.program_name = setup_.program.name;
   request.id = id;
   folder_ = value_or_throw(make_run_folder(request));
-  live_.emplace(loop_, folder_, [this](const std::string& why) {
-    say(fmt::format("{}; the job goes on, but nobody can watch it", why));
-  });
+  live_.emplace(loop_, folder_,
+                Live::Events{[this](const std::string& why) {
+                               say(fmt::format("{}; the job goes on, but nobody can watch it", why));
+                             },
+                             [this](std::string summary) {
+                               if (options_.status && !options_.quiet) display_.set_status(std::move(summary));
+                             }});
   live_->begin(id_, setup_.program.name);
   warnings_.emplace(loop_, folder_,
                     WarningsOptions{.on_warning = options_.on_warning,
@@ -278,8 +282,17 @@ void Job::announce_epoch() {
   }
 }
 
+void Job::start_page() {
+  if (page_ || !options_.page) return;
+  // (Its address is for the reader alone: whoever sees the run's files need not see the page.)
+  auto started = PageProcess::start(loop_, folder_.path, [this](const std::string& line) { announcer_.say(line); });
+  if (!started) return say(started.error().what());
+  page_ = *std::move(started);
+}
+
 void Job::end(int status) {
   status_ = status;
+  page_.reset();
   crew_->dismiss(status);
   if (owner_gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
   const auto drain = [this] {

@@ -13,6 +13,7 @@
 #include "launch/supervise/job_setup.h"
 #include "launch/supervise/live.h"
 #include "launch/supervise/owner.h"
+#include "launch/supervise/page_process.h"
 #include "launch/supervise/trackers.h"
 #include "launch/supervise/warnings.h"
 #include "launch/watch/restarts.h"
@@ -64,6 +65,8 @@ class Job {
   void begin_next();
   /// Ranks of this epoch find each other apart from those before.
   void announce_epoch();
+  /// For those who watch the run in a browser.
+  void start_page();
   /// The last epoch has ended, and so has everything else: the rest of the output is shown.
   void end(int status);
 
@@ -100,6 +103,7 @@ class Job {
   std::optional<Live> live_;          ///< once there is a folder
   std::optional<Warnings> warnings_;  ///< likewise
   std::optional<Trackers> trackers_;
+  std::unique_ptr<PageProcess> page_;
   std::unique_ptr<Epoch> epoch_;
   Timer next_;  ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;

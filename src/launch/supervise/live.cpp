@@ -1,5 +1,7 @@
 #include "launch/supervise/live.h"
 
+#include "launch/show/live_text.h"
+
 #include <cstddef>
 #include <utility>
 
@@ -12,8 +14,8 @@ constexpr std::size_t kMostNotices = 20;
 
 }  // namespace
 
-Live::Live(Loop& loop, const RunFolder& folder, std::function<void(const std::string&)> complain)
-    : loop_(loop), complain_(std::move(complain)), file_(folder) {}
+Live::Live(Loop& loop, const RunFolder& folder, Events events)
+    : loop_(loop), events_(std::move(events)), file_(folder) {}
 
 void Live::begin(const std::string& job, const std::string& program) {
   run_.job = job;
@@ -83,8 +85,10 @@ void Live::changed() {
 }
 
 void Live::write() {
-  file_.write(look());
-  if (const auto why = file_.complaint()) complain_(*why);
+  LiveRun run = look();
+  events_.on_summary(run.state == "ended" ? std::string() : summary(run, run.time));
+  file_.write(std::move(run));
+  if (const auto why = file_.complaint()) events_.on_trouble(*why);
 }
 
 LiveRun Live::look() const {

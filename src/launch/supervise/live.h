@@ -19,8 +19,14 @@ namespace cohort::launch {
 
 class Live {
  public:
-  /// `complain`: live.json cannot be written, and why. `folder` outlives this.
-  Live(Loop& loop, const RunFolder& folder, std::function<void(const std::string&)> complain);
+  struct Events {
+    /// live.json cannot be written, and why.
+    std::function<void(const std::string&)> on_trouble;
+    /// How the run is, in a line; empty: there is nothing to say any more.
+    std::function<void(std::string)> on_summary;
+  };
+  /// `folder` outlives this.
+  Live(Loop& loop, const RunFolder& folder, Events events);
 
   /// Of the job.
   void begin(const std::string& job, const std::string& program);
@@ -43,7 +49,7 @@ class Live {
   void write();
 
   Loop& loop_;
-  std::function<void(const std::string&)> complain_;
+  Events events_;
   LiveRun run_;  ///< but for the figures of ranks
   Figures figures_{0};
   std::vector<LastLine> lines_;

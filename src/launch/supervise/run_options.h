@@ -50,6 +50,8 @@ struct RunOptions {
   /// the others say themselves how many they want.
   std::optional<NodeRole> node = {};
   bool quiet = false;                          ///< print only what the ranks print, and failures
+  bool status = true;                          ///< a line below the output that says how the run is, on a terminal
+  bool page = false;                           ///< and a page for browsers, as long as the job runs
   bool json = false;                           ///< everything on stdout, as events (events.h)
   std::vector<std::string> command_line = {};  ///< for the record
 };

@@ -1,0 +1,583 @@
+"""A run that goes on, as `cohort watch` shows it: in a terminal (read by pyte), as lines, on a page (and in Chromium).
+
+Tests whose reader is not installed are left out, and say so.
+"""
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import pathlib
+import pty
+import re
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import unittest
+
+try:
+    import pyte
+except ImportError:
+    pyte = None
+
+COMMAND = os.environ.get("COHORT_COMMAND") or shutil.which("cohort")
+CHROMIUM = shutil.which("chromium")
+SECONDS = 60
+# Live latency: what is promised is 1 s; other tests on the same two cores cost the rest.
+LATENCY = 3.0
+
+# Rank 1 is late by 60 ms of each step. Where `when` is given, it has the time of each step.
+TRAINING = """
+import sys, time
+import cohort, cohort.track
+from array import array
+from cohort._core import count_step
+comm = cohort.join()
+rank = comm.rank()
+if rank == 0:
+    record = cohort.track.RunRecord(sys.argv[1] + "/run.jsonl", program="peer", world_size=2, parameters={"steps": 4000})
+    when = open(sys.argv[1] + "/when", "w", buffering=1)
+values = array("f", [1.0] * 1000)
+for step in range(1, 4001):
+    time.sleep(0.09 if rank == 1 else 0.03)
+    comm.all_reduce(values, op="max")
+    count_step()
+    if rank == 0:
+        print(step, time.time(), file=when)
+        cohort.track.log(step, loss=1.0 / step, lr=0.1)
+    if step % 10 == 0:
+        print(f"rank {rank} has done step {step}")
+        sys.stdout.flush()
+"""
+
+
+def page_of(process):
+    """Its port and token."""
+    line = process.stdout.readline()
+    found = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=([0-9a-f]{64})", line)
+    assert found, line
+    return int(found[1]), found[2]
+
+
+def ask(port, path, timeout=20, **headers):
+    """(status, headers, body)"""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.putrequest("GET", path, skip_host="host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+    finally:
+        connection.close()
+
+
+class Terminal:
+    """A program in a terminal of its own, read by a real emulator."""
+
+    def __init__(self, command, columns=80, rows=24, **environment):
+        self.screen = pyte.Screen(columns, rows)
+        self.stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        self.master, slave = pty.openpty()
+        self.resize(columns, rows)
+        self.before = termios.tcgetattr(slave)
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8", **environment},
+            start_new_session=True,
+        )
+        self.slave = slave
+
+    def resize(self, columns, rows):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.screen.resize(rows, columns)
+
+    def read(self, seconds=0.1):
+        ready, _, _ = select.select([self.master], [], [], seconds)
+        if not ready:
+            return False
+        try:
+            data = os.read(self.master, 65536)
+        except OSError:
+            return False
+        self.raw += data
+        self.stream.feed(data)
+        return bool(data)
+
+    def until(self, condition, what):
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            self.read()
+            if condition("\n".join(self.screen.display)):
+                return
+        raise AssertionError(f"{what} did not come; the screen:\n" + "\n".join(self.screen.display))
+
+    def type(self, keys):
+        os.write(self.master, keys.encode())
+
+    def end(self):
+        """Its exit status, once all is read."""
+        deadline = time.monotonic() + SECONDS
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.read(0.05)
+        while self.read(0.1):
+            pass
+        return self.process.wait(5)
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.slave)
+        os.close(self.master)
+
+
+class Watched(unittest.TestCase):
+    """A training of two ranks, and who watches it."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.stack = contextlib.ExitStack()
+        cls.addClassCleanup(cls.stack.close)
+        cls.folder = pathlib.Path(cls.stack.enter_context(tempfile.TemporaryDirectory(prefix="watch-")))
+        cls.run_folder = cls.folder / "run"
+        program = cls.folder / "peer.py"
+        program.write_text(TRAINING)
+        cls.job = subprocess.Popen(
+            [COMMAND, "run", "-q", "-np", "2", "--run-dir", str(cls.run_folder), sys.executable, str(program), str(cls.run_folder)],
+            stdout=subprocess.DEVNULL,
+        )
+        cls.stack.callback(cls.end_job)
+        cls.wait_until(lambda: cls.live() and cls.live()[1][0]["step"] > 30, "the first steps")
+        cls.wait_until(lambda: "loss" in (cls.run_folder / "run.jsonl").read_text(), "the first loss")
+
+    @classmethod
+    def end_job(cls):
+        cls.job.terminate()
+        cls.job.wait(SECONDS)
+
+    @classmethod
+    def wait_until(cls, condition, what):
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            value = condition()
+            if value:
+                return value
+            time.sleep(0.02)
+        raise AssertionError(f"{what} did not come")
+
+    @classmethod
+    def live(cls):
+        """live.json: the run, and its ranks by column."""
+        try:
+            run = json.loads((cls.run_folder / "live.json").read_text())
+        except FileNotFoundError:
+            return None
+        ranks = [dict(zip(run["columns"], row)) for row in run["ranks"]]
+        return (run, ranks) if ranks else None
+
+    def serve(self, *options):
+        process = subprocess.Popen(
+            [COMMAND, "watch", str(self.run_folder), "--page", *options], stdout=subprocess.PIPE, text=True
+        )
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.terminate)
+        return process, *page_of(process)
+
+    def data(self, port, token, path="/data"):
+        status, _, body = ask(port, path, authorization=f"Bearer {token}")
+        self.assertEqual(status, 200, body)
+        head, _, run = body.partition("\n")
+        run = json.loads(run)
+        return json.loads(head), run, [dict(zip(run["columns"], row)) for row in run["ranks"]]
+
+
+class Figures(Watched):
+    def test_who_is_late_is_known(self):
+        self.wait_until(lambda: self.live()[1][1]["waited_for"] > 0.3, "rank 1 as the late one")
+        run, ranks = self.live()
+        self.assertEqual(run["state"], "running")
+        self.assertLess(ranks[0]["waited_for"], 0.1)
+        self.assertGreater(ranks[0]["waited"], 0.3)
+        self.assertGreater(ranks[0]["exposed"], 0.3)
+        self.assertGreater(ranks[0]["steps_per_second"], 1)
+        self.assertGreater(ranks[0]["memory"], 1 << 20)
+        self.assertRegex(ranks[1]["line"], r"rank 1 has done step \d+")
+        self.assertEqual((self.run_folder / "live.json").stat().st_mode & 0o777, 0o600)
+
+    def test_lines_where_there_is_no_terminal(self):
+        watch = subprocess.run(
+            [COMMAND, "watch", str(self.run_folder), "--once", "--ascii"], capture_output=True, text=True, timeout=SECONDS
+        )
+        self.assertEqual(watch.returncode, 0, watch.stderr)
+        self.assertIn("2 ranks on 1 host", watch.stdout)
+        self.assertRegex(watch.stdout, r"step \d+/4000 .* left .* steps/s  loss 0\.")
+        self.assertRegex(watch.stdout, r"\n1 +\w+ +\d+ .*rank 1 has done step")
+        self.assertTrue(watch.stdout.isascii())
+        self.assertNotIn("\033", watch.stdout)
+        lines = subprocess.Popen(
+            [COMMAND, "watch", str(self.run_folder), "--interval", "0.3"], stdout=subprocess.PIPE, text=True
+        )
+        self.addCleanup(lines.stdout.close)
+        first, second = (int(re.search(r"step (\d+)", lines.stdout.readline())[1]) for _ in range(2))
+        self.assertGreater(second, first)
+        lines.terminate()
+        self.assertEqual(lines.wait(SECONDS), 0)
+
+    def test_nothing_to_watch(self):
+        for arguments, said in (
+            ([str(self.folder / "none")], "there is no such folder"),
+            (["--port", "4"], "--page"),
+            ([str(self.run_folder), "--token-file", "x"], "--token-file is for --page"),
+        ):
+            watch = subprocess.run(
+                [COMMAND, "watch", *arguments], cwd=self.folder, capture_output=True, text=True, timeout=SECONDS
+            )
+            self.assertNotEqual(watch.returncode, 0)
+            self.assertIn(said, watch.stderr)
+
+
+class Page(Watched):
+    def test_steps_are_seen_in_time(self):
+        _, port, token = self.serve()
+        seen = {}
+        end = time.monotonic() + 8
+        while time.monotonic() < end:
+            _, _, ranks = self.data(port, token)
+            seen.setdefault(ranks[0]["step"], time.time())
+            time.sleep(0.05)
+        happened = dict(line.split() for line in (self.run_folder / "when").read_text().splitlines())
+        # Each step that was shown was the newest when it was shown; how old was the news by then?
+        late = [at - float(happened[str(step + 1)]) for step, at in seen.items() if str(step + 1) in happened]
+        self.assertGreater(len(late), 5)
+        print(f"from a step to the page: at most {max(late):.2f} s, mean {sum(late) / len(late):.2f} s", file=sys.stderr)
+        self.assertLess(max(late), LATENCY)
+
+    def test_without_the_token_nothing_is_shown(self):
+        _, port, token = self.serve()
+        for path, headers in (
+            ("/", {}),
+            ("/data", {}),
+            ("/log?rank=0", {}),
+            ("/data?token=" + "0" * 64, {}),
+            ("/data?token=" + token[:-1], {}),
+            ("/data", {"authorization": "Bearer " + "f" * 64}),
+            ("/data", {"cookie": f"cohort_{port}="}),
+            ("/data", {"cookie": f"cohort_{port + 1}={token}"}),
+        ):
+            status, answer, body = ask(port, path, **headers)
+            self.assertEqual(status, 403, path)
+            self.assertNotIn("peer", body)
+            self.assertNotIn("Set-Cookie", answer)
+        # A name of somebody else's that leads here, with a token or without.
+        for host in ("evil.example", "127.0.0.1.evil.example", f"evil.example:{port}", ""):
+            self.assertIn(ask(port, f"/data?token={token}", host=host)[0], (400, 421), host)
+        for host in ("localhost", f"127.0.0.1:{port}", "LOCALHOST:9", "[::1]:80"):
+            self.assertEqual(ask(port, f"/data?token={token}", host=host)[0], 200, host)
+
+    def test_the_first_visit_leaves_a_cookie_and_no_token_in_the_address(self):
+        _, port, token = self.serve()
+        status, headers, _ = ask(port, f"/?token={token}")
+        self.assertEqual((status, headers["Location"]), (303, "/"))
+        cookie, *attributes = headers["Set-Cookie"].split("; ")
+        self.assertEqual(set(attributes), {"HttpOnly", "SameSite=Strict", "Path=/"})
+        status, headers, body = ask(port, "/", cookie=cookie)
+        self.assertEqual(status, 200)
+        self.assertNotIn(token, body)
+        policy = headers["Content-Security-Policy"]
+        self.assertTrue(policy.startswith("default-src 'none'; "))
+        self.assertNotIn("unsafe", policy)
+        nonce = re.search(r"script-src 'nonce-(\w+)'", policy)[1]
+        self.assertEqual(body.count(f'nonce="{nonce}"'), 2)
+        self.assertNotEqual(re.search(r"nonce-(\w+)", ask(port, "/", cookie=cookie)[1]["Content-Security-Policy"])[1], nonce)
+        # Nothing comes from elsewhere (the name of SVG is no address).
+        self.assertEqual(set(re.findall(r"https?://[^\"' )]+", body)), {"http://www.w3.org/2000/svg"})
+        self.assertEqual(headers["Cache-Control"], "no-store")
+
+    def test_logs_and_what_is_asked_wrongly(self):
+        _, port, token = self.serve()
+        text = ask(port, "/log?rank=1", authorization=f"Bearer {token}")[2]
+        self.assertIn("rank 1 has done step 10\n", text)
+        for path in ("/log?rank=2", "/log?rank=-1", "/log?rank=../../x", "/log", "/other", "/log?rank=1%00"):
+            self.assertEqual(ask(port, path, authorization=f"Bearer {token}")[0], 404, path)
+        for request, status in (
+            (b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"405"),
+            (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 9000 + b"\r\n\r\n", b"431"),
+            (b"\x16\x03\x01 not http \r\n\r\n", b"400"),
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                connection.sendall(request)
+                self.assertIn(status, connection.recv(100))
+
+    def test_a_thousand_clients_harm_nobody(self):
+        process, port, token = self.serve()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard < 1200:
+            self.skipTest("needs 1200 open files")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        before = self.live()[1][0]["step"], time.monotonic()
+        with contextlib.ExitStack() as stack:
+            crowd = []
+            for i in range(1000):
+                client = stack.enter_context(socket.socket())
+                client.settimeout(20)
+                client.connect(("127.0.0.1", port))
+                if i % 3 == 0:
+                    client.sendall(b"GET /data HTTP/1.1\r\nHost: loc")
+                if i % 3 == 1:
+                    client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                crowd.append(client)
+            begin = time.monotonic()
+            self.data(port, token)
+            took = time.monotonic() - begin
+            # Not more are held than the page allows itself.
+            files = len(os.listdir(f"/proc/{process.pid}/fd"))
+            self.assertLess(files, 90)
+            self.wait_until(lambda: self.live()[1][0]["step"] >= before[0] + 20, "further steps")
+        speed = (self.live()[1][0]["step"] - before[0]) / (time.monotonic() - before[1])
+        print(f"behind 1000 clients: answered in {took * 1e3:.0f} ms; {speed:.1f} steps/s went on", file=sys.stderr)
+        self.assertIsNone(self.job.poll())
+        self.assertIsNone(process.poll())
+        self.data(port, token)
+
+    def test_another_terminal_watches_the_page(self):
+        _, port, token = self.serve()
+        for text in (token, f"http://127.0.0.1:{port}/?token={token}"):
+            watch = subprocess.run(
+                [COMMAND, "watch", f"127.0.0.1:{port}", "--once"], input=text + "\n", capture_output=True, text=True, timeout=SECONDS
+            )
+            self.assertEqual(watch.returncode, 0, watch.stderr)
+            self.assertRegex(watch.stdout, r"\n1 +\w+ +\d+ .*rank 1 has done step")
+        for token_given, said in (("0" * 64, "it answers 403"), ("none", "64 hexadecimal digits")):
+            watch = subprocess.run(
+                [COMMAND, "watch", f"localhost:{port}", "--once"],
+                env={**os.environ, "COHORT_PAGE_TOKEN": token_given},
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+            )
+            self.assertNotEqual(watch.returncode, 0)
+            self.assertIn(said, watch.stderr)
+
+    def test_a_token_of_ones_own(self):
+        secret = self.folder / "token"
+        subprocess.run([COMMAND, "secret", str(secret)], check=True, stdout=subprocess.DEVNULL)
+        self.addCleanup(secret.unlink)
+        _, port, token = self.serve("--token-file", str(secret))
+        self.assertEqual(token, secret.read_text().strip())
+        watch = subprocess.run(
+            [COMMAND, "watch", f"127.0.0.1:{port}", "--once", "--token-file", str(secret)], capture_output=True, timeout=SECONDS
+        )
+        self.assertEqual(watch.returncode, 0, watch.stderr)
+
+
+class RunPage(unittest.TestCase):
+    def test_the_page_lives_as_long_as_the_job(self):
+        with tempfile.TemporaryDirectory() as folder:
+            job = subprocess.Popen(
+                [COMMAND, "run", "--page", "-np", "1", "--run-dir", folder + "/run", "sh", "-c", "echo here; read x"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            with job:
+                for line in job.stderr:
+                    if found := re.search(r"http://127\.0\.0\.1:(\d+)/\?token=([0-9a-f]{64})", line):
+                        break
+                port, token = int(found[1]), found[2]
+                self.assertEqual(ask(port, f"/data?token={token}")[0], 200)
+                # Its address is in no file of the run.
+                self.assertNotIn(token, (pathlib.Path(folder) / "run" / "live.json").read_text())
+                job.stdin.write("\n")
+                job.stdin.close()
+                self.assertEqual(job.wait(SECONDS), 0)
+            with self.assertRaises(OSError):
+                ask(port, "/")
+            run = json.loads((pathlib.Path(folder) / "run" / "live.json").read_text())
+            self.assertEqual((run["state"], run["exit_status"]), ("ended", 0))
+
+
+@unittest.skipIf(pyte is None, "needs pyte: pip install pyte")
+class InATerminal(Watched):
+    def open(self, *command, **options):
+        terminal = Terminal(command, **options)
+        self.addCleanup(terminal.close)
+        return terminal
+
+    def watch(self, **options):
+        return self.open(COMMAND, "watch", str(self.run_folder), **options)
+
+    def test_80_by_24(self):
+        terminal = self.watch()
+        terminal.until(lambda text: "rank 1 has" in text and "q quit" in text, "the table")
+        lines = terminal.screen.display
+        self.assertRegex(lines[0], r"^python\S*  running \d:\d\d  2 ranks on 1 host *$")
+        self.assertRegex(lines[1], r"^step \d+/4000  .* left  .* steps/s  loss 0\.\d+  [▁▂▃▄▅▆▇█]+ *$")
+        self.assertRegex(lines[3], r"^rank +state +step +step/s +samples/s +exposed +waits +late +memory +last line")
+        self.assertRegex(lines[4], r"^0 +(running|waiting) +\d+ ")
+        self.assertRegex(lines[23], r"^q quit  s sort: rank")
+        step = int(re.search(r"step (\d+)", lines[1])[1])
+        terminal.until(lambda text: int(re.search(r"step (\d+)", text)[1]) > step, "a further step")
+        # Sorted: the late one is first.
+        terminal.type("s")
+        terminal.until(lambda text: "sort: late" in text and re.match(r"1 ", text.split("\n")[4]), "rank 1 in the first row")
+        # Frozen: nothing moves.
+        terminal.type("f")
+        terminal.until(lambda text: "frozen" in text, "the word")
+        shown = list(terminal.screen.display)
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            terminal.read()
+        self.assertEqual(shown, terminal.screen.display)
+        terminal.type("f")
+        # A rank's log, and back.
+        terminal.type("\r")
+        terminal.until(lambda text: "rank-1.out" in text and "rank 1 has done step" in text, "the log of rank 1")
+        terminal.type("e")
+        terminal.until(lambda text: "rank-1.err" in text, "its stderr")
+        terminal.type("\033")
+        terminal.until(lambda text: "last line" in text, "the table")
+        terminal.resize(200, 60)
+        terminal.process.send_signal(signal.SIGWINCH)
+        terminal.until(lambda text: "q quit" in text.split("\n")[59], "the last line at its new place")
+        self.assertRegex(terminal.screen.display[4], r"rank \d has done step \d+ *$")
+        terminal.type("q")
+        self.assertEqual(terminal.end(), 0)
+        self.assert_restored(terminal)
+
+    def assert_restored(self, terminal):
+        self.assertTrue(terminal.raw.endswith(b"\033[?7h\033[?25h\033[?1049l"), terminal.raw[-60:])
+        self.assertEqual(termios.tcgetattr(terminal.slave), terminal.before)
+
+    def test_signals_leave_the_terminal_as_it_was(self):
+        for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)):
+            terminal = self.watch()
+            terminal.until(lambda text: "q quit" in text, "the table")
+            terminal.process.send_signal(number)
+            self.assertEqual(terminal.end(), status)
+            self.assert_restored(terminal)
+
+    def test_no_colour_ascii_and_a_dumb_terminal(self):
+        terminal = self.watch(NO_COLOR="1", LC_ALL="C")
+        terminal.until(lambda text: "q quit" in text, "the table")
+        self.assertNotRegex(terminal.raw, rb"\033\[[0-9;]*m")
+        self.assertTrue(terminal.raw.isascii())
+        terminal.type("q")
+        terminal.end()
+        dumb = self.watch(TERM="dumb")
+        dumb.until(lambda text: "running" in text, "a line")
+        self.assertNotIn(b"\033", dumb.raw)
+
+
+@unittest.skipIf(pyte is None, "needs pyte: pip install pyte")
+class StatusLine(unittest.TestCase):
+    PROGRAM = """
+import os, sys, time
+rank = os.environ["RANK"]
+for i in range(60):
+    stream = sys.stdout if i % 3 else sys.stderr
+    stream.write(f"<{rank}/{i}/{'x' * (i % 30)}>\\n")
+    stream.flush()
+    time.sleep(0.05)
+sys.stdout.write("a question? ")
+sys.stdout.flush()
+time.sleep(0.5)
+sys.stdout.write("answered\\n")
+"""
+
+    def run_job(self, *options, **environment):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        program = pathlib.Path(folder.name) / "talks.py"
+        program.write_text(self.PROGRAM)
+        terminal = Terminal(
+            [COMMAND, "run", "-np", "3", *options, "--run-dir", folder.name + "/run", sys.executable, str(program)],
+            columns=200,
+            rows=400,
+            **environment,
+        )
+        self.addCleanup(terminal.close)
+        return terminal
+
+    def test_is_below_all_lines_and_garbles_none(self):
+        terminal = self.run_job()
+        found = re.compile(r"^running \d:\d\d *$", re.M)
+        terminal.until(found.search, "the status")
+        last = [line.rstrip() for line in terminal.screen.display if line.strip()][-1]
+        self.assertEqual(terminal.end(), 0)
+        lines = [line.rstrip() for line in terminal.screen.display if line.strip()]
+        self.assertRegex(last, r"^running \d:\d\d$|<\d/")
+        for rank in range(3):
+            shown = [re.search(rf"\| (<{rank}/(\d+)/x*>)$", line) for line in lines]
+            texts = [match[1] for match in shown if match]
+            self.assertEqual(sorted(texts), sorted(f"<{rank}/{i}/{'x' * (i % 30)}>" for i in range(60)))
+        # Whole lines of ranks and of the command, nothing else: the status is gone.
+        for line in lines:
+            self.assertRegex(line, r"^(\S+:\d +\| (<\d/\d+/x*>|a question\? answered)|\[[0-9-]+\] +\| a question\? answered|cohort: .*|.*runs?/.*)$")
+
+    def test_is_off_where_nobody_wants_it(self):
+        for options, environment in (
+            (["--status", "never"], {}),
+            (["-q"], {}),
+            (["--prefix", "none"], {}),
+            (["--json"], {}),
+            ([], {"TERM": "dumb"}),
+        ):
+            terminal = self.run_job(*options, **environment)
+            self.assertEqual(terminal.end(), 0)
+            self.assertNotRegex(terminal.raw, rb"running \d:\d\d")
+
+
+@unittest.skipIf(CHROMIUM is None, "needs Chromium")
+class Browser(Watched):
+    def open(self, url, *options):
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.addCleanup(folder.cleanup)
+        done = subprocess.run(
+            [
+                CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                f"--user-data-dir={folder.name}", "--virtual-time-budget=5000", "--enable-logging=stderr",
+                *options, url,
+            ],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def test_shows_the_run(self):
+        _, port, token = self.serve()
+        done = self.open(f"http://127.0.0.1:{port}/?token={token}", "--dump-dom")
+        self.assertRegex(done.stdout, r"<title>python\S* · Cohort</title>")
+        self.assertRegex(done.stdout, r'<span id="state" class="state running">running</span>')
+        self.assertRegex(done.stdout, r"<td[^>]*>rank 1 has done step \d+</td>")
+        self.assertRegex(done.stdout, r'<path d="M0\.0 ')
+        self.assertIn("The others wait for rank 1.", done.stdout)
+        # Whatever its policy refuses, or its script gets wrong, the browser says there.
+        self.assertNotRegex(done.stderr, r"CONSOLE")
+
+    def test_shows_nothing_without_the_token(self):
+        _, port, _ = self.serve()
+        done = self.open(f"http://127.0.0.1:{port}/", "--dump-dom")
+        self.assertIn("the token is missing or wrong", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

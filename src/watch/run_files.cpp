@@ -1,0 +1,150 @@
+#include "watch/run_files.h"
+
+#include "launch/show/lines.h"
+#include "sys/files.h"
+#include "sys/unique_fd.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace cohort::watch {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kLongestLive = std::uint64_t{256} << 20;
+constexpr std::int64_t kLogBytes = 256 << 10;
+
+/// What a terminal or a page shows as it stands there.
+std::string plain(std::string_view line) {
+  std::string out;
+  // A progress bar overwrites itself: what stands there last.
+  if (const auto back = line.find_last_of('\r'); back != std::string_view::npos && back + 1 < line.size())
+    line.remove_prefix(back + 1);
+  for (std::size_t i = 0; i < line.size();) {
+    if (line[i] == '\033') {
+      i += std::max<std::size_t>(launch::escape_length(line.substr(i)), 1);
+      continue;
+    }
+    const auto byte = static_cast<unsigned char>(line[i++]);
+    if (byte == '\t') out += ' ';
+    if (byte >= 0x20 && byte != 0x7F) out += static_cast<char>(byte);
+  }
+  return out;
+}
+
+}  // namespace
+
+fs::path find_run(const fs::path& given) {
+  if (!given.empty()) {
+    const fs::path folder = given.filename() == launch::kLiveFile || given.filename() == "run.jsonl"
+                                ? (given.has_parent_path() ? given.parent_path() : fs::path("."))
+                                : given;
+    if (fs::is_directory(folder)) return folder;
+    raise(ErrorCode::Unavailable,
+          "watching {} failed -- there is no such folder -- give a run's folder, or HOST:PORT of a page", given.string());
+  }
+  fs::path newest;
+  fs::file_time_type newest_time;
+  std::error_code error;
+  for (fs::directory_iterator entry("runs", error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->is_symlink(error) || !entry->is_directory(error)) continue;
+    std::error_code none;
+    auto time = fs::last_write_time(entry->path() / launch::kLiveFile, none);
+    if (none) continue;
+    if (newest.empty() || time > newest_time) {
+      newest = entry->path();
+      newest_time = time;
+    }
+  }
+  if (newest.empty()) {
+    raise(ErrorCode::Unavailable,
+          "no run to watch -- ./runs has none with a live.json -- name the run's folder: cohort watch RUN");
+  }
+  return newest;
+}
+
+RunFiles::RunFiles(fs::path folder) : folder_(std::move(folder)) { view_.place = folder_.string(); }
+
+bool RunFiles::poll() {
+  const bool live = read_live();
+  return read_record() || live;
+}
+
+bool RunFiles::read_live() {
+  const std::string path = (folder_ / launch::kLiveFile).string();
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return false;
+  const Version version{status.st_dev, status.st_ino, status.st_size,
+                        status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec};
+  if (version == live_) return false;
+  const auto content = sys::read_file(path, {.max_bytes = kLongestLive});
+  if (!content) return false;
+  auto run = launch::parse_live_run(content->text());
+  if (!run) return false;
+  live_ = version;
+  view_.run = *std::move(run);
+  known_ = true;
+  return true;
+}
+
+bool RunFiles::read_record() {
+  bool changed = false;
+  try {
+    const fs::path path = folder_ / "run.jsonl";
+    if (!record_) {
+      if (!fs::exists(path)) return false;
+      record_.emplace(path);
+    }
+    while (record_->next()) {
+      changed = true;
+      if (!record_->superseded()) progress_.take(record_->line());
+    }
+  } catch (const Error&) {
+    // It is another run's by now, or cannot be read for a moment: from the beginning.
+    record_.reset();
+    progress_ = {};
+  }
+  if (changed) view_.progress = progress_.progress();
+  return changed;
+}
+
+std::string RunFiles::trouble() const {
+  return known_ ? std::string() : fmt::format("waiting for {}", (folder_ / launch::kLiveFile).string());
+}
+
+LogTail RunFiles::log(int rank, launch::Stream stream, std::size_t lines) {
+  LogTail tail;
+  const std::string name = fmt::format("rank-{}.{}", rank, stream == launch::Stream::Stdout ? "out" : "err");
+  // The folder may have moved since, or be seen at another place from here.
+  std::error_code error;
+  fs::path folder = view_.run.logs;
+  if (folder.empty() || !fs::is_directory(folder, error)) folder = folder_ / "logs";
+  tail.path = (folder / name).string();
+  const sys::UniqueFd fd(::open(tail.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    tail.why = fmt::format("{}: {}", tail.path, fd ? "it is no regular file" : errno_text(errno));
+    return tail;
+  }
+  std::string bytes(static_cast<std::size_t>(std::min<std::int64_t>(status.st_size, kLogBytes)), '\0');
+  const ssize_t got = ::pread(fd.get(), bytes.data(), bytes.size(), status.st_size - static_cast<off_t>(bytes.size()));
+  bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  std::string_view rest(bytes);
+  if (rest.ends_with('\n')) rest.remove_suffix(1);
+  while (!rest.empty() && tail.lines.size() < lines) {
+    const auto end = rest.rfind('\n');
+    tail.lines.push_back(plain(end == std::string_view::npos ? rest : rest.substr(end + 1)));
+    rest = end == std::string_view::npos ? std::string_view() : rest.substr(0, end);
+  }
+  std::reverse(tail.lines.begin(), tail.lines.end());
+  return tail;
+}
+
+}  // namespace cohort::watch

@@ -1,0 +1,43 @@
+// How a run looks in a terminal: lines of text for a view, a size and what the reader has chosen. Pure; one thread.
+#pragma once
+
+#include "watch/source.h"
+#include "watch/view.h"
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::watch {
+
+enum class Sort { Rank, Late, Exposed, Speed, Memory, State };
+Sort next(Sort sort) noexcept;
+
+struct Look {
+  int columns = 80;
+  int rows = 24;  ///< 0: as many as there are lines
+  bool unicode = true;
+  bool colour = true;
+  Rows shown = Rows::Ranks;
+  std::optional<std::size_t> host = {};  ///< the ranks of this one alone
+  Sort sort = Sort::Rank;
+  std::size_t selected = 0;  ///< the line of the table
+  bool frozen = false;
+  bool keys = true;               ///< the last line says which there are
+  const LogTail* log = nullptr;   ///< instead of the table
+  std::string trouble = {};       ///< why nothing new comes
+  double now = 0;                 ///< seconds since 1970
+};
+
+/// The number of each row of the table, sorted: of a rank among `view.run.ranks`, or a host.
+std::vector<std::size_t> order_of(const View& view, const Look& look);
+/// At most look.rows lines, each at most look.columns wide.
+std::vector<std::string> draw(const View& view, const Look& look);
+/// One line that says how the run is: for pipes, and below the output of `cohort run`.
+std::string line_of(const View& view, double now);
+
+/// `text` cut to so many characters, invalid bytes replaced; without control characters.
+std::string fitted(std::string_view text, int columns, bool unicode = true);
+
+}  // namespace cohort::watch

@@ -1,0 +1,164 @@
+#include "watch/view.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace cohort::watch {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using launch::LiveHost;
+using launch::RankFigures;
+
+std::size_t rank_count(const LiveHost& host, const LiveRun& run) {
+  const auto all = static_cast<long>(run.ranks.size());
+  return static_cast<std::size_t>(std::clamp<long>(host.ranks, 0, std::max(0L, all - host.first_rank)));
+}
+
+bool is_sound(const LiveHost& host, const LiveRun& run) {
+  return host.first_rank >= 0 && static_cast<std::size_t>(host.first_rank) <= run.ranks.size();
+}
+
+/// "running" where all are; else "2 failed, 6 running", what is rarest first.
+std::string joined_states(const std::map<std::string, int>& states) {
+  if (states.size() == 1) return states.begin()->first;
+  std::vector<std::pair<int, std::string>> ordered;
+  for (const auto& [state, count] : states) ordered.emplace_back(count, state);
+  std::sort(ordered.begin(), ordered.end());
+  std::string text;
+  for (const auto& [count, state] : ordered) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, state);
+  return text;
+}
+
+LiveRank sum_of(const LiveHost& host, const LiveRun& run) {
+  LiveRank sum;
+  RankFigures& all = sum.figures;
+  const std::size_t count = rank_count(host, run);
+  if (count == 0) return sum;
+  std::map<std::string, int> states;
+  all.step = std::numeric_limits<std::int64_t>::max();
+  for (std::size_t i = 0; i < count; ++i) {
+    const LiveRank& rank = run.ranks[static_cast<std::size_t>(host.first_rank) + i];
+    const RankFigures& one = rank.figures;
+    ++states[one.state];
+    all.step = std::min(all.step, one.step);
+    all.samples += std::min<std::int64_t>(one.samples, std::int64_t{1} << 48);
+    all.samples_per_second += one.samples_per_second;
+    all.steps_per_second += one.steps_per_second / static_cast<double>(count);
+    all.exposed += one.exposed / static_cast<double>(count);
+    all.waited += one.waited / static_cast<double>(count);
+    all.waited_for = std::max(all.waited_for, one.waited_for);
+    all.memory += std::min<std::uint64_t>(one.memory, std::uint64_t{1} << 48);
+    if (sum.line.empty()) sum.line = rank.line;
+  }
+  all.state = joined_states(states);
+  return sum;
+}
+
+Json curve_json(const Curve& curve) {
+  Json points = Json::array();
+  for (const Curve::Point& point : curve.points()) points.push_back({point.step, point.value});
+  return points;
+}
+
+void read_curve(const Json& json, const char* name, Curve& curve) {
+  if (!json.contains(name) || !json[name].is_array()) return;
+  for (const Json& point : json[name]) {
+    if (point.is_array() && point.size() == 2 && point[0].is_number() && point[1].is_number())
+      curve.add(point[0].get<double>(), point[1].get<double>());
+  }
+}
+
+std::optional<double> number(const Json& json, const char* name) {
+  if (!json.contains(name) || !json[name].is_number()) return std::nullopt;
+  const double value = json[name].get<double>();
+  if (!std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+LiveRun by_host(const LiveRun& run) {
+  LiveRun out = run;
+  out.ranks.clear();
+  for (const LiveHost& host : run.hosts) {
+    if (is_sound(host, run)) out.ranks.push_back(sum_of(host, run));
+    else out.ranks.emplace_back();
+  }
+  return out;
+}
+
+LiveRun of_host(const LiveRun& run, std::size_t index) {
+  LiveRun out = run;
+  out.ranks.clear();
+  if (index >= run.hosts.size() || !is_sound(run.hosts[index], run)) return out;
+  const LiveHost& host = run.hosts[index];
+  const auto first = run.ranks.begin() + host.first_rank;
+  out.ranks.assign(first, first + static_cast<std::ptrdiff_t>(rank_count(host, run)));
+  out.first_rank = host.first_rank;
+  return out;
+}
+
+std::string host_of(const LiveRun& run, int rank) {
+  const auto host = std::find_if(run.hosts.begin(), run.hosts.end(), [rank](const LiveHost& one) {
+    return rank >= one.first_rank && rank - one.first_rank < one.ranks;
+  });
+  return host == run.hosts.end() ? std::string() : host->name;
+}
+
+std::string to_text(const View& view, Rows rows) {
+  const Progress& progress = view.progress;
+  Json head = {{"now", launch::seconds_now()},
+               {"place", view.place},
+               {"rows", rows == Rows::Hosts ? "hosts" : "ranks"},
+               {"step", progress.step},
+               {"epoch", progress.epoch},
+               {"loss_name", progress.loss_name},
+               {"losses", curve_json(progress.losses)},
+               {"speeds", curve_json(progress.speeds)},
+               {"late", late_rank(view.run)},
+               {"samples_per_second", samples_per_second(view.run)}};
+  const auto add = [&head](const char* name, const std::optional<double>& value) {
+    if (value) head[name] = *value;
+  };
+  add("steps", progress.steps);
+  add("epochs", progress.epochs);
+  add("lr", progress.learning_rate);
+  add("seconds_left", progress.seconds_left);
+  // JSON has no NaN, and that is what one wants to see.
+  if (progress.loss) head["loss"] = std::isfinite(*progress.loss) ? Json(*progress.loss) : Json(fmt::format("{}", *progress.loss));
+  return head.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n" +
+         launch::to_json(rows == Rows::Hosts ? by_host(view.run) : view.run);
+}
+
+Result<View> parse_view(std::string_view text) {
+  const auto end = text.find('\n');
+  if (end == std::string_view::npos) return fail(ErrorCode::Corrupt, "it is no view of a run");
+  const auto shallow = [](int depth, nlohmann::json::parse_event_t, Json&) { return depth <= 4; };
+  const Json head = Json::parse(text.substr(0, end), shallow, false);
+  if (!head.is_object()) return fail(ErrorCode::Corrupt, "it is no view of a run");
+  auto run = launch::parse_live_run(text.substr(end + 1));
+  if (!run) return tl::unexpected(run.error());
+  View view;
+  view.run = *std::move(run);
+  Progress& progress = view.progress;
+  progress.step = static_cast<std::int64_t>(std::clamp(number(head, "step").value_or(0), 0.0, 9e15));
+  progress.epoch = number(head, "epoch").value_or(0);
+  view.now = number(head, "now").value_or(view.run.time);
+  progress.steps = number(head, "steps");
+  progress.epochs = number(head, "epochs");
+  progress.learning_rate = number(head, "lr");
+  progress.seconds_left = number(head, "seconds_left");
+  progress.loss = number(head, "loss");
+  if (head.contains("loss") && head["loss"].is_string()) progress.loss = std::nan("");
+  if (head.contains("loss_name") && head["loss_name"].is_string()) progress.loss_name = head["loss_name"];
+  read_curve(head, "losses", progress.losses);
+  read_curve(head, "speeds", progress.speeds);
+  return view;
+}
+
+}  // namespace cohort::watch
