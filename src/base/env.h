@@ -29,6 +29,7 @@ inline constexpr std::string_view kPretendHosts = "COHORT_PRETEND_HOSTS";
 inline constexpr std::string_view kTransport = "COHORT_TRANSPORT";
 inline constexpr std::string_view kMpiPlugin = "COHORT_MPI_PLUGIN";
 inline constexpr std::string_view kTimes = "COHORT_TIMES";
+inline constexpr std::string_view kMlflow = "COHORT_MLFLOW";
 
 // Set by `cohort run` for its workers.
 inline constexpr std::string_view kStore = "COHORT_STORE";
@@ -38,6 +39,7 @@ inline constexpr std::string_view kJobId = "COHORT_JOB_ID";
 inline constexpr std::string_view kRunDir = "COHORT_RUN_DIR";
 inline constexpr std::string_view kHost = "COHORT_HOST";
 inline constexpr std::string_view kRestart = "COHORT_RESTART";
+inline constexpr std::string_view kMlflowRun = "COHORT_MLFLOW_RUN";
 
 // Set by `cohort run` as torchrun does, and read by env://.
 inline constexpr std::string_view kRank = "RANK";

@@ -1,5 +1,6 @@
 #include "track/sinks/mlflow_place.h"
 
+#include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
 
@@ -134,7 +135,7 @@ MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable) {
   place.own_certificate = variable("MLFLOW_TRACKING_CLIENT_CERT_PATH").value_or("");
 
   // The second is what Python's cohort.run hands on of its driver's.
-  for (const char* name : {"MLFLOW_RUN_ID", "COHORT_MLFLOW_RUN"}) {
+  for (const std::string_view name : {std::string_view("MLFLOW_RUN_ID"), env::kMlflowRun}) {
     if (place.run.empty()) place.run = variable(name).value_or("");
   }
   if (place.experiment.empty() && place.experiment_id.empty()) {
