@@ -114,7 +114,7 @@ MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable) {
   if (server.empty()) {
     refuse(uri, "it names no server, and MLFLOW_TRACKING_URI is not set -- give mlflow:http://HOST:5000");
   }
-  const std::string_view shown = from_variable ? "... of MLFLOW_TRACKING_URI" : std::string_view(server);
+  const std::string shown = from_variable ? "... of MLFLOW_TRACKING_URI" : server;
   place.token = variable("MLFLOW_TRACKING_TOKEN").value_or("");
   if (server == "databricks" || server.starts_with("databricks:")) {
     place.databricks = true;
