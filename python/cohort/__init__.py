@@ -122,3 +122,15 @@ __all__ = [
 ]
 
 _wait_for_torch()
+
+
+def _look_after_mlflow() -> None:
+    import os
+
+    if os.environ.get("COHORT_MLFLOW", "0").lower() in ("1", "true", "yes", "on") and "RANK" in os.environ:
+        from cohort._mlflow_rank import install
+
+        install()
+
+
+_look_after_mlflow()

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
-from cohort import _command, _pickling
+from cohort import _command, _mlflow, _pickling
 from cohort._rank_call import FROM_RANKS, TO_RANKS, write_private
 from cohort.errors import InvalidArgument, RankFailed, Timeout, Unavailable
 
@@ -209,6 +209,8 @@ def call_on_ranks(
 ) -> list[Outcome]:
     """The ranks' outcomes, all of them good; `all_values` False: only rank 0's has a value. `travels`: the ranks may be on
     other hosts, which cannot read the folder. Raises as `run`."""
+    environment = dict(environment)
+    _mlflow.hand_on(environment)
     call = _pickling.dump_call(fn, args, kwargs)
     name = re.sub(r"\W+", "-", getattr(fn, "__name__", "") or "function").strip("-")[:40] or "function"
     folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-run-"))  # 0700

@@ -76,6 +76,15 @@ def wait_for_torch() -> None:
             sys.meta_path.insert(0, _Finder(module, act))
 
 
+def when_imported(name: str, act: Callable[[ModuleType], object]) -> None:
+    """Once the module of this name has been executed: now, if it has."""
+    module = sys.modules.get(name)
+    if module is None:
+        sys.meta_path.insert(0, _Finder(name, act))
+    else:
+        act(module)
+
+
 class _Finder:
     """Lets the others find the module, and looks at it once it has been executed."""
 
@@ -107,7 +116,7 @@ class _Finder:
             except Exception as error:
                 import warnings
 
-                warnings.warn(f'"cohort" is no full backend of torch.distributed here -- {error}', stacklevel=2)
+                warnings.warn(f"cohort does not work with this {self.module} as it should -- {error}", stacklevel=2)
 
         # On this loader object only: it loads this one module.
         loader.exec_module = exec_module

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import warnings
 
-from cohort import _command, _gpus
+from cohort import _command, _gpus, _mlflow
 from cohort._functions import (
     call_on_ranks,
     environment_of,
@@ -140,6 +140,7 @@ class Distributor:
     def _run_script(path: str, arguments: list[str], words: list[str], environment: dict[str, str]) -> None:
         if not os.path.isfile(path):
             raise InvalidArgument(f"Distributor.run: there is no script {path} (from {os.getcwd()})")
+        _mlflow.hand_on(environment)
         folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-run-"))
         try:
             own = ["--no-logs", "--run-dir", str(folder / "run"), "--no-python", "--", sys.executable, path]

@@ -39,6 +39,7 @@ inline constexpr std::string_view kKubeflowCertificates = "KUBEFLOW_TRAINER_SERV
 inline constexpr std::string_view kKubeflowToken = "KUBEFLOW_TRAINER_SERVER_TOKEN";
 inline constexpr std::string_view kPageToken = "COHORT_PAGE_TOKEN";
 inline constexpr std::string_view kMetricsTokenFile = "COHORT_METRICS_TOKEN_FILE";
+inline constexpr std::string_view kMlflow = "COHORT_MLFLOW";
 
 // Set by `cohort run` for its workers.
 inline constexpr std::string_view kStore = "COHORT_STORE";
@@ -48,6 +49,7 @@ inline constexpr std::string_view kJobId = "COHORT_JOB_ID";
 inline constexpr std::string_view kRunDir = "COHORT_RUN_DIR";
 inline constexpr std::string_view kHost = "COHORT_HOST";
 inline constexpr std::string_view kRestart = "COHORT_RESTART";
+inline constexpr std::string_view kMlflowRun = "COHORT_MLFLOW_RUN";
 
 // Set by `cohort run` for the command of --on-warning, as are kJobId and kRunDir.
 inline constexpr std::string_view kWarningKind = "COHORT_WARNING_KIND";

@@ -1,5 +1,6 @@
 #include "track/sinks/mlflow_place.h"
 
+#include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
 
@@ -115,7 +116,7 @@ MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable) {
   if (server.empty()) {
     refuse(uri, "it names no server, and MLFLOW_TRACKING_URI is not set -- give mlflow:http://HOST:5000");
   }
-  const std::string_view shown = from_variable ? "... of MLFLOW_TRACKING_URI" : std::string_view(server);
+  const std::string shown = from_variable ? "... of MLFLOW_TRACKING_URI" : server;
   place.token = variable("MLFLOW_TRACKING_TOKEN").value_or("");
   if (server == "databricks" || server.starts_with("databricks:")) {
     place.databricks = true;
@@ -136,7 +137,7 @@ MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable) {
   place.own_certificate = variable("MLFLOW_TRACKING_CLIENT_CERT_PATH").value_or("");
 
   // The second is what Python's cohort.run hands on of its driver's.
-  for (const char* name : {"MLFLOW_RUN_ID", "COHORT_MLFLOW_RUN"}) {
+  for (const std::string_view name : {std::string_view("MLFLOW_RUN_ID"), env::kMlflowRun}) {
     if (place.run.empty()) place.run = variable(name).value_or("");
   }
   if (place.experiment.empty() && place.experiment_id.empty()) {

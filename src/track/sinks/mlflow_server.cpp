@@ -120,6 +120,7 @@ struct MlflowServer::Impl {
         }
         trouble = why(result.error());
       }
+      client.stop();  // who knows what is left on this connection
       if (tries == 2 && !std::exchange(away, true)) {
         options.say(
             fmt::format("MLflow at {}: {}; trying on, the record keeps what there is", options.place.shown(), trouble));
