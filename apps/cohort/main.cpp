@@ -65,6 +65,7 @@ int parse_and_run(int argc, char** argv) {
   add_run(app, exit_status);
   add_export(app, exit_status);
   add_plot(app, exit_status);
+  add_trace(app, exit_status);
   add_secret(app, exit_status);
   add_build_mpi(app, exit_status);
   add_env(app, exit_status);

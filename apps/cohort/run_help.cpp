@@ -71,7 +71,7 @@ const std::vector<Group>& groups() {
         "--rdzv-id", "--standalone", "--nproc-per-node"}},
       {"The program", {"--module", "--no-python", "--as-horovod", "--env"}},
       {"Output and what is kept",
-       {"--prefix", "--ranks", "--collapse", "--quiet", "--json", "--run-dir", "--output-dir", "--no-logs"}},
+       {"--prefix", "--ranks", "--collapse", "--quiet", "--json", "--run-dir", "--output-dir", "--no-logs", "--trace"}},
       {"Limits and restarts",
        {"--timeout", "--start-timeout", "--grace", "--preempt-grace", "--stall-timeout", "--deadlock-timeout",
         "--stopped-timeout", "--output-timeout", "--max-restarts"}},

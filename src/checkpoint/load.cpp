@@ -5,6 +5,7 @@
 #include "checkpoint/holders.h"
 #include "checkpoint/pieces.h"
 #include "formats/sink.h"
+#include "status/timeline.h"
 
 #include <algorithm>
 #include <filesystem>

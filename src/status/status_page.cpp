@@ -2,6 +2,7 @@
 
 #include "base/env.h"
 #include "base/parse.h"
+#include "status/timeline.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -117,6 +118,7 @@ void StatusPage::count_step() noexcept {
   };
   if (steps <= StatusLayout::kWarmSteps) copy_to(layout_->warm);
   copy_to(layout_->last);
+  timeline::add_step(steps);
 }
 
 void StatusPage::announce_saving() noexcept {

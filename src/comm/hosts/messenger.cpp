@@ -1,6 +1,7 @@
 #include "comm/hosts/messenger.h"
 
 #include "base/result.h"
+#include "status/timeline.h"
 #include "sys/thread.h"
 
 #include <sched.h>
@@ -337,7 +338,7 @@ void Messenger::settle() {
 
 void Messenger::report(const MessageWork& work) const {
   Observer* const observer = owner_.observer.load(std::memory_order_acquire);
-  if (observer == nullptr || work.lies_elsewhere()) return;
+  if ((observer == nullptr && !status::timeline::on()) || work.lies_elsewhere()) return;
   CollectiveEvent event;
   event.operation = name_of(work.request_.kind);
   event.sequence = work.number_;
@@ -348,7 +349,8 @@ void Messenger::report(const MessageWork& work) const {
       std::max(std::chrono::nanoseconds(0),
                std::chrono::nanoseconds((work.met_ == Clock::time_point{} ? event.ended : work.met_) - work.called_));
   event.failed = work.outcome().has_value();
-  observer->on_collective(event);
+  status::timeline::add(event);
+  if (observer != nullptr) observer->on_collective(event);
 }
 
 std::vector<Messenger::WorkPtr> Messenger::waiting(const Channel& channel) const {

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "comm/local/plan.h"
 #include "comm/local/waiting.h"
+#include "status/timeline.h"
 #include "sys/futex.h"
 #include "sys/thread.h"
 
@@ -401,7 +402,7 @@ void Channels::settle(Lock& lock) {
 void Channels::report(const Message& message, Clock::time_point called, Clock::time_point met, Clock::time_point ended,
                       bool failed) const noexcept {
   Observer* const observer = observer_.load(std::memory_order_acquire);
-  if (observer == nullptr) return;
+  if (observer == nullptr && !status::timeline::on()) return;
   CollectiveEvent event;
   event.operation = name_of(message.kind);
   event.sequence = message.number;
@@ -410,7 +411,8 @@ void Channels::report(const Message& message, Clock::time_point called, Clock::t
   event.ended = ended;
   event.waited = (met == Clock::time_point{} ? ended : met) - called;
   event.failed = failed;
-  observer->on_collective(event);
+  status::timeline::add(event);
+  if (observer != nullptr) observer->on_collective(event);
 }
 
 }  // namespace cohort::comm::local

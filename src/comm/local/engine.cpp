@@ -152,7 +152,10 @@ bool Engine::await_peers(std::chrono::steady_clock::time_point limit) {
 }
 
 void Engine::complete(const Request& request, CollectiveEvent* event) {
-  if (event != nullptr) event->sequence = sequence_;
+  if (event != nullptr) {
+    event->sequence = sequence_;
+    event->group = world_.group();
+  }
   if (size_ == 1) return run_alone(request);
   gather();
   if (event != nullptr) event->waited = Clock::now() - event->begun;

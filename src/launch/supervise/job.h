@@ -12,6 +12,7 @@
 #include "launch/start/crew.h"
 #include "launch/supervise/job_setup.h"
 #include "launch/supervise/owner.h"
+#include "launch/supervise/tracing.h"
 #include "launch/watch/restarts.h"
 #include "net/secret.h"
 #include "store/server.h"
@@ -89,6 +90,7 @@ class Job {
   std::optional<PayloadTransferOptions> payload_transfer_;  ///< where the owner has something for ranks elsewhere
   std::optional<PortLease> port_;
   std::vector<pid_t> spared_;
+  std::optional<Tracing> tracing_;
   std::optional<Crew> crew_;
   Display display_;  ///< its sources are the crew's members
   Announcer announcer_;

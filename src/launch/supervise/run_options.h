@@ -10,6 +10,7 @@
 #include "launch/watch/health.h"
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,6 +48,9 @@ struct RunOptions {
   /// This command is the launcher of one of several nodes. `hosts` are all nodes, each with as many slots as this one:
   /// the others say themselves how many they want.
   std::optional<NodeRole> node = {};
+  /// The ranks' events are kept in the run's folder; once the job is over, this gets the folder.
+  bool trace = false;
+  std::function<void(const std::string&)> on_trace = {};
   bool quiet = false;                          ///< print only what the ranks print, and failures
   bool json = false;                           ///< everything on stdout, as events (events.h)
   std::vector<std::string> command_line = {};  ///< for the record
