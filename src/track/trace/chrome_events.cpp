@@ -15,8 +15,9 @@ namespace {
 using Json = nlohmann::json;
 using Row = ChromeTrace::Row;
 
-/// Beyond the year 2200 nothing is a time.
-constexpr double kLastMicrosecond = 7.3e15;
+/// Beyond that nothing is a time: of the year 2096 in microseconds, and in nanoseconds.
+constexpr double kLastMicrosecond = 4e15;
+constexpr double kLastNanosecond = 4e18;
 
 std::string text_of(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
@@ -79,7 +80,7 @@ class Reader {
     if (args == event.end() || !args->is_object()) return;
     const std::string name = text_at(event, "name");
     if (name == "start_time" && !base_ns) {
-      if (const auto start = number_at(*args, "start_time_since_epoch_in_micros")) base_ns = *start * 1000;
+      if (const auto start = number_at(*args, "start_time_since_epoch_in_micros")) base_ns = std::clamp(*start * 1000, 0.0, kLastNanosecond);
       if (const auto rank = number_at(*args, "rank"); rank && *rank >= 0)
         trace_.rank = static_cast<std::uint32_t>(*rank);
       trace_.what = "Horovod timeline";
@@ -89,9 +90,9 @@ class Reader {
   }
 
   void add(const Row& row, double begun, double ended, const std::string& name) {
-    const double base = base_ns.value_or(0);
-    const auto ns = [base](double microseconds) {
-      return static_cast<std::int64_t>(base) + std::llround(microseconds * 1000);
+    // Added as integers: a double has no nanoseconds left in a time of day.
+    const auto ns = [base = static_cast<std::int64_t>(base_ns.value_or(0))](double microseconds) {
+      return base + std::llround(std::clamp(microseconds * 1000, -kLastNanosecond, kLastNanosecond));
     };
     trace_.rows[row].push_back({ns(begun), ns(std::max(begun, ended)), name});
     if (trace_.what == "Horovod timeline" && !trace_.names.contains(row)) trace_.names[row] = processes_[row.first];
@@ -105,8 +106,11 @@ class Reader {
 }  // namespace
 
 ChromeTrace read_chrome_trace(const std::filesystem::path& file) {
-  const sys::FileBytes bytes = value_or_throw(sys::read_file(file.string()));
-  const Json whole = parse(bytes.text());
+  return parse_chrome_trace(value_or_throw(sys::read_file(file.string())).text(), file);
+}
+
+ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::path& file) {
+  const Json whole = parse(text);
   ChromeTrace trace;
   trace.file = file;
   trace.what = "torch profiler";
@@ -116,7 +120,7 @@ ChromeTrace read_chrome_trace(const std::filesystem::path& file) {
   if (whole.is_object()) {
     if (const auto found = whole.find("traceEvents"); found != whole.end() && found->is_array()) events = &*found;
     const auto base = whole.find("baseTimeNanoseconds");
-    if (base != whole.end() && base->is_number()) reader.base_ns = base->get<double>();
+    if (base != whole.end() && base->is_number()) reader.base_ns = std::clamp(base->get<double>(), 0.0, kLastNanosecond);
     older = !reader.base_ns && whole.contains("schemaVersion");  // then times are of the day themselves
     if (const auto info = whole.find("distributedInfo"); info != whole.end() && info->is_object()) {
       if (const auto rank = number_at(*info, "rank"); rank && *rank >= 0)

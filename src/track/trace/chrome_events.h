@@ -1,5 +1,5 @@
 // Traces in Chrome's JSON, as torch's profiler (Kineto) and Horovod's timeline write them: a list of events, or an
-// object with one. Free function; any thread.
+// object with one. Free functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -30,5 +31,6 @@ struct ChromeTrace {
 
 /// Throws Unavailable, Io, or Corrupt, naming the file, for what is no such trace, or says nothing of the time of day.
 ChromeTrace read_chrome_trace(const std::filesystem::path& file);
+ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::path& file);
 
 }  // namespace cohort::track

@@ -11,16 +11,19 @@ namespace {
 /// A measurement that is so much worse than the best tells less of the drift than leaving it out does.
 constexpr std::int64_t kWorse = 4;
 constexpr std::int64_t kNegligible = 20'000;
-/// No clock is so far from another, and sums of two such fit.
-constexpr std::int64_t kFarthest = std::int64_t{1} << 61;
+/// No clock runs so long, nor is so far from another; sums of some such fit.
+constexpr std::int64_t kFarthest = std::int64_t{1} << 60;
+/// Of the time of day.
+constexpr std::int64_t kLatest = std::int64_t{1} << 62;
 
 bool sane(std::int64_t ns) { return ns > -kFarthest && ns < kFarthest; }
+bool sane_day(std::int64_t ns) { return ns >= 0 && ns < kLatest; }
 
 }  // namespace
 
 void HostClock::take(const TraceEvent& event) {
   if (!event.host_ns || !sane(*event.host_ns) || *event.host_ns < 0) return;
-  if (event.realtime_ns && sane(*event.realtime_ns)) {
+  if (event.realtime_ns && sane_day(*event.realtime_ns)) {
     if (!base_ns_) base_ns_ = *event.host_ns - event.time_ns;
     realtime_.push_back({*event.host_ns, *event.realtime_ns});
   }
@@ -35,8 +38,7 @@ void HostClock::settle() {
   if (offsets_.empty()) return;
   std::int64_t best = offsets_.front().uncertainty_ns;
   for (const Offset& one : offsets_) best = std::min(best, one.uncertainty_ns);
-  const std::int64_t most =
-      std::max(best, kNegligible) > kFarthest / kWorse ? kFarthest : std::max(best * kWorse, kNegligible);
+  const std::int64_t most = std::max(best * kWorse, kNegligible);
   std::erase_if(offsets_, [most](const Offset& one) { return one.uncertainty_ns > most; });
 }
 
@@ -54,7 +56,7 @@ std::int64_t HostClock::common_ns(std::int64_t host_ns) const noexcept {
 }
 
 std::optional<std::int64_t> HostClock::host_ns_of(std::int64_t realtime_ns) const noexcept {
-  if (realtime_.empty() || !sane(realtime_ns)) return std::nullopt;
+  if (realtime_.empty() || !sane_day(realtime_ns)) return std::nullopt;
   const Realtime* nearest = &realtime_.front();
   for (const Realtime& one : realtime_) {
     if (std::llabs(one.realtime_ns - realtime_ns) < std::llabs(nearest->realtime_ns - realtime_ns)) nearest = &one;

@@ -10,8 +10,8 @@ namespace {
 namespace field = status::trace_field;
 namespace name = status::trace_name;
 
-/// Later than any clock says, and sums of two such fit.
-constexpr std::uint64_t kLatest = std::uint64_t{1} << 61;
+/// Later than any clock says, and sums of some such fit.
+constexpr std::uint64_t kLatest = std::uint64_t{1} << 60;
 
 }  // namespace
 
