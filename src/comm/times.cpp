@@ -45,7 +45,8 @@ void Exposed::end() noexcept {
   left_out = false;
   const Clock::time_point ended = Clock::now();
   status::StatusPage::own().times().exposed_ns.fetch_add(count_of(ended - begun_), std::memory_order_relaxed);
-  if (!status::timeline::on()) return;
+  // Asking for what has ended already is no waiting.
+  if (ended - begun_ < std::chrono::microseconds(1) || !status::timeline::on()) return;
   using status::TimelineKind;
   status::timeline::add({TimelineKind::Wait, "wait", begun_, ended, status::timeline::this_thread(), 0, 0, {}});
 }
