@@ -1,5 +1,5 @@
-// Traces, as `cohort trace` reads them: a host's, whose times are placed on the common clock whatever it says of its own,
-// and other programs' in Chrome's JSON.
+// Traces, as `cohort trace` reads them: a host's, whose times are placed on the common clock whatever it says of its
+// own, and other programs' in Chrome's JSON.
 #include "track/trace/chrome_events.h"
 #include "track/trace/host_clock.h"
 #include "track/trace/trace_reader.h"

@@ -35,9 +35,7 @@ double cpu_us() {
   return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
 }
 
-void switch_to(bool on) {
-  timeline::detail::state.store(on ? timeline::detail::kOn : timeline::detail::kOff);
-}
+void switch_to(bool on) { timeline::detail::state.store(on ? timeline::detail::kOn : timeline::detail::kOff); }
 
 }  // namespace
 

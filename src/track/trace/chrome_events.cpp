@@ -80,7 +80,8 @@ class Reader {
     if (args == event.end() || !args->is_object()) return;
     const std::string name = text_at(event, "name");
     if (name == "start_time" && !base_ns) {
-      if (const auto start = number_at(*args, "start_time_since_epoch_in_micros")) base_ns = std::clamp(*start * 1000, 0.0, kLastNanosecond);
+      if (const auto start = number_at(*args, "start_time_since_epoch_in_micros"))
+        base_ns = std::clamp(*start * 1000, 0.0, kLastNanosecond);
       if (const auto rank = number_at(*args, "rank"); rank && *rank >= 0)
         trace_.rank = static_cast<std::uint32_t>(*rank);
       trace_.what = "Horovod timeline";
@@ -120,7 +121,8 @@ ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::pat
   if (whole.is_object()) {
     if (const auto found = whole.find("traceEvents"); found != whole.end() && found->is_array()) events = &*found;
     const auto base = whole.find("baseTimeNanoseconds");
-    if (base != whole.end() && base->is_number()) reader.base_ns = std::clamp(base->get<double>(), 0.0, kLastNanosecond);
+    if (base != whole.end() && base->is_number())
+      reader.base_ns = std::clamp(base->get<double>(), 0.0, kLastNanosecond);
     older = !reader.base_ns && whole.contains("schemaVersion");  // then times are of the day themselves
     if (const auto info = whole.find("distributedInfo"); info != whole.end() && info->is_object()) {
       if (const auto rank = number_at(*info, "rank"); rank && *rank >= 0)

@@ -77,7 +77,8 @@ class TraceTest : public testing::Test {
       forward.lane = static_cast<std::uint32_t>(100 + rank);
       trace.append(out, forward, "forward");
       // Begins when this rank comes; both end at the same moment.
-      TimelineEntry reduce = entry(host, TimelineKind::Operation, begin + 10 * kMillisecond + late, begin + 16 * kMillisecond);
+      TimelineEntry reduce =
+          entry(host, TimelineKind::Operation, begin + 10 * kMillisecond + late, begin + 16 * kMillisecond);
       reduce.lane = 42;
       reduce.number = static_cast<std::uint64_t>(step + 1);
       reduce.bytes = 1 << 20;
@@ -179,7 +180,8 @@ TEST_F(TraceTest, MergedTracesHaveAllEventsAndBytesUnderWay) {
   std::map<std::uint64_t, int> flows;
   std::vector<std::string> processes;
   while (reader.next()) {
-    if (reader.description() && !reader.description()->process.empty()) processes.emplace_back(reader.description()->process);
+    if (reader.description() && !reader.description()->process.empty())
+      processes.emplace_back(reader.description()->process);
     if (!reader.event()) continue;
     begins += reader.event()->type == TraceEvent::Type::Begin ? 1 : 0;
     counters += reader.event()->type == TraceEvent::Type::Counter ? 1 : 0;
@@ -191,7 +193,8 @@ TEST_F(TraceTest, MergedTracesHaveAllEventsAndBytesUnderWay) {
   EXPECT_EQ(counters, 2 * 10 * 2);
   EXPECT_EQ(flows.size(), 10U);  // each collective is the same one on both ranks
   for (const auto& [flow, ranks] : flows) EXPECT_EQ(ranks, 2);
-  EXPECT_EQ(processes, (std::vector<std::string>{"rank 0 (a, pid 100; clock ± 20 us)", "rank 1 (b, pid 101; clock ± 20 us)"}));
+  EXPECT_EQ(processes,
+            (std::vector<std::string>{"rank 0 (a, pid 100; clock ± 20 us)", "rank 1 (b, pid 101; clock ± 20 us)"}));
 }
 
 TEST_F(TraceTest, AHostWhoseClockIsNotKnownIsMarked) {
@@ -265,8 +268,10 @@ TEST_F(TraceTest, OtherProgramsTracesLieOnTheSameTimeBase) {
 
 TEST_F(TraceTest, HorovodsTimelineIsTakenAlsoWhereItsEndIsMissing) {
   const std::string text =
-      "[\n{\"name\": \"start_time\", \"ph\": \"M\", \"pid\": 0, \"args\": {\"start_time_since_epoch_in_micros\": 1000000, "
-      "\"rank\": 1}},\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": 1, \"args\": {\"name\": \"allreduce.w\"}},\n"
+      "[\n{\"name\": \"start_time\", \"ph\": \"M\", \"pid\": 0, \"args\": {\"start_time_since_epoch_in_micros\": "
+      "1000000, "
+      "\"rank\": 1}},\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": 1, \"args\": {\"name\": "
+      "\"allreduce.w\"}},\n"
       "{\"name\": \"ALLREDUCE\", \"ph\": \"B\", \"ts\": 5.5, \"pid\": 1, \"tid\": 0},\n"
       "{\"name\": \"ALLREDUCE\", \"ph\": \"E\", \"ts\": 7, \"pid\": 1, \"tid\": 0},\n{\"name\": \"ALL";
   const ChromeTrace trace = read_chrome_trace(write("horovod.json", text));
@@ -299,11 +304,13 @@ TEST_F(TraceTest, JsonIsAsTorchsProfilerWritesIt) {
 }
 
 TEST_F(TraceTest, WhatIsNoTraceIsRefusedByName) {
-  EXPECT_NE(message_of([&] { open_traces(run_); }).find("was the run started with `cohort run --trace`"), std::string::npos);
+  EXPECT_NE(message_of([&] { open_traces(run_); }).find("was the run started with `cohort run --trace`"),
+            std::string::npos);
   EXPECT_NE(message_of([&] { open_traces(run_ / "nowhere"); }).find("there is no such run"), std::string::npos);
   const fs::path noise = write("noise", "this is no trace at all");
   EXPECT_NE(message_of([&] { open_traces(noise); }).find("this is no trace of one host"), std::string::npos);
-  EXPECT_NE(message_of([&] { open_traces(write("empty", "")); }).find("this is no trace of one host"), std::string::npos);
+  EXPECT_NE(message_of([&] { open_traces(write("empty", "")); }).find("this is no trace of one host"),
+            std::string::npos);
   EXPECT_NE(message_of([&] { read_chrome_trace(noise); }).find("no trace in Chrome's JSON format"), std::string::npos);
   EXPECT_NE(message_of([&] { read_chrome_trace(write("old.json", "{\"traceEvents\": []}")); }).find("when it began"),
             std::string::npos);
