@@ -19,6 +19,7 @@ void add_version(CLI::App& app, int& exit_status);
 void add_export(CLI::App& app, int& exit_status);
 void add_plot(CLI::App& app, int& exit_status);
 void add_watch(CLI::App& app, int& exit_status);
+void add_trace(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
 void add_build_mpi(CLI::App& app, int& exit_status);
 void add_env(CLI::App& app, int& exit_status);
@@ -26,6 +27,9 @@ void add_bench(CLI::App& app, int& exit_status);
 void add_check_build(CLI::App& app, int& exit_status);
 void add_help(CLI::App& app, int& exit_status);
 void add_completion(CLI::App& app, int& exit_status);
+
+/// trace.pftrace of what a job's hosts have recorded; says on stderr how that went.
+void merge_trace_of(const std::string& run_folder, bool quiet);
 
 /// What `cohort check-build` and `cohort env` print.
 void print_build();

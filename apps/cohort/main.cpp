@@ -66,6 +66,7 @@ int parse_and_run(int argc, char** argv) {
   add_export(app, exit_status);
   add_plot(app, exit_status);
   add_watch(app, exit_status);
+  add_trace(app, exit_status);
   add_secret(app, exit_status);
   add_build_mpi(app, exit_status);
   add_env(app, exit_status);

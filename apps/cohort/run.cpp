@@ -193,7 +193,8 @@ void run(const std::vector<std::string>& words, int& exit_status) {
     std::fputs(show_config(settings).c_str(), stdout);
     return;
   }
-  const launch::RunOptions job = job_of(choices, settings, sys::own_arguments());
+  launch::RunOptions job = job_of(choices, settings, sys::own_arguments());
+  job.on_trace = [quiet = job.quiet](const std::string& run_folder) { merge_trace_of(run_folder, quiet); };
   exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
   if (choices.dry_run) {
     std::fputs(launch::describe_job(job).c_str(), stdout);

@@ -187,6 +187,9 @@ const RunOption kOptions[] = {
        c.job.track.push_back(v);
      },
      Kind::Repeatable},
+    {"--trace", "", "",
+     "Record what each rank does, event by event, in trace.pftrace in the run's folder; see `cohort trace --help`",
+     [](C& c, Text v) { c.job.trace = truth(v); }, Kind::Flag},
     {"--timeout", "SECONDS", "", "End the job after so long, with exit status 124; with restarts the whole job [never]",
      [](C& c, Text v) {
        const auto limit = milliseconds_of(v);

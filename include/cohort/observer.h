@@ -21,6 +21,7 @@ struct CollectiveEvent {
   std::size_t wire_bytes = 0;          ///< that this rank sent to other hosts
   bool zero_copy = false;              ///< all buffers were in communicator memory
   bool failed = false;
+  std::uint64_t group = 0;  ///< of ranks: the same number on all of them, 0 where it has none
 };
 
 /// One gradient bucket of a DistributedDataParallel, when its last gradient has come.

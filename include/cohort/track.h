@@ -165,6 +165,23 @@ class Metrics {
 /// `record_file` is no run record.
 void plot(const std::filesystem::path& record_file, const std::filesystem::path& svg_file);
 
+/// Something that the program does, from the making of this to its end, in the trace of `cohort run --trace`; without
+/// one it costs two loads. `name` has to live as long; the first 60 bytes count. Spans of a thread lie within each
+/// other.
+///
+///     { track::Span span("augment"); augment(batch); }
+class Span {
+ public:
+  explicit Span(std::string_view name) noexcept;
+  ~Span();
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+
+ private:
+  std::string_view name_;
+  std::chrono::steady_clock::time_point begun_;
+};
+
 struct ProgressOptions {
   std::int64_t steps_per_epoch = 0;
   std::int64_t epochs = 0;

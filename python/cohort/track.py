@@ -35,6 +35,12 @@ the first such call is one of all ranks. A full disk or a lost rank is told in t
 **flush()** writes what was logged, now. **close()** writes what is left and lets go of the record, as the end of the program
 and `cohort.shutdown` do; reduced values of all ranks are waited for.
 
+**span(name)** is a context manager and a decorator: what lies within shows in the trace of `cohort run --trace`, on this
+thread's row. Spans lie within each other. Without --trace it costs a tenth of a microsecond or two.
+
+    with cohort.track.span("augment"):
+        ...
+
 **plot(record_file, svg_file)** draws the curves, as `cohort plot`. Raises Unavailable, Io, or Corrupt for what is no record.
 
 **Progress(*, steps_per_epoch=0, epochs=0, first_step=0, first_epoch=0, steps_left_in_first_epoch=None, terminal=None,
@@ -52,19 +58,38 @@ finish()                     takes the bar away
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
 
 from cohort import _world
-from cohort._core import Metrics, Progress, RunRecord as _RunRecord, plot
+from cohort._core import Metrics, Progress, RunRecord as _RunRecord, add_span, plot, traced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-__all__ = ["Progress", "RunRecord", "close", "flush", "log", "plot"]
+__all__ = ["Progress", "RunRecord", "close", "flush", "log", "plot", "span"]
+
+
+class span(contextlib.ContextDecorator):
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = 0
+
+    def _recreate_cm(self) -> span:
+        return span(self._name)  # calls of a decorated function may lie within each other, and be on several threads
+
+    def __enter__(self) -> span:
+        self._begun = time.monotonic_ns() if traced() else 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._begun:
+            add_span(self._name, self._begun)
 
 
 class RunRecord(_RunRecord):

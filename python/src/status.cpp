@@ -4,7 +4,9 @@
 
 #include "status/last_words.h"
 #include "status/status_page.h"
+#include "status/timeline.h"
 
+#include <chrono>
 #include <string>
 
 namespace cohort::python {
@@ -15,6 +17,17 @@ void bind_status(py::module_& module) {
       "The agent's file for stacks; -1 where no agent started this process.");
   module.def(
       "count_step", [] { status::StatusPage::own().count_step(); }, "Another step of an optimizer is done.");
+  module.def(
+      "traced", [] { return status::timeline::on(); }, "Whether somebody takes spans: `cohort run --trace`.");
+  module.def(
+      "add_span",
+      [](const std::string& name, std::int64_t begun_ns) {
+        using status::timeline::Clock;
+        const Clock::time_point begun{std::chrono::nanoseconds(begun_ns)};
+        status::timeline::add(
+            {status::TimelineKind::Span, name, begun, Clock::now(), status::timeline::this_thread(), 0, 0, {}});
+      },
+      py::arg("name"), py::arg("begun_ns"), "Something that this thread did from then (time.monotonic_ns) until now.");
   module.def(
       "say_last_words",
       [](const std::string& words, const py::object& cause) {

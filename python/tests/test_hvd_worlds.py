@@ -127,8 +127,18 @@ time.sleep(0.2)
 hvd.shutdown()
 if rank == 0:
     print("EVENTS", len(json.load(open(path))))
+
+os.environ["HOROVOD_TIMELINE"] = path = os.environ["FOLDER"] + "/each.json"
+os.environ["HOROVOD_TIMELINE_ALL_RANKS"] = "1"
+hvd.init()
+hvd.allreduce(torch.ones(8), name="weights")
+hvd.shutdown()
+own = json.load(open(path if rank == 0 else os.environ["FOLDER"] + "/each-rank-1.json"))
+(start,) = [e["args"] for e in own if e["name"] == "start_time"]
+print("EACH", start["rank"], start["size"], sum(e["name"] == "ALLREDUCE" for e in own))
 """
         )
+        self.assertEqual([text.split("EACH ")[1].split()[:3] for text in texts], [["0", "2", "2"], ["1", "2", "2"]])
         (line,) = [line for line in texts[0].splitlines() if line.startswith("TIMELINE ")]
         events = json.loads(line[9:])
         rows = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}

@@ -45,6 +45,7 @@ inline constexpr std::string_view kMlflow = "COHORT_MLFLOW";
 inline constexpr std::string_view kStore = "COHORT_STORE";
 inline constexpr std::string_view kSecretFd = "COHORT_SECRET_FD";
 inline constexpr std::string_view kStatusFd = "COHORT_STATUS_FD";
+inline constexpr std::string_view kTimelineFd = "COHORT_TIMELINE_FD";
 inline constexpr std::string_view kJobId = "COHORT_JOB_ID";
 inline constexpr std::string_view kRunDir = "COHORT_RUN_DIR";
 inline constexpr std::string_view kHost = "COHORT_HOST";

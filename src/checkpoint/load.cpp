@@ -5,6 +5,7 @@
 #include "checkpoint/holders.h"
 #include "checkpoint/pieces.h"
 #include "formats/sink.h"
+#include "status/timeline.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -110,6 +111,7 @@ void hand_over(Communicator& comm, const formats::StoredCheckpoint& stored, cons
 }  // namespace
 
 Found load_newest(Communicator& comm, const FolderOptions& options, const std::set<std::string>& unwanted) {
+  const status::timeline::Scope event(status::TimelineKind::Checkpoint, "load");
   const int rank = rank_of(comm);
   const int ranks = size_of(comm);
   const Sight sight = look_around(comm, options, IfMissing::Leave);

@@ -6,6 +6,7 @@
 #include "checkpoint/pieces.h"
 #include "checkpoint/sight.h"
 #include "formats/safetensors.h"
+#include "status/timeline.h"
 #include "sys/files.h"
 
 #include <sys/stat.h>
@@ -316,6 +317,7 @@ class Save {
 }  // namespace
 
 formats::StoredCheckpoint save(Communicator& comm, const FolderOptions& options, const Bundle& bundle) {
+  const status::timeline::Scope event(status::TimelineKind::Checkpoint, "save");
   return Save(comm, options, bundle).run();
 }
 

@@ -2,6 +2,7 @@
 
 #include "base/env.h"
 #include "status/status_page.h"
+#include "status/timeline.h"
 
 namespace cohort::comm::times {
 namespace {
@@ -15,11 +16,12 @@ std::uint64_t count_of(std::chrono::nanoseconds duration) noexcept {
 }  // namespace
 
 bool wanted() noexcept {
-  static const bool wanted = env::flag(env::kTimes).value_or(false);
+  static const bool wanted = env::flag(env::kTimes).value_or(false) || status::timeline::on();
   return wanted;
 }
 
 void add(const CollectiveEvent& event) noexcept {
+  status::timeline::add(event);
   status::TimesStatus& times = status::StatusPage::own().times();
   constexpr auto kRelaxed = std::memory_order_relaxed;
   times.operations.fetch_add(1, kRelaxed);
@@ -45,7 +47,12 @@ void Exposed::begin() noexcept {
 
 void Exposed::end() noexcept {
   left_out = false;
-  status::StatusPage::own().times().exposed_ns.fetch_add(count_of(Clock::now() - begun_), std::memory_order_relaxed);
+  const Clock::time_point ended = Clock::now();
+  status::StatusPage::own().times().exposed_ns.fetch_add(count_of(ended - begun_), std::memory_order_relaxed);
+  // Asking for what has ended already is no waiting.
+  if (ended - begun_ < std::chrono::microseconds(1) || !status::timeline::on()) return;
+  using status::TimelineKind;
+  status::timeline::add({TimelineKind::Wait, "wait", begun_, ended, status::timeline::this_thread(), 0, 0, {}});
 }
 
 }  // namespace cohort::comm::times

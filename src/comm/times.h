@@ -1,6 +1,6 @@
-// What collectives of this process take, for whoever asks (COHORT_TIMES): added up in the rank's status page, which its
-// agent reads. What the program waits for them is always added up: two looks at the clock for each wait that does not
-// end at once. Any thread.
+// What collectives of this process take, for whoever asks: added up in the rank's status page (COHORT_TIMES), and one
+// by one in its timeline (`cohort run --trace`), both of which its agent reads. What the program waits for them is always
+// added up: two looks at the clock for each wait that does not end at once. Any thread.
 #pragma once
 
 #include <cohort/observer.h>
@@ -9,7 +9,7 @@
 
 namespace cohort::comm::times {
 
-/// Whether the environment asks for them.
+/// Whether the environment, or the agent, asks for them.
 bool wanted() noexcept;
 
 /// An operation has ended.

@@ -2,6 +2,7 @@
 
 #include "base/result.h"
 #include "status/status_page.h"
+#include "status/timeline.h"
 
 #include <algorithm>
 #include <chrono>
@@ -219,7 +220,11 @@ void Reducer::arrive(std::size_t parameter) {
   launch_ready();
 }
 
-void Reducer::tell_bucket_ready(std::size_t bucket) const {
+void Reducer::tell_bucket_ready(std::size_t bucket) {
+  if (status::timeline::on()) {
+    ready_at_.resize(buckets_.size());
+    ready_at_[bucket] = std::chrono::steady_clock::now();
+  }
   if (options_.observer == nullptr) return;
   options_.observer->on_bucket_ready({.index = static_cast<int>(bucket),
                                       .bytes = buckets_[bucket].bytes(),
@@ -258,8 +263,26 @@ void Reducer::launch_next() {
 void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
   using Kept = std::pair<Memory, std::shared_ptr<const void>>;
   works_.push_back(ranks_->start(
-      "all_reduce", [&](Communicator& comm) { return reduce_(comm, view); },
+      "all_reduce",
+      [&](Communicator& comm) {
+        Work work = reduce_(comm, view);
+        if (view.bucket < ready_at_.size()) tell_when_reduced(work, view);
+        return work;
+      },
       std::make_shared<const Kept>(buckets_[view.bucket].memory(), std::move(keep))));
+}
+
+void Reducer::tell_when_reduced(Work& work, const BucketView& view) const {
+  status::timeline::Event event;
+  event.kind = status::TimelineKind::Bucket;
+  event.name = "bucket";
+  event.begun = ready_at_[view.bucket];
+  event.number = view.bucket;
+  event.bytes = view.result.bytes();
+  work.on_done([event]() mutable {
+    event.ended = std::chrono::steady_clock::now();
+    status::timeline::add(event);
+  });
 }
 
 // No gradient came for it in this backward. What it accumulated before still counts; a gradient that it merely has is

@@ -125,7 +125,9 @@ class Reducer {
   void begin(const std::shared_ptr<Forward>& forward, const std::string& origin);
   void start_pass();
   void forget_pass();
-  void tell_bucket_ready(std::size_t bucket) const;
+  void tell_bucket_ready(std::size_t bucket);
+  /// The timeline.
+  void tell_when_reduced(Work& work, const BucketView& view) const;
   void launch_ready();
   void launch_next();
   void launch(BucketView view, std::shared_ptr<const void> keep);
@@ -166,6 +168,7 @@ class Reducer {
   // A message of their own, once the averages are there: a bit for each parameter that a rank with samples used, then
   // one for such a rank, one for one that has found a value that is not finite.
   std::vector<std::uint64_t> flags_;
+  std::vector<std::chrono::steady_clock::time_point> ready_at_;  // by bucket; empty without a timeline
   std::vector<std::unique_ptr<Pending>> works_;
   bool any_samples_ = false;
   std::optional<LocalNonFinite> non_finite_;  // the first of this rank, in this step

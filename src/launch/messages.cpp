@@ -91,7 +91,7 @@ void visit_fields(M& m, A& a, const WorkerPlan*) {
 template <class M, class A>
 void visit_fields(M& m, A& a, const StartJob*) {
   a(m.path, m.arguments, m.environment, m.folder, m.log_folder, m.workers, m.input, m.tail_lines, m.open_files,
-    m.bind_to_cores, m.elsewhere, m.run_folder, m.divides_cores);
+    m.bind_to_cores, m.elsewhere, m.run_folder, m.divides_cores, m.trace);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Input*) {
@@ -108,6 +108,18 @@ void visit_fields(M& m, A& a, const SignalWorkers*) {
 template <class M, class A>
 void visit_fields(M& m, A& a, const StopWorkers*) {
   a(m.signal, m.grace_ms, m.saving_ms);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const TracePiece*) {
+  a(m.base_ns, m.packets);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const ClockAnswer*) {
+  a(m.number, m.now_ns);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const ClockQuestion*) {
+  a(m.number);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Finish*) {

@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 12;
+inline constexpr std::uint32_t kProtocol = 13;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -110,6 +110,18 @@ struct Told {
   std::int32_t signal = 0;
 };
 
+/// Of the timelines of the host's ranks: packets of Perfetto's format, to be appended to what came before.
+struct TracePiece {
+  std::int64_t base_ns = 0;  ///< what is 0 in them, by the host's CLOCK_MONOTONIC: always the same
+  std::string packets;
+};
+
+/// The answer to a ClockQuestion.
+struct ClockAnswer {
+  std::uint64_t number = 0;
+  std::int64_t now_ns = 0;  ///< CLOCK_MONOTONIC
+};
+
 // From the supervisor.
 
 struct WorkerPlan {
@@ -131,6 +143,7 @@ struct StartJob {
   bool bind_to_cores = false;    ///< each worker to its share of the host's
   bool elsewhere = false;        ///< the environment is another host's: the agent's own has HOME and the like
   std::string run_folder;        ///< made there if it is not
+  bool trace = false;            ///< TracePieces are wanted
   bool divides_cores = true;     ///< OMP_NUM_THREADS, where nobody has set it, is each worker's share of the cores
 };
 
@@ -168,9 +181,14 @@ struct Refused {
 /// Reports are wanted now, and the stacks of all ranks that can tell them.
 struct AskStacks {};
 
-using Message =
-    std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
-                 OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused, Told>;
+/// What the host's clock says is wanted, at once.
+struct ClockQuestion {
+  std::uint64_t number = 0;
+};
+
+using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
+                             OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused,
+                             Told, TracePiece, ClockAnswer, ClockQuestion>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.

@@ -54,7 +54,10 @@ std::vector<Message> samples() {
           AskStacks{},
           Ends{"its guard was killed"},
           Refused{"no"},
-          Told{15}};
+          Told{15},
+          TracePiece{-5, std::string("\x0a\0\xff", 3)},
+          ClockAnswer{~std::uint64_t{0}, -1},
+          ClockQuestion{7}};
 }
 
 TEST(Messages, ComeBackAsTheyWere) {

@@ -4,6 +4,7 @@
 #include "comm/times.h"
 #include "named/doorbell.h"
 #include "status/status_page.h"
+#include "status/timeline.h"
 
 #include <unistd.h>
 
@@ -36,7 +37,10 @@ class Waiting {
 }  // namespace
 
 State::State(std::shared_ptr<Wakeup> engine, std::string name)
-    : process_(::getpid()), engine_(std::move(engine)), name_(std::move(name)) {}
+    : process_(::getpid()),
+      asked_at_(status::timeline::on() ? std::chrono::steady_clock::now() : decltype(agreed_at){}),
+      engine_(std::move(engine)),
+      name_(std::move(name)) {}
 
 State::~State() {
   if (!error_ || error_->code() == ErrorCode::Aborted || reported || !at_home()) return;
@@ -73,6 +77,18 @@ void State::on_done(std::function<void()> callback) {
   callback();
 }
 
+void State::tell_timeline() const noexcept {
+  using status::timeline::Event;
+  if (!status::timeline::on()) return;
+  Event event;
+  event.kind = status::TimelineKind::Named;
+  event.name = name_;
+  event.begun = asked_at_;
+  event.ended = ended_at;
+  event.waited = (agreed_at == decltype(agreed_at){} ? ended_at : agreed_at) - asked_at_;
+  status::timeline::add(event);
+}
+
 void State::end(std::optional<Error> error) {
   std::vector<std::function<void()>> callbacks;
   {
@@ -82,6 +98,7 @@ void State::end(std::optional<Error> error) {
     ended_at = std::chrono::steady_clock::now();
     done_.store(true, std::memory_order_release);
     status::StatusPage::own().count_named();
+    tell_timeline();
     callbacks.swap(callbacks_);
     ended_.notify_all();
   }

@@ -58,7 +58,10 @@ class State final : public comm::WorkState {
   void end(std::optional<Error> error);
 
  private:
+  void tell_timeline() const noexcept;
+
   const int process_;
+  const std::chrono::steady_clock::time_point asked_at_;  // where there is a timeline
   const std::shared_ptr<Wakeup> engine_;
   const std::string name_;
   std::mutex mutex_;

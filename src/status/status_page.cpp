@@ -1,6 +1,7 @@
 #include "status/status_page.h"
 
 #include "base/env.h"
+#include "status/timeline.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -111,6 +112,7 @@ void StatusPage::count_step(std::int64_t samples) noexcept {
   };
   if (steps <= StatusLayout::kWarmSteps) copy_to(layout_->warm);
   copy_to(layout_->last);
+  timeline::add_step(steps);
 }
 
 void StatusPage::announce_saving() noexcept {

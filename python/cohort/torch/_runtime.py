@@ -69,7 +69,8 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
             raise
         path = _settings.timeline_file()
         if path is not None:
-            start_timeline(path, _settings.is_on("HOROVOD_TIMELINE_MARK_CYCLES"))
+            start_timeline(path, _settings.is_on("HOROVOD_TIMELINE_MARK_CYCLES"),
+                           all_ranks=_settings.is_on("HOROVOD_TIMELINE_ALL_RANKS"))
 
 
 def _open(engine: NamedEngine, wanted: List[ProcessSet]) -> None:
@@ -140,16 +141,18 @@ def is_initialized() -> bool:
     return _place is not None
 
 
-def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool = False) -> None:
+def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool = False, *,
+                   all_ranks: bool = False) -> None:
     """Writes what becomes of each operation from now on to a file that chrome://tracing and Perfetto show; rank 0 does.
 
     mark_cycles  also note when operations were started together
+    all_ranks    all ranks that call write: rank 3 of "a.json" to "a-rank-3.json"; `cohort trace merge` takes them
 
     Raises ValueError before `init`, and if a timeline is being written; OSError if the file cannot be.
     """
     place = _whereabouts("start_timeline")
-    if place.rank == 0:
-        _timeline.start(os.fspath(file_path), mark_cycles)
+    if place.rank == 0 or all_ranks:
+        _timeline.start(os.fspath(file_path), mark_cycles, place.rank, place.size)
 
 
 def stop_timeline() -> None:

@@ -27,16 +27,16 @@ def now() -> float:
 class Timeline:
     """A file being written, by a thread of its own. Any thread may call."""
 
-    def __init__(self, path: str, mark_cycles: bool) -> None:
+    def __init__(self, path: str, mark_cycles: bool, rank: int, size: int) -> None:
         # Without a buffer: a forked child would write what is in it a second time.
         self._file = open(path, "wb", buffering=0)
         self._mark_cycles = mark_cycles
         self._began = now()
+        start = {"start_time_since_epoch_in_micros": time.time_ns() // 1000, "rank": rank, "size": size}
         self._rows: Dict[str, int] = {}
         self._last_cycle = -1.0
         self._lock = threading.Lock()
         self._queue: "queue.SimpleQueue[Optional[Dict[str, Any]]]" = queue.SimpleQueue()
-        start = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
         self._file.write(b"[\n" + _line({"name": "start_time", "ph": "M", "pid": 0, "args": start}))
         self._thread = threading.Thread(target=self._write, name="cohort-timeline", daemon=True)
         self._thread.start()
@@ -101,12 +101,18 @@ def _line(event: Dict[str, Any]) -> bytes:
 current: Optional[Timeline] = None
 
 
-def start(path: str, mark_cycles: bool) -> None:
+def path_of(path: str, rank: int) -> str:
+    """Where this rank's goes: rank 0's is the file itself."""
+    stem, ending = os.path.splitext(path)
+    return path if rank == 0 else f"{stem}-rank-{rank}{ending}"
+
+
+def start(path: str, mark_cycles: bool, rank: int, size: int) -> None:
     """Begins a file. Raises ValueError while another is written."""
     global current
     if current is not None:
         raise ValueError("start_timeline: a timeline is being written already -- call hvd.stop_timeline() before")
-    current = Timeline(path, mark_cycles)
+    current = Timeline(path_of(path, rank), mark_cycles, rank, size)
 
 
 def stop() -> None:

@@ -14,7 +14,10 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
   context_.wire_bytes = 0;
   const Descriptor own = describe(request);
   context_.begin(own, called, request.timeout);
-  if (event != nullptr) event->sequence = context_.sequence;
+  if (event != nullptr) {
+    event->sequence = context_.sequence;
+    event->group = context_.world.status().id.load(std::memory_order_relaxed);
+  }
   try {
     meet_all(context_, round_, &request, own);
     if (event != nullptr) event->waited = round_.waited;

@@ -154,7 +154,10 @@ void execute(Context& context, const Request& request, CollectiveEvent* event) {
 }
 
 void complete(Context& context, const Request& request, CollectiveEvent* event) {
-  if (event != nullptr) event->sequence = context.sequence;
+  if (event != nullptr) {
+    event->sequence = context.sequence;
+    event->group = context.world.group();
+  }
   if (context.size == 1) return run_alone(context, request);
   gather(context);
   if (event != nullptr) event->waited = std::chrono::steady_clock::now() - event->begun;

@@ -50,6 +50,8 @@ class World final : public messages::Members {
   pid_t pid(int rank) const noexcept;
   /// "pid 12", for messages; empty if the rank is in this process or its pid means nothing here.
   std::string pid_text(int rank) const override;
+  /// The same number on all ranks; 0: none.
+  std::uint64_t group() const noexcept { return status_->id.load(std::memory_order_relaxed); }
   /// Where this rank says which collective it is in: as part of a larger world, where nobody reads it.
   status::LaneStatus& collectives() const noexcept { return status_->collectives; }
   status::LaneStatus& messages() const noexcept override { return status_->messages; }

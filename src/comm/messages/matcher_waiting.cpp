@@ -2,6 +2,7 @@
 #include "base/log.h"
 #include "comm/control/relax.h"
 #include "comm/messages/matcher.h"
+#include "status/timeline.h"
 #include "sys/thread.h"
 
 #include <pthread.h>
@@ -289,7 +290,7 @@ void Matcher::settle(Lock& lock) {
 void Matcher::report(const Message& message, Clock::time_point called, Clock::time_point met, Clock::time_point ended,
                      bool failed) const noexcept {
   Observer* const observer = owner_.observer.load(std::memory_order_acquire);
-  if (observer == nullptr) return;
+  if (observer == nullptr && !status::timeline::on()) return;
   CollectiveEvent event;
   event.operation = name_of(message.kind);
   event.sequence = message.number;
@@ -298,7 +299,8 @@ void Matcher::report(const Message& message, Clock::time_point called, Clock::ti
   event.ended = ended;
   event.waited = (met == Clock::time_point{} ? ended : met) - called;
   event.failed = failed;
-  observer->on_collective(event);
+  status::timeline::add(event);
+  if (observer != nullptr) observer->on_collective(event);
 }
 
 }  // namespace cohort::comm::messages

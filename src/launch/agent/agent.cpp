@@ -181,6 +181,8 @@ void Agent::on_message(Message message) {
     if (stage_ == Stage::Waiting) loop_.stop();
   } else if (std::holds_alternative<AskStacks>(message)) {
     ask_stacks();
+  } else if (const auto* question = std::get_if<ClockQuestion>(&message)) {
+    channel_->send(ClockAnswer{question->number, Clock::now().time_since_epoch() / std::chrono::nanoseconds(1)});
   } else if (const auto* finish = std::get_if<Finish>(&message)) {
     if (options_.own) {
       exit_status_ = finish->status;
@@ -306,6 +308,7 @@ void Agent::start_job(StartJob job) {
 
 void Agent::forget_epoch() {
   stacks_ = Timer();
+  traces_.reset();
   workers_.clear();
   alive_ = 0;
   swept_ = 0;
@@ -363,6 +366,7 @@ Result<void> Agent::start_workers(const StartJob& job) {
   events.output = [this](Output output) { forward(std::move(output)); };
   events.trouble = [this](std::string text) { channel_->send(Trouble{std::move(text)}); };
   events.input_taken = [this](std::size_t bytes) { channel_->send(InputTaken{bytes}); };
+  if (job.trace) collect_traces(job);
   for (const WorkerPlan& plan : job.workers) {
     auto& worker = *workers_.emplace_back(std::make_unique<Worker>(loop_, plan.rank, job.tail_lines, events));
     if (auto ready = worker.prepare(job.log_folder, job.input && plan.rank == 0); !ready) {
@@ -374,6 +378,12 @@ Result<void> Agent::start_workers(const StartJob& job) {
     if (worker.status_fd() >= 0) {
       own.set(env::kStatusFd, std::to_string(kWorkerStatusFd));
       program.inherited.emplace_back(worker.status_fd(), kWorkerStatusFd);
+    }
+    if (traces_) {
+      auto ring = traces_->add(plan.rank);
+      if (!ring) return fail_for(plan.rank, ring.error());
+      own.set(env::kTimelineFd, std::to_string(kWorkerTimelineFd));
+      program.inherited.emplace_back(*ring, kWorkerTimelineFd);
     }
     program.environment = own.assignments();
     program.processors = shares[workers_.size() - 1];
@@ -388,10 +398,26 @@ Result<void> Agent::start_workers(const StartJob& job) {
   }
   alive_ = workers_.size();
   channel_->send(report);
+  if (traces_) traces_->begin();
   watch_for_dying();
   reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
   reap();  // some may have ended before anyone looked
   return {};
+}
+
+void Agent::collect_traces(const StartJob& job) {
+  constexpr std::size_t kMostUnsent = std::size_t{4} << 20;
+  const Environment first(job.workers.front().environment);
+  const auto number = [&first](std::string_view name) {
+    return parse_integer<int>(first.find(name).value_or("")).value_or(0);
+  };
+  TraceCollector::Options options;
+  options.host = {number("GROUP_RANK"), std::string(first.find(env::kHost).value_or(""))};
+  options.epoch = static_cast<std::uint16_t>(number(env::kRestart));
+  options.base_ns = made_at_.time_since_epoch() / std::chrono::nanoseconds(1);
+  options.send = [this](const TracePiece& piece) { channel_->send(piece); };
+  options.has_room = [this] { return channel_->unsent_bytes() < kMostUnsent; };
+  traces_.emplace(loop_, std::move(options));
 }
 
 void Agent::forward(Output output) {

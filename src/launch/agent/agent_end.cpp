@@ -173,6 +173,7 @@ void Agent::all_gone(const std::string& stuck) {
   if (!stuck.empty()) exit_status_ = 1;
   if (!run_folder_.empty()) ::rmdir(run_folder_.c_str());
   if (lost_supervisor_ || channel_->closed()) return loop_.stop();
+  if (traces_) traces_->finish();
   channel_->send(AllGone{swept_, stuck});
 }
 

@@ -4,6 +4,7 @@
 
 #include "launch/agent/agent.h"
 #include "launch/agent/kept_signals.h"
+#include "launch/agent/trace_collector.h"
 #include "launch/agent/worker.h"
 #include "launch/channel.h"
 #include "launch/loop.h"
@@ -54,6 +55,7 @@ class Agent {
   /// What an order before has left behind in this process.
   void forget_epoch();
   Result<void> start_workers(const StartJob& job);
+  void collect_traces(const StartJob& job);
   void stop(const StopWorkers& order);
   void kill_all();
   void reap();
@@ -82,6 +84,8 @@ class Agent {
   std::string run_folder_;         ///< made here, so removed if nothing was put into it
   Stage stage_ = Stage::Waiting;
   std::vector<std::unique_ptr<Worker>> workers_;
+  std::optional<TraceCollector> traces_;
+  const Clock::time_point made_at_ = Clock::now();
   std::size_t alive_ = 0;
   std::size_t unacknowledged_ = 0;
   bool paused_ = false;

@@ -23,6 +23,8 @@ namespace cohort::launch {
 inline constexpr int kWorkerSecretFd = 100;
 /// And of its status page.
 inline constexpr int kWorkerStatusFd = 101;
+/// And of its timeline.
+inline constexpr int kWorkerTimelineFd = 102;
 
 class Worker {
  public:

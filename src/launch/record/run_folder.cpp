@@ -83,7 +83,7 @@ Result<std::string> put_aside(int folder, const std::vector<std::string>& what) 
 /// The name of the folder below `folder` that has them now; empty if there was nothing.
 Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
   if (::faccessat(folder, "job.json", F_OK, AT_SYMLINK_NOFOLLOW) != 0) return std::string();
-  auto name = put_aside(folder, {"logs", "job.json", "live.json"});
+  auto name = put_aside(folder, {"logs", "job.json", "live.json", "trace", "trace.pftrace"});
   if (name) correct_record(path / *name, path.string());
   return name;
 }

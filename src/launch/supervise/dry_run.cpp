@@ -97,6 +97,7 @@ std::string describe_job(const RunOptions& options) {
                                      : fmt::format("{}={}", env::kOmpNumThreads, threads));
   common.push_back(fmt::format("{}={}", env::kSecretFd, kWorkerSecretFd));
   common.push_back(fmt::format("{}={}", env::kStatusFd, kWorkerStatusFd));
+  if (setup.trace) common.push_back(fmt::format("{}={}", env::kTimelineFd, kWorkerTimelineFd));
   std::vector<std::vector<std::string>> differs(own.size());
   for (std::size_t i = 0; i < own.front().size(); ++i) {
     const bool same = std::all_of(own.begin(), own.end(), [&](const auto& rank) { return rank[i] == own[0][i]; });

@@ -47,6 +47,10 @@ int Job::run() {
     throw;
   }
   loop_.run();
+  if (tracing_ && options_.on_trace) {
+    tracing_.reset();
+    options_.on_trace(folder_.path);
+  }
   return status_;
 }
 
@@ -81,6 +85,7 @@ void Job::prepare() {
       epoch_->on_owner_gone();
     });
   make_folders(id.substr(0, 4));
+  if (options_.trace) tracing_.emplace(loop_, folder_.path, [this](const std::string& text) { say(text); });
   epoch_ = std::make_unique<Epoch>(*this);
 
   start_agents();  // its process starts while we go on
@@ -182,8 +187,15 @@ void Job::start_trackers() {
 
 Crew::Events Job::crew_events() {
   Crew::Events events;
-  events.on_joined = [this](CrewMember& agent) { on_joined(agent); };
-  events.on_message = [this](CrewMember& agent, Message message) { epoch_->on_message(agent, std::move(message)); };
+  events.on_joined = [this](CrewMember& agent) {
+    if (tracing_) tracing_->on_joined(agent);
+    on_joined(agent);
+  };
+  events.on_message = [this](CrewMember& agent, Message message) {
+    if (tracing_ && tracing_->take(agent, message)) return;
+    if (tracing_ && std::holds_alternative<Exited>(message)) tracing_->on_ending(agent);
+    epoch_->on_message(agent, std::move(message));
+  };
   events.on_channel_closed = [this](CrewMember& agent, const std::optional<Error>& error) {
     epoch_->on_channel_closed(agent, error);
   };
@@ -293,6 +305,7 @@ void Job::start_page() {
 void Job::end(int status) {
   status_ = status;
   page_.reset();
+  if (tracing_) tracing_->finish();
   crew_->dismiss(status);
   if (owner_gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
   const auto drain = [this] {

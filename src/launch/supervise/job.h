@@ -15,6 +15,7 @@
 #include "launch/supervise/owner.h"
 #include "launch/supervise/page_process.h"
 #include "launch/supervise/trackers.h"
+#include "launch/supervise/tracing.h"
 #include "launch/supervise/warnings.h"
 #include "launch/watch/restarts.h"
 #include "net/secret.h"
@@ -97,6 +98,7 @@ class Job {
   std::optional<PayloadTransferOptions> payload_transfer_;  ///< where the owner has something for ranks elsewhere
   std::optional<PortLease> port_;
   std::vector<pid_t> spared_;  ///< by what ends the job's processes
+  std::optional<Tracing> tracing_;
   std::optional<Crew> crew_;
   Display display_;  ///< its sources are the crew's members
   Announcer announcer_;

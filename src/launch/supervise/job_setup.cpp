@@ -82,6 +82,7 @@ JobSetup set_up_job(const RunOptions& options) {
   for (const PlannedHost& host : setup.plan.hosts) processes += host.local ? host.ranks : 0;
 
   setup.bind = options.bind;
+  setup.trace = options.trace;
   // A host that has too few says so before anything is started.
   if (setup.bind == Binding::Core && processes > 0) value_or_throw(share_cores(sys::cores_of_process(), processes));
 
@@ -140,6 +141,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   job.input = InputReader::worth_reading(0);
   job.open_files = setup.open_files;
   job.bind_to_cores = setup.bind == Binding::Core;
+  job.trace = setup.trace;
   for (int rank = host.first_rank; rank < host.first_rank + host.ranks; ++rank) {
     job.workers.push_back({rank, rank_environment(setup.plan, host, rank, facts)});
     if (setup.as_horovod) {

@@ -22,6 +22,7 @@ struct JobSetup {
   Environment environment;  ///< of the workers, without what differs between ranks
   Binding bind = Binding::None;
   bool as_horovod = false;
+  bool trace = false;
   std::vector<std::string> chosen = {};  ///< names of variables that go along to every host, whatever they are
   std::uint64_t open_files = 0;          ///< the limit that workers get: what it was before it was raised for ourselves
 };

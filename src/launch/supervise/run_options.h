@@ -10,6 +10,7 @@
 #include "launch/watch/health_watch.h"
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,6 +50,9 @@ struct RunOptions {
   /// This command is the launcher of one of several nodes. `hosts` are all nodes, each with as many slots as this one:
   /// the others say themselves how many they want.
   std::optional<NodeRole> node = {};
+  /// The ranks' events are kept in the run's folder; once the job is over, this gets the folder.
+  bool trace = false;
+  std::function<void(const std::string&)> on_trace = {};
   bool quiet = false;                          ///< print only what the ranks print, and failures
   bool status = true;                          ///< a line below the output that says how the run is, on a terminal
   bool page = false;                           ///< and a page for browsers, as long as the job runs

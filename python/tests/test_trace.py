@@ -1,0 +1,215 @@
+"""`cohort run --trace` and `cohort trace`: what ranks did, read by the command, by Perfetto's own schema and as Kineto."""
+
+import collections
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+except ImportError:
+    torch = None
+try:
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+except ImportError:
+    perfetto_trace_pb2 = None
+
+COMMAND = os.environ.get("COHORT_COMMAND") or shutil.which("cohort")
+SECONDS = 100
+
+# Rank 1 is late to each operation.
+PROGRAM = """
+import array, os, signal, sys, time
+import cohort, cohort.track
+from cohort._core import count_step
+cohort.init()
+world = cohort.world()
+data = array.array("f", [1.0] * 4096)
+
+@cohort.track.span("decorated")
+def work(depth):
+    time.sleep(0.001 if cohort.rank() == 0 else 0.006)
+    if depth:
+        work(depth - 1)
+
+for step in range(20):
+    with cohort.track.span("forward \\u00e4"):
+        work(1 if step == 3 else 0)
+    world.all_reduce(data)
+    count_step()
+if "die" in sys.argv:
+    world.barrier()
+    if cohort.rank() == 1:
+        with cohort.track.span("last"):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(100)
+cohort.shutdown()
+"""
+
+PROFILED = """
+import sys, torch
+import cohort, cohort.track
+cohort.init()
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    for step in range(5):
+        with cohort.track.span("matrix product"):
+            torch.ones(300, 300) @ torch.ones(300, 300)
+        cohort.world().all_reduce(torch.ones(100))
+profile.export_chrome_trace(f"{sys.argv[1]}/profile-{cohort.rank()}.json")
+cohort.shutdown()
+"""
+
+
+@unittest.skipIf(COMMAND is None, "needs the command: COHORT_COMMAND")
+class Traced(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="cohort-trace-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.run_folder = self.folder / "run"
+
+    def train(self, program, *words, status=0, options=("--trace",)):
+        script = self.folder / "program.py"
+        script.write_text(program)
+        done = subprocess.run([COMMAND, "run", *options, "--run-dir", self.run_folder, "-np", "2", sys.executable, script, *words],
+                              capture_output=True, text=True, timeout=SECONDS)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done
+
+    def trace(self, *words, status=0):
+        done = subprocess.run([COMMAND, "trace", *map(str, words)], capture_output=True, text=True, timeout=SECONDS)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done.stdout if status == 0 else done.stderr
+
+    def chrome(self, *others):
+        output = self.folder / "all.json"
+        self.trace("merge", self.run_folder, *others, "--json", "-o", output)
+        return json.loads(output.read_text())
+
+
+class Command(Traced):
+    def test_the_late_rank_is_named(self):
+        done = self.train(PROGRAM)
+        self.assertIn("trace.pftrace: ", done.stderr)
+        report = json.loads(self.trace("report", self.run_folder, "--json"))
+        early, late = report["ranks"]
+        self.assertEqual((early["steps"], late["steps"]), (19, 19))  # when the first began is not known
+        self.assertGreater(late["last"], early["last"])
+        self.assertGreater(late["made_wait_seconds"], 0.02)
+        self.assertGreater(early["exposed_seconds"], 0.02)
+        self.assertEqual(early["events_lost"], 0)
+        self.assertIn(("all_reduce", 16384, 40), [(o["name"], o["bytes"], o["count"]) for o in report["operations"]])
+        self.assertEqual(report["remarks"], [])
+        self.assertIn("all_reduce", self.trace("report", self.run_folder))
+
+    def test_spans_and_operations_of_all_ranks_are_there(self):
+        self.train(PROGRAM)
+        whole = self.chrome()
+        self.assertEqual(whole["distributedInfo"], {"backend": "cohort", "world_size": 2})
+        found = collections.Counter((e["pid"], e["name"]) for e in whole["traceEvents"] if e["ph"] == "X")
+        for rank in (0, 1):
+            self.assertEqual(found[rank, "forward \u00e4"], 20)
+            self.assertEqual(found[rank, "decorated"], 21)
+            self.assertEqual(found[rank, "step"], 19)
+            self.assertGreaterEqual(found[rank, "all_reduce"], 20)
+        # The inner of two calls lies within the outer one.
+        spans = sorted((e["ts"], -e["dur"]) for e in whole["traceEvents"] if e["name"] == "decorated" and e["pid"] == 0)
+        within = [a for a, b in zip(spans, spans[1:]) if b[0] - b[1] <= a[0] - a[1]]
+        self.assertEqual(len(within), 1)
+
+    def test_what_a_killed_rank_did_is_kept(self):
+        self.train(PROGRAM, "die", status=137)
+        events = self.chrome()["traceEvents"]
+        self.assertEqual(sum(e["name"] == "last" and e["pid"] == 1 for e in events), 1)
+
+    def test_restarts_have_tracks_of_their_own(self):
+        self.train("import os\n" + PROGRAM.replace('"die" in sys.argv', 'os.environ["COHORT_RESTART"] == "0"'),
+                   options=("--trace", "--max-restarts", "1"))
+        merged = (self.run_folder / "trace.pftrace").read_bytes()
+        self.assertIn(b"restart 1", merged)
+        report = json.loads(self.trace("report", self.run_folder, "--json"))
+        self.assertEqual(report["ranks"][0]["steps"], 38)
+
+    def test_without_the_option_nothing_is_kept(self):
+        self.train(PROGRAM, options=())
+        self.assertFalse((self.run_folder / "trace").exists())
+        self.assertIn("was the run started with `cohort run --trace`?", self.trace("report", self.run_folder, status=1))
+
+    @unittest.skipIf(torch is None, "needs torch")
+    def test_torchs_profiler_is_on_the_same_time_base(self):
+        self.train(PROFILED, self.folder)
+        events = self.chrome(*(f"{rank}={self.folder}/profile-{rank}.json" for rank in (0, 1)))["traceEvents"]
+        for rank in (0, 1):
+            (theirs,) = {e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"] == f"rank {rank}: torch profiler"}
+            spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "matrix product" and e["pid"] == rank)
+            products = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "aten::matmul" and e["pid"] == theirs)
+            self.assertEqual((len(spans), len(products)), (5, 5))
+            for (begun, ended), (inner_begun, inner_ended) in zip(spans, products):
+                # Its clock is the time of day, taken from the processor's counter: good for a millisecond.
+                self.assertGreater(inner_begun, begun - 1000)
+                self.assertLess(inner_ended, ended + 1000)
+        self.assertIn("name the rank", self.trace("merge", self.run_folder, self.folder / "profile-0.json", status=2))
+
+
+@unittest.skipIf(perfetto_trace_pb2 is None, "needs Perfetto's schema: pip install perfetto")
+class Perfetto(Traced):
+    def test_perfettos_schema_reads_what_is_written(self):
+        self.train(PROGRAM)
+        merged = (self.run_folder / "trace.pftrace").read_bytes()
+        trace = perfetto_trace_pb2.Trace()
+        trace.ParseFromString(merged)
+        event = perfetto_trace_pb2.TrackEvent
+        names, tracks, defaults, stacks, flows = {}, {}, {}, collections.defaultdict(list), collections.defaultdict(list)
+        seen = collections.Counter()
+        slices = []
+        count = 0
+        for packet in trace.packet:
+            self.assertEqual(len(packet.UnknownFields()) if hasattr(packet, "UnknownFields") else 0, 0)
+            sequence = packet.trusted_packet_sequence_id
+            if packet.HasField("track_descriptor"):
+                tracks[packet.track_descriptor.uuid] = packet.track_descriptor
+            if packet.sequence_flags & packet.SEQ_INCREMENTAL_STATE_CLEARED:
+                names[sequence] = {}
+            if packet.HasField("trace_packet_defaults"):
+                defaults[sequence] = packet.trace_packet_defaults.track_event_defaults.track_uuid
+            for name in packet.interned_data.event_names:
+                names[sequence][name.iid] = name.name
+            if not packet.HasField("track_event"):
+                continue
+            count += 1
+            one = packet.track_event
+            track = one.track_uuid or defaults[sequence]
+            self.assertIn(track, tracks)
+            if one.type == event.TYPE_SLICE_BEGIN:
+                slices.append((packet.timestamp, 0, track, names[sequence][one.name_iid], one))
+                flows[tuple(one.flow_ids)].append(track)
+            elif one.type == event.TYPE_SLICE_END:
+                slices.append((packet.timestamp, 1, track, None, one))
+            seen[one.type] += 1
+        self.assertEqual(seen[event.TYPE_SLICE_BEGIN], seen[event.TYPE_SLICE_END])
+        self.assertGreater(seen[event.TYPE_COUNTER], 0)
+        for time, ends, track, name, _ in sorted(slices, key=lambda s: s[0]):
+            if ends:
+                stacks[track].pop()
+            else:
+                stacks[track].append(name)
+        self.assertFalse(any(stacks.values()))
+        # Each collective is joined over both ranks.
+        joined = [members for flow, members in flows.items() if flow]
+        self.assertGreaterEqual(sum(len(members) == 2 for members in joined), 20)
+        processes = [t.process.process_name for t in tracks.values() if t.HasField("process")]
+        self.assertEqual([name.split(" (")[0] for name in processes], ["rank 0", "rank 1"])
+        for track in tracks.values():
+            if track.parent_uuid:
+                self.assertIn(track.parent_uuid, tracks)
+        self.assertLessEqual(len(merged) / count, 30, "bytes an event")
+
+
+if __name__ == "__main__":
+    unittest.main()

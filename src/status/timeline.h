@@ -1,0 +1,115 @@
+// What happens in a rank, event by event, for its agent: operations, steps, buckets, checkpoints, waits and the
+// program's own spans, in a ring of fixed slots. The agent makes the ring (a memory file that both map), drains it all
+// the time (timeline_reader.h), and still has it when the rank was killed. Writers never wait: where the agent lags,
+// the oldest events are overwritten, and the reader counts them. Without a ring, which is without `cohort run --trace`,
+// an event costs one load. Any thread may write.
+#pragma once
+
+#include "base/result.h"
+#include "sys/shared_memory.h"
+
+#include <cohort/observer.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace cohort::status {
+
+enum class TimelineKind : std::uint8_t { Operation = 1, Step, Bucket, Checkpoint, Wait, Span, Named };
+inline constexpr std::uint8_t kLastTimelineKind = static_cast<std::uint8_t>(TimelineKind::Named);
+
+/// One event, in words so that a reader may look while a thread writes.
+struct alignas(64) TimelineSlot {
+  static constexpr std::uint64_t kFailed = 1;
+  static constexpr std::uint64_t kZeroCopy = 2;
+
+  std::atomic<std::uint64_t> stamp;    ///< of the event's number the low 32 bits, stored last; above: wire time in us
+  std::atomic<std::int64_t> begun_ns;  ///< CLOCK_MONOTONIC
+  std::atomic<std::int64_t> ended_ns;
+  std::atomic<std::uint64_t> what;    ///< kind | flags << 8 | name << 16 | lane << 32
+  std::atomic<std::uint64_t> number;  ///< sequence of an operation, number of a step or bucket
+  std::atomic<std::uint64_t> bytes;
+  std::atomic<std::uint64_t> waited_ns;
+  std::atomic<std::uint64_t> wire_bytes;
+};
+
+/// A name that events refer to by its place. Once `length` is not 0 it does not change.
+struct TimelineName {
+  static constexpr std::size_t kBytes = 60;
+  std::atomic<std::uint32_t> state;  ///< 0: free; 1: being written; else 2 + length
+  char text[kBytes];
+};
+
+/// The ring. Its numbers are those of one build, as the status page's.
+struct TimelineLayout {
+  static constexpr std::uint64_t kMagic = 0x3130454d49544843;  // "CHTIME01"
+  static constexpr std::size_t kSlots = std::size_t{1} << 14;
+  static constexpr std::size_t kNames = 2048;  ///< 0 stands for all that found no room
+
+  std::uint64_t magic;
+  std::atomic<std::int32_t> pid;                ///< of the process that writes; 0: none has come yet
+  alignas(64) std::atomic<std::uint64_t> head;  ///< events so far, also those that are being written
+  alignas(64) TimelineName names[kNames];
+  TimelineSlot slots[kSlots];
+};
+
+/// For the agent: an empty ring. Unavailable if there is no memory.
+Result<sys::SharedSegment> create_timeline();
+
+namespace timeline {
+
+using Clock = std::chrono::steady_clock;
+
+struct Event {
+  TimelineKind kind = TimelineKind::Span;
+  std::string_view name;  ///< the first 60 bytes count
+  Clock::time_point begun, ended;
+  std::uint32_t lane = 0;  ///< of an operation: its group; of spans and waits: the thread
+  std::uint64_t number = 0;
+  std::uint64_t bytes = 0;
+  Clock::duration waited = {};  ///< for other ranks
+};
+
+namespace detail {
+enum : int { kUnknown, kOff, kOn };
+extern std::atomic<int> state;
+bool look() noexcept;
+}  // namespace detail
+
+/// Whether somebody takes events.
+inline bool on() noexcept {
+  const int state = detail::state.load(std::memory_order_relaxed);
+  return state != detail::kOff && (state == detail::kOn || detail::look());
+}
+
+// Where nobody takes them, these do nothing.
+void add(const Event& event) noexcept;
+void add(const CollectiveEvent& event) noexcept;
+/// This thread's number, the lane of its spans.
+std::uint32_t this_thread() noexcept;
+/// The program has done a step: it began when the one before ended.
+void add_step(std::int64_t step) noexcept;
+
+/// From its beginning to its end, on this thread's lane.
+class Scope {
+ public:
+  explicit Scope(TimelineKind kind, std::string_view name, std::uint64_t number = 0) noexcept {
+    if (on()) event_ = {kind, name, Clock::now(), {}, this_thread(), number, 0, {}};
+  }
+  ~Scope() {
+    if (event_.begun == Clock::time_point{}) return;
+    event_.ended = Clock::now();
+    add(event_);
+  }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+ private:
+  Event event_;  ///< `name` has to live as long
+};
+
+}  // namespace timeline
+}  // namespace cohort::status
