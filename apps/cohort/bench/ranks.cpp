@@ -28,7 +28,7 @@ void run_on_processes(int ranks, const Emit& emit) {
   request.timeout = kLongEnough;
   request.on_output = [&emit](const std::string& line) {
     const auto event = nlohmann::json::parse(line, nullptr, false);
-    if (event.is_object()) emit(event);
+    if (event.is_object() && event.contains("event")) emit(event);
   };
   run_job(request);
 }
