@@ -200,7 +200,9 @@ std::string table_row(const std::string& name, const LiveRank& rank, const Look&
   text.add(fmt::format("{:>6} ", f.memory > 0 ? bytes_text(static_cast<double>(f.memory)) : "-"));
   const bool over = f.state == "failed" || f.state == "ended";
   text.add(over && rank.line.empty() ? f.doing : rank.line);
-  return text.take();
+  std::string line = text.take();
+  while (line.ends_with(' ')) line.pop_back();
+  return line;
 }
 
 std::string key_line(const Look& look) {
