@@ -87,8 +87,9 @@ void add_watch(CLI::App& app, int& exit_status) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* command =
       app.add_subcommand("watch", "Show how a run goes on: steps, speed, waiting and last line of each rank");
-  command->add_option("RUN", arguments->run,
-                      "Folder of a run, or HOST:PORT of the page that another `cohort watch` serves [the newest in ./runs]");
+  command->add_option(
+      "RUN", arguments->run,
+      "Folder of a run, or HOST:PORT of the page that another `cohort watch` serves [the newest in ./runs]");
   command->add_flag("--page", arguments->page, "Serve a page for browsers instead, and print its address");
   command->add_option("--port", arguments->port, "With --page: where [a free port]");
   command->add_option("--address", arguments->address, "With --page: the address to listen at")->capture_default_str();

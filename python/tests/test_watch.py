@@ -491,7 +491,7 @@ class StatusLine(unittest.TestCase):
     PROGRAM = """
 import os, sys, time
 rank = os.environ["RANK"]
-for i in range(60):
+for i in range(int(os.environ.get("LINES_TO_SAY", 60))):
     stream = sys.stdout if i % 3 else sys.stderr
     stream.write(f"<{rank}/{i}/{'x' * (i % 30)}>\\n")
     stream.flush()
@@ -540,7 +540,7 @@ sys.stdout.write("answered\\n")
             (["--json"], {}),
             ([], {"TERM": "dumb"}),
         ):
-            terminal = self.run_job(*options, **environment)
+            terminal = self.run_job(*options, LINES_TO_SAY="20", **environment)
             self.assertEqual(terminal.end(), 0)
             self.assertNotRegex(terminal.raw, rb"running \d:\d\d")
 

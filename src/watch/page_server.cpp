@@ -214,8 +214,7 @@ HttpResponse PageServer::data(const HttpRequest& request) {
   } else if (by != request.query.end()) {
     response.body = to_text(view, by->second == "host" ? Rows::Hosts : Rows::Ranks);
   } else {
-    if (last_data_.empty())
-      last_data_ = to_text(view, view.run.ranks.size() > kManyRanks ? Rows::Hosts : Rows::Ranks);
+    if (last_data_.empty()) last_data_ = to_text(view, view.run.ranks.size() > kManyRanks ? Rows::Hosts : Rows::Ranks);
     response.body = last_data_;
   }
   return response;

@@ -1,6 +1,6 @@
-// Serves the live page of a run: one HTML file, its figures, the logs of its ranks, to browsers that have the token, and
-// to `cohort watch HOST:PORT`. A process of its own, which only reads files: whatever strangers send it, the run does
-// not notice. Bounded: connections, the head of a request, the time for it, the time for the answer. One thread.
+// Serves the live page of a run: one HTML file, its figures, the logs of its ranks, to browsers that have the token,
+// and to `cohort watch HOST:PORT`. A process of its own, which only reads files: whatever strangers send it, the run
+// does not notice. Bounded: connections, the head of a request, the time for it, the time for the answer. One thread.
 #pragma once
 
 #include "launch/loop.h"

@@ -5,9 +5,9 @@
 #include "sys/unique_fd.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -48,7 +48,8 @@ fs::path find_run(const fs::path& given) {
                                 : given;
     if (fs::is_directory(folder)) return folder;
     raise(ErrorCode::Unavailable,
-          "watching {} failed -- there is no such folder -- give a run's folder, or HOST:PORT of a page", given.string());
+          "watching {} failed -- there is no such folder -- give a run's folder, or HOST:PORT of a page",
+          given.string());
   }
   fs::path newest;
   fs::file_time_type newest_time;

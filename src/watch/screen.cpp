@@ -87,7 +87,8 @@ std::string progress_text(const View& view) {
   } else if (progress.epoch > 0) {
     text += fmt::format("  epoch {:.4g}", progress.epoch);
   }
-  if (progress.seconds_left && view.run.state != "ended") text += "  " + duration_text(*progress.seconds_left) + " left";
+  if (progress.seconds_left && view.run.state != "ended")
+    text += "  " + duration_text(*progress.seconds_left) + " left";
   if (const double samples = samples_per_second(view.run); samples > 0) {
     text += "  " + number_text(samples) + " samples/s";
   } else if (!view.run.ranks.empty() && view.run.ranks.front().figures.steps_per_second > 0) {
@@ -98,7 +99,8 @@ std::string progress_text(const View& view) {
 
 std::string loss_text(const View& view) {
   if (!view.progress.loss) return {};
-  return fmt::format("  {} {:.4g}", view.progress.loss_name.empty() ? "loss" : view.progress.loss_name, *view.progress.loss);
+  return fmt::format("  {} {:.4g}", view.progress.loss_name.empty() ? "loss" : view.progress.loss_name,
+                     *view.progress.loss);
 }
 
 std::vector<std::string> header(const View& view, const Look& look) {
@@ -114,7 +116,8 @@ std::vector<std::string> header(const View& view, const Look& look) {
   lines.push_back(first.take());
   Text second(look.columns, look);
   second.add(progress_text(view)).add(loss_text(view), "1");
-  if (look.unicode) second.add("  ").add(sparkline(view.progress.losses, std::min(look.columns - second.width(), 40)), "36");
+  if (look.unicode)
+    second.add("  ").add(sparkline(view.progress.losses, std::min(look.columns - second.width(), 40)), "36");
   lines.push_back(second.take());
   Text third(look.columns, look);
   if (!look.trouble.empty()) {
@@ -145,8 +148,8 @@ double key_of(const RankFigures& figures, Sort sort) {
     case Sort::Speed: return -figures.samples_per_second - 1e-6 * figures.steps_per_second;  // the slowest first
     case Sort::Memory: return static_cast<double>(figures.memory);
     case Sort::State:  // what is not as it should be first
-      return figures.state.find("failed") != std::string::npos    ? 3
-             : figures.state.find("stopped") != std::string::npos ? 2
+      return figures.state.find("failed") != std::string::npos          ? 3
+             : figures.state.find("stopped") != std::string::npos       ? 2
              : figures.state == "running" || figures.state == "waiting" ? 0
                                                                         : 1;
     case Sort::Rank: break;
@@ -200,15 +203,17 @@ std::string table_row(const std::string& name, const LiveRank& rank, const Look&
   text.add(fmt::format("{:>6} ", f.memory > 0 ? bytes_text(static_cast<double>(f.memory)) : "-"));
   const bool over = f.state == "failed" || f.state == "ended";
   text.add(over && rank.line.empty() ? f.doing : rank.line);
-  return text.take();
+  std::string line = text.take();
+  while (line.ends_with(' ')) line.pop_back();
+  return line;
 }
 
 std::string key_line(const Look& look) {
   Text text(look.columns, look);
   if (look.log != nullptr) return text.add("q quit  esc back  e stdout/stderr  f freeze", "2").take();
   return text
-      .add(fmt::format("q quit  s sort: {}  h {}  f freeze  up/down, enter: {}", kSorts[static_cast<std::size_t>(look.sort)],
-                       look.shown == Rows::Hosts ? "ranks" : "hosts",
+      .add(fmt::format("q quit  s sort: {}  h {}  f freeze  up/down, enter: {}",
+                       kSorts[static_cast<std::size_t>(look.sort)], look.shown == Rows::Hosts ? "ranks" : "hosts",
                        look.shown == Rows::Hosts && !look.host ? "its ranks" : "its log"),
            "2")
       .take();
@@ -216,9 +221,7 @@ std::string key_line(const Look& look) {
 
 }  // namespace
 
-Sort next(Sort sort) noexcept {
-  return static_cast<Sort>((static_cast<std::size_t>(sort) + 1) % kSorts.size());
-}
+Sort next(Sort sort) noexcept { return static_cast<Sort>((static_cast<std::size_t>(sort) + 1) % kSorts.size()); }
 
 std::string fitted(std::string_view text, int columns, bool unicode) {
   std::string out;
@@ -230,8 +233,8 @@ std::string fitted(std::string_view text, int columns, bool unicode) {
     for (std::size_t at = 1; whole && at < length; ++at)
       whole = (static_cast<unsigned char>(text[i + at]) & 0xC0) == 0x80;
     // (Controls of the second kind, U+0080 to U+009F, are C2 80 to C2 9F.)
-    const bool control = byte < 0x20 || byte == 0x7F ||
-                         (whole && byte == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0);
+    const bool control =
+        byte < 0x20 || byte == 0x7F || (whole && byte == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0);
     if (!whole || control || (length > 1 && !unicode)) {
       out += control ? ' ' : '?';
       if (!whole) length = 1;
@@ -285,7 +288,8 @@ std::vector<std::string> draw(const View& view, const Look& look) {
     while (look.rows > 0 && lines.size() + 1 < static_cast<std::size_t>(look.rows)) lines.emplace_back();
     lines.push_back(key_line(look));
   }
-  if (look.rows > 0 && lines.size() > static_cast<std::size_t>(look.rows)) lines.resize(static_cast<std::size_t>(look.rows));
+  if (look.rows > 0 && lines.size() > static_cast<std::size_t>(look.rows))
+    lines.resize(static_cast<std::size_t>(look.rows));
   return lines;
 }
 

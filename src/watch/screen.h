@@ -24,10 +24,10 @@ struct Look {
   Sort sort = Sort::Rank;
   std::size_t selected = 0;  ///< the line of the table
   bool frozen = false;
-  bool keys = true;               ///< the last line says which there are
-  const LogTail* log = nullptr;   ///< instead of the table
-  std::string trouble = {};       ///< why nothing new comes
-  double now = 0;                 ///< seconds since 1970
+  bool keys = true;              ///< the last line says which there are
+  const LogTail* log = nullptr;  ///< instead of the table
+  std::string trouble = {};      ///< why nothing new comes
+  double now = 0;                ///< seconds since 1970
 };
 
 /// The number of each row of the table, sorted: of a rank among `view.run.ranks`, or a host.

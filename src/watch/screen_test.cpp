@@ -89,7 +89,9 @@ TEST(Screen, NoSizeIsTooSmallAndNoLineTooWide) {
 
 TEST(Screen, WhatARankPrintsDoesNotSteerTheTerminal) {
   View view = a_view(1, 1);
-  view.run.ranks[0].line = "a\033[2J\007b\xc2\x9b" "c\xff\xe2\x96";
+  view.run.ranks[0].line =
+      "a\033[2J\007b\xc2\x9b"
+      "c\xff\xe2\x96";
   const std::string text = text_of(draw(view, a_look()));
   for (const char c : text) EXPECT_TRUE(c == '\n' || static_cast<unsigned char>(c) >= 0x20);
   EXPECT_NE(text.find("a [2J b c??"), std::string::npos) << text;
@@ -254,8 +256,7 @@ TEST(Curve, StaysSmallAndKeepsItsEnds) {
   EXPECT_GE(curve.points().size(), Curve::kMost / 4);
   EXPECT_EQ(curve.points().front().step, 0);
   EXPECT_EQ(curve.points().back().step, 1'000'000);
-  for (std::size_t i = 1; i < curve.points().size(); ++i)
-    EXPECT_LT(curve.points()[i - 1].step, curve.points()[i].step);
+  for (std::size_t i = 1; i < curve.points().size(); ++i) EXPECT_LT(curve.points()[i - 1].step, curve.points()[i].step);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <langinfo.h>
 #include <algorithm>
 #include <cerrno>
 #include <clocale>
@@ -15,7 +16,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <langinfo.h>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -106,14 +106,16 @@ enum class Key { None, Quit, Sort, Hosts, Freeze, Up, Down, PageUp, PageDown, Ho
 /// The keys in what was typed: letters, and what terminals send for the others.
 std::vector<Key> keys_of(std::string_view typed) {
   static constexpr std::pair<std::string_view, Key> kKeys[] = {
-      {"\033[A", Key::Up},      {"\033OA", Key::Up},        {"\033[B", Key::Down},  {"\033OB", Key::Down},
-      {"\033[5~", Key::PageUp}, {"\033[6~", Key::PageDown}, {"\033[H", Key::Home},  {"\033OH", Key::Home},
-      {"\033[F", Key::End},     {"\033OF", Key::End},       {"\033[C", Key::Enter}, {"\033OC", Key::Enter},
-      {"\033[D", Key::Back},    {"\033OD", Key::Back},      {"\r", Key::Enter},     {"\n", Key::Enter},
-      {"q", Key::Quit},         {"s", Key::Sort},           {"h", Key::Hosts},      {"f", Key::Freeze},
-      {" ", Key::Freeze},       {"k", Key::Up},             {"j", Key::Down},       {"l", Key::Enter},
-      {"b", Key::Back},         {"\x7f", Key::Back},        {"e", Key::Stream},     {"g", Key::Home},
-      {"G", Key::End},          {"\033", Key::Back}};
+      {"\033[A", Key::Up},   {"\033OA", Key::Up},      {"\033[B", Key::Down},
+      {"\033OB", Key::Down}, {"\033[5~", Key::PageUp}, {"\033[6~", Key::PageDown},
+      {"\033[H", Key::Home}, {"\033OH", Key::Home},    {"\033[F", Key::End},
+      {"\033OF", Key::End},  {"\033[C", Key::Enter},   {"\033OC", Key::Enter},
+      {"\033[D", Key::Back}, {"\033OD", Key::Back},    {"\r", Key::Enter},
+      {"\n", Key::Enter},    {"q", Key::Quit},         {"s", Key::Sort},
+      {"h", Key::Hosts},     {"f", Key::Freeze},       {" ", Key::Freeze},
+      {"k", Key::Up},        {"j", Key::Down},         {"l", Key::Enter},
+      {"b", Key::Back},      {"\x7f", Key::Back},      {"e", Key::Stream},
+      {"g", Key::Home},      {"G", Key::End},          {"\033", Key::Back}};
   std::vector<Key> keys;
   while (!typed.empty()) {
     const auto known = std::find_if(std::begin(kKeys), std::end(kKeys),
@@ -132,8 +134,8 @@ class Viewer {
   }
 
   int run() {
-    sys::SignalFd signals = value_or_throw(
-        sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGTSTP, SIGCONT}));
+    sys::SignalFd signals =
+        value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGTSTP, SIGCONT}));
     Screen screen;
     measure();
     source_.poll();

@@ -11,7 +11,7 @@ namespace cohort::watch {
 
 struct WatchOptions {
   bool ascii = false;
-  bool once = false;  ///< what is now, as text, and no more
+  bool once = false;                                             ///< what is now, as text, and no more
   std::chrono::milliseconds interval = std::chrono::seconds(5);  ///< between two lines where there is no terminal
 };
 

@@ -86,8 +86,10 @@ LiveRun by_host(const LiveRun& run) {
   LiveRun out = run;
   out.ranks.clear();
   for (const LiveHost& host : run.hosts) {
-    if (is_sound(host, run)) out.ranks.push_back(sum_of(host, run));
-    else out.ranks.emplace_back();
+    if (is_sound(host, run))
+      out.ranks.push_back(sum_of(host, run));
+    else
+      out.ranks.emplace_back();
   }
   return out;
 }
@@ -130,7 +132,8 @@ std::string to_text(const View& view, Rows rows) {
   add("lr", progress.learning_rate);
   add("seconds_left", progress.seconds_left);
   // JSON has no NaN, and that is what one wants to see.
-  if (progress.loss) head["loss"] = std::isfinite(*progress.loss) ? Json(*progress.loss) : Json(fmt::format("{}", *progress.loss));
+  if (progress.loss)
+    head["loss"] = std::isfinite(*progress.loss) ? Json(*progress.loss) : Json(fmt::format("{}", *progress.loss));
   return head.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n" +
          launch::to_json(rows == Rows::Hosts ? by_host(view.run) : view.run);
 }

@@ -12,13 +12,13 @@
 
 namespace cohort::watch {
 
-using launch::LiveRank;
-using launch::LiveRun;
 using launch::bytes_text;
 using launch::duration_text;
+using launch::late_rank;
+using launch::LiveRank;
+using launch::LiveRun;
 using launch::number_text;
 using launch::samples_per_second;
-using launch::late_rank;
 
 struct View {
   std::string place;  ///< the run's folder, or where it is watched from

@@ -44,8 +44,8 @@ class Display {
   /// A line of our own, on stderr.
   void say(const std::string& text);
   void write(int fd, std::string text);
-  /// A line below all others, until the next one; empty: none. Nothing where that is no terminal, or a rank's unfinished
-  /// line or progress bar has the place.
+  /// A line below all others, until the next one; empty: none. Nothing where that is no terminal, or a rank's
+  /// unfinished line or progress bar has the place.
   void set_status(std::string text);
   bool reader_gone() const { return console_.reader_gone(1); }
   /// The unfinished lines, finished: no more output comes.
@@ -78,8 +78,8 @@ class Display {
   std::array<bool, 2> no_room_told_{};
   Timer partial_;
   Timer release_;
-  std::vector<bool> hidden_;  ///< by rank
-  int status_fd_ = -1;        ///< the terminal for the status; -1: none
+  std::vector<bool> hidden_;     ///< by rank
+  int status_fd_ = -1;           ///< the terminal for the status; -1: none
   std::array<bool, 2> on_it_{};  ///< stdout and stderr are that terminal
   std::string status_;
   bool status_shown_ = false;

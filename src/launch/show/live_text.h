@@ -1,5 +1,5 @@
-// Figures of a run as people read them, and the run in one line: below the output of `cohort run`, and wherever a run is
-// shown. Pure; any thread.
+// Figures of a run as people read them, and the run in one line: below the output of `cohort run`, and wherever a run
+// is shown. Pure; any thread.
 #pragma once
 
 #include "launch/record/live_run.h"

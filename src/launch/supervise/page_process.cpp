@@ -55,8 +55,7 @@ PageProcess::~PageProcess() {
   if (child_.pid <= 0) return;
   watch_ = Watch();
   // (Swept already, where the job has ended as a whole.)
-  if (::syscall(SYS_pidfd_send_signal, child_.pidfd.get(), SIGKILL, nullptr, 0) == 0)
-    ::waitpid(child_.pid, nullptr, 0);
+  if (::syscall(SYS_pidfd_send_signal, child_.pidfd.get(), SIGKILL, nullptr, 0) == 0) ::waitpid(child_.pid, nullptr, 0);
 }
 
 }  // namespace cohort::launch
