@@ -33,7 +33,7 @@ int main(int, char** arguments) {
   const std::filesystem::path folder = std::getenv("COHORT_RUN_DIR");
   try {
     if (how == "nan" || how == "infinite") {
-      cohort::track::RunRecord record(folder / "run.jsonl", {.program = "peer"});
+      cohort::track::RunRecord record(folder / "run.jsonl", {.program = "peer", .parameters = {}});
       for (int step = 1; step < 6; ++step) {
         record.write("step", {{"step", step},
                               {"epoch", step / 5.0},
@@ -57,8 +57,8 @@ int main(int, char** arguments) {
     if (how == "late") {
       cohort::Communicator comm = cohort::join();
       std::array<float, 10> data{};
-      for (int step = 0; step < 80; ++step) {
-        std::this_thread::sleep_for(milliseconds(comm.rank() == 1 ? 60 : 10));
+      for (int step = 0; step < 200; ++step) {
+        std::this_thread::sleep_for(milliseconds(comm.rank() == 1 ? 45 : 10));
         comm.all_reduce(std::span(data)).wait();
         cohort::status::StatusPage::own().count_step();
       }
