@@ -247,7 +247,8 @@ class Files(Exports):
             run_folder = self.folder / f"run{last}"
             done = subprocess.run([COMMAND, "run", "-np", "1", "--quiet", "--run-dir", run_folder, sys.executable, "-c", program],
                                   env={**os.environ, **variables}, capture_output=True, text=True, timeout=SECONDS)
-            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertEqual(done.returncode, 0)
+            self.assertNotRegex(done.stderr, "ended with|is not told")  # (that it waits for it, a busy machine says)
             told = [posts.get()[2]["progressPercentage"] for _ in range(posts.qsize())]
             self.assertEqual(told[-1:], [last] if last else [])
 

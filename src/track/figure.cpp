@@ -51,6 +51,10 @@ Axis x_axis(const Figure& figure) {
       }
     }
   }
+  // What went wrong last is behind the last value that can be drawn.
+  for (const Mark& mark : figure.marks) {
+    if (std::abs(mark.x) < 1e300) x_range.add(mark.x);
+  }
   if (x_range.empty()) x_range = {0, 1};
   if (figure.x_scale == Scale::Log) {
     if (x_range.low <= 0) x_range = {1, 2};

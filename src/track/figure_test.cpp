@@ -167,6 +167,11 @@ TEST(Curves, WarningsAreMarks) {
   ASSERT_EQ(run.happened.size(), 1U);
   EXPECT_EQ(run.happened[0].at.epoch, 0.5);
   EXPECT_EQ(run.happened[0].at.seconds, 5);
+  const RunSeries lost = series_of(
+      parse_record("{\"event\":\"step\",\"time\":10,\"step\":1,\"epoch\":1,\"train_loss\":3}\n"
+                   "{\"event\":\"step\",\"time\":11,\"step\":2,\"epoch\":2,\"train_loss\":\"NaN\"}\n"
+                   "{\"event\":\"warning\",\"time\":12,\"kind\":\"not_finite\",\"text\":\"lost\",\"step\":2}\n"));
+  EXPECT_EQ(count(render_svg(figure_of(lost)), "<title>lost</title>"), 2U) << "behind the last value that is drawn";
   const Figure figure = figure_of(run);
   EXPECT_TRUE(figure.subtitle.ends_with("; dashed red: warnings")) << figure.subtitle;
   ASSERT_EQ(figure.marks.size(), 1U);

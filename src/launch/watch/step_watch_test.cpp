@@ -13,9 +13,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 /// Two ranks that report once a second.
-class Run {
+class Progress {
  public:
-  explicit Run(const StepLimits& limits = {}) : watch_(limits) {}
+  explicit Progress(const StepLimits& limits = {}) : watch_(limits) {}
 
   std::vector<Warning> steps(int number, milliseconds each) {
     std::vector<Warning> all;
@@ -57,7 +57,7 @@ class Run {
 };
 
 TEST(StepWatch, StepsThatTakeTwiceAsLongAreToldOnce) {
-  Run run;
+  Progress run;
   EXPECT_TRUE(run.steps(200, milliseconds(100)).empty());
   EXPECT_TRUE(run.steps(200, milliseconds(190)).empty()) << "not twice as long";
   EXPECT_TRUE(run.steps(200, milliseconds(100)).empty());
@@ -71,7 +71,7 @@ TEST(StepWatch, StepsThatTakeTwiceAsLongAreToldOnce) {
 }
 
 TEST(StepWatch, AnEvaluationNowAndThenIsNoSlowStep) {
-  Run run;
+  Progress run;
   for (int epoch = 0; epoch < 10; ++epoch) {
     EXPECT_TRUE(run.steps(100, milliseconds(100)).empty());
     EXPECT_TRUE(run.nothing(seconds(60)).empty());
@@ -79,7 +79,7 @@ TEST(StepWatch, AnEvaluationNowAndThenIsNoSlowStep) {
 }
 
 TEST(StepWatch, AStandstillIsToldOnce) {
-  Run run;
+  Progress run;
   EXPECT_TRUE(run.nothing(seconds(2000)).empty()) << "it counts no steps";
   EXPECT_TRUE(run.steps(20, milliseconds(100)).empty());
   EXPECT_TRUE(run.nothing(seconds(590)).empty());
@@ -92,20 +92,20 @@ TEST(StepWatch, AStandstillIsToldOnce) {
   for (int rank = 0; rank < 2; ++rank) run.watch().ended(rank);
   run.sleep(seconds(1));
   EXPECT_TRUE(run.watch().judge(run.now() + seconds(5000)).empty()) << "nobody runs";
-  Run never({.no_step = seconds(0)});
+  Progress never({.no_step = seconds(0)});
   never.steps(20, milliseconds(100));
   EXPECT_TRUE(never.nothing(seconds(5000)).empty());
 }
 
 TEST(StepWatch, WhileTheLauncherDidNotRunNothingIsLate) {
-  Run run;
+  Progress run;
   run.steps(20, milliseconds(100));
   run.sleep(seconds(3600));
   EXPECT_TRUE(run.nothing(seconds(500)).empty());
 }
 
 TEST(StepWatch, ALossThatIsNoNumberIsToldOnceForEachRank) {
-  Run run;
+  Progress run;
   RankReport report = run.report(1);
   report.not_finite = "train_loss is NaN";
   report.not_finite_step = 7;
