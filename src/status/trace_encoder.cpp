@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 
 namespace cohort::status {
 namespace {
@@ -52,10 +51,6 @@ ProtoWriter& ProtoWriter::fixed64(std::uint32_t field, std::uint64_t value) {
   varint(std::uint64_t{field} << 3 | 1);
   for (int byte = 0; byte < 8; ++byte) out_ += static_cast<char>(value >> 8 * byte);
   return *this;
-}
-
-ProtoWriter& ProtoWriter::real(std::uint32_t field, double value) {
-  return fixed64(field, std::bit_cast<std::uint64_t>(value));
 }
 
 ProtoWriter& ProtoWriter::bytes(std::uint32_t field, std::string_view value) {

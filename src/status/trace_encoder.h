@@ -60,7 +60,6 @@ class ProtoWriter {
   ProtoWriter& number(std::uint32_t field, std::uint64_t value);
   ProtoWriter& fixed64(std::uint32_t field, std::uint64_t value);
   ProtoWriter& bytes(std::uint32_t field, std::string_view value);
-  ProtoWriter& real(std::uint32_t field, double value);
 
  private:
   void varint(std::uint64_t value);

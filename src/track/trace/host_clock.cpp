@@ -12,7 +12,7 @@ namespace {
 constexpr std::int64_t kWorse = 4;
 constexpr std::int64_t kNegligible = 20'000;
 /// No clock runs so long, nor is so far from another; sums of some such fit.
-constexpr std::int64_t kFarthest = std::int64_t{1} << 60;
+constexpr std::int64_t kFarthest = std::int64_t{1} << 61;
 /// Of the time of day.
 constexpr std::int64_t kLatest = std::int64_t{1} << 62;
 
@@ -24,10 +24,11 @@ bool sane_day(std::int64_t ns) { return ns >= 0 && ns < kLatest; }
 void HostClock::take(const TraceEvent& event) {
   if (!event.host_ns || !sane(*event.host_ns) || *event.host_ns < 0) return;
   if (event.realtime_ns && sane_day(*event.realtime_ns)) {
-    if (!base_ns_) base_ns_ = *event.host_ns - event.time_ns;
+    if (!base_ns_ && *event.host_ns >= event.time_ns) base_ns_ = *event.host_ns - event.time_ns;
     realtime_.push_back({*event.host_ns, *event.realtime_ns});
   }
-  if (event.offset_ns && sane(*event.offset_ns) && sane(event.uncertainty_ns) && event.uncertainty_ns >= 0)
+  if (event.offset_ns && sane(*event.offset_ns) && event.uncertainty_ns >= 0 &&
+      event.uncertainty_ns < kFarthest / kWorse)
     offsets_.push_back({*event.host_ns, *event.offset_ns, event.uncertainty_ns});
 }
 

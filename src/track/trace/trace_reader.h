@@ -29,7 +29,6 @@ class ProtoReader {
   std::string_view bytes() const noexcept { return bytes_; }
   /// The field as it stands there, with its tag.
   std::string_view raw() const noexcept { return raw_; }
-  std::string_view rest() const noexcept { return rest_; }
 
  private:
   std::optional<std::uint64_t> varint();
@@ -82,7 +81,6 @@ class TraceReader {
     std::unordered_map<std::uint64_t, std::string> names, annotations;
     std::uint64_t track = 0;
   };
-  struct Parts;
   bool decode(std::string_view packet);
   bool read_interned(Sequence& sequence, std::string_view interned) const;
   bool read_event(const Sequence& sequence, std::string_view text);
