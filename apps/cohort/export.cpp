@@ -49,8 +49,9 @@ void export_weights(Arguments& arguments) {
 /// How long a command that was told to end still talks to a server.
 constexpr auto kHurry = std::chrono::seconds(2);
 
-/// Waits for the signals that end a command; true once one has come. A thread waits for them, too, so that a server that
-/// does not answer cannot hold the command: it ends in a moment then, with the status of a failure and `last_words`.
+/// Waits for the signals that end a command; true once one has come. A thread waits for them, too, so that a server
+/// that does not answer cannot hold the command: it ends in a moment then, with the status of a failure and
+/// `last_words`.
 class Patience {
  public:
   explicit Patience(std::string last_words) : last_words_(std::move(last_words)) {
@@ -146,7 +147,8 @@ void export_run(const Arguments& arguments) {
 void add_export(CLI::App& app, int&) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand(
-      "export", "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, Prometheus, a CSV file");
+      "export",
+      "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, Prometheus, a CSV file");
   command
       ->add_option("FROM", arguments->options.from,
                    "A checkpoint, a folder of them (its newest), a .safetensors or a .pt; with --to a run's folder, or "
@@ -160,8 +162,9 @@ void add_export(CLI::App& app, int&) {
   command->add_option("--torch", arguments->torch, "Oldest torch that is to load it: 1.13 gets floats as tensors")
       ->check(CLI::IsMember({"1.13", "2"}))
       ->capture_default_str();
-  command->add_option("--to", arguments->destination,
-                      "Where the run's record goes: tensorboard:DIR, csv:FILE, prometheus:FILE or mlflow:URI[?experiment=NAME]");
+  command->add_option(
+      "--to", arguments->destination,
+      "Where the run's record goes: tensorboard:DIR, csv:FILE, prometheus:FILE or mlflow:URI[?experiment=NAME]");
   command->add_flag("--follow", arguments->follow, "With --to: go on until the run has ended");
   command->add_flag("--openmetrics", arguments->sink.openmetrics,
                     "prometheus: OpenMetrics 1.0 instead of the text format 0.0.4");

@@ -54,7 +54,7 @@ def _in_both(mlflow: ModuleType, name: str, value: Any) -> None:
     setattr(mlflow.tracking.fluent, name, value)
 
 
-def _use_absolute_store(mlflow: ModuleType) -> None:
+def _use_absolute_store(mlflow: Any) -> None:
     """The driver's store is one path, whatever this process's working directory is when the program names it."""
     said, uri = os.environ.get(_mlflow.SAID), os.environ.get("MLFLOW_TRACKING_URI")
     if not said:
@@ -125,7 +125,7 @@ _forwards: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDict
 
 
 def _watch_forwards(kind: type) -> bool:
-    original = kind.__init__
+    original = kind.__init__  # type: ignore[misc]
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

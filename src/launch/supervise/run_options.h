@@ -35,8 +35,8 @@ struct RunOptions {
   HealthLimits health = {};  ///< when a job that does not go on is named, and ended
   /// How often all ranks are started again after one has failed.
   int max_restarts = 0;
-  bool keep_logs = true;      ///< the ranks' output, in files
-  std::string output_folder;  ///< for those; empty: logs/ in the run's folder
+  bool keep_logs = true;                ///< the ranks' output, in files
+  std::string output_folder;            ///< for those; empty: logs/ in the run's folder
   std::vector<std::string> track = {};  ///< where the run record goes meanwhile, as `cohort export --to` takes it
   bool as_horovod = false;  ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
   /// A process without which nobody wants the job: its end ends it.

@@ -102,7 +102,8 @@ void Trackers::on_ended(Tracker& tracker) {
   tracker.process.pid = -1;
   const sys::ExitStatus status = sys::exit_status_from_wait(word);
   if (reaped > 0 && !status.success())
-    options_.say(fmt::format("--track {}: ended with {}; {}", tracker.destination, to_string(status), way_out(tracker)));
+    options_.say(
+        fmt::format("--track {}: ended with {}; {}", tracker.destination, to_string(status), way_out(tracker)));
   check_done();
 }
 
@@ -138,7 +139,8 @@ void Trackers::on_limit() {
 }
 
 void Trackers::check_done() {
-  const bool all = std::all_of(trackers_.begin(), trackers_.end(), [](const auto& one) { return one->process.pid < 0; });
+  const bool all =
+      std::all_of(trackers_.begin(), trackers_.end(), [](const auto& one) { return one->process.pid < 0; });
   if (!all || !on_done_) return;
   limit_ = Timer();
   notice_ = Timer();

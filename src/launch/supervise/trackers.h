@@ -26,7 +26,8 @@ class Trackers {
   ~Trackers();
 
   std::vector<pid_t> pids() const;
-  /// The job has ended, which job.json says. Calls `on_done` once they have, or `limit` has passed: they are killed then.
+  /// The job has ended, which job.json says. Calls `on_done` once they have, or `limit` has passed: they are killed
+  /// then.
   void finish(std::chrono::milliseconds limit, std::function<void()> on_done);
 
  private:

@@ -147,7 +147,8 @@ std::pair<std::string, std::string> parts_of(const std::string& destination) {
   const bool is_file = kind == "tensorboard" || kind == "csv" || kind == "prometheus";
   if ((is_file && !where.empty()) || kind == "mlflow") return {kind, where};
   raise(ErrorCode::InvalidArgument,
-        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, mlflow:URI", destination);
+        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, mlflow:URI",
+        destination);
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ struct SinkOptions {
   std::chrono::milliseconds patience = std::chrono::minutes(15);  ///< mlflow: with a server that does not answer
 };
 
-/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "mlflow:URI". Throws InvalidArgument, with those that there are, Io,
-/// and Unavailable.
+/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "mlflow:URI". Throws InvalidArgument, with those that there are,
+/// Io, and Unavailable.
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options = {});
 /// Throws what make_sink would throw without looking at files or servers.
 void check_destination(const std::string& destination);

@@ -97,7 +97,8 @@ std::string MlflowSink::find_experiment() {
   const MlflowPlace& place = options_.server.place;
   if (!place.experiment_id.empty()) {
     const auto answer = server_.get("mlflow/experiments/get?experiment_id=" + url_encoded(place.experiment_id));
-    if (!answer.good()) server_.refused(fmt::format("finding the experiment {} of MLflow", place.experiment_id), answer);
+    if (!answer.good())
+      server_.refused(fmt::format("finding the experiment {} of MLflow", place.experiment_id), answer);
     return place.experiment_id;
   }
   const std::string what = fmt::format("finding the experiment '{}' of MLflow", place.experiment);
@@ -106,8 +107,9 @@ std::string MlflowSink::find_experiment() {
     const auto body = body_of(found);
     if (found.good()) {
       if (found_text(body, {"experiment", "lifecycle_stage"}) == "deleted") {
-        raise(ErrorCode::Unavailable, "{} failed -- {} -- it was deleted -- restore it (mlflow experiments restore -x {}), "
-                                      "or give another one",
+        raise(ErrorCode::Unavailable,
+              "{} failed -- {} -- it was deleted -- restore it (mlflow experiments restore -x {}), "
+              "or give another one",
               what, place.shown(), found_text(body, {"experiment", "experiment_id"}));
       }
       return found_text(body, {"experiment", "experiment_id"});
@@ -133,10 +135,11 @@ void MlflowSink::open_run(const RecordLine& line) {
   if (progress.ended && own_run_) {
     const auto answer = server_.get("mlflow/runs/get?run_id=" + url_encoded(progress.run));
     if (!answer.good()) {
-      server_.refused(fmt::format("finding the run {} of MLflow, which {} names (without that file the record goes into "
-                                  "a new run)",
-                                  progress.run, state_->file().string()),
-                      answer);
+      server_.refused(
+          fmt::format("finding the run {} of MLflow, which {} names (without that file the record goes into "
+                      "a new run)",
+                      progress.run, state_->file().string()),
+          answer);
     }
   }
   tell_where();
@@ -145,9 +148,8 @@ void MlflowSink::open_run(const RecordLine& line) {
 bool MlflowSink::find_made_run() {
   MlflowProgress& progress = state_->progress;
   const std::string filter = fmt::format("tags.`{}` = '{}'", kIntent, progress.intent);
-  const auto answer =
-      server_.post("mlflow/runs/search",
-                   text_of({{"experiment_ids", {experiment_}}, {"filter", filter}, {"max_results", 1}}));
+  const auto answer = server_.post(
+      "mlflow/runs/search", text_of({{"experiment_ids", {experiment_}}, {"filter", filter}, {"max_results", 1}}));
   if (!answer.good()) server_.refused("searching the runs of MLflow", answer);
   const auto body = body_of(answer);
   if (!body.contains("runs") || !body["runs"].is_array() || body["runs"].empty()) return false;
@@ -256,7 +258,8 @@ void MlflowSink::set_tags(const Pairs& tags) {
       one["key"] = shortened(one["key"], 250);
       one["value"] = shortened(one["value"], kLongestTag);
     }
-    const auto answer = server_.post("mlflow/runs/log-batch", text_of({{"run_id", state_->progress.run}, {"tags", some}}));
+    const auto answer =
+        server_.post("mlflow/runs/log-batch", text_of({{"run_id", state_->progress.run}, {"tags", some}}));
     if (!answer.good()) server_.refused("setting tags of a run of MLflow", answer);
   }
 }
@@ -292,8 +295,8 @@ void MlflowSink::send_if_due() {
 
 void MlflowSink::send() {
   if (in_batch_ > 0) {
-    const auto answer = server_.post("mlflow/runs/log-batch", fmt::format(R"({{"run_id":"{}","metrics":[{}]}})",
-                                                                           state_->progress.run, batch_));
+    const auto answer = server_.post("mlflow/runs/log-batch",
+                                     fmt::format(R"({{"run_id":"{}","metrics":[{}]}})", state_->progress.run, batch_));
     if (!answer.good()) server_.refused("sending metrics to MLflow", answer);
   }
   batch_.clear();
@@ -311,10 +314,7 @@ void MlflowSink::finish(RunState state) {
   if (state == RunState::Running || state_->progress.ended) return;
   send_artifacts();
   if (own_run_) {
-    set_status(state == RunState::Finished ? "FINISHED"
-               : state == RunState::Failed ? "FAILED"
-                                           : "KILLED",
-               last_time_);
+    set_status(state == RunState::Finished ? "FINISHED" : state == RunState::Failed ? "FAILED" : "KILLED", last_time_);
   }
   state_->progress.ended = true;
   state_->save();
@@ -326,19 +326,19 @@ void MlflowSink::send_artifacts() {
   const std::string where = found_text(body_of(answer), {"run", "info", "artifact_uri"});
   constexpr std::string_view kThroughServer = "mlflow-artifacts:";
   if (!where.starts_with(kThroughServer)) {
-    return options_.server.say(
-        fmt::format("the record is not among the artifacts of MLflow's run: they are at {}, and not the server's to take",
-                    where.substr(0, where.find('?'))));
+    return options_.server.say(fmt::format(
+        "the record is not among the artifacts of MLflow's run: they are at {}, and not the server's to take",
+        where.substr(0, where.find('?'))));
   }
   // "mlflow-artifacts:/1/RUN/artifacts", or with the server before it.
   std::string path = where.substr(kThroughServer.size());
   if (path.starts_with("//")) path.erase(0, std::min(path.find('/', 2), path.size()));
   path.erase(0, path.find_first_not_of('/'));
   const auto put = [&](const std::filesystem::path& file, std::string_view name) {
-    const auto done =
-        server_.put_file(fmt::format("mlflow-artifacts/artifacts/{}/{}", url_encoded(path), name), file);
+    const auto done = server_.put_file(fmt::format("mlflow-artifacts/artifacts/{}/{}", url_encoded(path), name), file);
     if (!done.good()) {
-      options_.server.say(fmt::format("MLflow does not take {} as an artifact: {} {}", name, done.status, done.message));
+      options_.server.say(
+          fmt::format("MLflow does not take {} as an artifact: {} {}", name, done.status, done.message));
     }
   };
   put(options_.record, "run.jsonl");

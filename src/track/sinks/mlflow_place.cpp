@@ -68,10 +68,11 @@ void read_server(MlflowPlace& place, std::string_view server, std::string_view s
   const auto scheme_end = server.find("://");
   const std::string scheme(server.substr(0, std::min(scheme_end, server.size())));
   if (scheme_end == std::string_view::npos || (scheme != "http" && scheme != "https")) {
-    refuse(shown,
-           "only a server takes what comes from another process while a run goes on, and this is none -- start one over "
-           "the same data, mlflow server --backend-store-uri sqlite:///mlflow.db --port 5000 (for a folder of files "
-           "first: mlflow migrate-filestore), and give mlflow:http://127.0.0.1:5000");
+    refuse(
+        shown,
+        "only a server takes what comes from another process while a run goes on, and this is none -- start one over "
+        "the same data, mlflow server --backend-store-uri sqlite:///mlflow.db --port 5000 (for a folder of files "
+        "first: mlflow migrate-filestore), and give mlflow:http://127.0.0.1:5000");
   }
   std::string_view rest = server.substr(scheme_end + 3);
   std::string_view authority = rest.substr(0, std::min(rest.find('/'), rest.size()));
@@ -79,8 +80,9 @@ void read_server(MlflowPlace& place, std::string_view server, std::string_view s
   while (place.prefix.ends_with('/')) place.prefix.pop_back();
   if (const auto at = authority.rfind('@'); at != std::string_view::npos) {
     if (!may_have_password) {
-      refuse("...", "a command line is for everyone to see: user and password belong into MLFLOW_TRACKING_USERNAME and "
-                    "MLFLOW_TRACKING_PASSWORD");
+      refuse("...",
+             "a command line is for everyone to see: user and password belong into MLFLOW_TRACKING_USERNAME and "
+             "MLFLOW_TRACKING_PASSWORD");
     }
     std::string_view who = authority.substr(0, at);
     place.user = decoded(take_until(who, ":"));
@@ -161,7 +163,8 @@ std::string mlflow_key(std::string_view name) {
     const bool dots = part == "." || part == "..";
     for (const char c : part) {
       const auto byte = static_cast<unsigned char>(c);
-      const bool good = std::isalnum(byte) != 0 || byte >= 0x80 || std::string_view("_-. :").find(c) != std::string_view::npos;
+      const bool good =
+          std::isalnum(byte) != 0 || byte >= 0x80 || std::string_view("_-. :").find(c) != std::string_view::npos;
       key += good && !dots ? c : '_';
     }
   }

@@ -26,8 +26,8 @@ struct MlflowPlace {
 /// Reads an environment variable; nullopt: it is not set, or empty.
 using Lookup = std::function<std::optional<std::string>(std::string_view name)>;
 
-/// `uri`: "http://HOST:PORT[?experiment=NAME&run=ID]", "databricks", or empty, which is MLFLOW_TRACKING_URI; the rest is
-/// from MLflow's own variables. Throws InvalidArgument for what it cannot be, with what to type instead.
+/// `uri`: "http://HOST:PORT[?experiment=NAME&run=ID]", "databricks", or empty, which is MLFLOW_TRACKING_URI; the rest
+/// is from MLflow's own variables. Throws InvalidArgument for what it cannot be, with what to type instead.
 MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable);
 
 /// A name that MLflow takes for a metric or a parameter: other characters are '_', and it has at most 250 bytes.

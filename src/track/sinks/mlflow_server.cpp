@@ -21,7 +21,8 @@ constexpr milliseconds kLongestWait = std::chrono::seconds(15);
 constexpr std::size_t kLongestMessage = 500;
 
 std::string shortened(std::string text) {
-  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
   if (text.size() > kLongestMessage) text = text.substr(0, kLongestMessage) + "...";
   return text;
 }
@@ -74,10 +75,12 @@ struct MlflowServer::Impl {
   /// What a server says that does not let this one in, or sends it elsewhere.
   void check_admission(const Answer& answer, const std::string& location) const {
     if (answer.status == 403 && answer.body.find("Invalid Host header") != std::string::npos) {
-      fail("it answers 403, Invalid Host header: it takes requests for names that it knows only, which are localhost and "
-           "private addresses",
-           "start the server with --allowed-hosts NAME (or MLFLOW_SERVER_ALLOWED_HOSTS=NAME), where NAME is the host of "
-           "the address above, or use its address");
+      fail(
+          "it answers 403, Invalid Host header: it takes requests for names that it knows only, which are localhost "
+          "and "
+          "private addresses",
+          "start the server with --allowed-hosts NAME (or MLFLOW_SERVER_ALLOWED_HOSTS=NAME), where NAME is the host of "
+          "the address above, or use its address");
     }
     if (answer.status == 401 || answer.status == 403) {
       fail(fmt::format("it answers {}{}{}", answer.status, answer.message.empty() ? "" : ": ", answer.message),
@@ -111,18 +114,20 @@ struct MlflowServer::Impl {
       } else {
         if (is_permanent(result.error())) {
           fail("its certificate is not trusted",
-               "MLFLOW_TRACKING_SERVER_CERT_PATH names a file of certificates that are; MLFLOW_TRACKING_INSECURE_TLS=true "
+               "MLFLOW_TRACKING_SERVER_CERT_PATH names a file of certificates that are; "
+               "MLFLOW_TRACKING_INSECURE_TLS=true "
                "trusts any");
         }
         trouble = why(result.error());
       }
       client.stop();  // who knows what is left on this connection
       if (tries == 2 && !std::exchange(away, true)) {
-        options.say(fmt::format("MLflow at {}: {}; trying on, the record keeps what there is", options.place.shown(),
-                                trouble));
+        options.say(
+            fmt::format("MLflow at {}: {}; trying on, the record keeps what there is", options.place.shown(), trouble));
       }
       // An address where nobody has ever answered is more often wrong than away.
-      if (Clock::now() - since >= (answered ? options.patience : options.patience / 15)) fail(trouble, "it was asked again and again");
+      if (Clock::now() - since >= (answered ? options.patience : options.patience / 15))
+        fail(trouble, "it was asked again and again");
       if (options.wait(pause)) fail(trouble, "stopped while it was away");
       pause = std::min(2 * pause, kLongestWait);
     }

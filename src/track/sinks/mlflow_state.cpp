@@ -36,9 +36,9 @@ MlflowProgress MlflowProgress::read(std::string_view text) {
   MlflowProgress progress;
   const auto json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object()) return progress;
-  for (const auto& [name, to] : {std::pair("to", &progress.to), std::pair("record", &progress.record),
-                                 std::pair("intent", &progress.intent), std::pair("run", &progress.run),
-                                 std::pair("experiment", &progress.experiment)}) {
+  for (const auto& [name, to] :
+       {std::pair("to", &progress.to), std::pair("record", &progress.record), std::pair("intent", &progress.intent),
+        std::pair("run", &progress.run), std::pair("experiment", &progress.experiment)}) {
     if (const auto found = json.find(name); found != json.end() && found->is_string()) *to = *found;
   }
   if (const auto found = json.find("offset"); found != json.end() && found->is_number_unsigned())
@@ -48,8 +48,9 @@ MlflowProgress MlflowProgress::read(std::string_view text) {
 }
 
 std::string MlflowProgress::text() const {
-  const nlohmann::ordered_json json = {{"to", to},   {"record", record},         {"intent", intent}, {"run", run},
-                                       {"experiment", experiment}, {"offset", offset}, {"ended", ended}};
+  const nlohmann::ordered_json json = {{"to", to},      {"record", record},         {"intent", intent},
+                                       {"run", run},    {"experiment", experiment}, {"offset", offset},
+                                       {"ended", ended}};
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -61,8 +62,8 @@ MlflowState::MlflowState(const std::filesystem::path& record, const std::string&
           file_.string(), errno_text(errno));
   }
   if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    raise(ErrorCode::Unavailable, "exporting to MLflow failed -- {} -- another process is doing the same for this record",
-          file_.string());
+    raise(ErrorCode::Unavailable,
+          "exporting to MLflow failed -- {} -- another process is doing the same for this record", file_.string());
   }
   std::string text(kMostBytes, '\0');
   const ssize_t got = ::pread(fd_.get(), text.data(), text.size(), 0);
@@ -81,14 +82,16 @@ void MlflowState::save() {
   // In place, since the lock is this file's; within a page, so that a kill tears nothing.
   std::string text = progress.text();
   if (text.size() >= kMostBytes) {
-    raise(ErrorCode::InvalidArgument, "exporting to MLflow failed -- its address and the experiment's name are too long");
+    raise(ErrorCode::InvalidArgument,
+          "exporting to MLflow failed -- its address and the experiment's name are too long");
   }
   text.resize(kMostBytes - 1, ' ');
   text += '\n';
   ssize_t put = -1;
   do put = ::pwrite(fd_.get(), text.data(), text.size(), 0);
   while (put < 0 && errno == EINTR);
-  if (put != static_cast<ssize_t>(text.size())) raise(ErrorCode::Io, "writing {} failed -- {}", file_.string(), errno_text(errno));
+  if (put != static_cast<ssize_t>(text.size()))
+    raise(ErrorCode::Io, "writing {} failed -- {}", file_.string(), errno_text(errno));
 }
 
 }  // namespace cohort::track

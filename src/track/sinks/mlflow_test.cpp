@@ -251,7 +251,8 @@ TEST_F(MlflowSinkTest, ARecordIsARun) {
   EXPECT_TRUE(run.points.contains({"a b_/__/ms/rank3", 7, 9500, "\"NaN\""}));
   EXPECT_TRUE(run.points.contains({"inf/rank3", 7, 9500, "\"-Infinity\""}));
   std::ifstream record(file_);
-  EXPECT_EQ(server_.artifacts.at("1/run0/artifacts/run.jsonl"), std::string(std::istreambuf_iterator<char>(record), {}));
+  EXPECT_EQ(server_.artifacts.at("1/run0/artifacts/run.jsonl"),
+            std::string(std::istreambuf_iterator<char>(record), {}));
   EXPECT_TRUE(server_.artifacts.at("1/run0/artifacts/curves.svg").starts_with("<svg"));
   EXPECT_NE(said.find("#/experiments/1/runs/run0"), std::string::npos) << said;
 
@@ -268,7 +269,7 @@ TEST_F(MlflowSinkTest, ServerInTroubleOrAwayLosesNoPointAndStoresNoneTwice) {
   server_.lose_an_answer = true;  // a run was made, and nobody knows
   int batches = 0, waits = 0;
   server_.on_batch = [&] {
-    ++batches;  // of tags, of parameters, of points
+    ++batches;                                             // of tags, of parameters, of points
     if (batches == 3) server_.lose_a_batch_answer = true;  // it was stored, and nobody knows
     if (batches == 5) server_.failures = 3;
   };
@@ -445,7 +446,8 @@ TEST(MlflowPlace, IsReadAndRefused) {
   EXPECT_EQ(place("").password, "s@");
   EXPECT_EQ(place("").shown(), "http://h:5000");
   EXPECT_EQ(place("?experiment=e").run, "drivers");
-  variables = {{"DATABRICKS_HOST", "https://dbc.example"}, {"DATABRICKS_TOKEN", "t"}, {"MLFLOW_TRACKING_INSECURE_TLS", "true"}};
+  variables = {
+      {"DATABRICKS_HOST", "https://dbc.example"}, {"DATABRICKS_TOKEN", "t"}, {"MLFLOW_TRACKING_INSECURE_TLS", "true"}};
   EXPECT_NE(refusal("databricks").find("experiment=/Users"), std::string::npos);
   EXPECT_EQ(place("databricks?experiment=/Users/me/x").server, "https://dbc.example");
   EXPECT_FALSE(place("databricks?experiment=/x").checks_certificate);
