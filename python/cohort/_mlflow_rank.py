@@ -5,7 +5,6 @@ other ranks what writes does nothing. Imports MLflow never: it changes MLflow's 
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import types
@@ -159,6 +158,8 @@ def _log_bare_models(flavor: ModuleType) -> bool:
 
 
 def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    import inspect
+
     # MLflow exports the graph, by an example, since it does not trust pickles any more.
     takes_example = "serialization_format" in inspect.signature(original).parameters
 
