@@ -184,7 +184,8 @@ def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _bare(model: Any) -> Any:
     """Without what trains it on several processes, which nobody has who loads it."""
-    while type(model).__name__ in ("DistributedDataParallel", "DataParallel") and hasattr(model, "module"):
+    wrappers = {"DistributedDataParallel", "DataParallel"}
+    while hasattr(model, "module") and any(kind.__name__ in wrappers for kind in type(model).__mro__):
         model = model.module
     return model
 

@@ -19,6 +19,7 @@ import unittest
 import urllib.request
 
 import cohort.track
+from cohort import _mlflow
 
 HAS_MLFLOW = importlib.util.find_spec("mlflow") is not None and importlib.util.find_spec("alembic") is not None
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -197,6 +198,41 @@ class Base(unittest.TestCase):
         runs = client.search_runs(experiments)
         self.assertEqual(len(runs), 1)
         return runs[0]
+
+
+class Environment(unittest.TestCase):
+    """What ranks are told; without MLflow."""
+
+    def setUp(self):
+        for name in [name for name in os.environ if name.startswith(("MLFLOW_", "COHORT_MLFLOW"))]:
+            self.addCleanup(os.environ.__setitem__, name, os.environ.pop(name))
+
+    def test_a_store_is_the_same_from_anywhere(self):
+        for uri, there in (
+            ("sqlite:///mlflow.db", "sqlite:////here/mlflow.db"),
+            ("sqlite:////abs/mlflow.db", "sqlite:////abs/mlflow.db"),
+            ("sqlite:///:memory:", "sqlite:///:memory:"),
+            ("file:./mlruns", "file:///here/mlruns"),
+            ("./mlruns", "file:///here/mlruns"),
+            ("file:///abs/mlruns", "file:///abs/mlruns"),
+            ("/abs/mlruns", "/abs/mlruns"),
+            ("http://host:5000", "http://host:5000"),
+            ("databricks", "databricks"),
+            ("databricks://profile", "databricks://profile"),
+            ("postgresql://user:pw@host/db", "postgresql://user:pw@host/db"),
+        ):
+            self.assertEqual(_mlflow.absolute_uri(uri, "/here"), there)
+
+    def test_without_mlflow_nothing_is_imported_and_a_run_of_somebody_else_does_not_arrive(self):
+        environment = {"COHORT_MLFLOW_RUN": "of another driver"}
+        _mlflow.hand_on(environment)
+        self.assertEqual(environment, {"COHORT_MLFLOW": "1"})
+        environment = {"COHORT_MLFLOW": "0", "MLFLOW_TRACKING_URI": "./here"}
+        _mlflow.hand_on(environment)
+        self.assertEqual(environment, {"COHORT_MLFLOW": "0", "MLFLOW_TRACKING_URI": "./here"})
+        environment = {"MLFLOW_TRACKING_URI": "sqlite:///mine.db"}
+        _mlflow.hand_on(environment)
+        self.assertEqual(environment["MLFLOW_TRACKING_URI"], f"sqlite:///{os.getcwd()}/mine.db")
 
 
 @unittest.skipUnless(HAS_MLFLOW, "needs MLflow: pip install mlflow")

@@ -32,6 +32,17 @@ TEST(Track, ARecordGoesElsewhereWhileTheJobRuns) {
   EXPECT_NE(job.file("out.prom").find("cohort_up{job=\"p\"} 0"), std::string::npos) << job.file("out.prom");
 }
 
+TEST(Track, GoesOnWhenTheRanksAreStartedAgain) {
+  const std::string first = std::string(kLines) + "while ! grep -q loss,0.5 out.csv; do sleep 0.05; done; exit 1";
+  const std::string second =
+      R"(echo '{"event":"metric","time":3,"step":4,"values":{"loss":0.25}}' >> $COHORT_RUN_DIR/run.jsonl; )"
+      "while ! grep -q loss,0.25 out.csv; do sleep 0.05; done";
+  Job job({{"run", "-np", "1", "--max-restarts", "1", "--track", "csv:out.csv", "sh", "-c",
+            "if [ $COHORT_RESTART = 0 ]; then " + first + "; else sleep 1; " + second + "; fi"}});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.file("out.csv"), "time,step,rank,name,value\r\n2.000,3,,loss,0.5\r\n3.000,4,,loss,0.25\r\n");
+}
+
 TEST(Track, OneThatFailsIsNoFailureOfTheJob) {
   for (const int status : {0, 3}) {
     JobOptions options{{"run", "-np", "2", "--track", "tensorboard:tb", "sh", "-c",
