@@ -1,11 +1,16 @@
 // --track: the record of a job goes elsewhere while it runs, and whatever becomes of that is nothing to the job.
 #include "launch_harness.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
 
 #include <csignal>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace cohort::test {
 namespace {
@@ -64,6 +69,28 @@ TEST(Track, AServerThatIsAwayIsWaitedForUntilSomebodyHasEnough) {
   const auto until = std::chrono::steady_clock::now() + kPatience;
   while (!job.processes().empty() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(10ms);
   EXPECT_TRUE(job.processes().empty());
+}
+
+TEST(Track, AServerThatNeverAnswersDoesNotHoldACommandThatIsToldToEnd) {
+  const sys::UniqueFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(silent.get(), 4), 0);
+  ASSERT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  JobOptions options{{"export", "run.jsonl", "--to",
+                      "mlflow:http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)), "--follow"}};
+  Job job(std::move(options));
+  pollfd asked{silent.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&asked, 1, 30'000), 1);  // it has connected, and waits
+  job.signal(SIGTERM);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
+  EXPECT_NE(job.err().find("not all of run.jsonl is there: cohort export run.jsonl --to"), std::string::npos)
+      << job.err();
 }
 
 TEST(Track, WhatCannotBeIsRefusedBeforeAnythingStarts) {

@@ -296,8 +296,8 @@ void MlflowSink::send_if_due() {
 
 void MlflowSink::send() {
   if (in_batch_ > 0) {
-    const auto answer = server_.post("mlflow/runs/log-batch",
-                                     fmt::format(R"({{"run_id":"{}","metrics":[{}]}})", state_->progress.run, batch_));
+    const auto answer = server_.post("mlflow/runs/log-batch", fmt::format(R"({{"run_id":{},"metrics":[{}]}})",
+                                                                          text_of(Json(state_->progress.run)), batch_));
     if (!answer.good()) server_.refused("sending metrics to MLflow", answer);
   }
   batch_.clear();
