@@ -227,7 +227,7 @@ def call_on_ranks(
         else:
             program = [str(folder / f"{name}.py")]
             pathlib.Path(program[0]).write_text(_BOOTSTRAP.format(path=path, folder=str(folder)), encoding="utf-8")
-        kept = folder / "run" if run_dir is None else pathlib.Path(run_dir)
+        kept = run_folder(folder, words, environment) if run_dir is None else pathlib.Path(run_dir)
         words = [*words, "--run-dir", str(kept), *(["--no-logs"] if run_dir is None else [])]
         python = executable or sys.executable
         job = _command.Job([*words, "--no-python", "--", python, *program], environment, folder)
@@ -235,6 +235,13 @@ def call_on_ranks(
         return _outcomes(folder, kept, status, job.refusal())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_folder(folder: pathlib.Path, words: Sequence[str], environment: Mapping[str, str]) -> pathlib.Path:
+    """Where `cohort run` keeps what nobody asked to be kept: in `folder`, which goes; but a record that is tracked stays,
+    since whoever it is sent to may be away."""
+    tracked = environment.get("COHORT_RUN_TRACK") or any(word.split("=")[0] == "--track" for word in words)
+    return pathlib.Path("runs", folder.name) if tracked else folder / "run"
 
 
 def _search_path(executable: str | None) -> list[str]:

@@ -42,7 +42,8 @@ def hand_on(environment: dict[str, str]) -> None:
     if not wanted(environment):
         return
     environment[GUARD] = "1"
-    environment.pop(RUN, None)
+    for name in (RUN, SAID):  # of a driver whose rank this process may be
+        environment.pop(name, None)
     here = os.getcwd()
     mlflow = sys.modules.get("mlflow")
     chosen = environment.get("MLFLOW_TRACKING_URI")

@@ -5,7 +5,6 @@ other ranks what writes does nothing. Imports MLflow never: it changes MLflow's 
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import types
@@ -54,7 +53,7 @@ def _in_both(mlflow: ModuleType, name: str, value: Any) -> None:
     setattr(mlflow.tracking.fluent, name, value)
 
 
-def _use_absolute_store(mlflow: ModuleType) -> None:
+def _use_absolute_store(mlflow: Any) -> None:
     """The driver's store is one path, whatever this process's working directory is when the program names it."""
     said, uri = os.environ.get(_mlflow.SAID), os.environ.get("MLFLOW_TRACKING_URI")
     if not said:
@@ -125,7 +124,7 @@ _forwards: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDict
 
 
 def _watch_forwards(kind: type) -> bool:
-    original = kind.__init__
+    original = kind.__init__  # type: ignore[misc]
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -159,6 +158,8 @@ def _log_bare_models(flavor: ModuleType) -> bool:
 
 
 def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    import inspect
+
     # MLflow exports the graph, by an example, since it does not trust pickles any more.
     takes_example = "serialization_format" in inspect.signature(original).parameters
 
@@ -183,7 +184,8 @@ def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _bare(model: Any) -> Any:
     """Without what trains it on several processes, which nobody has who loads it."""
-    while type(model).__name__ in ("DistributedDataParallel", "DataParallel") and hasattr(model, "module"):
+    wrappers = {"DistributedDataParallel", "DataParallel"}
+    while hasattr(model, "module") and any(kind.__name__ in wrappers for kind in type(model).__mro__):
         model = model.module
     return model
 

@@ -21,6 +21,7 @@ from cohort._functions import (
     job_failure,
     job_words,
     may_travel,
+    run_folder,
 )
 from cohort.errors import InvalidArgument, Unavailable
 
@@ -143,13 +144,14 @@ class Distributor:
         _mlflow.hand_on(environment)
         folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-run-"))
         try:
-            own = ["--no-logs", "--run-dir", str(folder / "run"), "--no-python", "--", sys.executable, path]
+            kept = run_folder(folder, words, environment)
+            own = ["--no-logs", "--run-dir", str(kept), "--no-python", "--", sys.executable, path]
             job = _command.Job([*words, *own, *arguments], environment, folder)
             status = job.run()
             if status == 0:
                 return
             try:
-                record = json.loads((folder / "run" / "job.json").read_text(encoding="utf-8"))
+                record = json.loads((kept / "job.json").read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 record = {}
             raise job_failure(status, job.refusal(), record)

@@ -19,6 +19,7 @@ import unittest
 import urllib.request
 
 import cohort.track
+from cohort import _mlflow
 
 HAS_MLFLOW = importlib.util.find_spec("mlflow") is not None and importlib.util.find_spec("alembic") is not None
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -43,6 +44,8 @@ def main_fn(folder):
     mlflow.set_tracking_uri({uri!r})
     mlflow.set_experiment("experiment of the article")
     dist.init_process_group({backend!r})
+    with mlflow.start_run(run_name="inner") as run:  # every rank does
+        mlflow.log_metric("first", 1.0)
     global_rank = int(os.environ["RANK"])
     if global_rank == 0:
         mlflow.log_params({{"batch_size": 8, "epochs": 3, "trainer": "TorchDistributor"}})
@@ -60,8 +63,6 @@ def main_fn(folder):
     if global_rank == 0:
         mlflow.pytorch.log_model(ddp_model, name="model", pip_requirements=["torch"])
         assert ddp_model.training and model[1].training
-    with mlflow.start_run() as run:  # every rank does
-        mlflow.log_metric("again", 1.0)
     dist.destroy_process_group()
     return run.info.run_id
 
@@ -199,6 +200,41 @@ class Base(unittest.TestCase):
         return runs[0]
 
 
+class Environment(unittest.TestCase):
+    """What ranks are told; without MLflow."""
+
+    def setUp(self):
+        for name in [name for name in os.environ if name.startswith(("MLFLOW_", "COHORT_MLFLOW"))]:
+            self.addCleanup(os.environ.__setitem__, name, os.environ.pop(name))
+
+    def test_a_store_is_the_same_from_anywhere(self):
+        for uri, there in (
+            ("sqlite:///mlflow.db", "sqlite:////here/mlflow.db"),
+            ("sqlite:////abs/mlflow.db", "sqlite:////abs/mlflow.db"),
+            ("sqlite:///:memory:", "sqlite:///:memory:"),
+            ("file:./mlruns", "file:///here/mlruns"),
+            ("./mlruns", "file:///here/mlruns"),
+            ("file:///abs/mlruns", "file:///abs/mlruns"),
+            ("/abs/mlruns", "/abs/mlruns"),
+            ("http://host:5000", "http://host:5000"),
+            ("databricks", "databricks"),
+            ("databricks://profile", "databricks://profile"),
+            ("postgresql://user:pw@host/db", "postgresql://user:pw@host/db"),
+        ):
+            self.assertEqual(_mlflow.absolute_uri(uri, "/here"), there)
+
+    def test_without_mlflow_nothing_is_imported_and_a_run_of_somebody_else_does_not_arrive(self):
+        environment = {"COHORT_MLFLOW_RUN": "of another driver"}
+        _mlflow.hand_on(environment)
+        self.assertEqual(environment, {"COHORT_MLFLOW": "1"})
+        environment = {"COHORT_MLFLOW": "0", "MLFLOW_TRACKING_URI": "./here"}
+        _mlflow.hand_on(environment)
+        self.assertEqual(environment, {"COHORT_MLFLOW": "0", "MLFLOW_TRACKING_URI": "./here"})
+        environment = {"MLFLOW_TRACKING_URI": "sqlite:///mine.db"}
+        _mlflow.hand_on(environment)
+        self.assertEqual(environment["MLFLOW_TRACKING_URI"], f"sqlite:///{os.getcwd()}/mine.db")
+
+
 @unittest.skipUnless(HAS_MLFLOW, "needs MLflow: pip install mlflow")
 class Ranks(Base):
     """The driver's run and its ranks; each in a new database, which they all would make at the same time."""
@@ -215,7 +251,7 @@ class Ranks(Base):
         self.assertEqual(run.info.status, "FINISHED")
         self.assertEqual(run.data.params, {"batch_size": "8", "epochs": "3", "trainer": "TorchDistributor"})
         self.assertEqual([p.step for p in client.get_metric_history(run.info.run_id, "loss")], [1, 2, 3])
-        self.assertEqual(run.data.metrics["again"], 1.0)
+        self.assertEqual(run.data.metrics["first"], 1.0)
         self.check_model(f"sqlite:///{self.folder}/mine.db")
 
     def check_model(self, uri):

@@ -117,8 +117,8 @@ void Trackers::finish(std::chrono::milliseconds limit, std::function<void()> on_
   notice_ = Timer(loop_, kNoticeTime, [this, limit] {
     for (const auto& tracker : trackers_) {
       if (tracker->process.pid < 0) continue;
-      options_.say(fmt::format("waiting for --track {} to catch up (for {:g} s at most; Ctrl-C ends that)",
-                               tracker->destination, std::chrono::duration<double>(limit).count()));
+      options_.say(fmt::format("waiting for --track {} to catch up, for {:g} s at most (Ctrl-C ends that; {})",
+                               tracker->destination, std::chrono::duration<double>(limit).count(), way_out(*tracker)));
     }
   });
   check_done();

@@ -129,10 +129,11 @@ void MlflowSink::open_run(const RecordLine& line) {
   MlflowProgress& progress = state_->progress;
   if (!own_run_) progress.run = options_.server.place.run;
   progress.experiment = experiment_;
+  const bool is_known = !progress.run.empty();
   // Whoever made one, and was killed before it knew, has left its mark on it.
   if (progress.run.empty() && (progress.intent.empty() || !find_made_run())) make_run(line);
   state_->save();
-  if (progress.ended && own_run_) {
+  if (is_known && own_run_) {
     const auto answer = server_.get("mlflow/runs/get?run_id=" + url_encoded(progress.run));
     if (!answer.good()) {
       server_.refused(
@@ -295,8 +296,8 @@ void MlflowSink::send_if_due() {
 
 void MlflowSink::send() {
   if (in_batch_ > 0) {
-    const auto answer = server_.post("mlflow/runs/log-batch",
-                                     fmt::format(R"({{"run_id":"{}","metrics":[{}]}})", state_->progress.run, batch_));
+    const auto answer = server_.post("mlflow/runs/log-batch", fmt::format(R"({{"run_id":{},"metrics":[{}]}})",
+                                                                          text_of(Json(state_->progress.run)), batch_));
     if (!answer.good()) server_.refused("sending metrics to MLflow", answer);
   }
   batch_.clear();

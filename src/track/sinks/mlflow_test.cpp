@@ -9,6 +9,10 @@
 #include <httplib.h>
 #include <nlohmann/json.hpp>
 
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509v3.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
@@ -251,7 +255,8 @@ TEST_F(MlflowSinkTest, ARecordIsARun) {
   EXPECT_TRUE(run.points.contains({"a b_/__/ms/rank3", 7, 9500, "\"NaN\""}));
   EXPECT_TRUE(run.points.contains({"inf/rank3", 7, 9500, "\"-Infinity\""}));
   std::ifstream record(file_);
-  EXPECT_EQ(server_.artifacts.at("1/run0/artifacts/run.jsonl"), std::string(std::istreambuf_iterator<char>(record), {}));
+  EXPECT_EQ(server_.artifacts.at("1/run0/artifacts/run.jsonl"),
+            std::string(std::istreambuf_iterator<char>(record), {}));
   EXPECT_TRUE(server_.artifacts.at("1/run0/artifacts/curves.svg").starts_with("<svg"));
   EXPECT_NE(said.find("#/experiments/1/runs/run0"), std::string::npos) << said;
 
@@ -268,7 +273,7 @@ TEST_F(MlflowSinkTest, ServerInTroubleOrAwayLosesNoPointAndStoresNoneTwice) {
   server_.lose_an_answer = true;  // a run was made, and nobody knows
   int batches = 0, waits = 0;
   server_.on_batch = [&] {
-    ++batches;  // of tags, of parameters, of points
+    ++batches;                                             // of tags, of parameters, of points
     if (batches == 3) server_.lose_a_batch_answer = true;  // it was stored, and nobody knows
     if (batches == 5) server_.failures = 3;
   };
@@ -413,6 +418,72 @@ TEST_F(MlflowSinkTest, WhoLetsNobodyInIsTold) {
   EXPECT_EQ(server_.authorization, "Basic dTpw");
 }
 
+/// A certificate for 127.0.0.1 that only its own file vouches for.
+struct Certificate {
+  Certificate() {
+    X509_set_version(certificate.get(), 2);
+    ASN1_INTEGER_set(X509_get_serialNumber(certificate.get()), 1);
+    X509_gmtime_adj(X509_getm_notBefore(certificate.get()), -60);
+    X509_gmtime_adj(X509_getm_notAfter(certificate.get()), 3600);
+    X509_set_pubkey(certificate.get(), key.get());
+    X509_NAME* const name = X509_get_subject_name(certificate.get());
+    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("127.0.0.1"), -1, -1,
+                               0);
+    X509_set_issuer_name(certificate.get(), name);
+    X509_EXTENSION* const address = X509V3_EXT_conf_nid(nullptr, nullptr, NID_subject_alt_name, "IP:127.0.0.1");
+    X509_add_ext(certificate.get(), address, -1);
+    X509_EXTENSION_free(address);
+    X509_sign(certificate.get(), key.get(), EVP_sha256());
+  }
+  void write(const fs::path& path) const {
+    std::FILE* const file = std::fopen(path.c_str(), "w");
+    ASSERT_NE(file, nullptr);
+    PEM_write_X509(file, certificate.get());
+    std::fclose(file);
+  }
+  std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY*)> key{EVP_PKEY_Q_keygen(nullptr, nullptr, "EC", "P-256"), EVP_PKEY_free};
+  std::unique_ptr<X509, void (*)(X509*)> certificate{X509_new(), X509_free};
+};
+
+TEST_F(MlflowSinkTest, CertificatesAreChecked) {
+  const Certificate certificate;
+  httplib::SSLServer server(certificate.certificate.get(), certificate.key.get());
+  std::atomic<int> asked = 0;
+  server.Get("/api/2.0/mlflow/experiments/get-by-name", [&asked](const auto&, auto& response) {
+    ++asked;
+    response.set_content(R"({"experiment":{"experiment_id":"1"}})", "application/json");
+  });
+  const int port = server.bind_to_any_port("127.0.0.1");
+  std::thread thread([&server] { server.listen_after_bind(); });
+  while (!server.is_running()) std::this_thread::yield();
+  const std::string uri = "mlflow:https://127.0.0.1:" + std::to_string(port);
+  append_start(0.5);
+  const auto opens = [&] {
+    SinkOptions options;
+    options.record = file_;
+    options.patience = milliseconds(0);
+    try {
+      (void)make_sink(uri, options);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  ::setenv("MLFLOW_TRACKING_TOKEN", "for the right one alone", 1);
+  EXPECT_NE(opens().find("MLFLOW_TRACKING_SERVER_CERT_PATH"), std::string::npos) << opens();
+  EXPECT_EQ(asked, 0);
+  certificate.write(folder_ / "trusted.pem");
+  ::setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", (folder_ / "trusted.pem").c_str(), 1);
+  EXPECT_EQ(opens(), "");
+  ::unsetenv("MLFLOW_TRACKING_SERVER_CERT_PATH");
+  ::setenv("MLFLOW_TRACKING_INSECURE_TLS", "true", 1);
+  EXPECT_EQ(opens(), "");
+  ::unsetenv("MLFLOW_TRACKING_INSECURE_TLS");
+  EXPECT_EQ(asked, 2);
+  server.stop();
+  thread.join();
+}
+
 TEST(MlflowPlace, IsReadAndRefused) {
   std::map<std::string, std::string, std::less<>> variables;
   const auto place = [&variables](std::string_view uri) {
@@ -445,7 +516,8 @@ TEST(MlflowPlace, IsReadAndRefused) {
   EXPECT_EQ(place("").password, "s@");
   EXPECT_EQ(place("").shown(), "http://h:5000");
   EXPECT_EQ(place("?experiment=e").run, "drivers");
-  variables = {{"DATABRICKS_HOST", "https://dbc.example"}, {"DATABRICKS_TOKEN", "t"}, {"MLFLOW_TRACKING_INSECURE_TLS", "true"}};
+  variables = {
+      {"DATABRICKS_HOST", "https://dbc.example"}, {"DATABRICKS_TOKEN", "t"}, {"MLFLOW_TRACKING_INSECURE_TLS", "true"}};
   EXPECT_NE(refusal("databricks").find("experiment=/Users"), std::string::npos);
   EXPECT_EQ(place("databricks?experiment=/Users/me/x").server, "https://dbc.example");
   EXPECT_FALSE(place("databricks?experiment=/x").checks_certificate);

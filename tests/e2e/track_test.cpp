@@ -1,0 +1,106 @@
+// --track: the record of a job goes elsewhere while it runs, and whatever becomes of that is nothing to the job.
+#include "launch_harness.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <csignal>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace cohort::test {
+namespace {
+
+constexpr const char* kLines =
+    R"(echo '{"event":"start","time":1,"program":"p","parameters":{}}' > $COHORT_RUN_DIR/run.jsonl; )"
+    R"(echo '{"event":"metric","time":2,"step":3,"values":{"loss":0.5}}' >> $COHORT_RUN_DIR/run.jsonl; )";
+
+bool comes(const Job& job, const std::string& text) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (job.err().find(text) == std::string::npos) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(10ms);
+  }
+  return true;
+}
+
+TEST(Track, ARecordGoesElsewhereWhileTheJobRuns) {
+  // The rank ends once its line is there, in both.
+  Job job({{"run", "-np", "1", "--track", "csv:out.csv", "--track", "prometheus:out.prom", "sh", "-c",
+            std::string(kLines) + "while ! grep -q loss,0.5 out.csv || ! grep -q loss out.prom; do sleep 0.05; done"}});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.file("out.csv"), "time,step,rank,name,value\r\n2.000,3,,loss,0.5\r\n");
+  EXPECT_NE(job.file("out.prom").find("cohort_up{job=\"p\"} 0"), std::string::npos) << job.file("out.prom");
+}
+
+TEST(Track, GoesOnWhenTheRanksAreStartedAgain) {
+  const std::string first = std::string(kLines) + "while ! grep -q loss,0.5 out.csv; do sleep 0.05; done; exit 1";
+  const std::string second =
+      R"(echo '{"event":"metric","time":3,"step":4,"values":{"loss":0.25}}' >> $COHORT_RUN_DIR/run.jsonl; )"
+      "while ! grep -q loss,0.25 out.csv; do sleep 0.05; done";
+  Job job({{"run", "-np", "1", "--max-restarts", "1", "--track", "csv:out.csv", "sh", "-c",
+            "if [ $COHORT_RESTART = 0 ]; then " + first + "; else sleep 1; " + second + "; fi"}});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.file("out.csv"), "time,step,rank,name,value\r\n2.000,3,,loss,0.5\r\n3.000,4,,loss,0.25\r\n");
+}
+
+TEST(Track, OneThatFailsIsNoFailureOfTheJob) {
+  for (const int status : {0, 3}) {
+    JobOptions options{{"run", "-np", "2", "--track", "tensorboard:tb", "sh", "-c",
+                        std::string(kLines) + "exit " + std::to_string(status)}};
+    options.shell_before = "mkdir -p tb && : > tb/events.out.tfevents.1.somebody";
+    Job job(options);
+    EXPECT_EQ(job.wait(), status);
+    EXPECT_NE(job.err().find("--track tensorboard:tb: ended with exit code"), std::string::npos) << job.err();
+    EXPECT_NE(job.err().find("cohort export runs/"), std::string::npos) << job.err();
+  }
+}
+
+TEST(Track, AServerThatIsAwayIsWaitedForUntilSomebodyHasEnough) {
+  Job job({{"run", "-np", "1", "--track", "mlflow:http://127.0.0.1:1", "sh", "-c", kLines}});
+  ASSERT_TRUE(comes(job, "waiting for --track mlflow:http://127.0.0.1:1")) << job.err();
+  EXPECT_NE(job.err().find("it cannot be reached; trying on"), std::string::npos) << job.err();
+  job.signal(SIGINT);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!job.processes().empty() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(10ms);
+  EXPECT_TRUE(job.processes().empty());
+}
+
+TEST(Track, AServerThatNeverAnswersDoesNotHoldACommandThatIsToldToEnd) {
+  const sys::UniqueFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(silent.get(), 4), 0);
+  ASSERT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  JobOptions options{{"export", "run.jsonl", "--to",
+                      "mlflow:http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)), "--follow"}};
+  Job job(std::move(options));
+  pollfd asked{silent.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&asked, 1, 30'000), 1);  // it has connected, and waits
+  job.signal(SIGTERM);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
+  EXPECT_NE(job.err().find("not all of run.jsonl is there: cohort export run.jsonl --to"), std::string::npos)
+      << job.err();
+}
+
+TEST(Track, WhatCannotBeIsRefusedBeforeAnythingStarts) {
+  for (const char* wrong : {"wandb:x", "mlflow:sqlite:///mlflow.db", "mlflow:http://user:secret@h", "csv:"}) {
+    const Finished done = run({{"run", "-np", "1", "--track", wrong, "echo", "started"}});
+    EXPECT_EQ(done.status, 2) << wrong;
+    EXPECT_EQ(done.out, "");
+    EXPECT_NE(done.err.find("--track"), std::string::npos) << done.err;
+  }
+}
+
+}  // namespace
+}  // namespace cohort::test
