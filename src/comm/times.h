@@ -1,6 +1,6 @@
 // What collectives of this process take, for whoever asks: added up in the rank's status page (COHORT_TIMES), and one
-// by one in its timeline (`cohort run --trace`), both of which its agent reads. What the program waits for them is always
-// added up: two looks at the clock for each wait that does not end at once. Any thread.
+// by one in its timeline (`cohort run --trace`), both of which its agent reads. What the program waits for them is
+// always added up: two looks at the clock for each wait that does not end at once. Any thread.
 #pragma once
 
 #include <cohort/observer.h>
