@@ -28,7 +28,7 @@ SIGNATURES = {
     "init": "comm=None, process_sets=None",
     "shutdown": "",
     "is_initialized": "",
-    "start_timeline": "file_path, mark_cycles=False, *, all_ranks=False",
+    "start_timeline": "file_path, mark_cycles=False, all_ranks=False",
     "stop_timeline": "",
     **dict.fromkeys(("size", "local_size", "cross_size", "rank", "local_rank", "cross_rank"), ""),
     **dict.fromkeys(("mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built"), ""),

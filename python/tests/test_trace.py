@@ -15,6 +15,7 @@ try:
 except ImportError:
     torch = None
 try:
+    from google.protobuf.unknown_fields import UnknownFieldSet
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 except ImportError:
     perfetto_trace_pb2 = None
@@ -62,6 +63,20 @@ with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as
             torch.ones(300, 300) @ torch.ones(300, 300)
         cohort.world().all_reduce(torch.ones(100))
 profile.export_chrome_trace(f"{sys.argv[1]}/profile-{cohort.rank()}.json")
+cohort.shutdown()
+"""
+
+TRAINING = """
+import sys, torch
+import cohort, cohort.checkpoint, cohort.nn
+cohort.init()
+torch.manual_seed(0)
+model = cohort.nn.DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(200, 200) for _ in range(8))), bucket_bytes=300_000)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.ones(4, 200)).sum().backward()
+    optimizer.step()
 cohort.shutdown()
 """
 
@@ -136,6 +151,17 @@ class Command(Traced):
         report = json.loads(self.trace("report", self.run_folder, "--json"))
         self.assertEqual(report["ranks"][0]["steps"], 38)
 
+    @unittest.skipIf(torch is None, "needs torch")
+    def test_steps_and_buckets_of_a_training_are_there_by_themselves(self):
+        self.train(TRAINING)
+        events = self.chrome()["traceEvents"]
+        for rank in (0, 1):
+            found = collections.Counter(e["name"] for e in events if e["ph"] == "X" and e["pid"] == rank)
+            self.assertEqual(found["step"], 5)
+            self.assertGreaterEqual(found["bucket"], 12)
+            self.assertGreaterEqual(found["all_reduce"], 12)
+        self.assertGreater(json.loads(self.trace("report", self.run_folder, "--json"))["ranks"][0]["communication_seconds"], 0)
+
     def test_without_the_option_nothing_is_kept(self):
         self.train(PROGRAM, options=())
         self.assertFalse((self.run_folder / "trace").exists())
@@ -170,7 +196,7 @@ class Perfetto(Traced):
         slices = []
         count = 0
         for packet in trace.packet:
-            self.assertEqual(len(packet.UnknownFields()) if hasattr(packet, "UnknownFields") else 0, 0)
+            self.assertEqual(len(UnknownFieldSet(packet)), 0)
             sequence = packet.trusted_packet_sequence_id
             if packet.HasField("track_descriptor"):
                 tracks[packet.track_descriptor.uuid] = packet.track_descriptor

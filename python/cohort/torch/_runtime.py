@@ -141,7 +141,7 @@ def is_initialized() -> bool:
     return _place is not None
 
 
-def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool = False, *,
+def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool = False,
                    all_ranks: bool = False) -> None:
     """Writes what becomes of each operation from now on to a file that chrome://tracing and Perfetto show; rank 0 does.
 

@@ -23,6 +23,9 @@ class ClockSync {
     std::function<void(const ClockOffset&)> found;
   };
   static constexpr int kQuestions = 16;
+  /// Where none of these was answered soon, as on a busy host: until one is.
+  static constexpr int kMostQuestions = 160;
+  static constexpr std::int64_t kSoon = 50'000;  ///< half of there and back
 
   explicit ClockSync(Ports ports) : ports_(std::move(ports)) {}
 
@@ -38,7 +41,7 @@ class ClockSync {
 
   Ports ports_;
   std::uint64_t number_ = 0;
-  int left_ = 0;
+  int asked_ = 0;  ///< in this round; 0: none is under way
   std::int64_t asked_ns_ = 0;
   std::optional<ClockOffset> best_;
 };
