@@ -206,6 +206,8 @@ class Environment(unittest.TestCase):
     def setUp(self):
         for name in [name for name in os.environ if name.startswith(("MLFLOW_", "COHORT_MLFLOW"))]:
             self.addCleanup(os.environ.__setitem__, name, os.environ.pop(name))
+        if "mlflow" in sys.modules:  # for other tests
+            self.addCleanup(sys.modules.__setitem__, "mlflow", sys.modules.pop("mlflow"))
 
     def test_a_store_is_the_same_from_anywhere(self):
         for uri, there in (
@@ -233,6 +235,7 @@ class Environment(unittest.TestCase):
         environment = {"MLFLOW_TRACKING_URI": "sqlite:///mine.db"}
         _mlflow.hand_on(environment)
         self.assertEqual(environment["MLFLOW_TRACKING_URI"], f"sqlite:///{os.getcwd()}/mine.db")
+        self.assertNotIn("mlflow", sys.modules)
 
 
 @unittest.skipUnless(HAS_MLFLOW, "needs MLflow: pip install mlflow")
