@@ -31,7 +31,7 @@ class World final : public messages::Members {
   /// have said where they run: `Context` waits for that.
   World(const FormOptions& options, std::unique_ptr<Rendezvous> point);
   /// Tells the peers that this rank has left.
-  ~World();
+  ~World() override;
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 

@@ -75,8 +75,8 @@ Work Matcher::submit(const Request& request) {
     if (kind->is_driven && kind->attended.load(std::memory_order_relaxed) == 0 && (any || kind->leads_to(message.peer)))
       kind->look();
   }
-  const bool observed = owner_.observer.load(std::memory_order_acquire) != nullptr;
-  const auto called = observed ? Clock::now() : Clock::time_point{};
+  const bool is_observed = observed();
+  const auto called = is_observed ? Clock::now() : Clock::time_point{};
   std::optional<Error> failed;
   WorkPtr work;
   {
@@ -99,7 +99,7 @@ Work Matcher::submit(const Request& request) {
     if (!finished_.empty()) settle(lock);
   }
   if (work) return Work(std::move(work));
-  if (observed) report(message, called, called, Clock::now(), failed.has_value());
+  if (is_observed) report(message, called, called, Clock::now(), failed.has_value());
   return failed ? Work(std::make_shared<FailedWork>(*std::move(failed))) : Work();
 }
 

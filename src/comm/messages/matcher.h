@@ -119,6 +119,7 @@ class Matcher final : public Carrier {
   bool stirred(const Channel* channel) const noexcept;
   void tell_waiting(const Message& message) noexcept;
   void wake_sleepers() noexcept;
+  bool observed() const noexcept;
   void mark_met(MessageWork& work) const noexcept;
   void count(const Channel* channel, int works) noexcept;
   void complete(const WorkPtr& work, std::optional<Error> error);

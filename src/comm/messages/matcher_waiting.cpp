@@ -239,9 +239,14 @@ void Matcher::stop(bool waits) {
 
 // --- endings ---
 
-/// Now, for observers.
+/// Whether somebody is told of what is over: an observer, or the rank's timeline.
+bool Matcher::observed() const noexcept {
+  return owner_.observer.load(std::memory_order_acquire) != nullptr || status::timeline::on();
+}
+
+/// Now, for those who are told.
 void Matcher::mark_met(MessageWork& work) const noexcept {
-  if (owner_.observer.load(std::memory_order_relaxed) != nullptr) work.met_ = Clock::now();
+  if (observed()) work.met_ = Clock::now();
 }
 
 /// Null: from any source.
@@ -258,7 +263,7 @@ void Matcher::complete(const WorkPtr& work, std::optional<Error> error) {
   work->transfer_.reset();
   work->set_outcome(std::move(error));
   count(work->any_source_ ? nullptr : channel, -1);
-  if (owner_.observer.load(std::memory_order_acquire) != nullptr || work->has_callbacks()) {
+  if (observed() || work->has_callbacks()) {
     finished_.push_back(work);
     return;
   }
@@ -289,8 +294,7 @@ void Matcher::settle(Lock& lock) {
 
 void Matcher::report(const Message& message, Clock::time_point called, Clock::time_point met, Clock::time_point ended,
                      bool failed) const noexcept {
-  Observer* const observer = owner_.observer.load(std::memory_order_acquire);
-  if (observer == nullptr && !status::timeline::on()) return;
+  if (!observed()) return;
   CollectiveEvent event;
   event.operation = name_of(message.kind);
   event.sequence = message.number;
@@ -300,6 +304,7 @@ void Matcher::report(const Message& message, Clock::time_point called, Clock::ti
   event.waited = (met == Clock::time_point{} ? ended : met) - called;
   event.failed = failed;
   status::timeline::add(event);
+  Observer* const observer = owner_.observer.load(std::memory_order_acquire);
   if (observer != nullptr) observer->on_collective(event);
 }
 

@@ -14,6 +14,7 @@ namespace cohort::comm::messages {
 
 class Members {
  public:
+  virtual ~Members() = default;
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
   virtual const std::string& host_name(int rank) const noexcept = 0;
@@ -33,9 +34,6 @@ class Members {
   virtual Error recorded(const std::string& doing, std::uint64_t sequence) const = 0;
   /// Why nothing will come from a peer any more; nullopt if something may.
   virtual std::optional<std::string> lost(int rank) const = 0;
-
- protected:
-  ~Members() = default;
 };
 
 }  // namespace cohort::comm::messages
