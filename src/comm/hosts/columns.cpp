@@ -21,7 +21,7 @@ struct Columns {
   Context& context;
   const Layout& layout;
   const Request& request;
-  const Members& members;
+  const Contributors& contributors;
   std::size_t element = 0;
   bool narrow = false;         // bfloat16 between hosts
   std::size_t on_wire = 0;     // bytes of an element there
@@ -146,7 +146,7 @@ void fold_piece(Columns& way) {
       way.partials.push_back(brought);
     }
   }
-  fold_hosts(way.request, way.partials, at(result, own.begin, way.element), own.count(), way.members.divisor());
+  fold_hosts(way.request, way.partials, at(result, own.begin, way.element), own.count(), way.contributors.divisor());
   if (way.layout.hosts == 2) return;
   const std::byte* from = at(result, own.begin, way.element);
   if (way.narrow) {
@@ -203,7 +203,7 @@ void reduce_block(Columns& way, std::int64_t number) {
   const std::byte* input = at(request.input, block.begin, way.element);
   // Factors that differ by rank come first; one for all is the local world's, but where there is none.
   const bool own_factor = way.context.agreement.agreed.weighted != 0 || way.layout.locals == 1;
-  const double scale = way.members.scale(static_cast<std::size_t>(way.layout.rank));
+  const double scale = way.contributors.scale(static_cast<std::size_t>(way.layout.rank));
   if (own_factor && scale != 1) {
     block.whole_bytes.resize(static_cast<std::size_t>(block.count) * way.element);
     scale_by(scale, request.dtype, input, block.whole_bytes.data(), block.count);
@@ -278,9 +278,9 @@ void deliver_block(Columns& way, std::int64_t number) {
 
 }  // namespace
 
-void reduce_columns(Context& context, const Request& request, const Members& members) {
+void reduce_columns(Context& context, const Request& request, const Contributors& contributors) {
   const Layout& layout = context.layout;
-  Columns way{.context = context, .layout = layout, .request = request, .members = members};
+  Columns way{.context = context, .layout = layout, .request = request, .contributors = contributors};
   way.element = size_of(request.dtype);
   way.narrow = request.bf16_wire;
   way.on_wire = way.narrow ? sizeof(std::uint16_t) : way.element;

@@ -20,7 +20,7 @@ struct Parts {
   Context& context;
   const Layout& layout;
   const Request& request;
-  const Members& members;
+  const Contributors& contributors;
   std::size_t element = 0;
   std::vector<Slice> kept = {};  // by rank, of the input
   std::int64_t per_stretch = 0;  // elements of each part
@@ -51,7 +51,7 @@ void finish_sending(Context& context, Stretch& stretch) {
 /// What this host's ranks bring together, for each host's rank of this column.
 void sum_stretch(const Parts& way, Stretch& stretch, std::int64_t number) {
   const Request& request = way.request;
-  const double scale = way.members.scale(static_cast<std::size_t>(way.layout.rank));
+  const double scale = way.contributors.scale(static_cast<std::size_t>(way.layout.rank));
   if (way.layout.locals == 1 && scale == 1) {
     for (int host = 0; host < way.layout.hosts; ++host) {
       stretch.sums[static_cast<std::size_t>(host)] =
@@ -151,7 +151,8 @@ void fold_stretch(Parts& way, std::int64_t number) {
     way.partials.push_back(stretch.raw_bytes.data() + h * static_cast<std::size_t>(own.count()) * way.element);
   }
   const std::int64_t begin = own.begin - way.kept[static_cast<std::size_t>(way.layout.rank)].begin;
-  fold_hosts(way.request, way.partials, at(way.request.output, begin, way.element), own.count(), way.members.divisor());
+  fold_hosts(way.request, way.partials, at(way.request.output, begin, way.element), own.count(),
+             way.contributors.divisor());
 }
 
 }  // namespace
@@ -169,9 +170,9 @@ bool goes_by_parts(const Context& context, const Request& request) {
   return *std::max_element(keeps.begin(), keeps.end()) * layout.hosts <= 2 * request.input_count;
 }
 
-void reduce_parts(Context& context, const Request& request, const Members& members) {
+void reduce_parts(Context& context, const Request& request, const Contributors& contributors) {
   const Layout& layout = context.layout;
-  Parts way{.context = context, .layout = layout, .request = request, .members = members};
+  Parts way{.context = context, .layout = layout, .request = request, .contributors = contributors};
   way.element = size_of(request.dtype);
   std::int64_t longest = 0;
   for (int rank = 0; rank < layout.size; ++rank) {

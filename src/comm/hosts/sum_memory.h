@@ -2,7 +2,7 @@
 // once. Belongs to the thread that runs operations.
 #pragma once
 
-#include "comm/control/members.h"
+#include "comm/control/contributors.h"
 #include "comm/control/slices.h"
 #include "comm/request.h"
 #include "transport/transport.h"
@@ -51,7 +51,7 @@ struct Stretch {
 };
 
 struct SumMemory {
-  Members members;
+  Contributors contributors;
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Piece>> pieces;
   std::vector<std::unique_ptr<Stretch>> stretches;

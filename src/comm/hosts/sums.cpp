@@ -53,7 +53,7 @@ void place(const Context& context, const Request& request, std::int64_t begin, s
 namespace {
 
 // Through the leaders. Where ranks are left out, or weighted halves: rare, so it is simple.
-void reduce_gathered(Context& context, const Request& request, const Members& members, bool serving) {
+void reduce_gathered(Context& context, const Request& request, const Contributors& contributors, bool serving) {
   const Layout& layout = context.layout;
   const std::size_t element = size_of(request.dtype);
   const auto locals = static_cast<std::size_t>(layout.locals);
@@ -63,7 +63,7 @@ void reduce_gathered(Context& context, const Request& request, const Members& me
   const auto per_chunk =
       static_cast<std::int64_t>(std::max<std::size_t>(64, context.tuner.piece_bytes() / element / most));
   std::vector<bool> brings(hosts, false);
-  for (const int rank : members.ranks()) brings[static_cast<std::size_t>(layout.host_of(rank))] = true;
+  for (const int rank : contributors.ranks()) brings[static_cast<std::size_t>(layout.host_of(rank))] = true;
   for (std::int64_t begin = 0, number = 0; begin < request.input_count; begin += per_chunk, ++number) {
     const std::int64_t count = std::min(per_chunk, request.input_count - begin);
     const std::size_t bytes = static_cast<std::size_t>(count) * element;
@@ -91,11 +91,11 @@ void reduce_gathered(Context& context, const Request& request, const Members& me
       if (brings[static_cast<std::size_t>(layout.host)]) {
         std::vector<const void*> folded;
         std::vector<double> scales;
-        for (std::size_t i = 0; i < members.ranks().size(); ++i) {
-          const int rank = members.ranks()[i];
+        for (std::size_t i = 0; i < contributors.ranks().size(); ++i) {
+          const int rank = contributors.ranks()[i];
           if (layout.host_of(rank) != layout.host) continue;
           folded.push_back(inputs + static_cast<std::size_t>(layout.local_of(rank)) * bytes);
-          if (!members.scales().empty()) scales.push_back(members.scales()[i]);
+          if (!contributors.scales().empty()) scales.push_back(contributors.scales()[i]);
         }
         void* const to[] = {mine};
         FoldJob job;
@@ -128,7 +128,7 @@ void reduce_gathered(Context& context, const Request& request, const Members& me
       // As large sums are rounded on their way, so that the way makes no difference.
       if (request.bf16_wire)
         round_to_bfloat16(reinterpret_cast<float*>(partials.data()), bytes * hosts / sizeof(float));
-      fold_hosts(request, sums, whole.data(), count, members.divisor());
+      fold_hosts(request, sums, whole.data(), count, contributors.divisor());
       if (request.bf16_wire && layout.hosts > 2) {
         round_to_bfloat16(reinterpret_cast<float*>(whole.data()), static_cast<std::size_t>(count));
       }
@@ -146,16 +146,16 @@ void reduce_gathered(Context& context, const Request& request, const Members& me
 }  // namespace
 
 void reduce(Context& context, const Request& request, bool serving) {
-  Members& members = context.memory.members;
-  members.set(context.agreement);
+  Contributors& contributors = context.memory.contributors;
+  contributors.set(context.agreement);
   const bool halves = request.dtype == DType::Float16 || request.dtype == DType::BFloat16;
   // Weighted halves are multiplied and folded in float32 before the host's sum is rounded, which the local world does
   // not do for factors that differ by rank.
-  const bool own_factors = context.agreement.agreed.weighted != 0 && !members.scales().empty();
-  if (members.count() < context.layout.size || (own_factors && halves))
-    return reduce_gathered(context, request, members, serving);
-  if (goes_by_parts(context, request)) return reduce_parts(context, request, members);
-  reduce_columns(context, request, members);
+  const bool own_factors = context.agreement.agreed.weighted != 0 && !contributors.scales().empty();
+  if (contributors.count() < context.layout.size || (own_factors && halves))
+    return reduce_gathered(context, request, contributors, serving);
+  if (goes_by_parts(context, request)) return reduce_parts(context, request, contributors);
+  reduce_columns(context, request, contributors);
 }
 
 }  // namespace cohort::comm::hosts

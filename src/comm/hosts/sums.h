@@ -2,7 +2,7 @@
 // the hosts by ascending number, whatever the way. Every function runs on all ranks, also on those that have joined.
 #pragma once
 
-#include "comm/control/members.h"
+#include "comm/control/contributors.h"
 #include "comm/control/slices.h"
 #include "comm/hosts/context.h"
 #include "comm/request.h"
@@ -14,11 +14,11 @@
 namespace cohort::comm::hosts {
 
 void reduce(Context& context, const Request& request, bool serving);
-/// By columns, block by block (columns.cpp). All ranks are members, here and below.
-void reduce_columns(Context& context, const Request& request, const Members& members);
+/// By columns, block by block (columns.cpp). All ranks are contributors, here and below.
+void reduce_columns(Context& context, const Request& request, const Contributors& contributors);
 /// A reduce_scatter, to where it is kept (parts.cpp).
 bool goes_by_parts(const Context& context, const Request& request);
-void reduce_parts(Context& context, const Request& request, const Members& members);
+void reduce_parts(Context& context, const Request& request, const Contributors& contributors);
 
 /// What a host does with what its ranks bring; an average divides once, at the end.
 inline ReduceOp within_host(ReduceOp op) noexcept { return op == ReduceOp::Average ? ReduceOp::Sum : op; }

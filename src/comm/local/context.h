@@ -6,7 +6,7 @@
 
 #include "comm/communicator_impl.h"
 #include "comm/control/agreement.h"
-#include "comm/control/members.h"
+#include "comm/control/contributors.h"
 #include "comm/kernels/copy.h"
 #include "comm/local/control.h"
 #include "comm/local/distance.h"
@@ -40,13 +40,13 @@ class Context final : public Waiter {
   Distance distance;
 
   // Of the running operation:
-  Agreement agreement;       ///< what all ranks brought
-  bool serving = false;      ///< this rank has joined: it does its part, and brings and gets nothing
-  bool is_inline = false;    ///< payloads lie beside the descriptors,
-  bool is_tiny = false;      ///< in the descriptor's slot itself
-  bool non_finite = false;   ///< a result of this rank was, and somebody asks for it
-  Members members;           ///< of a reduction
-  std::uint64_t chunks = 0;  ///< that have been through the buffers so far, of all operations
+  Agreement agreement;        ///< what all ranks brought
+  bool serving = false;       ///< this rank has joined: it does its part, and brings and gets nothing
+  bool is_inline = false;     ///< payloads lie beside the descriptors,
+  bool is_tiny = false;       ///< in the descriptor's slot itself
+  bool non_finite = false;    ///< a result of this rank was, and somebody asks for it
+  Contributors contributors;  ///< of a reduction
+  std::uint64_t chunks = 0;   ///< that have been through the buffers so far, of all operations
   /// By rank, of the operation of a larger world that this one is a part of (parts.h); empty: not known.
   std::vector<Location> inputs;
 

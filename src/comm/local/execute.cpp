@@ -103,7 +103,7 @@ void run_alone(Context& context, const Request& request) {
     context.agreement.active = context.agreement.everyone;
     context.agreement.agreed = describe(request);
     context.agreement.agreed.weighted = 0;
-    context.members.set(context.agreement);
+    context.contributors.set(context.agreement);
     context.fold_inputs.assign(1, request.input);
     context.fold_outputs.assign(1, request.output);
     fold_pieces(context, request.output_count);
@@ -129,7 +129,7 @@ void execute(Context& context, const Request& request, CollectiveEvent* event) {
   if (event != nullptr) event->zero_copy = path == Path::ZeroCopy;
   if (path == Path::Exchanged || path == Path::Chunked) context.measure_again();
   const Kind kind = context.agreement.agreed.kind;
-  if (is_reduction(kind)) context.members.set(context.agreement);
+  if (is_reduction(kind)) context.contributors.set(context.agreement);
   switch (kind) {
     case Kind::AllReduce:
     case Kind::Reduce: return reduce(context, request, path);

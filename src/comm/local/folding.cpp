@@ -15,8 +15,8 @@ void fold_collected(Context& context, std::int64_t count, Stores stores) {
   job.inputs = context.fold_inputs;
   job.outputs = context.fold_outputs;
   job.count = count;
-  job.scales = context.members.scales();
-  job.divisor = context.members.divisor();
+  job.scales = context.contributors.scales();
+  job.divisor = context.contributors.divisor();
   job.postscale = agreed.postscale;
   job.stores = stores;
   fold(job);

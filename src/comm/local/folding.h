@@ -1,4 +1,4 @@
-// How the algorithms fold: what each of a reduction's members brings, by ascending rank, wherever it lies.
+// How the algorithms fold: what each of a reduction's contributors brings, by ascending rank, wherever it lies.
 #pragma once
 
 #include "comm/control/slices.h"
@@ -13,14 +13,14 @@ namespace cohort::comm::local {
 /// Folds the context's inputs and outputs.
 void fold_collected(Context& context, std::int64_t count, Stores stores = Stores::Cached);
 
-/// What is to be folded: `input_of(member)` is where a member's elements lie.
+/// What is to be folded: `input_of(rank)` is where a member's elements lie.
 template <class InputOf>
 void collect_inputs(Context& context, InputOf input_of) {
   context.fold_inputs.clear();
-  for (const int member : context.members.ranks()) context.fold_inputs.push_back(input_of(member));
+  for (const int rank : context.contributors.ranks()) context.fold_inputs.push_back(input_of(rank));
 }
 
-/// Folds `count` elements of all members to `to`.
+/// Folds `count` elements of all contributors to `to`.
 template <class InputOf>
 void fold_members(Context& context, std::int64_t count, void* to, InputOf input_of) {
   collect_inputs(context, input_of);

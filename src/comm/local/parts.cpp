@@ -18,7 +18,7 @@ void begin_part(Context& context, const Request& part) {
   context.serving = false;
   context.non_finite = false;
   for (Descriptor& brought : context.agreement.brought) brought.input_segment = 0;
-  if (is_reduction(part.kind)) context.members.set(context.agreement);
+  if (is_reduction(part.kind)) context.contributors.set(context.agreement);
 }
 
 /// The ranks' counters where one rank alone stages.

@@ -9,7 +9,7 @@
 
 namespace cohort::comm {
 
-class Members {
+class Contributors {
  public:
   /// Of the operation that all have agreed on. Does not allocate once it has been used.
   void set(const Agreement& agreement);

@@ -1,4 +1,4 @@
-#include "comm/control/members.h"
+#include "comm/control/contributors.h"
 
 #include <cohort/dtype.h>
 
@@ -6,7 +6,7 @@
 
 namespace cohort::comm {
 
-void Members::set(const Agreement& agreement) {
+void Contributors::set(const Agreement& agreement) {
   const Descriptor& agreed = agreement.agreed;
   scales_.clear();
   if (agreed.weighted != 0) {
@@ -14,7 +14,8 @@ void Members::set(const Agreement& agreement) {
     for (const int rank : agreement.active) weights_.push_back(agreement.of(rank).weight);
     weigh(weights_, weighting_);
     ranks_.clear();
-    for (const int member : weighting_.members) ranks_.push_back(agreement.active[static_cast<std::size_t>(member)]);
+    for (const int member : weighting_.members)
+      ranks_.push_back(agreement.active[static_cast<std::size_t>(member)]);
     scales_ = weighting_.fractions;
   } else {
     ranks_ = agreement.active;
