@@ -125,6 +125,16 @@ void set_nodes(launch::RunOptions& job, const RunChoices& choices) {
   }
 }
 
+/// Where the process that this command belongs to has agents started.
+void set_agents(launch::RunOptions& job, const RunChoices& choices) {
+  if (job.owner_folder.empty() || names_hosts(choices) || choices.processes)
+    raise(ErrorCode::InvalidArgument,
+          "--agents: --owner-folder is wanted, and neither hosts nor a number of processes");
+  job.remote.way = launch::Way::Owner;
+  job.processes = 0;  // as many as they take
+  for (int agent = 0; agent < choices.agents; ++agent) job.hosts.push_back({fmt::format("agent {}", agent), 1, false});
+}
+
 /// MPI connects only what its own launcher has started, and here `cohort run` starts the ranks.
 void refuse_mpi(const launch::RunOptions& job) {
   if (job.hosts.size() < 2 || env::get(env::kTransport).value_or("") != "mpi") return;
@@ -144,6 +154,11 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
   job.program.program = settings.program.front();
   job.program.arguments.assign(settings.program.begin() + 1, settings.program.end());
   job.command_line = command_line;
+  if (choices.agents > 0) {
+    set_agents(job, choices);
+    job.start_timeout = choices.start_timeout.value_or(job.start_timeout);
+    return job;
+  }
   set_nodes(job, choices);
   const bool only_one = job.node && job.node->count == 1;
   if (only_one) job.node.reset();

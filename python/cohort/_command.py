@@ -67,10 +67,11 @@ class _Stream:
     def __init__(self, name: str) -> None:
         self.name = name
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.is_silent = False
 
     def show(self, data: bytes) -> None:
         text = self.decoder.decode(data, final=not data)
-        target = getattr(sys, self.name)
+        target = None if self.is_silent else getattr(sys, self.name)
         if text and target is not None:
             try:
                 target.write(text)
@@ -89,6 +90,7 @@ class Job:
         self._environment = dict(environment)
         self._folder = pathlib.Path(folder)
         self._process: subprocess.Popen[bytes] | None = None
+        self._streams = (_Stream("stdout"), _Stream("stderr"))
 
     def refusal(self) -> str:
         """Why the command did not even begin; empty if it did, and then the record says how the job ended."""
@@ -96,6 +98,21 @@ class Job:
             return (self._folder / "refused").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
+
+    def stop(self) -> None:
+        """Ends it while another thread is in `run`, as SIGTERM to the command does."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+    def is_running(self) -> bool:
+        process = self._process
+        return process is not None and process.poll() is None
+
+    def be_silent(self) -> None:
+        """What it says from now on is of no use: the job will be started again."""
+        for stream in self._streams:
+            stream.is_silent = True
 
     def run(self) -> int:
         """Starts it and shows the output until it has ended. Returns the command's exit status (128 + signal where one killed it).
@@ -144,9 +161,9 @@ class Job:
     def _pump(self, process: subprocess.Popen[bytes], deadline: float | None) -> None:
         """Until both streams have ended, or the deadline (time.monotonic) has passed."""
         with selectors.DefaultSelector() as selector:
-            for pipe, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+            for pipe, stream in zip((process.stdout, process.stderr), self._streams):
                 if pipe is not None and not pipe.closed:
-                    selector.register(pipe, selectors.EVENT_READ, _Stream(name))
+                    selector.register(pipe, selectors.EVENT_READ, stream)
             while selector.get_map():
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:

@@ -63,7 +63,7 @@ JobSetup set_up_job(const RunOptions& options) {
   }
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
   setup.as_horovod = options.as_horovod;
-  if (options.as_horovod) put_horovod_first(setup.environment);
+  if (options.as_horovod && options.remote.way != Way::Owner) put_horovod_first(setup.environment);
   setup.program = value_or_throw(resolve_program(options.program, setup.environment));
   std::vector<HostSlots> hosts = options.hosts;
   int wished = options.processes;
