@@ -101,7 +101,7 @@ def run(
     if not callable(fn):
         raise InvalidArgument(f"run: fn is {fn!r}, which cannot be called -- give a function, and its arguments as args=(...)")
     if on is not None:
-        stage = _stage_for(on, _number_of(np), hosts, hostfile, executable)
+        stage = _stage_for(on, _number_of(np), hosts, hostfile, executable, options)
         start_timeout = SECONDS_TO_START if start_timeout is None else start_timeout
         words = job_words(None, timeout, start_timeout, prefix, quiet, options)
         outcomes = call_on_stage(
@@ -122,7 +122,9 @@ def run(
     return [_load(rank, outcome) for rank, outcome in enumerate(outcomes)]
 
 
-def _stage_for(on: str, np: Processes, hosts: object, hostfile: object, executable: object) -> Stage:
+def _stage_for(
+    on: str, np: Processes, hosts: object, hostfile: object, executable: object, options: Sequence[str]
+) -> Stage:
     if on != "spark":
         raise InvalidArgument(f'run: on is {on!r} -- "spark" is wanted, or nothing: on this host, or on hosts=')
     if hosts is not None or hostfile is not None or executable is not None:
@@ -132,7 +134,7 @@ def _stage_for(on: str, np: Processes, hosts: object, hostfile: object, executab
         )
     from cohort._spark.stage import Stage
 
-    return Stage(np, use_gpu=True)
+    return Stage(np, use_gpu=True, as_horovod="--as-horovod" in options)
 
 
 def call_on_stage(

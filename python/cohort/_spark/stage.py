@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from cohort import _command
 
-# For executors that are still starting.
-SECONDS_FOR_SLOTS = 10.0
+# For more executors, since the last one has come; and for the first.
+_SECONDS_FOR_SLOTS = 10.0
+_SECONDS_FOR_THE_FIRST = 60.0
 _SECONDS_BETWEEN_LINES = 5.0
 # For the tasks, once nothing of the job runs any more; then they are cancelled.
 _SECONDS_TO_END = 5.0
@@ -100,8 +101,6 @@ class Stage:
             for name in ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled")
         ):
             words += ["--env", "COHORT_ENCRYPT=1"]  # they want nothing to be read on the way
-        if self._as_horovod:
-            words.append("--as-horovod")
         return words
 
     @staticmethod
@@ -129,15 +128,18 @@ class Stage:
         except Exception:
             return None
 
-    def wait_for_slots(self, seconds: float = SECONDS_FOR_SLOTS) -> None:
+    def wait_for_slots(self) -> None:
         """Spark itself would ask for ten minutes, and say nothing."""
-        begun = time.monotonic()
-        said = begun
+        begun = said = time.monotonic()
+        before = -1
         while True:
             slots = self._slots()
             if slots is None or slots >= self._tasks:
                 return
             now = time.monotonic()
+            if slots != before:
+                before, begun = slots, now
+            seconds = _SECONDS_FOR_SLOTS if slots > 0 else _SECONDS_FOR_THE_FIRST
             if now - begun >= seconds:
                 break
             if now - said >= _SECONDS_BETWEEN_LINES:
@@ -257,10 +259,11 @@ def _reason(text: str) -> str:
         r"RuntimeError: (cohort: [^\n]*)",
         r"(ExecutorLostFailure[^\n]*)",
         r"(Python worker exited[^\n]*)",
+        r"^  File [^\n]*(?:\n {2,}[^\n]*)*\n((?:\w+\.)*\w*(?:Error|Exception)\b[^\n]*)",
         r"barrier task ResultTask\(\d+, \d+\) finished unsuccessfully\.\s*(?:\S+Exception: )?([^\n]+)",
         r"([^\n]*\bcancell?ed\b[^\n]*)",
     ):
-        found = re.search(pattern, text, re.IGNORECASE)
+        found = re.search(pattern, text, re.IGNORECASE | re.MULTILINE)
         if found:
             break
     reason = found.group(1) if found else next((line for line in text.splitlines() if line.strip()), "")
