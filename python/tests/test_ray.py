@@ -6,6 +6,7 @@ import pathlib
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RAY = os.environ.get("COHORT_TEST_RAY", str(ROOT / "build" / "ray"))
@@ -76,8 +77,19 @@ class Ray(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="cr-", dir="/tmp")  # its sockets' names are long
         cls.addClassCleanup(folder.cleanup)
         cls.folder = folder.name
-        os.environ["PYTHONPATH"] = os.pathsep.join([path for path in sys.path if path])
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # What an installed package has: torch finds the backend by it.
+        entry = pathlib.Path(folder.name, "modules", "cohort_backend-1.dist-info")
+        entry.mkdir(parents=True)
+        (entry / "METADATA").write_text("Metadata-Version: 2.1\nName: cohort-backend\nVersion: 1\n")
+        (entry / "entry_points.txt").write_text("[torch.backends]\ncohort = cohort._torch_backend:autoload\n")
+        environment = {
+            "PYTHONPATH": os.pathsep.join([str(entry.parent), *filter(None, sys.path)]),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_TOKEN_PATH": f"{folder.name}/token",
+        }
+        patch = unittest.mock.patch.dict(os.environ, environment)
+        patch.start()
+        cls.addClassCleanup(patch.stop)
         ray.init(
             num_cpus=4, include_dashboard=False, _temp_dir=folder.name, object_store_memory=100 << 20, log_to_driver=False,
         )
