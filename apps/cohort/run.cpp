@@ -15,7 +15,10 @@
 #include "run_help.h"
 #include "run_settings.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -127,9 +130,11 @@ void set_nodes(launch::RunOptions& job, const RunChoices& choices) {
 
 /// Where the process that this command belongs to has agents started.
 void set_agents(launch::RunOptions& job, const RunChoices& choices) {
-  if (job.owner_folder.empty() || names_hosts(choices) || choices.processes)
+  if (!job.invitation_fd || names_hosts(choices) || choices.processes)
     raise(ErrorCode::InvalidArgument,
-          "--agents: --owner-folder is wanted, and neither hosts nor a number of processes");
+          "--agents: --invitation-fd is wanted, and neither hosts nor a number of processes");
+  if (::fcntl(*job.invitation_fd, F_SETFD, FD_CLOEXEC) != 0)
+    raise(ErrorCode::InvalidArgument, "--invitation-fd {}: {}", *job.invitation_fd, errno_text(errno));
   job.remote.way = launch::Way::Owner;
   job.processes = 0;  // as many as they take
   for (int agent = 0; agent < choices.agents; ++agent) job.hosts.push_back({fmt::format("agent {}", agent), 1, false});

@@ -77,7 +77,7 @@ const std::vector<Group>& groups() {
         "--stopped-timeout", "--output-timeout", "--max-restarts"}},
       {"Options from a file, and what is only shown",
        {"--help", "--config", "--show-config", "--dry-run", "--check-build"}},
-      {"", {"--owner", "--owner-folder", "--agents"}},
+      {"", {"--owner", "--owner-folder", "--agents", "--invitation-fd"}},
   };
   return all;
 }

@@ -181,9 +181,11 @@ const RunOption kOptions[] = {
      "A private folder (0700) of the owner, removed if the owner has ended before it could do so",
      [](C& c, Text v) { c.job.owner_folder = v; }, Kind::CommandValue},
     {"--agents", "N", "",
-     "Wait for so many `cohort agent --invited --ranks R`, which the owner starts with what is in its folder's "
-     "invitation",
+     "Wait for so many `cohort agent --invited --ranks R`, which the owner starts with what --invitation-fd brings it",
      [](C& c, Text v) { c.agents = number_of(v, 1, launch::kMostProcesses); }, Kind::CommandValue},
+    {"--invitation-fd", "FD", "",
+     "With --agents: an inherited pipe to the owner, for a line about this command and an invitation",
+     [](C& c, Text v) { c.job.invitation_fd = number_of(v, 3, std::numeric_limits<int>::max()); }, Kind::CommandValue},
     {"--config", "FILE", "", "Take options from the table [run] of this TOML file", [](C&, Text) {}},
     {"--show-config", "", "", "Print the value of each option and where it is from, and end",
      [](C& c, Text v) { c.show_config = truth(v); }, Kind::CommandFlag},

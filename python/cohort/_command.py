@@ -84,9 +84,17 @@ class _Stream:
 class Job:
     """A `cohort run`. Its output appears while `run` waits for it, in the thread that waits."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: os.PathLike[str]) -> None:
-        """`words`: options and program. `folder`: the caller removes it, the command if the caller dies before."""
-        self._command = [find(), "run", "--owner", str(os.getpid()), "--owner-folder", os.fspath(folder), *words]
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], folder: os.PathLike[str], *, agents: int = 0
+    ) -> None:
+        """`words`: options and program. `folder`: the caller removes it, the command if the caller dies before. `agents`: so
+        many are the caller's to start, with what `invitation` gives it."""
+        own = ["--owner", str(os.getpid()), "--owner-folder", os.fspath(folder)]
+        self._invitation, self._inherited = -1, -1
+        if agents:
+            self._invitation, self._inherited = os.pipe()
+            own += ["--agents", str(agents), "--invitation-fd", str(self._inherited)]
+        self._command = [find(), "run", *own, *words]
         self._environment = dict(environment)
         self._folder = pathlib.Path(folder)
         self._process: subprocess.Popen[bytes] | None = None
@@ -98,6 +106,12 @@ class Job:
             return (self._folder / "refused").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
+
+    def invitation(self) -> str:
+        """Waits, in another thread than `run`: a line of the command about itself, and what agents are told. Holds the job's
+        secret. Empty: the command has ended before."""
+        with open(self._invitation, encoding="ascii") as pipe:
+            return pipe.read()
 
     def stop(self) -> None:
         """Ends it while another thread is in `run`, as SIGTERM to the command does."""
@@ -129,14 +143,23 @@ class Job:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                pass_fds=(self._inherited,) if self._inherited >= 0 else (),
             )
+            self._close_inherited()
             self._pump(self._process, None)
             status = self._process.wait(_SECONDS_TO_END)
         except BaseException as reason:
             if self._process is not None:
                 self._end(self._process, signal.SIGINT if isinstance(reason, KeyboardInterrupt) else signal.SIGTERM)
             raise
+        finally:
+            self._close_inherited()
         return status if status >= 0 else 128 - status
+
+    def _close_inherited(self) -> None:
+        if self._inherited >= 0:
+            os.close(self._inherited)
+            self._inherited = -1
 
     def _end(self, process: subprocess.Popen[bytes], number: int) -> None:
         deadline = time.monotonic() + _SECONDS_TO_END

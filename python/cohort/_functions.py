@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import linecache
 import operator
@@ -304,7 +305,7 @@ def call_on_ranks(
         words = [*words, "--run-dir", str(kept), *(["--no-logs"] if run_dir is None else [])]
         words = [*words, "--no-python", "--", *python, *program]
         if stage is not None:
-            job, status = stage.run(lambda: _command.Job(words, environment, folder), folder)
+            job, status = stage.run(functools.partial(_command.Job, words, environment, folder))
         else:
             job = _command.Job(words, environment, folder)
             status = job.run()

@@ -42,8 +42,8 @@ def find():
     return folder
 
 
-def _path(folder, executors_have_cohort=True):
-    path = os.environ.get("PYTHONPATH", "")
+def _path(folder, executors_have_cohort=True, path=None):
+    path = os.environ.get("PYTHONPATH", "") if path is None else path
     if not executors_have_cohort:
         path = without_cohort(path)
     entries = [str(folder)] if folder is not None and str(folder) not in path.split(os.pathsep) else []
@@ -91,7 +91,8 @@ class Standalone:
     def __init__(self, workers, folder, gpus=0, cores=2, environment=None, master=("127.0.0.1", [])):
         self._processes = []
         self._folder = pathlib.Path(folder)
-        self._environment = dict(os.environ, PYTHONPATH=_path(find()), **(environment or {}))
+        self._environment = {**os.environ, **(environment or {})}
+        self._environment["PYTHONPATH"] = _path(find(), path=self._environment.get("PYTHONPATH", ""))
         import pyspark
 
         home = pathlib.Path(pyspark.__file__).parent

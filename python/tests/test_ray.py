@@ -3,6 +3,7 @@ build/ray (tools/setup --for spark) or in COHORT_TEST_RAY."""
 
 import os
 import pathlib
+import secrets
 import sys
 import tempfile
 import unittest
@@ -85,8 +86,9 @@ class Ray(unittest.TestCase):
         environment = {
             "PYTHONPATH": os.pathsep.join([str(entry.parent), *filter(None, sys.path)]),
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_TOKEN_PATH": f"{folder.name}/token",
+            "RAY_AUTH_TOKEN_PATH": f"{folder.name}/token",  # else Ray leaves one in the home
         }
+        pathlib.Path(folder.name, "token").write_text(secrets.token_hex(32))
         patch = unittest.mock.patch.dict(os.environ, environment)
         patch.start()
         cls.addClassCleanup(patch.stop)

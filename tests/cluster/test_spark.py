@@ -93,9 +93,9 @@ class OnTwoHosts(unittest.TestCase):
         said = self.drive("places")
         places = ast.literal_eval(re.search(r"PLACES (.*)", said)[1])
         first, second = places[0][4], places[2][4]
-        self.assertEqual({first, second}, {"h1", "h2"}, said)
+        self.assertNotEqual(first, second)
         self.assertEqual(places, [[str(rank), str(rank % 2), "2", str(rank // 2), (first, second)[rank // 2], 2] for rank in range(4)])
-        self.assertIn(f"RAISED rank 3 knows why 3 {second}", said)
+        self.assertRegex(said, f"RAISED rank 3 knows why 3 ({re.escape(first)}|{re.escape(second)})\n")
 
     def test_mnist_on_two_hosts(self):
         said = self.drive(self.folder / "mnist_distributor_nodes.py", self.folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import pathlib
 import re
 import secrets
 import socket
@@ -95,13 +94,12 @@ class Stage:
             return 0.0
 
     def words(self) -> list[str]:
-        words = ["--agents", str(self._tasks)]
         if any(
             self._setting(name).lower() == "true"
             for name in ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled")
         ):
-            words += ["--env", "COHORT_ENCRYPT=1"]  # they want nothing to be read on the way
-        return words
+            return ["--env", "COHORT_ENCRYPT=1"]  # they want nothing to be read on the way
+        return []
 
     @staticmethod
     def program(name: str) -> list[str]:
@@ -164,16 +162,16 @@ class Stage:
 
     # The run.
 
-    def run(self, make_job: Callable[[], _command.Job], folder: pathlib.Path) -> tuple[_command.Job, int]:
+    def run(self, make_job: Callable[..., _command.Job]) -> tuple[_command.Job, int]:
         """Returns the command that ran to its end, and its status."""
         while True:
-            job = make_job()
+            job = make_job(agents=self._tasks)
             self._over.clear()
             self._trouble, self._ended_it, self._needs_cohort = "", False, False
             tag = f"cohort-{secrets.token_hex(6)}"
             from pyspark import InheritableThread
 
-            thread = InheritableThread(target=self._submit, args=(job, folder, tag))
+            thread = InheritableThread(target=self._submit, args=(job, tag))
             thread.daemon = True
             thread.start()
             try:
@@ -193,21 +191,19 @@ class Stage:
 
     def explain(self, error: BaseException) -> BaseException:
         """What to raise for a failure of the job: Spark's reason, where no rank has given one."""
-        if not self._trouble or not isinstance(error, Error) or getattr(error, "rank", None) is not None:
+        if isinstance(error, Unavailable) and "no sign of running ranks" in str(error):
+            return Unavailable(f"{error}{self._trouble and f' -- {self._trouble}'} -- do other jobs of this cluster hold its slots?")
+        if not self._trouble or not isinstance(error, Error) or error.rank is not None:
             return error
         told = self._trouble if self._ended_it else f"{error} -- {self._trouble}"
         return RankFailed(told, status=getattr(error, "status", None))
 
-    def _submit(self, job: _command.Job, folder: pathlib.Path, tag: str) -> None:
+    def _submit(self, job: _command.Job, tag: str) -> None:
         from pyspark import cloudpickle
 
-        path = folder / "invitation"
-        while not path.exists():
-            if self._over.wait(0.003):
-                return
-        text = path.read_text(encoding="ascii")
-        path.unlink()
-        announcement, _, invitation = text.partition("\n")
+        announcement, _, invitation = job.invitation().partition("\n")
+        if not invitation:
+            return
         order: task.Order = {
             "announcement": announcement,
             "invitation": self._with_own_address(invitation),

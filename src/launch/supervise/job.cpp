@@ -5,11 +5,11 @@
 #include "launch/sweep.h"
 #include "store/client.h"
 #include "store/job_store.h"
-#include "sys/files.h"
 
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <cerrno>
 #include <csignal>
 #include <utility>
 
@@ -103,10 +103,13 @@ void Job::prepare() {
 
 void Job::leave_invitation() const {
   std::string text = to_line(own_announcement()) + "\n" + to_text(crew_->invitation_for_owner());
-  // (Its folder is the owner's alone.)
-  const auto written = sys::write_file_atomically(options_.owner_folder + "/invitation", text);
+  const sys::UniqueFd pipe(*options_.invitation_fd);
+  const ssize_t written = ::write(pipe.get(), text.data(), text.size());  // less than a pipe takes at once
+  const int error = errno;
+  const bool whole = written == static_cast<ssize_t>(text.size());
   net::wipe(text);
-  value_or_throw(written);
+  if (!whole)
+    raise(ErrorCode::Unavailable, "the owner does not take the invitation of its agents: {}", errno_text(error));
 }
 
 void Job::make_folders(const std::string& id) {

@@ -48,7 +48,7 @@ class Job {
   void on_joined(CrewMember& agent);
   /// Everybody has said how many ranks they want.
   Result<void> settle_nodes();
-  /// To the owner, who brings it to the agents: in its folder.
+  /// To the owner, who brings it to the agents.
   void leave_invitation() const;
   /// What the plan decides.
   void look_at_plan();

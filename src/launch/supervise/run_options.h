@@ -47,6 +47,8 @@ struct RunOptions {
   /// This command is the launcher of one of several nodes. `hosts` are all nodes, each with as many slots as this one:
   /// the others say themselves how many they want.
   std::optional<NodeRole> node = {};
+  /// Where agents come by the owner's doing: what they need to come is written there, and it is closed.
+  std::optional<int> invitation_fd = {};
   bool quiet = false;                          ///< print only what the ranks print, and failures
   bool json = false;                           ///< everything on stdout, as events (events.h)
   std::vector<std::string> command_line = {};  ///< for the record
