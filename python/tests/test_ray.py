@@ -1,6 +1,7 @@
 """Cohort under Ray Train, and Horovod's RayExecutor, on a Ray of this test's own. Left out where Ray is not installed: here, in
 build/ray (tools/setup --for spark) or in COHORT_TEST_RAY."""
 
+import json
 import os
 import pathlib
 import secrets
@@ -23,6 +24,7 @@ except ImportError:
 
 
 def learn(config):
+    import json
     import os
 
     import cohort
@@ -36,15 +38,17 @@ def learn(config):
     again = torch.full((3,), float(cohort.rank() + 1))
     cohort.world().all_reduce(again)
     path = os.environ.get("COHORT_SECRET_FILE")
-    ray.train.report(
-        {
-            "backend": dist.get_backend(),
-            "sums": [ones[0].item(), again[0].item()],
-            "local": [int(os.environ["LOCAL_RANK"]), cohort.local_rank(), cohort.local_size()],
-            "mode": None if path is None else os.stat(path).st_mode & 0o777,
-            "file": path,
-        }
-    )
+    seen = {
+        "backend": dist.get_backend(),
+        "sums": [ones[0].item(), again[0].item()],
+        "local": [int(os.environ["LOCAL_RANK"]), cohort.local_rank(), cohort.local_size()],
+        "mode": None if path is None else os.stat(path).st_mode & 0o777,
+        "file": path,
+    }
+    if cohort.rank() == 0:
+        with open(config["seen"], "w") as file:
+            json.dump(seen, file)
+    ray.train.report({})
     cohort.shutdown()
 
 
@@ -101,13 +105,16 @@ class Ray(unittest.TestCase):
         from ray.train import RunConfig, ScalingConfig
         from ray.train.torch import TorchTrainer
 
+        seen = pathlib.Path(self.folder, f"{type(config).__name__}.json")
         trainer = TorchTrainer(
             learn,
+            train_loop_config={"seen": str(seen)},
             torch_config=config,
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(storage_path=self.folder, name=type(config).__name__),
         )
-        metrics = trainer.fit().metrics
+        trainer.fit()
+        metrics = json.loads(seen.read_text())
         self.assertEqual((metrics["backend"], metrics["sums"], metrics["local"]), ("cohort", [3.0, 3.0], [0, 0, 2]))
         return metrics
 

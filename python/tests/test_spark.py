@@ -1,6 +1,7 @@
 """cohort.run and cohort.Distributor on a Spark cluster with executors that are processes of their own. They have no Cohort: the
 first job brings it."""
 
+import io
 import os
 import pathlib
 import signal
@@ -51,6 +52,13 @@ def total(value):
     values = array.array("d", [value * (cohort.rank() + 1)])
     cohort.world().all_reduce(values)
     return values[0]
+
+
+def with_horovod(a, b=0):
+    import horovod
+
+    print("said", flush=True)
+    return os.environ["HOROVOD_RANK"], os.environ["HOROVOD_LOCAL_SIZE"], os.environ["GREETING"], horovod.__version__, a + b
 
 
 def fail(rank, how):
@@ -145,6 +153,18 @@ class Spark(unittest.TestCase):
             results = cohort.run(sized, (20_000_000,), np=2, on="spark")
         self.assertEqual([result == str(rank).encode() * 20_000_000 for rank, result in enumerate(results)], [True, True])
         self.assertEqual(sorted(line.split(" | ")[1] for line in out.getvalue().splitlines()), ["made", "made"])
+
+    def test_horovods_function(self):
+        with unittest.mock.patch.object(sys, "path", [*sys.path, str(spark_support.ROOT / "python" / "horovod")]):
+            import horovod.spark
+        out, err = io.StringIO(), io.StringIO()
+        results = horovod.spark.run(
+            with_horovod, args=(1,), kwargs={"b": 2}, num_proc=2, env={"GREETING": "hello"}, stdout=out, stderr=err, verbose=0,
+        )
+        self.assertEqual(results, [(str(rank), "2", "hello", horovod.__version__, 3) for rank in range(2)])
+        self.assertEqual(out.getvalue().count("said"), 2)
+        with self.assertRaisesRegex(ValueError, "executable"):
+            horovod.spark.run(with_horovod, args=(1,), executable="/usr/bin/python3")
 
     def test_the_exception_of_the_rank_is_raised(self):
         two = cohort.Distributor(2, local_mode=False, use_gpu=False)
@@ -316,7 +336,7 @@ cohort.run(wait, (sys.argv[1],), np=2, on="spark")
                 stderr=subprocess.DEVNULL, start_new_session=True,
             )
             try:
-                end = time.monotonic() + 150
+                end = time.monotonic() + 300
                 while not all(pathlib.Path(f"{folder}/up-{rank}").exists() for rank in range(2)):
                     self.assertLess(time.monotonic(), end)
                     self.assertIsNone(driver.poll())

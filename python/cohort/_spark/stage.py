@@ -75,7 +75,9 @@ class Stage:
         gpus = self._gpus_of_task() if use_gpu else 0.0
         self.gpus = gpus > 0
         self._per_task = max(1, int(gpus))
-        self.processes = (self._slots() or 1) * self._per_task if processes == "auto" else int(processes)
+        # Before the first executor has come Spark's own guess has to do.
+        auto = self._slots() or self._context.defaultParallelism
+        self.processes = auto * self._per_task if processes == "auto" else int(processes)
         self._tasks = -(-self.processes // self._per_task)
         self._trouble = ""
         self._ended_it = False  # the command, for this trouble: what that says of it tells nothing
