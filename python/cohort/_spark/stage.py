@@ -225,11 +225,8 @@ class Stage:
                 frame = self._session.range(0, self._tasks, 1, self._tasks)
             else:
                 frame = frame.repartition(self._tasks) if frame.rdd.getNumPartitions() != self._tasks else frame
-            cloudpickle.register_pickle_by_value(task)
-            try:
-                frame.mapInArrow(task.attending(order), "nothing int", barrier=True).collect()
-            finally:
-                cloudpickle.unregister_pickle_by_value(task)
+            cloudpickle.register_pickle_by_value(task)  # (for good: another thread may be about to send it)
+            frame.mapInArrow(task.attending(order), "nothing int", barrier=True).collect()
         except Exception as error:
             text = str(error)
             self._needs_cohort = task.NOT_HERE in text
