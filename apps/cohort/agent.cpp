@@ -1,5 +1,6 @@
 #include "launch/agent/agent.h"
 
+#include "launch/plan/plan.h"
 #include "launch/start/invitation.h"
 #include "net/socket.h"
 
@@ -17,6 +18,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <sstream>
 #include <utility>
 
 namespace cohort::app {
@@ -97,6 +99,7 @@ void add_agent(CLI::App& app, int& exit_status) {
     std::string secret_file;
     double timeout = 60;
     double host_timeout = 3;
+    std::string devices;
     launch::AgentOptions agent;
   };
   auto options = std::make_shared<Options>();
@@ -113,6 +116,13 @@ void add_agent(CLI::App& app, int& exit_status) {
   command->add_option("--secret-file", options->secret_file, "The job's secret")->type_name("FILE");
   command->add_option("--name", options->agent.host_name, "This host, as `cohort run` names it [the system's name]")
       ->type_name("HOST");
+  command
+      ->add_option("--ranks", options->agent.ranks, "Takes so many, in this environment and folder, by `run --agents`")
+      ->type_name("N")
+      ->check(CLI::Range(1, launch::kMostProcesses))
+      ->needs(invited);
+  command->add_option("--devices", options->devices, "With --ranks: GPUs that it brings, as CUDA_VISIBLE_DEVICES")
+      ->type_name("LIST");
   command->add_option("--timeout", options->timeout, "For the job to be there")
       ->type_name("SECONDS")
       ->capture_default_str();
@@ -121,6 +131,8 @@ void add_agent(CLI::App& app, int& exit_status) {
       ->capture_default_str();
   command->callback([options, &exit_status] {
     int ends[2] = {-1, -1};
+    std::istringstream devices(options->devices);
+    for (std::string device; std::getline(devices, device, ',');) options->agent.devices.push_back(device);
     if (!options->join.empty()) {
       join_by_hand(options->agent, options->join, options->secret_file, options->timeout, options->host_timeout);
       // stdin may be anything; the connection alone is the lifeline. This pipe ends with us.

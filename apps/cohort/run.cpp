@@ -15,7 +15,10 @@
 #include "run_help.h"
 #include "run_settings.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -124,6 +127,18 @@ void set_nodes(launch::RunOptions& job, const RunChoices& choices) {
   }
 }
 
+/// Where the process that this command belongs to has agents started.
+void set_agents(launch::RunOptions& job, const RunChoices& choices) {
+  if (!job.invitation_fd || names_hosts(choices) || choices.processes)
+    raise(ErrorCode::InvalidArgument,
+          "--agents: --invitation-fd is wanted, and neither hosts nor a number of processes");
+  if (::fcntl(*job.invitation_fd, F_SETFD, FD_CLOEXEC) != 0)
+    raise(ErrorCode::InvalidArgument, "--invitation-fd {}: {}", *job.invitation_fd, errno_text(errno));
+  job.remote.way = launch::Way::Owner;
+  job.processes = 0;  // as many as they take
+  for (int agent = 0; agent < choices.agents; ++agent) job.hosts.push_back({fmt::format("agent {}", agent), 1, false});
+}
+
 /// MPI connects only what its own launcher has started, and here `cohort run` starts the ranks.
 void refuse_mpi(const launch::RunOptions& job) {
   if (job.hosts.size() < 2 || env::text(env::kTransport) != "mpi") return;
@@ -143,6 +158,11 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
   job.program.program = settings.program.front();
   job.program.arguments.assign(settings.program.begin() + 1, settings.program.end());
   job.command_line = command_line;
+  if (choices.agents > 0) {
+    set_agents(job, choices);
+    job.start_timeout = choices.start_timeout.value_or(job.start_timeout);
+    return job;
+  }
   set_nodes(job, choices);
   const bool only_one = job.node && job.node->count == 1;
   if (only_one) job.node.reset();

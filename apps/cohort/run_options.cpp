@@ -236,6 +236,12 @@ const RunOption kOptions[] = {
      "folder to-ranks are brought to the ranks through the job's store, and what ranks leave there comes into "
      "from-ranks",
      [](C& c, Text v) { c.job.owner_folder = v; }, Kind::CommandValue},
+    {"--agents", "N", "",
+     "Wait for so many `cohort agent --invited --ranks R`, which the owner starts with what --invitation-fd brings it",
+     [](C& c, Text v) { c.agents = number_of(v, 1, launch::kMostProcesses); }, Kind::CommandValue},
+    {"--invitation-fd", "FD", "",
+     "With --agents: an inherited pipe to the owner, for a line about this command and an invitation",
+     [](C& c, Text v) { c.job.invitation_fd = number_of(v, 3, std::numeric_limits<int>::max()); }, Kind::CommandValue},
 };
 
 /// The parts of the help, each with its first option. What programs give and people do not is in the last.

@@ -27,6 +27,7 @@ struct RunChoices {
   std::string network;
   std::string secret_file;
   std::uint16_t listen = 0;
+  int agents = 0;  ///< so many come by themselves, by --owner's doing; 0: none do
   std::optional<std::chrono::milliseconds> start_timeout;
   bool show_config = false;
   bool check_build = false;

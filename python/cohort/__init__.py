@@ -58,13 +58,19 @@ from cohort._world import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cohort._functions import run
+    from cohort._spark.rows import Rows
     from cohort._threads import run_on_threads
     from cohort.distributor import Distributor
 
 # Imported when they are asked for: what starts processes costs a rank milliseconds, and no rank needs it; some of the
 # modules import torch.
-_LATER = {"run": "cohort._functions", "run_on_threads": "cohort._threads", "Distributor": "cohort.distributor"}
-_MODULES = {"chainermn", "checkpoint", "data", "distributed", "metrics", "nn", "optim", "torch", "track"}
+_LATER = {
+    "Distributor": "cohort.distributor",
+    "Rows": "cohort._spark.rows",
+    "run": "cohort._functions",
+    "run_on_threads": "cohort._threads",
+}
+_MODULES = {"chainermn", "checkpoint", "data", "distributed", "metrics", "nn", "optim", "ray", "torch", "track"}
 
 
 def __getattr__(name: str) -> object:
@@ -100,6 +106,7 @@ __all__ = [
     "REQUEUE_STATUS",
     "RankFailed",
     "ReduceOp",
+    "Rows",
     "Timeout",
     "Unavailable",
     "Work",

@@ -67,10 +67,11 @@ class _Stream:
     def __init__(self, name: str) -> None:
         self.name = name
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.is_silent = False
 
     def show(self, data: bytes) -> None:
         text = self.decoder.decode(data, final=not data)
-        target = getattr(sys, self.name)
+        target = None if self.is_silent else getattr(sys, self.name)
         if text and target is not None:
             try:
                 target.write(text)
@@ -83,12 +84,21 @@ class _Stream:
 class Job:
     """A `cohort run`. Its output appears while `run` waits for it, in the thread that waits."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: os.PathLike[str]) -> None:
-        """`words`: options and program. `folder`: the caller removes it, the command if the caller dies before."""
-        self._command = [find(), "run", "--owner", str(os.getpid()), "--owner-folder", os.fspath(folder), *words]
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], folder: os.PathLike[str], *, agents: int = 0
+    ) -> None:
+        """`words`: options and program. `folder`: the caller removes it, the command if the caller dies before. `agents`: so
+        many are the caller's to start, with what `invitation` gives it."""
+        own = ["--owner", str(os.getpid()), "--owner-folder", os.fspath(folder)]
+        self._invitation, self._inherited = -1, -1
+        if agents:
+            self._invitation, self._inherited = os.pipe()
+            own += ["--agents", str(agents), "--invitation-fd", str(self._inherited)]
+        self._command = [find(), "run", *own, *words]
         self._environment = dict(environment)
         self._folder = pathlib.Path(folder)
         self._process: subprocess.Popen[bytes] | None = None
+        self._streams = (_Stream("stdout"), _Stream("stderr"))
 
     def refusal(self) -> str:
         """Why the command did not even begin; empty if it did, and then the record says how the job ended."""
@@ -96,6 +106,27 @@ class Job:
             return (self._folder / "refused").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
+
+    def invitation(self) -> str:
+        """Waits, in another thread than `run`: a line of the command about itself, and what agents are told. Holds the job's
+        secret. Empty: the command has ended before."""
+        with open(self._invitation, encoding="ascii") as pipe:
+            return pipe.read()
+
+    def stop(self) -> None:
+        """Ends it while another thread is in `run`, as SIGTERM to the command does."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+    def is_running(self) -> bool:
+        process = self._process
+        return process is not None and process.poll() is None
+
+    def be_silent(self) -> None:
+        """What it says from now on is of no use: the job will be started again."""
+        for stream in self._streams:
+            stream.is_silent = True
 
     def run(self) -> int:
         """Starts it and shows the output until it has ended. Returns the command's exit status (128 + signal where one killed it).
@@ -112,14 +143,23 @@ class Job:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                pass_fds=(self._inherited,) if self._inherited >= 0 else (),
             )
+            self._close_inherited()
             self._pump(self._process, None)
             status = self._process.wait(_SECONDS_TO_END)
         except BaseException as reason:
             if self._process is not None:
                 self._end(self._process, signal.SIGINT if isinstance(reason, KeyboardInterrupt) else signal.SIGTERM)
             raise
+        finally:
+            self._close_inherited()
         return status if status >= 0 else 128 - status
+
+    def _close_inherited(self) -> None:
+        if self._inherited >= 0:
+            os.close(self._inherited)
+            self._inherited = -1
 
     def _end(self, process: subprocess.Popen[bytes], number: int) -> None:
         deadline = time.monotonic() + _SECONDS_TO_END
@@ -144,9 +184,9 @@ class Job:
     def _pump(self, process: subprocess.Popen[bytes], deadline: float | None) -> None:
         """Until both streams have ended, or the deadline (time.monotonic) has passed."""
         with selectors.DefaultSelector() as selector:
-            for pipe, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+            for pipe, stream in zip((process.stdout, process.stderr), self._streams):
                 if pipe is not None and not pipe.closed:
-                    selector.register(pipe, selectors.EVENT_READ, _Stream(name))
+                    selector.register(pipe, selectors.EVENT_READ, stream)
             while selector.get_map():
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import linecache
 import operator
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 
 from cohort import _command, _mlflow, _pickling
 from cohort._rank_call import FROM_RANKS, TO_RANKS, write_private
-from cohort.errors import InvalidArgument, RankFailed, Timeout, Unavailable
+from cohort.errors import Error, InvalidArgument, RankFailed, Timeout, Unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
     from typing import Any, Union
 
     from cohort._rank_call import Outcome
+    from cohort._spark.stage import Stage
 
     Processes = Union[int, str]
     Hosts = Union[str, Sequence[str], Mapping[str, int]]
 
 # Sources of notebook cells are for tracebacks only; no notebook has more.
 _MOST_SOURCE = 4 << 20
+# On Spark's workers, which start JVMs and Pythons first, and fetch Cohort where it is missing.
+SECONDS_TO_START = 120.0
 # For ranks that may be on other hosts: nothing but this text is there.
 _SENT_BOOTSTRAP = """\
 import sys
@@ -56,12 +60,13 @@ def run(
     hostfile: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
-    start_timeout: float = 30.0,
+    start_timeout: float | None = None,
     prefix: str = "rank",
     quiet: bool = False,
     run_dir: str | os.PathLike[str] | None = None,
     executable: str | None = None,
     options: Sequence[str] = (),
+    on: str | None = None,
 ) -> list[Any]:
     """Calls `fn(*args, **kwargs)` on `np` new processes and returns what each returned, by rank.
 
@@ -75,12 +80,14 @@ def run(
     hostfile       a file of them instead, as `cohort run --hostfile`
     env            variables for the ranks, over this process's environment, which they inherit whole
     timeout        seconds for the whole job; default: none
-    start_timeout  seconds for all ranks to be running
+    start_timeout  seconds for all ranks to be running; default: 30, on Spark's workers 120
     prefix         what stands before each line that a rank prints: "rank" (host:rank), "full" (time and stream too), "none"
     quiet          print only what the ranks print, and failures
     run_dir        where the record of the run and the complete output of each rank are kept; default: nowhere
     executable     the Python to run; default: this one, with this one's sys.path
     options        more options of `cohort run`
+    on             "spark": on the workers of the active SparkSession, as many as it runs tasks at a time; their Python, folder
+                   and environment are Spark's, and `env` goes over that. docs/reference/functions.md has the rest
 
     The ranks are fresh processes (nothing is forked) under `cohort run`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
     MASTER_PORT are set, `cohort.init()` finds the others. What they print appears here as it comes. A KeyboardInterrupt
@@ -94,18 +101,72 @@ def run(
     environment = environment_of(env)
     if not callable(fn):
         raise InvalidArgument(f"run: fn is {fn!r}, which cannot be called -- give a function, and its arguments as args=(...)")
-    outcomes = call_on_ranks(
-        fn,
-        args,
-        dict(kwargs or {}),
-        words=[*host_words(hosts, hostfile), *job_words(np, timeout, start_timeout, prefix, quiet, options)],
-        environment=environment,
-        run_dir=run_dir,
-        executable=executable,
-        all_values=True,
-        travels=may_travel(hosts, hostfile, options, environment),
-    )
+    if on is not None:
+        stage = _stage_for(on, _number_of(np), hosts, hostfile, executable, options)
+        start_timeout = SECONDS_TO_START if start_timeout is None else start_timeout
+        words = job_words(None, timeout, start_timeout, prefix, quiet, options)
+        outcomes = call_on_stage(
+            stage, fn, args, dict(kwargs or {}), words=words, env=env, run_dir=run_dir, all_values=True
+        )
+    else:
+        outcomes = call_on_ranks(
+            fn,
+            args,
+            dict(kwargs or {}),
+            words=[*host_words(hosts, hostfile), *job_words(np, timeout, start_timeout, prefix, quiet, options)],
+            environment=environment,
+            run_dir=run_dir,
+            executable=executable,
+            all_values=True,
+            travels=may_travel(hosts, hostfile, options, environment),
+        )
     return [_load(rank, outcome) for rank, outcome in enumerate(outcomes)]
+
+
+def _stage_for(
+    on: str, np: Processes, hosts: object, hostfile: object, executable: object, options: Sequence[str]
+) -> Stage:
+    if on != "spark":
+        raise InvalidArgument(f'run: on is {on!r} -- "spark" is wanted, or nothing: on this host, or on hosts=')
+    if hosts is not None or hostfile is not None or executable is not None:
+        raise InvalidArgument(
+            'run: on="spark" -- hosts, hostfile and executable have no meaning there: Spark places the ranks, and '
+            "spark.pyspark.python is their Python"
+        )
+    from cohort._spark.stage import Stage
+
+    return Stage(np, use_gpu=True, as_horovod="--as-horovod" in options)
+
+
+def call_on_stage(
+    stage: Stage,
+    fn: Callable[..., Any],
+    args: Iterable[Any],
+    kwargs: dict[str, Any],
+    *,
+    words: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    all_values: bool,
+) -> list[Outcome]:
+    """As `call_on_ranks`, for ranks on Spark's workers, whose number the stage knows."""
+    stage.wait_for_slots()
+    try:
+        return call_on_ranks(
+            fn,
+            args,
+            kwargs,
+            words=[*stage.words(), *words],
+            environment=stage.environment(os.environ, env),
+            run_dir=run_dir,
+            all_values=all_values,
+            stage=stage,
+        )
+    except Error as error:
+        told = stage.explain(error)
+        if told is error:
+            raise
+        raise told from None
 
 
 def host_words(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None) -> list[str]:
@@ -159,25 +220,35 @@ def goes_elsewhere(
     return nodes.isdigit() and int(nodes) > 1
 
 
+def _number_of(np: Processes) -> Processes:
+    if np == "auto":
+        return np
+    try:
+        number = operator.index(np)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f'run: np is {np!r} -- a number of processes or "auto" is wanted') from None
+    if number < 1:
+        raise InvalidArgument(f"run: np is {number} -- at least one process is needed")
+    return number
+
+
 def job_words(
-    np: Processes,
+    np: Processes | None = None,
     timeout: float | None = None,
-    start_timeout: float = 30.0,
+    start_timeout: float | None = None,
     prefix: str = "rank",
     quiet: bool = False,
     options: Sequence[str] = (),
 ) -> list[str]:
-    """The options of `cohort run`. Raises InvalidArgument for wrong ones that it could only complain of later."""
-    if np != "auto":
-        try:
-            np = operator.index(np)  # type: ignore[arg-type]
-        except TypeError:
-            raise InvalidArgument(f'run: np is {np!r} -- a number of processes or "auto" is wanted') from None
-        if np < 1:
-            raise InvalidArgument(f"run: np is {np} -- at least one process is needed")
+    """The options of `cohort run`; `np` None: without that. Raises InvalidArgument for wrong ones that it could only complain
+    of later."""
+    if np is not None:
+        np = _number_of(np)
     if prefix not in ("rank", "full", "none"):
         raise InvalidArgument(f'run: prefix is {prefix!r} -- "rank", "full" or "none" is wanted')
-    words = ["-np", str(np), "--prefix", prefix, "--start-timeout", str(float(start_timeout))]
+    words = ["--prefix", prefix, "--start-timeout", str(30.0 if start_timeout is None else float(start_timeout))]
+    if np is not None:
+        words = ["-np", str(np), *words]
     if timeout is not None:
         if not timeout > 0:
             raise InvalidArgument(f"run: timeout is {timeout} -- seconds above 0, or None")
@@ -206,11 +277,13 @@ def call_on_ranks(
     executable: str | None = None,
     all_values: bool,
     travels: bool = False,
+    stage: Stage | None = None,
 ) -> list[Outcome]:
     """The ranks' outcomes, all of them good; `all_values` False: only rank 0's has a value. `travels`: the ranks may be on
-    other hosts, which cannot read the folder. Raises as `run`."""
+    other hosts, which cannot read the folder. `stage`: they are on those. Raises as `run`."""
     environment = dict(environment)
     _mlflow.hand_on(environment)
+    travels = travels or stage is not None
     call = _pickling.dump_call(fn, args, kwargs)
     name = re.sub(r"\W+", "-", getattr(fn, "__name__", "") or "function").strip("-")[:40] or "function"
     folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-run-"))  # 0700
@@ -222,16 +295,22 @@ def call_on_ranks(
         if all_values:
             (files / "all-values").touch()
         path = _search_path(executable)
-        if travels:
+        python = [executable or sys.executable]
+        if stage is not None:
+            program, python = stage.program(name), []
+        elif travels:
             program = ["-c", _SENT_BOOTSTRAP.format(path=path, name=name)]
         else:
             program = [str(folder / f"{name}.py")]
             pathlib.Path(program[0]).write_text(_BOOTSTRAP.format(path=path, folder=str(folder)), encoding="utf-8")
         kept = run_folder(folder, words, environment) if run_dir is None else pathlib.Path(run_dir)
         words = [*words, "--run-dir", str(kept), *(["--no-logs"] if run_dir is None else [])]
-        python = executable or sys.executable
-        job = _command.Job([*words, "--no-python", "--", python, *program], environment, folder)
-        status = job.run()
+        words = [*words, "--no-python", "--", *python, *program]
+        if stage is not None:
+            job, status = stage.run(functools.partial(_command.Job, words, environment, folder))
+        else:
+            job = _command.Job(words, environment, folder)
+            status = job.run()
         return _outcomes(folder, kept, status, job.refusal())
     finally:
         shutil.rmtree(folder, ignore_errors=True)

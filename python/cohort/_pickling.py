@@ -6,8 +6,10 @@ for is there."""
 from __future__ import annotations
 
 import collections
+import importlib.util
 import io
 import pickle
+import sys
 import types
 
 from cohort.errors import InvalidArgument
@@ -54,12 +56,29 @@ def _by_value(cloudpickle: Any, value: object) -> bytes:
     return buffer.getvalue()
 
 
-def dumps(value: object) -> bytes:
-    """The value as bytes for another process. Raises whatever pickling it raises; NotImportable where only cloudpickle,
-    which is not installed, could do it."""
+def find_cloudpickle() -> Any:
+    """cloudpickle, under this name: the installed one, or Spark's copy of it, without the rest of Spark. None: neither."""
     try:
         import cloudpickle
     except ImportError:
+        spark = importlib.util.find_spec("pyspark")
+        if spark is None or not spark.submodule_search_locations:
+            return None
+        sys.path.append(spark.submodule_search_locations[0])
+        try:
+            import cloudpickle
+        except ImportError:
+            return None
+        finally:
+            del sys.path[-1]
+    return cloudpickle
+
+
+def dumps(value: object) -> bytes:
+    """The value as bytes for another process. Raises whatever pickling it raises; NotImportable where only cloudpickle,
+    which is not installed, could do it."""
+    cloudpickle = find_cloudpickle()
+    if cloudpickle is None:
         buffer = io.BytesIO()
         _ByReference(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
         return buffer.getvalue()
@@ -98,6 +117,12 @@ def dump_call(function: object, args: Iterable[object], kwargs: dict[str, object
         raise InvalidArgument(
             f"{part} cannot be sent to the ranks -- {type(reason).__name__}: {reason} -- {advice}"
         ) from error
+
+
+def load_call(data: bytes) -> Any:
+    """What `dump_call` has made, of this job's driver."""
+    find_cloudpickle()  # the bytes name it
+    return pickle.loads(data)
 
 
 def _culprit(

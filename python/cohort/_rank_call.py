@@ -99,6 +99,21 @@ def main_elsewhere(name: str) -> int:
     return _call(_Elsewhere())
 
 
+def run_script(path: str, source: bytes, arguments: list[str]) -> None:
+    """The script of that path, which may not be there, as this rank's main program."""
+    import runpy
+    import tempfile
+
+    with contextlib.ExitStack() as stack:
+        if not os.path.isfile(path):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cohort-script-"))
+            path = os.path.join(folder, os.path.basename(path))
+            pathlib.Path(path).write_bytes(source)
+        sys.argv = [path, *arguments]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+        runpy.run_path(path, run_name="__main__")
+
+
 def end(status: int) -> NoReturn:
     """Ends the process: as sys.exit does, but where torch is loaded Python is not taken down, as in processes of
     multiprocessing. A thread of torch's own that still drops what a collective held (gloo's do, after the collective) would
@@ -130,7 +145,7 @@ def _call(folder: _Folder | _Elsewhere) -> int:
         call = folder.read("call")
         if call is None:
             raise FileNotFoundError("there is no call for this rank; has its driver ended?")
-        function, args, kwargs = pickle.loads(call)
+        function, args, kwargs = _pickling.load_call(call)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:

@@ -13,7 +13,9 @@ import warnings
 
 from cohort import _command, _gpus, _mlflow
 from cohort._functions import (
+    SECONDS_TO_START,
     call_on_ranks,
+    call_on_stage,
     environment_of,
     first_value,
     goes_elsewhere,
@@ -23,7 +25,8 @@ from cohort._functions import (
     may_travel,
     run_folder,
 )
-from cohort.errors import InvalidArgument, Unavailable
+from cohort._rank_call import run_script
+from cohort.errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +42,8 @@ class Distributor:
     """Runs a training function or script on processes of its own.
 
     num_processes  how many processes, from 1
-    local_mode     True: on this host. False (on the workers of a Spark cluster) is not there yet: Unavailable
+    local_mode     True: on this host. False: on the workers of the active SparkSession, where one task of a barrier job
+                   stands for each process, or for as many as it has GPUs (spark.task.resource.gpu.amount)
     use_gpu        True: at most one process for each GPU that this one may use, more are not started; each rank sees the
                    GPUs of the job and takes the one of its LOCAL_RANK. Without any GPU it says so and uses the CPU.
                    False: the ranks see no GPU
@@ -69,14 +73,16 @@ class Distributor:
             raise InvalidArgument(f"Distributor: num_processes is {num_processes!r} -- a whole number is wanted") from None
         if asked < 1:
             raise InvalidArgument(f"Distributor: num_processes is {asked} -- at least one process is needed")
-        if not local_mode:
-            raise Unavailable(
-                "Distributor: local_mode=False, on the workers of a Spark cluster, is not there yet -- local_mode=True "
-                "runs the processes on this host, and hosts=\"a:4,b:4\" on several"
-            )
         self.num_processes = asked
-        self.local_mode = True
+        self.local_mode = bool(local_mode)
         self.use_gpu = bool(use_gpu)
+        if not self.local_mode:
+            if hosts is not None or hostfile is not None:
+                raise InvalidArgument(
+                    "Distributor: local_mode=False is on Spark's workers, hosts and hostfile are others -- give one of them"
+                )
+            self._look_at_spark()
+            return
         self._where = host_words(hosts, hostfile)
         self._travels = may_travel(hosts, hostfile, (), os.environ)
         self._elsewhere = goes_elsewhere(hosts, hostfile, os.environ)
@@ -104,6 +110,46 @@ class Distributor:
             self.num_processes = len(usable)
         self._gpus = usable[: self.num_processes]
 
+    def _look_at_spark(self) -> None:
+        from cohort._spark.stage import Stage
+
+        if not Stage(self.num_processes, self.use_gpu).gpus and self.use_gpu:
+            warnings.warn(
+                "Distributor: use_gpu=True, and Spark gives tasks no GPU (spark.task.resource.gpu.amount): the ranks train on "
+                "the CPU, unless they find one -- use_gpu=False says that this is meant",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def run_on_dataframe(self, train_function: Callable[..., Any], dataframe: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls `train_function(rows, *args, **kwargs)` on each rank, where `rows` are those of its partition of a Spark
+        DataFrame: a `cohort.Rows`, Arrow batches in memory. For local_mode=False.
+
+        A DataFrame of another number of partitions than there are tasks is repartitioned. Partitions may differ in size and
+        be empty: `rows` knows how many each rank has. Returns and raises as `run`.
+        """
+        if self.local_mode:
+            raise InvalidArgument("Distributor.run_on_dataframe: partitions are on Spark's workers -- local_mode=False")
+        if not callable(train_function):
+            raise InvalidArgument(f"Distributor.run_on_dataframe: {train_function!r} is not a function")
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        from cohort._spark.rows import call_with_rows
+
+        schema = to_arrow_schema(dataframe.schema).serialize().to_pybytes()
+        return self._run_on_spark(call_with_rows, (train_function, schema, *args), kwargs, dataframe)
+
+    def _run_on_spark(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dataframe: Any = None
+    ) -> Any:
+        from cohort._spark.stage import Stage
+
+        words = job_words(start_timeout=SECONDS_TO_START)
+        if not self.use_gpu:
+            words += ["--env", "CUDA_VISIBLE_DEVICES="]
+        stage = Stage(self.num_processes, self.use_gpu, dataframe)
+        return first_value(call_on_stage(stage, function, args, kwargs, words=words, all_values=False))
+
     def run(self, train_object: TrainObject, *args: Any, **kwargs: Any) -> Any:
         """Runs a function, or a Python script, as `num_processes` ranks, and waits.
 
@@ -114,33 +160,49 @@ class Distributor:
         The ranks have RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT and this process's environment. Raises
         as `cohort.run`: the exception of the rank that failed first, or RankFailed (a RuntimeError) with its last words.
         """
-        words = [*self._where, *job_words(self.num_processes)]
-        environment = environment_of(None)
-        if not self.use_gpu:
-            words += ["--env", "CUDA_VISIBLE_DEVICES="]  # what belongs to a host goes to others only so
-        elif not self._elsewhere:
-            words += ["--env", f"CUDA_VISIBLE_DEVICES={','.join(self._gpus)}"]
         if isinstance(train_object, (str, os.PathLike)):
             if kwargs:
                 raise InvalidArgument(
                     f"Distributor.run: keyword arguments ({', '.join(kwargs)}) have no meaning for a script -- give its "
                     "options as they stand on a command line: run(path, '--epochs', 5)"
                 )
-            return self._run_script(os.fspath(train_object), [str(arg) for arg in args], words, environment)
+            path, arguments = os.fspath(train_object), [str(arg) for arg in args]
+            if not os.path.isfile(path):
+                raise InvalidArgument(f"Distributor.run: there is no script {path} (from {os.getcwd()})")
+            if self.local_mode:
+                self._run_script(path, arguments)
+            else:
+                self._run_on_spark(run_script, (path, pathlib.Path(path).read_bytes(), arguments), {})
+            return None
         if not callable(train_object):
             raise InvalidArgument(
                 f"Distributor.run: {train_object!r} is neither a function nor the path of a script"
             )
+        if not self.local_mode:
+            return self._run_on_spark(train_object, args, kwargs)
         return first_value(
             call_on_ranks(
-                train_object, args, kwargs, words=words, environment=environment, all_values=False, travels=self._travels
+                train_object,
+                args,
+                kwargs,
+                words=self._words(),
+                environment=environment_of(None),
+                all_values=False,
+                travels=self._travels,
             )
         )
 
-    @staticmethod
-    def _run_script(path: str, arguments: list[str], words: list[str], environment: dict[str, str]) -> None:
-        if not os.path.isfile(path):
-            raise InvalidArgument(f"Distributor.run: there is no script {path} (from {os.getcwd()})")
+    def _words(self) -> list[str]:
+        """The options of `cohort run`."""
+        words = [*self._where, *job_words(self.num_processes)]
+        if not self.use_gpu:
+            words += ["--env", "CUDA_VISIBLE_DEVICES="]  # what belongs to a host goes to others only so
+        elif not self._elsewhere:
+            words += ["--env", f"CUDA_VISIBLE_DEVICES={','.join(self._gpus)}"]
+        return words
+
+    def _run_script(self, path: str, arguments: list[str]) -> None:
+        words, environment = self._words(), environment_of(None)
         _mlflow.hand_on(environment)
         folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-run-"))
         try:

@@ -45,6 +45,18 @@ void bind_job_store(py::module_& module) {
         return py::bytes(*value);
       },
       py::arg("key"), py::arg("timeout"), "What was put there; None if nothing was.");
+  module.def(
+      "job_store_wait",
+      [](const std::string& key, double timeout) {
+        std::string value;
+        {
+          const py::gil_scoped_release release;
+          const store::Store::Deadline deadline = deadline_of(timeout);
+          value = store::get_large(*store::connect_job_store(deadline), key, deadline);
+        }
+        return py::bytes(value);
+      },
+      py::arg("key"), py::arg("timeout"), "What is put there, once it is. Raises Timeout.");
 }
 
 }  // namespace cohort::python

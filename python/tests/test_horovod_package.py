@@ -65,12 +65,17 @@ class Package(Folder):
             "tensorflow.keras": "PyTorch's .horovod.torch. so far",
             "keras": "PyTorch's .horovod.torch. so far",
             "mxnet": "retired",
-            "spark": "cohort.Distributor",
-            "ray": "cohort.run",
             "data": "DataLoader",
         }.items():
             with self.assertRaisesRegex(ImportError, words):
                 importlib.import_module(f"horovod.{part}")
+        for module, part, words in (
+            ("spark", "run_elastic", "max-restarts"),
+            ("spark", "keras", "run_on_dataframe"),
+            ("ray", "ElasticRayExecutor", "fixed number"),
+        ):
+            with self.assertRaisesRegex(ImportError, words):
+                getattr(importlib.import_module(f"horovod.{module}"), part)
 
     def test_run(self):
         with captured() as (_, err):

@@ -100,9 +100,13 @@ class Processes(Folder):
             with self.assertRaisesRegex(ValueError, "num_processes is"):
                 cohort.Distributor(num_processes=wrong)
 
-    def test_clusters_are_not_there_yet(self):
-        with self.assertRaisesRegex(cohort.Unavailable, "local_mode=False"):
+    def test_clusters_want_a_session_of_spark(self):
+        with self.assertRaisesRegex(cohort.Unavailable, "pyspark|SparkSession"):
             cohort.Distributor(local_mode=False)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "hosts"):
+            cohort.Distributor(local_mode=False, hosts="a:2")
+        with self.assertRaisesRegex(cohort.InvalidArgument, "on is 'dask'"):
+            cohort.run(seen, np=2, on="dask")
 
     def test_no_gpu_is_said(self):
         self.gpus(0)

@@ -7,7 +7,8 @@ namespace cohort::launch {
 // One list of fields per message serves both directions (base/records.h).
 template <class M, class A>
 void visit_fields(M& m, A& a, const Hello*) {
-  a(m.protocol, m.version, m.host_index, m.host, m.pid, m.cores, m.free_port, m.build, m.nodes, m.ranks, m.nodes_id);
+  a(m.protocol, m.version, m.host_index, m.host, m.pid, m.cores, m.free_port, m.build, m.nodes, m.ranks, m.nodes_id,
+    m.devices);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Started*) {

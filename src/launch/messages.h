@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 13;
+inline constexpr std::uint32_t kProtocol = 14;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -36,11 +36,12 @@ struct Hello {
   std::string host;
   std::int32_t pid = 0;
   std::int32_t cores = 1;
-  std::uint16_t free_port = 0;  ///< that the agent holds for the job: MASTER_PORT, if rank 0 is its
-  std::string build;            ///< as in an Announcement
-  std::int32_t nodes = 0;       ///< of a launcher that is one of several: as many as it was told of; 0: it is none
-  std::int32_t ranks = 0;       ///< and so many ranks it wants on its host
-  std::string nodes_id;         ///< and what all of them say: --rdzv-id
+  std::uint16_t free_port = 0;       ///< that the agent holds for the job: MASTER_PORT, if rank 0 is its
+  std::string build;                 ///< as in an Announcement
+  std::int32_t nodes = 0;            ///< of a launcher that is one of several: as many as it was told of; 0: it is none
+  std::int32_t ranks = 0;            ///< of one that comes by itself: so many ranks it wants
+  std::string nodes_id;              ///< of a launcher: what all of them say, --rdzv-id
+  std::vector<std::string> devices;  ///< GPUs that it brings along
 };
 
 /// All workers of the host run.

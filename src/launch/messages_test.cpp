@@ -35,7 +35,7 @@ std::vector<Message> samples() {
   report.groups = {group, GroupReport{}};
   report.times = {10, 2'000'000'000, 30, 4096, 500, 200, 100, 2048, 400};
   exited.last = report;
-  return {Hello{1, "0.1.0", 2, "vm", 77, 8, 4711, "GNU 12, Release", 2, 3, "id"},
+  return {Hello{1, "0.1.0", 2, "vm", 77, 8, 4711, "GNU 12, Release", 2, 3, "id", {"0", "1"}},
           Started{{1, 2, 3}, 4},
           StartFailed{5, "no"},
           Output{1, Stream::Stderr, "text"},

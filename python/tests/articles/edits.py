@@ -29,13 +29,16 @@ EDITS = [
 ]
 
 
-def put_into(folder):
-    """Writes the edited programs and scripts. An edit that finds nothing to do is an error: the list says what is needed."""
+def put_into(folder, on_spark=False):
+    """Writes the edited programs and scripts. An edit that finds nothing to do is an error: the list says what is needed.
+    `on_spark`: the cluster of the program is one of Spark's, as the article has it."""
     texts = {path: path.read_text() for path in ARTICLES.iterdir()
              if path.suffix in (".py", ".sh", ".sbatch") and path != pathlib.Path(__file__).resolve()}
     for old, new in EDITS:
         if not any(old in text for text in texts.values()):
             raise AssertionError(f"no program has {old!r}, which is to become {new!r}")
+        if on_spark and old == "local_mode=False":
+            continue
         texts = {path: text.replace(old, new) for path, text in texts.items()}
     for path, text in texts.items():
         there = pathlib.Path(folder, path.name)

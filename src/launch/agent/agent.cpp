@@ -23,7 +23,9 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <initializer_list>
+#include <system_error>
 
 namespace cohort::launch {
 namespace {
@@ -155,6 +157,7 @@ bool Agent::come() {
   hello.nodes = options_.nodes;
   hello.ranks = options_.ranks;
   hello.nodes_id = options_.nodes_id;
+  hello.devices = options_.devices;
   channel_->send(hello);
   if (!options_.unable.empty()) channel_->send(StartFailed{-1, options_.unable});
   return true;
@@ -275,6 +278,11 @@ bool Agent::makes_room() const {
 }
 
 void Agent::start_job(StartJob job) {
+  if (brings_environment()) {
+    std::error_code error;  // where it is gone, the check of the host says so
+    job.folder = std::filesystem::current_path(error).string();
+    if (!std::filesystem::is_directory(job.run_folder, error)) job.run_folder.clear();
+  }
   if (options_.own) {
     job.path = options_.own->path;
     job.arguments = options_.own->arguments;
@@ -348,7 +356,9 @@ Result<void> Agent::start_workers(const StartJob& job) {
 
   Environment environment(job.environment);
   if (job.elsewhere && !options_.own) {
-    environment = environment_there(environment, Environment::current());
+    environment =
+        brings_environment() ? Environment::current() : environment_there(environment, Environment::current());
+    for (const std::string& assignment : job.environment) environment.set(assignment);
     environment.set("PWD", job.folder);
   }
   const int threads = threads_of(sys::usable_cores(), static_cast<int>(job.workers.size()));

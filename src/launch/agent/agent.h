@@ -30,12 +30,15 @@ struct AgentOptions {
   /// Of a launcher that is one of several (nodes.h): so many, and what it starts here instead of what the supervisor
   /// names: program, arguments, environment, folder and limits are this command's own.
   int nodes = 0;
-  int ranks = 0;
   std::optional<StartJob> own = {};
   std::string nodes_id = {};  ///< what all of them have to say
   std::string unable = {};    ///< why nothing can be started here: it is only told
   std::string place = {};     ///< where the supervisor is, for people
   bool quiet = false;         ///< says only what has gone wrong
+  /// Of one that comes by itself: so many ranks it takes. Unless it is a launcher, they run in this process's folder
+  /// and its environment, over which goes what the supervisor sends.
+  int ranks = 0;
+  std::vector<std::string> devices = {};  ///< GPUs that it brings along
 };
 
 /// Becomes guard and agent. Returns the process's exit status once nothing of the job is left on this host: 0 if

@@ -62,6 +62,7 @@ class Agent {
   void watch_for_dying();
   void report_exit(Worker& worker, const sys::ExitStatus& status);
   bool makes_room() const;
+  bool brings_environment() const { return options_.ranks > 0 && !options_.own; }
   void send_reports();
   void report_regularly();
   void ask_stacks();

@@ -14,18 +14,28 @@ struct HostSlots {
   std::string name;   ///< for messages
   int slots = 1;      ///< how many workers it takes
   bool local = true;  ///< it is the one that this process is on
+  /// Several with the same one are parts of one host, each with an agent of its own, and stand beside each other;
+  /// empty: it is a host by itself.
+  std::string machine = {};
+  std::vector<std::string> devices = {};  ///< GPUs that it brings along, as CUDA_VISIBLE_DEVICES names them
 };
 
 struct PlannedHost {
   std::string name;
-  int index = 0;       ///< GROUP_RANK
+  int index = 0;       ///< of its agent
   int first_rank = 0;  ///< its ranks are consecutive
   int ranks = 0;
   bool local = true;
+  // Of the host that it is, or is a part of.
+  int machine = 0;                        ///< GROUP_RANK
+  int first_local = 0;                    ///< LOCAL_RANK of its first rank
+  int local_ranks = 0;                    ///< LOCAL_WORLD_SIZE
+  std::vector<std::string> devices = {};  ///< of all its parts; empty: nobody said
 };
 
 struct Plan {
   int world_size = 0;
+  int machines = 0;
   std::vector<PlannedHost> hosts;  ///< only those that run something
 };
 

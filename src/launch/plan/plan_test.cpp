@@ -46,6 +46,21 @@ TEST(PlanTest, RanksKnowTheirPlaceOnSeveralHosts) {
   EXPECT_NE(std::find(patient.begin(), patient.end(), "COHORT_HOST_TIMEOUT=9"), patient.end());
 }
 
+TEST(PlanTest, PartsOfAHostCountTheirRanksTogether) {
+  const auto plan =
+      make_plan({{"a", 1, false, "a", {"0", "1"}}, {"a", 2, false, "a", {"3", "1"}}, {"b", 1, false, "b"}}, 4);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(to_string(*plan), "4 processes on 2 hosts (a: ranks 0-2, b: rank 3)");
+  const auto has = [&plan](std::size_t host, int rank, std::initializer_list<const char*> wanted) {
+    auto env = rank_environment(*plan, plan->hosts[host], rank, {});
+    for (std::string& word : horovod_environment(*plan, plan->hosts[host], rank)) env.push_back(std::move(word));
+    for (const char* word : wanted) EXPECT_NE(std::find(env.begin(), env.end(), word), env.end()) << word;
+  };
+  has(0, 0, {"LOCAL_RANK=0", "LOCAL_WORLD_SIZE=3", "GROUP_RANK=0", "GROUP_WORLD_SIZE=2", "CUDA_VISIBLE_DEVICES=0,1,3"});
+  has(1, 2, {"LOCAL_RANK=2", "LOCAL_WORLD_SIZE=3", "GROUP_RANK=0", "HOROVOD_CROSS_SIZE=1", "HOROVOD_LOCAL_RANK=2"});
+  has(2, 3, {"LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "GROUP_RANK=1", "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"});
+}
+
 TEST(RankEnvironmentTest, EveryVariableIsInTheTable) {
   const Plan plan = *make_plan({{"a", 1}}, 1);
   auto all = rank_environment(plan, plan.hosts[0], 0, {});

@@ -14,12 +14,12 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   const auto number = [&set](std::string_view name, int value) { set(name, std::to_string(value)); };
   number(env::kRank, rank);
   number(env::kWorldSize, plan.world_size);
-  number(env::kLocalRank, rank - host.first_rank);
-  number(env::kLocalWorldSize, host.ranks);
+  number(env::kLocalRank, host.first_local + rank - host.first_rank);
+  number(env::kLocalWorldSize, host.local_ranks);
   set(env::kMasterAddr, facts.master_address);
   number(env::kMasterPort, facts.master_port);
-  number("GROUP_RANK", host.index);
-  number("GROUP_WORLD_SIZE", static_cast<int>(plan.hosts.size()));
+  number("GROUP_RANK", host.machine);
+  number("GROUP_WORLD_SIZE", plan.machines);
   number("ROLE_RANK", rank);
   number("ROLE_WORLD_SIZE", plan.world_size);
   set("ROLE_NAME", "default");
@@ -34,23 +34,25 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   set(env::kHost, host.name);
   number(env::kRestart, facts.restart);
   if (facts.host_timeout.count() > 0) number(env::kHostTimeout, static_cast<int>(facts.host_timeout.count()));
+  // All of them for each rank, so that LOCAL_RANK numbers them and GPUs of one host reach each other.
+  if (!host.devices.empty()) set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(host.devices, ",")));
   return out;
 }
 
 std::vector<std::string> horovod_environment(const Plan& plan, const PlannedHost& host, int rank) {
-  const int local_rank = rank - host.first_rank;
+  const int local_rank = host.first_local + rank - host.first_rank;
   int cross_rank = 0;
   int cross_size = 0;
   for (const PlannedHost& other : plan.hosts) {
-    if (other.ranks <= local_rank) continue;
-    if (other.index < host.index) ++cross_rank;
+    if (other.first_local != 0 || other.local_ranks <= local_rank) continue;
+    if (other.machine < host.machine) ++cross_rank;
     ++cross_size;
   }
   return {fmt::format("HOROVOD_HOSTNAME={}", host.name),
           fmt::format("HOROVOD_RANK={}", rank),
           fmt::format("HOROVOD_SIZE={}", plan.world_size),
           fmt::format("HOROVOD_LOCAL_RANK={}", local_rank),
-          fmt::format("HOROVOD_LOCAL_SIZE={}", host.ranks),
+          fmt::format("HOROVOD_LOCAL_SIZE={}", host.local_ranks),
           fmt::format("HOROVOD_CROSS_RANK={}", cross_rank),
           fmt::format("HOROVOD_CROSS_SIZE={}", cross_size),
           "HOROVOD_CONTROLLER=gloo",

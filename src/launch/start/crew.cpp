@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <map>
 #include <utility>
 
 namespace cohort::launch {
@@ -104,9 +105,7 @@ Result<void> Crew::start_remote(CrewMember& member) {
   ++member.starts;
   member.remote.reset();  // it looks at the process before
   member.process = *std::move(process);
-  Invitation invitation{secret_, member.host.index, {}, options_.host_timeout};
-  for (const std::string& address : value_or_throw(net::offered_addresses()))
-    invitation.supervisor.push_back({{address, here_.tcp.port}, {}});
+  const Invitation invitation = invitation_for(member.host.index);
   RemoteStart::Events events;
   events.on_unfit = [this, &member](const std::string& why) { events_.on_unfit(&member, why); };
   events.on_complaint = [this, &member](std::string line) { events_.on_complaint(member, std::move(line)); };
@@ -114,6 +113,14 @@ Result<void> Crew::start_remote(CrewMember& member) {
   member.ended = Watch(loop_, member.process.process.pidfd.get());
   member.ended.on_readable([this, &member] { on_process_ended(member); });
   return {};
+}
+
+Invitation Crew::invitation_for(int index) const {
+  Invitation invitation{secret_, index, {}, options_.host_timeout};
+  for (const std::string& address : value_or_throw(net::offered_addresses()))
+    invitation.supervisor.push_back({{address, here_.tcp.port}, {}});
+  if (invitation.supervisor.empty()) invitation.supervisor.push_back({{"127.0.0.1", here_.tcp.port}, {}});
+  return invitation;
 }
 
 bool Crew::start_again(CrewMember& member) {
@@ -183,6 +190,10 @@ void Crew::on_hello(net::SecureConnection connection, const Hello& hello) {
   if (hello.nodes > 0) {
     member.host.name = name_for(hello, member.host.index);
     member.host.ranks = hello.ranks;
+  } else if (options_.remote.way == Way::Owner) {
+    member.host.name = member.machine = hello.host;
+    member.host.ranks = hello.ranks;
+    member.devices = hello.devices;
   }
   member.channel = std::make_unique<Channel>(
       loop_, std::move(connection),
@@ -204,6 +215,10 @@ void Crew::on_hello(net::SecureConnection connection, const Hello& hello) {
 
 std::string Crew::objection(const Hello& hello) const {
   const bool launchers = options_.remote.way == Way::Launcher;
+  std::string number;
+  if (hello.ranks < 1 || hello.ranks > kMostProcesses)
+    number = fmt::format("{} wants {} ranks", hello.host, hello.ranks);
+  if (options_.remote.way == Way::Owner && hello.nodes == 0) return number;
   if (hello.nodes == 0 && !(launchers && hello.host_index < 0)) return {};
   if (!launchers)
     return fmt::format("{} is a launcher of its own, and this job was started without --nnodes", hello.host);
@@ -217,7 +232,7 @@ std::string Crew::objection(const Hello& hello) const {
     return fmt::format("{} is of another job: --rdzv-id there is {}, and that of node rank 0 is {}", hello.host,
                        said(hello.nodes_id), said(options_.remote.nodes_id));
   }
-  if (hello.ranks < 1 || hello.ranks > kMostProcesses) return fmt::format("{} wants {} ranks", hello.host, hello.ranks);
+  if (!number.empty()) return number;
   const auto taken = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
     return member->host.index == hello.host_index && (member->channel != nullptr || member->host.local);
   });
@@ -275,6 +290,7 @@ std::string Crew::why_not(const CrewMember& member) const {
   if (options_.remote.way == Way::Launcher && options_.remote.join.empty())
     return fmt::format("{} has not come: is `cohort run` every task's command, and does a firewall stand between?",
                        member.host.name);
+  if (options_.remote.way == Way::Owner) return fmt::format("{} has not come", member.host.name);
   if (comes_by_itself(options_.remote.way))
     return fmt::format("nobody has come as {}; {}", member.host.name, invitation());
   if (member.remote == nullptr) return fmt::format("the start of {} has to wait for others", member.host.name);
@@ -289,7 +305,9 @@ std::string Crew::names() const {
 
 std::string Crew::invitation() const {
   const bool launchers = options_.remote.way == Way::Launcher;
-  if (!comes_by_itself(options_.remote.way) || all_joined() || (launchers && options_.remote.join.empty())) return {};
+  if (!comes_by_itself(options_.remote.way) || options_.remote.way == Way::Owner || all_joined() ||
+      (launchers && options_.remote.join.empty()))
+    return {};
   std::string missing;
   for (const auto& member : members_) {
     if (member->channel == nullptr && !member->host.local) missing += (missing.empty() ? "" : ", ") + member->host.name;
@@ -323,6 +341,8 @@ void Crew::broadcast(const Message& message) {
   }
 }
 
+Invitation Crew::invitation_for_owner() const { return invitation_for(0); }
+
 void Crew::see_off() {
   for (const auto& member : members_) {
     if (member->channel == nullptr || (options_.remote.way == Way::Launcher && !member->host.local)) continue;
@@ -336,6 +356,13 @@ void Crew::dismiss(int status) {
   for (const auto& member : members_) {
     if (!member->host.local && member->channel != nullptr) member->channel->send(Finish{status});
   }
+}
+
+void Crew::sort_by_host() {
+  std::map<std::string, int> first;
+  for (const auto& member : members_) first.emplace(member->machine, member->host.index);
+  const auto place = [&first](const auto& member) { return std::pair(first[member->machine], member->host.index); };
+  std::sort(members_.begin(), members_.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
 }
 
 void Crew::begin_again() {

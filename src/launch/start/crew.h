@@ -26,6 +26,8 @@ namespace cohort::launch {
 /// One agent, from its start to its end.
 struct CrewMember {
   PlannedHost host;
+  std::string machine;               ///< of one that says itself where it is: its host
+  std::vector<std::string> devices;  ///< and its GPUs
   AgentProcess process;
   std::unique_ptr<RemoteStart> remote;  ///< where a command is in between
   std::uint16_t free_port = 0;          ///< that the agent holds for the job, on its host
@@ -91,6 +93,10 @@ class Crew {
   FailedStart failed_start(const CrewMember& member) const;
   /// Why a remote agent whose command has ended did not come.
   std::string why_not(const CrewMember& member) const;
+  /// For the agents that the job's owner has started: where to come, and the secret. The index is theirs to set.
+  Invitation invitation_for_owner() const;
+  /// Once all have come that say themselves where they are: those of one host beside each other.
+  void sort_by_host();
   /// By hand: who is waited for, and what to type there; empty: nobody.
   std::string invitation() const;
   /// "ssh: exit code 255: Connection reset": of a remote agent whose command has ended.
@@ -112,6 +118,7 @@ class Crew {
   void start_local(CrewMember& member);
   void start_remote();
   Result<void> start_remote(CrewMember& member);
+  Invitation invitation_for(int index) const;
   /// One whose command failed by bad luck. False: it did not, or no more are started.
   bool start_again(CrewMember& member);
   void end_command(CrewMember& member, int signal);

@@ -77,6 +77,7 @@ std::string_view way_name(Way way) {
     case Way::Mpi: return "mpirun";
     case Way::Hand: return "hand";
     case Way::Launcher: return "its own launcher";
+    case Way::Owner: return "the job's owner";
   }
   return "?";
 }
@@ -110,6 +111,7 @@ std::vector<std::string> remote_command(const RemoteOptions& options, const std:
       return {cohort_path,         "agent",  "--join", fmt::format("ADDRESS:{}", options.port), "--secret-file",
               options.secret_file, "--name", host};
     case Way::Launcher: return {cohort_path, "run", "..."};
+    case Way::Owner: break;
   }
   words.insert(words.end(), {cohort_path, "agent", "--invited"});
   return words;

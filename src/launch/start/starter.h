@@ -32,11 +32,15 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
                                        const net::Secret& secret);
 
 /// How other hosts are reached. By hand: somebody runs `cohort agent --join` there. Launcher: somebody runs `cohort
-/// run` there, too, as the launcher of another node (nodes.h).
-enum class Way { Ssh, Slurm, Mpi, Hand, Launcher };
+/// run` there, too, as the launcher of another node (nodes.h). Owner: the process that the job belongs to has agents
+/// started, which say themselves where they are and how many ranks they take.
+enum class Way { Ssh, Slurm, Mpi, Hand, Launcher, Owner };
+
+/// An agent says where it is and how many ranks it takes.
+constexpr bool says_itself(Way way) { return way == Way::Launcher || way == Way::Owner; }
 
 /// Who is on other hosts comes by itself, at no command of ours.
-constexpr bool comes_by_itself(Way way) { return way == Way::Hand || way == Way::Launcher; }
+constexpr bool comes_by_itself(Way way) { return way == Way::Hand || says_itself(way); }
 
 struct RemoteOptions {
   Way way = Way::Ssh;

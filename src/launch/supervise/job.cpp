@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <cerrno>
 #include <csignal>
 #include <utility>
 
@@ -72,7 +73,7 @@ void Job::prepare() {
   crew_.emplace(loop_, *secret_, crew, crew_events());
   const std::string id = random_hex(6);
   id_ = fmt::format("{}-{}", setup_.program.name, id);
-  if (!has_launchers()) shown_ranks(options_, setup_.plan);  // what is wrong with them is told before anything starts
+  if (!settles_late()) shown_ranks(options_, setup_.plan);  // what is wrong with them is told before anything starts
 
   signal_watch_ = Watch(loop_, signals_->fd());
   signal_watch_.on_readable([this] {
@@ -104,7 +105,19 @@ void Job::prepare() {
   record_.program = setup_.program;
   record_.master_port = port_->port();
   record_.max_restarts = options_.max_restarts;
-  if (!has_launchers()) look_at_plan();
+  if (!settles_late()) look_at_plan();
+  if (options_.remote.way == Way::Owner) leave_invitation();
+}
+
+void Job::leave_invitation() const {
+  std::string text = to_line(own_announcement()) + "\n" + to_text(crew_->invitation_for_owner());
+  const sys::UniqueFd pipe(*options_.invitation_fd);
+  const ssize_t written = ::write(pipe.get(), text.data(), text.size());  // less than a pipe takes at once
+  const int error = errno;
+  const bool whole = written == static_cast<ssize_t>(text.size());
+  net::wipe(text);
+  if (!whole)
+    raise(ErrorCode::Unavailable, "the owner does not take the invitation of its agents: {}", errno_text(error));
 }
 
 void Job::say(const std::string& text) {
@@ -158,8 +171,9 @@ void Job::look_at_plan() {
 Result<void> Job::settle_nodes() {
   std::vector<HostSlots> hosts;
   int ranks = 0;
+  if (!has_launchers()) crew_->sort_by_host();
   for (const auto& member : crew_->members()) {
-    hosts.push_back({member->host.name, member->host.ranks, member->host.local});
+    hosts.push_back({member->host.name, member->host.ranks, member->host.local, member->machine, member->devices});
     ranks += member->host.ranks;
   }
   auto plan = make_plan(hosts, ranks);
@@ -216,7 +230,7 @@ void Job::on_joined(CrewMember& agent) {
   if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
   if (!crew_->all_joined()) return;
-  if (has_launchers()) {
+  if (settles_late()) {
     if (auto settled = settle_nodes(); !settled) return epoch_->fail_start(settled.error().what());
   }
   record_.master_port = facts_for(agent).master_port;

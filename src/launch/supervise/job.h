@@ -53,8 +53,10 @@ class Job {
   Crew::Events crew_events();
   /// All agents are there: the plan is settled, and the first epoch can begin.
   void on_joined(CrewMember& agent);
-  /// Every node's launcher has said how many ranks it wants.
+  /// Everybody has said how many ranks they want.
   Result<void> settle_nodes();
+  /// To the owner, who brings it to the agents.
+  void leave_invitation() const;
   /// What the plan decides.
   void look_at_plan();
   void on_signal(int signal);
@@ -72,6 +74,8 @@ class Job {
   void end(int status);
 
   bool has_launchers() const { return options_.remote.way == Way::Launcher; }
+  /// The plan is what agents say that they take.
+  bool settles_late() const { return says_itself(options_.remote.way); }
   bool owner_gone() const { return owner_ && owner_->gone(); }
   void say(const std::string& text);
   /// Where the logs of this epoch go; those of a restart lie below the first's. Empty: none are kept.

@@ -64,7 +64,7 @@ JobSetup set_up_job(const RunOptions& options) {
   value_or_throw(env::check(setup.environment.variables()));  // here it is said once, and not by every rank
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
   setup.as_horovod = options.as_horovod;
-  if (options.as_horovod) put_horovod_first(setup.environment);
+  if (options.as_horovod && options.remote.way != Way::Owner) put_horovod_first(setup.environment);
   setup.program = value_or_throw(resolve_program(options.program, setup.environment));
   std::vector<HostSlots> hosts = options.hosts;
   int wished = options.processes;

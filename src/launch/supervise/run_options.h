@@ -53,6 +53,8 @@ struct RunOptions {
   /// The ranks' events are kept in the run's folder; once the job is over, this gets the folder.
   bool trace = false;
   std::function<void(const std::string&)> on_trace = {};
+  /// Where agents come by the owner's doing: what they need to come is written there, and it is closed.
+  std::optional<int> invitation_fd = {};
   bool quiet = false;                          ///< print only what the ranks print, and failures
   bool status = true;                          ///< a line below the output that says how the run is, on a terminal
   bool page = false;                           ///< and a page for browsers, as long as the job runs

@@ -1,0 +1,113 @@
+"""The rows of a Spark DataFrame that a rank has: of its task's partition, which the task has written to a file."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+from cohort import _core
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+_SECONDS_TO_MEET = 600.0
+
+
+class Rows:
+    """A rank's rows of a DataFrame, as Arrow record batches in mapped memory. Each iteration begins anew.
+
+    counts   how many rows each rank has: known to all of them before the first step
+    schema   of the batches, also where there is none
+    """
+
+    def __init__(self, batches: list[Any], schema: Any, counts: tuple[int, ...], rank: int) -> None:
+        self._batches = batches
+        self.schema = schema
+        self.counts = counts
+        self._rank = rank
+
+    def __len__(self) -> int:
+        return self.counts[self._rank]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+    @property
+    def total(self) -> int:
+        """Of all ranks."""
+        return sum(self.counts)
+
+    def table(self) -> Any:
+        """All of them, as a pyarrow.Table over the same memory."""
+        import pyarrow
+
+        return pyarrow.Table.from_batches(self._batches, schema=self.schema)
+
+    def steps(self, batch_size: int) -> Iterator[Any]:
+        """Tables of at most `batch_size` rows, the same number of them on every rank: a rank that has no more rows gets
+        empty ones, so that collectives meet. An average over all rows is the sum over ranks divided by the sum of counts."""
+        table = self.table()
+        for step in range(-(-max(self.counts) // batch_size)):
+            yield table.slice(step * batch_size, batch_size)
+
+
+def call_with_rows(function: Callable[..., Any], schema: bytes, *args: Any, **kwargs: Any) -> Any:
+    """On a rank: the function with its Rows before the arguments."""
+    return function(_own_rows(schema), *args, **kwargs)
+
+
+def _own_rows(usual_schema: bytes) -> Rows:
+    """`usual_schema`: for a DataFrame without any row."""
+    import pyarrow
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    batches = _read(os.environ["COHORT_SPARK_BATCHES"])
+    partition = int(os.environ["COHORT_SPARK_PARTITION"])
+    mine = (partition, sum(batch.num_rows for batch in batches), batches[0].schema.serialize().to_pybytes() if batches else None)
+    everybody = _exchange(rank, size, mine)
+    peers = [other for other, (its, _, _) in enumerate(everybody) if its == partition]  # ranks of one task
+    counts = []
+    for other, (its, rows, _) in enumerate(everybody):
+        begin, end = _share(rows, other, [one for one, entry in enumerate(everybody) if entry[0] == its])
+        counts.append(end - begin)
+    schema = next((entry[2] for entry in everybody if entry[2] is not None), usual_schema)
+    begin, end = _share(mine[1], rank, peers)
+    return Rows(_cut(batches, begin, end), pyarrow.ipc.read_schema(pyarrow.py_buffer(schema)), tuple(counts), rank)
+
+
+def _share(rows: int, rank: int, peers: list[int]) -> tuple[int, int]:
+    at = peers.index(rank)
+    return rows * at // len(peers), rows * (at + 1) // len(peers)
+
+
+def _read(path: str) -> list[Any]:
+    import pyarrow
+
+    if os.path.getsize(path) == 0:
+        return []
+    file = pyarrow.ipc.open_file(pyarrow.memory_map(path))
+    return [batch for i in range(file.num_record_batches) if (batch := file.get_batch(i)).num_rows > 0]
+
+
+def _cut(batches: list[Any], begin: int, end: int) -> list[Any]:
+    cut, at = [], 0
+    for batch in batches:
+        first, last = max(begin - at, 0), min(end - at, batch.num_rows)
+        if first < last:
+            cut.append(batch.slice(first, last - first))
+        at += batch.num_rows
+    return cut
+
+
+def _exchange(rank: int, size: int, mine: Any) -> list[Any]:
+    """Through the job's store, before there is a world: rank 0 collects, so that the store has two visits of each rank."""
+    place = f"rows/{os.environ.get('COHORT_RESTART', '0')}"
+    if rank != 0:
+        _core.job_store_put(f"{place}/{rank}", pickle.dumps(mine), _SECONDS_TO_MEET)
+        everybody: list[Any] = pickle.loads(_core.job_store_wait(f"{place}/all", _SECONDS_TO_MEET))
+        return everybody
+    others = [pickle.loads(_core.job_store_wait(f"{place}/{other}", _SECONDS_TO_MEET)) for other in range(1, size)]
+    _core.job_store_put(f"{place}/all", pickle.dumps([mine, *others]), _SECONDS_TO_MEET)
+    return [mine, *others]

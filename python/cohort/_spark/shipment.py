@@ -1,0 +1,49 @@
+"""Cohort for executors that have none: package and command of the driver as one file, which Spark brings to each."""
+
+from __future__ import annotations
+
+import pathlib
+import secrets
+import sys
+import tempfile
+import zipfile
+
+from cohort import _command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# By application: an executor that joins it later needs the file, too.
+_sent: dict[str, str] = {}
+
+
+def sent(context: Any) -> str | None:
+    """What this application's executors have, as SparkFiles names it; None: nothing was sent."""
+    return _sent.get(context.applicationId)
+
+
+def send(context: Any) -> str:
+    """Puts it where executors fetch it with their next task. Returns its name there."""
+    import cohort
+
+    package = pathlib.Path(cohort.__file__ or "").absolute().parent
+    command = pathlib.Path(_command.find())
+    name = f"cohort-{secrets.token_hex(6)}.zip"
+    # Spark serves the file from here, and removes this folder with the application.
+    path = pathlib.Path(tempfile.mkdtemp(prefix="cohort-", dir=context._temp_dir), name)
+    # As after `pip install`: the command finds its libraries by their place.
+    modules = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    # Stored as it is: the way to the executors is faster than a compression here.
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as files:
+        for folder in (package, package.parent / "cohort.libs"):
+            for file in sorted(folder.rglob("*")):
+                if file.is_file() and "__pycache__" not in file.parts:
+                    files.write(file.resolve(), f"{modules}/{folder.name}/{file.relative_to(folder)}")
+        files.write(command.resolve(), "bin/cohort")
+        names = command.resolve().parent.parent / "share" / "cohort" / "as-horovod"
+        for file in sorted(names.rglob("*.py")):
+            files.write(file.resolve(), f"share/cohort/as-horovod/{file.relative_to(names)}")
+    context.addFile(str(path))
+    _sent[context.applicationId] = name
+    return name
