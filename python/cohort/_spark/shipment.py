@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import pathlib
 import secrets
 import sys
@@ -42,8 +44,9 @@ def send(context: Any) -> str:
                     files.write(file.resolve(), f"{modules}/{folder.name}/{file.relative_to(folder)}")
         files.write(command.resolve(), "bin/cohort")
         names = command.resolve().parent.parent / "share" / "cohort" / "as-horovod"
-        for file in sorted(names.rglob("*.py")):
-            files.write(file.resolve(), f"share/cohort/as-horovod/{file.relative_to(names)}")
+        # (In a build folder the package is a link, which glob follows.)
+        for found in sorted(glob.glob(f"{names}/**/*.py", recursive=True)):
+            files.write(os.path.realpath(found), f"share/cohort/as-horovod/{os.path.relpath(found, names)}")
     context.addFile(str(path))
     _sent[context.applicationId] = name
     return name
