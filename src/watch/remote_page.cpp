@@ -1,7 +1,7 @@
 #include "watch/remote_page.h"
 
+#include "net/http.h"
 #include "net/socket.h"
-#include "watch/http.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -64,7 +64,7 @@ Result<std::string> RemotePage::get(const std::string& target) const {
     if (!ready) return tl::unexpected(ready.error());
     if (!*ready) return fail(ErrorCode::Timeout, "it does not answer");
   }
-  const auto head = parse_response_head(answer);
+  const auto head = net::parse_response_head(answer);
   if (!head) return tl::unexpected(head.error());
   std::string body = answer.substr(head->body);
   if (head->status == 200) return body;
