@@ -210,4 +210,13 @@ Result<HttpHead> parse_response_head(std::string_view bytes) {
   return HttpHead{*status, *end};
 }
 
+std::string as_line(std::string_view answer) {
+  constexpr std::size_t kLongest = 500;
+  std::string line(answer.substr(0, kLongest));
+  std::replace_if(
+      line.begin(), line.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  while (line.ends_with(' ')) line.pop_back();
+  return answer.size() > kLongest ? line + "..." : line;
+}
+
 }  // namespace cohort::net

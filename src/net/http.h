@@ -52,5 +52,7 @@ struct HttpHead {
   std::size_t body = 0;
 };
 Result<HttpHead> parse_response_head(std::string_view bytes);
+/// What a server has answered, for a line of ours: without control characters, and not long.
+std::string as_line(std::string_view answer);
 
 }  // namespace cohort::net

@@ -66,10 +66,9 @@ Result<std::string> RemotePage::get(const std::string& target) const {
   }
   const auto head = net::parse_response_head(answer);
   if (!head) return tl::unexpected(head.error());
-  std::string body = answer.substr(head->body);
-  if (head->status == 200) return body;
-  while (!body.empty() && body.back() == '\n') body.pop_back();
-  return fail(ErrorCode::Unavailable, "it answers {}: {}", head->status, body.substr(0, 200));
+  const std::string_view body = std::string_view(answer).substr(head->body);
+  if (head->status == 200) return std::string(body);
+  return fail(ErrorCode::Unavailable, "it answers {}: {}", head->status, net::as_line(body));
 }
 
 bool RemotePage::poll() {

@@ -1,6 +1,7 @@
 #include "track/sinks/kubeflow.h"
 
 #include "base/result.h"
+#include "net/http.h"
 #include "sys/files.h"
 
 #include <fmt/chrono.h>
@@ -21,7 +22,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kAnswerTime = std::chrono::seconds(3);
 constexpr std::size_t kMostValues = 64;
-constexpr std::size_t kLongestAnswer = 200;
 
 std::optional<double> parameter(const RecordLine& line, std::initializer_list<const char*> names) {
   for (const char* const name : names) {
@@ -40,13 +40,6 @@ std::string text_of(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   return fmt::format("{}", value);
-}
-
-std::string shortened(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c >= 0x7f; }, ' ');
-  if (text.size() > kLongestAnswer) text = text.substr(0, kLongestAnswer) + "...";
-  return text;
 }
 
 }  // namespace
@@ -143,7 +136,7 @@ struct KubeflowSink::Client {
     const httplib::Result result = http.Post(place.path, headers, body, "application/json");
     if (!result) return httplib::to_string(result.error());
     if (result->status >= 200 && result->status < 300) return {};
-    return fmt::format("it answers {}: {}", result->status, shortened(result->body));
+    return fmt::format("it answers {}: {}", result->status, net::as_line(result->body));
   }
 
   KubeflowPlace place;
