@@ -404,13 +404,18 @@ class RunPage(unittest.TestCase):
                 port, token = int(found[1]), found[2]
                 self.assertEqual(ask(port, f"/data?token={token}")[0], 200)
                 # Its address is in no file of the run.
-                self.assertNotIn(token, (pathlib.Path(folder) / "run" / "live.json").read_text())
+                live = pathlib.Path(folder) / "run" / "live.json"
+                end = time.monotonic() + SECONDS
+                while not live.exists():  # written by a thread of its own
+                    self.assertLess(time.monotonic(), end)
+                    time.sleep(0.02)
+                self.assertNotIn(token, live.read_text())
                 job.stdin.write("\n")
                 job.stdin.close()
                 self.assertEqual(job.wait(SECONDS), 0)
             with self.assertRaises(OSError):
                 ask(port, "/")
-            run = json.loads((pathlib.Path(folder) / "run" / "live.json").read_text())
+            run = json.loads(live.read_text())
             self.assertEqual((run["state"], run["exit_status"]), ("ended", 0))
 
 
