@@ -69,7 +69,9 @@ class Admission {
     }
     const auto cookie = request.cookies.find(cookie_);
     if (cookie != request.cookies.end() && is_token(cookie->second)) return std::nullopt;
-    return HttpResponse{.status = 403, .body = "the token is missing or wrong: open the whole address\n"};
+    return HttpResponse{
+        .status = 403,
+        .body = "the token is missing or wrong: open the whole address that was printed, with its token\n"};
   }
 
  private:

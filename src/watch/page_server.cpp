@@ -4,9 +4,7 @@
 #include "watch/page_text.h"
 
 #include <fmt/format.h>
-#include <sys/random.h>
 
-#include <exception>
 #include <utility>
 
 namespace cohort::watch {
@@ -23,14 +21,6 @@ std::string digits_of(const net::Secret& token) {
 }
 
 net::HttpResponse refusal(int status, const std::string& why) { return {.status = status, .body = why + "\n"}; }
-
-std::string random_digits() {
-  unsigned char bytes[16];
-  std::string out;
-  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) std::terminate();
-  for (const unsigned char byte : bytes) out += fmt::format("{:02x}", byte);
-  return out;
-}
 
 }  // namespace
 
@@ -60,7 +50,7 @@ net::HttpResponse PageServer::answer(const net::HttpRequest& request) {
 }
 
 net::HttpResponse PageServer::page() {
-  const std::string nonce = random_digits();
+  const std::string nonce = digits_of(value_or_throw(net::Secret::generate()));
   net::HttpResponse response{200, "text/html; charset=utf-8", std::string(kPage)};
   constexpr std::string_view kMark = "NONCE";
   for (auto at = response.body.find(kMark); at != std::string::npos; at = response.body.find(kMark, at))
