@@ -3,6 +3,7 @@
 #include "base/result.h"
 #include "commands.h"
 #include "net/address.h"
+#include "net/socket.h"
 #include "sys/cpus.h"
 #include "sys/signals.h"
 #include "watch/page_server.h"
@@ -11,6 +12,7 @@
 #include "watch/terminal.h"
 
 #include <fmt/core.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -63,10 +65,9 @@ net::Secret token_of_page(const std::string& file) {
 void serve(const Arguments& arguments) {
   sys::SignalFd signals = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
   watch::RunFiles run(watch::find_run(arguments.run));
-  launch::Loop loop;
   const net::Secret token = value_or_throw(arguments.token_file.empty() ? net::Secret::generate()
                                                                         : net::Secret::from_file(arguments.token_file));
-  watch::PageServer server(loop, run, {arguments.address, arguments.port, token});
+  watch::PageServer server(run, {arguments.address, arguments.port}, token);
   const bool local = net::is_loopback_name(arguments.address);
   fmt::print("{}\n", server.url());
   if (local) {
@@ -76,9 +77,7 @@ void serve(const Arguments& arguments) {
     fmt::print("this is HTTP without encryption: whoever can listen on the network sees the token and the page\n");
   }
   std::fflush(stdout);
-  launch::Watch ended(loop, signals.fd());
-  ended.on_readable([&loop] { loop.stop(); });
-  loop.run();
+  while (!signals.next()) (void)net::wait_ready(signals.fd(), POLLIN, net::deadline_in(std::chrono::hours(1)));
 }
 
 }  // namespace

@@ -1,55 +1,43 @@
-// A small server of pages that machines fetch (HTTP/1.1, GET and HEAD; an answer for each connection). It has a thread
-// of its own, which calls the handler. Whoever may connect is a stranger: how many there are at once, the size of a
-// request and the time of each connection are bounded, which the library that we use elsewhere (cpp-httplib of
-// Debian 12) does not promise; nothing but the request's head is read, and nobody without the token is answered.
+// A small server of pages (HTTP/1.1, GET and HEAD; an answer for each connection). It has a thread of its own, which
+// calls the handler. Whoever may connect is a stranger: how many there are at once, the size of a request and the time
+// of each connection are bounded, which the library that we use elsewhere (cpp-httplib of Debian 12) does not promise;
+// nothing but the request's head is read, and nobody without the token is answered.
 #pragma once
 
-#include "base/result.h"
 #include "net/address.h"
+#include "net/http.h"
 
 #include <chrono>
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 
 namespace cohort::net {
 
-struct HttpRequest {
-  std::string method;
-  std::string path;                            ///< without the query
-  std::map<std::string, std::string> headers;  ///< names in lower case; of several with one name the last
-  /// Empty if it has none.
-  std::string header(const std::string& lower_case_name) const;
+/// Who asks, which is how they show the token.
+enum class HttpClients {
+  /// "Authorization: Bearer"; who does not gets 401. Without a token: whoever asks for a name of loopback, else 403.
+  Machines,
+  /// Likewise, or in a cookie, which the first visit leaves that has the token in its address ("/?token="); who does
+  /// not gets 403. Whatever they show, names that are not this host's get 421.
+  Browsers,
 };
-
-/// Of a whole head, with the empty line at its end. Fails with Corrupt. Pure.
-Result<HttpRequest> parse_http_request(std::string_view head);
-
-struct HttpAnswer {
-  int status = 200;
-  std::string type = "text/plain; charset=utf-8";
-  std::string body;
-};
-
-/// The better of two types for a client with this Accept header: by its weights; the first where it does not care.
-std::size_t preferred_type(std::string_view accept, std::string_view first, std::string_view second);
 
 struct HttpServerOptions {
   Address at;         ///< port 0: the system chooses
-  std::string token;  ///< who shows it ("Authorization: Bearer") is answered; empty: on loopback alone, everyone there
-  std::function<HttpAnswer(const HttpRequest&)> handler;
-  std::size_t most_connections = 32;                             ///< more are closed at once
-  std::size_t longest_head = 8192;                               ///< bytes of a request
-  std::chrono::milliseconds patience = std::chrono::seconds(5);  ///< for a request to come, and for its answer to go
+  std::string token;  ///< empty: on loopback alone, everyone there
+  HttpClients clients = HttpClients::Machines;
+  std::function<HttpResponse(const HttpRequest&)> handler;
+  std::size_t most_connections = 64;
+  std::chrono::milliseconds request_time = std::chrono::seconds(5);  ///< for a request to come
+  std::chrono::milliseconds answer_time = std::chrono::seconds(20);  ///< for its answer to go
 };
 
 class HttpServer {
  public:
-  /// Listens. Throws InvalidArgument for an address that is not loopback without a token, or a token that can be
-  /// guessed; Unavailable where the place is taken.
+  /// Listens. Throws InvalidArgument for an address that is not loopback without a token; Unavailable where the place
+  /// is taken.
   explicit HttpServer(HttpServerOptions options);
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;

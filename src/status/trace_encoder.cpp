@@ -47,6 +47,12 @@ ProtoWriter& ProtoWriter::number(std::uint32_t field, std::uint64_t value) {
   return *this;
 }
 
+ProtoWriter& ProtoWriter::fixed32(std::uint32_t field, std::uint32_t value) {
+  varint(std::uint64_t{field} << 3 | 5);
+  for (int byte = 0; byte < 4; ++byte) out_ += static_cast<char>(value >> 8 * byte);
+  return *this;
+}
+
 ProtoWriter& ProtoWriter::fixed64(std::uint32_t field, std::uint64_t value) {
   varint(std::uint64_t{field} << 3 | 1);
   for (int byte = 0; byte < 8; ++byte) out_ += static_cast<char>(value >> 8 * byte);

@@ -58,6 +58,7 @@ class ProtoWriter {
  public:
   explicit ProtoWriter(std::string& out) noexcept : out_(out) {}
   ProtoWriter& number(std::uint32_t field, std::uint64_t value);
+  ProtoWriter& fixed32(std::uint32_t field, std::uint32_t value);
   ProtoWriter& fixed64(std::uint32_t field, std::uint64_t value);
   ProtoWriter& bytes(std::uint32_t field, std::string_view value);
 

@@ -8,20 +8,21 @@
 
 namespace cohort::sys {
 
-bool wants_colour(int fd) {
-  if (::isatty(fd) == 0) return false;
-  const char* no_colour = std::getenv("NO_COLOR");
-  if (no_colour != nullptr && *no_colour != '\0') return false;
-  const char* kind = std::getenv("TERM");
-  return kind != nullptr && std::string_view(kind) != "dumb";
-}
-
 namespace {
 
-bool wants_unicode(int fd) {
-  if (::isatty(fd) == 0) return false;
+bool is_able_terminal(int fd) {
   const char* kind = std::getenv("TERM");
-  if (kind == nullptr || std::string_view(kind) == "dumb") return false;
+  return ::isatty(fd) != 0 && kind != nullptr && std::string_view(kind) != "dumb";
+}
+
+}  // namespace
+
+bool wants_colour(int fd) {
+  const char* no_colour = std::getenv("NO_COLOR");
+  return is_able_terminal(fd) && (no_colour == nullptr || *no_colour == '\0');
+}
+
+bool speaks_unicode() {
   for (const char* const name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const char* const locale = std::getenv(name);
     if (locale == nullptr || *locale == '\0') continue;
@@ -31,9 +32,9 @@ bool wants_unicode(int fd) {
   return false;
 }
 
-}  // namespace
-
-TextStyle text_style(int fd) { return {.unicode = wants_unicode(fd), .colour = wants_colour(fd)}; }
+TextStyle text_style(int fd) {
+  return {.unicode = is_able_terminal(fd) && speaks_unicode(), .colour = wants_colour(fd)};
+}
 
 bool in_foreground(int fd) {
   const pid_t group = ::tcgetpgrp(fd);

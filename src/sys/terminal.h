@@ -9,6 +9,8 @@ namespace cohort::sys {
 
 /// True if the descriptor is a terminal on which colours are welcome (NO_COLOR unset, TERM not "dumb").
 bool wants_colour(int fd);
+/// Whether the locale of the environment is one of UTF-8.
+bool speaks_unicode();
 /// How a table or bar is drawn.
 struct TextStyle {
   bool unicode = false;

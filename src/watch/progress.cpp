@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <string_view>
 
 namespace cohort::watch {
@@ -10,15 +9,6 @@ namespace {
 
 /// A speed is over so many seconds, or one step.
 constexpr double kSpeedSeconds = 1;
-
-/// What people call it among the parameters of a run.
-std::optional<double> parameter(const track::RecordLine& line, std::initializer_list<const char*> names) {
-  for (const char* const name : names) {
-    const auto value = line.number(std::string("parameters/") + name);
-    if (value && std::isfinite(*value) && *value > 0) return value;
-  }
-  return std::nullopt;
-}
 
 }  // namespace
 
@@ -41,32 +31,13 @@ void Curve::forget_after(double step) {
   std::erase_if(points_, [step](const Point& point) { return point.step > step; });
 }
 
-void ProgressReader::begin(const track::RecordLine& line) {
-  begun_.reset();
-  progress_.seconds_left.reset();
-  if (const auto steps = parameter(line, {"steps", "total_steps", "max_steps", "num_steps"})) progress_.steps = steps;
-  if (const auto epochs = parameter(line, {"epochs", "max_epochs", "num_epochs"})) progress_.epochs = epochs;
-}
-
 void ProgressReader::take_step(double time, double step) {
-  if (step < last_.step) begun_.reset();
-  last_ = {time, step, progress_.epoch};
-  if (!begun_) {
-    begun_ = speed_from_ = last_;
-    return;
+  if (!speed_from_ || step < speed_from_->step) {
+    speed_from_ = {time, step};
+  } else if (time - speed_from_->time >= kSpeedSeconds && step > speed_from_->step) {
+    progress_.speeds.add(step, (step - speed_from_->step) / (time - speed_from_->time));
+    speed_from_ = {time, step};
   }
-  if (time - speed_from_.time >= kSpeedSeconds && step > speed_from_.step) {
-    progress_.speeds.add(step, (step - speed_from_.step) / (time - speed_from_.time));
-    speed_from_ = last_;
-  }
-  const auto left = [&](double all, double done, double from) {
-    if (done > from && time > begun_->time)
-      progress_.seconds_left = std::max(0.0, (all - done) / (done - from) * (time - begun_->time));
-  };
-  if (progress_.epochs && progress_.epoch > 0)
-    left(*progress_.epochs, progress_.epoch, begun_->epoch);
-  else if (progress_.steps)
-    left(*progress_.steps, step, begun_->step);
 }
 
 void ProgressReader::take_loss(const std::string& name, double value, double step) {
@@ -76,23 +47,25 @@ void ProgressReader::take_loss(const std::string& name, double value, double ste
 }
 
 void ProgressReader::take(const track::RecordLine& line) {
-  if (line.event == "start") return begin(line);
+  run_.take(line);
+  progress_.steps = run_.steps();
+  progress_.epochs = run_.epochs();
+  progress_.seconds_left = run_.remaining_seconds();
+  progress_.epoch = run_.epoch().value_or(0);
+  if (!std::isfinite(progress_.epoch)) progress_.epoch = 0;
+  if (line.event == "start" || line.event == "resume") speed_from_.reset();
   const auto step = line.number("step");
   if (line.event == "resume") {
-    begun_.reset();
     if (step) {
       progress_.step = static_cast<std::int64_t>(std::clamp(*step, 0.0, 9e15));
       progress_.losses.forget_after(*step);
       progress_.speeds.forget_after(*step);
-      last_.step = *step;
     }
     return;
   }
   if (!step || !std::isfinite(*step) || (line.event != "step" && line.event != "metric")) return;
   progress_.step = static_cast<std::int64_t>(std::clamp(*step, 0.0, 9e15));
   if (line.event == "step") {
-    progress_.epoch = line.number("epoch").value_or(progress_.epoch);
-    if (!std::isfinite(progress_.epoch)) progress_.epoch = 0;
     if (const auto rate = line.number("lr")) progress_.learning_rate = rate;
     if (const auto loss = line.number("train_loss")) take_loss("train_loss", *loss, *step);
   } else if (!line.find("rank")) {
@@ -102,7 +75,6 @@ void ProgressReader::take(const track::RecordLine& line) {
       const auto value = track::number_of(field);
       if (!value) continue;
       if (name == "lr" || name == "learning_rate") progress_.learning_rate = value;
-      if (name == "epoch" && std::isfinite(*value)) progress_.epoch = *value;
       // The first name that is a loss's is shown; train_loss of `step` lines goes before all.
       const bool is_loss = name == "loss" || name.find("loss") != std::string::npos;
       if (is_loss && (progress_.loss_name.empty() || progress_.loss_name == name)) take_loss(name, *value, *step);

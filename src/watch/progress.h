@@ -2,7 +2,7 @@
 // Takes lines in their order; plain values, one thread.
 #pragma once
 
-#include "track/record_line.h"
+#include "track/run_progress.h"
 
 #include <cstdint>
 #include <optional>
@@ -50,16 +50,13 @@ class ProgressReader {
   struct Mark {
     double time = 0;
     double step = 0;
-    double epoch = 0;
   };
-  void begin(const track::RecordLine& line);
   void take_step(double time, double step);
   void take_loss(const std::string& name, double value, double step);
 
   Progress progress_;
-  std::optional<Mark> begun_;  ///< where the pace is counted from
-  Mark last_;
-  Mark speed_from_;
+  track::RunProgress run_;
+  std::optional<Mark> speed_from_;
 };
 
 }  // namespace cohort::watch

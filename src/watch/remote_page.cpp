@@ -1,7 +1,7 @@
 #include "watch/remote_page.h"
 
+#include "net/http.h"
 #include "net/socket.h"
-#include "watch/http.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -64,12 +64,11 @@ Result<std::string> RemotePage::get(const std::string& target) const {
     if (!ready) return tl::unexpected(ready.error());
     if (!*ready) return fail(ErrorCode::Timeout, "it does not answer");
   }
-  const auto head = parse_response_head(answer);
+  const auto head = net::parse_response_head(answer);
   if (!head) return tl::unexpected(head.error());
-  std::string body = answer.substr(head->body);
-  if (head->status == 200) return body;
-  while (!body.empty() && body.back() == '\n') body.pop_back();
-  return fail(ErrorCode::Unavailable, "it answers {}: {}", head->status, body.substr(0, 200));
+  const std::string_view body = std::string_view(answer).substr(head->body);
+  if (head->status == 200) return std::string(body);
+  return fail(ErrorCode::Unavailable, "it answers {}: {}", head->status, net::as_line(body));
 }
 
 bool RemotePage::poll() {

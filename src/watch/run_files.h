@@ -2,7 +2,7 @@
 // harm it. One thread.
 #pragma once
 
-#include "track/sinks/record_follower.h"
+#include "track/record_follower.h"
 #include "watch/source.h"
 
 #include <sys/types.h>

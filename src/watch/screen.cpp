@@ -1,5 +1,7 @@
 #include "watch/screen.h"
 
+#include "track/curves.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,23 +53,6 @@ class Text {
 
 std::string rate(double value) { return value > 0 ? number_text(value) : "-"; }
 
-/// The last `width` values as bars; without Unicode nothing tells them apart well enough.
-std::string sparkline(const Curve& curve, int width) {
-  static constexpr std::array<std::string_view, 8> kBars = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
-  const auto& points = curve.points();
-  if (points.size() < 2 || width < 2) return {};
-  const auto count = std::min<std::size_t>(static_cast<std::size_t>(width), points.size());
-  std::vector<double> values;
-  for (std::size_t i = 0; i < count; ++i) values.push_back(points[(i + 1) * points.size() / count - 1].value);
-  const auto [low, high] = std::minmax_element(values.begin(), values.end());
-  std::string out;
-  for (const double value : values) {
-    const double part = *high > *low ? (value - *low) / (*high - *low) : 0.5;
-    out += kBars[static_cast<std::size_t>(std::clamp(part * 7.99, 0.0, 7.0))];
-  }
-  return out;
-}
-
 std::string_view colour_of(std::string_view state) {
   if (state.find("failed") != std::string_view::npos) return "31;1";
   if (state.find("stopped") != std::string_view::npos) return "33;1";
@@ -116,8 +101,12 @@ std::vector<std::string> header(const View& view, const Look& look) {
   lines.push_back(first.take());
   Text second(look.columns, look);
   second.add(progress_text(view)).add(loss_text(view), "1");
-  if (look.unicode)
-    second.add("  ").add(sparkline(view.progress.losses, std::min(look.columns - second.width(), 40)), "36");
+  if (look.unicode) {  // nothing else tells bars apart well enough
+    std::vector<double> losses;
+    for (const Curve::Point& point : view.progress.losses.points()) losses.push_back(point.value);
+    const int width = std::clamp(look.columns - second.width(), 0, 40);
+    second.add("  ").add(track::sparkline(losses, static_cast<std::size_t>(width), true), "36");
+  }
   lines.push_back(second.take());
   Text third(look.columns, look);
   if (!look.trouble.empty()) {

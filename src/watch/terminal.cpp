@@ -8,10 +8,8 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include <langinfo.h>
 #include <algorithm>
 #include <cerrno>
-#include <clocale>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -43,15 +41,6 @@ bool put(std::string_view bytes) {
     }
   }
   return true;
-}
-
-/// The charset of the environment, as the C library knows it.
-bool speaks_unicode() {
-  const locale_t locale = ::newlocale(LC_CTYPE_MASK, "", nullptr);
-  if (locale == nullptr) return false;
-  const bool unicode = std::strcmp(::nl_langinfo_l(CODESET, locale), "UTF-8") == 0;
-  ::freelocale(locale);
-  return unicode;
 }
 
 /// The other screen, without cursor and echo, as long as it lives.
@@ -129,7 +118,7 @@ std::vector<Key> keys_of(std::string_view typed) {
 class Viewer {
  public:
   Viewer(Source& source, const WatchOptions& options) : source_(source) {
-    look_.unicode = !options.ascii && speaks_unicode();
+    look_.unicode = !options.ascii && sys::speaks_unicode();
     look_.colour = sys::wants_colour(1);
   }
 
@@ -268,7 +257,7 @@ int write_lines(Source& source, const WatchOptions& options) {
     look.columns = 160;
     look.rows = 0;
     look.keys = look.colour = false;
-    look.unicode = !options.ascii && speaks_unicode();
+    look.unicode = !options.ascii && sys::speaks_unicode();
     look.now = source.now();
     std::string out;
     for (const std::string& line : draw(source.view(), look)) out += line + "\n";

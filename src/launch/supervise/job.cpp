@@ -311,9 +311,15 @@ void Job::announce_epoch() {
 void Job::start_page() {
   if (page_ || !options_.page) return;
   // (Its address is for the reader alone: whoever sees the run's files need not see the page.)
-  auto started = PageProcess::start(loop_, folder_.path, [this](const std::string& line) { announcer_.say(line); });
-  if (!started) return say(started.error().what());
-  page_ = *std::move(started);
+  SideCommand::Options page;
+  page.arguments = {"watch", folder_.path, "--page"};
+  page.parent_death_signal = SIGKILL;
+  page.say = [this](const std::string& line) { announcer_.say(line); };
+  try {
+    page_.emplace(loop_, std::move(page));
+  } catch (const Error& error) {
+    say(fmt::format("no page: {}", error.what()));
+  }
 }
 
 void Job::end(int status) {

@@ -13,7 +13,6 @@
 #include "launch/supervise/job_setup.h"
 #include "launch/supervise/live.h"
 #include "launch/supervise/owner.h"
-#include "launch/supervise/page_process.h"
 #include "launch/supervise/tracing.h"
 #include "launch/supervise/trackers.h"
 #include "launch/supervise/warnings.h"
@@ -109,7 +108,7 @@ class Job {
   std::optional<Live> live_;          ///< once there is a folder
   std::optional<Warnings> warnings_;  ///< likewise
   std::optional<Trackers> trackers_;
-  std::unique_ptr<PageProcess> page_;
+  std::optional<SideCommand> page_;
   std::unique_ptr<Epoch> epoch_;
   Timer next_;  ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;

@@ -4,12 +4,12 @@
 #pragma once
 
 #include "launch/loop.h"
-#include "launch/show/lines.h"
-#include "sys/process.h"
+#include "launch/supervise/side_command.h"
 
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,7 +23,6 @@ class Trackers {
     std::function<void(const std::string&)> say;
   };
   Trackers(Loop& loop, Options options);
-  ~Trackers();
 
   std::vector<pid_t> pids() const;
   /// The job has ended, which job.json says. Calls `on_done` once they have, or `limit` has passed: they are killed
@@ -33,15 +32,11 @@ class Trackers {
  private:
   struct Tracker {
     std::string destination;
-    sys::ChildProcess process;
-    sys::UniqueFd output;
-    LineSplitter lines;
-    Watch output_watch, process_watch;
+    std::optional<SideCommand> command;  ///< none once it has ended
   };
 
   void start(Tracker& tracker);
-  void read(Tracker& tracker);
-  void on_ended(Tracker& tracker);
+  void on_ended(Tracker& tracker, const sys::ExitStatus& status);
   void on_limit();
   void check_done();
   std::string way_out(const Tracker& tracker) const;

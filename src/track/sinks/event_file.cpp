@@ -1,5 +1,6 @@
 #include "track/sinks/event_file.h"
 
+#include "status/trace_encoder.h"
 #include "track/append.h"
 
 #include <fmt/format.h>
@@ -16,6 +17,8 @@
 
 namespace cohort::track {
 namespace {
+
+using status::ProtoWriter;
 
 constexpr std::string_view kWriting = "writing TensorBoard's events";
 constexpr std::string_view kSuffix = ".cohort";
@@ -54,27 +57,6 @@ std::uint32_t masked_crc(std::string_view bytes) noexcept {
   return std::rotr(crc, 15) + 0xa282ead8U;
 }
 
-// Protobuf: a field is its number and wire type, then its value.
-enum class Wire : std::uint32_t { Varint = 0, Fixed64 = 1, Bytes = 2, Fixed32 = 5 };
-
-void append_varint(std::string& out, std::uint64_t value) {
-  while (value >= 0x80) {
-    out += static_cast<char>((value & 0x7f) | 0x80);
-    value >>= 7;
-  }
-  out += static_cast<char>(value);
-}
-
-void append_key(std::string& out, std::uint32_t field, Wire wire) {
-  append_varint(out, (field << 3) | static_cast<std::uint32_t>(wire));
-}
-
-void append_bytes(std::string& out, std::uint32_t field, std::string_view bytes) {
-  append_key(out, field, Wire::Bytes);
-  append_varint(out, bytes.size());
-  out += bytes;
-}
-
 // Fields of Event, Summary.Value and SessionLog.
 constexpr std::uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
 constexpr std::uint32_t kSummaryValue = 1, kTag = 1, kSimpleValue = 2;
@@ -82,10 +64,9 @@ constexpr std::uint32_t kSessionStatus = 1, kSessionStart = 1;
 
 std::string event_of(double wall_time, std::int64_t step) {
   std::string event;
-  append_key(event, kWallTime, Wire::Fixed64);
-  append_raw(event, wall_time);
-  append_key(event, kStep, Wire::Varint);
-  append_varint(event, static_cast<std::uint64_t>(step));
+  ProtoWriter(event)
+      .fixed64(kWallTime, std::bit_cast<std::uint64_t>(wall_time))
+      .number(kStep, static_cast<std::uint64_t>(step));
   return event;
 }
 
@@ -114,14 +95,12 @@ void ScalarEvent::begin(double wall_time, std::int64_t step) {
 
 void ScalarEvent::add(std::string_view tag, float value) {
   value_.clear();
-  append_bytes(value_, kTag, tag);
-  append_key(value_, kSimpleValue, Wire::Fixed32);
-  append_raw(value_, value);
-  append_bytes(summary_, kSummaryValue, value_);
+  ProtoWriter(value_).bytes(kTag, tag).fixed32(kSimpleValue, std::bit_cast<std::uint32_t>(value));
+  ProtoWriter(summary_).bytes(kSummaryValue, value_);
 }
 
 const std::string& ScalarEvent::payload() {
-  append_bytes(event_, kSummary, summary_);
+  ProtoWriter(event_).bytes(kSummary, summary_);
   return event_;
 }
 
@@ -138,7 +117,7 @@ EventFile::EventFile(const std::filesystem::path& folder) {
   fd_.reset(::open(file_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644));
   if (!fd_) raise_io({-1, file_, kWriting}, errno);
   std::string version = event_of(now, 0);
-  append_bytes(version, kFileVersion, "brain.Event:2");
+  ProtoWriter(version).bytes(kFileVersion, "brain.Event:2");
   add(version);
 }
 
@@ -158,9 +137,8 @@ void EventFile::add(std::string_view payload) {
 
 void EventFile::add_restart(double wall_time, std::int64_t step) {
   std::string session, event = event_of(wall_time, step);
-  append_key(session, kSessionStatus, Wire::Varint);
-  append_varint(session, kSessionStart);
-  append_bytes(event, kSessionLog, session);
+  ProtoWriter(session).number(kSessionStatus, kSessionStart);
+  ProtoWriter(event).bytes(kSessionLog, session);
   add(event);
 }
 

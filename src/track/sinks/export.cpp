@@ -1,10 +1,10 @@
 #include "track/sinks/export.h"
 
+#include "track/record_follower.h"
 #include "track/sinks/csv.h"
 #include "track/sinks/kubeflow.h"
 #include "track/sinks/mlflow.h"
 #include "track/sinks/prometheus.h"
-#include "track/sinks/record_follower.h"
 #include "track/sinks/tensorboard.h"
 
 #include "base/env.h"

@@ -1,6 +1,7 @@
 #include "track/sinks/kubeflow.h"
 
 #include "base/result.h"
+#include "net/http.h"
 #include "sys/files.h"
 
 #include <fmt/chrono.h>
@@ -8,10 +9,8 @@
 #include <httplib.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <cmath>
 #include <ctime>
-#include <initializer_list>
 #include <utility>
 
 namespace cohort::track {
@@ -20,21 +19,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kAnswerTime = std::chrono::seconds(3);
-constexpr std::size_t kMostValues = 64;
-constexpr std::size_t kLongestAnswer = 200;
-
-std::optional<double> parameter(const RecordLine& line, std::initializer_list<const char*> names) {
-  for (const char* const name : names) {
-    const auto value = line.number(fmt::format("parameters/{}", name));
-    if (value && *value > 0 && std::isfinite(*value)) return value;
-  }
-  return std::nullopt;
-}
-
-std::optional<double> share(std::optional<double> part, std::optional<double> whole) {
-  if (!part || !whole || !std::isfinite(*part)) return std::nullopt;
-  return std::clamp(*part / *whole, 0.0, 1.0);
-}
 
 std::string text_of(double value) {
   if (std::isnan(value)) return "NaN";
@@ -42,56 +26,7 @@ std::string text_of(double value) {
   return fmt::format("{}", value);
 }
 
-std::string shortened(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c >= 0x7f; }, ' ');
-  if (text.size() > kLongestAnswer) text = text.substr(0, kLongestAnswer) + "...";
-  return text;
-}
-
 }  // namespace
-
-void RunProgress::take(const RecordLine& line) {
-  time_ = line.time.value_or(time_);
-  if (line.event == "start") {
-    epochs_ = parameter(line, {"epochs", "num_epochs", "max_epochs"});
-    steps_ = parameter(line, {"steps", "max_steps", "total_steps", "num_steps"});
-    first_done_.reset();
-    ended_ = false;
-  }
-  if (line.event == "end") ended_ = true;
-  if (const auto step = line.number("step")) step_ = step;
-  if (const auto epoch = line.number("epoch")) epoch_ = epoch;
-  if (const auto epoch = line.number("values/epoch")) epoch_ = epoch;
-  points_.read(line, [this](const MetricPoint& point) {
-    if (point.rank || point.name == "epoch" || point.name.starts_with("communication/")) return;
-    const auto known = values_.find(point.name);
-    if (known != values_.end()) {
-      known->second = point.value;
-    } else if (values_.size() < kMostValues) {
-      values_.emplace(point.name, point.value);
-    }
-  });
-  const auto now = done();
-  if (now && !first_done_ && line.event != "start") {
-    first_done_ = now;
-    first_time_ = time_;
-  }
-}
-
-std::optional<double> RunProgress::done() const {
-  if (ended_) return 1;
-  if (const auto by_epoch = share(epoch_, epochs_)) return by_epoch;
-  return share(step_, steps_);
-}
-
-std::optional<double> RunProgress::remaining_seconds() const {
-  const auto now = done();
-  if (!now) return std::nullopt;
-  if (*now >= 1) return 0;
-  if (!first_done_ || *now <= *first_done_ || time_ <= first_time_) return std::nullopt;
-  return (1 - *now) * (time_ - first_time_) / (*now - *first_done_);
-}
 
 std::string kubeflow_status(const RunProgress& progress, double now) {
   nlohmann::ordered_json status = nlohmann::ordered_json::object();
@@ -143,7 +78,7 @@ struct KubeflowSink::Client {
     const httplib::Result result = http.Post(place.path, headers, body, "application/json");
     if (!result) return httplib::to_string(result.error());
     if (result->status >= 200 && result->status < 300) return {};
-    return fmt::format("it answers {}: {}", result->status, shortened(result->body));
+    return fmt::format("it answers {}: {}", result->status, net::as_line(result->body));
   }
 
   KubeflowPlace place;

@@ -4,39 +4,15 @@
 #pragma once
 
 #include "base/env.h"
-#include "track/points.h"
+#include "track/run_progress.h"
 #include "track/sinks/sink.h"
 
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
 
 namespace cohort::track {
-
-/// What of a run its progress follows from; read from lines in their order. Its end is known where the `start` line's
-/// parameters have epochs or steps (epochs, num_epochs, max_epochs; steps, max_steps, total_steps, num_steps).
-class RunProgress {
- public:
-  void take(const RecordLine& line);
-  /// 0 to 1; nullopt: where it ends is not known.
-  std::optional<double> done() const;
-  /// By what was done since the program was started last; nullopt: not known yet.
-  std::optional<double> remaining_seconds() const;
-  const std::map<std::string, double, std::less<>>& values() const noexcept { return values_; }
-
- private:
-  std::optional<double> epochs_, steps_, epoch_, step_;
-  double time_ = 0;
-  std::optional<double> first_done_;
-  double first_time_ = 0;
-  bool ended_ = false;
-  PointReader points_;
-  std::map<std::string, double, std::less<>> values_;  ///< the latest of each name
-};
 
 /// The body of a request. `now`: seconds since 1970.
 std::string kubeflow_status(const RunProgress& progress, double now);

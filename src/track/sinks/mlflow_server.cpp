@@ -1,6 +1,7 @@
 #include "track/sinks/mlflow_server.h"
 
 #include "base/result.h"
+#include "net/http.h"
 
 #include <httplib.h>
 #include <nlohmann/json.hpp>
@@ -18,14 +19,6 @@ using std::chrono::milliseconds;
 constexpr auto kConnectTime = std::chrono::seconds(5);
 constexpr auto kAnswerTime = std::chrono::seconds(120);  // a database under load takes its time
 constexpr milliseconds kLongestWait = std::chrono::seconds(15);
-constexpr std::size_t kLongestMessage = 500;
-
-std::string shortened(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
-  if (text.size() > kLongestMessage) text = text.substr(0, kLongestMessage) + "...";
-  return text;
-}
 
 bool is_permanent(httplib::Error error) {
   return error == httplib::Error::SSLServerVerification || error == httplib::Error::SSLLoadingCerts;
@@ -91,7 +84,8 @@ struct MlflowServer::Impl {
                  "not do");
     }
     if (answer.status >= 300 && answer.status < 400) {
-      fail(fmt::format("it sends its askers to {}", shortened(location)), "give that address, if it is the right one");
+      fail(fmt::format("it sends its askers to {}", net::as_line(location)),
+           "give that address, if it is the right one");
     }
   }
 
@@ -141,7 +135,7 @@ struct MlflowServer::Impl {
       return json.is_object() && json.contains(name) && json[name].is_string() ? json[name].get<std::string>() : "";
     };
     answer.code = text("error_code");
-    answer.message = shortened(json.is_object() ? text("message") : response.body);
+    answer.message = net::as_line(json.is_object() ? text("message") : response.body);
     return answer;
   }
 

@@ -220,10 +220,9 @@ struct PrometheusPort::Page {
   std::string plain, open;
   std::optional<net::HttpServer> server;  // whose thread reads them
 
-  net::HttpAnswer answer(const net::HttpRequest& request) {
+  net::HttpResponse answer(const net::HttpRequest& request) {
     if (request.path != "/metrics") return {.status = 404, .body = "/metrics is here\n"};
-    const bool wants_open =
-        net::preferred_type(request.header("accept"), "text/plain", "application/openmetrics-text") == 1;
+    const bool wants_open = net::preferred_type(request.accept, "text/plain", "application/openmetrics-text") == 1;
     const std::scoped_lock lock(mutex);
     return {.type = wants_open ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
                                : "text/plain; version=0.0.4; charset=utf-8",

@@ -1,4 +1,4 @@
-#include "watch/http.h"
+#include "net/http.h"
 
 #include "base/parse.h"
 
@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 
-namespace cohort::watch {
+namespace cohort::net {
 namespace {
 
 std::string lower(std::string_view text) {
@@ -65,14 +66,14 @@ tl::unexpected<HttpRefusal> refuse(int status, std::string why) {
   return tl::unexpected(HttpRefusal{status, std::move(why)});
 }
 
-/// "[::1]:80", "localhost:80", "127.0.0.1" without the port.
+/// "[::1]:80", "localhost:80", "127.0.0.1" without brackets and port.
 std::optional<std::string> host_name(std::string_view value) {
   std::string_view name = value;
   std::string_view port;
   if (value.starts_with('[')) {
     const auto close = value.find(']');
     if (close == std::string_view::npos) return std::nullopt;
-    name = value.substr(0, close + 1);
+    name = value.substr(1, close - 1);
     port = value.substr(close + 1);
   } else if (const auto colon = value.find(':'); colon != std::string_view::npos) {
     name = value.substr(0, colon);
@@ -87,14 +88,13 @@ std::string_view reason_of(int status) {
     case 200: return "OK";
     case 303: return "See Other";
     case 400: return "Bad Request";
+    case 401: return "Unauthorized";
     case 403: return "Forbidden";
     case 404: return "Not Found";
     case 405: return "Method Not Allowed";
-    case 408: return "Request Timeout";
     case 421: return "Misdirected Request";
     case 431: return "Request Header Fields Too Large";
-    case 503: return "Service Unavailable";
-    default: return "Error";
+    default: return "Internal Server Error";
   }
 }
 
@@ -122,7 +122,8 @@ tl::expected<HttpRequest, HttpRefusal> parse_request(std::string_view head) {
   std::string_view target = take_until(line, ' ');
   if (!is_token(method) || !target.starts_with('/') || (line != "HTTP/1.1" && line != "HTTP/1.0"))
     return refuse(400, "that is no request of HTTP/1.1");
-  if (method != "GET") return refuse(405, "only GET is answered here");
+  if (method != "GET" && method != "HEAD") return refuse(405, "GET and HEAD are answered here");
+  request.method = method;
   const auto path = decoded(take_until(target, '?'));
   if (!path) return refuse(400, "the path has a wrong escape");
   request.path = *path;
@@ -133,14 +134,15 @@ tl::expected<HttpRequest, HttpRefusal> parse_request(std::string_view head) {
     if (!name || !text) return refuse(400, "the query has a wrong escape");
     request.query.emplace(*name, *text);
   }
-  bool has_host = false;
+  bool has_host = false, has_authorization = false;
   while (!head.empty()) {
     std::string_view field = take_until(head, '\n');
     if (!field.ends_with('\r')) return refuse(400, "a line ends with CR LF");
     field.remove_suffix(1);
     if (field.find('\r') != std::string_view::npos) return refuse(400, "CR stands alone");
+    const bool has_name = field.find(':') != std::string_view::npos;
     const std::string_view spelling = take_until(field, ':');
-    if (!is_token(spelling)) return refuse(400, "that is no header");
+    if (!has_name || !is_token(spelling)) return refuse(400, "that is no header");
     const std::string name = lower(spelling);
     const std::string_view value = trimmed(field);
     if (name == "host") {
@@ -154,13 +156,35 @@ tl::expected<HttpRequest, HttpRefusal> parse_request(std::string_view head) {
         request.cookies.emplace(cookie, trimmed(text));
       }
     } else if (name == "authorization") {
-      if (value.starts_with("Bearer ")) request.bearer = trimmed(value.substr(7));
+      if (std::exchange(has_authorization, true)) return refuse(400, "there is one Authorization");
+      std::string_view shown = value;
+      if (lower(take_until(shown, ' ')) == "bearer") request.bearer = trimmed(shown);
+    } else if (name == "accept") {
+      request.accept += fmt::format("{}{}", request.accept.empty() ? "" : ",", value);
     } else if (name == "transfer-encoding" || (name == "content-length" && value != "0")) {
       return refuse(400, "a GET request has no body");
     }
   }
-  if (!has_host) return refuse(400, "there is no Host");
+  if (!has_host && line == "HTTP/1.1") return refuse(400, "there is no Host");
   return request;
+}
+
+std::size_t preferred_type(std::string_view accept, std::string_view first, std::string_view second) {
+  double weights[2] = {-1, -1};
+  while (!accept.empty()) {
+    std::string_view range = take_until(accept, ',');
+    const std::string type = lower(trimmed(take_until(range, ';')));
+    double weight = 1;
+    while (!range.empty()) {
+      const std::string_view parameter = trimmed(take_until(range, ';'));
+      if (!parameter.starts_with("q=")) continue;
+      const auto read = std::from_chars(parameter.data() + 2, parameter.data() + parameter.size(), weight);
+      if (read.ec != std::errc() || !(weight >= 0 && weight <= 1)) weight = 0;
+    }
+    if (type == first) weights[0] = std::max(weights[0], weight);
+    if (type == second) weights[1] = std::max(weights[1], weight);
+  }
+  return weights[1] > 0 && weights[1] > weights[0] ? 1 : 0;
 }
 
 std::string to_bytes(const HttpResponse& response) {
@@ -169,6 +193,8 @@ std::string to_bytes(const HttpResponse& response) {
       "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCross-Origin-Opener-Policy: same-origin\r\n"
       "Cross-Origin-Resource-Policy: same-origin\r\n",
       response.status, reason_of(response.status), response.type, response.body.size());
+  if (response.status == 401) out += "WWW-Authenticate: Bearer\r\n";
+  if (response.status == 405) out += "Allow: GET, HEAD\r\n";
   for (const auto& [name, value] : response.headers) out += fmt::format("{}: {}\r\n", name, value);
   if (!response.headers.contains("Content-Security-Policy"))
     out += "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\n";
@@ -184,4 +210,13 @@ Result<HttpHead> parse_response_head(std::string_view bytes) {
   return HttpHead{*status, *end};
 }
 
-}  // namespace cohort::watch
+std::string as_line(std::string_view answer) {
+  constexpr std::size_t kLongest = 500;
+  std::string line(answer.substr(0, kLongest));
+  std::replace_if(
+      line.begin(), line.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  while (line.ends_with(' ')) line.pop_back();
+  return answer.size() > kLongest ? line + "..." : line;
+}
+
+}  // namespace cohort::net

@@ -1,4 +1,4 @@
-#include "track/sinks/record_follower.h"
+#include "track/record_follower.h"
 
 #include "base/result.h"
 
