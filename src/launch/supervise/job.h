@@ -13,6 +13,7 @@
 #include "launch/supervise/job_setup.h"
 #include "launch/supervise/live.h"
 #include "launch/supervise/owner.h"
+#include "launch/supervise/side_command.h"
 #include "launch/supervise/tracing.h"
 #include "launch/supervise/trackers.h"
 #include "launch/supervise/warnings.h"
