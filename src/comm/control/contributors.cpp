@@ -14,8 +14,7 @@ void Contributors::set(const Agreement& agreement) {
     for (const int rank : agreement.active) weights_.push_back(agreement.of(rank).weight);
     weigh(weights_, weighting_);
     ranks_.clear();
-    for (const int member : weighting_.members)
-      ranks_.push_back(agreement.active[static_cast<std::size_t>(member)]);
+    for (const int member : weighting_.members) ranks_.push_back(agreement.active[static_cast<std::size_t>(member)]);
     scales_ = weighting_.fractions;
   } else {
     ranks_ = agreement.active;
