@@ -48,13 +48,14 @@ def run(
     `executable` raises ValueError: spark.pyspark.python is the ranks' Python. Otherwise as `cohort.run(on="spark")`.
     """
     import cohort
+    from cohort._core import environment_value
 
     if use_mpi or extra_mpi_args:
         import sys
 
         print("horovod.spark.run: use_mpi and extra_mpi_args mean nothing here: no MPI starts the ranks", file=sys.stderr)
     if start_timeout is None:
-        start_timeout = float(os.environ.get("HOROVOD_SPARK_START_TIMEOUT", "600"))
+        start_timeout = environment_value("HOROVOD_SPARK_START_TIMEOUT")
     options = ["--as-horovod"]
     if nics:
         options += ["--network", ",".join(nics)]
