@@ -28,7 +28,7 @@ Result<std::vector<int>> divide_into_hosts(std::string_view text, int size) {
     rest.remove_prefix(entry.size() + 1);
   }
   if (numbers.size() == 1) {  // the first hosts have one more if it does not come out even
-    const int count = std::min(numbers[0], size);
+    const int count = std::clamp(size, 1, numbers[0]);
     numbers.assign(static_cast<std::size_t>(count), size / count);
     for (int host = 0; host < size % count; ++host) ++numbers[static_cast<std::size_t>(host)];
   } else if (std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0}) != size) {

@@ -4,6 +4,8 @@
 
 #include <cohort/error.h>
 
+#include <fmt/format.h>
+
 #include <gtest/gtest.h>
 
 #include <httplib.h>

@@ -177,7 +177,8 @@ TEST_F(SinksTest, AWriterThatIsKilledWhileItIsFollowedLosesNoWholeLine) {
     ASSERT_GE(child, 0);
     if (child == 0) {
       RunRecord record(file_);
-      for (int i = 0;; ++i) record.write("step", {{"writer", writer}, {"i", i}, {"text", std::string(i % 3000, 'x')}});
+      for (std::size_t i = 0;; ++i)
+        record.write("step", {{"writer", writer}, {"i", i}, {"text", std::string(i % 3000, 'x')}});
     }
     while (!fs::exists(file_)) std::this_thread::yield();
     static RecordFollower follower(file_);
