@@ -42,8 +42,10 @@ bool LineReader::fill() {
       const ssize_t bytes = ::pread(fd_, buffer_.data() + got, block - got, static_cast<off_t>(offset_ + got));
       if (bytes < 0 && errno == EINTR) continue;
       if (bytes < 0) raise(ErrorCode::Io, "reading the run record failed -- {} -- {}", path_, errno_text(errno));
-      if (bytes == 0) break;
+      const bool at_end = static_cast<std::size_t>(bytes) < block - got;
       got += static_cast<std::size_t>(bytes);
+      // What is read behind the end a moment later may belong to a writer that has cut off what was read before it.
+      if (at_end) break;
     }
     buffer_.resize(got);
     const std::size_t last = buffer_.rfind('\n');
