@@ -110,7 +110,7 @@ class Surface(unittest.TestCase):
         self.assertTrue(hvd.gloo_built() and hvd.gloo_enabled())
 
     def test_errors(self):
-        from cohort.torch.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
+        from cohort._horovod.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
 
         self.assertTrue(issubclass(hvd.HorovodInternalError, RuntimeError))
         self.assertTrue(HostsUpdatedInterrupt(True).skip_sync)

@@ -193,10 +193,10 @@ TEST(HostSlots, RefusesTheRest) {
 }
 
 RC_GTEST_PROP(HostSlots, WhatIsWrittenIsReadAgain, ()) {
-  const auto names = *rc::gen::unique<Names>(rc::gen::element<std::string>("a", "b-1", "c.d", "::1", "fe80::2", "9"));
   std::vector<HostSlots> hosts;
   std::string text;
-  for (const std::string& name : names) {
+  for (const char* name : {"a", "b-1", "c.d", "::1", "fe80::2", "9"}) {
+    if (!*rc::gen::arbitrary<bool>()) continue;
     hosts.push_back({name, *rc::gen::element(std::optional<int>(), std::optional(1), std::optional(65536)), {}});
     text += (text.empty() ? "" : ",") + to_string(hosts.back());
   }

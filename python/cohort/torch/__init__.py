@@ -9,14 +9,10 @@ What differs from Horovod is listed in docs/reference/horovod.md. Tensors are in
 
 from __future__ import annotations
 
+from cohort._horovod.objects import allgather_object, broadcast_object
 from cohort.torch import elastic, mpi_ops
 from cohort.torch.compression import Compression
-from cohort.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from cohort.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from cohort.torch.mpi_ops import *  # noqa: F403 -- the operations and the questions
 from cohort.torch.optimizer import DistributedOptimizer
 from cohort.torch.sync_batch_norm import SyncBatchNorm

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import List, Optional
 
 import torch
-from torch import Tensor
-
+from cohort._horovod.process_sets import ProcessSet, engine_of, require_world
+from cohort._horovod.submit import started
 from cohort.torch import _handles
-from cohort.torch._submit import started
 from cohort.torch._tensors import copy_back, dense, result_of
-from cohort.torch.process_sets import ProcessSet, engine_of, require_world
+from torch import Tensor
 
 
 def start(tensors: List[Tensor], outputs: Optional[List[Tensor]], names: List[str], prescale: float, postscale: float,

@@ -6,15 +6,14 @@ import contextlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
-from torch import Tensor
-
 from cohort._core import count_step
+from cohort._horovod.process_sets import ProcessSet
+from cohort._horovod.reduce_ops import Adasum
 from cohort.torch import _collectives as start
 from cohort.torch._handles import synchronize
 from cohort.torch._wrapping import derived
 from cohort.torch.compression import Compressor
-from cohort.torch.process_sets import ProcessSet
-from cohort.torch.reduce_ops import Adasum
+from torch import Tensor
 
 
 class AdasumOptimizer:

@@ -10,17 +10,17 @@ from __future__ import annotations
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
-from torch import Tensor
-
 from cohort._core import NamedEngine, NamedWork
+from cohort._horovod import timeline
+from cohort._horovod.exceptions import HorovodInternalError, translated
+from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, require_world, root_in
+from cohort._horovod.reduce_ops import ENGINE_OPS, Adasum, Average, Sum, resolve
+from cohort._horovod.submit import group_names, named, started
 from cohort.errors import Error
-from cohort.torch import _adasum, _handles, _timeline
+from cohort.torch import _adasum, _handles
 from cohort.torch._handles import synchronize
-from cohort.torch._submit import group_names, named, started
 from cohort.torch._tensors import check_list, copy_back, dense, result_of
-from cohort.torch.exceptions import HorovodInternalError, translated
-from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set, require_world, root_in
-from cohort.torch.reduce_ops import ENGINE_OPS, Adasum, Average, Sum, resolve
+from torch import Tensor
 
 # What ranks have made of valid tensors is valid; torch 2.x wants to be told.
 _UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
@@ -34,7 +34,7 @@ Splits = Union[None, Sequence[int], Tensor]
 def _reduce(tensor: Tensor, output: Optional[Tensor], name: str, op: int, prescale: float, postscale: float,
             process_set: ProcessSet) -> NamedWork:  # fmt: skip
     engine = process_set._engine or engine_of(process_set)
-    if _timeline.current is not None:
+    if timeline.current is not None:
         return started("ALLREDUCE", [name], engine.all_reduce, name, tensor, output, op=ENGINE_OPS[op],
                        prescale=prescale, postscale=postscale)[0]  # fmt: skip
     try:  # the shortest way: programs do this for each of thousands of tensors

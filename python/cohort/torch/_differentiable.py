@@ -10,16 +10,15 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
-from torch import Tensor
-
+from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set
+from cohort._horovod.reduce_ops import Average, Max, Min, Product, Sum, resolve
 from cohort.torch import _collectives as start
 from cohort.torch import _handles
 from cohort.torch._collectives import Splits
 from cohort.torch._handles import synchronize
 from cohort.torch._tensors import check_list
 from cohort.torch.compression import Compression, Compressor
-from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set
-from cohort.torch.reduce_ops import Average, Max, Min, Product, Sum, resolve
+from torch import Tensor
 
 Compressors = Union[Type[Compressor], Compressor]
 

@@ -7,19 +7,18 @@ import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
 
-import torch
-from torch import Tensor
-
 import cohort
+import torch
 from cohort import _core
+from cohort._horovod.process_sets import ProcessSet
+from cohort._horovod.reduce_ops import Average, Sum
 from cohort.nn._non_finite import NonFiniteElement, error_of, first_non_finite
 from cohort.torch import _collectives as start
 from cohort.torch import _handles
 from cohort.torch._handles import synchronize
 from cohort.torch._places import Places
 from cohort.torch.compression import Compressor, NoneCompressor
-from cohort.torch.process_sets import ProcessSet
-from cohort.torch.reduce_ops import Average, Sum
+from torch import Tensor
 
 _PATIENCE = 1.0  # seconds
 _DESCRIPTION_BYTES = 4096  # more than the first value that is not finite ever needs

@@ -6,42 +6,18 @@ Any thread may call.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Dict, List, Optional, Union
-
-from torch import Tensor
+from typing import Any, Callable, Dict, List, Union
 
 from cohort._core import NamedWork
+from cohort._horovod import runtime
+from cohort._horovod.exceptions import translated
+from cohort._horovod.submit import Pending
 from cohort.errors import Error
 from cohort.torch._tensors import copy_back
-from cohort.torch.exceptions import translated
+from torch import Tensor
 
 _numbers = itertools.count()
-_pending: Dict[int, Union["Pending", "_One"]] = {}
-
-
-class Pending:
-    """Operations that have one handle, and what makes the caller's result of them once they are done."""
-
-    __slots__ = ("finish", "works")
-
-    def __init__(self, works: List[NamedWork], finish: Callable[[], Any]) -> None:
-        self.works = works
-        self.finish = finish
-
-    def done(self) -> bool:
-        return all(work.done() for work in self.works)
-
-    def wait(self) -> Any:
-        """The result. Raises what the first operation that failed did, once all are done."""
-        failed: Optional[Error] = None
-        for work in self.works:
-            try:
-                work.wait()
-            except Error as error:
-                failed = failed or error
-        if failed is not None:
-            raise translated(failed)
-        return self.finish()
+_pending: Dict[int, Union[Pending, "_One"]] = {}
 
 
 class _One:
@@ -86,6 +62,9 @@ def add(works: List[NamedWork], finish: Callable[[], Any]) -> int:
 def clear() -> None:
     """Forgets all handles."""
     _pending.clear()
+
+
+runtime.when_formed.append(clear)
 
 
 def is_done(handle: int) -> bool:

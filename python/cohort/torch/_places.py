@@ -15,12 +15,11 @@ import weakref
 from typing import Dict, Iterable, List, Optional
 
 import torch
-from torch import Tensor
-
 from cohort._core import NamedEngine
+from cohort._horovod.process_sets import ProcessSet
 from cohort.errors import Error, Unavailable
 from cohort.torch._tensors import dense
-from cohort.torch.process_sets import ProcessSet
+from torch import Tensor
 
 # Smaller ones travel together, through a buffer of the core's, wherever they lie.
 _LEAST_BYTES = (64 << 10) + 1

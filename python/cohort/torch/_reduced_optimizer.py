@@ -7,14 +7,13 @@ import warnings
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
-from torch import Tensor
-
 from cohort._core import count_step
+from cohort._horovod import settings
+from cohort._horovod.reduce_ops import Average
 from cohort.torch import _collectives as start
-from cohort.torch import _settings
 from cohort.torch._gradients import Reducer
 from cohort.torch._wrapping import derived
-from cohort.torch.reduce_ops import Average
+from torch import Tensor
 
 
 class ReducedOptimizer:
@@ -36,7 +35,7 @@ class ReducedOptimizer:
         self._should_synchronize = True
         self._reading = False
         alone = (reducer._process_set.size() or 1) == 1
-        if included and (not alone or reducer.raises_non_finite or _settings.is_on("HOROVOD_ELASTIC")):
+        if included and (not alone or reducer.raises_non_finite or settings.is_on("HOROVOD_ELASTIC")):
             reducer.attach()
         return self
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import pickle
 from typing import Any, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
-from torch import Tensor
-
+from cohort._horovod.objects import broadcast_object
+from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.torch import _collectives as start
-from cohort.torch import _handles
 from cohort.torch._handles import synchronize
-from cohort.torch._submit import named
-from cohort.torch.exceptions import HorovodInternalError
-from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set, root_in
+from torch import Tensor
 
 Parameters = Union[Mapping[str, Tensor], Iterable[Union[Tensor, Tuple[str, Tensor]]]]
 
@@ -116,68 +111,3 @@ def _filled(outline: Any, tensors: List[Tensor]) -> Any:
     if type(outline) in (list, tuple):
         return type(outline)(_filled(item, tensors) for item in outline)
     return outline
-
-
-def _pickled(value: Any) -> Tensor:
-    """The bytes of an object; cloudpickle's, where it is installed, so that functions and lambdas go too."""
-    try:
-        import cloudpickle as pickler
-    except ImportError:
-        pickler = pickle
-    return torch.frombuffer(bytearray(pickler.dumps(value)), dtype=torch.uint8)
-
-
-def _unpickled(data: Tensor) -> Any:
-    # Only bytes of ranks of this job get here: each has shown the job's secret, and uint8 is authenticated on its way.
-    return pickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))
-
-
-def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
-                     process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
-    """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled.
-
-    Raises on that rank what pickling raised, and HorovodInternalError with its text on the others.
-    """
-    is_root = engine_of(process_set).rank() == root_in(process_set, root_rank)
-    base = named("object", name, process_set)
-    data, failure = torch.empty(0, dtype=torch.uint8), None
-    if is_root:
-        try:
-            data = _pickled(obj)
-        except Exception as error:  # the others have to hear of it
-            failure = error
-            data = _pickled(f"{type(error).__name__}: {error}")
-    head = torch.tensor([data.numel(), int(failure is not None)], dtype=torch.int64)
-    start.broadcast_(head, root_rank, f"{base}.size", process_set)
-    size, failed = head.tolist()
-    if not is_root:
-        data = torch.empty(size, dtype=torch.uint8)
-    start.broadcast_(data, root_rank, f"{base}.data", process_set)
-    if failure is not None:
-        raise failure
-    if failed:
-        raise HorovodInternalError(f"broadcast_object: rank {root_rank} could not pickle its object -- {_unpickled(data)}")
-    return obj if is_root else _unpickled(data)
-
-
-def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> List[Any]:
-    """Returns the objects of all ranks of the set, in their order. They are pickled.
-
-    Raises on a rank what pickling its object raised, and HorovodInternalError with its text on the others.
-    """
-    failure = None
-    try:
-        data = _pickled((None, obj))
-    except Exception as error:  # the others have to hear of it
-        failure = error
-        data = _pickled((f"{type(error).__name__}: {error}", None))
-    handle = start.allgather_async(data, named("object", name, process_set), process_set)
-    work = _handles.works_of(handle)[0]
-    everything = synchronize(handle)
-    if failure is not None:
-        raise failure
-    parts: List[Tuple[Optional[str], Any]] = [_unpickled(part) for part in everything.split(list(work.received_splits))]
-    for rank, (problem, _) in enumerate(parts):
-        if problem is not None:
-            raise HorovodInternalError(f"allgather_object: rank {rank} could not pickle its object -- {problem}")
-    return [one for _, one in parts]

@@ -4,8 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import cuda
-
+from cohort._horovod.exceptions import HorovodInternalError
+from cohort._horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    get_process_set_ids_and_ranks,
+    global_process_set,
+    is_process_set_registered,
+    remove_process_set,
+)
+from cohort._horovod.reduce_ops import Adasum, Average, Max, Min, Product, Sum
+from cohort._horovod.runtime import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
 from cohort.torch._collectives import (
     allgather_async,
     allreduce_,
@@ -36,40 +68,7 @@ from cohort.torch._differentiable import (
     reducescatter,
 )
 from cohort.torch._handles import poll, synchronize
-from cohort.torch._runtime import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from cohort.torch.exceptions import HorovodInternalError
-from cohort.torch.process_sets import (
-    ProcessSet,
-    add_process_set,
-    get_process_set_ids_and_ranks,
-    global_process_set,
-    is_process_set_registered,
-    remove_process_set,
-)
-from cohort.torch.reduce_ops import Adasum, Average, Max, Min, Product, Sum
+from torch import cuda
 
 __all__ = [
     "Adasum",

@@ -6,14 +6,13 @@ import warnings
 from typing import Iterable, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
-from torch import Tensor
-
+from cohort._horovod.process_sets import ProcessSet, global_process_set, require_world
+from cohort._horovod.reduce_ops import Adasum, Average
 from cohort.torch._adasum_optimizer import AdasumOptimizer
 from cohort.torch._gradients import Reducer
 from cohort.torch._reduced_optimizer import ReducedOptimizer
 from cohort.torch.compression import Compression, Compressor
-from cohort.torch.process_sets import ProcessSet, global_process_set, require_world
-from cohort.torch.reduce_ops import Adasum, Average
+from torch import Tensor
 
 Names = Iterable[Tuple[str, Tensor]]
 Groups = Union[None, int, Sequence[Sequence[Tensor]]]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Optional
 
-import torch
-from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+import torch
 from cohort._batch_norm import Normalize, Ranks
+from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set
+from cohort._horovod.reduce_ops import Sum
 from cohort.torch import _collectives as start
 from cohort.torch._handles import synchronize
-from cohort.torch.process_sets import ProcessSet, engine_of, global_process_set
-from cohort.torch.reduce_ops import Sum
+from torch import Tensor
 
 
 class SyncBatchNorm(_BatchNorm):

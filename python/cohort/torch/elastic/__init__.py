@@ -4,6 +4,9 @@
 the launcher's part.
 """
 
+from cohort._horovod.elastic_run import run
+from cohort._horovod.elastic_state import ObjectState, State
+from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from cohort.torch.elastic.handlers import (
     ModelStateHandler,
     OptimizerStateHandler,
@@ -12,10 +15,8 @@ from cohort.torch.elastic.handlers import (
     get_handler_registry,
     set_handler_registry,
 )
-from cohort.torch.elastic.run import run
 from cohort.torch.elastic.sampler import ElasticSampler
-from cohort.torch.elastic.state import ObjectState, State, TorchState
-from cohort.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from cohort.torch.elastic.state import TorchState
 
 __all__ = [
     "ElasticSampler",

@@ -6,9 +6,9 @@ import copy
 from typing import Any, Callable, List, Optional, Tuple
 
 import torch
-
+from cohort._horovod.objects import broadcast_object
 from cohort.torch.elastic.sampler import ElasticSampler
-from cohort.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from cohort.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
 
 class StateHandler:

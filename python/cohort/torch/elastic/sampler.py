@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, Sized
 
 from torch.utils.data import Sampler
 
-from cohort.torch import _runtime
+from cohort._horovod import runtime
 
 
 class ElasticSampler(Sampler):
@@ -50,8 +50,8 @@ class ElasticSampler(Sampler):
 
     def reset(self) -> None:
         """Shares out what is left among the ranks there are now."""
-        self.num_replicas = _runtime.size()
-        self.rank = _runtime.rank()
+        self.num_replicas = runtime.size()
+        self.rank = runtime.rank()
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(indices)

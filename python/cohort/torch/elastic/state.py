@@ -1,113 +1,12 @@
-"""What a training keeps: saved at each commit, restored after a failure, sent from rank 0 to those who are new."""
+"""The state of a training with torch."""
 
 from __future__ import annotations
 
-import queue
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional
 
 import torch
-from torch import Tensor
-
-from cohort.torch import _collectives as start
-from cohort.torch import _runtime
+from cohort._horovod.elastic_state import ObjectState
 from cohort.torch.elastic.handlers import StateHandler, handler_for
-from cohort.torch.exceptions import HostsUpdatedInterrupt
-from cohort.torch.functions import broadcast_object
-
-
-class State:
-    """The base of states: when to save, restore and send. Subclasses say what."""
-
-    _commits = 0
-
-    def __init__(self, **kwargs: Any) -> None:
-        self._host_messages: "queue.Queue[Tuple[float, int]]" = queue.Queue()
-        self._last_updated_timestamp = 0.0
-        self._reset_callbacks: List[Callable[[], None]] = []
-
-    def register_reset_callbacks(self, callbacks: List[Callable[[], None]]) -> None:
-        """Functions to call after each reset: a new world may ask for another learning rate, say."""
-        self._reset_callbacks.extend(callbacks)
-
-    def on_reset(self) -> None:
-        """The world is a new one."""
-        self._host_messages = queue.Queue()
-        self.reset()
-        for callback in self._reset_callbacks:
-            callback()
-
-    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Hosts have changed: update_res is 1 if some went, 2 if some came, 3 for both. Any thread may call."""
-        self._host_messages.put((timestamp, update_res))
-
-    def commit(self) -> None:
-        """Saves, and raises HostsUpdatedInterrupt if hosts have changed. All ranks call it."""
-        self.save()
-        self._commits += 1
-        self.check_host_updates()
-
-    def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt, on all ranks, if rank 0 has heard that hosts have changed."""
-        latest, result = self._last_updated_timestamp, 0
-        while True:
-            try:
-                timestamp, one = self._host_messages.get_nowait()
-            except queue.Empty:
-                break
-            if timestamp > self._last_updated_timestamp:
-                latest, result = max(latest, timestamp), result | one
-        news: Tensor = torch.tensor([latest, float(result)], dtype=torch.float64)
-        start.broadcast_(news, 0, "elastic.host_updates")
-        latest, result = float(news[0]), int(news[1])
-        if latest > self._last_updated_timestamp:
-            self._last_updated_timestamp = latest
-            if result:
-                raise HostsUpdatedInterrupt(skip_sync=result == 1)
-
-    def save(self) -> None:
-        """Keeps what there is now."""
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        """Goes back to what was kept last."""
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        """Makes all ranks' state that of rank 0."""
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        """The world is a new one: for subclasses."""
-
-
-class ObjectState(State):
-    """Attributes that are any objects. They are kept as they are, not copied: replace them, do not change them.
-
-    bcast_object  sends rank 0's object to all; default: hvd.broadcast_object
-    get_rank      this process's rank; default: hvd.rank
-    """
-
-    def __init__(self, bcast_object: Optional[Callable[..., Any]] = None, get_rank: Optional[Callable[[], int]] = None,
-                 **kwargs: Any) -> None:  # fmt: skip
-        self._bcast_object = bcast_object or broadcast_object
-        self._rank = get_rank or _runtime.rank
-        self._saved_state: Dict[str, Any] = kwargs
-        for name, value in kwargs.items():
-            setattr(self, name, value)
-        super().__init__()
-
-    def save(self) -> None:
-        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
-
-    def restore(self) -> None:
-        for name, value in self._saved_state.items():
-            setattr(self, name, value)
-
-    def sync(self) -> None:
-        if self._saved_state:
-            current = {name: getattr(self, name) for name in self._saved_state}
-            self._saved_state = self._bcast_object(current, root_rank=0)
-            self.restore()
 
 
 class TorchState(ObjectState):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-from cohort.torch import _runtime
-from cohort.torch.elastic.state import State
-from cohort.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from cohort._horovod import runtime
+from cohort._horovod.elastic_state import State
+from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 # A program's own mistake fails again and again at the same place: then it is no failure to be survived.
 _MOST_WITHOUT_COMMIT = 3
@@ -47,5 +47,5 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 def reset() -> None:
     """Leaves the world and forms a new one."""
-    _runtime.shutdown()
-    _runtime.init()
+    runtime.shutdown()
+    runtime.init()

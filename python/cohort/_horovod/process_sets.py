@@ -11,9 +11,9 @@ from collections import defaultdict
 from typing import Any, DefaultDict, Dict, Iterable, Iterator, List, Optional, Sequence, Union
 
 from cohort._core import NamedEngine
+from cohort._horovod import settings
+from cohort._horovod.exceptions import HorovodInternalError, translated
 from cohort.errors import Error
-from cohort.torch import _settings
-from cohort.torch.exceptions import HorovodInternalError, translated
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
@@ -182,7 +182,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
             raise ValueError(f"add_process_set({ranks}): there is a set of the same ranks already -- {other}")
     try:
         communicator = engine.form_group(ranks)
-        own = None if communicator is None else NamedEngine(communicator, **_settings.engine_options())
+        own = None if communicator is None else NamedEngine(communicator, **settings.engine_options())
     except Error as error:
         raise translated(error) from error
     number = next(number for number in itertools.count(1) if number not in _sets)

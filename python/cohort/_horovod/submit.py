@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Callable, List, Optional
 
 from cohort._core import NamedWork
+from cohort._horovod import timeline
+from cohort._horovod.exceptions import translated
+from cohort._horovod.process_sets import ProcessSet
 from cohort.errors import Error
-from cohort.torch import _timeline
-from cohort.torch.exceptions import translated
-from cohort.torch.process_sets import ProcessSet
 
 
 def named(kind: str, name: Optional[str], process_set: ProcessSet) -> str:
@@ -24,13 +24,38 @@ def group_names(kind: str, name: Optional[str], process_set: ProcessSet, count: 
 
 def started(kind: str, names: List[str], start: Callable[..., Any], *args: Any, **kwargs: Any) -> List[NamedWork]:
     """The operations that `start` asks the engine for, seen by the timeline."""
-    timeline = _timeline.current
-    began = 0.0 if timeline is None else _timeline.now()
+    recorder = timeline.current
+    began = 0.0 if recorder is None else timeline.now()
     try:
         works = start(*args, **kwargs)
     except Error as error:
         raise translated(error) from error
     works = works if isinstance(works, list) else [works]
-    if timeline is not None:
-        timeline.watch(kind, names, works, began)
+    if recorder is not None:
+        recorder.watch(kind, names, works, began)
     return works
+
+
+class Pending:
+    """Operations that have one handle, and what makes the caller's result of them once they are done."""
+
+    __slots__ = ("finish", "works")
+
+    def __init__(self, works: List[NamedWork], finish: Callable[[], Any]) -> None:
+        self.works = works
+        self.finish = finish
+
+    def done(self) -> bool:
+        return all(work.done() for work in self.works)
+
+    def wait(self) -> Any:
+        """The result. Raises what the first operation that failed did, once all are done."""
+        failed: Optional[Error] = None
+        for work in self.works:
+            try:
+                work.wait()
+            except Error as error:
+                failed = failed or error
+        if failed is not None:
+            raise translated(failed)
+        return self.finish()

@@ -9,14 +9,14 @@ from __future__ import annotations
 import array
 import os
 import threading
-from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Union
 
 import cohort
 from cohort._core import Communicator, NamedEngine
+from cohort._horovod import process_sets, settings, timeline
+from cohort._horovod.exceptions import HorovodInitError
+from cohort._horovod.process_sets import ProcessSet
 from cohort.errors import Error
-from cohort.torch import _handles, _settings, _timeline, process_sets
-from cohort.torch.exceptions import HorovodInitError
-from cohort.torch.process_sets import ProcessSet
 
 
 class _Place(NamedTuple):
@@ -32,6 +32,8 @@ class _Place(NamedTuple):
 _lock = threading.RLock()
 _place: Optional[_Place] = None
 _formed_world = False  # the default world is ours to leave
+
+when_formed: List[Callable[[], None]] = []  # called as a world begins: what belonged to the last one goes
 
 
 def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] = None) -> None:
@@ -54,7 +56,7 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
     with _lock:
         if is_initialized():
             return
-        options = _settings.engine_options()
+        options = settings.engine_options()
         try:
             if not cohort.is_initialized():
                 cohort.init()
@@ -67,14 +69,15 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
             if isinstance(error, Error) and not isinstance(error, ValueError):
                 raise HorovodInitError(f"init failed -- {error}") from error
             raise
-        path = _settings.timeline_file()
+        path = settings.timeline_file()
         if path is not None:
-            start_timeline(path, _settings.is_on("HOROVOD_TIMELINE_MARK_CYCLES"),
-                           all_ranks=_settings.is_on("HOROVOD_TIMELINE_ALL_RANKS"))
+            start_timeline(path, settings.is_on("HOROVOD_TIMELINE_MARK_CYCLES"),
+                           all_ranks=settings.is_on("HOROVOD_TIMELINE_ALL_RANKS"))
 
 
 def _open(engine: NamedEngine, wanted: List[ProcessSet]) -> None:
-    _handles.clear()
+    for forget in when_formed:
+        forget()
     process_sets.open_world(engine)
     for process_set in wanted:
         process_sets.add_process_set(process_set)
@@ -128,7 +131,7 @@ def shutdown() -> None:
     """
     global _place, _formed_world
     with _lock:
-        _timeline.stop()
+        timeline.stop()
         process_sets.close_world()
         _place = None
         if _formed_world:
@@ -152,13 +155,13 @@ def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool 
     """
     place = _whereabouts("start_timeline")
     if place.rank == 0 or all_ranks:
-        _timeline.start(os.fspath(file_path), mark_cycles, place.rank, place.size)
+        timeline.start(os.fspath(file_path), mark_cycles, place.rank, place.size)
 
 
 def stop_timeline() -> None:
     """Ends the timeline: the file is complete. Raises ValueError before `init`."""
     _whereabouts("stop_timeline")
-    _timeline.stop()
+    timeline.stop()
 
 
 def _whereabouts(what: str) -> _Place:

@@ -1,0 +1,93 @@
+"""Any object, sent to all ranks of a set; and small arrays, without a framework."""
+
+from __future__ import annotations
+
+import array
+import pickle
+from typing import Any, List, Optional, Tuple
+
+from cohort._horovod.exceptions import HorovodInternalError
+from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
+from cohort._horovod.submit import Pending, named, started
+
+
+def _pickled(value: Any) -> bytearray:
+    """The bytes of an object; cloudpickle's, where it is installed, so that functions and lambdas go too."""
+    try:
+        import cloudpickle as pickler
+    except ImportError:
+        pickler = pickle
+    return bytearray(pickler.dumps(value))
+
+
+def _unpickled(data: Any) -> Any:
+    # Only bytes of ranks of this job get here: each has shown the job's secret, and uint8 is authenticated on its way.
+    return pickle.loads(data)
+
+
+def broadcast_array(data: Any, root_rank: int, name: str, process_set: ProcessSet = global_process_set) -> None:
+    """Fills `data`, anything with a writable buffer, with what `root_rank` has in its own. The set's ranks all call."""
+    engine = engine_of(process_set)
+    root = root_in(process_set, root_rank)
+    full = named("broadcast", name, process_set)
+    works = started("BROADCAST", [full], engine.broadcast_group, [full], [data], root, needs_all_ranks=True)
+    Pending(works, lambda: None).wait()
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
+                     process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
+    """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled.
+
+    Raises on that rank what pickling raised, and HorovodInternalError with its text on the others.
+    """
+    is_root = engine_of(process_set).rank() == root_in(process_set, root_rank)
+    base = named("object", name, process_set)
+    data, failure = bytearray(), None
+    if is_root:
+        try:
+            data = _pickled(obj)
+        except Exception as error:  # the others have to hear of it
+            failure = error
+            data = _pickled(f"{type(error).__name__}: {error}")
+    head = array.array("q", [len(data), int(failure is not None)])
+    broadcast_array(head, root_rank, f"{base}.size", process_set)
+    size, failed = head
+    if not is_root:
+        data = bytearray(size)
+    broadcast_array(data, root_rank, f"{base}.data", process_set)
+    if failure is not None:
+        raise failure
+    if failed:
+        raise HorovodInternalError(f"broadcast_object: rank {root_rank} could not pickle its object -- {_unpickled(data)}")
+    return obj if is_root else _unpickled(data)
+
+
+def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> List[Any]:
+    """Returns the objects of all ranks of the set, in their order. They are pickled.
+
+    Raises on a rank what pickling its object raised, and HorovodInternalError with its text on the others.
+    """
+    failure = None
+    try:
+        data = _pickled((None, obj))
+    except Exception as error:  # the others have to hear of it
+        failure = error
+        data = _pickled((f"{type(error).__name__}: {error}", None))
+    engine = engine_of(process_set)
+    full = named("object", name, process_set)
+    pending = Pending(started("ALLGATHER", [full], engine.all_gather_group, [full], [data], needs_all_ranks=True),
+                      lambda: None)
+    pending.wait()
+    if failure is not None:
+        raise failure
+    work = pending.works[0]
+    everything = memoryview(work.result)
+    parts: List[Tuple[Optional[str], Any]] = []
+    at = 0
+    for size in work.received_splits:
+        parts.append(_unpickled(everything[at : at + size]))
+        at += size
+    for rank, (problem, _) in enumerate(parts):
+        if problem is not None:
+            raise HorovodInternalError(f"allgather_object: rank {rank} could not pickle its object -- {problem}")
+    return [one for _, one in parts]
