@@ -74,7 +74,10 @@ def measure(options, recorder):
     import cohort
     from cohort import _pickling
 
-    _pickling.find_cloudpickle().register_pickle_by_value(sys.modules[__name__])
+    import pyspark.cloudpickle  # TorchDistributor's, which is another
+
+    for pickler in (_pickling.find_cloudpickle(), pyspark.cloudpickle):
+        pickler.register_pickle_by_value(sys.modules[__name__])
     distributor = cohort.Distributor(2, local_mode=False, use_gpu=False)
     file = f"/tmp/cohort-bench-{os.getpid()}"
     try:
