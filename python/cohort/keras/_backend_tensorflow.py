@@ -1,0 +1,55 @@
+"""What a step asks of the ranks, where Keras works with TensorFlow: operations of a graph, or done at once."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence
+
+import tensorflow as tf
+from cohort._horovod.process_sets import ProcessSet
+from cohort._horovod.reduce_ops import Min, Sum
+
+try:
+    from cohort.tensorflow import Compression, allreduce
+    from cohort.tensorflow._gradients import reduce_gradients
+except ImportError:
+    from cohort.keras._shim import Compression, allreduce_tf as allreduce, reduce_tf as reduce_gradients
+
+__all__ = ["Compression", "reduce_gradients"]
+
+
+def total(count: Any, name: str, process_set: ProcessSet) -> Any:
+    """The sum of a number over ranks."""
+    return allreduce(tf.cast(count, tf.float64), op=Sum, name=name, process_set=process_set)
+
+
+def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
+    """Whether a flag is set on all ranks."""
+    return tf.cast(allreduce(tf.cast(flag, tf.uint8), op=Min, name=name, process_set=process_set), tf.bool)
+
+
+def factor_of(count: Any, ranks: int, samples: Any) -> Any:
+    """This rank's part of all samples, times the ranks."""
+    return tf.math.divide_no_nan(tf.cast(count, tf.float64) * ranks, samples)
+
+
+def times(value: Any, factor: Any) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(times(value.values, factor), value.indices, value.dense_shape)
+    return value * tf.cast(factor, value.dtype)
+
+
+def samples_in(leaf: Any) -> Any:
+    """The number of samples of a batch."""
+    return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
+
+
+def zeros(variable: Any, is_sparse: bool) -> Any:
+    """What a rank without a gradient brings."""
+    shape, kind = tuple(variable.shape), tf.as_dtype(variable.dtype)
+    if is_sparse:
+        return tf.IndexedSlices(tf.zeros((0, *shape[1:]), kind), tf.zeros((0,), tf.int64), tf.constant(shape, tf.int64))
+    return tf.zeros(shape, kind)
+
+
+def is_sparse(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
