@@ -38,11 +38,14 @@ from cohort._horovod.runtime import (
     start_timeline,
     stop_timeline,
 )
-from cohort.keras import callbacks, elastic
+from cohort.keras import _flavor, _training, callbacks, elastic
 from cohort.keras._models import load_model
 from cohort.keras._values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
 from cohort.keras.compression import Compression
 from cohort.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+
+# Before there is an optimizer: in `model.compile(hvd.DistributedOptimizer(...))` the method is found first.
+_training.install(_flavor.name())
 
 __all__ = [
     "Average",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Optional
+import sys
+from typing import Iterator, Optional
 
 from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from cohort.errors import Error
@@ -32,5 +33,10 @@ def translated() -> Iterator[None]:
         raise known from (known.__cause__ or error)
 
 
-def _of_framework(error: Exception) -> Optional[Any]:
+def _of_framework(error: Exception) -> Optional[BaseException]:
+    """Where a framework has made text of it."""
+    if "tensorflow" in sys.modules and "cohort.tensorflow" in sys.modules:
+        from cohort.tensorflow._errors import as_internal_error
+
+        return as_internal_error(error)
     return None

@@ -17,6 +17,7 @@ from cohort._horovod import runtime
 from cohort._horovod.objects import allgather_object
 from cohort.keras import _errors, _flavor, _hooks, _reduction, _step
 from cohort.keras._reduction import Reduction
+from cohort.keras._variables import broadcast_variables
 
 drop_old_arguments = False
 """Whether arguments that Keras 3's `compile` no longer takes are left out: under Horovod's own names."""
@@ -27,13 +28,13 @@ _SAMPLES = "keras.samples"
 
 def install(package: str) -> None:
     """From now on `compile` and `fit` of that Keras's models look for distributed optimizers."""
-    model: Any = _flavor.module(package).Model
-    if getattr(model.fit, "_cohort", False):
-        return
     for name, make in (("compile", _compile), ("fit", _fit)):
-        wrapper = make(getattr(model, name), package)
-        wrapper._cohort = True
-        setattr(model, name, wrapper)
+        # Where it is defined: Keras compares a model's method with that one to see whether it is the model's own.
+        owner = next(one for one in _flavor.module(package).Model.__mro__ if name in vars(one))
+        if not getattr(vars(owner)[name], "_cohort", False):
+            wrapper = make(vars(owner)[name], package)
+            wrapper._cohort = True
+            setattr(owner, name, wrapper)
 
 
 def _compile(original: Callable[..., Any], package: str) -> Any:
@@ -181,7 +182,7 @@ class Training:
             return
         self._finished = True
         every = max(1, int(getattr(self.model, "steps_per_execution", None) or 1)) if not _flavor.is_keras_2(self.package) else 1
-        backend, process_set = self.reduction.backend, self.reduction.settings.process_set
+        backend, process_set, absent = self.reduction.backend, self.reduction.settings.process_set, 0
         while float(backend.total(0, _SAMPLES, process_set)) > 0:
             batch = self._batches
             if batch % every == 0:
@@ -189,9 +190,25 @@ class Training:
                     one.before_absent_batch(batch)
             self._absent_step()
             self._batches += 1
+            absent += 1
             if self._batches % every == 0:
                 for one in self.others:
                     one.after_absent_batch(batch)
+        self._level(absent)
+
+    def _level(self, absent: int) -> None:
+        """Ranks that made steps without data have computed them otherwise (not by a compiled step, say), to the last bits:
+        they get the weights of one that had data to the end."""
+        process_set = self.reduction.settings.process_set
+        missed = allgather_object(absent, "keras.absent", process_set)
+        if not any(missed):
+            return
+        _flavor.synchronize_state(self.model)
+        root = (process_set.ranks or [])[missed.index(min(missed))]
+        weights = [one for one in self.model.trainable_variables if not self._is_local(one)]
+        broadcast_variables(weights, root, "weights", process_set)
+        for i, optimizer in enumerate(self.optimizers):
+            broadcast_variables(_flavor.optimizer_variables(optimizer), root, f"optimizer.{i}", process_set)
 
     # --- callbacks ---
 
@@ -248,11 +265,17 @@ class Training:
             model._maybe_symbolic_build = build
 
     def check_reached(self) -> None:
-        """After a step: raises RuntimeError if it reduced nothing."""
+        """After a step: raises RuntimeError if none has reduced anything."""
         reduction = self.reduction
+        optimizer = self.optimizers[0]
+        # Steps that only accumulate, and those that overflow, do not come to it.
+        if _reduction.inner_of(optimizer) is not None:
+            return
+        if self._batches < (getattr(optimizer, "gradient_accumulation_steps", None) or reduction.settings.passes):
+            return
         if reduction.is_shared() and not any(self._reduced(one) for one in self.optimizers):
             raise RuntimeError(
-                f"fit: the first step has reduced nothing: {reduction.hook} of {type(self.model.optimizer).__name__} was "
+                f"fit: the first step has reduced nothing: {reduction.hook} of {type(optimizer).__name__} was "
                 f"called {reduction.reached} times -- ranks would train apart -- a train_step of one's own has to apply "
                 "gradients with the optimizer that DistributedOptimizer returned"
             )
