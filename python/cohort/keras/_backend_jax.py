@@ -9,23 +9,43 @@ import jax.numpy as jnp
 from cohort._horovod.process_sets import ProcessSet
 from cohort._horovod.reduce_ops import Min, Sum
 
-try:
-    from cohort.jax import Compression, allreduce
-    from cohort.jax._gradients import reduce_gradients
-except ImportError:
-    from cohort.keras._shim import Compression, allreduce_jax as allreduce, reduce_jax as reduce_gradients
+from cohort.jax import _gradients
 
-__all__ = ["Compression", "reduce_gradients"]
+
+class Compression:
+    """The types that gradients travel as."""
+
+    none = None
+    fp16 = jnp.float16
+    bf16 = jnp.bfloat16
+
+
+def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int, prescale: float, postscale: float,
+                     process_set: ProcessSet, compression: Any = Compression.none,
+                     sparse_as_dense: bool = False) -> List[Any]:  # fmt: skip
+    """The gradients of all ranks. There are no sparse ones."""
+    sent = [
+        one if compression is None or not jnp.issubdtype(one.dtype, jnp.floating) else one.astype(compression)
+        for one in gradients
+    ]
+    reduced = _gradients.reduce_gradients(sent, names, op=op, prescale=prescale, postscale=postscale,
+                                          process_set=process_set)  # fmt: skip
+    return [result.astype(one.dtype) for result, one in zip(reduced, gradients)]
+
+
+def _reduced(value: Any, name: str, op: int, process_set: ProcessSet) -> Any:
+    value = jax.lax.stop_gradient(value)
+    return jax.lax.stop_gradient(_gradients.reduce_gradients([value], [name], op=op, process_set=process_set)[0])
 
 
 def total(count: Any, name: str, process_set: ProcessSet) -> Any:
     """The sum of a number over ranks."""
-    return jax.lax.stop_gradient(allreduce(jnp.asarray(count, jnp.float32), op=Sum, name=name, process_set=process_set))
+    return _reduced(jnp.asarray(count, jnp.float32), name, Sum, process_set)
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
     """Whether a flag is set on all ranks."""
-    return allreduce(jnp.asarray(flag, jnp.int32), op=Min, name=name, process_set=process_set).astype(bool)
+    return _reduced(jnp.asarray(flag, jnp.int32), name, Min, process_set).astype(bool)
 
 
 def factor_of(count: Any, ranks: int, samples: Any) -> Any:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from typing import Any
 
 import tensorflow as tf
 from cohort._horovod.process_sets import ProcessSet
 from cohort._horovod.reduce_ops import Min, Sum
 
-try:
-    from cohort.tensorflow import Compression, allreduce
-    from cohort.tensorflow._gradients import reduce_gradients
-except ImportError:
-    from cohort.keras._shim import Compression, allreduce_tf as allreduce, reduce_tf as reduce_gradients
+from cohort.tensorflow._gradients import reduce_gradients
+from cohort.tensorflow.compression import Compression
 
 __all__ = ["Compression", "reduce_gradients"]
 
 
 def total(count: Any, name: str, process_set: ProcessSet) -> Any:
     """The sum of a number over ranks."""
-    return allreduce(tf.cast(count, tf.float64), op=Sum, name=name, process_set=process_set)
+    return reduce_gradients([tf.cast(count, tf.float64)], [name], op=Sum, process_set=process_set)[0]
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
     """Whether a flag is set on all ranks."""
-    return tf.cast(allreduce(tf.cast(flag, tf.uint8), op=Min, name=name, process_set=process_set), tf.bool)
+    return tf.cast(reduce_gradients([tf.cast(flag, tf.uint8)], [name], op=Min, process_set=process_set)[0], tf.bool)
 
 
 def factor_of(count: Any, ranks: int, samples: Any) -> Any:

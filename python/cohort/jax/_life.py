@@ -1,0 +1,40 @@
+"""What compiled programs and worlds have to know of each other: their ends, and worlds of another size."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Optional, Tuple
+
+import jax
+from cohort._horovod import runtime
+
+_last: Optional[Tuple[int, int]] = None
+
+
+def watch() -> None:
+    """Called once, as this package is imported: after `cohort`, so that its end comes before that of the worlds."""
+    atexit.register(_finish)
+    runtime.when_formed.append(_formed)
+
+
+def _finish() -> None:
+    # Programs run behind Python's back: their operations need a world until they are done. JAX starts those of a thread
+    # one after the other, so what is started last ends last. What failed has nobody to be told any more.
+    if not runtime.is_initialized():
+        return
+    try:
+        jax.effects_barrier()
+        for array in jax.live_arrays("cpu"):
+            array.block_until_ready()
+    except Exception:
+        pass
+
+
+def _formed() -> None:
+    # Programs have the rank and the size of the world in their shapes.
+    global _last
+    place = runtime._place
+    now = None if place is None else (place.rank, place.size)
+    if _last is not None and now != _last:
+        jax.clear_caches()
+    _last = now
