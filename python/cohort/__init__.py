@@ -26,27 +26,18 @@ from cohort.errors import (
     Unavailable,
 )
 
-import sys as _sys
-
-# TensorFlow shows all its symbols to libraries that are loaded after it, and those of its BoringSSL have OpenSSL's names.
-_flags = _sys.getdlopenflags()
-if "tensorflow" in _sys.modules:
-    import os as _os
-
-    _sys.setdlopenflags(_flags | _os.RTLD_DEEPBIND)
-
 try:
     from cohort._core import Communicator, Memory, ReduceOp, Work, __version__, supports
 except ModuleNotFoundError as missing:
     if missing.name != "cohort._core":
         raise
+    import sys as _sys
+
     raise ImportError(
         f"cohort's compiled module is not there for this Python -- {_sys.implementation.cache_tag}, looked in "
         f"{__path__[0]} -- `pip install .` in a clone of Cohort builds it; in a build folder, put build/PRESET/python "
         "on PYTHONPATH"
     ) from missing
-finally:
-    _sys.setdlopenflags(_flags)
 
 from cohort._preemption import REQUEUE_STATUS, Preemption
 from cohort._torch_backend import monitored_barrier, wait_for_torch as _wait_for_torch
