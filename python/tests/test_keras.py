@@ -37,6 +37,8 @@ for name in ("model.keras", "model.h5"):
     have = np.concatenate([np.asarray(one.numpy()).reshape(-1) for one in model.weights])
     assert (have == want).all(), name
     assert type(model.optimizer).__name__ == "Adam", type(model.optimizer)
+    if name == "model.h5" and sys.argv[1] != "tf_keras":
+        continue  # Keras 3 builds the optimizer of a Sequential in HDF5 for no variables
     assert int(model.optimizer.iterations.numpy()) == 8
     model.fit(np.ones((8, 6), "float32"), np.ones((8, 1), "float32"), verbose=0)
 print("LOADED")

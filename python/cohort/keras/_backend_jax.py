@@ -54,6 +54,7 @@ def factor_of(count: Any, ranks: int, samples: Any) -> Any:
 
 
 def times(value: Any, factor: Any) -> Any:
+    """A loss or a gradient, times such a factor."""
     return value * factor.astype(value.dtype)
 
 
@@ -62,10 +63,10 @@ def samples_in(leaf: Any) -> Any:
     return leaf.shape[0]
 
 
-def zeros(variable: Any, is_sparse: bool) -> Any:
+def zeros(variable: Any, type_of_indices: Any) -> Any:
     """What a rank without a gradient brings."""
     return jnp.zeros(variable.shape, variable.dtype)
 
 
-def is_sparse(gradient: Any) -> bool:
-    return False
+def type_of_indices(gradient: Any) -> None:
+    """None: no gradients are sparse."""

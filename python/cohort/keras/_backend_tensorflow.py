@@ -30,6 +30,7 @@ def factor_of(count: Any, ranks: int, samples: Any) -> Any:
 
 
 def times(value: Any, factor: Any) -> Any:
+    """A loss or a gradient, times such a factor."""
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(times(value.values, factor), value.indices, value.dense_shape)
     return value * tf.cast(factor, value.dtype)
@@ -40,13 +41,14 @@ def samples_in(leaf: Any) -> Any:
     return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
 
 
-def zeros(variable: Any, is_sparse: bool) -> Any:
+def zeros(variable: Any, type_of_indices: Any) -> Any:
     """What a rank without a gradient brings."""
     shape, kind = tuple(variable.shape), tf.as_dtype(variable.dtype)
-    if is_sparse:
-        return tf.IndexedSlices(tf.zeros((0, *shape[1:]), kind), tf.zeros((0,), tf.int64), tf.constant(shape, tf.int64))
+    if type_of_indices is not None:
+        return tf.IndexedSlices(tf.zeros((0, *shape[1:]), kind), tf.zeros((0,), type_of_indices), tf.constant(shape, type_of_indices))
     return tf.zeros(shape, kind)
 
 
-def is_sparse(gradient: Any) -> bool:
-    return isinstance(gradient, tf.IndexedSlices)
+def type_of_indices(gradient: Any) -> Any:
+    """Of a gradient that is sparse; None for others."""
+    return gradient.indices.dtype if isinstance(gradient, tf.IndexedSlices) else None

@@ -53,6 +53,7 @@ def factor_of(count: Any, ranks: int, samples: Any) -> Any:
 
 
 def times(value: Any, factor: Any) -> Any:
+    """A loss or a gradient, times such a factor."""
     return value if isinstance(factor, float) and factor == 1 else value * factor
 
 
@@ -61,11 +62,11 @@ def samples_in(leaf: Any) -> Any:
     return int(leaf.shape[0])
 
 
-def zeros(variable: Any, is_sparse: bool) -> Any:
+def zeros(variable: Any, type_of_indices: Any) -> Any:
     """What a rank without a gradient brings."""
     tensor = variable.value
     return torch.zeros_like(tensor, requires_grad=False)
 
 
-def is_sparse(gradient: Any) -> bool:
-    return False
+def type_of_indices(gradient: Any) -> None:
+    """None: no gradients are sparse."""

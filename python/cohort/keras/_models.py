@@ -24,6 +24,23 @@ def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: Opt
     model = _flavor.module().models.load_model(filepath, custom_objects=known)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and _reduction.of(optimizer) is None:
+        optimizer = _mended(model, optimizer, filepath)
         model.optimizer = DistributedOptimizer(optimizer, compression=compression)
         model.train_function = None
     return model
+
+
+def _mended(model: Any, optimizer: Any, filepath: Any) -> Any:
+    """The optimizer, for the model's variables: of a Sequential in HDF5, Keras 3 builds it for none, and loses its state."""
+    built_for = getattr(optimizer, "_trainable_variables", None)
+    variables = model.trainable_variables
+    if not getattr(optimizer, "built", False) or built_for is None or len(built_for) == len(variables):
+        return optimizer
+    made = type(optimizer).from_config(optimizer.get_config())
+    made.build(variables)
+    import h5py
+    from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group as load
+
+    with h5py.File(filepath, "r") as file:
+        made.set_weights(load(file))
+    return made

@@ -43,7 +43,7 @@ class Reduction:
         self.hook = ""  # its name, for errors
         self.reached = 0  # how often the hook was
         self.bytes = 0  # that were given to it for reducing
-        self.is_sparse: Dict[str, bool] = {}  # whether a variable's gradients are
+        self.sparse: Dict[str, Any] = {}  # of variables whose gradients are: the type of their indices
         self._local: Set[int] = set()
         self._now = threading.local()  # the variables whose gradients an optimizer is at
 
@@ -102,7 +102,7 @@ class Reduction:
         missing = [_flavor.path_of(v) for g, v in zip(gradients, variables) if g is None and not self.is_local(v)]
         warnings.warn(f"no gradients on this rank, so zeros: {', '.join(missing)}", stacklevel=3)
         return [
-            self.backend.zeros(variable, False) if gradient is None and not self.is_local(variable) else gradient
+            self.backend.zeros(variable, None) if gradient is None and not self.is_local(variable) else gradient
             for gradient, variable in zip(gradients, variables)
         ]
 
@@ -141,7 +141,7 @@ class Reduction:
             if self.is_local(variable):
                 gradients[i] = gradient * (local_factor * passes)
                 continue
-            self.is_sparse[names[i]] = self.backend.is_sparse(gradient)
+            self.sparse[names[i]] = self.backend.type_of_indices(gradient)
             shared.append(i)
             self.bytes += max(1, _bytes_of(variable))
         predivide = self.settings.predivide
@@ -181,8 +181,8 @@ class Reduction:
     def nothing(self, variables: Sequence[Any]) -> List[Any]:
         """What a rank without data brings for these variables."""
         names = _flavor.unique_paths(variables)
-        sparse = self.is_sparse if not self.settings.sparse_as_dense else {}
-        return [self.backend.zeros(one, sparse.get(name, False)) for one, name in zip(variables, names)]
+        sparse = self.sparse if not self.settings.sparse_as_dense else {}
+        return [self.backend.zeros(one, sparse.get(name)) for one, name in zip(variables, names)]
 
 
 def _bytes_of(variable: Any) -> int:

@@ -124,15 +124,9 @@ class Training:
         training: Optional[Training] = getattr(model.train_step, "training", None)
         if training is None:
             training = cls(model, model.train_step, package)
-
-            @functools.wraps(model.train_step)
-            def train_step(*args: Any, **kwargs: Any) -> Any:
-                assert training is not None
-                return training.step(*args, **kwargs)
-
-            train_step.training = training  # type: ignore[attr-defined]
-            model.train_step = train_step
             model.train_function = None
+        if model.train_function is None:
+            model.train_step = training._wrapper()
         training.optimizers = optimizers
         reduction = _reduction.of(optimizers[0])
         assert reduction is not None
@@ -141,6 +135,16 @@ class Training:
             model.jit_compile = False
             model.train_function = None
         return training
+
+    def _wrapper(self) -> Any:
+        """The step that `fit` calls. Each time another one: JAX keeps what it has compiled of a function."""
+
+        @functools.wraps(self._original_step)
+        def train_step(*args: Any, **kwargs: Any) -> Any:
+            return self.step(*args, **kwargs)
+
+        train_step.training = self  # type: ignore[attr-defined]
+        return train_step
 
     # --- steps ---
 
