@@ -143,10 +143,10 @@ std::shared_ptr<named::Engine> engine_of(std::uint64_t number) {
   Published& all = published();
   const std::lock_guard lock(all.mutex);
   const auto found = all.engines.find(number);
-  if (found == all.engines.end()) throw Error(ErrorCode::InvalidArgument, kNone);
+  if (found == all.engines.end()) throw Error(ErrorCode::Unavailable, kNone);
   if (found->second.second != fork_generation()) throw Error(ErrorCode::InvalidArgument, kForked);
   auto engine = found->second.first.lock();
-  if (!engine) throw Error(ErrorCode::InvalidArgument, kNone);
+  if (!engine) throw Error(ErrorCode::Unavailable, kNone);
   return engine;
 }
 

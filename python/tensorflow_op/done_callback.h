@@ -1,6 +1,6 @@
-// The function that an asynchronous kernel calls when it is done. TensorFlow lends it for the time of the call that starts
-// the kernel: what is called later has to be a copy. It is a std::function behind an opaque pointer, so a copy can be made
-// where TensorFlow was built with libstdc++, as this library is.
+// The function that an asynchronous kernel calls when it is done. TensorFlow lends it for the time of the call that
+// starts the kernel: what is called later has to be a copy. It is a std::function behind an opaque pointer, so a copy
+// can be made where TensorFlow was built with libstdc++, as this library is.
 #pragma once
 
 #include "tensorflow_api.h"

@@ -100,7 +100,9 @@ class Operations(Case):
         for got in self.both(lambda: hvd.grouped_allgather(rows)):
             for one, shape in zip(got, ((2,), (3, 3))):
                 self.same(one, np.concatenate(list(self.every(shape))))
-        for got in self.both(lambda: hvd.grouped_reducescatter([self.values(self.rank, shape=(self.size, 2))], op=hvd.Sum)):
+        for got in self.both(
+            lambda: hvd.grouped_reducescatter([self.values(self.rank, shape=(self.size, 2))], op=hvd.Sum)
+        ):
             self.same(got[0], self.every((self.size, 2)).sum(0)[self.rank : self.rank + 1])
         self.assertEqual(hvd.grouped_allreduce([]), [])
 
@@ -142,7 +144,9 @@ class Operations(Case):
 
     def test_sparse(self):
         indices = [0, self.rank + 1]
-        slices = tf.IndexedSlices(tf.fill([2, 3], float(self.rank + 1)), tf.constant(indices), tf.constant([self.size + 1, 3]))
+        slices = tf.IndexedSlices(
+            tf.fill([2, 3], float(self.rank + 1)), tf.constant(indices), tf.constant([self.size + 1, 3])
+        )
         expected = np.zeros((self.size + 1, 3))
         for rank in range(self.size):
             expected[[0, rank + 1]] += rank + 1
@@ -192,7 +196,9 @@ class Operations(Case):
             return hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op(), hvd.process_set_included_op()
 
         for answers in self.both(ask):
-            self.assertEqual([int(one) for one in answers], [self.rank, self.size, hvd.local_rank(), hvd.local_size(), 1])
+            self.assertEqual(
+                [int(one) for one in answers], [self.rank, self.size, hvd.local_rank(), hvd.local_size(), 1]
+            )
         with self.assertRaises(ValueError):
             hvd.size_op(17)
 

@@ -24,10 +24,20 @@ from cohort.tensorflow._execution import Call, Tensor, run
 from cohort.tensorflow._gradients import gather_slices
 from cohort.tensorflow.compression import Compression
 
+try:
+    from tensorflow.python.eager.record import could_possibly_record as _could_record
+except ImportError:  # it is no public name
+
+    def _could_record() -> bool:
+        return True
+
+
 # --- names ---
 
 
-def _names(kind: str, name: Optional[str], ignore_name_scope: bool, process_set: ProcessSet, count: int = 0) -> List[str]:
+def _names(
+    kind: str, name: Optional[str], ignore_name_scope: bool, process_set: ProcessSet, count: int = 0
+) -> List[str]:
     """The names that ranks meet under; `count` of a group's."""
     if tf.executing_eagerly():
         full = named(kind, name, process_set)
@@ -96,9 +106,14 @@ def _asked(question: Callable[[], int], name: Optional[str]) -> Tensor:
     return answer
 
 
-def _own_rank(process_set: ProcessSet) -> Any:
+def _own_rank(process_set: ProcessSet) -> Tensor:
     """This rank's number in the set: a graph may outlive a world."""
     return _asked(lambda: engine_of(process_set).rank(), None)
+
+
+def size_of(process_set: ProcessSet) -> Tensor:
+    """The number of the set's ranks, asked for when the graph runs."""
+    return _asked(lambda: engine_of(process_set).size(), None)
 
 
 # --- gradients ---
@@ -108,6 +123,8 @@ def _differentiable(forward: Callable[..., Tuple[List[Tensor], Any]], tensors: L
     """What `forward` makes of the tensors: it gives results, and the function from their gradients to the inputs'."""
     if not any(one.dtype.is_floating or one.dtype.is_complex for one in tensors):
         return forward(*tensors)[0]
+    if tf.executing_eagerly() and not _could_record():
+        return forward(*tensors)[0]  # custom_gradient takes longer than the operation
 
     def dense(grads: Sequence[Any]) -> List[Tensor]:
         return [tf.convert_to_tensor(one) for one in grads]
@@ -277,7 +294,9 @@ def broadcast_(variables: Sequence[Any], root_rank: int, name: Optional[str] = N
                process_set: ProcessSet = global_process_set) -> List[Any]:  # fmt: skip
     """Gives each variable of a list the value that it has on rank `root_rank`; returns them, in a graph with their new
     values. Variables are matched by their places in the list."""
-    assigned = assign_broadcast(variables, root_rank, _names("broadcast", name, False, process_set, len(variables)), process_set)
+    assigned = assign_broadcast(
+        variables, root_rank, _names("broadcast", name, False, process_set, len(variables)), process_set
+    )
     return list(variables) if tf.executing_eagerly() else assigned
 
 
@@ -381,7 +400,7 @@ def _reducescatter(tensors: List[Tensor], compression: Any, call: Call) -> List[
 def _scatter_back(grads: List[Tensor], call: Call) -> List[Tensor]:
     factor = tf.constant(call.prescale * call.postscale, tf.float64)
     if call.op == Sum:
-        factor *= tf.cast(_asked(lambda: engine_of(call.process_set).size(), None), tf.float64)
+        factor *= tf.cast(size_of(call.process_set), tf.float64)
     gather = Call("ALLGATHER", _grad_name(call.names), call.process_set)
     return _gathered([grad * tf.cast(factor, grad.dtype) for grad in grads], gather)
 

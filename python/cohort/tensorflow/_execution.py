@@ -5,6 +5,7 @@ A `Call` says what is asked for; `run` gives the results. Nothing here is differ
 
 from __future__ import annotations
 
+import functools
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import tensorflow as tf
 from cohort._horovod.process_sets import ProcessSet, engine_of, root_in
 from cohort._horovod.reduce_ops import ENGINE_OPS, Sum
 from cohort._horovod.submit import Pending, started
-from cohort.tensorflow import _adasum
+from cohort.tensorflow import _adasum, _library
 
 Tensor = Any  # a tf.Tensor, eager or of a graph
 
@@ -52,10 +53,15 @@ def run(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor] = None) 
         return [], []
     for tensor in tensors:
         if tensor.dtype.name not in TYPES:
-            raise ValueError(f"{call.names[0]}: tensors of {tensor.dtype.name} do not travel -- known are {', '.join(TYPES)}")
+            raise ValueError(
+                f"{call.names[0]}: tensors of {tensor.dtype.name} do not travel -- known are {', '.join(TYPES)}"
+            )
     if tf.executing_eagerly():
         return _now(call, tensors, splits)
-    return _by_python(call, tensors, splits)
+    library = _library.loaded()
+    if library is None or call.kind not in _KINDS:
+        return _by_python(call, tensors, splits)
+    return _by_library(library, call, tensors, splits)
 
 
 # --- eager ---
@@ -133,6 +139,51 @@ def _array_from(result: Any, dtype: Any) -> Any:
 
 
 # --- in a graph ---
+
+# Numbers of python::NamedKind. Adasum is not among them: what ranks have sent is combined in Python.
+_KINDS = {"ALLREDUCE": 0, "ALLGATHER": 1, "BROADCAST": 2, "REDUCESCATTER": 3, "ALLTOALL": 4}
+
+
+def _by_library(library: Any, call: Call, tensors: Sequence[Tensor],
+                splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:  # fmt: skip
+    """One op of the library for all tensors. It finds the set's engine when it runs, which may be in a later world."""
+    asked = {
+        "names": call.names,
+        "kind": _KINDS[call.kind],
+        "engine": call.process_set._key,
+        "op": ENGINE_OPS[call.op].value,
+        "root": root_in(call.process_set, call.root) if call.kind == "BROADCAST" else 0,
+        "prescale": float(call.prescale).hex(),
+        "postscale": float(call.postscale).hex(),
+        "needs_all_ranks": int(call.needs_all_ranks),
+    }
+    with tf.device("CPU:0"):
+        if call.kind in _SAME_SHAPES:
+            return library.cohort_reduce(tensors=tensors, changing=_changing(), **asked), []
+        rows = tf.zeros([0], tf.int64)
+        if splits is not None:
+            rows = tf.cast(splits, tf.int64)
+            tensors = [tensors[0][: tf.reduce_sum(rows)]]  # those beyond are not sent
+        made = library.cohort_collective(
+            tensors=tensors, splits=rows, changing=_changing(), count=len(tensors), **asked
+        )
+    set_shapes(call, tensors, made.results, made.received)
+    return made.results, [] if call.kind == "REDUCESCATTER" else made.received
+
+
+def _changing() -> Tensor:
+    """An input that is not taken for a constant: of constants alone, operations would be carried out once, as a graph is
+    optimised, and never again."""
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return tf.compat.v1.placeholder_with_default(tf.constant(0, tf.int64), [])
+    return _passed_in()
+
+
+@functools.lru_cache(maxsize=None)
+def _passed_in() -> Tensor:
+    """What lies outside of functions is an argument of theirs, unless it is so small that they copy it."""
+    with tf.init_scope():
+        return tf.zeros([1024], tf.int64)
 
 
 def _by_python(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:

@@ -11,6 +11,8 @@ from cohort._horovod.reduce_ops import Adasum, Average, Sum
 from cohort.tensorflow._execution import Call, run
 from cohort.tensorflow.compression import Compression
 
+_BUCKET_BYTES = 1 << 20
+
 Gradient = Any  # a tf.Tensor, tf.IndexedSlices or None
 
 
@@ -28,7 +30,9 @@ def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op:
     NotImplementedError for a reduction that IndexedSlices have not.
     """
     if len(names) != len(gradients) or len(set(names)) != len(names):
-        raise ValueError(f"reduce_gradients: {len(gradients)} gradients need as many different names, not {list(names)}")
+        raise ValueError(
+            f"reduce_gradients: {len(gradients)} gradients need as many different names, not {list(names)}"
+        )
     results: List[Gradient] = list(gradients)
     if sparse_as_dense:
         results = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in results]
@@ -36,13 +40,34 @@ def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op:
     dense = [i for i, one in enumerate(results) if one is not None and i not in set(sparse)]
     compressed = [compression.compress(tf.convert_to_tensor(results[i])) for i in dense]
     kind = "ADASUM" if op == Adasum else "ALLREDUCE"
-    call = Call(kind, [f"{kind.lower()}.{names[i]}" for i in dense], process_set, op, prescale, postscale)
-    for i, reduced, (_, context) in zip(dense, run(call, [one for one, _ in compressed])[0], compressed):
-        results[i] = compression.decompress(reduced, context)
-    slices = gather_slices([results[i] for i in sparse], [names[i] for i in sparse], op, prescale, postscale, process_set)
+    for bucket in _buckets([one for one, _ in compressed]):
+        call = Call(kind, [f"{kind.lower()}.{names[dense[j]]}" for j in bucket], process_set, op, prescale, postscale)
+        for j, reduced in zip(bucket, run(call, [compressed[j][0] for j in bucket])[0]):
+            results[dense[j]] = compression.decompress(reduced, compressed[j][1])
+    slices = gather_slices(
+        [results[i] for i in sparse], [names[i] for i in sparse], op, prescale, postscale, process_set
+    )
     for i, gathered in zip(sparse, slices):
         results[i] = gathered
     return results
+
+
+def _buckets(tensors: List[Any]) -> List[List[int]]:
+    """Places of tensors that one op reduces. In a graph an op begins when it has all of its inputs, so there are several:
+    neighbours in the list, which are computed one after another."""
+    if tf.executing_eagerly():
+        return [list(range(len(tensors)))]
+    buckets: List[List[int]] = []
+    room = 0
+    for i, tensor in enumerate(tensors):
+        elements = tensor.shape.num_elements()
+        size = _BUCKET_BYTES if elements is None else elements * tensor.dtype.size
+        if size > room:
+            buckets.append([])
+            room = max(_BUCKET_BYTES, size)
+        buckets[-1].append(i)
+        room -= size
+    return buckets
 
 
 def gather_slices(slices: List[Any], names: List[str], op: int, prescale: float, postscale: float,
