@@ -37,7 +37,7 @@ from cohort._horovod.runtime import (
     start_timeline,
     stop_timeline,
 )
-from cohort.jax import _life
+from cohort.jax import _cluster, _life
 from cohort.jax._collectives import (
     allgather,
     allreduce,
@@ -94,3 +94,4 @@ __all__ = [
 ]
 
 _life.watch()
+_cluster.register()

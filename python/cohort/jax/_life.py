@@ -6,6 +6,7 @@ import atexit
 from typing import Optional, Tuple
 
 import jax
+import jax.numpy as jnp
 from cohort._horovod import runtime
 
 _last: Optional[Tuple[int, int]] = None
@@ -18,12 +19,13 @@ def watch() -> None:
 
 
 def _finish() -> None:
-    # Programs run behind Python's back: their operations need a world until they are done. JAX starts those of a thread
-    # one after the other, so what is started last ends last. What failed has nobody to be told any more.
+    # Programs run behind Python's back, and their operations need a world until they are done. JAX runs those of a thread
+    # one after the other, so that one more waits for all that this one has started; results tell of other threads'.
+    # What failed has nobody to be told any more.
     if not runtime.is_initialized():
         return
     try:
-        jax.effects_barrier()
+        (jnp.zeros(()) + 1).block_until_ready()
         for array in jax.live_arrays("cpu"):
             array.block_until_ready()
     except Exception:
