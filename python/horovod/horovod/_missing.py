@@ -12,6 +12,6 @@ def not_yet(part: str) -> ImportError:
     """The error for a framework that Cohort does not speak yet."""
     return missing(
         part,
-        "of Horovod's frameworks it has PyTorch's (horovod.torch) so far; take it from PYTHONPATH (run without "
+        "of Horovod's frameworks it has PyTorch's (horovod.torch) and TensorFlow's (horovod.tensorflow) so far; take it from PYTHONPATH (run without "
         "--as-horovod) or uninstall cohort-horovod to use Horovod's own",
     )
