@@ -297,19 +297,21 @@ xla::Error* execute(xla::CallFrame& frame) {
   return running->problem.empty() ? nullptr : error_of(api, running->code, running->problem);
 }
 
-/// XLA asks what the handler is; true if this call is that.
-bool answer(xla::CallFrame& frame) {
+/// What XLA asks when the handler is registered: which version of the interface it is for. Where that is none that is
+/// known here, the answer makes it refuse the handler.
+void answer(const xla::Api& api, xla::Metadata& metadata) {
+  const xla::Version& theirs = api.version;
+  const bool known = theirs.major == xla::kMajor && theirs.minor >= xla::kLeastMinor && api.head.size >= sizeof(xla::Api);
+  metadata.version.major = xla::kMajor;
+  metadata.version.minor = known ? std::min(theirs.minor, xla::kMostMinor) : xla::kMostMinor;
+  metadata.traits = 0;
+}
+
+xla::Metadata* metadata_of(const xla::CallFrame& frame) {
   for (xla::Extension* one = frame.head.extensions; one != nullptr; one = one->next) {
-    if (one->type != xla::kMetadata) continue;
-    xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(one)->metadata;
-    const xla::Version& theirs = frame.api->version;
-    const bool known = theirs.major == xla::kMajor && theirs.minor >= xla::kLeastMinor;
-    metadata.version.major = xla::kMajor;
-    metadata.version.minor = known && theirs.minor < xla::kMostMinor ? theirs.minor : xla::kMostMinor;
-    metadata.traits = 0;
-    return true;
+    if (one->type == xla::kMetadata) return reinterpret_cast<xla::MetadataExtension*>(one)->metadata;
   }
-  return false;
+  return nullptr;
 }
 
 }  // namespace
@@ -331,7 +333,10 @@ __attribute__((visibility("default"))) const char* cohort_jax_use(const void* ta
 /// The handler, of XLA's stage "execute".
 __attribute__((visibility("default"))) cohort::xla::Error* cohort_jax_call(cohort::xla::CallFrame* frame) {
   using namespace cohort::python;
-  if (answer(*frame)) return nullptr;
+  if (xla::Metadata* const metadata = metadata_of(*frame)) {
+    answer(*frame->api, *metadata);
+    return nullptr;
+  }
   try {
     return execute(*frame);
   } catch (const std::exception& error) {
