@@ -58,11 +58,12 @@ std::optional<DType> dtype_of(Type type) noexcept {
   return std::nullopt;
 }
 
-/// By the numbers of cohort::ErrorCode.
+/// By the numbers of cohort::ErrorCode. What TensorFlow calls unavailable it takes for a failure of its own network.
 Code code_of(int code) noexcept {
-  constexpr Code kCodes[] = {Code::InvalidArgument, Code::Unavailable,        Code::DeadlineExceeded,
-                             Code::Unavailable,     Code::FailedPrecondition, Code::Aborted};
-  return code >= 0 && code < static_cast<int>(std::size(kCodes)) ? kCodes[code] : Code::Internal;
+  constexpr Code kCodes[] = {Code::InvalidArgument, Code::Aborted, Code::DeadlineExceeded, Code::Aborted,
+                             Code::FailedPrecondition};
+  if (code == static_cast<int>(ErrorCode::Internal)) return Code::Internal;
+  return code >= 0 && code < static_cast<int>(std::size(kCodes)) ? kCodes[code] : Code::Aborted;
 }
 
 // cohort/tensorflow/_errors.py looks for it. What has no meaning is a ValueError there, and carries no mark.

@@ -46,7 +46,6 @@ enum class Code : int {
   FailedPrecondition = 9,
   Aborted = 10,
   Internal = 13,
-  Unavailable = 14,
 };
 
 /// Each name behind "TF_", what it returns, and its parameters.

@@ -20,7 +20,7 @@ from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_s
 from cohort._horovod.process_sets import get_process_set_ids_and_ranks, require_world
 from cohort._horovod.reduce_ops import Adasum, Average, Max, Min, Product, Sum, resolve
 from cohort._horovod.submit import Pending, named, started
-from cohort.tensorflow._execution import Call, Tensor, run
+from cohort.tensorflow._execution import Call, Tensor, as_it_is, run
 from cohort.tensorflow._gradients import gather_slices
 from cohort.tensorflow.compression import Compression
 
@@ -65,26 +65,31 @@ def _tensors(values: Any, what: str) -> List[Tensor]:
 # --- who asks ---
 
 
+@as_it_is
 def rank_op(name: Optional[str] = None) -> Tensor:
     """`rank()`, asked for when the graph runs. A scalar of int32, as those below."""
     return _asked(runtime.rank, name)
 
 
+@as_it_is
 def size_op(process_set_id: int = 0, name: Optional[str] = None) -> Tensor:
     """The number of ranks of a process set, asked for when the graph runs."""
     return _asked(lambda: len(_ranks_of(process_set_id, "size_op")), name)
 
 
+@as_it_is
 def local_rank_op(name: Optional[str] = None) -> Tensor:
     """`local_rank()`, asked for when the graph runs."""
     return _asked(runtime.local_rank, name)
 
 
+@as_it_is
 def local_size_op(name: Optional[str] = None) -> Tensor:
     """`local_size()`, asked for when the graph runs."""
     return _asked(runtime.local_size, name)
 
 
+@as_it_is
 def process_set_included_op(process_set_id: int = 0, name: Optional[str] = None) -> Tensor:
     """1 if this rank is in a process set, else 0; asked for when the graph runs."""
     return _asked(lambda: int(runtime.rank() in _ranks_of(process_set_id, "process_set_included_op")), name)
@@ -111,6 +116,7 @@ def _own_rank(process_set: ProcessSet) -> Tensor:
     return _asked(lambda: engine_of(process_set).rank(), None)
 
 
+@as_it_is
 def size_of(process_set: ProcessSet) -> Tensor:
     """The number of the set's ranks, asked for when the graph runs."""
     return _asked(lambda: engine_of(process_set).size(), None)
@@ -144,6 +150,7 @@ def _grad_name(names: List[str]) -> List[str]:
 # --- allreduce ---
 
 
+@as_it_is
 def allreduce(tensor: Any, average: Optional[bool] = None, device_dense: str = "", device_sparse: str = "",
               compression: Any = Compression.none, op: Optional[int] = None, prescale_factor: float = 1.0,
               postscale_factor: float = 1.0, name: Optional[str] = None, process_set: ProcessSet = global_process_set,
@@ -165,6 +172,7 @@ def allreduce(tensor: Any, average: Optional[bool] = None, device_dense: str = "
     return _allreduce([_tensor(tensor)], names, compression, op, prescale_factor, postscale_factor, process_set)[0]
 
 
+@as_it_is
 def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, device_dense: str = "",
                       device_sparse: str = "", compression: Any = Compression.none, op: Optional[int] = None,
                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -233,6 +241,7 @@ def _product_of_others(value: Tensor, name: str, call: Call) -> Tensor:
 # --- allgather ---
 
 
+@as_it_is
 def allgather(tensor: Any, name: Optional[str] = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
     """Concatenates the ranks' tensors along dimension 0, which may differ. Returns a new tensor."""
@@ -240,6 +249,7 @@ def allgather(tensor: Any, name: Optional[str] = None, ignore_name_scope: bool =
     return _gathered([_tensor(tensor)], Call("ALLGATHER", names, process_set))[0]
 
 
+@as_it_is
 def grouped_allgather(tensors: Sequence[Any], name: Optional[str] = None, ignore_name_scope: bool = False,
                       process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
     """As `allgather` for several tensors: none is carried out before all ranks have asked for all."""
@@ -272,6 +282,7 @@ def _gather_back(grads: List[Tensor], received: List[Tensor], call: Call) -> Lis
 # --- broadcast ---
 
 
+@as_it_is
 def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
     """Returns rank `root_rank`'s tensor (a rank of the world, also for process sets), a new one, on every rank."""
@@ -290,6 +301,7 @@ def _broadcast_back(grads: List[Tensor], call: Call) -> List[Tensor]:
     return [tf.where(is_root, mean, tf.zeros_like(mean)) for mean in means]
 
 
+@as_it_is
 def broadcast_(variables: Sequence[Any], root_rank: int, name: Optional[str] = None,
                process_set: ProcessSet = global_process_set) -> List[Any]:  # fmt: skip
     """Gives each variable of a list the value that it has on rank `root_rank`; returns them, in a graph with their new
@@ -300,6 +312,7 @@ def broadcast_(variables: Sequence[Any], root_rank: int, name: Optional[str] = N
     return list(variables) if tf.executing_eagerly() else assigned
 
 
+@as_it_is
 def assign_broadcast(variables: Sequence[Any], root_rank: int, names: List[str], process_set: ProcessSet) -> List[Any]:
     """Assigns to TensorFlow's or Keras's variables what the root has in them; what the assignments give."""
     values = [tf.convert_to_tensor(_value_of(variable)) for variable in variables]
@@ -317,6 +330,7 @@ def _value_of(variable: Any) -> Any:
 # --- alltoall ---
 
 
+@as_it_is
 def alltoall(tensor: Any, splits: Any = None, name: Optional[str] = None, ignore_name_scope: bool = False,
              process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
     """Sends rows to all ranks, and returns those received, in the order of ranks; with `splits` also how many came from
@@ -361,6 +375,7 @@ class _NotSupported(HorovodInternalError, NotImplementedError):
     """Horovod's core refuses it; its frameworks, where they know, are not implemented."""
 
 
+@as_it_is
 def reducescatter(tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
                   name: Optional[str] = None, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0, ignore_name_scope: bool = False) -> Tensor:  # fmt: skip
@@ -373,6 +388,7 @@ def reducescatter(tensor: Any, device_dense: str = "", compression: Any = Compre
     return _reducescatter([_tensor(tensor)], compression, call)[0]
 
 
+@as_it_is
 def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "", compression: Any = Compression.none,
                           op: int = Average, name: Optional[str] = None, process_set: ProcessSet = global_process_set,
                           prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -414,6 +430,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Pending(started("BARRIER", [full], engine_of(process_set).barrier, full), lambda: None).wait()
 
 
+@as_it_is
 def join(process_set: ProcessSet = global_process_set) -> Tensor:
     """Says that this rank has no more data, and waits until all ranks of the set have said so.
 

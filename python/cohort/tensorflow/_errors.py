@@ -1,11 +1,9 @@
-"""What TensorFlow raises of a graph whose operation failed, as the error that it stands for."""
+"""What TensorFlow raises as a graph is made, or run, and an operation fails: as the error that it stands for."""
 
 from __future__ import annotations
 
 import re
 from typing import Optional
-
-import tensorflow as tf
 
 from cohort._horovod.exceptions import HorovodInternalError
 
@@ -19,9 +17,9 @@ def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
     """The HorovodInternalError that an error is or, raised by TensorFlow, tells of; None for all others."""
     if isinstance(error, HorovodInternalError):
         return error
-    if not isinstance(error, tf.errors.OpError) or MARK not in (error.message or ""):
+    text = str(error)
+    if not type(error).__module__.startswith("tensorflow.") or MARK not in text:
         return None
-    text = error.message.split(MARK, 1)[1]
-    internal = HorovodInternalError(_AFTER.split(text, maxsplit=1)[0].strip())
+    internal = HorovodInternalError(_AFTER.split(text.split(MARK, 1)[1], maxsplit=1)[0].strip())
     internal.__cause__ = error
     return internal

@@ -16,6 +16,9 @@ from cohort._horovod.reduce_ops import ENGINE_OPS, Sum
 from cohort._horovod.submit import Pending, started
 from cohort.tensorflow import _adasum, _library
 
+# There is nothing for AutoGraph to convert in functions that are called while a graph is made; it would take long.
+as_it_is = tf.autograph.experimental.do_not_convert
+
 Tensor = Any  # a tf.Tensor, eager or of a graph
 
 # Of these, larger results are handed to TensorFlow where they lie; it takes longer for small ones than a copy.
@@ -58,6 +61,7 @@ def run(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor] = None) 
             )
     if tf.executing_eagerly():
         return _now(call, tensors, splits)
+    engine_of(call.process_set)  # or the reason why this rank has none; a graph may be used in later worlds, too
     library = _library.loaded()
     if library is None or call.kind not in _KINDS:
         return _by_python(call, tensors, splits)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from cohort._horovod.process_sets import ProcessSet, global_process_set
 from cohort._horovod.reduce_ops import Adasum, Average, Sum
-from cohort.tensorflow._execution import Call, run
+from cohort.tensorflow._execution import Call, as_it_is, run
 from cohort.tensorflow.compression import Compression
 
 _BUCKET_BYTES = 1 << 20
@@ -16,6 +16,7 @@ _BUCKET_BYTES = 1 << 20
 Gradient = Any  # a tf.Tensor, tf.IndexedSlices or None
 
 
+@as_it_is
 def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op: int = Average, prescale: float = 1.0,
                      postscale: float = 1.0, process_set: ProcessSet = global_process_set,
                      compression: Any = Compression.none, sparse_as_dense: bool = False) -> List[Gradient]:  # fmt: skip

@@ -36,9 +36,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def with_internal_errors(*args: Any, **kwargs: Any) -> Any:
         try:
             return func(*args, **kwargs)
-        except tf.errors.OpError as error:
+        except Exception as error:
             internal = as_internal_error(error)
-            if internal is None:
+            if internal is None or internal is error:
                 raise
             raise internal from error
 
@@ -56,8 +56,11 @@ class _VariablesState(ObjectState):
     def _variables(self) -> Sequence[Any]:
         raise NotImplementedError
 
+    def _keep(self) -> None:
+        self._values = [np.array(tf.convert_to_tensor(variable)) for variable in self._variables()]
+
     def save(self) -> None:
-        self._values = [np.array(variable) for variable in self._variables()]
+        self._keep()
         super().save()
 
     def restore(self) -> None:
@@ -68,8 +71,8 @@ class _VariablesState(ObjectState):
 
     def sync(self) -> None:
         broadcast_variables(self._variables(), root_rank=0)
-        super().sync()  # restores what was sent of the rest
-        self._values = [np.array(variable) for variable in self._variables()]
+        self._keep()
+        super().sync()
 
 
 class TensorFlowState(_VariablesState):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from cohort._horovod.process_sets import ProcessSet, global_process_set
 from cohort._horovod.reduce_ops import Average
 from cohort.tensorflow._collectives import size_of
+from cohort.tensorflow._execution import as_it_is
 from cohort.tensorflow._gradients import reduce_gradients
 from cohort.tensorflow.compression import Compression
 
@@ -28,6 +29,7 @@ class _Distributed(tf.GradientTape):
     _scales_local: bool
     _local: set
 
+    @as_it_is
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
                  **kwargs: Any) -> Any:  # fmt: skip
         """As of tf.GradientTape, reduced over the ranks. All ranks call it with the same sources, in the same order.
