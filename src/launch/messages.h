@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 14;
+inline constexpr std::uint32_t kProtocol = 15;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -123,6 +123,12 @@ struct ClockAnswer {
   std::int64_t now_ns = 0;  ///< CLOCK_MONOTONIC
 };
 
+/// The answer to LeasePorts.
+struct LeasedPorts {
+  std::vector<std::uint16_t> ports;
+  std::string why;  ///< there are fewer than were wanted
+};
+
 // From the supervisor.
 
 struct WorkerPlan {
@@ -187,9 +193,14 @@ struct ClockQuestion {
   std::uint64_t number = 0;
 };
 
+/// So many ports of the host are wanted, for as long as the agent lives.
+struct LeasePorts {
+  std::int32_t count = 0;
+};
+
 using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
                              OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused,
-                             Told, TracePiece, ClockAnswer, ClockQuestion>;
+                             Told, TracePiece, ClockAnswer, ClockQuestion, LeasedPorts, LeasePorts>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.

@@ -34,9 +34,19 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   set(env::kHost, host.name);
   number(env::kRestart, facts.restart);
   if (facts.host_timeout.count() > 0) number(env::kHostTimeout, static_cast<int>(facts.host_timeout.count()));
+  // For keras.distribution.initialize(): where JAX's processes meet.
+  set("KERAS_DISTRIBUTION_JOB_ADDRESSES", fmt::format("{}:{}", facts.master_address, facts.master_port));
+  number("KERAS_DISTRIBUTION_NUM_PROCESSES", plan.world_size);
+  number("KERAS_DISTRIBUTION_PROCESS_ID", rank);
+  if (!facts.tf_workers.empty()) set(env::kTfConfig, tf_config(facts.tf_workers, rank));
   // All of them for each rank, so that LOCAL_RANK numbers them and GPUs of one host reach each other.
   if (!host.devices.empty()) set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(host.devices, ",")));
   return out;
+}
+
+std::string tf_config(const std::vector<std::string>& workers, int rank) {
+  return fmt::format(R"({{"cluster": {{"worker": ["{}"]}}, "task": {{"type": "worker", "index": {}}}}})",
+                     fmt::join(workers, R"(", ")"), rank);
 }
 
 std::vector<std::string> horovod_environment(const Plan& plan, const PlannedHost& host, int rank) {

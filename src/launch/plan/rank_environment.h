@@ -16,8 +16,9 @@ struct JobFacts {
   std::string store;  ///< host:port
   std::string master_address;
   std::uint16_t master_port = 0;
-  std::string log_folder;  ///< empty: no logs
-  int restart = 0;         ///< how often the job has been started again
+  std::vector<std::string> tf_workers = {};  ///< host:port of each rank, for TF_CONFIG; empty: none is set
+  std::string log_folder;                    ///< empty: no logs
+  int restart = 0;                           ///< how often the job has been started again
   int max_restarts = 0;
   std::chrono::seconds host_timeout = std::chrono::seconds(0);  ///< 0: what the ranks' environment says
 };
@@ -26,6 +27,9 @@ struct JobFacts {
 /// meanings are torch.distributed.elastic's, local_elastic_agent.py) and what cohort::join reads. `rank` is of the
 /// plan.
 std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts);
+
+/// The value of TensorFlow's TF_CONFIG where all ranks are workers of one cluster (its form: cluster/tf_config.h).
+std::string tf_config(const std::vector<std::string>& workers, int rank);
 
 /// What horovodrun sets for programs that read it: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK, ... (names
 /// and meanings are Horovod's, runner/gloo_run.py; not its rendezvous, which is not there).
