@@ -301,7 +301,8 @@ xla::Error* execute(xla::CallFrame& frame) {
 /// known here, the answer makes it refuse the handler.
 void answer(const xla::Api& api, xla::Metadata& metadata) {
   const xla::Version& theirs = api.version;
-  const bool known = theirs.major == xla::kMajor && theirs.minor >= xla::kLeastMinor && api.head.size >= sizeof(xla::Api);
+  const bool known =
+      theirs.major == xla::kMajor && theirs.minor >= xla::kLeastMinor && api.head.size >= sizeof(xla::Api);
   metadata.version.major = xla::kMajor;
   metadata.version.minor = known ? std::min(theirs.minor, xla::kMostMinor) : xla::kMostMinor;
   metadata.traits = 0;
@@ -333,7 +334,7 @@ __attribute__((visibility("default"))) const char* cohort_jax_use(const void* ta
 /// The handler, of XLA's stage "execute".
 __attribute__((visibility("default"))) cohort::xla::Error* cohort_jax_call(cohort::xla::CallFrame* frame) {
   using namespace cohort::python;
-  if (xla::Metadata* const metadata = metadata_of(*frame)) {
+  if (cohort::xla::Metadata* const metadata = metadata_of(*frame)) {
     answer(*frame->api, *metadata);
     return nullptr;
   }

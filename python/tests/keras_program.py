@@ -9,6 +9,9 @@ import warnings
 
 import numpy as np
 
+import cohort.keras as hvd
+from cohort.keras import _hooks, _reduction, _training
+
 LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
 if LEGACY:
     import tf_keras as keras
@@ -18,9 +21,6 @@ else:
     import keras
 
     BACKEND = keras.backend.backend()
-import cohort.keras as hvd
-from cohort.keras import _hooks, _reduction, _training
-
 ON_TF = BACKEND == "tensorflow"
 SCENARIOS = {}
 FOLDER = os.environ.get("KERAS_TEST_FOLDER", ".")

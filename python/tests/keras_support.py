@@ -1,4 +1,5 @@
-"""Where the tests find Keras: an interpreter for each backend."""
+"""Where the tests find Keras with each backend: in the folders that tools/setup --for all makes below build/, in this Python, or
+with the interpreters that COHORT_TEST_KERAS names: "tensorflow=/path/to/python torch=/other/python jax=/third/python"."""
 
 import functools
 import os
@@ -8,39 +9,50 @@ import signal
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(__file__).resolve().parents[2] / "build"
+# Of each: what a program is started with, what has to be there, and where it may be.
 BACKENDS = {
-    "tensorflow": {"KERAS_BACKEND": "tensorflow"},
-    "torch": {"KERAS_BACKEND": "torch"},
-    "jax": {"KERAS_BACKEND": "jax"},
-    "tf_keras": {"TF_USE_LEGACY_KERAS": "1"},
+    "tensorflow": ({"KERAS_BACKEND": "tensorflow"}, ["keras", "tensorflow"], ["tensorflow/2.21"]),
+    "torch": ({"KERAS_BACKEND": "torch"}, ["keras", "torch"], ["keras"]),
+    "jax": ({"KERAS_BACKEND": "jax"}, ["keras", "jax"], ["jax"]),
+    "tf_keras": ({"TF_USE_LEGACY_KERAS": "1"}, ["tf_keras", "tensorflow"], ["tensorflow/2.21", "tf_keras"]),
 }
-_MODULES = {"tensorflow": "keras, tensorflow", "torch": "keras, torch", "jax": "keras, jax", "tf_keras": "tf_keras"}
 
 
 @functools.lru_cache(maxsize=None)
-def python_of(backend):
-    """The interpreter that has Keras with this backend, or None."""
+def place_of(backend):
+    """(interpreter, folders for PYTHONPATH) that have Keras with this backend, or None."""
+    _, modules, below = BACKENDS[backend]
     named = dict(one.split("=", 1) for one in os.environ.get("COHORT_TEST_KERAS", "").split())
-    folder = "tensorflow" if backend == "tf_keras" else backend
-    for python in (named.get(folder), str(ROOT / "build" / f"keras-{folder}" / "bin" / "python"), sys.executable):
-        if python and shutil.which(python) and _has(python, _MODULES[backend]):
-            return python
+    folders = [str(BUILD / one) for one in below if (BUILD / one).is_dir()]
+    for python, path in [(named.get("tensorflow" if backend == "tf_keras" else backend), []), (sys.executable, folders)]:
+        if python and shutil.which(python) and _has(python, path, modules):
+            return python, path
     return None
 
 
-def _has(python, modules):
-    """Whether they are installed there, for the same Python as the compiled module's."""
-    looks = "import sys, importlib.util as u; sys.exit(any(u.find_spec(m) is None for m in sys.argv[2].split(', ')) or " \
-            "sys.implementation.cache_tag != sys.argv[1])"  # fmt: skip
-    return subprocess.run([python, "-c", looks, sys.implementation.cache_tag, modules], stderr=subprocess.DEVNULL,
-                          env=dict(os.environ, PYTHONPATH="")).returncode == 0  # fmt: skip
+def _has(python, folders, modules):
+    """Whether the modules are there, for the same Python as the compiled module's."""
+    looks = (
+        "import sys, importlib.util as u; "
+        "sys.exit(sys.implementation.cache_tag != sys.argv[1] or any(u.find_spec(m) is None for m in sys.argv[2:]))"
+    )
+    command = [python, "-c", looks, sys.implementation.cache_tag, *modules]
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(folders))
+    return subprocess.run(command, stderr=subprocess.DEVNULL, env=env).returncode == 0
 
 
-def environment(backend, **more):
+def environment(backend, with_cohort=True, **more):
     """For a program of that Keras's."""
-    return dict(os.environ, **BACKENDS[backend], TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
-                PYTHONWARNINGS="ignore::DeprecationWarning", **more)  # fmt: skip
+    path = [*place_of(backend)[1], *([os.environ.get("PYTHONPATH", "")] if with_cohort else [])]
+    return dict(os.environ, **BACKENDS[backend][0], PYTHONPATH=os.pathsep.join(path), TF_CPP_MIN_LOG_LEVEL="3",
+                OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", **more)  # fmt: skip
+
+
+def ranks(backend, folder, script, *options, count=2, seconds=400):
+    """The command that runs a script on some ranks."""
+    return [os.environ.get("COHORT_COMMAND", "cohort"), "run", "-q", "-np", str(count), "--prefix", "none", "--run-dir",
+            f"{folder}/run", "--timeout", str(seconds), *options, "--", place_of(backend)[0], str(script)]  # fmt: skip
 
 
 def finish(words, folder, env, seconds):
@@ -53,3 +65,6 @@ def finish(words, folder, env, seconds):
         os.killpg(process.pid, signal.SIGKILL)
         text = process.communicate()[0] + f"\nkilled after {seconds} s"
     return process.returncode, text
+
+
+MISSING = "no Keras with {}: tools/setup --for all"

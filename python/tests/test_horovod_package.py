@@ -61,7 +61,6 @@ def on_a_host():
 class Package(Folder):
     def test_what_is_missing_says_what_there_is(self):
         for part, words in {
-            "keras": "TensorFlow's .horovod.tensorflow. so far",
             "mxnet": "retired",
             "data": "DataLoader",
         }.items():

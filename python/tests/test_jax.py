@@ -178,9 +178,10 @@ class Programs(Case):
         self.same(gathered, np.concatenate(every))
         cast = jax.vmap(jax.vmap(lambda x: hvd.broadcast(x, 1, name="v.cast")))(batch)
         self.same(cast, every[1])
-        part = jax.vmap(lambda x: hvd.reducescatter(x, name="v.scatter", op=hvd.Sum))(batch[:, : 2 * self.size])
-        total = functools.reduce(np.add, every)
-        own = slice(2 * self.rank, 2 * self.rank + 2) if self.size <= 3 else slice(0, 0)
+        shape = (4, 2 * self.size)
+        part = jax.vmap(lambda x: hvd.reducescatter(x, name="v.scatter", op=hvd.Sum))(self.own(shape))
+        total = functools.reduce(np.add, self.of_all(shape))
+        own = slice(2 * self.rank, 2 * self.rank + 2)
         self.same(part, total[:, own])
 
     def test_checkpoint_and_conditions(self):

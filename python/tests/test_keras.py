@@ -1,19 +1,16 @@
-"""`cohort.keras` on two ranks, with each backend that is there: keras_program.py, which real Kerases run, scenario by scenario.
+"""`cohort.keras` on two ranks, with each backend that is there (keras_support.py): keras_program.py, which a real Keras runs,
+scenario by scenario."""
 
-An environment for each: build/keras-tensorflow (with tf_keras), build/keras-torch, build/keras-jax (tools/setup --for all), or
-the interpreters that COHORT_TEST_KERAS names: "tensorflow=/path/to/python torch=/other/python". What is not there is skipped.
-"""
-
+import atexit
 import functools
 import json
-import os
 import pathlib
+import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 
-from keras_support import BACKENDS, environment, finish, python_of
+from keras_support import BACKENDS, MISSING, environment, finish, place_of, ranks
 
 PROGRAM = pathlib.Path(__file__).with_name("keras_program.py")
 SECONDS = 400
@@ -49,8 +46,8 @@ print("LOADED")
 def run_of(name):
     """Runs all scenarios on two ranks, once: ({scenario: {rank: (state, result)}}, all that was printed, the folder)."""
     folder = tempfile.mkdtemp(prefix="cohort-keras-test-")
-    words = [os.environ.get("COHORT_COMMAND", "cohort"), "run", "-q", "-np", "2", "--prefix", "none", "--run-dir", f"{folder}/run",
-             "--timeout", str(SECONDS - 20), "--", python_of(name), str(PROGRAM)]  # fmt: skip
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    words = ranks(name, folder, PROGRAM, seconds=SECONDS - 20)
     status, text = finish(words, folder, environment(name, KERAS_TEST_FOLDER=folder), SECONDS)
     found = {}
     for line in text.splitlines():
@@ -71,8 +68,8 @@ class Ranks:
 
     @classmethod
     def setUpClass(cls):
-        if python_of(cls.backend) is None:
-            raise unittest.SkipTest(f"no Keras with {cls.backend}: tools/setup --for all makes build/keras-*")
+        if place_of(cls.backend) is None:
+            raise unittest.SkipTest(MISSING.format(cls.backend))
 
     def check(self, scenario):
         found, _, _, _ = run_of(self.backend)
@@ -85,10 +82,9 @@ class Ranks:
     def test_files_load_without_cohort(self):
         self.check("files")
         folder = run_of(self.backend)[2]
-        without = environment(self.backend)
-        without.pop("PYTHONPATH")
-        done = subprocess.run([python_of(self.backend), "-c", LOAD, self.backend], cwd=folder, env=without, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)  # fmt: skip
+        done = subprocess.run([place_of(self.backend)[0], "-c", LOAD, self.backend], cwd=folder, text=True, timeout=SECONDS,
+                              env=environment(self.backend, with_cohort=False), stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)  # fmt: skip
         self.assertIn("LOADED", done.stdout)
 
     def test_it_ends_well(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, List, Sequence, Tuple
 
 import jax
@@ -17,7 +18,7 @@ _LEAST_TO_HAND_OVER = 64 << 10
 
 def checked(value: Any, what: str) -> jax.Array:
     """The array, or that of a number or of NumPy's array. Raises ValueError for what the operations cannot take."""
-    array = jnp.asarray(value)
+    array = value if isinstance(value, jax.Array) else jnp.asarray(value)
     if not isinstance(array, jax.core.Tracer):
         _check_place(array, what)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
@@ -61,7 +62,9 @@ def view(array: Any) -> np.ndarray:
 def empty(shape: Tuple[int, ...], dtype: Any) -> np.ndarray:
     """Memory for a result, such as JAX takes over."""
     dtype = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
+    if size < _LEAST_TO_HAND_OVER:
+        return np.empty(shape, dtype)
     whole = np.empty(size + _ALIGNMENT, np.uint8)
     start = -whole.ctypes.data % _ALIGNMENT
     return whole[start : start + size].view(dtype).reshape(shape)

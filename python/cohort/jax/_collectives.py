@@ -115,7 +115,15 @@ def _factors(call: Call, values: List[jax.Array]) -> List[jax.Array]:
 def _reduced(call: Call, arrays: List[jax.Array]) -> List[jax.Array]:
     if call.op == Adasum:
         raise ValueError("op=hvd.Adasum is not there for JAX -- use hvd.Average or hvd.Sum")
-    return list(_all_reduce(call, tuple(arrays))) if is_traced(arrays) else _run(call, arrays)
+    if not is_traced(arrays):
+        return _run(call, arrays)
+    return list(arrays) if _changes_nothing(call, arrays) else list(_all_reduce(call, tuple(arrays)))
+
+
+def _changes_nothing(call: Call, arrays: Sequence[jax.Array]) -> bool:
+    # A program for a world of one is compiled anew for a larger one.
+    alone = engine_of(call.process_set).size() == 1 and call.prescale == call.postscale == 1
+    return alone and all(jnp.issubdtype(array.dtype, jnp.number) for array in arrays)
 
 
 def allreduce(tensor: Any, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,

@@ -10,7 +10,7 @@ from cohort._horovod.process_sets import ProcessSet, engine_of
 from cohort._horovod.reduce_ops import ENGINE_OPS
 from cohort._horovod.submit import Pending, named, started
 from cohort.torch._tensors import copy_back, dense
-from cohort.torch.compression import Compression  # noqa: F401 -- of this backend
+from cohort.torch.compression import Compression
 
 _WHAT = "DistributedOptimizer"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import re
 from typing import Iterator, Optional
 
-from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt, retold
 from cohort.errors import Error
 
 
@@ -21,22 +21,29 @@ def _known(error: Optional[BaseException]) -> Optional[BaseException]:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Within it a failed operation is a HorovodInternalError, or a `cohort.Error` that is a ValueError too."""
+    """Within it a failed operation is a HorovodInternalError, or a `cohort.Error` that is a ValueError too. What a framework
+    has made of it is left out: it tells no more, in a hundred lines."""
     try:
         yield
-    except (HorovodInternalError, HostsUpdatedInterrupt, Error):
+    except (HostsUpdatedInterrupt, Error):
         raise
     except Exception as error:
         known = _known(error) or _of_framework(error)
         if known is None:
             raise
-        raise known from (known.__cause__ or error)
+        # Keras has taken the cause away.
+        raise known from getattr(known, "error", None) or known.__cause__
 
 
 def _of_framework(error: Exception) -> Optional[BaseException]:
     """Where a framework has made text of it."""
-    if "tensorflow" in sys.modules and "cohort.tensorflow" in sys.modules:
+    if type(error).__module__.startswith("tensorflow."):
         from cohort.tensorflow._errors import as_internal_error
 
-        return as_internal_error(error)
+        told = as_internal_error(error)
+        return None if told is None else retold(str(told))
+    # JAX raises its own error, or a ValueError, with the code in front.
+    found = re.match(r"(?:UNAVAILABLE|ABORTED|INTERNAL|INVALID_ARGUMENT|DEADLINE_EXCEEDED|FAILED_PRECONDITION|UNKNOWN): (.*)", str(error), re.DOTALL)
+    if found and ("-- rank " in found[1] or "on all ranks" in found[1]):
+        return retold(found[1])
     return None

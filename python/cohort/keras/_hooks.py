@@ -132,11 +132,12 @@ def _public(base: type) -> type:
     return base
 
 
-def _class(optimizer: Any, reduction: Reduction) -> type:
+def _class(optimizer: Any, reduction: Reduction) -> Any:
     base = type(optimizer)
     mixin, reduction.hook = _mixin(optimizer, reduction.package)
     known = _public(base)
-    return type(base.__name__, (mixin, base), {
+    make: Any = type
+    return make(base.__name__, (mixin, base), {
         "__module__": known.__module__, "__qualname__": known.__qualname__, "__doc__": base.__doc__,
         "_cohort_reduction": reduction,
     })  # fmt: skip
@@ -164,7 +165,7 @@ def prove(optimizer: Any, reduction: Reduction) -> None:
     probe = _Probe(reduction.settings._replace(passes=1, groups=None), reduction.package)
     try:
         config = optimizer.get_config()
-        cls: Any = _class(optimizer, probe)
+        cls = _class(optimizer, probe)
         copy = cls.from_config(config)
         keras = _flavor.module(reduction.package)
         if _flavor.is_keras_2(reduction.package):

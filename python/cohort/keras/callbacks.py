@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class _Callback(_callbacks.Callback):  # type: ignore[misc]
+class _Callback(_callbacks.Callback):
     async_safe = False  # what ranks do together, they do in one thread
 
     def before_absent_batch(self, batch: int) -> None:
@@ -171,7 +171,8 @@ class LearningRateScheduleCallback(_Callback):
                 raise ValueError(
                     f"{type(self).__name__}: nobody knows how many steps an epoch has -- give steps_per_epoch"
                 )
-        if self.momentum_correction and getattr(self.model.optimizer, "momentum", 0) and not self._momentum_counts():
+        momentum: Any = getattr(self.model.optimizer, "momentum", None)
+        if self.momentum_correction and momentum and not self._momentum_counts():
             warnings.warn(
                 f"{type(self).__name__}: momentum is not corrected -- it is compiled into the step -- give "
                 "momentum_correction=False, or run_eagerly=True to compile()",
@@ -266,7 +267,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: the learning rate has grown to {_learning_rate(self.model):g}.", file=sys.stdout)
 
 
-class BestModelCheckpoint(_callbacks.ModelCheckpoint):  # type: ignore[misc]
+class BestModelCheckpoint(_callbacks.ModelCheckpoint):
     """A ModelCheckpoint that rank 0 writes, of the best model so far.
 
     filepath  where; default "best-model.keras". It can be set later: `callback.filepath = ...`
