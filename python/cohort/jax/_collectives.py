@@ -55,8 +55,9 @@ def _pulled(function: Any, arrays: Sequence[Any], cotangents: Sequence[Any]) -> 
 
 
 def _part(call: Call, at: List[int]) -> Call:
-    return call._replace(names=tuple(call.names[i] for i in at),
-                         rows=tuple(call.rows[i] for i in at) if call.rows else ())
+    return call._replace(
+        names=tuple(call.names[i] for i in at), rows=tuple(call.rows[i] for i in at) if call.rows else ()
+    )
 
 
 # --- allreduce ---
