@@ -351,7 +351,7 @@ class Training(Case):
         self.same(jax.tree_util.tree_leaves(gradients)[0], jax.tree_util.tree_leaves(plain)[0])
 
     def test_names_come_from_paths(self):
-        """Ranks whose trees have another order of insertion still meet leaf by leaf; one with another name does not."""
+        """Ranks whose trees have another order of insertion still meet leaf by leaf."""
         tree = {"b": jnp.ones(3) * self.rank, "a": jnp.full(3, 10.0)}
         if self.rank == 0:
             tree = dict(reversed(tree.items()))
