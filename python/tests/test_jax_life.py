@@ -10,8 +10,9 @@ import tempfile
 import time
 import unittest
 
+from support_jax import JAX, NEEDED, jax  # isort: skip -- before NumPy
+
 from support import SECONDS, World
-from support_jax import JAX, NEEDED, jax
 
 START = f"""
 import os, sys, time

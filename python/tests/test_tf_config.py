@@ -94,7 +94,9 @@ class TfConfig(unittest.TestCase):
         self.assertTrue(all(one == told[0] for one in told), told)
 
     def test_another_cluster_is_refused(self):
-        other = json.dumps({"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 1}})
+        other = json.dumps(
+            {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 1}}
+        )
         done = self.run_job(TELL, "-np", "2", "--tf-config", TF_CONFIG=other, COHORT_ALONE="1")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("TF_CONFIG is set already, to task worker 1 of a cluster of 3", done.stderr)
