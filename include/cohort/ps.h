@@ -183,6 +183,17 @@ class Client {
   std::int64_t now() const noexcept;
   /// Waits until all workers have come here as often.
   void barrier();
+  /// What all tables and variables are, in a new checkpoint in the folder, which all servers have to see at the same
+  /// path; returns the checkpoint's own folder. It is there as a whole or not at all. With Mode::Sync it has exactly
+  /// the pushes of clocks before this worker's present one; else it is one cut only if no worker ends a clock, or
+  /// pushes to tables of Mode::Async, meanwhile: between two barriers. One worker calls it; servers serve nobody while
+  /// they write. Throws Io, Unavailable (another process is saving there), Timeout.
+  std::string snapshot(const std::string& folder);
+  /// Takes all rows of the newest whole snapshot in the folder, whatever number of servers wrote it, and makes the
+  /// tables that are not there. One worker calls it, before any pushes. Clocks stay as they are; returns the
+  /// snapshot's. Throws Unavailable if there is none or memory does not do, Corrupt, Mismatch (a table exists with
+  /// other options).
+  std::int64_t restore(const std::string& folder);
   /// The others do not wait for this worker any more. Pushes after the last `clock` are dropped, but in Mode::Async.
   void leave();
 

@@ -1,10 +1,12 @@
 #include "base/log.h"
 #include "cluster/host_identity.h"
+#include "formats/checkpoint_folder.h"
 #include "ps/keyed_sum.h"
 #include "ps/link.h"
 #include "ps/optimizer.h"
 #include "ps/place.h"
 #include "ps/placement.h"
+#include "ps/snapshot.h"
 #include "ps/sparse_table.h"
 #include "sys/thread.h"
 
@@ -18,6 +20,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -83,9 +86,7 @@ struct Table::Impl {
 
   std::size_t dim() const noexcept { return static_cast<std::size_t>(options.dim); }
   std::uint32_t server_of(std::uint64_t key) const noexcept {
-    if (elements == 0) return client->placement.server_of(key);
-    return client->placement.server_of_piece(key,
-                                             static_cast<std::uint64_t>((elements + options.dim - 1) / options.dim));
+    return client->placement.server_of_row(key, elements, options.dim);
   }
 };
 
@@ -561,6 +562,57 @@ std::int64_t Client::clock() {
 void Client::barrier() {
   Link& link = impl_->links.front();
   link.finish(link.send(Method::Barrier, pack(Barrier{++impl_->barrier, link.patience_ms()})));
+}
+
+std::string Client::snapshot(const std::string& folder) {
+  auto writer = value_or_throw(formats::CheckpointWriter::open(std::filesystem::absolute(folder).string()));
+  formats::Manifest manifest;
+  manifest.generation = writer.newest() + 1;
+  manifest.step = impl_->clock;
+  manifest.created = formats::utc_now();
+  manifest.program = "cohort parameter servers";
+  manifest.world_size = impl_->options.workers;
+  manifest.place = "shared";
+  value_or_throw(writer.begin(manifest.generation, manifest.step));
+  const auto servers = static_cast<std::uint32_t>(impl_->links.size());
+  std::vector<Link::RequestPtr> asked;
+  for (std::uint32_t i = 0; i < servers; ++i) {
+    Link& link = impl_->links[i];
+    asked.push_back(link.send(Method::Snapshot, pack(Snapshot{writer.hidden(), snapshot_file(i, servers), impl_->clock,
+                                                              link.patience_ms()})));
+  }
+  for (std::uint32_t i = 0; i < servers; ++i) {
+    const Heard heard = impl_->links[i].finish(asked[i]);
+    auto written = value_or_throw(codec::decode<Written>(heard.payload()));
+    manifest.files[snapshot_file(i, servers)] = {written.bytes, std::move(written.sha256), std::move(written.crc32)};
+  }
+  value_or_throw(writer.seal(manifest, [](const std::string&) { return true; }));
+  return value_or_throw(writer.publish()).folder;
+}
+
+std::int64_t Client::restore(const std::string& folder) {
+  const auto list = value_or_throw(formats::list_checkpoints(std::filesystem::absolute(folder).string()));
+  if (list.sound.empty()) {
+    raise(ErrorCode::Unavailable, "restore from {}: there is no whole snapshot{}", folder,
+          list.damaged.empty() ? std::string() : std::string(": ") + list.damaged.back().what());
+  }
+  const formats::StoredCheckpoint& newest = list.sound.back();
+  std::vector<Link::RequestPtr> asked;
+  for (Link& link : impl_->links) {
+    asked.push_back(link.send_change(Method::Restore, [&](const Order& order) {
+      return pack(Restore{order, newest.folder});
+    }));
+  }
+  std::optional<Error> failed;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    try {
+      impl_->links[i].finish(asked[i]);
+    } catch (const Error& error) {
+      if (!failed) failed = error;
+    }
+  }
+  if (failed) throw *failed;
+  return newest.manifest.step;
 }
 
 void Client::leave() {

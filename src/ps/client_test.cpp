@@ -1,9 +1,13 @@
 // Workers that are threads, and servers, over real connections.
+#include "net/secret.h"
 #include "ps/sparse_table.h"
 #include "ps/testing.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <random>
 #include <set>
 
@@ -422,6 +426,162 @@ TEST(Workers, OneThatIsLostIsTakenOutAndCanComeAgain) {
     again.leave();
     EXPECT_EQ(pull(table, keys), Floats(keys.size(), 1)) << "its ended clock counts, on all servers, and no more";
   }
+}
+
+// ---- snapshots ----
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = std::filesystem::temp_directory_path() / "cohort-ps-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// Trains so many clocks with two workers; snapshots after the first half if `folder` is not empty; or restores there
+/// first and does the second half. Returns the rows and the dense values at the end.
+std::pair<Floats, Floats> train(std::size_t count, const std::string& snapshot_to, const std::string& restore_from) {
+  constexpr std::int64_t kHalf = 6;
+  Keys all(40);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  std::pair<Floats, Floats> result{Floats(all.size() * 4), Floats(40000)};
+  const Servers servers(count);
+  run_workers(2, [&](int worker) {
+    Client client = servers.client(worker, 2);
+    if (!restore_from.empty() && worker == 0 && client.restore(restore_from) != kHalf) ADD_FAILURE() << "another clock";
+    client.barrier();
+    TableOptions options = counters(Consistency::sync(), 4);
+    options.optimizer = optim::Adam{};
+    options.initializer = Initializer::normal(0, 1);
+    options.admission = 2;
+    Table table = client.table("sparse", options);
+    VariableOptions dense;
+    dense.elements = 40000;
+    dense.optimizer = optim::Sgd{.lr = 0.1, .momentum = 0.9};
+    Variable variable = client.variable("dense", dense);
+    for (std::int64_t clock = restore_from.empty() ? 0 : kHalf; clock < 2 * kHalf; ++clock) {
+      if (clock == kHalf && !snapshot_to.empty() && worker == 0) (void)client.snapshot(snapshot_to);
+      const auto [keys, gradients] = batch(worker, clock, 4);
+      table.push(keys, gradients).wait();
+      variable.push(Floats(40000, static_cast<float>(worker + clock))).wait();
+      client.clock();
+    }
+    Floats rows(all.size() * 4), values(40000);
+    table.pull(all, rows).wait();
+    variable.pull(values).wait();
+    if (worker == 0) result = {rows, values};
+    client.barrier();
+  });
+  return result;
+}
+
+TEST(Snapshot, GoesOnToTheBitWithAnotherNumberOfServers) {
+  const Folder folder;
+  const auto expected = train(3, folder.path(), "");
+  EXPECT_EQ(train(1, "", ""), expected);
+  for (const std::size_t count : {1U, 2U, 3U, 5U}) EXPECT_EQ(train(count, "", folder.path()), expected);
+}
+
+TEST(Snapshot, WhatIsWrongIsSaid) {
+  const Folder folder;
+  const Servers servers(2);
+  Client client = servers.client();
+  EXPECT_TRUE(contains(error_of([&] { (void)client.restore(folder.path()); }), "there is no whole snapshot"));
+  Table empty = client.table("empty", counters(Consistency::async()));
+  const std::string made = client.snapshot(folder.path());
+  EXPECT_EQ(client.restore(folder.path()), 0) << "a table without rows";
+  std::filesystem::resize_file(made + "/ps-1-of-2.rows", 10);
+  EXPECT_TRUE(contains(error_of([&] { (void)client.restore(folder.path()); }), "ps-1-of-2.rows"));
+  EXPECT_TRUE(contains(error_of([&] { (void)client.snapshot("/proc/nowhere"); }), "/proc/nowhere"));
+}
+
+// ---- a journal ----
+
+TEST(Journal, AServerThatIsStartedAgainHasWhatItHad) {
+  const Folder folder;
+  ServerOptions options;
+  options.journal = folder.path() + "/journal";
+  Servers servers(1, options);
+  Client client = servers.client();
+  TableOptions of_table = counters(Consistency::sync(), 3);
+  of_table.optimizer = optim::Adam{};
+  Table table = client.table("t", of_table);
+  const Keys keys{1, 2, 3};
+  for (int round = 0; round < 4; ++round) {
+    table.push(keys, Floats(9, 1)).wait();
+    client.clock();
+    table.push(keys, Floats(9, 2)).wait();  // of a clock that has not ended
+    const Floats before = pull(table, keys);
+    servers.end(0);
+    servers.start(0, options);
+    EXPECT_EQ(pull(table, keys), before);
+    client.clock();
+    EXPECT_NE(pull(table, keys), before);
+  }
+  EXPECT_TRUE(contains(error_of([&] { const Servers second(1, options); }), "another process has it"));
+}
+
+TEST(Journal, WithoutOneWhatIsLostIsSaid) {
+  Servers servers(2);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::async()));
+  Keys keys(100);
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  table.push(keys, Floats(keys.size(), 1)).wait();
+  servers.end(1);
+  servers.start(1, {});
+  const Error error = error_of([&] { table.push(keys, Floats(keys.size(), 1)).wait(); });
+  EXPECT_TRUE(contains(error, "parameter server 1 at"));
+  EXPECT_TRUE(contains(error, "3 of this worker's 3 changes are lost"));
+}
+
+TEST(Journal, ATornRecordIsCutOffAndADamagedFileIsRefused) {
+  const Folder folder;
+  ServerOptions options;
+  options.journal = folder.path() + "/journal";
+  {
+    Servers servers(1, options);
+    Client client = servers.client();
+    Table table = client.table("t", counters(Consistency::async()));
+    table.push(Keys{1}, Floats{-1}).wait();
+    table.push(Keys{1}, Floats{-1}).wait();
+    servers.end(0);
+    std::filesystem::resize_file(options.journal, std::filesystem::file_size(options.journal) - 3);
+    servers.start(0, options);
+    // The worker knows better than a journal that has lost its last record.
+    EXPECT_TRUE(contains(error_of([&] { (void)pull(table, {1}); }), "1 of this worker's 4 changes are lost"));
+  }
+  std::ofstream(options.journal) << "something else that is no journal";
+  EXPECT_EQ(error_of([&] { const Servers servers(1, options); }).code(), ErrorCode::Corrupt);
+}
+
+TEST(Client, OverTcpWithASecret) {
+  const Folder folder;
+  const std::string file = folder.path() + "/secret";
+  value_or_throw(net::write_new_secret_file(file));
+  ServerOptions serving;
+  serving.secret_file = file;
+  const Server server(serving);
+  ClientOptions options;
+  options.servers = {server.endpoint()};
+  options.secret_file = file;
+  options.connect_timeout = std::chrono::seconds(20);
+  Client client = Client::connect(options);
+  Table table = client.table("t", counters(Consistency::async(), 64));
+  Keys keys(10000);
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  table.push(keys, Floats(keys.size() * 64, -1)).wait();
+  EXPECT_EQ(pull(table, {77})[63], 1);
+  const std::string other = folder.path() + "/other";
+  value_or_throw(net::write_new_secret_file(other));
+  options.secret_file = other;
+  EXPECT_EQ(error_of([&] { (void)Client::connect(options); }).code(), ErrorCode::InvalidArgument);
 }
 
 }  // namespace

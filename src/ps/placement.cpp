@@ -2,6 +2,8 @@
 
 #include "base/result.h"
 
+#include <algorithm>
+
 namespace cohort::ps {
 
 Placement Placement::even(std::uint32_t servers) {
@@ -18,9 +20,11 @@ Placement Placement::even(std::uint32_t servers) {
   return placement;
 }
 
-std::uint32_t Placement::server_of_piece(std::uint64_t piece, std::uint64_t pieces) const noexcept {
+std::uint32_t Placement::server_of_row(std::uint64_t key, std::int64_t elements, std::int64_t dim) const noexcept {
+  if (elements == 0) return server_of(key);
   __extension__ using Wide = unsigned __int128;
-  return static_cast<std::uint32_t>(static_cast<Wide>(piece) * servers_ / pieces);
+  const auto pieces = static_cast<std::uint64_t>(elements / dim + (elements % dim != 0 ? 1 : 0));
+  return static_cast<std::uint32_t>(static_cast<Wide>(std::min(key, pieces - 1)) * servers_ / pieces);
 }
 
 }  // namespace cohort::ps

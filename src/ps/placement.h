@@ -28,8 +28,9 @@ class Placement {
   std::uint64_t version() const noexcept { return version_; }
   std::uint32_t servers() const noexcept { return servers_; }
   std::uint32_t server_of(std::uint64_t key) const noexcept { return owners_[shard_of(key)]; }
-  /// Pieces of a dense variable: runs of equal length, to within one, by "div".
-  std::uint32_t server_of_piece(std::uint64_t piece, std::uint64_t pieces) const noexcept;
+  /// Of a dense variable of so many elements the keys are pieces of `dim` floats: runs of equal length, to within one,
+  /// by "div". No elements: a sparse table.
+  std::uint32_t server_of_row(std::uint64_t key, std::int64_t elements, std::int64_t dim) const noexcept;
 
  private:
   std::uint64_t version_ = 0;

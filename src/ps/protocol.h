@@ -72,6 +72,7 @@ enum class Method : std::uint8_t {
   Pull,
   Stats,
   Ping,
+  Snapshot,
   Barrier,
   Settle,  ///< between servers
   // What changes the state: each has the number of its order.
@@ -81,10 +82,12 @@ enum class Method : std::uint8_t {
   Assign,
   Erase,
   Commit,
+  Restore,
   Leave,
   Refused,  ///< in the journal alone: something that was refused when it came
   Joined,   ///< likewise: a worker that was let in
   Lost,     ///< likewise: a worker that is taken for lost
+  Adopt,    ///< likewise: rows of a snapshot
 };
 
 /// The first call of a connection. Without an incarnation: only what is known is asked.
@@ -175,6 +178,30 @@ void visit_fields(M& m, A& a, const Commit*) {
   a(m.order, m.clock);
 }
 
+/// Rows of a snapshot that are the server's; the worker's clock does not change.
+struct Restore {
+  Order order;
+  std::string folder;  ///< a checkpoint, as the server sees it
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Restore*) {
+  a(m.order, m.folder);
+}
+
+/// Rows and counters of a table, as they lie in a snapshot; they follow the record.
+struct Adopt {
+  std::string name;
+  TableOptions options;
+  std::int64_t elements = 0;
+  std::uint64_t rows = 0;
+  std::uint64_t seen = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Adopt*) {
+  a(codec::longest(m.name, 512), m.options, m.elements, m.rows, m.seen);
+  a.demand(!m.name.empty() && m.elements >= 0, "a table without a name");
+}
+
 struct Leave {
   Order order;
 };
@@ -220,6 +247,28 @@ struct Settled {
 template <class M, class A>
 void visit_fields(M& m, A& a, const Settled*) {
   a(m.committed);
+}
+
+/// The server's part, as a file in a folder that it sees, once all clocks before `clock` have been made.
+struct Snapshot {
+  std::string folder;
+  std::string file;
+  std::int64_t clock = 0;
+  std::uint32_t wait_ms = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Snapshot*) {
+  a(m.folder, codec::longest(m.file, 200), m.clock, m.wait_ms);
+}
+/// Its answer.
+struct Written {
+  std::uint64_t bytes = 0;
+  std::string sha256;
+  std::string crc32;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Written*) {
+  a(m.bytes, m.sha256, codec::longest(m.crc32, std::size_t{8} << 20));
 }
 
 /// The answer to Open.

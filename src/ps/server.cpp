@@ -1,8 +1,11 @@
 #include "base/log.h"
+#include "formats/checkpoint_folder.h"
 #include "net/rpc.h"
 #include "ps/journal.h"
 #include "ps/place.h"
+#include "ps/placement.h"
 #include "ps/settlement.h"
+#include "ps/snapshot.h"
 #include "ps/state.h"
 #include "sys/shared_memory.h"
 
@@ -96,6 +99,7 @@ class Server::Impl final : RpcServer::Service {
     switch (method) {
       case Method::Pull: return pull(client, call);
       case Method::Barrier: return barrier(client, session->second, call);
+      case Method::Snapshot: return snapshot(client, call);
       case Method::Stats: return stats(client, call);
       case Method::Ping: server_.answer(client, call.id, pack(Answer{})); return {};
       default: return change(client, session->second, call);
@@ -256,6 +260,54 @@ class Server::Impl final : RpcServer::Service {
     return {};
   }
 
+  Result<void> snapshot(const ClientPtr& client, const RpcServer::Call& call) {
+    const auto opened = unpack<Snapshot>(call.body);
+    if (!opened) return tl::unexpected(opened.error());
+    if (!is_snapshot_file(opened->record.file) || opened->record.file.find('/') != std::string::npos)
+      return fail(ErrorCode::Corrupt, "a snapshot in a file {}", opened->record.file);
+    if (state_.settled() >= opened->record.clock) {
+      answer_snapshot(client, call.id, opened->record);
+    } else {
+      park(client, call, opened->record.wait_ms);
+    }
+    return {};
+  }
+
+  void answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked) {
+    auto written = write_snapshot(state_, asked.folder, asked.file);
+    if (!written) return server_.answer(client, id, answer_of(written.error()));
+    server_.answer(client, id, answer_of(Written{written->bytes, written->sha256, written->crc32}));
+  }
+
+  /// The rows of a snapshot that are this server's, each part a change of its own: made again, it changes nothing.
+  Result<void> restore(const std::string& folder) {
+    const auto stored = formats::read_checkpoint(folder);
+    if (!stored) return tl::unexpected(stored.error());
+    const Placement placement = Placement::even(static_cast<std::uint32_t>(known_->servers.size()));
+    SnapshotReader reader;
+    reader.is_mine = [&](const Adopt& table, std::uint64_t key) {
+      return placement.server_of_row(key, table.elements, table.options.dim) == known_->server;
+    };
+    reader.adopt = [&](const std::string& body) -> Result<void> {
+      Command command{0, Method::Adopt, 0, 0, body};
+      if (auto ok = state_.check_adopt(command); !ok) return ok;
+      if (state_.bytes() + 2 * body.size() > limit_)
+        return fail(ErrorCode::Unavailable, "no memory for the snapshot: {} of {} bytes are taken", state_.bytes(),
+                    limit_);
+      return note(command, {});
+    };
+    bool any = false;
+    for (const auto& [name, digest] : stored->manifest.files) {
+      if (!is_snapshot_file(name)) continue;
+      any = true;
+      const auto bytes = formats::read_checkpoint_file(*stored, name);
+      if (!bytes) return tl::unexpected(bytes.error());
+      if (auto done = read_snapshot(bytes->text(), name, reader); !done) return done;
+    }
+    if (!any) return fail(ErrorCode::Unavailable, "{} has no rows of parameter servers", folder);
+    return {};
+  }
+
   Result<void> stats(const ClientPtr& client, const RpcServer::Call& call) {
     const auto opened = unpack<Stats>(call.body);
     if (!opened) return tl::unexpected(opened.error());
@@ -277,7 +329,8 @@ class Server::Impl final : RpcServer::Service {
     state_.forget_refused(session.worker, order->acknowledged);
     if (*verdict == Workers::Verdict::New) {
       Result<void> done = state_.check(command, limit_);
-      if (!done && done.error().code() == ErrorCode::Corrupt) return done;
+      if (done && command.method == Method::Restore) done = restore(unpack<Restore>(command.body)->record.folder);
+      if (!done && done.error().code() == ErrorCode::Corrupt && command.method != Method::Restore) return done;
       if (done) {
         done = note(command, {});
       } else {  // so that it is refused again when it is sent again
@@ -337,6 +390,9 @@ class Server::Impl final : RpcServer::Service {
     if (late.method == Method::Barrier) {
       const auto number = unpack<Barrier>(late.body)->record.number;
       why = fmt::format("barrier {} waits for {}", number, state_.workers().not_at_barrier(number));
+    } else if (late.method == Method::Snapshot) {
+      const std::int64_t clock = unpack<Snapshot>(late.body)->record.clock;
+      why = fmt::format("a snapshot at clock {} waits for {}", clock, state_.workers().behind(clock));
     } else {
       const Pull asked = unpack<Pull>(late.body)->record;
       why = fmt::format("table \"{}\" at clock {} waits for {}", state_.table(asked.table)->name(), asked.clock,
@@ -358,6 +414,10 @@ class Server::Impl final : RpcServer::Service {
       if (here->method == Method::Barrier) {
         if (!state_.workers().past_barrier(unpack<Barrier>(here->body)->record.number)) continue;
         server_.answer(here->client, here->id, pack(Answer{}));
+      } else if (here->method == Method::Snapshot) {
+        const auto asked = unpack<Snapshot>(here->body);
+        if (state_.settled() < asked->record.clock) continue;
+        answer_snapshot(here->client, here->id, asked->record);
       } else {
         const auto asked = *unpack<Pull>(here->body);
         if (!state_.may_read(asked.record.table, asked.record.clock)) continue;

@@ -234,4 +234,34 @@ std::size_t SparseTable::bytes_with(std::size_t count, const void* keys) const {
          std::max(seen_.capacity(), 2 * (seen_.size() + seen)) * sizeof(Seen);
 }
 
+void SparseTable::for_each(const std::function<void(const RowHeader&, const float*)>& visit) const {
+  for (std::uint32_t number = 0; number < rows_.end(); ++number) {
+    if (rows_.lives(number)) visit(rows_.header(number), rows_.floats(number));
+  }
+}
+
+void SparseTable::for_each_seen(const std::function<void(std::uint64_t, std::uint32_t)>& visit) const {
+  for (const Seen& seen : seen_) visit(seen.key, seen.count);
+}
+
+void SparseTable::restore(const RowHeader& header, const void* floats) {
+  const std::uint64_t hash = mix64(header.key);
+  std::uint32_t number = rows_.find(header.key, hash);
+  if (number == Rows::kNone) number = rows_.create(header.key, hash);
+  rows_.header(number) = {header.key, header.steps, std::max(header.last, std::uint32_t{1})};
+  std::memcpy(rows_.floats(number), floats, floats_ * sizeof(float));
+}
+
+void SparseTable::restore_seen(std::uint64_t key, std::uint32_t count) {
+  const std::uint64_t hash = mix64(key);
+  const std::uint32_t found = seen_index_.find(hash, [&](std::uint32_t place) { return seen_[place].key == key; });
+  if (found != KeyMap::kNone) {
+    seen_[found].count = count;
+    return;
+  }
+  seen_.push_back({key, count});
+  seen_index_.insert(hash, static_cast<std::uint32_t>(seen_.size() - 1),
+                     [this](std::uint32_t other) { return mix64(seen_[other].key); });
+}
+
 }  // namespace cohort::ps

@@ -11,6 +11,7 @@
 #include <cohort/ps_options.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -25,6 +26,9 @@ struct KeyedRows {
   const void* rows = nullptr;
   std::size_t count = 0;
 };
+
+/// Of the counter of a key that is not admitted yet, in a snapshot.
+inline constexpr std::size_t kSeenBytes = sizeof(std::uint64_t) + sizeof(std::uint32_t);
 
 class SparseTable {
  public:
@@ -49,6 +53,15 @@ class SparseTable {
   /// Memory that will be held at most after steps of so many keys, those without a row counted exactly if `keys` are
   /// given.
   std::size_t bytes_with(std::size_t count, const void* keys = nullptr) const;
+
+  /// For snapshots: a row's floats, and all rows and counters of keys that are not admitted yet.
+  std::size_t floats() const noexcept { return floats_; }
+  std::size_t seen() const noexcept { return seen_.size(); }
+  void for_each(const std::function<void(const RowHeader&, const float*)>& visit) const;
+  void for_each_seen(const std::function<void(std::uint64_t key, std::uint32_t count)>& visit) const;
+  /// In place of what there is of the key. The floats need not be aligned.
+  void restore(const RowHeader& header, const void* floats);
+  void restore_seen(std::uint64_t key, std::uint32_t count);
 
  private:
   struct Seen {

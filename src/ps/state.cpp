@@ -1,5 +1,7 @@
 #include "ps/state.h"
 
+#include "ps/optimizer.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -55,6 +57,7 @@ Result<void> State::check(const Command& command, std::size_t limit) const {
   switch (command.method) {
     case Method::Start: return whole(unpack<Start>(command.body));
     case Method::Leave: return whole(unpack<Leave>(command.body));
+    case Method::Restore: return whole(unpack<Restore>(command.body));
     case Method::Commit: {
       const auto commit = unpack<Commit>(command.body);
       if (auto ok = whole(commit); !ok) return ok;
@@ -174,6 +177,8 @@ void State::run(const Command& command) {
       this->commit(command.worker, commit.clock + 1, command.now);
       break;
     }
+    case Method::Restore: advance(opened<Restore>(command).record.order); break;
+    case Method::Adopt: adopt(command); break;
     case Method::Leave: {
       advance(opened<Leave>(command).record.order);
       drop_staged(command.worker);
@@ -233,6 +238,7 @@ Result<void> State::replay(const Command& command) {
       case Method::Barrier: return known(unpack<Barrier>(command.body));
       case Method::Lost: return known(unpack<Settled>(command.body));
       case Method::Refused: return known(unpack<Order>(command.body));
+      case Method::Adopt: return check_adopt(command);
       case Method::Settle: {
         const auto asked = unpack<Settle>(command.body);
         if (asked && asked->record.worker >= workers_.count()) return fail(ErrorCode::Corrupt, "a worker beyond all");
@@ -248,6 +254,42 @@ Result<void> State::replay(const Command& command) {
 
 KeyedRows State::rows_of(std::string_view payload, std::size_t count) noexcept {
   return {payload.data(), payload.data() + count * sizeof(std::uint64_t), count};
+}
+
+Result<void> State::check_adopt(const Command& command) const {
+  const auto opened = unpack<Adopt>(command.body);
+  if (!opened) return tl::unexpected(opened.error());
+  const Adopt& given = opened->record;
+  if (auto ok = ps::check(given.options); !ok) return ok;
+  if (auto ok = check_open({{}, given.name, given.options, given.elements}, ~std::size_t{0}); !ok) return ok;
+  const std::size_t dim = static_cast<std::size_t>(given.options.dim);
+  const std::uint64_t row = sizeof(RowHeader) + (dim + slots_of(given.options.optimizer, dim)) * sizeof(float);
+  if (given.rows > kLongestMessage || given.seen > kLongestMessage ||
+      opened->payload.size() != given.rows * row + given.seen * kSeenBytes)
+    return fail(ErrorCode::Corrupt, "{} rows of {} bytes and {} counters in {} bytes", given.rows, row, given.seen,
+                opened->payload.size());
+  return {};
+}
+
+void State::adopt(const Command& command) {
+  const auto opened = ps::opened<Adopt>(command);
+  const Adopt& given = opened.record;
+  if (!find(given.name)) tables_.push_back({SparseTable(given.name, given.options), given.elements});
+  SparseTable& table = tables_[*find(given.name)].table;
+  const char* at = opened.payload.data();
+  for (std::uint64_t i = 0; i < given.rows; ++i) {
+    RowHeader header;
+    std::memcpy(&header, at, sizeof header);
+    table.restore(header, at + sizeof header);
+    at += sizeof header + table.floats() * sizeof(float);
+  }
+  for (std::uint64_t i = 0; i < given.seen; ++i, at += kSeenBytes) {
+    std::uint64_t key;
+    std::uint32_t count;
+    std::memcpy(&key, at, sizeof key);
+    std::memcpy(&count, at + sizeof key, sizeof count);
+    table.restore_seen(key, count);
+  }
 }
 
 void State::push(const Command& command) {

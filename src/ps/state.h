@@ -37,6 +37,8 @@ class State {
   /// Whether the body of a change is whole, its table known, and memory enough: else why it is refused. `limit`: bytes
   /// that tables and waiting pushes may take.
   Result<void> check(const Command& command, std::size_t limit) const;
+  /// The same for rows of a snapshot, but their memory.
+  Result<void> check_adopt(const Command& command) const;
   /// Of a change that came in its turn: its number counts from now on. Never fails for what `check` let pass.
   void run(const Command& command);
 
@@ -55,6 +57,10 @@ class State {
   std::int64_t clock_of(std::uint32_t table) const noexcept;
 
   std::size_t bytes() const noexcept;
+
+  /// For snapshots.
+  std::uint32_t tables() const noexcept { return static_cast<std::uint32_t>(tables_.size()); }
+  std::int64_t elements(std::uint32_t table) const noexcept { return tables_[table].elements; }
 
   /// Whether there are pushes of a worker's clocks from this one on that wait for their end.
   bool has_staged(std::uint32_t worker, std::int64_t clock) const noexcept;
@@ -79,6 +85,7 @@ class State {
   };
 
   Result<void> check_change(const Command& command, std::size_t limit) const;
+  void adopt(const Command& command);
   Result<void> check_open(const Open& open, std::size_t limit) const;
   void push(const Command& command);
   void commit(std::uint32_t worker, std::int64_t clocks, std::uint32_t now);

@@ -88,7 +88,7 @@ TEST(Placement, SpreadsNeighbouringKeysEvenly) {
     for (std::uint64_t key = 0; key < kKeys; ++key) ++counts[placement.server_of(key)];
     for (const int count : counts) EXPECT_NEAR(count, kKeys / static_cast<double>(servers), kKeys * 0.01);
     std::set<std::uint32_t> pieces;
-    for (std::uint64_t piece = 0; piece < 40; ++piece) pieces.insert(placement.server_of_piece(piece, 40));
+    for (std::uint64_t piece = 0; piece < 40; ++piece) pieces.insert(placement.server_of_row(piece, 399, 10));
     EXPECT_EQ(pieces.size(), servers);
   }
   EXPECT_THROW(Placement::even(0), Error);
