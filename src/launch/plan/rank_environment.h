@@ -1,6 +1,7 @@
 // The variables that tell a worker who it is. Pure.
 #pragma once
 
+#include "launch/environment.h"
 #include "launch/plan/plan.h"
 
 #include <chrono>
@@ -26,6 +27,13 @@ struct JobFacts {
 /// meanings are torch.distributed.elastic's, local_elastic_agent.py) and what cohort::join reads. `rank` is of the
 /// plan.
 std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts);
+
+/// Of a process of another role, by its number in `Plan::roles`: what cohort::role() reads, and where the job is.
+/// Nothing of a rank.
+std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& host, int process,
+                                           const JobFacts& facts);
+/// What such a process must not inherit from whoever started the job: it would take itself for a rank.
+void remove_rank_variables(Environment& environment);
 
 /// What horovodrun sets for programs that read it: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK, ... (names
 /// and meanings are Horovod's, runner/gloo_run.py; not its rendezvous, which is not there).
