@@ -46,7 +46,7 @@ launch::HostWishes::Starter starter_of(const std::string& name) {
                             : Starter::Auto;
 }
 
-std::vector<std::string> ssh_command(const std::string& text) {
+std::vector<std::string> words_of_command(const std::string& text) {
   std::vector<std::string> words;
   char quote = 0;
   bool within = false;  // a word, which may be empty: ''
@@ -68,8 +68,8 @@ std::vector<std::string> ssh_command(const std::string& text) {
     else
       words.back() += c;
   }
-  if (quote != 0) raise(ErrorCode::InvalidArgument, "--ssh {}: it ends within quotes ({})", text, quote);
-  if (words.empty()) raise(ErrorCode::InvalidArgument, "--ssh: a command is wanted");
+  if (quote != 0) raise(ErrorCode::InvalidArgument, "it ends within quotes ({})", quote);
+  if (words.empty() || words.front().empty()) raise(ErrorCode::InvalidArgument, "a command is wanted");
   return words;
 }
 

@@ -158,6 +158,13 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
   job.program.program = settings.program.front();
   job.program.arguments.assign(settings.program.begin() + 1, settings.program.end());
   job.command_line = command_line;
+  const bool servers = job.others.colocated || job.others.servers > 0;
+  if (job.server_program && !servers)
+    raise(ErrorCode::InvalidArgument, "--server-program: how many servers? --servers N or colocated says it{}",
+          settings.origin_of("--server-program"));
+  if (choices.agents > 0 && (servers || job.others.evaluator))
+    raise(ErrorCode::InvalidArgument,
+          "--agents: --servers and --evaluator are not for jobs whose agents the owner starts");
   if (choices.agents > 0) {
     set_agents(job, choices);
     job.start_timeout = choices.start_timeout.value_or(job.start_timeout);

@@ -3,6 +3,7 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
+#include "sys/process.h"
 #include "track/sinks/export.h"
 
 #include "host_options.h"
@@ -41,6 +42,22 @@ int number_of(Text text, int least, int most) {
   if (!number || *number < least || *number > most)
     raise(ErrorCode::InvalidArgument, "a number from {} to {} is wanted", least, most);
   return *number;
+}
+
+int servers_of(Text text) {
+  const auto number = parse_integer<int>(text);
+  if (!number || *number < 0 || *number > launch::kMostProcesses)
+    raise(ErrorCode::InvalidArgument, "a number from 0 to {}, or 'colocated', is wanted", launch::kMostProcesses);
+  return *number;
+}
+
+/// A .py file runs with the active Python, as PROGRAM does.
+ProgramRequest program_request(Text text) {
+  std::vector<std::string> words = words_of_command(text);
+  ProgramRequest request;
+  request.program = words.front() == "cohort" ? value_or_throw(sys::own_executable()) : words.front();
+  request.arguments.assign(words.begin() + 1, words.end());
+  return request;
 }
 
 bool truth(Text text) { return text == "true"; }
@@ -90,7 +107,7 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.hosts.starter = starter_of(v); }, Kind::Value, "auto,ssh,slurm,mpirun,hand,local"},
     {"--ssh", "COMMAND", "ssh",
      "The ssh command, with options of yours: \"ssh -p 2222\"; divided as a shell does it, nothing in it is expanded",
-     [](C& c, Text v) { c.job.remote.ssh = ssh_command(v); }},
+     [](C& c, Text v) { c.job.remote.ssh = words_of_command(v); }},
     {"--remote-cohort", "PATH", "", "Path of `cohort` on other hosts [as here]",
      [](C& c, Text v) { c.job.remote.remote_cohort = v; }},
     {"--network", "NAME or CIDR[,...]", "",
@@ -110,6 +127,14 @@ const RunOption kOptions[] = {
      "(--dry-run says which); or none",
      [](C& c, Text v) { c.job.bind = v == "core" ? launch::Binding::Core : launch::Binding::None; }, Kind::Value,
      "core,none"},
+    {"--servers", "N or colocated", "0",
+     "Parameter servers beside the ranks, spread over the hosts; colocated: one on each host. They are no ranks and "
+     "take "
+     "no slots; they run PROGRAM, which asks for its role, or --server-program, and end with the ranks",
+     [](C& c, Text v) {
+       c.job.others.colocated = v == "colocated";
+       c.job.others.servers = c.job.others.colocated ? 0 : servers_of(v);
+     }},
     {"--nnodes", "N", "",
      "This command is started on each of so many hosts, and they make one job: with --node-rank, --master and "
      "--secret-file; -np counts on each. In a step of srun's with one task per node it is found out",
@@ -152,6 +177,17 @@ const RunOption kOptions[] = {
     {"--tf-config", "", "",
      "Set TF_CONFIG, for programs of tf.distribute: each rank is a worker, with a free port of its host",
      [](C& c, Text v) { c.job.tf_config = truth(v); }, Kind::Flag},
+    {"--server-program", "COMMAND", "",
+     "What servers run, divided as a shell does it, nothing in it is expanded; `cohort` is this command [PROGRAM]",
+     [](C& c, Text v) { c.job.server_program = program_request(v); }},
+    {"--evaluator", "COMMAND", "",
+     "A process beside the ranks, on the first host, that follows the training by its checkpoints; likewise. It is "
+     "asked "
+     "to end, by SIGTERM, when the ranks have ended [none]",
+     [](C& c, Text v) {
+       c.job.evaluator_program = program_request(v);
+       c.job.others.evaluator = true;
+     }},
     {"--env", "NAME[=VALUE]", "", "Set a variable for the workers, or insist that it is set; repeatable",
      [](C& c, Text v) { c.job.environment.push_back(assignment_of(v)); }, Kind::Repeatable},
     {"--prefix", "STYLE", "rank",
@@ -171,8 +207,8 @@ const RunOption kOptions[] = {
     {"-q,--quiet", "", "", "Print only what the ranks print, and failures",
      [](C& c, Text v) { c.job.quiet = truth(v); }, Kind::Flag},
     {"--json", "", "",
-     "Write everything to stdout as JSON, one event a line: start, output, notice, warning, rank_ended, failure, "
-     "restart, end",
+     "Write everything to stdout as JSON, one event a line: start, output, notice, warning, rank_ended, process_ended, "
+     "failure, restart, end",
      [](C& c, Text v) { c.job.json = truth(v); }, Kind::Flag},
     {"--run-dir", "DIR", "",
      "The run's folder: job.json, logs, and what the program adds. It and the folder above it have to be yours or "
@@ -207,6 +243,9 @@ const RunOption kOptions[] = {
      "Instead of --grace, for ranks that save when SIGTERM asks them to (cohort::Preemption), and for the others to "
      "end once a rank has saved and ended",
      [](C& c, Text v) { c.job.preempt_grace = milliseconds_of(v); }},
+    {"--evaluator-grace", "SECONDS", "300",
+     "For the evaluator to end once it has been asked: it may have the last checkpoint to look at",
+     [](C& c, Text v) { c.job.evaluator_grace = milliseconds_of(v); }},
     {"--stall-timeout", "SECONDS", "1800",
      "End the job when ranks have waited so long for one that is elsewhere; 0: never",
      [](C& c, Text v) { c.job.watch.health.stall = seconds_of(v); }},

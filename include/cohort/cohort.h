@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cohort/buffer.h>
+#include <cohort/cluster_spec.h>
 #include <cohort/communicator.h>
 #include <cohort/digest.h>
 #include <cohort/dtype.h>
@@ -10,4 +11,5 @@
 #include <cohort/join.h>
 #include <cohort/observer.h>
 #include <cohort/preemption.h>
+#include <cohort/role.h>
 #include <cohort/work.h>

@@ -50,6 +50,10 @@ inline constexpr std::string_view kJobId = "COHORT_JOB_ID";
 inline constexpr std::string_view kRunDir = "COHORT_RUN_DIR";
 inline constexpr std::string_view kHost = "COHORT_HOST";
 inline constexpr std::string_view kRestart = "COHORT_RESTART";
+inline constexpr std::string_view kRole = "COHORT_ROLE";
+inline constexpr std::string_view kRoleNumber = "COHORT_ROLE_NUMBER";
+inline constexpr std::string_view kWorkers = "COHORT_WORKERS";
+inline constexpr std::string_view kServers = "COHORT_SERVERS";
 inline constexpr std::string_view kMlflowRun = "COHORT_MLFLOW_RUN";
 
 // Set by `cohort run` for the command of --on-warning, as are kJobId and kRunDir.

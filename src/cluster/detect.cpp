@@ -75,11 +75,23 @@ Result<Detected> detect(const Environment& environment) {
       return fail(ErrorCode::InvalidArgument, "RANK={} is set and WORLD_SIZE is not -- set both or neither", *rank);
     }
   }
+  if (detected.role != Role::Worker) return detected;  // a world of one, if any, is meant
+  detected.number = detected.rank;
+  detected.workers = detected.size;
   if (auto meant = refuse_unmeant_world_of_one(environment, detected.size, detected.source); !meant) {
     return tl::unexpected(meant.error());
   }
   note_slip(environment, detected);
   return detected;
+}
+
+Result<Detected> detect_rank(const Environment& environment) {
+  auto detected = detect(environment);
+  if (!detected || detected->role != Role::Server) return detected;
+  return fail(ErrorCode::InvalidArgument,
+              "{}: a parameter server is no rank and joins no world -- let the program ask cohort::role() "
+              "(cohort.role()), and join as a worker only; COHORT_ALONE=1 makes of it a world of one",
+              detected->source);
 }
 
 }  // namespace cohort::cluster

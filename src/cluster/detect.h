@@ -2,6 +2,8 @@
 // is one table (launchers.cpp), a row for each. Any thread.
 #pragma once
 
+#include <cohort/role.h>
+
 #include "base/env.h"
 #include "base/result.h"
 #include "net/address.h"
@@ -40,6 +42,11 @@ struct Detected {
   std::string launcher;  ///< a name of the table, e.g. "torchrun"; empty if there is none
   int rank = 0;
   int size = 1;
+  /// Only a worker is a rank of a world that the launcher means; others have rank 0 of 1.
+  Role role = Role::Worker;
+  std::optional<int> number;  ///< among those of its role; of a worker its rank. Not there where nobody says it
+  int workers = 1;            ///< 0: an evaluator that is not told
+  int servers = 0;
   std::optional<int> local_rank;
   std::optional<int> local_size;
   std::optional<int> node_rank;
@@ -57,6 +64,8 @@ struct Detected {
 /// The innermost launcher's word. Fails with InvalidArgument, naming the variables and both values, when they have no
 /// meaning or disagree, and when a world of one would be formed although a launcher meant several.
 Result<Detected> detect(const Environment& environment);
+/// The same for who wants to be a rank: a parameter server is refused.
+Result<Detected> detect_rank(const Environment& environment);
 
 /// What PMIx says by its library and not in the environment: whoever asks it adds it under these names.
 inline constexpr std::string_view kPmixJobSize = "pmix.job.size";

@@ -15,6 +15,7 @@ namespace cohort::cluster {
 struct Launcher {
   std::string_view name;
   std::string_view markers[2];
+  // (Of rows that `read`, for the documentation alone.)
   std::string_view rank = {}, size = {}, local_rank = {}, local_size = {};
   Meeting meeting = Meeting::None;
   bool (*is_it)(const Environment&) = nullptr;
@@ -43,6 +44,12 @@ Result<Detected> read_mpijob_launcher(const Environment& environment);
 Result<Detected> read_tf_config(const Environment& environment);
 bool is_sagemaker(const Environment& environment);
 Result<Detected> read_sagemaker(const Environment& environment);
+
+// Rows that give processes roles (launchers_roles.cpp).
+Result<void> complete_cohort_run(const Environment& environment, Detected& detected);
+bool is_beside_ranks(const Environment& environment);
+Result<Detected> read_beside_ranks(const Environment& environment);
+Result<Detected> read_dmlc(const Environment& environment);
 
 // Rows of pods (launchers_pods.cpp).
 Result<void> complete_leader_worker_set(const Environment& environment, Detected& detected);

@@ -140,13 +140,16 @@ Result<Detected> read_tf_config(const Environment& environment) {
   const auto place = tf_place(*config);
   if (!place) return tl::unexpected(place.error());
   const std::string source = fmt::format("task {} {} of TF_CONFIG", config->task_type, config->task_index);
-  if (place->role == TfPlace::Role::ParameterServer) {
-    return fail(ErrorCode::InvalidArgument,
-                "{}: a parameter server is no rank, and Cohort's ranks need none -- leave 'ps' out of the cluster and "
-                "do not start this process; to run singly on purpose, set COHORT_ALONE=1",
-                source);
-  }
   Detected detected;
+  detected.servers = place->servers;
+  if (place->role == TfPlace::Role::ParameterServer || place->role == TfPlace::Role::Evaluator) {
+    detected.launcher = "TF_CONFIG";
+    detected.source = source;
+    detected.role = place->role == TfPlace::Role::Evaluator ? Role::Evaluator : Role::Server;
+    detected.number = config->task_index;
+    detected.workers = static_cast<int>(place->ranks.size());
+    return detected;
+  }
   detected.launcher = "TF_CONFIG";
   detected.source = config->task_type.empty() ? std::string("TF_CONFIG without a task") : source;
   detected.rank = place->rank;

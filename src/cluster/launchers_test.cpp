@@ -388,6 +388,54 @@ TEST(Launchers, TfConfigLeadsToTheChief) {
   EXPECT_EQ(detect({{"TF_CONFIG", "{}"}})->size, 1);
 }
 
+TEST(Launchers, SayWhatAProcessIsFor) {
+  struct Case {
+    Environment environment;
+    Role role;
+    std::optional<int> number;
+    int workers, servers;
+  };
+  const std::string cluster = R"({"cluster":{"chief":["a:1"],"worker":["b:1"],"ps":["c:1","d:1"]},"task":{"type":")";
+  const auto task = [&](const char* type, int index) {
+    return Environment{{"TF_CONFIG", fmt::format(R"({}{}","index":{}}}}})", cluster, type, index)}};
+  };
+  const Environment job = {{"COHORT_STORE", "a:1"},     {"COHORT_WORKERS", "4"}, {"COHORT_SERVERS", "2"},
+                           {"COHORT_ROLE_NUMBER", "1"}, {"COHORT_JOB_ID", "j"},  {"COHORT_ROLE", "server"}};
+  const Environment rank = with(job, {{"COHORT_ROLE", "worker"}, {"RANK", "1"}, {"WORLD_SIZE", "4"}});
+  const Environment dmlc = {{"DMLC_ROLE", "server"}, {"DMLC_NUM_WORKER", "2"}, {"DMLC_NUM_SERVER", "3"}};
+  const Case cases[] = {
+      {{}, Role::Worker, 0, 1, 0},
+      {kSlurm, Role::Worker, 4, 6, 0},
+      {task("chief", 0), Role::Worker, 0, 2, 2},
+      {task("worker", 0), Role::Worker, 1, 2, 2},
+      {task("ps", 1), Role::Server, 1, 2, 2},
+      {task("evaluator", 0), Role::Evaluator, 0, 2, 2},
+      {{{"TF_CONFIG", R"({"task":{"type":"evaluator","index":0}})"}}, Role::Evaluator, 0, 0, 0},
+      {rank, Role::Worker, 1, 4, 2},
+      {job, Role::Server, 1, 4, 2},
+      {with(job, {{"COHORT_ROLE", "evaluator"}, {"COHORT_ROLE_NUMBER", "0"}}), Role::Evaluator, 0, 4, 2},
+      // A server of a job that Slurm's step has started: its tasks are not its own.
+      {with(kSlurm, job), Role::Server, 1, 4, 2},
+      {dmlc, Role::Server, {}, 2, 3},
+      {with(dmlc, {{"DMLC_SERVER_ID", "2"}}), Role::Server, 2, 2, 3},
+      {with(dmlc,
+            {{"DMLC_ROLE", "worker"}, {"DMLC_RANK", "1"}, {"DMLC_PS_ROOT_URI", "a"}, {"DMLC_PS_ROOT_PORT", "9000"}}),
+       Role::Worker, 1, 2, 3},
+  };
+  for (const Case& one : cases) {
+    const auto detected = detect(one.environment);
+    ASSERT_TRUE(detected) << detected.error().what();
+    EXPECT_EQ(detected->role, one.role) << detected->source;
+    EXPECT_EQ(detected->number, one.number) << detected->source;
+    EXPECT_EQ(detected->workers, one.workers) << detected->source;
+    EXPECT_EQ(detected->servers, one.servers) << detected->source;
+    const auto as_rank = detect_rank(one.environment);
+    EXPECT_EQ(as_rank.has_value(), one.role != Role::Server);
+    if (as_rank) continue;
+    EXPECT_CONTAINS(as_rank.error().what(), "a parameter server is no rank and joins no world");
+  }
+}
+
 TEST(Launchers, SageMakerCountsHosts) {
   const auto detected = detect(kSageMaker);
   ASSERT_TRUE(detected);
@@ -450,9 +498,19 @@ TEST(Launchers, RefuseContradictionsNamingBothSides) {
        "SM_CURRENT_HOST=algo-10", "algo-1"},
       {with(kSageMaker, {{"SM_RESOURCE_CONFIG", R"({"current_host":"algo-10","hosts":["algo-10"]})"}}), "SM_HOSTS",
        "other hosts"},
-      {{{"TF_CONFIG", R"({"cluster":{"ps":["a:1"],"worker":["b:1"]},"task":{"type":"ps","index":0}})"}},
-       "ps 0",
-       "parameter server"},
+      {{{"DMLC_ROLE", "scheduler"}, {"DMLC_NUM_WORKER", "2"}}, "DMLC_ROLE=scheduler", "do not start this process"},
+      {{{"DMLC_ROLE", "chief"}, {"DMLC_NUM_WORKER", "2"}}, "DMLC_ROLE='chief'", "worker, server, scheduler"},
+      {{{"DMLC_ROLE", "worker"}, {"DMLC_NUM_WORKER", "2"}}, "DMLC_NUM_WORKER=2", "DMLC_WORKER_ID"},
+      {{{"DMLC_ROLE", "worker"}, {"DMLC_NUM_WORKER", "2"}, {"DMLC_WORKER_ID", "2"}},
+       "DMLC_WORKER_ID=2",
+       "DMLC_NUM_WORKER=2"},
+      {{{"DMLC_ROLE", "worker"}, {"DMLC_NUM_WORKER", "2"}, {"DMLC_WORKER_ID", "1"}},
+       "DMLC_WORKER_ID=1",
+       "DMLC_PS_ROOT_URI"},
+      {{{"COHORT_STORE", "a:1"}, {"COHORT_ROLE", "ps"}}, "COHORT_ROLE='ps'", "worker or server or evaluator"},
+      {{{"COHORT_STORE", "a:1"}, {"COHORT_ROLE", "server"}, {"COHORT_ROLE_NUMBER", "2"}, {"COHORT_SERVERS", "2"}},
+       "COHORT_ROLE_NUMBER=2",
+       "COHORT_SERVERS=2"},
       {{{"TF_CONFIG", R"({"cluster":{"worker":["a:0","b:1"]},"task":{"type":"worker","index":0}})"}},
        "TF_CONFIG",
        "port"},
@@ -507,21 +565,27 @@ TEST(Launchers, AreDocumentedAsTheyAre) {
 
 RC_GTEST_PROP(Launchers, WhateverIsSetARankIsWithinItsWorld, ()) {
   std::vector<std::string> names = {
-      "PMI_FD",        "SLURM_NODEID",    "SLURM_STEP_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE",
-      "PET_NODE_RANK", "PET_MASTER_ADDR", "MASTER_PORT",          "SM_HOSTS"};
+      "PMI_FD",         "SLURM_NODEID",     "SLURM_STEP_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE",
+      "PET_NODE_RANK",  "PET_MASTER_ADDR",  "MASTER_PORT",          "SM_HOSTS",
+      "DMLC_WORKER_ID", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"};
   for (const Launcher& row : launchers()) {
     for (const std::string_view name :
          {row.markers[0], row.markers[1], row.rank, row.size, row.local_rank, row.local_size})
       if (!name.empty()) names.emplace_back(name);
   }
   const auto environment = *rc::gen::container<Environment>(
-      rc::gen::elementOf(names), rc::gen::element<std::string>("", "0", "1", "2", "3", "-1", "x", "2,1", "{}", "a"));
+      rc::gen::elementOf(names),
+      rc::gen::element<std::string>("", "0", "1", "2", "3", "-1", "x", "2,1", "{}", "a", "worker", "server"));
   const auto detected = detect(environment);
   if (!detected) {
     RC_ASSERT(detected.error().code() == ErrorCode::InvalidArgument);
     return;
   }
   RC_ASSERT(detected->rank >= 0 && detected->rank < detected->size);
+  if (detected->role != Role::Worker) {  // it is in no world, whatever else is set
+    RC_ASSERT(detected->size == 1);
+    return;
+  }
   RC_ASSERT(!detected->local_rank || !detected->local_size || *detected->local_rank < *detected->local_size);
   RC_ASSERT(detected->size == 1 || detected->meeting != Meeting::None);
   if (detected->size == 1 && !detected->alone) {

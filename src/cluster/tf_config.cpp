@@ -121,16 +121,12 @@ Result<TfConfig> parse_tf_config(std::string_view text) {
 
 Result<TfPlace> tf_place(const TfConfig& config) {
   TfPlace place;
+  const bool evaluator = config.task_type == kEvaluator;
+  const bool server = config.task_type == kServer;
+  if (evaluator) place.role = TfPlace::Role::Evaluator;
+  if (server) place.role = TfPlace::Role::ParameterServer;
   if (config.cluster.empty()) return place;
-  if (config.task_type == kServer) {
-    place.role = TfPlace::Role::ParameterServer;
-    place.size = 0;
-    return place;
-  }
-  if (config.task_type == kEvaluator) {
-    place.role = TfPlace::Role::Evaluator;
-    return place;
-  }
+  place.servers = static_cast<int>(tasks_of(config, kServer));
   for (const std::string_view type : {kChief, kMaster, kWorker}) {
     const auto found = config.cluster.find(std::string(type));
     if (found == config.cluster.end()) continue;
@@ -139,13 +135,14 @@ Result<TfPlace> tf_place(const TfConfig& config) {
     // With one entry it may be the task's own only: the operator's dynamic workers know no other.
     const bool complete = static_cast<std::size_t>(last) + 1 == job.tasks.size() &&
                           (job.listed || type != kWorker || job.tasks.size() > 1);
-    if (!complete) {
+    if (!complete && !evaluator && !server) {
       return bad(fmt::format("cluster, {}", type),
                  "an object that names only some of the tasks, so that nobody knows how many ranks there are");
     }
     if (type == config.task_type) place.rank = static_cast<int>(place.ranks.size()) + config.task_index;
     for (const auto& [index, address] : job.tasks) place.ranks.push_back(address);
   }
+  if (evaluator || server) return place;
   place.size = static_cast<int>(place.ranks.size());
   place.role = place.size > 1 ? TfPlace::Role::Rank : TfPlace::Role::Single;
   return place;

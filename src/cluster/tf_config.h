@@ -41,11 +41,12 @@ struct TfPlace {
   Role role = Role::Single;
   int rank = 0;
   int size = 1;
-  std::vector<net::Address> ranks;  ///< where each is; the first leads
+  int servers = 0;
+  std::vector<net::Address> ranks;  ///< where each is; the first leads. Of an evaluator: of those that it is told of
 };
 
-/// The chief is rank 0, if there is one; then the workers by index. InvalidArgument where the cluster does not say how
-/// many there are (an object that names only some).
+/// The chief is rank 0, if there is one; then the workers by index. InvalidArgument where a rank's cluster does not say
+/// how many there are (an object that names only some).
 Result<TfPlace> tf_place(const TfConfig& config);
 
 }  // namespace cohort::cluster

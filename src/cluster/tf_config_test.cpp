@@ -32,10 +32,10 @@ TEST(TfConfig, SaysWhichRankATaskIs) {
       {"{" + full + R"(,"task":{"type":"chief","index":0},"environment":"cloud"})", Role::Rank, 0, 3, "c:1"},
       {"{" + full + R"(,"task":{"type":"worker","index":0}})", Role::Rank, 1, 3, "c:1"},
       {"{" + full + R"(,"task":{"type":"worker","index":1}})", Role::Rank, 2, 3, "c:1"},
-      {"{" + full + R"(,"task":{"type":"ps","index":1}})", Role::ParameterServer, 0, 0, ""},
-      {"{" + full + R"(,"task":{"type":"evaluator","index":0}})", Role::Evaluator, 0, 1, ""},
+      {"{" + full + R"(,"task":{"type":"ps","index":1}})", Role::ParameterServer, 0, 1, "c:1"},
+      {"{" + full + R"(,"task":{"type":"evaluator","index":0}})", Role::Evaluator, 0, 1, "c:1"},
       // The evaluator may stand outside of the cluster.
-      {"{" + workers + R"(,"task":{"type":"evaluator","index":0}})", Role::Evaluator, 0, 1, ""},
+      {"{" + workers + R"(,"task":{"type":"evaluator","index":0}})", Role::Evaluator, 0, 1, "h1:1"},
       {R"({"cluster":{"evaluator":["e:1"]},"task":{"type":"evaluator","index":0}})", Role::Evaluator, 0, 1, ""},
       // TensorFlow's old name of the chief.
       {R"({"cluster":{"master":["m:1"],"worker":["w:1"]},"task":{"type":"master","index":0}})", Role::Rank, 0, 2,
@@ -48,8 +48,8 @@ TEST(TfConfig, SaysWhichRankATaskIs) {
        "[::1]:7"},
       {R"({"cluster":{"chief":{"0":"c:1"},"worker":["w:1"]},"task":{"type":"worker","index":0}})", Role::Rank, 1, 2,
        "c:1"},
-      {R"({"cluster":{"ps":{"1":"p:1"},"worker":["w:1"]},"task":{"type":"ps","index":1}})", Role::ParameterServer, 0, 0,
-       ""},
+      {R"({"cluster":{"ps":{"1":"p:1"},"worker":["w:1"]},"task":{"type":"ps","index":1}})", Role::ParameterServer, 0, 1,
+       "w:1"},
   };
   for (const auto& one : cases) {
     const auto place = place_of(one.text);

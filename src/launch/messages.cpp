@@ -87,12 +87,16 @@ void visit_fields(M& m, A& a, const Refused*) {
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const WorkerPlan*) {
-  a(m.rank, m.environment);
+  a(m.rank, m.environment, codec::below(m.role, 3, "there is no such role"), m.number);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const RoleProgram*) {
+  a(codec::below(m.role, 3, "there is no such role"), m.path, m.arguments);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const StartJob*) {
   a(m.path, m.arguments, m.environment, m.folder, m.log_folder, m.workers, m.input, m.tail_lines, m.open_files,
-    m.bind_to_cores, m.elsewhere, m.run_folder, m.divides_cores, m.trace);
+    m.bind_to_cores, m.elsewhere, m.run_folder, m.divides_cores, m.trace, m.programs);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Input*) {
@@ -108,7 +112,7 @@ void visit_fields(M& m, A& a, const SignalWorkers*) {
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const StopWorkers*) {
-  a(m.signal, m.grace_ms, m.saving_ms);
+  a(m.signal, m.grace_ms, m.saving_ms, codec::below(m.role, 3, "there is no such role"));
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const TracePiece*) {

@@ -3,6 +3,8 @@
 // they only grow. Plain data; any thread.
 #pragma once
 
+#include <cohort/role.h>
+
 #include "base/result.h"
 #include "launch/rank_report.h"
 #include "sys/process.h"
@@ -27,6 +29,8 @@ inline constexpr std::size_t kInputWindow = std::size_t{64} << 10;
 
 enum class Stream : std::uint8_t { Stdout = 0, Stderr = 1 };
 
+// `rank` is the number of a process in the job's Roles: the ranks of the world, and behind them the other roles.
+
 // From the agent.
 
 struct Hello {
@@ -46,7 +50,7 @@ struct Hello {
 
 /// All workers of the host run.
 struct Started {
-  std::vector<std::int32_t> pids;  ///< by local rank
+  std::vector<std::int32_t> pids;  ///< in the order of StartJob's workers
   std::int32_t threads = 0;        ///< OMP_NUM_THREADS of each; 0 if it is not a number
 };
 
@@ -134,6 +138,15 @@ struct LeasedPorts {
 struct WorkerPlan {
   std::int32_t rank = 0;
   std::vector<std::string> environment;  ///< "NAME=value", over the job's
+  Role role = Role::Worker;
+  std::int32_t number = 0;  ///< in its role
+};
+
+/// What processes of a role run, where that is something else than what ranks do.
+struct RoleProgram {
+  Role role = Role::Server;
+  std::string path;
+  std::vector<std::string> arguments;
 };
 
 /// The ranks of an epoch; another such order may follow once they and all below them are gone.
@@ -143,7 +156,7 @@ struct StartJob {
   std::vector<std::string> environment;
   std::string folder;
   std::string log_folder;
-  std::vector<WorkerPlan> workers;  ///< by local rank
+  std::vector<WorkerPlan> workers;  ///< the ranks, by local rank, and behind them the other roles
   bool input = false;               ///< stdin of rank 0 comes over this connection, else it is /dev/null
   std::uint32_t tail_lines = 20;
   std::uint64_t open_files = 0;  ///< soft limit of the workers
@@ -151,7 +164,8 @@ struct StartJob {
   bool elsewhere = false;        ///< the environment is another host's: the agent's own has HOME and the like
   std::string run_folder;        ///< made there if it is not
   bool trace = false;            ///< TracePieces are wanted
-  bool divides_cores = true;     ///< OMP_NUM_THREADS, where nobody has set it, is each worker's share of the cores
+  bool divides_cores = true;     ///< OMP_NUM_THREADS, where nobody has set it, is each rank's share of the cores
+  std::vector<RoleProgram> programs = {};
 };
 
 struct Input {
@@ -168,11 +182,14 @@ struct SignalWorkers {
 };
 
 /// Sends `signal`, and SIGKILL to all that is left after the grace. Where a rank saves when it is asked, the grace is
-/// `saving_ms`, if that is longer: the agent sees at once what the supervisor hears a second later.
+/// `saving_ms`, if that is longer: the agent sees at once what the supervisor hears a second later. Those of the role
+/// are meant, which has no other one before it that runs; the roles behind it have to wait for an order of their own,
+/// as long as nobody is to be killed at once.
 struct StopWorkers {
   std::int32_t signal = 15;
   std::uint32_t grace_ms = 5000;
   std::uint32_t saving_ms = 0;
+  Role role = Role::Worker;
 };
 
 /// Nothing more is wanted: the agent ends. A launcher that is one of several ends with the job's exit status.

@@ -14,7 +14,8 @@ std::vector<Message> samples() {
   job.environment = {"A=1"};
   job.folder = "/";
   job.log_folder = "/l";
-  job.workers = {{0, {"RANK=0"}}, {1, {}}};
+  job.workers = {{0, {"RANK=0"}}, {1, {}, Role::Server, 0}};
+  job.programs = {{Role::Server, "/bin/s", {"s", "1"}}};
   job.input = true;
   job.open_files = 1024;
   Exited exited;

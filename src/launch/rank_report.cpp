@@ -1,7 +1,5 @@
 #include "launch/rank_report.h"
 
-#include "base/ranges.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -190,23 +188,21 @@ std::string at_step(const RankReport& report) {
   return report.step > 0 ? fmt::format(", step {}", report.step) : std::string();
 }
 
-std::vector<std::string> folded(const std::vector<std::string>& by_rank, int without) {
+std::vector<std::string> folded(const std::vector<std::string>& by_process, const Roles& roles, int without) {
   std::vector<std::pair<std::string_view, std::vector<int>>> lines;
-  for (std::size_t i = 0; i < by_rank.size(); ++i) {
-    const int rank = static_cast<int>(i);
-    if (rank == without) continue;
+  for (std::size_t i = 0; i < by_process.size(); ++i) {
+    const int process = static_cast<int>(i);
+    if (process == without) continue;
     const auto same =
-        std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == by_rank[i]; });
+        std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == by_process[i]; });
     if (same == lines.end()) {
-      lines.emplace_back(by_rank[i], std::vector<int>{rank});
+      lines.emplace_back(by_process[i], std::vector<int>{process});
     } else {
-      same->second.push_back(rank);
+      same->second.push_back(process);
     }
   }
   std::vector<std::string> out;
-  for (const auto& [text, ranks] : lines) {
-    out.push_back(fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", to_ranges(ranks), text));
-  }
+  for (const auto& [text, processes] : lines) out.push_back(fmt::format("{}: {}", roles.names_of(processes), text));
   return out;
 }
 

@@ -2,6 +2,7 @@
 // reads to a person. Values; `read_status` takes whatever it finds in the page, which another process writes.
 #pragma once
 
+#include "launch/roles.h"
 #include "status/status_page.h"
 
 #include <cstdint>
@@ -90,8 +91,8 @@ std::string last_words(const status::StatusLayout& page);
 std::string doing(const RankReport& report);
 /// ", step 12" or nothing.
 std::string at_step(const RankReport& report);
-/// A line for each of these texts, which are by rank, equal ones folded: "ranks 1-3: waiting in barrier(), operation
-/// 2". `without`: a rank that is left out.
-std::vector<std::string> folded(const std::vector<std::string>& by_rank, int without = -1);
+/// A line for each of these texts, which are by process, equal ones folded: "ranks 1-3: waiting in barrier(), operation
+/// 2". `without`: a process that is left out.
+std::vector<std::string> folded(const std::vector<std::string>& by_process, const Roles& roles, int without = -1);
 
 }  // namespace cohort::launch

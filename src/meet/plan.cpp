@@ -169,7 +169,7 @@ Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitM
     plan.source = fmt::format("rank={}, world_size={} given by the program", *rank, *size);
     return {};
   }
-  auto detected = cluster::detect(environment);
+  auto detected = cluster::detect_rank(environment);
   if (!detected) return tl::unexpected(detected.error());
   if (detected->launcher.empty()) {
     return fail(ErrorCode::InvalidArgument,
@@ -307,7 +307,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     plan.size = options.world_size;
     plan.source = fmt::format("rank={}, world_size={} given by the program", plan.rank, plan.size);
   } else if (from_launcher && !rank_is_given) {
-    auto detected = cluster::detect(environment);
+    auto detected = cluster::detect_rank(environment);
     if (!detected) return tl::unexpected(detected.error());
     said = *std::move(detected);
     const bool named = env::get(env::kRank, environment) && env::get(env::kWorldSize, environment);

@@ -108,6 +108,8 @@ std::vector<std::string> header(const View& view, const Look& look) {
     second.add("  ").add(track::sparkline(losses, static_cast<std::size_t>(width), true), "36");
   }
   lines.push_back(second.take());
+  if (const std::string others = launch::others_text(run); !others.empty())
+    lines.push_back(Text(look.columns, look).add(others).take());
   Text third(look.columns, look);
   if (!look.trouble.empty()) {
     third.add(look.trouble, "31;1");

@@ -38,7 +38,7 @@ void run_on_threads(int ranks, const Plan& plan, const Emit& emit) {
 }
 
 bool inside_a_job() {
-  const auto detected = value_or_throw(cluster::detect(cluster::current_environment()));
+  const auto detected = value_or_throw(cluster::detect_rank(cluster::current_environment()));
   return detected.alone || !detected.launcher.empty();
 }
 

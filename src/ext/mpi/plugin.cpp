@@ -127,7 +127,7 @@ std::string_view family_name(std::string_view family) noexcept {
 }
 
 Result<std::string> launcher_family(const cluster::Environment& environment) {
-  const auto detected = cluster::detect(environment);
+  const auto detected = cluster::detect_rank(environment);
   if (!detected) return tl::unexpected(detected.error());
   const bool inner =
       detected->launcher == "cohort run" || detected->launcher == "torchrun" || detected->launcher == "Horovod";

@@ -9,6 +9,7 @@
 #include "launch/environment.h"
 #include "launch/plan/binding.h"
 #include "launch/plan/host_environment.h"
+#include "launch/plan/rank_environment.h"
 #include "launch/start/invitation.h"
 #include "launch/sweep.h"
 #include "launch/version.h"
@@ -44,6 +45,19 @@ constexpr auto kSilentWait = std::chrono::seconds(3);
 /// A Ctrl-C reaches guard and agent, and the guard passes it on.
 constexpr auto kOnePress = std::chrono::milliseconds(500);
 constexpr std::initializer_list<int> kSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+/// "ranks 4-7, server 1".
+std::string names_of(const std::vector<WorkerPlan>& workers) {
+  Roles roles{0, 0, false};
+  std::vector<int> processes;
+  for (const WorkerPlan& worker : workers) {
+    processes.push_back(worker.rank);
+    if (worker.role == Role::Worker) roles.workers = std::max(roles.workers, worker.rank + 1);
+    if (worker.role == Role::Server) roles.workers = worker.rank - worker.number, roles.servers = worker.number + 1;
+    if (worker.role == Role::Evaluator) roles.evaluator = true;
+  }
+  return roles.names_of(processes);
+}
 
 }  // namespace
 
@@ -273,6 +287,11 @@ bool Agent::told_as_launcher(int signal) {
   return true;
 }
 
+bool Agent::runs(Role role) const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [role](const auto& worker) { return worker->alive() && worker->role() == role; });
+}
+
 // Ranks that were told at the same moment may have saved, and even ended, before it is asked.
 bool Agent::makes_room() const {
   return std::any_of(workers_.begin(), workers_.end(),
@@ -296,10 +315,7 @@ void Agent::start_job(StartJob job) {
                       .value_or(host_index_);
     if (!options_.quiet) {
       say(fmt::format("{} of {}: {} here; output and logs are at node 0 ({})", own_name(), options_.nodes,
-                      job.workers.size() == 1
-                          ? fmt::format("rank {}", job.workers.front().rank)
-                          : fmt::format("ranks {}-{}", job.workers.front().rank, job.workers.back().rank),
-                      options_.place));
+                      names_of(job.workers), options_.place));
     }
   }
   forget_epoch();
@@ -347,8 +363,6 @@ Result<void> Agent::start_workers(const StartJob& job) {
   if (!secret_file) return tl::unexpected(secret_file.error());
 
   sys::SpawnOptions program;
-  program.path = job.path;
-  program.arguments = job.arguments;
   program.folder = job.folder;
   // Its own group, to be signalled as one, but the agent's session: where the kernel groups what it schedules by
   // session (autogroup), ranks that share cores could otherwise not yield to each other.
@@ -363,13 +377,16 @@ Result<void> Agent::start_workers(const StartJob& job) {
     for (const std::string& assignment : job.environment) environment.set(assignment);
     environment.set("PWD", job.folder);
   }
-  const int threads = threads_of(sys::usable_cores(), static_cast<int>(job.workers.size()));
-  std::vector<std::vector<int>> shares(job.workers.size());
+  const auto ranks = static_cast<int>(std::count_if(job.workers.begin(), job.workers.end(),
+                                                    [](const WorkerPlan& plan) { return plan.role == Role::Worker; }));
+  const int threads = threads_of(sys::usable_cores(), ranks);
+  std::vector<std::vector<int>> shares;
   if (job.bind_to_cores) {
-    auto shared = share_cores(sys::cores_of_process(), static_cast<int>(job.workers.size()));
+    auto shared = share_cores(sys::cores_of_process(), ranks);
     if (!shared) return tl::unexpected(shared.error());
     shares = *std::move(shared);
   }
+  shares.resize(job.workers.size());  // other roles run where there is room
   if (job.divides_cores && !environment.find(env::kOmpNumThreads))
     environment.set(env::kOmpNumThreads, std::to_string(threads));
   environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
@@ -380,18 +397,26 @@ Result<void> Agent::start_workers(const StartJob& job) {
   events.input_taken = [this](std::size_t bytes) { channel_->send(InputTaken{bytes}); };
   if (job.trace) collect_traces(job);
   for (const WorkerPlan& plan : job.workers) {
-    auto& worker = *workers_.emplace_back(std::make_unique<Worker>(loop_, plan.rank, job.tail_lines, events));
+    auto& worker = *workers_.emplace_back(std::make_unique<Worker>(loop_, plan, job.tail_lines, events));
     if (auto ready = worker.prepare(job.log_folder, job.input && plan.rank == 0); !ready) {
       return fail_for(plan.rank, ready.error());
     }
     Environment own = environment;
+    if (plan.role != Role::Worker) remove_rank_variables(own);
     for (const std::string& assignment : plan.environment) own.set(assignment);
+    program.path = job.path;
+    program.arguments = job.arguments;
+    for (const RoleProgram& theirs : job.programs) {
+      if (theirs.role != plan.role) continue;
+      program.path = theirs.path;
+      program.arguments = theirs.arguments;
+    }
     program.inherited = {{secret_file->get(), kWorkerSecretFd}};
     if (worker.status_fd() >= 0) {
       own.set(env::kStatusFd, std::to_string(kWorkerStatusFd));
       program.inherited.emplace_back(worker.status_fd(), kWorkerStatusFd);
     }
-    if (traces_) {
+    if (traces_ && plan.role == Role::Worker) {
       auto ring = traces_->add(plan.rank);
       if (!ring) return fail_for(plan.rank, ring.error());
       own.set(env::kTimelineFd, std::to_string(kWorkerTimelineFd));

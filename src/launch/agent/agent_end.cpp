@@ -94,23 +94,37 @@ void Agent::stop(const StopWorkers& order) {
     }
   }
   if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
-  const bool saves = makes_room();
+  // The roles behind it may outlive its ranks here: ranks of other hosts need them while they save.
+  if (!runs(order.role)) return;
+  const bool saves = order.role == Role::Worker && makes_room();
   const milliseconds grace(saves ? std::max(order.grace_ms, order.saving_ms) : order.grace_ms);
   if (saves) send_reports();  // the supervisor waits as long, then
   for (auto& worker : workers_) {
+    if (worker->role() != order.role) continue;
     // One that has saved and is on its way out would die of it, and its status be lost.
     if (order.signal != SIGTERM || !worker->makes_room()) worker->signal(order.signal);
     worker->signal(SIGCONT);  // a stopped process would not hear it
   }
   // Those that left their worker's group (setsid, daemons) are asked too, so that they need not be killed.
   for (const pid_t pid : sys::descendants(::getpid())) {
-    const bool in_group = std::any_of(workers_.begin(), workers_.end(), [group = ::getpgid(pid)](const auto& worker) {
-      return worker->alive() && worker->pid() == group;
+    const bool apart = std::any_of(workers_.begin(), workers_.end(), [&](const auto& worker) {
+      if (!worker->alive()) return false;
+      return worker->pid() == ::getpgid(pid) ||
+             (worker->role() != order.role && sys::descends_from(pid, worker->pid()));
     });
-    if (!in_group) sys::signal_if(pid, order.signal, is_ours);
+    if (!apart) sys::signal_if(pid, order.signal, is_ours);
   }
   grace_end_ = Clock::now() + grace;
-  grace_ = Timer(loop_, grace, [this] { kill_all(); });
+  grace_ = Timer(loop_, grace, [this, role = order.role] { end_of_grace(role); });
+}
+
+void Agent::end_of_grace(Role role) {
+  const bool last = std::all_of(workers_.begin(), workers_.end(),
+                                [role](const auto& worker) { return !worker->alive() || worker->role() == role; });
+  if (last) return kill_all();
+  for (auto& worker : workers_) {
+    if (worker->role() == role) worker->signal(SIGKILL);
+  }
 }
 
 void Agent::kill_all() {

@@ -57,11 +57,14 @@ class Agent {
   Result<void> start_workers(const StartJob& job);
   void collect_traces(const StartJob& job);
   void stop(const StopWorkers& order);
+  /// Those of this role have had their time; where others run on, only they are killed.
+  void end_of_grace(Role role);
   void kill_all();
   void reap();
   void watch_for_dying();
   void report_exit(Worker& worker, const sys::ExitStatus& status);
   bool makes_room() const;
+  bool runs(Role role) const;
   bool brings_environment() const { return options_.ranks > 0 && !options_.own; }
   void send_reports();
   void report_regularly();

@@ -24,7 +24,8 @@ KeptSignals::KeptSignals(Loop& loop, const std::vector<std::unique_ptr<Worker>>&
 
 void KeptSignals::pass_on(int signal) {
   for (const auto& worker : workers_) {
-    if (worker->alive() && !worker->offer(signal)) kept_.emplace(signal, worker->rank());
+    if (!worker->alive() || worker->offer(signal)) continue;
+    if (worker->role() == Role::Worker) kept_.emplace(signal, worker->rank());  // it is for them
   }
   if (kept_.empty() || again_) return;
   since_ = Clock::now();

@@ -14,10 +14,10 @@
 namespace cohort::launch {
 namespace {
 
-Result<std::pair<sys::UniqueFd, sys::UniqueFd>> make_pipe(int rank) {
+Result<std::pair<sys::UniqueFd, sys::UniqueFd>> make_pipe(const std::string& name) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    return fail(ErrorCode::Unavailable, "pipe for rank {}: {}; raise the limit of open files (ulimit -n)", rank,
+    return fail(ErrorCode::Unavailable, "pipe for {}: {}; raise the limit of open files (ulimit -n)", name,
                 errno_text(errno));
   }
   return std::pair(sys::UniqueFd(ends[0]), sys::UniqueFd(ends[1]));
@@ -28,8 +28,13 @@ void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NON
 
 }  // namespace
 
-Worker::Worker(Loop& loop, int rank, std::size_t tail_lines, Events events)
-    : loop_(loop), rank_(rank), events_(std::move(events)), tail_(tail_lines) {}
+Worker::Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Events events)
+    : loop_(loop),
+      rank_(plan.rank),
+      role_(plan.role),
+      number_(plan.number),
+      events_(std::move(events)),
+      tail_(tail_lines) {}
 
 Result<void> Worker::prepare(const std::string& log_folder, bool with_input) {
   sys::UniqueFd logs;
@@ -39,13 +44,13 @@ Result<void> Worker::prepare(const std::string& log_folder, bool with_input) {
     logs = *std::move(folder);
   }
   for (std::size_t i = 0; i < 2; ++i) {
-    auto ends = make_pipe(rank_);
+    auto ends = make_pipe(name());
     if (!ends) return tl::unexpected(ends.error());
     pipes_[i].fd = std::move(ends->first);
     child_ends_[i + 1] = std::move(ends->second);
     set_nonblocking(pipes_[i].fd.get());
     if (!logs) continue;
-    const std::string name = log_name(rank_, static_cast<Stream>(i));
+    const std::string name = log_name(role_, number_, static_cast<Stream>(i));
     pipes_[i].log_path = log_folder + "/" + name;
     auto log = make_file(logs.get(), name, 0666);
     if (!log) return fail(ErrorCode::Io, "log {}/{}", log_folder, log.error().what());
@@ -55,10 +60,10 @@ Result<void> Worker::prepare(const std::string& log_folder, bool with_input) {
   if (page) {
     status_ = *std::move(page);
   } else {  // the job can do without
-    events_.trouble(fmt::format("what rank {} does will not be known: {}", rank_, page.error().what()));
+    events_.trouble(fmt::format("what {} does will not be known: {}", name(), page.error().what()));
   }
   if (with_input) {
-    auto ends = make_pipe(rank_);
+    auto ends = make_pipe(name());
     if (!ends) return tl::unexpected(ends.error());
     child_ends_[0] = std::move(ends->first);
     input_ = std::move(ends->second);

@@ -1,10 +1,12 @@
-// One rank on this host, as its agent sees it: the process, its pipes, its complete logs, its last words. Belongs to
-// the agent's thread. Destroying it closes the descriptors; ending the process is the agent's business.
+// One rank on this host, or one process of another role, as its agent sees it: the process, its pipes, its complete
+// logs, its last words. Belongs to the agent's thread. Destroying it closes the descriptors; ending the process is the
+// agent's business.
 #pragma once
 
 #include "launch/agent/tail.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
+#include "launch/roles.h"
 #include "sys/process.h"
 #include "sys/shared_memory.h"
 #include "sys/unique_fd.h"
@@ -36,7 +38,7 @@ class Worker {
     std::function<void(std::size_t)> input_taken;
   };
 
-  Worker(Loop& loop, int rank, std::size_t tail_lines, Events events);
+  Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Events events);
 
   /// Makes pipes and log files. Fails with Io or Unavailable, naming the file.
   Result<void> prepare(const std::string& log_folder, bool with_input);
@@ -45,7 +47,11 @@ class Worker {
   /// Waits until the program runs.
   Result<void> confirm();
 
+  /// The number of the process in the job.
   int rank() const noexcept { return rank_; }
+  Role role() const noexcept { return role_; }
+  /// "rank 3", "server 0".
+  std::string name() const { return process_name(role_, number_); }
   pid_t pid() const noexcept { return child_.pid; }
   bool alive() const noexcept { return child_.pid > 0 && !reaped_; }
   /// To the process group, which is safe while the leader has not been reaped.
@@ -99,6 +105,8 @@ class Worker {
 
   Loop& loop_;
   int rank_;
+  Role role_;
+  int number_;
   Events events_;
   const status::StatusLayout* page() const noexcept {
     return static_cast<const status::StatusLayout*>(status_.mapping.data());

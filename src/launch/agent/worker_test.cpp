@@ -83,7 +83,7 @@ class WorkerTest : public testing::Test {
     Worker::Events events;
     events.output = [this](const Output& output) { said_ += output.bytes; };
     events.trouble = [](const std::string& text) { FAIL() << text; };
-    worker_.emplace(loop_, 0, 10, events);
+    worker_.emplace(loop_, WorkerPlan{}, 10, events);
     ASSERT_TRUE(worker_->prepare({}, true));
     auto mapped = sys::map_shared_segment(worker_->status_fd(), status::kStatusBytes);
     ASSERT_TRUE(mapped);

@@ -4,12 +4,28 @@
 #include <cstddef>
 
 namespace cohort::launch {
+namespace {
 
-Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes) {
+void place_others(Plan& plan, const OtherRoles& others) {
+  const int hosts = static_cast<int>(plan.hosts.size());
+  plan.servers = others.colocated ? hosts : others.servers;
+  int next = 0;
+  for (PlannedHost& host : plan.hosts) {
+    host.first_server = next;
+    host.servers = plan.servers / hosts + (host.index < plan.servers % hosts ? 1 : 0);
+    next += host.servers;
+  }
+  plan.evaluator = plan.hosts.front().evaluator = others.evaluator;
+}
+
+}  // namespace
+
+Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const OtherRoles& others) {
   if (processes < 1) return fail(ErrorCode::InvalidArgument, "{} processes: at least 1 is needed", processes);
-  if (processes > kMostProcesses) {
-    return fail(ErrorCode::InvalidArgument, "{} processes: more than {} are not started at once", processes,
-                kMostProcesses);
+  if (others.servers < 0) return fail(ErrorCode::InvalidArgument, "{} servers: at least 0 are wanted", others.servers);
+  if (processes > kMostProcesses || others.servers > kMostProcesses - processes) {
+    return fail(ErrorCode::InvalidArgument, "{} processes: more than {} are not started at once",
+                static_cast<long long>(processes) + others.servers, kMostProcesses);
   }
   long long slots = 0;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
@@ -58,18 +74,41 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes) {
       plan.hosts[part].devices = devices;
     }
   }
+  place_others(plan, others);
   return plan;
 }
 
+std::vector<int> processes_of(const Plan& plan, const PlannedHost& host) {
+  std::vector<int> processes;
+  for (int i = 0; i < host.ranks; ++i) processes.push_back(host.first_rank + i);
+  for (int i = 0; i < host.servers; ++i) processes.push_back(plan.world_size + host.first_server + i);
+  if (host.evaluator) processes.push_back(plan.world_size + plan.servers);
+  return processes;
+}
+
+std::vector<std::string> hosts_of_processes(const Plan& plan) {
+  std::vector<std::string> hosts(static_cast<std::size_t>(plan.roles().all()));
+  for (const PlannedHost& host : plan.hosts) {
+    for (const int process : processes_of(plan, host)) hosts[static_cast<std::size_t>(process)] = host.name;
+  }
+  return hosts;
+}
+
 std::string to_string(const Plan& plan) {
-  std::string text = fmt::format("{} process{} on {} host{} (", plan.world_size, plan.world_size == 1 ? "" : "es",
-                                 plan.machines, plan.machines == 1 ? "" : "s");
+  std::string text = fmt::format("{} process{}", plan.world_size, plan.world_size == 1 ? "" : "es");
+  if (plan.servers > 0)
+    text += fmt::format("{}{} server{}", plan.evaluator ? ", " : " and ", plan.servers, plan.servers == 1 ? "" : "s");
+  if (plan.evaluator) text += " and an evaluator";
+  text += fmt::format(" on {} host{} (", plan.machines, plan.machines == 1 ? "" : "s");
   for (const PlannedHost& host : plan.hosts) {
     if (host.first_local != 0) continue;  // it is a part of the one before
     if (host.index != 0) text += ", ";
     text += host.local_ranks == 1
                 ? fmt::format("{}: rank {}", host.name, host.first_rank)
                 : fmt::format("{}: ranks {}-{}", host.name, host.first_rank, host.first_rank + host.local_ranks - 1);
+    std::vector<int> others = processes_of(plan, host);
+    others.erase(others.begin(), others.begin() + host.ranks);
+    if (!others.empty()) text += ", " + plan.roles().names_of(others);
   }
   return text + ")";
 }

@@ -1,8 +1,9 @@
-// The plan of a job: which rank runs where. Pure functions over plain data; nothing here starts anything or asks the
-// system, so that a plan can be made, printed and tested anywhere.
+// The plan of a job: which rank, and which process of another role, runs where. Pure functions over plain data; nothing
+// here starts anything or asks the system, so that a plan can be made, printed and tested anywhere.
 #pragma once
 
 #include "base/result.h"
+#include "launch/roles.h"
 
 #include <string>
 #include <vector>
@@ -31,22 +32,47 @@ struct PlannedHost {
   int first_local = 0;                    ///< LOCAL_RANK of its first rank
   int local_ranks = 0;                    ///< LOCAL_WORLD_SIZE
   std::vector<std::string> devices = {};  ///< of all its parts; empty: nobody said
+  // Beside its ranks.
+  int first_server = 0;  ///< its servers are consecutive
+  int servers = 0;
+  bool evaluator = false;
+
+  /// Of all roles.
+  int processes() const noexcept { return ranks + servers + (evaluator ? 1 : 0); }
+};
+
+/// What a job has besides its ranks. These processes take no slots.
+struct OtherRoles {
+  int servers = 0;
+  bool colocated = false;  ///< one server on each host that has ranks, instead of that number
+  bool evaluator = false;
 };
 
 struct Plan {
   int world_size = 0;
+  int servers = 0;
+  bool evaluator = false;
   int machines = 0;
   std::vector<PlannedHost> hosts;  ///< only those that run something
+
+  Roles roles() const noexcept { return {world_size, servers, evaluator}; }
 };
 
 /// More than anyone has meant so far; catches a mistyped number.
 inline constexpr int kMostProcesses = 65536;
 
 /// Fills the hosts in order, each up to its slots. Errors (InvalidArgument): no process asked for, too many for the
-/// slots (the message says how many there are), a host named twice.
-Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes);
+/// slots (the message says how many there are), a host named twice. Servers are spread evenly over the hosts that have
+/// ranks; the evaluator is on rank 0's.
+Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const OtherRoles& others = {});
 
-/// "4 processes on 1 host (vm: ranks 0-3)".
+/// The processes of a host, in the order in which its agent starts them: by their numbers in `Plan::roles`.
+std::vector<int> processes_of(const Plan& plan, const PlannedHost& host);
+
+/// Of each process.
+std::vector<std::string> hosts_of_processes(const Plan& plan);
+
+/// "4 processes on 1 host (vm: ranks 0-3)", "4 processes and 2 servers on 1 host (vm: ranks 0-3, servers 0-1)".
 std::string to_string(const Plan& plan);
 
 }  // namespace cohort::launch

@@ -68,12 +68,57 @@ TEST(PlanTest, PartsOfAHostCountTheirRanksTogether) {
   has(2, 3, {"LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "GROUP_RANK=1", "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"});
 }
 
+TEST(PlanTest, ServersAreSpreadOverTheHostsAndAreNoRanks) {
+  const auto plan = *make_plan({{"a", 2}, {"b", 2}, {"c", 2}}, 5, {.servers = 4, .evaluator = true});
+  EXPECT_EQ(plan.world_size, 5);
+  EXPECT_EQ(to_string(plan),
+            "5 processes, 4 servers and an evaluator on 3 hosts (a: ranks 0-1, servers 0-1, evaluator, b: ranks 2-3, "
+            "server 2, c: rank 4, server 3)");
+  EXPECT_EQ(processes_of(plan, plan.hosts[0]), (std::vector<int>{0, 1, 5, 6, 9}));
+  EXPECT_EQ(processes_of(plan, plan.hosts[2]), (std::vector<int>{4, 8}));
+  EXPECT_EQ(hosts_of_processes(plan)[8], "c");
+  const Roles roles = plan.roles();
+  EXPECT_EQ(roles.name_of(8), "server 3");
+  EXPECT_EQ(roles.process_of(Role::Server, 3), 8);
+  EXPECT_EQ(roles.names_of({3, 4, 5, 6, 9}), "ranks 3-4, servers 0-1, evaluator");
+  EXPECT_EQ(file_name(Role::Server, 3), "server-3");
+  // Fewer servers than hosts: the first hosts have them.
+  EXPECT_EQ(make_plan({{"a", 1}, {"b", 1}}, 2, {.servers = 1})->hosts[1].servers, 0);
+  // A host that runs no rank runs no server either.
+  const auto each = *make_plan({{"a", 2}, {"b", 2}, {"c", 2}}, 3, {.colocated = true});
+  EXPECT_EQ(each.servers, 2);
+  EXPECT_EQ(each.hosts[1].first_server, 1);
+  EXPECT_FALSE(make_plan({{"a", 2}}, 2, {.servers = -1}));
+  EXPECT_FALSE(make_plan({{"a", 2}}, 2, {.servers = kMostProcesses}));
+}
+
+TEST(PlanTest, AServerIsToldItsRoleAndNothingOfARank) {
+  const auto plan = *make_plan({{"a", 1}, {"b", 1}}, 2, {.servers = 2});
+  JobFacts facts;
+  facts.job_id = "job";
+  facts.store = "a:7";
+  const auto env = other_environment(plan, plan.hosts[1], 3, facts);
+  for (const char* wanted : {"COHORT_ROLE=server", "COHORT_ROLE_NUMBER=1", "COHORT_WORKERS=2", "COHORT_SERVERS=2",
+                             "COHORT_HOST=b", "COHORT_STORE=a:7", "COHORT_JOB_ID=job"}) {
+    EXPECT_NE(std::find(env.begin(), env.end(), wanted), env.end()) << wanted;
+  }
+  Environment inherited(rank_environment(plan, plan.hosts[1], 1, facts));
+  inherited.set("HOROVOD_RANK", "1");
+  inherited.set("MINE", "1");
+  remove_rank_variables(inherited);
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "HOROVOD_RANK"})
+    EXPECT_FALSE(inherited.find(name)) << name;
+  EXPECT_TRUE(inherited.find("MINE"));
+  EXPECT_TRUE(inherited.find("COHORT_STORE"));
+}
+
 TEST(RankEnvironmentTest, EveryVariableIsInTheTable) {
   const Plan plan = *make_plan({{"a", 1}}, 1);
   JobFacts facts;
   facts.tf_workers = {"a:1"};
   auto all = rank_environment(plan, plan.hosts[0], 0, facts);
   for (std::string& word : horovod_environment(plan, plan.hosts[0], 0)) all.push_back(std::move(word));
+  for (std::string& word : other_environment(plan, plan.hosts[0], 1, {})) all.push_back(std::move(word));
   for (const std::string& word : all) {
     const std::string name = word.substr(0, word.find('='));
     EXPECT_TRUE(std::any_of(env::variables().begin(), env::variables().end(), [&name](const env::Variable& variable) {

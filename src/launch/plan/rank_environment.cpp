@@ -5,43 +5,79 @@
 #include <string_view>
 
 namespace cohort::launch {
+namespace {
+
+class Assignments {
+ public:
+  void set(std::string_view name, std::string_view value) { all_.push_back(fmt::format("{}={}", name, value)); }
+  void set(std::string_view name, int value) { set(name, std::to_string(value)); }
+  std::vector<std::string> take() { return std::move(all_); }
+
+  /// What every process of a job is told.
+  void set_job(const Plan& plan, const PlannedHost& host, int process, const JobFacts& facts) {
+    const Roles roles = plan.roles();
+    set(env::kRole, to_string(roles.role_of(process)));
+    set(env::kRoleNumber, roles.number_of(process));
+    set(env::kWorkers, plan.world_size);
+    set(env::kServers, plan.servers);
+    set(env::kJobId, facts.job_id);
+    set(env::kRunDir, facts.run_folder);
+    set(env::kStore, facts.store);
+    set(env::kHost, host.name);
+    set(env::kRestart, facts.restart);
+    if (facts.host_timeout.count() > 0) set(env::kHostTimeout, static_cast<int>(facts.host_timeout.count()));
+  }
+
+ private:
+  std::vector<std::string> all_;
+};
+
+}  // namespace
 
 std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts) {
-  std::vector<std::string> out;
-  const auto set = [&out](std::string_view name, std::string_view value) {
-    out.push_back(fmt::format("{}={}", name, value));
-  };
-  const auto number = [&set](std::string_view name, int value) { set(name, std::to_string(value)); };
-  number(env::kRank, rank);
-  number(env::kWorldSize, plan.world_size);
-  number(env::kLocalRank, host.first_local + rank - host.first_rank);
-  number(env::kLocalWorldSize, host.local_ranks);
-  set(env::kMasterAddr, facts.master_address);
-  number(env::kMasterPort, facts.master_port);
-  number("GROUP_RANK", host.machine);
-  number("GROUP_WORLD_SIZE", plan.machines);
-  number("ROLE_RANK", rank);
-  number("ROLE_WORLD_SIZE", plan.world_size);
-  set("ROLE_NAME", "default");
-  set("TORCHELASTIC_RUN_ID", facts.job_id);
-  number("TORCHELASTIC_RESTART_COUNT", facts.restart);
-  number("TORCHELASTIC_MAX_RESTARTS", facts.max_restarts);
+  Assignments out;
+  out.set(env::kRank, rank);
+  out.set(env::kWorldSize, plan.world_size);
+  out.set(env::kLocalRank, host.first_local + rank - host.first_rank);
+  out.set(env::kLocalWorldSize, host.local_ranks);
+  out.set(env::kMasterAddr, facts.master_address);
+  out.set(env::kMasterPort, facts.master_port);
+  out.set("GROUP_RANK", host.machine);
+  out.set("GROUP_WORLD_SIZE", plan.machines);
+  out.set("ROLE_RANK", rank);
+  out.set("ROLE_WORLD_SIZE", plan.world_size);
+  out.set("ROLE_NAME", "default");
+  out.set("TORCHELASTIC_RUN_ID", facts.job_id);
+  out.set("TORCHELASTIC_RESTART_COUNT", facts.restart);
+  out.set("TORCHELASTIC_MAX_RESTARTS", facts.max_restarts);
   // Rank 0 opens torch's store at MASTER_PORT itself; nobody else listens there.
-  set("TORCHELASTIC_USE_AGENT_STORE", "False");
-  set(env::kJobId, facts.job_id);
-  set(env::kRunDir, facts.run_folder);
-  set(env::kStore, facts.store);
-  set(env::kHost, host.name);
-  number(env::kRestart, facts.restart);
-  if (facts.host_timeout.count() > 0) number(env::kHostTimeout, static_cast<int>(facts.host_timeout.count()));
+  out.set("TORCHELASTIC_USE_AGENT_STORE", "False");
+  out.set_job(plan, host, rank, facts);
   // For keras.distribution.initialize(): where JAX's processes meet.
-  set("KERAS_DISTRIBUTION_JOB_ADDRESSES", fmt::format("{}:{}", facts.master_address, facts.master_port));
-  number("KERAS_DISTRIBUTION_NUM_PROCESSES", plan.world_size);
-  number("KERAS_DISTRIBUTION_PROCESS_ID", rank);
-  if (!facts.tf_workers.empty()) set(env::kTfConfig, tf_config(facts.tf_workers, rank));
+  out.set("KERAS_DISTRIBUTION_JOB_ADDRESSES", fmt::format("{}:{}", facts.master_address, facts.master_port));
+  out.set("KERAS_DISTRIBUTION_NUM_PROCESSES", plan.world_size);
+  out.set("KERAS_DISTRIBUTION_PROCESS_ID", rank);
+  if (!facts.tf_workers.empty()) out.set(env::kTfConfig, tf_config(facts.tf_workers, rank));
   // All of them for each rank, so that LOCAL_RANK numbers them and GPUs of one host reach each other.
-  if (!host.devices.empty()) set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(host.devices, ",")));
-  return out;
+  if (!host.devices.empty()) out.set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(host.devices, ",")));
+  return out.take();
+}
+
+std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& host, int process,
+                                           const JobFacts& facts) {
+  Assignments out;
+  out.set_job(plan, host, process, facts);
+  return out.take();
+}
+
+void remove_rank_variables(Environment& environment) {
+  // Of a plan of one rank: what ranks are told and other processes are not.
+  Environment ranks(rank_environment({1, 0, false, 1, {}}, {}, 0, {}));
+  for (const std::string& of_all : other_environment({1, 1, false, 1, {}}, {}, 1, {}))
+    ranks.remove(of_all.substr(0, of_all.find('=')));
+  for (const auto& [name, value] : ranks.variables()) environment.remove(name);
+  for (const std::string& of_horovod : horovod_environment({1, 0, false, 1, {}}, {}, 0))
+    environment.remove(of_horovod.substr(0, of_horovod.find('=')));
 }
 
 std::string tf_config(const std::vector<std::string>& workers, int rank) {

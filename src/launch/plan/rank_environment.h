@@ -1,6 +1,7 @@
 // The variables that tell a worker who it is. Pure.
 #pragma once
 
+#include "launch/environment.h"
 #include "launch/plan/plan.h"
 
 #include <chrono>
@@ -30,6 +31,12 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
 
 /// The value of TensorFlow's TF_CONFIG where all ranks are workers of one cluster (its form: cluster/tf_config.h).
 std::string tf_config(const std::vector<std::string>& workers, int rank);
+/// Of a process of another role, by its number in `Plan::roles`: what cohort::role() reads, and where the job is.
+/// Nothing of a rank.
+std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& host, int process,
+                                           const JobFacts& facts);
+/// What such a process must not inherit from whoever started the job: it would take itself for a rank.
+void remove_rank_variables(Environment& environment);
 
 /// What horovodrun sets for programs that read it: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK, ... (names
 /// and meanings are Horovod's, runner/gloo_run.py; not its rendezvous, which is not there).

@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <filesystem>
 
 namespace cohort::launch {
@@ -28,23 +29,53 @@ nlohmann::ordered_json environment_that_matters() {
 }
 
 nlohmann::ordered_json to_json(const Ending& failure) {
-  return {{"rank", failure.rank},
-          {"host", failure.host},
-          {"pid", failure.pid},
-          {"status", sys::to_string(failure.status)},
-          {"after_seconds", failure.after_seconds},
-          {"last_stderr", failure.last_stderr}};
+  nlohmann::ordered_json out;
+  if (failure.role == Role::Worker) {
+    out["rank"] = failure.rank;
+  } else {
+    out["role"] = to_string(failure.role);
+    out["number"] = failure.rank;
+  }
+  out["host"] = failure.host;
+  out["pid"] = failure.pid;
+  out["status"] = sys::to_string(failure.status);
+  out["after_seconds"] = failure.after_seconds;
+  out["last_stderr"] = failure.last_stderr;
+  return out;
 }
 
-nlohmann::ordered_json to_json(const AttemptRecord& attempt) {
-  nlohmann::ordered_json out = {
-      {"start", attempt.start},   {"end", attempt.end},         {"exit_status", attempt.exit_status},
-      {"reason", attempt.reason}, {"logs", attempt.log_folder}, {"pids", attempt.pids}};
+nlohmann::ordered_json to_json(const AttemptRecord& attempt, const Roles& roles) {
+  nlohmann::ordered_json out = {{"start", attempt.start},
+                                {"end", attempt.end},
+                                {"exit_status", attempt.exit_status},
+                                {"reason", attempt.reason},
+                                {"logs", attempt.log_folder}};
+  add_pids(out, roles, attempt.pids);
   if (attempt.failure) out["failure"] = to_json(*attempt.failure);
   return out;
 }
 
 }  // namespace
+
+nlohmann::ordered_json host_entry(const PlannedHost& host) {
+  nlohmann::ordered_json out = {{"name", host.name}, {"first_rank", host.first_rank}, {"ranks", host.ranks}};
+  if (host.servers > 0) {
+    out["first_server"] = host.first_server;
+    out["servers"] = host.servers;
+  }
+  if (host.evaluator) out["evaluator"] = true;
+  return out;
+}
+
+void add_pids(nlohmann::ordered_json& out, const Roles& roles, const std::vector<int>& pids) {
+  const auto part = [&pids](int first, int count) {
+    const auto size = static_cast<int>(pids.size());
+    return std::vector<int>(pids.begin() + std::min(first, size), pids.begin() + std::min(first + count, size));
+  };
+  out["pids"] = part(0, roles.workers);
+  if (roles.servers > 0) out["server_pids"] = part(roles.workers, roles.servers);
+  if (roles.evaluator && static_cast<int>(pids.size()) == roles.all()) out["evaluator_pid"] = pids.back();
+}
 
 AttemptRecord attempt_of(const JobRecord& record) {
   AttemptRecord attempt;
@@ -73,10 +104,10 @@ nlohmann::ordered_json to_json(const JobRecord& record) {
   out["world_size"] = record.plan.world_size;
   out["hosts"] = nlohmann::ordered_json::array();
   for (const PlannedHost& host : record.plan.hosts) {
-    out["hosts"].push_back({{"name", host.name}, {"first_rank", host.first_rank}, {"ranks", host.ranks}});
+    out["hosts"].push_back(host_entry(host));
   }
   if (!record.log_folder.empty()) out["logs"] = record.log_folder;
-  out["pids"] = record.pids;
+  add_pids(out, record.plan.roles(), record.pids);
   out["threads_per_rank"] = record.threads;
   out["master_port"] = record.master_port;
   out["contained"] = false;
@@ -100,7 +131,8 @@ nlohmann::ordered_json to_json(const JobRecord& record) {
   if (record.max_restarts > 0) {
     out["max_restarts"] = record.max_restarts;
     out["attempts"] = nlohmann::ordered_json::array();
-    for (const AttemptRecord& attempt : record.attempts) out["attempts"].push_back(to_json(attempt));
+    for (const AttemptRecord& attempt : record.attempts)
+      out["attempts"].push_back(to_json(attempt, record.plan.roles()));
   }
   return out;
 }

@@ -26,7 +26,7 @@ struct AttemptRecord {
   int exit_status = 0;
   std::string reason;
   std::string log_folder;
-  std::vector<int> pids;
+  std::vector<int> pids;  ///< by process
   std::optional<Ending> failure;
 };
 
@@ -35,7 +35,7 @@ struct JobRecord {
   std::vector<std::string> command_line;
   Program program;
   Plan plan;
-  std::vector<int> pids;  ///< by rank
+  std::vector<int> pids;  ///< by process
   int threads = 0;
   int master_port = 0;
   std::string start;  ///< UTC
@@ -51,6 +51,11 @@ struct JobRecord {
 
 /// How the attempt that `record` tells of has ended.
 AttemptRecord attempt_of(const JobRecord& record);
+
+/// A host of the plan, as files and events have it.
+nlohmann::ordered_json host_entry(const PlannedHost& host);
+/// "pids" of ranks, by rank; "server_pids" and "evaluator_pid" where there are any.
+void add_pids(nlohmann::ordered_json& out, const Roles& roles, const std::vector<int>& pids);
 
 /// Takes the rest (folder, user, host, the environment's variables that matter, versions) from this process.
 nlohmann::ordered_json to_json(const JobRecord& record);

@@ -127,6 +127,14 @@ std::string to_json(const LiveRun& run) {
   head["notices"] = Json::array();
   for (const LiveNotice& notice : run.notices)
     head["notices"].push_back({{"time", std::round(notice.time * 1e3) / 1e3}, {"text", notice.text}});
+  if (!run.others.empty()) head["others"] = Json::array();
+  for (const LiveOther& other : run.others) {
+    head["others"].push_back({{"name", other.name},
+                              {"host", other.host},
+                              {"state", other.state},
+                              {"memory", other.memory},
+                              {"line", other.line}});
+  }
   head["columns"] = kColumns;
   std::string out = head.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   out.back() = ',';
@@ -167,6 +175,15 @@ Result<LiveRun> parse_live_run(std::string_view text) {
     LiveNotice& one = run.notices.emplace_back();
     read(notice, "time", one.time);
     read(notice, "text", one.text);
+  }
+  for (const Json& other : list(json, "others")) {
+    if (!other.is_object()) continue;
+    LiveOther& one = run.others.emplace_back();
+    read(other, "name", one.name);
+    read(other, "host", one.host);
+    read(other, "state", one.state);
+    read(other, "memory", one.memory);
+    read(other, "line", one.line);
   }
   const auto places = places_of(list(json, "columns"));
   for (const Json& row : list(json, "ranks")) {

@@ -6,6 +6,7 @@
 #include "base/result.h"
 #include "launch/watch/figures.h"
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,6 +25,15 @@ struct LiveHost {
 struct LiveRank {
   RankFigures figures;
   std::string line;  ///< the last that it printed
+};
+
+/// A process of another role than the ranks'.
+struct LiveOther {
+  std::string name;  ///< "server 0", "evaluator"
+  std::string host;
+  std::string state;  ///< as a rank's
+  std::uint64_t memory = 0;
+  std::string line;
 };
 
 /// Something that the launcher has said.
@@ -47,6 +57,7 @@ struct LiveRun {
   std::vector<LiveNotice> notices;  ///< the last few
   std::vector<LiveRank> ranks;
   int first_rank = 0;  ///< of these: where they are a part
+  std::vector<LiveOther> others;
 };
 
 std::string to_json(const LiveRun& run);

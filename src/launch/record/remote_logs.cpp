@@ -10,15 +10,19 @@
 
 namespace cohort::launch {
 
-RemoteLogs::RemoteLogs(std::string folder, std::function<void(std::string)> on_trouble)
-    : folder_(std::move(folder)), on_trouble_(std::move(on_trouble)) {}
+RemoteLogs::RemoteLogs(std::string folder, const Roles& roles, std::function<void(std::string)> on_trouble)
+    : folder_(std::move(folder)), roles_(roles), on_trouble_(std::move(on_trouble)) {}
 
-std::string log_name(int rank, Stream stream) {
-  return fmt::format("rank-{}.{}", rank, stream == Stream::Stdout ? "out" : "err");
+std::string log_name(Role role, int number, Stream stream) {
+  return file_name(role, number) + (stream == Stream::Stdout ? ".out" : ".err");
 }
 
-Result<sys::UniqueFd> RemoteLogs::make(int rank, Stream stream) const {
-  const std::string name = log_name(rank, stream);
+std::string RemoteLogs::name_of(int process, Stream stream) const {
+  return log_name(roles_.role_of(process), roles_.number_of(process), stream);
+}
+
+Result<sys::UniqueFd> RemoteLogs::make(int process, Stream stream) const {
+  const std::string name = name_of(process, stream);
   if (::mkdir(folder_.c_str(), 0755) != 0 && errno != EEXIST)
     return fail(ErrorCode::Io, "{}/{}: {}", folder_, name, errno_text(errno));
   const auto folder = open_folder(folder_);
@@ -28,20 +32,20 @@ Result<sys::UniqueFd> RemoteLogs::make(int rank, Stream stream) const {
   return file;
 }
 
-sys::UniqueFd& RemoteLogs::file(int rank, Stream stream) {
-  const auto [place, is_new] = files_.try_emplace({rank, stream});
+sys::UniqueFd& RemoteLogs::file(int process, Stream stream) {
+  const auto [place, is_new] = files_.try_emplace({process, stream});
   if (!is_new) return place->second;
-  if (auto made = make(rank, stream))
+  if (auto made = make(process, stream))
     place->second = *std::move(made);
   else
     on_trouble_(fmt::format("log {}", made.error().what()));
   return place->second;
 }
 
-void RemoteLogs::open(int first_rank, int ranks) {
-  for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
-    file(rank, Stream::Stdout);
-    file(rank, Stream::Stderr);
+void RemoteLogs::open(const std::vector<int>& processes) {
+  for (const int process : processes) {
+    file(process, Stream::Stdout);
+    file(process, Stream::Stderr);
   }
 }
 
@@ -55,7 +59,7 @@ void RemoteLogs::keep(const Output& output) {
     } else if (put < 0 && errno != EINTR) {
       const int error = errno;
       log.reset();
-      on_trouble_(fmt::format("{}/{} ends here, the job goes on: {}", folder_, log_name(output.rank, output.stream),
+      on_trouble_(fmt::format("{}/{} ends here, the job goes on: {}", folder_, name_of(output.rank, output.stream),
                               errno_text(error)));
     }
   }

@@ -24,8 +24,8 @@ TEST(RemoteLogs, KeepEveryByteByRankAndStream) {
   const std::string logs = std::string(folder) + "/logs";
   std::vector<std::string> troubles;
   {
-    RemoteLogs keeper(logs, [&troubles](std::string text) { troubles.push_back(std::move(text)); });
-    keeper.open(2, 2);
+    RemoteLogs keeper(logs, {4, 1, true}, [&troubles](std::string text) { troubles.push_back(std::move(text)); });
+    keeper.open({2, 3, 4, 5});
     keeper.keep({2, Stream::Stdout, "one "});
     keeper.keep({2, Stream::Stdout, std::string("t\0o\n", 4)});
     keeper.keep({2, Stream::Stderr, "why\n"});
@@ -33,6 +33,8 @@ TEST(RemoteLogs, KeepEveryByteByRankAndStream) {
   EXPECT_EQ(read(logs + "/rank-2.out"), std::string("one t\0o\n", 8));
   EXPECT_EQ(read(logs + "/rank-2.err"), "why\n");
   EXPECT_TRUE(std::filesystem::exists(logs + "/rank-3.out"));  // it has printed nothing
+  EXPECT_TRUE(std::filesystem::exists(logs + "/server-0.err"));
+  EXPECT_TRUE(std::filesystem::exists(logs + "/evaluator.out"));
   EXPECT_TRUE(troubles.empty());
   std::filesystem::remove_all(folder);
 }
@@ -46,7 +48,7 @@ TEST(RemoteLogs, OneThatCannotBeWrittenIsToldOnceAndTheOthersGoOn) {
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit small{4, before.rlim_max};
   std::vector<std::string> troubles;
-  RemoteLogs keeper(folder, [&troubles](std::string text) { troubles.push_back(std::move(text)); });
+  RemoteLogs keeper(folder, {4, 0, false}, [&troubles](std::string text) { troubles.push_back(std::move(text)); });
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
   for (int i = 0; i < 3; ++i) {
     keeper.keep({0, Stream::Stdout, "x"});
@@ -71,7 +73,7 @@ TEST(RemoteLogs, ALinkInTheirPlaceIsReplacedAndNotFollowed) {
   std::filesystem::create_hard_link(kept, std::string(folder) + "/rank-1.out");
   std::vector<std::string> troubles;
   {
-    RemoteLogs keeper(folder, [&troubles](std::string text) { troubles.push_back(std::move(text)); });
+    RemoteLogs keeper(folder, {4, 0, false}, [&troubles](std::string text) { troubles.push_back(std::move(text)); });
     for (int rank = 0; rank < 2; ++rank) keeper.keep({rank, Stream::Stdout, "x"});
   }
   EXPECT_TRUE(troubles.empty()) << troubles.front();

@@ -26,14 +26,14 @@ void Announcer::rank_ended(const Ending& ending) {
 }
 
 void Announcer::failed(const PostMortem& post_mortem) {
-  told_ = post_mortem.first.rank;
+  told_ = post_mortem.first.name();
   if (form_ == Form::Json) return display_.write(1, failure_event(post_mortem));
   display_.write(2, to_string(post_mortem));
 }
 
 void Announcer::ended(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart) {
   if (form_ == Form::Json) return ended_as_events(end, verdict, restart);
-  const bool told = verdict.post_mortem && told_ == verdict.post_mortem->first.rank;
+  const bool told = verdict.post_mortem && told_ == verdict.post_mortem->first.name();
   if (told) {
     display_.say(fmt::format("all ranks have ended, after {:.1f} s", end.seconds));
   } else if (!restart.again && !verdict.text.empty()) {
@@ -44,7 +44,7 @@ void Announcer::ended(const JobEnd& end, const Verdict& verdict, const Restarts:
 }
 
 void Announcer::ended_as_events(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart) {
-  if (verdict.post_mortem && told_ != verdict.post_mortem->first.rank)
+  if (verdict.post_mortem && told_ != verdict.post_mortem->first.name())
     display_.write(1, failure_event(*verdict.post_mortem));
   if (restart.again) {
     display_.write(1, restart_event(restart.text, restart.number));

@@ -33,7 +33,7 @@ class Announcer {
 
   Display& display_;
   const Form form_;
-  std::optional<int> told_;  ///< the rank of a post-mortem that was told before the end
+  std::optional<std::string> told_;  ///< who a post-mortem was about that was told before the end
 };
 
 }  // namespace cohort::launch

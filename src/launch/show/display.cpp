@@ -45,6 +45,7 @@ void Display::set_up(Look look) {
   ViewOptions view;
   view.style = look.style;
   view.hosts = std::move(look.hosts);
+  view.roles = look.roles;
   view.terminal = {::isatty(1) != 0, ::isatty(2) != 0};
   view.colour = {sys::wants_colour(1), sys::wants_colour(2)};
   view.columns = terminal_columns;

@@ -35,8 +35,9 @@ class Display {
   struct Look {
     PrefixStyle style = PrefixStyle::Rank;
     Collapse collapse = Collapse::Auto;
-    std::vector<std::string> hosts;  ///< by rank
-    std::vector<int> ranks = {};     ///< those that are shown; empty: all
+    std::vector<std::string> hosts;  ///< by process
+    std::vector<int> ranks = {};     ///< those that are shown; empty: all, and the other roles
+    Roles roles = {};
   };
   /// Before the first `feed`. What stdout and stderr are it finds out itself.
   void set_up(Look look);

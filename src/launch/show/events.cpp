@@ -20,8 +20,18 @@ Json begin(std::string_view event) {
 
 std::string line_of(const Json& event) { return event.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
+/// A rank, or which process of another role.
+void add(Json& out, Role role, int number) {
+  if (role == Role::Worker) {
+    out["rank"] = number;
+    return;
+  }
+  out["role"] = to_string(role);
+  out["number"] = number;
+}
+
 void add(Json& out, const Ending& ending) {
-  out["rank"] = ending.rank;
+  add(out, ending.role, ending.rank);
   out["host"] = ending.host;
   out["pid"] = ending.pid;
   out["status"] = sys::to_string(ending.status);
@@ -56,16 +66,16 @@ std::string start_event(const JobRecord& record, std::string_view run_folder) {
   out["world_size"] = record.plan.world_size;
   out["hosts"] = Json::array();
   for (const PlannedHost& host : record.plan.hosts) {
-    out["hosts"].push_back({{"name", host.name}, {"first_rank", host.first_rank}, {"ranks", host.ranks}});
+    out["hosts"].push_back(host_entry(host));
   }
-  out["pids"] = record.pids;
+  add_pids(out, record.plan.roles(), record.pids);
   out["threads_per_rank"] = record.threads;
   return line_of(out);
 }
 
 std::string output_event(const OutputLine& line) {
   Json out = begin("output");
-  out["rank"] = line.rank;
+  add(out, line.role, line.rank);
   out["host"] = line.host;
   out["stream"] = line.stream == Stream::Stderr ? "stderr" : "stdout";
   out["line"] = line.text;
@@ -89,7 +99,7 @@ std::string warning_event(const Warning& warning) {
 }
 
 std::string exit_event(const Ending& ending) {
-  Json out = begin("rank_ended");
+  Json out = begin(ending.role == Role::Worker ? "rank_ended" : "process_ended");
   add(out, ending);
   const TimesReport& times = ending.last.times;
   if (ending.last.step > 0) out["step"] = ending.last.step;

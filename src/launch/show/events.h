@@ -19,8 +19,9 @@ struct OutputLine {
   int rank = 0;
   std::string_view host;
   Stream stream = Stream::Stdout;
-  std::string_view text;   ///< bytes that are no UTF-8 are replaced
-  bool continued = false;  ///< it goes on with the line before, which was too long for one
+  std::string_view text;     ///< bytes that are no UTF-8 are replaced
+  bool continued = false;    ///< it goes on with the line before, which was too long for one
+  Role role = Role::Worker;  ///< whose number `rank` is
 };
 std::string output_event(const OutputLine& line);
 

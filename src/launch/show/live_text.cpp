@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 
 namespace cohort::launch {
 namespace {
@@ -60,6 +61,26 @@ std::string state_text(const LiveRun& run, double now) {
   if (run.state == "ended" && run.exit_status) text = fmt::format("ended with status {}", *run.exit_status);
   const double until = run.state == "ended" ? run.time : now;
   if (run.start > 0) text += " " + duration_text(until - run.start);
+  return text;
+}
+
+std::string others_text(const LiveRun& run) {
+  std::map<std::string, int> states;  // of servers
+  std::uint64_t memory = 0;
+  std::string evaluator;
+  for (const LiveOther& other : run.others) {
+    if (other.name.starts_with("server")) {
+      ++states[other.state];
+      memory += std::min<std::uint64_t>(other.memory, std::uint64_t{1} << 48);
+    } else {
+      evaluator = fmt::format("{}: {}", other.name, other.state);
+    }
+  }
+  std::string text;
+  for (const auto& [state, count] : states)
+    text += fmt::format("{} {} {}", text.empty() ? "servers:" : ",", count, state);
+  if (memory > 0) text += ", " + bytes_text(static_cast<double>(memory));
+  if (!evaluator.empty()) text += (text.empty() ? "" : "; ") + evaluator;
   return text;
 }
 

@@ -24,6 +24,8 @@ double samples_per_second(const LiveRun& run);
 int late_rank(const LiveRun& run);
 /// "running 1:23", "ended with status 1 1:23".
 std::string state_text(const LiveRun& run, double now);
+/// "servers: 3 running, 1 failed, 1.2G; evaluator: running"; empty: there are only ranks.
+std::string others_text(const LiveRun& run);
 /// The launcher writes live.json every 2 s while it lives.
 bool is_silent(const LiveRun& run, double now);
 /// "step 1200  412 samples/s".

@@ -31,9 +31,11 @@ std::string to_string(const UnreadNotice& notice) {
 }
 
 std::string to_string(const StopNotice& notice) {
-  const std::string who = notice.ranks > 0
-                              ? fmt::format("{} rank{} still running", notice.ranks, notice.ranks == 1 ? "" : "s")
-                              : std::string("what the ranks have started is still running");
+  std::string who = "what the ranks have started is still running";
+  if (notice.ranks > 0)
+    who = fmt::format("{} rank{} still running", notice.ranks, notice.ranks == 1 ? "" : "s");
+  else if (!notice.others.empty())
+    who = notice.others + " still running";
   return fmt::format("{}{}, {:.0f} s until {}{}", notice.reason.empty() ? "" : notice.reason + "; ", who,
                      notice.seconds_left, sys::signal_name(notice.next_signal),
                      notice.at_terminal ? "; Ctrl-C again: now" : "");

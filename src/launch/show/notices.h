@@ -21,6 +21,7 @@ std::string to_string(const StartNotice& notice);
 struct StopNotice {
   std::string reason;  ///< why the job is being ended; empty where that was said before
   int ranks = 0;       ///< still running
+  std::string others;  ///< where no rank is: "servers 0-1"
   double seconds_left = 0;
   int next_signal = 0;
   bool at_terminal = false;  ///< somebody there can press Ctrl-C

@@ -61,9 +61,21 @@ void add(std::vector<Text>& out, Stream stream, std::string_view bytes) {
 
 OutputView::OutputView(ViewOptions options)
     : options_(std::move(options)), sources_(options_.hosts.size() * 2), last_held_(options_.hosts.size()) {
-  for (std::size_t rank = 0; rank < options_.hosts.size(); ++rank) {
-    label_width_ = std::max(label_width_, options_.hosts[rank].size() + 1 + std::to_string(rank).size());
+  // Who only knows of hosts has nothing but ranks.
+  if (options_.roles.others() == 0) options_.roles.workers = static_cast<int>(options_.hosts.size());
+  for (std::size_t i = 0; i < options_.hosts.size(); ++i)
+    label_width_ = std::max(label_width_, label({static_cast<int>(i)}).size());
+}
+
+/// "host:3", "host:server 0"; of several "[0-3]", "[servers 0-1]".
+std::string OutputView::label(const std::vector<int>& ranks) const {
+  const int first = ranks.front();
+  if (ranks.size() == 1) {
+    const std::string who = options_.roles.is_rank(first) ? std::to_string(first) : options_.roles.name_of(first);
+    return fmt::format("{}:{}", options_.hosts[static_cast<std::size_t>(first)], who);
   }
+  const bool only_ranks = options_.roles.is_rank(ranks.back());
+  return fmt::format("[{}]", only_ranks ? to_ranges(ranks) : options_.roles.names_of(ranks));
 }
 
 std::string OutputView::now_text() const { return options_.style == PrefixStyle::Full ? time_of_day() : std::string(); }
@@ -71,25 +83,28 @@ std::string OutputView::now_text() const { return options_.style == PrefixStyle:
 std::string OutputView::prefix(const std::vector<int>& ranks, Stream stream, std::string_view mark,
                                std::string time) const {
   const int rank = ranks.front();
-  const std::string label = ranks.size() > 1
-                                ? fmt::format("[{}]", to_ranges(ranks))
-                                : fmt::format("{}:{}", options_.hosts[static_cast<std::size_t>(rank)], rank);
+  const std::string who = label(ranks);
   const bool is_error = stream == Stream::Stderr;
   std::string kind;
   if (options_.style == PrefixStyle::Full) {
     time += " ";
     kind = is_error ? "err " : "out ";
   }
-  if (!options_.colour[is_error]) return fmt::format("{}{:<{}} {}{} ", time, label, label_width_, kind, mark);
+  if (!options_.colour[is_error]) return fmt::format("{}{:<{}} {}{} ", time, who, label_width_, kind, mark);
   const std::string_view colour = kRankColours[static_cast<std::size_t>(rank) % kRankColours.size()];
-  return fmt::format("{}{}{:<{}}{} {}{}{}{} ", time, colour, label, label_width_, kReset, kind,
+  return fmt::format("{}{}{:<{}}{} {}{}{}{} ", time, colour, who, label_width_, kReset, kind,
                      is_error ? "\033[31m" : "\033[2m", mark, kReset);
 }
 
 void OutputView::put_line(std::vector<Text>& out, const Held& line, bool continued) {
   if (options_.style == PrefixStyle::Json) {
     const int rank = line.ranks.front();
-    const OutputLine event{rank, options_.hosts[static_cast<std::size_t>(rank)], line.stream, line.text, continued};
+    const OutputLine event{options_.roles.number_of(rank),
+                           options_.hosts[static_cast<std::size_t>(rank)],
+                           line.stream,
+                           line.text,
+                           continued,
+                           options_.roles.role_of(rank)};
     add(out, Stream::Stdout, output_event(event));
     return;
   }

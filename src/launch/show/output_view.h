@@ -3,6 +3,7 @@
 #pragma once
 
 #include "launch/messages.h"
+#include "launch/roles.h"
 #include "launch/show/lines.h"
 
 #include <array>
@@ -37,7 +38,8 @@ inline constexpr std::chrono::milliseconds kCollapseWindow{200};
 
 struct ViewOptions {
   PrefixStyle style = PrefixStyle::Rank;
-  std::vector<std::string> hosts;                 ///< by rank
+  std::vector<std::string> hosts;                 ///< by process
+  Roles roles;                                    ///< of these
   std::array<bool, 2> terminal = {false, false};  ///< stdout, stderr: progress bars overwrite themselves
   std::array<bool, 2> colour = {false, false};
   std::size_t speakers = 0;                       ///< ranks that are fed at all; 0: every one
@@ -87,6 +89,7 @@ class OutputView {
   Source& source(int rank, Stream stream) {
     return sources_[static_cast<std::size_t>(rank) * 2 + (stream == Stream::Stderr)];
   }
+  std::string label(const std::vector<int>& ranks) const;
   std::string prefix(const std::vector<int>& ranks, Stream stream, std::string_view mark, std::string time) const;
   std::string now_text() const;
   void put_line(std::vector<Text>& out, const Held& line, bool continued);

@@ -66,10 +66,13 @@ std::string describe_job(const RunOptions& options) {
   if (options.tf_config) facts.tf_workers.resize(static_cast<std::size_t>(setup.plan.world_size));
 
   const Known known{!facts.run_folder.empty(), goes_elsewhere(setup.plan)};
-  std::vector<std::vector<std::string>> rows = {{"rank", "host", "local rank"}};
+  const Roles roles = setup.plan.roles();
+  std::vector<std::vector<std::string>> rows = {{roles.others() > 0 ? "process" : "rank", "host", "local rank"}};
   const bool bound = setup.bind == Binding::Core;
   if (bound) rows.front().push_back("processors");
   std::vector<std::vector<std::string>> own;  // of each rank, over the command's
+  std::vector<std::vector<std::string>> other_rows;
+  std::string of_others;  // their environment
   int threads = 1;
   std::string folder;
   for (const PlannedHost& host : setup.plan.hosts) {
@@ -78,8 +81,19 @@ std::string describe_job(const RunOptions& options) {
     if (host.local) threads = threads_of(sys::usable_cores(), host.ranks);
     const auto shares = bound && host.local ? value_or_throw(share_cores(sys::cores_of_process(), host.ranks))
                                             : std::vector<std::vector<int>>();
+    for (const WorkerPlan& worker : job.workers) {
+      if (worker.role == Role::Worker) continue;
+      const std::string name = roles.name_of(worker.rank);
+      other_rows.push_back({name, host.name, "-"});
+      if (bound) other_rows.back().push_back("-");
+      of_others += fmt::format("  {}\n   ", name);
+      for (const std::string& assignment : worker.environment) of_others += " " + shown(assignment, known);
+      of_others += "\n";
+    }
     for (int local = 0; local < host.ranks; ++local) {
-      rows.push_back({std::to_string(host.first_rank + local), host.name, std::to_string(local)});
+      const int rank = host.first_rank + local;
+      rows.push_back(
+          {roles.others() > 0 ? roles.name_of(rank) : std::to_string(rank), host.name, std::to_string(local)});
       if (bound)
         rows.back().push_back(host.local ? to_ranges(shares[static_cast<std::size_t>(local)]) : std::string("(there)"));
       std::vector<std::string> additions;
@@ -113,12 +127,21 @@ std::string describe_job(const RunOptions& options) {
     }
   }
 
+  rows.insert(rows.end(), other_rows.begin(), other_rows.end());
   std::string text = to_string(setup.plan) + "; nothing is started\n\n" + table(rows);
-  text += "\ncommand of each rank, in " + folder + "\n  ";
   // argv[0] is the name as it was typed; what is executed is the file.
-  text += shell_quoted(setup.program.path);
-  for (std::size_t i = 1; i < setup.program.arguments.size(); ++i)
-    text += " " + shell_quoted(setup.program.arguments[i]);
+  const auto command = [](const std::string& path, const std::vector<std::string>& arguments) {
+    std::string words = shell_quoted(path);
+    for (std::size_t i = 1; i < arguments.size(); ++i) words += " " + shell_quoted(arguments[i]);
+    return words;
+  };
+  const std::string whose = roles.others() > 0 && setup.programs.empty() ? "process" : "rank";
+  text += fmt::format("\ncommand of each {}, in {}\n  {}", whose, folder,
+                      command(setup.program.path, setup.program.arguments));
+  for (const RoleProgram& program : setup.programs) {
+    text += fmt::format("\ncommand of {} {}\n  {}", program.role == Role::Server ? "each" : "the",
+                        to_string(program.role), command(program.path, program.arguments));
+  }
   if (known.elsewhere) {
     text += "\n\nagents of other hosts";
     const std::string path =
@@ -143,7 +166,7 @@ std::string describe_job(const RunOptions& options) {
       text += fmt::format("    {}\n", fmt::join(differs[rank], " "));
     }
   }
-  return text;
+  return text + of_others;
 }
 
 }  // namespace cohort::launch

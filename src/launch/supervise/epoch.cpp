@@ -43,14 +43,15 @@ Epoch::Epoch(Job& job) : job_(job), crew_(*job.crew_), stopping_(job.loop_, opti
 
 void Epoch::look_at_plan() {
   const Plan& plan = job_.setup_.plan;
-  health_.emplace(job_.loop_, hosts_of_ranks(plan), options_.watch,
+  hosts_ = hosts_of_processes(plan);
+  health_.emplace(job_.loop_, hosts_, plan.roles(), options_.watch,
                   HealthWatch::Events{[this](const std::string& text) { say(text); },
                                       [this](const Warning& warning) { job_.warnings_->tell(warning); },
                                       [this](const std::string& why) { on_stuck(why); }});
   job_.live_->begin_epoch(plan, job_.restarts_.done(), job_.record_.log_folder);
-  job_.record_.pids.assign(static_cast<std::size_t>(plan.world_size), 0);
+  job_.record_.pids.assign(static_cast<std::size_t>(plan.roles().all()), 0);
   if (options_.keep_logs && goes_elsewhere(plan))
-    remote_logs_.emplace(job_.record_.log_folder, [this](const std::string& text) { say(text); });
+    remote_logs_.emplace(job_.record_.log_folder, plan.roles(), [this](const std::string& text) { say(text); });
 }
 
 void Epoch::give_orders() {
@@ -68,7 +69,7 @@ void Epoch::on_unfit(const CrewMember* agent, const std::string& why) {
 
 void Epoch::on_message(CrewMember& agent, Message message) {
   if (auto* output = std::get_if<Output>(&message)) {
-    if (output->rank < 0 || output->rank >= job_.setup_.plan.world_size) return;
+    if (!job_.setup_.plan.roles().has(output->rank)) return;
     if (remote_logs_ && !agent.host.local) remote_logs_->keep(*output);
     job_.live_->take(*output);
     job_.display_.feed(static_cast<std::size_t>(agent.host.index), *output);
@@ -76,19 +77,21 @@ void Epoch::on_message(CrewMember& agent, Message message) {
     on_started(agent, *started);
   } else if (const auto* failed = std::get_if<StartFailed>(&message)) {
     const std::string where =
-        failed->rank >= 0 ? fmt::format("rank {} on {}", failed->rank, agent.host.name) : agent.host.name;
+        failed->rank >= 0 ? fmt::format("{} on {}", job_.setup_.plan.roles().name_of(failed->rank), agent.host.name)
+                          : agent.host.name;
     // (Each of several launchers starts a program of its own, which its reason names.)
-    fail_start(job_.has_launchers()
-                   ? fmt::format("{}: {}", where, failed->reason)
-                   : fmt::format("cannot start {}: {}: {}", job_.setup_.program.path, where, failed->reason));
+    fail_start(job_.has_launchers() ? fmt::format("{}: {}", where, failed->reason)
+                                    : fmt::format("cannot start {}: {}: {}", program_of(job_.setup_, failed->rank),
+                                                  where, failed->reason));
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     job_.live_->take(*reports);
-    health_->take(std::move(*reports), agent.host.first_rank, agent.host.ranks);
+    health_->take(std::move(*reports), processes_of(job_.setup_.plan, agent.host));
     if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
-    if (!stacks->text.empty()) say(fmt::format("stacks of rank {}:\n{}", stacks->rank, demangled(stacks->text)));
+    if (!stacks->text.empty())
+      say(fmt::format("stacks of {}:\n{}", job_.setup_.plan.roles().name_of(stacks->rank), demangled(stacks->text)));
   } else if (const auto* taken = std::get_if<InputTaken>(&message)) {
     if (input_) input_->taken(taken->bytes);
   } else if (const auto* told = std::get_if<Told>(&message)) {
@@ -99,7 +102,7 @@ void Epoch::on_message(CrewMember& agent, Message message) {
     say(fmt::format("{}: {}", agent.host.name, trouble->text));
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {
     agent.all_gone = true;
-    health_->host_ended(agent.host.first_rank, agent.host.ranks);
+    health_->host_ended(processes_of(job_.setup_.plan, agent.host));
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
                       gone->stuck));
@@ -110,10 +113,12 @@ void Epoch::on_message(CrewMember& agent, Message message) {
 }
 
 void Epoch::on_started(CrewMember& agent, const Started& started) {
-  if (started.pids.size() != static_cast<std::size_t>(agent.host.ranks)) return;
+  const std::vector<int> processes = processes_of(job_.setup_.plan, agent.host);
+  if (started.pids.size() != processes.size()) return;
   agent.started = true;
-  if (remote_logs_ && !agent.host.local) remote_logs_->open(agent.host.first_rank, agent.host.ranks);
-  std::copy(started.pids.begin(), started.pids.end(), job_.record_.pids.begin() + agent.host.first_rank);
+  if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
+  for (std::size_t i = 0; i < processes.size(); ++i)
+    job_.record_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
   if (stage_ != Stage::Starting) return;
   if (!crew_.all_started()) return;
   stage_ = Stage::Running;
@@ -145,15 +150,17 @@ void Epoch::on_started(CrewMember& agent, const Started& started) {
         job_.loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
   }
   look_for_failure();  // on a host that was faster than another
+  ask_next_role();
 }
 
 void Epoch::on_exited(const Exited& exited) {
-  if (exited.rank < 0 || exited.rank >= job_.setup_.plan.world_size) return;
+  const Roles roles = job_.setup_.plan.roles();
+  if (!roles.has(exited.rank)) return;
   Ending ending;
-  ending.rank = exited.rank;
-  for (const PlannedHost& host : job_.setup_.plan.hosts) {
-    if (exited.rank >= host.first_rank) ending.host = host.name;
-  }
+  ending.role = roles.role_of(exited.rank);
+  ending.rank = roles.number_of(exited.rank);
+  ending.asked = ending.role != Role::Worker && asked_ >= ending.role;
+  ending.host = hosts_[static_cast<std::size_t>(exited.rank)];
   ending.pid = job_.record_.pids[static_cast<std::size_t>(exited.rank)];
   ending.status = exited.status;
   ending.before_stop = exited.before_stop;
@@ -164,18 +171,33 @@ void Epoch::on_exited(const Exited& exited) {
   ending.words = demangled(exited.words);
   ending.cause = exited.cause;
   job_.announcer_.rank_ended(ending);
+  if (ending.asked && ending.status.signal == SIGKILL && stage_ == Stage::Running)
+    say(fmt::format("{} has not ended within its grace, and was killed", ending.name()));
+  const bool well = ending.asked && has_ended_well(ending);
+  ++ended_[static_cast<std::size_t>(ending.role)];
   endings_.push_back(std::move(ending));
-  if (!exited.status.success() && doing_then_.empty()) {
+  if (!exited.status.success() && !well && doing_then_.empty()) {
     doing_then_ = health_->doing_now();
-    doing_then_[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
+    if (roles.is_rank(exited.rank))
+      doing_then_[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
   }
   RankReport last = exited.last;
   last.rank = exited.rank;
   health_->rank_ended(last);
-  job_.live_->rank_ended(exited.rank, exited.status);
+  job_.live_->process_ended(exited.rank, exited.status.success() || well, exited.status);
   if (exited.rank == 0) input_.reset();
   look_for_requeue();
   look_for_failure();
+  ask_next_role();
+}
+
+void Epoch::ask_next_role() {
+  const Role next = running_role();
+  if (stage_ == Stage::Starting || stage_ == Stage::Ended || next <= asked_ || running(next) == 0) return;
+  // Where all has gone well it has the last checkpoint to look at.
+  const bool evaluates = next == Role::Evaluator && stage_ == Stage::Running;
+  asked_ = next;
+  stopping_.begin({}, SIGTERM, {evaluates ? options_.evaluator_grace : options_.grace});
 }
 
 // Ranks that save do so together. One that neither ends nor fails then has missed the question, or hangs.

@@ -10,6 +10,7 @@
 #include "launch/watch/health_watch.h"
 #include "launch/watch/verdict.h"
 
+#include <array>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -69,7 +70,13 @@ class Epoch {
   Restarts::Decision restart_after() const;
   void bring_to_owner();
   void finish();
-  int running_ranks() const;
+  int running_ranks() const { return running(Role::Worker); }
+  int running(Role role) const;
+  /// The first of the roles of which any process runs.
+  Role running_role() const;
+  std::string running_others() const;
+  /// Once all ranks have ended: the servers are asked to, and after them the evaluator.
+  void ask_next_role();
 
   Job& job_;
   const RunOptions& options_ = job_.options_;
@@ -79,9 +86,11 @@ class Epoch {
   Stopping stopping_;
   std::unique_ptr<InputReader> input_;
   std::optional<RemoteLogs> remote_logs_;
+  std::vector<std::string> hosts_;  ///< by process
   std::vector<Ending> endings_;
+  std::array<int, 3> ended_{};  ///< by role
   std::optional<HealthWatch> health_;
-  std::vector<std::string> doing_then_;  ///< by rank: what it was doing when the first failure was seen
+  std::vector<std::string> doing_then_;  ///< by process: what it was doing when the first failure was seen
   std::string start_failure_;
   std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
   std::map<int, std::string> failed_hosts_;    ///< by index: why their agents do not come
@@ -93,6 +102,7 @@ class Epoch {
   bool told_by_agent_ = false;  ///< and not yet by a signal to this process
   int told_by_ = 0;             ///< the signal that the exit status is of
   bool stuck_ = false;
+  Role asked_ = Role::Worker;  ///< those of this role have been told to end; of workers it is not known
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;
   Timer job_limit_;

@@ -34,7 +34,7 @@ void Epoch::wait_for_cause() {
 
 void Epoch::stop_for_failure() {
   const auto first = first_failure(endings_);
-  stop(fmt::format("rank {} failed: {}", first->rank, sys::to_string(first->status)), SIGTERM, {options_.grace});
+  stop(fmt::format("{} failed: {}", first->name(), sys::to_string(first->status)), SIGTERM, {options_.grace});
   // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: nobody has to wait for that.
   // (Where there may be a restart, its line says what has failed.)
   if (job_.restarts_.most() == 0) tell_limit_ = Timer(job_.loop_, kTellTime, [this] { tell_failure(); });
@@ -62,6 +62,7 @@ Stopping::Events Epoch::stopping_events() {
     finish();
   };
   events.running_ranks = [this] { return running_ranks(); };
+  events.running_others = [this] { return running_others(); };
   events.say = [this](const std::string& text) { say(text); };
   return events;
 }
@@ -89,6 +90,8 @@ void Epoch::before_stop() {
 }
 
 void Epoch::tell_agents(int signal, Stopping::Grace grace) {
+  const Role role = running_role();
+  asked_ = std::max(asked_, role);
   for (const auto& agent : crew_.members()) {
     if (agent->channel == nullptr) {
       Crew::give_up(*agent);  // it has nothing to end but itself
@@ -96,7 +99,7 @@ void Epoch::tell_agents(int signal, Stopping::Grace grace) {
       agent->channel->send(Finish{stop_status_.value_or(1)});
     } else {
       agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(grace.usual.count()),
-                                       static_cast<std::uint32_t>(grace.saving.count())});
+                                       static_cast<std::uint32_t>(grace.saving.count()), role});
     }
   }
 }
@@ -250,7 +253,32 @@ void Epoch::on_owner_gone() {
        {options_.grace});
 }
 
-int Epoch::running_ranks() const { return job_.setup_.plan.world_size - static_cast<int>(endings_.size()); }
+int Epoch::running(Role role) const {
+  const Roles roles = job_.setup_.plan.roles();
+  const int all = role == Role::Worker   ? roles.workers
+                  : role == Role::Server ? roles.servers
+                                         : roles.others() - roles.servers;
+  return all - ended_[static_cast<std::size_t>(role)];
+}
+
+Role Epoch::running_role() const {
+  for (const Role role : {Role::Worker, Role::Server}) {
+    if (running(role) > 0) return role;
+  }
+  return Role::Evaluator;
+}
+
+std::string Epoch::running_others() const {
+  const Roles roles = job_.setup_.plan.roles();
+  std::vector<int> processes;
+  for (int process = roles.workers; process < roles.all(); ++process) {
+    const bool ended = std::any_of(endings_.begin(), endings_.end(), [&](const Ending& ending) {
+      return roles.process_of(ending.role, ending.rank) == process;
+    });
+    if (!ended) processes.push_back(process);
+  }
+  return roles.names_of(processes);
+}
 
 void Epoch::check_end() {
   if (stage_ == Stage::Ended || !crew_.nothing_runs()) return;
@@ -269,7 +297,7 @@ Restarts::Decision Epoch::restart_after() const {
 
 JobEnd Epoch::how_it_ended() const {
   JobEnd end;
-  end.world_size = job_.setup_.plan.world_size;
+  end.roles = job_.setup_.plan.roles();
   end.endings = endings_;
   end.doing_then = doing_then_;
   end.start_failure = start_failure_;

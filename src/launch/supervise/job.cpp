@@ -161,8 +161,11 @@ void Job::make_folders(const std::string& id) {
 }
 
 void Job::look_at_plan() {
-  Display::Look look{
-      options_.json ? PrefixStyle::Json : options_.prefix, options_.collapse, hosts_of_ranks(setup_.plan), {}};
+  Display::Look look{options_.json ? PrefixStyle::Json : options_.prefix,
+                     options_.collapse,
+                     hosts_of_processes(setup_.plan),
+                     {},
+                     setup_.plan.roles()};
   look.ranks = shown_ranks(options_, setup_.plan);
   display_.set_up(std::move(look));
   record_.plan = setup_.plan;
@@ -177,7 +180,7 @@ Result<void> Job::settle_nodes() {
     hosts.push_back({member->host.name, member->host.ranks, member->host.local, member->machine, member->devices});
     ranks += member->host.ranks;
   }
-  auto plan = make_plan(hosts, ranks);
+  auto plan = make_plan(hosts, ranks, options_.others);
   if (!plan) return tl::unexpected(plan.error());
   setup_.plan = *std::move(plan);
   for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) crew_->members()[i]->host = setup_.plan.hosts[i];

@@ -93,22 +93,34 @@ JobSetup set_up_job(const RunOptions& options) {
     if (wished == 0) wished = sys::usable_cores();
   }
   for (const HostSlots& host : hosts) wished += options.processes == 0 && !options.hosts.empty() ? host.slots : 0;
-  setup.plan = value_or_throw(make_plan(hosts, wished));
+  setup.plan = value_or_throw(make_plan(hosts, wished, options.others));
+  const auto runs = [&setup](Role role, const std::optional<ProgramRequest>& request) {
+    if (!request) return;
+    Program program = value_or_throw(resolve_program(*request, setup.environment));
+    setup.programs.push_back({role, std::move(program.path), std::move(program.arguments)});
+  };
+  runs(Role::Server, options.server_program);
+  runs(Role::Evaluator, options.evaluator_program);
   // What says that this job is one of its own is for this command: its ranks are several.
   if (setup.plan.world_size > 1 &&
       std::find(setup.chosen.begin(), setup.chosen.end(), env::kAlone) == setup.chosen.end())
     setup.environment.remove(env::kAlone);
-  int processes = 0;  // here
-  for (const PlannedHost& host : setup.plan.hosts) processes += host.local ? host.ranks : 0;
+  int ranks = 0;      // here
+  int processes = 0;  // likewise, of all roles
+  for (const PlannedHost& host : setup.plan.hosts) {
+    if (!host.local) continue;
+    ranks += host.ranks;
+    processes += host.processes();
+  }
 
   setup.bind = options.bind;
   setup.trace = options.trace;
   // A host that has too few says so before anything is started.
-  if (setup.bind == Binding::Core && processes > 0) value_or_throw(share_cores(sys::cores_of_process(), processes));
+  if (setup.bind == Binding::Core && ranks > 0) value_or_throw(share_cores(sys::cores_of_process(), ranks));
 
   const auto [before, now] = sys::raise_open_files_limit();
   setup.open_files = before;
-  // Two pipes, two logs and a pidfd for each rank.
+  // Two pipes, two logs and a pidfd for each process.
   const auto needed = 5 * static_cast<std::uint64_t>(processes) + 5 * setup.plan.hosts.size() + 64;
   if (now != 0 && needed > now) {
     raise(ErrorCode::Unavailable,
@@ -129,12 +141,11 @@ bool goes_elsewhere(const Plan& plan) {
   return std::any_of(plan.hosts.begin(), plan.hosts.end(), [](const PlannedHost& host) { return !host.local; });
 }
 
-std::vector<std::string> hosts_of_ranks(const Plan& plan) {
-  std::vector<std::string> hosts(static_cast<std::size_t>(plan.world_size));
-  for (const PlannedHost& host : plan.hosts) {
-    for (int i = 0; i < host.ranks; ++i) hosts[static_cast<std::size_t>(host.first_rank + i)] = host.name;
+const std::string& program_of(const JobSetup& setup, int process) {
+  for (const RoleProgram& program : setup.programs) {
+    if (process >= 0 && program.role == setup.plan.roles().role_of(process)) return program.path;
   }
-  return hosts;
+  return setup.program.path;
 }
 
 StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFacts& facts) {
@@ -162,10 +173,16 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   job.open_files = setup.open_files;
   job.bind_to_cores = setup.bind == Binding::Core;
   job.trace = setup.trace;
-  for (int rank = host.first_rank; rank < host.first_rank + host.ranks; ++rank) {
-    job.workers.push_back({rank, rank_environment(setup.plan, host, rank, facts)});
-    if (setup.as_horovod) {
-      auto more = horovod_environment(setup.plan, host, rank);
+  job.programs = setup.programs;
+  const Roles roles = setup.plan.roles();
+  for (const int process : processes_of(setup.plan, host)) {
+    const bool is_rank = roles.is_rank(process);
+    job.workers.push_back({process,
+                           is_rank ? rank_environment(setup.plan, host, process, facts)
+                                   : other_environment(setup.plan, host, process, facts),
+                           roles.role_of(process), roles.number_of(process)});
+    if (setup.as_horovod && is_rank) {
+      auto more = horovod_environment(setup.plan, host, process);
       auto& all = job.workers.back().environment;
       all.insert(all.end(), more.begin(), more.end());
     }

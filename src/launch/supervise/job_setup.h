@@ -19,7 +19,8 @@ namespace cohort::launch {
 struct JobSetup {
   Plan plan;
   Program program;
-  Environment environment;  ///< of the workers, without what differs between ranks
+  std::vector<RoleProgram> programs = {};  ///< of roles that run something else
+  Environment environment;                 ///< of the workers, without what differs between ranks
   Binding bind = Binding::None;
   bool as_horovod = false;
   bool trace = false;
@@ -35,8 +36,8 @@ std::vector<int> shown_ranks(const RunOptions& options, const Plan& plan);
 
 /// There are hosts other than this one.
 bool goes_elsewhere(const Plan& plan);
-/// By rank.
-std::vector<std::string> hosts_of_ranks(const Plan& plan);
+/// The executable of a process, by its number in the plan's Roles; of -1 the ranks'.
+const std::string& program_of(const JobSetup& setup, int process);
 /// What the agent of `host` is to start.
 StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFacts& facts);
 

@@ -30,8 +30,14 @@ void Live::begin_epoch(const Plan& plan, int restarts, const std::string& logs) 
   run_.logs = logs;
   run_.hosts.clear();
   for (const PlannedHost& host : plan.hosts) run_.hosts.push_back({host.name, host.first_rank, host.ranks});
-  figures_ = Figures(plan.world_size);
-  lines_.assign(static_cast<std::size_t>(plan.world_size), {});
+  roles_ = plan.roles();
+  figures_ = Figures(roles_.workers);
+  others_ = Figures(roles_.others());
+  run_.others.clear();
+  const std::vector<std::string> hosts = hosts_of_processes(plan);
+  for (int process = roles_.workers; process < roles_.all(); ++process)
+    run_.others.push_back({roles_.name_of(process), hosts[static_cast<std::size_t>(process)], {}, 0, {}});
+  lines_.assign(static_cast<std::size_t>(roles_.all()), {});
   changed();
 }
 
@@ -55,7 +61,15 @@ void Live::epoch_ended(int exit_status, const std::string& reason) {
 }
 
 void Live::take(const Reports& reports) {
-  for (const RankReport& report : reports.ranks) figures_.report(report, Figures::Clock::now());
+  for (const RankReport& report : reports.ranks) {
+    if (roles_.is_rank(report.rank)) {
+      figures_.report(report, Figures::Clock::now());
+    } else {
+      RankReport other = report;
+      other.rank -= roles_.workers;
+      others_.report(other, Figures::Clock::now());
+    }
+  }
   changed();
 }
 
@@ -64,8 +78,11 @@ void Live::take(const Output& output) {
   changed();
 }
 
-void Live::rank_ended(int rank, const sys::ExitStatus& status) {
-  figures_.ended(rank, status.success(), sys::to_string(status));
+void Live::process_ended(int process, bool well, const sys::ExitStatus& status) {
+  if (roles_.is_rank(process))
+    figures_.ended(process, well, sys::to_string(status));
+  else
+    others_.ended(process - roles_.workers, well, sys::to_string(status));
   changed();
 }
 
@@ -97,6 +114,13 @@ LiveRun Live::look() const {
   std::vector<RankFigures> figures = figures_.look(Figures::Clock::now());
   run.ranks.resize(figures.size());
   for (std::size_t i = 0; i < figures.size(); ++i) run.ranks[i] = {std::move(figures[i]), lines_[i].text()};
+  std::vector<RankFigures> others = others_.look(Figures::Clock::now());
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    LiveOther& other = run.others[i];
+    other.state = std::move(others[i].state);
+    other.memory = others[i].memory;
+    other.line = lines_[static_cast<std::size_t>(roles_.workers) + i].text();
+  }
   return run;
 }
 

@@ -38,7 +38,8 @@ class Live {
 
   void take(const Reports& reports);
   void take(const Output& output);
-  void rank_ended(int rank, const sys::ExitStatus& status);
+  /// By its number in the plan's Roles; `well`: it has not failed.
+  void process_ended(int process, bool well, const sys::ExitStatus& status);
   void note(const std::string& text);
 
   /// As of now.
@@ -51,7 +52,9 @@ class Live {
   Loop& loop_;
   Events events_;
   LiveRun run_;  ///< but for the figures of ranks
+  Roles roles_;
   Figures figures_{0};
+  Figures others_{0};  ///< of processes of other roles, which wait for nobody
   std::vector<LastLine> lines_;
   Timer soon_;
   LiveFile file_;

@@ -20,6 +20,9 @@ namespace cohort::launch {
 struct RunOptions {
   int processes = 0;  ///< 0: as many as there are usable cores
   ProgramRequest program;
+  OtherRoles others = {};                             ///< servers and the evaluator
+  std::optional<ProgramRequest> server_program = {};  ///< what servers run; nothing: the program
+  std::optional<ProgramRequest> evaluator_program = {};
   std::string run_folder;                     ///< empty: runs/<UTC time>-<program>-<id>
   std::vector<std::string> environment = {};  ///< "NAME=value" for the workers
   Binding bind = Binding::None;
@@ -29,6 +32,8 @@ struct RunOptions {
   std::optional<std::chrono::milliseconds> timeout = {};  ///< for the whole job
   std::chrono::milliseconds start_timeout = std::chrono::seconds(30);  ///< for agents to report and workers to run
   std::chrono::milliseconds grace = std::chrono::seconds(5);           ///< between asking ranks to end and killing them
+  /// For the evaluator to end once training is over: it may have to load and evaluate the last checkpoint.
+  std::chrono::milliseconds evaluator_grace = std::chrono::seconds(300);
   /// Likewise where ranks save when SIGTERM asks them to; and for the others once one has ended with kRequeueStatus.
   std::chrono::milliseconds preempt_grace = std::chrono::seconds(30);
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.

@@ -65,6 +65,7 @@ void Stopping::announce() {
   StopNotice notice;
   if (!announced_) notice.reason = reason_;
   notice.ranks = events_.running_ranks();
+  if (notice.ranks == 0) notice.others = events_.running_others();
   notice.seconds_left = left;
   notice.next_signal = signal_ == SIGINT ? SIGTERM : SIGKILL;
   notice.at_terminal = ::isatty(0) != 0;

@@ -24,6 +24,7 @@ class Stopping {
     /// Those that tell them have not answered in time.
     std::function<void()> give_up;
     std::function<int()> running_ranks;
+    std::function<std::string()> running_others;  ///< "servers 0-1"; empty: none run
     std::function<void(const std::string&)> say;
   };
   /// `grace`: between one signal and the next, harder one.

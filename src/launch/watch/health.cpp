@@ -45,8 +45,12 @@ bool same_operations(const RankReport& a, const RankReport& b) {
 
 }  // namespace
 
-Health::Health(std::vector<std::string> hosts, const HealthLimits& limits)
-    : hosts_(std::move(hosts)), limits_(limits), ranks_(hosts_.size()), away_told_(hosts_.size(), seconds(0)) {}
+Health::Health(std::vector<std::string> hosts, const Roles& roles, const HealthLimits& limits)
+    : hosts_(std::move(hosts)),
+      roles_(roles),
+      limits_(limits),
+      ranks_(hosts_.size()),
+      away_told_(hosts_.size(), seconds(0)) {}
 
 void Health::report(RankReport report, Clock::time_point now) {
   if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= ranks_.size()) return;
@@ -103,8 +107,8 @@ void Health::ended(int rank, Clock::time_point now) {
 
 // Of a rank that runs there is a report of its own. One that has ended may take long to free its memory, and what it
 // has started to be ended.
-void Health::heard_of_host(int first_rank, int ranks, Clock::time_point now) {
-  for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
+void Health::heard_of_host(const std::vector<int>& processes, Clock::time_point now) {
+  for (const int rank : processes) {
     if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_.size()) continue;
     Rank& one = ranks_[static_cast<std::size_t>(rank)];
     if (!one.gone) continue;
@@ -113,8 +117,8 @@ void Health::heard_of_host(int first_rank, int ranks, Clock::time_point now) {
   }
 }
 
-void Health::host_ended(int first_rank, int ranks) {
-  for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
+void Health::host_ended(const std::vector<int>& processes) {
+  for (const int rank : processes) {
     if (rank >= 0 && static_cast<std::size_t>(rank) < ranks_.size())
       ranks_[static_cast<std::size_t>(rank)].swept = true;
   }
@@ -122,7 +126,7 @@ void Health::host_ended(int first_rank, int ranks) {
 
 std::string Health::name(int rank) const {
   const Rank& one = ranks_[static_cast<std::size_t>(rank)];
-  return fmt::format("rank {} ({}, pid {})", rank, hosts_[static_cast<std::size_t>(rank)], one.report.pid);
+  return fmt::format("{} ({}, pid {})", roles_.name_of(rank), hosts_[static_cast<std::size_t>(rank)], one.report.pid);
 }
 
 std::optional<int> Health::world_rank(std::uint64_t group, int rank) const {
@@ -144,7 +148,7 @@ std::optional<Health::Need> Health::need_of(const Rank& rank) const {
     Need need;
     need.anyone = true;
     need.what = fmt::format("'{}' (by name)", rank.report.named.name);
-    for (std::size_t other = 0; other < ranks_.size(); ++other) {
+    for (std::size_t other = 0; roles_.is_rank(static_cast<int>(other)); ++other) {
       if (&ranks_[other] != &rank && !ranks_[other].gone) need.ranks.push_back(static_cast<int>(other));
     }
     return need;
@@ -234,8 +238,8 @@ void Health::look_for_silent(Clock::time_point now, Findings& findings) {
   }
   for (const auto& [host, ranks] : silent) {
     const auto time = duration_cast<seconds>(now - since[host]);
-    const std::string what = fmt::format("nothing has come from the agent of {} (rank{} {}) for {} s", host,
-                                         ranks.size() == 1 ? "" : "s", to_ranges(ranks), time.count());
+    const std::string what =
+        fmt::format("nothing has come from the agent of {} ({}) for {} s", host, roles_.names_of(ranks), time.count());
     bool& told = ranks_[static_cast<std::size_t>(ranks.front())].silence_told;
     const auto end = limits_.stopped_end;
     if (!told) {
@@ -328,20 +332,22 @@ void Health::look_for_away(Clock::time_point now, Findings& findings) {
 }
 
 void Health::warn(Findings& findings, WarningKind kind, int rank, std::string text) const {
-  Warning warning{.kind = kind, .text = std::move(text), .rank = rank, .step = {}};
+  Warning warning{.kind = kind, .text = std::move(text), .rank = {}, .step = {}};
+  if (roles_.is_rank(rank)) warning.rank = rank;
   if (const std::int64_t step = last(rank).step; step > 0) warning.step = step;
   findings.warnings.push_back(std::move(warning));
 }
 
 void Health::look_for_slow(Findings& findings) {
   std::vector<double> own;
-  for (const Rank& rank : ranks_) {
+  for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {
+    const Rank& rank = ranks_[i];
     if (!rank.gone && rank.own_seconds > 0) own.push_back(rank.own_seconds);
   }
-  if (own.size() < ranks_.size() || own.size() < 2) return;
+  if (own.size() < static_cast<std::size_t>(roles_.workers) || own.size() < 2) return;
   std::sort(own.begin(), own.end());
   const double median = own[(own.size() - 1) / 2];
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+  for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {
     Rank& rank = ranks_[i];
     if (!std::exchange(rank.own_is_new, false)) continue;
     const bool slow = rank.own_seconds > limits_.slow_factor * median && rank.own_seconds > 1e-3;
@@ -361,7 +367,7 @@ bool Health::somebody_leaves() const {
 }
 
 bool Health::somebody_saves() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+  return std::any_of(ranks_.begin(), ranks_.begin() + roles_.workers, [](const Rank& rank) {
     return rank.known && !rank.gone && (rank.report.saves_when_asked || rank.report.preempted_by != 0);
   });
 }
@@ -397,10 +403,12 @@ std::string Health::waiting_times() const {
 
 std::vector<std::string> Health::doing_now() const {
   std::vector<std::string> texts;
-  for (const Rank& rank : ranks_) {
-    std::string text = rank.gone     ? "has ended"
-                       : !rank.known ? "has not reported"
-                                     : doing(rank.report) + at_step(rank.report);
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    std::string text = rank.gone                              ? "has ended"
+                       : !rank.known                          ? "has not reported"
+                       : !roles_.is_rank(static_cast<int>(i)) ? "running"
+                                                              : doing(rank.report) + at_step(rank.report);
     if (!rank.gone && rank.stopped_at) text += ", stopped";
     texts.push_back(std::move(text));
   }

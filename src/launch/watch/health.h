@@ -5,6 +5,7 @@
 // wait, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that others
 // wait for, and that does something else, may be saving or evaluating: it is named, and given up only much later. Ranks
 // of which no reports come any more, while their host is still connected, are on a host whose processes do not run.
+// Processes of other roles are in no world: of them only this, and whether they are stopped, is judged.
 #pragma once
 
 #include "launch/rank_report.h"
@@ -32,15 +33,15 @@ class Health {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `hosts`: of each rank.
-  Health(std::vector<std::string> hosts, const HealthLimits& limits);
+  /// `hosts`: of each process.
+  Health(std::vector<std::string> hosts, const Roles& roles, const HealthLimits& limits);
 
   void report(RankReport report, Clock::time_point now);
   void ended(int rank, Clock::time_point now);
   /// Their agent is at work, whether or not it has something to report of them.
-  void heard_of_host(int first_rank, int ranks, Clock::time_point now);
-  /// Nothing is left of these ranks, and nothing more comes from their agent.
-  void host_ended(int first_rank, int ranks);
+  void heard_of_host(const std::vector<int>& processes, Clock::time_point now);
+  /// Nothing is left of these processes, and nothing more comes from their agent.
+  void host_ended(const std::vector<int>& processes);
 
   struct Findings {
     std::vector<Warning> warnings;
@@ -49,7 +50,7 @@ class Health {
   /// To be called about once a second.
   Findings judge(Clock::time_point now);
 
-  /// What each rank is doing, by rank: "waiting in barrier(), operation 2".
+  /// What each process is doing: "waiting in barrier(), operation 2".
   std::vector<std::string> doing_now() const;
   /// A rank has left its world and has not ended yet.
   bool somebody_leaves() const;
@@ -100,6 +101,7 @@ class Health {
   std::string name(int rank) const;
 
   std::vector<std::string> hosts_;
+  Roles roles_;
   HealthLimits limits_;
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> judged_at_;

@@ -15,9 +15,11 @@ using std::chrono::seconds;
 
 class Job {
  public:
-  explicit Job(int size, HealthLimits limits = {})
+  /// The last `servers` of the processes are no ranks.
+  explicit Job(int size, HealthLimits limits = {}, int servers = 0)
       : size_(size),
-        health_(std::vector<std::string>(static_cast<std::size_t>(size), "host"), limits),
+        health_(std::vector<std::string>(static_cast<std::size_t>(size), "host"), {size - servers, servers, false},
+                limits),
         muted_(static_cast<std::size_t>(size)) {
     for (int rank = 0; rank < size; ++rank) {
       RankReport report;
@@ -294,7 +296,7 @@ TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
     busy.health().ended(rank, busy.now());
   }
   for (int second = 0; second < 120; ++second) {
-    busy.health().heard_of_host(0, 2, busy.now());
+    busy.health().heard_of_host({0, 1}, busy.now());
     const auto at_work = busy.pass(seconds(1));
     EXPECT_TRUE(at_work.warnings.empty());
     EXPECT_FALSE(at_work.end);
@@ -307,7 +309,7 @@ TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
   over.health().ended(1, over.now());
   over.mute(0);
   over.mute(1);
-  over.health().host_ended(0, 2);
+  over.health().host_ended({0, 1});
   const auto nothing = over.pass(seconds(120));
   EXPECT_TRUE(nothing.warnings.empty());
   EXPECT_FALSE(nothing.end);
@@ -335,13 +337,32 @@ TEST(Health, ASlowRankIsNamedOnce) {
   EXPECT_TRUE(contains(notices[0].text, "median of the ranks is 40 ms")) << notices[0].text;
 }
 
+TEST(Health, ServersAreInNoWorldAndMayBeStoppedLikeAnybody) {
+  Job job(4, {}, 2);
+  job[2].groups.clear();
+  job[3].groups.clear();
+  job[3].state = 'T';
+  // Both ranks wait for each other by name: the servers are not those whom they wait for.
+  for (const int rank : {0, 1}) {
+    job[rank].named.waiting = true;
+    job[rank].named.name = "grad";
+  }
+  const auto found = job.pass(seconds(12));
+  ASSERT_TRUE(found.end);
+  EXPECT_TRUE(contains(*found.end, "nothing can go on: rank 0 (host, pid 100) waits for 'grad'")) << *found.end;
+  ASSERT_EQ(found.warnings.size(), 1u);
+  EXPECT_TRUE(contains(found.warnings[0].text, "server 1 (host, pid 103) has been stopped")) << found.warnings[0].text;
+  EXPECT_FALSE(found.warnings[0].rank);
+  EXPECT_EQ(folded(job.health().doing_now(), {2, 2, false})[1], "server 0: running");
+}
+
 TEST(Health, TheOverviewFoldsRanksThatDoTheSame) {
   Job job(5);
   for (int rank = 0; rank < 4; ++rank) job.comes(rank, 9, true, "all_reduce(float32[10], sum)");
   for (int rank = 0; rank < 4; ++rank) job[rank].step = 3;
   job.comes(4, 8, false);
   job.pass(seconds(1));
-  const auto lines = folded(job.health().doing_now(), 1);
+  const auto lines = folded(job.health().doing_now(), {5, 0, false}, 1);
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[0], "ranks 0,2-3: waiting in all_reduce(float32[10], sum), operation 9, step 3");
   EXPECT_EQ(lines[1], "rank 4: outside collectives after barrier(), operation 8");

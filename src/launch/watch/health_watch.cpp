@@ -12,18 +12,23 @@ constexpr auto kAnswerTime = std::chrono::milliseconds(100);
 
 }  // namespace
 
-HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const WatchLimits& limits, Events events)
-    : loop_(loop), health_(std::move(hosts), limits.health), steps_(limits.steps), events_(std::move(events)) {}
+HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const WatchLimits& limits,
+                         Events events)
+    : loop_(loop),
+      roles_(roles),
+      health_(std::move(hosts), roles, limits.health),
+      steps_(limits.steps),
+      events_(std::move(events)) {}
 
 void HealthWatch::stop() {
   look_ = Timer();
   show_ = Timer();
 }
 
-void HealthWatch::take(Reports reports, int first_rank, int ranks) {
-  health_.heard_of_host(first_rank, ranks, Health::Clock::now());
+void HealthWatch::take(Reports reports, const std::vector<int>& processes) {
+  health_.heard_of_host(processes, Health::Clock::now());
   for (RankReport& report : reports.ranks) {
-    steps_.report(report, StepWatch::Clock::now());
+    if (roles_.is_rank(report.rank)) steps_.report(report, StepWatch::Clock::now());
     health_.report(std::move(report), Health::Clock::now());
   }
 }
@@ -31,6 +36,7 @@ void HealthWatch::take(Reports reports, int first_rank, int ranks) {
 void HealthWatch::rank_ended(const RankReport& last) {
   const auto now = Health::Clock::now();
   health_.ended(last.rank, now);
+  if (!roles_.is_rank(last.rank)) return;
   steps_.report(last, now);
   steps_.ended(last.rank);
   for (Warning& warning : steps_.judge(now)) events_.warn(std::move(warning));
@@ -57,7 +63,7 @@ void HealthWatch::look() {
 }
 
 void HealthWatch::show() {
-  for (const std::string& line : folded(health_.doing_now())) events_.say(line);
+  for (const std::string& line : folded(health_.doing_now(), roles_)) events_.say(line);
   if (const std::string waits = health_.waiting_times(); !waits.empty()) events_.say(waits);
 }
 

@@ -27,17 +27,17 @@ class HealthWatch {
     /// The job has to end, and why. Called once, after an overview has been said.
     std::function<void(const std::string&)> on_stuck;
   };
-  /// `hosts`: of each rank.
-  HealthWatch(Loop& loop, std::vector<std::string> hosts, const WatchLimits& limits, Events events);
+  /// `hosts`: of each process.
+  HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const WatchLimits& limits, Events events);
 
   /// All ranks run: from now on until `stop`.
   void start() { look(); }
   void stop();
-  /// Of the agent of these ranks.
-  void take(Reports reports, int first_rank, int ranks);
+  /// Of the agent of these processes.
+  void take(Reports reports, const std::vector<int>& processes);
   /// `last`: what it was doing then.
   void rank_ended(const RankReport& last);
-  void host_ended(int first_rank, int ranks) { health_.host_ended(first_rank, ranks); }
+  void host_ended(const std::vector<int>& processes) { health_.host_ended(processes); }
   /// Says what every rank is doing, once the reports that agents have been asked for now have come. False: that is
   /// under way already, and nobody need be asked.
   bool show_soon();
@@ -51,6 +51,7 @@ class HealthWatch {
   void show();
 
   Loop& loop_;
+  Roles roles_;
   Health health_;
   StepWatch steps_;
   Events events_;

@@ -51,13 +51,22 @@ bool asks_for_requeue(const Ending& ending) {
   return ending.status.signal == 0 && ending.status.code == kRequeueStatus;
 }
 
+bool has_ended_well(const Ending& ending) {
+  if (ending.status.success() || asks_for_requeue(ending)) return true;
+  if (!ending.asked) return false;
+  // What follows SIGTERM where the time is over is told when it happens. (A shell gives its command's.)
+  const int signal = ending.status.signal != 0 ? ending.status.signal : ending.status.code - 128;
+  return signal == SIGTERM || signal == SIGKILL;
+}
+
 std::optional<Ending> first_failure(const std::vector<Ending>& endings) {
   const auto order = [](const Ending& ending) {
-    return std::tuple(!ending.before_stop, follows_another(ending), !struck(ending), ending.after_seconds, ending.rank);
+    return std::tuple(!ending.before_stop, follows_another(ending), !struck(ending), ending.after_seconds, ending.role,
+                      ending.rank);
   };
   std::optional<Ending> first;
   for (const Ending& ending : endings) {
-    if (ending.status.success() || asks_for_requeue(ending)) continue;
+    if (has_ended_well(ending)) continue;
     if (!first || order(ending) < order(*first)) first = ending;
   }
   return first;
@@ -71,11 +80,12 @@ std::string to_string(const PostMortem& post_mortem) {
   if (const std::vector<int>& missed = post_mortem.missed; !missed.empty()) {
     const bool one = missed.size() == 1;
     text += fmt::format(
-        "cohort: {}rank{} {} had ended with 0 while rank {} went on{}: do all ranks take the same number of steps?\n",
-        strong, one ? "" : "s", to_ranges(missed), first.rank, plain);
+        "cohort: {}rank{} {} had ended with 0 while {} went on{}: do all ranks take the same number of steps?\n",
+        strong, one ? "" : "s", to_ranges(missed), first.name(), plain);
   }
-  text += fmt::format("cohort: {}rank {} failed{}: {} (host {}, pid {}) after {:.1f} s\n", strong, first.rank, plain,
+  text += fmt::format("cohort: {}{} failed{}: {} (host {}, pid {}) after {:.1f} s\n", strong, first.name(), plain,
                       sys::to_string(first.status), first.host, first.pid, first.after_seconds);
+  if (first.asked) text += "cohort:   it had been asked to end, since the workers were done\n";
   if (first.last.joined) text += fmt::format("cohort:   it was {}{}\n", doing(first.last), at_step(first.last));
   if (first.last_stderr.empty()) {
     text += "cohort:   it wrote nothing to stderr\n";
@@ -93,15 +103,19 @@ std::string to_string(const PostMortem& post_mortem) {
         "some ranks leave, does not\n";
   } else if (const std::string why = advice(first); !why.empty())
     text += fmt::format("cohort:   {}\n", why);
-  const int others = post_mortem.world_size - 1 - post_mortem.ended_well - post_mortem.running;
-  if (others > 0) text += fmt::format("cohort:   {} other rank{} ended with it\n", others, others == 1 ? "" : "s");
+  const bool of_ranks = first.role == Role::Worker;
+  const int others = post_mortem.world_size - (of_ranks ? 1 : 0) - post_mortem.ended_well - post_mortem.running;
+  if (others > 0)
+    text +=
+        fmt::format("cohort:   {} {}rank{} ended with it\n", others, of_ranks ? "other " : "", others == 1 ? "" : "s");
   if (post_mortem.running > 0) {
     text += fmt::format("cohort:   {} rank{} being told to end\n", post_mortem.running,
                         post_mortem.running == 1 ? " is" : "s are");
   }
   for (const std::string& line : post_mortem.others) text += fmt::format("cohort:   then, {}\n", line);
   if (!post_mortem.log_folder.empty()) {
-    text += fmt::format("cohort:   complete logs: {}/rank-{}.err and beside it\n", post_mortem.log_folder, first.rank);
+    text += fmt::format("cohort:   complete logs: {}/{}.err and beside it\n", post_mortem.log_folder,
+                        file_name(first.role, first.rank));
   }
   return text;
 }

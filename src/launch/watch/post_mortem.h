@@ -2,6 +2,7 @@
 #pragma once
 
 #include "launch/messages.h"
+#include "launch/roles.h"
 
 #include <optional>
 #include <string>
@@ -9,9 +10,9 @@
 
 namespace cohort::launch {
 
-/// How one rank ended.
+/// How one process ended.
 struct Ending {
-  int rank = 0;
+  int rank = 0;  ///< its number in its role
   std::string host;
   int pid = 0;
   sys::ExitStatus status;
@@ -22,6 +23,10 @@ struct Ending {
   RankReport last = {};    ///< what it was doing
   std::string words = {};  ///< what ended it, as it said itself,
   CauseReport cause = {};  ///< and for programs
+  Role role = Role::Worker;
+  bool asked = false;  ///< to end, since the roles before it had ended
+
+  std::string name() const { return process_name(role, rank); }
 };
 
 /// It has saved and wants to be started again (kRequeueStatus): no failure.
@@ -37,13 +42,16 @@ std::optional<Ending> first_failure(const std::vector<Ending>& endings);
 /// what other libraries write of a lost peer.
 bool follows_another(const Ending& ending);
 
+/// It has not failed: it has ended with 0, saved, or died of the signal that it was asked to end by.
+bool has_ended_well(const Ending& ending);
+
 struct PostMortem {
   Ending first;
   int world_size = 1;
   int ended_well = 0;               ///< ranks that had ended with 0 before
   std::vector<int> missed = {};     ///< of these, the ones without which `first` could not go on
   int running = 0;                  ///< ranks that have not ended yet
-  std::vector<std::string> others;  ///< what the other ranks were doing then
+  std::vector<std::string> others;  ///< what the others were doing then
   std::string log_folder;
   bool colour = false;
 };

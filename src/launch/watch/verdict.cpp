@@ -17,9 +17,9 @@ namespace {
 std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks) {
   int signal = 0;
   for (const Ending& ending : end.endings) signal = std::max(signal, static_cast<int>(ending.last.preempted_by));
-  const std::string who = ranks == end.world_size
-                              ? ranks == 1 ? "the rank has" : fmt::format("all {} ranks have", ranks)
-                              : fmt::format("{} of {} ranks {}", ranks, end.world_size, ranks == 1 ? "has" : "have");
+  const int all = end.roles.workers;
+  const std::string who = ranks == all ? ranks == 1 ? "the rank has" : fmt::format("all {} ranks have", ranks)
+                                       : fmt::format("{} of {} ranks {}", ranks, all, ranks == 1 ? "has" : "have");
   if (signal == 0) return fmt::format("{} ended", who);
   return fmt::format("asked to end by {}; {} saved and ended", sys::signal_name(signal), who);
 }
@@ -29,9 +29,9 @@ std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks) {
 /// named.
 std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& endings) {
   std::vector<int> ranks;
-  if (!follows_another(failure)) return ranks;
+  if (failure.role != Role::Worker || !follows_another(failure)) return ranks;
   for (const Ending& ending : endings) {
-    if (!ending.status.success() || !ending.before_stop) continue;
+    if (ending.role != Role::Worker || !ending.status.success() || !ending.before_stop) continue;
     const bool named = failure.cause.code == static_cast<int>(ErrorCode::PeerLost) && failure.cause.peer == ending.rank;
     if (named || ending.after_seconds <= failure.after_seconds) ranks.push_back(ending.rank);
   }
@@ -46,11 +46,17 @@ Verdict judge(const JobEnd& end) {
   verdict.status = end.stop_status.value_or(0);
   verdict.reason = end.start_failure.empty() ? end.stop_reason : end.start_failure;
   const auto failure = first_failure(end.endings);
-  const auto good = std::count_if(end.endings.begin(), end.endings.end(),
-                                  [](const Ending& ending) { return ending.status.success(); });
-  const auto saved = std::count_if(end.endings.begin(), end.endings.end(), asks_for_requeue);
+  const int ranks = end.roles.workers;
+  const auto of_ranks = [&end](auto condition) {
+    return static_cast<int>(std::count_if(end.endings.begin(), end.endings.end(), [&](const Ending& ending) {
+      return ending.role == Role::Worker && condition(ending);
+    }));
+  };
+  const int good = of_ranks([](const Ending& ending) { return ending.status.success(); });
+  const int saved = of_ranks(asks_for_requeue);
   const bool by_themselves = !end.stop_status || end.told_to_end;
-  if (by_themselves && saved > 0 && saved + good == end.world_size) {
+  // A server that lost what it had makes of the ranks' saving nothing to go on from.
+  if (by_themselves && saved > 0 && saved + good == ranks && !failure) {
     verdict.status = kRequeueStatus;
     verdict.requeue = true;
     verdict.reason = requeue_reason(end, saved);
@@ -62,23 +68,21 @@ Verdict judge(const JobEnd& end) {
     verdict.status = failure->status.shell_status();
     PostMortem post_mortem;
     post_mortem.first = *failure;
-    post_mortem.world_size = end.world_size;
+    post_mortem.world_size = ranks;
     post_mortem.ended_well =
-        static_cast<int>(std::count_if(end.endings.begin(), end.endings.end(), [](const Ending& ending) {
-          return ending.before_stop && ending.status.success();
-        }));
+        of_ranks([](const Ending& ending) { return ending.before_stop && ending.status.success(); });
     post_mortem.missed = missed_by(*failure, end.endings);
-    if (end.early) post_mortem.running = end.world_size - static_cast<int>(end.endings.size());
-    post_mortem.others = folded(end.doing_then, failure->rank);
+    if (end.early) post_mortem.running = ranks - of_ranks([](const Ending&) { return true; });
+    post_mortem.others = folded(end.doing_then, end.roles, end.roles.process_of(failure->role, failure->rank));
     post_mortem.log_folder = end.log_folder;
     post_mortem.colour = end.colour;
     verdict.text = to_string(post_mortem);
     const std::string cause = sys::to_string(failure->status);
-    verdict.breakdown = Breakdown{fmt::format("rank {} on {} failed after {:.1f} s: {}", failure->rank, failure->host,
+    verdict.breakdown = Breakdown{fmt::format("{} on {} failed after {:.1f} s: {}", failure->name(), failure->host,
                                               failure->after_seconds, cause),
                                   cause, failure->after_seconds};
     verdict.post_mortem = std::move(post_mortem);
-  } else if (!end.stop_status && good != end.world_size) {
+  } else if (!end.stop_status && good != ranks) {
     verdict.status = 1;
     verdict.reason = "the job ended without word from all ranks";
     verdict.text = "cohort: " + verdict.reason + "\n";

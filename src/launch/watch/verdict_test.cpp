@@ -17,7 +17,7 @@ Ending ending(int rank, int code) {
 
 JobEnd two_ranks(int first, int second) {
   JobEnd end;
-  end.world_size = 2;
+  end.roles.workers = 2;
   end.endings = {ending(0, first), ending(1, second)};
   end.log_folder = "runs/x/logs";
   return end;
@@ -150,6 +150,45 @@ TEST(Verdict, ToldToEndARequeueNeedsAllRanksToHaveSaved) {
   end.endings[1].status = {0, SIGKILL, false};  // its time was over
   EXPECT_EQ(judge(end).status, 143);
   EXPECT_FALSE(judge(end).requeue);
+}
+
+Ending server(int number, int code, int signal) {
+  Ending out = ending(number, code);
+  out.role = Role::Server;
+  out.status.signal = signal;
+  return out;
+}
+
+TEST(Verdict, AServerThatFailsIsAFailureLikeARanks) {
+  JobEnd end = two_ranks(1, 143);
+  end.roles.servers = 2;
+  end.endings.push_back(server(1, 0, SIGSEGV));
+  end.endings[0].after_seconds = 2;
+  end.endings[2].after_seconds = 3;  // the kernel took its time
+  end.endings[1].before_stop = false;
+  end.doing_then = {"in barrier(), operation 2", "in barrier(), operation 2", "running", "running"};
+  const Verdict verdict = judge(end);
+  EXPECT_EQ(verdict.status, 128 + SIGSEGV);
+  ASSERT_TRUE(verdict.post_mortem);
+  EXPECT_EQ(verdict.post_mortem->first.name(), "server 1");
+  EXPECT_NE(verdict.text.find("server 1 failed: "), std::string::npos) << verdict.text;
+  EXPECT_NE(verdict.text.find("2 ranks ended with it"), std::string::npos) << verdict.text;
+  EXPECT_NE(verdict.text.find("runs/x/logs/server-1.err"), std::string::npos) << verdict.text;
+  EXPECT_EQ(verdict.post_mortem->others.back(), "server 0: running");
+}
+
+TEST(Verdict, AServerMayDieOfWhatItWasAskedToEndBy) {
+  JobEnd end = two_ranks(0, 0);
+  end.roles.servers = 2;
+  end.endings.push_back(server(0, 0, SIGTERM));
+  end.endings.push_back(server(1, 128 + SIGTERM, 0));  // a shell's
+  for (Ending& one : end.endings) one.asked = one.role == Role::Server;
+  EXPECT_EQ(judge(end).status, 0) << judge(end).text;
+  EXPECT_EQ(judge(end).text, "");
+  // What it had to save then may be lost.
+  end.endings[3].status = {3, 0, false};
+  EXPECT_EQ(judge(end).status, 3);
+  EXPECT_NE(judge(end).text.find("it had been asked to end"), std::string::npos) << judge(end).text;
 }
 
 TEST(Verdict, AFailureBesideARequeueIsAFailure) {

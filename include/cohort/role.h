@@ -1,0 +1,30 @@
+// What this process is for in its job, as its launcher says: a worker, which is a rank of the world, or one of the
+// processes beside the world: a parameter server, or the evaluator. Said by `cohort run --servers` and `--evaluator`,
+// TF_CONFIG and DMLC_ROLE (docs/roles.md); anything else starts workers. Asked of the environment, once per call; any
+// thread.
+#pragma once
+
+#include <cstdint>
+
+namespace cohort {
+
+enum class Role : std::uint8_t {
+  Worker = 0,     ///< a rank of the world: it may `join`
+  Server = 1,     ///< answers requests of workers, and is no rank
+  Evaluator = 2,  ///< follows the training by its checkpoints, and is no rank
+};
+
+/// "worker", "server", "evaluator".
+const char* to_string(Role role) noexcept;
+
+/// Throws InvalidArgument, naming the variables, where they contradict each other; so do the others below.
+Role role();
+/// Of a worker its rank in the world, of a server its number among the servers, from 0; of the evaluator 0.
+int role_number();
+/// The ranks of the world, whatever this process is; 1 without a launcher. Of an evaluator that TF_CONFIG does not tell
+/// of the training: 0.
+int num_workers();
+/// 0 where there are none.
+int num_servers();
+
+}  // namespace cohort

@@ -1,0 +1,245 @@
+// Processes beside the ranks: what servers and the evaluator are told, how long they live, and that a job with them
+// ends as cleanly as any other, whatever part of it dies.
+#include "launch_harness.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <csignal>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace cohort::test {
+namespace {
+
+/// Servers serve until they are asked to end, and workers wait until all of them do.
+constexpr const char* kProgram =
+    "case $COHORT_ROLE in\n"
+    "server) trap 'echo bye; exit 0' TERM\n"
+    "  echo serving $COHORT_ROLE_NUMBER/$COHORT_SERVERS for $COHORT_WORKERS "
+    "rank=${RANK-none}${WORLD_SIZE-}${LOCAL_RANK-}\n"
+    "  touch ready.$COHORT_ROLE_NUMBER; while :; do sleep 0.02; done ;;\n"
+    "*) for n in $(seq 0 $((COHORT_SERVERS - 1))); do while [ ! -e ready.$n ]; do sleep 0.02; done; done\n"
+    "  echo worker $COHORT_ROLE $COHORT_ROLE_NUMBER is $RANK/$WORLD_SIZE ;;\n"
+    "esac";
+
+/// Servers as above; workers never end by themselves. Each leaves a grandchild in a session of its own.
+constexpr const char* kLasting =
+    "setsid sleep 1001 &\n"
+    "touch ready.$COHORT_ROLE.$COHORT_ROLE_NUMBER\n"
+    "if [ $COHORT_ROLE = server ]; then exec sleep 1002; else exec sleep 1000; fi";
+
+std::vector<std::string> words(std::vector<std::string> options, const char* script) {
+  std::vector<std::string> all = {"run"};
+  all.insert(all.end(), options.begin(), options.end());
+  all.insert(all.end(), {"sh", "-c", script});
+  return all;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(Roles, ServersRunBesideTheRanksAndEndWithThem) {
+  Job job({words({"-np", "2", "--servers", "2"}, kProgram)});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  for (const char* line : {":server 0 | serving 0/2 for 2 rank=none\n", ":server 1 | serving 1/2 for 2 rank=none\n",
+                           "| worker worker 0 is 0/2\n", "| worker worker 1 is 1/2\n", "| bye\n"}) {
+    EXPECT_TRUE(contains(job.out(), line)) << line << job.out();
+  }
+  EXPECT_TRUE(contains(job.err(), "2 processes and 2 servers on 1 host (")) << job.err();
+  EXPECT_EQ(lines_of(job.log("server-1.out")).back(), "bye");
+  const auto record = nlohmann::json::parse(job.file("runs/latest/job.json"));
+  EXPECT_EQ(record["world_size"], 2);
+  EXPECT_EQ(record["pids"].size(), 2U);
+  EXPECT_EQ(record["server_pids"].size(), 2U);
+  EXPECT_EQ(record["hosts"][0]["servers"], 2);
+  EXPECT_EQ(record["exit_status"], 0);
+  const auto live = nlohmann::json::parse(job.file("runs/latest/live.json"));
+  EXPECT_EQ(live["world_size"], 2);
+  ASSERT_EQ(live["others"].size(), 2U);
+  EXPECT_EQ(live["others"][1]["name"], "server 1");
+  EXPECT_EQ(live["others"][1]["state"], "ended");
+  EXPECT_TRUE(job.processes().empty());
+}
+
+TEST(Roles, AreInThePlanThatIsPrinted) {
+  const auto dry = run({words({"-np", "3", "--servers", "2", "-H", "a:2,b:2", "--starter", "local", "--dry-run",
+                               "--server-program", "sh -c 'exec sleep 7'"},
+                              "true")});
+  ASSERT_EQ(dry.status, 0) << dry.err;
+  EXPECT_TRUE(contains(dry.out, "3 processes and 2 servers on 2 hosts (a: ranks 0-1, server 0, b: rank 2, server 1)"))
+      << dry.out;
+  EXPECT_TRUE(contains(dry.out, "server 1  b     -\n")) << dry.out;
+  EXPECT_TRUE(contains(dry.out, "sh -c 'exec sleep 7'")) << dry.out;
+  EXPECT_TRUE(contains(dry.out, "COHORT_ROLE=server COHORT_ROLE_NUMBER=1 COHORT_WORKERS=3 COHORT_SERVERS=2"))
+      << dry.out;
+  const auto refused = run({words({"-np", "1", "--server-program", "x"}, "true")});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_TRUE(contains(refused.err, "--servers N or colocated")) << refused.err;
+  EXPECT_TRUE(contains(run({words({"--servers", "some"}, "true")}).err, "--servers some: a number from 0"))
+      << refused.err;
+}
+
+TEST(Roles, ColocatedIsOneServerOnEachHost) {
+  Job job({words({"-np", "4", "-H", "a:2,b:2", "--starter", "local", "--servers", "colocated"}, kProgram)});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_TRUE(contains(job.out(), "a:server 0 | serving 0/2 for 4 rank=none\n")) << job.out();
+  EXPECT_TRUE(contains(job.out(), "b:server 1 | serving 1/2 for 4 rank=none\n")) << job.out();
+  EXPECT_TRUE(contains(job.out(), "worker worker 3 is 3/4\n")) << job.out();
+}
+
+TEST(Roles, AServerThatDoesNotEndIsKilledAfterTheGraceAndNamed) {
+  Job job({words({"-np", "1", "--servers", "1", "--grace", "0.3"},
+                 "if [ $COHORT_ROLE = server ]; then trap '' TERM; touch deaf; while :; do sleep 0.02; done; fi\n"
+                 "while [ ! -e deaf ]; do sleep 0.02; done")});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_TRUE(contains(job.err(), "server 0 has not ended within its grace, and was killed")) << job.err();
+  EXPECT_TRUE(job.processes().empty());
+}
+
+TEST(Roles, AServerThatFailsEndsTheJobAndIsNamedFirst) {
+  // A rank that cannot go on without it fails, too.
+  Job job({words({"-np", "2", "--servers", "2"},
+                 "case $COHORT_ROLE$COHORT_ROLE_NUMBER in server1) echo no room >&2; echo $$ >dying; exit 3 ;;\n"
+                 "worker1) while [ ! -s dying ]; do sleep 0.02; done\n"
+                 "  while kill -0 $(cat dying) 2>/dev/null; do sleep 0.02; done; exit 1 ;;\n"
+                 "*) exec sleep 1000 ;; esac")});
+  EXPECT_EQ(job.wait(), 3) << job.err();
+  EXPECT_TRUE(contains(job.err(), "server 1 failed: exit code 3")) << job.err();
+  EXPECT_TRUE(contains(job.err(), "> no room")) << job.err();
+  EXPECT_TRUE(contains(job.err(), "logs/server-1.err")) << job.err();
+  EXPECT_TRUE(job.processes().empty());
+  const auto record = nlohmann::json::parse(job.file("runs/latest/job.json"));
+  EXPECT_EQ(record["failure"]["role"], "server");
+  EXPECT_EQ(record["failure"]["number"], 1);
+}
+
+TEST(Roles, AServerThatCannotSaveWhenItIsAskedToEndIsAFailure) {
+  Job job({words({"-np", "1", "--servers", "1"},
+                 "if [ $COHORT_ROLE = server ]; then trap 'echo disk full >&2; exit 4' TERM; touch ready;\n"
+                 "while :; do sleep 0.02; done; fi; while [ ! -e ready ]; do sleep 0.02; done")});
+  EXPECT_EQ(job.wait(), 4) << job.err();
+  EXPECT_TRUE(contains(job.err(), "server 0 failed: exit code 4")) << job.err();
+  EXPECT_TRUE(contains(job.err(), "it had been asked to end, since the workers were done")) << job.err();
+}
+
+TEST(Roles, WhoIsToldToEndHasItsServersUntilItsRanksHaveSaved) {
+  Job job({words({"-np", "2", "--servers", "1", "--grace", "20"},
+                 "if [ $COHORT_ROLE = server ]; then trap 'ls saved.*; exit 0' TERM; touch ready.server;\n"
+                 "else trap 'sleep 0.3; touch saved.$RANK; exit 0' TERM; touch ready.$RANK; fi\n"
+                 "while :; do sleep 0.02; done")});
+  ASSERT_TRUE(eventually([&job] {
+    return std::filesystem::exists(job.folder() + "/ready.server") &&
+           std::filesystem::exists(job.folder() + "/ready.0") && std::filesystem::exists(job.folder() + "/ready.1");
+  })) << job.err();
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 143) << job.err();
+  EXPECT_EQ(job.log("server-0.out"), "saved.0\nsaved.1\n");
+}
+
+TEST(Roles, AllAreStartedAgainWhenAServerFails) {
+  Job job({words({"-np", "1", "--servers", "1", "--max-restarts", "1"},
+                 "if [ $COHORT_ROLE = server ]; then [ $COHORT_RESTART = 0 ] && exit 5; exec sleep 1000; fi\n"
+                 "[ $COHORT_RESTART = 1 ] || exec sleep 1000")});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_TRUE(contains(job.err(), "server 0 on ")) << job.err();
+  EXPECT_TRUE(contains(job.err(), "failed after")) << job.err();
+  EXPECT_TRUE(job.processes().empty());
+}
+
+TEST(Roles, EventsTellOthersFromRanks) {
+  Job job({words({"-np", "1", "--servers", "1", "--json"}, kProgram)});
+  ASSERT_EQ(job.wait(), 0) << job.out();
+  int of_servers = 0;
+  for (const std::string& line : lines_of(job.out())) {
+    const auto event = nlohmann::json::parse(line);
+    if (event["event"] == "start") {
+      EXPECT_EQ(event["server_pids"].size(), 1U);
+    }
+    if (event["event"] == "rank_ended") {
+      EXPECT_EQ(event["rank"], 0);
+    }
+    if (event["event"] != "process_ended") continue;
+    ++of_servers;
+    EXPECT_EQ(event["role"], "server");
+    EXPECT_EQ(event["number"], 0);
+    EXPECT_FALSE(event.contains("rank"));
+  }
+  EXPECT_EQ(of_servers, 1);
+}
+
+TEST(Roles, TheEvaluatorHasTimeForTheLastCheckpoint) {
+  Job job({words({"-np", "1", "--grace", "0.2", "--evaluator",
+                  "sh -c 'trap \"sleep 0.6; echo last; exit 0\" TERM; echo evaluates; touch ready;"
+                  " while :; do sleep 0.02; done'"},
+                 "while [ ! -e ready ]; do sleep 0.02; done; echo $COHORT_ROLE")});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_TRUE(contains(job.out(), ":evaluator | evaluates\n")) << job.out();
+  EXPECT_EQ(job.log("evaluator.out"), "evaluates\nlast\n") << job.err();
+  EXPECT_TRUE(contains(job.err(), "1 process and an evaluator on 1 host")) << job.err();
+}
+
+class RolesThatDie : public testing::Test {
+ protected:
+  void start() {
+    job_ = std::make_unique<Job>(JobOptions{words({"-np", "2", "--servers", "2", "--grace", "0.5"}, kLasting)});
+    ASSERT_TRUE(eventually([this] { return job_->processes("sleep 100").size() == 8; })) << job_->err();
+  }
+  /// The promise is 2 s; a loaded machine gets some more.
+  void expect_nothing_left() {
+    const auto since = std::chrono::steady_clock::now();
+    EXPECT_TRUE(eventually(
+        [this] {
+          job_->running();
+          return job_->processes().empty();
+        },
+        10s))
+        << "processes are left";
+    const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
+    RecordProperty("seconds", fmt::format("{:.3f}", seconds));
+    EXPECT_LT(seconds, 4);
+  }
+  std::unique_ptr<Job> job_;
+};
+
+TEST_F(RolesThatDie, AKilledServer) {
+  start();
+  ::kill(job_->processes("sleep 1002").front(), SIGKILL);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 137);
+  EXPECT_TRUE(contains(job_->err(), "cohort: server ")) << job_->err();
+  EXPECT_TRUE(contains(job_->err(), " failed: killed by SIGKILL")) << job_->err();
+}
+
+TEST_F(RolesThatDie, AKilledRank) {
+  start();
+  ::kill(job_->processes("sleep 1000").front(), SIGKILL);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 137);
+  EXPECT_TRUE(contains(job_->err(), "cohort: rank ")) << job_->err();
+}
+
+TEST_F(RolesThatDie, AKilledSupervisor) {
+  start();
+  job_->signal(SIGKILL);
+  expect_nothing_left();
+}
+
+TEST_F(RolesThatDie, AKilledAgent) {
+  start();
+  ::kill(job_->agent(), SIGKILL);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 1);
+}
+
+TEST_F(RolesThatDie, TheEndOfAllRanksIsThatOfWhatServersHaveStarted) {
+  start();
+  for (const pid_t pid : job_->processes("sleep 1000")) ::kill(pid, SIGKILL);
+  expect_nothing_left();
+}
+
+}  // namespace
+}  // namespace cohort::test
