@@ -2,6 +2,9 @@
 
 #include "base/env.h"
 
+#include <cohort/cluster_spec.h>
+
+#include <map>
 #include <string_view>
 
 namespace cohort::launch {
@@ -57,7 +60,10 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   out.set("KERAS_DISTRIBUTION_JOB_ADDRESSES", fmt::format("{}:{}", facts.master_address, facts.master_port));
   out.set("KERAS_DISTRIBUTION_NUM_PROCESSES", plan.world_size);
   out.set("KERAS_DISTRIBUTION_PROCESS_ID", rank);
-  if (!facts.tf_workers.empty()) out.set(env::kTfConfig, tf_config(facts.tf_workers, rank));
+  if (!facts.tf_workers.empty()) {
+    const ClusterSpec cluster(std::map<std::string, std::vector<std::string>>{{"worker", facts.tf_workers}});
+    out.set(env::kTfConfig, cluster.to_tf_config("worker", rank));
+  }
   // All of them for each rank, so that LOCAL_RANK numbers them and GPUs of one host reach each other.
   if (!host.devices.empty()) out.set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(host.devices, ",")));
   return out.take();
@@ -78,11 +84,6 @@ void remove_rank_variables(Environment& environment) {
   for (const auto& [name, value] : ranks.variables()) environment.remove(name);
   for (const std::string& of_horovod : horovod_environment({1, 0, false, 1, {}}, {}, 0))
     environment.remove(of_horovod.substr(0, of_horovod.find('=')));
-}
-
-std::string tf_config(const std::vector<std::string>& workers, int rank) {
-  return fmt::format(R"({{"cluster": {{"worker": ["{}"]}}, "task": {{"type": "worker", "index": {}}}}})",
-                     fmt::join(workers, R"(", ")"), rank);
 }
 
 std::vector<std::string> horovod_environment(const Plan& plan, const PlannedHost& host, int rank) {

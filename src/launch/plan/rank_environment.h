@@ -29,8 +29,6 @@ struct JobFacts {
 /// plan.
 std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts);
 
-/// The value of TensorFlow's TF_CONFIG where all ranks are workers of one cluster (its form: cluster/tf_config.h).
-std::string tf_config(const std::vector<std::string>& workers, int rank);
 /// Of a process of another role, by its number in `Plan::roles`: what cohort::role() reads, and where the job is.
 /// Nothing of a rank.
 std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& host, int process,
