@@ -10,7 +10,7 @@ What differs from Horovod is listed in docs/reference/tensorflow.md. Tensors are
 
 from __future__ import annotations
 
-from cohort.tensorflow import elastic, mpi_ops
+from cohort.tensorflow import _library, elastic, mpi_ops
 from cohort.tensorflow._errors import as_internal_error
 from cohort.tensorflow.compression import Compression
 from cohort.tensorflow.functions import (
@@ -41,3 +41,6 @@ __all__ = [
     "broadcast_variables",
     "elastic",
 ]
+
+# A saved graph that is loaded has to find its operations.
+_library.loaded()
