@@ -14,6 +14,9 @@ from cohort._horovod.reduce_ops import Average
 from cohort.keras import _flavor, _step
 
 
+_BUCKET_BYTES = 4 << 20
+
+
 class Settings(NamedTuple):
     """As the arguments of `DistributedOptimizer`."""
 
@@ -164,8 +167,10 @@ class Reduction:
     def _groups(self, wanted: List[int], variables: Sequence[Any]) -> List[List[int]]:
         """Positions of the gradients that are reduced together."""
         groups = self.settings.groups
-        if not groups or not wanted:
-            return [wanted] if wanted else []
+        if not wanted:
+            return []
+        if not groups:
+            return self._buckets(wanted, variables) if self.backend.OVERLAPS else [wanted]
         if isinstance(groups, int):
             count = min(groups, len(wanted))
             bounds = [len(wanted) * i // count for i in range(count + 1)]
@@ -177,6 +182,19 @@ class Reduction:
             number = next((n for n, group in enumerate(keys) if not group.isdisjoint(mine)), len(groups))
             found.setdefault(number, []).append(i)
         return [found[number] for number in sorted(found)]
+
+    @staticmethod
+    def _buckets(wanted: List[int], variables: Sequence[Any]) -> List[List[int]]:
+        """Of _BUCKET_BYTES and more, in the order in which backward makes them: each travels while the rest is made."""
+        buckets: List[List[int]] = [[]]
+        filled = 0
+        for i in reversed(wanted):
+            if filled >= _BUCKET_BYTES:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(i)
+            filled += _bytes_of(variables[i])
+        return buckets
 
     def nothing(self, variables: Sequence[Any]) -> List[Any]:
         """What a rank without data brings for these variables."""
