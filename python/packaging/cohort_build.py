@@ -149,7 +149,7 @@ def _build():
     installed = BUILD / "installed"
     shutil.rmtree(installed, ignore_errors=True)
     _run("cmake", "--install", str(BUILD), "--component", "python", "--strip", "--prefix", str(installed))
-    programs = [installed / "command/cohort", *(installed / "cohort").glob("_core*.so")]
+    programs = [installed / "command/cohort", *(installed / "cohort").glob("*.so")]
     needed = dict(found for program in programs for found in _needed(program))  # before there is a place to find them in
     libraries = installed / "cohort.libs"
     libraries.mkdir()

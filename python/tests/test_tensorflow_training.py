@@ -143,6 +143,32 @@ class Tape(Case):
             self.close(first, [total])
             self.close(second, [10 * total])
 
+    def test_an_optimizer_of_keras(self):
+        model = tf.keras.Sequential([tf.keras.layers.Input((5,)), tf.keras.layers.Dense(3)])
+        hvd.broadcast_variables(model.weights, root_rank=0)
+        model.compile(optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), loss="mse")
+        inputs, targets = batch(self.rank)
+        model.fit(inputs, targets, epochs=2, batch_size=4, shuffle=False, verbose=0)
+        every = hvd.allgather_object([weight.tobytes() for weight in model.get_weights()])
+        self.assertEqual(every, [every[0]] * self.size)
+
+    def test_branches_and_loops_of_a_graph(self):
+        """Operations without names of a loop's body and of the graph around it are under way at the same time."""
+
+        @tf.function
+        def step(x):
+            first = hvd.allreduce(x, op=hvd.Sum)
+            for _ in tf.range(3):
+                x = hvd.allreduce(x, op=hvd.Average)
+            if tf.reduce_sum(x) > 0:
+                x = hvd.allreduce(x * 2, op=hvd.Average)
+            return first, x
+
+        for _ in range(2):
+            first, last = step(tf.ones([2]))
+            self.same(first, [self.size] * 2)
+            self.close(last, [2.0, 2.0])
+
     def test_what_has_no_meaning(self):
         for options in ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, {"groups": 0}, {"groups": "all"}):
             with self.subTest(**options), self.assertRaises(ValueError):

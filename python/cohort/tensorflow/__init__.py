@@ -10,7 +10,9 @@ What differs from Horovod is listed in docs/reference/tensorflow.md. Tensors are
 
 from __future__ import annotations
 
-from cohort.tensorflow import elastic, mpi_ops
+from typing import Any
+
+from cohort.tensorflow import _library, elastic, mpi_ops
 from cohort.tensorflow._errors import as_internal_error
 from cohort.tensorflow.compression import Compression
 from cohort.tensorflow.functions import (
@@ -23,7 +25,6 @@ from cohort.tensorflow.functions import (
 from cohort.tensorflow.gradient_tape import DistributedGradientTape, PartialDistributedGradientTape
 from cohort.tensorflow.mpi_ops import *  # noqa: F403 -- the operations and the questions
 from cohort.tensorflow.optimizer import BroadcastGlobalVariablesHook, DistributedOptimizer
-from cohort.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
     *mpi_ops.__all__,
@@ -32,7 +33,6 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "PartialDistributedGradientTape",
-    "SyncBatchNormalization",
     "allgather_object",
     "as_internal_error",
     "broadcast_global_variables",
@@ -41,3 +41,16 @@ __all__ = [
     "broadcast_variables",
     "elastic",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # It derives from a layer of whichever Keras TensorFlow has: that is not loaded before it is asked for.
+    if name == "SyncBatchNormalization":
+        from cohort.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# A saved graph that is loaded has to find its operations.
+_library.loaded()

@@ -20,7 +20,7 @@ from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_s
 from cohort._horovod.process_sets import get_process_set_ids_and_ranks, require_world
 from cohort._horovod.reduce_ops import Adasum, Average, Max, Min, Product, Sum, resolve
 from cohort._horovod.submit import Pending, named, started
-from cohort.tensorflow._execution import Call, Tensor, as_it_is, run
+from cohort.tensorflow._execution import Call, Tensor, as_it_is, outermost_graph, run
 from cohort.tensorflow._gradients import gather_slices
 from cohort.tensorflow.compression import Compression
 
@@ -46,7 +46,7 @@ def _names(
     else:
         # Of the node that will be, so the same on ranks that make the same graph, however often they do.
         part = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name or "noname")
-        full = f"{kind}.{tf.compat.v1.get_default_graph().unique_name(part)}"
+        full = f"{kind}.{outermost_graph().unique_name(part)}"
     return [full] if count == 0 else [f"{full}_{i + 1}of{count}" for i in range(count)]
 
 

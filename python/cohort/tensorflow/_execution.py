@@ -27,6 +27,14 @@ _LEAST_BYTES = 64 << 10
 _ALIGNMENT = 64  # TensorFlow's kernels count on it
 
 
+def outermost_graph() -> Any:
+    """The graph that is being made, with all that lies within: branches, loops, functions that it calls."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+        graph = graph.outer_graph
+    return graph
+
+
 class Call(NamedTuple):
     """An operation on some tensors, each under a name of its own, which all ranks of the set ask for."""
 
@@ -186,7 +194,7 @@ def _changing() -> Tensor:
 @functools.lru_cache(maxsize=None)
 def _passed_in() -> Tensor:
     """What lies outside of functions is an argument of theirs, unless it is so small that they copy it."""
-    with tf.init_scope():
+    with tf.init_scope(), tf.device("CPU:0"):
         return tf.zeros([1024], tf.int64)
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from cohort._horovod.process_sets import ProcessSet, global_process_set
 from cohort._horovod.reduce_ops import Average
 from cohort.tensorflow._collectives import size_of
-from cohort.tensorflow._execution import as_it_is
+from cohort.tensorflow._execution import as_it_is, outermost_graph
 from cohort.tensorflow._gradients import reduce_gradients
 from cohort.tensorflow.compression import Compression
 
@@ -93,7 +93,7 @@ def _name(source: Any) -> str:
 def _count_in_graph() -> int:
     if tf.executing_eagerly():
         return 0
-    graph = tf.compat.v1.get_default_graph()
+    graph = outermost_graph()
     number = _asked.get(graph, 0)
     _asked[graph] = number + 1
     return number

@@ -1,10 +1,7 @@
-"""Horovod's module of this name: its names are those of `cohort.tensorflow`."""
+"""Horovod's module of this name: its names are those of `cohort.tensorflow.sync_batch_norm`."""
 
 from __future__ import annotations
 
-import cohort.tensorflow as _hvd
-from cohort.tensorflow import *  # noqa: F403
+from cohort.tensorflow.sync_batch_norm import SyncBatchNormalization
 
-
-def __getattr__(name: str) -> object:
-    return getattr(_hvd, name)
+__all__ = ["SyncBatchNormalization"]
