@@ -6,11 +6,12 @@ import pathlib
 import sys
 import unittest
 
-from support import SECONDS
-
 JAX = os.environ.get("COHORT_TEST_JAX", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "jax"))
 if os.path.isdir(JAX):
-    sys.path.insert(0, JAX)
+    sys.path.insert(0, JAX)  # before NumPy is imported, which JAX brings along
+
+from support import SECONDS  # noqa: E402
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 try:

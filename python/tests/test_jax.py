@@ -67,7 +67,9 @@ class Values(Case):
         self.same(compile(lambda x: hvd.allgather(x, name=f"{name}.gather"))(self.own((2, 3))),
                   np.concatenate(self.of_all((2, 3))))  # fmt: skip
         root = n - 1
-        self.same(compile(lambda x: hvd.broadcast(x, root, name=f"{name}.cast"))(self.own((5,))), self.of_rank(root, (5,)))
+        self.same(
+            compile(lambda x: hvd.broadcast(x, root, name=f"{name}.cast"))(self.own((5,))), self.of_rank(root, (5,))
+        )
         sent = compile(lambda x: hvd.alltoall(x, name=f"{name}.all"))(self.own((2 * n, 2)))
         rows = slice(2 * self.rank, 2 * self.rank + 2)
         self.same(sent, np.concatenate([one[rows] for one in self.of_all((2 * n, 2))]))
@@ -89,7 +91,9 @@ class Values(Case):
         gather = jax.jit(lambda x: hvd.allgather(x, name="uneven"))
         with self.assertRaisesRegex(Exception, r"brought \[.*\] rows.*bring equal rows"):
             gather(self.own((self.rank + 1,))).block_until_ready()
-        self.same(jax.jit(lambda x: hvd.allreduce(x, name="after", op=hvd.Sum))(jnp.ones(2)), np.full(2, self.size, "f4"))
+        self.same(
+            jax.jit(lambda x: hvd.allreduce(x, name="after", op=hvd.Sum))(jnp.ones(2)), np.full(2, self.size, "f4")
+        )
 
     def test_disagreement_is_told_on_all(self):
         for compile in (jax.jit, lambda function: function):
@@ -173,7 +177,9 @@ class Programs(Case):
     def test_vmap_is_one_operation(self):
         batch = self.own((4, 6))
         every = self.of_all((4, 6))
-        self.same(jax.vmap(lambda x: hvd.allreduce(x, name="v.sum", op=hvd.Sum))(batch), functools.reduce(np.add, every))
+        self.same(
+            jax.vmap(lambda x: hvd.allreduce(x, name="v.sum", op=hvd.Sum))(batch), functools.reduce(np.add, every)
+        )
         gathered = jax.jit(jax.vmap(lambda x: hvd.allgather(x, name="v.gather"), in_axes=1, out_axes=1))(batch)
         self.same(gathered, np.concatenate(every))
         cast = jax.vmap(jax.vmap(lambda x: hvd.broadcast(x, 1, name="v.cast")))(batch)
@@ -188,7 +194,9 @@ class Programs(Case):
         remade = jax.jit(jax.grad(jax.checkpoint(lambda x: (hvd.allreduce(x, name="remat", op=hvd.Sum) ** 2).sum())))
         x = jnp.ones(3)
         self.close(remade(x), np.full(3, 2.0 * self.size * self.size))
-        either = jax.jit(lambda flag, x: jax.lax.cond(flag, lambda x: hvd.allreduce(x, name="cond", op=hvd.Sum), lambda x: x, x))
+        either = jax.jit(
+            lambda flag, x: jax.lax.cond(flag, lambda x: hvd.allreduce(x, name="cond", op=hvd.Sum), lambda x: x, x)
+        )
         self.same(either(True, x), np.full(3, self.size, "f4"))
         self.same(either(False, x), np.ones(3, "f4"))
 
@@ -256,7 +264,9 @@ class Gradients(Case):
 
     def test_gather_broadcast_scatter(self):
         n = self.size
-        self.check("gather", lambda x: hvd.allgather(x, name="g.gather"), (2, 2), lambda v: [np.concatenate(v)] * n, 1 / n)
+        self.check(
+            "gather", lambda x: hvd.allgather(x, name="g.gather"), (2, 2), lambda v: [np.concatenate(v)] * n, 1 / n
+        )
         self.check("broadcast", lambda x: hvd.broadcast(x, 1, name="g.cast"), (3,), lambda v: [v[1]] * n, 1 / n)
         self.check("all to all", lambda x: hvd.alltoall(x, name="g.all"), (n, 2),
                    lambda v: [np.stack([one[r] for one in v]) for r in range(n)])  # fmt: skip
@@ -282,9 +292,16 @@ class Training(Case):
     def setUp(self):
         super().setUp()
         self.parameters = hvd.broadcast_parameters(
-            {"layers": [{"w": self.own((4, 8)) / 100, "b": jnp.zeros(8)}, {"w": self.own((8, 1)) / 100, "b": jnp.zeros(1)}]}
+            {
+                "layers": [
+                    {"w": self.own((4, 8)) / 100, "b": jnp.zeros(8)},
+                    {"w": self.own((8, 1)) / 100, "b": jnp.zeros(1)},
+                ]
+            }
         )
-        self.batches = [(self.of_rank(r + 9, (16, 4)) / 100, self.of_rank(r + 5, (16, 1)) / 100) for r in range(self.size)]
+        self.batches = [
+            (self.of_rank(r + 9, (16, 4)) / 100, self.of_rank(r + 5, (16, 1)) / 100) for r in range(self.size)
+        ]
 
     @staticmethod
     def loss(parameters, x, y):
@@ -321,7 +338,10 @@ class Training(Case):
 
     def test_grad_and_auxiliary_values(self):
         x, y = self.batches[self.rank]
-        plain, same = hvd.grad(self.loss)(self.parameters, x, y), hvd.value_and_grad(self.loss)(self.parameters, x, y)[1]
+        plain, same = (
+            hvd.grad(self.loss)(self.parameters, x, y),
+            hvd.value_and_grad(self.loss)(self.parameters, x, y)[1],
+        )
         for a, b in zip(jax.tree_util.tree_leaves(plain), jax.tree_util.tree_leaves(same)):
             self.same(a, b)
         gradients, extra = hvd.grad(lambda p, x, y: (self.loss(p, x, y), "seen"), has_aux=True, name="aux")(
@@ -331,7 +351,7 @@ class Training(Case):
         self.same(jax.tree_util.tree_leaves(gradients)[0], jax.tree_util.tree_leaves(plain)[0])
 
     def test_names_come_from_paths(self):
-        """Ranks whose trees have another order of insertion still meet leaf by leaf; one with another name does not."""
+        """Ranks whose trees have another order of insertion still meet leaf by leaf."""
         tree = {"b": jnp.ones(3) * self.rank, "a": jnp.full(3, 10.0)}
         if self.rank == 0:
             tree = dict(reversed(tree.items()))

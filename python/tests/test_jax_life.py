@@ -10,8 +10,9 @@ import tempfile
 import time
 import unittest
 
+from support_jax import JAX, NEEDED, jax  # isort: skip -- before NumPy
+
 from support import SECONDS, World
-from support_jax import JAX, NEEDED, jax
 
 START = f"""
 import os, sys, time
@@ -64,6 +65,27 @@ else:
 print("good")
 """
         )
+
+    def test_an_exception_waits_for_nothing(self):
+        """The rank with the exception ends at once, and the other one hears of it though it is in a program."""
+        failed, told = self.ends(
+            """
+step = jax.jit(lambda x: hvd.allreduce(jnp.sin(x) @ jnp.cos(x), name="step", op=hvd.Sum))
+other = jax.jit(lambda x: hvd.allreduce(jnp.sin(x) @ jnp.cos(x), name="other", op=hvd.Sum))
+x = jnp.ones((300, 300))
+step(x).block_until_ready()
+begun = time.monotonic()
+if rank == 0:
+    y = step(x)
+    raise LookupError("no more data")
+try:
+    other(x).block_until_ready()
+except Exception as error:
+    print(f"told after {time.monotonic() - begun:.1f} s: {error}")
+"""
+        )
+        self.assertEqual(failed[0], 1, failed[1])
+        self.assertRegex(told[1], "told after [0-4][.].*LookupError: no more data")
 
     def test_a_dead_rank_is_named_in_seconds(self):
         for how in ("now", "jit"):

@@ -41,7 +41,7 @@ print("trained", strategy.num_replicas_in_sync, rank, losses[1] < losses[0],
 """
 
 
-class TfConfig(unittest.TestCase):
+class Case(unittest.TestCase):
     def run_job(self, text, *options, seconds=120, **environment):
         command = os.environ.get("COHORT_COMMAND") or shutil.which("cohort")
         with tempfile.TemporaryDirectory(prefix="cohort-tf-test-") as folder:
@@ -56,6 +56,8 @@ class TfConfig(unittest.TestCase):
                 timeout=seconds,
             )
 
+
+class Ports(Case):
     def told(self, *options, **environment):
         """What each rank was told, by rank; checked to be one cluster."""
         done = self.run_job(TELL, *options, **environment)
@@ -94,7 +96,9 @@ class TfConfig(unittest.TestCase):
         self.assertTrue(all(one == told[0] for one in told), told)
 
     def test_another_cluster_is_refused(self):
-        other = json.dumps({"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 1}})
+        other = json.dumps(
+            {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 1}}
+        )
         done = self.run_job(TELL, "-np", "2", "--tf-config", TF_CONFIG=other, COHORT_ALONE="1")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("TF_CONFIG is set already, to task worker 1 of a cluster of 3", done.stderr)
@@ -107,6 +111,8 @@ class TfConfig(unittest.TestCase):
         self.assertRegex(done.stdout, r"TF_CONFIG=\(chosen at the start\)")
         self.assertNotIn("TF_CONFIG", self.run_job("", "-np", "2", "--dry-run").stdout)
 
+
+class Strategy(Case):
     def test_multi_worker_mirrored_strategy(self):
         found = os.path.isdir(os.path.join(TENSORFLOW, "tf_keras"))
         if not found:

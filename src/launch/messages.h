@@ -125,8 +125,8 @@ struct ClockAnswer {
 
 /// The answer to LeasePorts.
 struct LeasedPorts {
-  std::vector<std::uint16_t> ports;
-  std::string why;  ///< there are fewer than were wanted
+  std::vector<std::int32_t> ports;  ///< each element of a list takes 4 bytes at least
+  std::string why;                  ///< there are fewer than were wanted
 };
 
 // From the supervisor.

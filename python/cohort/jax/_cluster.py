@@ -27,7 +27,9 @@ def register() -> None:
             return all(os.environ.get(name) for name in _NEEDED)
 
         @classmethod
-        def get_coordinator_address(cls, timeout_secs: Optional[int] = None, override_coordinator_port: Any = None) -> str:
+        def get_coordinator_address(
+            cls, timeout_secs: Optional[int] = None, override_coordinator_port: Any = None
+        ) -> str:
             host, port = os.environ["MASTER_ADDR"], override_coordinator_port or os.environ["MASTER_PORT"]
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

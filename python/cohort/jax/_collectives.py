@@ -43,20 +43,13 @@ def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
     return in_program(call, arrays) if is_traced(arrays) else at_once(call, arrays)[0]
 
 
-def _needs_gradient(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.inexact)
-
-
-def _pulled(function: Any, arrays: Sequence[Any], cotangents: Sequence[Any]) -> Tuple[Any, ...]:
-    """`function(indices, cotangents)` of what has gradients, and None for integers, which have none."""
-    at = [i for i, array in enumerate(arrays) if _needs_gradient(array)]
-    made = iter(function(at, [cotangents[i] for i in at]) if at else ())
-    return tuple(next(made) if i in at else None for i in range(len(arrays)))
+def _is_none(cotangent: Any) -> bool:
+    """Of integers, which have no gradient: then None goes back."""
+    return bool(cotangent.dtype == jax.dtypes.float0)
 
 
 def _part(call: Call, at: List[int]) -> Call:
-    return call._replace(names=tuple(call.names[i] for i in at),
-                         rows=tuple(call.rows[i] for i in at) if call.rows else ())
+    return call._replace(names=tuple(call.names[i] for i in at))
 
 
 # --- allreduce ---
@@ -68,20 +61,22 @@ def _all_reduce(call: Call, arrays: Tuple[jax.Array, ...]) -> Tuple[jax.Array, .
 
 
 def _all_reduce_forward(call: Call, arrays: Tuple[jax.Array, ...]) -> Any:
-    return tuple(_run(call, arrays)), arrays
+    return tuple(_run(call, arrays)), arrays if call.op in (Min, Max, Product) else None
 
 
-def _all_reduce_backward(call: Call, arrays: Tuple[jax.Array, ...], cotangents: Tuple[jax.Array, ...]) -> Any:
-    def pull(at: List[int], given: List[jax.Array]) -> List[jax.Array]:
-        back = _gradient_of(_part(call, at))
-        if call.op not in (Min, Max, Product):
-            return _run(back, given)
+def _all_reduce_backward(call: Call, arrays: Any, cotangents: Tuple[jax.Array, ...]) -> Any:
+    at = [i for i, cotangent in enumerate(cotangents) if not _is_none(cotangent)]
+    given, back = [cotangents[i] for i in at], _gradient_of(_part(call, at))
+    if not at:
+        own: List[jax.Array] = []
+    elif arrays is None:
+        own = _run(back, given)
+    else:
         total = _run(back._replace(op=Sum, prescale=1.0, postscale=1.0), given)
         values = [arrays[i] for i in at]
         shares = _factors(back, values) if call.op == Product else _shares_of_winners(back, values)
-        return [grad * (call.prescale * call.postscale) * share for grad, share in zip(total, shares)]
-
-    return (_pulled(pull, arrays, cotangents),)
+        own = [grad * (call.prescale * call.postscale) * share for grad, share in zip(total, shares)]
+    return (tuple(own[at.index(i)] if i in at else None for i in range(len(cotangents))),)
 
 
 _all_reduce.defvjp(_all_reduce_forward, _all_reduce_backward)
@@ -162,7 +157,7 @@ def _all_gather(call: Call, array: jax.Array) -> jax.Array:
 def _all_gather_forward(call: Call, array: jax.Array) -> Any:
     own = engine_of(call.process_set).rank()
     # How many rows one's own are, as a shape, which stays a number under jit.
-    count = jnp.empty((array.shape[0], 0), array.dtype)
+    count = jnp.empty((array.shape[0], 0))
     if is_traced([array]):
         return in_program(call, [array])[0], (count, sum(call.rows[0][:own]))
     results, received = at_once(call, [array])
@@ -171,7 +166,7 @@ def _all_gather_forward(call: Call, array: jax.Array) -> Any:
 
 def _all_gather_backward(call: Call, kept: Any, cotangent: jax.Array) -> Any:
     count, start = kept
-    if not _needs_gradient(count):
+    if _is_none(cotangent):
         return (None,)
     back = _gradient_of(call, kind="allreduce", op=Average, prescale=1.0, postscale=1.0, rows=())
     mean = _run(back, [cotangent])[0]
@@ -209,7 +204,7 @@ def _broadcast_forward(call: Call, array: jax.Array) -> Any:
 
 
 def _broadcast_backward(call: Call, _: None, cotangent: jax.Array) -> Any:
-    if cotangent.dtype == jax.dtypes.float0:
+    if _is_none(cotangent):
         return (None,)
     mean = _run(_gradient_of(call, kind="allreduce", op=Average), [cotangent])[0]
     # A value that was dropped here would be an operation less than on the root.
@@ -238,7 +233,7 @@ def _all_to_all(call: Call, array: jax.Array) -> Tuple[jax.Array, jax.Array]:
 
 
 def _all_to_all_forward(call: Call, array: jax.Array) -> Any:
-    count = jnp.empty((array.shape[0], 0), array.dtype)
+    count = jnp.empty((array.shape[0], 0))
     if is_traced([array]):
         result, received = in_program(call, [array])[0], jnp.array(call.rows[0], jnp.int32)
     else:
@@ -250,7 +245,7 @@ def _all_to_all_forward(call: Call, array: jax.Array) -> Any:
 def _all_to_all_backward(call: Call, kept: Any, cotangents: Any) -> Any:
     count, received = kept
     given = cotangents[0]
-    if not _needs_gradient(count):
+    if _is_none(given):
         return (None,)
     back = _gradient_of(call)
     if not is_traced([given, received]):
@@ -309,7 +304,7 @@ def _reduce_scatter_forward(call: Call, array: jax.Array) -> Any:
 
 
 def _reduce_scatter_backward(call: Call, _: None, cotangent: jax.Array) -> Any:
-    if cotangent.dtype == jax.dtypes.float0:
+    if _is_none(cotangent):
         return (None,)
     factor = call.prescale * call.postscale * (engine_of(call.process_set).size() if call.op == Sum else 1)
     given = cotangent if factor == 1 else cotangent * factor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 from typing import Optional, Tuple
 
 import jax
@@ -21,8 +22,8 @@ def watch() -> None:
 def _finish() -> None:
     # Programs run behind Python's back, and their operations need a world until they are done. JAX runs those of a thread
     # one after the other, so that one more waits for all that this one has started; results tell of other threads'.
-    # What failed has nobody to be told any more.
-    if not runtime.is_initialized():
+    # What failed has nobody to be told any more. After an exception nothing is waited for: the world's end tells others.
+    if not runtime.is_initialized() or getattr(sys, "last_value", None) is not None:
         return
     try:
         (jnp.zeros(()) + 1).block_until_ready()

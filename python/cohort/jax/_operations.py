@@ -136,7 +136,9 @@ batching.primitive_batchers[_named] = _batch
 
 def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     devices = getattr(ctx.module_context.axis_context, "num_devices", None)
-    devices = devices if devices is not None else getattr(getattr(ctx.module_context.axis_context, "mesh", None), "size", 1)
+    devices = (
+        devices if devices is not None else getattr(getattr(ctx.module_context.axis_context, "mesh", None), "size", 1)
+    )
     if devices != 1:
         raise ValueError(
             f"{call.kind} {call.names[0]!r}: it is compiled for {devices} devices of this process -- an operation takes "

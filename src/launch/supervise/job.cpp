@@ -266,8 +266,8 @@ JobFacts Job::facts_for(const CrewMember& agent) const {
   facts.master_port = first.host.local ? port_->port() : first.free_port;
   facts.master_address = address_of(first);
   for (const auto& member : crew_->members()) {
-    for (const std::uint16_t port : member->ports)
-      facts.tf_workers.push_back(net::to_string(net::Address{address_of(*member), port}));
+    for (const std::int32_t port : member->ports)
+      facts.tf_workers.push_back(net::to_string(net::Address{address_of(*member), static_cast<std::uint16_t>(port)}));
   }
   facts.log_folder = record_.log_folder;
   facts.restart = restarts_.done();
