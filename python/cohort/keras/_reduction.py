@@ -47,6 +47,9 @@ class Reduction:
         self.reached = 0  # how often the hook was
         self.bytes = 0  # that were given to it for reducing
         self.sparse: Dict[str, Any] = {}  # of variables whose gradients are: the type of their indices
+        # With Keras 2, which does not accumulate itself: sums of gradients by variable, and how many passes are in them.
+        self.accumulated: Dict[int, Any] = {}
+        self.passes_done: Any = None
         self._local: Set[int] = set()
         self._now = threading.local()  # the variables whose gradients an optimizer is at
 
@@ -204,6 +207,7 @@ class Reduction:
 
 
 def _bytes_of(variable: Any) -> int:
+    """About: half types count as whole ones where a type is a name."""
     count = 1
     for size in variable.shape:
         count *= int(size)
