@@ -152,6 +152,18 @@ def adam_and_momentum_too():
 
 
 @scenario
+def legacy_optimizers_too():
+    if not LEGACY:
+        return "of tf_keras alone"
+    x, y = data(45)
+    ours, parts = [slice(0, 29), slice(29, 45)][rank], [batches(x[:29], y[:29], 8), batches(x[29:], y[29:], 8)]
+    model = network(seed=11 + rank)
+    fit(model, x[ours], y[ours], hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(0.1, momentum=0.9)), epochs=2)
+    same_bits(model)
+    return close(model, expected(11, keras.optimizers.legacy.SGD(0.1, momentum=0.9), parts, epochs=2))
+
+
+@scenario
 def without_the_hook_it_is_seen():
     """The first test, with the hook taken away: refused at once, refused by fit, and if nobody looked, wrong."""
     mixin = _hooks._Keras2 if LEGACY else _hooks._Keras3

@@ -38,6 +38,9 @@ def _reduced(value: Any, name: str, op: int, process_set: ProcessSet) -> Any:
     return jax.lax.stop_gradient(_gradients.reduce_gradients([value], [name], op=op, process_set=process_set)[0])
 
 
+OVERLAPS = False  # XLA calls what is outside one by one
+
+
 def total(count: Any, name: str, process_set: ProcessSet) -> Any:
     """The sum of a number over ranks."""
     return _reduced(jnp.asarray(count, jnp.float32), name, Sum, process_set)

@@ -14,6 +14,9 @@ from cohort.tensorflow.compression import Compression
 __all__ = ["Compression", "reduce_gradients"]
 
 
+OVERLAPS = True  # a graph's operations begin when their inputs are there
+
+
 def total(count: Any, name: str, process_set: ProcessSet) -> Any:
     """The sum of a number over ranks."""
     return reduce_gradients([tf.cast(count, tf.float64)], [name], op=Sum, process_set=process_set)[0]

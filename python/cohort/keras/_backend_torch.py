@@ -13,6 +13,7 @@ from cohort.torch._tensors import copy_back, dense
 from cohort.torch.compression import Compression
 
 _WHAT = "DistributedOptimizer"
+OVERLAPS = False  # all gradients are there when they are asked for
 
 
 def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int, prescale: float, postscale: float,

@@ -6,7 +6,7 @@ Keras 3 `_clip_gradients`, once for each update, after accumulation and before c
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 from cohort.keras import _flavor
 from cohort.keras._reduction import Reduction
@@ -92,10 +92,10 @@ def _accumulated(optimizer: Any, pairs: Any, apply: Any) -> Any:
     import tensorflow as tf
 
     pairs = [(tf.convert_to_tensor(g), v) for g, v in _filled(reduction, pairs) if g is not None]
-    kept: Dict[int, Any] = reduction.__dict__.setdefault("accumulators", {})
+    kept = reduction.accumulated
     with tf.init_scope():
-        if "count" not in reduction.__dict__:
-            reduction.__dict__["count"] = tf.Variable(0, dtype=tf.int64, trainable=False)
+        if reduction.passes_done is None:
+            reduction.passes_done = tf.Variable(0, dtype=tf.int64, trainable=False)
         for _, variable in pairs:
             if id(variable) not in kept:
                 kept[id(variable)] = tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
@@ -103,7 +103,7 @@ def _accumulated(optimizer: Any, pairs: Any, apply: Any) -> Any:
             optimizer.build([variable for _, variable in pairs])
         else:
             optimizer._create_all_weights([variable for _, variable in pairs])
-    count = reduction.__dict__["count"]
+    count = reduction.passes_done
     for gradient, variable in pairs:
         kept[id(variable)].assign_add(gradient)
     count.assign_add(1)

@@ -14,6 +14,9 @@ from cohort._horovod.reduce_ops import Average
 from cohort.keras import _flavor, _step
 
 
+_BUCKET_BYTES = 4 << 20
+
+
 class Settings(NamedTuple):
     """As the arguments of `DistributedOptimizer`."""
 
@@ -44,6 +47,9 @@ class Reduction:
         self.reached = 0  # how often the hook was
         self.bytes = 0  # that were given to it for reducing
         self.sparse: Dict[str, Any] = {}  # of variables whose gradients are: the type of their indices
+        # With Keras 2, which does not accumulate itself: sums of gradients by variable, and how many passes are in them.
+        self.accumulated: Dict[int, Any] = {}
+        self.passes_done: Any = None
         self._local: Set[int] = set()
         self._now = threading.local()  # the variables whose gradients an optimizer is at
 
@@ -164,8 +170,10 @@ class Reduction:
     def _groups(self, wanted: List[int], variables: Sequence[Any]) -> List[List[int]]:
         """Positions of the gradients that are reduced together."""
         groups = self.settings.groups
-        if not groups or not wanted:
-            return [wanted] if wanted else []
+        if not wanted:
+            return []
+        if not groups:
+            return self._buckets(wanted, variables) if self.backend.OVERLAPS else [wanted]
         if isinstance(groups, int):
             count = min(groups, len(wanted))
             bounds = [len(wanted) * i // count for i in range(count + 1)]
@@ -178,6 +186,19 @@ class Reduction:
             found.setdefault(number, []).append(i)
         return [found[number] for number in sorted(found)]
 
+    @staticmethod
+    def _buckets(wanted: List[int], variables: Sequence[Any]) -> List[List[int]]:
+        """Of _BUCKET_BYTES and more, in the order in which backward makes them: each travels while the rest is made."""
+        buckets: List[List[int]] = [[]]
+        filled = 0
+        for i in reversed(wanted):
+            if filled >= _BUCKET_BYTES:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(i)
+            filled += _bytes_of(variables[i])
+        return buckets
+
     def nothing(self, variables: Sequence[Any]) -> List[Any]:
         """What a rank without data brings for these variables."""
         names = _flavor.unique_paths(variables)
@@ -186,6 +207,7 @@ class Reduction:
 
 
 def _bytes_of(variable: Any) -> int:
+    """About: half types count as whole ones where a type is a name."""
     count = 1
     for size in variable.shape:
         count *= int(size)
