@@ -83,7 +83,7 @@ _LATER = {
     "run": "cohort._functions",
     "run_on_threads": "cohort._threads",
 }
-_MODULES = {"chainermn", "checkpoint", "data", "distributed", "metrics", "nn", "optim", "ray", "torch", "track"}
+_MODULES = {"chainermn", "checkpoint", "data", "distributed", "keras", "metrics", "nn", "optim", "ray", "torch", "track"}
 
 
 def __getattr__(name: str) -> object:

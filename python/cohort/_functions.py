@@ -336,7 +336,7 @@ def _search_path(executable: str | None) -> list[str]:
 def _notebook_sources() -> dict[str, list[str]]:
     sources: dict[str, list[str]] = {}
     size = 0
-    for name, entry in list(linecache.cache.items()):
+    for name, entry in linecache.cache.copy().items():  # other threads fill it
         if len(entry) != 4 or os.path.exists(name) or not entry[2]:
             continue
         size += sum(map(len, entry[2]))

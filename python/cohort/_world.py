@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import binascii
+import contextlib
 import os
 import sys
 import threading
@@ -212,7 +213,9 @@ def _at_exit() -> None:
     failure = getattr(sys, "last_value", None)
     reason = "the program has ended before its operations had"
     if failure is not None:
-        reason = f"the program has failed: {type(failure).__name__}: {failure}"
+        reason = f"the program has failed: {type(failure).__name__}"
+        with contextlib.suppress(Exception):  # the text of another's exception may fail itself: Py4J's asks a JVM
+            reason += f": {failure}"
     try:
         _core.leave_all(grace=_GRACE_AT_EXIT, reason=reason, failed=failure is not None)
     except KeyboardInterrupt:

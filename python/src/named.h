@@ -63,6 +63,9 @@ class NamedWorld final : public Tenant {
   /// Memory of the communicator: reductions of the engine do not copy what lies there. Waits without the GIL.
   Memory allocate(std::size_t bytes) const;
 
+  /// Compiled programs find the engine by this number from now on (named_calls.h).
+  void publish(std::uint64_t number) const;
+
   /// Keeps operations, and so their arrays, until they are done.
   std::shared_ptr<NamedOperation> keep(named::Handle handle, std::vector<Array> arrays);
   /// Before many are kept: lets go of what is done, now and then.
@@ -85,7 +88,7 @@ class NamedWorld final : public Tenant {
   const std::uint64_t home_ = fork_generation();
   const std::shared_ptr<Member> member_;
   Communicator communicator_;  // to abort with
-  std::unique_ptr<named::Engine> engine_;
+  std::shared_ptr<named::Engine> engine_;
   named::Engine::Statistics last_;  // of an engine that has ended
   Unfinished<NamedOperation> running_{64};
 };
@@ -100,7 +103,13 @@ struct NamedResult {
   std::int64_t count() const noexcept;
 };
 
+/// For named_calls.h: the engine that a number stands for. A later one takes its place.
+void publish(std::uint64_t number, const std::shared_ptr<named::Engine>& engine);
+/// At the end: what is done has been told.
+void stop_telling();
+
 void bind_named(pybind11::module_& module);
+void bind_named_calls(pybind11::module_& module);
 void bind_named_work(pybind11::module_& module);
 void bind_named_result(pybind11::module_& module);
 

@@ -401,6 +401,11 @@ void bind_named(py::module_& module) {
       .def("rank", [](const PyNamedEngine& self) { return self.world().member().rank; })
       .def("size", [](const PyNamedEngine& self) { return self.world().member().size; })
       .def(
+          "publish", [](const PyNamedEngine& self, std::uint64_t number) { self.world().publish(number); },
+          py::arg("number"),
+          "Lets compiled programs of frameworks find this engine by a number, from now on and until it ends. A later "
+          "engine of the same number takes its place.")
+      .def(
           "allocate", [](const PyNamedEngine& self, std::size_t bytes) { return self.world().allocate(bytes); },
           py::arg("bytes"),
           "Memory that operations of this engine read and write without copies. As Communicator.allocate, which an "

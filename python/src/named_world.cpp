@@ -60,7 +60,7 @@ std::shared_ptr<NamedWorld> NamedWorld::make(std::shared_ptr<Member> member, nam
   sweep();
   auto world = std::make_shared<NamedWorld>(member);
   world->communicator_ = member->give_over("NamedEngine", world);
-  world->engine_ = std::make_unique<named::Engine>(world->communicator_, std::move(options));
+  world->engine_ = std::make_shared<named::Engine>(world->communicator_, std::move(options));
   return world;
 }
 
@@ -74,6 +74,11 @@ named::Engine& NamedWorld::engine(const char* operation) const {
 
 named::Engine::Statistics NamedWorld::statistics() const {
   return engine_ && home_ == fork_generation() ? engine_->statistics() : last_;
+}
+
+void NamedWorld::publish(std::uint64_t number) const {
+  static_cast<void>(engine("publish"));
+  python::publish(number, engine_);
 }
 
 Memory NamedWorld::allocate(std::size_t bytes) const {
@@ -161,6 +166,8 @@ void NamedWorld::sweep() {
 void NamedWorld::forget_all() {
   const auto gone = std::exchange(lingering(), {});
   Callbacks::stop();
+  const py::gil_scoped_release release;
+  stop_telling();
 }
 
 }  // namespace cohort::python

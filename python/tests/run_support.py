@@ -19,6 +19,17 @@ try:
 except ImportError:
     cloudpickle = None
 
+# A program that carries out the cells of a notebook, each in its turn.
+CELLS = """
+import json, linecache, sys
+import __main__
+cells = [cell for cell in json.load(open(sys.argv[1]))["cells"] if cell["cell_type"] == "code"]
+for number, cell in enumerate(cells):
+    source, name = "".join(cell["source"]), f"<cell {number}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    exec(compile(source, name, "exec"), __main__.__dict__)
+"""
+
 needs_cloudpickle = unittest.skipUnless(cloudpickle, "cloudpickle is not installed")
 
 

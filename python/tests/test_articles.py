@@ -1,13 +1,16 @@
 """Programs as articles show them (articles/README.md) on one host, with the edits that a machine without a GPU needs."""
 
 import os
+import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 
 from articles import edits
+from keras_support import MISSING, environment as keras_environment, finish, place_of
 from support_distributed import TORCH_2, environment, free_port
 from support import needs_torch
 
@@ -79,6 +82,38 @@ class Mnist(Articles):
 
     def test_horovod_mnist(self):
         self.learnt(self.run_ranks("horovod_mnist.py", self.folder, options=["--as-horovod"]), epoch=4)
+
+
+class Keras(unittest.TestCase):
+    """The first article's program, under horovodrun. Its data are the one edit."""
+
+    def test_keras_mnist_by_horovodrun(self):
+        if place_of("tensorflow") is None:
+            self.skipTest(MISSING.format("tensorflow"))
+        with tempfile.TemporaryDirectory() as folder:
+            edits.put_into(folder)
+            program = pathlib.Path(folder, "keras_mnist.py")
+            text = program.read_text() + WEIGHTS
+            self.assertIn('__import__("bars")', text)
+            program.write_text(text)
+            horovodrun = pathlib.Path(shutil.which(COMMAND)).parent / "horovodrun"
+            words = [sys.executable, horovodrun, "-np", "2", "-H", "localhost:2", "--output-filename", f"{folder}/out",
+                     place_of("tensorflow")[0], "keras_mnist.py"]  # fmt: skip
+            status, said = finish([str(word) for word in words], folder, keras_environment("tensorflow"), 2 * SECONDS)
+            self.assertEqual(status, 0, said[-6000:])
+            weights = re.findall(r"WEIGHTS (\d) (\w+) ([\d.]+)", said)
+            self.assertEqual(sorted(rank for rank, _, _ in weights), ["0", "1"], said[-6000:])
+            self.assertEqual(len({digest for _, digest, _ in weights}), 1, weights)
+            self.assertGreater(min(float(accuracy) for _, _, accuracy in weights), 0.9)
+            self.assertIn("compile(experimental_run_tf_function=...) means nothing to Keras 3", said)
+            self.assertEqual(len(list(pathlib.Path(folder).glob("checkpoint-*.h5"))), 24)
+
+
+WEIGHTS = """
+import hashlib
+digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in mnist_model.weights)).hexdigest()
+print("WEIGHTS", hvd.rank(), digest, mnist_model.history.history["accuracy"][-1], flush=True)
+"""
 
 
 class Smallest(Articles):

@@ -61,9 +61,6 @@ def on_a_host():
 class Package(Folder):
     def test_what_is_missing_says_what_there_is(self):
         for part, words in {
-            "tensorflow": "PyTorch's .horovod.torch. so far",
-            "tensorflow.keras": "PyTorch's .horovod.torch. so far",
-            "keras": "PyTorch's .horovod.torch. so far",
             "mxnet": "retired",
             "data": "DataLoader",
         }.items():

@@ -8,20 +8,10 @@ import shutil
 import sys
 import unittest
 
-from run_support import Folder, needs_cloudpickle
+from run_support import CELLS, Folder, needs_cloudpickle
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "07-notebook" / "digits.ipynb"
-
-CELLS = """
-import json, linecache, sys
-import __main__
-cells = [cell for cell in json.load(open(sys.argv[1]))["cells"] if cell["cell_type"] == "code"]
-for number, cell in enumerate(cells):
-    source, name = "".join(cell["source"]), f"<cell {number}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    exec(compile(source, name, "exec"), __main__.__dict__)
-"""
 
 # Of one cell; a kernel, two ranks and three torches start on whatever cores are free.
 PATIENCE = 200

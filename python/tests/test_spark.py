@@ -1,9 +1,11 @@
 """cohort.run and cohort.Distributor on a Spark cluster with executors that are processes of their own. They have no Cohort: the
 first job brings it."""
 
+import importlib.util
 import io
 import os
 import pathlib
+import re
 import signal
 import sys
 import tempfile
@@ -101,6 +103,17 @@ def averages(rows, column):
     assert len(own) == len(rows)
     assert summed[1] == rows.total
     return rows.counts, steps, summed[0] / summed[1] if summed[1] else None, rows.schema.names
+
+
+def log_to_mlflow():
+    import mlflow
+
+    rank = int(os.environ["RANK"])
+    with mlflow.start_run():
+        mlflow.log_metric("rank", rank)
+    if rank == 0:
+        mlflow.log_param("trainer", "Distributor")
+    return mlflow.active_run() is None, os.getcwd()
 
 
 def processes(mark):
@@ -220,6 +233,27 @@ class Spark(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "local_mode=False"):
             cohort.Distributor(2, use_gpu=False).run_on_dataframe(averages, ids, "id")
 
+    @unittest.skipUnless(importlib.util.find_spec("mlflow"), "MLflow is not installed")
+    def test_rank_0_logs_into_the_drivers_run(self):
+        import mlflow
+
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.dict(os.environ), captured() as (_, err):
+            before = os.getcwd()
+            self.addCleanup(os.chdir, before)
+            os.chdir(folder)
+            mlflow.set_tracking_uri("sqlite:///runs.db")  # where the driver works, which is not where executors do
+            self.addCleanup(mlflow.set_tracking_uri, None)
+            mlflow.set_experiment("on executors")
+            with mlflow.start_run() as run:
+                results = cohort.run(log_to_mlflow, np=2, on="spark")
+                status = mlflow.get_run(run.info.run_id).info.status
+            found = mlflow.search_runs(search_all_experiments=True, output_format="list")
+            os.chdir(before)
+        self.assertEqual(status, "RUNNING", err.getvalue())
+        self.assertEqual([one.info.run_id for one in found], [run.info.run_id])
+        self.assertEqual((found[0].data.metrics, found[0].data.params), ({"rank": 0.0}, {"trainer": "Distributor"}))
+        self.assertNotIn(folder, [where for _, where in results])
+
     def test_nothing_of_a_job_stays_in_the_worker_or_is_shown(self):
         from cohort._spark import stage
 
@@ -326,6 +360,16 @@ spark_support.start("local[2]")
 cohort.run(wait, (sys.argv[1],), np=2, on="spark")
 """
 
+    def left(self, mark, words):
+        found = []
+        for pid in processes(mark):
+            try:
+                if re.search(words, pathlib.Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode()):
+                    found.append(pid)
+            except OSError:
+                pass
+        return found
+
     def test_leaves_nothing(self):
         import subprocess
 
@@ -346,10 +390,13 @@ cohort.run(wait, (sys.argv[1],), np=2, on="spark")
                     time.sleep(0.05)
                 driver.kill()
                 driver.wait(10)
-                end = time.monotonic() + 20  # the JVM sees it at the end of its stdin, and has its shutdown to do
-                while processes(folder) and time.monotonic() < end:
-                    time.sleep(0.05)
-                self.assertEqual(processes(folder), [])
+                # Ours first. The JVM sees it at the end of its stdin, and has its shutdown to do: its Python workers wait
+                # for that.
+                for ours, seconds in (("cohort agent|_rank_call", 2), ("", 20)):
+                    end = time.monotonic() + seconds
+                    while self.left(folder, ours) and time.monotonic() < end:
+                        time.sleep(0.05)
+                    self.assertEqual(self.left(folder, ours), [])
             finally:
                 for pid in processes(folder):
                     os.kill(pid, signal.SIGKILL)

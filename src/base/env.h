@@ -69,6 +69,7 @@ inline constexpr std::string_view kLocalRank = "LOCAL_RANK";
 inline constexpr std::string_view kLocalWorldSize = "LOCAL_WORLD_SIZE";
 inline constexpr std::string_view kMasterAddr = "MASTER_ADDR";
 inline constexpr std::string_view kMasterPort = "MASTER_PORT";
+inline constexpr std::string_view kTfConfig = "TF_CONFIG";
 inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
 
 /// Variables that stand for options of `cohort run`. kRunDir begins so, too, and is none.

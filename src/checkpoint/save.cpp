@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <ctime>
 #include <filesystem>
 #include <optional>
 #include <set>
@@ -27,14 +26,6 @@ using formats::NamedTensor;
 
 /// Network file systems may show a new folder late.
 constexpr auto kSeenWithin = 5s;
-
-std::string now_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                     utc.tm_hour, utc.tm_min, utc.tm_sec);
-}
 
 Result<void> put(const TensorFile& file, const formats::Sink& sink) {
   return formats::write_safetensors(sink, file.tensors, file.metadata);
@@ -111,7 +102,7 @@ class Save {
               formats::Manifest manifest = bundle_.manifest;
               manifest.generation = 1;  // not known yet
               manifest.world_size = ranks_;
-              manifest.created = now_text();
+              manifest.created = formats::utc_now();
               manifest.place = to_string(options_.place);
               text = value_or_throw(formats::to_json(manifest));
               for (const TensorFile& file : bundle_.files) size_of(file);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <ctime>
 #include <limits>
 
 namespace cohort::formats {
@@ -131,6 +132,14 @@ bool is_plain_name(std::string_view name) {
 }
 
 }  // namespace
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                     utc.tm_hour, utc.tm_min, utc.tm_sec);
+}
 
 Result<std::string> to_json(const Manifest& manifest) {
   Json body = {{"format", kFormat},           {"version", manifest.version}, {"generation", manifest.generation},

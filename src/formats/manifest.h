@@ -43,6 +43,8 @@ struct Manifest {
   std::map<std::string, FileDigest> files;
 };
 
+/// The present time, as `created` has it.
+std::string utc_now();
 /// InvalidArgument for text that is not UTF-8.
 Result<std::string> to_json(const Manifest& manifest);
 /// Corrupt, naming `name`, if one byte is not as to_json wrote it, or a field is missing or of another type;

@@ -127,6 +127,14 @@ void visit_fields(M& m, A& a, const ClockQuestion*) {
   a(m.number);
 }
 template <class M, class A>
+void visit_fields(M& m, A& a, const LeasedPorts*) {
+  a(codec::most(m.ports, 65536), m.why);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const LeasePorts*) {
+  a(m.count);
+}
+template <class M, class A>
 void visit_fields(M& m, A& a, const Finish*) {
   a(m.status);
 }

@@ -127,6 +127,12 @@ struct ClockAnswer {
   std::int64_t now_ns = 0;  ///< CLOCK_MONOTONIC
 };
 
+/// The answer to LeasePorts.
+struct LeasedPorts {
+  std::vector<std::int32_t> ports;  ///< each element of a list takes 4 bytes at least
+  std::string why;                  ///< there are fewer than were wanted
+};
+
 // From the supervisor.
 
 struct WorkerPlan {
@@ -204,9 +210,14 @@ struct ClockQuestion {
   std::uint64_t number = 0;
 };
 
+/// So many ports of the host are wanted, for as long as the agent lives.
+struct LeasePorts {
+  std::int32_t count = 0;
+};
+
 using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
                              OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused,
-                             Told, TracePiece, ClockAnswer, ClockQuestion>;
+                             Told, TracePiece, ClockAnswer, ClockQuestion, LeasedPorts, LeasePorts>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.

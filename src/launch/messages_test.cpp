@@ -58,7 +58,9 @@ std::vector<Message> samples() {
           Told{15},
           TracePiece{-5, std::string("\x0a\0\xff", 3)},
           ClockAnswer{~std::uint64_t{0}, -1},
-          ClockQuestion{7}};
+          ClockQuestion{7},
+          LeasedPorts{{10000, 65535, 10001, 10002, 10003}, ""},
+          LeasePorts{2}};
 }
 
 TEST(Messages, ComeBackAsTheyWere) {

@@ -86,6 +86,11 @@ class RpcClient {
   /// Throws PeerLost when the connection has ended, Timeout when the server does not answer, InvalidArgument if the
   /// body is too long, or in a forked child.
   std::string call(std::uint8_t method, std::string_view body, Deadline deadline);
+  /// A call in two parts, so that several are under way at once: `begin` sends what the system takes at once, the rest
+  /// goes while anybody waits; `finish` waits for the answer. Each is finished once, also after Timeout. They throw as
+  /// `call` does.
+  std::uint64_t begin(std::uint8_t method, std::string_view body);
+  std::string finish(std::uint64_t call, Deadline deadline);
   /// A call without an answer, as the last one. Not in a forked child, and not when the connection has ended.
   void say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept;
 

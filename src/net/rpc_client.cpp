@@ -40,18 +40,17 @@ struct RpcClient::Impl {
     if (!wake) raise(ErrorCode::Io, "{} client: eventfd: {}", name, errno_text(errno));
   }
 
-  std::string call(std::uint8_t method, std::string_view body, Deadline deadline) {
+  std::uint64_t begin(std::uint8_t method, std::string_view body) {
     if (::getpid() != process) {
       raise(ErrorCode::InvalidArgument,
             "the {} at {} was connected by process {}, and this is process {}, forked from it -- connect again "
             "after fork",
             name, place, process, ::getpid());
     }
-    std::unique_lock lock(mutex);
+    const std::lock_guard lock(mutex);
     if (dead) throw *dead;
-    std::optional<std::string> answer;
     const std::uint64_t id = ++last_id;
-    const auto entry = pending.emplace(id, &answer).first;
+    const auto entry = pending.emplace(id, std::nullopt).first;
     const auto queued = connection.queue(framed(method, id, body));
     if (!queued) {
       pending.erase(entry);
@@ -60,9 +59,16 @@ struct RpcClient::Impl {
       throw queued.error();
     }
     if (reading && connection.wants_write()) wake_reader();
-    while (!answer && !dead) {
+    return id;
+  }
+
+  std::string finish(std::uint64_t id, Deadline deadline) {
+    std::unique_lock lock(mutex);
+    const auto entry = pending.find(id);
+    if (entry == pending.end()) raise(ErrorCode::Internal, "{} client: call {} is finished twice", name, id);
+    while (!entry->second && !dead) {
       if (passed(deadline)) {
-        pending.erase(id);
+        pending.erase(entry);
         raise(ErrorCode::Timeout,
               "the {} server at {} does not answer -- is its process stopped or its host overloaded?", name, place);
       }
@@ -72,6 +78,8 @@ struct RpcClient::Impl {
         read_for_all(lock, deadline);
       }
     }
+    std::optional<std::string> answer = std::move(entry->second);
+    pending.erase(entry);
     if (answer) return *std::move(answer);
     throw *dead;
   }
@@ -96,8 +104,7 @@ struct RpcClient::Impl {
       }
       const auto found = pending.find(*id);
       if (found == pending.end()) continue;  // nobody waits for it any more
-      found->second->emplace(in.rest());
-      pending.erase(found);
+      found->second.emplace(in.rest());
     }
     if (!advanced) {
       die(advanced.error());
@@ -129,7 +136,7 @@ struct RpcClient::Impl {
   const pid_t process;
   bool reading = false;
   std::uint64_t last_id = 0;
-  std::map<std::uint64_t, std::optional<std::string>*> pending;
+  std::map<std::uint64_t, std::optional<std::string>> pending;  // and answers that nobody has taken yet
   std::optional<Error> dead;
 };
 
@@ -138,8 +145,10 @@ RpcClient::RpcClient(SecureConnection connection, std::string name, std::string 
 RpcClient::~RpcClient() = default;
 
 std::string RpcClient::call(std::uint8_t method, std::string_view body, Deadline deadline) {
-  return impl_->call(method, body, deadline);
+  return finish(begin(method, body), deadline);
 }
+std::uint64_t RpcClient::begin(std::uint8_t method, std::string_view body) { return impl_->begin(method, body); }
+std::string RpcClient::finish(std::uint64_t call, Deadline deadline) { return impl_->finish(call, deadline); }
 
 void RpcClient::say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept {
   if (::getpid() != impl_->process || impl_->dead) return;

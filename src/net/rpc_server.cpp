@@ -12,6 +12,7 @@
 #include <asio/steady_timer.hpp>
 
 #include <future>
+#include <memory>
 #include <set>
 #include <thread>
 #include <utility>
@@ -69,6 +70,9 @@ class RpcServer::Impl {
     asio::post(io_, [this] {
       let_nobody_in();
       while (!clients_.empty()) close(*clients_.begin());
+      for (const auto& weak : timers_) {  // nobody waits for what they would do
+        if (const auto timer = weak.lock()) timer->cancel();
+      }
       work_.reset();  // what has been cancelled ends in its handler, then the loop does
     });
     thread_.join();
@@ -106,9 +110,12 @@ class RpcServer::Impl {
 
   std::shared_ptr<void> after(std::chrono::milliseconds time, std::function<void()> callback) {
     const auto timer = std::make_shared<asio::steady_timer>(io_, time);
-    timer->async_wait([weak = std::weak_ptr(timer), callback = std::move(callback)](const asio::error_code& error) {
-      if (!error && !weak.expired()) callback();
-    });
+    timers_.insert(timer);
+    timer->async_wait(
+        [this, weak = std::weak_ptr(timer), callback = std::move(callback)](const asio::error_code& error) {
+          timers_.erase(weak);
+          if (!error && !weak.expired()) callback();
+        });
     return timer;
   }
 
@@ -213,6 +220,7 @@ class RpcServer::Impl {
   std::optional<Acceptor> acceptor_;
   std::chrono::steady_clock::time_point last_complaint_{};
   std::set<ClientPtr> clients_;
+  std::set<std::weak_ptr<asio::steady_timer>, std::owner_less<>> timers_;
   std::thread thread_;
 };
 

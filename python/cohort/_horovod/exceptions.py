@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from cohort.errors import Error, InvalidArgument
+import re
+from typing import Optional
+
+from cohort.errors import Aborted, Error, InvalidArgument, PeerLost
 
 __all__ = [
     "HorovodInitError",
@@ -17,7 +20,11 @@ class HorovodInternalError(RuntimeError):
 
     After a disagreement (the cause is `cohort.Mismatch`) everything goes on; after all else `shutdown` and `init` are
     what helps, which `elastic.run` does.
+
+    error  the cause, also where a framework on the way has taken `__cause__` away
     """
+
+    error: Optional[Error] = None
 
 
 class HorovodInitError(HorovodInternalError, ValueError):
@@ -49,5 +56,18 @@ def translated(error: Error) -> Exception:
     if isinstance(error, InvalidArgument):
         return error  # it is a ValueError
     internal = HorovodInternalError(str(error))
-    internal.__cause__ = error
+    internal.__cause__ = internal.error = error
+    return internal
+
+
+def retold(text: str) -> HorovodInternalError:
+    """The error of an operation of which a framework has kept the text alone."""
+    internal = HorovodInternalError(text)
+    for kind, words in ((Aborted, "aborted by rank"), (PeerLost, "lost rank")):
+        found = re.search(rf"\b{words} (\d+)", text)
+        if found:
+            internal.error = kind(text)
+            internal.error.peer = int(found[1])
+            break
+    internal.__cause__ = internal.error
     return internal

@@ -17,6 +17,8 @@ from cohort.errors import Error
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
+_keys = itertools.count()
+
 
 class ProcessSet:
     """Some of the ranks.
@@ -31,6 +33,9 @@ class ProcessSet:
     process_set_id: Optional[int] = None
     ranks: Optional[List[int]] = None
     mpi_comm: Any = None
+
+    # What compiled programs know it by: never another set's, and the same after the next `init`.
+    _key: int
 
     # Of a set that has been added: its engine (None where this rank is not in it) and the numbers of unnamed operations.
     _engine: Optional[NamedEngine] = None
@@ -47,6 +52,7 @@ class ProcessSet:
         if any(not isinstance(rank, numbers.Integral) or isinstance(rank, bool) for rank in ranks):
             raise ValueError(f"ProcessSet({ranks_or_comm!r}): ranks have to be integers")
         self.ranks = sorted(int(rank) for rank in ranks)
+        self._key = next(_keys)
         if len(set(self.ranks)) < len(self.ranks):
             raise ValueError(f"ProcessSet({ranks_or_comm!r}): each rank can be in it only once")
         self._counters = _new_counters()
@@ -83,6 +89,8 @@ class ProcessSet:
     def _open(self, number: int, engine: Optional[NamedEngine]) -> None:
         self.process_set_id = number
         self._engine = engine
+        if engine is not None:
+            engine.publish(self._key)
         self._counters = _new_counters()
 
     def _close(self) -> None:

@@ -196,6 +196,8 @@ void Agent::on_message(Message message) {
     exit_status_ = 1;
     log::error("launch", "not taken: {}", refused->why);
     if (stage_ == Stage::Waiting) loop_.stop();
+  } else if (const auto* wanted = std::get_if<LeasePorts>(&message)) {
+    lease_ports(wanted->count);
   } else if (std::holds_alternative<AskStacks>(message)) {
     ask_stacks();
   } else if (const auto* question = std::get_if<ClockQuestion>(&message)) {
@@ -477,6 +479,20 @@ void Agent::report_regularly() {
   if ((stage_ != Stage::Running && stage_ != Stage::Sweeping) || lost_supervisor_) return;
   send_reports();
   reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
+}
+
+void Agent::lease_ports(int count) {
+  LeasedPorts answer;
+  while (static_cast<int>(answer.ports.size()) < count) {
+    auto lease = PortLease::take(static_cast<std::uint64_t>(::getpid()) + leases_.size());
+    if (!lease) {
+      answer.why = lease.error().what();
+      break;
+    }
+    answer.ports.push_back(lease->port());
+    leases_.push_back(*std::move(lease));
+  }
+  channel_->send(answer);
 }
 
 void Agent::ask_stacks() {

@@ -69,6 +69,7 @@ class Agent {
   void send_reports();
   void report_regularly();
   void ask_stacks();
+  void lease_ports(int count);
   void forward(Output output);
   void sweep_further();
   void all_gone(const std::string& stuck);
@@ -85,6 +86,7 @@ class Agent {
   Timer again_;  ///< it is tried
   std::unique_ptr<Channel> channel_;
   std::optional<PortLease> port_;  ///< MASTER_PORT, where the supervisor cannot hold it
+  std::vector<PortLease> leases_;  ///< what ranks are told to listen at
   std::string run_folder_;         ///< made here, so removed if nothing was put into it
   Stage stage_ = Stage::Waiting;
   std::vector<std::unique_ptr<Worker>> workers_;

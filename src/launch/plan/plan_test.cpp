@@ -1,12 +1,15 @@
 #include "launch/plan/plan.h"
 
 #include "base/env.h"
+#include "cluster/tf_config.h"
 #include "launch/plan/port_lease.h"
 #include "launch/plan/rank_environment.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 namespace cohort::launch {
 namespace {
@@ -44,6 +47,10 @@ TEST(PlanTest, RanksKnowTheirPlaceOnSeveralHosts) {
   facts.host_timeout = std::chrono::seconds(9);
   const auto patient = rank_environment(plan, plan.hosts[1], 3, facts);
   EXPECT_NE(std::find(patient.begin(), patient.end(), "COHORT_HOST_TIMEOUT=9"), patient.end());
+  for (const char* wanted : {"KERAS_DISTRIBUTION_JOB_ADDRESSES=a:1234", "KERAS_DISTRIBUTION_NUM_PROCESSES=4",
+                             "KERAS_DISTRIBUTION_PROCESS_ID=3"}) {
+    EXPECT_NE(std::find(env.begin(), env.end(), wanted), env.end()) << wanted;
+  }
 }
 
 TEST(PlanTest, PartsOfAHostCountTheirRanksTogether) {
@@ -107,7 +114,9 @@ TEST(PlanTest, AServerIsToldItsRoleAndNothingOfARank) {
 
 TEST(RankEnvironmentTest, EveryVariableIsInTheTable) {
   const Plan plan = *make_plan({{"a", 1}}, 1);
-  auto all = rank_environment(plan, plan.hosts[0], 0, {});
+  JobFacts facts;
+  facts.tf_workers = {"a:1"};
+  auto all = rank_environment(plan, plan.hosts[0], 0, facts);
   for (std::string& word : horovod_environment(plan, plan.hosts[0], 0)) all.push_back(std::move(word));
   for (std::string& word : other_environment(plan, plan.hosts[0], 1, {})) all.push_back(std::move(word));
   for (const std::string& word : all) {
@@ -116,6 +125,29 @@ TEST(RankEnvironmentTest, EveryVariableIsInTheTable) {
       return variable.name == name;
     })) << name;
   }
+}
+
+TEST(RankEnvironmentTest, TensorFlowsClusterHasEveryRankAsAWorker) {
+  const Plan plan = *make_plan({{"a", 2}, {"b", 1}}, 3);
+  JobFacts facts;
+  const auto value_of = [&](const PlannedHost& host, int rank) {
+    constexpr std::string_view kName = "TF_CONFIG=";
+    for (const std::string& word : rank_environment(plan, host, rank, facts)) {
+      if (word.starts_with(kName)) return word.substr(kName.size());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(value_of(plan.hosts[0], 0), "");
+  facts.tf_workers = {"10.0.0.1:10001", "10.0.0.1:10002", "[fd00::2]:10001"};
+  const auto last = cluster::parse_tf_config(value_of(plan.hosts[1], 2));
+  ASSERT_TRUE(last) << last.error().what();
+  const auto place = cluster::tf_place(*last);
+  ASSERT_TRUE(place);
+  EXPECT_EQ(place->rank, 2);
+  EXPECT_EQ(place->size, 3);
+  EXPECT_EQ(net::to_string(place->ranks[1]), "10.0.0.1:10002");
+  EXPECT_EQ(net::to_string(place->ranks[2]), "[fd00::2]:10001");
+  EXPECT_EQ(cluster::parse_tf_config(value_of(plan.hosts[0], 1))->task_index, 1);
 }
 
 TEST(RankEnvironmentTest, HorovodsNumbersOfHostsThatDiffer) {

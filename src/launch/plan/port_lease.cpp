@@ -127,8 +127,8 @@ Result<PortLease> PortLease::take(std::uint64_t seed) {
     }
   }
   return fail(ErrorCode::Unavailable,
-              "no port for MASTER_PORT: none of the {} above {} that net.ipv4.ip_local_port_range leaves is free",
-              total, kLowest);
+              "no port for the job: none of the {} above {} that net.ipv4.ip_local_port_range leaves is free", total,
+              kLowest);
 }
 
 }  // namespace cohort::launch

@@ -1,7 +1,8 @@
-// A TCP port for a job's own use, as MASTER_PORT: outside the range from which the system gives ports to anyone, and
-// locked against other jobs on this host for as long as the lease lives. The lock is a name in the kernel's abstract
-// socket namespace, so it leaves no file and goes with its holder. All users of the host share the names, since they
-// share the ports: who wants to keep others from them by their names could as well take the ports. Not thread-safe.
+// A TCP port for a job's own use, as MASTER_PORT and those of TF_CONFIG: outside the range from which the system gives
+// ports to anyone, and locked against other jobs on this host for as long as the lease lives. The lock is a name in the
+// kernel's abstract socket namespace, so it leaves no file and goes with its holder. All users of the host share the
+// names, since they share the ports: who wants to keep others from them by their names could as well take the ports.
+// Not thread-safe.
 #pragma once
 
 #include "base/result.h"

@@ -2,6 +2,9 @@
 
 #include "base/env.h"
 
+#include <cohort/cluster_spec.h>
+
+#include <map>
 #include <string_view>
 
 namespace cohort::launch {
@@ -53,6 +56,14 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   // Rank 0 opens torch's store at MASTER_PORT itself; nobody else listens there.
   out.set("TORCHELASTIC_USE_AGENT_STORE", "False");
   out.set_job(plan, host, rank, facts);
+  // For keras.distribution.initialize(): where JAX's processes meet.
+  out.set("KERAS_DISTRIBUTION_JOB_ADDRESSES", fmt::format("{}:{}", facts.master_address, facts.master_port));
+  out.set("KERAS_DISTRIBUTION_NUM_PROCESSES", plan.world_size);
+  out.set("KERAS_DISTRIBUTION_PROCESS_ID", rank);
+  if (!facts.tf_workers.empty()) {
+    const ClusterSpec cluster(std::map<std::string, std::vector<std::string>>{{"worker", facts.tf_workers}});
+    out.set(env::kTfConfig, cluster.to_tf_config("worker", rank));
+  }
   // All of them for each rank, so that LOCAL_RANK numbers them and GPUs of one host reach each other.
   if (!host.devices.empty()) out.set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(host.devices, ",")));
   return out.take();

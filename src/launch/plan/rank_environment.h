@@ -17,8 +17,9 @@ struct JobFacts {
   std::string store;  ///< host:port
   std::string master_address;
   std::uint16_t master_port = 0;
-  std::string log_folder;  ///< empty: no logs
-  int restart = 0;         ///< how often the job has been started again
+  std::vector<std::string> tf_workers = {};  ///< host:port of each rank, for TF_CONFIG; empty: none is set
+  std::string log_folder;                    ///< empty: no logs
+  int restart = 0;                           ///< how often the job has been started again
   int max_restarts = 0;
   std::chrono::seconds host_timeout = std::chrono::seconds(0);  ///< 0: what the ranks' environment says
 };

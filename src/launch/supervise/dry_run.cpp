@@ -17,8 +17,13 @@ namespace {
 
 /// What is known only once the job starts.
 constexpr std::string_view kLater = "(chosen at the start)";
-constexpr std::array kChosenLater = {env::kMasterPort, env::kStore, env::kJobId, env::kRunDir,
-                                     std::string_view("TORCHELASTIC_RUN_ID")};
+constexpr std::array kChosenLater = {env::kMasterPort,
+                                     env::kStore,
+                                     env::kJobId,
+                                     env::kRunDir,
+                                     env::kTfConfig,
+                                     std::string_view("TORCHELASTIC_RUN_ID"),
+                                     std::string_view("KERAS_DISTRIBUTION_JOB_ADDRESSES")};
 
 struct Known {
   bool folder = false;
@@ -58,6 +63,7 @@ std::string describe_job(const RunOptions& options) {
   JobFacts facts;
   facts.run_folder = options.run_folder.empty() ? std::string() : absolute_path(options.run_folder);
   facts.master_address = "127.0.0.1";
+  if (options.tf_config) facts.tf_workers.assign(static_cast<std::size_t>(setup.plan.world_size), "127.0.0.1:1");
 
   const Known known{!facts.run_folder.empty(), goes_elsewhere(setup.plan)};
   const Roles roles = setup.plan.roles();

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <utility>
@@ -211,6 +212,7 @@ Crew::Events Job::crew_events() {
   events.on_message = [this](CrewMember& agent, Message message) {
     if (tracing_ && tracing_->take(agent, message)) return;
     if (tracing_ && std::holds_alternative<Exited>(message)) tracing_->on_ending(agent);
+    if (auto* leased = std::get_if<LeasedPorts>(&message)) return take_ports(agent, std::move(*leased));
     epoch_->on_message(agent, std::move(message));
   };
   events.on_channel_closed = [this](CrewMember& agent, const std::optional<Error>& error) {
@@ -237,7 +239,24 @@ void Job::on_joined(CrewMember& agent) {
     if (auto settled = settle_nodes(); !settled) return epoch_->fail_start(settled.error().what());
   }
   record_.master_port = facts_for(agent).master_port;
-  epoch_->give_orders();
+  if (have_ports()) epoch_->give_orders();
+}
+
+bool Job::have_ports() {
+  if (!options_.tf_config) return true;
+  for (const auto& member : crew_->members()) member->channel->send(LeasePorts{member->host.ranks});
+  return false;
+}
+
+void Job::take_ports(CrewMember& agent, LeasedPorts leased) {
+  if (!epoch_->starting() || leased.ports.size() > static_cast<std::size_t>(agent.host.ranks)) return;
+  agent.ports = std::move(leased.ports);
+  if (agent.ports.size() < static_cast<std::size_t>(agent.host.ranks))
+    return epoch_->fail_start(fmt::format("--tf-config: {}: {}", agent.host.name, leased.why));
+  const bool all = std::all_of(crew_->members().begin(), crew_->members().end(), [](const auto& member) {
+    return member->ports.size() == static_cast<std::size_t>(member->host.ranks);
+  });
+  if (all) epoch_->give_orders();
 }
 
 JobFacts Job::facts_for(const CrewMember& agent) const {
@@ -248,12 +267,10 @@ JobFacts Job::facts_for(const CrewMember& agent) const {
   // Rank 0's host, as seen from the others.
   const CrewMember& first = *crew_->members().front();
   facts.master_port = first.host.local ? port_->port() : first.free_port;
-  facts.master_address = Crew::agent_address(first).host;
-  for (const auto& other : crew_->members()) {
-    if (first.host.local && !other->host.local) {
-      facts.master_address = Crew::own_address(*other).host;
-      break;
-    }
+  facts.master_address = address_of(first);
+  for (const auto& member : crew_->members()) {
+    for (const std::int32_t port : member->ports)
+      facts.tf_workers.push_back(net::to_string(net::Address{address_of(*member), static_cast<std::uint16_t>(port)}));
   }
   facts.log_folder = record_.log_folder;
   facts.restart = restarts_.done();
@@ -262,6 +279,13 @@ JobFacts Job::facts_for(const CrewMember& agent) const {
     facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(options_.host_timeout);
   }
   return facts;
+}
+
+std::string Job::address_of(const CrewMember& member) const {
+  for (const auto& other : crew_->members()) {
+    if (member.host.local && !other->host.local) return Crew::own_address(*other).host;
+  }
+  return Crew::agent_address(member).host;
 }
 
 void Job::on_signal(int signal) {

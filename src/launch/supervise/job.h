@@ -62,6 +62,11 @@ class Job {
   void on_signal(int signal);
   void on_no_room(int fd, int error);
   JobFacts facts_for(const CrewMember& agent) const;
+  /// Of a host, as seen from the others.
+  std::string address_of(const CrewMember& member) const;
+  /// Each agent holds a port for each of its ranks. False: not yet, and those that do not were asked.
+  bool have_ports();
+  void take_ports(CrewMember& agent, LeasedPorts leased);
 
   /// Of what has broken down: whether its ranks are started again, which `begin_next` does.
   Restarts::Decision after(const Breakdown& breakdown);

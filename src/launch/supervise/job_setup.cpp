@@ -2,6 +2,7 @@
 
 #include "base/env.h"
 #include "base/ranges.h"
+#include "cluster/tf_config.h"
 #include "launch/plan/host_environment.h"
 #include "launch/supervise/input_reader.h"
 #include "net/secret.h"
@@ -50,6 +51,24 @@ void put_horovod_first(Environment& environment) {
   environment.set("PYTHONPATH", others && !others->empty() ? folder.string() + ":" + *others : folder.string());
 }
 
+/// A cluster that is described already has other tasks than these ranks, or other places for them.
+void refuse_other_cluster(const Environment& environment) {
+  const auto text = environment.find(std::string(env::kTfConfig));
+  if (!text || text->empty()) return;
+  const auto config = cluster::parse_tf_config(*text);
+  if (config && config->cluster.empty()) return;
+  std::size_t tasks = 0;
+  if (config) {
+    for (const auto& [type, job] : config->cluster) tasks += job.tasks.size();
+  }
+  raise(
+      ErrorCode::InvalidArgument,
+      "--tf-config: TF_CONFIG is set already, {} -- this command describes its own ranks in it -- unset TF_CONFIG, or "
+      "leave out --tf-config",
+      config ? fmt::format("to task {} {} of a cluster of {}", config->task_type, config->task_index, tasks)
+             : std::string(config.error().what()));
+}
+
 }  // namespace
 
 JobSetup set_up_job(const RunOptions& options) {
@@ -63,6 +82,7 @@ JobSetup set_up_job(const RunOptions& options) {
   }
   value_or_throw(env::check(setup.environment.variables()));  // here it is said once, and not by every rank
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
+  if (options.tf_config) refuse_other_cluster(setup.environment);
   setup.as_horovod = options.as_horovod;
   if (options.as_horovod && options.remote.way != Way::Owner) put_horovod_first(setup.environment);
   setup.program = value_or_throw(resolve_program(options.program, setup.environment));

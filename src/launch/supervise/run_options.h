@@ -46,6 +46,7 @@ struct RunOptions {
   std::string output_folder;            ///< for those; empty: logs/ in the run's folder
   std::vector<std::string> track = {};  ///< where the run record goes meanwhile, as `cohort export --to` takes it
   bool as_horovod = false;  ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
+  bool tf_config = false;   ///< programs of tf.distribute find TF_CONFIG
   /// A process without which nobody wants the job: its end ends it.
   std::optional<int> owner_pid = {};
   std::vector<HostSlots> hosts = {};                                 ///< where; empty: this one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -13,25 +14,28 @@ from typing import Any, TypeVar
 
 _Item = TypeVar("_Item")
 
-# Horovod's extensions, by the name of the framework's folder.
-_FRAMEWORKS = {"torch": "horovod.torch"}
+# Horovod's extensions, by the name of the framework's folder, and the package that each needs.
+_FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch"}
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether this process's framework ("torch") can use a GPU."""
-    if ext_base_name != "torch":
-        raise ValueError(f"gpu_available({ext_base_name!r}): of Horovod's frameworks Cohort has 'torch' so far")
-    import torch
-
-    available = bool(torch.cuda.is_available())
+    """Whether this process's framework ("torch" or "tensorflow") can use a GPU."""
+    if ext_base_name not in _FRAMEWORKS:
+        raise ValueError(f"gpu_available({ext_base_name!r}): of Horovod's frameworks Cohort has {sorted(_FRAMEWORKS)}")
+    framework = importlib.import_module(_FRAMEWORKS[ext_base_name])
+    if ext_base_name == "tensorflow":
+        available = bool(framework.config.list_physical_devices("GPU"))
+    else:
+        available = bool(framework.cuda.is_available())
     if verbose:
-        print(f"torch {torch.__version__}: {'a' if available else 'no'} GPU can be used")
+        print(f"{ext_base_name} {framework.__version__}: {'a' if available else 'no'} GPU can be used")
     return available
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether `horovod.EXT_BASE_NAME` can be used here: PyTorch, where torch and cohort are installed."""
-    available = ext_base_name in _FRAMEWORKS and all(importlib.util.find_spec(name) for name in ("torch", "cohort"))
+    """Whether `horovod.EXT_BASE_NAME` can be used here: where its framework and cohort are installed."""
+    needed = _FRAMEWORKS.get(ext_base_name)
+    available = needed is not None and all(importlib.util.find_spec(name) for name in (needed, "cohort"))
     if verbose:
         print(f"horovod.{ext_base_name}: {'here' if available else 'not here'}")
     return available
@@ -41,20 +45,21 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
     """Raises ImportError where the extension cannot be used. `ext_env_var`, a variable of Horovod's build, means nothing."""
     name = os.path.basename(os.path.dirname(pkg_path)) if pkg_path else ext_name
     if not extension_available(name):
-        raise ImportError(f"horovod.{name} cannot be used here -- it needs the packages torch and cohort")
+        needed = _FRAMEWORKS.get(name, name)
+        raise ImportError(f"horovod.{name} cannot be used here -- it needs the packages {needed} and cohort")
 
 
 def _query(name: str) -> Callable[..., bool]:
     def ask(verbose: bool = False) -> bool:
-        import cohort.torch
+        from cohort._horovod import runtime
 
-        answer = bool(getattr(cohort.torch, name)())
+        answer = bool(getattr(runtime, name)())
         if verbose:
             print(f"{name}: {answer}")
         return answer
 
     ask.__name__ = name
-    ask.__doc__ = f"What `cohort.torch.{name}` says."
+    ask.__doc__ = f"What `{name}` of each framework's module says."
     return ask
 
 

@@ -16,7 +16,9 @@ _USAGE_STATUS = 2
 
 def check_build() -> str:
     """What `--check-build` prints: Horovod's three lists, and what stands behind them here."""
-    torch_here = all(importlib.util.find_spec(name) is not None for name in ("torch", "cohort"))
+
+    def speaks(framework: str) -> bool:
+        return all(importlib.util.find_spec(name) is not None for name in (framework, "cohort"))
 
     def row(here: bool, name: str) -> str:
         return f"    [{'X' if here else ' '}] {name}"
@@ -31,8 +33,8 @@ def check_build() -> str:
             f"Horovod v{horovod.__version__}:",
             "",
             "Available Frameworks:",
-            row(False, "TensorFlow"),
-            row(torch_here, "PyTorch"),
+            row(speaks("tensorflow"), "TensorFlow"),
+            row(speaks("torch"), "PyTorch"),
             row(False, "MXNet"),
             "",
             "Available Controllers:",

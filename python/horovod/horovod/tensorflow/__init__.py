@@ -1,5 +1,24 @@
-"""Not here; importing it says what there is."""
+"""`import horovod.tensorflow as hvd`: all names are those of `cohort.tensorflow`."""
 
-from horovod._missing import not_yet
+from __future__ import annotations
 
-raise not_yet("horovod.tensorflow")
+try:
+    import cohort.tensorflow as _hvd
+except ImportError as _error:
+    if (_error.name or "").split(".")[0] != "cohort":
+        raise
+    raise ImportError(
+        "horovod.tensorflow is here in Cohort's version, and the package it needs, cohort, is not -- `pip install .` in a clone "
+        f"of Cohort installs it for this Python -- {_error}",
+        name=_error.name,
+    ) from _error
+
+from cohort.tensorflow import *  # noqa: F403
+
+
+def __getattr__(name: str) -> object:
+    return getattr(_hvd, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(_hvd)})

@@ -1,0 +1,210 @@
+// Times a parameter server: rows per second of pull and of push with row-wise Adagrad, and the time of a call of 100
+// keys.
+//   ps_bench [--where table|unix|tcp] [--rows 1000000] [--dim 64] [--batch 4096] [--under-way 4] [--seconds 2]
+// table: the table alone, on this thread. unix, tcp: a server in this process, on its thread, and a worker on this one.
+// Keys are uniform over rows that are all there before. All kinds are timed by turns, since the machine's speed drifts;
+// the median of the rounds is printed.
+#include "net/secret.h"
+#include "ps/sparse_table.h"
+
+#include <cohort/ps.h>
+
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace cohort;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRounds = 7;
+constexpr std::size_t kFew = 100;  // keys of a call whose time is taken
+
+struct Settings {
+  std::string where = "unix";
+  std::uint64_t rows = 1'000'000;
+  std::int64_t dim = 64;
+  std::size_t batch = 4096;
+  std::size_t under_way = 4;
+  double seconds = 2;
+};
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+double at(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
+}
+
+/// What is timed: so many keys, pulled or pushed.
+class Subject {
+ public:
+  virtual ~Subject() = default;
+  virtual void pull(std::span<const std::uint64_t> keys) = 0;
+  virtual void push(std::span<const std::uint64_t> keys) = 0;
+  /// Whatever is under way is over.
+  virtual void finish() {}
+};
+
+ps::TableOptions options_of(const Settings& settings) {
+  ps::TableOptions options;
+  options.dim = settings.dim;
+  options.optimizer = ps::optim::RowAdagrad{};
+  options.consistency = ps::Consistency::async();
+  return options;
+}
+
+class InProcess final : public Subject {
+ public:
+  explicit InProcess(const Settings& settings)
+      : table_("t", options_of(settings)),
+        out_(settings.batch * table_.dim()),
+        gradients_(settings.batch * table_.dim(), 1e-3F) {}
+  void pull(std::span<const std::uint64_t> keys) override { table_.read(keys.data(), keys.size(), out_.data(), 1); }
+  void push(std::span<const std::uint64_t> keys) override {
+    table_.step({keys.data(), gradients_.data(), keys.size()}, 1);
+  }
+
+ private:
+  ps::SparseTable table_;
+  std::vector<float> out_, gradients_;
+};
+
+class Served final : public Subject {
+ public:
+  Served(const Settings& settings, const std::string& secret_file)
+      : under_way_(settings.under_way), gradients_(settings.batch * static_cast<std::size_t>(settings.dim), 1e-3F) {
+    ps::ServerOptions serving;
+    serving.endpoint = settings.where == "tcp" ? "127.0.0.1:0" : "@cohort-ps-bench-" + std::to_string(::getpid());
+    serving.secret_file = secret_file;
+    server_ = std::make_unique<ps::Server>(serving);
+    ps::ClientOptions connecting;
+    connecting.servers = {server_->endpoint()};
+    connecting.secret_file = secret_file;
+    client_.emplace(ps::Client::connect(connecting));
+    table_.emplace(client_->table("t", options_of(settings)));
+    outs_.resize(under_way_ + 1, std::vector<float>(gradients_.size()));
+  }
+  void pull(std::span<const std::uint64_t> keys) override {
+    std::vector<float>& out = outs_[next_++ % outs_.size()];
+    add(table_->pull(keys, std::span(out).first(keys.size() * dim())));
+  }
+  void push(std::span<const std::uint64_t> keys) override {
+    add(table_->push(keys, std::span<const float>(gradients_).first(keys.size() * dim())));
+  }
+  void finish() override {
+    for (ps::Work& work : works_) work.wait();
+    works_.clear();
+  }
+
+ private:
+  std::size_t dim() const { return static_cast<std::size_t>(table_->options().dim); }
+  void add(ps::Work work) {
+    works_.push_back(std::move(work));
+    if (works_.size() < under_way_) return;
+    works_.front().wait();
+    works_.pop_front();
+  }
+
+  const std::size_t under_way_;
+  std::vector<float> gradients_;
+  std::vector<std::vector<float>> outs_;
+  std::size_t next_ = 0;
+  std::unique_ptr<ps::Server> server_;
+  std::optional<ps::Client> client_;
+  std::optional<ps::Table> table_;
+  std::deque<ps::Work> works_;
+};
+
+void run(const Settings& settings, Subject& subject) {
+  std::mt19937_64 random(1);
+  std::vector<std::uint64_t> keys(settings.batch);
+  for (std::uint64_t row = 0; row < settings.rows;) {  // so that the rows are there
+    const std::size_t count = std::min<std::uint64_t>(keys.size(), settings.rows - row);
+    for (std::size_t i = 0; i < count; ++i) keys[i] = row++;
+    subject.push(std::span<const std::uint64_t>(keys).first(count));
+    subject.finish();
+  }
+  const auto draw = [&](std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) keys[i] = random() % settings.rows;
+    return std::span<const std::uint64_t>(keys).first(count);
+  };
+  const double share = settings.seconds / kRounds / 4;
+  const auto rate = [&](const std::function<void(std::span<const std::uint64_t>)>& call) {
+    const auto begin = Clock::now();
+    std::uint64_t rows = 0;
+    while (seconds_since(begin) < share) {
+      call(draw(settings.batch));
+      rows += settings.batch;
+    }
+    subject.finish();
+    return static_cast<double>(rows) / seconds_since(begin) / 1e6;
+  };
+  const auto time = [&](std::vector<double>& times, const std::function<void(std::span<const std::uint64_t>)>& call) {
+    const auto begin = Clock::now();
+    while (seconds_since(begin) < share) {
+      const auto few = draw(std::min(kFew, settings.batch));
+      const auto one = Clock::now();
+      call(few);
+      subject.finish();
+      times.push_back(seconds_since(one) * 1e6);
+    }
+  };
+  std::vector<double> pulls, pushes, pull_times, push_times;
+  const auto pull = [&](std::span<const std::uint64_t> some) { subject.pull(some); };
+  const auto push = [&](std::span<const std::uint64_t> some) { subject.push(some); };
+  for (int round = 0; round < kRounds; ++round) {
+    pulls.push_back(rate(pull));
+    pushes.push_back(rate(push));
+    time(pull_times, pull);
+    time(push_times, push);
+  }
+  std::printf("%s, %llu rows of %lld floats, %zu keys a call\n", settings.where.c_str(),
+              static_cast<unsigned long long>(settings.rows), static_cast<long long>(settings.dim), settings.batch);
+  std::printf("  pull  %6.2f million rows/s   100 keys: %7.1f us, 99%%: %7.1f us\n", at(pulls, 0.5),
+              at(pull_times, 0.5), at(pull_times, 0.99));
+  std::printf("  push  %6.2f million rows/s   100 keys: %7.1f us, 99%%: %7.1f us\n", at(pushes, 0.5),
+              at(push_times, 0.5), at(push_times, 0.99));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Times a parameter server.");
+  app.add_option("--where", settings.where)->check(CLI::IsMember({"table", "unix", "tcp"}));
+  app.add_option("--rows", settings.rows)->check(CLI::PositiveNumber);
+  app.add_option("--dim", settings.dim)->check(CLI::Range(1, 65536));
+  app.add_option("--batch", settings.batch)->check(CLI::Range(1, 1'000'000));
+  app.add_option("--under-way", settings.under_way)->check(CLI::Range(1, 64));
+  app.add_option("--seconds", settings.seconds)->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  const std::string secret_file = "ps_bench-" + std::to_string(::getpid()) + ".secret";
+  try {
+    if (settings.where == "table") {
+      InProcess table(settings);
+      run(settings, table);
+    } else {
+      if (settings.where == "tcp") value_or_throw(net::write_new_secret_file(secret_file));
+      Served served(settings, settings.where == "tcp" ? secret_file : "");
+      ::unlink(secret_file.c_str());
+      run(settings, served);
+    }
+  } catch (const std::exception& error) {
+    ::unlink(secret_file.c_str());
+    std::fprintf(stderr, "ps_bench: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

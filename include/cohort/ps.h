@@ -1,0 +1,205 @@
+// A parameter server: rows of sparse tables and dense variables on some processes (servers), read and updated by others
+// (workers). Updates are made exactly once, whatever connections break and are made again. Without libtorch.
+//   Server: serves from construction to destruction, on a thread of its own.
+//   Client: a worker's. Its methods, and those of its tables and variables, may be called from any thread, and not in
+//   a forked child. Requests go on while anybody waits for one; a thread of its own only keeps connections alive.
+#pragma once
+
+#include <cohort/ps_options.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::ps {
+
+struct ServerOptions {
+  /// "HOST:PORT" (port 0: the system chooses one), or "@NAME": a name in Linux's abstract Unix namespace, for this
+  /// user's processes on this host, without encryption.
+  std::string endpoint = "127.0.0.1:0";
+  /// For TCP: a file as `cohort secret` writes it. Empty: the job's secret.
+  std::string secret_file = {};
+  /// Bytes that tables and waiting pushes may take; what needs more is refused (Unavailable). 0: nine tenths of what
+  /// the host, or the control group, has left when the server starts.
+  std::size_t memory = 0;
+  /// So long after its connection has ended a worker is taken for lost: the others do not wait for it any more, and of
+  /// its pushes those of ended clocks count.
+  std::chrono::milliseconds patience = std::chrono::seconds(3);
+  /// A file in which every change is noted before it is made. A server that is started again with it goes on where the
+  /// one that was killed had been. It grows without bound. Empty: none.
+  std::string journal = {};
+};
+
+class Server {
+ public:
+  /// Throws Unavailable if the place or the journal is taken, InvalidArgument, Io, Corrupt.
+  explicit Server(const ServerOptions& options);
+  /// Closes all connections.
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  /// Where it listens, with the port that the system chose, as `ClientOptions::servers` has it.
+  const std::string& endpoint() const noexcept;
+  /// Whether there have been workers and all of them have left or are lost.
+  bool workers_gone() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct ClientOptions {
+  /// Endpoints of all servers, in the same order at all workers.
+  std::vector<std::string> servers;
+  std::string secret_file = {};  ///< as the servers'
+  int worker = 0;
+  int workers = 1;
+  /// For all servers to be there.
+  std::chrono::milliseconds connect_timeout = std::chrono::seconds(60);
+  /// Of a request, connecting again included. Timeout names the server, or the worker that is waited for.
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);
+};
+
+/// What was read, and how old it is.
+struct Pulled {
+  std::int64_t clock = 0;     ///< all pushes of clocks before this one are in it
+  std::int64_t behind = 0;    ///< clocks between that and the reader's own
+  std::uint64_t version = 0;  ///< steps of rows that the table has had, over all servers asked
+};
+
+/// A request under way. What it reads or writes has to stay until it is done. One thread at a time.
+class [[nodiscard]] Work {
+ public:
+  struct State;
+  explicit Work(std::unique_ptr<State> state);
+  Work(Work&&) noexcept;
+  Work& operator=(Work&&) = delete;
+  /// Waits as `wait` does; an error that nobody waited for is logged as a warning.
+  ~Work();
+
+  /// Throws Timeout (names the server, or the workers that hold the others up), PeerLost, Unavailable (no memory),
+  /// Mismatch, Aborted (this worker is taken for lost). May be called again.
+  Pulled wait();
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+struct PushOptions {
+  /// In place of the optimizer's own, for this step. In Mode::Sync the lowest worker's counts for all.
+  std::optional<double> lr = {};
+};
+
+struct TableStats {
+  std::uint64_t rows = 0;     ///< over all servers, as all below
+  std::uint64_t bytes = 0;    ///< that the rows and their index take
+  std::uint64_t created = 0;  ///< rows; those that came back count again
+  std::uint64_t evicted = 0;
+  std::uint64_t dropped = 0;  ///< gradients of keys that were not admitted
+  std::uint64_t steps = 0;    ///< of rows
+  std::vector<std::uint64_t> rows_of_servers;
+};
+
+/// Rows of `dim` floats by 64-bit keys. Keys may stand in any order, and several times. Rows lie behind each other.
+class Table {
+ public:
+  struct Impl;
+  const TableOptions& options() const noexcept;
+
+  /// Copies the keys' rows to `rows`; keys without a row give what it would begin as, and get none. Waits as the
+  /// table's consistency says.
+  Work pull(std::span<const std::uint64_t> keys, std::span<float> rows);
+  /// A step of the optimizer by these gradients; those of a key that stands several times are added first, in the order
+  /// in which they stand. Throws NonFinite, naming the key, for what is NaN or infinite: nothing is sent then.
+  Work push(std::span<const std::uint64_t> keys, std::span<const float> gradients, const PushOptions& options = {});
+  /// Both. What is read has the push in it in Mode::Async only; in the others pushes take effect with `Client::clock`.
+  Work push_pull(std::span<const std::uint64_t> keys, std::span<const float> gradients, std::span<float> rows,
+                 const PushOptions& options = {});
+  /// Rows as given, at once whatever the consistency. Of a key that stands several times the last one counts.
+  Work assign(std::span<const std::uint64_t> keys, std::span<const float> rows);
+  /// Rows that are as if they had never been, at once whatever the consistency.
+  Work erase(std::span<const std::uint64_t> keys);
+  TableStats stats();
+
+ private:
+  friend class Client;
+  friend class Variable;
+  explicit Table(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+struct VariableOptions {
+  std::int64_t elements = 0;
+  double initial = 0;
+  Optimizer optimizer = optim::Sgd{};  ///< not RowAdagrad
+  Consistency consistency = {};
+};
+
+/// A dense array of floats, in slices over all servers.
+class Variable {
+ public:
+  std::int64_t elements() const noexcept;
+  /// As a table's, of all elements.
+  Work pull(std::span<float> values);
+  Work push(std::span<const float> gradients, const PushOptions& options = {});
+  Work push_pull(std::span<const float> gradients, std::span<float> values, const PushOptions& options = {});
+  Work assign(std::span<const float> values);
+
+ private:
+  friend class Client;
+  Variable(Table table, std::int64_t elements);
+  Table table_;
+  std::int64_t elements_;
+};
+
+class Client {
+ public:
+  struct Impl;
+  /// Throws Timeout if a server is not there by then (names it), InvalidArgument, Mismatch (the servers know another
+  /// number of workers, or another process that says it is this worker).
+  static Client connect(const ClientOptions& options);
+  Client(Client&&) noexcept;
+  Client& operator=(Client&&) = delete;
+  /// As `leave`, without waiting long; errors are logged.
+  ~Client();
+
+  int worker() const noexcept;
+  int workers() const noexcept;
+
+  /// The table of this name, made by whoever comes first. Throws Mismatch, naming both, if it has other options.
+  Table table(std::string_view name, const TableOptions& options);
+  Variable variable(std::string_view name, const VariableOptions& options);
+
+  /// Ends this worker's clock, on all servers or on none: waits until all servers have its pushes, then tells them that
+  /// they count. Returns the new clock. If this process dies meanwhile, servers settle among them whether it has ended.
+  std::int64_t clock();
+  std::int64_t now() const noexcept;
+  /// Waits until all workers have come here as often.
+  void barrier();
+  /// What all tables and variables are, in a new checkpoint in the folder, which all servers have to see at the same
+  /// path; returns the checkpoint's own folder. It is there as a whole or not at all. With Mode::Sync it has exactly
+  /// the pushes of clocks before this worker's present one; else it is one cut only if no worker ends a clock, or
+  /// pushes to tables of Mode::Async, meanwhile: between two barriers. One worker calls it; servers serve nobody while
+  /// they write. Throws Io, Unavailable (another process is saving there), Timeout.
+  std::string snapshot(const std::string& folder);
+  /// Takes all rows of the newest whole snapshot in the folder, whatever number of servers wrote it, and makes the
+  /// tables that are not there. One worker calls it, before any pushes. Clocks stay as they are; returns the
+  /// snapshot's. Throws Unavailable if there is none or memory does not do, Corrupt, Mismatch (a table exists with
+  /// other options).
+  std::int64_t restore(const std::string& folder);
+  /// The others do not wait for this worker any more. Pushes after the last `clock` are dropped, but in Mode::Async.
+  void leave();
+
+ private:
+  explicit Client(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace cohort::ps

@@ -1,0 +1,355 @@
+"""The operations: at once, under `jit` and in all that JAX makes of functions, with gradients.
+
+Gradients are those that Horovod gives. Where the result is one for all ranks (allgather, broadcast) ranks average what
+comes back, as a loss that each rank has of its own, and that is averaged over ranks, asks for. Minimum, maximum and
+product have true gradients: what comes back is added up, and goes to the ranks whose values made the result.
+
+All raise ValueError for what has no meaning (nothing was done then) and HorovodInternalError where there is no world,
+where ranks disagree, and where one is lost; what fails in a compiled program is JAX's JaxRuntimeError with that text.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
+
+import jax
+import jax.numpy as jnp
+from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
+from cohort._horovod.reduce_ops import Adasum, Average, Max, Min, Product, Sum, resolve
+from cohort._horovod.submit import Pending, group_names, named, started
+from cohort.jax._arrays import checked, checked_list, is_traced
+from cohort.jax._operations import Call, at_once, in_program
+
+
+def _names(kind: str, name: Optional[str], process_set: ProcessSet, arrays: Sequence[Any]) -> Tuple[str, ...]:
+    return tuple(group_names(_kind(kind, arrays), name, process_set, len(arrays)))
+
+
+def _name(kind: str, name: Optional[str], process_set: ProcessSet, array: Any) -> Tuple[str]:
+    return (named(_kind(kind, [array]), name, process_set),)
+
+
+def _kind(kind: str, arrays: Sequence[Any]) -> str:
+    # Unnamed operations of programs count when they are traced, which is not in step with those that are done at once.
+    return f"jit.{kind}" if is_traced(arrays) else kind
+
+
+def _gradient_of(call: Call, **changes: Any) -> Call:
+    return call._replace(names=tuple(f"{name}.grad" for name in call.names), **changes)
+
+
+def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
+    return in_program(call, arrays) if is_traced(arrays) else at_once(call, arrays)[0]
+
+
+def _is_none(cotangent: Any) -> bool:
+    """Of integers, which have no gradient: then None goes back."""
+    return bool(cotangent.dtype == jax.dtypes.float0)
+
+
+def _part(call: Call, at: List[int]) -> Call:
+    return call._replace(names=tuple(call.names[i] for i in at))
+
+
+# --- allreduce ---
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _all_reduce(call: Call, arrays: Tuple[jax.Array, ...]) -> Tuple[jax.Array, ...]:
+    return tuple(_run(call, arrays))
+
+
+def _all_reduce_forward(call: Call, arrays: Tuple[jax.Array, ...]) -> Any:
+    return tuple(_run(call, arrays)), arrays if call.op in (Min, Max, Product) else None
+
+
+def _all_reduce_backward(call: Call, arrays: Any, cotangents: Tuple[jax.Array, ...]) -> Any:
+    at = [i for i, cotangent in enumerate(cotangents) if not _is_none(cotangent)]
+    given, back = [cotangents[i] for i in at], _gradient_of(_part(call, at))
+    if not at:
+        own: List[jax.Array] = []
+    elif arrays is None:
+        own = _run(back, given)
+    else:
+        total = _run(back._replace(op=Sum, prescale=1.0, postscale=1.0), given)
+        values = [arrays[i] for i in at]
+        shares = _factors(back, values) if call.op == Product else _shares_of_winners(back, values)
+        own = [grad * (call.prescale * call.postscale) * share for grad, share in zip(total, shares)]
+    return (tuple(own[at.index(i)] if i in at else None for i in range(len(cotangents))),)
+
+
+_all_reduce.defvjp(_all_reduce_forward, _all_reduce_backward)
+
+
+def _suffixed(call: Call, suffix: str) -> Tuple[str, ...]:
+    return tuple(f"{name}.{suffix}" for name in call.names)
+
+
+def _shares_of_winners(call: Call, values: List[jax.Array]) -> List[jax.Array]:
+    """1 where this rank's value is the minimum or maximum, shared among the ranks that have it; else 0."""
+    op = call.op if call.prescale >= 0 else (Max if call.op == Min else Min)
+    plain = call._replace(prescale=1.0, postscale=1.0)
+    best = _run(plain._replace(names=_suffixed(call, "best"), op=op), values)
+    wins = [(value == one).astype(value.dtype) for value, one in zip(values, best)]
+    counts = _run(plain._replace(names=_suffixed(call, "winners"), op=Sum), wins)
+    return [won / count for won, count in zip(wins, counts)]
+
+
+def _factors(call: Call, values: List[jax.Array]) -> List[jax.Array]:
+    """The product of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros."""
+    engine = engine_of(call.process_set)
+    rows = ((1,) * engine.size(),) * len(values)
+    gather = call._replace(kind="allgather", names=_suffixed(call, "values"), prescale=1.0, postscale=1.0, rows=rows)
+    every = _run(gather, [value[None] for value in values])
+    own = engine.rank()
+    products = [jnp.prod(jnp.concatenate([one[:own], one[own + 1 :]]) * call.prescale, axis=0) for one in every]
+    return [jnp.conj(one) if jnp.iscomplexobj(one) else one for one in products]
+
+
+def _reduced(call: Call, arrays: List[jax.Array]) -> List[jax.Array]:
+    if call.op == Adasum:
+        raise ValueError("op=hvd.Adasum is not there for JAX -- use hvd.Average or hvd.Sum")
+    if not is_traced(arrays):
+        return _run(call, arrays)
+    return list(arrays) if _changes_nothing(call, arrays) else list(_all_reduce(call, tuple(arrays)))
+
+
+def _changes_nothing(call: Call, arrays: Sequence[jax.Array]) -> bool:
+    # A program for a world of one is compiled anew for a larger one.
+    alone = engine_of(call.process_set).size() == 1 and call.prescale == call.postscale == 1
+    return alone and all(jnp.issubdtype(array.dtype, jnp.number) for array in arrays)
+
+
+def allreduce(tensor: Any, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+              prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+              process_set: ProcessSet = global_process_set) -> jax.Array:  # fmt: skip
+    """Reduces an array over the set's ranks and returns the result, of the same shape.
+
+    op                one of hvd.Average (default), Sum, Min, Max, Product; averages of integers are truncated
+    prescale_factor   each rank's values are multiplied by it before
+    postscale_factor  the result is multiplied by it
+    """
+    array = checked(tensor, "allreduce")
+    call = Call("allreduce", _name("allreduce", name, process_set, array), process_set, resolve(op, average),
+                prescale_factor, postscale_factor)  # fmt: skip
+    return _reduced(call, [array])[0]
+
+
+def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, name: Optional[str] = None,
+                      op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                      process_set: ProcessSet = global_process_set) -> List[jax.Array]:  # fmt: skip
+    """As `allreduce` for several arrays, which travel together: none is carried out before all ranks have all."""
+    arrays = checked_list(tensors, "grouped_allreduce")
+    call = Call("allreduce", _names("allreduce", name, process_set, arrays), process_set, resolve(op, average),
+                prescale_factor, postscale_factor)  # fmt: skip
+    return _reduced(call, arrays)
+
+
+# --- allgather ---
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _all_gather(call: Call, array: jax.Array) -> jax.Array:
+    return _all_gather_forward(call, array)[0]
+
+
+def _all_gather_forward(call: Call, array: jax.Array) -> Any:
+    own = engine_of(call.process_set).rank()
+    # How many rows one's own are, as a shape, which stays a number under jit.
+    count = jnp.empty((array.shape[0], 0))
+    if is_traced([array]):
+        return in_program(call, [array])[0], (count, sum(call.rows[0][:own]))
+    results, received = at_once(call, [array])
+    return results[0], (count, sum(received[0][:own]))
+
+
+def _all_gather_backward(call: Call, kept: Any, cotangent: jax.Array) -> Any:
+    count, start = kept
+    if _is_none(cotangent):
+        return (None,)
+    back = _gradient_of(call, kind="allreduce", op=Average, prescale=1.0, postscale=1.0, rows=())
+    mean = _run(back, [cotangent])[0]
+    return (jax.lax.dynamic_slice_in_dim(mean, start, count.shape[0]),)
+
+
+_all_gather.defvjp(_all_gather_forward, _all_gather_backward)
+
+
+def allgather(tensor: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> jax.Array:
+    """Concatenates the ranks' arrays along dimension 0, in the order of ranks.
+
+    Dimension 0 may differ, others must not. Under `jit`, where shapes are known before, dimension 0 has to be the same
+    on all ranks too; where it is not, the program fails on all of them.
+    """
+    array = checked(tensor, "allgather")
+    if array.ndim == 0:
+        raise ValueError("allgather: an array without dimensions cannot be concatenated -- pass x.reshape(1)")
+    call = Call("allgather", _name("allgather", name, process_set, array), process_set)
+    if not is_traced([array]):
+        return _run(call, [array])[0]
+    return _all_gather(call._replace(rows=((array.shape[0],) * engine_of(process_set).size(),)), array)
+
+
+# --- broadcast ---
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _broadcast(call: Call, array: jax.Array) -> jax.Array:
+    return _run(call, [array])[0]
+
+
+def _broadcast_forward(call: Call, array: jax.Array) -> Any:
+    return _broadcast(call, array), None
+
+
+def _broadcast_backward(call: Call, _: None, cotangent: jax.Array) -> Any:
+    if _is_none(cotangent):
+        return (None,)
+    mean = _run(_gradient_of(call, kind="allreduce", op=Average), [cotangent])[0]
+    # A value that was dropped here would be an operation less than on the root.
+    return (jnp.where(engine_of(call.process_set).rank() == call.root, mean, jnp.zeros_like(mean)),)
+
+
+_broadcast.defvjp(_broadcast_forward, _broadcast_backward)
+
+
+def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None,
+              process_set: ProcessSet = global_process_set) -> jax.Array:  # fmt: skip
+    """Returns rank `root_rank`'s array (a rank of the world, also for process sets) on every rank. The others' have to
+    have its shape and type."""
+    array = checked(tensor, "broadcast")
+    call = Call("broadcast", _name("broadcast", name, process_set, array), process_set,
+                root=root_in(process_set, root_rank))  # fmt: skip
+    return _broadcast(call, array) if is_traced([array]) else _run(call, [array])[0]
+
+
+# --- alltoall ---
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _all_to_all(call: Call, array: jax.Array) -> Tuple[jax.Array, jax.Array]:
+    return _all_to_all_forward(call, array)[0]
+
+
+def _all_to_all_forward(call: Call, array: jax.Array) -> Any:
+    count = jnp.empty((array.shape[0], 0))
+    if is_traced([array]):
+        result, received = in_program(call, [array])[0], jnp.array(call.rows[0], jnp.int32)
+    else:
+        results, rows = at_once(call, [array])
+        result, received = results[0], jnp.array(rows[0], jnp.int32)
+    return (result, received), (count, received)
+
+
+def _all_to_all_backward(call: Call, kept: Any, cotangents: Any) -> Any:
+    count, received = kept
+    given = cotangents[0]
+    if _is_none(given):
+        return (None,)
+    back = _gradient_of(call)
+    if not is_traced([given, received]):
+        result = at_once(back._replace(splits=tuple(int(rows) for rows in received)), [given])[0][0]
+    elif call.rows:
+        result = in_program(back, [given])[0]
+    else:
+        raise ValueError("alltoall: under jit its gradient needs equal parts -- take the gradient outside of jit")
+    if result.shape[0] < count.shape[0]:  # rows that were not sent
+        rest = jnp.zeros((count.shape[0] - result.shape[0], *result.shape[1:]), result.dtype)
+        result = jnp.concatenate([result, rest])
+    return (result,)
+
+
+_all_to_all.defvjp(_all_to_all_forward, _all_to_all_backward)
+
+
+def alltoall(tensor: Any, splits: Optional[Iterable[int]] = None, name: Optional[str] = None,
+             process_set: ProcessSet = global_process_set) -> Union[jax.Array, Tuple[jax.Array, jax.Array]]:  # fmt: skip
+    """Sends rows to all ranks, and returns those received, in the order of ranks; with `splits` also how many came from
+    each, an array of int32.
+
+    splits  rows for each rank; those beyond their sum are not sent. None: equal parts. Not under `jit`, where the shape
+            of the result has to be known before
+    """
+    array = checked(tensor, "alltoall")
+    size = engine_of(process_set).size()
+    call = Call("alltoall", _name("alltoall", name, process_set, array), process_set)
+    sent = array
+    if splits is not None:
+        if is_traced([array, splits]):
+            raise ValueError(
+                "alltoall: with splits it cannot be part of a compiled program, since the number of rows that come is not "
+                "known before -- call it outside of jit, or pad to equal parts"
+            )
+        call = call._replace(splits=tuple(int(count) for count in splits))
+        sent = array[: sum(call.splits or ())]
+    elif array.ndim == 0 or array.shape[0] % size != 0:
+        raise ValueError(f"alltoall: {array.shape} cannot be divided among {size} ranks -- give splits")
+    elif is_traced([array]):
+        call = call._replace(rows=((array.shape[0] // size,) * size,))
+    result, received = _all_to_all(call, sent)
+    return result if splits is None else (result, received)
+
+
+# --- reducescatter ---
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _reduce_scatter(call: Call, array: jax.Array) -> jax.Array:
+    return _run(call, [array])[0]
+
+
+def _reduce_scatter_forward(call: Call, array: jax.Array) -> Any:
+    return _reduce_scatter(call, array), None
+
+
+def _reduce_scatter_backward(call: Call, _: None, cotangent: jax.Array) -> Any:
+    if _is_none(cotangent):
+        return (None,)
+    factor = call.prescale * call.postscale * (engine_of(call.process_set).size() if call.op == Sum else 1)
+    given = cotangent if factor == 1 else cotangent * factor
+    return (_run(_gradient_of(call, kind="allgather", prescale=1.0, postscale=1.0), [given])[0],)
+
+
+_reduce_scatter.defvjp(_reduce_scatter_forward, _reduce_scatter_backward)
+
+
+def reducescatter(tensor: Any, name: Optional[str] = None, op: int = Average,
+                  process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                  postscale_factor: float = 1.0) -> jax.Array:  # fmt: skip
+    """Reduces an array and returns this rank's rows of the result. Where dimension 0 does not divide, the first ranks
+    get one row more. op: hvd.Average or hvd.Sum; for the factors see `allreduce`."""
+    array = checked(tensor, "reducescatter")
+    if op not in (Average, Sum):
+        raise ValueError(f"reducescatter: op={op!r} -- hvd.Average and hvd.Sum are supported")
+    if array.ndim == 0:
+        raise ValueError("reducescatter: an array without dimensions cannot be scattered")
+    size = engine_of(process_set).size()
+    each, more = divmod(array.shape[0], size)
+    rows = (tuple(each + (rank < more) for rank in range(size)),)
+    call = Call("reducescatter", _name("reducescatter", name, process_set, array), process_set, op, prescale_factor,
+                postscale_factor, rows=rows)  # fmt: skip
+    return _reduce_scatter(call, array) if is_traced([array]) else _run(call, [array])[0]
+
+
+# --- control ---
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits until all ranks of the set have called it. Not a part of compiled programs, which have no order."""
+    full = named("barrier", None, process_set)
+    Pending(started("BARRIER", [full], engine_of(process_set).barrier, full), lambda: None).wait()
+
+
+def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
+    """Says that this rank has no more data, and waits until all ranks of the set have said so.
+
+    Until then this rank takes part in the others' reductions without changing them: it adds nothing to sums (averages
+    are still divided by all ranks), nothing to minima, maxima and products. Allgather, broadcast, reducescatter and
+    alltoall fail on the others meanwhile. `device` means nothing here. Returns the rank of the world that joined last,
+    the same on all ranks.
+    """
+    works = started("JOIN", ["join"], engine_of(process_set).join)
+    Pending(works, lambda: None).wait()
+    process_set._renumber()  # ranks have had different numbers of unnamed operations
+    return (process_set.ranks or [])[works[0].last_joined]

@@ -1,0 +1,100 @@
+"""Gradients of all ranks: what `value_and_grad` and optimizers are built with."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+
+import jax
+from cohort._horovod.process_sets import ProcessSet, global_process_set
+from cohort._horovod.reduce_ops import Average
+from cohort.jax._arrays import checked_list
+from cohort.jax._collectives import _reduced
+from cohort.jax._operations import Call
+
+
+def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int = Average, prescale: float = 1.0,
+                     postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> List[jax.Array]:  # fmt: skip
+    """Reduces arrays under the names given, together: one operation for all. At once, and under `jit`.
+
+    gradients  arrays, the same shapes and types on all ranks
+    names      one for each, different ones; ranks meet by them
+    op         hvd.Average (default) or another of `allreduce`
+
+    Returns the results, in that order. Raises ValueError for what has no meaning, else as `allreduce`.
+    """
+    arrays = checked_list(list(gradients), "reduce_gradients")
+    if len(arrays) != len(names):
+        raise ValueError(f"reduce_gradients: {len(arrays)} gradients and {len(names)} names -- give each a name")
+    full = tuple(f"gradient.{name}" for name in names)
+    return _reduced(Call("allreduce", full, process_set, op, prescale, postscale), arrays)
+
+
+def named_leaves(tree: Any) -> Tuple[List[str], List[Any], Any]:
+    """The leaves of a tree of arrays with their paths (layers.0.w, say), and the tree's structure."""
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return [path_of(path) for path, _ in pairs], [leaf for _, leaf in pairs], structure
+
+
+def path_of(keys: Sequence[Any]) -> str:
+    """A path within a tree, in a form that does not depend on the version of JAX."""
+    parts = []
+    for key in keys:
+        for attribute in ("name", "key", "idx"):
+            if hasattr(key, attribute):
+                parts.append(str(getattr(key, attribute)))
+                break
+        else:
+            parts.append(str(key))
+    return ".".join(parts)
+
+
+def reduce_tree(gradients: Any, name: str = "", *, op: int = Average, prescale_factor: float = 1.0,
+                postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
+    """Reduces all leaves of a tree of gradients together, each under its path behind `name`, and returns such a tree.
+
+    For programs that have the gradients already; between them and an optimizer of optax, say:
+
+        gradients = hvd.reduce_tree(gradients)
+        updates, state = optimizer.update(gradients, state, parameters)
+    """
+    paths, leaves, structure = named_leaves(gradients)
+    names = [f"{name}/{path}" for path in paths]
+    reduced = reduce_gradients(leaves, names, op=op, prescale=prescale_factor, postscale=postscale_factor,
+                               process_set=process_set)  # fmt: skip
+    return jax.tree_util.tree_unflatten(structure, reduced)
+
+
+def value_and_grad(fun: Callable[..., Any], argnums: Union[int, Sequence[int]] = 0, has_aux: bool = False, *,
+                   name: Optional[str] = None, op: int = Average, prescale_factor: float = 1.0,
+                   postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+                   **kwargs: Any) -> Callable[..., Any]:  # fmt: skip
+    """As `jax.value_and_grad`, with gradients that are reduced over the set's ranks. The value is this rank's.
+
+    name    in front of the gradients' names, so that two such functions can be under way at a time; default: that of
+            `fun`. The same on all ranks
+    kwargs  others of `jax.value_and_grad`
+    """
+    local = jax.value_and_grad(fun, argnums, has_aux, **kwargs)
+    prefix = name if name is not None else getattr(fun, "__name__", type(fun).__name__)
+
+    @functools.wraps(fun)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = local(*args, **kwargs)
+        return value, reduce_tree(gradients, prefix, op=op, prescale_factor=prescale_factor,
+                                  postscale_factor=postscale_factor, process_set=process_set)  # fmt: skip
+
+    return wrapper
+
+
+def grad(fun: Callable[..., Any], argnums: Union[int, Sequence[int]] = 0, has_aux: bool = False,
+         **kwargs: Any) -> Callable[..., Any]:  # fmt: skip
+    """As `jax.grad`, with gradients that are reduced over the set's ranks. For the rest see `value_and_grad`."""
+    both = value_and_grad(fun, argnums, has_aux, **kwargs)
+
+    @functools.wraps(fun)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return wrapper

@@ -1,0 +1,42 @@
+"""What compiled programs and worlds have to know of each other: their ends, and worlds of another size."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Optional, Tuple
+
+import jax
+import jax.numpy as jnp
+from cohort._horovod import runtime
+
+_last: Optional[Tuple[int, int]] = None
+
+
+def watch() -> None:
+    """Called once, as this package is imported: after `cohort`, so that its end comes before that of the worlds."""
+    atexit.register(_finish)
+    runtime.when_formed.append(_formed)
+
+
+def _finish() -> None:
+    # Programs run behind Python's back, and their operations need a world until they are done. JAX runs those of a thread
+    # one after the other, so that one more waits for all that this one has started; results tell of other threads'.
+    # What failed has nobody to be told any more.
+    if not runtime.is_initialized():
+        return
+    try:
+        (jnp.zeros(()) + 1).block_until_ready()
+        for array in jax.live_arrays("cpu"):
+            array.block_until_ready()
+    except Exception:
+        pass
+
+
+def _formed() -> None:
+    # Programs have the rank and the size of the world in their shapes.
+    global _last
+    place = runtime._place
+    now = None if place is None else (place.rank, place.size)
+    if _last is not None and now != _last:
+        jax.clear_caches()
+    _last = now

@@ -1,0 +1,166 @@
+"""One JAX primitive for all operations by name: at once where the arrays are there, else as part of a compiled program.
+
+Compiled programs reach the engine by XLA's foreign function interface, where it is one that is known, else by calling
+back into Python, which copies. An operation has no order among others: ranks meet by its name, wherever XLA puts it. A
+result that nothing uses is dropped by JAX together with the operation, on all ranks alike if they run the same program.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cohort._horovod.process_sets import ProcessSet, engine_of
+from cohort._horovod.reduce_ops import ENGINE_OPS, Average
+from cohort._horovod.submit import Pending, started
+from cohort.jax import _ffi
+from cohort.jax._arrays import empty, handed_over, made_by, view
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+
+class Call(NamedTuple):
+    """What is asked for, but for the arrays. `names` has one for each array.
+
+    root   a number in the set
+    rows   of what makes its result under jit: the rows of each rank, which the others have to have brought
+    splits of alltoall, at once: rows for each rank
+    """
+
+    kind: str
+    names: Tuple[str, ...]
+    process_set: ProcessSet
+    op: int = Average
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    rows: Tuple[Tuple[int, ...], ...] = ()
+    splits: Optional[Tuple[int, ...]] = None
+
+
+class Done(NamedTuple):
+    """Results, and the rows that came from each rank, of each array (or nothing)."""
+
+    arrays: List[np.ndarray]
+    received: List[List[int]]
+
+
+def execute(call: Call, arrays: Sequence[np.ndarray]) -> Done:
+    """Carries the operations out and waits for them. Raises as hvd's operations do."""
+    engine, names = engine_of(call.process_set), list(call.names)
+    scales = {"op": ENGINE_OPS[call.op], "prescale": call.prescale, "postscale": call.postscale}
+    made: Optional[List[np.ndarray]] = None
+    if not names:
+        return Done([], [])
+    if call.kind == "allreduce":
+        made = [empty(array.shape, array.dtype) for array in arrays]
+        works = started("ALLREDUCE", names, engine.all_reduce_group, names, arrays, made, **scales)
+    elif call.kind == "broadcast":
+        made = [_copy(array) for array in arrays]
+        works = started("BROADCAST", names, engine.broadcast_group, names, made, call.root, needs_all_ranks=True)
+    elif call.kind == "allgather":
+        works = started("ALLGATHER", names, engine.all_gather_group, names, arrays, needs_all_ranks=True)
+    elif call.kind == "reducescatter":
+        works = started("REDUCESCATTER", names, engine.reduce_scatter_group, names, arrays, **scales)
+    else:
+        works = started("ALLTOALL", names, engine.all_to_all, names[0], arrays[0], call.splits)
+    Pending(works, lambda: None).wait()
+    if made is not None:
+        return Done(made, [])
+    results = [made_by(work, array.dtype) for work, array in zip(works, arrays)]
+    return Done(results, [list(work.received_splits) for work in works])
+
+
+def _copy(array: np.ndarray) -> np.ndarray:
+    copied = empty(array.shape, array.dtype)
+    np.copyto(copied, array)
+    return copied
+
+
+def at_once(call: Call, arrays: Sequence[jax.Array]) -> Tuple[List[jax.Array], List[List[int]]]:
+    """The same with JAX's arrays, whose elements are there."""
+    done = execute(call, [view(array) for array in arrays])
+    return [handed_over(array) for array in done.arrays], done.received
+
+
+# --- as a part of a program ---
+
+_named = Primitive("cohort_named")
+_named.multiple_results = True
+
+
+def in_program(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
+    """The same where arrays may stand for values that are not there yet."""
+    if not arrays:
+        return []
+    engine_of(call.process_set)  # says now what is wrong
+    results: List[jax.Array] = _named.bind(*arrays, call=call)
+    return results
+
+
+def _result_shape(call: Call, at: int, shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    if not call.rows:
+        return shape
+    rows = call.rows[at]
+    own = sum(rows) if call.kind != "reducescatter" else rows[engine_of(call.process_set).rank()]
+    return (own, *shape[1:])
+
+
+@_named.def_impl
+def _impl(*arrays: jax.Array, call: Call) -> List[jax.Array]:
+    results, received = at_once(call, arrays)
+    if call.rows and call.kind != "reducescatter":
+        for name, given, wanted in zip(call.names, received, call.rows):
+            if tuple(given) != wanted:
+                raise ValueError(_ffi.rows_differ(name, given, wanted))
+    return results
+
+
+@_named.def_abstract_eval
+def _abstract(*avals: Any, call: Call) -> List[Any]:
+    return [jax.core.ShapedArray(_result_shape(call, i, aval.shape), aval.dtype) for i, aval in enumerate(avals)]
+
+
+def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Tuple[Any, Any]:
+    # One operation for the whole batch: by element where rows mean nothing, else with the batch behind the rows.
+    at = 1 if call.rows else 0
+    moved = [one if dim is None else jnp.moveaxis(one, dim, at) for one, dim in zip(arrays, dims)]
+    return _named.bind(*moved, call=call), [None if dim is None else at for dim in dims]
+
+
+batching.primitive_batchers[_named] = _batch
+
+
+def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
+    devices = getattr(ctx.module_context.axis_context, "num_devices", None)
+    devices = (
+        devices if devices is not None else getattr(getattr(ctx.module_context.axis_context, "mesh", None), "size", 1)
+    )
+    if devices != 1:
+        raise ValueError(
+            f"{call.kind} {call.names[0]!r}: it is compiled for {devices} devices of this process -- an operation takes "
+            "one array of each process -- start a process for each device, or reduce over the devices first "
+            "(jax.lax.psum) and call this outside"
+        )
+    if _ffi.is_usable():
+        return _ffi.lowered(ctx, operands, call)
+    return mlir.lower_fun(lambda *arrays: _called_back(call, arrays), multiple_results=True)(ctx, *operands)
+
+
+mlir.register_lowering(_named, _lower, platform="cpu")
+
+
+def _called_back(call: Call, arrays: Sequence[Any]) -> List[Any]:
+    shapes = [jax.ShapeDtypeStruct(_result_shape(call, i, one.shape), one.dtype) for i, one in enumerate(arrays)]
+
+    def run(*values: Any) -> Tuple[np.ndarray, ...]:
+        done = execute(call, [view(value) for value in values])
+        for name, shape, result in zip(call.names, shapes, done.arrays):
+            if result.shape != shape.shape:
+                raise ValueError(_ffi.rows_differ(name, [len(result)], (shape.shape[0],)))
+        return tuple(done.arrays)
+
+    return list(io_callback(run, tuple(shapes), *arrays))

@@ -1,0 +1,72 @@
+"""What a step asks of the ranks, where Keras works with JAX: operations of a compiled program, or done at once."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence
+
+import jax
+import jax.numpy as jnp
+from cohort._horovod.process_sets import ProcessSet
+from cohort._horovod.reduce_ops import Min, Sum
+
+from cohort.jax import _gradients
+
+
+class Compression:
+    """The types that gradients travel as."""
+
+    none = None
+    fp16 = jnp.float16
+    bf16 = jnp.bfloat16
+
+
+def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int, prescale: float, postscale: float,
+                     process_set: ProcessSet, compression: Any = Compression.none,
+                     sparse_as_dense: bool = False) -> List[Any]:  # fmt: skip
+    """The gradients of all ranks. There are no sparse ones."""
+    sent = [
+        one if compression is None or not jnp.issubdtype(one.dtype, jnp.floating) else one.astype(compression)
+        for one in gradients
+    ]
+    reduced = _gradients.reduce_gradients(sent, names, op=op, prescale=prescale, postscale=postscale,
+                                          process_set=process_set)  # fmt: skip
+    return [result.astype(one.dtype) for result, one in zip(reduced, gradients)]
+
+
+def _reduced(value: Any, name: str, op: int, process_set: ProcessSet) -> Any:
+    value = jax.lax.stop_gradient(value)
+    return jax.lax.stop_gradient(_gradients.reduce_gradients([value], [name], op=op, process_set=process_set)[0])
+
+
+def total(count: Any, name: str, process_set: ProcessSet) -> Any:
+    """The sum of a number over ranks."""
+    return _reduced(jnp.asarray(count, jnp.float32), name, Sum, process_set)
+
+
+def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
+    """Whether a flag is set on all ranks."""
+    return _reduced(jnp.asarray(flag, jnp.int32), name, Min, process_set).astype(bool)
+
+
+def factor_of(count: Any, ranks: int, samples: Any) -> Any:
+    """This rank's part of all samples, times the ranks."""
+    return jnp.where(samples > 0, count * ranks / jnp.maximum(samples, 1), 0)
+
+
+def times(value: Any, factor: Any) -> Any:
+    """A loss or a gradient, times such a factor."""
+    return value * factor.astype(value.dtype)
+
+
+def samples_in(leaf: Any) -> Any:
+    """The number of samples of a batch."""
+    return leaf.shape[0]
+
+
+def zeros(variable: Any, type_of_indices: Any) -> Any:
+    """What a rank without a gradient brings."""
+    return jnp.zeros(variable.shape, variable.dtype)
+
+
+def type_of_indices(gradient: Any) -> None:
+    """None: no gradients are sparse."""

@@ -1,0 +1,54 @@
+"""What a step asks of the ranks, where Keras works with TensorFlow: operations of a graph, or done at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from cohort._horovod.process_sets import ProcessSet
+from cohort._horovod.reduce_ops import Min, Sum
+
+from cohort.tensorflow._gradients import reduce_gradients
+from cohort.tensorflow.compression import Compression
+
+__all__ = ["Compression", "reduce_gradients"]
+
+
+def total(count: Any, name: str, process_set: ProcessSet) -> Any:
+    """The sum of a number over ranks."""
+    return reduce_gradients([tf.cast(count, tf.float64)], [name], op=Sum, process_set=process_set)[0]
+
+
+def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
+    """Whether a flag is set on all ranks."""
+    return tf.cast(reduce_gradients([tf.cast(flag, tf.uint8)], [name], op=Min, process_set=process_set)[0], tf.bool)
+
+
+def factor_of(count: Any, ranks: int, samples: Any) -> Any:
+    """This rank's part of all samples, times the ranks."""
+    return tf.math.divide_no_nan(tf.cast(count, tf.float64) * ranks, samples)
+
+
+def times(value: Any, factor: Any) -> Any:
+    """A loss or a gradient, times such a factor."""
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(times(value.values, factor), value.indices, value.dense_shape)
+    return value * tf.cast(factor, value.dtype)
+
+
+def samples_in(leaf: Any) -> Any:
+    """The number of samples of a batch."""
+    return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
+
+
+def zeros(variable: Any, type_of_indices: Any) -> Any:
+    """What a rank without a gradient brings."""
+    shape, kind = tuple(variable.shape), tf.as_dtype(variable.dtype)
+    if type_of_indices is not None:
+        return tf.IndexedSlices(tf.zeros((0, *shape[1:]), kind), tf.zeros((0,), type_of_indices), tf.constant(shape, type_of_indices))
+    return tf.zeros(shape, kind)
+
+
+def type_of_indices(gradient: Any) -> Any:
+    """Of a gradient that is sparse; None for others."""
+    return gradient.indices.dtype if isinstance(gradient, tf.IndexedSlices) else None

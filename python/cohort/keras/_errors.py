@@ -1,0 +1,49 @@
+"""What `fit` raises when ranks fail: Horovod's errors, whatever the framework makes of them on their way."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Iterator, Optional
+
+from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt, retold
+from cohort.errors import Error
+
+
+def _known(error: Optional[BaseException]) -> Optional[BaseException]:
+    """Of an exception and those it comes from, the one that is Cohort's."""
+    for _ in range(50):  # a chain may lead back into itself
+        if error is None or isinstance(error, (HorovodInternalError, Error)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Within it a failed operation is a HorovodInternalError, or a `cohort.Error` that is a ValueError too. What a framework
+    has made of it is left out: it tells no more, in a hundred lines."""
+    try:
+        yield
+    except (HostsUpdatedInterrupt, Error):
+        raise
+    except Exception as error:
+        known = _known(error) or _of_framework(error)
+        if known is None:
+            raise
+        # Keras has taken the cause away.
+        raise known from getattr(known, "error", None) or known.__cause__
+
+
+def _of_framework(error: Exception) -> Optional[BaseException]:
+    """Where a framework has made text of it."""
+    if type(error).__module__.startswith("tensorflow."):
+        from cohort.tensorflow._errors import as_internal_error
+
+        told = as_internal_error(error)
+        return None if told is None else retold(str(told))
+    # JAX raises its own error, or a ValueError, with the code in front.
+    found = re.match(r"(?:UNAVAILABLE|ABORTED|INTERNAL|INVALID_ARGUMENT|DEADLINE_EXCEEDED|FAILED_PRECONDITION|UNKNOWN): (.*)", str(error), re.DOTALL)
+    if found and ("-- rank " in found[1] or "on all ranks" in found[1]):
+        return retold(found[1])
+    return None

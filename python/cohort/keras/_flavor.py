@@ -1,0 +1,79 @@
+"""Which Keras it is: Keras 3, with a backend of its own choice, or Keras 2 (tf_keras, or keras before 3), on TensorFlow."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any, Iterable, List
+
+
+def name() -> str:
+    """The package that a program means by Keras: "tf_keras" if TF_USE_LEGACY_KERAS asks for it, or if it has imported no
+    other, else "keras"."""
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        return "tf_keras"
+    return "tf_keras" if "tf_keras" in sys.modules and "keras" not in sys.modules else "keras"
+
+
+def module(package: str = "") -> Any:
+    """That package."""
+    return importlib.import_module(package or name())
+
+
+def package_of(one: Any) -> str:
+    """The package whose optimizer, or model, an object is."""
+    for base in type(one).__mro__:
+        root = base.__module__.split(".")[0]
+        if root in ("keras", "tf_keras"):
+            return root
+    return ""
+
+
+def is_keras_2(package: str) -> bool:
+    """Whether that package is Keras 2."""
+    return package == "tf_keras" or str(module(package).__version__).startswith("2.")
+
+
+def backend_name(package: str) -> str:
+    """ "tensorflow", "torch" or "jax"."""
+    return "tensorflow" if is_keras_2(package) else str(module(package).backend.backend())
+
+
+def path_of(variable: Any) -> str:
+    """The name of a variable, as the program's layers make it."""
+    path = getattr(variable, "path", None)
+    return str(path if path else variable.name).split(":")[0]
+
+
+def unique_paths(variables: Iterable[Any]) -> List[str]:
+    """Names for variables; layers may share theirs, and the second of a name is the second on every rank."""
+    seen: dict[str, int] = {}
+    paths = []
+    for variable in variables:
+        path = path_of(variable)
+        seen[path] = seen.get(path, 0) + 1
+        paths.append(path if seen[path] == 1 else f"{path}#{seen[path]}")
+    return paths
+
+
+def optimizer_variables(optimizer: Any) -> List[Any]:
+    """The variables of an optimizer: a property, but in Keras 2's old optimizers a method."""
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def value_of(variable: Any) -> Any:
+    """A variable's value as a NumPy array, which is not the variable's own memory."""
+    import numpy
+
+    if hasattr(variable, "path"):
+        return numpy.array(module("keras").ops.convert_to_numpy(variable))
+    return numpy.array(variable.numpy())
+
+
+def synchronize_state(model: Any) -> None:
+    """While JAX trains, values are not in the variables: puts them there."""
+    synchronize = getattr(model, "jax_state_sync", None)
+    if synchronize is not None and getattr(model, "_jax_state", None) is not None:
+        synchronize()

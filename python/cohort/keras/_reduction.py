@@ -1,0 +1,208 @@
+"""What a distributed optimizer does with gradients, whatever the backend. It is kept outside the optimizer, whose attributes
+Keras tracks, copies and saves."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import warnings
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
+
+from cohort._horovod.process_sets import ProcessSet
+from cohort._horovod.reduce_ops import Average
+from cohort.keras import _flavor, _step
+
+
+class Settings(NamedTuple):
+    """As the arguments of `DistributedOptimizer`."""
+
+    op: int
+    predivide: float
+    compression: Any
+    sparse_as_dense: bool
+    passes: int
+    average_passes: bool
+    groups: Any
+    process_set: ProcessSet
+    scale_local: bool
+    average_by: str
+
+
+class Reduction:
+    """The gradients of one optimizer."""
+
+    def __init__(self, settings: Settings, package: str) -> None:
+        self.settings = settings
+        self.package = package
+        self.backend: Any = importlib.import_module(f"cohort.keras._backend_{_flavor.backend_name(package)}")
+        self.compression = settings.compression
+        if isinstance(self.compression, str):
+            self.compression = getattr(self.backend.Compression, self.compression)
+        self.local_layers: List[Any] = []
+        self.hook = ""  # its name, for errors
+        self.reached = 0  # how often the hook was
+        self.bytes = 0  # that were given to it for reducing
+        self.sparse: Dict[str, Any] = {}  # of variables whose gradients are: the type of their indices
+        self._local: Set[int] = set()
+        self._now = threading.local()  # the variables whose gradients an optimizer is at
+
+    # --- who takes part ---
+
+    def is_shared(self) -> bool:
+        """Whether there are other ranks to reduce with."""
+        process_set = self.settings.process_set
+        if process_set.process_set_id is not None and not process_set.included():
+            return False
+        return (process_set.size() or 1) > 1
+
+    def ranks(self) -> int:
+        return self.settings.process_set.size() or 1
+
+    def add_local(self, variable: Any) -> None:
+        """Its gradient is this rank's own."""
+        self._local.update(self._keys(variable))
+
+    def _keys(self, variable: Any) -> Set[int]:
+        # A keras.Variable may come as itself or as what it holds; with JAX that is another object after each step.
+        held = getattr(variable, "_value", None)
+        return {id(variable)} if held is None or self.backend.__name__.endswith("jax") else {id(variable), id(held)}
+
+    def is_local(self, variable: Any) -> bool:
+        for layer in self.local_layers:
+            for one in layer.trainable_variables:
+                self.add_local(one)
+        return bool(self._local) and not self._local.isdisjoint(self._keys(variable))
+
+    # --- a step ---
+
+    @contextlib.contextmanager
+    def applying(self, optimizer: Any, variables: Sequence[Any]) -> Iterator[None]:
+        """An optimizer applies gradients of these variables."""
+        step = _step.current()
+        if step is not None:
+            step.applied.append((optimizer, list(variables)))
+        before = getattr(self._now, "variables", None)
+        self._now.variables = list(variables)
+        try:
+            yield
+        finally:
+            self._now.variables = before
+
+    def filled(self, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
+        """With zeros where there is no gradient: on other ranks there may be one."""
+        special = [_flavor.path_of(v) for v in variables if getattr(v, "overwrite_with_gradient", False)]
+        if special and self.is_shared():
+            raise ValueError(
+                f"DistributedOptimizer: variables that are overwritten with their gradients (float8 scales) cannot be "
+                f"averaged -- {', '.join(special)}"
+            )
+        if not self.is_shared() or all(one is not None for one in gradients) or all(one is None for one in gradients):
+            return list(gradients)
+        missing = [_flavor.path_of(v) for g, v in zip(gradients, variables) if g is None and not self.is_local(v)]
+        warnings.warn(f"no gradients on this rank, so zeros: {', '.join(missing)}", stacklevel=3)
+        return [
+            self.backend.zeros(variable, None) if gradient is None and not self.is_local(variable) else gradient
+            for gradient, variable in zip(gradients, variables)
+        ]
+
+    def weighted(self, loss: Any) -> Any:
+        """A loss, by this rank's part of all samples: so the gradients' average over ranks is that over samples."""
+        step = _step.current()
+        if step is None or step.factor is None or step.process_set is not self.settings.process_set:
+            return loss
+        step.weighted.add(id(self))
+        return self.backend.times(loss, step.factor)
+
+    def reduce(self, gradients: Sequence[Any], variables: Optional[Sequence[Any]] = None) -> List[Any]:
+        """The gradients of all ranks. The hooks call it."""
+        self.reached += 1
+        if variables is None:
+            variables = getattr(self._now, "variables", None) or []
+        gradients = list(gradients)
+        if len(variables) != len(gradients):
+            raise RuntimeError(
+                f"DistributedOptimizer: {self.hook} was given {len(gradients)} gradients of {len(variables)} variables"
+            )
+        passes = 1.0
+        if self.settings.passes > 1 and not self.settings.average_passes:
+            passes = float(self.settings.passes)  # Keras has averaged them
+        if not self.is_shared():
+            return [one if one is None or passes == 1 else one * passes for one in gradients]
+        step = _step.current()
+        if step is not None and step.factor is not None and id(self) not in step.weighted:
+            gradients = [None if one is None else self.backend.times(one, step.factor) for one in gradients]
+        names = _flavor.unique_paths(variables)
+        shared: List[int] = []
+        local_factor = 1.0 / self.ranks() if self.settings.scale_local else 1.0
+        for i, (gradient, variable) in enumerate(zip(gradients, variables)):
+            if gradient is None:
+                continue
+            if self.is_local(variable):
+                gradients[i] = gradient * (local_factor * passes)
+                continue
+            self.sparse[names[i]] = self.backend.type_of_indices(gradient)
+            shared.append(i)
+            self.bytes += max(1, _bytes_of(variable))
+        predivide = self.settings.predivide
+        scales = (passes / predivide, predivide) if self.settings.op == Average else (passes, 1.0)
+        for group in self._groups(shared, variables):
+            reduced = self.backend.reduce_gradients(
+                [gradients[i] for i in group],
+                [names[i] for i in group],
+                op=self.settings.op,
+                prescale=scales[0],
+                postscale=scales[1],
+                process_set=self.settings.process_set,
+                compression=self.compression,
+                sparse_as_dense=self.settings.sparse_as_dense,
+            )
+            for i, one in zip(group, reduced):
+                gradients[i] = one
+        return gradients
+
+    def _groups(self, wanted: List[int], variables: Sequence[Any]) -> List[List[int]]:
+        """Positions of the gradients that are reduced together."""
+        groups = self.settings.groups
+        if not groups or not wanted:
+            return [wanted] if wanted else []
+        if isinstance(groups, int):
+            count = min(groups, len(wanted))
+            bounds = [len(wanted) * i // count for i in range(count + 1)]
+            return [wanted[begin:end] for begin, end in zip(bounds, bounds[1:])]
+        keys = [set().union(*(self._keys(one) for one in group)) for group in groups]
+        found: Dict[int, List[int]] = {}
+        for i in wanted:
+            mine = self._keys(variables[i])
+            number = next((n for n, group in enumerate(keys) if not group.isdisjoint(mine)), len(groups))
+            found.setdefault(number, []).append(i)
+        return [found[number] for number in sorted(found)]
+
+    def nothing(self, variables: Sequence[Any]) -> List[Any]:
+        """What a rank without data brings for these variables."""
+        names = _flavor.unique_paths(variables)
+        sparse = self.sparse if not self.settings.sparse_as_dense else {}
+        return [self.backend.zeros(one, sparse.get(name)) for one, name in zip(variables, names)]
+
+
+def _bytes_of(variable: Any) -> int:
+    count = 1
+    for size in variable.shape:
+        count *= int(size)
+    return count * int(getattr(variable.dtype, "size", 0) or 4)
+
+
+def of(optimizer: Any) -> Optional[Reduction]:
+    """The reduction of an optimizer, or of the one within it (LossScaleOptimizer); None where ranks are not in it."""
+    found: Optional[Reduction] = getattr(type(optimizer), "_cohort_reduction", None)
+    if found is None:
+        inner = inner_of(optimizer)
+        found = None if inner is None else getattr(type(inner), "_cohort_reduction", None)
+    return found
+
+
+def inner_of(optimizer: Any) -> Any:
+    """The optimizer within a LossScaleOptimizer; None for others."""
+    if not any(base.__name__.startswith("LossScaleOptimizer") for base in type(optimizer).__mro__):
+        return None
+    return getattr(optimizer, "inner_optimizer", None)

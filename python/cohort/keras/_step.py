@@ -1,0 +1,39 @@
+"""The step of a training that is being made: by a backend that traces it once, or by one that does it each time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any, Iterator, List, Optional, Set, Tuple
+
+from cohort._horovod.process_sets import ProcessSet
+
+
+class Step:
+    """factor: this rank's part of the samples of all, times the ranks; None where every rank counts alike."""
+
+    def __init__(self, process_set: ProcessSet, factor: Any) -> None:
+        self.process_set = process_set
+        self.factor = factor
+        self.weighted: Set[int] = set()  # whose loss has had the factor
+        self.applied: List[Tuple[Any, List[Any]]] = []  # optimizers and the variables that they changed, in order
+
+
+_now = threading.local()
+
+
+def current() -> Optional[Step]:
+    """The step that this thread is at."""
+    step: Optional[Step] = getattr(_now, "step", None)
+    return step
+
+
+@contextlib.contextmanager
+def at(step: Step) -> Iterator[Step]:
+    """Within it `step` is the current one."""
+    before = current()
+    _now.step = step
+    try:
+        yield step
+    finally:
+        _now.step = before

@@ -1,0 +1,413 @@
+"""`fit` with ranks: weights that are equal before the first step, averages by samples, ends that all ranks reach together.
+
+The first DistributedOptimizer puts this between a program and its models' `compile` and `fit`; models without one are not
+touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import warnings
+import zlib
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from cohort._horovod import runtime
+from cohort._horovod.objects import allgather_object
+from cohort.keras import _errors, _flavor, _hooks, _reduction, _step
+from cohort.keras._reduction import Reduction
+from cohort.keras._variables import broadcast_variables
+
+drop_old_arguments = False
+"""Whether arguments that Keras 3's `compile` no longer takes are left out: under Horovod's own names."""
+
+_OLD_ARGUMENTS = ("experimental_run_tf_function", "sample_weight_mode", "target_tensors", "distribute")
+_SAMPLES = "keras.samples"
+
+
+def install(package: str) -> None:
+    """From now on `compile` and `fit` of that Keras's models look for distributed optimizers."""
+    for name, make in (("compile", _compile), ("fit", _fit)):
+        # Where it is defined: Keras compares a model's method with that one to see whether it is the model's own.
+        owner = next(one for one in _flavor.module(package).Model.__mro__ if name in vars(one))
+        if not getattr(vars(owner)[name], "_cohort", False):
+            wrapper = make(vars(owner)[name], package)
+            wrapper._cohort = True
+            setattr(owner, name, wrapper)
+
+
+def _compile(original: Callable[..., Any], package: str) -> Any:
+    parameters = inspect.signature(original)
+    known = parameters.parameters
+
+    @functools.wraps(original)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if drop_old_arguments and not _flavor.is_keras_2(package):
+            dropped = [name for name in _OLD_ARGUMENTS if name in kwargs and name not in known]
+            for name in dropped:
+                del kwargs[name]
+            if dropped and runtime.is_initialized() and runtime.rank() == 0:
+                print(f"horovod: compile({', '.join(dropped)}=...) means nothing to Keras 3 and is left out", file=sys.stderr)
+        bound = parameters.bind_partial(self, *args, **kwargs)
+        optimizer = bound.arguments.get("optimizer")
+        if _reduction.of(optimizer) is not None and _flavor.backend_name(package) == "tensorflow":
+            if bound.arguments.get("jit_compile") is True:
+                raise ValueError(
+                    "compile(jit_compile=True): XLA compiles no operation between ranks for TensorFlow, and would refuse the "
+                    "step -- leave jit_compile out"
+                )
+            bound.arguments["jit_compile"] = False
+        result = original(*bound.args, **bound.kwargs)
+        if not _flavor.is_keras_2(package) and _reduction.of(self.optimizer) is not None:
+            _hooks.agreeing(self.optimizer) if _reduction.inner_of(self.optimizer) is not None else None
+        return result
+
+    return compile
+
+
+def _fit(original: Callable[..., Any], package: str) -> Any:
+    parameters = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        optimizers = distributed_optimizers(self)
+        if not optimizers:
+            return original(self, *args, **kwargs)
+        bound = parameters.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        training = Training.of(self, optimizers, package)
+        before, after = training.callbacks((bound.arguments["initial_epoch"], bound.arguments["epochs"]))
+        given = bound.arguments["callbacks"]
+        if hasattr(given, "callbacks"):  # a CallbackList
+            given.callbacks.insert(0, before)
+            given.append(after)
+            for one in (before, after):
+                one.set_model(self)
+                one.set_params(given.params)
+        else:
+            given = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+            bound.arguments["callbacks"] = [before, *given, after]
+        training.others = [one for one in given if hasattr(one, "before_absent_batch")] if isinstance(given, list) else []
+        with _errors.translated():
+            training.build(bound.arguments["x"])
+            return original(*bound.args, **bound.kwargs)
+
+    return fit
+
+
+def distributed_optimizers(model: Any) -> List[Any]:
+    """Those of a model: the one of `compile`, and the attributes of those that have several."""
+    found = [getattr(model, "optimizer", None), *vars(model).values()]
+    unique: Dict[int, Any] = {id(one): one for one in found if _reduction.of(one) is not None}
+    return list(unique.values())
+
+
+class Training:
+    """A model whose `fit` ranks run together."""
+
+    def __init__(self, model: Any, original_step: Callable[..., Any], package: str) -> None:
+        self.model = model
+        self.package = package
+        self.reduction: Reduction
+        self.optimizers: List[Any] = []
+        self.recipe: List[Tuple[Any, List[Any]]] = []  # what a step applied last: optimizers, and their variables
+        self.others: List[Any] = []  # callbacks that take part in the steps of ranks without data
+        self._original_step = original_step
+        self._batches = 0  # that this rank has begun in this epoch
+        self._finished = False
+        self._compared = False
+
+    @classmethod
+    def of(cls, model: Any, optimizers: List[Any], package: str) -> "Training":
+        """The one of a model."""
+        training: Optional[Training] = getattr(model.train_step, "training", None)
+        if training is None:
+            training = cls(model, model.train_step, package)
+            model.train_function = None
+        if model.train_function is None:
+            model.train_step = training._wrapper()
+        training.optimizers = optimizers
+        reduction = _reduction.of(optimizers[0])
+        assert reduction is not None
+        training.reduction = reduction
+        if _flavor.backend_name(package) == "tensorflow" and getattr(model, "jit_compile", False):
+            model.jit_compile = False
+            model.train_function = None
+        return training
+
+    def _wrapper(self) -> Any:
+        """The step that `fit` calls. Each time another one: JAX keeps what it has compiled of a function."""
+
+        @functools.wraps(self._original_step)
+        def train_step(*args: Any, **kwargs: Any) -> Any:
+            return self.step(*args, **kwargs)
+
+        train_step.training = self  # type: ignore[attr-defined]
+        return train_step
+
+    # --- steps ---
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """A step on this rank's batch."""
+        reduction = self.reduction
+        if not reduction.is_shared():
+            return self._original_step(*args, **kwargs)
+        data = kwargs["data"] if "data" in kwargs else args[-1]
+        by_samples = self._by_samples()
+        count = reduction.backend.samples_in(_first_leaf(data)) if by_samples else 1
+        samples = reduction.backend.total(count, _SAMPLES, reduction.settings.process_set)
+        factor = reduction.backend.factor_of(count, reduction.ranks(), samples) if by_samples else None
+        with _step.at(_step.Step(reduction.settings.process_set, factor)) as step:
+            result = self._original_step(*args, **kwargs)
+        self.recipe = step.applied or self.recipe
+        return result
+
+    def _by_samples(self) -> bool:
+        """Whether this rank's loss is a mean over samples, and so is to be the average over ranks."""
+        settings = self.reduction.settings
+        if settings.op != _reduction.Average or settings.average_by != "samples":
+            return False
+        losses = _flat(getattr(self.model, "loss", None))
+        return not any(str(getattr(one, "reduction", "")).lower().endswith("sum") for one in losses)
+
+    def _absent_step(self) -> None:
+        """A step on the other ranks' batches."""
+        recipe = self.recipe or [(self.model.optimizer, list(self.model.trainable_variables))]
+        for optimizer, variables in recipe:
+            outer = next((one for one in self.optimizers if _reduction.inner_of(one) is optimizer), optimizer)
+            reduction = _reduction.of(outer)
+            assert reduction is not None
+            _apply(outer, reduction, variables)
+
+    def finish_epoch(self) -> None:
+        """Takes part in the others' steps until no rank has data left in this epoch."""
+        if self._finished or not self.reduction.is_shared():
+            return
+        self._finished = True
+        every = max(1, int(getattr(self.model, "steps_per_execution", None) or 1)) if not _flavor.is_keras_2(self.package) else 1
+        backend, process_set, absent = self.reduction.backend, self.reduction.settings.process_set, 0
+        while float(backend.total(0, _SAMPLES, process_set)) > 0:
+            batch = self._batches
+            if batch % every == 0:
+                for one in self.others:
+                    one.before_absent_batch(batch)
+            self._absent_step()
+            self._batches += 1
+            absent += 1
+            if self._batches % every == 0:
+                for one in self.others:
+                    one.after_absent_batch(batch)
+        self._level(absent)
+
+    def _level(self, absent: int) -> None:
+        """Ranks that made steps without data have computed them otherwise (not by a compiled step, say), to the last bits:
+        they get the weights of one that had data to the end."""
+        process_set = self.reduction.settings.process_set
+        missed = allgather_object(absent, "keras.absent", process_set)
+        if not any(missed):
+            return
+        _flavor.synchronize_state(self.model)
+        root = (process_set.ranks or [])[missed.index(min(missed))]
+        weights = [one for one in self.model.trainable_variables if not self._is_local(one)]
+        broadcast_variables(weights, root, "weights", process_set)
+        for i, optimizer in enumerate(self.optimizers):
+            broadcast_variables(_flavor.optimizer_variables(optimizer), root, f"optimizer.{i}", process_set)
+
+    # --- callbacks ---
+
+    def callbacks(self, epochs: Tuple[int, int]) -> Tuple[Any, Any]:
+        """What is called before the program's callbacks, and what after them."""
+        training, base = self, _flavor.module(self.package).callbacks.Callback
+
+        class Before(base):  # type: ignore[misc,valid-type]
+            async_safe = False
+
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                training._finished, training._batches = False, 0
+
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                training._batches = batch
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                training._batches = batch + 1
+                training.check_reached()
+
+            def on_test_begin(self, logs: Any = None) -> None:
+                training.finish_epoch()
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                training.finish_epoch()
+                if not training._compared:
+                    training._compared = True
+                    training.compare_weights("after the first epoch", "gradients were not reduced on all ranks alike")
+
+        class After(base):  # type: ignore[misc,valid-type]
+            def on_train_begin(self, logs: Any = None) -> None:
+                training._finished = True
+                training.agree(epochs, (self.params or {}).get("steps"))
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                training.agree_on_end()
+
+        return Before(), After()
+
+    def build(self, x: Any) -> None:
+        """Has the model built before the first step, so that weights can be made equal."""
+        model = self.model
+        if _flavor.is_keras_2(self.package):
+            batch = None if model.built else _peek(x)
+            if batch is not None:
+                model(batch)
+        elif hasattr(model, "_maybe_symbolic_build") and not getattr(model, "_distribute_strategy", None):
+
+            def build(iterator: Any = None, data_batch: Any = None) -> None:
+                # TensorFlow's iterator gives iterators, where the others' give lists of batches.
+                batches = None if iterator is None else ((begin, end, [next(one)]) for begin, end, one in iterator)
+                model._symbolic_build(iterator=batches, data_batch=data_batch)
+
+            model._maybe_symbolic_build = build
+
+    def check_reached(self) -> None:
+        """After a step: raises RuntimeError if none has reduced anything."""
+        reduction = self.reduction
+        optimizer = self.optimizers[0]
+        # Steps that only accumulate, and those that overflow, do not come to it.
+        if _reduction.inner_of(optimizer) is not None:
+            return
+        if self._batches < (getattr(optimizer, "gradient_accumulation_steps", None) or reduction.settings.passes):
+            return
+        if reduction.is_shared() and not any(self._reduced(one) for one in self.optimizers):
+            raise RuntimeError(
+                f"fit: the first step has reduced nothing: {reduction.hook} of {type(optimizer).__name__} was "
+                f"called {reduction.reached} times -- ranks would train apart -- a train_step of one's own has to apply "
+                "gradients with the optimizer that DistributedOptimizer returned"
+            )
+
+    @staticmethod
+    def _reduced(optimizer: Any) -> bool:
+        reduction = _reduction.of(optimizer)
+        return reduction is not None and reduction.bytes > 0
+
+    def agree(self, epochs: Tuple[int, int], steps: Optional[int]) -> None:
+        """Before the first step. Raises ValueError, on all ranks, where they would not train the same."""
+        reduction = self.reduction
+        if not reduction.is_shared():
+            return
+        begin = getattr(self.model, "_initial_epoch", None) or epochs[0]
+        plans = allgather_object((begin, epochs[1], steps), "keras.fit", reduction.settings.process_set)
+        for rank, plan in enumerate(plans):
+            if plan[:2] != plans[0][:2]:
+                raise ValueError(
+                    f"fit: ranks train for different epochs -- {self._name(0)} from {plans[0][0]} to {plans[0][1]}, "
+                    f"{self._name(rank)} from {plan[0]} to {plan[1]} -- give all ranks the same epochs and initial_epoch"
+                )
+        if len({plan[2] for plan in plans}) > 1 and reduction.settings.process_set.rank() == 0:
+            print(
+                "cohort: ranks have different numbers of steps per epoch: "
+                + ", ".join(f"{self._name(rank)} {plan[2] or 'unknown'}" for rank, plan in enumerate(plans))
+                + "; those that have no data left take part in the others' steps without any",
+                file=sys.stderr,
+            )
+        self.compare_weights(
+            "before the first step", "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks"
+        )
+
+    def _name(self, rank: int) -> str:
+        ranks = self.reduction.settings.process_set.ranks or []
+        return f"rank {ranks[rank] if rank < len(ranks) else rank}"
+
+    def compare_weights(self, when: str, advice: str) -> None:
+        """Raises ValueError, on all ranks, where they have other weights to train, or other values of them."""
+        if not self.reduction.is_shared():
+            return
+        _flavor.synchronize_state(self.model)
+        mine: List[Tuple[str, Tuple[int, ...], int]] = []
+        if self.model.built:
+            variables = [one for one in self.model.trainable_variables if not self._is_local(one)]
+            for path, variable in zip(_flavor.unique_paths(variables), variables):
+                value = _flavor.value_of(variable)
+                mine.append((path, tuple(value.shape), zlib.crc32(value.tobytes())))
+        everyone = allgather_object(mine, "keras.weights", self.reduction.settings.process_set)
+        for rank, theirs in enumerate(everyone):
+            if not theirs or not everyone[0] or theirs == everyone[0]:
+                continue
+            for own, other in zip(everyone[0], theirs):
+                if own[:2] != other[:2]:
+                    raise ValueError(
+                        f"fit: ranks have different models -- {self._name(0)} has {own[0]} {list(own[1])} where "
+                        f"{self._name(rank)} has {other[0]} {list(other[1])} -- make the same layers in the same order on "
+                        "all ranks, or name them"
+                    )
+                if own != other:
+                    raise ValueError(
+                        f"fit: ranks have different weights {when} -- {own[0]} of {self._name(rank)} is not that of "
+                        f"{self._name(0)} -- {advice}"
+                    )
+            raise ValueError(
+                f"fit: ranks have different models -- {self._name(0)} has {len(everyone[0])} variables to train, "
+                f"{self._name(rank)} {len(theirs)}"
+            )
+
+    def _is_local(self, variable: Any) -> bool:
+        return any(reduction.is_local(variable) for reduction in map(_reduction.of, self.optimizers) if reduction)
+
+    def agree_on_end(self) -> None:
+        """If one rank's callbacks have ended the training, all end it with this epoch."""
+        reduction = self.reduction
+        if reduction.is_shared():
+            asked = 1.0 if self.model.stop_training else 0.0
+            if float(reduction.backend.total(asked, "keras.stop", reduction.settings.process_set)) > 0:
+                self.model.stop_training = True
+
+
+def _apply(optimizer: Any, reduction: Reduction, variables: List[Any]) -> None:
+    """Steps with the other ranks' gradients."""
+    nothing = reduction.nothing(variables)
+    name = _flavor.backend_name(reduction.package)
+    if _flavor.is_keras_2(reduction.package):
+        optimizer.apply_gradients(zip(nothing, variables))
+    elif name == "jax":
+        # Without a compiled step around it a condition of JAX must not assign.
+        values, state = optimizer.stateless_apply(
+            [one.value for one in optimizer.variables], nothing, [one.value for one in variables]
+        )
+        for variable, value in [*zip(variables, values), *zip(optimizer.variables, state)]:
+            variable.assign(value)
+    elif name == "torch":
+        import torch
+
+        with torch.no_grad():
+            optimizer.apply(nothing, variables)
+    else:
+        optimizer.apply(nothing, variables)
+
+
+def _flat(value: Any) -> List[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [leaf for one in value for leaf in _flat(one)]
+    return [] if value is None else [value]
+
+
+def _first_leaf(data: Any) -> Any:
+    """Of the inputs of a batch, (x, y, weights) or x alone."""
+    return _flat(data[0] if isinstance(data, tuple) else data)[0]
+
+
+def _peek(x: Any) -> Any:
+    """Some inputs of a training, where looking at them takes nothing away; else None."""
+    import tensorflow as tf
+
+    if isinstance(x, tf.data.Dataset):
+        batch = next(iter(x.take(1)))
+        return batch[0] if isinstance(batch, tuple) else batch
+    if hasattr(x, "__getitem__") and hasattr(x, "shape"):
+        return tf.convert_to_tensor(x[:1])
+    if isinstance(x, (list, tuple)) and all(hasattr(one, "shape") for one in x):
+        return [tf.convert_to_tensor(one[:1]) for one in x]
+    if isinstance(x, dict) and all(hasattr(one, "shape") for one in x.values()):
+        return {key: tf.convert_to_tensor(one[:1]) for key, one in x.items()}
+    warnings.warn("fit: the model is built with its first batch, so ranks begin it with weights of their own", stacklevel=4)
+    return None

@@ -1,0 +1,350 @@
+"""Callbacks for `fit`: Horovod's, for Keras 3 and 2."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any, Callable, Dict, Optional, Tuple, Union
+
+from cohort._horovod import runtime
+from cohort._horovod.objects import allgather_object
+from cohort.keras import _flavor, _reduction
+from cohort.keras._variables import broadcast_variables
+
+_callbacks: Any = _flavor.module().callbacks
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "CommitStateCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+]
+
+
+class _Callback(_callbacks.Callback):
+    async_safe = False  # what ranks do together, they do in one thread
+
+    def before_absent_batch(self, batch: int) -> None:
+        """This rank has no data left, and is about to take part in the others' batch of this number."""
+
+    def after_absent_batch(self, batch: int) -> None:
+        """That batch is done."""
+
+    def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        """Where any callback has this, Keras calls all of them in the training's own thread."""
+
+
+class BroadcastGlobalVariablesCallback(_Callback):
+    """Gives all ranks the weights and the optimizer's state that `root_rank` has, before the first step.
+
+    root_rank        a rank of the world
+    device           means nothing here
+    local_variables  variables that stay each rank's own
+
+    Generators of random numbers are not made equal: each rank drops other units.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.local_variables = list(local_variables or ())
+        self.broadcast_done = False
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._broadcast()
+
+    def on_train_batch_begin(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._broadcast()  # of a model that its first batch has built
+
+    def _broadcast(self) -> None:
+        model = self.model
+        if self.broadcast_done or not model.built or not model.weights:
+            return
+        self.broadcast_done = True
+        optimizer = getattr(model, "optimizer", None)
+        reduction = _reduction.of(optimizer)
+        _flavor.synchronize_state(model)
+        local = {id(one) for one in self.local_variables}
+        is_local = lambda one: id(one) in local or (reduction is not None and reduction.is_local(one))  # noqa: E731
+        broadcast_variables([one for one in model.weights if not is_local(one)], self.root_rank, "weights")
+        if optimizer is not None:
+            if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
+                optimizer.build(model.trainable_variables)
+            broadcast_variables(_flavor.optimizer_variables(optimizer), self.root_rank, "optimizer")
+
+
+class MetricAverageCallback(_Callback):
+    """Puts the averages over ranks into the logs of each epoch, for the callbacks after it: weighted by the samples that
+    each rank has seen, those of the validation too.
+
+    Exact for means over samples (losses, accuracies). Others (AUC, precision) are the mean of the ranks' values.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self._trained: Optional[float] = None
+
+    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._trained = None
+
+    def on_test_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        if self._trained is None:
+            self._trained = _samples_seen(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        if logs is None or runtime.size() == 1:
+            return
+        seen = _samples_seen(self.model)
+        trained = seen if self._trained is None else self._trained
+        mine: Dict[str, Tuple[float, float]] = {}
+        for key, value in logs.items():
+            try:
+                mine[key] = (float(value), seen if key.startswith("val_") else trained)
+            except (TypeError, ValueError):
+                pass  # no number
+        everyone = allgather_object(mine, "keras.metrics")
+        for key in sorted({key for one in everyone for key in one}):
+            values = [one[key] for one in everyone if key in one and one[key][1] > 0]
+            weight = sum(weight for _, weight in values)
+            if weight > 0:
+                logs[key] = sum(value * weight for value, weight in values) / weight
+
+
+def _samples_seen(model: Any) -> float:
+    """Since its metrics were reset; 1 where nobody has counted: then ranks count alike."""
+    tracker = getattr(model, "_loss_tracker", None)
+    if tracker is None:
+        tracker = getattr(getattr(model, "compiled_loss", None), "_loss_metric", None)
+    if tracker is None:
+        tracker = next((one for one in model.metrics if one.name == "loss"), None)
+    count = getattr(tracker, "count", None)
+    return 1.0 if count is None else float(_flavor.value_of(count))
+
+
+class LearningRateScheduleCallback(_Callback):
+    """Sets the learning rate to initial_lr times a multiplier.
+
+    initial_lr           the rate that is multiplied
+    multiplier           a function of the epoch; a number m means m ** (epoch - start_epoch)
+    start_epoch          the first epoch that it acts in
+    end_epoch            the first epoch after it; None: it acts to the end
+    staircase            once in each epoch, not in each batch
+    momentum_correction  momentum is scaled with the rate for the batch that changes it; Keras 3 compiles momentum into the
+                         step, so that this has an effect with torch, with run_eagerly and with Keras 2's legacy optimizers
+    steps_per_epoch      batches in an epoch; default: what `fit` knows
+
+    Raises ValueError if the optimizer's rate is a LearningRateSchedule.
+    """
+
+    def __init__(self, initial_lr: float, multiplier: Union[float, Callable[[float], float]], start_epoch: int = 0,
+                 end_epoch: Optional[int] = None, staircase: bool = True, momentum_correction: bool = True,
+                 steps_per_epoch: Optional[int] = None) -> None:  # fmt: skip
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError(f"{type(self).__name__}: initial_lr is needed")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self._momentum: Optional[float] = None  # to be put back
+        self.multiplier: Callable[[float], float]
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            factor = float(multiplier)
+            self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = (self.params or {}).get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    f"{type(self).__name__}: nobody knows how many steps an epoch has -- give steps_per_epoch"
+                )
+        momentum: Any = getattr(self.model.optimizer, "momentum", None)
+        if self.momentum_correction and momentum and not self._momentum_counts():
+            warnings.warn(
+                f"{type(self).__name__}: momentum is not corrected -- it is compiled into the step -- give "
+                "momentum_correction=False, or run_eagerly=True to compile()",
+                stacklevel=2,
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        if self.current_epoch < self.start_epoch or (self.end_epoch is not None and self.current_epoch >= self.end_epoch):
+            return
+        if not self.staircase:
+            self._adjust(self.current_epoch + batch / float(self.steps_per_epoch or 1))
+        elif batch == 0:
+            self._adjust(self.current_epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        if self._momentum is not None:
+            _set_momentum(self.model.optimizer, self._momentum)
+            self._momentum = None
+
+    def before_absent_batch(self, batch: int) -> None:
+        self.on_train_batch_begin(batch)
+
+    def after_absent_batch(self, batch: int) -> None:
+        self.on_train_batch_end(batch)
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        if logs is not None:
+            logs["lr"] = _learning_rate(self.model)
+
+    def _adjust(self, epoch: float) -> None:
+        before, now = _learning_rate(self.model), self.initial_lr * self.multiplier(epoch)
+        if now != before:
+            _set_learning_rate(self.model, now)
+        momentum = getattr(self.model.optimizer, "momentum", None)
+        if self.momentum_correction and momentum is not None and before and self._momentum_counts():
+            self._momentum = float(momentum)
+            _set_momentum(self.model.optimizer, self._momentum * now / before)
+
+    def _momentum_counts(self) -> bool:
+        model = self.model
+        if getattr(model, "run_eagerly", False) or hasattr(model.optimizer, "_hyper"):
+            return True
+        return _flavor.backend_name(_flavor.package_of(model.optimizer)) == "torch"
+
+
+def _learning_rate(model: Any) -> float:
+    rate = model.optimizer.learning_rate
+    return float(_flavor.value_of(rate) if hasattr(rate, "numpy") or hasattr(rate, "path") else rate)
+
+
+def _set_learning_rate(model: Any, rate: float) -> None:
+    _flavor.synchronize_state(model)
+    try:
+        model.optimizer.learning_rate = rate
+    except TypeError as error:
+        raise ValueError(
+            "the learning rate of this optimizer is a LearningRateSchedule, which no callback can set -- give it a number, or "
+            f"leave out the callback -- {error}"
+        ) from error
+
+
+def _set_momentum(optimizer: Any, momentum: float) -> None:
+    optimizer.momentum = momentum
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Lets the learning rate grow, batch by batch, from initial_lr / size to initial_lr.
+
+    initial_lr     the rate after the warm-up: usually that of one process, times the ranks
+    warmup_epochs  how long it grows
+    verbose        1: rank 0 says when it is done
+
+    The rest as LearningRateScheduleCallback.
+    """
+
+    def __init__(self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
+                 steps_per_epoch: Optional[int] = None, verbose: int = 0) -> None:  # fmt: skip
+        def multiplier(epoch: float) -> float:
+            # As of the end of the batch, so that epochs end with round numbers.
+            epoch += 1.0 / (self.steps_per_epoch or 1)
+            return 1.0 / runtime.size() * (epoch * (runtime.size() - 1) / warmup_epochs + 1)
+
+        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and runtime.rank() == 0:
+            print(f"\nEpoch {epoch + 1}: the learning rate has grown to {_learning_rate(self.model):g}.", file=sys.stdout)
+
+
+class BestModelCheckpoint(_callbacks.ModelCheckpoint):
+    """A ModelCheckpoint that rank 0 writes, of the best model so far.
+
+    filepath  where; default "best-model.keras". It can be set later: `callback.filepath = ...`
+    """
+
+    def __init__(self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch",
+                 filepath: str = "best-model.keras") -> None:  # fmt: skip
+        super().__init__(filepath=filepath, monitor=monitor, verbose=verbose, save_best_only=True, save_weights_only=False,
+                         mode=mode, save_freq=save_freq)  # fmt: skip
+
+    def _save_model(self, *args: Any, **kwargs: Any) -> None:
+        if not runtime.is_initialized() or runtime.rank() == 0:
+            super()._save_model(*args, **kwargs)
+
+
+class CommitStateCallback(_Callback):
+    """Commits an elastic state after each `batches_per_commit` batches and each epoch."""
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        # The same on all ranks, also on those that are new.
+        self.batches_remaining = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.state.commit()
+            self.batches_remaining = self.batches_per_commit
+
+    def after_absent_batch(self, batch: int) -> None:
+        self.on_train_batch_end(batch)
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(_Callback):
+    """Keeps `state.batch`: the batches of this epoch that are done. A training that goes on within an epoch does the rest of
+    its steps."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.steps_per_epoch: Optional[int] = None
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        self.steps_per_epoch = None
+
+    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        if (self.params or {}).get("steps"):
+            if self.steps_per_epoch is None:
+                self.steps_per_epoch = self.params["steps"]
+            self.params["steps"] = self.steps_per_epoch - self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(_Callback):
+    """Keeps `state.epoch`: the epochs that are done, those of earlier worlds too."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.initial_epoch: int = state.epoch
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        self.initial_epoch = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        # Keras counts from 0 in each world.
+        self.state.epoch = self.initial_epoch + epoch + 1

@@ -1,0 +1,12 @@
+"""What gradients travel as."""
+
+from __future__ import annotations
+
+
+class Compression:
+    """The compressors there are; the backend's own are meant. A compressor of `cohort.torch`, `cohort.tensorflow` or
+    `cohort.jax`, or one of one's own, can be given in their place."""
+
+    none = "none"
+    fp16 = "fp16"
+    bf16 = "bf16"

@@ -1,0 +1,449 @@
+"""The operations, with gradients where they are asked for; in eager mode and in graphs.
+
+An operation without a name is matched by counting in eager mode, so all ranks call in the same order, and by the name of
+its node in a graph. Gradients are those of `cohort.torch`: where the result is one for all ranks (allgather, broadcast)
+ranks average what comes back. All raise ValueError for what has no meaning, and HorovodInternalError where there is no
+world; a failure within a `tf.function` is a tf.errors.OpError that carries its text (`as_internal_error`). While a rank
+has joined, allgather, broadcast, reducescatter and alltoall fail on those that have not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from cohort._horovod import runtime
+from cohort._horovod.exceptions import HorovodInternalError
+from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set
+from cohort._horovod.process_sets import get_process_set_ids_and_ranks, require_world
+from cohort._horovod.reduce_ops import Adasum, Average, Max, Min, Product, Sum, resolve
+from cohort._horovod.submit import Pending, named, started
+from cohort.tensorflow._execution import Call, Tensor, as_it_is, run
+from cohort.tensorflow._gradients import gather_slices
+from cohort.tensorflow.compression import Compression
+
+try:
+    from tensorflow.python.eager.record import could_possibly_record as _could_record
+except ImportError:  # it is no public name
+
+    def _could_record() -> bool:
+        return True
+
+
+# --- names ---
+
+
+def _names(
+    kind: str, name: Optional[str], ignore_name_scope: bool, process_set: ProcessSet, count: int = 0
+) -> List[str]:
+    """The names that ranks meet under; `count` of a group's."""
+    if tf.executing_eagerly():
+        full = named(kind, name, process_set)
+    elif name is not None and ignore_name_scope:
+        full = f"{kind}.{name}"
+    else:
+        # Of the node that will be, so the same on ranks that make the same graph, however often they do.
+        part = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name or "noname")
+        full = f"{kind}.{tf.compat.v1.get_default_graph().unique_name(part)}"
+    return [full] if count == 0 else [f"{full}_{i + 1}of{count}" for i in range(count)]
+
+
+def _tensor(value: Any) -> Tensor:
+    if isinstance(value, tf.IndexedSlices):
+        raise ValueError("a dense tensor is needed, not tf.IndexedSlices -- tf.convert_to_tensor makes it dense")
+    return tf.convert_to_tensor(value)
+
+
+def _tensors(values: Any, what: str) -> List[Tensor]:
+    if not isinstance(values, (list, tuple)):
+        raise ValueError(f"{what}: a list of tensors is needed, not {type(values).__name__}")
+    return [_tensor(value) for value in values]
+
+
+# --- who asks ---
+
+
+@as_it_is
+def rank_op(name: Optional[str] = None) -> Tensor:
+    """`rank()`, asked for when the graph runs. A scalar of int32, as those below."""
+    return _asked(runtime.rank, name)
+
+
+@as_it_is
+def size_op(process_set_id: int = 0, name: Optional[str] = None) -> Tensor:
+    """The number of ranks of a process set, asked for when the graph runs."""
+    return _asked(lambda: len(_ranks_of(process_set_id, "size_op")), name)
+
+
+@as_it_is
+def local_rank_op(name: Optional[str] = None) -> Tensor:
+    """`local_rank()`, asked for when the graph runs."""
+    return _asked(runtime.local_rank, name)
+
+
+@as_it_is
+def local_size_op(name: Optional[str] = None) -> Tensor:
+    """`local_size()`, asked for when the graph runs."""
+    return _asked(runtime.local_size, name)
+
+
+@as_it_is
+def process_set_included_op(process_set_id: int = 0, name: Optional[str] = None) -> Tensor:
+    """1 if this rank is in a process set, else 0; asked for when the graph runs."""
+    return _asked(lambda: int(runtime.rank() in _ranks_of(process_set_id, "process_set_included_op")), name)
+
+
+def _ranks_of(process_set_id: int, what: str) -> List[int]:
+    require_world(what)
+    sets = get_process_set_ids_and_ranks()
+    if process_set_id not in sets:
+        raise ValueError(f"{what}: there is no process set of the number {process_set_id} -- there are {sorted(sets)}")
+    return sets[process_set_id]
+
+
+def _asked(question: Callable[[], int], name: Optional[str]) -> Tensor:
+    if tf.executing_eagerly():
+        return tf.constant(question(), tf.int32)
+    answer = tf.py_function(lambda: tf.constant(question(), tf.int32), [], tf.int32, name=name)
+    answer.set_shape([])
+    return answer
+
+
+def _own_rank(process_set: ProcessSet) -> Tensor:
+    """This rank's number in the set: a graph may outlive a world."""
+    return _asked(lambda: engine_of(process_set).rank(), None)
+
+
+@as_it_is
+def size_of(process_set: ProcessSet) -> Tensor:
+    """The number of the set's ranks, asked for when the graph runs."""
+    return _asked(lambda: engine_of(process_set).size(), None)
+
+
+# --- gradients ---
+
+
+def _differentiable(forward: Callable[..., Tuple[List[Tensor], Any]], tensors: List[Tensor]) -> List[Tensor]:
+    """What `forward` makes of the tensors: it gives results, and the function from their gradients to the inputs'."""
+    if not any(one.dtype.is_floating or one.dtype.is_complex for one in tensors):
+        return forward(*tensors)[0]
+    if tf.executing_eagerly() and not _could_record():
+        return forward(*tensors)[0]  # custom_gradient takes longer than the operation
+
+    def dense(grads: Sequence[Any]) -> List[Tensor]:
+        return [tf.convert_to_tensor(one) for one in grads]
+
+    @tf.custom_gradient
+    def whole(*given: Tensor) -> Any:
+        results, back = forward(*given)
+        return results, lambda *grads: back(dense(grads))
+
+    return list(whole(*tensors))
+
+
+def _grad_name(names: List[str]) -> List[str]:
+    return [f"{name}.grad" for name in names]
+
+
+# --- allreduce ---
+
+
+@as_it_is
+def allreduce(tensor: Any, average: Optional[bool] = None, device_dense: str = "", device_sparse: str = "",
+              compression: Any = Compression.none, op: Optional[int] = None, prescale_factor: float = 1.0,
+              postscale_factor: float = 1.0, name: Optional[str] = None, process_set: ProcessSet = global_process_set,
+              ignore_name_scope: bool = False) -> Any:  # fmt: skip
+    """Reduces a tensor, or tf.IndexedSlices, over the set's ranks and returns the result, a new one.
+
+    compression        what the tensor travels as: hvd.Compression.none, fp16 or bf16
+    op                 one of hvd.Average (default), Sum, Min, Max, Product, Adasum; averages of integers are truncated
+    prescale_factor    each rank's values are multiplied by it before
+    postscale_factor   the result is multiplied by it
+    ignore_name_scope  in a graph: `name` alone is the name, not with its scope
+
+    IndexedSlices are gathered, for Average and Sum. `device_dense` and `device_sparse` mean nothing here.
+    """
+    op = resolve(op, average)
+    names = _names("allreduce", name, ignore_name_scope, process_set)
+    if isinstance(tensor, tf.IndexedSlices):
+        return gather_slices([tensor], names, op, prescale_factor, postscale_factor, process_set)[0]
+    return _allreduce([_tensor(tensor)], names, compression, op, prescale_factor, postscale_factor, process_set)[0]
+
+
+@as_it_is
+def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, device_dense: str = "",
+                      device_sparse: str = "", compression: Any = Compression.none, op: Optional[int] = None,
+                      prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                      process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
+                      name: Optional[str] = None) -> List[Any]:  # fmt: skip
+    """As `allreduce` for several tensors: none is carried out before all ranks have asked for all. The tensors may be
+    tf.IndexedSlices only if all are."""
+    op = resolve(op, average)
+    if isinstance(tensors, (list, tuple)) and tensors and all(isinstance(one, tf.IndexedSlices) for one in tensors):
+        names = _names("allreduce", name, ignore_name_scope, process_set, len(tensors))
+        return gather_slices(list(tensors), names, op, prescale_factor, postscale_factor, process_set)
+    given = _tensors(tensors, "grouped_allreduce")
+    names = _names("allreduce", name, ignore_name_scope, process_set, len(given))
+    return _allreduce(given, names, compression, op, prescale_factor, postscale_factor, process_set)
+
+
+def _allreduce(tensors: List[Tensor], names: List[str], compression: Any, op: int, prescale: float, postscale: float,
+               process_set: ProcessSet) -> List[Tensor]:  # fmt: skip
+    if op == Adasum and not all(tensor.dtype.is_floating for tensor in tensors):
+        raise ValueError(f"op=hvd.Adasum needs floating-point tensors, not {[one.dtype.name for one in tensors]}")
+    compressed = [compression.compress(tensor) for tensor in tensors]
+    call = Call("ADASUM" if op == Adasum else "ALLREDUCE", names, process_set, op, prescale, postscale)
+    results = _reduced([one for one, _ in compressed], call)
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
+
+
+def _reduced(tensors: List[Tensor], call: Call) -> List[Tensor]:
+    def forward(*given: Tensor) -> Any:
+        return run(call, given)[0], lambda grads: _reduce_back(grads, given, call)
+
+    return _differentiable(forward, tensors)
+
+
+def _reduce_back(grads: List[Tensor], values: Sequence[Tensor], call: Call) -> List[Tensor]:
+    back = call._replace(names=_grad_name(call.names))
+    if call.op not in (Min, Max, Product):
+        return _reduced(grads, back)
+    totals = _reduced(grads, back._replace(op=Sum, prescale=1.0, postscale=1.0))
+    share = _product_of_others if call.op == Product else _share_of_winner
+    factor = call.prescale * call.postscale
+    return [
+        total * tf.cast(factor, total.dtype) * share(value, name, call)
+        for total, value, name in zip(totals, values, call.names)
+    ]
+
+
+def _share_of_winner(value: Tensor, name: str, call: Call) -> Tensor:
+    """1 where this rank's value is the minimum or maximum, shared among the ranks that have it; else 0."""
+    op = call.op if call.prescale >= 0 else Max if call.op == Min else Min
+    ask = Call("ALLREDUCE", [f"{name}.best"], call.process_set, op)
+    best = run(ask, [value])[0][0]
+    wins = tf.cast(tf.equal(value, best), value.dtype)
+    return wins / run(ask._replace(names=[f"{name}.wins"], op=Sum), [wins])[0][0]
+
+
+def _product_of_others(value: Tensor, name: str, call: Call) -> Tensor:
+    """The product of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros."""
+    ask = Call("ALLGATHER", [f"{name}.others"], call.process_set, needs_all_ranks=False)
+    (rows,), (received,) = run(ask, [value[tf.newaxis]])
+    own = tf.reduce_sum(received[: _own_rank(call.process_set)])
+    others = tf.concat([rows[:own], rows[own + 1 :]], 0) * tf.cast(call.prescale, rows.dtype)
+    product = tf.reshape(tf.reduce_prod(others, 0), tf.shape(value))
+    return tf.math.conj(product) if product.dtype.is_complex else product
+
+
+# --- allgather ---
+
+
+@as_it_is
+def allgather(tensor: Any, name: Optional[str] = None, ignore_name_scope: bool = False,
+              process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
+    """Concatenates the ranks' tensors along dimension 0, which may differ. Returns a new tensor."""
+    names = _names("allgather", name, ignore_name_scope, process_set)
+    return _gathered([_tensor(tensor)], Call("ALLGATHER", names, process_set))[0]
+
+
+@as_it_is
+def grouped_allgather(tensors: Sequence[Any], name: Optional[str] = None, ignore_name_scope: bool = False,
+                      process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
+    """As `allgather` for several tensors: none is carried out before all ranks have asked for all."""
+    given = _tensors(tensors, "grouped_allgather")
+    names = _names("allgather", name, ignore_name_scope, process_set, len(given))
+    return _gathered(given, Call("ALLGATHER", names, process_set))
+
+
+def _gathered(tensors: List[Tensor], call: Call) -> List[Tensor]:
+    _need_dimensions(tensors, "allgather")
+
+    def forward(*given: Tensor) -> Any:
+        results, received = run(call, given)
+        return results, lambda grads: _gather_back(grads, received, call)
+
+    return _differentiable(forward, tensors)
+
+
+def _need_dimensions(tensors: List[Tensor], what: str) -> None:
+    if any(tensor.shape.rank == 0 for tensor in tensors):
+        raise ValueError(f"{what}: a tensor without dimensions has no rows -- pass tf.reshape(tensor, [1])")
+
+
+def _gather_back(grads: List[Tensor], received: List[Tensor], call: Call) -> List[Tensor]:
+    means = _reduced(grads, Call("ALLREDUCE", _grad_name(call.names), call.process_set, Average))
+    rank = _own_rank(call.process_set)
+    return [mean[tf.reduce_sum(rows[:rank]) : tf.reduce_sum(rows[: rank + 1])] for mean, rows in zip(means, received)]
+
+
+# --- broadcast ---
+
+
+@as_it_is
+def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None, ignore_name_scope: bool = False,
+              process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
+    """Returns rank `root_rank`'s tensor (a rank of the world, also for process sets), a new one, on every rank."""
+    names = _names("broadcast", name, ignore_name_scope, process_set)
+    call = Call("BROADCAST", names, process_set, root=root_rank)
+
+    def forward(*given: Tensor) -> Any:
+        return run(call, given)[0], lambda grads: _broadcast_back(grads, call)
+
+    return _differentiable(forward, [_tensor(tensor)])[0]
+
+
+def _broadcast_back(grads: List[Tensor], call: Call) -> List[Tensor]:
+    means = _reduced(grads, Call("ALLREDUCE", _grad_name(call.names), call.process_set, Average))
+    is_root = tf.equal(rank_op(), call.root)
+    return [tf.where(is_root, mean, tf.zeros_like(mean)) for mean in means]
+
+
+@as_it_is
+def broadcast_(variables: Sequence[Any], root_rank: int, name: Optional[str] = None,
+               process_set: ProcessSet = global_process_set) -> List[Any]:  # fmt: skip
+    """Gives each variable of a list the value that it has on rank `root_rank`; returns them, in a graph with their new
+    values. Variables are matched by their places in the list."""
+    assigned = assign_broadcast(
+        variables, root_rank, _names("broadcast", name, False, process_set, len(variables)), process_set
+    )
+    return list(variables) if tf.executing_eagerly() else assigned
+
+
+@as_it_is
+def assign_broadcast(variables: Sequence[Any], root_rank: int, names: List[str], process_set: ProcessSet) -> List[Any]:
+    """Assigns to TensorFlow's or Keras's variables what the root has in them; what the assignments give."""
+    values = [tf.convert_to_tensor(_value_of(variable)) for variable in variables]
+    results, _ = run(Call("BROADCAST", names, process_set, root=root_rank), values)
+    return [variable.assign(result) for variable, result in zip(variables, results)]
+
+
+def _value_of(variable: Any) -> Any:
+    """What can be made a tensor: Keras 3 keeps the variable itself in `value`."""
+    if not hasattr(variable, "assign"):
+        raise ValueError(f"broadcast: a variable is needed, not {type(variable).__name__}")
+    return variable if isinstance(variable, tf.Variable) or callable(variable.value) else variable.value
+
+
+# --- alltoall ---
+
+
+@as_it_is
+def alltoall(tensor: Any, splits: Any = None, name: Optional[str] = None, ignore_name_scope: bool = False,
+             process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
+    """Sends rows to all ranks, and returns those received, in the order of ranks; with `splits` also how many came from
+    each, a tensor of int32.
+
+    splits  rows for each rank, integers; those beyond their sum are not sent. None: equal parts
+    """
+    given = _tensor(tensor)
+    _need_dimensions([given], "alltoall")
+    if splits is None:
+        counts = None
+    else:
+        counts = tf.convert_to_tensor(splits)
+        if not counts.dtype.is_integer or counts.shape.rank not in (None, 1):
+            raise ValueError("alltoall: splits have to be integers, one for each rank")
+    names = _names("alltoall", name, ignore_name_scope, process_set)
+    result, received = _exchanged(given, counts, Call("ALLTOALL", names, process_set))
+    return result if splits is None else (result, tf.cast(received, tf.int32))
+
+
+def _exchanged(tensor: Tensor, splits: Optional[Tensor], call: Call) -> Tuple[Tensor, Tensor]:
+    told: List[Tensor] = []
+
+    def forward(given: Tensor) -> Any:
+        results, received = run(call, [given], splits)
+        return [results[0], received[0]], lambda grads: _exchange_back(grads[0], received[0], tf.shape(given)[0], call)
+
+    told = _differentiable(forward, [tensor])
+    return told[0], told[1]
+
+
+def _exchange_back(grad: Tensor, received: Tensor, rows: Tensor, call: Call) -> Tensor:
+    result, _ = _exchanged(grad, received, call._replace(names=_grad_name(call.names)))
+    missing = rows - tf.shape(result)[0]  # rows that were not sent
+    return tf.concat([result, tf.zeros(tf.concat([[missing], tf.shape(result)[1:]], 0), result.dtype)], 0)
+
+
+# --- reducescatter ---
+
+
+class _NotSupported(HorovodInternalError, NotImplementedError):
+    """Horovod's core refuses it; its frameworks, where they know, are not implemented."""
+
+
+@as_it_is
+def reducescatter(tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
+                  name: Optional[str] = None, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                  postscale_factor: float = 1.0, ignore_name_scope: bool = False) -> Tensor:  # fmt: skip
+    """Reduces a tensor and returns this rank's rows of the result. Where dimension 0 does not divide, the first ranks get
+    one row more. op: hvd.Average or hvd.Sum, others are a NotImplementedError that is a HorovodInternalError too."""
+    if isinstance(tensor, tf.IndexedSlices):
+        raise NotImplementedError("reducescatter: tf.IndexedSlices -- tf.convert_to_tensor makes them dense")
+    names = _names("reducescatter", name, ignore_name_scope, process_set)
+    call = Call("REDUCESCATTER", names, process_set, op, prescale_factor, postscale_factor)
+    return _reducescatter([_tensor(tensor)], compression, call)[0]
+
+
+@as_it_is
+def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "", compression: Any = Compression.none,
+                          op: int = Average, name: Optional[str] = None, process_set: ProcessSet = global_process_set,
+                          prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                          ignore_name_scope: bool = False) -> List[Tensor]:  # fmt: skip
+    """As `reducescatter` for several tensors: none is carried out before all ranks have asked for all."""
+    given = _tensors(tensors, "grouped_reducescatter")
+    names = _names("reducescatter", name, ignore_name_scope, process_set, len(given))
+    call = Call("REDUCESCATTER", names, process_set, op, prescale_factor, postscale_factor)
+    return _reducescatter(given, compression, call)
+
+
+def _reducescatter(tensors: List[Tensor], compression: Any, call: Call) -> List[Tensor]:
+    if call.op not in (Average, Sum):
+        raise _NotSupported(f"reducescatter: op={call.op!r} -- hvd.Average and hvd.Sum are supported")
+    _need_dimensions(tensors, "reducescatter")
+    compressed = [compression.compress(tensor) for tensor in tensors]
+
+    def forward(*given: Tensor) -> Any:
+        return run(call, given)[0], lambda grads: _scatter_back(grads, call)
+
+    results = _differentiable(forward, [one for one, _ in compressed])
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
+
+
+def _scatter_back(grads: List[Tensor], call: Call) -> List[Tensor]:
+    factor = tf.constant(call.prescale * call.postscale, tf.float64)
+    if call.op == Sum:
+        factor *= tf.cast(size_of(call.process_set), tf.float64)
+    gather = Call("ALLGATHER", _grad_name(call.names), call.process_set)
+    return _gathered([grad * tf.cast(factor, grad.dtype) for grad in grads], gather)
+
+
+# --- control ---
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits until all ranks of the set have called it. Not for graphs."""
+    full = named("barrier", None, process_set)
+    Pending(started("BARRIER", [full], engine_of(process_set).barrier, full), lambda: None).wait()
+
+
+@as_it_is
+def join(process_set: ProcessSet = global_process_set) -> Tensor:
+    """Says that this rank has no more data, and waits until all ranks of the set have said so.
+
+    Until then this rank takes part in the others' reductions without changing them: it adds nothing to sums (averages
+    are still divided by all ranks), nothing to minima, maxima and products. Allgather, broadcast, reducescatter and
+    alltoall fail on the others meanwhile. Returns the rank of the world that joined last, the same on all ranks, a scalar
+    of int32.
+    """
+    return _asked(lambda: _join(process_set), None)
+
+
+def _join(process_set: ProcessSet) -> int:
+    works = started("JOIN", ["join"], engine_of(process_set).join)
+    Pending(works, lambda: None).wait()
+    process_set._renumber()  # ranks have had different numbers of unnamed operations
+    return (process_set.ranks or [])[works[0].last_joined]

@@ -1,0 +1,101 @@
+"""The reduction of a step's gradients, for tapes and optimizers."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence
+
+import tensorflow as tf
+
+from cohort._horovod.process_sets import ProcessSet, global_process_set
+from cohort._horovod.reduce_ops import Adasum, Average, Sum
+from cohort.tensorflow._execution import Call, as_it_is, run
+from cohort.tensorflow.compression import Compression
+
+_BUCKET_BYTES = 1 << 20
+
+Gradient = Any  # a tf.Tensor, tf.IndexedSlices or None
+
+
+@as_it_is
+def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op: int = Average, prescale: float = 1.0,
+                     postscale: float = 1.0, process_set: ProcessSet = global_process_set,
+                     compression: Any = Compression.none, sparse_as_dense: bool = False) -> List[Gradient]:  # fmt: skip
+    """Reduces gradients over the set's ranks. In eager mode it waits; in a graph what needs the results does.
+
+    gradients        tensors and tf.IndexedSlices; what is None stays None
+    names            one for each, which ranks meet under: equal on all, whatever their graphs are called
+    op               of all: hvd.Average, Sum, Min, Max, Product or Adasum
+    sparse_as_dense  IndexedSlices are made dense first. Else their entries are gathered, for Average and Sum only
+
+    The results are not differentiable. Raises ValueError for names that are not as many or not different, and
+    NotImplementedError for a reduction that IndexedSlices have not.
+    """
+    if len(names) != len(gradients) or len(set(names)) != len(names):
+        raise ValueError(
+            f"reduce_gradients: {len(gradients)} gradients need as many different names, not {list(names)}"
+        )
+    results: List[Gradient] = list(gradients)
+    if sparse_as_dense:
+        results = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in results]
+    sparse = [i for i, one in enumerate(results) if isinstance(one, tf.IndexedSlices)]
+    dense = [i for i, one in enumerate(results) if one is not None and i not in set(sparse)]
+    compressed = [compression.compress(tf.convert_to_tensor(results[i])) for i in dense]
+    kind = "ADASUM" if op == Adasum else "ALLREDUCE"
+    for bucket in _buckets([one for one, _ in compressed]):
+        call = Call(kind, [f"{kind.lower()}.{names[dense[j]]}" for j in bucket], process_set, op, prescale, postscale)
+        for j, reduced in zip(bucket, run(call, [compressed[j][0] for j in bucket])[0]):
+            results[dense[j]] = compression.decompress(reduced, compressed[j][1])
+    slices = gather_slices(
+        [results[i] for i in sparse], [names[i] for i in sparse], op, prescale, postscale, process_set
+    )
+    for i, gathered in zip(sparse, slices):
+        results[i] = gathered
+    return results
+
+
+def _buckets(tensors: List[Any]) -> List[List[int]]:
+    """Places of tensors that one op reduces. In a graph an op begins when it has all of its inputs, so there are several:
+    neighbours in the list, which are computed one after another."""
+    if tf.executing_eagerly():
+        return [list(range(len(tensors)))]
+    buckets: List[List[int]] = []
+    room = 0
+    for i, tensor in enumerate(tensors):
+        elements = tensor.shape.num_elements()
+        size = _BUCKET_BYTES if elements is None else elements * tensor.dtype.size
+        if size > room:
+            buckets.append([])
+            room = max(_BUCKET_BYTES, size)
+        buckets[-1].append(i)
+        room -= size
+    return buckets
+
+
+def gather_slices(slices: List[Any], names: List[str], op: int, prescale: float, postscale: float,
+                  process_set: ProcessSet) -> List[Any]:  # fmt: skip
+    """The entries of all ranks' tf.IndexedSlices, which add up to the reduction."""
+    if slices and op not in (Average, Sum):
+        raise NotImplementedError("tf.IndexedSlices are reduced by hvd.Average and hvd.Sum only -- sparse_as_dense=True, or "
+                                  "tf.convert_to_tensor, makes them dense")  # fmt: skip
+    parts: List[Any] = []
+    full: List[str] = []
+    for one, name in zip(slices, names):
+        parts += [one.values, one.indices]
+        full += [f"allgather.{name}.values", f"allgather.{name}.indices"]
+    # Ranks that have joined bring no entries.
+    gathered, received = run(Call("ALLGATHER", full, process_set, needs_all_ranks=False), parts)
+    results = []
+    for i, one in enumerate(slices):
+        values = gathered[2 * i]
+        if op == Average:
+            values = divided(values, tf.shape(received[2 * i])[0])
+        if prescale * postscale != 1.0:
+            values *= tf.cast(prescale * postscale, values.dtype)
+        results.append(tf.IndexedSlices(values, gathered[2 * i + 1], one.dense_shape))
+    return results
+
+
+def divided(values: Any, ranks: Any) -> Any:
+    """The average of a sum; of integers rounded toward zero."""
+    ranks = tf.cast(ranks, values.dtype)
+    return values / ranks if values.dtype.is_floating or values.dtype.is_complex else tf.truncatediv(values, ranks)

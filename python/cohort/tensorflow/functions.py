@@ -1,0 +1,59 @@
+"""What makes ranks alike: variables, any object."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence
+
+import tensorflow as tf
+
+from cohort._horovod import objects
+from cohort._horovod.process_sets import ProcessSet, global_process_set
+from cohort.tensorflow._collectives import assign_broadcast
+
+
+def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set,
+                        inplace: bool = False) -> Any:  # fmt: skip
+    """Gives each variable of a list the value that it has on rank `root_rank`: TensorFlow's and Keras's.
+
+    Variables are matched by their places in the list; the lists are equally long on all ranks, and their shapes and types
+    the same. For a session of TensorFlow 1 it returns the op that does it. `inplace` changes nothing here.
+    """
+    variables = list(variables)
+    names = [f"broadcast.variables.{i}" for i in range(len(variables))]
+    assigned = assign_broadcast(variables, root_rank, names, process_set)
+    return None if tf.executing_eagerly() or tf.inside_function() else tf.group(*assigned)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """`broadcast_variables` for all variables of a graph of TensorFlow 1. Raises RuntimeError in eager mode."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "broadcast_global_variables: in eager mode nobody knows all variables -- call hvd.broadcast_variables("
+            "model.variables, root_rank=0) once the model is built"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, session: Any = None, name: Optional[str] = None,
+                     process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
+    """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled. `session` is not needed.
+
+    Raises on that rank what pickling raised, and HorovodInternalError with its text on the others.
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(root_rank: int = 0, session: Any = None, name: Optional[str] = None,
+                        process_set: ProcessSet = global_process_set) -> Callable[[Any], Any]:  # fmt: skip
+    """A function that does what `broadcast_object` does, as often as it is called."""
+
+    def broadcast(obj: Any) -> Any:
+        return objects.broadcast_object(obj, root_rank, name or "broadcast_object_fn", process_set)
+
+    return broadcast
+
+
+def allgather_object(obj: Any, session: Any = None, name: Optional[str] = None,
+                     process_set: ProcessSet = global_process_set) -> List[Any]:  # fmt: skip
+    """Returns the objects of all ranks of the set, in their order. They are pickled. `session` is not needed."""
+    return objects.allgather_object(obj, name, process_set)

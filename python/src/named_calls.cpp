@@ -1,0 +1,271 @@
+// cohort._core.named_calls: engines by number, for callers that are not Python. What is done is told by a thread of
+// its own, since those who are told go on to compute, or ask for more, which the engine's thread must not.
+#include "named_calls.h"
+#include "errors.h"
+#include "named.h"
+
+#include "sys/thread.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+namespace cohort::python {
+namespace {
+
+static_assert(static_cast<int>(NamedKind::AllReduce) == static_cast<int>(named::Kind::AllReduce));
+static_assert(static_cast<int>(NamedKind::AllGather) == static_cast<int>(named::Kind::AllGather));
+static_assert(static_cast<int>(NamedKind::Broadcast) == static_cast<int>(named::Kind::Broadcast));
+static_assert(static_cast<int>(NamedKind::ReduceScatter) == static_cast<int>(named::Kind::ReduceScatter));
+static_assert(static_cast<int>(NamedKind::AllToAll) == static_cast<int>(named::Kind::AllToAll));
+static_assert(static_cast<int>(NamedKind::Barrier) == static_cast<int>(named::Kind::Barrier));
+
+/// A group under way.
+struct Running {
+  decltype(NamedGroup::allocate) allocate;
+  decltype(NamedGroup::done) done;
+  void* context;
+  std::vector<named::Handle> handles;
+  std::atomic<std::size_t> left{0};
+
+  explicit Running(const NamedGroup& group) : allocate(group.allocate), done(group.done), context(group.context) {}
+
+  void fail(const Error& error) const { done(context, {error.what(), static_cast<int>(error.code()), nullptr}); }
+
+  void tell() {
+    // Each is asked: an error that nobody was given is logged.
+    const Error* failed = nullptr;
+    for (const named::Handle& handle : handles) {
+      const Error* const one = handle.failure();
+      if (failed == nullptr) failed = one;
+    }
+    if (failed != nullptr) {
+      fail(*failed);
+      return;
+    }
+    std::vector<NamedMade> made;
+    made.reserve(handles.size());
+    for (named::Handle& handle : handles) {
+      const named::Outcome& outcome = handle.outcome();
+      made.push_back(
+          {outcome.shape.data(), outcome.shape.size(), outcome.received_splits.data(), outcome.received_splits.size()});
+    }
+    done(context, {nullptr, 0, made.data()});
+  }
+};
+
+/// The thread that tells. Never destroyed: an engine of a world that was given up may still refer to it. One of a
+/// parent is not touched in its forked child.
+class Teller {
+ public:
+  static Teller& get() {
+    const std::lock_guard lock(guard());
+    if (current() == nullptr || current()->home_ != fork_generation()) current() = new Teller();
+    return *current();
+  }
+
+  /// Ends the thread, once it has told what is done. It starts anew when it is needed.
+  static void stop() {
+    Teller* ending = nullptr;
+    {
+      const std::lock_guard lock(guard());
+      if (current() == nullptr || current()->home_ != fork_generation()) return;
+      ending = std::exchange(current(), nullptr);
+    }
+    {
+      const std::lock_guard lock(ending->mutex_);
+      ending->stopping_ = true;
+    }
+    ending->changed_.notify_one();
+    ending->thread_.join();
+  }
+
+  void push(std::shared_ptr<Running> done) {
+    {
+      const std::lock_guard lock(mutex_);
+      queue_.push_back(std::move(done));
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  Teller() : thread_(sys::start_without_signals([this] { run(); })) {}
+
+  static std::mutex& guard() {
+    static auto* const mutex = new std::mutex();
+    return *mutex;
+  }
+  static Teller*& current() {
+    static Teller* one = nullptr;
+    return one;
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      const std::deque<std::shared_ptr<Running>> taken = std::exchange(queue_, {});
+      lock.unlock();
+      for (const auto& one : taken) one->tell();
+      lock.lock();
+    }
+  }
+
+  const std::uint64_t home_ = fork_generation();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Running>> queue_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+/// Engines by their numbers.
+struct Published {
+  std::mutex mutex;
+  std::unordered_map<std::uint64_t, std::pair<std::weak_ptr<named::Engine>, std::uint64_t>> engines;
+};
+
+Published& published() {
+  static auto* const all = new Published();
+  return *all;
+}
+
+std::shared_ptr<named::Engine> engine_of(std::uint64_t number) {
+  constexpr auto* kNone =
+      "an operation of a compiled program -- its process set has no engine here -- the world has ended, this rank is "
+      "not in the set, or the set was removed -- call init(), and compile for the sets that there are";
+  constexpr auto* kForked =
+      "an operation of a compiled program -- its engine belongs to the process that this one is a forked child of";
+  Published& all = published();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.engines.find(number);
+  if (found == all.engines.end()) throw Error(ErrorCode::Unavailable, kNone);
+  if (found->second.second != fork_generation()) throw Error(ErrorCode::InvalidArgument, kForked);
+  auto engine = found->second.first.lock();
+  if (!engine) throw Error(ErrorCode::Unavailable, kNone);
+  return engine;
+}
+
+named::Request request_of(const NamedCall& call) {
+  named::Request request;
+  request.name.assign(call.name, call.name_bytes);
+  request.kind = static_cast<named::Kind>(call.kind);
+  request.shape.assign(call.shape, call.shape + call.dimensions);
+  std::int64_t count = 1;
+  for (const std::int64_t length : request.shape) count *= length;
+  request.input = {call.input, count, call.dtype};
+  request.output = {call.output, count, call.dtype};
+  request.op = call.op;
+  request.root = call.root;
+  request.prescale = call.prescale;
+  request.postscale = call.postscale;
+  request.splits.assign(call.splits, call.splits + call.split_count);
+  request.needs_all_ranks = call.needs_all_ranks;
+  return request;
+}
+
+/// True once all are done, false after the patience.
+bool wait_for(std::vector<named::Handle>& handles, std::int64_t patience_ns) {
+  const auto until = Clock::now() + std::chrono::nanoseconds(patience_ns);
+  for (named::Handle& handle : handles) {
+    if (handle.done()) continue;
+    const std::chrono::nanoseconds left = until - Clock::now();
+    if (left.count() <= 0 || !handle.block(left)) return false;
+  }
+  return true;
+}
+
+void begin(const NamedGroup& group, const std::shared_ptr<Running>& running) {
+  std::vector<named::Request> requests;
+  requests.reserve(group.count);
+  for (std::size_t i = 0; i < group.count; ++i) {
+    requests.push_back(request_of(group.calls[i]));
+    if (group.allocate == nullptr) continue;
+    requests.back().allocate = [running, i](std::span<const std::int64_t> shape) {
+      void* const memory = running->allocate(running->context, i, shape.data(), shape.size());
+      if (memory == nullptr) throw std::bad_alloc();
+      return memory;
+    };
+  }
+  running->handles = engine_of(group.engine)->submit(std::move(requests));
+}
+
+/// Of a world of one: what is brought is the result, and no thread has to be woken for it.
+bool is_alone(const NamedGroup& group) {
+  const auto keeps = [](const NamedCall& call) {
+    return (call.kind == NamedKind::AllReduce && call.prescale == 1 && call.postscale == 1) ||
+           (call.kind == NamedKind::Broadcast && call.root == 0);
+  };
+  const std::shared_ptr<named::Engine> engine = engine_of(group.engine);
+  return engine->size() == 1 && !engine->ended() && std::all_of(group.calls, group.calls + group.count, keeps);
+}
+
+void give_back(const NamedGroup& group) noexcept {
+  for (const NamedCall& call : std::span(group.calls, group.count)) {
+    if (call.input == call.output || call.input == nullptr) continue;
+    const std::int64_t* const end = call.shape + call.dimensions;
+    const auto count = std::accumulate(call.shape, end, std::int64_t{1}, std::multiplies<>());
+    if (count > 0) std::memcpy(call.output, call.input, static_cast<std::size_t>(count) * size_of(call.dtype));
+  }
+  const std::vector<NamedMade> made(group.count);
+  group.done(group.context, {nullptr, 0, made.data()});
+}
+
+void submit(const NamedGroup& group) noexcept {
+  const auto running = std::make_shared<Running>(group);
+  Teller* teller = nullptr;
+  try {
+    if (is_alone(group)) return give_back(group);
+    teller = &Teller::get();
+    begin(group, running);
+  } catch (const Error& error) {
+    running->fail(error);
+    return;
+  } catch (const std::exception& error) {
+    running->fail(Error(ErrorCode::Internal, error.what()));
+    return;
+  }
+  if (group.patience_ns > 0 && wait_for(running->handles, group.patience_ns)) {
+    running->tell();
+    return;
+  }
+  // One more than there are, so that it is not told while this goes on.
+  running->left = running->handles.size() + 1;
+  for (named::Handle& handle : running->handles) {
+    handle.on_done([running, teller] {
+      if (running->left.fetch_sub(1) == 1) teller->push(running);
+    });
+  }
+  if (running->left.fetch_sub(1) == 1) running->tell();
+}
+
+constexpr NamedCalls kCalls{kNamedCallsVersion,
+                            sizeof(NamedCall) + sizeof(NamedGroup) + sizeof(NamedReply) + sizeof(NamedMade), &submit};
+
+}  // namespace
+
+void publish(std::uint64_t number, const std::shared_ptr<named::Engine>& engine) {
+  Published& all = published();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.engines, [](const auto& entry) { return entry.second.first.expired(); });
+  all.engines[number] = {engine, fork_generation()};
+}
+
+void stop_telling() { Teller::stop(); }
+
+void bind_named_calls(py::module_& module) {
+  module.def(
+      "named_calls", [] { return py::capsule(&kCalls, kNamedCallsCapsule); },
+      "A capsule with functions that op libraries of frameworks call: python/src/named_calls.h.");
+}
+
+}  // namespace cohort::python

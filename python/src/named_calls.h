@@ -1,0 +1,76 @@
+// Operations by name for compiled programs: what the op libraries of frameworks (XLA's, TensorFlow's) call from their
+// own threads, without Python and without its lock. They link neither Cohort nor Python: `_core.named_calls()` hands
+// them this table of functions in a capsule. All of them and `_core` come from one build, which kNamedCallsVersion
+// makes sure of. Plain C structs; what is pointed to has to live until `submit` returns, buffers until `done`.
+#pragma once
+
+#include <cohort/dtype.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cohort::python {
+
+inline constexpr std::uint32_t kNamedCallsVersion = 1;
+inline constexpr auto* kNamedCallsCapsule = "cohort.named_calls";
+
+/// The numbers of named::Kind.
+enum class NamedKind : std::uint8_t { AllReduce = 0, AllGather, Broadcast, ReduceScatter, AllToAll, Barrier };
+
+/// One operation; named::Request says what its fields mean.
+struct NamedCall {
+  NamedKind kind = NamedKind::AllReduce;
+  DType dtype = DType::Float32;
+  ReduceOp op = ReduceOp::Average;
+  bool needs_all_ranks = false;
+  std::int32_t root = 0;
+  double prescale = 1, postscale = 1;
+  const char* name = nullptr;
+  std::size_t name_bytes = 0;
+  const std::int64_t* shape = nullptr;  ///< of what this rank brings
+  std::size_t dimensions = 0;
+  const void* input = nullptr;  ///< of a broadcast only the root's counts, and may be `output`
+  void* output = nullptr;       ///< all_reduce (may be `input`) and broadcast; others: see NamedGroup::allocate
+  const std::int64_t* splits = nullptr;
+  std::size_t split_count = 0;
+};
+
+/// What came of an operation that makes its output.
+struct NamedMade {
+  const std::int64_t* shape = nullptr;
+  std::size_t dimensions = 0;
+  const std::int64_t* received_splits = nullptr;  ///< all_gather and all_to_all: rows of each rank
+  std::size_t received_count = 0;
+};
+
+/// What came of a group. Valid during `done` alone.
+struct NamedReply {
+  const char* failure = nullptr;    ///< null: all succeeded. Else the text of the first error
+  int code = 0;                     ///< the number of its cohort::ErrorCode
+  const NamedMade* made = nullptr;  ///< one for each operation; null after a failure
+};
+
+/// Operations that are asked for together: all or none are accepted, and `done` comes once for all.
+struct NamedGroup {
+  std::uint64_t engine = 0;  ///< the number that it was published under
+  const NamedCall* calls = nullptr;
+  std::size_t count = 0;
+  /// How long `submit` may wait for them before it leaves them to others: who is going to wait anyway saves two
+  /// switches of threads.
+  std::int64_t patience_ns = 0;
+  /// Memory for the output of operation `index`; all_gather, reduce_scatter and all_to_all need it. On the engine's
+  /// thread: it must not call back. Null ends the world, since the other ranks count on this one.
+  void* (*allocate)(void* context, std::size_t index, const std::int64_t* shape, std::size_t dimensions) = nullptr;
+  /// Exactly once, also where nothing was begun: in the caller before `submit` returns, or later on a thread that
+  /// does nothing else. It may submit; it must not wait for operations.
+  void (*done)(void* context, const NamedReply& reply) = nullptr;
+  void* context = nullptr;
+};
+
+struct NamedCalls {
+  std::uint32_t version = kNamedCallsVersion;
+  std::uint32_t size = sizeof(NamedCall) + sizeof(NamedGroup) + sizeof(NamedReply) + sizeof(NamedMade);
+  void (*submit)(const NamedGroup& group) noexcept = nullptr;
+};
+
+}  // namespace cohort::python

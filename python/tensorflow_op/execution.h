@@ -1,0 +1,63 @@
+// One run of a kernel: the operations that it asks for by name, on the memory of its inputs and outputs. It returns at
+// once; TensorFlow's threads never wait for other ranks. One kernel's runs follow each other, since they use the same
+// names.
+#pragma once
+
+#include "done_callback.h"
+#include "named_calls.h"
+#include "tensorflow_api.h"
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::tensorflow {
+
+/// What the attributes of a node say.
+struct Asked {
+  python::NamedKind kind = python::NamedKind::AllReduce;
+  std::uint64_t engine = 0;
+  ReduceOp op = ReduceOp::Average;
+  std::int32_t root = 0;
+  double prescale = 1, postscale = 1;
+  bool needs_all_ranks = false;
+  std::vector<std::string> names;
+
+  /// Whether results are as long as what is brought: those lie in the inputs' memory where TensorFlow gives it up.
+  bool keeps_shape() const noexcept {
+    return kind == python::NamedKind::AllReduce || kind == python::NamedKind::Broadcast;
+  }
+};
+
+class Execution;
+
+/// A node of a graph. It outlives its runs.
+class Kernel {
+ public:
+  explicit Kernel(Asked asked);
+  ~Kernel();
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+  const Asked& asked() const noexcept { return asked_; }
+
+  void run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done);
+  /// The next run, if there is one, now that one is over. Nothing here is touched by the one that is over afterwards.
+  std::unique_ptr<Execution> next();
+
+ private:
+  void start(std::unique_ptr<Execution> one);
+
+  const Asked asked_;
+  std::mutex mutex_;
+  bool running_ = false;
+  std::deque<std::unique_ptr<Execution>> waiting_;
+};
+
+/// The functions of `_core`, from now on. The text of why not; null if they will do.
+const char* use(const python::NamedCalls* calls) noexcept;
+
+}  // namespace cohort::tensorflow

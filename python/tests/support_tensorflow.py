@@ -1,0 +1,39 @@
+"""What tests of `cohort.tensorflow` share: its world (`from support_tensorflow import setUpModule, tearDownModule`), and
+comparisons. with_tensorflow.py runs them."""
+
+import os
+import unittest
+
+import numpy as np
+import tensorflow as tf
+from support import SECONDS
+
+import cohort.tensorflow as hvd
+
+
+def setUpModule():
+    tf.get_logger().setLevel("ERROR")  # tests make many small graphs, which it warns of
+    os.environ["COHORT_TIMEOUT"] = str(int(SECONDS))
+    hvd.init()
+
+
+def tearDownModule():
+    hvd.shutdown()
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def same(self, tensor, expected):
+        np.testing.assert_array_equal(np.asarray(tensor), np.asarray(expected))
+
+    def close(self, tensor, expected):
+        np.testing.assert_allclose(np.asarray(tensor, np.float64), np.asarray(expected, np.float64), rtol=1e-5)
+
+    def both(self, function, *args):
+        """What `function(*args)` gives in eager mode, and what it gives as a graph the second time."""
+        yield function(*args)
+        whole = tf.function(function)
+        whole(*args)
+        yield whole(*args)

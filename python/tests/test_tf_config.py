@@ -1,0 +1,124 @@
+"""`cohort run --tf-config`: TF_CONFIG for programs of tf.distribute, with ports that their ranks can have."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TENSORFLOW = os.environ.get("COHORT_TEST_TENSORFLOW", str(ROOT / "build" / "tensorflow" / "2.21"))
+
+# Each rank says what it was told, and that it can have its port.
+TELL = """
+import json, os, socket
+config = json.loads(os.environ["TF_CONFIG"])
+own = config["cluster"]["worker"][config["task"]["index"]]
+with socket.create_server(("", int(own.rsplit(":", 1)[1]))):
+    print(json.dumps([int(os.environ["RANK"]), config]), flush=True)
+"""
+
+TRAIN = f"""
+import os, sys
+if os.path.isdir({TENSORFLOW!r}):
+    sys.path.insert(0, {TENSORFLOW!r})
+os.environ.update(TF_USE_LEGACY_KERAS="1", CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2")
+import numpy, tensorflow, tf_keras
+strategy = tensorflow.distribute.MultiWorkerMirroredStrategy()
+rank = int(os.environ["RANK"])
+x = numpy.random.default_rng(1).normal(size=(64, 4)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+with strategy.scope():
+    model = tf_keras.Sequential([tf_keras.layers.Dense(8, activation="tanh"), tf_keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+data = tensorflow.data.Dataset.from_tensor_slices((x, y)).batch(16)
+losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+print("trained", strategy.num_replicas_in_sync, rank, losses[1] < losses[0],
+      float(sum(numpy.abs(w).sum() for w in model.get_weights())), flush=True)
+"""
+
+
+class TfConfig(unittest.TestCase):
+    def run_job(self, text, *options, seconds=120, **environment):
+        command = os.environ.get("COHORT_COMMAND") or shutil.which("cohort")
+        with tempfile.TemporaryDirectory(prefix="cohort-tf-test-") as folder:
+            program = pathlib.Path(folder, "program.py")
+            program.write_text(text)
+            return subprocess.run(
+                [command, "run", "-q", "--prefix", "none", *options, "--", sys.executable, program],
+                cwd=folder,
+                env={**{k: v for k, v in os.environ.items() if k != "TF_CONFIG"}, **environment},
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+            )
+
+    def told(self, *options, **environment):
+        """What each rank was told, by rank; checked to be one cluster."""
+        done = self.run_job(TELL, *options, **environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        told = dict(json.loads(line) for line in done.stdout.splitlines() if line)
+        workers = told[0]["cluster"]["worker"]
+        self.assertEqual(len(set(workers)), len(told))
+        for rank, config in told.items():
+            self.assertEqual(config, {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
+        return workers
+
+    def test_each_rank_has_a_port(self):
+        self.assertEqual(len(self.told("-np", "3", "--tf-config")), 3)
+
+    def test_several_hosts(self):
+        workers = self.told("-H", "a:2,b:1", "--starter", "local", "--tf-config")
+        self.assertEqual(len(workers), 3)
+        self.assertTrue(all(not one.startswith(("a:", "b:")) for one in workers), workers)
+
+    def test_as_variable_and_in_a_file(self):
+        self.assertEqual(len(self.told("-np", "2", COHORT_RUN_TF_CONFIG="1")), 2)
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write("[run]\ntf-config = true\nnp = 2\n")
+            file.flush()
+            self.assertEqual(len(self.told("--config", file.name)), 2)
+
+    def test_ranks_that_are_started_again_keep_their_ports(self):
+        done = self.run_job(
+            TELL + 'if os.environ["COHORT_RESTART"] == "0" and os.environ["RANK"] == "1":\n    os._exit(3)\n'
+            'elif os.environ["COHORT_RESTART"] == "0":\n    import time; time.sleep(60)\n',
+            "-np", "2", "--tf-config", "--max-restarts", "1",
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        told = [json.loads(line)[1]["cluster"]["worker"] for line in done.stdout.splitlines() if line]
+        self.assertGreaterEqual(len(told), 3)
+        self.assertTrue(all(one == told[0] for one in told), told)
+
+    def test_another_cluster_is_refused(self):
+        other = json.dumps(
+            {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 1}}
+        )
+        done = self.run_job(TELL, "-np", "2", "--tf-config", TF_CONFIG=other, COHORT_ALONE="1")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("TF_CONFIG is set already, to task worker 1 of a cluster of 3", done.stderr)
+        nonsense = self.run_job(TELL, "-np", "2", "--tf-config", "--env", "TF_CONFIG={")
+        self.assertIn("TF_CONFIG is set already", nonsense.stderr)
+        self.assertEqual(self.run_job(TELL, "-np", "2", "--tf-config", TF_CONFIG="{}").returncode, 0)
+
+    def test_a_dry_run_tells(self):
+        done = self.run_job("", "-np", "2", "--tf-config", "--dry-run")
+        self.assertRegex(done.stdout, r"TF_CONFIG=\(chosen at the start\)")
+        self.assertNotIn("TF_CONFIG", self.run_job("", "-np", "2", "--dry-run").stdout)
+
+    def test_multi_worker_mirrored_strategy(self):
+        found = os.path.isdir(os.path.join(TENSORFLOW, "tf_keras"))
+        if not found:
+            self.skipTest("needs tensorflow and tf_keras: tools/setup --for all")
+        done = self.run_job(TRAIN, "-np", "2", "--tf-config", seconds=280)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = sorted(line.split() for line in done.stdout.splitlines() if line.startswith("trained"))
+        self.assertEqual([line[:4] for line in lines], [["trained", "2", str(rank), "True"] for rank in range(2)])
+        self.assertEqual(lines[0][4], lines[1][4])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,588 @@
+// Workers that are threads, and servers, over real connections.
+#include "net/secret.h"
+#include "ps/sparse_table.h"
+#include "ps/testing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <set>
+
+namespace cohort::ps {
+namespace {
+
+using namespace testing;
+using Keys = std::vector<std::uint64_t>;
+using Floats = std::vector<float>;
+
+TableOptions counters(Consistency consistency, std::int64_t dim = 1) {
+  TableOptions options;
+  options.dim = dim;
+  options.optimizer = optim::Sgd{.lr = 1};
+  options.consistency = consistency;
+  return options;
+}
+
+Floats pull(Table& table, const Keys& keys) {
+  Floats rows(keys.size() * static_cast<std::size_t>(table.options().dim));
+  table.pull(keys, rows).wait();
+  return rows;
+}
+
+TEST(Client, PushesAndPullsOverSeveralServers) {
+  for (const std::size_t count : {1U, 2U, 3U, 5U}) {
+    const Servers servers(count);
+    Client client = servers.client();
+    Table table = client.table("user \"α\"\n", counters(Consistency::async(), 3));
+    Keys keys(1000);
+    for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i * i;
+    Floats gradients(keys.size() * 3);
+    for (std::size_t i = 0; i < gradients.size(); ++i) gradients[i] = -static_cast<float>(i);
+    table.push(keys, gradients).wait();
+    Floats expected(gradients.size());
+    std::transform(gradients.begin(), gradients.end(), expected.begin(), [](float g) { return -g; });
+    EXPECT_EQ(pull(table, keys), expected);
+    std::reverse(keys.begin(), keys.end());
+    EXPECT_EQ(pull(table, {keys[0], keys[0], 999999999}), (Floats{2997, 2998, 2999, 2997, 2998, 2999, 0, 0, 0}));
+    const TableStats stats = table.stats();
+    EXPECT_EQ(stats.rows, keys.size());
+    EXPECT_EQ(stats.rows_of_servers.size(), count);
+    for (const std::uint64_t rows : stats.rows_of_servers) EXPECT_GT(rows, 0U);
+  }
+}
+
+TEST(Client, EdgesOfKeysAndCalls) {
+  const Servers servers(2);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::async()));
+  table.push({}, {}).wait();
+  EXPECT_TRUE(pull(table, {}).empty());
+  const Keys edges{0, ~std::uint64_t{0}, static_cast<std::uint64_t>(-5), 0};
+  table.push(edges, Floats{-1, -2, -3, -4}).wait();
+  EXPECT_EQ(pull(table, edges), (Floats{5, 2, 3, 5})) << "duplicates are added";
+  EXPECT_EQ(table.stats().steps, 3U);
+  EXPECT_TRUE(contains(error_of([&] { (void)table.push(edges, Floats{1}); }), "4 keys need 4 floats"));
+  EXPECT_TRUE(
+      contains(error_of([&] { (void)client.table("z", counters(Consistency::async(), 0)); }), "rows of 0 floats"));
+  EXPECT_TRUE(contains(error_of([&] { (void)client.table("", counters(Consistency::async())); }), "without a name"));
+}
+
+TEST(Client, AMillionKeysInOneCall) {
+  const Servers servers(2);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::async(), 2));
+  Keys keys(1'000'000);
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i * 3;
+  const Floats gradients(keys.size() * 2, -1);
+  table.push(keys, gradients).wait();
+  Work second = table.push(keys, gradients);
+  Work third = table.push(keys, gradients);
+  const Floats rows = pull(table, keys);
+  EXPECT_TRUE(std::all_of(rows.begin(), rows.end(), [](float value) { return value == 3; }))
+      << "what was sent before is in what is read";
+  second.wait();
+  third.wait();
+}
+
+TEST(Client, RowsOf64KiB) {
+  const Servers servers(2);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::async(), 16384));
+  const Keys keys{1, 2, 3, 4, 5};
+  const Floats gradients(keys.size() * 16384, -2);
+  table.push(keys, gradients).wait();
+  const Floats rows = pull(table, keys);
+  EXPECT_TRUE(std::all_of(rows.begin(), rows.end(), [](float value) { return value == 2; }));
+}
+
+TEST(Client, AssignAndErase) {
+  const Servers servers(3);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::sync()));
+  table.assign(Keys{1, 2, 1}, Floats{5, 6, 7}).wait();
+  EXPECT_EQ(pull(table, {1, 2}), (Floats{7, 6}));
+  table.erase(Keys{1, 3}).wait();
+  EXPECT_EQ(pull(table, {1, 2}), (Floats{0, 6}));
+}
+
+TEST(Client, DenseVariablesOfAnySize) {
+  for (const std::size_t count : {1U, 3U}) {
+    const Servers servers(count);
+    Client client = servers.client();
+    for (const std::int64_t elements : {1, 10, 16384, 16385, 100000}) {
+      VariableOptions options;
+      options.elements = elements;
+      options.initial = 0.5;
+      options.optimizer = optim::Sgd{.lr = 1};
+      options.consistency = Consistency::async();
+      Variable variable = client.variable("v" + std::to_string(elements), options);
+      Floats values(static_cast<std::size_t>(elements)), gradients(values.size());
+      variable.pull(values).wait();
+      EXPECT_EQ(values, Floats(values.size(), 0.5F));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+      variable.assign(values).wait();
+      std::fill(gradients.begin(), gradients.end(), 1.0F);
+      variable.push_pull(gradients, values).wait();
+      for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], static_cast<float>(i) - 1);
+    }
+  }
+  const Servers servers(1);
+  Client client = servers.client();
+  VariableOptions options;
+  options.elements = 3;
+  options.optimizer = optim::RowAdagrad{};
+  EXPECT_TRUE(contains(error_of([&] { (void)client.variable("v", options); }), "RowAdagrad"));
+}
+
+TEST(Client, WhatIsNotFiniteIsNamedAndNothingIsSent) {
+  const Servers servers(2);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::async(), 2));
+  for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+    const Error error = error_of([&] { (void)table.push(Keys{4, 77}, Floats{1, 1, 1, bad}); });
+    EXPECT_EQ(error.code(), ErrorCode::NonFinite);
+    EXPECT_TRUE(contains(error, "the gradient of key 77"));
+  }
+  EXPECT_EQ(pull(table, {4, 77}), Floats(4));
+}
+
+TEST(Client, OptionsThatDifferAreRefusedNamingBoth) {
+  const Servers servers(2);
+  run_workers(2, [&](int worker) {
+    Client client = servers.client(worker, 2);
+    if (worker == 0) (void)client.table("t", counters(Consistency::async(), 8));
+    client.barrier();
+    if (worker == 1) {
+      const Error error = error_of([&] { (void)client.table("t", counters(Consistency::async(), 9)); });
+      EXPECT_EQ(error.code(), ErrorCode::Mismatch);
+      EXPECT_TRUE(contains(error, "dim 8"));
+      EXPECT_TRUE(contains(error, "dim 9"));
+      EXPECT_TRUE(contains(error, "parameter server 0 at"));
+    }
+    client.barrier();
+    EXPECT_EQ(client.table("t", counters(Consistency::async(), 8)).options().dim, 8);
+  });
+}
+
+TEST(Client, WorkersThatDoNotAgreeAreRefused) {
+  const Servers servers(2);
+  Client first = servers.client(0, 2);
+  EXPECT_TRUE(contains(error_of([&] { (void)servers.client(1, 3); }), "there are 3 workers; the first one said 2"));
+  ClientOptions options = servers.options(1, 2);
+  std::swap(options.servers[0], options.servers[1]);
+  EXPECT_TRUE(contains(error_of([&] { (void)Client::connect(options); }), "takes this for parameter server"));
+  options = servers.options(1, 2);
+  options.worker = 2;
+  EXPECT_TRUE(contains(error_of([&] { (void)Client::connect(options); }), "worker 2 of 2"));
+}
+
+TEST(Client, AServerThatIsNotThereIsNamed) {
+  Servers servers(2);
+  servers.end(1);
+  ClientOptions options = servers.options();
+  options.connect_timeout = std::chrono::milliseconds(300);
+  const Error error = error_of([&] { (void)Client::connect(options); });
+  EXPECT_EQ(error.code(), ErrorCode::Timeout);
+  EXPECT_TRUE(contains(error, "parameter server 1 at " + servers.names()[1]));
+}
+
+TEST(Client, AServerThatDiesIsNamedWhenTheTimeIsUp) {
+  Servers servers(2);
+  ClientOptions options = servers.options();
+  options.timeout = std::chrono::milliseconds(500);
+  Client client = Client::connect(options);
+  Table table = client.table("t", counters(Consistency::async()));
+  Keys keys(100);
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  const Floats gradients(keys.size(), 1);
+  servers.end(1);
+  EXPECT_TRUE(contains(error_of([&] { table.push(keys, gradients).wait(); }), "parameter server 1 at"));
+}
+
+TEST(Client, MemoryThatIsNotThereIsRefusedBeforeItIsTaken) {
+  ServerOptions options;
+  options.memory = std::size_t{8} << 20;
+  const Servers servers(1, options);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::async(), 64));
+  std::optional<Error> refused;
+  Keys keys(1000);
+  const Floats gradients(keys.size() * 64, -1);
+  for (std::uint64_t round = 0; round < 100 && !refused; ++round) {
+    for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = round * 1000 + i;
+    try {
+      table.push(keys, gradients).wait();
+    } catch (const Error& error) {
+      refused = error;
+    }
+  }
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->code(), ErrorCode::Unavailable);
+  EXPECT_TRUE(contains(*refused, "no memory for"));
+  EXPECT_LE(table.stats().bytes, options.memory);
+  EXPECT_GE(table.stats().bytes, options.memory / 4);
+  const std::uint64_t rows = table.stats().rows;
+  EXPECT_EQ(rows % 1000, 0U) << "all of a push, or nothing of it";
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  table.push(keys, gradients).wait();
+  EXPECT_EQ(pull(table, {5})[0], 2) << "rows that are there go on";
+}
+
+// ---- consistency ----
+
+/// One process: gradients of a clock added by ascending worker, then one step.
+struct OneProcess {
+  explicit OneProcess(const TableOptions& options) : table("t", options) {}
+  SparseTable table;
+  KeyedSum sum;
+
+  void clock(const std::vector<std::pair<Keys, Floats>>& of_workers) {
+    const std::size_t dim = table.dim();
+    sum.begin(dim);
+    for (const auto& [keys, gradients] : of_workers) {
+      KeyedSum own;
+      own.begin(dim);
+      for (std::size_t i = 0; i < keys.size(); ++i) own.add(keys[i], gradients.data() + i * dim);
+      for (std::size_t i = 0; i < own.size(); ++i) sum.add(own.keys()[i], own.sum(i));
+    }
+    table.step({sum.keys().data(), sum.sums(), sum.size()}, 1);
+  }
+};
+
+/// Made-up gradients of a worker's clock: keys of all workers, several times.
+std::pair<Keys, Floats> batch(int worker, std::int64_t clock, std::int64_t dim) {
+  std::mt19937 random(static_cast<unsigned>(worker * 1000 + clock));
+  std::normal_distribution<float> normal;
+  Keys keys(60);
+  for (std::uint64_t& key : keys) key = random() % 40;
+  Floats gradients(keys.size() * static_cast<std::size_t>(dim));
+  for (float& one : gradients) one = normal(random);
+  return {keys, gradients};
+}
+
+TEST(Sync, HasTheBitsOfOneProcessForAnyNumberOfServers) {
+  constexpr int kWorkers = 3;
+  constexpr std::int64_t kClocks = 20, kDim = 5;
+  const std::vector<Optimizer> optimizers{optim::Sgd{.lr = 0.1, .momentum = 0.9}, optim::RowAdagrad{}, optim::Adam{},
+                                          optim::Ftrl{}};
+  Keys all(40);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  for (const Optimizer& optimizer : optimizers) {
+    TableOptions options = counters(Consistency::sync(), kDim);
+    options.optimizer = optimizer;
+    options.initializer = Initializer::normal(0, 1);
+    OneProcess reference(options);
+    std::vector<Floats> expected;
+    for (std::int64_t clock = 0; clock <= kClocks; ++clock) {
+      Floats rows(all.size() * kDim);
+      reference.table.read(all.data(), all.size(), rows.data(), 1);
+      expected.push_back(rows);
+      std::vector<std::pair<Keys, Floats>> of_workers;
+      for (int worker = 0; worker < kWorkers; ++worker) of_workers.push_back(batch(worker, clock, kDim));
+      reference.clock(of_workers);
+    }
+    for (const std::size_t count : {1U, 2U, 3U, 5U}) {
+      const Servers servers(count);
+      run_workers(kWorkers, [&](int worker) {
+        Client client = servers.client(worker, kWorkers);
+        Table table = client.table("t", options);
+        std::mt19937 random(std::random_device{}());
+        for (std::int64_t clock = 0; clock <= kClocks; ++clock) {
+          Floats rows(all.size() * kDim);
+          const Pulled pulled = table.pull(all, rows).wait();
+          ASSERT_EQ(rows, expected[static_cast<std::size_t>(clock)]) << "clock " << clock << " of worker " << worker;
+          ASSERT_EQ(pulled.clock, clock);
+          ASSERT_EQ(pulled.behind, 0);
+          if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+          const auto [keys, gradients] = batch(worker, clock, kDim);
+          Work work = table.push(keys, gradients);
+          ASSERT_EQ(client.clock(), clock + 1);
+          work.wait();
+        }
+      });
+    }
+  }
+}
+
+// No read misses what it has to have, and none of it is newer than the fastest; a worker sees its own.
+TEST(Bounded, ReadsAreAtMostSoOld) {
+  constexpr int kWorkers = 4;
+  constexpr std::int64_t kClocks = 30;
+  for (const std::int64_t staleness : {0, 1, 4}) {
+    const Servers servers(2);
+    std::atomic<std::int64_t> oldest{0};
+    run_workers(kWorkers, [&](int worker) {
+      Client client = servers.client(worker, kWorkers);
+      Table table = client.table("t", counters(Consistency::bounded(staleness)));
+      std::mt19937 random(static_cast<unsigned>(worker));
+      const Keys keys{0, 1, 2, 3};  // a counter for each worker
+      for (std::int64_t clock = 0; clock < kClocks; ++clock) {
+        Floats counts(kWorkers);
+        const Pulled pulled = table.pull(keys, counts).wait();
+        ASSERT_LE(pulled.behind, staleness);
+        for (int other = 0; other < kWorkers; ++other) {
+          const auto count = static_cast<std::int64_t>(counts[static_cast<std::size_t>(other)]);
+          ASSERT_GE(count, clock - staleness);
+          ASSERT_GE(count, pulled.clock);
+          ASSERT_LE(count, clock + staleness + 1);
+          ASSERT_TRUE(other != worker || count == clock) << "its own are all there";
+        }
+        std::int64_t before = oldest;
+        while (pulled.behind > before && !oldest.compare_exchange_weak(before, pulled.behind)) {
+        }
+        if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(random() % 5));
+        table.push(Keys{static_cast<std::uint64_t>(worker)}, Floats{-1}).wait();
+        client.clock();
+      }
+    });
+    EXPECT_TRUE(staleness > 0 || oldest == 0);
+  }
+}
+
+TEST(Async, PushesCountAtOnceAndNobodyWaits) {
+  const Servers servers(2);
+  Client slow = servers.client(0, 2);  // never ends a clock
+  Client client = servers.client(1, 2);
+  Table table = client.table("t", counters(Consistency::async()));
+  for (int i = 1; i <= 50; ++i) {
+    Floats row(1);
+    const Pulled pulled = table.push_pull(Keys{9}, Floats{-1}, row).wait();
+    EXPECT_EQ(row[0], static_cast<float>(i));
+    EXPECT_EQ(pulled.behind, client.now());
+    client.clock();
+  }
+}
+
+TEST(Sync, WhoHoldsTheOthersUpIsNamed) {
+  const Servers servers(2);
+  Client slow = servers.client(0, 2);
+  ClientOptions options = servers.options(1, 2);
+  options.timeout = std::chrono::milliseconds(600);
+  Client client = Client::connect(options);
+  Table table = client.table("t", counters(Consistency::sync()));
+  client.clock();
+  Floats row(1);
+  const Error error = error_of([&] { table.pull(Keys{1}, row).wait(); });
+  EXPECT_EQ(error.code(), ErrorCode::Timeout);
+  EXPECT_TRUE(contains(error, "table \"t\" at clock 1 waits for worker 0 on "));
+  slow.clock();
+  table.pull(Keys{1}, row).wait();
+}
+
+TEST(Sync, AWorkerThatHasNotComeIsNamed) {
+  const Servers servers(1);
+  ClientOptions options = servers.options(0, 3);
+  options.timeout = std::chrono::milliseconds(300);
+  Client client = Client::connect(options);
+  EXPECT_TRUE(
+      contains(error_of([&] { client.barrier(); }), "worker 1 (has not come yet), worker 2 (has not come yet)"));
+}
+
+TEST(Sync, NobodyWaitsForWhoHasLeft) {
+  const Servers servers(2);
+  run_workers(3, [&](int worker) {
+    Client client = servers.client(worker, 3);
+    Table table = client.table("t", counters(Consistency::sync()));
+    for (int clock = 0; clock < 10; ++clock) {
+      (void)pull(table, {1});
+      table.push(Keys{1}, Floats{-1}).wait();
+      if (worker == 2 && clock == 4) return;  // the push of this clock does not count
+      client.clock();
+    }
+    EXPECT_EQ(pull(table, {1}), (Floats{24}));
+  });
+}
+
+TEST(Workers, OneThatIsLostIsTakenOutAndCanComeAgain) {
+  ServerOptions quick;
+  quick.patience = std::chrono::milliseconds(50);
+  const Servers servers(3, quick);
+  Client stays = servers.client(0, 2);
+  Table table = stays.table("t", counters(Consistency::sync()));
+  Keys keys(30);
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  const Floats ones(keys.size(), -1);
+  {
+    // A process that is killed says no good-bye: a client that loses its way to all servers stands for it.
+    auto lost = std::make_unique<Client>(servers.client(1, 2));
+    Table its = lost->table("t", counters(Consistency::sync()));
+    its.push(keys, ones).wait();
+    lost->clock();
+    its.push(keys, ones).wait();  // of a clock that never ends
+    // Another process of the same worker comes, and takes its place.
+    Client again = servers.client(1, 2);
+    const Error error = error_of([&] {
+      its.push(keys, ones).wait();
+      its.push(keys, ones).wait();
+    });
+    EXPECT_EQ(error.code(), ErrorCode::Aborted);
+    again.clock();
+    stays.clock();
+    stays.clock();
+    Table of_again = again.table("t", counters(Consistency::sync()));
+    again.leave();
+    EXPECT_EQ(pull(table, keys), Floats(keys.size(), 1)) << "its ended clock counts, on all servers, and no more";
+  }
+}
+
+// ---- snapshots ----
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = std::filesystem::temp_directory_path() / "cohort-ps-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// Trains so many clocks with two workers; snapshots after the first half if `folder` is not empty; or restores there
+/// first and does the second half. Returns the rows and the dense values at the end.
+std::pair<Floats, Floats> train(std::size_t count, const std::string& snapshot_to, const std::string& restore_from) {
+  constexpr std::int64_t kHalf = 6;
+  Keys all(40);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  std::pair<Floats, Floats> result{Floats(all.size() * 4), Floats(40000)};
+  const Servers servers(count);
+  run_workers(2, [&](int worker) {
+    Client client = servers.client(worker, 2);
+    if (!restore_from.empty() && worker == 0 && client.restore(restore_from) != kHalf) ADD_FAILURE() << "another clock";
+    client.barrier();
+    TableOptions options = counters(Consistency::sync(), 4);
+    options.optimizer = optim::Adam{};
+    options.initializer = Initializer::normal(0, 1);
+    options.admission = 2;
+    Table table = client.table("sparse", options);
+    VariableOptions dense;
+    dense.elements = 40000;
+    dense.optimizer = optim::Sgd{.lr = 0.1, .momentum = 0.9};
+    Variable variable = client.variable("dense", dense);
+    for (std::int64_t clock = restore_from.empty() ? 0 : kHalf; clock < 2 * kHalf; ++clock) {
+      if (clock == kHalf && !snapshot_to.empty() && worker == 0) (void)client.snapshot(snapshot_to);
+      const auto [keys, gradients] = batch(worker, clock, 4);
+      table.push(keys, gradients).wait();
+      variable.push(Floats(40000, static_cast<float>(worker + clock))).wait();
+      client.clock();
+    }
+    Floats rows(all.size() * 4), values(40000);
+    table.pull(all, rows).wait();
+    variable.pull(values).wait();
+    if (worker == 0) result = {rows, values};
+    client.barrier();
+  });
+  return result;
+}
+
+TEST(Snapshot, GoesOnToTheBitWithAnotherNumberOfServers) {
+  const Folder folder;
+  const auto expected = train(3, folder.path(), "");
+  EXPECT_EQ(train(1, "", ""), expected);
+  for (const std::size_t count : {1U, 2U, 3U, 5U}) EXPECT_EQ(train(count, "", folder.path()), expected);
+}
+
+TEST(Snapshot, WhatIsWrongIsSaid) {
+  const Folder folder;
+  const Servers servers(2);
+  Client client = servers.client();
+  EXPECT_TRUE(contains(error_of([&] { (void)client.restore(folder.path()); }), "there is no whole snapshot"));
+  Table empty = client.table("empty", counters(Consistency::async()));
+  const std::string made = client.snapshot(folder.path());
+  EXPECT_EQ(client.restore(folder.path()), 0) << "a table without rows";
+  std::filesystem::resize_file(made + "/ps-1-of-2.rows", 10);
+  EXPECT_TRUE(contains(error_of([&] { (void)client.restore(folder.path()); }), "ps-1-of-2.rows"));
+  EXPECT_TRUE(contains(error_of([&] { (void)client.snapshot("/proc/nowhere"); }), "/proc/nowhere"));
+}
+
+// ---- a journal ----
+
+TEST(Journal, AServerThatIsStartedAgainHasWhatItHad) {
+  const Folder folder;
+  ServerOptions options;
+  options.journal = folder.path() + "/journal";
+  Servers servers(1, options);
+  Client client = servers.client();
+  TableOptions of_table = counters(Consistency::sync(), 3);
+  of_table.optimizer = optim::Adam{};
+  Table table = client.table("t", of_table);
+  const Keys keys{1, 2, 3};
+  for (int round = 0; round < 4; ++round) {
+    table.push(keys, Floats(9, 1)).wait();
+    client.clock();
+    table.push(keys, Floats(9, 2)).wait();  // of a clock that has not ended
+    const Floats before = pull(table, keys);
+    servers.end(0);
+    servers.start(0, options);
+    EXPECT_EQ(pull(table, keys), before);
+    client.clock();
+    EXPECT_NE(pull(table, keys), before);
+  }
+  EXPECT_TRUE(contains(error_of([&] { const Servers second(1, options); }), "another process has it"));
+}
+
+TEST(Journal, WithoutOneWhatIsLostIsSaid) {
+  Servers servers(2);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::async()));
+  Keys keys(100);
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  table.push(keys, Floats(keys.size(), 1)).wait();
+  servers.end(1);
+  servers.start(1, {});
+  const Error error = error_of([&] { table.push(keys, Floats(keys.size(), 1)).wait(); });
+  EXPECT_TRUE(contains(error, "parameter server 1 at"));
+  EXPECT_TRUE(contains(error, "3 of this worker's 3 changes are lost"));
+}
+
+TEST(Journal, ATornRecordIsCutOffAndADamagedFileIsRefused) {
+  const Folder folder;
+  ServerOptions options;
+  options.journal = folder.path() + "/journal";
+  {
+    Servers servers(1, options);
+    Client client = servers.client();
+    Table table = client.table("t", counters(Consistency::async()));
+    table.push(Keys{1}, Floats{-1}).wait();
+    table.push(Keys{1}, Floats{-1}).wait();
+    servers.end(0);
+    std::filesystem::resize_file(options.journal, std::filesystem::file_size(options.journal) - 3);
+    servers.start(0, options);
+    // The worker knows better than a journal that has lost its last record.
+    EXPECT_TRUE(contains(error_of([&] { (void)pull(table, {1}); }), "1 of this worker's 4 changes are lost"));
+  }
+  std::ofstream(options.journal) << "something else that is no journal";
+  EXPECT_EQ(error_of([&] { const Servers servers(1, options); }).code(), ErrorCode::Corrupt);
+}
+
+TEST(Client, OverTcpWithASecret) {
+  const Folder folder;
+  const std::string file = folder.path() + "/secret";
+  value_or_throw(net::write_new_secret_file(file));
+  ServerOptions serving;
+  serving.secret_file = file;
+  const Server server(serving);
+  ClientOptions options;
+  options.servers = {server.endpoint()};
+  options.secret_file = file;
+  options.connect_timeout = std::chrono::seconds(20);
+  Client client = Client::connect(options);
+  Table table = client.table("t", counters(Consistency::async(), 64));
+  Keys keys(10000);
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  table.push(keys, Floats(keys.size() * 64, -1)).wait();
+  EXPECT_EQ(pull(table, {77})[63], 1);
+  const std::string other = folder.path() + "/other";
+  value_or_throw(net::write_new_secret_file(other));
+  options.secret_file = other;
+  EXPECT_EQ(error_of([&] { (void)Client::connect(options); }).code(), ErrorCode::InvalidArgument);
+}
+
+}  // namespace
+}  // namespace cohort::ps

@@ -1,0 +1,88 @@
+// A worker's way to one server: requests under way, sent again in their order when the connection has broken, so that
+// each change is made once. No thread: those that wait move it on. Any thread.
+#pragma once
+
+#include "net/rpc.h"
+#include "ps/protocol.h"
+
+#include <cohort/ps.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace cohort::ps {
+
+/// What the answer said, and what follows it.
+struct Heard {
+  Answer answer;
+  std::string bytes;
+  std::size_t payload_at = 0;
+  std::string_view payload() const noexcept { return std::string_view(bytes).substr(payload_at); }
+};
+
+class Link {
+ public:
+  struct Request;
+  using RequestPtr = std::shared_ptr<Request>;
+
+  Link(net::RpcPlace place, std::string endpoint, Hello hello, std::chrono::milliseconds timeout);
+  ~Link();
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  /// Asks what the server knows of the worker.
+  Welcome ask(net::Deadline deadline);
+  /// Comes as this process of the worker.
+  Welcome come(std::uint64_t incarnation, net::Deadline deadline);
+
+  /// Sends what `build` makes: of a change, with its place in the order. Waits for earlier requests where too many
+  /// bytes are under way.
+  RequestPtr send(Method method, std::string body);
+  RequestPtr send_change(Method method, const std::function<std::string(const Order&)>& build);
+  /// Waits for the answers of all changes that are under way; what they were is for those who `finish` them.
+  void drain();
+  /// Says a word, so that a connection that has broken is made again, though nobody asks anything.
+  void keep_alive() noexcept;
+  /// From now on no request waits longer.
+  void hurry(std::chrono::milliseconds timeout);
+  /// Waits for the answer until the request's deadline; throws what the server answered. Once.
+  Heard finish(const RequestPtr& request);
+  /// The time that is left of it, for requests that the server makes wait.
+  std::uint32_t patience_ms() const noexcept;
+  /// "parameter server 2 at 10.0.0.1:4711".
+  const std::string& name() const noexcept { return name_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  Welcome greet(net::Deadline deadline, const Hello& hello);
+  RequestPtr enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body);
+  void transmit(Request& request);
+  /// The connection that has this number is lost: makes another one and sends again what has not been answered.
+  void recover(Lock& lock, std::uint64_t connection, net::Deadline deadline);
+  void make_room(Lock& lock, std::size_t bytes);
+  /// Until its answer is there or a deadline has passed. With the lock; lets it go meanwhile.
+  void receive(Lock& lock, const RequestPtr& request);
+
+  const net::RpcPlace place_;
+  const std::string name_;
+  Hello hello_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+
+  std::mutex mutex_;
+  std::condition_variable received_;
+  std::shared_ptr<net::RpcClient> rpc_;
+  std::uint64_t connection_ = 0;     // counts them
+  std::list<RequestPtr> under_way_;  // in the order in which they were sent
+  std::size_t bytes_under_way_ = 0;
+  std::uint64_t sequence_ = 0;
+  std::optional<Error> dead_;
+};
+
+}  // namespace cohort::ps

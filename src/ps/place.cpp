@@ -1,0 +1,41 @@
+#include "ps/place.h"
+
+#include "cluster/detect.h"
+#include "meet/plan.h"
+#include "ps/protocol.h"
+
+namespace cohort::ps {
+
+Result<net::Endpoint> parse_endpoint(const std::string& text) {
+  net::Endpoint endpoint;
+  if (text.size() > 1 && text.size() <= 101 && text.front() == '@') {
+    endpoint.unix_name = text.substr(1);
+    return endpoint;
+  }
+  auto address = net::parse_address(text);
+  if (!address) return tl::unexpected(address.error());
+  endpoint.tcp = *std::move(address);
+  return endpoint;
+}
+
+Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& secret_file) {
+  auto parsed = parse_endpoint(endpoint);
+  if (!parsed) return tl::unexpected(parsed.error());
+  net::RpcPlace place;
+  place.endpoints.push_back(*std::move(parsed));
+  place.secure = {.purpose = kPurpose, .longest_message = kLongestMessage};
+  if (place.endpoints.front().is_unix()) return place;
+  JoinOptions options;
+  options.secret_file = secret_file;
+  auto secret = meet::find_secret(options, cluster::current_environment(), meet::JoinPlan::Place::Rank0);
+  if (!secret) return tl::unexpected(secret.error());
+  if (!*secret) {
+    return fail(ErrorCode::InvalidArgument,
+                "a parameter server at {} needs a secret -- run under `cohort run`, or name a file of `cohort secret`",
+                endpoint);
+  }
+  place.secret = **secret;
+  return place;
+}
+
+}  // namespace cohort::ps

@@ -1,0 +1,350 @@
+// What clients and servers of a parameter server say to each other: records with bounds (base/records.h), and behind
+// the record keys and rows as they lie in memory. `pack` and `unpack` put the two together. Pure; any thread.
+#pragma once
+
+#include "base/records.h"
+
+#include <cohort/ps_options.h>
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::ps {
+
+namespace optim {
+template <class M, class A>
+void visit_fields(M& m, A& a, const Sgd*) {
+  a(m.lr, m.momentum, m.dampening, m.weight_decay, m.nesterov);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Adagrad*) {
+  a(m.lr, m.lr_decay, m.weight_decay, m.initial_accumulator_value, m.eps);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const RowAdagrad*) {
+  a(m.lr, m.initial_accumulator_value, m.eps);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Adam*) {
+  a(m.lr, m.beta1, m.beta2, m.eps, m.weight_decay);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const AdamW*) {
+  a(m.lr, m.beta1, m.beta2, m.eps, m.weight_decay);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Ftrl*) {
+  a(m.lr, m.beta, m.l1, m.l2);
+}
+}  // namespace optim
+
+template <class M, class A>
+void visit_fields(M& m, A& a, const Initializer*) {
+  a(codec::below(m.kind, 3, "an initializer of an unknown kind"), m.a, m.b);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Consistency*) {
+  a(codec::below(m.mode, 3, "an unknown consistency"), m.staleness);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const Eviction*) {
+  std::int64_t age = m.age.count();
+  a(age, m.rows, codec::below(m.victim, 2, "an unknown way to evict"));
+  if constexpr (!std::is_const_v<M>) m.age = std::chrono::seconds(age);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const TableOptions*) {
+  a(m.dim, m.initializer, m.optimizer, m.admission, m.eviction, m.seed, m.consistency);
+}
+
+inline constexpr std::uint64_t kPlacement = 1;  ///< version of the placement map
+inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
+inline constexpr std::size_t kMostKeys = std::size_t{1} << 20;  ///< of a message
+inline constexpr std::size_t kMostServers = 1024;
+inline constexpr std::uint32_t kMostWorkers = 65536;
+
+enum class Method : std::uint8_t {
+  Hello = 1,
+  Pull,
+  Stats,
+  Ping,
+  Snapshot,
+  Barrier,
+  Settle,  ///< between servers
+  // What changes the state: each has the number of its order.
+  Start,
+  Open,
+  Push,
+  Assign,
+  Erase,
+  Commit,
+  Restore,
+  Leave,
+  Refused,  ///< in the journal alone: something that was refused when it came
+  Joined,   ///< likewise: a worker that was let in
+  Lost,     ///< likewise: a worker that is taken for lost
+  Adopt,    ///< likewise: rows of a snapshot
+};
+
+/// The first call of a connection. Without an incarnation: only what is known is asked.
+struct Hello {
+  std::uint32_t worker = 0;
+  std::uint32_t workers = 1;
+  std::uint64_t incarnation = 0;
+  std::uint64_t nonce = 0;  ///< tells two processes apart that say they are the same worker
+  std::uint32_t server = 0;
+  std::uint64_t placement = 0;       ///< version of the map
+  std::vector<std::string> servers;  ///< all of them, as the client reaches them
+  std::string host;                  ///< of the worker, for messages
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Hello*) {
+  a(codec::below(m.worker, kMostWorkers, "a worker beyond 65536"), m.workers, m.incarnation, m.nonce,
+    codec::below(m.server, kMostServers, "a server beyond 1024"), m.placement,
+    codec::most(m.servers, kMostServers, 300), codec::longest(m.host, 300));
+  a.demand(m.workers >= 1 && m.workers <= kMostWorkers && m.worker < m.workers, "a worker that is not one of them");
+  a.demand(m.server < m.servers.size(), "a server that is not one of them");
+}
+
+struct Welcome {
+  std::uint64_t incarnation = 0;  ///< the latest that this server knows of the worker
+  std::uint64_t mark = 0;         ///< of this incarnation: the last change that has been made
+  std::int64_t clock = 0;         ///< at which a new incarnation has to begin at least
+  std::uint64_t barrier = 0;      ///< the latest to which any worker has come
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Welcome*) {
+  a(m.incarnation, m.mark, m.clock, m.barrier);
+}
+
+/// Where a change stands in the order of the worker's changes on this server.
+struct Order {
+  std::uint64_t sequence = 0;      ///< from 1, without gaps
+  std::uint64_t acknowledged = 0;  ///< up to here the worker has had the answers
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Order*) {
+  a(m.sequence, m.acknowledged);
+  a.demand(m.sequence > m.acknowledged, "a change that has been acknowledged before it came");
+}
+
+struct Start {
+  Order order;
+  std::int64_t clock = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Start*) {
+  a(m.order, m.clock);
+  a.demand(m.clock >= 0 && m.clock < (std::int64_t{1} << 62), "a clock that nobody reaches");
+}
+
+struct Open {
+  Order order;
+  std::string name;
+  TableOptions options;
+  std::int64_t elements = 0;  ///< of a dense variable; 0: a sparse table
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Open*) {
+  a(m.order, codec::longest(m.name, 512), m.options, m.elements);
+  a.demand(m.elements >= 0, "a variable of fewer than no elements");
+}
+
+/// A push, an assignment or keys to be erased; keys and rows follow the record.
+struct Change {
+  Order order;
+  std::uint32_t table = 0;
+  std::uint32_t count = 0;
+  std::optional<double> lr = {};
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Change*) {
+  a(m.order, m.table, m.count, m.lr);
+  a.demand(m.count <= kMostKeys, "more keys than a message may have");
+  a.demand(!m.lr || (*m.lr >= 0 && std::isfinite(*m.lr)), "a learning rate that is none");
+}
+
+/// The end of the worker's clock: `clock` is the one that ends.
+struct Commit {
+  Order order;
+  std::int64_t clock = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Commit*) {
+  a(m.order, m.clock);
+}
+
+/// Rows of a snapshot that are the server's; the worker's clock does not change.
+struct Restore {
+  Order order;
+  std::string folder;  ///< a checkpoint, as the server sees it
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Restore*) {
+  a(m.order, m.folder);
+}
+
+/// Rows and counters of a table, as they lie in a snapshot; they follow the record.
+struct Adopt {
+  std::string name;
+  TableOptions options;
+  std::int64_t elements = 0;
+  std::uint64_t rows = 0;
+  std::uint64_t seen = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Adopt*) {
+  a(codec::longest(m.name, 512), m.options, m.elements, m.rows, m.seen);
+  a.demand(!m.name.empty() && m.elements >= 0, "a table without a name");
+}
+
+struct Leave {
+  Order order;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Leave*) {
+  a(m.order);
+}
+
+/// Keys follow the record.
+struct Pull {
+  std::uint32_t table = 0;
+  std::uint32_t count = 0;
+  std::int64_t clock = 0;     ///< the worker's
+  std::uint32_t wait_ms = 0;  ///< how long the answer may have to wait for other workers
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Pull*) {
+  a(m.table, m.count, m.clock, m.wait_ms);
+  a.demand(m.count <= kMostKeys, "more keys than a message may have");
+}
+
+struct Barrier {
+  std::uint64_t number = 0;
+  std::uint32_t wait_ms = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Barrier*) {
+  a(m.number, m.wait_ms);
+}
+
+struct Settle {
+  std::uint32_t worker = 0;
+  std::uint64_t incarnation = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Settle*) {
+  a(m.worker, m.incarnation);
+}
+/// What a server has of a worker from which it takes nothing any more.
+struct Settled {
+  std::int64_t committed = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Settled*) {
+  a(m.committed);
+}
+
+/// The server's part, as a file in a folder that it sees, once all clocks before `clock` have been made.
+struct Snapshot {
+  std::string folder;
+  std::string file;
+  std::int64_t clock = 0;
+  std::uint32_t wait_ms = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Snapshot*) {
+  a(m.folder, codec::longest(m.file, 200), m.clock, m.wait_ms);
+}
+/// Its answer.
+struct Written {
+  std::uint64_t bytes = 0;
+  std::string sha256;
+  std::string crc32;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Written*) {
+  a(m.bytes, m.sha256, codec::longest(m.crc32, std::size_t{8} << 20));
+}
+
+/// The answer to Open.
+struct Opened {
+  std::uint32_t table = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Opened*) {
+  a(m.table);
+}
+
+struct Stats {
+  std::uint32_t table = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Stats*) {
+  a(m.table);
+}
+
+/// The answer to Stats; what a table has gone through.
+struct TableCounts {
+  std::uint64_t rows = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t created = 0;  ///< since the table was made; rows that came back count again
+  std::uint64_t evicted = 0;  ///< by age or by number
+  std::uint64_t dropped = 0;  ///< gradients of keys that were not admitted
+  std::uint64_t steps = 0;    ///< of rows
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const TableCounts*) {
+  a(m.rows, m.bytes, m.created, m.evicted, m.dropped, m.steps);
+}
+
+/// The beginning of every answer; what was asked for follows.
+struct Answer {
+  std::optional<Error> error = {};
+  std::int64_t clock = 0;     ///< of what was read: every push of earlier clocks is in it
+  std::uint64_t version = 0;  ///< of the table on this server: steps so far
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Answer*) {
+  a(m.error, m.clock, m.version);
+}
+
+/// Of a change: every one begins with it.
+inline Result<Order> order_of(std::string_view body) {
+  codec::Reader in(body);
+  const auto text = in.text(std::size_t{1} << 20);
+  if (!text) return tl::unexpected(text.error());
+  return codec::decode<Order>(text->substr(0, 2 * sizeof(std::uint64_t)));
+}
+
+/// A record and what follows it.
+template <class T>
+struct Packed {
+  T record;
+  std::string_view payload;
+};
+template <class T>
+std::string pack(const T& record, std::size_t room = 0) {
+  const std::string bytes = codec::encode(record);
+  std::string packed;
+  packed.reserve(sizeof(std::uint32_t) + bytes.size() + room);
+  const auto size = static_cast<std::uint32_t>(bytes.size());
+  packed.append(reinterpret_cast<const char*>(&size), sizeof size).append(bytes);
+  return packed;
+}
+/// Corrupt if it is not that. The payload lies in `bytes`.
+template <class T>
+Result<Packed<T>> unpack(std::string_view bytes) {
+  codec::Reader in(bytes);
+  const auto text = in.text(std::size_t{1} << 20);
+  if (!text) return tl::unexpected(text.error());
+  auto record = codec::decode<T>(*text);
+  if (!record) return tl::unexpected(record.error());
+  return Packed<T>{*std::move(record), in.rest()};
+}
+
+}  // namespace cohort::ps

@@ -1,0 +1,28 @@
+// A server's part of a snapshot, as a file: of each table what it is, its rows with all that belongs to them, and the
+// counters of keys that are not admitted yet. Another number of servers reads all files, and takes what is its own.
+#pragma once
+
+#include "formats/digest.h"
+#include "ps/state.h"
+
+#include <functional>
+#include <string>
+
+namespace cohort::ps {
+
+/// "ps-0-of-4.rows".
+std::string snapshot_file(std::uint32_t server, std::uint32_t servers);
+bool is_snapshot_file(const std::string& name);
+
+/// Writes and syncs the file in the hidden folder of a checkpoint. Io.
+Result<formats::FileDigest> write_snapshot(const State& state, const std::string& folder, const std::string& file);
+
+/// Calls `adopt` with commands of Method::Adopt for the rows that `is_mine` says, some megabytes at a time. `elements`:
+/// of a dense variable, whose keys are pieces. Corrupt, naming the file, or what `adopt` says.
+struct SnapshotReader {
+  std::function<bool(const Adopt& table, std::uint64_t key)> is_mine;
+  std::function<Result<void>(const std::string& body)> adopt;
+};
+Result<void> read_snapshot(std::string_view bytes, const std::string& name, const SnapshotReader& reader);
+
+}  // namespace cohort::ps

@@ -1,0 +1,267 @@
+#include "ps/sparse_table.h"
+
+#include "ps/initial.h"
+#include "ps/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace cohort::ps {
+namespace {
+
+constexpr std::size_t kAhead = 16;  // keys that are under way from memory while one is worked on
+constexpr std::uint32_t kCandidates = 64;
+
+std::uint64_t key_at(const void* keys, std::size_t index) noexcept {
+  std::uint64_t key;
+  std::memcpy(&key, static_cast<const char*>(keys) + index * sizeof key, sizeof key);
+  return key;
+}
+
+/// Calls `visit(index, key, hash)` for each key, its row on its way to the caches for some keys before.
+template <class Visit>
+void in_turn(const Rows& rows, const void* keys, std::size_t count, Visit&& visit) {
+  std::uint64_t waiting[kAhead], hashes[kAhead];
+  for (std::size_t i = 0; i < count + kAhead; ++i) {
+    const std::size_t slot = i % kAhead;
+    if (i >= kAhead) visit(i - kAhead, waiting[slot], hashes[slot]);
+    if (i < count) {
+      waiting[slot] = key_at(keys, i);
+      hashes[slot] = mix64(waiting[slot]);
+      rows.prefetch_index(hashes[slot]);
+    }
+    if (const std::size_t half = i - kAhead / 2; i >= kAhead / 2 && half < count) {
+      rows.prefetch_row(hashes[half % kAhead]);
+    }
+  }
+}
+
+}  // namespace
+
+Result<void> check(const TableOptions& options) {
+  if (options.dim < 1 || options.dim > 65536)
+    return fail(ErrorCode::InvalidArgument, "rows of {} floats -- 1 to 65536 are possible", options.dim);
+  if (!std::isfinite(options.initializer.a) || !std::isfinite(options.initializer.b))
+    return fail(ErrorCode::InvalidArgument, "an initializer with a number that is not finite");
+  if (options.admission < 1 || options.admission > 1'000'000'000)
+    return fail(ErrorCode::InvalidArgument, "admission by step {} -- from 1 on", options.admission);
+  if (options.eviction.age.count() < 0 || options.eviction.rows < 0)
+    return fail(ErrorCode::InvalidArgument, "eviction by an age of {} s, {} rows -- from 0 on",
+                options.eviction.age.count(), options.eviction.rows);
+  if (options.consistency.staleness < 0)
+    return fail(ErrorCode::InvalidArgument, "a staleness of {} clocks -- from 0 on", options.consistency.staleness);
+  return check(options.optimizer);
+}
+
+SparseTable::SparseTable(std::string name, const TableOptions& options)
+    : name_(std::move(name)),
+      options_(options),
+      dim_(static_cast<std::size_t>(options.dim)),
+      floats_(dim_ + slots_of(options.optimizer, dim_)),
+      rows_(floats_),
+      gradient_(dim_) {}
+
+TableCounts SparseTable::counts() const noexcept {
+  TableCounts counts = counts_;
+  counts.rows = rows_.size();
+  counts.bytes = rows_.bytes() + seen_index_.bytes() + seen_.capacity() * sizeof(Seen);
+  return counts;
+}
+
+bool SparseTable::expired(const RowHeader& header, std::uint32_t now) const noexcept {
+  return options_.eviction.age.count() > 0 && now > header.last && now - header.last > options_.eviction.age.count();
+}
+
+void SparseTable::read(const void* keys, std::size_t count, void* out, std::uint32_t now) const {
+  auto* to = static_cast<char*>(out);
+  const std::size_t bytes = dim_ * sizeof(float);
+  std::vector<float> fresh;
+  in_turn(rows_, keys, count, [&](std::size_t index, std::uint64_t key, std::uint64_t hash) {
+    const std::uint32_t number = rows_.find(key, hash);
+    if (number != Rows::kNone && !expired(rows_.header(number), now)) {
+      std::memcpy(to + index * bytes, rows_.floats(number), bytes);
+      return;
+    }
+    fresh.resize(dim_);
+    fill_initial(fresh, options_.initializer, options_.seed, key);
+    std::memcpy(to + index * bytes, fresh.data(), bytes);
+  });
+}
+
+void SparseTable::begin_row(std::uint32_t number, std::uint64_t key) noexcept {
+  float* floats = rows_.floats(number);
+  fill_initial({floats, dim_}, options_.initializer, options_.seed, key);
+  begin_slots(options_.optimizer, floats + dim_, dim_);
+}
+
+bool SparseTable::admit(std::uint64_t key, std::uint64_t hash) {
+  if (options_.admission == 1) return true;
+  const std::uint32_t found = seen_index_.find(hash, [&](std::uint32_t place) { return seen_[place].key == key; });
+  if (found == KeyMap::kNone) {
+    seen_.push_back({key, 1});
+    seen_index_.insert(hash, static_cast<std::uint32_t>(seen_.size() - 1),
+                       [this](std::uint32_t other) { return mix64(seen_[other].key); });
+    return false;
+  }
+  if (++seen_[found].count < options_.admission) return false;
+  // The last counter takes the place of the one that is done with.
+  const auto hash_of = [this](std::uint32_t place) { return mix64(seen_[place].key); };
+  const auto last = static_cast<std::uint32_t>(seen_.size() - 1);
+  seen_index_.erase(hash, found, hash_of);
+  if (found != last) {
+    const std::uint64_t moved = hash_of(last);
+    seen_index_.erase(moved, last, hash_of);
+    seen_[found] = seen_[last];
+    seen_index_.insert(moved, found, hash_of);
+  }
+  seen_.pop_back();
+  return true;
+}
+
+void SparseTable::evict(std::uint32_t number) {
+  rows_.erase(number);
+  ++counts_.evicted;
+}
+
+void SparseTable::make_room(std::uint32_t now) {
+  if (options_.eviction.rows == 0 || rows_.size() < static_cast<std::size_t>(options_.eviction.rows)) return;
+  std::uint32_t victim = Rows::kNone, met = 0;
+  for (std::uint32_t looked = 0; looked < rows_.end() && met < kCandidates; ++looked) {
+    hand_ = hand_ + 1 < rows_.end() ? hand_ + 1 : 0;
+    if (!rows_.lives(hand_)) continue;
+    ++met;
+    const RowHeader& here = rows_.header(hand_);
+    if (expired(here, now)) {
+      victim = hand_;
+      break;
+    }
+    if (victim == Rows::kNone) {
+      victim = hand_;
+      continue;
+    }
+    const RowHeader& so_far = rows_.header(victim);
+    if (options_.eviction.victim == Eviction::Victim::LeastRecent ? here.last < so_far.last
+                                                                  : here.steps < so_far.steps) {
+      victim = hand_;
+    }
+  }
+  if (victim != Rows::kNone) evict(victim);
+}
+
+/// Rows past their age go with time, two looked at for each that is stepped.
+void SparseTable::sweep(std::uint32_t now) {
+  if (options_.eviction.age.count() == 0) return;
+  for (std::uint32_t looked = 0; looked < 2 && looked < rows_.end(); ++looked) {
+    hand_ = hand_ + 1 < rows_.end() ? hand_ + 1 : 0;
+    if (rows_.lives(hand_) && expired(rows_.header(hand_), now)) evict(hand_);
+  }
+}
+
+std::uint32_t SparseTable::row_for(std::uint64_t key, std::uint64_t hash, std::uint32_t now, bool admitted) {
+  std::uint32_t number = rows_.find(key, hash);
+  if (number != Rows::kNone && expired(rows_.header(number), now)) {
+    evict(number);
+    number = Rows::kNone;
+  }
+  if (number != Rows::kNone) return number;
+  if (!admitted && !admit(key, hash)) return Rows::kNone;
+  make_room(now);
+  number = rows_.create(key, hash);
+  begin_row(number, key);
+  ++counts_.created;
+  return number;
+}
+
+void SparseTable::step(const KeyedRows& gradients, std::uint32_t now, std::optional<double> lr) {
+  const auto* from = static_cast<const char*>(gradients.rows);
+  const std::size_t bytes = dim_ * sizeof(float);
+  in_turn(rows_, gradients.keys, gradients.count, [&](std::size_t index, std::uint64_t key, std::uint64_t hash) {
+    sweep(now);
+    const std::uint32_t number = row_for(key, hash, now, false);
+    if (number == Rows::kNone) {
+      ++counts_.dropped;
+      return;
+    }
+    RowHeader& header = rows_.header(number);
+    ++header.steps;
+    header.last = std::max(now, std::uint32_t{1});
+    ++counts_.steps;
+    std::memcpy(gradient_.data(), from + index * bytes, bytes);  // aligned from here on
+    float* floats = rows_.floats(number);
+    ps::step(options_.optimizer, {floats, floats + dim_, dim_, header.steps}, gradient_.data(), lr);
+  });
+}
+
+void SparseTable::assign(const KeyedRows& weights, std::uint32_t now) {
+  const auto* from = static_cast<const char*>(weights.rows);
+  const std::size_t bytes = dim_ * sizeof(float);
+  for (std::size_t i = 0; i < weights.count; ++i) {
+    const std::uint64_t key = key_at(weights.keys, i);
+    const std::uint32_t number = row_for(key, mix64(key), now, true);
+    RowHeader& header = rows_.header(number);
+    header.steps = 0;
+    header.last = std::max(now, std::uint32_t{1});
+    float* floats = rows_.floats(number);
+    std::memcpy(floats, from + i * bytes, bytes);
+    begin_slots(options_.optimizer, floats + dim_, dim_);
+  }
+}
+
+void SparseTable::erase(const void* keys, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t key = key_at(keys, i);
+    const std::uint32_t number = rows_.find(key, mix64(key));
+    if (number != Rows::kNone) rows_.erase(number);
+  }
+}
+
+std::size_t SparseTable::bytes_with(std::size_t count, const void* keys) const {
+  if (keys != nullptr) {
+    std::size_t fresh = 0;
+    in_turn(rows_, keys, count, [&](std::size_t, std::uint64_t key, std::uint64_t hash) {
+      if (rows_.find(key, hash) == Rows::kNone) ++fresh;
+    });
+    count = fresh;
+  }
+  std::size_t more = count;
+  if (options_.eviction.rows > 0) {
+    const auto bound = static_cast<std::size_t>(options_.eviction.rows);
+    more = std::min(more, bound > rows_.size() ? bound - rows_.size() : 0);
+  }
+  const std::size_t seen = options_.admission == 1 ? 0 : count;
+  return rows_.bytes_with(more) + (seen == 0 ? 0 : KeyMap::bytes_for(seen_.size() + seen) + seen_index_.bytes()) +
+         std::max(seen_.capacity(), 2 * (seen_.size() + seen)) * sizeof(Seen);
+}
+
+void SparseTable::for_each(const std::function<void(const RowHeader&, const float*)>& visit) const {
+  for (std::uint32_t number = 0; number < rows_.end(); ++number) {
+    if (rows_.lives(number)) visit(rows_.header(number), rows_.floats(number));
+  }
+}
+
+void SparseTable::for_each_seen(const std::function<void(std::uint64_t, std::uint32_t)>& visit) const {
+  for (const Seen& seen : seen_) visit(seen.key, seen.count);
+}
+
+void SparseTable::restore(const RowHeader& header, const void* floats) {
+  const std::uint64_t hash = mix64(header.key);
+  std::uint32_t number = rows_.find(header.key, hash);
+  if (number == Rows::kNone) number = rows_.create(header.key, hash);
+  rows_.header(number) = {header.key, header.steps, std::max(header.last, std::uint32_t{1})};
+  std::memcpy(rows_.floats(number), floats, floats_ * sizeof(float));
+}
+
+void SparseTable::restore_seen(std::uint64_t key, std::uint32_t count) {
+  const std::uint64_t hash = mix64(key);
+  const std::uint32_t found = seen_index_.find(hash, [&](std::uint32_t place) { return seen_[place].key == key; });
+  if (found != KeyMap::kNone) {
+    seen_[found].count = count;
+    return;
+  }
+  seen_.push_back({key, count});
+  seen_index_.insert(hash, static_cast<std::uint32_t>(seen_.size() - 1),
+                     [this](std::uint32_t other) { return mix64(seen_[other].key); });
+}
+
+}  // namespace cohort::ps

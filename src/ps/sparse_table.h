@@ -1,0 +1,93 @@
+// A sparse table in one process: which rows are there, how they begin, are stepped, and go. What it does is a function
+// of the calls that change it, their order and the times that they bring, so a log of them makes the same table again;
+// reading changes nothing. Keys and floats of messages need not be aligned. One thread at a time.
+#pragma once
+
+#include "base/result.h"
+#include "ps/keyed_sum.h"
+#include "ps/protocol.h"
+#include "ps/rows.h"
+
+#include <cohort/ps_options.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace cohort::ps {
+
+/// InvalidArgument, saying which option and why.
+Result<void> check(const TableOptions& options);
+
+/// Keys, and the floats of so many rows behind each other.
+struct KeyedRows {
+  const void* keys = nullptr;
+  const void* rows = nullptr;
+  std::size_t count = 0;
+};
+
+/// Of the counter of a key that is not admitted yet, in a snapshot.
+inline constexpr std::size_t kSeenBytes = sizeof(std::uint64_t) + sizeof(std::uint32_t);
+
+class SparseTable {
+ public:
+  /// `options` have been checked.
+  SparseTable(std::string name, const TableOptions& options);
+
+  const std::string& name() const noexcept { return name_; }
+  const TableOptions& options() const noexcept { return options_; }
+  std::size_t dim() const noexcept { return dim_; }
+  TableCounts counts() const noexcept;
+
+  /// Copies of the rows, or what they begin as. Creates none.
+  void read(const void* keys, std::size_t count, void* out, std::uint32_t now) const;
+  /// One step of each; a key may come several times. Throws std::bad_alloc, and then some have been stepped: see
+  /// `bytes_with`.
+  void step(const KeyedRows& gradients, std::uint32_t now, std::optional<double> lr = std::nullopt);
+  /// The weights as given, the slots as they begin.
+  void assign(const KeyedRows& weights, std::uint32_t now);
+  /// Those that are there.
+  void erase(const void* keys, std::size_t count);
+
+  /// Memory that will be held at most after steps of so many keys, those without a row counted exactly if `keys` are
+  /// given.
+  std::size_t bytes_with(std::size_t count, const void* keys = nullptr) const;
+
+  /// For snapshots: a row's floats, and all rows and counters of keys that are not admitted yet.
+  std::size_t floats() const noexcept { return floats_; }
+  std::size_t seen() const noexcept { return seen_.size(); }
+  void for_each(const std::function<void(const RowHeader&, const float*)>& visit) const;
+  void for_each_seen(const std::function<void(std::uint64_t key, std::uint32_t count)>& visit) const;
+  /// In place of what there is of the key. The floats need not be aligned.
+  void restore(const RowHeader& header, const void* floats);
+  void restore_seen(std::uint64_t key, std::uint32_t count);
+
+ private:
+  struct Seen {
+    std::uint64_t key;
+    std::uint32_t count;
+  };
+
+  bool expired(const RowHeader& header, std::uint32_t now) const noexcept;
+  void begin_row(std::uint32_t number, std::uint64_t key) noexcept;
+  /// Number of the key's row, made if it was not there; kNone: not admitted.
+  std::uint32_t row_for(std::uint64_t key, std::uint64_t hash, std::uint32_t now, bool admitted);
+  bool admit(std::uint64_t key, std::uint64_t hash);
+  void make_room(std::uint32_t now);
+  void sweep(std::uint32_t now);
+  void evict(std::uint32_t number);
+
+  const std::string name_;
+  const TableOptions options_;
+  const std::size_t dim_;
+  const std::size_t floats_;
+  Rows rows_;
+  KeyMap seen_index_;
+  std::vector<Seen> seen_;
+  std::vector<float> gradient_;
+  std::uint32_t hand_ = 0;
+  TableCounts counts_;
+};
+
+}  // namespace cohort::ps

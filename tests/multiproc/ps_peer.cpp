@@ -1,0 +1,106 @@
+// A server or a worker of a parameter server, as a process that ps_test kills.
+//   ps_peer server ENDPOINT JOURNAL
+//   ps_peer worker NUMBER WORKERS MODE CLOCKS RESETS ENDPOINT...
+// A worker pushes 1 to each of 60 counters in every clock, in three pushes; with RESETS, a thread breaks its
+// connections again and again. At the end it waits for the others and prints the counters' least and most.
+#include <cohort/error.h>
+#include <cohort/ps.h>
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using namespace cohort;
+
+[[noreturn]] void serve(const std::string& endpoint, const std::string& journal) {
+  ps::ServerOptions options;
+  options.endpoint = endpoint;
+  options.journal = journal;
+  options.patience = std::chrono::milliseconds(1500);
+  const ps::Server server(options);
+  std::printf("serves\n");
+  std::fflush(stdout);
+  while (true) ::pause();
+}
+
+/// Breaks a connection of this process about every 20 ms, as a network would.
+void break_connections(const std::atomic<bool>& ended) {
+  std::mt19937 random(std::random_device{}());
+  while (!ended) {
+    ::usleep(20'000);
+    std::vector<int> sockets;
+    for (int fd = 3; fd < 256; ++fd) {
+      struct stat what {};
+      if (::fstat(fd, &what) == 0 && S_ISSOCK(what.st_mode)) sockets.push_back(fd);
+    }
+    if (!sockets.empty()) ::shutdown(sockets[random() % sockets.size()], SHUT_RDWR);
+  }
+}
+
+int work(int argc, char** argv) {
+  ps::ClientOptions options;
+  options.worker = std::atoi(argv[2]);
+  options.workers = std::atoi(argv[3]);
+  const bool sync = std::string(argv[4]) == "sync";
+  const int clocks = std::atoi(argv[5]);
+  const bool resets = std::atoi(argv[6]) != 0;
+  options.servers.assign(argv + 7, argv + argc);
+  ps::Client client = ps::Client::connect(options);
+  ps::TableOptions of_counters;
+  of_counters.dim = 1;
+  of_counters.optimizer = ps::optim::Sgd{.lr = 1};
+  of_counters.consistency = sync ? ps::Consistency::sync() : ps::Consistency::async();
+  ps::Table table = client.table("counters", of_counters);
+  std::vector<std::uint64_t> keys(60);
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  const std::vector<float> ones(20, -1);
+  std::vector<float> counts(keys.size());
+  std::atomic<bool> ended{false};
+  std::thread breaker;
+  if (resets) breaker = std::thread([&] { break_connections(ended); });
+  std::printf("works from clock %lld\n", static_cast<long long>(client.now()));
+  std::fflush(stdout);
+  for (int done = 0; done < clocks; ++done) {
+    if (sync) table.pull(keys, counts).wait();
+    std::vector<ps::Work> pushes;
+    for (std::size_t part = 0; part < 3; ++part)
+      pushes.push_back(table.push(std::span(keys).subspan(part * 20, 20), ones));
+    for (ps::Work& push : pushes) push.wait();
+    client.clock();
+    std::printf("ended %d\n", done + 1);
+    std::fflush(stdout);
+  }
+  ended = true;
+  if (resets) breaker.join();
+  client.barrier();
+  table.pull(keys, counts).wait();
+  const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
+  std::printf("counts from %.0f to %.0f.\n", *least, *most);
+  std::fflush(stdout);
+  client.barrier();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    if (argc == 4 && std::string(argv[1]) == "server") serve(argv[2], argv[3]);
+    if (argc >= 8 && std::string(argv[1]) == "worker") return work(argc, argv);
+    std::fprintf(stderr, "ps_peer server ENDPOINT JOURNAL | worker NUMBER WORKERS MODE CLOCKS RESETS ENDPOINT...\n");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "ps_peer: %s\n", error.what());
+  }
+  return 1;
+}
