@@ -27,7 +27,19 @@ from cohort.errors import (
 )
 
 try:
-    from cohort._core import Communicator, Memory, ReduceOp, Work, __version__, supports
+    from cohort._core import (
+        ClusterSpec,
+        Communicator,
+        Memory,
+        ReduceOp,
+        Work,
+        __version__,
+        num_servers,
+        num_workers,
+        role,
+        role_number,
+        supports,
+    )
 except ModuleNotFoundError as missing:
     if missing.name != "cohort._core":
         raise
@@ -40,6 +52,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from cohort._preemption import REQUEUE_STATUS, Preemption
+from cohort._servers import announce_server, server_addresses
 from cohort._torch_backend import monitored_barrier, wait_for_torch as _wait_for_torch
 from cohort._world import (
     cross_rank,
@@ -91,6 +104,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Aborted",
+    "ClusterSpec",
     "Communicator",
     "Corrupt",
     "Distributor",
@@ -111,6 +125,7 @@ __all__ = [
     "Unavailable",
     "Work",
     "__version__",
+    "announce_server",
     "cross_rank",
     "cross_size",
     "init",
@@ -119,9 +134,14 @@ __all__ = [
     "local_rank",
     "local_size",
     "monitored_barrier",
+    "num_servers",
+    "num_workers",
     "rank",
+    "role",
+    "role_number",
     "run",
     "run_on_threads",
+    "server_addresses",
     "shutdown",
     "size",
     "supports",

@@ -20,7 +20,7 @@ import logging
 import numbers
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
@@ -40,6 +40,7 @@ __all__ = [
     "CheckpointSave",
     "LoadedWeights",
     "TrainingProgress",
+    "follow",
     "latest",
     "load_weights",
     "resume",
@@ -457,3 +458,39 @@ def latest(folder: Path) -> Optional[CheckpointInfo]:
     """The newest checkpoint with a sound manifest; None if there is none. Not collective; its files are not read."""
     infos = CheckpointFolder(folder).list()
     return infos[-1] if infos else None
+
+
+# A signal, or Ctrl-C, is heard as often.
+_SLICE = 0.2
+
+
+def follow(
+    folder: Path, *, after_generation: int = 0, look_every: float = 1.0, timeout: Optional[float] = None
+) -> Iterator[CheckpointInfo]:
+    """The training's checkpoints as they come, for a process beside it; ends once training is over. Not collective.
+
+        checkpoints = cohort.checkpoint.CheckpointFolder("run/checkpoints")
+        for info in cohort.checkpoint.follow("run/checkpoints"):
+            info = checkpoints.load_latest(model) or info         # may be a newer one yet
+            ...  evaluate
+
+    Each is the newest that has a sound manifest: who is slower than the training leaves some out, and never the last. SIGTERM
+    says that training is over, as `cohort run` tells an evaluator once the ranks have ended; from the first checkpoint that is
+    waited for on it does not end the process. To be called in the main thread or any other, one at a time.
+
+    folder            of the checkpoints; it need not be there yet
+    after_generation  checkpoints up to this one are left out
+    look_every        seconds between looks at the folder
+    timeout           seconds for the next checkpoint to come, before Timeout is raised; None: without end
+    """
+    follower = _core.CheckpointFollower(os.fspath(folder), after_generation, look_every, timeout)
+    while True:
+        came, generation = follower.next_within(_SLICE)
+        if not came:
+            continue
+        if generation is None:
+            return
+        # (It may be gone already, where the training saves fast; then there is a newer one.)
+        for stored in _core.list_checkpoints(os.fspath(folder)):
+            if stored.generation == generation:
+                yield _info_of(stored)

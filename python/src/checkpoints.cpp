@@ -9,8 +9,11 @@
 #include "checkpoint/save.h"
 #include "formats/checkpoint_folder.h"
 
+#include <cohort/checkpoint_follower.h>
+
 #include <pybind11/stl.h>
 
+#include <cmath>
 #include <optional>
 #include <set>
 #include <utility>
@@ -192,10 +195,41 @@ void bind_stored(py::module_& module) {
       py::arg("folder"), "Those with a sound manifest, oldest first.");
 }
 
+void bind_follower(py::module_& module) {
+  const auto milliseconds = [](double seconds) {
+    return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
+  };
+  py::class_<CheckpointFollower>(module, "CheckpointFollower", "Waits for the checkpoints of a training; see follow.")
+      .def(py::init([milliseconds](const std::string& folder, std::int64_t after_generation, double look_every,
+                                   std::optional<double> timeout) {
+             CheckpointFollowerOptions options;
+             options.folder = folder;
+             options.after_generation = after_generation;
+             options.look_every = milliseconds(look_every);
+             if (timeout) options.timeout = milliseconds(*timeout);
+             return CheckpointFollower(std::move(options));
+           }),
+           py::arg("folder"), py::arg("after_generation"), py::arg("look_every"), py::arg("timeout"))
+      .def(
+          "next_within",
+          [milliseconds](CheckpointFollower& self, double seconds) {
+            CheckpointFollower::Look look;
+            {
+              const py::gil_scoped_release release;
+              look = self.next_within(milliseconds(seconds));
+            }
+            return py::make_tuple(look.came, look.checkpoint ? py::object(py::int_(look.checkpoint->generation))
+                                                             : py::object(py::none()));
+          },
+          py::arg("seconds"), "(whether something came, its generation or None: training is over).")
+      .def_property_readonly("training_is_over", &CheckpointFollower::training_is_over);
+}
+
 }  // namespace
 
 void bind_checkpoints(py::module_& module) {
   bind_stored(module);
+  bind_follower(module);
   py::class_<PyBundle>(module, "CheckpointBundle", "What one rank brings to a save.")
       .def(py::init<std::int64_t, std::int64_t, const std::string&, const Sampler&,
                     const std::map<std::string, ft::ManifestValue>&, const std::vector<File>&, py::bytes,
