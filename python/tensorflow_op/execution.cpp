@@ -71,6 +71,11 @@ std::string text_of(const NamedReply& reply) {
   return (code_of(reply.code) == Code::InvalidArgument ? "" : "HorovodInternalError: ") + std::string(reply.failure);
 }
 
+/// A loss or a metric, of ranks that are in step, is there before two threads have been woken for it. Larger ones, and
+/// groups, are left to them at once: TensorFlow's threads have to compute.
+constexpr std::int64_t kPatience = 100'000;  // ns
+constexpr std::size_t kSmall = 4096;         // bytes
+
 /// Where nothing is, there is still an address.
 alignas(64) char nothing;
 
@@ -96,6 +101,7 @@ class Execution {
     group.engine = self->kernel_.asked().engine;
     group.calls = self->calls_.data();
     group.count = self->calls_.size();
+    if (group.count == 1 && self->bytes_ <= kSmall) group.patience_ns = kPatience;
     group.done = [](void* own, const NamedReply& reply) { static_cast<Execution*>(own)->end(reply); };
     if (!self->kernel_.asked().keeps_shape()) {
       group.allocate = [](void* own, std::size_t index, const std::int64_t* shape, std::size_t dimensions) {
@@ -156,6 +162,7 @@ class Execution {
     std::vector<std::int64_t>& shape = shapes_[static_cast<std::size_t>(index)];
     shape.resize(static_cast<std::size_t>(tf.NumDims(brought.get())));
     for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = tf.Dim(brought.get(), static_cast<int>(i));
+    bytes_ += tf.TensorByteSize(brought.get());
     call.shape = shape.data();
     call.dimensions = shape.size();
     if (!kernel_.asked().keeps_shape()) {
@@ -230,6 +237,7 @@ class Execution {
   std::vector<NamedCall> calls_;
   std::vector<std::vector<std::int64_t>> shapes_;
   std::vector<std::int64_t> splits_;
+  std::size_t bytes_ = 0;
   std::vector<Tensor> held_;     // what is read and written
   std::vector<Tensor> outputs_;  // whose size is known once all ranks have come
 };

@@ -259,8 +259,9 @@ class Commands(Folder):
         self.assertEqual(status, 0, err)
         for row in ("Available Frameworks:", "Available Controllers:", "Available Tensor Operations:", "[X] Gloo", "[ ] MPI"):
             self.assertIn(row, out)
-        torch = "X" if importlib.util.find_spec("torch") else " "
-        self.assertIn(f"[{torch}] PyTorch", out)
+        for package, framework in (("torch", "PyTorch"), ("tensorflow", "TensorFlow")):
+            here = "X" if importlib.util.find_spec(package) else " "
+            self.assertIn(f"[{here}] {framework}", out)
         status, out, _ = self.command(sys.executable, COMMAND.parent / "horovodrun", "-v")
         self.assertEqual((status, out), (0, "0.28.1+cohort\n"))
 
