@@ -49,6 +49,8 @@ void bind_values(pybind11::module_& module);
 void bind_gradients(pybind11::module_& module);
 void bind_status(pybind11::module_& module);
 void bind_job_store(pybind11::module_& module);
+/// The parameter server.
+void bind_ps(pybind11::module_& module);
 /// The methods that move data.
 void bind_collectives(pybind11::class_<PyCommunicator>& communicator);
 
