@@ -51,6 +51,8 @@ void bind_status(pybind11::module_& module);
 void bind_job_store(pybind11::module_& module);
 /// What a process is for.
 void bind_roles(pybind11::module_& module);
+/// The parameter server.
+void bind_ps(pybind11::module_& module);
 /// The methods that move data.
 void bind_collectives(pybind11::class_<PyCommunicator>& communicator);
 

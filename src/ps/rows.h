@@ -55,6 +55,7 @@ class Rows {
     if (number == kNone) return;
     const std::byte* row = place(number);
     for (std::size_t line = 0; line < prefetched_; line += 64) __builtin_prefetch(row + line);
+    __builtin_prefetch(row + prefetched_ - 1);  // rows do not begin with a line
   }
 
   /// Memory that is held.
@@ -63,8 +64,9 @@ class Rows {
   std::size_t bytes_with(std::size_t more) const noexcept;
 
  private:
+  static constexpr std::size_t kSlabAlign = std::size_t{2} << 20;  // a huge page
   struct Free {
-    void operator()(std::byte* slab) const noexcept { ::operator delete[](slab, std::align_val_t(64)); }
+    void operator()(std::byte* slab) const noexcept { ::operator delete[](slab, std::align_val_t(kSlabAlign)); }
   };
 
   std::size_t slab_bytes() const noexcept { return row_bytes_ << shift_; }

@@ -1,0 +1,394 @@
+"""A parameter server: tables of rows by 64-bit key, and dense variables, on server processes that workers pull and push.
+
+    server = cohort.ps.Server("@tables")                       # in a server's process; serves until it is closed
+    client = cohort.ps.connect(["@tables"], worker=0, workers=1)
+    users = client.table("users", 64, optimizer=cohort.ps.RowAdagrad(lr=0.02), initializer=cohort.ps.normal(0, 0.1))
+    rows = users.pull(keys)                                    # float32 [len(keys), 64]
+    users.push(keys, gradients)                                # the optimizer steps at the server
+    client.clock()                                             # this worker's pushes since its last clock count now
+
+Arrays are NumPy's, torch's, or of anything that has DLPack or the buffer protocol, in the host's memory and dense. Keys
+are int64 or uint64, in any order, also several times; rows are float32, one behind the other. A list of numbers does for
+keys. What the semantics promise: docs/parameter-server.md.
+
+Optimizers, with torch's names, defaults and formulas: Sgd, Adagrad, RowAdagrad (one accumulator per row), Adam, AdamW,
+Ftrl. A row's bias correction goes by its own steps.
+
+Errors are those of cohort.errors: Timeout names the server that does not answer, or the workers that hold the others up;
+NonFinite names the key; Mismatch means that two workers describe a table in two ways.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+from cohort import _core
+from cohort._core import PsAdagrad as Adagrad
+from cohort._core import PsAdam as Adam
+from cohort._core import PsAdamW as AdamW
+from cohort._core import PsFtrl as Ftrl
+from cohort._core import PsRowAdagrad as RowAdagrad
+from cohort._core import PsSgd as Sgd
+
+__all__ = [
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Async",
+    "Bounded",
+    "Client",
+    "Ftrl",
+    "Pulled",
+    "RowAdagrad",
+    "Server",
+    "Sgd",
+    "Sync",
+    "Table",
+    "Variable",
+    "Work",
+    "connect",
+    "constant",
+    "normal",
+    "serve",
+    "uniform",
+]
+
+Optimizer = Union[Sgd, Adagrad, RowAdagrad, Adam, AdamW, Ftrl]
+
+constant = _core.PsInitializer.constant
+uniform = _core.PsInitializer.uniform
+normal = _core.PsInitializer.normal
+
+
+def Sync() -> _core.PsConsistency:
+    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, for any number of servers."""
+    return _core.PsConsistency.sync()
+
+
+def Bounded(staleness: int) -> _core.PsConsistency:
+    """A worker's pushes count when its clock ends; a pull waits while a worker is more than so many clocks behind."""
+    return _core.PsConsistency.bounded(staleness)
+
+
+def Async() -> _core.PsConsistency:
+    """Pushes count when they arrive, and pulls wait for nobody."""
+    return _core.PsConsistency.asynchronous()
+
+
+class Pulled(NamedTuple):
+    """How old what was read is."""
+
+    clock: int  #: all pushes of clocks before this one are in it
+    behind: int  #: clocks between that and the reader's own
+    version: int  #: steps of rows that the table has had
+
+
+class Work:
+    """A request under way, as `async_op=True` returns it. What it reads or writes has to stay until it is waited for."""
+
+    def __init__(self, work: _core.PsWork, result: Any) -> None:
+        self._work = work
+        self._result = result
+        self.pulled: Optional[Pulled] = None  #: of a pull, once it has been waited for
+
+    def wait(self) -> Any:
+        """Blocks until it is done; returns the rows of a pull, else None. May be called again."""
+        self.pulled = Pulled(*self._work.wait())
+        return self._result
+
+
+def _keys(keys: Any) -> Any:
+    if isinstance(keys, (list, tuple, range)):
+        import numpy
+
+        given = list(keys)
+        return numpy.asarray(given, numpy.int64 if any(key < 0 for key in given) else numpy.uint64)
+    return keys
+
+
+def _empty(*shape: int) -> Any:
+    import numpy
+
+    return numpy.empty(shape, numpy.float32)
+
+
+def _count(keys: Any) -> int:
+    size = getattr(keys, "size", None)
+    if callable(size):  # torch
+        return int(keys.numel())
+    return int(size) if size is not None else len(keys)
+
+
+def _done(work: _core.PsWork, result: Any, async_op: bool) -> Any:
+    pending = Work(work, result)
+    return pending if async_op else pending.wait()
+
+
+class Table:
+    """Rows of `dim` floats by key. Made by `Client.table`."""
+
+    def __init__(self, table: _core.PsTable) -> None:
+        self._table = table
+
+    @property
+    def dim(self) -> int:
+        return self._table.dim
+
+    def pull(self, keys: Any, out: Any = None, *, async_op: bool = False) -> Any:
+        """The keys' rows, in `out` or a new NumPy array [number of keys, dim]. A key without a row gives what it would
+        begin as, and gets none. Waits as the table's consistency says."""
+        keys = _keys(keys)
+        if out is None:
+            out = _empty(_count(keys), self.dim)
+        return _done(self._table.pull(keys, out), out, async_op)
+
+    def push(self, keys: Any, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
+        """A step of the table's optimizer by these gradients; those of a key that stands several times are added first.
+        `lr` in place of the optimizer's own. Raises NonFinite, naming the key; nothing is sent then."""
+        return _done(self._table.push(_keys(keys), gradients, lr), None, async_op)
+
+    def push_pull(
+        self, keys: Any, gradients: Any, out: Any = None, *, lr: Optional[float] = None, async_op: bool = False
+    ) -> Any:
+        """Both at once. Only with Async is the push in what is read; else pushes count with `Client.clock`."""
+        keys = _keys(keys)
+        if out is None:
+            out = _empty(_count(keys), self.dim)
+        return _done(self._table.push_pull(keys, gradients, out, lr), out, async_op)
+
+    def assign(self, keys: Any, rows: Any, *, async_op: bool = False) -> Any:
+        """Rows as given, at once whatever the consistency; their optimizer begins anew."""
+        return _done(self._table.assign(_keys(keys), rows), None, async_op)
+
+    def erase(self, keys: Any, *, async_op: bool = False) -> Any:
+        """Rows that are as if they had never been, at once whatever the consistency."""
+        return _done(self._table.erase(_keys(keys)), None, async_op)
+
+    def stats(self) -> dict[str, Any]:
+        """rows, bytes, created, evicted, dropped (gradients of keys not admitted), steps, rows_of_servers."""
+        return self._table.stats()
+
+
+class Variable:
+    """A dense float32 array, in slices over all servers. Made by `Client.variable`."""
+
+    def __init__(self, variable: _core.PsVariable, shape: tuple[int, ...]) -> None:
+        self._variable = variable
+        self.shape = shape
+
+    def pull(self, out: Any = None, *, async_op: bool = False) -> Any:
+        """Its values, in `out` or a new NumPy array of its shape."""
+        if out is None:
+            out = _empty(*self.shape)
+        return _done(self._variable.pull(out), out, async_op)
+
+    def push(self, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
+        return _done(self._variable.push(gradients, lr), None, async_op)
+
+    def push_pull(self, gradients: Any, out: Any = None, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
+        if out is None:
+            out = _empty(*self.shape)
+        return _done(self._variable.push_pull(gradients, out, lr), out, async_op)
+
+    def assign(self, values: Any, *, async_op: bool = False) -> Any:
+        return _done(self._variable.assign(values), None, async_op)
+
+
+class Client:
+    """A worker's connection to all servers, as `connect` makes it. Any thread; not in a forked child."""
+
+    def __init__(self, client: _core.PsClient) -> None:
+        self._client = client
+
+    @property
+    def worker(self) -> int:
+        return self._client.worker
+
+    @property
+    def workers(self) -> int:
+        return self._client.workers
+
+    @property
+    def now(self) -> int:
+        """This worker's clock."""
+        return self._client.now
+
+    def table(
+        self,
+        name: str,
+        dim: int,
+        *,
+        optimizer: Optional[Optimizer] = None,
+        initializer: Union[float, _core.PsInitializer] = 0.0,
+        consistency: Optional[_core.PsConsistency] = None,
+        admission: int = 1,
+        max_age: int = 0,
+        max_rows: int = 0,
+        victim: str = "least_recent",
+        seed: int = 0,
+    ) -> Table:
+        """The table of this name, made by whoever comes first; the same options at all workers.
+
+        optimizer     Sgd() unless said otherwise
+        initializer   of rows: a number, constant(v), uniform(low, high), normal(mean, deviation); by seed and key alone
+        consistency   Sync() unless said otherwise, Bounded(staleness), Async()
+        admission     a key gets its row with its so-manieth step; earlier gradients are dropped
+        max_age       seconds after its last push a row is gone; 0: never
+        max_rows      on each server; then the "least_recent" or "least_frequent" (victim) of 64 rows goes; 0: no bound
+        """
+        if not isinstance(initializer, _core.PsInitializer):
+            initializer = constant(float(initializer))
+        return Table(
+            self._client.table(
+                name,
+                dim,
+                initializer,
+                Sgd() if optimizer is None else optimizer,
+                Sync() if consistency is None else consistency,
+                admission,
+                max_age,
+                max_rows,
+                victim,
+                seed,
+            )
+        )
+
+    def variable(
+        self,
+        name: str,
+        shape: Union[int, Sequence[int]],
+        *,
+        initial: float = 0.0,
+        optimizer: Optional[Optimizer] = None,
+        consistency: Optional[_core.PsConsistency] = None,
+    ) -> Variable:
+        """The variable of this name, made by whoever comes first. RowAdagrad is refused: it is for rows."""
+        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+        elements = 1
+        for length in lengths:
+            elements *= length
+        made = self._client.variable(
+            name,
+            elements,
+            initial,
+            Sgd() if optimizer is None else optimizer,
+            Sync() if consistency is None else consistency,
+        )
+        return Variable(made, lengths)
+
+    def clock(self) -> int:
+        """Ends this worker's clock, on all servers or on none; its pushes count. Returns the new clock."""
+        return self._client.clock()
+
+    def barrier(self) -> None:
+        """Waits until all workers have come here as often."""
+        self._client.barrier()
+
+    def snapshot(self, folder: Union[str, os.PathLike[str]]) -> str:
+        """All tables and variables as a new checkpoint in a folder that all servers see; returns the checkpoint's own.
+        One worker calls it; with Sync it has exactly the clocks before this one, else call it between two barriers."""
+        return self._client.snapshot(os.fspath(folder))
+
+    def restore(self, folder: Union[str, os.PathLike[str]]) -> int:
+        """Takes the newest whole snapshot of the folder, whatever number of servers wrote it; returns its clock. One
+        worker calls it, before any pushes. Raises Unavailable where there is none, Corrupt, Mismatch."""
+        return self._client.restore(os.fspath(folder))
+
+    def leave(self) -> None:
+        """The others do not wait for this worker any more. Pushes after the last clock are dropped, but with Async."""
+        self._client.leave()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+class Server:
+    """Serves on a thread of its own, until `close` or the end of the process.
+
+    endpoint      "HOST:PORT" (port 0: the system chooses), or "@NAME": for this user's processes on this host
+    secret_file   for TCP, as `cohort secret` writes it; the job's secret unless said otherwise
+    memory        bytes for tables and waiting pushes, beyond which pushes are refused; 0: nine tenths of what is free
+    patience      seconds until a worker without a connection is taken for lost
+    journal       a file of all changes: a server that is started again with it goes on where the killed one had been
+    """
+
+    def __init__(
+        self,
+        endpoint: str = "127.0.0.1:0",
+        *,
+        secret_file: str = "",
+        memory: int = 0,
+        patience: float = 3.0,
+        journal: Union[str, os.PathLike[str]] = "",
+    ) -> None:
+        self._server: Optional[_core.PsServer] = _core.PsServer(
+            endpoint, secret_file, memory, patience, os.fspath(journal)
+        )
+        #: Where it listens, as `connect` wants it.
+        self.endpoint: str = self._server.endpoint
+
+    @property
+    def workers_gone(self) -> bool:
+        """Whether there have been workers and all have left or are lost."""
+        return self._server is None or self._server.workers_gone
+
+    def close(self) -> None:
+        self._server = None
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _place(number: int) -> str:
+    return f"ps/server/{number}"
+
+
+def serve(number: int, endpoint: str = "127.0.0.1:0", **options: Any) -> None:
+    """Serves as the job's server of this number, under `cohort run`, until all workers have left or are lost: its endpoint
+    goes to the job's store, where `connect(NUMBER OF SERVERS)` looks. `options`: as of Server. Over several hosts,
+    `endpoint` has to name an address of this one."""
+    server = Server(endpoint, **options)
+    _core.job_store_put(_place(number), server.endpoint.encode(), 60.0)
+    while not server.workers_gone:
+        time.sleep(0.05)
+    server.close()
+
+
+def connect(
+    servers: Union[int, Sequence[str]],
+    worker: Optional[int] = None,
+    workers: Optional[int] = None,
+    *,
+    secret_file: str = "",
+    connect_timeout: float = 60.0,
+    timeout: float = 60.0,
+) -> Client:
+    """Connects a worker to all servers.
+
+    servers           their endpoints, in the same order at all workers; or how many there are that `serve` in this job
+    worker, workers   this one's number and how many there are; RANK and WORLD_SIZE unless said otherwise, else 0 of 1
+    connect_timeout   seconds for all servers to be there
+    timeout           seconds of a request, connecting again included
+
+    Raises Timeout, naming the server that is not there, Mismatch, InvalidArgument.
+    """
+    if isinstance(servers, int):
+        deadline = time.monotonic() + connect_timeout
+        servers = [
+            _core.job_store_wait(_place(number), max(0.001, deadline - time.monotonic())).decode()
+            for number in range(servers)
+        ]
+    if worker is None:
+        worker = int(os.environ.get("RANK", "0"))
+    if workers is None:
+        workers = int(os.environ.get("WORLD_SIZE", "1"))
+    return Client(_core.PsClient(list(servers), worker, workers, secret_file, connect_timeout, timeout))

@@ -1,0 +1,107 @@
+"""Embeddings whose rows are in a parameter server (cohort.ps), with torch's arguments and results.
+
+    client = cohort.ps.connect(["@tables"])
+    users = client.table("users", 64, optimizer=cohort.ps.RowAdagrad(lr=0.02), initializer=cohort.ps.normal(0, 0.1))
+    embedding = cohort.torch.ps.Embedding(users)               # any 64-bit id, of a table of any size
+    loss = model(embedding(ids), dense).sum()
+    loss.backward()                                            # pushes the gradients of the rows
+    client.clock()                                             # they count now, and the next forward sees them
+
+The rows are no parameters of the module: the optimizer that steps them is the table's, at the server, so a hybrid model
+has its dense part under any of torch's optimizers (and DistributedDataParallel), and its tables here. Without gradients
+(torch.no_grad) nothing is pushed, and no row is made. The bits of a forward are those of torch's own module over the same
+rows: it is torch's function that is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional
+
+from cohort.ps import Table
+
+__all__ = ["Embedding", "EmbeddingBag"]
+
+
+class _Rows(torch.nn.Module):
+    """The rows of ids: fetched once each, and pushed once each when their gradient is there."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.table = table
+        self.embedding_dim = table.dim
+
+    def extra_repr(self) -> str:
+        return f"embedding_dim={self.embedding_dim}, on parameter servers"
+
+    def fetch(self, ids: torch.Tensor, padding_idx: Optional[int]) -> tuple[torch.Tensor, torch.Tensor, Optional[int]]:
+        """Rows of the unique ids, the ids' places among them, and that of `padding_idx`."""
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"ids have to be int32 or int64, and these are {ids.dtype}")
+        keys, places = torch.unique(ids.to(torch.int64), return_inverse=True)
+        rows = torch.empty(keys.numel(), self.embedding_dim)
+        self.table.pull(keys, rows)
+        padding = None
+        if padding_idx is not None:
+            found = (keys == padding_idx).nonzero()
+            padding = int(found[0]) if found.numel() else None
+        if torch.is_grad_enabled():
+            rows.requires_grad_()
+            rows.register_hook(lambda gradient: self._push(keys, gradient, padding))
+        return rows, places, padding
+
+    def _push(self, keys: torch.Tensor, gradient: torch.Tensor, padding: Optional[int]) -> None:
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        if padding is not None:  # that row is not trained
+            kept = torch.arange(keys.numel()) != padding
+            keys, gradient = keys[kept], gradient[kept]
+        self.table.push(keys, gradient.detach().to(torch.float32).contiguous())
+
+
+class Embedding(_Rows):
+    """As torch.nn.Embedding, over any 64-bit ids: there is no `num_embeddings`. `padding_idx` has the row that the table
+    begins it with, and is never trained. Raises what `Table.pull` and, in backward, `Table.push` raise."""
+
+    def __init__(self, table: Table, padding_idx: Optional[int] = None) -> None:
+        super().__init__(table)
+        self.padding_idx = padding_idx
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows, places, padding = self.fetch(input, self.padding_idx)
+        return torch.nn.functional.embedding(places, rows, padding)
+
+
+class EmbeddingBag(_Rows):
+    """As torch.nn.EmbeddingBag, over any 64-bit ids: sums, means or maxima of the rows of each bag."""
+
+    def __init__(
+        self,
+        table: Table,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: Optional[int] = None,
+    ) -> None:
+        super().__init__(table)
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+        self.padding_idx = padding_idx
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        offsets: Optional[torch.Tensor] = None,
+        per_sample_weights: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        rows, places, padding = self.fetch(input, self.padding_idx)
+        options: dict[str, Any] = {} if padding is None else {"padding_idx": padding}
+        return torch.nn.functional.embedding_bag(
+            places,
+            rows,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            **options,
+        )

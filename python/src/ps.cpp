@@ -1,0 +1,391 @@
+// The parameter server for cohort.ps: options, a server, a worker's client, its tables and variables. Waiting is done
+// without the GIL and ends at a KeyboardInterrupt; the request itself goes on.
+#include "arrays.h"
+#include "bindings.h"
+#include "errors.h"
+#include "waiting.h"
+
+#include <cohort/ps.h>
+
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace cohort::python {
+namespace {
+
+using std::chrono::milliseconds;
+
+milliseconds milliseconds_from(double seconds) {
+  return milliseconds(static_cast<std::int64_t>(std::min(seconds, 1e6) * 1000));
+}
+
+/// clock, behind, version.
+using PyPulled = std::tuple<std::int64_t, std::int64_t, std::uint64_t>;
+
+std::span<const std::uint64_t> keys_of(const Array& array, const char* operation) {
+  const ConstBuffer buffer = array.const_buffer();
+  if (buffer.dtype != DType::Int64 && buffer.dtype != DType::UInt64)
+    refuse(operation, "keys have to be int64 or uint64, and these are " + std::string(to_string(buffer.dtype)));
+  return {static_cast<const std::uint64_t*>(buffer.data), static_cast<std::size_t>(buffer.count)};
+}
+
+std::span<float> floats_of(const Array& array, const char* operation) {
+  const Buffer buffer = array.buffer();
+  if (buffer.dtype != DType::Float32)
+    refuse(operation, "rows have to be float32, and these are " + std::string(to_string(buffer.dtype)));
+  return {static_cast<float*>(buffer.data), static_cast<std::size_t>(buffer.count)};
+}
+
+/// A request under way, and the arrays that it writes.
+class PyPsWork {
+ public:
+  PyPsWork(ps::Work work, std::shared_ptr<Array> kept)
+      : held_(std::make_shared<Held>(std::move(work), std::move(kept))) {}
+
+  PyPulled wait() {
+    const ps::Pulled pulled = run_interruptibly<ps::Pulled>(
+        [held = held_] {
+          const std::lock_guard lock(held->mutex);
+          return held->work.wait();
+        },
+        {});
+    return {pulled.clock, pulled.behind, pulled.version};
+  }
+
+ private:
+  struct Held {
+    Held(ps::Work given, std::shared_ptr<Array> array) : work(std::move(given)), kept(std::move(array)) {}
+    ~Held() {
+      // Whoever drops it last may have the GIL or not; Python's objects go with it.
+      const py::gil_scoped_acquire gil;
+      {
+        const py::gil_scoped_release release;
+        const ps::Work ended = std::move(work);
+      }
+      kept.reset();
+    }
+    std::mutex mutex;
+    ps::Work work;
+    std::shared_ptr<Array> kept;
+  };
+  std::shared_ptr<Held> held_;
+};
+
+ps::PushOptions push_options(std::optional<double> lr) { return {lr}; }
+
+PyPsWork table_pull(ps::Table& table, const py::object& keys, const py::object& out) {
+  const Array wanted(keys, Access::Read, {"pull", "keys"});
+  auto rows = std::make_shared<Array>(out, Access::Write, Role{"pull", "out"});
+  const auto from = keys_of(wanted, "pull");
+  const auto to = floats_of(*rows, "pull");
+  std::optional<ps::Work> work;
+  {
+    const py::gil_scoped_release release;
+    work.emplace(table.pull(from, to));
+  }
+  return {*std::move(work), std::move(rows)};
+}
+
+PyPsWork table_push(ps::Table& table, const py::object& keys, const py::object& gradients, std::optional<double> lr) {
+  const Array wanted(keys, Access::Read, {"push", "keys"}), rows(gradients, Access::Read, {"push", "gradients"});
+  const auto to = keys_of(wanted, "push");
+  const auto from = floats_of(rows, "push");
+  std::optional<ps::Work> work;
+  {
+    const py::gil_scoped_release release;
+    work.emplace(table.push(to, from, push_options(lr)));
+  }
+  return {*std::move(work), nullptr};
+}
+
+PyPsWork table_push_pull(ps::Table& table, const py::object& keys, const py::object& gradients, const py::object& out,
+                         std::optional<double> lr) {
+  const Array wanted(keys, Access::Read, {"push_pull", "keys"}),
+      rows(gradients, Access::Read, {"push_pull", "gradients"});
+  auto read = std::make_shared<Array>(out, Access::Write, Role{"push_pull", "out"});
+  const auto named = keys_of(wanted, "push_pull");
+  const auto from = floats_of(rows, "push_pull");
+  const auto to = floats_of(*read, "push_pull");
+  std::optional<ps::Work> work;
+  {
+    const py::gil_scoped_release release;
+    work.emplace(table.push_pull(named, from, to, push_options(lr)));
+  }
+  return {*std::move(work), std::move(read)};
+}
+
+PyPsWork table_assign(ps::Table& table, const py::object& keys, const py::object& values) {
+  const Array wanted(keys, Access::Read, {"assign", "keys"}), rows(values, Access::Read, {"assign", "rows"});
+  const auto to = keys_of(wanted, "assign");
+  const auto from = floats_of(rows, "assign");
+  std::optional<ps::Work> work;
+  {
+    const py::gil_scoped_release release;
+    work.emplace(table.assign(to, from));
+  }
+  return {*std::move(work), nullptr};
+}
+
+PyPsWork table_erase(ps::Table& table, const py::object& keys) {
+  const Array wanted(keys, Access::Read, {"erase", "keys"});
+  const auto gone = keys_of(wanted, "erase");
+  std::optional<ps::Work> work;
+  {
+    const py::gil_scoped_release release;
+    work.emplace(table.erase(gone));
+  }
+  return {*std::move(work), nullptr};
+}
+
+py::dict table_stats(ps::Table& table) {
+  ps::TableStats stats;
+  {
+    const py::gil_scoped_release release;
+    stats = table.stats();
+  }
+  py::dict out;
+  out["rows"] = stats.rows;
+  out["bytes"] = stats.bytes;
+  out["created"] = stats.created;
+  out["evicted"] = stats.evicted;
+  out["dropped"] = stats.dropped;
+  out["steps"] = stats.steps;
+  out["rows_of_servers"] = stats.rows_of_servers;
+  return out;
+}
+
+PyPsWork variable_pull(ps::Variable& variable, const py::object& out) {
+  auto values = std::make_shared<Array>(out, Access::Write, Role{"pull", "out"});
+  const auto to = floats_of(*values, "pull");
+  std::optional<ps::Work> work;
+  {
+    const py::gil_scoped_release release;
+    work.emplace(variable.pull(to));
+  }
+  return {*std::move(work), std::move(values)};
+}
+
+PyPsWork variable_push(ps::Variable& variable, const py::object& gradients, std::optional<double> lr) {
+  const Array rows(gradients, Access::Read, {"push", "gradients"});
+  const auto from = floats_of(rows, "push");
+  std::optional<ps::Work> work;
+  {
+    const py::gil_scoped_release release;
+    work.emplace(variable.push(from, push_options(lr)));
+  }
+  return {*std::move(work), nullptr};
+}
+
+PyPsWork variable_push_pull(ps::Variable& variable, const py::object& gradients, const py::object& out,
+                            std::optional<double> lr) {
+  const Array rows(gradients, Access::Read, {"push_pull", "gradients"});
+  auto values = std::make_shared<Array>(out, Access::Write, Role{"push_pull", "out"});
+  const auto from = floats_of(rows, "push_pull");
+  const auto to = floats_of(*values, "push_pull");
+  std::optional<ps::Work> work;
+  {
+    const py::gil_scoped_release release;
+    work.emplace(variable.push_pull(from, to, push_options(lr)));
+  }
+  return {*std::move(work), std::move(values)};
+}
+
+PyPsWork variable_assign(ps::Variable& variable, const py::object& values) {
+  const Array rows(values, Access::Read, {"assign", "values"});
+  const auto from = floats_of(rows, "assign");
+  std::optional<ps::Work> work;
+  {
+    const py::gil_scoped_release release;
+    work.emplace(variable.assign(from));
+  }
+  return {*std::move(work), nullptr};
+}
+
+using ClientPtr = std::shared_ptr<ps::Client>;
+
+ClientPtr connect(const std::vector<std::string>& servers, int worker, int workers, const std::string& secret_file,
+                  double connect_timeout, double timeout) {
+  ps::ClientOptions options;
+  options.servers = servers;
+  options.worker = worker;
+  options.workers = workers;
+  options.secret_file = secret_file;
+  options.connect_timeout = milliseconds_from(connect_timeout);
+  options.timeout = milliseconds_from(timeout);
+  return run_interruptibly<ClientPtr>(
+      [options] {
+        return ClientPtr(new ps::Client(ps::Client::connect(options)), [](ps::Client* client) {
+          if (PyGILState_Check() == 0) return delete client;
+          const py::gil_scoped_release release;  // its good-bye may take a moment
+          delete client;
+        });
+      },
+      {});
+}
+
+ps::TableOptions table_options(std::int64_t dim, const ps::Initializer& initializer, const ps::Optimizer& optimizer,
+                               const ps::Consistency& consistency, std::int64_t admission, std::int64_t max_age,
+                               std::int64_t max_rows, const std::string& victim, std::uint64_t seed) {
+  ps::TableOptions options;
+  options.dim = dim;
+  options.initializer = initializer;
+  options.optimizer = optimizer;
+  options.consistency = consistency;
+  options.admission = admission;
+  options.eviction.age = std::chrono::seconds(max_age);
+  options.eviction.rows = max_rows;
+  if (victim != "least_recent" && victim != "least_frequent")
+    refuse("table", "victim is \"least_recent\" or \"least_frequent\", and this is \"" + victim + "\"");
+  options.eviction.victim =
+      victim == "least_recent" ? ps::Eviction::Victim::LeastRecent : ps::Eviction::Victim::LeastFrequent;
+  options.seed = seed;
+  return options;
+}
+
+void bind_options(py::module_& module) {
+  namespace optim = ps::optim;
+  py::class_<optim::Sgd>(module, "PsSgd")
+      .def(py::init([](double lr, double momentum, double dampening, double weight_decay, bool nesterov) {
+             return optim::Sgd{lr, momentum, dampening, weight_decay, nesterov};
+           }),
+           py::arg("lr") = 1e-3, py::arg("momentum") = 0.0, py::arg("dampening") = 0.0, py::arg("weight_decay") = 0.0,
+           py::arg("nesterov") = false);
+  py::class_<optim::Adagrad>(module, "PsAdagrad")
+      .def(py::init([](double lr, double lr_decay, double weight_decay, double initial, double eps) {
+             return optim::Adagrad{lr, lr_decay, weight_decay, initial, eps};
+           }),
+           py::arg("lr") = 1e-2, py::arg("lr_decay") = 0.0, py::arg("weight_decay") = 0.0,
+           py::arg("initial_accumulator_value") = 0.0, py::arg("eps") = 1e-10);
+  py::class_<optim::RowAdagrad>(module, "PsRowAdagrad")
+      .def(py::init([](double lr, double initial, double eps) {
+             return optim::RowAdagrad{lr, initial, eps};
+           }),
+           py::arg("lr") = 1e-2, py::arg("initial_accumulator_value") = 0.0, py::arg("eps") = 1e-10);
+  py::class_<optim::Adam>(module, "PsAdam")
+      .def(py::init([](double lr, std::pair<double, double> betas, double eps, double weight_decay) {
+             return optim::Adam{lr, betas.first, betas.second, eps, weight_decay};
+           }),
+           py::arg("lr") = 1e-3, py::arg("betas") = std::pair(0.9, 0.999), py::arg("eps") = 1e-8,
+           py::arg("weight_decay") = 0.0);
+  py::class_<optim::AdamW>(module, "PsAdamW")
+      .def(py::init([](double lr, std::pair<double, double> betas, double eps, double weight_decay) {
+             return optim::AdamW{lr, betas.first, betas.second, eps, weight_decay};
+           }),
+           py::arg("lr") = 1e-3, py::arg("betas") = std::pair(0.9, 0.999), py::arg("eps") = 1e-8,
+           py::arg("weight_decay") = 1e-2);
+  py::class_<optim::Ftrl>(module, "PsFtrl")
+      .def(py::init([](double lr, double beta, double l1, double l2) {
+             return optim::Ftrl{lr, beta, l1, l2};
+           }),
+           py::arg("lr") = 0.1, py::arg("beta") = 1.0, py::arg("l1") = 0.0, py::arg("l2") = 0.0);
+  py::class_<ps::Initializer>(module, "PsInitializer")
+      .def_static("constant", &ps::Initializer::constant, py::arg("value"))
+      .def_static("uniform", &ps::Initializer::uniform, py::arg("low"), py::arg("high"))
+      .def_static("normal", &ps::Initializer::normal, py::arg("mean"), py::arg("deviation"));
+  py::class_<ps::Consistency>(module, "PsConsistency")
+      .def_static("sync", &ps::Consistency::sync)
+      .def_static("bounded", &ps::Consistency::bounded, py::arg("staleness"))
+      .def_static("asynchronous", &ps::Consistency::async);
+}
+
+}  // namespace
+
+void bind_ps(py::module_& module) {
+  bind_options(module);
+  py::class_<PyPsWork>(module, "PsWork").def("wait", &PyPsWork::wait);
+  py::class_<ps::Table>(module, "PsTable")
+      .def_property_readonly("dim", [](const ps::Table& table) { return table.options().dim; })
+      .def("pull", &table_pull, py::arg("keys"), py::arg("out"))
+      .def("push", &table_push, py::arg("keys"), py::arg("gradients"), py::arg("lr"))
+      .def("push_pull", &table_push_pull, py::arg("keys"), py::arg("gradients"), py::arg("out"), py::arg("lr"))
+      .def("assign", &table_assign, py::arg("keys"), py::arg("rows"))
+      .def("erase", &table_erase, py::arg("keys"))
+      .def("stats", &table_stats);
+  py::class_<ps::Variable>(module, "PsVariable")
+      .def_property_readonly("elements", &ps::Variable::elements)
+      .def("pull", &variable_pull, py::arg("out"))
+      .def("push", &variable_push, py::arg("gradients"), py::arg("lr"))
+      .def("push_pull", &variable_push_pull, py::arg("gradients"), py::arg("out"), py::arg("lr"))
+      .def("assign", &variable_assign, py::arg("values"));
+  py::class_<ps::Client, ClientPtr>(module, "PsClient")
+      .def(py::init(&connect), py::arg("servers"), py::arg("worker"), py::arg("workers"), py::arg("secret_file"),
+           py::arg("connect_timeout"), py::arg("timeout"))
+      .def_property_readonly("worker", &ps::Client::worker)
+      .def_property_readonly("workers", &ps::Client::workers)
+      .def_property_readonly("now", &ps::Client::now)
+      .def(
+          "table",
+          [](const ClientPtr& client, const std::string& name, std::int64_t dim, const ps::Initializer& initializer,
+             const ps::Optimizer& optimizer, const ps::Consistency& consistency, std::int64_t admission,
+             std::int64_t max_age, std::int64_t max_rows, const std::string& victim, std::uint64_t seed) {
+            const ps::TableOptions options =
+                table_options(dim, initializer, optimizer, consistency, admission, max_age, max_rows, victim, seed);
+            const py::gil_scoped_release release;
+            return client->table(name, options);
+          },
+          py::arg("name"), py::arg("dim"), py::arg("initializer"), py::arg("optimizer"), py::arg("consistency"),
+          py::arg("admission"), py::arg("max_age"), py::arg("max_rows"), py::arg("victim"), py::arg("seed"))
+      .def(
+          "variable",
+          [](const ClientPtr& client, const std::string& name, std::int64_t elements, double initial,
+             const ps::Optimizer& optimizer, const ps::Consistency& consistency) {
+            const py::gil_scoped_release release;
+            return client->variable(name, {elements, initial, optimizer, consistency});
+          },
+          py::arg("name"), py::arg("elements"), py::arg("initial"), py::arg("optimizer"), py::arg("consistency"))
+      .def("clock",
+           [](const ClientPtr& client) {
+             return run_interruptibly<std::int64_t>([client] { return client->clock(); }, {});
+           })
+      .def("barrier",
+           [](const ClientPtr& client) {
+             run_interruptibly<bool>(
+                 [client] {
+                   client->barrier();
+                   return true;
+                 },
+                 {});
+           })
+      .def(
+          "snapshot",
+          [](const ClientPtr& client, const std::string& folder) {
+            return run_interruptibly<std::string>([client, folder] { return client->snapshot(folder); }, {});
+          },
+          py::arg("folder"))
+      .def(
+          "restore",
+          [](const ClientPtr& client, const std::string& folder) {
+            return run_interruptibly<std::int64_t>([client, folder] { return client->restore(folder); }, {});
+          },
+          py::arg("folder"))
+      .def("leave", [](const ClientPtr& client) {
+        run_interruptibly<bool>(
+            [client] {
+              client->leave();
+              return true;
+            },
+            {});
+      });
+  py::class_<ps::Server>(module, "PsServer")
+      .def(py::init([](const std::string& endpoint, const std::string& secret_file, std::size_t memory, double patience,
+                       const std::string& journal) {
+             ps::ServerOptions options;
+             options.endpoint = endpoint;
+             options.secret_file = secret_file;
+             options.memory = memory;
+             options.patience = milliseconds_from(patience);
+             options.journal = journal;
+             const py::gil_scoped_release release;
+             return std::make_unique<ps::Server>(options);
+           }),
+           py::arg("endpoint"), py::arg("secret_file"), py::arg("memory"), py::arg("patience"), py::arg("journal"))
+      .def_property_readonly("endpoint", &ps::Server::endpoint)
+      .def_property_readonly("workers_gone", &ps::Server::workers_gone);
+}
+
+}  // namespace cohort::python

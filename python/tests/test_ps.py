@@ -1,0 +1,297 @@
+"""cohort.ps: arrays, errors, optimizers against torch's own, ranks under `cohort run`; cohort.torch.ps against torch.nn."""
+
+import gc
+import os
+import tempfile
+import threading
+import unittest
+
+from cohort import ps
+from cohort.errors import InvalidArgument, Mismatch, NonFinite, Timeout, Unavailable
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+try:
+    import torch
+except ImportError:
+    torch = None
+
+NAMES = (f"@cohort-py-ps-{os.getpid()}-{number}" for number in range(1000))
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        if numpy is None:
+            self.skipTest("no NumPy")
+        self.servers = [ps.Server(next(NAMES)) for _ in range(2)]
+
+    def tearDown(self):
+        gc.collect()
+        for server in self.servers:
+            server.close()
+
+    def connect(self, worker=0, workers=1, **options):
+        return ps.connect([server.endpoint for server in self.servers], worker, workers, **options)
+
+
+class Arrays(Case):
+    def test_pushes_and_pulls(self):
+        with self.connect() as client:
+            table = client.table("t", 3, optimizer=ps.Sgd(lr=1.0), consistency=ps.Async(), initializer=0.5)
+            keys = numpy.arange(100, dtype=numpy.int64)
+            gradients = numpy.arange(300, dtype=numpy.float32).reshape(100, 3)
+            table.push(keys, gradients)
+            numpy.testing.assert_array_equal(table.pull(keys), 0.5 - gradients)
+            numpy.testing.assert_array_equal(table.pull([1, 1, -7]), [[-2.5, -3.5, -4.5]] * 2 + [[0.5] * 3])
+            out = numpy.empty((1, 3), numpy.float32)
+            self.assertIs(table.pull([2], out), out)
+            self.assertEqual(out[0, 0], -5.5)
+            table.push([2], out, lr=0.0)
+            self.assertEqual(table.push_pull([2], out)[0, 0], 0.0)
+            table.assign([2], numpy.ones((1, 3), numpy.float32))
+            self.assertEqual(table.pull([2])[0, 0], 1.0)
+            table.erase([2])
+            self.assertEqual(table.pull([2])[0, 0], 0.5)
+            stats = table.stats()
+            self.assertEqual((stats["rows"], sum(stats["rows_of_servers"])), (99, 99))
+
+    def test_several_under_way(self):
+        with self.connect() as client:
+            table = client.table("t", 8, optimizer=ps.Sgd(lr=1.0), consistency=ps.Async())
+            keys = numpy.arange(1000, dtype=numpy.uint64)
+            pushes = [table.push(keys, numpy.full((1000, 8), -1, numpy.float32), async_op=True) for _ in range(20)]
+            read = table.pull(keys, async_op=True)
+            self.assertTrue((read.wait() == 20).all())
+            self.assertEqual(read.pulled.version, 20000)
+            for push in pushes:
+                self.assertIsNone(push.wait())
+            del pushes, read
+
+    def test_variables(self):
+        with self.connect() as client:
+            weights = client.variable("w", (300, 100), optimizer=ps.Sgd(lr=0.5), initial=1.0)
+            self.assertTrue((weights.pull() == 1).all())
+            weights.push(numpy.ones((300, 100), numpy.float32))
+            self.assertTrue((weights.pull() == 1).all(), "its clock has not ended")
+            self.assertEqual(client.clock(), 1)
+            self.assertEqual(weights.pull().shape, (300, 100))
+            self.assertTrue((weights.pull() == 0.5).all())
+            weights.assign(numpy.zeros((300, 100), numpy.float32))
+            self.assertTrue((weights.push_pull(numpy.ones((300, 100), numpy.float32)) == 0).all())
+
+    def test_snapshots(self):
+        keys = numpy.arange(50, dtype=numpy.int64)
+        with tempfile.TemporaryDirectory() as folder:
+            with self.connect() as client:
+                table = client.table("t", 3, optimizer=ps.Adam(), initializer=ps.uniform(-1, 1))
+                with self.assertRaisesRegex(Unavailable, "there is no whole snapshot"):
+                    client.restore(folder)
+                table.push(keys, numpy.ones((50, 3), numpy.float32))
+                client.clock()
+                rows = table.pull(keys)
+                self.assertTrue(os.path.isfile(os.path.join(client.snapshot(folder), "manifest.json")))
+                del table
+            with ps.Server(next(NAMES)) as server, ps.connect([server.endpoint]) as client:
+                self.assertEqual(client.restore(folder), 1)
+                table = client.table("t", 3, optimizer=ps.Adam(), initializer=ps.uniform(-1, 1))
+                numpy.testing.assert_array_equal(table.pull(keys), rows)
+
+    def test_what_is_wrong_is_said(self):
+        with self.connect() as client:
+            table = client.table("t", 2)
+            with self.assertRaisesRegex(InvalidArgument, "keys have to be int64 or uint64"):
+                table.pull(numpy.zeros(3, numpy.int32))
+            with self.assertRaisesRegex(InvalidArgument, "rows have to be float32"):
+                table.push([1], numpy.zeros((1, 2)))
+            with self.assertRaisesRegex(InvalidArgument, "1 keys need 2 floats"):
+                table.push([1], numpy.zeros(3, numpy.float32))
+            with self.assertRaisesRegex(NonFinite, "gradient of key 7 is nan"):
+                table.push([7], numpy.full((1, 2), numpy.nan, numpy.float32))
+            with self.assertRaisesRegex(Mismatch, "dim 2.*dim 3"):
+                client.table("t", 3)
+            with self.assertRaisesRegex(InvalidArgument, "least_recent"):
+                client.table("u", 3, victim="any")
+            with self.assertRaisesRegex(InvalidArgument, "beta1"):
+                client.table("u", 3, optimizer=ps.Adam(betas=(1.0, 0.9)))
+
+    def test_who_holds_the_others_up_is_named(self):
+        with self.connect(0, 2), self.connect(1, 2, timeout=0.6) as client:
+            table = client.table("t", 1)
+            client.clock()
+            with self.assertRaisesRegex(Timeout, "waits for worker 0 on"):
+                table.pull([1])
+
+    def test_workers_that_are_threads(self):
+        results = {}
+
+        def work(worker, consistency):
+            with self.connect(worker, 3) as client:
+                table = client.table("t", 1, optimizer=ps.Sgd(lr=1.0), consistency=consistency)
+                for _ in range(20):
+                    table.pull([5])
+                    table.push([5], numpy.full((1, 1), -1, numpy.float32))
+                    client.clock()
+                client.barrier()
+                results[worker] = float(table.pull([5])[0, 0])
+                client.barrier()
+
+        threads = [threading.Thread(target=work, args=(worker, ps.Bounded(2))) for worker in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(results, {0: 60.0, 1: 60.0, 2: 60.0})
+
+
+@unittest.skipIf(torch is None, "no torch")
+class Optimizers(Case):
+    """A thousand steps of rows at the server, and of torch's optimizer here."""
+
+    def compare(self, mine, make, sparse=False, steps=1000):
+        with self.connect() as client:
+            table = client.table(f"{mine}", 6, optimizer=mine, consistency=ps.Async(), initializer=ps.normal(0, 1))
+            keys = torch.arange(10)
+            weight = torch.nn.Parameter(torch.from_numpy(table.pull(keys)).clone())
+            optimizer = make([weight])
+            random = torch.Generator().manual_seed(3)
+            for step in range(steps):
+                gradient = torch.randn(10, 6, generator=random)
+                if step % 50 == 0:
+                    gradient.zero_()
+                weight.grad = torch.sparse_coo_tensor(keys[None], gradient, (10, 6)) if sparse else gradient.clone()
+                table.push(keys, gradient)
+                optimizer.step()
+            torch.testing.assert_close(torch.from_numpy(table.pull(keys)), weight.detach(), rtol=2e-5, atol=2e-5)
+
+    def test_sgd(self):
+        self.compare(ps.Sgd(lr=0.01), lambda p: torch.optim.SGD(p, lr=0.01))
+        self.compare(
+            ps.Sgd(lr=0.01, momentum=0.9, weight_decay=1e-3),
+            lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=1e-3),
+        )
+        self.compare(
+            ps.Sgd(lr=0.01, momentum=0.9, dampening=0.3),
+            lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, dampening=0.3),
+        )
+        self.compare(
+            ps.Sgd(lr=0.01, momentum=0.9, nesterov=True),
+            lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True),
+        )
+
+    def test_adagrad(self):
+        self.compare(ps.Adagrad(lr=0.05), lambda p: torch.optim.Adagrad(p, lr=0.05))
+        self.compare(ps.Adagrad(lr=0.05), lambda p: torch.optim.Adagrad(p, lr=0.05), sparse=True)
+        self.compare(
+            ps.Adagrad(lr=0.05, lr_decay=0.01, weight_decay=1e-3, initial_accumulator_value=0.1),
+            lambda p: torch.optim.Adagrad(p, 0.05, lr_decay=0.01, weight_decay=1e-3, initial_accumulator_value=0.1),
+        )
+
+    def test_adam(self):
+        self.compare(ps.Adam(lr=0.01), lambda p: torch.optim.SparseAdam(p, lr=0.01), sparse=True)
+        self.compare(
+            ps.Adam(lr=0.01, betas=(0.8, 0.99), weight_decay=1e-3),
+            lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99), weight_decay=1e-3),
+        )
+        self.compare(ps.AdamW(lr=0.01, weight_decay=0.1), lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1))
+
+
+@unittest.skipIf(torch is None, "no torch")
+class Embeddings(Case):
+    def setUp(self):
+        super().setUp()
+        from cohort.torch import ps as modules
+
+        self.modules = modules
+        self.client = self.connect()
+        self.table = self.client.table("e", 5, optimizer=ps.Sgd(lr=0.1), initializer=ps.normal(0, 1))
+        self.reference = torch.nn.Embedding.from_pretrained(
+            torch.from_numpy(self.table.pull(numpy.arange(50, dtype=numpy.int64))), freeze=False
+        )
+
+    def tearDown(self):
+        self.client.leave()
+        del self.client, self.table
+        super().tearDown()
+
+    def test_embedding_trains_as_torchs(self):
+        embedding = self.modules.Embedding(self.table, padding_idx=3)
+        self.reference.padding_idx = 3
+        optimizer = torch.optim.SGD(self.reference.parameters(), lr=0.1)
+        random = torch.Generator().manual_seed(1)
+        for step in range(20):
+            ids = torch.randint(0, 50, (4, 7), generator=random)
+            mine, expected = embedding(ids), self.reference(ids)
+            if step == 0:
+                self.assertTrue(torch.equal(mine, expected))
+            torch.testing.assert_close(mine, expected)  # torch may fuse a step's multiplication with its addition
+            optimizer.zero_grad()
+            mine.square().sum().backward()
+            expected.square().sum().backward()
+            optimizer.step()
+            self.client.clock()
+
+    def test_bags(self):
+        ids = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9])
+        begins = torch.tensor([0, 4, 4])
+        weights = torch.rand(8)
+        for options, extra in [
+            ({"mode": "sum"}, {}),
+            ({"mode": "sum"}, {"per_sample_weights": weights}),
+            ({"mode": "mean"}, {}),
+            ({"mode": "max"}, {}),
+            ({"mode": "sum", "include_last_offset": True}, {}),
+            ({"mode": "mean", "padding_idx": 4}, {}),
+        ]:
+            offsets = torch.tensor([0, 4, 8]) if "include_last_offset" in options else begins
+            mine = self.modules.EmbeddingBag(self.table, **options)(ids, offsets, **extra)
+            theirs = torch.nn.EmbeddingBag.from_pretrained(self.reference.weight.detach(), **options)
+            self.assertTrue(torch.equal(mine, theirs(ids, offsets, **extra)), options)
+
+    def test_gradients_of_a_bag(self):
+        ids, offsets = torch.tensor([7, 7, 8, 900, 7]), torch.tensor([0, 2])
+        before = torch.from_numpy(self.table.pull([7, 8, 900]))
+        self.modules.EmbeddingBag(self.table, mode="sum")(ids, offsets).sum().backward()
+        self.client.clock()
+        after = torch.from_numpy(self.table.pull([7, 8, 900]))
+        torch.testing.assert_close(before - after, 0.1 * torch.tensor([[3.0], [1.0], [1.0]]).expand(3, 5))
+
+    def test_without_gradients_no_row_is_made(self):
+        with torch.no_grad():
+            self.modules.Embedding(self.table)(torch.arange(1000))
+        self.client.clock()
+        self.assertEqual(self.table.stats()["rows"], 0)
+
+    def test_ids_of_any_size(self):
+        ids = torch.tensor([2**62, -(2**63), -1])
+        rows = self.modules.Embedding(self.table)(ids)
+        self.assertEqual(rows.unique(dim=0).shape, (3, 5))
+
+
+class Ranks(unittest.TestCase):
+    """Two ranks under `cohort run`: rank 0 serves and works, both meet through the job's store."""
+
+    def test_ranks(self):
+        if "RANK" not in os.environ or numpy is None:
+            self.skipTest("for two ranks, with NumPy")
+        rank = int(os.environ["RANK"])
+        serving = None
+        if rank == 0:
+            serving = threading.Thread(target=ps.serve, args=(0,))
+            serving.start()
+        with ps.connect(1) as client:
+            self.assertEqual((client.worker, client.workers), (rank, 2))
+            table = client.table("t", 4, optimizer=ps.Sgd(lr=1.0))
+            for _ in range(10):
+                table.pull([1])
+                table.push([1], numpy.full((1, 4), -1.0 - rank, numpy.float32))
+                client.clock()
+            self.assertEqual(float(table.pull([1])[0, 0]), 30.0)
+        if serving is not None:
+            serving.join(60)
+            self.assertFalse(serving.is_alive(), "servers end when the workers are gone")
+
+
+if __name__ == "__main__":
+    unittest.main()
