@@ -32,6 +32,8 @@ from cohort._core import PsAdamW as AdamW
 from cohort._core import PsFtrl as Ftrl
 from cohort._core import PsRowAdagrad as RowAdagrad
 from cohort._core import PsSgd as Sgd
+from cohort._servers import announce_server, server_addresses
+from cohort.errors import InvalidArgument
 
 __all__ = [
     "Adagrad",
@@ -348,23 +350,19 @@ class Server:
         self.close()
 
 
-def _place(number: int) -> str:
-    return f"ps/server/{number}"
-
-
-def serve(number: int, endpoint: str = "127.0.0.1:0", **options: Any) -> None:
-    """Serves as the job's server of this number, under `cohort run`, until all workers have left or are lost: its endpoint
-    goes to the job's store, where `connect(NUMBER OF SERVERS)` looks. `options`: as of Server. Over several hosts,
-    `endpoint` has to name an address of this one."""
+def serve(endpoint: str = "127.0.0.1:0", **options: Any) -> None:
+    """What a server of `cohort run --servers` does: serves until all workers have left or are lost, and says where, for
+    `connect()`. `options`: as of Server. Over several hosts `endpoint` has to name an address of this one. Raises
+    InvalidArgument in a process that is no server."""
     server = Server(endpoint, **options)
-    _core.job_store_put(_place(number), server.endpoint.encode(), 60.0)
+    announce_server(server.endpoint)
     while not server.workers_gone:
         time.sleep(0.05)
     server.close()
 
 
 def connect(
-    servers: Union[int, Sequence[str]],
+    servers: Optional[Sequence[str]] = None,
     worker: Optional[int] = None,
     workers: Optional[int] = None,
     *,
@@ -374,21 +372,19 @@ def connect(
 ) -> Client:
     """Connects a worker to all servers.
 
-    servers           their endpoints, in the same order at all workers; or how many there are that `serve` in this job
-    worker, workers   this one's number and how many there are; RANK and WORLD_SIZE unless said otherwise, else 0 of 1
+    servers           their endpoints, in the same order at all workers; default: those of this job, once all `serve`
+    worker, workers   this one's number and how many there are; default: `cohort.role_number`, `cohort.num_workers`
     connect_timeout   seconds for all servers to be there
     timeout           seconds of a request, connecting again included
 
     Raises Timeout, naming the server that is not there, Mismatch, InvalidArgument.
     """
-    if isinstance(servers, int):
-        deadline = time.monotonic() + connect_timeout
-        servers = [
-            _core.job_store_wait(_place(number), max(0.001, deadline - time.monotonic())).decode()
-            for number in range(servers)
-        ]
+    if servers is None:
+        servers = server_addresses(connect_timeout)
+        if not servers:
+            raise InvalidArgument("connect: this job has no servers -- start it by `cohort run --servers N`, or name them")
     if worker is None:
-        worker = int(os.environ.get("RANK", "0"))
+        worker = _core.role_number()
     if workers is None:
-        workers = int(os.environ.get("WORLD_SIZE", "1"))
+        workers = _core.num_workers()
     return Client(_core.PsClient(list(servers), worker, workers, secret_file, connect_timeout, timeout))

@@ -2,6 +2,9 @@
 
 import gc
 import os
+import pathlib
+import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -270,27 +273,40 @@ class Embeddings(Case):
 
 
 class Ranks(unittest.TestCase):
-    """Two ranks under `cohort run`: rank 0 serves and works, both meet through the job's store."""
+    PROGRAM = """
+import numpy
+import cohort
+from cohort import ps
 
-    def test_ranks(self):
-        if "RANK" not in os.environ or numpy is None:
-            self.skipTest("for two ranks, with NumPy")
-        rank = int(os.environ["RANK"])
-        serving = None
-        if rank == 0:
-            serving = threading.Thread(target=ps.serve, args=(0,))
-            serving.start()
-        with ps.connect(1) as client:
-            self.assertEqual((client.worker, client.workers), (rank, 2))
-            table = client.table("t", 4, optimizer=ps.Sgd(lr=1.0))
-            for _ in range(10):
-                table.pull([1])
-                table.push([1], numpy.full((1, 4), -1.0 - rank, numpy.float32))
-                client.clock()
-            self.assertEqual(float(table.pull([1])[0, 0]), 30.0)
-        if serving is not None:
-            serving.join(60)
-            self.assertFalse(serving.is_alive(), "servers end when the workers are gone")
+if cohort.role() == "server":
+    ps.serve()
+else:
+    with ps.connect() as client:
+        table = client.table("t", 4, optimizer=ps.Sgd(lr=1.0))
+        keys = numpy.arange(100)
+        for _ in range(10):
+            table.pull(keys)
+            table.push(keys, numpy.full((100, 4), -1.0 - client.worker, numpy.float32))
+            client.clock()
+        print(client.worker, client.workers, set(table.pull(keys).ravel().tolist()), table.stats()["rows_of_servers"])
+"""
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_servers_of_the_job_are_found(self):
+        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "60", "-np", "2", "--servers", "2"]
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "program.py")
+            program.write_text(self.PROGRAM)
+            done = subprocess.run([*command, sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=90)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = sorted(done.stdout.splitlines())
+        self.assertRegex(lines[0], r"^0 2 \{30\.0\} \[\d+, \d+\]$")
+        self.assertRegex(lines[1], r"^1 2 \{30\.0\} \[\d+, \d+\]$")
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_a_job_without_servers_is_told_of(self):
+        with self.assertRaisesRegex(InvalidArgument, "--servers"):
+            ps.connect()
 
 
 if __name__ == "__main__":
