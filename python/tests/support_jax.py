@@ -18,9 +18,8 @@ try:
     import jax
     import numpy as np
 except ImportError:
-    jax = np = None
-
-if jax is not None:
+    jax = np = hvd = None
+else:
     import cohort.jax as hvd
 
 NEEDED = "needs jax: tools/setup --for all"

@@ -589,7 +589,7 @@ TEST(Launch, TheSshCommandIsDividedAsAShellDoesIt) {
       << quoted.out;
   for (const auto& [command, words] : {std::pair(R"(ssh -i 'my key)", "it ends within quotes (')"),
                                        std::pair(R"(ssh -i "my key\")", "it ends within quotes (\")"),
-                                       std::pair("  ", "--ssh: a command is wanted")}) {
+                                       std::pair("  ", ": a command is wanted")}) {
     const auto refused = run({{"run", "-H", "far-away", "--ssh", command, "true"}});
     EXPECT_EQ(refused.status, 2);
     EXPECT_NE(refused.err.find(words), std::string::npos) << refused.err;
