@@ -154,7 +154,7 @@ class Optimizers(Case):
 
     def compare(self, mine, make, sparse=False, steps=1000):
         with self.connect() as client:
-            table = client.table(f"{mine}", 6, optimizer=mine, consistency=ps.Async(), initializer=ps.normal(0, 1))
+            table = client.table(next(NAMES), 6, optimizer=mine, consistency=ps.Async(), initializer=ps.normal(0, 1))
             keys = torch.arange(10)
             weight = torch.nn.Parameter(torch.from_numpy(table.pull(keys)).clone())
             optimizer = make([weight])
