@@ -207,6 +207,9 @@ def cross_size() -> int:
     return world().cross_size()
 
 
+once_left: list[Callable[[], None]] = []  # called at the end of the process, when all worlds are left
+
+
 def _at_exit() -> None:
     _last_words.tell_at_exit()
     # After an exception the others are told at once why this rank will not bring what it has started.
@@ -220,6 +223,8 @@ def _at_exit() -> None:
         _core.leave_all(grace=_GRACE_AT_EXIT, reason=reason, failed=failure is not None)
     except KeyboardInterrupt:
         pass
+    for function in once_left:
+        function()
 
 
 def _after_fork() -> None:

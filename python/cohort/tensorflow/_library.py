@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
+import sys
+import threading
+import time
 import warnings
 from typing import Any, Optional
 
 import tensorflow as tf
 
-from cohort import _core
+from cohort import _core, _world
 
 _PATH = pathlib.Path(_core.__file__).with_name("_tensorflow_op.so")
 
@@ -42,4 +45,23 @@ def _load() -> Any:
     problem = library.cohort_tensorflow_use(pointer_of(_core.named_calls(), b"cohort.named_calls"))
     if problem:
         raise RuntimeError(problem.decode())
+    _world.once_left.append(_let_threads_return)
     return operations
+
+
+def _let_threads_return(seconds: float = 2.0) -> None:
+    """At the end of the process, whose operations under way have failed by now: waits for threads that TensorFlow has not
+    given back to Python yet. Python ends those that come later, and that ends the process: C++ on their way forbids it."""
+    end = time.monotonic() + seconds
+    own = threading.get_ident()
+    while time.monotonic() < end:
+        frames = [frame for thread, frame in sys._current_frames().items() if thread != own]
+        if not any(map(_is_within, frames)):
+            return
+        time.sleep(0.01)
+
+
+def _is_within(frame: Any) -> bool:
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("tensorflow."):
+        frame = frame.f_back
+    return frame is not None
