@@ -587,9 +587,9 @@ TEST(Launch, TheSshCommandIsDividedAsAShellDoesIt) {
   EXPECT_EQ(quoted.status, 0) << quoted.err;
   EXPECT_NE(quoted.out.find(R"(  ssh -i 'my key' -l 'a "b" c\d' -F 'x y' '' -o BatchMode=yes)"), std::string::npos)
       << quoted.out;
-  for (const auto& [command, words] : {std::pair(R"(ssh -i 'my key)", "it ends within quotes (')"),
-                                       std::pair(R"(ssh -i "my key\")", "it ends within quotes (\")"),
-                                       std::pair("  ", ": a command is wanted")}) {
+  for (const auto& [command, words] :
+       {std::pair(R"(ssh -i 'my key)", "it ends within quotes (')"),
+        std::pair(R"(ssh -i "my key\")", "it ends within quotes (\")"), std::pair("  ", ": a command is wanted")}) {
     const auto refused = run({{"run", "-H", "far-away", "--ssh", command, "true"}});
     EXPECT_EQ(refused.status, 2);
     EXPECT_NE(refused.err.find(words), std::string::npos) << refused.err;
