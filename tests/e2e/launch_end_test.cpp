@@ -2,8 +2,10 @@
 // any of the processes that make it up. Ranks here start grandchildren that leave their session.
 #include "launch_harness.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -283,7 +285,11 @@ TEST(LaunchSignals, KilledWhileNobodyReadsTheOutput) {
   JobOptions options{{"run", "-q", "-np", "2", "yes"}};
   options.pipe_output = true;
   Job job(options);
-  ASSERT_TRUE(eventually([&] { return job.processes("yes").size() == 2; }));
+  // Until the pipe is full: a job whose output fits into it ends with the first signal.
+  int waiting = 0;
+  const int full = ::fcntl(job.output(), F_GETPIPE_SZ);
+  ASSERT_GT(full, 0);
+  ASSERT_TRUE(eventually([&] { return ::ioctl(job.output(), FIONREAD, &waiting) == 0 && waiting > full - 4096; }));
   job.signal(SIGTERM);
   // The ranks end; the output that waits is given up with the second signal.
   ASSERT_TRUE(eventually([&] { return job.processes().size() == 1; })) << job.processes().size();
