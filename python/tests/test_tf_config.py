@@ -10,7 +10,9 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Where tools/setup --for all puts them.
 TENSORFLOW = os.environ.get("COHORT_TEST_TENSORFLOW", str(ROOT / "build" / "tensorflow" / "2.21"))
+TF_KERAS = os.environ.get("COHORT_TEST_TF_KERAS", str(ROOT / "build" / "tf_keras"))
 
 # Each rank says what it was told, and that it can have its port.
 TELL = """
@@ -23,8 +25,7 @@ with socket.create_server(("", int(own.rsplit(":", 1)[1]))):
 
 TRAIN = f"""
 import os, sys
-if os.path.isdir({TENSORFLOW!r}):
-    sys.path.insert(0, {TENSORFLOW!r})
+sys.path[:0] = [{TENSORFLOW!r}, {TF_KERAS!r}]
 os.environ.update(TF_USE_LEGACY_KERAS="1", CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2")
 import numpy, tensorflow, tf_keras
 strategy = tensorflow.distribute.MultiWorkerMirroredStrategy()
@@ -114,8 +115,7 @@ class Ports(Case):
 
 class Strategy(Case):
     def test_multi_worker_mirrored_strategy(self):
-        found = os.path.isdir(os.path.join(TENSORFLOW, "tf_keras"))
-        if not found:
+        if not all(os.path.isdir(one) for one in (os.path.join(TENSORFLOW, "tensorflow"), os.path.join(TF_KERAS, "tf_keras"))):
             self.skipTest("needs tensorflow and tf_keras: tools/setup --for all")
         done = self.run_job(TRAIN, "-np", "2", "--tf-config", seconds=280)
         self.assertEqual(done.returncode, 0, done.stderr)
