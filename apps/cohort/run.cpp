@@ -32,6 +32,7 @@ using Starter = launch::HostWishes::Starter;
 void set_hosts(launch::RunOptions& job, const RunChoices& choices, const RunSettings& settings) {
   launch::HostChoice choice = value_or_throw(launch::choose_hosts(choices.hosts, launch::Environment::current()));
   job.hosts = std::move(choice.hosts);
+  job.others.server_hosts = std::move(choice.server_hosts);
   job.remote.way = choice.way;
   job.remote.components = std::move(choice.components);
   if (choices.hosts.starter == Starter::Hand) {
@@ -158,9 +159,14 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
   job.program.program = settings.program.front();
   job.program.arguments.assign(settings.program.begin() + 1, settings.program.end());
   job.command_line = command_line;
-  const bool servers = job.others.colocated || job.others.servers > 0;
+  const bool server_hosts = !choices.hosts.servers.empty();
+  if (server_hosts && job.others.colocated)
+    raise(ErrorCode::InvalidArgument, "--servers colocated and --server-hosts: one of them says where servers run{}{}",
+          settings.origin_of("--servers"), settings.origin_of("--server-hosts"));
+  const bool servers = job.others.colocated || job.others.servers > 0 || server_hosts;
   if (job.server_program && !servers)
-    raise(ErrorCode::InvalidArgument, "--server-program: how many servers? --servers N or colocated says it{}",
+    raise(ErrorCode::InvalidArgument,
+          "--server-program: how many servers? --servers N or colocated, or --server-hosts, says it{}",
           settings.origin_of("--server-program"));
   if (choices.agents > 0 && (servers || job.others.evaluator))
     raise(ErrorCode::InvalidArgument,
@@ -171,11 +177,17 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
     return job;
   }
   set_nodes(job, choices);
+  if (server_hosts && job.node)
+    raise(
+        ErrorCode::InvalidArgument,
+        "--server-hosts: a launcher on each node starts servers on these nodes -- leave it out, or start the job from "
+        "one of them by -H{}",
+        settings.origin_of("--server-hosts"));
   const bool only_one = job.node && job.node->count == 1;
   if (only_one) job.node.reset();
   // One that is to be the only one is that in an allocation of several nodes, too.
   const bool asks_for_hosts =
-      names_hosts(choices) || choices.hosts.per_node != 0 || choices.hosts.starter != Starter::Auto;
+      names_hosts(choices) || server_hosts || choices.hosts.per_node != 0 || choices.hosts.starter != Starter::Auto;
   if (!job.node && (!only_one || asks_for_hosts)) set_hosts(job, choices, settings);
   if (choices.start_timeout)
     job.start_timeout = *choices.start_timeout;

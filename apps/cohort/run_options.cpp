@@ -135,6 +135,10 @@ const RunOption kOptions[] = {
        c.job.others.colocated = v == "colocated";
        c.job.others.servers = c.job.others.colocated ? 0 : servers_of(v);
      }},
+    {"--server-hosts", "A:2,B", "",
+     "Hosts of the servers, and how many on each; without --servers N all that they take. Nodes of a Slurm allocation "
+     "that are named have no ranks; \"component N\": those of a component of a heterogeneous job [those of the ranks]",
+     [](C& c, Text v) { c.hosts.servers = v; }},
     {"--nnodes", "N", "",
      "This command is started on each of so many hosts, and they make one job: with --node-rank, --master and "
      "--secret-file; -np counts on each. In a step of srun's with one task per node it is found out",

@@ -71,6 +71,29 @@ class TestRoles(Launch):
         os.kill(self.guard_and_agent("h2")[1], signal.SIGKILL)
         self.ended(job, 1, "the agent of h2")
 
+    def test_hosts_of_the_servers_alone(self):
+        done = self.run_job("-H", "h1:1,h2:1", "--server-hosts", "h3:2", "sh", "-c", self.SERVES + self.WAITS)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(line.split(" | ")[0].strip() for line in done.stdout.splitlines()),
+                         ["h1:0", "h2:1", "h3:server 0", "h3:server 1"])
+        self.assertIn("on 3 hosts (h1: rank 0, h2: rank 1, h3: servers 0-1)", done.stderr)
+        self.assertIn("worker 1/2", done.stdout)
+
+    def test_a_host_of_servers_that_is_lost_is_named(self):
+        job = self.start_job("--grace", "1", "-H", "h1:1", "--server-hosts", "h3", "sh", "-c", self.LASTS)
+        for _ in range(2):
+            self.assertIn("up", job.stdout.readline())
+        os.kill(self.guard_and_agent("h3")[1], signal.SIGKILL)
+        self.ended(job, 1, "the agent of h3")
+
+    def test_servers_are_a_component_of_a_heterogeneous_job(self):
+        ours = (COHORT, "run", "--server-hosts", "component 1", "sh", "-c", self.SERVES + self.WAITS)
+        done = self.box.run("h1", "salloc", "-Q", "-N1", "-n1", ":", "-N1", "-n2", *ours, cwd=self.folder, timeout=90)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("bye"), 2, done.stdout + done.stderr)
+        self.assertIn("worker 0/1", done.stdout)
+        self.assertIn("1 process and 2 servers on 2 hosts (h1: rank 0, h2: servers 0-1)", done.stderr)
+
     def test_in_a_step_of_slurms_with_a_launcher_on_each_node(self):
         done = self.box.run("h1", "srun", "-N", "2", "--ntasks-per-node=1", COHORT, "run", "-np", "1", "--servers", "2",
                             "sh", "-c", self.SERVES + self.WAITS, cwd=self.folder, timeout=90)

@@ -91,6 +91,19 @@ TEST(Roles, ColocatedIsOneServerOnEachHost) {
   EXPECT_TRUE(contains(job.out(), "worker worker 3 is 3/4\n")) << job.out();
 }
 
+TEST(Roles, ServersHaveHostsOfTheirOwn) {
+  Job job({words({"-np", "3", "-H", "a:2,b:1", "--starter", "local", "--server-hosts", "c:2,b"}, kProgram)});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  for (const char* line : {"c:server 0 | serving 0/3 for 3 rank=none\n", "c:server 1 | serving 1/3 for 3 rank=none\n",
+                           "b:server 2 | serving 2/3 for 3 rank=none\n", "worker worker 2 is 2/3\n"}) {
+    EXPECT_TRUE(contains(job.out(), line)) << line << job.out();
+  }
+  EXPECT_TRUE(contains(job.err(), "on 3 hosts (a: ranks 0-1, b: rank 2, server 2, c: servers 0-1)")) << job.err();
+  const auto refused = run({words({"--server-hosts", "c", "--servers", "colocated"}, "true")});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_TRUE(contains(refused.err, "one of them says where servers run")) << refused.err;
+}
+
 TEST(Roles, AServerThatDoesNotEndIsKilledAfterTheGraceAndNamed) {
   Job job({words({"-np", "1", "--servers", "1", "--grace", "0.3"},
                  "if [ $COHORT_ROLE = server ]; then trap '' TERM; touch deaf; while :; do sleep 0.02; done; fi\n"

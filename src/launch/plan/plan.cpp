@@ -6,16 +6,64 @@
 namespace cohort::launch {
 namespace {
 
-void place_others(Plan& plan, const OtherRoles& others) {
+/// The sum of their slots.
+Result<long long> slots_of(const std::vector<HostSlots>& hosts) {
+  long long slots = 0;
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    if (hosts[i].slots < 1)
+      return fail(ErrorCode::InvalidArgument, "host {} has {} slots", hosts[i].name, hosts[i].slots);
+    slots += hosts[i].slots;
+    for (std::size_t j = 0; j < i; ++j) {
+      if (hosts[j].name == hosts[i].name && hosts[i].machine.empty())
+        return fail(ErrorCode::InvalidArgument, "host {} is named twice", hosts[i].name);
+    }
+  }
+  return slots;
+}
+
+void spread_servers(Plan& plan, int servers) {
   const int hosts = static_cast<int>(plan.hosts.size());
-  plan.servers = others.colocated ? hosts : others.servers;
+  plan.servers = servers;
   int next = 0;
   for (PlannedHost& host : plan.hosts) {
     host.first_server = next;
     host.servers = plan.servers / hosts + (host.index < plan.servers % hosts ? 1 : 0);
     next += host.servers;
   }
-  plan.evaluator = plan.hosts.front().evaluator = others.evaluator;
+}
+
+Result<void> place_servers(Plan& plan, const OtherRoles& others) {
+  const auto slots = slots_of(others.server_hosts);
+  if (!slots) return tl::unexpected(slots.error());
+  const long long wanted = others.servers > 0 ? others.servers : *slots;
+  if (wanted > *slots) {
+    return fail(ErrorCode::InvalidArgument,
+                "{} servers do not fit the {} slots of --server-hosts: name more hosts, or HOST:N for several on one",
+                wanted, *slots);
+  }
+  if (wanted > kMostProcesses - plan.world_size) {
+    return fail(ErrorCode::InvalidArgument, "{} processes: more than {} are not started at once",
+                wanted + plan.world_size, kMostProcesses);
+  }
+  for (const HostSlots& host : others.server_hosts) {
+    const int servers = std::min(host.slots, static_cast<int>(wanted) - plan.servers);
+    if (servers == 0) break;
+    auto known =
+        std::find_if(plan.hosts.begin(), plan.hosts.end(), [&](const auto& one) { return one.name == host.name; });
+    if (known == plan.hosts.end()) {
+      PlannedHost planned;
+      planned.name = host.name;
+      planned.local = host.local;
+      planned.index = static_cast<int>(plan.hosts.size());
+      planned.first_rank = plan.world_size;
+      planned.machine = plan.hosts.back().machine + 1;
+      known = plan.hosts.insert(known, std::move(planned));
+    }
+    known->first_server = plan.servers;
+    known->servers = servers;
+    plan.servers += servers;
+  }
+  return {};
 }
 
 }  // namespace
@@ -27,18 +75,10 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const
     return fail(ErrorCode::InvalidArgument, "{} processes: more than {} are not started at once",
                 static_cast<long long>(processes) + others.servers, kMostProcesses);
   }
-  long long slots = 0;
-  for (std::size_t i = 0; i < hosts.size(); ++i) {
-    if (hosts[i].slots < 1)
-      return fail(ErrorCode::InvalidArgument, "host {} has {} slots", hosts[i].name, hosts[i].slots);
-    slots += hosts[i].slots;
-    for (std::size_t j = 0; j < i; ++j) {
-      if (hosts[j].name == hosts[i].name && hosts[i].machine.empty())
-        return fail(ErrorCode::InvalidArgument, "host {} is named twice", hosts[i].name);
-    }
-  }
-  if (slots < processes) {
-    return fail(ErrorCode::InvalidArgument, "{} processes do not fit the {} slots of {} host{}", processes, slots,
+  const auto slots = slots_of(hosts);
+  if (!slots) return tl::unexpected(slots.error());
+  if (*slots < processes) {
+    return fail(ErrorCode::InvalidArgument, "{} processes do not fit the {} slots of {} host{}", processes, *slots,
                 hosts.size(), hosts.size() == 1 ? "" : "s");
   }
   Plan plan;
@@ -74,7 +114,12 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const
       plan.hosts[part].devices = devices;
     }
   }
-  place_others(plan, others);
+  plan.evaluator = plan.hosts.front().evaluator = others.evaluator;
+  if (others.server_hosts.empty()) {
+    spread_servers(plan, others.colocated ? static_cast<int>(plan.hosts.size()) : others.servers);
+  } else if (auto placed = place_servers(plan, others); !placed) {
+    return tl::unexpected(placed.error());
+  }
   return plan;
 }
 
@@ -99,16 +144,18 @@ std::string to_string(const Plan& plan) {
   if (plan.servers > 0)
     text += fmt::format("{}{} server{}", plan.evaluator ? ", " : " and ", plan.servers, plan.servers == 1 ? "" : "s");
   if (plan.evaluator) text += " and an evaluator";
-  text += fmt::format(" on {} host{} (", plan.machines, plan.machines == 1 ? "" : "s");
+  const int machines = plan.hosts.back().machine + 1;
+  text += fmt::format(" on {} host{} (", machines, machines == 1 ? "" : "s");
   for (const PlannedHost& host : plan.hosts) {
     if (host.first_local != 0) continue;  // it is a part of the one before
     if (host.index != 0) text += ", ";
-    text += host.local_ranks == 1
-                ? fmt::format("{}: rank {}", host.name, host.first_rank)
-                : fmt::format("{}: ranks {}-{}", host.name, host.first_rank, host.first_rank + host.local_ranks - 1);
+    text += host.name + ":";
+    if (host.local_ranks == 1) text += fmt::format(" rank {}", host.first_rank);
+    if (host.local_ranks > 1)
+      text += fmt::format(" ranks {}-{}", host.first_rank, host.first_rank + host.local_ranks - 1);
     std::vector<int> others = processes_of(plan, host);
     others.erase(others.begin(), others.begin() + host.ranks);
-    if (!others.empty()) text += ", " + plan.roles().names_of(others);
+    if (!others.empty()) text += (host.local_ranks > 0 ? ", " : " ") + plan.roles().names_of(others);
   }
   return text + ")";
 }

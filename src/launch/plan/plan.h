@@ -45,6 +45,9 @@ struct PlannedHost {
 struct OtherRoles {
   int servers = 0;
   bool colocated = false;  ///< one server on each host that has ranks, instead of that number
+  /// Where servers run, each up to its slots; `servers` 0: as many as there are slots. They may have ranks, too. Empty:
+  /// servers are on the hosts that have ranks.
+  std::vector<HostSlots> server_hosts = {};
   bool evaluator = false;
 };
 
@@ -52,8 +55,8 @@ struct Plan {
   int world_size = 0;
   int servers = 0;
   bool evaluator = false;
-  int machines = 0;
-  std::vector<PlannedHost> hosts;  ///< only those that run something
+  int machines = 0;                ///< that have ranks
+  std::vector<PlannedHost> hosts;  ///< only those that run something; those without ranks come last
 
   Roles roles() const noexcept { return {world_size, servers, evaluator}; }
 };
@@ -62,8 +65,8 @@ struct Plan {
 inline constexpr int kMostProcesses = 65536;
 
 /// Fills the hosts in order, each up to its slots. Errors (InvalidArgument): no process asked for, too many for the
-/// slots (the message says how many there are), a host named twice. Servers are spread evenly over the hosts that have
-/// ranks; the evaluator is on rank 0's.
+/// slots (the message says how many there are), a host named twice. Servers fill `server_hosts` likewise, and are
+/// spread evenly over the hosts that have ranks where none are named; the evaluator is on rank 0's.
 Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const OtherRoles& others = {});
 
 /// The processes of a host, in the order in which its agent starts them: by their numbers in `Plan::roles`.

@@ -92,6 +92,24 @@ TEST(PlanTest, ServersAreSpreadOverTheHostsAndAreNoRanks) {
   EXPECT_FALSE(make_plan({{"a", 2}}, 2, {.servers = kMostProcesses}));
 }
 
+TEST(PlanTest, ServersFillTheHostsThatAreNamedForThem) {
+  const auto plan = *make_plan({{"a", 2}, {"b", 2}}, 3, {.server_hosts = {{"c", 2, false}, {"b", 1}}});
+  EXPECT_EQ(to_string(plan),
+            "3 processes and 3 servers on 3 hosts (a: ranks 0-1, b: rank 2, server 2, c: servers 0-1)");
+  EXPECT_EQ(plan.machines, 2);  // GROUP_WORLD_SIZE
+  EXPECT_EQ(plan.hosts[2].ranks, 0);
+  EXPECT_FALSE(plan.hosts[2].local);
+  EXPECT_EQ(processes_of(plan, plan.hosts[2]), (std::vector{3, 4}));
+  EXPECT_EQ(hosts_of_processes(plan), (std::vector<std::string>{"a", "a", "b", "c", "c", "b"}));
+  // Fewer than they take: the first ones have them, and the others are not there.
+  const auto fewer = *make_plan({{"a", 1}}, 1, {.servers = 1, .server_hosts = {{"c", 2}, {"d", 1}}});
+  EXPECT_EQ(to_string(fewer), "1 process and 1 server on 2 hosts (a: rank 0, c: server 0)");
+  EXPECT_NE(std::string(make_plan({{"a", 1}}, 1, {.servers = 4, .server_hosts = {{"c", 3}}}).error().what())
+                .find("4 servers do not fit the 3 slots of --server-hosts"),
+            std::string::npos);
+  EXPECT_FALSE(make_plan({{"a", 1}}, 1, {.server_hosts = {{"c", 1}, {"c", 1}}}));
+}
+
 TEST(PlanTest, AServerIsToldItsRoleAndNothingOfARank) {
   const auto plan = *make_plan({{"a", 1}, {"b", 1}}, 2, {.servers = 2});
   JobFacts facts;

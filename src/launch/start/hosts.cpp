@@ -47,7 +47,8 @@ Result<std::vector<HostSlots>> from_file(const std::string& path) {
 
 struct Allocation {
   std::vector<HostSlots> hosts;
-  std::map<std::string, int> components;  ///< where there are several
+  std::map<std::string, int> components;  ///< the first of each host, where there are several
+  std::vector<std::vector<HostSlots>> of_components;
 };
 
 /// Adds the nodes that variables with this ending name.
@@ -100,23 +101,48 @@ Result<Allocation> from_slurm(const Environment& environment) {
           *components, component);
     }
     if (auto added = add_nodes(environment, ending, all.hosts); !added) return tl::unexpected(added.error());
+    if (auto added = add_nodes(environment, ending, all.of_components.emplace_back()); !added)
+      return tl::unexpected(added.error());
     for (const HostSlots& host : all.hosts) all.components.emplace(host.name, component);
   }
   return all;
 }
 
-Result<void> mark_local(std::vector<HostSlots>& hosts, HostWishes::Starter starter) {
+Result<void> mark_local(HostChoice& choice, HostWishes::Starter starter) {
   const HostSlots* found = nullptr;
-  for (HostSlots& host : hosts) {
-    host.local = starter == HostWishes::Starter::Local || is_this_host(host.name);
-    if (!host.local || starter == HostWishes::Starter::Local) continue;
-    if (found != nullptr) {
-      return fail(ErrorCode::InvalidArgument, "{} and {} are both this host; name it once, with all its slots",
-                  found->name, host.name);
+  for (std::vector<HostSlots>* const hosts : {&choice.hosts, &choice.server_hosts}) {
+    for (HostSlots& host : *hosts) {
+      host.local = starter == HostWishes::Starter::Local || is_this_host(host.name);
+      if (!host.local || starter == HostWishes::Starter::Local) continue;
+      // The ranks' and the servers' lists may have the same host.
+      if (found != nullptr && (hosts == &choice.hosts || found->name != host.name)) {
+        return fail(ErrorCode::InvalidArgument, "{} and {} are both this host; name it once, with all its slots",
+                    found->name, host.name);
+      }
+      found = &host;
     }
-    found = &host;
   }
   return {};
+}
+
+Result<std::vector<HostSlots>> hosts_of_servers(const std::string& wished, const Allocation& slurm) {
+  constexpr std::string_view kComponent = "component ";
+  if (!wished.starts_with(kComponent)) return from(cluster::parse_host_slots(wished), "--server-hosts " + wished);
+  const auto component = parse_integer<std::size_t>(std::string_view(wished).substr(kComponent.size()));
+  if (slurm.of_components.empty() || !component || *component >= slurm.of_components.size()) {
+    return fail(ErrorCode::InvalidArgument, "--server-hosts '{}': {} -- name hosts, as a:2,b", wished,
+                slurm.of_components.empty()
+                    ? "this is no heterogeneous job of Slurm's"
+                    : fmt::format("the job has components 0 to {}", slurm.of_components.size() - 1));
+  }
+  return slurm.of_components[*component];
+}
+
+/// Whole hosts are the servers' own.
+void leave_to_servers(std::vector<HostSlots>& hosts, const std::vector<HostSlots>& servers) {
+  std::erase_if(hosts, [&servers](const HostSlots& host) {
+    return std::any_of(servers.begin(), servers.end(), [&](const HostSlots& one) { return one.name == host.name; });
+  });
 }
 
 bool all_among(const std::vector<HostSlots>& hosts, const std::vector<HostSlots>& others) {
@@ -155,6 +181,11 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
   auto slurm = from_slurm(environment);
   if (!slurm) return tl::unexpected(slurm.error());
   HostChoice choice;
+  if (!wishes.servers.empty()) {
+    auto servers = hosts_of_servers(wishes.servers, *slurm);
+    if (!servers) return tl::unexpected(servers.error());
+    choice.server_hosts = *std::move(servers);
+  }
   if (!wishes.list.empty() || !wishes.file.empty()) {
     auto named = wishes.file.empty() ? from(cluster::parse_host_slots(wishes.list), "-H " + wishes.list)
                                      : from_file(wishes.file);
@@ -162,8 +193,15 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
     choice.hosts = *std::move(named);
   } else {
     choice.hosts = slurm->hosts;
+    leave_to_servers(choice.hosts, choice.server_hosts);
+    if (choice.hosts.empty() && !slurm->hosts.empty()) {
+      return fail(ErrorCode::InvalidArgument,
+                  "--server-hosts {}: these are all nodes of the allocation, and none is "
+                  "left for ranks -- name those of the ranks, too, by -H",
+                  wishes.servers);
+    }
     // A single node is used as any host is, with no limit but the cores.
-    const bool here = choice.hosts.size() == 1 && is_this_host(choice.hosts.front().name);
+    const bool here = slurm->hosts.size() == 1 && is_this_host(slurm->hosts.front().name);
     if (here && wishes.per_node == 0) choice.hosts.clear();
   }
   if (choice.hosts.empty()) {
@@ -171,20 +209,26 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
       return fail(ErrorCode::InvalidArgument, "--nodes {}: which? name them with -H a,b or --hostfile FILE",
                   wishes.nodes);
     if (wishes.per_node > 0) choice.hosts = {{sys::host_name(), wishes.per_node, true}};
-    return choice;
+    if (choice.server_hosts.empty()) return choice;
+    for (HostSlots& host : choice.server_hosts) {
+      if (is_this_host(host.name)) host.name = sys::host_name();  // which ranks are on, and under this name
+    }
   }
   const auto count = static_cast<std::size_t>(wishes.nodes);
-  if (count > choice.hosts.size()) {
+  if (count > choice.hosts.size() && count > 1) {
     return fail(ErrorCode::InvalidArgument, "--nodes {}: there are only {} hosts", count, choice.hosts.size());
   }
-  if (count > 0) choice.hosts.resize(count);
+  if (count > 0 && count < choice.hosts.size()) choice.hosts.resize(count);
   if (wishes.per_node > 0) {
     for (HostSlots& host : choice.hosts) host.slots = wishes.per_node;
   }
-  if (auto marked = mark_local(choice.hosts, wishes.starter); !marked) return tl::unexpected(marked.error());
+  if (auto marked = mark_local(choice, wishes.starter); !marked) return tl::unexpected(marked.error());
   switch (wishes.starter) {
     case Starter::Auto:
-      choice.way = !slurm->hosts.empty() && all_among(choice.hosts, slurm->hosts) ? Way::Slurm : Way::Ssh;
+      choice.way =
+          !slurm->hosts.empty() && all_among(choice.hosts, slurm->hosts) && all_among(choice.server_hosts, slurm->hosts)
+              ? Way::Slurm
+              : Way::Ssh;
       break;
     case Starter::Slurm:
       if (slurm->hosts.empty())
@@ -199,6 +243,7 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
   if (choice.way == Way::Slurm) {
     // On this node, too, what the allocation has is given to a step: its GPUs, its cores, its limits.
     for (HostSlots& host : choice.hosts) host.local = false;
+    for (HostSlots& host : choice.server_hosts) host.local = false;
     choice.components = std::move(slurm->components);
   }
   return choice;

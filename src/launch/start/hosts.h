@@ -18,6 +18,9 @@ struct HostWishes {
   std::string file;  ///< path of a host file
   int nodes = 0;     ///< the first so many of them; 0: all
   int per_node = 0;  ///< slots of each; 0: as the list says, else 1
+  /// Hosts of servers, as `list`; or "component N", all nodes of a component of a heterogeneous Slurm job. Those of the
+  /// allocation have no ranks, unless `list` or `file` names them, too.
+  std::string servers = {};
   enum class Starter {
     Auto,  ///< srun within a Slurm allocation, else ssh
     Ssh,
@@ -30,7 +33,8 @@ struct HostWishes {
 };
 
 struct HostChoice {
-  std::vector<HostSlots> hosts;  ///< empty: this host, and as many as are wanted
+  std::vector<HostSlots> hosts;         ///< empty: this host, and as many as are wanted
+  std::vector<HostSlots> server_hosts;  ///< empty: those of the ranks
   Way way = Way::Ssh;
   std::map<std::string, int> components;  ///< of a heterogeneous Slurm job, by host; empty: the job has one
 };

@@ -128,6 +128,43 @@ TEST(Hosts, AHeterogeneousJobHasTheNodesOfAllItsComponents) {
       std::string::npos);
 }
 
+TEST(Hosts, ServersHaveHostsOfTheirOwn) {
+  const auto with_servers = [](HostWishes wishes, const std::string& servers,
+                               std::vector<std::string> environment = {}) {
+    wishes.servers = servers;
+    const auto choice = choose_hosts(wishes, Environment(std::move(environment)));
+    std::string text = shown(choice);
+    if (choice) {
+      text += " |";
+      for (const HostSlots& host : choice->server_hosts)
+        text += " " + host.name + ":" + std::to_string(host.slots) + (host.local ? "*" : "");
+    }
+    return text;
+  };
+  EXPECT_EQ(with_servers(list("a:4,b:4"), "c:2,b"), "ssh a:4 b:4 | c:2 b:1");
+  EXPECT_EQ(with_servers({}, "c"), "ssh | c:1");
+  EXPECT_EQ(with_servers({}, "localhost:2"), "ssh | " + sys::host_name() + ":2*");
+  EXPECT_EQ(with_servers(list("localhost"), "localhost:2"), "ssh localhost:1* | localhost:2*");
+  EXPECT_NE(with_servers(list("localhost"), sys::host_name()).find("are both this host"), std::string::npos);
+  EXPECT_NE(with_servers(list("a"), "-x").find("--server-hosts -x"), std::string::npos);
+  EXPECT_NE(with_servers(list("a"), "component 0").find("no heterogeneous job"), std::string::npos);
+  // Of an allocation, whole nodes.
+  const std::vector<std::string> plain = {"SLURM_JOB_ID=7", "SLURM_JOB_NODELIST=n[1-3]", "SLURM_TASKS_PER_NODE=2(x3)"};
+  EXPECT_EQ(with_servers({}, "n3", plain), "srun n1:2 n2:2 | n3:1");
+  EXPECT_EQ(with_servers({}, "n3,elsewhere", plain), "ssh n1:2 n2:2 | n3:1 elsewhere:1");
+  EXPECT_EQ(with_servers(list("n1,n3"), "n3:4", plain), "srun n1:1 n3:1 | n3:4");
+  EXPECT_NE(with_servers({}, "n[1-3]", plain).find("--server-hosts"), std::string::npos);
+  EXPECT_NE(with_servers({}, "n1,n2,n3", plain).find("none is left for ranks"), std::string::npos);
+  const std::vector<std::string> parts = {"SLURM_JOB_ID=7",
+                                          "SLURM_HET_SIZE=2",
+                                          "SLURM_JOB_NODELIST_HET_GROUP_0=n[1-2]",
+                                          "SLURM_TASKS_PER_NODE_HET_GROUP_0=4(x2)",
+                                          "SLURM_JOB_NODELIST_HET_GROUP_1=m1",
+                                          "SLURM_TASKS_PER_NODE_HET_GROUP_1=2"};
+  EXPECT_EQ(with_servers({}, "component 1", parts), "srun n1:4 n2:4 | m1:2");
+  EXPECT_NE(with_servers({}, "component 2", parts).find("components 0 to 1"), std::string::npos);
+}
+
 TEST(Hosts, ATaskOfAStepIsOnItsOwn) {
   auto task = kAllocation;
   task.insert(task.end(), {"SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=3"});

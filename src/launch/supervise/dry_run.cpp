@@ -78,9 +78,10 @@ std::string describe_job(const RunOptions& options) {
   for (const PlannedHost& host : setup.plan.hosts) {
     const StartJob job = order_for(setup, host, facts);
     folder = job.folder;
-    if (host.local) threads = threads_of(sys::usable_cores(), host.ranks);
-    const auto shares = bound && host.local ? value_or_throw(share_cores(sys::cores_of_process(), host.ranks))
-                                            : std::vector<std::vector<int>>();
+    if (host.local && host.ranks > 0) threads = threads_of(sys::usable_cores(), host.ranks);
+    const auto shares = bound && host.local && host.ranks > 0
+                            ? value_or_throw(share_cores(sys::cores_of_process(), host.ranks))
+                            : std::vector<std::vector<int>>();
     for (const WorkerPlan& worker : job.workers) {
       if (worker.role == Role::Worker) continue;
       const std::string name = roles.name_of(worker.rank);

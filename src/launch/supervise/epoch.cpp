@@ -119,14 +119,14 @@ void Epoch::on_started(CrewMember& agent, const Started& started) {
   if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
   for (std::size_t i = 0; i < processes.size(); ++i)
     job_.record_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
+  if (&agent == crew_.members().front().get()) job_.record_.threads = started.threads;  // of rank 0's host
   if (stage_ != Stage::Starting) return;
   if (!crew_.all_started()) return;
   stage_ = Stage::Running;
   start_limit_ = Timer();
   started_at_ = Clock::now();
-  job_.record_.threads = started.threads;
   job_.announcer_.started(
-      {job_.setup_.plan, started.threads, job_.setup_.bind == Binding::Core, crowded_cores(job_.setup_.plan),
+      {job_.setup_.plan, job_.record_.threads, job_.setup_.bind == Binding::Core, crowded_cores(job_.setup_.plan),
        options_.keep_logs ? job_.folder_.shown : std::string(), job_.has_launchers()},
       job_.record_, job_.folder_.path);
   log::info("launch", "job {} is not contained: {}", job_.id_, kNotContained);
