@@ -383,31 +383,54 @@ def local_variables():
     assert kernels[0] != kernels[1]
 
 
+def embedder(seed):
+    model = keras.Sequential([
+        keras.layers.Input((4,), dtype="int32"), keras.layers.Embedding(50, 3), keras.layers.Flatten(), keras.layers.Dense(1),
+    ])  # fmt: skip
+    random = np.random.default_rng(seed)
+    for weight in model.weights:
+        weight.assign(random.normal(size=tuple(weight.shape)).astype("float32"))
+    return model
+
+
 @scenario
 def embeddings():
     found = {}
     words = np.random.default_rng(1).integers(0, 50, size=(64, 4))
     y = (words.sum(1, keepdims=True) % 2).astype("float32")
 
-    def make(seed):
-        model = keras.Sequential([
-            keras.layers.Input((4,), dtype="int32"), keras.layers.Embedding(50, 3), keras.layers.Flatten(),
-            keras.layers.Dense(1),
-        ])  # fmt: skip
-        random = np.random.default_rng(seed)
-        for weight in model.weights:
-            weight.assign(random.normal(size=tuple(weight.shape)).astype("float32"))
-        return model
-
     for dense in (False, True):
         # Rank 1 has a batch less.
         ours = slice(0, 32) if rank == 0 else slice(32, 56)
         parts = [batches(words[:32], y[:32], 8), batches(words[32:56], y[32:56], 8)]
-        model = make(seed=75 + rank)
+        model = embedder(seed=75 + rank)
         fit(model, words[ours], y[ours], hvd.DistributedOptimizer(sgd(), sparse_as_dense=dense), epochs=2)
         same_bits(model)
-        found[str(dense)] = close(model, expected(0, sgd(), parts, epochs=2, model=make(75)))
+        found[str(dense)] = close(model, expected(0, sgd(), parts, epochs=2, model=embedder(75)))
     return found
+
+
+@scenario
+def embeddings_and_a_rank_without_any_batch():
+    """Rank 1 has nothing: it cannot know by itself that gradients are sparse."""
+    if not ON_TF or LEGACY:
+        return "only TensorFlow has sparse ones; Keras 2 refuses a fit without batches"
+    words = np.random.default_rng(1).integers(0, 50, size=(32, 4))
+    y = (words.sum(1, keepdims=True) % 2).astype("float32")
+    import tensorflow as tf
+
+    mine = tf.data.Dataset.from_tensor_slices((words, y)).take(32 if rank == 0 else 0).batch(8)
+    for dense, eager in ((False, False), (True, False), (False, True), (True, True)):
+        model = embedder(seed=77 + rank)
+        optimizer = hvd.DistributedOptimizer(sgd(), sparse_as_dense=dense)
+        model.compile(optimizer=optimizer, loss="mse", run_eagerly=eager)
+        for _ in range(2):  # the second time they know
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it ran out of data
+                model.fit(mine, epochs=1, verbose=0, callbacks=[broadcast()])
+        same_bits(model)
+        worst = close(model, expected(0, sgd(), [batches(words, y, 8)], epochs=2, model=embedder(77)))
+    return worst
 
 
 @scenario

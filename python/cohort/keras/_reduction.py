@@ -150,6 +150,8 @@ class Reduction:
             self.sparse[names[i]] = self.backend.type_of_indices(gradient)
             shared.append(i)
             self.bytes += max(1, _bytes_of(variable))
+        if step is not None:
+            step.before_reducing()
         predivide = self.settings.predivide
         scales = (passes / predivide, predivide) if self.settings.op == Average else (passes, 1.0)
         for group in self._groups(shared, variables):
