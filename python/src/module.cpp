@@ -122,6 +122,7 @@ PYBIND11_MODULE(_core, module) {
   bind_communicator(module);
   bind_named(module);
   bind_named_calls(module);
+  bind_named_records(module);
   bind_formats(module);
   bind_checkpoints(module);
   bind_permutation(module);

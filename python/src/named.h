@@ -110,6 +110,7 @@ void stop_telling();
 
 void bind_named(pybind11::module_& module);
 void bind_named_calls(pybind11::module_& module);
+void bind_named_records(pybind11::module_& module);
 void bind_named_work(pybind11::module_& module);
 void bind_named_result(pybind11::module_& module);
 

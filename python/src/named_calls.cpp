@@ -3,6 +3,7 @@
 #include "named_calls.h"
 #include "errors.h"
 #include "named.h"
+#include "named_records.h"
 
 #include "sys/thread.h"
 
@@ -34,9 +35,15 @@ struct Running {
   decltype(NamedGroup::done) done;
   void* context;
   std::vector<named::Handle> handles;
+  NamedRecords::Call record;
   std::atomic<std::size_t> left{0};
 
-  explicit Running(const NamedGroup& group) : allocate(group.allocate), done(group.done), context(group.context) {}
+  explicit Running(const NamedGroup& group) : allocate(group.allocate), done(group.done), context(group.context) {
+    if (!NamedRecords::on()) return;
+    for (const NamedCall& call : std::span(group.calls, group.count)) {
+      record.add(static_cast<named::Kind>(call.kind), std::string(call.name, call.name_bytes));
+    }
+  }
 
   void fail(const Error& error) const { done(context, {error.what(), static_cast<int>(error.code()), nullptr}); }
 
@@ -47,6 +54,7 @@ struct Running {
       const Error* const one = handle.failure();
       if (failed == nullptr) failed = one;
     }
+    if (record.kept()) record.end(handles);
     if (failed != nullptr) {
       fail(*failed);
       return;
@@ -224,7 +232,10 @@ void submit(const NamedGroup& group) noexcept {
   const auto running = std::make_shared<Running>(group);
   Teller* teller = nullptr;
   try {
-    if (is_alone(group)) return give_back(group);
+    if (is_alone(group)) {
+      if (running->record.kept()) running->record.end({});
+      return give_back(group);
+    }
     teller = &Teller::get();
     begin(group, running);
   } catch (const Error& error) {

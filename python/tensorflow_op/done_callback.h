@@ -11,7 +11,7 @@ namespace cohort::tensorflow {
 
 class DoneCallback {
  public:
-  /// Nothing, if it is not known how to copy what is lent: then the caller has to wait, and run that itself.
+  /// Nothing, if it is not known how to copy what is lent.
   explicit DoneCallback(const TF_AsyncOpKernelDoneCallback* lent);
   explicit operator bool() const noexcept { return static_cast<bool>(held_); }
   void run();

@@ -3,7 +3,6 @@
 #include <cohort/error.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <functional>
 #include <iterator>
 #include <optional>
@@ -245,17 +244,13 @@ class Execution {
 void Kernel::run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* lent) {
   DoneCallback done(lent);
   if (!done) {
-    std::mutex mutex;
-    std::condition_variable ended;
-    bool over = false;
-    const auto tell = [&] {
-      const std::lock_guard lock(mutex);
-      over = true;
-      ended.notify_one();
-    };
-    start(std::make_unique<Execution>(*this, context, tell));
-    std::unique_lock lock(mutex);
-    ended.wait(lock, [&] { return over; });
+    // Waiting here would hold TensorFlow's threads, whose operations are in another order on each rank.
+    const Status status(tf.NewStatus());
+    tf.SetStatus(status.get(), Code::FailedPrecondition,
+                 "HorovodInternalError: the op library of cohort.tensorflow -- this TensorFlow's std::function is not "
+                 "libstdc++'s, so an operation cannot tell when it is done -- set COHORT_TENSORFLOW_OP=0: graphs call "
+                 "back into Python");
+    tf.OpKernelContext_Failure(context, status.get());
     tf.RunAsyncOpKernelDoneCallback(lent);
     return;
   }

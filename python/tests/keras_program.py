@@ -309,6 +309,47 @@ def eagerly():
 
 
 @scenario
+def gradients_are_asked_for_during_backward():
+    """With torch: also where a rank has fewer batches, and not where the program may look at gradients itself."""
+    if BACKEND != "torch":
+        return "only with torch"
+    from cohort.keras import _backend_torch
+
+    class OwnStep(type(network(0))):
+        def train_step(self, *args, **kwargs):
+            return super().train_step(*args, **kwargs)
+
+    class Clipping(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            return super().apply([one.clamp(-0.01, 0.01) for one in grads], trainable_variables)
+
+    early = []
+    finish, bucket = _backend_torch.Early.finish, _backend_torch._BUCKET_BYTES
+    _backend_torch.Early.finish = lambda self: [early.append(len(self._under_way)), finish(self)][1]
+    _backend_torch._BUCKET_BYTES = 100  # the hidden kernel alone, and what comes after
+    x, y = data(64)
+    ours = slice(0, 40) if rank == 0 else slice(40, 64)
+    parts = [batches(x[:40], y[:40], 8), batches(x[40:], y[40:], 8)]
+    try:
+        model = network(seed=78 + rank)
+        fit(model, x[ours], y[ours], hvd.DistributedOptimizer(sgd(momentum=0.9)), epochs=2)
+        same_bits(model)
+        worst = close(model, expected(78, sgd(momentum=0.9), parts, epochs=2))
+        steps = 10 if rank == 0 else 6
+        assert len(early) == steps and min(early) >= 1, early
+        early.clear()
+        for optimizer, cls in ((sgd(), OwnStep), (Clipping(0.1), keras.Sequential), (sgd(gradient_accumulation_steps=2), None)):
+            model = network(seed=79)
+            model = model if cls is None else cls(model.layers)
+            fit(model, *half(x, y), hvd.DistributedOptimizer(optimizer), epochs=2)
+            same_bits(model)
+        assert not early, early
+    finally:
+        _backend_torch.Early.finish, _backend_torch._BUCKET_BYTES = finish, bucket
+    return worst
+
+
+@scenario
 def several_steps_in_one_execution():
     if BACKEND == "torch":
         return "not with torch"
@@ -383,31 +424,54 @@ def local_variables():
     assert kernels[0] != kernels[1]
 
 
+def embedder(seed):
+    model = keras.Sequential([
+        keras.layers.Input((4,), dtype="int32"), keras.layers.Embedding(50, 3), keras.layers.Flatten(), keras.layers.Dense(1),
+    ])  # fmt: skip
+    random = np.random.default_rng(seed)
+    for weight in model.weights:
+        weight.assign(random.normal(size=tuple(weight.shape)).astype("float32"))
+    return model
+
+
 @scenario
 def embeddings():
     found = {}
     words = np.random.default_rng(1).integers(0, 50, size=(64, 4))
     y = (words.sum(1, keepdims=True) % 2).astype("float32")
 
-    def make(seed):
-        model = keras.Sequential([
-            keras.layers.Input((4,), dtype="int32"), keras.layers.Embedding(50, 3), keras.layers.Flatten(),
-            keras.layers.Dense(1),
-        ])  # fmt: skip
-        random = np.random.default_rng(seed)
-        for weight in model.weights:
-            weight.assign(random.normal(size=tuple(weight.shape)).astype("float32"))
-        return model
-
     for dense in (False, True):
         # Rank 1 has a batch less.
         ours = slice(0, 32) if rank == 0 else slice(32, 56)
         parts = [batches(words[:32], y[:32], 8), batches(words[32:56], y[32:56], 8)]
-        model = make(seed=75 + rank)
+        model = embedder(seed=75 + rank)
         fit(model, words[ours], y[ours], hvd.DistributedOptimizer(sgd(), sparse_as_dense=dense), epochs=2)
         same_bits(model)
-        found[str(dense)] = close(model, expected(0, sgd(), parts, epochs=2, model=make(75)))
+        found[str(dense)] = close(model, expected(0, sgd(), parts, epochs=2, model=embedder(75)))
     return found
+
+
+@scenario
+def embeddings_and_a_rank_without_any_batch():
+    """Rank 1 has nothing: it cannot know by itself that gradients are sparse."""
+    if not ON_TF or LEGACY:
+        return "only TensorFlow has sparse ones; Keras 2 refuses a fit without batches"
+    words = np.random.default_rng(1).integers(0, 50, size=(32, 4))
+    y = (words.sum(1, keepdims=True) % 2).astype("float32")
+    import tensorflow as tf
+
+    mine = tf.data.Dataset.from_tensor_slices((words, y)).take(32 if rank == 0 else 0).batch(8)
+    for dense, eager in ((False, False), (True, False), (False, True), (True, True)):
+        model = embedder(seed=77 + rank)
+        optimizer = hvd.DistributedOptimizer(sgd(), sparse_as_dense=dense)
+        model.compile(optimizer=optimizer, loss="mse", run_eagerly=eager)
+        for _ in range(2):  # the second time they know
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it ran out of data
+                model.fit(mine, epochs=1, verbose=0, callbacks=[broadcast()])
+        same_bits(model)
+        worst = close(model, expected(0, sgd(), [batches(words, y, 8)], epochs=2, model=embedder(77)))
+    return worst
 
 
 @scenario

@@ -1,7 +1,9 @@
 """The names of cohort.tensorflow, worlds of one, and ranks that end: programs of their own, under `cohort run`."""
 
 import inspect
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -85,6 +87,28 @@ class Alone(unittest.TestCase):
                 warnings.simplefilter("error")
                 tf.function(lambda: hvd.allgather(tf.ones([2])))()
 
+    @unittest.skipIf("LD_PRELOAD" in os.environ, "a sanitizer's library comes first")
+    @unittest.skipUnless(shutil.which("cc"), "no C compiler")
+    def test_another_standard_library_is_refused(self):
+        """`dladdr` that finds nothing stands for it: the op library cannot tell whose function TensorFlow lends."""
+        program = """
+            import tensorflow as tf, cohort.tensorflow as hvd
+            hvd.init()
+            try:
+                print("RESULT", tf.function(lambda: hvd.allreduce(tf.ones([2])))().numpy())
+            except tf.errors.OpError as error:
+                print("REFUSED", hvd.as_internal_error(error))
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            library = os.path.join(folder, "no_dladdr.so")
+            subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", library, "-"], check=True, text=True,
+                           input="int dladdr(const void* at, void* found) { (void)at, (void)found; return 0; }")  # fmt: skip
+            for by_library, expected in (("1", "REFUSED.*libstdc.*COHORT_TENSORFLOW_OP=0"), ("0", r"RESULT \[1. 1.\]")):
+                done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], text=True, timeout=SECONDS,
+                                      env={**os.environ, "LD_PRELOAD": library, "COHORT_TENSORFLOW_OP": by_library},
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+                self.assertRegex(done.stdout, expected)
+
     def test_a_compiled_function_says_why_not(self):
         with self.assertRaisesRegex(tf.errors.OpError, "Cohort|unsupported|XLA"):
             tf.function(lambda: hvd.allreduce(tf.ones([2])), jit_compile=True)()
@@ -138,6 +162,41 @@ class Ranks(unittest.TestCase):
         self.assertNotEqual(status, 0)
         self.assertRegex(out, r"TOLD \d .*rank 1", out)
         self.assertLess(time.monotonic() - began, 60)
+
+    def test_the_timeline_has_operations_of_graphs(self):
+        program = """
+            @tf.function
+            def step(x):
+                return hvd.allreduce(x, name="graph"), hvd.allgather(x, name="rows")
+
+            for turn in range(3):
+                if rank == 1:
+                    time.sleep(0.05)  # that rank 0 waits for it is what the first row tells
+                step(tf.ones([4]))
+            hvd.allreduce(tf.ones([4]), name="eager")
+            try:
+                tf.function(lambda: hvd.allreduce(tf.ones([1 + rank]), name="wrong"))()
+            except tf.errors.OpError:
+                pass
+            hvd.shutdown()
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "timeline.json")
+            status, out = self.run_ranks(program, HOROVOD_TIMELINE=path)
+            self.assertEqual(status, 0, out)
+            with open(path) as file:
+                events = json.load(file)
+        rows = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+        seen = {name: [(event["name"], event["ph"]) for event in events if event["pid"] == row and event["ph"] != "M"]
+                for name, row in rows.items()}  # fmt: skip
+        once = [("NEGOTIATE_ALLREDUCE", "B"), ("NEGOTIATE_ALLREDUCE", "E"), ("ALLREDUCE", "B"), ("ALLREDUCE", "E")]
+        self.assertEqual(seen["allreduce.graph"], once * 3)
+        self.assertEqual(seen["allreduce.eager"], once)
+        self.assertEqual(seen["allgather.rows"][2::4], [("ALLGATHER", "B")] * 3)
+        self.assertEqual(seen["allreduce.wrong"][-1], ("FAILED", "i"))
+        begins, ends = ([event["ts"] for event in events if event["pid"] == rows["allreduce.graph"] and event["ph"] == phase
+                         and event["name"] == "NEGOTIATE_ALLREDUCE"] for phase in "BE")  # fmt: skip
+        self.assertGreater(max(end - begin for begin, end in zip(begins, ends)), 10_000)
 
     def test_the_end_with_operations_under_way(self):
         program = """

@@ -16,7 +16,10 @@ import threading
 import time
 from typing import Any, Dict, List, Optional
 
+from cohort import _core
 from cohort._core import NamedWork
+
+_LOOK_S = 0.1  # how often what has come is written
 
 
 def now() -> float:
@@ -36,8 +39,10 @@ class Timeline:
         self._rows: Dict[str, int] = {}
         self._last_cycle = -1.0
         self._lock = threading.Lock()
-        self._queue: "queue.SimpleQueue[Optional[Dict[str, Any]]]" = queue.SimpleQueue()
+        self._queue: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
+        self._ending = threading.Event()
         self._file.write(b"[\n" + _line({"name": "start_time", "ph": "M", "pid": 0, "args": start}))
+        _core.named_records_keep(True)
         self._thread = threading.Thread(target=self._write, name="cohort-timeline", daemon=True)
         self._thread.start()
 
@@ -50,7 +55,11 @@ class Timeline:
         if current is not self:
             return
         ended = work.ended_at or now()
-        agreed = min(max(work.agreed_at or ended, began), ended)
+        error = work.error()
+        self._note(kind, name, began, work.agreed_at or ended, ended, "" if error is None else str(error))
+
+    def _note(self, kind: str, name: str, began: float, agreed: float, ended: float, error: str) -> None:
+        agreed = min(max(agreed, began), ended)
         with self._lock:
             row = self._rows.get(name)
             if row is None:
@@ -63,12 +72,11 @@ class Timeline:
                 self._put("CYCLE_START", "i", 0, agreed, s="g")
         self._put(f"NEGOTIATE_{kind}", "B", row, began)
         self._put(f"NEGOTIATE_{kind}", "E", row, agreed)
-        error = work.error()
-        if error is None:
+        if not error:
             self._put(kind, "B", row, agreed)
             self._put(kind, "E", row, ended)
         else:
-            self._put("FAILED", "i", row, ended, s="p", args={"error": str(error)})
+            self._put("FAILED", "i", row, ended, s="p", args={"error": error})
 
     def _put(self, name: str, phase: str, row: int, at: float, **more: Any) -> None:
         self._queue.put({"name": name, "ph": phase, "ts": round((at - self._began) * 1e6, 3), "pid": row, "tid": 0, **more})
@@ -76,20 +84,19 @@ class Timeline:
     def _write(self) -> None:
         going = True
         while going:
+            going = not self._ending.wait(_LOOK_S)
+            for record in _core.named_records_take():  # of compiled programs, which do not tell Python
+                self._note(*record)
             lines = []
-            event = self._queue.get()
-            while event is not None:
-                lines.append(b",\n" + _line(event))
-                if self._queue.empty():
-                    break
-                event = self._queue.get()
-            going = event is not None
+            while not self._queue.empty():
+                lines.append(b",\n" + _line(self._queue.get()))
             self._file.write(b"".join(lines))
 
     def close(self) -> None:
         """Writes what has come so far, and the end."""
-        self._queue.put(None)
+        self._ending.set()
         self._thread.join()
+        _core.named_records_keep(False)
         self._file.write(b"\n]\n")
         self._file.close()
 

@@ -117,6 +117,7 @@ class Training:
         self._batches = 0  # that this rank has begun in this epoch
         self._finished = False
         self._compared = False
+        self._asks_kinds = False  # whether ranks have to tell each other which gradients are sparse
 
     @classmethod
     def of(cls, model: Any, optimizers: List[Any], package: str) -> "Training":
@@ -158,10 +159,39 @@ class Training:
         count = reduction.backend.samples_in(_first_leaf(data)) if by_samples else 1
         samples = reduction.backend.total(count, _SAMPLES, reduction.settings.process_set)
         factor = reduction.backend.factor_of(count, reduction.ranks(), samples) if by_samples else None
-        with _step.at(_step.Step(reduction.settings.process_set, factor)) as step:
+        own = _flavor.is_own(self._original_step)
+        with _step.at(_step.Step(reduction.settings.process_set, factor, self._exchange_kinds, own)) as step:
             result = self._original_step(*args, **kwargs)
         self.recipe = step.applied or self.recipe
         return result
+
+    def _exchange_kinds(self) -> None:
+        """Once, before gradients are reduced for the first time: ranks without a batch cannot know which are sparse. Where steps
+        are graphs they have made one, too."""
+        if not self._asks_kinds:
+            return
+        self._asks_kinds = False
+        self._learn(allgather_object(self._kinds(), "keras.kinds", self.reduction.settings.process_set))
+
+    def _kinds(self) -> List[Dict[str, Any]]:
+        """Of each optimizer: the gradients that are known, by name, and of sparse ones the type of their indices."""
+        reductions = map(_reduction.of, self.optimizers)
+        return [{} if reduction is None else dict(reduction.sparse) for reduction in reductions]
+
+    def _learn(self, everyone: List[List[Dict[str, Any]]]) -> None:
+        for kinds in everyone:
+            for optimizer, known in zip(self.optimizers, kinds):
+                reduction = _reduction.of(optimizer)
+                for name, kind in known.items() if reduction is not None else ():
+                    reduction.sparse.setdefault(name, kind)  # type: ignore[union-attr]
+
+    def _is_eager(self) -> bool:
+        """Whether gradients may be sparse, and steps are no graphs."""
+        if _flavor.backend_name(self.package) != "tensorflow":
+            return False
+        import tensorflow as tf
+
+        return bool(getattr(self.model, "run_eagerly", False)) or tf.config.functions_run_eagerly()
 
     def _by_samples(self) -> bool:
         """Whether this rank's loss is a mean over samples, and so is to be the average over ranks."""
@@ -192,6 +222,7 @@ class Training:
             if batch % every == 0:
                 for one in self.others:
                     one.before_absent_batch(batch)
+            self._exchange_kinds()
             self._absent_step()
             self._batches += 1
             absent += 1
@@ -262,9 +293,11 @@ class Training:
         elif hasattr(model, "_maybe_symbolic_build") and not getattr(model, "_distribute_strategy", None):
 
             def build(iterator: Any = None, data_batch: Any = None) -> None:
-                # TensorFlow's iterator gives iterators, where the others' give lists of batches.
-                batches = None if iterator is None else ((begin, end, [next(one)]) for begin, end, one in iterator)
-                model._symbolic_build(iterator=batches, data_batch=data_batch)
+                # TensorFlow's iterator gives iterators, where the others' give lists of batches. There may be none.
+                if iterator is not None:
+                    data_batch = next((next(one, None) for _, _, one in iterator), None)
+                if data_batch is not None:
+                    model._symbolic_build(data_batch=data_batch)
 
             model._maybe_symbolic_build = build
 
@@ -295,13 +328,16 @@ class Training:
         if not reduction.is_shared():
             return
         begin = getattr(self.model, "_initial_epoch", None) or epochs[0]
-        plans = allgather_object((begin, epochs[1], steps), "keras.fit", reduction.settings.process_set)
+        own = (begin, epochs[1], steps, self._kinds(), self._is_eager())
+        plans = allgather_object(own, "keras.fit", reduction.settings.process_set)
         for rank, plan in enumerate(plans):
             if plan[:2] != plans[0][:2]:
                 raise ValueError(
                     f"fit: ranks train for different epochs -- {self._name(0)} from {plans[0][0]} to {plans[0][1]}, "
                     f"{self._name(rank)} from {plan[0]} to {plan[1]} -- give all ranks the same epochs and initial_epoch"
                 )
+        self._learn([plan[3] for plan in plans])
+        self._asks_kinds = not any(self._kinds()) and all(plan[4] for plan in plans)
         if len({plan[2] for plan in plans}) > 1 and reduction.settings.process_set.rank() == 0:
             print(
                 "cohort: ranks have different numbers of steps per epoch: "

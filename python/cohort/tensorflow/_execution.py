@@ -187,7 +187,10 @@ def _changing() -> Tensor:
     """An input that is not taken for a constant: of constants alone, operations would be carried out once, as a graph is
     optimised, and never again."""
     if not tf.compat.v1.executing_eagerly_outside_functions():
-        return tf.compat.v1.placeholder_with_default(tf.constant(0, tf.int64), [])
+        # Of a session nothing is passed in. TensorFlow does not fold its generators of random numbers; nor does it put
+        # them, unlike what else has a state, in the order of the program.
+        zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+        return tf.raw_ops.RandomUniformInt(shape=tf.zeros([0], tf.int32), minval=zero, maxval=one, seed=1, seed2=1)
     return _passed_in()
 
 
@@ -198,8 +201,21 @@ def _passed_in() -> Tensor:
         return tf.zeros([1024], tf.int64)
 
 
+def _has_an_order() -> bool:
+    """Whether what is put into the graph that is being made is carried out in that order: so it is within functions."""
+    graph = tf.compat.v1.get_default_graph()
+    return tf.compat.v1.executing_eagerly_outside_functions() or getattr(graph, "_add_control_dependencies", False)
+
+
 def _by_python(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:
     """One op that calls Python for all tensors."""
+    if not _has_an_order():
+        raise RuntimeError(
+            f"{call.kind.lower()} {call.names[0]!r} -- in a graph of TensorFlow 1 -- by a call back into Python it holds one of "
+            "TensorFlow's threads until it is done, and such a graph has no order that is the same on all ranks: they would "
+            "wait for each other -- call it within a tf.function of that graph, or use the op library (not Adasum; "
+            "COHORT_TENSORFLOW_OP unset)"
+        )
     tensors = list(tensors)
     given = tensors if splits is None else [*tensors, splits]
     counted = call.kind in ("ALLGATHER", "ALLTOALL")
