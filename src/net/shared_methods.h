@@ -1,0 +1,32 @@
+// What an RpcClient and an RpcServer say to each other over the connection about calls in shared memory.
+#pragma once
+
+#include "base/records.h"
+#include "net/shared_calls.h"
+
+#include <cstdint>
+#include <optional>
+
+namespace cohort::net {
+
+inline constexpr std::uint8_t kShareMemory = 0xFF;  ///< a call: answered with a segment's descriptor, or why not
+inline constexpr std::uint8_t kRing = 0xFE;         ///< there are calls in shared memory; without an answer
+
+/// The answer to kShareMemory.
+struct SharedMemory {
+  std::optional<Error> refused = {};
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const SharedMemory*) {
+  a(m.refused);
+}
+
+// Calls in shared memory are told from others by their numbers.
+
+inline constexpr std::uint64_t kShared = std::uint64_t{1} << 63;
+inline bool is_shared(std::uint64_t id) noexcept { return (id & kShared) != 0; }
+inline std::uint64_t shared_id(std::uint32_t number) noexcept { return kShared | number; }
+/// May be of no call.
+inline std::uint32_t shared_number(std::uint64_t id) noexcept { return static_cast<std::uint32_t>(id); }
+
+}  // namespace cohort::net
