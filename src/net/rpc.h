@@ -48,7 +48,10 @@ class RpcServer {
     SecureOptions secure = {};
     std::size_t half_open_limit = 128;  ///< connections that have not proved the secret and called, at once,
     std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);  ///< and for how long
-    bool shared_memory = false;                                             ///< for clients that ask for it
+    /// With clients on this host that ask for it. `host` tells it from others. Of a TCP server: at a Unix name that it
+    /// has besides.
+    bool shared_memory = false;
+    std::string host = {};
   };
 
   /// Throws Unavailable if the place is taken (names the holder). `service` has to outlive it.
@@ -115,8 +118,9 @@ class RpcClient {
   RpcAnswer finish(std::uint64_t call, Deadline deadline);
   static constexpr std::size_t kCopied = 1024;
   /// Goes on through shared memory, for calls that are begun from now on; none may be under way. Why not, if that
-  /// cannot be: calls go on over the connection.
-  Result<void> share_memory(Deadline deadline);
+  /// cannot be: calls go on over the connection. Over TCP a server that is on this `host` names the endpoint where it
+  /// can be; throws as `call`.
+  Result<std::optional<Endpoint>> share_memory(const std::string& host, Deadline deadline);
   /// A call without an answer, as the last one. Not in a forked child, and not when the connection has ended.
   void say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept;
 

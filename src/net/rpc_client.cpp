@@ -285,14 +285,20 @@ std::uint64_t RpcClient::begin(std::uint8_t method, std::string_view body, std::
 }
 RpcAnswer RpcClient::finish(std::uint64_t call, Deadline deadline) { return impl_->finish(call, deadline); }
 
-Result<void> RpcClient::share_memory(Deadline deadline) {
+Result<std::optional<Endpoint>> RpcClient::share_memory(const std::string& host, Deadline deadline) {
   const auto answer = value_or_throw(codec::decode<SharedMemory>(call(kShareMemory, {}, deadline)));
   if (answer.refused) return tl::unexpected(*answer.refused);
+  if (!answer.unix_name.empty()) {
+    if (answer.host != host) return fail(ErrorCode::Unavailable, "it is on another host, or in another container");
+    Endpoint nearer;
+    nearer.unix_name = answer.unix_name;
+    return nearer;
+  }
   const std::lock_guard lock(impl_->mutex);
   auto mapped = SharedCallsClient::map(impl_->connection.take_descriptor());
   if (!mapped) return tl::unexpected(mapped.error());
   impl_->shared = *std::move(mapped);
-  return {};
+  return std::nullopt;
 }
 
 void RpcClient::say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept {

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <future>
 #include <memory>
+#include <random>
 #include <set>
 #include <thread>
 #include <utility>
@@ -29,6 +30,11 @@ using Descriptor = asio::posix::stream_descriptor;
 
 constexpr std::size_t kUnsentLimit = 4 << 20;  // a client that does not read is not read from either
 constexpr int kCallsAtOnce = 4;                // of one client, before the next one has its turn
+
+std::string unused_name() {
+  std::random_device random;
+  return fmt::format("cohort-{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
 
 }  // namespace
 
@@ -51,6 +57,7 @@ class RpcServer::Impl {
       : service_(service),
         name_(std::move(options.name)),
         shared_memory_(options.shared_memory),
+        host_(std::move(options.host)),
         work_(asio::make_work_guard(io_)),
         entrance_(io_) {
     if (!options.endpoint.is_unix() && !options.secret) {
@@ -60,6 +67,16 @@ class RpcServer::Impl {
     std::vector<sys::UniqueFd> listeners;
     listeners.push_back(value_or_throw(listen_on(options.endpoint)));
     endpoint_ = value_or_throw(local_endpoint(listeners.front().get()));
+    if (shared_memory_ && !endpoint_.is_unix()) {
+      Endpoint nearer;
+      nearer.unix_name = unused_name();
+      if (auto listener = listen_on(nearer)) {
+        listeners.push_back(*std::move(listener));
+        unix_name_ = nearer.unix_name;
+      } else {
+        log::debug("net", "{}: no shared memory: {}", describe(), listener.error().what());
+      }
+    }
     Acceptor::Options accepting;
     accepting.secret = std::move(options.secret);
     accepting.public_secret = options.public_secret;
@@ -225,6 +242,11 @@ class RpcServer::Impl {
       return {};
     };
     if (!shared_memory_) return refused(Error(ErrorCode::Unavailable, "this server has none"));
+    if (const auto over = local_endpoint(client->connection.fd()); !over || !over->is_unix()) {
+      if (unix_name_.empty()) return refused(Error(ErrorCode::Unavailable, "this server has no Unix name"));
+      send(client, codec::encode(id).append(codec::encode(SharedMemory{{}, host_, unix_name_})));
+      return {};
+    }
     auto made = SharedCallsServer::make();
     if (!made) return refused(made.error());
     sys::UniqueFd descriptor = made->take_descriptor();
@@ -326,6 +348,8 @@ class RpcServer::Impl {
   Service& service_;
   const std::string name_;
   const bool shared_memory_;
+  const std::string host_;
+  std::string unix_name_;  // beside the endpoint
   Endpoint endpoint_;
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_;

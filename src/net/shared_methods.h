@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace cohort::net {
 
@@ -15,10 +16,13 @@ inline constexpr std::uint8_t kRing = 0xFE;         ///< there are calls in shar
 /// The answer to kShareMemory.
 struct SharedMemory {
   std::optional<Error> refused = {};
+  // Over TCP: at this name in the abstract Unix namespace of this host it would be different.
+  std::string host = {};
+  std::string unix_name = {};
 };
 template <class M, class A>
 void visit_fields(M& m, A& a, const SharedMemory*) {
-  a(m.refused);
+  a(m.refused, m.host, codec::longest(m.unix_name, 100));
 }
 
 // Calls in shared memory are told from others by their numbers.

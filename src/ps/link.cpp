@@ -1,6 +1,7 @@
 #include "ps/link.h"
 
 #include "base/log.h"
+#include "cluster/host_identity.h"
 
 #include <algorithm>
 #include <thread>
@@ -11,6 +12,7 @@ namespace {
 
 constexpr std::size_t kMostUnderWay = std::size_t{32}
                                       << 20;  // bytes; a server that does not answer holds its workers up
+constexpr std::chrono::milliseconds kNearer(5000);  // to be reached at its Unix name
 constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // of an answer
 constexpr std::chrono::milliseconds kSlack(2000);  // a server says whom it waits for before the client gives up
 
@@ -49,21 +51,39 @@ Link::Link(net::RpcPlace place, std::string endpoint, Hello hello, std::chrono::
       timeout_(timeout) {}
 Link::~Link() = default;
 
-Welcome Link::greet(net::Deadline deadline, const Hello& hello) {
-  Welcome welcome;
-  net::rpc_connect(place_, deadline, [&](net::SecureConnection connection, const std::string& at, net::Deadline limit) {
+Link::Met Link::meet(const net::RpcPlace& place, net::Deadline deadline, const Hello& hello) const {
+  Met met;
+  net::rpc_connect(place, deadline, [&](net::SecureConnection connection, const std::string& at, net::Deadline limit) {
     auto rpc = std::make_shared<net::RpcClient>(std::move(connection), "parameter", at);
     const std::string answer = rpc->call(static_cast<std::uint8_t>(Method::Hello), pack(hello), limit);
     const auto opened = value_or_throw(unpack<Answer>(answer));
     if (opened.record.error) throw *opened.record.error;
-    welcome = value_or_throw(codec::decode<Welcome>(opened.payload));
-    if (place_.secure.descriptors && hello.incarnation != 0) {
-      if (const auto shared = rpc->share_memory(limit); !shared)
-        log::debug("ps", "{}: no shared memory, calls go over the socket: {}", name_, shared.error().what());
-    }
-    rpc_ = std::move(rpc);
+    met = {std::move(rpc), value_or_throw(codec::decode<Welcome>(opened.payload))};
   });
-  return welcome;
+  return met;
+}
+
+Welcome Link::greet(net::Deadline deadline, const Hello& hello) {
+  Met met = meet(place_, deadline, hello);
+  if (hello.incarnation != 0) share_memory(met, deadline, hello);
+  rpc_ = std::move(met.rpc);
+  return met.welcome;
+}
+
+void Link::share_memory(Met& met, net::Deadline deadline, const Hello& hello) const {
+  try {
+    const std::string host = cluster::host_identity().id;
+    auto shared = met.rpc->share_memory(host, deadline);
+    if (shared && *shared) {
+      net::RpcPlace nearer = place_;
+      nearer.endpoints = {**shared};
+      met = meet(nearer, std::min(deadline, net::deadline_in(kNearer)), hello);
+      shared = met.rpc->share_memory(host, deadline);
+    }
+    if (!shared) log::debug("ps", "{}: no shared memory: {}", name_, shared.error().what());
+  } catch (const Error& error) {  // if that was the connection, whoever asks next finds out
+    log::debug("ps", "{}: no shared memory: {}", name_, error.what());
+  }
 }
 
 Welcome Link::ask(net::Deadline deadline) {

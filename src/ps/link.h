@@ -62,7 +62,15 @@ class Link {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  /// A connection, and what the server said to the greeting on it.
+  struct Met {
+    std::shared_ptr<net::RpcClient> rpc;
+    Welcome welcome;
+  };
+  Met meet(const net::RpcPlace& place, net::Deadline deadline, const Hello& hello) const;
   Welcome greet(net::Deadline deadline, const Hello& hello);
+  /// Goes on through shared memory if the server is on this host.
+  void share_memory(Met& met, net::Deadline deadline, const Hello& hello) const;
   RequestPtr enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body, std::size_t room);
   void transmit(Request& request);
   /// The connection that has this number is lost: makes another one and sends again what has not been answered.

@@ -1,4 +1,5 @@
 #include "base/log.h"
+#include "cluster/host_identity.h"
 #include "formats/checkpoint_folder.h"
 #include "net/rpc.h"
 #include "ps/journal.h"
@@ -75,7 +76,8 @@ class Server::Impl final : RpcServer::Service {
             .endpoint = place.endpoints.front(),
             .secret = place.secret,
             .secure = place.secure,
-            .shared_memory = true};
+            .shared_memory = options.shared_memory,
+            .host = cluster::host_identity().id};
   }
 
   std::optional<Journal> remember(const std::string& path) {
