@@ -96,7 +96,8 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
       // Before the answer is looked at, so that none is missed.
       const std::uint32_t seen = shared ? shared->answers() : 0;
       if (call.queued) submit_queued(true);
-      if (call.shared && !call.answer && shared->state(*call.shared) == SharedCallsClient::State::Answered) {
+      const auto state = call.shared ? shared->state(*call.shared) : SharedCallsClient::State::Elsewhere;
+      if (!call.answer && state == SharedCallsClient::State::Answered) {
         auto answer = take_shared(entry);
         if (answer) return *std::move(answer);
         continue;  // it makes no sense, and the connection is dead
@@ -109,7 +110,7 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
         raise(ErrorCode::Timeout,
               "the {} server at {} does not answer -- is its process stopped or its host overloaded?", name, place);
       }
-      if (call.queued || (call.shared && shared->state(*call.shared) == SharedCallsClient::State::UnderWay)) {
+      if (call.queued || state == SharedCallsClient::State::UnderWay) {
         call.watched = true;
         lock.unlock();
         const bool any = shared->wait(seen, std::min(kSlice, time_left(deadline)));
