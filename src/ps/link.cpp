@@ -11,7 +11,7 @@ namespace cohort::ps {
 namespace {
 
 constexpr std::size_t kMostUnderWay = std::size_t{32}
-                                      << 20;  // bytes; a server that does not answer holds its workers up
+                                      << 20;        // bytes; a server that does not answer holds its workers up
 constexpr std::chrono::milliseconds kNearer(5000);  // to be reached at its Unix name
 constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // of an answer
 constexpr std::chrono::milliseconds kSlack(2000);  // a server says whom it waits for before the client gives up
