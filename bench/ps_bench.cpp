@@ -1,19 +1,23 @@
 // Times a parameter server: rows per second of pull and of push with row-wise Adagrad, and the time of a call of 100
 // keys.
-//   ps_bench [--where table|unix|tcp] [--rows 1000000] [--dim 64] [--batch 4096] [--under-way 4] [--seconds 2]
-// table: the table alone, on this thread. unix, tcp: a server in this process, on its thread, and a worker on this one.
-// Keys are uniform over rows that are all there before. All kinds are timed by turns, since the machine's speed drifts;
-// the median of the rounds is printed. "Of a core": by the processor's time of this process, worker and server
-// together.
+//   ps_bench [--where table|shared|unix|tcp] [--rows 1000000] [--dim 64] [--batch 4096] [--under-way 4] [--seconds 2]
+//            [--workers 1]
+// table: the table alone, on this thread. Else a server that is a process, and so many workers that are processes:
+// shared: at a Unix name and through shared memory; unix, tcp: over sockets, those of TCP encrypted. Keys are uniform
+// over rows that are all there before. All kinds are timed by turns, since the machine's speed drifts; the median of
+// the rounds is printed. "Of a server core": by the processor's time of the server.
 #include "net/secret.h"
 #include "ps/sparse_table.h"
 
 #include <cohort/ps.h>
 
+#include <sys/wait.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <ctime>
@@ -34,17 +38,20 @@ constexpr int kRounds = 7;
 constexpr std::size_t kFew = 100;  // keys of a call whose time is taken
 
 struct Settings {
-  std::string where = "unix";
+  std::string where = "shared";
   std::uint64_t rows = 1'000'000;
   std::int64_t dim = 64;
   std::size_t batch = 4096;
   std::size_t under_way = 4;
   double seconds = 2;
+  int workers = 1;
 };
 
-double processor_seconds() {
+double processor_seconds(pid_t process) {
+  clockid_t clock = CLOCK_PROCESS_CPUTIME_ID;
+  if (process != 0 && ::clock_getcpuclockid(process, &clock) != 0) return 0;
   timespec time{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  ::clock_gettime(clock, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -62,6 +69,8 @@ class Subject {
   virtual void push(std::span<const std::uint64_t> keys) = 0;
   /// Whatever is under way is over.
   virtual void finish() {}
+  /// All workers are here.
+  virtual void meet() {}
 };
 
 ps::TableOptions options_of(const Settings& settings) {
@@ -88,21 +97,69 @@ class InProcess final : public Subject {
   std::vector<float> out_, gradients_;
 };
 
+/// A server that is a process of its own, until this is destroyed.
+class Server {
+ public:
+  Server(const Settings& settings, const std::string& secret_file) {
+    int ends[2], said[2];
+    if (::pipe(ends) != 0 || ::pipe(said) != 0) raise(ErrorCode::Io, "pipe: {}", errno_text(errno));
+    process_ = ::fork();
+    if (process_ < 0) raise(ErrorCode::Io, "fork: {}", errno_text(errno));
+    if (process_ == 0) {
+      ::close(ends[1]);
+      ps::ServerOptions serving;
+      serving.endpoint = settings.where == "tcp" ? "127.0.0.1:0" : "@cohort-ps-bench-" + std::to_string(::getpid());
+      serving.secret_file = secret_file;
+      serving.shared_memory = settings.where == "shared";
+      {
+        const ps::Server server(serving);
+        (void)!::write(said[1], server.endpoint().data(), server.endpoint().size());
+        ::close(said[1]);
+        char byte = 0;
+        (void)!::read(ends[0], &byte, 1);  // until the other end closes
+      }
+      ::_exit(0);
+    }
+    ::close(ends[0]);
+    ::close(said[1]);
+    end_ = ends[1];
+    std::array<char, 256> name{};
+    const ssize_t size = ::read(said[0], name.data(), name.size());
+    ::close(said[0]);
+    if (size <= 0) raise(ErrorCode::Unavailable, "the server has not started");
+    endpoint_.assign(name.data(), static_cast<std::size_t>(size));
+  }
+  ~Server() {
+    if (process_ <= 0 || owner_ != ::getpid()) return;
+    ::close(end_);
+    ::waitpid(process_, nullptr, 0);
+  }
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+  const std::string& endpoint() const noexcept { return endpoint_; }
+  pid_t process() const noexcept { return process_; }
+
+ private:
+  const pid_t owner_ = ::getpid();
+  pid_t process_ = 0;
+  int end_ = -1;
+  std::string endpoint_;
+};
+
 class Served final : public Subject {
  public:
-  Served(const Settings& settings, const std::string& secret_file)
+  Served(const Settings& settings, const std::string& endpoint, const std::string& secret_file, int worker)
       : under_way_(settings.under_way), gradients_(settings.batch * static_cast<std::size_t>(settings.dim), 1e-3F) {
-    ps::ServerOptions serving;
-    serving.endpoint = settings.where == "tcp" ? "127.0.0.1:0" : "@cohort-ps-bench-" + std::to_string(::getpid());
-    serving.secret_file = secret_file;
-    server_ = std::make_unique<ps::Server>(serving);
     ps::ClientOptions connecting;
-    connecting.servers = {server_->endpoint()};
+    connecting.servers = {endpoint};
     connecting.secret_file = secret_file;
+    connecting.worker = worker;
+    connecting.workers = settings.workers;
     client_.emplace(ps::Client::connect(connecting));
     table_.emplace(client_->table("t", options_of(settings)));
     outs_.resize(under_way_ + 1, std::vector<float>(gradients_.size()));
   }
+  void meet() override { client_->barrier(); }
   void pull(std::span<const std::uint64_t> keys) override {
     std::vector<float>& out = outs_[next_++ % outs_.size()];
     add(table_->pull(keys, std::span(out).first(keys.size() * dim())));
@@ -128,16 +185,16 @@ class Served final : public Subject {
   std::vector<float> gradients_;
   std::vector<std::vector<float>> outs_;
   std::size_t next_ = 0;
-  std::unique_ptr<ps::Server> server_;
   std::optional<ps::Client> client_;
   std::optional<ps::Table> table_;
   std::deque<ps::Work> works_;
 };
 
-void run(const Settings& settings, Subject& subject) {
-  std::mt19937_64 random(1);
+/// `server`: its process, 0: this one. `worker`: only the first one prints.
+void run(const Settings& settings, Subject& subject, pid_t server, int worker) {
+  std::mt19937_64 random(static_cast<unsigned>(worker) + 1);
   std::vector<std::uint64_t> keys(settings.batch);
-  for (std::uint64_t row = 0; row < settings.rows;) {  // so that the rows are there
+  for (std::uint64_t row = 0; worker == 0 && row < settings.rows;) {  // so that the rows are there
     const std::size_t count = std::min<std::uint64_t>(keys.size(), settings.rows - row);
     for (std::size_t i = 0; i < count; ++i) keys[i] = row++;
     subject.push(std::span<const std::uint64_t>(keys).first(count));
@@ -152,18 +209,20 @@ void run(const Settings& settings, Subject& subject) {
     std::vector<double> by_clock, of_a_core;  // million rows per second
   };
   const auto rate = [&](Rates& rates, const std::function<void(std::span<const std::uint64_t>)>& call) {
+    subject.meet();
     const auto begin = Clock::now();
-    const double used = processor_seconds();
+    const double used = processor_seconds(server);
     std::uint64_t rows = 0;
     while (seconds_since(begin) < share) {
       call(draw(settings.batch));
-      rows += settings.batch;
+      rows += settings.batch * static_cast<std::uint64_t>(settings.workers);  // as many by each of them, about
     }
     subject.finish();
     rates.by_clock.push_back(static_cast<double>(rows) / seconds_since(begin) / 1e6);
-    rates.of_a_core.push_back(static_cast<double>(rows) / (processor_seconds() - used) / 1e6);
+    rates.of_a_core.push_back(static_cast<double>(rows) / (processor_seconds(server) - used) / 1e6);
   };
   const auto time = [&](std::vector<double>& times, const std::function<void(std::span<const std::uint64_t>)>& call) {
+    subject.meet();
     const auto begin = Clock::now();
     while (seconds_since(begin) < share) {
       const auto few = draw(std::min(kFew, settings.batch));
@@ -183,10 +242,13 @@ void run(const Settings& settings, Subject& subject) {
     time(pull_times, pull);
     time(push_times, push);
   }
-  std::printf("%s, %llu rows of %lld floats, %zu keys a call\n", settings.where.c_str(),
-              static_cast<unsigned long long>(settings.rows), static_cast<long long>(settings.dim), settings.batch);
+  subject.meet();
+  if (worker != 0) return;
+  std::printf("%s, %llu rows of %lld floats, %zu keys a call, %d workers\n", settings.where.c_str(),
+              static_cast<unsigned long long>(settings.rows), static_cast<long long>(settings.dim), settings.batch,
+              settings.workers);
   const auto print = [](const char* what, const Rates& rates, const std::vector<double>& times) {
-    std::printf("  %s  %6.2f million rows/s, %6.2f of a core   100 keys: %7.1f us, 99%%: %7.1f us\n", what,
+    std::printf("  %s  %6.2f million rows/s, %6.2f of a server core   100 keys: %7.1f us, 99%%: %7.1f us\n", what,
                 at(rates.by_clock, 0.5), at(rates.of_a_core, 0.5), at(times, 0.5), at(times, 0.99));
   };
   print("pull", pulls, pull_times);
@@ -198,24 +260,39 @@ void run(const Settings& settings, Subject& subject) {
 int main(int argc, char** argv) {
   Settings settings;
   CLI::App app("Times a parameter server.");
-  app.add_option("--where", settings.where)->check(CLI::IsMember({"table", "unix", "tcp"}));
+  app.add_option("--where", settings.where)->check(CLI::IsMember({"table", "shared", "unix", "tcp"}));
   app.add_option("--rows", settings.rows)->check(CLI::PositiveNumber);
   app.add_option("--dim", settings.dim)->check(CLI::Range(1, 65536));
   app.add_option("--batch", settings.batch)->check(CLI::Range(1, 1'000'000));
   app.add_option("--under-way", settings.under_way)->check(CLI::Range(1, 64));
+  app.add_option("--workers", settings.workers)->check(CLI::Range(1, 64));
   app.add_option("--seconds", settings.seconds)->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   const std::string secret_file = "ps_bench-" + std::to_string(::getpid()) + ".secret";
   try {
     if (settings.where == "table") {
+      settings.workers = 1;
       InProcess table(settings);
-      run(settings, table);
-    } else {
-      if (settings.where == "tcp") value_or_throw(net::write_new_secret_file(secret_file));
-      Served served(settings, settings.where == "tcp" ? secret_file : "");
-      ::unlink(secret_file.c_str());
-      run(settings, served);
+      run(settings, table, 0, 0);
+      return 0;
     }
+    const std::string secret = settings.where == "tcp" ? secret_file : std::string();
+    if (!secret.empty()) value_or_throw(net::write_new_secret_file(secret));
+    const Server server(settings, secret);
+    std::vector<pid_t> others;
+    int worker = 0;
+    for (int i = 1; i < settings.workers && worker == 0; ++i) {
+      const pid_t process = ::fork();
+      if (process == 0) worker = i;
+      if (process > 0) others.push_back(process);
+    }
+    {
+      Served served(settings, server.endpoint(), secret, worker);
+      run(settings, served, server.process(), worker);
+    }
+    if (worker != 0) ::_exit(0);
+    for (const pid_t process : others) ::waitpid(process, nullptr, 0);
+    ::unlink(secret_file.c_str());
   } catch (const std::exception& error) {
     ::unlink(secret_file.c_str());
     std::fprintf(stderr, "ps_bench: %s\n", error.what());

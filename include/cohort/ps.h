@@ -21,7 +21,7 @@ namespace cohort::ps {
 
 struct ServerOptions {
   /// "HOST:PORT" (port 0: the system chooses one), or "@NAME": a name in Linux's abstract Unix namespace, for this
-  /// user's processes on this host, without encryption.
+  /// user's processes on this host, without a secret.
   std::string endpoint = "127.0.0.1:0";
   /// For TCP: a file as `cohort secret` writes it. Empty: the job's secret.
   std::string secret_file = {};
@@ -34,6 +34,9 @@ struct ServerOptions {
   /// A file in which every change is noted before it is made. A server that is started again with it goes on where the
   /// one that was killed had been. It grows without bound. Empty: none.
   std::string journal = {};
+  /// Whether workers on this host are talked to through shared memory, 4 MiB with each. Where there is none, and with
+  /// false, calls go over the socket.
+  bool shared_memory = true;
 };
 
 class Server {

@@ -18,6 +18,10 @@ inline int poll_timeout(Deadline deadline) {
   return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3'600'000));
 }
 
+inline std::chrono::nanoseconds time_left(Deadline deadline) {
+  return std::max<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0));
+}
+
 inline bool passed(Deadline deadline) { return std::chrono::steady_clock::now() >= deadline; }
 
 }  // namespace cohort::net

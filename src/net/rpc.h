@@ -1,7 +1,9 @@
 // Calls between processes over authenticated connections: a call is (number of a method, body), its answer a body.
 // An RpcServer answers in any order, so that a call may be parked until what it waits for is there; its service runs on
 // the server's one thread, which it has from construction to destruction. An RpcClient may be used by several threads
-// and has none: of those that wait one reads for all, so no call holds up another. Not usable in a forked child.
+// and has none: of those that wait one reads for all, so no call holds up another. Not usable in a forked child. Two
+// ends on one host may go on through shared memory (shared_calls.h): in the same order, and the connection then says
+// when one of them has gone.
 #pragma once
 
 #include "net/address.h"
@@ -46,6 +48,10 @@ class RpcServer {
     SecureOptions secure = {};
     std::size_t half_open_limit = 128;  ///< connections that have not proved the secret and called, at once,
     std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);  ///< and for how long
+    /// With clients on this host that ask for it. `host` tells it from others. Of a TCP server: at a Unix name that it
+    /// has besides.
+    bool shared_memory = false;
+    std::string host = {};
   };
 
   /// Throws Unavailable if the place is taken (names the holder). `service` has to outlive it.
@@ -65,6 +71,9 @@ class RpcServer {
   // On its own thread, by the service.
 
   void answer(const ClientPtr& client, std::uint64_t id, std::string_view body);
+  /// With `bytes` behind the head that `fill` writes, at once, to where the client will read them.
+  void answer(const ClientPtr& client, std::uint64_t id, std::string_view head, std::size_t bytes,
+              const std::function<void(char*)>& fill);
   static const std::string& peer(const ClientPtr& client) noexcept;
   void close(const ClientPtr& client);
   /// Calls back once, unless what it returns is destroyed before.
@@ -73,6 +82,20 @@ class RpcServer {
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
+};
+
+/// What a call was answered with, maybe in memory that is shared with the server: its calls have less room as long as
+/// this is kept.
+class RpcAnswer {
+ public:
+  explicit RpcAnswer(std::string text) : text_(std::move(text)) {}
+  RpcAnswer(std::string_view shared, std::shared_ptr<void> holder) : shared_(shared), holder_(std::move(holder)) {}
+  std::string_view body() const noexcept { return holder_ ? shared_ : std::string_view(text_); }
+
+ private:
+  std::string text_;
+  std::string_view shared_;
+  std::shared_ptr<void> holder_;
 };
 
 class RpcClient {
@@ -89,14 +112,21 @@ class RpcClient {
   /// A call in two parts, so that several are under way at once: `begin` sends what the system takes at once, the rest
   /// goes while anybody waits; `finish` waits for the answer. Each is finished once, also after Timeout. They throw as
   /// `call` does.
-  std::uint64_t begin(std::uint8_t method, std::string_view body);
-  std::string finish(std::uint64_t call, Deadline deadline);
+  /// `room`: bytes of the answer, about, if it has more than few.
+  std::uint64_t begin(std::uint8_t method, std::string_view body, std::size_t room = 0);
+  /// An answer of more than `kCopied` bytes may be in shared memory: a server that has gone mad may still write there.
+  RpcAnswer finish(std::uint64_t call, Deadline deadline);
+  static constexpr std::size_t kCopied = 1024;
+  /// Goes on through shared memory, for calls that are begun from now on; none may be under way. Why not, if that
+  /// cannot be: calls go on over the connection. Over TCP a server that is on this `host` names the endpoint where it
+  /// can be; throws as `call`.
+  Result<std::optional<Endpoint>> share_memory(const std::string& host, Deadline deadline);
   /// A call without an answer, as the last one. Not in a forked child, and not when the connection has ended.
   void say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept;
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 
 struct RpcPlace {

@@ -2,6 +2,7 @@
 #include "base/records.h"
 #include "net/reach.h"
 #include "net/rpc.h"
+#include "net/shared_methods.h"
 #include "net/socket.h"
 
 #include <poll.h>
@@ -10,16 +11,21 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <random>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace cohort::net {
 namespace {
 
 using std::chrono::milliseconds;
+
+constexpr std::chrono::nanoseconds kSlice =
+    milliseconds(10);  // of waiting in shared memory, between two looks beside it
 
 std::string framed(std::uint8_t method, std::uint64_t id, std::string_view body) {
   codec::Writer out;
@@ -29,8 +35,21 @@ std::string framed(std::uint8_t method, std::uint64_t id, std::string_view body)
 }  // namespace
 
 // Whoever waits first reads for all: calls are numbered, and one of the waiting threads (the reader) polls the
-// connection and hands the answers out. So there is no thread of our own, and no wait holds another one up.
-struct RpcClient::Impl {
+// connection and hands the answers out. So there is no thread of our own, and no wait holds another one up. For a call
+// in shared memory each thread waits by itself.
+struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
+  /// A call whose answer nobody has taken yet.
+  struct Pending {
+    std::optional<std::string> answer = {};    // of the connection, or copied
+    std::optional<std::uint32_t> shared = {};  // its number there
+    bool queued = false;                       // there, when there is room
+    bool watched = false;                      // a thread waits for it there
+    std::uint8_t method = 0;
+    std::string body = {};
+    std::size_t room = 0;
+  };
+  using Calls = std::map<std::uint64_t, Pending>;
+
   Impl(SecureConnection connected, std::string called, std::string at)
       : connection(std::move(connected)),
         name(std::move(called)),
@@ -40,7 +59,7 @@ struct RpcClient::Impl {
     if (!wake) raise(ErrorCode::Io, "{} client: eventfd: {}", name, errno_text(errno));
   }
 
-  std::uint64_t begin(std::uint8_t method, std::string_view body) {
+  std::uint64_t begin(std::uint8_t method, std::string_view body, std::size_t room) {
     if (::getpid() != process) {
       raise(ErrorCode::InvalidArgument,
             "the {} at {} was connected by process {}, and this is process {}, forked from it -- connect again "
@@ -50,7 +69,13 @@ struct RpcClient::Impl {
     const std::lock_guard lock(mutex);
     if (dead) throw *dead;
     const std::uint64_t id = ++last_id;
-    const auto entry = pending.emplace(id, std::nullopt).first;
+    const auto entry = pending.emplace(id, Pending{}).first;
+    if (shared && SharedCallsClient::fits(body.size(), room)) {
+      if (queue.empty() && submit(entry->second, method, body, room)) return id;
+      entry->second = {.queued = true, .method = method, .body = std::string(body), .room = room};
+      queue.push_back(id);
+      return id;
+    }
     const auto queued = connection.queue(framed(method, id, body));
     if (!queued) {
       pending.erase(entry);
@@ -62,27 +87,125 @@ struct RpcClient::Impl {
     return id;
   }
 
-  std::string finish(std::uint64_t id, Deadline deadline) {
+  RpcAnswer finish(std::uint64_t id, Deadline deadline) {
     std::unique_lock lock(mutex);
     const auto entry = pending.find(id);
     if (entry == pending.end()) raise(ErrorCode::Internal, "{} client: call {} is finished twice", name, id);
-    while (!entry->second && !dead) {
+    Pending& call = entry->second;
+    while (true) {
+      // Before the answer is looked at, so that none is missed.
+      const std::uint32_t seen = shared ? shared->answers() : 0;
+      if (call.queued) submit_queued(true);
+      const auto state = call.shared ? shared->state(*call.shared) : SharedCallsClient::State::Elsewhere;
+      if (!call.answer && state == SharedCallsClient::State::Answered) {
+        auto answer = take_shared(entry);
+        if (answer) return *std::move(answer);
+        continue;  // it makes no sense, and the connection is dead
+      }
+      if (call.answer || dead) break;
       if (passed(deadline)) {
+        if (call.shared) abandoned.push_back(*call.shared);
+        std::erase(queue, id);
         pending.erase(entry);
         raise(ErrorCode::Timeout,
               "the {} server at {} does not answer -- is its process stopped or its host overloaded?", name, place);
       }
-      if (reading) {
+      if (call.queued || state == SharedCallsClient::State::UnderWay) {
+        call.watched = true;
+        lock.unlock();
+        const bool any = shared->wait(seen, std::min(kSlice, time_left(deadline)));
+        lock.lock();
+        call.watched = false;
+        if (!any && !reading) read_arrived();
+      } else if (reading) {
         answered.wait_until(lock, deadline);
       } else {
         read_for_all(lock, deadline);
       }
     }
-    std::optional<std::string> answer = std::move(entry->second);
+    std::optional<std::string> answer = std::move(call.answer);
+    if (call.shared) free_shared(*call.shared);
     pending.erase(entry);
-    if (answer) return *std::move(answer);
+    if (answer) return RpcAnswer(*std::move(answer));
     throw *dead;
   }
+
+  // ---- shared memory; with the lock ----
+
+  bool submit(Pending& call, std::uint8_t method, std::string_view body, std::size_t room) {
+    call.shared = shared->begin(method, body, room);
+    if (!call.shared) {
+      std::erase_if(abandoned, [this](std::uint32_t number) {
+        if (shared->state(number) == SharedCallsClient::State::UnderWay) return false;
+        shared->free(number);
+        return true;
+      });
+      call.shared = shared->begin(method, body, room);
+    }
+    if (!call.shared) return false;
+    call.queued = false;
+    if (shared->has_to_ring()) {
+      if (const auto rung = connection.queue(framed(kRing, 0, {})); !rung) die(rung.error());
+    }
+    return true;
+  }
+
+  /// Those that wait for room, in their order. If need be, answers that nobody has asked for yet make room.
+  void submit_queued(bool make_room) {
+    while (!queue.empty()) {
+      Pending& next = pending.at(queue.front());
+      while (!submit(next, next.method, next.body, next.room)) {
+        if (!make_room || !copy_one_away()) return;
+      }
+      next.body = {};
+      queue.pop_front();
+    }
+  }
+
+  bool copy_one_away() {
+    for (auto& [id, call] : pending) {
+      if (!call.shared || call.answer || call.watched ||
+          shared->state(*call.shared) != SharedCallsClient::State::Answered)
+        continue;
+      const auto answer = shared->answer(*call.shared);
+      if (!answer) return false;  // whoever finishes it says so
+      call.answer.emplace(*answer);
+      shared->free(*std::exchange(call.shared, std::nullopt));
+      return true;
+    }
+    return false;
+  }
+
+  void free_shared(std::uint32_t number) {
+    if (shared->state(number) == SharedCallsClient::State::UnderWay) {
+      abandoned.push_back(number);
+      return;
+    }
+    shared->free(number);
+    submit_queued(false);
+  }
+
+  std::optional<RpcAnswer> take_shared(Calls::iterator entry) {
+    const std::uint32_t number = *entry->second.shared;
+    const auto answer = shared->answer(number);
+    if (!answer) {
+      entry->second.shared.reset();
+      die(answer.error());
+      return std::nullopt;
+    }
+    pending.erase(entry);
+    if (answer->size() > kCopied) {
+      return RpcAnswer(*answer, std::shared_ptr<void>(this, [self = shared_from_this(), number](void*) {
+        const std::lock_guard lock(self->mutex);
+        self->free_shared(number);
+      }));
+    }
+    std::string text(*answer);
+    free_shared(number);
+    return RpcAnswer(std::move(text));
+  }
+
+  // ---- the connection ----
 
   void read_for_all(std::unique_lock<std::mutex>& lock, Deadline deadline) {
     reading = true;
@@ -94,6 +217,10 @@ struct RpcClient::Impl {
     reading = false;
     std::uint64_t ignored = 0;
     (void)!::read(wake.get(), &ignored, sizeof ignored);
+    read_arrived();
+  }
+
+  void read_arrived() {
     const auto advanced = connection.advance();
     while (const auto message = connection.next_message()) {
       codec::Reader in(*message);
@@ -102,9 +229,13 @@ struct RpcClient::Impl {
         die(id.error());
         break;
       }
-      const auto found = pending.find(*id);
+      const auto found =
+          is_shared(*id)
+              ? std::find_if(pending.begin(), pending.end(),
+                             [number = shared_number(*id)](const auto& each) { return each.second.shared == number; })
+              : pending.find(*id);
       if (found == pending.end()) continue;  // nobody waits for it any more
-      found->second.emplace(in.rest());
+      found->second.answer.emplace(in.rest());
     }
     if (!advanced) {
       die(advanced.error());
@@ -136,19 +267,40 @@ struct RpcClient::Impl {
   const pid_t process;
   bool reading = false;
   std::uint64_t last_id = 0;
-  std::map<std::uint64_t, std::optional<std::string>> pending;  // and answers that nobody has taken yet
+  Calls pending;
   std::optional<Error> dead;
+  std::unique_ptr<SharedCallsClient> shared;  // from when on it is there it stays
+  std::deque<std::uint64_t> queue;            // calls for it that have no room yet
+  std::vector<std::uint32_t> abandoned;       // of calls that nobody waits for any more
 };
 
 RpcClient::RpcClient(SecureConnection connection, std::string name, std::string place)
-    : impl_(std::make_unique<Impl>(std::move(connection), std::move(name), std::move(place))) {}
+    : impl_(std::make_shared<Impl>(std::move(connection), std::move(name), std::move(place))) {}
 RpcClient::~RpcClient() = default;
 
 std::string RpcClient::call(std::uint8_t method, std::string_view body, Deadline deadline) {
-  return finish(begin(method, body), deadline);
+  return std::string(finish(begin(method, body), deadline).body());
 }
-std::uint64_t RpcClient::begin(std::uint8_t method, std::string_view body) { return impl_->begin(method, body); }
-std::string RpcClient::finish(std::uint64_t call, Deadline deadline) { return impl_->finish(call, deadline); }
+std::uint64_t RpcClient::begin(std::uint8_t method, std::string_view body, std::size_t room) {
+  return impl_->begin(method, body, room);
+}
+RpcAnswer RpcClient::finish(std::uint64_t call, Deadline deadline) { return impl_->finish(call, deadline); }
+
+Result<std::optional<Endpoint>> RpcClient::share_memory(const std::string& host, Deadline deadline) {
+  const auto answer = value_or_throw(codec::decode<SharedMemory>(call(kShareMemory, {}, deadline)));
+  if (answer.refused) return tl::unexpected(*answer.refused);
+  if (!answer.unix_name.empty()) {
+    if (answer.host != host) return fail(ErrorCode::Unavailable, "it is on another host, or in another container");
+    Endpoint nearer;
+    nearer.unix_name = answer.unix_name;
+    return nearer;
+  }
+  const std::lock_guard lock(impl_->mutex);
+  auto mapped = SharedCallsClient::map(impl_->connection.take_descriptor());
+  if (!mapped) return tl::unexpected(mapped.error());
+  impl_->shared = *std::move(mapped);
+  return std::nullopt;
+}
 
 void RpcClient::say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept {
   if (::getpid() != impl_->process || impl_->dead) return;

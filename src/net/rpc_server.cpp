@@ -2,7 +2,10 @@
 #include "base/records.h"
 #include "net/acceptor.h"
 #include "net/rpc.h"
+#include "net/shared_methods.h"
 #include "net/socket.h"
+#include "sys/cpus.h"
+#include "sys/relax.h"
 #include "sys/thread.h"
 
 #include <asio/executor_work_guard.hpp>
@@ -11,11 +14,14 @@
 #include <asio/post.hpp>
 #include <asio/steady_timer.hpp>
 
+#include <algorithm>
 #include <future>
 #include <memory>
+#include <random>
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace cohort::net {
 namespace {
@@ -23,6 +29,12 @@ namespace {
 using Descriptor = asio::posix::stream_descriptor;
 
 constexpr std::size_t kUnsentLimit = 4 << 20;  // a client that does not read is not read from either
+constexpr int kCallsAtOnce = 4;                // of one client, before the next one has its turn
+
+std::string unused_name() {
+  std::random_device random;
+  return fmt::format("cohort-{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
 
 }  // namespace
 
@@ -33,6 +45,7 @@ struct RpcServer::Client {
 
   SecureConnection connection;
   Descriptor descriptor;
+  std::optional<SharedCallsServer> shared;
   bool closed = false;
   bool reading = false;
   bool writing = false;
@@ -41,7 +54,12 @@ struct RpcServer::Client {
 class RpcServer::Impl {
  public:
   Impl(Options options, Service& service)
-      : service_(service), name_(std::move(options.name)), work_(asio::make_work_guard(io_)), entrance_(io_) {
+      : service_(service),
+        name_(std::move(options.name)),
+        shared_memory_(options.shared_memory),
+        host_(std::move(options.host)),
+        work_(asio::make_work_guard(io_)),
+        entrance_(io_) {
     if (!options.endpoint.is_unix() && !options.secret) {
       raise(ErrorCode::InvalidArgument, "a {} at {} needs a secret: without one it listens on Unix names only", name_,
             to_string(options.endpoint));
@@ -49,6 +67,16 @@ class RpcServer::Impl {
     std::vector<sys::UniqueFd> listeners;
     listeners.push_back(value_or_throw(listen_on(options.endpoint)));
     endpoint_ = value_or_throw(local_endpoint(listeners.front().get()));
+    if (shared_memory_ && !endpoint_.is_unix()) {
+      Endpoint nearer;
+      nearer.unix_name = unused_name();
+      if (auto listener = listen_on(nearer)) {
+        listeners.push_back(*std::move(listener));
+        unix_name_ = nearer.unix_name;
+      } else {
+        log::debug("net", "{}: no shared memory: {}", describe(), listener.error().what());
+      }
+    }
     Acceptor::Options accepting;
     accepting.secret = std::move(options.secret);
     accepting.public_secret = options.public_secret;
@@ -90,9 +118,26 @@ class RpcServer::Impl {
     closed.get_future().wait();
   }
 
-  void answer(const ClientPtr& client, std::uint64_t id, std::string_view body) {
+  void answer(const ClientPtr& client, std::uint64_t id, std::string_view head, std::size_t bytes,
+              const std::function<void(char*)>& fill) {
     if (client->closed) return;
-    if (client->connection.queue(codec::encode(id).append(body))) {
+    const bool shared = is_shared(id) && client->shared;
+    if (shared) {
+      const auto answered = client->shared->answer(shared_number(id), head, bytes, fill);
+      if (answered != SharedCallsServer::Answered::TooLong) return;
+    }
+    std::string message = codec::encode(id);
+    message.reserve(message.size() + head.size() + bytes);
+    message.append(head);
+    const std::size_t at = message.size();
+    message.resize(at + bytes);
+    if (bytes > 0) fill(message.data() + at);
+    send(client, message);
+    if (shared) client->shared->answer_elsewhere(shared_number(id));
+  }
+
+  void send(const ClientPtr& client, std::string_view message, sys::UniqueFd descriptor = {}) {
+    if (client->connection.queue(message, std::move(descriptor))) {
       arm(client);
     } else {
       asio::post(io_, [this, client] { close(client); });
@@ -105,6 +150,7 @@ class RpcServer::Impl {
     client->closed = true;
     client->descriptor.cancel();
     clients_.erase(client);
+    if (std::erase(sharing_, client) > 0) count_cores();
     service_.on_gone(client);
   }
 
@@ -171,13 +217,101 @@ class RpcServer::Impl {
     codec::Reader in(message);
     const auto method = in.number<std::uint8_t>();
     const auto id = in.number<std::uint64_t>();
-    const auto heard = method && id ? service_.on_call(client, {*method, *id, in.rest()})
-                                    : Result<void>(fail(ErrorCode::Corrupt, "it is no call"));
+    const auto heard = [&]() -> Result<void> {
+      if (!method || !id) return fail(ErrorCode::Corrupt, "it is no call");
+      if (*method == kShareMemory) return share(client, *id);
+      if (*method == kRing) return listen_to_shared(client);
+      return service_.on_call(client, {*method, *id, in.rest()});
+    }();
     if (heard) return true;
-    complain(Error(ErrorCode::Corrupt,
-                   fmt::format("{} sent nonsense: {}", client->connection.peer(), heard.error().what())));
-    close(client);
+    refuse(client, heard.error());
     return false;
+  }
+
+  void refuse(const ClientPtr& client, const Error& error) {
+    complain(Error(ErrorCode::Corrupt, fmt::format("{} sent nonsense: {}", client->connection.peer(), error.what())));
+    close(client);
+  }
+
+  // ---- shared memory ----
+
+  Result<void> share(const ClientPtr& client, std::uint64_t id) {
+    if (client->shared) return fail(ErrorCode::Corrupt, "it has shared memory already");
+    const auto refused = [&](const Error& why) -> Result<void> {
+      send(client, codec::encode(id).append(codec::encode(SharedMemory{why})));
+      return {};
+    };
+    if (!shared_memory_) return refused(Error(ErrorCode::Unavailable, "this server has none"));
+    if (const auto over = local_endpoint(client->connection.fd()); !over || !over->is_unix()) {
+      if (unix_name_.empty()) return refused(Error(ErrorCode::Unavailable, "this server has no Unix name"));
+      send(client, codec::encode(id).append(codec::encode(SharedMemory{{}, host_, unix_name_})));
+      return {};
+    }
+    auto made = SharedCallsServer::make();
+    if (!made) return refused(made.error());
+    sys::UniqueFd descriptor = made->take_descriptor();
+    client->shared.emplace(*std::move(made));
+    (void)client->shared->go_to_sleep();
+    sharing_.push_back(client);
+    count_cores();
+    send(client, codec::encode(id).append(codec::encode(SharedMemory{})), std::move(descriptor));
+    return {};
+  }
+
+  void count_cores() {
+    crowded_ = static_cast<int>(sharing_.size()) + 1 > sys::usable_cores();
+    for (const ClientPtr& client : sharing_) client->shared->set_crowded(crowded_);
+  }
+
+  Result<void> listen_to_shared(const ClientPtr& client) {
+    if (!client->shared) return fail(ErrorCode::Corrupt, "it has no shared memory");
+    if (std::exchange(attentive_, true)) return {};
+    for (const ClientPtr& each : sharing_) each->shared->wake_up();
+    serve_shared();
+    return {};
+  }
+
+  /// Calls of all clients by turns, and the connections' events between the turns, until there are none for a while.
+  void serve_shared() {
+    bool any = false;
+    for (std::size_t i = 0; i < sharing_.size(); ++i) any |= serve_some(sharing_[i]);
+    const auto now = std::chrono::steady_clock::now();
+    if (any) {
+      attention_.waited(now - served_);
+      served_ = now;
+    } else if (crowded_ || now - served_ >= attention_.now()) {
+      bool sleeps = true;
+      for (const ClientPtr& client : sharing_) sleeps = client->shared->go_to_sleep() && sleeps;
+      if (sleeps) {
+        attentive_ = false;
+        return;
+      }
+    } else {
+      const auto none = [this] {
+        return std::none_of(sharing_.begin(), sharing_.end(),
+                            [](const ClientPtr& each) { return each->shared->any(); });
+      };
+      for (int i = 0; i < 64 && none(); ++i) sys::cpu_relax();
+    }
+    asio::post(io_, [this] { serve_shared(); });
+  }
+
+  bool serve_some(const ClientPtr& given) {
+    const ClientPtr client = given;
+    for (int i = 0; i < kCallsAtOnce; ++i) {
+      if (client->closed) return true;
+      try {
+        auto call = client->shared->next();
+        if (call && !*call) return i > 0;
+        auto heard = call ? service_.on_call(client, {(*call)->method, shared_id((*call)->number), (*call)->body})
+                          : Result<void>(tl::unexpected(call.error()));
+        if (!heard) refuse(client, heard.error());
+      } catch (const std::exception& error) {  // out of memory: it may come again
+        log::error("net", "{}: {}", describe(), error.what());
+        close(client);
+      }
+    }
+    return true;
   }
 
   void arm(const ClientPtr& client) {
@@ -213,6 +347,9 @@ class RpcServer::Impl {
 
   Service& service_;
   const std::string name_;
+  const bool shared_memory_;
+  const std::string host_;
+  std::string unix_name_;  // beside the endpoint
   Endpoint endpoint_;
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_;
@@ -220,6 +357,11 @@ class RpcServer::Impl {
   std::optional<Acceptor> acceptor_;
   std::chrono::steady_clock::time_point last_complaint_{};
   std::set<ClientPtr> clients_;
+  std::vector<ClientPtr> sharing_;  // of them
+  bool crowded_ = false;
+  bool attentive_ = false;  // looks for calls in shared memory, and is not rung
+  SpinTime attention_;
+  std::chrono::steady_clock::time_point served_{};
   std::set<std::weak_ptr<asio::steady_timer>, std::owner_less<>> timers_;
   std::thread thread_;
 };
@@ -232,7 +374,11 @@ const Endpoint& RpcServer::endpoint() const noexcept { return impl_->endpoint();
 std::string RpcServer::describe() const { return impl_->describe(); }
 void RpcServer::close_listener() { impl_->close_listener(); }
 void RpcServer::answer(const ClientPtr& client, std::uint64_t id, std::string_view body) {
-  impl_->answer(client, id, body);
+  impl_->answer(client, id, body, 0, {});
+}
+void RpcServer::answer(const ClientPtr& client, std::uint64_t id, std::string_view head, std::size_t bytes,
+                       const std::function<void(char*)>& fill) {
+  impl_->answer(client, id, head, bytes, fill);
 }
 const std::string& RpcServer::peer(const ClientPtr& client) noexcept { return client->connection.peer(); }
 void RpcServer::close(const ClientPtr& client) { impl_->close(client); }

@@ -2,6 +2,7 @@
 
 #include "net/socket.h"
 #include "net/tls.h"
+#include "sys/pass_fd.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -103,10 +104,12 @@ struct SecureConnection::Impl {
   bool end_of_input = false;
   std::size_t handshake_bytes = 0;
   pid_t process = ::getpid();
-  RecordEdge edge;      // of what has been received
-  std::string waiting;  // framed, to be sent once established
-  ByteQueue incoming;   // decrypted
-  ByteQueue outgoing;   // as it goes to the socket
+  RecordEdge edge;         // of what has been received
+  std::string waiting;     // framed, to be sent once established
+  ByteQueue incoming;      // decrypted
+  ByteQueue outgoing;      // as it goes to the socket
+  sys::UniqueFd to_send;   // goes with the next byte
+  sys::UniqueFd received;  // and nobody has taken it
 
   bool encrypted() const noexcept { return tls != nullptr || secret.has_value(); }
 
@@ -230,7 +233,8 @@ struct SecureConnection::Impl {
       }
       if (encrypted() && !established)
         room = std::min(room, kHandshakeLimit - std::min(handshake_bytes, kHandshakeLimit - 1));
-      const ssize_t n = ::recv(socket.get(), chunk, room, 0);
+      const ssize_t n = options.descriptors && established ? sys::receive_with_fd(socket.get(), chunk, room, received)
+                                                           : ::recv(socket.get(), chunk, room, 0);
       if (n < 0) {
         if (errno == EINTR) continue;
         if (errno == EAGAIN || errno == EWOULDBLOCK) break;
@@ -258,13 +262,14 @@ struct SecureConnection::Impl {
   Result<void> flush() {
     while (outgoing.size() > 0) {
       const std::string_view bytes = outgoing.view();
-      const ssize_t n = ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      const ssize_t n = sys::send_with_fd(socket.get(), bytes.data(), bytes.size(), to_send.get());
       if (n < 0) {
         if (errno == EINTR) continue;
         if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
         return fail(established ? ErrorCode::PeerLost : ErrorCode::Unavailable, "connection with {} lost: {}", peer,
                     errno_text(errno));
       }
+      to_send.reset();
       outgoing.take(static_cast<std::size_t>(n));
     }
     return {};
@@ -410,6 +415,13 @@ Result<void> SecureConnection::queue(std::string_view message) {
   if (auto result = impl_->encrypt(frame); !result) return result;
   return impl_->flush();
 }
+
+Result<void> SecureConnection::queue(std::string_view message, sys::UniqueFd descriptor) {
+  impl_->to_send = std::move(descriptor);
+  return queue(message);
+}
+
+sys::UniqueFd SecureConnection::take_descriptor() noexcept { return std::move(impl_->received); }
 
 Result<void> SecureConnection::handshake(Deadline deadline) {
   while (true) {

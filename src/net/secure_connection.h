@@ -33,6 +33,8 @@ struct SecureOptions {
   /// The socket can be given away: nothing is read beyond the record that ends a message, and TLS's good-bye is not
   /// said.
   bool detachable = false;
+  /// Takes descriptors that come over a Unix socket: `take_descriptor`. Otherwise the system closes them.
+  bool descriptors = false;
 };
 
 class SecureConnection {
@@ -68,6 +70,10 @@ class SecureConnection {
   std::optional<std::string> next_message();
   /// Takes a message over for sending, also before the handshake is over. Sends what is possible at once.
   Result<void> queue(std::string_view message);
+  /// The same over a Unix socket, with a descriptor that is there at the other end when the message is.
+  Result<void> queue(std::string_view message, sys::UniqueFd descriptor);
+  /// The last descriptor that has come and not been taken; none if there is none.
+  sys::UniqueFd take_descriptor() noexcept;
   std::size_t unsent_bytes() const noexcept;
   /// The other end has closed its side in good order and all messages have been taken.
   bool at_end() const noexcept;

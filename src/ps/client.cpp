@@ -30,8 +30,11 @@
 namespace cohort::ps {
 namespace {
 
-constexpr std::size_t kPart = std::size_t{1} << 20;  // bytes of a message: several are under way
-constexpr std::int64_t kPiece = 16384;               // floats of a dense variable's row
+// Bytes of a message: several are under way, and in shared memory they fill whole blocks (net/shared_calls.h). A server
+// makes a change as a whole or not at all.
+constexpr std::size_t kRead = std::size_t{250} << 10;
+constexpr std::size_t kChange = std::size_t{1000} << 10;
+constexpr std::int64_t kPiece = 16384;  // floats of a dense variable's row
 constexpr std::chrono::milliseconds kFarewell(2000);
 constexpr std::chrono::milliseconds kKeptAlive(500);
 
@@ -99,9 +102,9 @@ struct Part {
 };
 
 /// Keys without duplicates by server, in messages of bounded size.
-std::vector<Part> parts_of(const std::vector<std::uint64_t>& unique, std::size_t row_bytes,
+std::vector<Part> parts_of(const std::vector<std::uint64_t>& unique, std::size_t row_bytes, std::size_t bytes,
                            const std::function<std::uint32_t(std::uint64_t)>& server_of, std::size_t servers) {
-  const std::size_t most = std::clamp<std::size_t>(kPart / (row_bytes + sizeof(std::uint64_t)), 1, kMostKeys);
+  const std::size_t most = std::clamp<std::size_t>(bytes / (row_bytes + sizeof(std::uint64_t)), 1, kMostKeys);
   std::vector<Part> parts;
   std::vector<std::size_t> open(servers, ~std::size_t{0});
   for (std::uint32_t place = 0; place < unique.size(); ++place) {
@@ -133,19 +136,15 @@ struct Work::State {
   struct Sent {
     Link* link;
     Link::RequestPtr request;
-    bool reads;
-  };
-  /// Where an input's row is found.
-  struct Source {
-    std::uint32_t part;
-    std::uint32_t row;
+    std::vector<std::uint32_t> places = {};  // of the rows that it reads, among the unique keys
+    bool reads = false;
   };
 
   std::shared_ptr<Client::Impl> client;
   std::int64_t clock = 0;
   std::vector<Sent> sent = {};
-  std::vector<Source> sources = {};           // of unique keys
   std::vector<std::uint32_t> unique_of = {};  // of each input
+  std::vector<std::uint32_t> first_of = {};   // input of each unique key
   std::span<float> rows = {};
   std::size_t dim = 0;
   std::vector<float> padded = {};  // of a variable whose last piece is not full: `rows` is here
@@ -157,15 +156,14 @@ struct Work::State {
   void finish() {
     if (finished) return;
     finished = true;
-    std::vector<Heard> heard;
     std::optional<std::int64_t> least;
     for (const Sent& one : sent) {
       try {
-        Heard answer = one.link->finish(one.request);
+        const Heard answer = one.link->finish(one.request);
         if (!one.reads) continue;
         least = std::min(least.value_or(answer.answer.clock), answer.answer.clock);
         pulled.version += answer.answer.version;
-        heard.push_back(std::move(answer));
+        take_rows(one, answer.payload());
       } catch (const Error& error) {
         if (!failed) failed = error;
       }
@@ -173,17 +171,24 @@ struct Work::State {
     if (failed) return;
     pulled.clock = least.value_or(clock);
     pulled.behind = std::max<std::int64_t>(0, clock - pulled.clock);
-    const std::size_t bytes = dim * sizeof(float);
-    for (std::size_t i = 0; i < unique_of.size(); ++i) {
-      const Source& source = sources[unique_of[i]];
-      const std::string_view payload = heard[source.part].payload();
-      if (payload.size() < (source.row + 1) * bytes) {
-        failed = Error(ErrorCode::Corrupt, "a parameter server sent fewer rows than it was asked for");
-        return;
+    if (first_of.size() < unique_of.size()) {  // keys that stand several times
+      for (std::size_t i = 0; i < unique_of.size(); ++i) {
+        const std::size_t first = first_of[unique_of[i]];
+        if (first != i) std::memcpy(rows.data() + i * dim, rows.data() + first * dim, dim * sizeof(float));
       }
-      std::memcpy(rows.data() + i * dim, payload.data() + source.row * bytes, bytes);
     }
     if (!padded.empty()) std::copy_n(padded.begin(), values.size(), values.begin());
+  }
+
+  void take_rows(const Sent& one, std::string_view payload) const {
+    const std::size_t bytes = dim * sizeof(float);
+    if (payload.size() != one.places.size() * bytes)
+      raise(ErrorCode::Corrupt, "{} sent {} bytes for {} rows", one.link->name(), payload.size(), one.places.size());
+    const char* from = payload.data();
+    for (const std::uint32_t place : one.places) {
+      std::memcpy(rows.data() + first_of[place] * dim, from, bytes);
+      from += bytes;
+    }
   }
 };
 
@@ -224,21 +229,22 @@ class Requests {
     {
       const std::lock_guard lock(table_.mutex);
       table_.sum.begin(0);
-      for (std::size_t i = 0; i < keys.size(); ++i) state_->unique_of[i] = table_.sum.place_of(keys[i]);
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        const std::uint32_t place = table_.sum.place_of(keys[i]);
+        if (place == state_->first_of.size()) state_->first_of.push_back(static_cast<std::uint32_t>(i));
+        state_->unique_of[i] = place;
+      }
       unique = table_.sum.keys();
     }
     state_->rows = rows;
-    state_->sources.resize(unique.size());
-    std::uint32_t read = 0;
-    for (const Part& part : parts(unique)) {
-      for (std::uint32_t row = 0; row < part.places.size(); ++row) state_->sources[part.places[row]] = {read, row};
-      ++read;
+    for (Part& part : parts(unique, kRead)) {
       Link& link = table_.client->links[part.server];
       std::string body = pack(Pull{table_.numbers[part.server], static_cast<std::uint32_t>(part.places.size()),
                                    state_->clock, link.patience_ms()},
                               part.places.size() * sizeof(std::uint64_t));
       append_keys(body, part, unique);
-      state_->sent.push_back({&link, link.send(Method::Pull, std::move(body)), true});
+      const std::size_t room = part.places.size() * table_.dim() * sizeof(float) + 256;
+      state_->sent.push_back({&link, link.send(Method::Pull, std::move(body), room), std::move(part.places), true});
     }
   }
 
@@ -292,15 +298,15 @@ class Requests {
           table_.name, keys, keys * table_.dim(), table_.dim(), floats);
   }
 
-  std::vector<Part> parts(const std::vector<std::uint64_t>& unique) const {
+  std::vector<Part> parts(const std::vector<std::uint64_t>& unique, std::size_t bytes) const {
     return parts_of(
-        unique, table_.dim() * sizeof(float), [this](std::uint64_t key) { return table_.server_of(key); },
+        unique, table_.dim() * sizeof(float), bytes, [this](std::uint64_t key) { return table_.server_of(key); },
         table_.client->links.size());
   }
 
   void change(Method method, const std::vector<std::uint64_t>& unique, const float* rows, std::optional<double> lr) {
     const std::size_t bytes = rows == nullptr ? 0 : table_.dim() * sizeof(float);
-    for (const Part& part : parts(unique)) {
+    for (const Part& part : parts(unique, kChange)) {
       Link& link = table_.client->links[part.server];
       const std::size_t count = part.places.size();
       const auto build = [&](const Order& order) {
@@ -311,7 +317,7 @@ class Requests {
           body.append(reinterpret_cast<const char*>(rows) + place * bytes, bytes);
         return body;
       };
-      state_->sent.push_back({&link, link.send_change(method, build), false});
+      state_->sent.push_back({&link, link.send_change(method, build)});
     }
   }
 

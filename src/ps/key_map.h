@@ -3,6 +3,7 @@
 // Owns its memory; one thread at a time.
 #pragma once
 
+#include "ps/huge_pages.h"
 #include "ps/placement.h"
 
 #include <algorithm>
@@ -42,7 +43,7 @@ class KeyMap {
   void insert(std::uint64_t hash, std::uint32_t number, HashOf&& hash_of) {
     const std::size_t wanted = entries_for(size_ + 1);
     if (wanted > entries_.size()) {
-      std::vector<Entry> old(wanted);
+      Entries old(wanted);
       old.swap(entries_);
       for (const Entry& entry : old) {
         if (entry.number != kNone) place(hash_of(entry.number), entry.number);
@@ -77,6 +78,7 @@ class KeyMap {
     std::uint32_t number = kNone;
     std::uint32_t tag = 0;
   };
+  using Entries = std::vector<Entry, HugePageAllocator<Entry>>;
 
   static std::uint32_t tag(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash >> 20); }
   /// A power of two, at most seven eighths full.
@@ -92,7 +94,7 @@ class KeyMap {
     entries_[at] = {number, tag(hash)};
   }
 
-  std::vector<Entry> entries_;
+  Entries entries_;
   std::size_t size_ = 0;
 };
 

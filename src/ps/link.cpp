@@ -1,6 +1,7 @@
 #include "ps/link.h"
 
 #include "base/log.h"
+#include "cluster/host_identity.h"
 
 #include <algorithm>
 #include <thread>
@@ -10,8 +11,23 @@ namespace cohort::ps {
 namespace {
 
 constexpr std::size_t kMostUnderWay = std::size_t{32}
-                                      << 20;       // bytes; a server that does not answer holds its workers up
+                                      << 20;        // bytes; a server that does not answer holds its workers up
+constexpr std::chrono::milliseconds kNearer(5000);  // to be reached at its Unix name
+constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // of an answer
 constexpr std::chrono::milliseconds kSlack(2000);  // a server says whom it waits for before the client gives up
+
+/// The record is copied before it is looked at; what follows it stays where it is.
+Result<Heard> open_answer(net::RpcAnswer whole) {
+  const std::string_view body = whole.body();
+  codec::Reader in(body);
+  const auto size = in.number<std::uint32_t>();
+  if (!size) return tl::unexpected(size.error());
+  if (*size > kLongestRecord || *size > in.rest().size()) return fail(ErrorCode::Corrupt, "an answer without a record");
+  const std::string record(in.rest().substr(0, *size));
+  auto answer = codec::decode<Answer>(record);
+  if (!answer) return tl::unexpected(answer.error());
+  return Heard{*std::move(answer), std::move(whole), sizeof *size + record.size()};
+}
 
 }  // namespace
 
@@ -19,6 +35,7 @@ struct Link::Request {
   Method method;
   std::uint64_t sequence;  // of a change
   std::string body;
+  std::size_t room;
   net::Deadline deadline;
   std::uint64_t connection = 0;  // by which it has been sent
   std::uint64_t call = 0;
@@ -34,17 +51,39 @@ Link::Link(net::RpcPlace place, std::string endpoint, Hello hello, std::chrono::
       timeout_(timeout) {}
 Link::~Link() = default;
 
-Welcome Link::greet(net::Deadline deadline, const Hello& hello) {
-  Welcome welcome;
-  net::rpc_connect(place_, deadline, [&](net::SecureConnection connection, const std::string& at, net::Deadline limit) {
+Link::Met Link::meet(const net::RpcPlace& place, net::Deadline deadline, const Hello& hello) const {
+  Met met;
+  net::rpc_connect(place, deadline, [&](net::SecureConnection connection, const std::string& at, net::Deadline limit) {
     auto rpc = std::make_shared<net::RpcClient>(std::move(connection), "parameter", at);
     const std::string answer = rpc->call(static_cast<std::uint8_t>(Method::Hello), pack(hello), limit);
     const auto opened = value_or_throw(unpack<Answer>(answer));
     if (opened.record.error) throw *opened.record.error;
-    welcome = value_or_throw(codec::decode<Welcome>(opened.payload));
-    rpc_ = std::move(rpc);
+    met = {std::move(rpc), value_or_throw(codec::decode<Welcome>(opened.payload))};
   });
-  return welcome;
+  return met;
+}
+
+Welcome Link::greet(net::Deadline deadline, const Hello& hello) {
+  Met met = meet(place_, deadline, hello);
+  if (hello.incarnation != 0) share_memory(met, deadline, hello);
+  rpc_ = std::move(met.rpc);
+  return met.welcome;
+}
+
+void Link::share_memory(Met& met, net::Deadline deadline, const Hello& hello) const {
+  try {
+    const std::string host = cluster::host_identity().id;
+    auto shared = met.rpc->share_memory(host, deadline);
+    if (shared && *shared) {
+      net::RpcPlace nearer = place_;
+      nearer.endpoints = {**shared};
+      met = meet(nearer, std::min(deadline, net::deadline_in(kNearer)), hello);
+      shared = met.rpc->share_memory(host, deadline);
+    }
+    if (!shared) log::debug("ps", "{}: no shared memory: {}", name_, shared.error().what());
+  } catch (const Error& error) {  // if that was the connection, whoever asks next finds out
+    log::debug("ps", "{}: no shared memory: {}", name_, error.what());
+  }
 }
 
 Welcome Link::ask(net::Deadline deadline) {
@@ -72,9 +111,9 @@ std::uint32_t Link::patience_ms() const noexcept {
   return static_cast<std::uint32_t>(std::max(timeout - kSlack, timeout / 2).count());
 }
 
-Link::RequestPtr Link::send(Method method, std::string body) {
+Link::RequestPtr Link::send(Method method, std::string body, std::size_t room) {
   Lock lock(mutex_);
-  return enqueue(lock, method, 0, std::move(body));
+  return enqueue(lock, method, 0, std::move(body), room);
 }
 
 Link::RequestPtr Link::send_change(Method method, const std::function<std::string(const Order&)>& build) {
@@ -90,12 +129,13 @@ Link::RequestPtr Link::send_change(Method method, const std::function<std::strin
   const std::uint64_t sequence = sequence_ + 1;
   std::string body = build({sequence, acknowledged});
   sequence_ = sequence;
-  return enqueue(lock, method, sequence, std::move(body));
+  return enqueue(lock, method, sequence, std::move(body), 0);
 }
 
-Link::RequestPtr Link::enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body) {
+Link::RequestPtr Link::enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body, std::size_t room) {
   if (dead_) throw *dead_;
-  auto request = std::make_shared<Request>(Request{method, sequence, std::move(body), net::deadline_in(timeout_)});
+  auto request =
+      std::make_shared<Request>(Request{method, sequence, std::move(body), room, net::deadline_in(timeout_)});
   under_way_.push_back(request);
   bytes_under_way_ += request->body.size();
   transmit(*request);
@@ -108,7 +148,7 @@ void Link::transmit(Request& request) {
   request.connection = connection_;
   request.call = 0;
   try {
-    request.call = rpc_->begin(static_cast<std::uint8_t>(request.method), request.body);
+    request.call = rpc_->begin(static_cast<std::uint8_t>(request.method), request.body, request.room);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::PeerLost) request.failed = error;
   }
@@ -137,7 +177,7 @@ void Link::receive(Lock& lock, const RequestPtr& request) {
       lost = Error(ErrorCode::PeerLost, "its connection is lost");
     } else {
       const std::uint64_t call = request->call;
-      std::string bytes;
+      std::optional<net::RpcAnswer> bytes;
       lock.unlock();
       try {
         bytes = rpc->finish(call, request->deadline);
@@ -146,13 +186,10 @@ void Link::receive(Lock& lock, const RequestPtr& request) {
       }
       lock.lock();
       if (!lost) {
-        auto opened = unpack<Answer>(bytes);
-        if (!opened) {
-          request->failed = opened.error();
+        if (auto heard = open_answer(*std::move(bytes))) {
+          request->heard = *std::move(heard);
         } else {
-          Heard heard{std::move(opened->record), {}, bytes.size() - opened->payload.size()};
-          heard.bytes = std::move(bytes);
-          request->heard = std::move(heard);
+          request->failed = heard.error();
         }
         break;
       }
@@ -223,7 +260,7 @@ void Link::keep_alive() noexcept {
     if (dead_ ||
         std::any_of(under_way_.begin(), under_way_.end(), [](const RequestPtr& one) { return one->receiving; }))
       return;
-    const RequestPtr ping = enqueue(lock, Method::Ping, 0, {});
+    const RequestPtr ping = enqueue(lock, Method::Ping, 0, {}, 0);
     receive(lock, ping);
   } catch (const std::exception& error) {  // what is wrong shows to the next who asks
     log::debug("ps", "{}: {}", name_, error.what());

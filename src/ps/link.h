@@ -19,12 +19,13 @@
 
 namespace cohort::ps {
 
-/// What the answer said, and what follows it.
+/// What the answer said, and what follows it: where it came, maybe in memory that is shared with the server, so to be
+/// read once, and not to be kept.
 struct Heard {
   Answer answer;
-  std::string bytes;
+  net::RpcAnswer whole;
   std::size_t payload_at = 0;
-  std::string_view payload() const noexcept { return std::string_view(bytes).substr(payload_at); }
+  std::string_view payload() const noexcept { return whole.body().substr(payload_at); }
 };
 
 class Link {
@@ -43,8 +44,8 @@ class Link {
   Welcome come(std::uint64_t incarnation, net::Deadline deadline);
 
   /// Sends what `build` makes: of a change, with its place in the order. Waits for earlier requests where too many
-  /// bytes are under way.
-  RequestPtr send(Method method, std::string body);
+  /// bytes are under way. `room`: bytes of the answer, about, if it has more than few.
+  RequestPtr send(Method method, std::string body, std::size_t room = 0);
   RequestPtr send_change(Method method, const std::function<std::string(const Order&)>& build);
   /// Waits for the answers of all changes that are under way; what they were is for those who `finish` them.
   void drain();
@@ -61,8 +62,16 @@ class Link {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  /// A connection, and what the server said to the greeting on it.
+  struct Met {
+    std::shared_ptr<net::RpcClient> rpc;
+    Welcome welcome;
+  };
+  Met meet(const net::RpcPlace& place, net::Deadline deadline, const Hello& hello) const;
   Welcome greet(net::Deadline deadline, const Hello& hello);
-  RequestPtr enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body);
+  /// Goes on through shared memory if the server is on this host.
+  void share_memory(Met& met, net::Deadline deadline, const Hello& hello) const;
+  RequestPtr enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body, std::size_t room);
   void transmit(Request& request);
   /// The connection that has this number is lost: makes another one and sends again what has not been answered.
   void recover(Lock& lock, std::uint64_t connection, net::Deadline deadline);

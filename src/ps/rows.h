@@ -3,6 +3,7 @@
 // next one. No memory is taken for a row but a slab's at a time. Owns its memory; one thread at a time.
 #pragma once
 
+#include "ps/huge_pages.h"
 #include "ps/key_map.h"
 #include "ps/placement.h"
 
@@ -59,24 +60,30 @@ class Rows {
   }
 
   /// Memory that is held.
-  std::size_t bytes() const noexcept { return slabs_.size() * slab_bytes() + index_.bytes(); }
+  std::size_t bytes() const noexcept { return slabs_.size() * slab_bytes_ + index_.bytes(); }
   /// Memory that will be held with so many more rows, and meanwhile while the index grows.
   std::size_t bytes_with(std::size_t more) const noexcept;
 
  private:
-  static constexpr std::size_t kSlabAlign = std::size_t{2} << 20;  // a huge page
   struct Free {
-    void operator()(std::byte* slab) const noexcept { ::operator delete[](slab, std::align_val_t(kSlabAlign)); }
+    void operator()(std::byte* slab) const noexcept { ::operator delete[](slab, std::align_val_t(kHugePage)); }
   };
 
-  std::size_t slab_bytes() const noexcept { return row_bytes_ << shift_; }
+  /// number / in_slab_: exact for 32 bits with the inverse in 64, rounded up.
+  std::uint32_t slab_of(std::uint32_t number) const noexcept {
+    __extension__ using Wide = unsigned __int128;
+    return static_cast<std::uint32_t>((static_cast<Wide>(inverse_) * number) >> 64);
+  }
   std::byte* place(std::uint32_t number) const noexcept {
-    return slabs_[number >> shift_].get() + (number & ((std::uint32_t{1} << shift_) - 1)) * row_bytes_;
+    const std::uint32_t slab = slab_of(number);
+    return slabs_[slab].get() + (number - slab * in_slab_) * row_bytes_;
   }
 
   std::size_t row_bytes_;
   std::size_t prefetched_;
-  unsigned shift_ = 0;  // a slab has 1 << shift_ rows
+  std::uint32_t in_slab_;  // rows
+  std::size_t slab_bytes_;
+  std::uint64_t inverse_;
   std::vector<std::unique_ptr<std::byte[], Free>> slabs_;
   std::uint32_t free_ = kNone;  // the first free place; its `steps` say the next
   std::size_t freed_ = 0;

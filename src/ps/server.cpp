@@ -1,4 +1,5 @@
 #include "base/log.h"
+#include "cluster/host_identity.h"
 #include "formats/checkpoint_folder.h"
 #include "net/rpc.h"
 #include "ps/journal.h"
@@ -74,7 +75,9 @@ class Server::Impl final : RpcServer::Service {
     return {.name = "parameter server",
             .endpoint = place.endpoints.front(),
             .secret = place.secret,
-            .secure = place.secure};
+            .secure = place.secure,
+            .shared_memory = options.shared_memory,
+            .host = cluster::host_identity().id};
   }
 
   std::optional<Journal> remember(const std::string& path) {
@@ -237,12 +240,10 @@ class Server::Impl final : RpcServer::Service {
   void answer_pull(const ClientPtr& client, std::uint64_t id, const Packed<Pull>& asked) {
     const SparseTable& table = *state_.table(asked.record.table);
     const std::size_t bytes = asked.record.count * table.dim() * sizeof(float);
-    std::string answer =
-        pack(Answer{.clock = state_.clock_of(asked.record.table), .version = table.counts().steps}, bytes);
-    const std::size_t head = answer.size();
-    answer.resize(head + bytes);
-    table.read(asked.payload.data(), asked.record.count, answer.data() + head, seconds_now());
-    server_.answer(client, id, answer);
+    const std::string head =
+        pack(Answer{.clock = state_.clock_of(asked.record.table), .version = table.counts().steps});
+    server_.answer(client, id, head, bytes,
+                   [&](char* rows) { table.read(asked.payload.data(), asked.record.count, rows, seconds_now()); });
   }
 
   Result<void> barrier(const ClientPtr& client, const Session& session, const RpcServer::Call& call) {

@@ -1,5 +1,9 @@
-// For tests: servers in this process at Unix names of their own, and workers that are threads.
+// For tests: servers in this process, and workers that are threads. How they are connected says COHORT_PS_TEST_LINK, so
+// that the same tests run over each kind of link: "shared" (a Unix name and shared memory, the default), "unix" (its
+// socket alone), "tcp" (encrypted), or "near" (TCP, and shared memory since both are on one host).
 #pragma once
+
+#include "net/secret.h"
 
 #include <cohort/error.h>
 #include <cohort/ps.h>
@@ -8,7 +12,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -25,11 +31,12 @@ inline std::string unused_name() {
 
 class Servers {
  public:
-  explicit Servers(std::size_t count, ServerOptions options = {}) {
+  explicit Servers(std::size_t count, const ServerOptions& options = {}) {
     for (std::size_t i = 0; i < count; ++i) {
-      options.endpoint = unused_name();
-      names_.push_back(options.endpoint);
-      servers_.push_back(std::make_unique<Server>(options));
+      names_.push_back(over_tcp() ? "127.0.0.1:0" : unused_name());
+      servers_.emplace_back();
+      start(i, options);
+      names_[i] = servers_[i]->endpoint();
     }
   }
   const std::vector<std::string>& names() const noexcept { return names_; }
@@ -37,12 +44,15 @@ class Servers {
   void end(std::size_t i) { servers_[i].reset(); }
   void start(std::size_t i, ServerOptions options) {
     options.endpoint = names_[i];
+    options.shared_memory = link() == "shared" || link() == "near";
+    options.secret_file = secret_file();
     servers_[i] = std::make_unique<Server>(options);
   }
 
   ClientOptions options(int worker = 0, int workers = 1) const {
     ClientOptions options;
     options.servers = names_;
+    options.secret_file = secret_file();
     options.worker = worker;
     options.workers = workers;
     options.connect_timeout = options.timeout = std::chrono::seconds(30);
@@ -51,6 +61,23 @@ class Servers {
   Client client(int worker = 0, int workers = 1) const { return Client::connect(options(worker, workers)); }
 
  private:
+  static std::string link() {
+    const char* const given = std::getenv("COHORT_PS_TEST_LINK");
+    return given == nullptr ? "shared" : given;
+  }
+  static bool over_tcp() { return link() == "tcp" || link() == "near"; }
+  /// One for all of this process.
+  static std::string secret_file() {
+    struct File {
+      std::string path = std::filesystem::temp_directory_path() / ("cohort-ps-test-" + std::to_string(::getpid()));
+      File() { value_or_throw(net::write_new_secret_file(path)); }
+      ~File() { std::filesystem::remove(path); }
+    };
+    if (!over_tcp()) return {};
+    static const File file;
+    return file.path;
+  }
+
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<Server>> servers_;
 };

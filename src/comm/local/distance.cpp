@@ -89,7 +89,7 @@ bool Distance::await(std::uint64_t turn) const noexcept {
     const std::uint64_t reached = theirs.load(std::memory_order_acquire);
     // At the end before its time: it has given up, and its answers would seem to take no time.
     if (reached >= turn) return reached < turns_ || turn + 1 == turns_;
-    cpu_relax();
+    sys::cpu_relax();
   }
   return false;
 }

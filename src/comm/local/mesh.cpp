@@ -1,10 +1,10 @@
 #include "comm/local/mesh.h"
 
+#include "sys/pass_fd.h"
+
 #include <sys/socket.h>
 
-#include <array>
 #include <cerrno>
-#include <cstring>
 
 namespace cohort::comm::local {
 
@@ -77,22 +77,8 @@ void Mesh::flush_locked(std::size_t peer) noexcept {
   auto& queue = queues_[peer];
   while (!queue.empty()) {
     Outgoing& next = queue.front();
-    iovec part{&next.message, sizeof next.message};
-    msghdr header{};
-    header.msg_iov = &part;
-    header.msg_iovlen = 1;
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-    if (next.fd) {
-      header.msg_control = control.data();
-      header.msg_controllen = control.size();
-      cmsghdr* const rights = CMSG_FIRSTHDR(&header);
-      rights->cmsg_level = SOL_SOCKET;
-      rights->cmsg_type = SCM_RIGHTS;
-      rights->cmsg_len = CMSG_LEN(sizeof(int));
-      const int fd = next.fd->get();
-      std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
-    }
-    const ssize_t sent = ::sendmsg(peers_[peer].socket.get(), &header, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent = sys::send_with_fd(peers_[peer].socket.get(), &next.message, sizeof next.message,
+                                           next.fd ? next.fd->get() : -1, MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     // No room, or too many descriptors under way: later. Any other failure means that the peer is gone, which is
     // found out and named where it is waited for.
@@ -109,27 +95,14 @@ Result<void> Mesh::receive(int rank, std::uint64_t announcements) {
   Incoming& incoming = incoming_[static_cast<std::size_t>(rank)];
   while (incoming.received < announcements && !incoming.ended) {
     Message message{};
-    iovec part{&message, sizeof message};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-    msghdr header{};
-    header.msg_iov = &part;
-    header.msg_iovlen = 1;
-    header.msg_control = control.data();
-    header.msg_controllen = control.size();
-    const ssize_t length =
-        ::recvmsg(peers_[static_cast<std::size_t>(rank)].socket.get(), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    sys::UniqueFd fd;
+    const ssize_t length = sys::receive_with_fd(peers_[static_cast<std::size_t>(rank)].socket.get(), &message,
+                                                sizeof message, fd, MSG_DONTWAIT);
     if (length < 0 && errno == EINTR) continue;
     if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
     if (length <= 0) {
       incoming.ended = true;
       return {};
-    }
-    sys::UniqueFd fd;
-    for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
-      if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
-      int number = -1;
-      std::memcpy(&number, CMSG_DATA(item), sizeof number);
-      fd.reset(number);
     }
     if (length != sizeof message) return fail(ErrorCode::Corrupt, "rank {} sent a message of {} bytes", rank, length);
     ++incoming.received;

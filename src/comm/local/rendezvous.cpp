@@ -1,6 +1,7 @@
 #include "comm/local/rendezvous.h"
 
 #include "base/result.h"
+#include "sys/pass_fd.h"
 
 #include <fmt/ranges.h>
 
@@ -269,21 +270,7 @@ class Gathering {
     header->chunk_bytes = static_cast<std::uint32_t>(layout.chunk_bytes());
     for (int rank = 0; rank < size_; ++rank) new (&layout.state(base, rank)) RankState{};
     for (int rank = 1; rank < size_; ++rank) {
-      char byte = 'C';
-      iovec part{&byte, 1};
-      alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-      msghdr message{};
-      message.msg_iov = &part;
-      message.msg_iovlen = 1;
-      message.msg_control = control.data();
-      message.msg_controllen = control.size();
-      cmsghdr* const rights = CMSG_FIRSTHDR(&message);
-      rights->cmsg_level = SOL_SOCKET;
-      rights->cmsg_type = SCM_RIGHTS;
-      rights->cmsg_len = CMSG_LEN(sizeof(int));
-      const int fd = segment.fd.get();
-      std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
-      while (::sendmsg(peer(rank).socket.get(), &message, MSG_NOSIGNAL) < 0) {
+      while (sys::send_with_fd(peer(rank).socket.get(), "C", 1, segment.fd.get()) < 0) {
         if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) throw_system("sendmsg");
         check(fmt::format("rank {}", rank));
         std::this_thread::sleep_for(1ms);
@@ -296,24 +283,13 @@ class Gathering {
     const int socket = peer(0).socket.get();
     await(socket, "rank 0");
     char byte = 0;
-    iovec part{&byte, 1};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-    const cmsghdr* const rights = CMSG_FIRSTHDR(&message);
-    if (got != 1 || rights == nullptr || rights->cmsg_type != SCM_RIGHTS) {
+    sys::UniqueFd fd;
+    if (sys::receive_with_fd(socket, &byte, 1, fd) != 1 || !fd) {
       check("rank 0");
       raise(ErrorCode::PeerLost,
             "cannot form the world -- rank {} on {} lost rank 0 while the ranks met -- see its output", rank_,
             options_.placement.host);
     }
-    int number = -1;
-    std::memcpy(&number, CMSG_DATA(rights), sizeof number);
-    const sys::UniqueFd fd(number);
     const ControlLayout layout(size_);
     sys::Mapping mapping = value_or_throw(sys::map_shared_segment(fd.get(), layout.bytes()));
     sys::populate(mapping);

@@ -3,11 +3,11 @@
 // between which deadlines and the peers' lives are looked after. A Waiter belongs to the thread that runs operations.
 #pragma once
 
-#include "comm/control/relax.h"
 #include "comm/control/waiters.h"
 #include "comm/local/world.h"
 #include "status/status_page.h"
 #include "sys/futex.h"
+#include "sys/relax.h"
 #include "sys/thread.h"
 
 #include <sched.h>
@@ -180,7 +180,7 @@ bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
     while (!ready()) {
       if (world.ended()) throw_if_ended();
       switch (pacer.next()) {
-        case Pacer::Step::Spin: cpu_relax(); continue;
+        case Pacer::Step::Spin: sys::cpu_relax(); continue;
         case Pacer::Step::Yield:
           meanwhile();
           ::sched_yield();
@@ -252,7 +252,7 @@ bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds pat
       if (step == Pacer::Step::Yield) {
         ::sched_yield();
       } else {
-        cpu_relax();
+        sys::cpu_relax();
       }
     }
     pacer.arrived();

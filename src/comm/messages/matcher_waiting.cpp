@@ -1,8 +1,8 @@
 // Waiting, the thread that works when nobody waits, and what is told of works that are over.
 #include "base/log.h"
-#include "comm/control/relax.h"
 #include "comm/messages/matcher.h"
 #include "status/timeline.h"
+#include "sys/relax.h"
 #include "sys/thread.h"
 
 #include <pthread.h>
@@ -89,7 +89,7 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
     if (stirred(channel) && attempt()) continue;
     if (turn <= spins) {
       if (turn % 64 == 0) attempt();  // others' messages progress as well, and the world may have ended
-      cpu_relax();
+      sys::cpu_relax();
       continue;
     }
     const bool looked = driven != nullptr && driven->look();

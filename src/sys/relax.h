@@ -5,7 +5,7 @@
 #include <immintrin.h>
 #endif
 
-namespace cohort::comm {
+namespace cohort::sys {
 
 inline void cpu_relax() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -15,4 +15,4 @@ inline void cpu_relax() noexcept {
 #endif
 }
 
-}  // namespace cohort::comm
+}  // namespace cohort::sys

@@ -1,0 +1,141 @@
+// Calls through memory that a client and a server on one host share: the layout of the segment, and its two ends. The
+// server makes it; the client lays bodies into blocks, queues calls in their order, and says where the answer may be
+// as long as it likes: an answer stands behind its body. So the server needs no memory for a client that does not take
+// its answers. What the other end writes is copied once, then checked, then used; rows of an answer stay where they
+// are until the client has copied them. Who sleeps is woken: clients on a futex, the server over the socket that the
+// two keep besides, which also says when one of them has gone. One thread at a time, where nothing else is said.
+#pragma once
+
+#include "base/result.h"
+#include "sys/shared_memory.h"
+#include "sys/unique_fd.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace cohort::net {
+
+struct SharedControl;
+
+/// How long it pays to spin before sleeping: what waits have taken, if that was short. Where cores are busy with other
+/// things waits are long, and who has slept gets a core sooner than who has spun. Any thread.
+class SpinTime {
+ public:
+  std::chrono::nanoseconds now() const noexcept {
+    return std::chrono::nanoseconds(now_.load(std::memory_order_relaxed));
+  }
+  void waited(std::chrono::nanoseconds time) noexcept {
+    const std::int64_t spun = now_.load(std::memory_order_relaxed);
+    now_.store(time <= kMost ? std::min(2 * spun, kMost.count()) : std::max(spun / 2, kLeast.count()),
+               std::memory_order_relaxed);
+  }
+
+ private:
+  // About what it takes to be woken up: spinning so long costs at most twice what sleeping at once would have.
+  static constexpr std::chrono::nanoseconds kMost = std::chrono::microseconds(50);
+  static constexpr std::chrono::nanoseconds kLeast = std::chrono::microseconds(1);
+  std::atomic<std::int64_t> now_{kMost.count()};
+};
+
+inline constexpr std::size_t kSharedBlock = std::size_t{64} << 10;
+inline constexpr std::uint32_t kSharedBlocks = 63;  ///< and one before them for what both ends say of the calls
+inline constexpr std::size_t kSharedBytes = (kSharedBlocks + 1) * kSharedBlock;
+
+class SharedCallsServer {
+ public:
+  /// Unavailable if there is no memory.
+  static Result<SharedCallsServer> make();
+  /// Of memory that a client may have filled with anything; for fuzzing.
+  explicit SharedCallsServer(sys::SharedSegment segment);
+
+  /// For the client; once.
+  sys::UniqueFd take_descriptor() noexcept { return std::move(segment_.fd); }
+
+  struct Call {
+    std::uint32_t number = 0;  ///< its first block
+    std::uint8_t method = 0;
+    std::string_view body;  ///< a copy, until the next call is taken
+  };
+  /// In the order in which they were begun. Corrupt if the client's part of the memory makes no sense.
+  Result<std::optional<Call>> next();
+  bool any() const noexcept;
+
+  enum class Answered { Yes, TooLong, NoSuchCall };
+  /// `head`, and behind it `bytes` that `fill` writes, at a multiple of 64.
+  Answered answer(std::uint32_t number, std::string_view head, std::size_t bytes = 0,
+                  const std::function<void(char*)>& fill = {});
+  /// It comes over the socket.
+  void answer_elsewhere(std::uint32_t number);
+
+  /// From now on the client rings. False if calls have come meanwhile.
+  bool go_to_sleep() noexcept;
+  void wake_up() noexcept;
+  /// There are fewer cores than processes that could spin.
+  void set_crowded(bool crowded) noexcept;
+
+ private:
+  SharedControl& control() const noexcept { return *static_cast<SharedControl*>(segment_.mapping.data()); }
+  char* block(std::uint32_t number) const noexcept {
+    return static_cast<char*>(segment_.mapping.data()) + (number + 1) * kSharedBlock;
+  }
+  void tell(std::uint32_t number, std::uint32_t state) noexcept;
+
+  sys::SharedSegment segment_;
+  std::uint32_t taken_ = 0;  ///< calls, so far
+  struct UnderWay {
+    std::uint32_t blocks = 0;  ///< 0: none
+    std::uint32_t body = 0;
+  };
+  std::array<UnderWay, kSharedBlocks> under_way_{};
+  std::vector<char> body_;
+};
+
+class SharedCallsClient {
+ public:
+  /// Corrupt if it is no memory of a server.
+  static Result<std::unique_ptr<SharedCallsClient>> map(const sys::UniqueFd& descriptor);
+
+  /// Whether there may be a call of so many bytes, with an answer of so many.
+  static bool fits(std::size_t body, std::size_t room) noexcept { return blocks_for(body, room) <= kSharedBlocks; }
+  /// Begins it; its number. Nothing if there is no room now.
+  std::optional<std::uint32_t> begin(std::uint8_t method, std::string_view body, std::size_t room);
+  /// After calls were begun: whether the server sleeps and has to be rung. True once.
+  bool has_to_ring() noexcept;
+
+  enum class State { UnderWay, Answered, Elsewhere };
+  State state(std::uint32_t number) const noexcept;
+  /// Of one that is answered: in the shared memory, until it is freed. Corrupt if it is not where it can be.
+  Result<std::string_view> answer(std::uint32_t number) const;
+  /// Of one that is not under way.
+  void free(std::uint32_t number) noexcept;
+
+  /// Answers so far. Any thread, as `wait`.
+  std::uint32_t answers() const noexcept;
+  /// Waits until there are others than `seen`, for a while at most: first spinning, then sleeping. False if none came.
+  bool wait(std::uint32_t seen, std::chrono::nanoseconds limit) noexcept;
+
+ private:
+  explicit SharedCallsClient(sys::Mapping mapping) : mapping_(std::move(mapping)) {}
+  static std::uint32_t blocks_for(std::size_t body, std::size_t room) noexcept;
+  SharedControl& control() const noexcept { return *static_cast<SharedControl*>(mapping_.data()); }
+  char* block(std::uint32_t number) const noexcept {
+    return static_cast<char*>(mapping_.data()) + (number + 1) * kSharedBlock;
+  }
+
+  sys::Mapping mapping_;
+  std::uint32_t begun_ = 0;
+  std::uint64_t used_ = 0;                             ///< bits of blocks
+  std::array<std::uint32_t, kSharedBlocks> blocks_{};  ///< that a call has, by its number
+  SpinTime spin_;
+};
+
+}  // namespace cohort::net
