@@ -6,6 +6,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -149,6 +150,10 @@ std::string RpcClient::call(std::uint8_t method, std::string_view body, Deadline
 }
 std::uint64_t RpcClient::begin(std::uint8_t method, std::string_view body) { return impl_->begin(method, body); }
 std::string RpcClient::finish(std::uint64_t call, Deadline deadline) { return impl_->finish(call, deadline); }
+
+void RpcClient::close() noexcept {
+  if (::getpid() == impl_->process) (void)::shutdown(impl_->connection.fd(), SHUT_RDWR);
+}
 
 void RpcClient::say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept {
   if (::getpid() != impl_->process || impl_->dead) return;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::size_t kMostUnderWay = std::size_t{32}
                                       << 20;       // bytes; a server that does not answer holds its workers up
+constexpr std::chrono::milliseconds kLong(1000);   // without an answer, after which it is looked who serves the rows
 constexpr std::chrono::milliseconds kSlack(2000);  // a server says whom it waits for before the client gives up
 
 }  // namespace
@@ -27,24 +28,17 @@ struct Link::Request {
   std::optional<Error> failed = {};
 };
 
-Link::Link(net::RpcPlace place, std::string endpoint, Hello hello, std::chrono::milliseconds timeout)
-    : place_(std::move(place)),
-      name_(fmt::format("parameter server {} at {}", hello.server, endpoint)),
-      hello_(std::move(hello)),
+Link::Link(const Hello& hello, const std::string& secret_file, std::chrono::milliseconds timeout)
+    : route_(hello, secret_file),
+      name_(fmt::format("parameter server {} at {}", hello.server, hello.servers[hello.server])),
+      hello_(hello),
       timeout_(timeout) {}
 Link::~Link() = default;
 
 Welcome Link::greet(net::Deadline deadline, const Hello& hello) {
-  Welcome welcome;
-  net::rpc_connect(place_, deadline, [&](net::SecureConnection connection, const std::string& at, net::Deadline limit) {
-    auto rpc = std::make_shared<net::RpcClient>(std::move(connection), "parameter", at);
-    const std::string answer = rpc->call(static_cast<std::uint8_t>(Method::Hello), pack(hello), limit);
-    const auto opened = value_or_throw(unpack<Answer>(answer));
-    if (opened.record.error) throw *opened.record.error;
-    welcome = value_or_throw(codec::decode<Welcome>(opened.payload));
-    rpc_ = std::move(rpc);
-  });
-  return welcome;
+  Route::Met met = route_.meet(hello, deadline);
+  rpc_ = std::move(met.rpc);
+  return met.welcome;
 }
 
 Welcome Link::ask(net::Deadline deadline) {
@@ -96,6 +90,7 @@ Link::RequestPtr Link::send_change(Method method, const std::function<std::strin
 Link::RequestPtr Link::enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body) {
   if (dead_) throw *dead_;
   auto request = std::make_shared<Request>(Request{method, sequence, std::move(body), net::deadline_in(timeout_)});
+  if (under_way_.empty()) owed_since_ = std::chrono::steady_clock::now();
   under_way_.push_back(request);
   bytes_under_way_ += request->body.size();
   transmit(*request);
@@ -145,6 +140,8 @@ void Link::receive(Lock& lock, const RequestPtr& request) {
         lost = error;
       }
       lock.lock();
+      silent_ = lost && lost->code() == ErrorCode::Timeout;
+      if (!silent_) owed_since_ = std::chrono::steady_clock::now();
       if (!lost) {
         auto opened = unpack<Answer>(bytes);
         if (!opened) {
@@ -224,8 +221,25 @@ void Link::keep_alive() noexcept {
         std::any_of(under_way_.begin(), under_way_.end(), [](const RequestPtr& one) { return one->receiving; }))
       return;
     const RequestPtr ping = enqueue(lock, Method::Ping, 0, {});
+    ping->deadline = std::min(ping->deadline, net::deadline_in(kLong));
     receive(lock, ping);
   } catch (const std::exception& error) {  // what is wrong shows to the next who asks
+    log::debug("ps", "{}: {}", name_, error.what());
+  }
+}
+
+void Link::look_around() noexcept {
+  try {
+    std::shared_ptr<net::RpcClient> rpc;
+    {
+      const Lock lock(mutex_);
+      const auto now = std::chrono::steady_clock::now();
+      if (dead_ || now < look_ || !(silent_ || (!under_way_.empty() && now - owed_since_ > kLong))) return;
+      look_ = now + kLong;
+      rpc = rpc_;
+    }
+    if (route_.has_moved()) rpc->close();
+  } catch (const std::exception& error) {
     log::debug("ps", "{}: {}", name_, error.what());
   }
 }

@@ -48,6 +48,13 @@ class Rows {
     return reinterpret_cast<const float*>(place(number) + sizeof(RowHeader));
   }
 
+  /// The first free place, and how many there are: `steps` of each says the next.
+  std::uint32_t first_free() const noexcept { return free_; }
+  /// From an image: the next place, a row's or a free one; then which is the first free one. False: the free ones are
+  /// no chain from there. The floats of a free place are not read.
+  void load(const RowHeader& header, const void* floats);
+  bool end_load(std::uint32_t first_free);
+
   void prefetch_index(std::uint64_t hash) const noexcept { index_.prefetch(hash); }
   /// After `prefetch_index`, some time before the row is used.
   void prefetch_row(std::uint64_t hash) const noexcept {
@@ -70,11 +77,13 @@ class Rows {
   };
 
   std::size_t slab_bytes() const noexcept { return row_bytes_ << shift_; }
+  void make_place(std::uint32_t number);
   std::byte* place(std::uint32_t number) const noexcept {
     return slabs_[number >> shift_].get() + (number & ((std::uint32_t{1} << shift_) - 1)) * row_bytes_;
   }
 
   std::size_t row_bytes_;
+  std::size_t floats_;
   std::size_t prefetched_;
   unsigned shift_ = 0;  // a slab has 1 << shift_ rows
   std::vector<std::unique_ptr<std::byte[], Free>> slabs_;

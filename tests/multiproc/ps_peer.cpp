@@ -1,5 +1,6 @@
 // A server or a worker of a parameter server, as a process that ps_test kills.
 //   ps_peer server ENDPOINT JOURNAL
+//   ps_peer replicated ENDPOINT NUMBER SERVERS
 //   ps_peer worker NUMBER WORKERS MODE CLOCKS RESETS ENDPOINT...
 // A worker pushes 1 to each of 60 counters in every clock, in three pushes; with RESETS, a thread breaks its
 // connections again and again. At the end it waits for the others and prints the counters' least and most.
@@ -23,10 +24,7 @@ namespace {
 
 using namespace cohort;
 
-[[noreturn]] void serve(const std::string& endpoint, const std::string& journal) {
-  ps::ServerOptions options;
-  options.endpoint = endpoint;
-  options.journal = journal;
+[[noreturn]] void serve(ps::ServerOptions options) {
   options.patience = std::chrono::milliseconds(1500);
   const ps::Server server(options);
   std::printf("serves\n");
@@ -96,9 +94,20 @@ int work(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    if (argc == 4 && std::string(argv[1]) == "server") serve(argv[2], argv[3]);
+    ps::ServerOptions server;
+    if (argc > 2) server.endpoint = argv[2];
+    if (argc == 4 && std::string(argv[1]) == "server") {
+      server.journal = argv[3];
+      serve(server);
+    }
+    if (argc == 5 && std::string(argv[1]) == "replicated") {
+      server.replicas = 1;
+      server.number = std::atoi(argv[3]);
+      server.servers = std::atoi(argv[4]);
+      serve(server);
+    }
     if (argc >= 8 && std::string(argv[1]) == "worker") return work(argc, argv);
-    std::fprintf(stderr, "ps_peer server ENDPOINT JOURNAL | worker NUMBER WORKERS MODE CLOCKS RESETS ENDPOINT...\n");
+    std::fprintf(stderr, "ps_peer server ENDPOINT JOURNAL | replicated ENDPOINT NUMBER SERVERS | worker NUMBER WORKERS MODE CLOCKS RESETS ENDPOINT...\n");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "ps_peer: %s\n", error.what());
   }
