@@ -160,7 +160,8 @@ void Link::receive(Lock& lock, const RequestPtr& request) {
       request->failed = Error(lost->code(), fmt::format("{}: {}", name_, lost->what()));
       if (request->sequence != 0) dead_ = request->failed;  // whether it has been made is not known
     } else if (request->connection == connection) {
-      recover(lock, connection, request->deadline);
+      // A ping may fail soon, and the way to the server not with it.
+      recover(lock, connection, request->method == Method::Ping ? net::deadline_in(timeout_) : request->deadline);
     }
   }
   if (under_way_.remove(request) > 0) bytes_under_way_ -= request->body.size();

@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -32,9 +33,9 @@ struct Replicated {};
 class Job {
  public:
   explicit Job(Replicated) {
-    const net::Secret secret = value_or_throw(net::Secret::generate());
-    store_ = std::make_unique<store::StoreServer>(store::StoreServerOptions{.secret = secret});
-    secret_ = sys::UniqueFd(::dup(value_or_throw(secret.to_sealed_memfd()).get()));  // children have it
+    secret_ = value_or_throw(net::Secret::generate());
+    store_ = std::make_unique<store::StoreServer>(store::StoreServerOptions{.secret = secret_});
+    inherited_ = sys::UniqueFd(::dup(value_or_throw(secret_->to_sealed_memfd()).get()));  // children have it
     begin();
     for (int i = 0; i < kServers; ++i) start(i);
     for (int i = 0; i < kServers; ++i) wait_until_served(i);
@@ -67,7 +68,7 @@ class Job {
       options.command.push_back(std::to_string(server));
       options.command.push_back(std::to_string(kServers));
       options.environment = {{"COHORT_STORE", net::to_string(store_->endpoint())},
-                             {"COHORT_SECRET_FD", std::to_string(secret_.get())}};
+                             {"COHORT_SECRET_FD", std::to_string(inherited_.get())}};
     } else {
       options.command.push_back(folder_ + "/journal-" + std::to_string(server));
     }
@@ -77,11 +78,19 @@ class Job {
   void wait_until_served(int number) {
     if (!server(number).wait_for_output("serves")) throw std::runtime_error("no server: " + server(number).output());
   }
+  static std::string described(const ps::ServerMap& map) {
+    std::string text = fmt::format("map {}: ", map.version);
+    for (const ps::Serving& one : map.rows) {
+      text += fmt::format("[epoch {}: {}{} {}{}] ", one.epoch, one.primary.server, map.lives(one.primary) ? "" : "(dead)",
+                          one.backup.server, map.lives(one.backup) ? "" : "(none)");
+    }
+    return text;
+  }
   /// By the map in the store.
   void wait_until_all_have_backups() {
-    const auto deadline = net::deadline_in(std::chrono::seconds(30));
+    const auto deadline = net::deadline_in(std::chrono::seconds(10));
     const auto store = store::connect_tcp_store(store_->endpoint().tcp.host, store_->endpoint().tcp.port,
-                                                value_or_throw(net::Secret::from_sealed_memfd(secret_.get())), deadline);
+                                                *secret_, deadline);
     while (true) {
       const auto text = store->get("ps/0/map", deadline);
       const auto map = value_or_throw(codec::decode<ps::ServerMap>(text, {.longest_text = 1024}));
@@ -89,7 +98,7 @@ class Job {
         return map.lives(one.primary) && map.lives(one.backup);
       });
       if (map.formed() && all) return;
-      if (net::passed(deadline)) throw std::runtime_error("no backups");
+      if (net::passed(deadline)) throw std::runtime_error("no backups by " + described(map) + said());
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
@@ -117,7 +126,8 @@ class Job {
  private:
   std::string folder_;
   std::unique_ptr<store::StoreServer> store_;
-  sys::UniqueFd secret_;
+  std::optional<net::Secret> secret_;
+  sys::UniqueFd inherited_;
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<Child>> servers_;
 };
@@ -204,6 +214,7 @@ TEST(ParameterServer, ABackupTakesThePlaceOfAKilledPrimaryAndNothingIsLost) {
     pause(random, 100);
     job.kill(server);
     job.start(server);
+    job.wait_until_served(server);  // by then the map knows that the killed one is gone
     ASSERT_FALSE(workers[0].wait_for_output("ps_peer:", std::chrono::seconds(0))) << workers[0].output();
   }
   const std::string exact =
