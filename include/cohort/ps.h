@@ -35,8 +35,8 @@ struct ServerOptions {
   /// one that was killed had been. It grows without bound. Empty: none.
   std::string journal = {};
   /// How many other servers of the job have a copy of what this one has, command by command, and go on in its place if
-  /// it dies: 0 or 1, the same at all servers. It needs the store of `cohort run`, and for now no journal. nullopt: 1 if
-  /// the job's servers are on several hosts, else 0, since what ends one host ends both copies.
+  /// it dies: 0 or 1, the same at all servers. It needs the store of `cohort run`, and for now no journal. nullopt: 1
+  /// if the job's servers are on several hosts, else 0, since what ends one host ends both copies.
   std::optional<int> replicas = 0;
   /// With replicas: this server's number and how many there are. Nothing: as its role says.
   std::optional<int> number = {};

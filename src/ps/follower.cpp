@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAgain(20);
+constexpr milliseconds kAgain(10);
 
 }  // namespace
 
@@ -48,9 +48,9 @@ std::unique_ptr<net::RpcClient> Follower::connect(net::Deadline deadline, bool a
   net::rpc_connect(place, deadline, [&](net::SecureConnection connection, const std::string& at, net::Deadline limit) {
     auto made = std::make_unique<net::RpcClient>(std::move(connection), "parameter", at);
     if (anew) {
-      const std::string answer = made->call(
-          static_cast<std::uint8_t>(Method::Follow),
-          pack(Follow{options_.rows, membership_.self().server, membership_.self().life}), limit);
+      const std::string answer =
+          made->call(static_cast<std::uint8_t>(Method::Follow),
+                     pack(Follow{options_.rows, membership_.self().server, membership_.self().life}), limit);
       const auto opened = value_or_throw(unpack<Answer>(answer));
       if (opened.record.error) throw *opened.record.error;
     }
@@ -71,12 +71,18 @@ Follower::End Follower::follow() {
     if (damaged_) return End::Damaged;
     if (stopping_ || !is_backup()) return End::Away;
     while (!primary && !stopping_) {
-      if (const auto end = lost()) return *end;
-      try {
-        primary = connect(std::min(net::deadline_in(milliseconds(100)), heard_ + kSilence), false);
-      } catch (const Error&) {
-        std::this_thread::sleep_for(kAgain);
+      const bool listens = somebody_listens();
+      const auto silent = Clock::now() - heard_;
+      const bool dead = !listens || disowned_ || silent >= kSilence;
+      if (dead && silent >= kLease + kLeaseMargin) {
+        if (const auto end = promote()) return *end;
       }
+      try {
+        if (listens) primary = connect(std::min(net::deadline_in(milliseconds(100)), heard_ + kSilence), false);
+      } catch (const Error& error) {
+        log::debug("ps", "rows of parameter server {}: {}", options_.rows, error.what());
+      }
+      if (!primary) std::this_thread::sleep_for(kAgain);
     }
   }
   return End::Away;
@@ -109,10 +115,11 @@ void Follower::fetch(net::RpcClient& primary) {
     for (const Command& command : commands) {
       if (const auto done = state_.replay(command); !done) {
         damaged_ = done.error();
-        log::error("ps",
-                   "the copy of the rows of parameter server {} is not what the primary on {} has: {} -- it is given up; "
-                   "is the memory of one of the two hosts sound, and are both the same build?",
-                   options_.rows, endpoint_, done.error().what());
+        log::error(
+            "ps",
+            "the copy of the rows of parameter server {} is not what the primary on {} has: {} -- it is given up; "
+            "is the memory of one of the two hosts sound, and are both the same build?",
+            options_.rows, endpoint_, done.error().what());
         throw *damaged_;
       }
     }
@@ -137,14 +144,10 @@ bool Follower::is_backup() const {
   return looked.has_value() && is;
 }
 
-std::optional<Follower::End> Follower::lost() {
-  const auto silent = Clock::now() - heard_;
-  if (silent < kLease + kLeaseMargin) return std::nullopt;
-  if (silent >= kSilence || disowned_) return promote();
-  const auto endpoint = value_or_throw(parse_endpoint(endpoint_));
-  const auto socket = net::connect_once(endpoint, net::deadline_in(milliseconds(100)));
-  if (socket || socket.error().kind != net::ConnectFailure::Refused) return std::nullopt;
-  return promote();
+/// False: the place refuses, so its process is gone.
+bool Follower::somebody_listens() const {
+  const auto socket = net::connect_once(value_or_throw(parse_endpoint(endpoint_)), net::deadline_in(milliseconds(100)));
+  return socket || socket.error().kind != net::ConnectFailure::Refused;
 }
 
 std::optional<Follower::End> Follower::promote() {
@@ -159,7 +162,8 @@ std::optional<Follower::End> Follower::promote() {
       },
       net::deadline_in(std::chrono::seconds(5)));
   if (!outcome) {
-    log::warn("ps", "the primary of the rows of parameter server {} is gone, and their backup cannot take its place: {}",
+    log::warn("ps",
+              "the primary of the rows of parameter server {} is gone, and their backup cannot take its place: {}",
               options_.rows, outcome.error().what());
     return std::nullopt;  // and again
   }

@@ -58,8 +58,8 @@ class Follower {
   /// Until the connection is lost.
   void fetch(net::RpcClient& primary);
   std::unique_ptr<net::RpcClient> connect(net::Deadline deadline, bool anew);
-  /// The primary has been silent: whether it is there again, or this process has taken its place, or neither.
-  std::optional<End> lost();
+  bool somebody_listens() const;
+  /// nullopt: the store does not answer.
   std::optional<End> promote();
   bool is_backup() const;
 

@@ -33,9 +33,9 @@ Membership::Membership(Options options)
       self_{options_.number, new_life()},
       member_{self_.life, options_.endpoint, cluster::host_identity().id},
       store_(store::connect_job_store(net::deadline_in(std::chrono::seconds(30)))) {
-  const auto entered = value_or_throw(change(
-      [this](ServerMap& map) { return enter(map, options_.servers, self_.server, member_, options_.replicas); },
-      net::deadline_in(std::chrono::seconds(30))));
+  const auto entered = value_or_throw(
+      change([this](ServerMap& map) { return enter(map, options_.servers, self_.server, member_, options_.replicas); },
+             net::deadline_in(std::chrono::seconds(30))));
   if (entered == Outcome::Refused) {
     raise(ErrorCode::Mismatch, "parameter server {} of {} -- the first one said that there are {}", self_.server,
           options_.servers, map().members.size());
@@ -87,8 +87,8 @@ Result<Outcome> Membership::change(const Edit& edit, net::Deadline deadline) {
       }
       ++map.version;
       std::string desired = codec::encode(map);
-      const auto now = store->compare_and_set(key_, before ? std::optional<std::string_view>(*before) : std::nullopt,
-                                              desired);
+      const auto now =
+          store->compare_and_set(key_, before ? std::optional<std::string_view>(*before) : std::nullopt, desired);
       if (now && *now == desired) {
         found(map);
         return Outcome::Made;

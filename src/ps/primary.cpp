@@ -66,8 +66,8 @@ Result<void> Primary::hello(const ClientPtr& client, const Call& call, const Hel
   if (known && worker->incarnation == greeting.incarnation) {
     if (worker->fenced || worker->phase == Worker::Phase::Gone) {
       answer(client, call.id,
-                     answer_of(Error(ErrorCode::Aborted,
-                                     fmt::format("worker {} was taken for lost -- connect anew", greeting.worker))));
+             answer_of(Error(ErrorCode::Aborted,
+                             fmt::format("worker {} was taken for lost -- connect anew", greeting.worker))));
       return {};
     }
     begin_session(client, greeting);
@@ -98,8 +98,8 @@ Result<void> Primary::agrees(const Hello& greeting) const {
 }
 
 void Primary::join(const ClientPtr& client, std::uint64_t id, const Hello& greeting) {
-  if (const auto done = note(
-          {.method = Method::Joined, .worker = greeting.worker, .incarnation = greeting.incarnation}, pack(greeting));
+  if (const auto done = note({.method = Method::Joined, .worker = greeting.worker, .incarnation = greeting.incarnation},
+                             pack(greeting));
       !done) {
     answer(client, id, answer_of(done.error()));
     return;
@@ -142,12 +142,10 @@ void Primary::welcome(const ClientPtr& client, std::uint64_t id, const Hello& gr
 Result<void> Primary::settle(const ClientPtr& client, const Call& call, const Settle& asked) {
   if (asked.worker >= state_.workers().count()) {
     if (state_.workers().count() > 0) return fail(ErrorCode::Corrupt, "no worker {}", asked.worker);
-    answer(client, call.id,
-                   answer_of(Error(ErrorCode::Unavailable, "this server does not know any worker yet")));
+    answer(client, call.id, answer_of(Error(ErrorCode::Unavailable, "this server does not know any worker yet")));
     return {};
   }
-  if (const auto done = note({.method = Method::Settle, .worker = asked.worker}, std::string(call.body));
-      !done) {
+  if (const auto done = note({.method = Method::Settle, .worker = asked.worker}, std::string(call.body)); !done) {
     answer(client, call.id, answer_of(done.error()));
     return {};
   }
@@ -178,8 +176,7 @@ Result<void> Primary::pull(const ClientPtr& client, const Call& call) {
 void Primary::answer_pull(const ClientPtr& client, std::uint64_t id, const Packed<Pull>& asked) {
   const SparseTable& table = *state_.table(asked.record.table);
   const std::size_t bytes = asked.record.count * table.dim() * sizeof(float);
-  std::string rows =
-      pack(Answer{.clock = state_.clock_of(asked.record.table), .version = table.counts().steps}, bytes);
+  std::string rows = pack(Answer{.clock = state_.clock_of(asked.record.table), .version = table.counts().steps}, bytes);
   const std::size_t head = rows.size();
   rows.resize(head + bytes);
   table.read(asked.payload.data(), asked.record.count, rows.data() + head, seconds_now());
@@ -329,8 +326,8 @@ std::size_t Primary::limit() const {
 }
 
 void Primary::park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms) {
-  const auto at = parked_.insert(
-      parked_.end(), {client, call.id, static_cast<Method>(call.method), std::string(call.body), nullptr});
+  const auto at = parked_.insert(parked_.end(),
+                                 {client, call.id, static_cast<Method>(call.method), std::string(call.body), nullptr});
   at->limit = rpc_.after(milliseconds(wait_ms), [this, at] {
     const Parked late = std::move(*at);
     parked_.erase(at);

@@ -32,7 +32,7 @@ class Primary {
     std::function<std::size_t()> room;  ///< bytes that this process may still take
     /// Where another server's rows are served. Any thread.
     std::function<Result<net::RpcPlace>(const Hello& known, std::uint32_t server)> place_of;
-    std::function<void()> changed = {};  ///< whether all workers are gone may be something else than before
+    std::function<void()> changed = {};      ///< whether all workers are gone may be something else than before
     std::optional<std::uint32_t> rows = {};  ///< whose, where servers know their numbers
     Membership* membership = nullptr;        ///< where there may be a backup
     std::uint64_t epoch = 0;                 ///< by the map
@@ -102,8 +102,8 @@ class Primary {
   Result<void> stats(const ClientPtr& client, const Call& call);
   Result<void> change(const ClientPtr& client, const Session& session, const Call& call);
   std::string made(const Command& command, std::uint64_t sequence);
-  /// Every change that the state has comes this way: noted and sent to the backup first, then made. An empty `body`: the
-  /// command has one.
+  /// Every change that the state has comes this way: noted and sent to the backup first, then made. An empty `body`:
+  /// the command has one.
   Result<void> note(Command command, const std::string& body);
   void park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms);
   std::string why_late(const Parked& late) const;
@@ -125,6 +125,7 @@ class Primary {
   void verify_now_and_then();
   /// The connection of who has, or gets, the copy is gone, or it has said nothing for long.
   void lose_backup();
+  void look_for_backup(std::chrono::steady_clock::time_point until);
   void look_at_backup();
   void backup_is_lost(const std::string& why);
   /// Changes the map, on another thread, however long the store takes to say whether it has been; then `done`, here.
@@ -145,11 +146,11 @@ class Primary {
 
   std::uint64_t epoch_;
   Replication replication_;
-  ClientPtr backup_;                        // its connection
-  std::optional<std::uint64_t> fetching_;   // its call that waits for records
-  std::shared_ptr<void> heartbeat_;         // answers that call
-  std::shared_ptr<void> backup_timer_;      // looks whether it still speaks
-  std::optional<Replication::Time> sent_;   // when its latest call was answered
+  ClientPtr backup_;                       // its connection
+  std::optional<std::uint64_t> fetching_;  // its call that waits for records
+  std::shared_ptr<void> heartbeat_;        // answers that call
+  std::shared_ptr<void> backup_timer_;     // looks whether it still speaks
+  std::optional<Replication::Time> sent_;  // when its latest call was answered
   std::size_t backup_room_ = ~std::size_t{0};
   std::uint64_t since_verified_ = 0, turn_ = 0;
   std::deque<Held> held_;

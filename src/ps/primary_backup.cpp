@@ -14,9 +14,10 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kSent = std::size_t{1} << 20;       // bytes of an answer
-constexpr std::uint64_t kVerified = 1024;                 // commands from one comparison to the next
-constexpr milliseconds kComesAgain(500);                  // a connection that broke though both processes are there
+constexpr std::size_t kSent = std::size_t{1} << 20;  // bytes of an answer
+constexpr std::uint64_t kVerified = 1024;            // commands from one comparison to the next
+constexpr milliseconds kLooksAgain(10);
+constexpr milliseconds kComesAgain(500);  // a connection that broke though both processes are there
 
 }  // namespace
 
@@ -45,8 +46,8 @@ void Primary::answer_held() {
 Result<void> Primary::follow(const ClientPtr& client, const Call& call, const Follow& asked) {
   const Holder other{asked.by, asked.life};
   using Phase = Replication::Phase;
-  const bool free = replication_.phase() == Phase::Alone ||
-                    (replication_.phase() == Phase::Copying && replication_.other() == other);
+  const bool free =
+      replication_.phase() == Phase::Alone || (replication_.phase() == Phase::Copying && replication_.other() == other);
   if (options_.membership == nullptr || !free || !options_.membership->map().lives(other)) {
     rpc_.answer(client, call.id, answer_of(Error(ErrorCode::InvalidArgument, "another process has the copy")));
     return {};
@@ -75,6 +76,7 @@ Result<void> Primary::fetch(const ClientPtr& client, const Call& call, const Fet
   if (client != backup_) {  // its connection had broken
     backup_ = client;
     sent_.reset();
+    if (phase == Phase::Following) look_at_backup();
   }
   if (!replication_.fetch(asked.position, Clock::now(), sent_))
     return fail(ErrorCode::Corrupt, "records from {} on, which it cannot have had", asked.position);
@@ -89,8 +91,8 @@ Result<void> Primary::fetch(const ClientPtr& client, const Call& call, const Fet
   send_records();
   if (replication_.join()) {
     const Holder other = replication_.other();
-    tell_map([rows = *options_.rows, self = options_.membership->self(), other](
-                 ServerMap& map) { return add(map, rows, self, other); },
+    tell_map([rows = *options_.rows, self = options_.membership->self(),
+              other](ServerMap& map) { return add(map, rows, self, other); },
              [this, other](Outcome outcome) {
                if (outcome == Outcome::Refused) return backup_is_lost("the map does not take it");
                if (replication_.phase() != Phase::Joining) return;
@@ -134,20 +136,25 @@ void Primary::lose_backup() {
     return;
   }
   if (replication_.phase() != Phase::Following && replication_.phase() != Phase::Joining) return;
-  // Nobody listens where it did: it is dead. Else it may only have lost its connection.
+  look_for_backup(Clock::now() + kComesAgain);
+}
+
+/// Where nobody listens any more it is dead; else it may only have lost its connection, and comes again.
+void Primary::look_for_backup(Clock::time_point until) {
   const std::string at = options_.membership->map().endpoint_of(replication_.other());
-  options_.membership->later([at, self = self_, &rpc = rpc_, other = replication_.other()] {
+  options_.membership->later([at, until, self = self_, &rpc = rpc_, other = replication_.other()] {
     const auto endpoint = parse_endpoint(at);
-    const auto socket = endpoint ? net::connect_once(*endpoint, net::deadline_in(milliseconds(200)))
-                                 : tl::unexpected(net::ConnectError{{}, endpoint.error()});
-    const bool dead = !socket && socket.error().kind == net::ConnectFailure::Refused;
-    rpc.post([self, other, dead] {
-      if (*self == nullptr || (*self)->replication_.other() != other || (*self)->backup_) return;
-      if (dead) return (*self)->backup_is_lost("its process is gone");
-      (*self)->backup_timer_ = (*self)->rpc_.after(kComesAgain, [raw = *self] {
-        if (!raw->backup_) raw->backup_is_lost("its connection is lost");
-        raw->look_at_backup();
-      });
+    bool dead = !endpoint;
+    if (endpoint) {
+      const auto socket = net::connect_once(*endpoint, net::deadline_in(milliseconds(100)));
+      dead = !socket && socket.error().kind == net::ConnectFailure::Refused;
+    }
+    rpc.post([self, other, dead, until] {
+      Primary* const primary = *self;
+      if (primary == nullptr || primary->replication_.other() != other || primary->backup_) return;
+      if (dead) return primary->backup_is_lost("its process is gone");
+      if (Clock::now() >= until) return primary->backup_is_lost("its connection is lost");
+      primary->backup_timer_ = primary->rpc_.after(kLooksAgain, [primary, until] { primary->look_for_backup(until); });
     });
   });
 }
@@ -161,11 +168,12 @@ void Primary::look_at_backup() {
 void Primary::backup_is_lost(const std::string& why) {
   const Holder other = replication_.other();
   if (!replication_.lose()) return;
-  log::warn("ps", "the backup of the rows of parameter server {} is lost: {}; they go on without one until another "
-            "server has a copy", *options_.rows, why);
-  tell_map([rows = *options_.rows, self = options_.membership->self(), other](ServerMap& map) {
-    return drop(map, rows, self, other);
-  },
+  log::warn("ps",
+            "the backup of the rows of parameter server {} is lost: {}; they go on without one until another "
+            "server has a copy",
+            *options_.rows, why);
+  tell_map([rows = *options_.rows, self = options_.membership->self(),
+            other](ServerMap& map) { return drop(map, rows, self, other); },
            [this](Outcome outcome) {
              if (outcome == Outcome::Refused) return;  // somebody else serves the rows: the map's news end this
              replication_.dropped();
@@ -183,8 +191,7 @@ void Primary::tell_map(Membership::Edit edit, std::function<void(Outcome)> done)
     rpc.post([self, outcome, edit, done] {
       if (*self == nullptr) return;
       if (outcome) return done(*outcome);
-      log::warn("ps", "rows of parameter server {}: {}; trying again", *(*self)->options_.rows,
-                outcome.error().what());
+      log::warn("ps", "rows of parameter server {}: {}; trying again", *(*self)->options_.rows, outcome.error().what());
       (*self)->tell_map(edit, done);
     });
   });

@@ -43,10 +43,9 @@ void Primary::decide(std::uint32_t number, std::uint64_t incarnation) {
     lost(question, state_.ended(question));
     return;
   }
-  settlements_.push_back(std::make_unique<Settlement>(question, state_.ended(question), std::move(others),
-                                                      [place_of = options_.place_of, known](std::uint32_t server) {
-                                                        return place_of(known, server);
-                                                      }));
+  settlements_.push_back(std::make_unique<Settlement>(
+      question, state_.ended(question), std::move(others),
+      [place_of = options_.place_of, known](std::uint32_t server) { return place_of(known, server); }));
   look_at_settlements();
 }
 
@@ -63,8 +62,8 @@ void Primary::look_at_settlements() {
 }
 
 void Primary::lost(const Settle& question, std::int64_t ended) {
-  log::warn("ps", "worker {} on {} is lost at clock {}; {}", question.worker,
-            state_.workers().at(question.worker).host, ended,
+  log::warn("ps", "worker {} on {} is lost at clock {}; {}", question.worker, state_.workers().at(question.worker).host,
+            ended,
             state_.has_staged(question.worker, ended) ? "its pushes after that are dropped" : "the others go on");
   (void)note({.method = Method::Lost, .worker = question.worker, .incarnation = question.incarnation},
              pack(Settled{ended}));

@@ -15,10 +15,10 @@
 
 namespace cohort::ps {
 
-inline constexpr std::chrono::milliseconds kHeartbeat(80);  ///< a fetch is answered within
-inline constexpr std::chrono::milliseconds kLease(300);     ///< for which an answer that a backup has had holds
+inline constexpr std::chrono::milliseconds kHeartbeat(60);  ///< a fetch is answered within
+inline constexpr std::chrono::milliseconds kLease(250);     ///< for which an answer that a backup has had holds
 /// A backup waits so much longer than the lease: its clock may run faster.
-inline constexpr std::chrono::milliseconds kLeaseMargin(30);
+inline constexpr std::chrono::milliseconds kLeaseMargin(25);
 /// Of who says nothing, though its connection stands. Busy machines have pauses of a second.
 inline constexpr std::chrono::milliseconds kSilence(3000);
 
@@ -63,7 +63,7 @@ class Replication {
   Time last_heard() const noexcept { return heard_; }
 
  private:
-  static constexpr std::size_t kNear = std::size_t{1} << 20;        // bytes
+  static constexpr std::size_t kNear = std::size_t{1} << 20;       // bytes
   static constexpr std::size_t kMostKept = std::size_t{64} << 20;  // beyond it, workers wait for the copy
 
   Phase phase_ = Phase::Alone;

@@ -1,6 +1,7 @@
 #include "ps/route.h"
 
 #include "base/log.h"
+#include "net/socket.h"
 #include "ps/place.h"
 
 #include <algorithm>
@@ -14,7 +15,17 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTry(150);  // to one process, before the others are asked: at first, then longer
+constexpr milliseconds kLongestTry(10'000);
 constexpr milliseconds kAsk(200);
+
+}  // namespace
+
+namespace {
+
+bool refuses(const std::string& endpoint) {
+  const auto socket = net::connect_once(value_or_throw(parse_endpoint(endpoint)), net::deadline_in(kAsk));
+  return !socket && socket.error().kind == net::ConnectFailure::Refused;
+}
 
 }  // namespace
 
@@ -35,49 +46,58 @@ void Route::set(const Place& place) {
 }
 
 Route::Met Route::meet(Hello hello, net::Deadline deadline) {
-  for (milliseconds limit_of_try = kTry;; limit_of_try = std::min(2 * limit_of_try, milliseconds(10'000))) {
+  for (milliseconds limit = kTry;; limit = std::min(2 * limit, kLongestTry)) {
     const Place now = place();
     hello.epoch = now.epoch;
     Met met;
     Place elsewhere;
     std::optional<Error> late;
-    try {
-      const auto limit = servers_.size() > 1 ? std::min(deadline, net::deadline_in(limit_of_try)) : deadline;
-      net::rpc_connect(value_or_throw(place_of(now.endpoint, secret_file_)), limit,
-                       [&](net::SecureConnection connection, const std::string& at, net::Deadline until) {
-                         auto rpc = std::make_shared<net::RpcClient>(std::move(connection), "parameter", at);
-                         const std::string answer = rpc->call(static_cast<std::uint8_t>(Method::Hello), pack(hello), until);
-                         const auto opened = value_or_throw(unpack<Answer>(answer));
-                         if (opened.record.error && !opened.payload.empty()) {
-                           const auto located = value_or_throw(codec::decode<Located>(opened.payload));
-                           elsewhere = {located.endpoint, located.epoch};
-                           return;  // not to be tried again here
-                         }
-                         if (opened.record.error) throw *opened.record.error;
-                         met = {std::move(rpc), value_or_throw(codec::decode<Welcome>(opened.payload))};
-                       });
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::Timeout || net::passed(deadline)) throw;
-      late = error;
+    // Where nobody listens any more the others are asked at once.
+    if (now.epoch == 0 || !refuses(now.endpoint)) {
+      try {
+        met =
+            greet(now, hello, servers_.size() > 1 ? std::min(deadline, net::deadline_in(limit)) : deadline, elsewhere);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::Timeout || net::passed(deadline)) throw;
+        late = error;
+      }
     }
     if (met.rpc) {
       set({now.endpoint, met.welcome.epoch});
       return met;
     }
     if (elsewhere.epoch == 0) elsewhere = ask_others(kAsk);
-    if (elsewhere.epoch > now.epoch || (elsewhere.epoch == now.epoch && elsewhere.endpoint != now.endpoint && elsewhere.epoch != 0)) {
-      log::debug("ps", "the rows of parameter server {} are at {} by epoch {}", rows_, elsewhere.endpoint,
-                 elsewhere.epoch);
+    if (elsewhere.epoch > 0 && elsewhere.epoch >= now.epoch && elsewhere.endpoint != now.endpoint) {
       set(elsewhere);
       continue;
     }
     if (net::passed(deadline)) {
       if (late) throw *late;
-      raise(ErrorCode::Timeout, "nobody serves the rows of parameter server {}: the process at {} does not any more, and "
-            "no other one says that it does -- is a server still running?", rows_, now.endpoint);
+      raise(ErrorCode::Timeout,
+            "nobody serves the rows of parameter server {}: the process at {} does not any more, and no other one says "
+            "that it does -- is a server still running?",
+            rows_, now.endpoint);
     }
     std::this_thread::sleep_for(milliseconds(10));
   }
+}
+
+Route::Met Route::greet(const Place& at, const Hello& hello, net::Deadline deadline, Place& elsewhere) const {
+  Met met;
+  net::rpc_connect(value_or_throw(place_of(at.endpoint, secret_file_)), deadline,
+                   [&](net::SecureConnection connection, const std::string& peer, net::Deadline limit) {
+                     auto rpc = std::make_shared<net::RpcClient>(std::move(connection), "parameter", peer);
+                     const std::string answer = rpc->call(static_cast<std::uint8_t>(Method::Hello), pack(hello), limit);
+                     const auto opened = value_or_throw(unpack<Answer>(answer));
+                     if (opened.record.error && !opened.payload.empty()) {  // and it says where
+                       const auto located = value_or_throw(codec::decode<Located>(opened.payload));
+                       elsewhere = {located.endpoint, located.epoch};
+                       return;
+                     }
+                     if (opened.record.error) throw *opened.record.error;
+                     met = {std::move(rpc), value_or_throw(codec::decode<Welcome>(opened.payload))};
+                   });
+  return met;
 }
 
 Route::Place Route::ask_others(milliseconds each) const {

@@ -1,5 +1,5 @@
-// A worker's way to whoever serves one server's rows now: the process that did, or the one that has taken its place, for
-// which the other servers are asked. One thread at a time, but for what says otherwise.
+// A worker's way to whoever serves one server's rows now: the process that did, or the one that has taken its place,
+// for which the other servers are asked. One thread at a time, but for what says otherwise.
 #pragma once
 
 #include "net/rpc.h"
@@ -33,6 +33,8 @@ class Route {
     std::string endpoint;
     std::uint64_t epoch = 0;  ///< 0: nobody would take its place
   };
+  /// Nobody, but where it is `elsewhere`, if that is what the process there says.
+  Met greet(const Place& at, const Hello& hello, net::Deadline deadline, Place& elsewhere) const;
   Place place() const;
   void set(const Place& place);
   /// The newest that the others know.

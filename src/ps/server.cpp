@@ -14,8 +14,8 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
-#include <memory>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
@@ -104,17 +104,14 @@ class Server::Impl final : RpcServer::Service {
       case Method::Hello: return hello(client, call);
       case Method::Locate: return locate(client, call);
       case Method::Settle:
-        return to_primary<Settle>(client, call, [&](Primary& primary, const Settle& asked) {
-          return primary.settle(client, call, asked);
-        });
+        return to_primary<Settle>(
+            client, call, [&](Primary& primary, const Settle& asked) { return primary.settle(client, call, asked); });
       case Method::Follow:
-        return to_primary<Follow>(client, call, [&](Primary& primary, const Follow& asked) {
-          return primary.follow(client, call, asked);
-        });
+        return to_primary<Follow>(
+            client, call, [&](Primary& primary, const Follow& asked) { return primary.follow(client, call, asked); });
       case Method::Fetch:
-        return to_primary<Fetch>(client, call, [&](Primary& primary, const Fetch& asked) {
-          return primary.fetch(client, call, asked);
-        });
+        return to_primary<Fetch>(
+            client, call, [&](Primary& primary, const Fetch& asked) { return primary.fetch(client, call, asked); });
       default: break;
     }
     for (const auto& [rows, primary] : primaries_) {
@@ -276,8 +273,10 @@ class Server::Impl final : RpcServer::Service {
     followers_.erase(found);
     switch (end) {
       case Follower::End::Promoted:
-        log::warn("ps", "this process serves the rows of parameter server {} now, since their primary is gone: nothing "
-                  "that was acknowledged is lost", rows);
+        log::warn("ps",
+                  "this process serves the rows of parameter server {} now, since their primary is gone: nothing "
+                  "that was acknowledged is lost",
+                  rows);
         serve(rows, follower->take(), follower->epoch(), std::nullopt);
         break;
       case Follower::End::Away: take_turn(rows, kAgain); break;

@@ -15,7 +15,8 @@ Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const
   if (map.members[number].life == member.life) return Outcome::Already;
   map.members[number] = member;
   if (!map.formed()) {
-    const auto all = std::all_of(map.members.begin(), map.members.end(), [](const Member& one) { return one.life != 0; });
+    const auto all =
+        std::all_of(map.members.begin(), map.members.end(), [](const Member& one) { return one.life != 0; });
     if (!all) return Outcome::Made;
     const bool several = std::any_of(map.members.begin(), map.members.end(),
                                      [&](const Member& one) { return one.host != map.members[0].host; });
@@ -25,7 +26,8 @@ Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const
   }
   for (Serving& rows : map.rows) {
     if (map.lives(rows.primary) || map.lives(rows.backup)) continue;
-    if (rows.primary.server == number || rows.backup.server == number) rows = {rows.epoch + 1, {number, member.life}, {}};
+    if (rows.primary.server == number || rows.backup.server == number)
+      rows = {rows.epoch + 1, {number, member.life}, {}};
   }
   return Outcome::Made;
 }

@@ -9,8 +9,7 @@ namespace cohort::ps {
 
 using std::chrono::milliseconds;
 
-Settlement::Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others,
-                       PlaceOf place_of)
+Settlement::Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others, PlaceOf place_of)
     : question_(question), others_(std::move(others)), place_of_(std::move(place_of)), most_(ended) {
   thread_ = sys::start_without_signals([this] { run(); });
 }

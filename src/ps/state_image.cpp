@@ -112,24 +112,16 @@ std::string piece_of(Kind kind, const T& record) {
 void append(std::string& to, const void* bytes, std::size_t size) { to.append(static_cast<const char*>(bytes), size); }
 
 OfWorker saved(std::uint32_t number, const Worker& worker) {
-  OfWorker of{number,
-              worker.phase,
-              worker.fenced,
-              worker.incarnation,
-              worker.nonce,
-              worker.mark,
-              worker.committed,
-              worker.barrier,
-              worker.banned,
-              {},
-              worker.host};
+  OfWorker of{number,        worker.phase, worker.fenced,    worker.incarnation,
+              worker.nonce,  worker.mark,  worker.committed, worker.barrier,
+              worker.banned, {},           worker.host};
   for (const auto& [incarnation, ended] : worker.earlier) of.earlier.push_back({incarnation, ended});
   return of;
 }
 
 Worker loaded(OfWorker&& of) {
-  Worker worker{of.phase, of.fenced, of.incarnation, of.nonce, of.mark, of.committed, of.barrier, of.banned, {}, {},
-                std::move(of.host)};
+  Worker worker{of.phase, of.fenced, of.incarnation,    of.nonce, of.mark, of.committed, of.barrier, of.banned,
+                {},       {},        std::move(of.host)};
   for (const Earlier& one : of.earlier) worker.earlier.emplace(one.incarnation, one.ended);
   return worker;
 }
@@ -146,7 +138,8 @@ void State::image(const std::function<void(std::string piece)>& take) const {
   for (std::uint32_t number = 0; number < workers_.count(); ++number) {
     const Worker& worker = workers_.at(number);
     take(piece_of(Kind::Worker, saved(number, worker)));
-    for (const auto& [sequence, error] : worker.refused) take(piece_of(Kind::Refused, OfRefused{number, sequence, error}));
+    for (const auto& [sequence, error] : worker.refused)
+      take(piece_of(Kind::Refused, OfRefused{number, sequence, error}));
   }
   Shapes shapes;
   for (const Served& served : tables_) {
@@ -263,8 +256,7 @@ Result<void> State::load(std::string_view piece) {
       if (!opened) return tl::unexpected(opened.error());
       const OfStaged& of = opened->record;
       if (of.worker >= workers_.count() || of.table >= tables_.size() || of.count > kMostKeys ||
-          opened->payload.size() !=
-              of.count * (sizeof(std::uint64_t) + tables_[of.table].table.dim() * sizeof(float)))
+          opened->payload.size() != of.count * (sizeof(std::uint64_t) + tables_[of.table].table.dim() * sizeof(float)))
         return fail(ErrorCode::Corrupt, "a push that cannot have been one");
       stage({of.worker, of.clock, of.table, of.lr, of.count, std::string(opened->payload)});
       return {};

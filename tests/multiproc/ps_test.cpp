@@ -81,24 +81,33 @@ class Job {
   static std::string described(const ps::ServerMap& map) {
     std::string text = fmt::format("map {}: ", map.version);
     for (const ps::Serving& one : map.rows) {
-      text += fmt::format("[epoch {}: {}{} {}{}] ", one.epoch, one.primary.server, map.lives(one.primary) ? "" : "(dead)",
-                          one.backup.server, map.lives(one.backup) ? "" : "(none)");
+      text +=
+          fmt::format("[epoch {}: {}{} {}{}] ", one.epoch, one.primary.server, map.lives(one.primary) ? "" : "(dead)",
+                      one.backup.server, map.lives(one.backup) ? "" : "(none)");
     }
     return text;
   }
   /// By the map in the store.
   void wait_until_all_have_backups() {
-    const auto deadline = net::deadline_in(std::chrono::seconds(10));
-    const auto store = store::connect_tcp_store(store_->endpoint().tcp.host, store_->endpoint().tcp.port,
-                                                *secret_, deadline);
+    wait_for_map([](const ps::ServerMap& map) {
+      return std::all_of(map.rows.begin(), map.rows.end(),
+                         [&](const ps::Serving& one) { return map.lives(one.primary) && map.lives(one.backup); });
+    });
+  }
+  bool wait_until_served_by_other(std::size_t rows) {
+    wait_for_map([&](const ps::ServerMap& map) { return map.rows[rows].primary.server != rows; });
+    return true;
+  }
+  template <class Is>
+  void wait_for_map(Is&& is) {
+    const auto deadline = net::deadline_in(std::chrono::seconds(20));
+    const auto store =
+        store::connect_tcp_store(store_->endpoint().tcp.host, store_->endpoint().tcp.port, *secret_, deadline);
     while (true) {
       const auto text = store->get("ps/0/map", deadline);
       const auto map = value_or_throw(codec::decode<ps::ServerMap>(text, {.longest_text = 1024}));
-      const auto all = std::all_of(map.rows.begin(), map.rows.end(), [&](const ps::Serving& one) {
-        return map.lives(one.primary) && map.lives(one.backup);
-      });
-      if (map.formed() && all) return;
-      if (net::passed(deadline)) throw std::runtime_error("no backups by " + described(map) + said());
+      if (map.formed() && is(map)) return;
+      if (net::passed(deadline)) throw std::runtime_error("not yet: " + described(map) + said());
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
@@ -114,6 +123,14 @@ class Job {
   void kill(int server) {
     servers_[static_cast<std::size_t>(server)]->kill(SIGKILL);
     servers_[static_cast<std::size_t>(server)]->wait();
+  }
+  void stop(int number) { server(number).kill(SIGSTOP); }
+  void go_on(int number) { server(number).kill(SIGCONT); }
+  Child watcher(int seconds) const {
+    ChildOptions options;
+    options.command = {COHORT_PS_PEER, "watch", std::to_string(seconds)};
+    options.command.insert(options.command.end(), names_.begin(), names_.end());
+    return Child(options);
   }
   Child worker(int number, int workers, const std::string& mode, int clocks, bool resets) const {
     ChildOptions options;
@@ -224,6 +241,65 @@ TEST(ParameterServer, ABackupTakesThePlaceOfAKilledPrimaryAndNothingIsLost) {
         << worker.output().substr(worker.output().size() > 900 ? worker.output().size() - 900 : 0) << job.said();
     EXPECT_EQ(worker.wait(), 0);
   }
+}
+
+// It says nothing, and nobody can know whether it is dead. When it goes on it is not the primary any more.
+TEST(ParameterServer, AStoppedPrimaryHasNoSayWhenItGoesOn) {
+  constexpr int kWorkers = 2, kClocks = 1200;
+  Job job(Replicated{});
+  std::vector<Child> workers;
+  for (int i = 0; i < kWorkers; ++i) workers.push_back(job.worker(i, kWorkers, "sync", kClocks, false));
+  for (Child& worker : workers) ASSERT_TRUE(worker.wait_for_output("ended 20")) << worker.output();
+  job.wait_until_all_have_backups();
+  job.stop(1);
+  ASSERT_TRUE(job.wait_until_served_by_other(1));
+  job.go_on(1);
+  const std::string exact =
+      "counts from " + std::to_string(kWorkers * kClocks) + " to " + std::to_string(kWorkers * kClocks) + ".";
+  for (Child& worker : workers) {
+    EXPECT_TRUE(worker.wait_for_output(exact, std::chrono::seconds(60)))
+        << worker.output().substr(worker.output().size() > 900 ? worker.output().size() - 900 : 0) << job.said();
+    EXPECT_EQ(worker.wait(), 0);
+  }
+  EXPECT_TRUE(job.server(1).wait_for_output("this process was taken for lost")) << job.said();
+}
+
+TEST(ParameterServer, OthersDoNotPauseWhenAServerIsKilled) {
+  Job job(Replicated{});
+  Child watcher = job.watcher(4);
+  ASSERT_TRUE(watcher.wait_for_output("works from")) << watcher.output();
+  job.wait_until_all_have_backups();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  job.kill(1);
+  ASSERT_TRUE(watcher.wait_for_output("watched.")) << watcher.output() << job.said();
+  double longest[kServers] = {};
+  for (int i = 0; i < kServers; ++i) {
+    const std::string head = "server " + std::to_string(i) + ": longest ";
+    const std::size_t at = watcher.output().find(head);
+    ASSERT_NE(at, std::string::npos);
+    longest[i] = std::atof(watcher.output().c_str() + at + head.size());
+    RecordProperty("longest_ms_" + std::to_string(i), std::to_string(longest[i]));
+  }
+  EXPECT_EQ(watcher.output().find("not exact"), std::string::npos) << watcher.output();
+  EXPECT_GE(longest[1], 250) << "the lease has to pass";
+  EXPECT_LT(longest[1], 2000);
+  EXPECT_LT(std::min(longest[0], longest[2]), longest[1]);
+}
+
+TEST(ParameterServer, WhenBothAreKilledWhatIsLostIsSaid) {
+  Job job(Replicated{});
+  Child worker = job.worker(0, 1, "async", 1'000'000, false);
+  ASSERT_TRUE(worker.wait_for_output("ended 20")) << worker.output();
+  job.wait_until_all_have_backups();
+  job.kill(0);
+  job.kill(1);  // has the copy of 0's rows
+  job.start(0);
+  job.start(1);
+  EXPECT_TRUE(worker.wait_for_output("changes are lost", std::chrono::seconds(30))) << worker.output() << job.said();
+  EXPECT_NE(worker.wait(), 0);
+  const bool said = job.server(0).wait_for_output("they begin anew", std::chrono::seconds(5)) ||
+                    job.server(1).wait_for_output("they begin anew", std::chrono::seconds(5));
+  EXPECT_TRUE(said) << job.said();
 }
 
 }  // namespace
