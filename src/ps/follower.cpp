@@ -50,7 +50,7 @@ std::unique_ptr<net::RpcClient> Follower::connect(net::Deadline deadline, bool a
     if (anew) {
       const std::string answer =
           made->call(static_cast<std::uint8_t>(Method::Follow),
-                     pack(Follow{options_.rows, membership_.self().server, membership_.self().life}), limit);
+                     pack(Follow{options_.rows, membership_.self().server, membership_.self().life, copy_}), limit);
       const auto opened = value_or_throw(unpack<Answer>(answer));
       if (opened.record.error) throw *opened.record.error;
     }
@@ -92,7 +92,7 @@ void Follower::fetch(net::RpcClient& primary) {
   const auto ask = [&] {
     const std::size_t room = options_.room();
     return primary.begin(static_cast<std::uint8_t>(Method::Fetch),
-                         pack(Fetch{options_.rows, membership_.self().life, received_, room}));
+                         pack(Fetch{options_.rows, membership_.self().life, copy_, received_, room}));
   };
   std::uint64_t call = ask();
   while (!stopping_) {

@@ -66,6 +66,7 @@ class Follower {
   const Options options_;
   Membership& membership_;
   const std::function<void(End)> on_end_;
+  const std::uint64_t copy_ = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
   Holder primary_;
   std::string endpoint_;
   State state_;

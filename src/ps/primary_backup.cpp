@@ -45,10 +45,8 @@ void Primary::answer_held() {
 
 Result<void> Primary::follow(const ClientPtr& client, const Call& call, const Follow& asked) {
   const Holder other{asked.by, asked.life};
-  using Phase = Replication::Phase;
-  const bool free =
-      replication_.phase() == Phase::Alone || (replication_.phase() == Phase::Copying && replication_.other() == other);
-  if (options_.membership == nullptr || !free || !options_.membership->map().lives(other)) {
+  if (options_.membership == nullptr || !replication_.may_begin(other, asked.copy) ||
+      !options_.membership->map().lives(other)) {
     rpc_.answer(client, call.id, answer_of(Error(ErrorCode::InvalidArgument, "another process has the copy")));
     return {};
   }
@@ -57,7 +55,7 @@ Result<void> Primary::follow(const ClientPtr& client, const Call& call, const Fo
     const Command command{.method = Method::Piece, .body = piece};
     pieces.push_back(record_head(command).append(piece));
   });
-  replication_.begin(other, std::move(pieces));
+  replication_.begin(other, asked.copy, std::move(pieces));
   const ClientPtr before = std::exchange(backup_, client);
   fetching_.reset();
   sent_.reset();
@@ -67,16 +65,14 @@ Result<void> Primary::follow(const ClientPtr& client, const Call& call, const Fo
 }
 
 Result<void> Primary::fetch(const ClientPtr& client, const Call& call, const Fetch& asked) {
-  using Phase = Replication::Phase;
-  const Phase phase = replication_.phase();
-  if (phase == Phase::Alone || phase == Phase::Dropping || asked.life != replication_.other().life) {
+  if (!replication_.wants(asked.life, asked.copy)) {
     rpc_.answer(client, call.id, answer_of(Error(ErrorCode::InvalidArgument, "the copy is not wanted any more")));
     return {};
   }
   if (client != backup_) {  // its connection had broken
     backup_ = client;
     sent_.reset();
-    if (phase == Phase::Following) look_at_backup();
+    look_at_backup();
   }
   if (!replication_.fetch(asked.position, Clock::now(), sent_))
     return fail(ErrorCode::Corrupt, "records from {} on, which it cannot have had", asked.position);
@@ -95,7 +91,7 @@ Result<void> Primary::fetch(const ClientPtr& client, const Call& call, const Fet
               other](ServerMap& map) { return add(map, rows, self, other); },
              [this, other](Outcome outcome) {
                if (outcome == Outcome::Refused) return backup_is_lost("the map does not take it");
-               if (replication_.phase() != Phase::Joining) return;
+               if (replication_.phase() != Replication::Phase::Joining) return;
                replication_.joined();
                log::info("ps", "the rows of parameter server {} have a backup: {}", *options_.rows,
                          options_.membership->map().endpoint_of(other));
@@ -129,13 +125,13 @@ void Primary::lose_backup() {
   backup_ = nullptr;
   fetching_.reset();
   sent_.reset();
-  if (replication_.phase() == Phase::Copying) {
+  if (replication_.phase() == Replication::Phase::Copying) {
     replication_.dropped();
     backup_room_ = ~std::size_t{0};
     answer_held();
     return;
   }
-  if (replication_.phase() != Phase::Following && replication_.phase() != Phase::Joining) return;
+  if (replication_.phase() != Phase::Following && replication_.phase() != Replication::Phase::Joining) return;
   look_for_backup(Clock::now() + kComesAgain);
 }
 

@@ -303,23 +303,25 @@ struct Follow {
   std::uint32_t server = 0;
   std::uint32_t by = 0;    ///< the number of the process that follows
   std::uint64_t life = 0;  ///< which process of that number
+  std::uint64_t copy = 0;  ///< which of its copies: a later one has a higher number
 };
 template <class M, class A>
 void visit_fields(M& m, A& a, const Follow*) {
   a(codec::below(m.server, kMostServers, "a server beyond 1024"),
-    codec::below(m.by, kMostServers, "a server beyond 1024"), m.life);
+    codec::below(m.by, kMostServers, "a server beyond 1024"), m.life, m.copy);
 }
 /// Records (command_record.h) from this one on, those before have come: first the pieces of an image, then commands as
 /// they are made. Is answered within kHeartbeat.
 struct Fetch {
   std::uint32_t server = 0;
   std::uint64_t life = 0;
+  std::uint64_t copy = 0;  ///< as Follow said
   std::uint64_t position = 0;
   std::uint64_t room = 0;  ///< bytes that the copy may still grow by
 };
 template <class M, class A>
 void visit_fields(M& m, A& a, const Fetch*) {
-  a(codec::below(m.server, kMostServers, "a server beyond 1024"), m.life, m.position, m.room);
+  a(codec::below(m.server, kMostServers, "a server beyond 1024"), m.life, m.copy, m.position, m.room);
 }
 struct Fetched {
   std::uint64_t count = 0;

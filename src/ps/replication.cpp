@@ -13,9 +13,19 @@ void Replication::append(const Command& command) {
   bytes_ += records_.back().size();
 }
 
-void Replication::begin(const Holder& other, std::deque<std::string> pieces) {
+bool Replication::may_begin(const Holder& other, std::uint64_t copy) const noexcept {
+  if (phase_ == Phase::Copying || phase_ == Phase::Near) return other == other_ && copy > copy_;
+  return phase_ == Phase::Alone && (other != last_ || copy > copy_);
+}
+
+bool Replication::wants(std::uint64_t life, std::uint64_t copy) const noexcept {
+  return phase_ != Phase::Alone && phase_ != Phase::Dropping && life == other_.life && copy == copy_;
+}
+
+void Replication::begin(const Holder& other, std::uint64_t copy, std::deque<std::string> pieces) {
   phase_ = Phase::Copying;
-  other_ = other;
+  other_ = last_ = other;
+  copy_ = copy;
   first_ = 0;
   bytes_ = 0;
   records_ = std::move(pieces);
@@ -49,7 +59,11 @@ std::string Replication::records(std::size_t bytes, std::uint64_t& count) const 
 }
 
 bool Replication::join() {
-  if (phase_ != Phase::Copying || pieces_ > 0 || bytes_ > kNear) return false;
+  if (phase_ == Phase::Copying && pieces_ == 0 && bytes_ <= kNear) {
+    phase_ = Phase::Near;
+    near_at_ = position_;
+  }
+  if (phase_ != Phase::Near || position_ - records_.size() < near_at_) return false;
   phase_ = Phase::Joining;
   return true;
 }

@@ -28,7 +28,8 @@ class Replication {
   enum class Phase : std::uint8_t {
     Alone,      ///< nobody has a copy
     Copying,    ///< somebody is getting one: it may not take this primary's place
-    Joining,    ///< has it; the map is being told
+    Near,       ///< has nearly all; answers wait for it from now on
+    Joining,    ///< has all that answers have gone out for; the map is being told
     Following,  ///< is the backup
     Dropping,   ///< is lost; the map is being told, and until then it may take this primary's place
   };
@@ -41,15 +42,20 @@ class Replication {
   /// A command that the state is about to have.
   void append(const Command& command);
 
-  /// Somebody begins to get a copy, from these pieces of the state's image on. Not while there is a backup.
-  void begin(const Holder& other, std::deque<std::string> pieces);
+  /// Whether somebody may begin to get a copy: not while there is a backup, or another process gets one, nor by what
+  /// was said before the latest beginning and comes late.
+  bool may_begin(const Holder& other, std::uint64_t copy) const noexcept;
+  /// From these pieces of the state's image on.
+  void begin(const Holder& other, std::uint64_t copy, std::deque<std::string> pieces);
+  /// Whether it is this copy that is wanted.
+  bool wants(std::uint64_t life, std::uint64_t copy) const noexcept;
   /// It has received all records before `received`, and the answer that was sent at `sent`, and asks for more. False:
   /// those are not records that it can have had.
   bool fetch(std::uint64_t received, Time now, std::optional<Time> sent);
   /// Whole records for it, about so many bytes of those that it has not received.
   std::string records(std::size_t bytes, std::uint64_t& count) const;
   bool has_records() const noexcept { return !records_.empty(); }
-  /// Its copy is so near that it should become the backup: from now on answers wait for it.
+  /// True, once: it has every command that an answer has gone out for, and should become the backup.
   bool join();
   /// What the map has been told, or was: it is the backup.
   void joined() noexcept { phase_ = Phase::Following; }
@@ -67,11 +73,14 @@ class Replication {
   static constexpr std::size_t kMostKept = std::size_t{64} << 20;  // beyond it, workers wait for the copy
 
   Phase phase_ = Phase::Alone;
-  Holder other_;
+  Holder other_;  // nobody if alone
+  Holder last_;   // to begin
+  std::uint64_t copy_ = 0;
   std::uint64_t position_ = 0;
   std::deque<std::string> records_;  // that it has not received
   std::size_t bytes_ = 0;            // of the commands among them
   std::uint64_t first_ = 0;          // the number of the first of them, among all that it gets
+  std::uint64_t near_at_ = 0;        // the position at which answers began to wait
   std::size_t pieces_ = 0;           // how many of them are pieces of the image
   Time lease_{};
   Time heard_{};
