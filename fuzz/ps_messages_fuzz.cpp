@@ -1,5 +1,6 @@
 // What workers and servers of a parameter server say to each other, and changes that reach a server's state in any
 // order: whatever a peer says, records come back as they were read, and the state takes what its check let pass.
+#include "ps/server_map.h"
 #include "ps/snapshot.h"
 #include "ps/state.h"
 
@@ -32,6 +33,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   there_and_back<Pull>(bytes);
   there_and_back<Barrier>(bytes);
   there_and_back<Settle>(bytes);
+  there_and_back<Locate>(bytes);
+  there_and_back<Located>(bytes);
+  there_and_back<Follow>(bytes);
+  there_and_back<Fetch>(bytes);
+  there_and_back<Fetched>(bytes);
+  there_and_back<Verify>(bytes);
+  there_and_back<ServerMap>(bytes);
   there_and_back<Stats>(bytes);
   there_and_back<Answer>(bytes);
   there_and_back<Restore>(bytes);

@@ -37,6 +37,13 @@ struct ServerOptions {
   /// Whether workers on this host are talked to through shared memory, 4 MiB with each. Where there is none, and with
   /// false, calls go over the socket.
   bool shared_memory = true;
+  /// How many other servers of the job have a copy of what this one has, command by command, and go on in its place if
+  /// it dies: 0 or 1, the same at all servers. It needs the store of `cohort run`, and for now no journal. nullopt: 1
+  /// if the job's servers are on several hosts, else 0, since what ends one host ends both copies.
+  std::optional<int> replicas = 0;
+  /// With replicas: this server's number and how many there are. Nothing: as its role says.
+  std::optional<int> number = {};
+  std::optional<int> servers = {};
 };
 
 class Server {

@@ -68,6 +68,9 @@ class RpcServer {
   /// Lets nobody in any more; connections that exist go on. Not on its own thread.
   void close_listener();
 
+  /// Calls back on its own thread, unless it is destroyed before. Any thread.
+  void post(std::function<void()> callback);
+
   // On its own thread, by the service.
 
   void answer(const ClientPtr& client, std::uint64_t id, std::string_view body);
@@ -121,6 +124,8 @@ class RpcClient {
   /// cannot be: calls go on over the connection. Over TCP a server that is on this `host` names the endpoint where it
   /// can be; throws as `call`.
   Result<std::optional<Endpoint>> share_memory(const std::string& host, Deadline deadline);
+  /// Ends the connection: whoever waits gets PeerLost. Not in a forked child.
+  void close() noexcept;
   /// A call without an answer, as the last one. Not in a forked child, and not when the connection has ended.
   void say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept;
 

@@ -7,6 +7,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -300,6 +301,10 @@ Result<std::optional<Endpoint>> RpcClient::share_memory(const std::string& host,
   if (!mapped) return tl::unexpected(mapped.error());
   impl_->shared = *std::move(mapped);
   return std::nullopt;
+}
+
+void RpcClient::close() noexcept {
+  if (::getpid() == impl_->process) (void)::shutdown(impl_->connection.fd(), SHUT_RDWR);
 }
 
 void RpcClient::say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept {

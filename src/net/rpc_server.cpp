@@ -154,6 +154,10 @@ class RpcServer::Impl {
     service_.on_gone(client);
   }
 
+  void post(std::function<void()> callback) {
+    asio::post(io_, [callback = std::move(callback)] { callback(); });
+  }
+
   std::shared_ptr<void> after(std::chrono::milliseconds time, std::function<void()> callback) {
     const auto timer = std::make_shared<asio::steady_timer>(io_, time);
     timers_.insert(timer);
@@ -373,6 +377,7 @@ RpcServer::~RpcServer() { impl_->stop(); }
 const Endpoint& RpcServer::endpoint() const noexcept { return impl_->endpoint(); }
 std::string RpcServer::describe() const { return impl_->describe(); }
 void RpcServer::close_listener() { impl_->close_listener(); }
+void RpcServer::post(std::function<void()> callback) { impl_->post(std::move(callback)); }
 void RpcServer::answer(const ClientPtr& client, std::uint64_t id, std::string_view body) {
   impl_->answer(client, id, body, 0, {});
 }

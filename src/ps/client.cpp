@@ -59,7 +59,10 @@ struct Client::Impl {
     std::unique_lock lock(mutex);
     while (!stopping.wait_for(lock, kKeptAlive, [this] { return stopped; })) {
       lock.unlock();
-      for (Link& link : links) link.keep_alive();
+      for (Link& link : links) {
+        link.keep_alive();
+        link.look_around();
+      }
       lock.lock();
     }
   }
@@ -475,7 +478,8 @@ Client Client::connect(const ClientOptions& options) {
   hello.servers = options.servers;
   hello.host = cluster::host_identity().name;
   for (const std::string& endpoint : options.servers) {
-    impl->links.emplace_back(value_or_throw(place_of(endpoint, options.secret_file)), endpoint, hello, options.timeout);
+    (void)value_or_throw(place_of(endpoint, options.secret_file));
+    impl->links.emplace_back(hello, options.secret_file, options.timeout);
     ++hello.server;
   }
   std::uint64_t incarnation = 0;
@@ -590,7 +594,9 @@ std::string Client::snapshot(const std::string& folder) {
   for (std::uint32_t i = 0; i < servers; ++i) {
     const Heard heard = impl_->links[i].finish(asked[i]);
     auto written = value_or_throw(codec::decode<Written>(heard.payload()));
-    manifest.files[snapshot_file(i, servers)] = {written.bytes, std::move(written.sha256), std::move(written.crc32)};
+    if (!is_snapshot_file(written.file))
+      raise(ErrorCode::Corrupt, "{} has written a snapshot to \"{}\"", impl_->links[i].name(), written.file);
+    manifest.files[written.file] = {written.bytes, std::move(written.sha256), std::move(written.crc32)};
   }
   value_or_throw(writer.seal(manifest, [](const std::string&) { return true; }));
   return value_or_throw(writer.publish()).folder;

@@ -1,5 +1,6 @@
 #include "ps/journal.h"
 
+#include "ps/command_record.h"
 #include "sys/files.h"
 
 #include <fcntl.h>
@@ -8,38 +9,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 
 namespace cohort::ps {
 namespace {
 
-constexpr std::string_view kMagic = "cohort ps journal 1\n";
-
-struct Head {
-  std::uint64_t digest;
-  std::uint64_t incarnation;
-  std::uint32_t size;
-  std::uint32_t now;
-  std::uint32_t worker;
-  std::uint32_t method;
-};
-static_assert(sizeof(Head) == 32);
-
-/// Tells a torn record from a whole one.
-std::uint64_t digest_of(Head head, std::string_view body) noexcept {
-  head.digest = 0;
-  std::uint64_t digest = 0xCBF29CE484222325ULL;
-  const auto take = [&](const char* bytes, std::size_t size) {
-    for (std::size_t at = 0; at < size; at += sizeof(std::uint64_t)) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, bytes + at, std::min(sizeof word, size - at));
-      digest = (digest ^ word) * 0x9E3779B97F4A7C15ULL;
-    }
-  };
-  take(reinterpret_cast<const char*>(&head), sizeof head);
-  take(body.data(), body.size());
-  return mix64(digest);
-}
+constexpr std::string_view kMagic = "cohort ps journal 2\n";
 
 }  // namespace
 
@@ -62,15 +36,9 @@ Result<Journal> Journal::open(const std::string& path, const Replay& replay) {
   }
   if (rest.substr(0, kMagic.size()) != kMagic) return fail(ErrorCode::Corrupt, "{} is no journal", path);
   rest.remove_prefix(kMagic.size());
-  while (rest.size() >= sizeof(Head)) {
-    Head head;
-    std::memcpy(&head, rest.data(), sizeof head);
-    const std::string_view body = rest.substr(sizeof head);
-    if (head.size > body.size() || head.digest != digest_of(head, body.substr(0, head.size))) break;
-    const auto done =
-        replay({head.now, static_cast<Method>(head.method), head.worker, head.incarnation, body.substr(0, head.size)});
-    if (!done) return fail(ErrorCode::Corrupt, "journal {}: {}", path, done.error().what());
-    rest.remove_prefix(sizeof head + head.size);
+  while (const auto command = next_record(rest)) {
+    if (const auto done = replay(*command); !done)
+      return fail(ErrorCode::Corrupt, "journal {}: {}", path, done.error().what());
   }
   const std::uint64_t size = file->size() - rest.size();
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
@@ -79,11 +47,9 @@ Result<Journal> Journal::open(const std::string& path, const Replay& replay) {
 }
 
 Result<void> Journal::append(const Command& command) {
-  Head head{0,           command.incarnation, static_cast<std::uint32_t>(command.body.size()),
-            command.now, command.worker,      static_cast<std::uint32_t>(command.method)};
-  head.digest = digest_of(head, command.body);
-  const iovec parts[] = {{&head, sizeof head}, {const_cast<char*>(command.body.data()), command.body.size()}};
-  const auto whole = static_cast<ssize_t>(sizeof head + command.body.size());
+  std::string head = record_head(command);
+  const iovec parts[] = {{head.data(), head.size()}, {const_cast<char*>(command.body.data()), command.body.size()}};
+  const auto whole = static_cast<ssize_t>(head.size() + command.body.size());
   ssize_t written = 0;
   do {
     written = ::pwritev(fd_.get(), parts, 2, static_cast<off_t>(size_));

@@ -1,7 +1,6 @@
 #include "ps/link.h"
 
 #include "base/log.h"
-#include "cluster/host_identity.h"
 
 #include <algorithm>
 #include <thread>
@@ -11,8 +10,8 @@ namespace cohort::ps {
 namespace {
 
 constexpr std::size_t kMostUnderWay = std::size_t{32}
-                                      << 20;        // bytes; a server that does not answer holds its workers up
-constexpr std::chrono::milliseconds kNearer(5000);  // to be reached at its Unix name
+                                      << 20;      // bytes; a server that does not answer holds its workers up
+constexpr std::chrono::milliseconds kLong(1000);  // without an answer, after which it is looked who serves the rows
 constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // of an answer
 constexpr std::chrono::milliseconds kSlack(2000);  // a server says whom it waits for before the client gives up
 
@@ -44,46 +43,17 @@ struct Link::Request {
   std::optional<Error> failed = {};
 };
 
-Link::Link(net::RpcPlace place, std::string endpoint, Hello hello, std::chrono::milliseconds timeout)
-    : place_(std::move(place)),
-      name_(fmt::format("parameter server {} at {}", hello.server, endpoint)),
-      hello_(std::move(hello)),
+Link::Link(const Hello& hello, const std::string& secret_file, std::chrono::milliseconds timeout)
+    : route_(hello, secret_file),
+      name_(fmt::format("parameter server {} at {}", hello.server, hello.servers[hello.server])),
+      hello_(hello),
       timeout_(timeout) {}
 Link::~Link() = default;
 
-Link::Met Link::meet(const net::RpcPlace& place, net::Deadline deadline, const Hello& hello) const {
-  Met met;
-  net::rpc_connect(place, deadline, [&](net::SecureConnection connection, const std::string& at, net::Deadline limit) {
-    auto rpc = std::make_shared<net::RpcClient>(std::move(connection), "parameter", at);
-    const std::string answer = rpc->call(static_cast<std::uint8_t>(Method::Hello), pack(hello), limit);
-    const auto opened = value_or_throw(unpack<Answer>(answer));
-    if (opened.record.error) throw *opened.record.error;
-    met = {std::move(rpc), value_or_throw(codec::decode<Welcome>(opened.payload))};
-  });
-  return met;
-}
-
 Welcome Link::greet(net::Deadline deadline, const Hello& hello) {
-  Met met = meet(place_, deadline, hello);
-  if (hello.incarnation != 0) share_memory(met, deadline, hello);
+  Route::Met met = route_.meet(hello, deadline);
   rpc_ = std::move(met.rpc);
   return met.welcome;
-}
-
-void Link::share_memory(Met& met, net::Deadline deadline, const Hello& hello) const {
-  try {
-    const std::string host = cluster::host_identity().id;
-    auto shared = met.rpc->share_memory(host, deadline);
-    if (shared && *shared) {
-      net::RpcPlace nearer = place_;
-      nearer.endpoints = {**shared};
-      met = meet(nearer, std::min(deadline, net::deadline_in(kNearer)), hello);
-      shared = met.rpc->share_memory(host, deadline);
-    }
-    if (!shared) log::debug("ps", "{}: no shared memory: {}", name_, shared.error().what());
-  } catch (const Error& error) {  // if that was the connection, whoever asks next finds out
-    log::debug("ps", "{}: no shared memory: {}", name_, error.what());
-  }
 }
 
 Welcome Link::ask(net::Deadline deadline) {
@@ -136,6 +106,7 @@ Link::RequestPtr Link::enqueue(Lock& lock, Method method, std::uint64_t sequence
   if (dead_) throw *dead_;
   auto request =
       std::make_shared<Request>(Request{method, sequence, std::move(body), room, net::deadline_in(timeout_)});
+  if (under_way_.empty()) owed_since_ = std::chrono::steady_clock::now();
   under_way_.push_back(request);
   bytes_under_way_ += request->body.size();
   transmit(*request);
@@ -185,6 +156,8 @@ void Link::receive(Lock& lock, const RequestPtr& request) {
         lost = error;
       }
       lock.lock();
+      silent_ = lost && lost->code() == ErrorCode::Timeout;
+      if (!silent_) owed_since_ = std::chrono::steady_clock::now();
       if (!lost) {
         if (auto heard = open_answer(*std::move(bytes))) {
           request->heard = *std::move(heard);
@@ -200,7 +173,8 @@ void Link::receive(Lock& lock, const RequestPtr& request) {
       request->failed = Error(lost->code(), fmt::format("{}: {}", name_, lost->what()));
       if (request->sequence != 0) dead_ = request->failed;  // whether it has been made is not known
     } else if (request->connection == connection) {
-      recover(lock, connection, request->deadline);
+      // A ping may fail soon, and the way to the server not with it.
+      recover(lock, connection, request->method == Method::Ping ? net::deadline_in(timeout_) : request->deadline);
     }
   }
   if (under_way_.remove(request) > 0) bytes_under_way_ -= request->body.size();
@@ -261,8 +235,25 @@ void Link::keep_alive() noexcept {
         std::any_of(under_way_.begin(), under_way_.end(), [](const RequestPtr& one) { return one->receiving; }))
       return;
     const RequestPtr ping = enqueue(lock, Method::Ping, 0, {}, 0);
+    ping->deadline = std::min(ping->deadline, net::deadline_in(kLong));
     receive(lock, ping);
   } catch (const std::exception& error) {  // what is wrong shows to the next who asks
+    log::debug("ps", "{}: {}", name_, error.what());
+  }
+}
+
+void Link::look_around() noexcept {
+  try {
+    std::shared_ptr<net::RpcClient> rpc;
+    {
+      const Lock lock(mutex_);
+      const auto now = std::chrono::steady_clock::now();
+      if (dead_ || now < look_ || !(silent_ || (!under_way_.empty() && now - owed_since_ > kLong))) return;
+      look_ = now + kLong;
+      rpc = rpc_;
+    }
+    if (route_.has_moved()) rpc->close();
+  } catch (const std::exception& error) {
     log::debug("ps", "{}: {}", name_, error.what());
   }
 }

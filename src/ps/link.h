@@ -4,6 +4,7 @@
 
 #include "net/rpc.h"
 #include "ps/protocol.h"
+#include "ps/route.h"
 
 #include <cohort/ps.h>
 
@@ -33,7 +34,7 @@ class Link {
   struct Request;
   using RequestPtr = std::shared_ptr<Request>;
 
-  Link(net::RpcPlace place, std::string endpoint, Hello hello, std::chrono::milliseconds timeout);
+  Link(const Hello& hello, const std::string& secret_file, std::chrono::milliseconds timeout);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -51,6 +52,8 @@ class Link {
   void drain();
   /// Says a word, so that a connection that has broken is made again, though nobody asks anything.
   void keep_alive() noexcept;
+  /// If the server owes an answer for long: looks whether another process has taken its place, and goes there.
+  void look_around() noexcept;
   /// From now on no request waits longer.
   void hurry(std::chrono::milliseconds timeout);
   /// Waits for the answer until the request's deadline; throws what the server answered. Once.
@@ -62,15 +65,7 @@ class Link {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  /// A connection, and what the server said to the greeting on it.
-  struct Met {
-    std::shared_ptr<net::RpcClient> rpc;
-    Welcome welcome;
-  };
-  Met meet(const net::RpcPlace& place, net::Deadline deadline, const Hello& hello) const;
   Welcome greet(net::Deadline deadline, const Hello& hello);
-  /// Goes on through shared memory if the server is on this host.
-  void share_memory(Met& met, net::Deadline deadline, const Hello& hello) const;
   RequestPtr enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body, std::size_t room);
   void transmit(Request& request);
   /// The connection that has this number is lost: makes another one and sends again what has not been answered.
@@ -79,7 +74,7 @@ class Link {
   /// Until its answer is there or a deadline has passed. With the lock; lets it go meanwhile.
   void receive(Lock& lock, const RequestPtr& request);
 
-  const net::RpcPlace place_;
+  Route route_;
   const std::string name_;
   Hello hello_;
   std::atomic<std::chrono::milliseconds> timeout_;
@@ -91,6 +86,9 @@ class Link {
   std::list<RequestPtr> under_way_;  // in the order in which they were sent
   std::size_t bytes_under_way_ = 0;
   std::uint64_t sequence_ = 0;
+  std::chrono::steady_clock::time_point owed_since_{};  // when it answered last, or was asked after it had answered all
+  std::chrono::steady_clock::time_point look_{};        // not before, at whether its rows have moved
+  bool silent_ = false;                                 // it has not answered within a request's time
   std::optional<Error> dead_;
 };
 

@@ -74,7 +74,11 @@ enum class Method : std::uint8_t {
   Ping,
   Snapshot,
   Barrier,
-  Settle,  ///< between servers
+  // Between servers.
+  Settle,
+  Locate,  ///< of workers too
+  Follow,
+  Fetch,
   // What changes the state: each has the number of its order.
   Start,
   Open,
@@ -88,6 +92,8 @@ enum class Method : std::uint8_t {
   Joined,   ///< likewise: a worker that was let in
   Lost,     ///< likewise: a worker that is taken for lost
   Adopt,    ///< likewise: rows of a snapshot
+  Piece,    ///< likewise: of the image of a state, from which a new one begins
+  Verify,   ///< likewise: what some rows have to be by then
 };
 
 /// The first call of a connection. Without an incarnation: only what is known is asked.
@@ -98,13 +104,14 @@ struct Hello {
   std::uint64_t nonce = 0;  ///< tells two processes apart that say they are the same worker
   std::uint32_t server = 0;
   std::uint64_t placement = 0;       ///< version of the map
+  std::uint64_t epoch = 0;           ///< the latest of this server's rows that the worker has heard of
   std::vector<std::string> servers;  ///< all of them, as the client reaches them
   std::string host;                  ///< of the worker, for messages
 };
 template <class M, class A>
 void visit_fields(M& m, A& a, const Hello*) {
   a(codec::below(m.worker, kMostWorkers, "a worker beyond 65536"), m.workers, m.incarnation, m.nonce,
-    codec::below(m.server, kMostServers, "a server beyond 1024"), m.placement,
+    codec::below(m.server, kMostServers, "a server beyond 1024"), m.placement, m.epoch,
     codec::most(m.servers, kMostServers, 300), codec::longest(m.host, 300));
   a.demand(m.workers >= 1 && m.workers <= kMostWorkers && m.worker < m.workers, "a worker that is not one of them");
   a.demand(m.server < m.servers.size(), "a server that is not one of them");
@@ -115,10 +122,11 @@ struct Welcome {
   std::uint64_t mark = 0;         ///< of this incarnation: the last change that has been made
   std::int64_t clock = 0;         ///< at which a new incarnation has to begin at least
   std::uint64_t barrier = 0;      ///< the latest to which any worker has come
+  std::uint64_t epoch = 0;        ///< of the server's rows; 0: nobody takes its place if it dies
 };
 template <class M, class A>
 void visit_fields(M& m, A& a, const Welcome*) {
-  a(m.incarnation, m.mark, m.clock, m.barrier);
+  a(m.incarnation, m.mark, m.clock, m.barrier, m.epoch);
 }
 
 /// Where a change stands in the order of the worker's changes on this server.
@@ -235,10 +243,11 @@ void visit_fields(M& m, A& a, const Barrier*) {
 struct Settle {
   std::uint32_t worker = 0;
   std::uint64_t incarnation = 0;
+  std::uint32_t server = 0;  ///< who is asked: a process may serve several
 };
 template <class M, class A>
 void visit_fields(M& m, A& a, const Settle*) {
-  a(m.worker, m.incarnation);
+  a(m.worker, m.incarnation, codec::below(m.server, kMostServers, "a server beyond 1024"));
 }
 /// What a server has of a worker from which it takes nothing any more.
 struct Settled {
@@ -262,13 +271,76 @@ void visit_fields(M& m, A& a, const Snapshot*) {
 }
 /// Its answer.
 struct Written {
+  std::string file;  ///< another name, where the server is not the first that serves the rows
   std::uint64_t bytes = 0;
   std::string sha256;
   std::string crc32;
 };
 template <class M, class A>
 void visit_fields(M& m, A& a, const Written*) {
-  a(m.bytes, m.sha256, codec::longest(m.crc32, std::size_t{8} << 20));
+  a(codec::longest(m.file, 300), m.bytes, m.sha256, codec::longest(m.crc32, std::size_t{8} << 20));
+}
+
+/// Who serves a server's rows now?
+struct Locate {
+  std::uint32_t server = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Locate*) {
+  a(codec::below(m.server, kMostServers, "a server beyond 1024"));
+}
+struct Located {
+  std::uint64_t epoch = 0;
+  std::string endpoint;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Located*) {
+  a(m.epoch, codec::longest(m.endpoint, 300));
+}
+
+/// A process is about to have a copy of a server's state, from now on until its connection ends.
+struct Follow {
+  std::uint32_t server = 0;
+  std::uint32_t by = 0;    ///< the number of the process that follows
+  std::uint64_t life = 0;  ///< which process of that number
+  std::uint64_t copy = 0;  ///< which of its copies: a later one has a higher number
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Follow*) {
+  a(codec::below(m.server, kMostServers, "a server beyond 1024"),
+    codec::below(m.by, kMostServers, "a server beyond 1024"), m.life, m.copy);
+}
+/// Records (command_record.h) from this one on, those before have come: first the pieces of an image, then commands as
+/// they are made. Is answered within kHeartbeat.
+struct Fetch {
+  std::uint32_t server = 0;
+  std::uint64_t life = 0;
+  std::uint64_t copy = 0;  ///< as Follow said
+  std::uint64_t position = 0;
+  std::uint64_t room = 0;  ///< bytes that the copy may still grow by
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Fetch*) {
+  a(codec::below(m.server, kMostServers, "a server beyond 1024"), m.life, m.copy, m.position, m.room);
+}
+struct Fetched {
+  std::uint64_t count = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Fetched*) {
+  a(m.count);
+}
+
+/// A digest of some rows of a table, by their places.
+struct Verify {
+  std::uint32_t table = 0;
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+  std::uint64_t digest = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Verify*) {
+  a(m.table, m.first, m.count, m.digest);
 }
 
 /// The answer to Open.

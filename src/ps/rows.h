@@ -49,6 +49,13 @@ class Rows {
     return reinterpret_cast<const float*>(place(number) + sizeof(RowHeader));
   }
 
+  /// The first free place, and how many there are: `steps` of each says the next.
+  std::uint32_t first_free() const noexcept { return free_; }
+  /// From an image: the next place, a row's or a free one; then which is the first free one. False: the free ones are
+  /// no chain from there. The floats of a free place are not read.
+  void load(const RowHeader& header, const void* floats);
+  bool end_load(std::uint32_t first_free);
+
   void prefetch_index(std::uint64_t hash) const noexcept { index_.prefetch(hash); }
   /// After `prefetch_index`, some time before the row is used.
   void prefetch_row(std::uint64_t hash) const noexcept {
@@ -74,12 +81,14 @@ class Rows {
     __extension__ using Wide = unsigned __int128;
     return static_cast<std::uint32_t>((static_cast<Wide>(inverse_) * number) >> 64);
   }
+  void make_place(std::uint32_t number);
   std::byte* place(std::uint32_t number) const noexcept {
     const std::uint32_t slab = slab_of(number);
     return slabs_[slab].get() + (number - slab * in_slab_) * row_bytes_;
   }
 
   std::size_t row_bytes_;
+  std::size_t floats_;
   std::size_t prefetched_;
   std::uint32_t in_slab_;  // rows
   std::size_t slab_bytes_;

@@ -9,8 +9,8 @@ namespace cohort::ps {
 
 using std::chrono::milliseconds;
 
-Settlement::Settlement(const Settle& question, std::int64_t ended, std::vector<net::RpcPlace> others)
-    : question_(question), others_(std::move(others)), most_(ended) {
+Settlement::Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others, PlaceOf place_of)
+    : question_(question), others_(std::move(others)), place_of_(std::move(place_of)), most_(ended) {
   thread_ = sys::start_without_signals([this] { run(); });
 }
 
@@ -20,15 +20,18 @@ Settlement::~Settlement() {
 }
 
 void Settlement::run() {
-  for (const net::RpcPlace& place : others_) {
+  for (const std::uint32_t server : others_) {
+    Settle question = question_;
+    question.server = server;
     for (bool answered = false; !answered;) {
       if (stopping_) return;
       try {
         // Short, so that the end of this server does not have to wait for the other one.
         const auto deadline = net::deadline_in(milliseconds(500));
+        const net::RpcPlace place = value_or_throw(place_of_(server));
         net::rpc_connect(place, deadline, [&](net::SecureConnection connection, const std::string& at, net::Deadline) {
           net::RpcClient client(std::move(connection), "parameter", at);
-          const std::string answer = client.call(static_cast<std::uint8_t>(Method::Settle), pack(question_), deadline);
+          const std::string answer = client.call(static_cast<std::uint8_t>(Method::Settle), pack(question), deadline);
           const auto opened = value_or_throw(unpack<Answer>(answer));
           if (opened.record.error) throw *opened.record.error;
           const auto settled = value_or_throw(codec::decode<Settled>(opened.payload));

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -18,8 +19,10 @@ namespace cohort::ps {
 
 class Settlement {
  public:
-  /// `ended`: here.
-  Settlement(const Settle& question, std::int64_t ended, std::vector<net::RpcPlace> others);
+  /// Where a server's rows are served now; any thread.
+  using PlaceOf = std::function<Result<net::RpcPlace>(std::uint32_t server)>;
+  /// `ended`: here. `others`: the servers that are asked.
+  Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others, PlaceOf place_of);
   ~Settlement();
   Settlement(const Settlement&) = delete;
   Settlement& operator=(const Settlement&) = delete;
@@ -34,7 +37,8 @@ class Settlement {
   void run();
 
   const Settle question_;
-  const std::vector<net::RpcPlace> others_;
+  const std::vector<std::uint32_t> others_;
+  const PlaceOf place_of_;
   std::atomic<bool> stopping_{false};
   mutable std::mutex mutex_;
   std::int64_t most_;

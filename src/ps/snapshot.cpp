@@ -49,7 +49,8 @@ std::string snapshot_file(std::uint32_t server, std::uint32_t servers) {
   return fmt::format("ps-{}-of-{}.rows", server, servers);
 }
 bool is_snapshot_file(const std::string& name) {
-  return name.size() > 8 && name.substr(0, 3) == "ps-" && name.substr(name.size() - 5) == ".rows";
+  return name.size() > 8 && name.substr(0, 3) == "ps-" && name.substr(name.size() - 5) == ".rows" &&
+         name.find('/') == std::string::npos;
 }
 
 Result<formats::FileDigest> write_snapshot(const State& state, const std::string& folder, const std::string& file) {

@@ -264,4 +264,39 @@ void SparseTable::restore_seen(std::uint64_t key, std::uint32_t count) {
                      [this](std::uint32_t other) { return mix64(seen_[other].key); });
 }
 
+TableShape SparseTable::shape() const noexcept {
+  return {rows_.end(), rows_.first_free(), hand_, seen_.size(), counts()};
+}
+
+void SparseTable::for_places(std::uint32_t first, std::uint32_t count,
+                             const std::function<void(const RowHeader&, const float*)>& visit) const {
+  for (std::uint32_t number = first; number < rows_.end() && number - first < count; ++number)
+    visit(rows_.header(number), rows_.lives(number) ? rows_.floats(number) : nullptr);
+}
+
+bool SparseTable::end_load(const TableShape& shape) {
+  if (shape.end != rows_.end() || shape.seen != seen_.size() || (shape.hand != 0 && shape.hand >= shape.end))
+    return false;
+  hand_ = shape.hand;
+  counts_ = shape.counts;
+  return rows_.end_load(shape.first_free);
+}
+
+std::uint64_t SparseTable::digest(std::uint32_t first, std::uint32_t count) const noexcept {
+  std::uint64_t digest = rows_.end();
+  const auto take = [&digest](const void* bytes, std::size_t size) {
+    for (std::size_t at = 0; at < size; at += sizeof(std::uint32_t)) {
+      std::uint32_t word;
+      std::memcpy(&word, static_cast<const char*>(bytes) + at, sizeof word);
+      digest = (digest ^ word) * 0x9E3779B97F4A7C15ULL;
+      digest ^= digest >> 29;
+    }
+  };
+  for (std::uint32_t number = first; number < rows_.end() && number - first < count; ++number) {
+    take(&rows_.header(number), sizeof(RowHeader));
+    if (rows_.lives(number)) take(rows_.floats(number), floats_ * sizeof(float));
+  }
+  return digest;
+}
+
 }  // namespace cohort::ps

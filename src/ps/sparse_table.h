@@ -27,6 +27,15 @@ struct KeyedRows {
   std::size_t count = 0;
 };
 
+/// What an image has of a table beside its rows and counters.
+struct TableShape {
+  std::uint32_t end = 0;         ///< places of rows
+  std::uint32_t first_free = 0;  ///< of them
+  std::uint32_t hand = 0;        ///< where eviction goes on
+  std::uint64_t seen = 0;
+  TableCounts counts;
+};
+
 /// Of the counter of a key that is not admitted yet, in a snapshot.
 inline constexpr std::size_t kSeenBytes = sizeof(std::uint64_t) + sizeof(std::uint32_t);
 
@@ -62,6 +71,16 @@ class SparseTable {
   /// In place of what there is of the key. The floats need not be aligned.
   void restore(const RowHeader& header, const void* floats);
   void restore_seen(std::uint64_t key, std::uint32_t count);
+
+  /// For images, from which the same table is made again, to its order: rows by their places, free ones too (`floats`
+  /// is null). A new table takes all places and counters, then its shape. False: it cannot be.
+  TableShape shape() const noexcept;
+  void for_places(std::uint32_t first, std::uint32_t count,
+                  const std::function<void(const RowHeader&, const float*)>& visit) const;
+  void load_place(const RowHeader& header, const void* floats) { rows_.load(header, floats); }
+  bool end_load(const TableShape& shape);
+  /// Of the rows at these places.
+  std::uint64_t digest(std::uint32_t first, std::uint32_t count) const noexcept;
 
  private:
   struct Seen {

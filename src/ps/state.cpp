@@ -123,10 +123,16 @@ Result<void> State::check_change(const Command& command, std::size_t limit) cons
 }
 
 void State::run(const Command& command) {
-  const auto advance = [&](const Order& order) { workers_.at(command.worker).mark = order.sequence; };
+  const auto advance = [&](const Order& order) {
+    Worker& worker = workers_.at(command.worker);
+    worker.mark = order.sequence;
+    // The answers up to there have come: what was refused need not be known any more.
+    worker.refused.erase(worker.refused.begin(), worker.refused.upper_bound(order.acknowledged));
+  };
   switch (command.method) {
     case Method::Joined: {
       const auto hello = opened<Hello>(command).record;
+      introduced_ = hello;
       if (workers_.count() == 0) workers_.expect(hello.workers);
       Worker& worker = workers_.at(command.worker);
       drop_staged(command.worker);
@@ -158,7 +164,12 @@ void State::run(const Command& command) {
       if (!find(open.name)) tables_.push_back({SparseTable(open.name, open.options), open.elements});
       break;
     }
-    case Method::Push: push(command); break;
+    case Method::Push: {
+      const auto change = opened<Change>(command);
+      advance(change.record.order);
+      push(command, change.record, change.payload);
+      break;
+    }
     case Method::Assign: {
       const auto change = opened<Change>(command);
       advance(change.record.order);
@@ -213,7 +224,10 @@ void State::run(const Command& command) {
 }
 
 Result<void> State::replay(const Command& command) {
+  if (command.method == Method::Piece) return load(command.body);
+  if (loading_) return fail(ErrorCode::Corrupt, "a command within an image");
   const auto sound = [&]() -> Result<void> {
+    if (command.method == Method::Verify) return verify(command);
     if (command.method == Method::Joined) {
       const auto hello = unpack<Hello>(command.body);
       if (!hello) return tl::unexpected(hello.error());
@@ -292,19 +306,20 @@ void State::adopt(const Command& command) {
   }
 }
 
-void State::push(const Command& command) {
-  const auto change = opened<Change>(command);
-  Worker& worker = workers_.at(command.worker);
-  worker.mark = change.record.order.sequence;
-  SparseTable& table = tables_[change.record.table].table;
+void State::push(const Command& command, const Change& change, std::string_view payload) {
+  SparseTable& table = tables_[change.table].table;
   if (table.options().consistency.mode == Mode::Async) {
-    table.step(rows_of(change.payload, change.record.count), command.now, change.record.lr);
+    table.step(rows_of(payload, change.count), command.now, change.lr);
     return;
   }
-  staged_.push_back({command.worker, worker.committed, change.record.table, change.record.lr, change.record.count,
-                     std::string(change.payload)});
-  staged_bytes_ += change.payload.size() + sizeof(Staged);
-  tables_[change.record.table].waiting += change.record.count;
+  stage({command.worker, workers_.at(command.worker).committed, change.table, change.lr, change.count,
+         std::string(payload)});
+}
+
+void State::stage(Staged staged) {
+  staged_bytes_ += staged.payload.size() + sizeof(Staged);
+  tables_[staged.table].waiting += staged.count;
+  staged_.push_back(std::move(staged));
 }
 
 template <class Taken>
@@ -428,11 +443,6 @@ void State::fence(const Settle& asked) {
   Worker& worker = workers_.at(asked.worker);
   worker.banned = std::max(worker.banned, asked.incarnation);
   if (worker.incarnation == asked.incarnation) worker.fenced = true;
-}
-
-void State::forget_refused(std::uint32_t worker, std::uint64_t acknowledged) {
-  auto& refused = workers_.at(worker).refused;
-  refused.erase(refused.begin(), refused.upper_bound(acknowledged));
 }
 
 }  // namespace cohort::ps

@@ -11,7 +11,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +31,8 @@ struct Command {
 class State {
  public:
   const Workers& workers() const noexcept { return workers_; }
+  /// What the latest worker that has joined said, of the servers too.
+  const std::optional<Hello>& introduced() const noexcept { return introduced_; }
   /// Clocks whose pushes have been made in tables of Mode::Sync.
   std::int64_t settled() const noexcept { return settled_; }
 
@@ -42,8 +46,16 @@ class State {
   /// Of a change that came in its turn: its number counts from now on. Never fails for what `check` let pass.
   void run(const Command& command);
 
-  /// A command from a journal: as `run`, but that it is looked at first. Corrupt if it could not have been written.
+  /// A command from a journal, or for a copy: as `run`, but that it is looked at first. Corrupt if it could not have
+  /// been written, or if rows are not what a command of Method::Verify says.
   Result<void> replay(const Command& command);
+
+  /// Calls `take` with the pieces of an image, bodies of Method::Piece: a new state that replays them is this one.
+  void image(const std::function<void(std::string piece)>& take) const;
+  /// Whether an image has begun, and not ended.
+  bool loading() const noexcept { return loading_; }
+  /// What some rows have to be, for a command of Method::Verify: others each time. nullopt: there are none.
+  std::optional<Verify> some_rows(std::uint64_t turn) const;
 
   /// The table of this number; nullptr.
   const SparseTable* table(std::uint32_t number) const noexcept;
@@ -66,8 +78,6 @@ class State {
   bool has_staged(std::uint32_t worker, std::int64_t clock) const noexcept;
   /// How many clocks this incarnation had ended, after a command of Method::Settle.
   std::int64_t ended(const Settle& asked) const;
-  /// The answers up to here have come: what was refused need not be known any more.
-  void forget_refused(std::uint32_t worker, std::uint64_t acknowledged);
 
  private:
   struct Served {
@@ -84,12 +94,15 @@ class State {
     std::string payload;
   };
 
+  Result<void> load(std::string_view piece);
   Result<void> check_change(const Command& command, std::size_t limit) const;
   void adopt(const Command& command);
   Result<void> check_open(const Open& open, std::size_t limit) const;
-  void push(const Command& command);
+  void push(const Command& command, const Change& change, std::string_view payload);
+  Result<void> verify(const Command& command) const;
   void commit(std::uint32_t worker, std::int64_t clocks, std::uint32_t now);
   void fence(const Settle& asked);
+  void stage(Staged staged);
   void drop_staged(std::uint32_t worker);
   /// Takes out those for which `taken` says true.
   template <class Taken>
@@ -100,6 +113,8 @@ class State {
   static KeyedRows rows_of(std::string_view payload, std::size_t count) noexcept;
 
   Workers workers_;
+  std::optional<Hello> introduced_;
+  bool loading_ = false;
   std::deque<Served> tables_;
   std::deque<Staged> staged_;  // in the order in which they came
   std::size_t staged_bytes_ = 0;

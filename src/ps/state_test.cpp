@@ -206,8 +206,9 @@ TEST(State, WhatWasRefusedIsRefusedAgainAndTakesItsTurn) {
   EXPECT_EQ(*state.workers().judge({0, kIncarnation, {3, 1}}), Workers::Verdict::New);
   EXPECT_EQ(state.workers().judge({0, kIncarnation, {4, 1}}).error().code(), ErrorCode::Corrupt);
   EXPECT_EQ(state.workers().judge({0, kIncarnation + 1, {3, 1}}).error().code(), ErrorCode::Aborted);
-  state.forget_refused(0, 2);
-  EXPECT_TRUE(state.workers().at(0).refused.empty());
+  const std::string next = pack(Leave{{3, 2}});
+  ASSERT_TRUE(state.replay({1, Method::Leave, 0, kIncarnation, next}));
+  EXPECT_TRUE(state.workers().at(0).refused.empty()) << "its answer has come";
 }
 
 TEST(State, AJournalThatCouldNotHaveBeenWrittenIsRefused) {

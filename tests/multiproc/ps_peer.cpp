@@ -1,8 +1,11 @@
 // A server or a worker of a parameter server, as a process that ps_test kills.
 //   ps_peer server ENDPOINT JOURNAL
+//   ps_peer replicated ENDPOINT NUMBER SERVERS
 //   ps_peer worker NUMBER WORKERS MODE CLOCKS RESETS ENDPOINT...
+//   ps_peer watch SECONDS ENDPOINT...
 // A worker pushes 1 to each of 60 counters in every clock, in three pushes; with RESETS, a thread breaks its
 // connections again and again. At the end it waits for the others and prints the counters' least and most.
+// One that watches pushes to a counter of each server, from a thread each, and prints how long the longest push took.
 #include <cohort/error.h>
 #include <cohort/ps.h>
 
@@ -12,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -23,10 +27,7 @@ namespace {
 
 using namespace cohort;
 
-[[noreturn]] void serve(const std::string& endpoint, const std::string& journal) {
-  ps::ServerOptions options;
-  options.endpoint = endpoint;
-  options.journal = journal;
+[[noreturn]] void serve(ps::ServerOptions options) {
   options.patience = std::chrono::milliseconds(1500);
   const ps::Server server(options);
   std::printf("serves\n");
@@ -92,13 +93,84 @@ int work(int argc, char** argv) {
   return 0;
 }
 
+int watch(int argc, char** argv) {
+  ps::ClientOptions options;
+  options.servers.assign(argv + 3, argv + argc);
+  ps::Client client = ps::Client::connect(options);
+  ps::TableOptions of_counters;
+  of_counters.dim = 1;
+  of_counters.optimizer = ps::optim::Sgd{.lr = 1};
+  of_counters.consistency = ps::Consistency::async();
+  ps::Table table = client.table("counters", of_counters);
+  const std::size_t servers = options.servers.size();
+  // A key of each: the one that adds a row there.
+  std::vector<std::uint64_t> keys(servers, 0);
+  std::vector<bool> found(servers, false);
+  std::vector<std::uint64_t> before(servers, 0);
+  for (std::uint64_t key = 1; std::find(found.begin(), found.end(), false) != found.end(); ++key) {
+    table.push(std::vector<std::uint64_t>{key}, std::vector<float>{-1}).wait();
+    const auto rows = table.stats().rows_of_servers;
+    for (std::size_t i = 0; i < servers; ++i) {
+      if (rows[i] == before[i] || found[i]) continue;
+      found[i] = true;
+      keys[i] = key;
+    }
+    before = rows;
+  }
+  std::vector<double> longest(servers, 0);
+  std::vector<long long> pushed(servers, 1);
+  std::vector<std::thread> threads;
+  std::printf("works from clock 0\n");
+  std::fflush(stdout);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[2]));
+  for (std::size_t i = 0; i < servers; ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        while (std::chrono::steady_clock::now() < end) {
+          const auto begun = std::chrono::steady_clock::now();
+          table.push(std::vector<std::uint64_t>{keys[i]}, std::vector<float>{-1}).wait();
+          ++pushed[i];
+          const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begun;
+          longest[i] = std::max(longest[i], took.count());
+        }
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "ps_peer: %s\n", error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t i = 0; i < servers; ++i) {
+    float counted = 0;
+    table.pull(std::vector<std::uint64_t>{keys[i]}, std::span(&counted, 1)).wait();
+    std::printf("server %zu: longest %.0f ms, %s.\n", i, longest[i],
+                counted == static_cast<float>(pushed[i]) ? "exact" : "not exact");
+  }
+  std::printf("watched.\n");
+  std::fflush(stdout);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    if (argc == 4 && std::string(argv[1]) == "server") serve(argv[2], argv[3]);
+    ps::ServerOptions server;
+    if (argc > 2) server.endpoint = argv[2];
+    if (argc == 4 && std::string(argv[1]) == "server") {
+      server.journal = argv[3];
+      serve(server);
+    }
+    if (argc == 5 && std::string(argv[1]) == "replicated") {
+      server.replicas = 1;
+      server.number = std::atoi(argv[3]);
+      server.servers = std::atoi(argv[4]);
+      serve(server);
+    }
+    if (argc >= 4 && std::string(argv[1]) == "watch") return watch(argc, argv);
     if (argc >= 8 && std::string(argv[1]) == "worker") return work(argc, argv);
-    std::fprintf(stderr, "ps_peer server ENDPOINT JOURNAL | worker NUMBER WORKERS MODE CLOCKS RESETS ENDPOINT...\n");
+    std::fprintf(stderr,
+                 "ps_peer server ENDPOINT JOURNAL | replicated ENDPOINT NUMBER SERVERS | worker NUMBER WORKERS MODE "
+                 "CLOCKS RESETS ENDPOINT... | watch SECONDS ENDPOINT...\n");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "ps_peer: %s\n", error.what());
   }

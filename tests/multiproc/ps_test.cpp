@@ -1,13 +1,22 @@
 // Parameter servers and workers that are processes, and are killed: no update is lost, none counts twice.
+#include "base/result.h"
 #include "child.h"
+#include "net/address.h"
+#include "net/secret.h"
+#include "ps/server_map.h"
+#include "store/client.h"
+#include "store/server.h"
+#include "sys/unique_fd.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -18,16 +27,33 @@ namespace {
 
 constexpr int kServers = 3;
 
+/// With a store, where servers have replicas instead of journals.
+struct Replicated {};
+
 class Job {
  public:
+  explicit Job(Replicated) {
+    secret_ = value_or_throw(net::Secret::generate());
+    store_ = std::make_unique<store::StoreServer>(store::StoreServerOptions{.secret = secret_});
+    inherited_ = sys::UniqueFd(::dup(value_or_throw(secret_->to_sealed_memfd()).get()));  // children have it
+    begin();
+    for (int i = 0; i < kServers; ++i) start(i);
+    for (int i = 0; i < kServers; ++i) wait_until_served(i);
+  }
   Job() {
+    begin();
+    for (int i = 0; i < kServers; ++i) {
+      start(i);
+      wait_until_served(i);
+    }
+  }
+  void begin() {
     std::string folder = std::filesystem::temp_directory_path() / "cohort-ps-XXXXXX";
     if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("mkdtemp");
     folder_ = folder;
     for (int i = 0; i < kServers; ++i) {
       names_.push_back("@cohort-ps-" + std::to_string(::getpid()) + "-" + std::to_string(i));
       servers_.push_back(nullptr);
-      start(i);
     }
   }
   ~Job() {
@@ -36,17 +62,75 @@ class Job {
   }
 
   void start(int server) {
-    servers_[static_cast<std::size_t>(server)] =
-        std::make_unique<Child>(ChildOptions{{COHORT_PS_PEER, "server", names_[static_cast<std::size_t>(server)],
-                                              folder_ + "/journal-" + std::to_string(server)},
-                                             {},
-                                             {}});
-    if (!servers_[static_cast<std::size_t>(server)]->wait_for_output("serves"))
-      throw std::runtime_error("no server: " + servers_[static_cast<std::size_t>(server)]->output());
+    ChildOptions options;
+    options.command = {COHORT_PS_PEER, store_ ? "replicated" : "server", names_[static_cast<std::size_t>(server)]};
+    if (store_) {
+      options.command.push_back(std::to_string(server));
+      options.command.push_back(std::to_string(kServers));
+      options.environment = {{"COHORT_STORE", net::to_string(store_->endpoint())},
+                             {"COHORT_SECRET_FD", std::to_string(inherited_.get())}};
+    } else {
+      options.command.push_back(folder_ + "/journal-" + std::to_string(server));
+    }
+    servers_[static_cast<std::size_t>(server)] = std::make_unique<Child>(options);
+  }
+  Child& server(int number) { return *servers_[static_cast<std::size_t>(number)]; }
+  void wait_until_served(int number) {
+    if (!server(number).wait_for_output("serves")) throw std::runtime_error("no server: " + server(number).output());
+  }
+  static std::string described(const ps::ServerMap& map) {
+    std::string text = fmt::format("map {}: ", map.version);
+    for (const ps::Serving& one : map.rows) {
+      text +=
+          fmt::format("[epoch {}: {}{} {}{}] ", one.epoch, one.primary.server, map.lives(one.primary) ? "" : "(dead)",
+                      one.backup.server, map.lives(one.backup) ? "" : "(none)");
+    }
+    return text;
+  }
+  /// By the map in the store.
+  void wait_until_all_have_backups() {
+    wait_for_map([](const ps::ServerMap& map) {
+      return std::all_of(map.rows.begin(), map.rows.end(),
+                         [&](const ps::Serving& one) { return map.lives(one.primary) && map.lives(one.backup); });
+    });
+  }
+  bool wait_until_served_by_other(std::size_t rows) {
+    wait_for_map([&](const ps::ServerMap& map) { return map.rows[rows].primary.server != rows; });
+    return true;
+  }
+  template <class Is>
+  void wait_for_map(Is&& is) {
+    const auto deadline = net::deadline_in(std::chrono::seconds(20));
+    const auto store =
+        store::connect_tcp_store(store_->endpoint().tcp.host, store_->endpoint().tcp.port, *secret_, deadline);
+    while (true) {
+      const auto text = store->get("ps/0/map", deadline);
+      const auto map = value_or_throw(codec::decode<ps::ServerMap>(text, {.longest_text = 1024}));
+      if (map.formed() && is(map)) return;
+      if (net::passed(deadline)) throw std::runtime_error("not yet: " + described(map) + said());
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  /// What servers that are there have said.
+  std::string said() {
+    std::string all;
+    for (int i = 0; i < kServers; ++i) {
+      (void)server(i).wait_for_output("nothing of the kind", std::chrono::seconds(0));
+      all += "server " + std::to_string(i) + ": " + server(i).output() + "\n";
+    }
+    return all;
   }
   void kill(int server) {
     servers_[static_cast<std::size_t>(server)]->kill(SIGKILL);
     servers_[static_cast<std::size_t>(server)]->wait();
+  }
+  void stop(int number) { server(number).kill(SIGSTOP); }
+  void go_on(int number) { server(number).kill(SIGCONT); }
+  Child watcher(int seconds) const {
+    ChildOptions options;
+    options.command = {COHORT_PS_PEER, "watch", std::to_string(seconds)};
+    options.command.insert(options.command.end(), names_.begin(), names_.end());
+    return Child(options);
   }
   Child worker(int number, int workers, const std::string& mode, int clocks, bool resets) const {
     ChildOptions options;
@@ -58,6 +142,9 @@ class Job {
 
  private:
   std::string folder_;
+  std::unique_ptr<store::StoreServer> store_;
+  std::optional<net::Secret> secret_;
+  sys::UniqueFd inherited_;
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<Child>> servers_;
 };
@@ -81,6 +168,7 @@ TEST(ParameterServer, CountsEachPushOnceThoughServersAreKilledAndConnectionsBrea
     job.kill(server);
     pause(random, 50);
     job.start(server);
+    job.wait_until_served(server);
     // So that kills meet pushes of all phases.
     ASSERT_FALSE(workers[0].wait_for_output("ps_peer:", std::chrono::seconds(0))) << workers[0].output();
   }
@@ -126,6 +214,92 @@ TEST(ParameterServer, AKilledWorkersClockCountsOnAllServersOrOnNone) {
   EXPECT_EQ(least, most) << "some servers have a clock that others have not";
   EXPECT_GE(least, kClocks + ended) << "what it was told has ended";
   EXPECT_LE(least, kClocks + ended + kills) << "at most the clock in which it was killed";
+}
+
+// Primaries are killed in the midst of pushes, with no journal: their backups have all that was acknowledged.
+TEST(ParameterServer, ABackupTakesThePlaceOfAKilledPrimaryAndNothingIsLost) {
+  constexpr int kWorkers = 2, kClocks = 1500, kKills = 4;
+  Job job(Replicated{});
+  std::vector<Child> workers;
+  for (int i = 0; i < kWorkers; ++i) workers.push_back(job.worker(i, kWorkers, "async", kClocks, false));
+  for (Child& worker : workers) ASSERT_TRUE(worker.wait_for_output("works from")) << worker.output();
+  std::mt19937 random(12);
+  int kills = 0;
+  for (; kills < kKills; ++kills) {
+    const int server = static_cast<int>(random() % kServers);
+    job.wait_until_all_have_backups();
+    pause(random, 100);
+    job.kill(server);
+    job.start(server);
+    job.wait_until_served(server);  // by then the map knows that the killed one is gone
+    ASSERT_FALSE(workers[0].wait_for_output("ps_peer:", std::chrono::seconds(0))) << workers[0].output();
+  }
+  const std::string exact =
+      "counts from " + std::to_string(kWorkers * kClocks) + " to " + std::to_string(kWorkers * kClocks) + ".";
+  for (Child& worker : workers) {
+    EXPECT_TRUE(worker.wait_for_output(exact, std::chrono::seconds(60)))
+        << worker.output().substr(worker.output().size() > 900 ? worker.output().size() - 900 : 0) << job.said();
+    EXPECT_EQ(worker.wait(), 0);
+  }
+}
+
+// It says nothing, and nobody can know whether it is dead. When it goes on it is not the primary any more.
+TEST(ParameterServer, AStoppedPrimaryHasNoSayWhenItGoesOn) {
+  constexpr int kWorkers = 2, kClocks = 1200;
+  Job job(Replicated{});
+  std::vector<Child> workers;
+  for (int i = 0; i < kWorkers; ++i) workers.push_back(job.worker(i, kWorkers, "sync", kClocks, false));
+  for (Child& worker : workers) ASSERT_TRUE(worker.wait_for_output("ended 20")) << worker.output();
+  job.wait_until_all_have_backups();
+  job.stop(1);
+  ASSERT_TRUE(job.wait_until_served_by_other(1));
+  job.go_on(1);
+  const std::string exact =
+      "counts from " + std::to_string(kWorkers * kClocks) + " to " + std::to_string(kWorkers * kClocks) + ".";
+  for (Child& worker : workers) {
+    EXPECT_TRUE(worker.wait_for_output(exact, std::chrono::seconds(60)))
+        << worker.output().substr(worker.output().size() > 900 ? worker.output().size() - 900 : 0) << job.said();
+    EXPECT_EQ(worker.wait(), 0);
+  }
+  EXPECT_TRUE(job.server(1).wait_for_output("this process was taken for lost")) << job.said();
+}
+
+TEST(ParameterServer, OthersDoNotPauseWhenAServerIsKilled) {
+  Job job(Replicated{});
+  Child watcher = job.watcher(4);
+  ASSERT_TRUE(watcher.wait_for_output("works from")) << watcher.output();
+  job.wait_until_all_have_backups();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  job.kill(1);
+  ASSERT_TRUE(watcher.wait_for_output("watched.")) << watcher.output() << job.said();
+  double longest[kServers] = {};
+  for (int i = 0; i < kServers; ++i) {
+    const std::string head = "server " + std::to_string(i) + ": longest ";
+    const std::size_t at = watcher.output().find(head);
+    ASSERT_NE(at, std::string::npos);
+    longest[i] = std::atof(watcher.output().c_str() + at + head.size());
+    RecordProperty("longest_ms_" + std::to_string(i), std::to_string(longest[i]));
+  }
+  EXPECT_EQ(watcher.output().find("not exact"), std::string::npos) << watcher.output();
+  EXPECT_GE(longest[1], 250) << "the lease has to pass";
+  EXPECT_LT(longest[1], 2000);
+  EXPECT_LT(std::min(longest[0], longest[2]), longest[1]);
+}
+
+TEST(ParameterServer, WhenBothAreKilledWhatIsLostIsSaid) {
+  Job job(Replicated{});
+  Child worker = job.worker(0, 1, "async", 1'000'000, false);
+  ASSERT_TRUE(worker.wait_for_output("ended 20")) << worker.output();
+  job.wait_until_all_have_backups();
+  job.kill(0);
+  job.kill(1);  // has the copy of 0's rows
+  job.start(0);
+  job.start(1);
+  EXPECT_TRUE(worker.wait_for_output("changes are lost", std::chrono::seconds(30))) << worker.output() << job.said();
+  EXPECT_NE(worker.wait(), 0);
+  const bool said = job.server(0).wait_for_output("they begin anew", std::chrono::seconds(5)) ||
+                    job.server(1).wait_for_output("they begin anew", std::chrono::seconds(5));
+  EXPECT_TRUE(said) << job.said();
 }
 
 }  // namespace

@@ -1,0 +1,378 @@
+#include "ps/primary.h"
+
+#include "formats/checkpoint_folder.h"
+#include "ps/answers.h"
+#include "ps/command_record.h"
+#include "ps/placement.h"
+#include "ps/snapshot.h"
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+namespace cohort::ps {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+std::uint32_t seconds_now() { return static_cast<std::uint32_t>(::time(nullptr)); }
+
+}  // namespace
+
+Primary::Primary(net::RpcServer& rpc, Options options, State state, std::optional<Journal> journal)
+    : rpc_(rpc),
+      options_(std::move(options)),
+      state_(std::move(state)),
+      journal_(std::move(journal)),
+      epoch_(options_.epoch),
+      self_(std::make_shared<Primary*>(this)) {}
+
+Primary::~Primary() {
+  *self_ = nullptr;
+  std::vector<ClientPtr> clients;
+  for (const auto& [client, session] : sessions_) clients.push_back(client);
+  sessions_.clear();
+  if (backup_) clients.push_back(std::exchange(backup_, nullptr));
+  for (const ClientPtr& client : clients) rpc_.close(client);
+}
+
+// ---- calls ----
+
+Result<void> Primary::on_call(const ClientPtr& client, const Call& call) {
+  const Session session = sessions_.at(client);
+  switch (static_cast<Method>(call.method)) {
+    case Method::Pull: return pull(client, call);
+    case Method::Barrier: return barrier(client, session, call);
+    case Method::Snapshot: return snapshot(client, call);
+    case Method::Stats: return stats(client, call);
+    case Method::Ping: rpc_.answer(client, call.id, pack(Answer{})); return {};
+    default: return change(client, session, call);
+  }
+}
+
+Result<void> Primary::hello(const ClientPtr& client, const Call& call, const Hello& greeting) {
+  if (const auto may = agrees(greeting); !may) {
+    answer(client, call.id, answer_of(may.error()));
+    return {};
+  }
+  expect_again();
+  if (greeting.incarnation == 0) {
+    welcome(client, call.id, greeting);
+    return {};
+  }
+  const bool known = state_.workers().count() > 0;
+  const Worker* worker = known ? &state_.workers().at(greeting.worker) : nullptr;
+  if (known && worker->incarnation == greeting.incarnation) {
+    if (worker->fenced || worker->phase == Worker::Phase::Gone) {
+      answer(client, call.id,
+             answer_of(Error(ErrorCode::Aborted,
+                             fmt::format("worker {} was taken for lost -- connect anew", greeting.worker))));
+      return {};
+    }
+    begin_session(client, greeting);
+    welcome(client, call.id, greeting);
+    return {};
+  }
+  if (known && (worker->phase == Worker::Phase::Live || worker->phase == Worker::Phase::Joined)) {
+    waiting_.push_back({client, call.id, greeting});
+    decide(greeting.worker, worker->incarnation);
+    return {};
+  }
+  join(client, call.id, greeting);
+  return {};
+}
+
+Result<void> Primary::agrees(const Hello& greeting) const {
+  const auto& known = state_.introduced();
+  if (greeting.placement != kPlacement)
+    return fail(ErrorCode::Mismatch, "worker {} has version {} of the placement, and the server {}", greeting.worker,
+                greeting.placement, kPlacement);
+  if (known && (known->server != greeting.server || known->servers.size() != greeting.servers.size()))
+    return fail(ErrorCode::Mismatch,
+                "worker {} on {} takes this for parameter server {} of {}; the first worker said {} of {} -- all "
+                "workers have to name the same servers in the same order",
+                greeting.worker, greeting.host, greeting.server, greeting.servers.size(), known->server,
+                known->servers.size());
+  return state_.may_join(greeting);
+}
+
+void Primary::join(const ClientPtr& client, std::uint64_t id, const Hello& greeting) {
+  if (const auto done = note({.method = Method::Joined, .worker = greeting.worker, .incarnation = greeting.incarnation},
+                             pack(greeting));
+      !done) {
+    answer(client, id, answer_of(done.error()));
+    return;
+  }
+  begin_session(client, greeting);
+  welcome(client, id, greeting);
+}
+
+/// After the journal has been read: those that were there should come again.
+void Primary::expect_again() {
+  if (std::exchange(met_, true)) return;
+  for (std::uint32_t i = 0; i < state_.workers().count(); ++i) be_patient(i, state_.workers().at(i).incarnation);
+}
+
+void Primary::begin_session(const ClientPtr& client, const Hello& greeting) {
+  for (auto at = sessions_.begin(); at != sessions_.end(); ++at) {
+    if (at->second.worker != greeting.worker || at->first == client) continue;
+    const ClientPtr before = at->first;
+    sessions_.erase(at);
+    rpc_.close(before);
+    break;
+  }
+  sessions_[client] = {greeting.worker, greeting.incarnation};
+  patience_timers_.erase(greeting.worker);
+}
+
+void Primary::welcome(const ClientPtr& client, std::uint64_t id, const Hello& greeting) {
+  Welcome welcome;
+  if (state_.workers().count() > 0) {
+    const Worker& worker = state_.workers().at(greeting.worker);
+    welcome.incarnation = std::max(worker.incarnation, worker.banned);
+    welcome.mark = worker.mark;
+    welcome.clock = worker.phase == Worker::Phase::Expected ? 0 : state_.workers().most();
+    welcome.barrier = worker.phase == Worker::Phase::Expected ? 0 : state_.workers().latest_barrier();
+  }
+  welcome.epoch = epoch_;
+  answer(client, id, answer_of(welcome));
+}
+
+Result<void> Primary::settle(const ClientPtr& client, const Call& call, const Settle& asked) {
+  if (asked.worker >= state_.workers().count()) {
+    if (state_.workers().count() > 0) return fail(ErrorCode::Corrupt, "no worker {}", asked.worker);
+    answer(client, call.id, answer_of(Error(ErrorCode::Unavailable, "this server does not know any worker yet")));
+    return {};
+  }
+  if (const auto done = note({.method = Method::Settle, .worker = asked.worker}, std::string(call.body)); !done) {
+    answer(client, call.id, answer_of(done.error()));
+    return {};
+  }
+  answer(client, call.id, answer_of(Settled{state_.ended(asked)}));
+  const Worker& worker = state_.workers().at(asked.worker);
+  if (worker.incarnation == asked.incarnation && worker.phase == Worker::Phase::Live)
+    decide(asked.worker, worker.incarnation);
+  return {};
+}
+
+Result<void> Primary::pull(const ClientPtr& client, const Call& call) {
+  const auto opened = unpack<Pull>(call.body);
+  if (!opened) return tl::unexpected(opened.error());
+  const Pull& asked = opened->record;
+  if (state_.table(asked.table) == nullptr) return fail(ErrorCode::Corrupt, "there is no table {}", asked.table);
+  if (opened->payload.size() != asked.count * sizeof(std::uint64_t))
+    return fail(ErrorCode::Corrupt, "{} keys in {} bytes", asked.count, opened->payload.size());
+  if (asked.count * state_.table(asked.table)->dim() * sizeof(float) > kLongestMessage - 4096)
+    return fail(ErrorCode::Corrupt, "{} rows are more than an answer may have", asked.count);
+  if (state_.may_read(asked.table, asked.clock)) {
+    answer_pull(client, call.id, *opened);
+  } else {
+    park(client, call, asked.wait_ms);
+  }
+  return {};
+}
+
+void Primary::answer_pull(const ClientPtr& client, std::uint64_t id, const Packed<Pull>& asked) {
+  const SparseTable& table = *state_.table(asked.record.table);
+  const std::size_t bytes = asked.record.count * table.dim() * sizeof(float);
+  const std::string head = pack(Answer{.clock = state_.clock_of(asked.record.table), .version = table.counts().steps});
+  answer(client, id, head, bytes,
+         [&](char* rows) { table.read(asked.payload.data(), asked.record.count, rows, seconds_now()); });
+}
+
+Result<void> Primary::barrier(const ClientPtr& client, const Session& session, const Call& call) {
+  const auto opened = unpack<Barrier>(call.body);
+  if (!opened) return tl::unexpected(opened.error());
+  if (const auto done = note({.method = Method::Barrier, .worker = session.worker}, std::string(call.body)); !done) {
+    answer(client, call.id, answer_of(done.error()));
+    return {};
+  }
+  if (state_.workers().past_barrier(opened->record.number)) {
+    answer(client, call.id, pack(Answer{}));
+  } else {
+    park(client, call, opened->record.wait_ms);
+  }
+  return {};
+}
+
+Result<void> Primary::snapshot(const ClientPtr& client, const Call& call) {
+  const auto opened = unpack<Snapshot>(call.body);
+  if (!opened) return tl::unexpected(opened.error());
+  if (!is_snapshot_file(opened->record.file))
+    return fail(ErrorCode::Corrupt, "a snapshot in a file {}", opened->record.file);
+  if (state_.settled() >= opened->record.clock) {
+    answer_snapshot(client, call.id, opened->record);
+  } else {
+    park(client, call, opened->record.wait_ms);
+  }
+  return {};
+}
+
+void Primary::answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked) {
+  // Not into the file of a primary before, which may still be writing.
+  const std::string file = epoch_ > 1 ? fmt::format("ps-{}-{}", epoch_, asked.file.substr(3)) : asked.file;
+  auto written = write_snapshot(state_, asked.folder, file);
+  if (!written) return answer(client, id, answer_of(written.error()));
+  answer(client, id, answer_of(Written{file, written->bytes, written->sha256, written->crc32}));
+}
+
+/// The rows of a snapshot that are this server's, each part a change of its own: made again, it changes nothing.
+Result<void> Primary::restore(const std::string& folder) {
+  const auto& known = state_.introduced();
+  const auto stored = formats::read_checkpoint(folder);
+  if (!stored) return tl::unexpected(stored.error());
+  const Placement placement = Placement::even(static_cast<std::uint32_t>(known->servers.size()));
+  SnapshotReader reader;
+  reader.is_mine = [&](const Adopt& table, std::uint64_t key) {
+    return placement.server_of_row(key, table.elements, table.options.dim) == known->server;
+  };
+  reader.adopt = [&](const std::string& body) -> Result<void> {
+    Command command{0, Method::Adopt, 0, 0, body};
+    if (auto ok = state_.check_adopt(command); !ok) return ok;
+    if (state_.bytes() + 2 * body.size() > limit())
+      return fail(ErrorCode::Unavailable, "no memory for the snapshot: {} of {} bytes are taken", state_.bytes(),
+                  limit());
+    return note(command, {});
+  };
+  bool any = false;
+  for (const auto& [name, digest] : stored->manifest.files) {
+    if (!is_snapshot_file(name)) continue;
+    any = true;
+    const auto bytes = formats::read_checkpoint_file(*stored, name);
+    if (!bytes) return tl::unexpected(bytes.error());
+    if (auto done = read_snapshot(bytes->text(), name, reader); !done) return done;
+  }
+  if (!any) return fail(ErrorCode::Unavailable, "{} has no rows of parameter servers", folder);
+  return {};
+}
+
+Result<void> Primary::stats(const ClientPtr& client, const Call& call) {
+  const auto opened = unpack<Stats>(call.body);
+  if (!opened) return tl::unexpected(opened.error());
+  const SparseTable* table = state_.table(opened->record.table);
+  if (table == nullptr) return fail(ErrorCode::Corrupt, "there is no table {}", opened->record.table);
+  answer(client, call.id, answer_of(table->counts()));
+  return {};
+}
+
+Result<void> Primary::change(const ClientPtr& client, const Session& session, const Call& call) {
+  if (call.body.size() > kLongestMessage - kRecordHead - 4096)
+    return fail(ErrorCode::Corrupt, "a change of {} bytes is more than may be passed on", call.body.size());
+  const auto order = order_of(call.body);
+  if (!order) return tl::unexpected(order.error());
+  Command command{seconds_now(), static_cast<Method>(call.method), session.worker, session.incarnation, call.body};
+  const auto verdict = state_.workers().judge({session.worker, session.incarnation, *order});
+  if (!verdict) {
+    answer(client, call.id, answer_of(verdict.error()));
+    return {};
+  }
+  if (*verdict == Workers::Verdict::New) {
+    Result<void> done = state_.check(command, limit());
+    if (done && command.method == Method::Restore) done = restore(unpack<Restore>(command.body)->record.folder);
+    if (!done && done.error().code() == ErrorCode::Corrupt && command.method != Method::Restore) return done;
+    if (done) {
+      done = note(command, {});
+    } else {  // so that it is refused again when it is sent again
+      done = note({.method = Method::Refused, .worker = session.worker, .incarnation = session.incarnation},
+                  pack(*order).append(answer_of(done.error())));
+    }
+    if (!done) {
+      answer(client, call.id, answer_of(done.error()));
+      return {};
+    }
+  }
+  answer(client, call.id, made(command, order->sequence));
+  return {};
+}
+
+/// What a change that has been made, now or before, is answered with.
+std::string Primary::made(const Command& command, std::uint64_t sequence) {
+  const auto& refused = state_.workers().at(command.worker).refused;
+  if (const auto found = refused.find(sequence); found != refused.end()) return answer_of(found->second);
+  if (command.method != Method::Open) return pack(Answer{});
+  const auto open = unpack<Open>(command.body);
+  const auto number = open ? state_.find(open->record.name) : std::nullopt;
+  return answer_of(Opened{number.value_or(0)});
+}
+
+// ---- changes ----
+
+Result<void> Primary::note(Command command, const std::string& body) {
+  command.now = seconds_now();
+  if (!body.empty()) command.body = body;
+  if (broken_) return tl::unexpected(*broken_);
+  if (journal_) {
+    if (auto written = journal_->append(command); !written) {
+      broken_ = Error(ErrorCode::Io, fmt::format("this server makes no changes any more: {}", written.error().what()));
+      return tl::unexpected(*broken_);
+    }
+  }
+  replication_.append(command);
+  send_records();
+  state_.run(command);
+  verify_now_and_then();
+  if (command.method != Method::Push) wake();
+  return {};
+}
+
+/// Bytes that the state may have, here and as a copy.
+std::size_t Primary::limit() const {
+  const std::size_t room = std::min(options_.room(), backup_room_);
+  const std::size_t bytes = state_.bytes();
+  return room < ~bytes ? bytes + room : ~std::size_t{0};
+}
+
+void Primary::park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms) {
+  const auto at = parked_.insert(parked_.end(),
+                                 {client, call.id, static_cast<Method>(call.method), std::string(call.body), nullptr});
+  at->limit = rpc_.after(milliseconds(wait_ms), [this, at] {
+    const Parked late = std::move(*at);
+    parked_.erase(at);
+    answer(late.client, late.id, answer_of(Error(ErrorCode::Timeout, why_late(late))));
+  });
+}
+
+std::string Primary::why_late(const Parked& late) const {
+  std::string why;
+  if (late.method == Method::Barrier) {
+    const auto number = unpack<Barrier>(late.body)->record.number;
+    why = fmt::format("barrier {} waits for {}", number, state_.workers().not_at_barrier(number));
+  } else if (late.method == Method::Snapshot) {
+    const std::int64_t clock = unpack<Snapshot>(late.body)->record.clock;
+    why = fmt::format("a snapshot at clock {} waits for {}", clock, state_.workers().behind(clock));
+  } else {
+    const Pull asked = unpack<Pull>(late.body)->record;
+    why = fmt::format("table \"{}\" at clock {} waits for {}", state_.table(asked.table)->name(), asked.clock,
+                      state_.awaited(asked.table, asked.clock));
+  }
+  for (const auto& settlement : settlements_) {
+    if (const std::string trouble = settlement->trouble(); !trouble.empty())
+      why += fmt::format("; worker {} is lost, and whether its last clock counts is not known: {}",
+                         settlement->question().worker, trouble);
+  }
+  return why;
+}
+
+/// Answers what need not wait any more.
+void Primary::wake() {
+  if (options_.changed) options_.changed();
+  for (auto at = parked_.begin(); at != parked_.end();) {
+    const auto here = at++;
+    if (here->method == Method::Barrier) {
+      if (!state_.workers().past_barrier(unpack<Barrier>(here->body)->record.number)) continue;
+      answer(here->client, here->id, pack(Answer{}));
+    } else if (here->method == Method::Snapshot) {
+      const auto asked = unpack<Snapshot>(here->body);
+      if (state_.settled() < asked->record.clock) continue;
+      answer_snapshot(here->client, here->id, asked->record);
+    } else {
+      const auto asked = *unpack<Pull>(here->body);
+      if (!state_.may_read(asked.record.table, asked.record.clock)) continue;
+      answer_pull(here->client, here->id, asked);
+    }
+    parked_.erase(here);
+  }
+}
+
+}  // namespace cohort::ps

@@ -1,0 +1,164 @@
+// Serves one server's rows: calls of its workers, who waits for whom, what becomes of workers that are lost, and the
+// copy of all that at a backup. On the thread of the RpcServer, from construction to destruction.
+#pragma once
+
+#include "net/rpc.h"
+#include "ps/journal.h"
+#include "ps/membership.h"
+#include "ps/protocol.h"
+#include "ps/replication.h"
+#include "ps/settlement.h"
+#include "ps/state.h"
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::ps {
+
+class Primary {
+ public:
+  using ClientPtr = net::RpcServer::ClientPtr;
+  using Call = net::RpcServer::Call;
+  struct Options {
+    std::chrono::milliseconds patience{3000};
+    std::function<std::size_t()> room;  ///< bytes that this process may still take
+    /// Where another server's rows are served. Any thread.
+    std::function<Result<net::RpcPlace>(const Hello& known, std::uint32_t server)> place_of;
+    std::function<void()> changed = {};      ///< whether all workers are gone may be something else than before
+    std::optional<std::uint32_t> rows = {};  ///< whose, where servers know their numbers
+    Membership* membership = nullptr;        ///< where there may be a backup
+    std::uint64_t epoch = 0;                 ///< by the map
+  };
+
+  Primary(net::RpcServer& rpc, Options options, State state, std::optional<Journal> journal);
+  /// Closes the connections of its workers and of its backup.
+  ~Primary();
+  Primary(const Primary&) = delete;
+  Primary& operator=(const Primary&) = delete;
+
+  Result<void> hello(const ClientPtr& client, const Call& call, const Hello& greeting);
+  Result<void> settle(const ClientPtr& client, const Call& call, const Settle& asked);
+  /// Of a client that has said hello.
+  Result<void> on_call(const ClientPtr& client, const Call& call);
+  Result<void> follow(const ClientPtr& client, const Call& call, const Follow& asked);
+  Result<void> fetch(const ClientPtr& client, const Call& call, const Fetch& asked);
+  void on_gone(const ClientPtr& client);
+  /// What the map says of the rows.
+  void told(const Serving& serving) noexcept;
+
+  bool has(const ClientPtr& client) const { return sessions_.count(client) > 0; }
+  std::uint64_t epoch() const noexcept { return epoch_; }
+  std::size_t bytes() const noexcept { return state_.bytes(); }
+  /// Whether there have been workers and all of them have left or are lost.
+  bool workers_gone() const noexcept { return state_.workers().count() > 0 && !state_.workers().least(); }
+
+ private:
+  struct Session {
+    std::uint32_t worker = 0;
+    std::uint64_t incarnation = 0;
+  };
+  /// A call that waits for other workers.
+  struct Parked {
+    ClientPtr client;
+    std::uint64_t id = 0;
+    Method method = Method::Pull;
+    std::string body;
+    std::shared_ptr<void> limit;
+  };
+  /// A worker that comes again before it is settled what its earlier process has done.
+  struct Waiting {
+    ClientPtr client;
+    std::uint64_t id = 0;
+    Hello hello;
+  };
+  /// An answer that waits until the backup has what it is about.
+  struct Held {
+    std::uint64_t position = 0;
+    ClientPtr client;
+    std::uint64_t id = 0;
+    std::string body;
+  };
+
+  // primary.cpp: calls
+  Result<void> agrees(const Hello& greeting) const;
+  void join(const ClientPtr& client, std::uint64_t id, const Hello& greeting);
+  void expect_again();
+  void begin_session(const ClientPtr& client, const Hello& greeting);
+  void welcome(const ClientPtr& client, std::uint64_t id, const Hello& greeting);
+  Result<void> pull(const ClientPtr& client, const Call& call);
+  void answer_pull(const ClientPtr& client, std::uint64_t id, const Packed<Pull>& asked);
+  Result<void> barrier(const ClientPtr& client, const Session& session, const Call& call);
+  Result<void> snapshot(const ClientPtr& client, const Call& call);
+  void answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked);
+  Result<void> restore(const std::string& folder);
+  Result<void> stats(const ClientPtr& client, const Call& call);
+  Result<void> change(const ClientPtr& client, const Session& session, const Call& call);
+  std::string made(const Command& command, std::uint64_t sequence);
+  /// Every change that the state has comes this way: noted and sent to the backup first, then made. An empty `body`:
+  /// the command has one.
+  Result<void> note(Command command, const std::string& body);
+  void park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms);
+  std::string why_late(const Parked& late) const;
+  /// Answers what need not wait any more.
+  void wake();
+  std::size_t limit() const;
+
+  // primary_workers.cpp: workers that are lost
+  void be_patient(std::uint32_t number, std::uint64_t incarnation);
+  void decide(std::uint32_t number, std::uint64_t incarnation);
+  void look_at_settlements();
+  void lost(const Settle& question, std::int64_t ended);
+  std::vector<ClientPtr> clients_of(std::uint32_t worker) const;
+
+  // primary_backup.cpp: the copy
+  void answer(const ClientPtr& client, std::uint64_t id, std::string body);
+  /// As `RpcServer::answer`.
+  void answer(const ClientPtr& client, std::uint64_t id, const std::string& head, std::size_t bytes,
+              const std::function<void(char*)>& fill);
+  bool may_answer() const;
+  void answer_held();
+  void send_records();
+  void verify_now_and_then();
+  /// The connection of who has, or gets, the copy is gone, or it has said nothing for long.
+  void lose_backup();
+  void look_for_backup(std::chrono::steady_clock::time_point until);
+  void look_at_backup();
+  void backup_is_lost(const std::string& why);
+  /// Changes the map, on another thread, however long the store takes to say whether it has been; then `done`, here.
+  void tell_map(Membership::Edit edit, std::function<void(Outcome)> done);
+
+  net::RpcServer& rpc_;
+  const Options options_;
+  State state_;
+  std::optional<Error> broken_;
+  std::map<ClientPtr, Session> sessions_;
+  std::list<Parked> parked_;
+  std::list<Waiting> waiting_;
+  std::map<std::uint32_t, std::shared_ptr<void>> patience_timers_;
+  std::list<std::unique_ptr<Settlement>> settlements_;
+  std::shared_ptr<void> looking_;
+  bool met_ = false;
+  std::optional<Journal> journal_;
+
+  std::uint64_t epoch_;
+  Replication replication_;
+  ClientPtr backup_;                       // its connection
+  std::optional<std::uint64_t> fetching_;  // its call that waits for records
+  std::shared_ptr<void> heartbeat_;        // answers that call
+  std::shared_ptr<void> backup_timer_;     // looks whether it still speaks
+  std::optional<Replication::Time> sent_;  // when its latest call was answered
+  std::size_t backup_room_ = ~std::size_t{0};
+  std::uint64_t since_verified_ = 0, turn_ = 0;
+  std::deque<Held> held_;
+  const std::shared_ptr<Primary*> self_;  // for what is done on other threads
+};
+
+}  // namespace cohort::ps

@@ -1,0 +1,209 @@
+// Of a Primary: the copy that another process has, and what waits for it.
+#include "base/log.h"
+#include "net/socket.h"
+#include "ps/answers.h"
+#include "ps/command_record.h"
+#include "ps/place.h"
+#include "ps/primary.h"
+
+#include <utility>
+
+namespace cohort::ps {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kSent = std::size_t{1} << 20;  // bytes of an answer
+constexpr std::uint64_t kVerified = 1024;            // commands from one comparison to the next
+constexpr milliseconds kLooksAgain(10);
+constexpr milliseconds kComesAgain(500);  // a connection that broke though both processes are there
+
+}  // namespace
+
+void Primary::told(const Serving& serving) noexcept { epoch_ = std::max(epoch_, serving.epoch); }
+
+// ---- answers ----
+
+bool Primary::may_answer() const {
+  return held_.empty() && replication_.may_answer(replication_.position(), Clock::now());
+}
+
+void Primary::answer(const ClientPtr& client, std::uint64_t id, const std::string& head, std::size_t bytes,
+                     const std::function<void(char*)>& fill) {
+  if (may_answer()) return rpc_.answer(client, id, head, bytes, fill);
+  std::string body = head;
+  body.resize(head.size() + bytes);
+  fill(body.data() + head.size());
+  answer(client, id, std::move(body));
+}
+
+void Primary::answer(const ClientPtr& client, std::uint64_t id, std::string body) {
+  if (may_answer()) {
+    rpc_.answer(client, id, body);
+  } else {
+    held_.push_back({replication_.position(), client, id, std::move(body)});
+  }
+}
+
+void Primary::answer_held() {
+  const auto now = Clock::now();
+  while (!held_.empty() && replication_.may_answer(held_.front().position, now)) {
+    rpc_.answer(held_.front().client, held_.front().id, held_.front().body);
+    held_.pop_front();
+  }
+}
+
+// ---- who gets a copy, and has it ----
+
+Result<void> Primary::follow(const ClientPtr& client, const Call& call, const Follow& asked) {
+  const Holder other{asked.by, asked.life};
+  if (options_.membership == nullptr || !replication_.may_begin(other, asked.copy) ||
+      !options_.membership->map().lives(other)) {
+    rpc_.answer(client, call.id, answer_of(Error(ErrorCode::InvalidArgument, "another process has the copy")));
+    return {};
+  }
+  std::deque<std::string> pieces;
+  state_.image([&](const std::string& piece) {
+    const Command command{.method = Method::Piece, .body = piece};
+    pieces.push_back(record_head(command).append(piece));
+  });
+  replication_.begin(other, asked.copy, std::move(pieces));
+  const ClientPtr before = std::exchange(backup_, client);
+  fetching_.reset();
+  sent_.reset();
+  if (before && before != client) rpc_.close(before);
+  rpc_.answer(client, call.id, pack(Answer{}));
+  return {};
+}
+
+Result<void> Primary::fetch(const ClientPtr& client, const Call& call, const Fetch& asked) {
+  if (!replication_.wants(asked.life, asked.copy)) {
+    rpc_.answer(client, call.id, answer_of(Error(ErrorCode::InvalidArgument, "the copy is not wanted any more")));
+    return {};
+  }
+  if (client != backup_) {  // its connection had broken
+    backup_ = client;
+    sent_.reset();
+    look_at_backup();
+  }
+  if (!replication_.fetch(asked.position, Clock::now(), sent_))
+    return fail(ErrorCode::Corrupt, "records from {} on, which it cannot have had", asked.position);
+  backup_room_ = asked.room;
+  fetching_ = call.id;
+  heartbeat_ = rpc_.after(kHeartbeat, [this] {
+    if (!fetching_) return;
+    rpc_.answer(backup_, *std::exchange(fetching_, std::nullopt), pack(Answer{}).append(pack(Fetched{})));
+    sent_ = Clock::now();
+  });
+  answer_held();
+  send_records();
+  if (replication_.join()) {
+    const Holder other = replication_.other();
+    tell_map([rows = *options_.rows, self = options_.membership->self(),
+              other](ServerMap& map) { return add(map, rows, self, other); },
+             [this, other](Outcome outcome) {
+               if (outcome == Outcome::Refused) return backup_is_lost("the map does not take it");
+               if (replication_.phase() != Replication::Phase::Joining) return;
+               replication_.joined();
+               log::info("ps", "the rows of parameter server {} have a backup: {}", *options_.rows,
+                         options_.membership->map().endpoint_of(other));
+               look_at_backup();
+             });
+  }
+  return {};
+}
+
+void Primary::send_records() {
+  if (!fetching_ || !replication_.has_records()) return;
+  Fetched fetched;
+  const std::string records = replication_.records(kSent, fetched.count);
+  sent_ = Clock::now();
+  rpc_.answer(backup_, *std::exchange(fetching_, std::nullopt), pack(Answer{}).append(pack(fetched)).append(records));
+}
+
+void Primary::verify_now_and_then() {
+  if (replication_.phase() == Replication::Phase::Alone || ++since_verified_ < kVerified) return;
+  since_verified_ = 0;
+  const auto rows = state_.some_rows(turn_++);
+  if (!rows) return;
+  const std::string body = pack(*rows);
+  replication_.append({.method = Method::Verify, .body = body});
+}
+
+// ---- a backup that is lost ----
+
+void Primary::lose_backup() {
+  using Phase = Replication::Phase;
+  backup_ = nullptr;
+  fetching_.reset();
+  sent_.reset();
+  if (replication_.phase() == Replication::Phase::Copying) {
+    replication_.dropped();
+    backup_room_ = ~std::size_t{0};
+    answer_held();
+    return;
+  }
+  if (replication_.phase() != Phase::Following && replication_.phase() != Replication::Phase::Joining) return;
+  look_for_backup(Clock::now() + kComesAgain);
+}
+
+/// Where nobody listens any more it is dead; else it may only have lost its connection, and comes again.
+void Primary::look_for_backup(Clock::time_point until) {
+  const std::string at = options_.membership->map().endpoint_of(replication_.other());
+  options_.membership->later([at, until, self = self_, &rpc = rpc_, other = replication_.other()] {
+    const auto endpoint = parse_endpoint(at);
+    bool dead = !endpoint;
+    if (endpoint) {
+      const auto socket = net::connect_once(*endpoint, net::deadline_in(milliseconds(100)));
+      dead = !socket && socket.error().kind == net::ConnectFailure::Refused;
+    }
+    rpc.post([self, other, dead, until] {
+      Primary* const primary = *self;
+      if (primary == nullptr || primary->replication_.other() != other || primary->backup_) return;
+      if (dead) return primary->backup_is_lost("its process is gone");
+      if (Clock::now() >= until) return primary->backup_is_lost("its connection is lost");
+      primary->backup_timer_ = primary->rpc_.after(kLooksAgain, [primary, until] { primary->look_for_backup(until); });
+    });
+  });
+}
+
+void Primary::look_at_backup() {
+  if (replication_.phase() != Replication::Phase::Following) return;
+  if (Clock::now() - replication_.last_heard() > kSilence) return backup_is_lost("it says nothing");
+  backup_timer_ = rpc_.after(kSilence / 8, [this] { look_at_backup(); });
+}
+
+void Primary::backup_is_lost(const std::string& why) {
+  const Holder other = replication_.other();
+  if (!replication_.lose()) return;
+  log::warn("ps",
+            "the backup of the rows of parameter server {} is lost: {}; they go on without one until another "
+            "server has a copy",
+            *options_.rows, why);
+  tell_map([rows = *options_.rows, self = options_.membership->self(),
+            other](ServerMap& map) { return drop(map, rows, self, other); },
+           [this](Outcome outcome) {
+             if (outcome == Outcome::Refused) return;  // somebody else serves the rows: the map's news end this
+             replication_.dropped();
+             backup_room_ = ~std::size_t{0};
+             const ClientPtr before = std::exchange(backup_, nullptr);
+             if (before) rpc_.close(before);
+             answer_held();
+           });
+}
+
+void Primary::tell_map(Membership::Edit edit, std::function<void(Outcome)> done) {
+  Membership& membership = *options_.membership;
+  membership.later([&membership, &rpc = rpc_, self = self_, edit = std::move(edit), done = std::move(done)] {
+    const auto outcome = membership.change(edit, net::deadline_in(std::chrono::seconds(5)));
+    rpc.post([self, outcome, edit, done] {
+      if (*self == nullptr) return;
+      if (outcome) return done(*outcome);
+      log::warn("ps", "rows of parameter server {}: {}; trying again", *(*self)->options_.rows, outcome.error().what());
+      (*self)->tell_map(edit, done);
+    });
+  });
+}
+
+}  // namespace cohort::ps

@@ -1,0 +1,556 @@
+// Processes that serve rows and copy them, the job's store and workers, in one thread with a clock of its own: messages
+// that are slow or lost, processes that are killed, stopped and started again. Whatever happens: each push counts once,
+// what was acknowledged is there, nobody reads less than was acknowledged before, and no process has a say after
+// another one has taken its place. The decisions are those of the real parts (Replication, ServerMap, State); what
+// primary.cpp and follower.cpp do with sockets and threads is done here with events.
+#include "ps/replication.h"
+#include "ps/command_record.h"
+#include "ps/server_map.h"
+#include "ps/state.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::ps {
+namespace {
+
+using Time = Replication::Time;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr std::uint64_t kKey = 7;
+constexpr int kProcesses = 3, kWorkers = 2;
+
+class Simulation {
+ public:
+  explicit Simulation(unsigned seed) : random_(seed) {
+    for (int i = 0; i < kProcesses; ++i) begin_process(i);
+    for (int i = 0; i < kWorkers; ++i) {
+      workers_.push_back({});
+      after(milliseconds(200 + below(50)), [this, i] { ask(i); });
+    }
+    trouble();
+  }
+
+  /// Empty: all was well.
+  std::string run() {
+    const Time quiet = Time{} + std::chrono::seconds(12), end = Time{} + std::chrono::seconds(40);
+    while (!events_.empty() && wrong_.empty()) {
+      now_ = events_.begin()->first;
+      troubled_ = now_ < quiet;
+      if (now_ > end) return "somebody never gets an answer";
+      const auto event = std::move(events_.begin()->second);
+      events_.erase(events_.begin());
+      event();
+      if (!troubled_ && all_have_ended()) break;
+    }
+    if (!wrong_.empty()) return wrong_;
+    const Process* const primary = serving();
+    if (primary == nullptr) return "nobody serves the rows";
+    const float expected = static_cast<float>(kWorkers * kPushes);
+    const float value = value_of(primary->state);
+    if (value != expected) return fmt::format("the counter is {} instead of {}", value, expected);
+    return {};
+  }
+  int promotions() const noexcept { return promotions_; }
+
+ private:
+  static constexpr int kPushes = 40;
+  struct Owed {
+    int worker;
+    std::uint64_t asked;
+    float value;
+    std::string error = {};
+  };
+  /// One life of a process. What it has scheduled does nothing any more when it is dead, and waits while it is stopped.
+  struct Process {
+    int number = 0;
+    Holder self;
+    bool alive = true;
+    Time stopped_until{};
+    double speed = 1;  // of its clock
+    // As the primary.
+    bool serves = false;
+    std::uint64_t epoch = 0;
+    int term = 0;  // counts promotions
+    State state;
+    Replication replication;
+    int connection = 0;  // of the backup's that was heard last
+    std::optional<Time> sent;
+    std::optional<std::function<void(std::string, std::uint64_t)>> fetching;
+    int fetches = 0;
+    std::vector<std::pair<std::uint64_t, Owed>> held;
+    // As who has a copy.
+    bool copies = false;
+    State copy;
+    std::uint64_t copy_number = 0;
+    std::uint64_t received = 0;
+    Time heard{};
+    Holder primary;
+    int connections = 0;
+    bool asks_for_place = false;
+  };
+  using ProcessPtr = std::shared_ptr<Process>;
+  struct Pusher {
+    int pushed = 0;  // and acknowledged
+    std::uint64_t asked = 0;
+    int at = 0;                   // where it believes the primary
+    int acknowledged_before = 0;  // of all workers, when it asked
+  };
+
+  // ---- time and messages ----
+
+  unsigned below(unsigned n) { return static_cast<unsigned>(random_()) % n; }
+  void after(microseconds time, std::function<void()> event) { events_.emplace(now_ + time, std::move(event)); }
+  /// On a process, by its own clock.
+  void on(const ProcessPtr& process, microseconds time, std::function<void()> event) {
+    const auto mine = microseconds(static_cast<std::int64_t>(static_cast<double>(time.count()) / process->speed));
+    after(mine, [this, process, event = std::move(event)] { when_it_runs(process, event); });
+  }
+  void when_it_runs(const ProcessPtr& process, const std::function<void()>& event) {
+    if (!process->alive) return;
+    if (process->stopped_until > now_) {
+      events_.emplace(process->stopped_until, [this, process, event] { when_it_runs(process, event); });
+    } else {
+      event();
+    }
+  }
+  Time clock_of(const Process& process) const {
+    return Time{} + std::chrono::duration_cast<Time::duration>((now_ - Time{}) * process.speed);
+  }
+  bool lost() { return troubled_ && below(60) == 0; }
+  bool cut(int a, int b) const { return troubled_ && cut_until_ > now_ && (a == cut_) != (b == cut_); }
+  microseconds delay() { return microseconds(100 + (below(20) == 0 ? below(150'000) : below(3'000))); }
+  /// From one process to another; number 100: a worker or the store, which the one that is cut off does not reach.
+  void send(int from, const ProcessPtr& to, std::function<void()> event) {
+    if (lost() || cut(from, to->number)) return;
+    on(to, delay(), std::move(event));
+  }
+
+  // ---- the store ----
+
+  void change(const ProcessPtr& by, std::function<Outcome(ServerMap&)> edit, std::function<void(Outcome)> done) {
+    const auto again = [this, by, edit, done] {
+      on(by, milliseconds(50), [this, by, edit, done] { change(by, edit, done); });
+    };
+    if (lost() || cut(by->number, 100)) return again();
+    after(delay(), [this, by, edit, done, again] {
+      const Outcome outcome = edit(map_);
+      if (lost() || cut(by->number, 100)) return again();
+      on(by, delay(), [done, outcome] { done(outcome); });
+    });
+  }
+
+  // ---- a process ----
+
+  void begin_process(int number) {
+    auto process = std::make_shared<Process>();
+    process->number = number;
+    process->self = {static_cast<std::uint32_t>(number), ++lives_};
+    process->speed = 0.96 + 0.001 * below(80);
+    if (processes_.size() <= static_cast<std::size_t>(number)) processes_.resize(static_cast<std::size_t>(number) + 1);
+    processes_[static_cast<std::size_t>(number)] = process;
+    change(
+        process,
+        [process](ServerMap& map) {
+          return enter(map, kProcesses, process->self.server, {process->self.life, "@", "host"}, 1);
+        },
+        [this, process](Outcome) { look_at_map(process); });
+  }
+
+  void look_at_map(const ProcessPtr& process) {
+    on(process, milliseconds(200), [this, process] { look_at_map(process); });
+    if (cut(process->number, 100) || lost() || !map_.formed()) return;
+    const Serving serving = map_.rows[0];
+    Process& p = *process;
+    if (p.serves) {
+      if (serving.primary == p.self) {
+        p.epoch = std::max(p.epoch, serving.epoch);
+      } else if (serving.epoch > p.epoch) {
+        p.serves = false;
+        p.held.clear();
+      }
+    } else if (serving.primary == p.self && !p.copies) {
+      if (serving.epoch > 1) wrong_ = "rows begin anew though one of their holders has been there all the time";
+      p.state = State();
+      introduce(p.state);
+      serve(process, serving.epoch);
+    } else if (serving.primary != p.self && serving.backup.life == 0 && !p.copies) {
+      const auto turn = turn_of(map_, 0, p.self.server);
+      if (turn == 0U || below(4) == 0) follow(process, serving.primary);
+    }
+  }
+
+  static void introduce(State& state) {
+    TableOptions options;
+    options.dim = 1;
+    options.optimizer = optim::Sgd{.lr = 1};
+    options.consistency.mode = Mode::Async;
+    for (std::uint32_t worker = 0; worker < kWorkers; ++worker) {
+      Hello hello;
+      hello.worker = worker;
+      hello.workers = kWorkers;
+      hello.incarnation = 1;
+      hello.servers = {"@"};
+      state.run({1, Method::Joined, worker, 1, pack(hello)});
+      state.run({1, Method::Start, worker, 1, pack(Start{{1, 0}, 0})});
+      state.run({1, Method::Open, worker, 1, pack(Open{{2, 1}, "t", options, 0})});
+    }
+  }
+  static float value_of(const State& state) {
+    float value = 0;
+    state.table(0)->read(&kKey, 1, &value, 1);
+    return value;
+  }
+
+  // ---- as the primary ----
+
+  void serve(const ProcessPtr& process, std::uint64_t epoch) {
+    Process& p = *process;
+    p.serves = true;
+    p.epoch = epoch;
+    p.term = ++terms_;
+    p.replication = Replication();
+    p.held.clear();
+    p.fetching.reset();
+  }
+
+  void note(const ProcessPtr& process, const Command& command) {
+    Process& p = *process;
+    p.replication.append(command);
+    send_records(process);
+    p.state.run(command);
+    if (const auto rows = p.state.some_rows(0); rows && p.replication.phase() != Replication::Phase::Alone) {
+      const std::string body = pack(*rows);
+      p.replication.append({.method = Method::Verify, .body = body});
+      send_records(process);
+    }
+  }
+
+  void on_push(const ProcessPtr& process, int worker, std::uint64_t asked, int number) {
+    Process& p = *process;
+    if (!p.serves) return;
+    const auto sequence = static_cast<std::uint64_t>(3 + number);
+    std::string body = pack(Change{{sequence, sequence - 1}, 0, 1, {}});
+    const float gradient = -1;
+    body.append(reinterpret_cast<const char*>(&kKey), sizeof kKey);
+    body.append(reinterpret_cast<const char*>(&gradient), sizeof gradient);
+    const auto mine = static_cast<std::uint32_t>(worker);
+    const auto verdict = p.state.workers().judge({mine, 1, {sequence, sequence - 1}});
+    if (verdict && *verdict == Workers::Verdict::New) note(process, {1, Method::Push, mine, 1, body});
+    // What it says against the push holds as little as anything else, if another one has taken its place.
+    p.held.push_back({p.replication.position(),
+                      {worker, asked, value_of(p.state), verdict ? std::string() : verdict.error().what()}});
+    answer_held(process);
+  }
+
+  void answer_held(const ProcessPtr& process) {
+    Process& p = *process;
+    while (p.serves && !p.held.empty() && p.replication.may_answer(p.held.front().first, clock_of(p))) {
+      const Owed answer = p.held.front().second;
+      p.held.erase(p.held.begin());
+      if (!answer.error.empty()) wrong_ = answer.error;
+      if (p.term < latest_term_) wrong_ = "a process answers after another one has answered in its place";
+      latest_term_ = std::max(latest_term_, p.term);
+      if (lost() || cut(p.number, 100)) continue;
+      after(delay(), [this, answer] { answered(answer); });
+    }
+  }
+
+  bool on_follow(const ProcessPtr& process, const Holder& other, int connection) {
+    Process& p = *process;
+    if (!p.serves || !p.replication.may_begin(other, static_cast<std::uint64_t>(connection))) return false;
+    std::deque<std::string> pieces;
+    p.state.image([&](const std::string& piece) {
+      pieces.push_back(record_head({.method = Method::Piece, .body = piece}).append(piece));
+    });
+    p.replication.begin(other, static_cast<std::uint64_t>(connection), std::move(pieces));
+    p.connection = connection;
+    p.sent.reset();
+    p.fetching.reset();
+    return true;
+  }
+
+  using Reply = std::function<void(std::string records, std::uint64_t count)>;
+  bool on_fetch(const ProcessPtr& process, const Holder& other, int connection, std::uint64_t copy,
+                std::uint64_t position, const Reply& reply) {
+    Process& p = *process;
+    if (!p.serves || !p.replication.wants(other.life, copy)) return false;
+    if (connection < p.connection) return true;  // it has ended
+    if (connection != p.connection) {
+      p.connection = connection;
+      p.sent.reset();
+    }
+    if (!p.replication.fetch(position, clock_of(p), p.sent)) {
+      wrong_ = "records that it cannot have had";
+      return false;
+    }
+    p.fetching = reply;
+    on(process, kHeartbeat, [this, process, mine = ++p.fetches] {
+      if (!process->fetching || process->fetches != mine) return;
+      process->sent = clock_of(*process);
+      (*std::exchange(process->fetching, std::nullopt))({}, 0);
+    });
+    answer_held(process);
+    send_records(process);
+    if (p.replication.join()) {
+      change(
+          process, [self = p.self, other](ServerMap& map) { return add(map, 0, self, other); },
+          [this, process, other](Outcome outcome) {
+            if (outcome == Outcome::Refused) return lose_backup(process, other);
+            if (process->replication.phase() == Replication::Phase::Joining) process->replication.joined();
+            look_at_backup(process, other);
+          });
+    }
+    return true;
+  }
+
+  void send_records(const ProcessPtr& process) {
+    Process& p = *process;
+    if (!p.fetching || !p.replication.has_records()) return;
+    std::uint64_t count = 0;
+    std::string records = p.replication.records(300, count);
+    p.sent = clock_of(p);
+    (*std::exchange(p.fetching, std::nullopt))(std::move(records), count);
+  }
+
+  void look_at_backup(const ProcessPtr& process, const Holder& other) {
+    Process& p = *process;
+    if (!p.serves || p.replication.phase() != Replication::Phase::Following || p.replication.other() != other) return;
+    if (clock_of(p) - p.replication.last_heard() > kSilence) return lose_backup(process, other);
+    on(process, milliseconds(300), [this, process, other] { look_at_backup(process, other); });
+  }
+
+  /// Its connection has ended, and nobody listens there.
+  void lose_backup(const ProcessPtr& process, const Holder& other) {
+    Process& p = *process;
+    if (!p.serves || p.replication.other() != other) return;
+    if (!p.replication.lose()) return answer_held(process);
+    dropping_ = process;
+    change(
+        process, [self = p.self, other](ServerMap& map) { return drop(map, 0, self, other); },
+        [this, process](Outcome outcome) {
+          if (dropping_ == process) dropping_.reset();
+          if (outcome == Outcome::Refused || !process->serves) return;
+          process->replication.dropped();
+          answer_held(process);
+        });
+  }
+
+  // ---- as who has a copy ----
+
+  void follow(const ProcessPtr& process, const Holder& primary) {
+    Process& p = *process;
+    p.copies = true;
+    p.copy = State();
+    p.received = 0;
+    p.primary = primary;
+    p.heard = clock_of(p);
+    const int connection = ++p.connections * kProcesses + p.number;
+    p.copy_number = static_cast<std::uint64_t>(connection);
+    const ProcessPtr to = processes_[primary.server];
+    const auto gives_up = [this, process, connection] {
+      if (process->connections * kProcesses + process->number == connection && process->received == 0)
+        process->copies = false;
+    };
+    on(process, milliseconds(500), gives_up);
+    if (to->self != primary || !to->alive) return;
+    send(p.number, to, [this, to, process, connection] {
+      if (on_follow(to, process->self, connection))
+        send(to->number, process, [this, process, connection] { fetch(process, connection); });
+    });
+  }
+
+  void fetch(const ProcessPtr& process, int connection) {
+    Process& p = *process;
+    if (!p.copies || p.connections * kProcesses + p.number != connection) return;
+    const ProcessPtr to = processes_[p.primary.server];
+    on(process, milliseconds(400), [this, process, connection, at = p.heard] {
+      if (process->heard == at) contact(process, connection);
+    });
+    if (to->self != p.primary || !to->alive) return;
+    send(p.number, to, [this, to, process, connection, position = p.received, copy = p.copy_number] {
+      const bool taken = on_fetch(to, process->self, connection, copy, position,
+                                  [this, to, process, connection](std::string records, std::uint64_t count) {
+                                    send(to->number, process, [this, process, connection, records, count] {
+                                      fetched(process, connection, records, count);
+                                    });
+                                  });
+      if (!taken) send(to->number, process, [this, process, connection] { disowned(process, connection); });
+    });
+  }
+
+  void fetched(const ProcessPtr& process, int connection, const std::string& records, std::uint64_t count) {
+    Process& p = *process;
+    if (!p.copies || p.connections * kProcesses + p.number != connection) return;
+    p.heard = clock_of(p);
+    p.received += count;
+    fetch(process, connection);
+    std::string_view rest = records;
+    while (const auto command = next_record(rest)) {
+      if (const auto done = p.copy.replay(*command); !done) wrong_ = done.error().what();
+    }
+  }
+
+  /// The connection is made anew, until it is known that the primary is gone.
+  void contact(const ProcessPtr& process, int connection) {
+    Process& p = *process;
+    if (!p.copies || p.asks_for_place || p.connections * kProcesses + p.number != connection) return;
+    const ProcessPtr to = processes_[p.primary.server];
+    const bool refused = (to->self != p.primary || !to->alive) && !cut(p.number, to->number);
+    const auto silent = clock_of(p) - p.heard;
+    if (silent >= kSilence || (refused && silent >= kLease + kLeaseMargin)) return take_place(process);
+    ++p.connections;
+    fetch(process, p.connections * kProcesses + p.number);
+  }
+
+  void disowned(const ProcessPtr& process, int connection) {
+    Process& p = *process;
+    if (!p.copies || p.asks_for_place || p.connections * kProcesses + p.number != connection) return;
+    const auto silent = clock_of(p) - p.heard;
+    if (silent >= kLease + kLeaseMargin) return take_place(process);
+    on(process, milliseconds(20), [this, process, connection] { disowned(process, connection); });
+  }
+
+  void take_place(const ProcessPtr& process) {
+    Process& p = *process;
+    if (p.copy.loading() || p.received == 0) {
+      p.copies = false;
+      return;
+    }
+    p.asks_for_place = true;
+    change(
+        process, [self = p.self](ServerMap& map) { return promote(map, 0, self); },
+        [this, process](Outcome outcome) {
+          process->asks_for_place = false;
+          process->copies = false;
+          if (outcome == Outcome::Refused) return;
+          ++promotions_;
+          process->state = std::move(process->copy);
+          process->copy = State();
+          serve(process, map_.rows[0].epoch);
+        });
+  }
+
+  // ---- workers: each pushes, and asks again until it has been acknowledged ----
+
+  void ask(int number) {
+    Pusher& worker = workers_[static_cast<std::size_t>(number)];
+    if (worker.pushed == kPushes) return;
+    const std::uint64_t asked = ++worker.asked;
+    worker.acknowledged_before = acknowledged();
+    const ProcessPtr to = processes_[static_cast<std::size_t>(worker.at)];
+    if (to->alive && !lost() && !cut(100, to->number))
+      on(to, delay(), [this, to, number, asked, push = worker.pushed] { on_push(to, number, asked, push); });
+    after(milliseconds(300), [this, number, asked] {
+      Pusher& again = workers_[static_cast<std::size_t>(number)];
+      if (again.asked != asked) return;
+      again.at = static_cast<int>(below(kProcesses));
+      ask(number);
+    });
+  }
+
+  void answered(const Owed& answer) {
+    Pusher& worker = workers_[static_cast<std::size_t>(answer.worker)];
+    if (worker.asked != answer.asked) return;
+    // All that had been acknowledged when it asked, and its own, is in what it reads.
+    if (static_cast<int>(answer.value) < worker.acknowledged_before + 1)
+      wrong_ = fmt::format("it reads {} after {} had been acknowledged", answer.value, worker.acknowledged_before);
+    ++worker.pushed;
+    ++worker.asked;
+    after(milliseconds(below(500)), [this, number = answer.worker] { ask(number); });
+  }
+
+  int acknowledged() const {
+    int all = 0;
+    for (const Pusher& worker : workers_) all += worker.pushed;
+    return all;
+  }
+  bool all_have_ended() const { return acknowledged() == kWorkers * kPushes; }
+
+  // ---- what happens to them ----
+
+  const Process* serving() const {
+    for (const ProcessPtr& process : processes_) {
+      if (process->alive && process->serves && map_.rows[0].primary == process->self) return process.get();
+    }
+    return nullptr;
+  }
+
+  void trouble() {
+    after(milliseconds(100 + below(900)), [this] {
+      if (!troubled_) return;
+      trouble();
+      const int number = static_cast<int>(below(kProcesses));
+      const ProcessPtr process = processes_[static_cast<std::size_t>(number)];
+      switch (below(4)) {
+        case 0: kill(process); break;
+        case 1: process->stopped_until = now_ + milliseconds(below(5000)); break;
+        case 2:
+          cut_ = number;
+          cut_until_ = now_ + milliseconds(below(5000));
+          break;
+        default: break;
+      }
+    });
+  }
+
+  /// Never both who have the rows, or who is about to be the only one: what is lost then is lost.
+  void kill(const ProcessPtr& process) {
+    if (!map_.formed() || !process->alive || process == dropping_ || process->asks_for_place) return;
+    const Serving& serving = map_.rows[0];
+    const auto there = [&](const Holder& holder) {
+      return holder.life != 0 && holder != process->self && processes_[holder.server]->self == holder &&
+             processes_[holder.server]->alive;
+    };
+    if ((serving.primary == process->self || serving.backup == process->self) &&
+        !there(serving.primary == process->self ? serving.backup : serving.primary))
+      return;
+    process->alive = false;
+    for (const ProcessPtr& other : processes_) {
+      if (!other->alive || !other->serves || other->replication.other() != process->self) continue;
+      on(other, delay(), [this, other, gone = process->self] { lose_backup(other, gone); });
+    }
+    after(milliseconds(below(1500)), [this, number = process->number] { begin_process(number); });
+  }
+
+  std::mt19937 random_;
+  Time now_{};
+  std::multimap<Time, std::function<void()>> events_;
+  bool troubled_ = true;
+  int cut_ = -1;
+  Time cut_until_{};
+  ServerMap map_;
+  ProcessPtr dropping_;
+  std::vector<ProcessPtr> processes_;
+  std::vector<Pusher> workers_;
+  std::uint64_t lives_ = 0;
+  int terms_ = 0, latest_term_ = 0, promotions_ = 0;
+  std::string wrong_;
+};
+
+TEST(Replication, CountsEachPushOnceInAnySchedule) {
+  // More by hand: COHORT_PS_SCHEDULES=100000.
+  const char* const wanted = std::getenv("COHORT_PS_SCHEDULES");
+  const unsigned schedules = wanted != nullptr ? static_cast<unsigned>(std::atoi(wanted)) : 2000;
+  int promotions = 0;
+  for (unsigned seed = 0; seed < schedules; ++seed) {
+    Simulation simulation(seed);
+    const std::string wrong = simulation.run();
+    ASSERT_EQ(wrong, "") << "schedule " << seed;
+    promotions += simulation.promotions();
+  }
+  EXPECT_GT(promotions, static_cast<int>(schedules / 2));
+  RecordProperty("promotions", promotions);
+}
+
+}  // namespace
+}  // namespace cohort::ps

@@ -1,0 +1,309 @@
+// The image of a state: pieces, each of a kind, from which another one is made that goes on to the bit. Rows come by
+// their places, since which is evicted next follows from them.
+#include "ps/optimizer.h"
+#include "ps/state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace cohort::ps {
+namespace {
+
+constexpr std::size_t kPiece = std::size_t{1} << 20;
+constexpr std::uint32_t kVerified = 256;  // rows
+
+enum class Kind : std::uint8_t { Begin, Worker, Refused, Table, Rows, Seen, Staged, End };
+
+struct Beginning {
+  std::optional<Hello> introduced = {};
+  std::uint32_t workers = 0;
+  std::int64_t settled = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Beginning*) {
+  a(m.introduced, m.workers, m.settled);
+  a.demand(m.workers <= kMostWorkers, "more workers than there may be");
+}
+
+struct Earlier {
+  std::uint64_t incarnation = 0;
+  std::int64_t ended = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Earlier*) {
+  a(m.incarnation, m.ended);
+}
+struct OfWorker {
+  std::uint32_t number = 0;
+  Worker::Phase phase = Worker::Phase::Expected;
+  bool fenced = false;
+  std::uint64_t incarnation = 0;
+  std::uint64_t nonce = 0;
+  std::uint64_t mark = 0;
+  std::int64_t committed = 0;
+  std::uint64_t barrier = 0;
+  std::uint64_t banned = 0;
+  std::vector<Earlier> earlier = {};
+  std::string host = {};
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const OfWorker*) {
+  a(m.number, codec::below(m.phase, 4, "a worker in an unknown phase"), m.fenced, m.incarnation, m.nonce, m.mark,
+    m.committed, m.barrier, m.banned, m.earlier, codec::longest(m.host, 300));
+}
+
+/// A change that was refused.
+struct OfRefused {
+  std::uint32_t worker = 0;
+  std::uint64_t sequence = 0;
+  std::optional<Error> error = {};
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const OfRefused*) {
+  a(m.worker, m.sequence, m.error);
+}
+
+struct OfTable {
+  std::string name;
+  TableOptions options;
+  std::int64_t elements = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const OfTable*) {
+  a(codec::longest(m.name, 512), m.options, m.elements);
+  a.demand(!m.name.empty() && m.elements >= 0, "a table without a name");
+}
+
+/// Rows, or counters, of the last table; they follow.
+struct Some {
+  std::uint64_t count = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Some*) {
+  a(m.count);
+}
+
+struct OfStaged {
+  std::uint32_t worker = 0;
+  std::int64_t clock = 0;
+  std::uint32_t table = 0;
+  std::optional<double> lr = {};
+  std::uint64_t count = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const OfStaged*) {
+  a(m.worker, m.clock, m.table, m.lr, m.count);
+}
+
+struct Shapes {
+  std::vector<TableShape> shapes = {};
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Shapes*) {
+  a(m.shapes);
+}
+
+template <class T>
+std::string piece_of(Kind kind, const T& record) {
+  return std::string(1, static_cast<char>(kind)).append(pack(record));
+}
+
+void append(std::string& to, const void* bytes, std::size_t size) { to.append(static_cast<const char*>(bytes), size); }
+
+OfWorker saved(std::uint32_t number, const Worker& worker) {
+  OfWorker of{number,        worker.phase, worker.fenced,    worker.incarnation,
+              worker.nonce,  worker.mark,  worker.committed, worker.barrier,
+              worker.banned, {},           worker.host};
+  for (const auto& [incarnation, ended] : worker.earlier) of.earlier.push_back({incarnation, ended});
+  return of;
+}
+
+Worker loaded(OfWorker&& of) {
+  Worker worker{of.phase, of.fenced, of.incarnation,    of.nonce, of.mark, of.committed, of.barrier, of.banned,
+                {},       {},        std::move(of.host)};
+  for (const Earlier& one : of.earlier) worker.earlier.emplace(one.incarnation, one.ended);
+  return worker;
+}
+
+}  // namespace
+
+template <class M, class A>
+void visit_fields(M& m, A& a, const TableShape*) {
+  a(m.end, m.first_free, m.hand, m.seen, m.counts);
+}
+
+void State::image(const std::function<void(std::string piece)>& take) const {
+  take(piece_of(Kind::Begin, Beginning{introduced_, workers_.count(), settled_}));
+  for (std::uint32_t number = 0; number < workers_.count(); ++number) {
+    const Worker& worker = workers_.at(number);
+    take(piece_of(Kind::Worker, saved(number, worker)));
+    for (const auto& [sequence, error] : worker.refused)
+      take(piece_of(Kind::Refused, OfRefused{number, sequence, error}));
+  }
+  Shapes shapes;
+  for (const Served& served : tables_) {
+    const SparseTable& table = served.table;
+    take(piece_of(Kind::Table, OfTable{table.name(), table.options(), served.elements}));
+    const std::size_t row = sizeof(RowHeader) + table.floats() * sizeof(float);
+    const auto step = static_cast<std::uint32_t>(std::max<std::size_t>(1, kPiece / row));
+    const TableShape shape = table.shape();
+    for (std::uint32_t first = 0; first < shape.end; first += step) {
+      std::string rows = piece_of(Kind::Rows, Some{std::min(step, shape.end - first)});
+      table.for_places(first, step, [&](const RowHeader& header, const float* floats) {
+        append(rows, &header, sizeof header);
+        if (floats != nullptr) append(rows, floats, table.floats() * sizeof(float));
+      });
+      take(std::move(rows));
+    }
+    std::string counters;
+    const auto spill = [&] {
+      if (!counters.empty()) take(piece_of(Kind::Seen, Some{counters.size() / kSeenBytes}).append(counters));
+      counters.clear();
+    };
+    table.for_each_seen([&](std::uint64_t key, std::uint32_t count) {
+      append(counters, &key, sizeof key);
+      append(counters, &count, sizeof count);
+      if (counters.size() >= kPiece) spill();
+    });
+    spill();
+    shapes.shapes.push_back(shape);
+  }
+  for (const Staged& staged : staged_) {
+    take(piece_of(Kind::Staged, OfStaged{staged.worker, staged.clock, staged.table, staged.lr, staged.count})
+             .append(staged.payload));
+  }
+  take(piece_of(Kind::End, shapes));
+}
+
+Result<void> State::load(std::string_view piece) {
+  if (piece.empty()) return fail(ErrorCode::Corrupt, "an empty piece of an image");
+  const auto kind = static_cast<Kind>(piece.front());
+  piece.remove_prefix(1);
+  if (kind == Kind::Begin) {
+    if (loading_ || workers_.count() > 0 || !tables_.empty())
+      return fail(ErrorCode::Corrupt, "an image that begins within another state");
+    const auto opened = unpack<Beginning>(piece);
+    if (!opened) return tl::unexpected(opened.error());
+    introduced_ = opened->record.introduced;
+    workers_.expect(opened->record.workers);
+    settled_ = opened->record.settled;
+    loading_ = true;
+    return {};
+  }
+  if (!loading_) return fail(ErrorCode::Corrupt, "a piece of an image that has not begun");
+  switch (kind) {
+    case Kind::Worker: {
+      auto opened = unpack<OfWorker>(piece);
+      if (!opened) return tl::unexpected(opened.error());
+      if (opened->record.number >= workers_.count()) return fail(ErrorCode::Corrupt, "a worker beyond all");
+      Worker& worker = workers_.at(opened->record.number);
+      worker = loaded(std::move(opened->record));
+      return {};
+    }
+    case Kind::Refused: {
+      const auto opened = unpack<OfRefused>(piece);
+      if (!opened) return tl::unexpected(opened.error());
+      const OfRefused& of = opened->record;
+      if (of.worker >= workers_.count() || !of.error) return fail(ErrorCode::Corrupt, "nothing that was refused");
+      workers_.at(of.worker).refused.emplace(of.sequence, *of.error);
+      return {};
+    }
+    case Kind::Table: {
+      const auto opened = unpack<OfTable>(piece);
+      if (!opened) return tl::unexpected(opened.error());
+      if (auto ok = ps::check(opened->record.options); !ok) return fail(ErrorCode::Corrupt, "{}", ok.error().what());
+      tables_.push_back({SparseTable(opened->record.name, opened->record.options), opened->record.elements});
+      return {};
+    }
+    case Kind::Rows: {
+      const auto opened = unpack<Some>(piece);
+      if (!opened) return tl::unexpected(opened.error());
+      if (tables_.empty()) return fail(ErrorCode::Corrupt, "rows of no table");
+      SparseTable& table = tables_.back().table;
+      std::string_view rest = opened->payload;
+      const std::size_t floats = table.floats() * sizeof(float);
+      for (std::uint64_t i = 0; i < opened->record.count; ++i) {
+        RowHeader header;
+        if (rest.size() < sizeof header) return fail(ErrorCode::Corrupt, "an image ends within a row");
+        std::memcpy(&header, rest.data(), sizeof header);
+        rest.remove_prefix(sizeof header);
+        const std::size_t size = header.last != 0 ? floats : 0;
+        if (rest.size() < size) return fail(ErrorCode::Corrupt, "an image ends within a row");
+        table.load_place(header, rest.data());
+        rest.remove_prefix(size);
+      }
+      if (!rest.empty()) return fail(ErrorCode::Corrupt, "a piece of an image is longer than its rows");
+      return {};
+    }
+    case Kind::Seen: {
+      const auto opened = unpack<Some>(piece);
+      if (!opened) return tl::unexpected(opened.error());
+      if (tables_.empty() || opened->record.count > kLongestMessage ||
+          opened->payload.size() != opened->record.count * kSeenBytes)
+        return fail(ErrorCode::Corrupt, "counters that are none");
+      for (std::uint64_t i = 0; i < opened->record.count; ++i) {
+        std::uint64_t key;
+        std::uint32_t count;
+        std::memcpy(&key, opened->payload.data() + i * kSeenBytes, sizeof key);
+        std::memcpy(&count, opened->payload.data() + i * kSeenBytes + sizeof key, sizeof count);
+        tables_.back().table.restore_seen(key, count);
+      }
+      return {};
+    }
+    case Kind::Staged: {
+      const auto opened = unpack<OfStaged>(piece);
+      if (!opened) return tl::unexpected(opened.error());
+      const OfStaged& of = opened->record;
+      if (of.worker >= workers_.count() || of.table >= tables_.size() || of.count > kMostKeys ||
+          opened->payload.size() != of.count * (sizeof(std::uint64_t) + tables_[of.table].table.dim() * sizeof(float)))
+        return fail(ErrorCode::Corrupt, "a push that cannot have been one");
+      stage({of.worker, of.clock, of.table, of.lr, of.count, std::string(opened->payload)});
+      return {};
+    }
+    case Kind::End: {
+      const auto opened = unpack<Shapes>(piece);
+      if (!opened) return tl::unexpected(opened.error());
+      if (opened->record.shapes.size() != tables_.size()) return fail(ErrorCode::Corrupt, "an image without its end");
+      for (std::size_t i = 0; i < tables_.size(); ++i) {
+        if (!tables_[i].table.end_load(opened->record.shapes[i]))
+          return fail(ErrorCode::Corrupt, "the rows of table \"{}\" are not those of its image",
+                      tables_[i].table.name());
+      }
+      loading_ = false;
+      return {};
+    }
+    default: return fail(ErrorCode::Corrupt, "a piece of an image of an unknown kind");
+  }
+}
+
+std::optional<Verify> State::some_rows(std::uint64_t turn) const {
+  std::uint64_t slices = 0;
+  for (const Served& served : tables_) slices += (served.table.shape().end + kVerified - 1) / kVerified;
+  if (slices == 0) return std::nullopt;
+  std::uint64_t slice = turn % slices;
+  for (std::uint32_t number = 0; number < tables_.size(); ++number) {
+    const SparseTable& table = tables_[number].table;
+    const std::uint64_t here = (table.shape().end + kVerified - 1) / kVerified;
+    if (slice >= here) {
+      slice -= here;
+      continue;
+    }
+    const auto first = static_cast<std::uint32_t>(slice * kVerified);
+    return Verify{number, first, kVerified, table.digest(first, kVerified)};
+  }
+  return std::nullopt;
+}
+
+Result<void> State::verify(const Command& command) const {
+  const auto opened = unpack<Verify>(command.body);
+  if (!opened) return tl::unexpected(opened.error());
+  const Verify& rows = opened->record;
+  if (rows.table >= tables_.size()) return fail(ErrorCode::Corrupt, "there is no table {}", rows.table);
+  const SparseTable& table = tables_[rows.table].table;
+  if (table.digest(rows.first, std::min(rows.count, kVerified)) == rows.digest) return {};
+  return fail(ErrorCode::Corrupt, "rows {} to {} of table \"{}\" are not what they are where they were stepped first",
+              rows.first, rows.first + kVerified - 1, table.name());
+}
+
+}  // namespace cohort::ps
