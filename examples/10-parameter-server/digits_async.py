@@ -48,11 +48,10 @@ def train(options: argparse.Namespace) -> None:
         sampler = torch.utils.data.DistributedSampler(dataset, client.workers, client.worker)
         batches = torch.utils.data.DataLoader(dataset, batch_size=options.batch_size // client.workers, sampler=sampler)
         net = Net()
+        # Steps with gradients of older values push on in the old direction: they are a momentum of their own.
+        rule = ps.Sgd(lr=options.lr, momentum=0.9 if options.consistency == "sync" else 0.5)
         optimizer = DistributedOptimizer(
-            client,
-            net.named_parameters(),
-            optimizer=ps.Sgd(lr=options.lr, momentum=0.9),
-            consistency=CONSISTENCIES[options.consistency],
+            client, net.named_parameters(), optimizer=rule, consistency=CONSISTENCIES[options.consistency]
         )
         checkpoints = CheckpointFolder(options.out)
         for epoch in range(options.epochs):
