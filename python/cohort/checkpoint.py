@@ -285,10 +285,16 @@ class CheckpointFolder:
         gets rank r's random state and state; ranks that the saved world did not have keep their random state. The place
         need not be the one it was saved with.
         """
+        return self._load(module, optimizer, None)
+
+    def _load(
+        self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer], latest: Optional[int]
+    ) -> Optional[CheckpointInfo]:
+        """`latest`: the last generation to look at, the same on all ranks; None: there is no such bound."""
         comm = self._comm
         self._checkpoints.settle(comm)
         stored, files, part, passed_over, all_damaged = self._checkpoints.load_newest(
-            comm, {_OPTIMIZER} if optimizer is None else set()
+            comm, {_OPTIMIZER} if optimizer is None else set(), latest
         )
         if rank_of(comm) == 0:
             for reason in passed_over:

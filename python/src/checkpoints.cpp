@@ -146,9 +146,11 @@ CheckpointPlace place_of(const std::string& name) {
   refuse("CheckpointFolder", "place is '" + name + "' -- it is one of 'rank0', 'shared', 'local'");
 }
 
-py::tuple load_newest(const Checkpoints& self, Comm comm, const std::set<std::string>& unwanted) {
-  ck::Found found = collectively<ck::Found>(
-      comm, "load_latest", [&](Communicator& world) { return ck::load_newest(world, self.options(), unwanted); });
+py::tuple load_newest(const Checkpoints& self, Comm comm, const std::set<std::string>& unwanted,
+                      std::optional<std::int64_t> latest) {
+  ck::Found found = collectively<ck::Found>(comm, "load_latest", [&](Communicator& world) {
+    return ck::load_newest(world, self.options(), unwanted, latest);
+  });
   py::dict files;
   for (auto& [name, bytes] : found.files) files[py::str(name)] = bytes_of(std::move(bytes));
   std::optional<Bytes> part;
@@ -176,7 +178,13 @@ Sampler sampler_of(const ft::StoredCheckpoint& stored) {
 
 void bind_stored(py::module_& module) {
   using Stored = ft::StoredCheckpoint;
+  // Reads every file of it.
+  const auto require_whole = [](const Stored& stored) {
+    const py::gil_scoped_release release;
+    for (const auto& [name, digest] : stored.manifest.files) value_or_throw(ft::read_checkpoint_file(stored, name));
+  };
   py::class_<Stored>(module, "StoredCheckpoint", "A checkpoint with a sound manifest.")
+      .def("require_whole", require_whole, "Raises Corrupt if a file is not as it was written.")
       .def_readonly("folder", &Stored::folder)
       .def_property_readonly("generation", [](const Stored& self) { return self.manifest.generation; })
       .def_property_readonly("step", [](const Stored& self) { return self.manifest.step; })
@@ -248,7 +256,7 @@ void bind_checkpoints(py::module_& module) {
       .def("save_async", &Checkpoints::save_async, py::arg("comm"), py::arg("bundle"))
       .def("settle", &Checkpoints::settle, py::arg("comm"))
       .def("close", &Checkpoints::close)
-      .def("load_newest", &load_newest, py::arg("comm"), py::arg("unwanted"),
+      .def("load_newest", &load_newest, py::arg("comm"), py::arg("unwanted"), py::arg("latest"),
            "(checkpoint or None, files, this rank's part or None, what was passed over, what to raise if all are "
            "damaged).")
       .def("load_parts", &load_parts, py::arg("comm"), py::arg("stored"), py::arg("ranks"));

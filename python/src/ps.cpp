@@ -254,35 +254,41 @@ void bind_options(py::module_& module) {
              return optim::Sgd{lr, momentum, dampening, weight_decay, nesterov};
            }),
            py::arg("lr") = 1e-3, py::arg("momentum") = 0.0, py::arg("dampening") = 0.0, py::arg("weight_decay") = 0.0,
-           py::arg("nesterov") = false);
+           py::arg("nesterov") = false)
+      .def_readonly("lr", &optim::Sgd::lr);
   py::class_<optim::Adagrad>(module, "PsAdagrad")
       .def(py::init([](double lr, double lr_decay, double weight_decay, double initial, double eps) {
              return optim::Adagrad{lr, lr_decay, weight_decay, initial, eps};
            }),
            py::arg("lr") = 1e-2, py::arg("lr_decay") = 0.0, py::arg("weight_decay") = 0.0,
-           py::arg("initial_accumulator_value") = 0.0, py::arg("eps") = 1e-10);
+           py::arg("initial_accumulator_value") = 0.0, py::arg("eps") = 1e-10)
+      .def_readonly("lr", &optim::Adagrad::lr);
   py::class_<optim::RowAdagrad>(module, "PsRowAdagrad")
       .def(py::init([](double lr, double initial, double eps) {
              return optim::RowAdagrad{lr, initial, eps};
            }),
-           py::arg("lr") = 1e-2, py::arg("initial_accumulator_value") = 0.0, py::arg("eps") = 1e-10);
+           py::arg("lr") = 1e-2, py::arg("initial_accumulator_value") = 0.0, py::arg("eps") = 1e-10)
+      .def_readonly("lr", &optim::RowAdagrad::lr);
   py::class_<optim::Adam>(module, "PsAdam")
       .def(py::init([](double lr, std::pair<double, double> betas, double eps, double weight_decay) {
              return optim::Adam{lr, betas.first, betas.second, eps, weight_decay};
            }),
            py::arg("lr") = 1e-3, py::arg("betas") = std::pair(0.9, 0.999), py::arg("eps") = 1e-8,
-           py::arg("weight_decay") = 0.0);
+           py::arg("weight_decay") = 0.0)
+      .def_readonly("lr", &optim::Adam::lr);
   py::class_<optim::AdamW>(module, "PsAdamW")
       .def(py::init([](double lr, std::pair<double, double> betas, double eps, double weight_decay) {
              return optim::AdamW{lr, betas.first, betas.second, eps, weight_decay};
            }),
            py::arg("lr") = 1e-3, py::arg("betas") = std::pair(0.9, 0.999), py::arg("eps") = 1e-8,
-           py::arg("weight_decay") = 1e-2);
+           py::arg("weight_decay") = 1e-2)
+      .def_readonly("lr", &optim::AdamW::lr);
   py::class_<optim::Ftrl>(module, "PsFtrl")
       .def(py::init([](double lr, double beta, double l1, double l2) {
              return optim::Ftrl{lr, beta, l1, l2};
            }),
-           py::arg("lr") = 0.1, py::arg("beta") = 1.0, py::arg("l1") = 0.0, py::arg("l2") = 0.0);
+           py::arg("lr") = 0.1, py::arg("beta") = 1.0, py::arg("l1") = 0.0, py::arg("l2") = 0.0)
+      .def_readonly("lr", &optim::Ftrl::lr);
   py::class_<ps::Initializer>(module, "PsInitializer")
       .def_static("constant", &ps::Initializer::constant, py::arg("value"))
       .def_static("uniform", &ps::Initializer::uniform, py::arg("low"), py::arg("high"))
@@ -290,7 +296,9 @@ void bind_options(py::module_& module) {
   py::class_<ps::Consistency>(module, "PsConsistency")
       .def_static("sync", &ps::Consistency::sync)
       .def_static("bounded", &ps::Consistency::bounded, py::arg("staleness"))
-      .def_static("asynchronous", &ps::Consistency::async);
+      .def_static("asynchronous", &ps::Consistency::async)
+      .def_property_readonly("adds_workers",
+                             [](const ps::Consistency& consistency) { return consistency.mode == ps::Mode::Sync; });
 }
 
 }  // namespace

@@ -95,5 +95,40 @@ class Digits(unittest.TestCase):
             self.assertEqual(before, pathlib.Path(folder, "cut/weights.safetensors").read_bytes(), "--lr does not count")
 
 
+@unittest.skipUnless(support.torch, "needs torch")
+class ParameterServer(unittest.TestCase):
+    FOLDER = EXAMPLES / "10-parameter-server"
+
+    def output(self, *command):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [part.replace("FOLDER", folder) for part in command]
+            done = subprocess.run(
+                [COMMAND, "run", "-q", "-np", "2", "--timeout", "200", "--run-dir", f"{folder}/run", "--prefix", "rank",
+                 "--env", "OMP_NUM_THREADS=1", *command],
+                capture_output=True, text=True, timeout=240,
+            )
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            return done.stdout
+
+    def auc(self, *options, servers="2"):
+        text = self.output("--servers", servers, "--", sys.executable, str(self.FOLDER / "clicks.py"), *options)
+        return float(re.search(r"AUC ([\d.]+)", text)[1])
+
+    def test_clicks_are_learnt_alike_however_the_tables_are_read(self):
+        there = self.auc()
+        self.assertGreater(there, 0.78)
+        for options in (["--async"], ["--bounded", "4"]):
+            self.assertLess(abs(self.auc(*options) - there), 0.002, options)
+        self.assertLess(abs(self.auc("--local", servers="0") - there), 0.005)
+
+    def test_asynchronous_digits(self):
+        program = f"{sys.executable} {self.FOLDER / 'digits_async.py'} --out FOLDER/async --epochs 4"
+        text = self.output("--servers", "2", "--evaluator", program, "--", *program.split())
+        found = float(re.search(r"at the end: accuracy ([\d.]+)", text)[1])
+        self.assertGreater(found, 0.75, text)
+        followed = re.findall(r"epoch (\d+), step \d+: accuracy ([\d.]+)", text)
+        self.assertEqual((int(followed[-1][0]), float(followed[-1][1])), (4, found), text)
+
+
 if __name__ == "__main__":
     unittest.main()

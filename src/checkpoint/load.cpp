@@ -110,7 +110,8 @@ void hand_over(Communicator& comm, const formats::StoredCheckpoint& stored, cons
 
 }  // namespace
 
-Found load_newest(Communicator& comm, const FolderOptions& options, const std::set<std::string>& unwanted) {
+Found load_newest(Communicator& comm, const FolderOptions& options, const std::set<std::string>& unwanted,
+                  std::optional<std::int64_t> latest) {
   const status::timeline::Scope event(status::TimelineKind::Checkpoint, "load");
   const int rank = rank_of(comm);
   const int ranks = size_of(comm);
@@ -120,6 +121,7 @@ Found load_newest(Communicator& comm, const FolderOptions& options, const std::s
   found.passed_over = listing.damaged;
   for (auto next = listing.candidates.rbegin(); next != listing.candidates.rend(); ++next) {
     if (listing.newer > next->first.generation) break;
+    if (latest && next->first.generation > *latest) continue;
     const formats::StoredCheckpoint stored = open_candidate(comm, options, listing, next->first);
     std::map<std::string, sys::FileBytes> kept;
     Holders holders(comm, sight, stored, names_of(stored));

@@ -9,6 +9,7 @@
 
 #include <cohort/communicator.h>
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
@@ -26,8 +27,9 @@ struct Found {
 };
 
 /// Throws InvalidArgument if a newer Cohort saved a newer one. `unwanted` files are compared, too, but left out if no
-/// rank wants them.
-Found load_newest(Communicator& comm, const FolderOptions& options, const std::set<std::string>& unwanted);
+/// rank wants them. Checkpoints of a later generation than `latest` (the same on all ranks) are not looked at.
+Found load_newest(Communicator& comm, const FolderOptions& options, const std::set<std::string>& unwanted,
+                  std::optional<std::int64_t> latest = {});
 
 /// What to throw if nothing was found although something was there; Corrupt.
 Error all_damaged(const FolderOptions& options, const std::vector<std::string>& reasons);

@@ -67,11 +67,12 @@ struct Client::Impl {
     }
   }
   ~Impl() {
+    if (keeper.joinable() && ::getpid() != process) keeper.detach();  // a forked child has no such thread
+    stop_keeping();
+  }
+  /// Servers end when all workers have left: connections that they close then are not to be made again.
+  void stop_keeping() {
     if (!keeper.joinable()) return;
-    if (::getpid() != process) {  // a forked child has no such thread
-      keeper.detach();
-      return;
-    }
     {
       const std::lock_guard lock(mutex);
       stopped = true;
@@ -630,6 +631,7 @@ std::int64_t Client::restore(const std::string& folder) {
 void Client::leave() {
   if (std::exchange(impl_->left, true)) return;
   for (Link& link : impl_->links) link.drain();
+  impl_->stop_keeping();
   std::optional<Error> failed;
   for (Link& link : impl_->links) {
     try {

@@ -1,16 +1,9 @@
-"""Embeddings whose rows are in a parameter server (cohort.ps), with torch's arguments and results.
+"""Embeddings whose rows are in a parameter server, with torch's arguments and results.
 
-    client = cohort.ps.connect(["@tables"])
-    users = client.table("users", 64, optimizer=cohort.ps.RowAdagrad(lr=0.02), initializer=cohort.ps.normal(0, 0.1))
-    embedding = cohort.torch.ps.Embedding(users)               # any 64-bit id, of a table of any size
-    loss = model(embedding(ids), dense).sum()
-    loss.backward()                                            # pushes the gradients of the rows
-    client.clock()                                             # they count now, and the next forward sees them
-
-The rows are no parameters of the module: the optimizer that steps them is the table's, at the server, so a hybrid model
-has its dense part under any of torch's optimizers (and DistributedDataParallel), and its tables here. Without gradients
-(torch.no_grad) nothing is pushed, and no row is made. The bits of a forward are those of torch's own module over the same
-rows: it is torch's function that is called.
+The rows are no parameters of the module: the optimizer that steps them is the table's, at the server. Backward pushes
+their gradients, which count with `client.clock()`; under a HybridOptimizer it keeps them, and the optimizer's step pushes.
+Without gradients (torch.no_grad) nothing is pushed, and no row is made. The bits of a forward are those of torch's own
+module over the same rows: it is torch's function that is called.
 """
 
 from __future__ import annotations
@@ -22,16 +15,18 @@ import torch.nn.functional
 
 from cohort.ps import Table
 
-__all__ = ["Embedding", "EmbeddingBag"]
+Gradients = list[tuple[torch.Tensor, torch.Tensor]]  # keys [n] without duplicates, and rows [n, dim]
 
 
-class _Rows(torch.nn.Module):
+class Rows(torch.nn.Module):
     """The rows of ids: fetched once each, and pushed once each when their gradient is there."""
 
     def __init__(self, table: Table) -> None:
         super().__init__()
         self.table = table
         self.embedding_dim = table.dim
+        #: Of backward passes since the last step, for whoever steps; None: backward pushes them.
+        self.kept: Optional[Gradients] = None
 
     def extra_repr(self) -> str:
         return f"embedding_dim={self.embedding_dim}, on parameter servers"
@@ -57,10 +52,14 @@ class _Rows(torch.nn.Module):
         if padding is not None:  # that row is not trained
             kept = torch.arange(keys.numel()) != padding
             keys, gradient = keys[kept], gradient[kept]
-        self.table.push(keys, gradient.detach().to(torch.float32).contiguous())
+        gradient = gradient.detach().to(torch.float32).contiguous()
+        if self.kept is None:
+            self.table.push(keys, gradient)
+        else:
+            self.kept.append((keys, gradient))
 
 
-class Embedding(_Rows):
+class Embedding(Rows):
     """As torch.nn.Embedding, over any 64-bit ids: there is no `num_embeddings`. `padding_idx` has the row that the table
     begins it with, and is never trained. Raises what `Table.pull` and, in backward, `Table.push` raise."""
 
@@ -73,7 +72,7 @@ class Embedding(_Rows):
         return torch.nn.functional.embedding(places, rows, padding)
 
 
-class EmbeddingBag(_Rows):
+class EmbeddingBag(Rows):
     """As torch.nn.EmbeddingBag, over any 64-bit ids: sums, means or maxima of the rows of each bag."""
 
     def __init__(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, Union
 
@@ -132,8 +133,13 @@ def _done(work: _core.PsWork, result: Any, async_op: bool) -> Any:
 class Table:
     """Rows of `dim` floats by key. Made by `Client.table`."""
 
-    def __init__(self, table: _core.PsTable) -> None:
+    def __init__(self, table: _core.PsTable, client: Client, name: str, lr: float, adds_workers: bool) -> None:
         self._table = table
+        self.client = client
+        self.name = name
+        self.lr = lr  #: its optimizer's own
+        #: Whether the gradients of all workers make one step (Sync), or each push is a step of its own.
+        self.adds_workers = adds_workers
 
     @property
     def dim(self) -> int:
@@ -204,6 +210,12 @@ class Client:
 
     def __init__(self, client: _core.PsClient) -> None:
         self._client = client
+        self._tables: weakref.WeakSet[Table] = weakref.WeakSet()
+
+    @property
+    def tables(self) -> list[Table]:
+        """Those that this client has made and the program still has, by name."""
+        return sorted(self._tables, key=lambda table: table.name)
 
     @property
     def worker(self) -> int:
@@ -243,20 +255,14 @@ class Client:
         """
         if not isinstance(initializer, _core.PsInitializer):
             initializer = constant(float(initializer))
-        return Table(
-            self._client.table(
-                name,
-                dim,
-                initializer,
-                Sgd() if optimizer is None else optimizer,
-                Sync() if consistency is None else consistency,
-                admission,
-                max_age,
-                max_rows,
-                victim,
-                seed,
-            )
+        optimizer = Sgd() if optimizer is None else optimizer
+        consistency = Sync() if consistency is None else consistency
+        made = self._client.table(
+            name, dim, initializer, optimizer, consistency, admission, max_age, max_rows, victim, seed
         )
+        table = Table(made, self, name, optimizer.lr, consistency.adds_workers)
+        self._tables.add(table)
+        return table
 
     def variable(
         self,

@@ -1,0 +1,26 @@
+"""torch over a parameter server (cohort.ps): embeddings whose rows are there, dense parameters that are there, and a step
+and a checkpoint for models with both kinds of parts.
+
+    client = cohort.ps.connect()
+    users = client.table("users", 64, optimizer=cohort.ps.RowAdagrad(lr=0.02), initializer=cohort.ps.normal(0, 0.1))
+    embedding = cohort.torch.ps.Embedding(users)               # any 64-bit id, of a table of any size
+    model = DistributedDataParallel(Dense())                   # the rest, on every rank
+    optimizer = cohort.torch.ps.HybridOptimizer(torch.optim.Adam(model.parameters()), [embedding])
+    loss = model(embedding(ids)).sum()
+    loss.backward()
+    optimizer.step()                                           # both parts, or neither
+
+Embedding, EmbeddingBag   torch's modules over tables
+HybridOptimizer           one step for the dense part (DDP) and the tables
+CheckpointFolder          one checkpoint of both
+DistributedOptimizer      all parameters of a module on the servers: asynchronous training
+"""
+
+from __future__ import annotations
+
+from cohort.torch.ps._checkpoints import CheckpointFolder
+from cohort.torch.ps._dense import DistributedOptimizer
+from cohort.torch.ps._embedding import Embedding, EmbeddingBag
+from cohort.torch.ps._hybrid import HybridOptimizer
+
+__all__ = ["CheckpointFolder", "DistributedOptimizer", "Embedding", "EmbeddingBag", "HybridOptimizer"]

@@ -1,0 +1,188 @@
+"""One checkpoint of a dense model and the tables on parameter servers that belong to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import torch
+
+from cohort import Communicator, _core, checkpoint
+from cohort._checkpoint_weights import Path
+from cohort._collective import agree, attempt, rank_of, share, size_of
+from cohort.checkpoint import CheckpointInfo, CheckpointSave, TrainingProgress
+from cohort.errors import Corrupt, Error, InvalidArgument
+from cohort.ps import Client
+from cohort.torch.ps._hybrid import HybridOptimizer
+
+# Of the values of a checkpoint: the folder of its tables, and their learning rates.
+_SNAPSHOT = "parameter servers"
+_RATE = "parameter servers, lr of "
+# Within the folder of checkpoints.
+_TABLES = "tables"
+
+
+class CheckpointFolder(checkpoint.CheckpointFolder):
+    """As cohort.checkpoint.CheckpointFolder, with all tables and variables of the servers in each checkpoint.
+
+    client   of this rank; there is one for each rank of `comm`. All servers have to see the folder at the same path
+    place    "rank0" or "shared"
+
+    A save first writes the tables, below FOLDER/tables, and then the dense part, which names them: the checkpoint is there
+    with that second part, so killed at any moment there is a whole one of both or none. Only what was pushed in ended
+    clocks is in it (save after a step). The optimizer may be a HybridOptimizer.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        client: Client,
+        keep: int = 3,
+        comm: Optional[Communicator] = None,
+        *,
+        place: str = "rank0",
+    ) -> None:
+        if place == "local":
+            raise InvalidArgument("a CheckpointFolder with tables cannot be \"local\": all servers have to see it")
+        super().__init__(folder, keep, comm, place=place)
+        self._client = client
+
+    def save(
+        self,
+        module: torch.nn.Module,
+        optimizer: Optional[torch.optim.Optimizer] = None,
+        progress: Optional[TrainingProgress] = None,
+        *,
+        state: Optional[Mapping[str, torch.Tensor]] = None,
+        **standing: Any,
+    ) -> CheckpointInfo:
+        """Collective; as the base class says. Servers serve nobody while they write."""
+        dense, progress = self._with_tables(optimizer, progress, standing)
+        info = super().save(module, dense, progress, state=state)
+        self._remove_old()
+        return info
+
+    def save_async(
+        self,
+        module: torch.nn.Module,
+        optimizer: Optional[torch.optim.Optimizer] = None,
+        progress: Optional[TrainingProgress] = None,
+        *,
+        state: Optional[Mapping[str, torch.Tensor]] = None,
+        **standing: Any,
+    ) -> CheckpointSave:
+        """The tables are written before it returns, the dense part in the background."""
+        self.close()
+        self._remove_old()
+        dense, progress = self._with_tables(optimizer, progress, standing)
+        return super().save_async(module, dense, progress, state=state)
+
+    def load_latest(
+        self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None
+    ) -> Optional[CheckpointInfo]:
+        """Loads the newest checkpoint of which both parts are whole; collective, before any pushes. None: there is none.
+
+        As the base class says; besides: raises InvalidArgument if a table of this client has rows already, for rows that
+        are not in the checkpoint would stay. Servers start anew with the ranks (`cohort run` sees to it).
+        """
+        comm = self._comm
+        self._demand_ranks()
+        agree(comm, attempt(self._demand_empty))
+        found: list[int] = []
+        failed = attempt(lambda: found.append(self._newest_whole())) if rank_of(comm) == 0 else None
+        newest = int(share(comm, str(found[0]).encode() if found else b"", failed))
+        if newest == 0:
+            return None
+        info = self._load(module, _dense_of(optimizer), newest)
+        if info is None:
+            return None
+
+        def restore() -> None:
+            # The dense part of the newest may have been damaged, so this is another one.
+            self._require_whole(info)
+            self._client.restore(self._path(info))
+
+        share(comm, b"", attempt(restore) if rank_of(comm) == 0 else None)
+        if isinstance(optimizer, HybridOptimizer):
+            values = info.progress.values
+            rates = {name[len(_RATE) :]: float(rate) for name, rate in values.items() if name.startswith(_RATE)}
+            optimizer.set_table_rates(rates)
+        return info
+
+    def _with_tables(
+        self, optimizer: Optional[torch.optim.Optimizer], progress: Optional[TrainingProgress], standing: dict[str, Any]
+    ) -> tuple[Optional[torch.optim.Optimizer], TrainingProgress]:
+        comm = self._comm
+        self._demand_ranks()
+        if progress is None:
+            progress = checkpoint._progress(
+                standing.pop("step", 0), standing.pop("epoch", 0), standing.pop("sampler", None), standing.pop("values", None)
+            )
+        if standing:
+            raise TypeError(f"save() got an unexpected argument {next(iter(standing))!r}")
+        agree(comm, None)  # every rank has ended its clock
+        name = f"step-{progress.step}-{uuid.uuid4().hex[:8]}"
+        made = attempt(lambda: self._client.snapshot(os.path.join(self.folder, _TABLES, name))) if rank_of(comm) == 0 else None
+        name = share(comm, name.encode(), made).decode()
+        values = {**progress.values, _SNAPSHOT: name}
+        if isinstance(optimizer, HybridOptimizer):
+            values.update({_RATE + table: rate for table, rate in optimizer.table_rates().items()})
+        return _dense_of(optimizer), dataclasses.replace(progress, values=values)
+
+    def _demand_ranks(self) -> None:
+        ranks = size_of(self._comm)
+        if ranks != self._client.workers:
+            raise InvalidArgument(
+                f"a checkpoint with tables is saved and loaded by all workers together, and there are "
+                f"{self._client.workers} of them on {ranks} rank{'s' if ranks > 1 else ''} -- cohort.init() first"
+            )
+
+    def _demand_empty(self) -> None:
+        for table in self._client.tables:
+            rows = table.stats()["rows"]
+            if rows:
+                raise InvalidArgument(f"load_latest: table {table.name!r} has {rows} rows already -- start the servers anew")
+
+    def _path(self, info: CheckpointInfo) -> str:
+        return os.path.join(self.folder, _TABLES, str(info.progress.values.get(_SNAPSHOT, "")))
+
+    def _require_whole(self, info: CheckpointInfo) -> None:
+        if _SNAPSHOT not in info.progress.values:
+            raise Corrupt(f"{info.folder}: it was saved without tables")
+        stored = _core.list_checkpoints(self._path(info))
+        if not stored:
+            raise Corrupt(f"{info.folder}: its tables are not whole, or not there, in {self._path(info)}")
+        stored[-1].require_whole()
+
+    def _newest_whole(self) -> int:
+        """Of this rank's disk, the newest generation whose tables are whole, above all if there is none that says so: what
+        is wrong with the dense parts is the base class's to say. 0: there are no checkpoints."""
+        infos = self.list()
+        for info in reversed(infos):
+            try:
+                self._require_whole(info)
+                return info.generation
+            except Error as error:
+                checkpoint._log.warning("passed over: %s", error)
+        return infos[-1].generation if infos else 0
+
+    def _remove_old(self) -> None:
+        """The tables that no checkpoint names: of those that were removed, and of saves that were killed."""
+        if rank_of(self._comm) != 0:
+            return
+        named = {str(info.progress.values.get(_SNAPSHOT, "")) for info in self.list()}
+        try:
+            found = os.listdir(os.path.join(self.folder, _TABLES))
+        except OSError:
+            return
+        for name in found:
+            if name not in named:
+                shutil.rmtree(os.path.join(self.folder, _TABLES, name), ignore_errors=True)
+
+
+def _dense_of(optimizer: Optional[torch.optim.Optimizer]) -> Optional[torch.optim.Optimizer]:
+    return optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
