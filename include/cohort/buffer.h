@@ -11,7 +11,7 @@
 
 namespace cohort {
 
-enum class DeviceType : std::uint8_t { CPU = 0 };
+enum class DeviceType : std::uint8_t { CPU = 0, CUDA = 1 };
 
 /// A C++ type that is a DType's element.
 template <class T>
@@ -19,10 +19,13 @@ concept Element = requires {
   DTypeOf<std::remove_const_t<T>>::value;
 };
 
-/// Where memory lives. The host's memory is the only kind so far.
+/// Where memory lives.
 struct Device {
   DeviceType type = DeviceType::CPU;
-  int index = -1;
+  int index = -1;  ///< of a GPU, as CUDA numbers those that this process sees
+  /// Of a GPU: the CUstream that makes, or uses, what is there; an operation comes after all that it has been given so
+  /// far. Null: the default stream. What is started on any stream once the operation is done comes after it.
+  void* stream = nullptr;
 };
 
 /// Elements to be read.

@@ -53,12 +53,21 @@ void check_buffer(const Caller& caller, std::string_view name, const ConstBuffer
   if (const std::size_t alignment = alignment_of(buffer.dtype); address(buffer.data) % alignment != 0) {
     refuse(caller, "{} is not aligned to {} bytes, as {} has to be", name, alignment, to_string(buffer.dtype));
   }
-  if (buffer.device.type != DeviceType::CPU) refuse(caller, "{} is on a device that is not supported", name);
+  if (buffer.device.type != DeviceType::CPU && buffer.device.type != DeviceType::CUDA)
+    refuse(caller, "{} is on a device that is not supported", name);
 }
 
 void check_same_type(const Caller& caller, const ConstBuffer& input, const Buffer& output) {
   if (input.dtype != output.dtype) {
     refuse(caller, "the input is {} and the output {}", to_string(input.dtype), to_string(output.dtype));
+  }
+  const bool apart = input.device.type != output.device.type ||
+                     (input.device.type == DeviceType::CUDA && input.device.index != output.device.index);
+  if (apart && input.count > 0 && output.count > 0) {
+    const auto place = [](const Device& device) {
+      return device.type == DeviceType::CPU ? std::string("the host's memory") : fmt::format("cuda:{}", device.index);
+    };
+    refuse(caller, "the input is in {} and the output in {}", place(input.device), place(output.device));
   }
 }
 

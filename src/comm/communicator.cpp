@@ -3,6 +3,7 @@
 #include "base/result.h"
 #include "comm/arguments.h"
 #include "comm/communicator_impl.h"
+#include "comm/cuda/staging.h"
 #include "comm/finite_check.h"
 
 #include <algorithm>
@@ -33,6 +34,10 @@ Request make_request(const Caller& caller, const ConstBuffer& input, const Buffe
   request.input_count = input.count;
   request.output_count = output.count;
   request.timeout = options.timeout.value_or(std::chrono::milliseconds(0));
+  // Who brings and gets nothing is still on a device, which has to be the others'.
+  const bool by_output = output.count > 0 || (input.count == 0 && output.device.type != DeviceType::CPU);
+  request.device = by_output ? output.device : input.device;
+  request.input_stream = input.count > 0 ? input.device.stream : request.device.stream;
   return request;
 }
 
@@ -432,13 +437,10 @@ Communicator Communicator::group(std::span<const int> ranks, const GroupOptions&
 
 Memory Communicator::allocate(std::size_t bytes, Device device) {
   auto& impl = need(impl_);
-  if (device.type != DeviceType::CPU)
-    raise(
-        ErrorCode::InvalidArgument,
-        "allocate failed -- rank {} ({}) -- memory of device type {} is not supported -- only the CPU's is: leave out "
-        "`device`",
+  if (device.type == DeviceType::CPU) return Memory(impl.allocate(bytes));
+  if (device.type == DeviceType::CUDA) return Memory(comm::cuda::allocate(bytes, device.index));
+  raise(ErrorCode::InvalidArgument, "allocate failed -- rank {} ({}) -- memory of device type {} is not supported",
         impl.placement().rank, impl.placement().host, static_cast<int>(device.type));
-  return Memory(impl.allocate(bytes, device));
 }
 
 int Communicator::join(const BarrierOptions& options) {

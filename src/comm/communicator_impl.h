@@ -38,7 +38,8 @@ class CommunicatorImpl {
   virtual Work start(const Request& request) = 0;
   /// The same for several collectives of one kind, as one Work.
   virtual Work start_group(std::vector<Request> requests) = 0;
-  virtual std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, Device device) = 0;
+  /// Of the host's memory, which collectives read and write in place.
+  virtual std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) = 0;
   virtual int join(const BarrierOptions& options) = 0;
   /// Null where the color is kNoColor.
   virtual std::shared_ptr<CommunicatorImpl> split(const SplitOptions& options) = 0;

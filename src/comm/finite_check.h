@@ -8,6 +8,8 @@
 #include <cohort/buffer.h>
 
 #include <atomic>
+#include <memory>
+#include <utility>
 
 namespace cohort::comm {
 
@@ -15,6 +17,11 @@ class FiniteCheck {
  public:
   explicit FiniteCheck(ConstBuffer result) noexcept : result_(result) {}
 
+  /// The result is here, too, as long as `keep` lives. Before the operation begins.
+  void read_instead(ConstBuffer result, std::shared_ptr<void> keep) noexcept {
+    result_ = result;
+    keep_ = std::move(keep);
+  }
   /// By the backend, of the results of all ranks together. Where none does, the result is read once more.
   void note(bool finite) noexcept { seen_.store(finite ? Seen::Finite : Seen::NonFinite, std::memory_order_relaxed); }
   /// Of a finished operation, whose result is still as it was.
@@ -26,7 +33,8 @@ class FiniteCheck {
 
  private:
   enum class Seen : unsigned char { Nothing, Finite, NonFinite };
-  const ConstBuffer result_;
+  ConstBuffer result_;
+  std::shared_ptr<void> keep_;
   std::atomic<Seen> seen_{Seen::Nothing};
 };
 

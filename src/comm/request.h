@@ -15,6 +15,7 @@
 namespace cohort::comm {
 
 class FiniteCheck;
+class Staging;
 
 /// The numbers travel between ranks of one build only.
 enum class Kind : std::uint8_t {
@@ -72,6 +73,10 @@ struct Request {
   std::uint64_t group = 0;               ///< digest of all operations of the group that it is part of; 0: of none
   std::chrono::milliseconds timeout{0};  ///< 0: the communicator's own
   std::shared_ptr<FiniteCheck> finite_check = {};  ///< where somebody asks whether the result is finite
+  Device device = {};                              ///< of both buffers, with the output's stream
+  void* input_stream = nullptr;
+  /// Where `input` and `output` are host memory in place of the device's.
+  std::shared_ptr<Staging> staging = {};
 
   std::size_t input_bytes() const noexcept { return static_cast<std::size_t>(input_count) * size_of(dtype); }
   std::size_t output_bytes() const noexcept { return static_cast<std::size_t>(output_count) * size_of(dtype); }

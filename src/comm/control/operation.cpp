@@ -24,6 +24,41 @@ std::uint64_t digest(std::span<const std::int64_t> values) noexcept {
   return result;
 }
 
+std::string called(const Descriptor& d) {
+  const std::string_view name = name_of(d.kind);
+  const std::string_view type = cohort::to_string(d.dtype);
+  const std::string grouped = d.detail != 0 ? fmt::format(", grouped as #{:08x}", d.detail >> 32) : std::string();
+  std::string scales;
+  if (d.prescale != 1) scales += fmt::format(", prescale {}", d.prescale);
+  if (d.postscale != 1) scales += fmt::format(", postscale {}", d.postscale);
+  switch (d.kind) {
+    case Kind::AllReduce:
+      return fmt::format("{}({}[{}], {}{}{}{}{})", name, type, d.count, cohort::to_string(d.op),
+                         d.weighted ? ", weighted" : "", d.bf16_wire ? ", bfloat16 between hosts" : "", scales,
+                         grouped);
+    case Kind::Reduce:
+      return fmt::format("{}({}[{}], {}{}{}, root {})", name, type, d.count, cohort::to_string(d.op),
+                         d.weighted ? ", weighted" : "", scales, d.root);
+    case Kind::ReduceScatter:
+      return fmt::format("{}({}[{}], {}{}{})", name, type, d.count, cohort::to_string(d.op), scales, grouped);
+    case Kind::ReduceScatterV:
+      return fmt::format("{}({}[{}], {}{}, counts #{:08x})", name, type, d.count, cohort::to_string(d.op), scales,
+                         d.detail >> 32);
+    case Kind::AllGatherV: return fmt::format("{}({}[{}], counts #{:08x})", name, type, d.count, d.detail >> 32);
+    case Kind::GatherV:
+    case Kind::ScatterV:
+      return fmt::format("{}({}[{}], root {}, counts #{:08x})", name, type, d.count, d.root, d.detail >> 32);
+    case Kind::AllToAllV: return fmt::format("{}({})", name, type);
+    case Kind::AllGather:
+    case Kind::AllToAll: return fmt::format("{}({}[{}]{})", name, type, d.count, grouped);
+    case Kind::Broadcast:
+    case Kind::Gather:
+    case Kind::Scatter: return fmt::format("{}({}[{}], root {}{})", name, type, d.count, d.root, grouped);
+    case Kind::Split: return d.detail == 0 ? "split()" : fmt::format("group(of ranks #{:08x})", d.detail >> 32);
+    default: return fmt::format("{}()", name);
+  }
+}
+
 }  // namespace
 
 Descriptor describe(const Request& request) noexcept {
@@ -34,6 +69,7 @@ Descriptor describe(const Request& request) noexcept {
   own.weighted = request.weighted ? 1 : 0;
   own.bf16_wire = request.bf16_wire ? 1 : 0;
   own.check_finite = request.finite_check ? 1 : 0;
+  own.device = static_cast<std::uint8_t>(request.device.type) & 3;
   own.root = request.root;
   own.weight = request.weight;
   own.prescale = request.prescale;
@@ -90,6 +126,7 @@ std::uint64_t fingerprint_of(const Descriptor& d) noexcept {
   const std::uint64_t what = static_cast<std::uint64_t>(d.kind) | static_cast<std::uint64_t>(d.dtype) << 8 |
                              static_cast<std::uint64_t>(d.op) << 16 | static_cast<std::uint64_t>(d.weighted) << 24 |
                              static_cast<std::uint64_t>(d.bf16_wire) << 25 |
+                             static_cast<std::uint64_t>(d.device) << 26 |
                              static_cast<std::uint64_t>(static_cast<std::uint32_t>(d.root)) << 32;
   std::uint64_t result = mix(what * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(d.count));
   if (d.detail != 0) result = mix(result + d.detail);
@@ -111,43 +148,12 @@ std::uint64_t group_digest(std::span<const Request> requests) noexcept {
 
 bool agree(const Descriptor& a, const Descriptor& b) noexcept {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.weighted == b.weighted &&
-         a.bf16_wire == b.bf16_wire && a.root == b.root && a.count == b.count && a.detail == b.detail &&
-         a.prescale == b.prescale && a.postscale == b.postscale;
+         a.bf16_wire == b.bf16_wire && a.device == b.device && a.root == b.root && a.count == b.count &&
+         a.detail == b.detail && a.prescale == b.prescale && a.postscale == b.postscale;
 }
 
 std::string to_string(const Descriptor& d) {
-  const std::string_view name = name_of(d.kind);
-  const std::string_view type = cohort::to_string(d.dtype);
-  const std::string grouped = d.detail != 0 ? fmt::format(", grouped as #{:08x}", d.detail >> 32) : std::string();
-  std::string scales;
-  if (d.prescale != 1) scales += fmt::format(", prescale {}", d.prescale);
-  if (d.postscale != 1) scales += fmt::format(", postscale {}", d.postscale);
-  switch (d.kind) {
-    case Kind::AllReduce:
-      return fmt::format("{}({}[{}], {}{}{}{}{})", name, type, d.count, cohort::to_string(d.op),
-                         d.weighted ? ", weighted" : "", d.bf16_wire ? ", bfloat16 between hosts" : "", scales,
-                         grouped);
-    case Kind::Reduce:
-      return fmt::format("{}({}[{}], {}{}{}, root {})", name, type, d.count, cohort::to_string(d.op),
-                         d.weighted ? ", weighted" : "", scales, d.root);
-    case Kind::ReduceScatter:
-      return fmt::format("{}({}[{}], {}{}{})", name, type, d.count, cohort::to_string(d.op), scales, grouped);
-    case Kind::ReduceScatterV:
-      return fmt::format("{}({}[{}], {}{}, counts #{:08x})", name, type, d.count, cohort::to_string(d.op), scales,
-                         d.detail >> 32);
-    case Kind::AllGatherV: return fmt::format("{}({}[{}], counts #{:08x})", name, type, d.count, d.detail >> 32);
-    case Kind::GatherV:
-    case Kind::ScatterV:
-      return fmt::format("{}({}[{}], root {}, counts #{:08x})", name, type, d.count, d.root, d.detail >> 32);
-    case Kind::AllToAllV: return fmt::format("{}({})", name, type);
-    case Kind::AllGather:
-    case Kind::AllToAll: return fmt::format("{}({}[{}]{})", name, type, d.count, grouped);
-    case Kind::Broadcast:
-    case Kind::Gather:
-    case Kind::Scatter: return fmt::format("{}({}[{}], root {}{})", name, type, d.count, d.root, grouped);
-    case Kind::Split: return d.detail == 0 ? "split()" : fmt::format("group(of ranks #{:08x})", d.detail >> 32);
-    default: return fmt::format("{}()", name);
-  }
+  return d.device == static_cast<std::uint8_t>(DeviceType::CUDA) ? called(d) + " of a GPU's memory" : called(d);
 }
 
 std::size_t inline_bytes(const Request& request, int ranks) noexcept {

@@ -19,7 +19,7 @@ QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> reques
 
 Work Queue::submit_group(std::vector<Request> requests) {
   if (requests.empty()) return {};
-  if (requests.size() == 1) return submit(requests.front());
+  if (requests.size() == 1 && !requests.front().staging) return submit(requests.front());
   return enqueue(std::move(requests), Clock::now(), false);
 }
 
@@ -82,7 +82,7 @@ bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
     } else if (patient) {
       work_done_.wait(lock);
     } else if (idle && queue_.front()->requests_.size() == 1 && is_quick(queue_.front()->requests_.front()) &&
-               limit - Clock::now() >= kWorthRunning) {
+               !queue_.front()->requests_.front().staging && limit - Clock::now() >= kWorthRunning) {
       run_front(lock, limit);
     } else {
       if (idle) leave_to_thread();
@@ -143,6 +143,18 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limi
   if (!queue_.empty()) work_to_do_.notify_one();
 }
 
+template <class Way>
+void Queue::step(std::span<const Request> requests, const Way& way) {
+  try {
+    for (const Request& request : requests) {
+      if (request.staging) way(*request.staging);
+    }
+  } catch (const Error& error) {
+    abort(error.what());
+    throw;
+  }
+}
+
 // False: ranks have not come by `limit`.
 bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept {
   if (work.requests_.size() > 1) {
@@ -150,10 +162,15 @@ bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>&
     return true;
   }
   const Request& request = work.requests_.front();
+  const std::span<const Request> one(&request, 1);
   bool finished = true;
   error = guarded(request, work.called_, [&](CollectiveEvent* event) {
+    step(one, [&](Staging& staging) { staging.arrive(work.deadline()); });
     finished = run_one(request, work.called_, work.announced_, limit, event);
-    return finished;
+    if (!finished) return false;
+    step(one, [](Staging& staging) { staging.depart(); });
+    step(one, [&](Staging& staging) { staging.finish(work.deadline()); });
+    return true;
   });
   return finished || error.has_value();
 }
@@ -169,13 +186,22 @@ std::optional<Error> Queue::run_group(QueuedWork& work) noexcept {
     std::optional<Error> failed = guarded(request, work.called_, [&](CollectiveEvent* event) {
       bool announced = false;
       std::byte* const buffer = count > 1 ? fusing() : nullptr;
-      if (count > 1) request = fuse(requests.subspan(begin, count), buffer);
+      const std::span<const Request> together = requests.subspan(begin, count);
+      step(together, [&](Staging& staging) { staging.arrive(work.deadline()); });
+      if (count > 1) request = fuse(together, buffer);
       run_one(request, work.called_, announced, Clock::time_point::max(), event);
-      if (count > 1) unfuse(requests.subspan(begin, count), buffer);
+      if (count > 1) unfuse(together, buffer);
+      step(together, [](Staging& staging) { staging.depart(); });
       return true;
     });
     if (failed) return failed;
     begin += count;
+  }
+  // One's output is on its way while the next is carried out.
+  try {
+    step(requests, [&](Staging& staging) { staging.finish(work.deadline()); });
+  } catch (const Error& error) {
+    return error;
   }
   return std::nullopt;
 }

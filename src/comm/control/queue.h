@@ -6,6 +6,7 @@
 #include "comm/control/pending_work.h"
 #include "comm/control/waiters.h"
 #include "comm/request.h"
+#include "comm/staging.h"
 #include "comm/times.h"
 
 #include <cohort/observer.h>
@@ -16,6 +17,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -106,6 +108,9 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
 
  private:
   bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept;
+  /// Takes staged requests a step further. What goes wrong there ends the world: the others wait for this rank.
+  template <class Way>
+  void step(std::span<const Request> requests, const Way& way);
   std::optional<Error> run_group(QueuedWork& work) noexcept;
   void set_limit() noexcept;
 

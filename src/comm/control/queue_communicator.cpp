@@ -28,19 +28,31 @@ void QueueCommunicator::check_home() const {
       placement_.rank, ::getpid());
 }
 
+Request QueueCommunicator::prepared(Request request) {
+  if (request.timeout.count() == 0) request.timeout = timeout_;
+  if (request.device.type == DeviceType::CPU) return request;
+  return cuda::stage(request, *rooms_, [this](std::size_t bytes) { return allocate(bytes); });
+}
+
 Work QueueCommunicator::start(const Request& request) {
   check_home();
-  if (request.timeout.count() != 0) return queue_->submit(request);
-  Request own = request;
-  own.timeout = timeout_;
-  return queue_->submit(own);
+  if (request.timeout.count() != 0 && request.device.type == DeviceType::CPU) return queue_->submit(request);
+  Request own = prepared(request);
+  if (!own.staging) return queue_->submit(own);
+  const auto deadline = Staging::Clock::now() + own.timeout;
+  if (own.kind == Kind::Send) {
+    own.staging->arrive(deadline);
+    Work work = queue_->submit(own);
+    work.on_done([staging = own.staging] {});  // whose memory it is
+    return work;
+  }
+  if (own.kind == Kind::Recv) return cuda::deliver_later(queue_->submit(own), own.staging, deadline);
+  return queue_->submit_group({std::move(own)});
 }
 
 Work QueueCommunicator::start_group(std::vector<Request> requests) {
   check_home();
-  for (Request& request : requests) {
-    if (request.timeout.count() == 0) request.timeout = timeout_;
-  }
+  for (Request& request : requests) request = prepared(std::move(request));
   if (requests.size() > 1) {
     const std::uint64_t group = group_digest(requests);
     for (Request& request : requests) request.group = group;

@@ -4,6 +4,7 @@
 
 #include "comm/communicator_impl.h"
 #include "comm/control/queue.h"
+#include "comm/cuda/staging.h"
 
 #include <memory>
 #include <span>
@@ -31,6 +32,8 @@ class QueueCommunicator : public CommunicatorImpl {
       : placement_(std::move(placement)), timeout_(timeout), queue_(std::move(queue)) {}
 
   void check_home() const;
+  /// With its timeout, and host memory in place of a GPU's.
+  Request prepared(Request request);
   /// Forms the group of those who bring this color; null where it is kNoColor. `listed`: its ranks, where they were
   /// given as a list.
   virtual std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
@@ -39,6 +42,9 @@ class QueueCommunicator : public CommunicatorImpl {
   const cluster::Placement placement_;
   const std::chrono::milliseconds timeout_;
   std::shared_ptr<Queue> queue_;
+
+ private:
+  const std::shared_ptr<cuda::Rooms> rooms_ = std::make_shared<cuda::Rooms>();
 };
 
 }  // namespace cohort::comm

@@ -28,9 +28,9 @@ HostsCommunicator::HostsCommunicator(const FormOptions& options, std::unique_ptr
   core().begin();
 }
 
-std::shared_ptr<MemoryBlock> HostsCommunicator::allocate(std::size_t bytes, Device device) {
+std::shared_ptr<MemoryBlock> HostsCommunicator::allocate(std::size_t bytes) {
   check_home();
-  return core().world().local().allocate(bytes, device);
+  return core().world().local().allocate(bytes);
 }
 
 // --- groups ---

@@ -15,7 +15,7 @@ class HostsCommunicator final : public QueueCommunicator {
   /// `place`: of a group, whose members have told each other where they are; else the store tells.
   explicit HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place = nullptr);
 
-  std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, Device device) override;
+  std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;
 
  private:
   Core& core() const noexcept { return static_cast<Core&>(*queue_); }

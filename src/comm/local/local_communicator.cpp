@@ -40,7 +40,7 @@ class LocalBlock final : public MemoryBlock {
 LocalCommunicator::LocalCommunicator(const FormOptions& options, std::unique_ptr<Rendezvous> point)
     : QueueCommunicator(options.placement, options.timeout, std::make_shared<Core>(options, std::move(point))) {}
 
-std::shared_ptr<MemoryBlock> LocalCommunicator::allocate(std::size_t bytes, Device) {
+std::shared_ptr<MemoryBlock> LocalCommunicator::allocate(std::size_t bytes) {
   check_home();
   std::uint32_t id = 0;
   auto segment = core().world().mesh()->create_segment(std::max<std::size_t>(bytes, 1), id);

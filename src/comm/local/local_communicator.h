@@ -16,7 +16,7 @@ class LocalCommunicator final : public QueueCommunicator {
   /// `point`: of a group, whose members have told each other where they are; else the store tells.
   explicit LocalCommunicator(const FormOptions& options, std::unique_ptr<Rendezvous> point = nullptr);
 
-  std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, Device device) override;
+  std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;
   /// For a larger world that this one is part of.
   Core& core() const noexcept { return static_cast<Core&>(*queue_); }
 

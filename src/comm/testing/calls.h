@@ -51,8 +51,8 @@ inline AllReduceOptions all_reduce_options(const Call& call, int rank) {
 inline Work start(Communicator& comm, const Call& call, const void* input, void* output) {
   const int rank = comm.rank();
   const int size = comm.size();
-  const ConstBuffer in(input, elements_in(call, size, rank), call.dtype);
-  const Buffer out(output, elements_out(call, size, rank), call.dtype);
+  const ConstBuffer in(input, elements_in(call, size, rank), call.dtype, tested_device());
+  const Buffer out(output, elements_out(call, size, rank), call.dtype, tested_device());
   ReduceScatterOptions scatter_options;
   scatter_options.op = call.op;
   scatter_options.prescale = call.prescale;
@@ -70,7 +70,8 @@ inline Work start(Communicator& comm, const Call& call, const void* input, void*
     }
     case Kind::ReduceScatter: return comm.reduce_scatter(in, out, scatter_options);
     case Kind::ReduceScatterV: return comm.reduce_scatter_v(in, out, call.counts, scatter_options);
-    case Kind::Broadcast: return comm.broadcast(Buffer(output, call.count, call.dtype), {.root = call.root});
+    case Kind::Broadcast:
+      return comm.broadcast(Buffer(output, call.count, call.dtype, tested_device()), {.root = call.root});
     case Kind::AllGather: return comm.all_gather(in, out);
     case Kind::AllGatherV: return comm.all_gather_v(in, out, call.counts);
     case Kind::Gather: return comm.gather(in, out, {.root = call.root});
@@ -122,8 +123,9 @@ class CallMemory {
     if (const auto at = out.differs(output_at_, expected); at >= 0) {
       const auto element = static_cast<std::ptrdiff_t>(size_of(call_.dtype));
       std::string bytes;
+      const Bytes is = out.get(output_at_, expected.size());
       for (std::ptrdiff_t i = at / element * element; i < at / element * element + element; ++i) {
-        bytes += fmt::format(" {:02x}/{:02x}", static_cast<int>(out.data()[output_at_ + static_cast<std::size_t>(i)]),
+        bytes += fmt::format(" {:02x}/{:02x}", static_cast<int>(is[static_cast<std::size_t>(i)]),
                              static_cast<int>(expected[static_cast<std::size_t>(i)]));
       }
       return fmt::format("{}: rank {}: element {} is wrong (bytes, is/should be:{})", describe(call_), rank_,
@@ -185,8 +187,10 @@ inline Work start(Communicator& comm, const std::vector<Call>& calls,
   std::vector<ConstBuffer> inputs;
   std::vector<Buffer> outputs;
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    inputs.emplace_back(memories[i]->input(), elements_in(calls[i], comm.size(), comm.rank()), calls[i].dtype);
-    outputs.emplace_back(memories[i]->output(), elements_out(calls[i], comm.size(), comm.rank()), calls[i].dtype);
+    inputs.emplace_back(memories[i]->input(), elements_in(calls[i], comm.size(), comm.rank()), calls[i].dtype,
+                        tested_device());
+    outputs.emplace_back(memories[i]->output(), elements_out(calls[i], comm.size(), comm.rank()), calls[i].dtype,
+                         tested_device());
   }
   return start_grouped(comm, calls.front(), inputs, outputs);
 }

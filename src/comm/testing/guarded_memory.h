@@ -1,6 +1,8 @@
-// For tests: memory of every kind that a collective may be given, with guards around it. One thread at a time.
+// For tests: memory of every kind that a collective may be given, with guards around it. One thread at a time. With
+// COHORT_TEST_DEVICE=cuda it is all a GPU's (see comm/cuda/pretended): the same tests are of collectives there.
 #pragma once
 
+#include "comm/cuda/driver.h"
 #include "comm/kernels/reference_fold.h"
 
 #include <cohort/communicator.h>
@@ -10,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string_view>
@@ -31,6 +34,12 @@ constexpr std::string_view to_string(Place place) noexcept {
   return kNames[static_cast<int>(place)];
 }
 
+/// What the tests of this process give to collectives.
+inline Device tested_device() {
+  static const bool cuda = std::getenv("COHORT_TEST_DEVICE") != nullptr;
+  return cuda ? Device{DeviceType::CUDA, 0} : Device{};
+}
+
 /// `bytes` bytes at `data()`; a pattern lies before and behind them, which `intact()` looks for.
 class GuardedMemory {
  public:
@@ -41,6 +50,13 @@ class GuardedMemory {
                                 ? (is_complex(dtype) ? size_of(dtype) / 2 : size_of(dtype))
                                 : 0;
     const std::size_t whole = 2 * kGuard + bytes + 64;
+    if (on_gpu_) {
+      arena_ = comm.allocate(whole, tested_device());
+      data_ = static_cast<std::byte*>(arena_.data()) + kGuard + odd;
+      const Bytes pattern(kGuard + bytes + behind_, std::byte{kPattern});
+      write(data_ - kGuard, pattern.data(), pattern.size());
+      return;
+    }
     if (place == Place::Fenced) {
       const std::size_t pages = (kGuard + bytes + kPage - 1) / kPage * kPage;
       fence_bytes_ = pages + kPage;
@@ -70,23 +86,52 @@ class GuardedMemory {
 
   std::byte* data() const noexcept { return data_; }
   void put(std::size_t at, const Bytes& value) const {
-    if (!value.empty()) std::memcpy(data_ + at, value.data(), value.size());
+    if (!value.empty()) write(data_ + at, value.data(), value.size());
+  }
+  Bytes get(std::size_t at, std::size_t bytes) const {
+    Bytes all(kGuard + bytes_ + behind_);
+    read(all.data(), data_ - kGuard, all.size());
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(kGuard + at);
+    return Bytes(begin, begin + static_cast<std::ptrdiff_t>(bytes));
   }
   /// Index of the first byte from `at` on that is not as in `value`, or -1.
   std::ptrdiff_t differs(std::size_t at, const Bytes& value) const {
-    if (value.empty() || std::memcmp(data_ + at, value.data(), value.size()) == 0) return -1;
-    return std::mismatch(value.begin(), value.end(), data_ + at).first - value.begin();
+    if (value.empty()) return -1;
+    const Bytes here = get(at, value.size());
+    if (here == value) return -1;
+    return std::mismatch(value.begin(), value.end(), here.begin()).first - value.begin();
   }
   bool intact() const {
+    Bytes all(kGuard + bytes_ + behind_);
+    read(all.data(), data_ - kGuard, all.size());
     const auto good = [](std::byte value) { return value == std::byte{kPattern}; };
-    return std::all_of(data_ - kGuard, data_, good) && std::all_of(data_ + bytes_, data_ + bytes_ + behind_, good);
+    return std::all_of(all.begin(), all.begin() + kGuard, good) &&
+           std::all_of(all.begin() + static_cast<std::ptrdiff_t>(kGuard + bytes_), all.end(), good);
   }
 
  private:
+  void write(std::byte* to, const std::byte* from, std::size_t bytes) const {
+    if (!on_gpu_) {
+      std::memcpy(to, from, bytes);
+      return;
+    }
+    cuda::Gpu& gpu = cuda::Gpu::at(tested_device().index);
+    gpu.wait(*gpu.copy_to_device(to, from, bytes, *gpu.mark(nullptr)), Staging::Clock::time_point::max());
+  }
+  void read(std::byte* to, const std::byte* from, std::size_t bytes) const {
+    if (!on_gpu_) {
+      std::memcpy(to, from, bytes);
+      return;
+    }
+    cuda::Gpu& gpu = cuda::Gpu::at(tested_device().index);
+    gpu.wait(*gpu.copy_to_host(to, from, bytes, *gpu.mark(nullptr)), Staging::Clock::time_point::max());
+  }
+
   static constexpr std::size_t kGuard = 64;
   static constexpr std::size_t kPage = 4096;
   static constexpr int kPattern = 0xA5;
 
+  const bool on_gpu_ = tested_device().type == DeviceType::CUDA;
   const std::size_t bytes_;
   std::size_t behind_ = kGuard - 16;  // an odd place shifts everything by up to 16
   Memory arena_;

@@ -1,0 +1,267 @@
+#include "comm/cuda/driver.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <thread>
+
+namespace cohort::comm::cuda {
+namespace {
+
+using Address = unsigned long long;   // CUdeviceptr
+constexpr int kNotReady = 600;        // CUDA_ERROR_NOT_READY
+constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
+constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kPortable = 1;     // CU_MEMHOSTREGISTER_PORTABLE
+
+// The driver's functions, as its manual has them (CUDA Driver API, 11 and newer).
+struct Functions {
+  int (*cuInit)(unsigned) = nullptr;
+  int (*cuDriverGetVersion)(int*) = nullptr;
+  int (*cuGetErrorString)(int, const char**) = nullptr;
+  int (*cuDeviceGetCount)(int*) = nullptr;
+  int (*cuDeviceGet)(int*, int) = nullptr;
+  int (*cuDevicePrimaryCtxRetain)(void**, int) = nullptr;
+  int (*cuCtxPushCurrent_v2)(void*) = nullptr;
+  int (*cuCtxPopCurrent_v2)(void**) = nullptr;
+  int (*cuMemAlloc_v2)(Address*, std::size_t) = nullptr;
+  int (*cuMemFree_v2)(Address) = nullptr;
+  int (*cuMemsetD8_v2)(Address, unsigned char, std::size_t) = nullptr;
+  int (*cuMemHostRegister_v2)(void*, std::size_t, unsigned) = nullptr;
+  int (*cuMemHostUnregister)(void*) = nullptr;
+  int (*cuMemcpyDtoHAsync_v2)(void*, Address, std::size_t, void*) = nullptr;
+  int (*cuMemcpyHtoDAsync_v2)(Address, const void*, std::size_t, void*) = nullptr;
+  int (*cuStreamCreate)(void**, unsigned) = nullptr;
+  int (*cuStreamWaitEvent)(void*, void*, unsigned) = nullptr;
+  int (*cuEventCreate)(void**, unsigned) = nullptr;
+  int (*cuEventDestroy_v2)(void*) = nullptr;
+  int (*cuEventRecord)(void*, void*) = nullptr;
+  int (*cuEventQuery)(void*) = nullptr;
+};
+
+struct Library {
+  Functions call;
+  int gpus = 0;
+  int version = 0;
+  std::string trouble;  // why it cannot be used
+};
+
+std::string said(const Functions& call, int status) {
+  const char* text = nullptr;
+  if (call.cuGetErrorString == nullptr || call.cuGetErrorString(status, &text) != 0 || text == nullptr)
+    return fmt::format("error {}", status);
+  return fmt::format("{} (error {})", text, status);
+}
+
+Library load() {
+  Library library;
+  // It stays: its threads may be at work until the process ends.
+  void* const handle = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* const why = ::dlerror();
+    library.trouble = fmt::format(
+        "there is no CUDA driver: {} -- it comes with NVIDIA's driver for this GPU; in a container, the runtime has to "
+        "bring it (--gpus all)",
+        why != nullptr ? why : "libcuda.so.1 was not found");
+    return library;
+  }
+  Functions& call = library.call;
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(::dlsym(handle, name));
+    if (function == nullptr && library.trouble.empty())
+      library.trouble = fmt::format("libcuda.so.1 has no {} -- CUDA 11 or newer is needed", name);
+  };
+#define FIND(name) find(call.name, #name)
+  FIND(cuInit);
+  FIND(cuDriverGetVersion);
+  FIND(cuGetErrorString);
+  FIND(cuDeviceGetCount);
+  FIND(cuDeviceGet);
+  FIND(cuDevicePrimaryCtxRetain);
+  FIND(cuCtxPushCurrent_v2);
+  FIND(cuCtxPopCurrent_v2);
+  FIND(cuMemAlloc_v2);
+  FIND(cuMemFree_v2);
+  FIND(cuMemsetD8_v2);
+  FIND(cuMemHostRegister_v2);
+  FIND(cuMemHostUnregister);
+  FIND(cuMemcpyDtoHAsync_v2);
+  FIND(cuMemcpyHtoDAsync_v2);
+  FIND(cuStreamCreate);
+  FIND(cuStreamWaitEvent);
+  FIND(cuEventCreate);
+  FIND(cuEventDestroy_v2);
+  FIND(cuEventRecord);
+  FIND(cuEventQuery);
+#undef FIND
+  if (!library.trouble.empty()) return library;
+  int status = call.cuInit(0);
+  if (status == 0) status = call.cuDriverGetVersion(&library.version);
+  if (status == 0) status = call.cuDeviceGetCount(&library.gpus);
+  if (status != 0) library.trouble = fmt::format("the CUDA driver does not start: {}", said(call, status));
+  return library;
+}
+
+const Library& library() {
+  static const Library* const loaded = new Library(load());
+  return *loaded;
+}
+
+void check(int status, std::string_view what) {
+  if (status != 0) raise(ErrorCode::Internal, "{}: {}", what, said(library().call, status));
+}
+
+/// The GPU's context is this thread's while it lives.
+class Current {
+ public:
+  explicit Current(void* context) { check(library().call.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent"); }
+  ~Current() {
+    void* before = nullptr;
+    library().call.cuCtxPopCurrent_v2(&before);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+};
+
+Address address(const void* memory) noexcept { return reinterpret_cast<Address>(memory); }
+
+}  // namespace
+
+Mark::~Mark() {
+  if (library().call.cuCtxPushCurrent_v2(context_) != 0) return;
+  library().call.cuEventDestroy_v2(event_);
+  void* before = nullptr;
+  library().call.cuCtxPopCurrent_v2(&before);
+}
+
+Gpu& Gpu::at(int index) {
+  static std::mutex mutex;
+  static auto* const known = new std::map<int, Gpu*>();
+  const std::lock_guard lock(mutex);
+  if (const auto found = known->find(index); found != known->end()) return *found->second;
+  const Library& driver = library();
+  if (!driver.trouble.empty()) raise(ErrorCode::Unavailable, "cuda:{}: {}", index, driver.trouble);
+  if (index < 0 || index >= driver.gpus) {
+    raise(ErrorCode::InvalidArgument,
+          "cuda:{}: this process sees {} GPU{} -- they count from 0, and CUDA_VISIBLE_DEVICES says which there are",
+          index, driver.gpus, driver.gpus == 1 ? "" : "s");
+  }
+  return *known->emplace(index, new Gpu(index)).first->second;
+}
+
+Result<std::string> Gpu::look() {
+  const Library& driver = library();
+  if (!driver.trouble.empty()) return fail(ErrorCode::Unavailable, "{}", driver.trouble);
+  return fmt::format("CUDA {}.{}, {} GPU{}", driver.version / 1000, driver.version % 1000 / 10, driver.gpus,
+                     driver.gpus == 1 ? "" : "s");
+}
+
+Gpu::Gpu(int index) : index_(index) {
+  const Functions& call = library().call;
+  int device = 0;
+  check(call.cuDeviceGet(&device, index), "cuDeviceGet");
+  check(call.cuDevicePrimaryCtxRetain(&context_, device), "cuDevicePrimaryCtxRetain");
+  const Current current(context_);
+  check(call.cuStreamCreate(&to_host_, kNonBlocking), "cuStreamCreate");
+  check(call.cuStreamCreate(&to_device_, kNonBlocking), "cuStreamCreate");
+}
+
+void* Gpu::allocate(std::size_t bytes) {
+  const Functions& call = library().call;
+  const Current current(context_);
+  Address memory = 0;
+  const std::size_t asked = std::max<std::size_t>(bytes, 1);
+  if (const int status = call.cuMemAlloc_v2(&memory, asked); status != 0)
+    raise(ErrorCode::Unavailable, "{} bytes of cuda:{}: {}", asked, index_, said(call, status));
+  check(call.cuMemsetD8_v2(memory, 0, asked), "cuMemsetD8");
+  return reinterpret_cast<void*>(memory);
+}
+
+void Gpu::free(void* memory) noexcept {
+  const Functions& call = library().call;
+  if (call.cuCtxPushCurrent_v2(context_) != 0) return;
+  call.cuMemFree_v2(address(memory));
+  void* before = nullptr;
+  call.cuCtxPopCurrent_v2(&before);
+}
+
+bool Gpu::pin(void* host, std::size_t bytes) noexcept {
+  const Functions& call = library().call;
+  if (call.cuCtxPushCurrent_v2(context_) != 0) return false;
+  const bool pinned = call.cuMemHostRegister_v2(host, bytes, kPortable) == 0;
+  void* before = nullptr;
+  call.cuCtxPopCurrent_v2(&before);
+  return pinned;
+}
+
+void Gpu::unpin(void* host) noexcept {
+  const Functions& call = library().call;
+  if (call.cuCtxPushCurrent_v2(context_) != 0) return;
+  call.cuMemHostUnregister(host);
+  void* before = nullptr;
+  call.cuCtxPopCurrent_v2(&before);
+}
+
+MarkPtr Gpu::new_mark() {
+  void* event = nullptr;
+  check(library().call.cuEventCreate(&event, kNoTiming), "cuEventCreate");
+  return std::make_shared<const Mark>(event, context_);
+}
+
+MarkPtr Gpu::mark(Stream stream) {
+  const Current current(context_);
+  MarkPtr made = new_mark();
+  check(library().call.cuEventRecord(made->event(), stream), "cuEventRecord");
+  return made;
+}
+
+MarkPtr Gpu::copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after) {
+  const Functions& call = library().call;
+  const Current current(context_);
+  check(call.cuStreamWaitEvent(to_host_, after.event(), 0), "cuStreamWaitEvent");
+  check(call.cuMemcpyDtoHAsync_v2(host, address(device), bytes, to_host_), "cuMemcpyDtoHAsync");
+  MarkPtr made = new_mark();
+  check(call.cuEventRecord(made->event(), to_host_), "cuEventRecord");
+  return made;
+}
+
+MarkPtr Gpu::copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after) {
+  const Functions& call = library().call;
+  const Current current(context_);
+  check(call.cuStreamWaitEvent(to_device_, after.event(), 0), "cuStreamWaitEvent");
+  check(call.cuMemcpyHtoDAsync_v2(address(device), host, bytes, to_device_), "cuMemcpyHtoDAsync");
+  MarkPtr made = new_mark();
+  check(call.cuEventRecord(made->event(), to_device_), "cuEventRecord");
+  return made;
+}
+
+void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline) {
+  const Functions& call = library().call;
+  // A copy of a small buffer takes some microseconds, of a large one milliseconds.
+  auto pause = std::chrono::microseconds(0);
+  constexpr auto kLongestPause = std::chrono::microseconds(100);
+  for (;;) {
+    int status = 0;
+    {
+      const Current current(context_);
+      status = call.cuEventQuery(mark.event());
+    }
+    if (status == 0) return;
+    if (status != kNotReady) raise(ErrorCode::Internal, "cuda:{}: {}", index_, said(call, status));
+    if (Staging::Clock::now() >= deadline) {
+      raise(ErrorCode::Timeout,
+            "cuda:{}: its stream has not come to the operation by the deadline -- a kernel before it hangs, or takes "
+            "longer than the operation's timeout",
+            index_);
+    }
+    if (pause.count() == 0)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(pause);
+    pause = std::min(pause + std::chrono::microseconds(1), kLongestPause);
+  }
+}
+
+}  // namespace cohort::comm::cuda

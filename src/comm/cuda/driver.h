@@ -1,0 +1,64 @@
+// The CUDA driver, loaded at run time: nothing of it is needed to build, and a machine may lack it. A Gpu is one of
+// this process's GPUs as the host sees it: its memory, marks on its streams, copies. Any thread.
+#pragma once
+
+#include "base/result.h"
+#include "comm/staging.h"
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace cohort::comm::cuda {
+
+/// A CUstream. Null: the default stream.
+using Stream = void*;
+
+/// A place in a stream: passed once all work before it is done.
+class Mark {
+ public:
+  explicit Mark(void* event, void* context) noexcept : event_(event), context_(context) {}
+  ~Mark();
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+  void* event() const noexcept { return event_; }
+
+ private:
+  void* event_;
+  void* context_;
+};
+using MarkPtr = std::shared_ptr<const Mark>;
+
+class Gpu {
+ public:
+  /// By CUDA's number among those that this process sees. The same object for the same number, until the process ends.
+  /// Throws Unavailable (there is no driver: how to get it), InvalidArgument (there is no such GPU).
+  static Gpu& at(int index);
+  /// "CUDA 12.4, 2 GPUs", or why there are none.
+  static Result<std::string> look();
+
+  /// Zeroed. Throws Unavailable.
+  void* allocate(std::size_t bytes);
+  void free(void* memory) noexcept;
+  /// Makes copies of this host memory fast, and asynchronous. False if the driver does not: they work all the same.
+  bool pin(void* host, std::size_t bytes) noexcept;
+  void unpin(void* host) noexcept;
+
+  MarkPtr mark(Stream stream);
+  /// On streams of the GPU's own, so that both ways go on at once; after `after`.
+  MarkPtr copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after);
+  MarkPtr copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after);
+  /// Throws Timeout, or Internal: what the driver says of work before the mark.
+  void wait(const Mark& mark, Staging::Clock::time_point deadline);
+
+ private:
+  explicit Gpu(int index);
+  MarkPtr new_mark();
+
+  const int index_;
+  void* context_ = nullptr;
+  Stream to_host_ = nullptr;
+  Stream to_device_ = nullptr;
+};
+
+}  // namespace cohort::comm::cuda

@@ -1,0 +1,249 @@
+// For tests: a CUDA driver that is none (libcuda.so.1). A GPU's memory is memory of this process that nobody can read
+// or write at the address that programs are given: a copy goes another way. Streams are threads. It delays, fails and
+// hangs on demand. Any thread.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace {
+
+constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotReady = 600;
+using Address = unsigned long long;
+
+struct Memory {
+  std::byte* behind;  // what can be read and written
+  std::size_t bytes;
+};
+
+struct Flag {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool set = false;
+};
+
+struct Event {
+  std::mutex mutex;
+  std::shared_ptr<Flag> recorded;  // null: never, which counts as passed
+};
+
+class Stream {
+ public:
+  Stream() {
+    std::thread([this] { run(); }).detach();  // streams live as long as the process
+  }
+  void put(std::function<void()> work) {
+    {
+      const std::lock_guard lock(mutex_);
+      works_.push_back(std::move(work));
+    }
+    come_.notify_one();
+  }
+
+ private:
+  [[noreturn]] void run() {
+    for (;;) {
+      std::function<void()> work;
+      {
+        std::unique_lock lock(mutex_);
+        come_.wait(lock, [this] { return !works_.empty(); });
+        work = std::move(works_.front());
+        works_.pop_front();
+      }
+      work();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable come_;
+  std::deque<std::function<void()>> works_;
+};
+
+struct Driver {
+  std::mutex mutex;
+  std::map<Address, Memory> memories;
+  int fail_status = 0;  // of the next copy; then also what events say
+  int broken = 0;
+};
+
+Driver& driver() {
+  static Driver* const one = new Driver;
+  return *one;
+}
+
+Stream& stream_of(void* stream) {
+  static Stream* const usual = new Stream;
+  return stream == nullptr ? *usual : *static_cast<Stream*>(stream);
+}
+
+/// The memory behind an address that a program has; null if it is no GPU's.
+std::byte* behind(Address address, std::size_t bytes) {
+  const std::lock_guard lock(driver().mutex);
+  auto found = driver().memories.upper_bound(address);
+  if (found == driver().memories.begin()) return nullptr;
+  --found;
+  const std::size_t offset = address - found->first;
+  if (offset > found->second.bytes || bytes > found->second.bytes - offset) return nullptr;
+  return found->second.behind + offset;
+}
+
+std::size_t pages(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+int copy(void* to, const void* from, std::size_t bytes, void* stream) {
+  {
+    const std::lock_guard lock(driver().mutex);
+    if (driver().fail_status != 0) driver().broken = std::exchange(driver().fail_status, 0);
+    if (driver().broken != 0) return driver().broken;
+  }
+  if (to == nullptr || from == nullptr) return kInvalidValue;
+  stream_of(stream).put([to, from, bytes] { std::memcpy(to, from, bytes); });
+  return kSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuInit(unsigned) { return kSuccess; }
+int cuDriverGetVersion(int* version) {
+  *version = 12040;
+  return kSuccess;
+}
+int cuGetErrorString(int status, const char** text) {
+  *text = status == kOutOfMemory ? "out of memory" : status == kInvalidValue ? "invalid argument" : "pretended failure";
+  return kSuccess;
+}
+int cuDeviceGetCount(int* count) {
+  *count = 2;
+  return kSuccess;
+}
+int cuDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return kSuccess;
+}
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  static int contexts[2];
+  *context = &contexts[device];
+  return kSuccess;
+}
+int cuCtxPushCurrent_v2(void*) { return kSuccess; }
+int cuCtxPopCurrent_v2(void**) { return kSuccess; }
+
+int cuMemAlloc_v2(Address* address, std::size_t bytes) {
+  const std::size_t size = pages(bytes);
+  const int fd = ::memfd_create("pretended-gpu", MFD_CLOEXEC);
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(size)) != 0) return kOutOfMemory;
+  void* const seen = ::mmap(nullptr, size, PROT_NONE, MAP_SHARED, fd, 0);
+  void* const used = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (seen == MAP_FAILED || used == MAP_FAILED) return kOutOfMemory;
+  *address = reinterpret_cast<Address>(seen);
+  const std::lock_guard lock(driver().mutex);
+  driver().memories[*address] = {static_cast<std::byte*>(used), size};
+  return kSuccess;
+}
+int cuMemFree_v2(Address address) {
+  const std::lock_guard lock(driver().mutex);
+  const auto found = driver().memories.find(address);
+  if (found == driver().memories.end()) return kInvalidValue;
+  ::munmap(reinterpret_cast<void*>(address), found->second.bytes);
+  ::munmap(found->second.behind, found->second.bytes);
+  driver().memories.erase(found);
+  return kSuccess;
+}
+int cuMemsetD8_v2(Address address, unsigned char value, std::size_t bytes) {
+  std::byte* const memory = behind(address, bytes);
+  if (memory == nullptr) return kInvalidValue;
+  std::memset(memory, value, bytes);
+  return kSuccess;
+}
+int cuMemHostRegister_v2(void*, std::size_t, unsigned) { return kSuccess; }
+int cuMemHostUnregister(void*) { return kSuccess; }
+
+int cuMemcpyDtoHAsync_v2(void* host, Address device, std::size_t bytes, void* stream) {
+  return copy(host, behind(device, bytes), bytes, stream);
+}
+int cuMemcpyHtoDAsync_v2(Address device, const void* host, std::size_t bytes, void* stream) {
+  return copy(behind(device, bytes), host, bytes, stream);
+}
+
+int cuStreamCreate(void** stream, unsigned) {
+  *stream = new Stream;
+  return kSuccess;
+}
+int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  auto* const one = static_cast<Event*>(event);
+  std::shared_ptr<Flag> flag;
+  {
+    const std::lock_guard lock(one->mutex);
+    flag = one->recorded;
+  }
+  if (!flag) return kSuccess;
+  stream_of(stream).put([flag] {
+    std::unique_lock lock(flag->mutex);
+    flag->changed.wait(lock, [&] { return flag->set; });
+  });
+  return kSuccess;
+}
+int cuEventCreate(void** event, unsigned) {
+  *event = new Event;
+  return kSuccess;
+}
+int cuEventDestroy_v2(void* event) {
+  delete static_cast<Event*>(event);
+  return kSuccess;
+}
+int cuEventRecord(void* event, void* stream) {
+  auto flag = std::make_shared<Flag>();
+  {
+    auto* const one = static_cast<Event*>(event);
+    const std::lock_guard lock(one->mutex);
+    one->recorded = flag;
+  }
+  stream_of(stream).put([flag] {
+    {
+      const std::lock_guard lock(flag->mutex);
+      flag->set = true;
+    }
+    flag->changed.notify_all();
+  });
+  return kSuccess;
+}
+int cuEventQuery(void* event) {
+  {
+    const std::lock_guard lock(driver().mutex);
+    if (driver().broken != 0) return driver().broken;
+  }
+  auto* const one = static_cast<Event*>(event);
+  const std::lock_guard lock(one->mutex);
+  if (!one->recorded) return kSuccess;
+  const std::lock_guard inner(one->recorded->mutex);
+  return one->recorded->set ? kSuccess : kNotReady;
+}
+
+// What programs use to put work of their own into a stream: here, kernels.
+int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
+  stream_of(stream).put([function, data] { function(data); });
+  return kSuccess;
+}
+
+/// Where a kernel finds what programs know by this address.
+void* pretended_cuda_memory(void* address) { return behind(reinterpret_cast<Address>(address), 1); }
+/// The next copy fails with this status, and everything after it. 0: nothing does any more.
+void pretended_cuda_fail(int status) {
+  const std::lock_guard lock(driver().mutex);
+  driver().fail_status = status;
+  if (status == 0) driver().broken = 0;
+}
+}

@@ -1,0 +1,45 @@
+// Collectives and messages of a GPU's memory by way of host memory: each is one of host memory that the ranks of the
+// host share, with a copy before and after it. So the bits are those of the CPU's planes. One thread at a time.
+#pragma once
+
+#include "comm/communicator_impl.h"
+#include "comm/cuda/driver.h"
+#include "comm/request.h"
+
+#include <cohort/work.h>
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace cohort::comm::cuda {
+
+/// Host memory of a communicator, for copies, kept for the next operation of its size. Any thread.
+class Rooms : public std::enable_shared_from_this<Rooms> {
+ public:
+  /// `allocate` gives memory that the communicator's planes read and write in place.
+  using Allocate = std::function<std::shared_ptr<MemoryBlock>(std::size_t bytes)>;
+
+  /// At least so many bytes; given back when the last copy goes.
+  std::shared_ptr<std::byte> take(Gpu& gpu, std::size_t bytes, const Allocate& allocate);
+
+ private:
+  struct Room;
+  std::mutex mutex_;
+  std::multimap<std::pair<Gpu*, std::size_t>, std::shared_ptr<Room>> free_;
+};
+
+/// The request with host memory in place of the GPU's; the copy of its input has begun, after what the request's stream
+/// has now. Throws Unavailable, InvalidArgument.
+Request stage(const Request& request, Rooms& rooms, const Rooms::Allocate& allocate);
+
+/// A receive into host memory, under way as `work`, that ends once it is in the GPU's.
+Work deliver_later(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline);
+
+/// Memory of a GPU. Throws Unavailable, InvalidArgument.
+std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, int index);
+
+}  // namespace cohort::comm::cuda
