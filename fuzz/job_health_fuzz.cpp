@@ -10,12 +10,16 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <vector>
 
 namespace {
 
 using namespace cohort::launch;
 
+// Ranks 0 and 1 and the evaluator are on one host, rank 2 and a server on another.
 constexpr int kRanks = 3;
+const Roles kRoles{kRanks, 1, true};
+const std::vector<int> kHostA{0, 1, 4}, kHostB{2, 3};
 
 GroupReport a_group(FuzzedDataProvider& input) {
   GroupReport group;
@@ -40,7 +44,7 @@ GroupReport a_group(FuzzedDataProvider& input) {
 
 RankReport a_report(FuzzedDataProvider& input) {
   RankReport report;
-  report.rank = input.ConsumeIntegralInRange<std::int32_t>(0, kRanks - 1);
+  report.rank = input.ConsumeIntegralInRange<std::int32_t>(0, kRoles.all() - 1);
   report.pid = input.ConsumeIntegral<std::int32_t>();
   report.joined = input.ConsumeBool();
   report.state = input.ConsumeBool() ? static_cast<std::uint8_t>('T') : input.ConsumeIntegral<std::uint8_t>();
@@ -65,14 +69,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   FuzzedDataProvider input(data, size);
   HealthLimits limits;
   limits.stall = std::chrono::seconds(input.ConsumeIntegralInRange(0, 200));
-  Health health({"a", "a", "b"}, limits);
+  Health health({"a", "a", "b", "b", "a"}, kRoles, limits);
   Figures figures(kRanks);
   StepWatch steps({});
   Health::Clock::time_point now{};
   for (int turns = 0; input.remaining_bytes() > 0 && turns < 200; ++turns) {
     switch (input.ConsumeIntegralInRange(0, 4)) {
-      case 0: health.ended(input.ConsumeIntegralInRange(0, kRanks - 1), now); break;
-      case 2: input.ConsumeBool() ? health.host_ended(0, 2) : health.host_ended(2, 1); break;
+      case 0: health.ended(input.ConsumeIntegralInRange(0, kRoles.all() - 1), now); break;
+      case 2: health.host_ended(input.ConsumeBool() ? kHostA : kHostB); break;
       case 1: {
         now += std::chrono::milliseconds(input.ConsumeIntegralInRange(0, 100'000));
         const auto findings = health.judge(now);
@@ -89,9 +93,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         RankReport report = std::get<Reports>(*message).ranks.at(0);
         (void)doing(report);
         (void)at_step(report);
-        health.heard_of_host(report.rank < 2 ? 0 : 2, report.rank < 2 ? 2 : 1, now);
-        figures.report(report, now);
-        steps.report(report, now);
+        const bool at_a = report.rank < 2 || report.rank == 4;
+        health.heard_of_host(at_a ? kHostA : kHostB, now);
+        if (kRoles.is_rank(report.rank)) {
+          figures.report(report, now);
+          steps.report(report, now);
+        }
         health.report(std::move(report), now);
         for (const RankFigures& rank : figures.look(now)) {
           const bool numbers = rank.steps_per_second >= 0 && rank.samples_per_second >= 0 && rank.waited >= 0 &&
@@ -106,7 +113,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (RankFigures& rank : figures.look(now)) run.ranks.push_back({std::move(rank), {}});
   const auto read = parse_live_run(to_json(run));
   if (!read || read->ranks.size() != run.ranks.size()) std::abort();
-  (void)folded(health.doing_now(), 0);
+  (void)folded(health.doing_now(), kRoles, 0);
   (void)health.somebody_leaves();
   (void)health.waiting_times();
   return 0;
