@@ -309,47 +309,6 @@ def eagerly():
 
 
 @scenario
-def gradients_are_asked_for_during_backward():
-    """With torch: also where a rank has fewer batches, and not where the program may look at gradients itself."""
-    if BACKEND != "torch":
-        return "only with torch"
-    from cohort.keras import _backend_torch
-
-    class OwnStep(type(network(0))):
-        def train_step(self, *args, **kwargs):
-            return super().train_step(*args, **kwargs)
-
-    class Clipping(keras.optimizers.SGD):
-        def apply(self, grads, trainable_variables=None):
-            return super().apply([one.clamp(-0.01, 0.01) for one in grads], trainable_variables)
-
-    early = []
-    finish, bucket = _backend_torch.Early.finish, _backend_torch._BUCKET_BYTES
-    _backend_torch.Early.finish = lambda self: [early.append(len(self._under_way)), finish(self)][1]
-    _backend_torch._BUCKET_BYTES = 100  # the hidden kernel alone, and what comes after
-    x, y = data(64)
-    ours = slice(0, 40) if rank == 0 else slice(40, 64)
-    parts = [batches(x[:40], y[:40], 8), batches(x[40:], y[40:], 8)]
-    try:
-        model = network(seed=78 + rank)
-        fit(model, x[ours], y[ours], hvd.DistributedOptimizer(sgd(momentum=0.9)), epochs=2)
-        same_bits(model)
-        worst = close(model, expected(78, sgd(momentum=0.9), parts, epochs=2))
-        steps = 10 if rank == 0 else 6
-        assert len(early) == steps and min(early) >= 1, early
-        early.clear()
-        for optimizer, cls in ((sgd(), OwnStep), (Clipping(0.1), keras.Sequential), (sgd(gradient_accumulation_steps=2), None)):
-            model = network(seed=79)
-            model = model if cls is None else cls(model.layers)
-            fit(model, *half(x, y), hvd.DistributedOptimizer(optimizer), epochs=2)
-            same_bits(model)
-        assert not early, early
-    finally:
-        _backend_torch.Early.finish, _backend_torch._BUCKET_BYTES = finish, bucket
-    return worst
-
-
-@scenario
 def several_steps_in_one_execution():
     if BACKEND == "torch":
         return "not with torch"

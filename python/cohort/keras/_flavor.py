@@ -30,11 +30,6 @@ def package_of(one: Any) -> str:
     return ""
 
 
-def is_own(function: Any) -> bool:
-    """Whether a function or a method is Keras's, and not the program's."""
-    return str(getattr(function, "__module__", "")).split(".")[0] in ("keras", "tf_keras")
-
-
 def is_keras_2(package: str) -> bool:
     """Whether that package is Keras 2."""
     return package == "tf_keras" or str(module(package).__version__).startswith("2.")

@@ -35,9 +35,7 @@ class _Keras3(_Distributed):
         return super()._clip_gradients(type(self)._cohort_reduction.reduce(grads))  # type: ignore[misc]
 
     def scale_loss(self, loss: Any) -> Any:
-        reduction = type(self)._cohort_reduction
-        reduction.expect(self, super().apply)  # type: ignore[misc]
-        return reduction.weighted(super().scale_loss(loss))  # type: ignore[misc]
+        return type(self)._cohort_reduction.weighted(super().scale_loss(loss))  # type: ignore[misc]
 
 
 class _Keras2(_Distributed):

@@ -50,8 +50,6 @@ class Reduction:
         # With Keras 2, which does not accumulate itself: sums of gradients by variable, and how many passes are in them.
         self.accumulated: Dict[int, Any] = {}
         self.passes_done: Any = None
-        make = getattr(self.backend, "Early", None)  # of a backend that lets gradients be asked for while backward goes on
-        self._early: Any = make() if make is not None else None
         self._local: Set[int] = set()
         self._now = threading.local()  # the variables whose gradients an optimizer is at
 
@@ -122,35 +120,6 @@ class Reduction:
         step.weighted.add(id(self))
         return self.backend.times(loss, step.factor)
 
-    def expect(self, optimizer: Any, apply: Any) -> None:
-        """Backward comes next. Nobody looks at gradients between that and `reduce`, if step and optimizer are Keras's own:
-        they may be asked for as they are made. `apply`: the optimizer's, below this one's."""
-        step = _step.current()
-        if self._early is None or step is None or not step.is_keras_own or not self.is_shared():
-            return
-        settings = self.settings
-        changed = (settings.passes > 1 or getattr(optimizer, "gradient_accumulation_steps", None)
-                   or getattr(optimizer, "loss_scale_factor", None) is not None)  # fmt: skip
-        if changed or settings.groups or not optimizer.built or not _flavor.is_own(apply):
-            return
-        variables = [one for one in optimizer._trainable_variables if not self.is_local(one)]
-        names = _flavor.unique_paths(variables)
-        if names == [_flavor.path_of(one) for one in variables]:
-            self._early.expect(variables, names, self._how(1.0))
-
-    def _how(self, passes: float) -> Dict[str, Any]:
-        """What the backend's `reduce_gradients` has to know."""
-        settings = self.settings
-        average = settings.op == Average
-        return {
-            "op": settings.op,
-            "prescale": passes / settings.predivide if average else passes,
-            "postscale": settings.predivide if average else 1.0,
-            "process_set": settings.process_set,
-            "compression": self.compression,
-            "sparse_as_dense": settings.sparse_as_dense,
-        }
-
     def reduce(self, gradients: Sequence[Any], variables: Optional[Sequence[Any]] = None) -> List[Any]:
         """The gradients of all ranks. The hooks call it."""
         self.reached += 1
@@ -183,23 +152,21 @@ class Reduction:
             self.bytes += max(1, _bytes_of(variable))
         if step is not None:
             step.before_reducing()
-        early = {} if self._early is None else self._early.asked()
-        for i in [i for i in shared if names[i] in early]:
-            if gradients[i] is not early[names[i]]:
-                raise RuntimeError(
-                    f"DistributedOptimizer: the gradient of {names[i]} is another one than backward has made -- what changes "
-                    "gradients needs a train_step of its own, or has to come after the optimizer's reduction"
-                )
-            shared.remove(i)
+        predivide = self.settings.predivide
+        scales = (passes / predivide, predivide) if self.settings.op == Average else (passes, 1.0)
         for group in self._groups(shared, variables):
             reduced = self.backend.reduce_gradients(
-                [gradients[i] for i in group], [names[i] for i in group], **self._how(passes)
+                [gradients[i] for i in group],
+                [names[i] for i in group],
+                op=self.settings.op,
+                prescale=scales[0],
+                postscale=scales[1],
+                process_set=self.settings.process_set,
+                compression=self.compression,
+                sparse_as_dense=self.settings.sparse_as_dense,
             )
             for i, one in zip(group, reduced):
                 gradients[i] = one
-        if early:
-            finished = self._early.finish()
-            gradients = [finished.get(name, one) for name, one in zip(names, gradients)]
         return gradients
 
     def _groups(self, wanted: List[int], variables: Sequence[Any]) -> List[List[int]]:

@@ -11,15 +11,12 @@ from cohort._horovod.process_sets import ProcessSet
 
 class Step:
     """factor: this rank's part of the samples of all, times the ranks; None where every rank counts alike.
-    before_reducing: called once it is known of which kinds the gradients are. is_keras_own: it is that of Keras's Model."""
+    before_reducing: called once it is known of which kinds the gradients are."""
 
-    def __init__(
-        self, process_set: ProcessSet, factor: Any, before_reducing: Callable[[], None], is_keras_own: bool
-    ) -> None:
+    def __init__(self, process_set: ProcessSet, factor: Any, before_reducing: Callable[[], None]) -> None:
         self.process_set = process_set
         self.factor = factor
         self.before_reducing = before_reducing
-        self.is_keras_own = is_keras_own
         self.weighted: Set[int] = set()  # whose loss has had the factor
         self.applied: List[Tuple[Any, List[Any]]] = []  # optimizers and the variables that they changed, in order
 

@@ -159,8 +159,7 @@ class Training:
         count = reduction.backend.samples_in(_first_leaf(data)) if by_samples else 1
         samples = reduction.backend.total(count, _SAMPLES, reduction.settings.process_set)
         factor = reduction.backend.factor_of(count, reduction.ranks(), samples) if by_samples else None
-        own = _flavor.is_own(self._original_step)
-        with _step.at(_step.Step(reduction.settings.process_set, factor, self._exchange_kinds, own)) as step:
+        with _step.at(_step.Step(reduction.settings.process_set, factor, self._exchange_kinds)) as step:
             result = self._original_step(*args, **kwargs)
         self.recipe = step.applied or self.recipe
         return result

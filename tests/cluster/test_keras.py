@@ -1,0 +1,77 @@
+"""Keras and TensorFlow over two hosts of a box, started over ssh: the first article's program by horovodrun, and
+MultiWorkerMirroredStrategy by `cohort run --tf-config`."""
+
+import os
+import pathlib
+import re
+import sys
+import unittest
+
+from python_case import COHORT, PACKAGE, PythonCase
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tests"))
+from articles import edits
+from keras_support import MISSING, place_of
+
+BUILD = pathlib.Path(PACKAGE).parent
+
+WEIGHTS = """
+import hashlib, os
+digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in mnist_model.weights)).hexdigest()
+print("WEIGHTS", hvd.rank(), os.uname().nodename, digest, mnist_model.history.history["accuracy"][-1], flush=True)
+"""
+
+STRATEGY = """
+import json, os
+import numpy, tensorflow, tf_keras
+strategy = tensorflow.distribute.MultiWorkerMirroredStrategy()
+x = numpy.random.default_rng(1).normal(size=(64, 4)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+with strategy.scope():
+    model = tf_keras.Sequential([tf_keras.layers.Dense(8, activation="tanh"), tf_keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+data = tensorflow.data.Dataset.from_tensor_slices((x, y)).batch(16)
+losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+print("TRAINED", os.environ["RANK"], strategy.num_replicas_in_sync, len({one.rsplit(":", 1)[0] for one in workers}),
+      losses[1] < losses[0], float(sum(numpy.abs(w).sum() for w in model.get_weights())), flush=True)
+"""
+
+
+class Keras(PythonCase):
+    by_user = False  # with the Python of this test, which other users may not reach
+
+    def on_h1(self, backend, *words):
+        place = place_of(backend)
+        if place is None:
+            self.skipTest(MISSING.format(backend))
+        python, folders = place
+        path = os.pathsep.join([*folders, PACKAGE, f"{BUILD}/share/cohort/as-horovod"])
+        done = self.box.run("h1", "env", f"PYTHONPATH={path}", "PYTHONDONTWRITEBYTECODE=1", "TF_CPP_MIN_LOG_LEVEL=3",
+                            "CUDA_VISIBLE_DEVICES=-1", "KERAS_BACKEND=tensorflow", *words, timeout=400, cwd=self.folder)
+        self.assertEqual(done.returncode, 0, f"{words}: {done.stdout[-6000:]}{done.stderr[-6000:]}")
+        return done.stdout + done.stderr
+
+    def test_the_first_article(self):
+        edits.put_into(self.folder)
+        program = self.folder / "keras_mnist.py"
+        program.write_text(program.read_text() + WEIGHTS)
+        said = self.on_h1("tensorflow", self.python, "-B", f"{BUILD}/bin/horovodrun", "-np", "2", "-H", "h1:1,h2:1",
+                          self.python, "keras_mnist.py")  # fmt: skip
+        weights = re.findall(r"WEIGHTS (\d) (\w+) (\w+) ([\d.]+)", said)
+        self.assertEqual(sorted(found[:2] for found in weights), [("0", "h1"), ("1", "h2")], said[-6000:])
+        self.assertEqual(len({digest for _, _, digest, _ in weights}), 1, weights)
+        self.assertGreater(min(float(accuracy) for *_, accuracy in weights), 0.9)
+        self.assertEqual(len(list(self.folder.glob("checkpoint-*.h5"))), 24)
+
+    def test_the_strategy_of_tensorflow(self):
+        (self.folder / "strategy.py").write_text(STRATEGY)
+        said = self.on_h1("tf_keras", "TF_USE_LEGACY_KERAS=1", COHORT, "run", "-q", "--prefix", "none", "-H", "h1:1,h2:1",
+                          "--tf-config", "--timeout", "300", "--", self.python, "strategy.py")  # fmt: skip
+        found = sorted(re.findall(r"TRAINED (\d) (\d) (\d) (\w+) ([\d.]+)", said))
+        self.assertEqual([line[:4] for line in found], [("0", "2", "2", "True"), ("1", "2", "2", "True")], said[-6000:])
+        self.assertEqual(found[0][4], found[1][4])
+
+
+if __name__ == "__main__":
+    unittest.main()
