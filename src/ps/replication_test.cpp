@@ -3,14 +3,15 @@
 // what was acknowledged is there, nobody reads less than was acknowledged before, and no process has a say after
 // another one has taken its place. The decisions are those of the real parts (Replication, ServerMap, State); what
 // primary.cpp and follower.cpp do with sockets and threads is done here with events.
-#include "ps/command_record.h"
 #include "ps/replication.h"
+#include "ps/command_record.h"
 #include "ps/server_map.h"
 #include "ps/state.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -97,12 +98,13 @@ class Simulation {
     Holder primary;
     int connections = 0;
     bool asks_for_place = false;
+    std::deque<std::pair<std::function<Outcome(ServerMap&)>, std::function<void(Outcome)>>> changes;
   };
   using ProcessPtr = std::shared_ptr<Process>;
   struct Pusher {
-    int pushed = 0;      // and acknowledged
+    int pushed = 0;  // and acknowledged
     std::uint64_t asked = 0;
-    int at = 0;          // where it believes the primary
+    int at = 0;                   // where it believes the primary
     int acknowledged_before = 0;  // of all workers, when it asked
   };
 
@@ -137,15 +139,26 @@ class Simulation {
 
   // ---- the store ----
 
-  void change(const ProcessPtr& by, std::function<Outcome(ServerMap&)> edit, std::function<void(Outcome)> done) {
-    const auto again = [this, by, edit, done] {
-      on(by, milliseconds(50), [this, by, edit, done] { change(by, edit, done); });
-    };
+  using Edit = std::function<Outcome(ServerMap&)>;
+  using Done = std::function<void(Outcome)>;
+  /// One after the other, as a process's Membership makes them.
+  void change(const ProcessPtr& by, const Edit& edit, const Done& done) {
+    by->changes.emplace_back(edit, done);
+    if (by->changes.size() == 1) make_change(by);
+  }
+  void make_change(const ProcessPtr& by) {
+    const auto again = [this, by] { on(by, milliseconds(50), [this, by] { make_change(by); }); };
     if (lost() || cut(by->number, 100)) return again();
-    after(delay(), [this, by, edit, done, again] {
-      const Outcome outcome = edit(map_);
+    after(delay(), [this, by, again] {
+      if (!by->alive && below(2) == 0) return;  // it died before it was heard, or after
+      const Outcome outcome = by->changes.front().first(map_);
       if (lost() || cut(by->number, 100)) return again();
-      on(by, delay(), [done, outcome] { done(outcome); });
+      on(by, delay(), [this, by, outcome] {
+        const Done done = std::move(by->changes.front().second);
+        by->changes.pop_front();
+        if (!by->changes.empty()) make_change(by);
+        done(outcome);
+      });
     });
   }
 
@@ -158,11 +171,12 @@ class Simulation {
     process->speed = 0.96 + 0.001 * below(80);
     if (processes_.size() <= static_cast<std::size_t>(number)) processes_.resize(static_cast<std::size_t>(number) + 1);
     processes_[static_cast<std::size_t>(number)] = process;
-    change(process,
-           [process](ServerMap& map) {
-             return enter(map, kProcesses, process->self.server, {process->self.life, "@", "host"}, 1);
-           },
-           [this, process](Outcome) { look_at_map(process); });
+    change(
+        process,
+        [process](ServerMap& map) {
+          return enter(map, kProcesses, process->self.server, {process->self.life, "@", "host"}, 1);
+        },
+        [this, process](Outcome) { look_at_map(process); });
   }
 
   void look_at_map(const ProcessPtr& process) {
@@ -182,6 +196,9 @@ class Simulation {
       p.state = State();
       introduce(p.state);
       serve(process, serving.epoch);
+    } else if (serving.backup == p.self && !p.copies) {
+      change(
+          process, [self = p.self](ServerMap& map) { return resign(map, 0, self); }, [](Outcome) {});
     } else if (serving.primary != p.self && serving.backup.life == 0 && !p.copies) {
       const auto turn = turn_of(map_, 0, p.self.server);
       if (turn == 0U || below(4) == 0) follow(process, serving.primary);
@@ -279,8 +296,8 @@ class Simulation {
   }
 
   using Reply = std::function<void(std::string records, std::uint64_t count)>;
-  bool on_fetch(const ProcessPtr& process, const Holder& other, int connection, std::uint64_t copy, std::uint64_t position,
-                const Reply& reply) {
+  bool on_fetch(const ProcessPtr& process, const Holder& other, int connection, std::uint64_t copy,
+                std::uint64_t position, const Reply& reply) {
     Process& p = *process;
     if (!p.serves || !p.replication.wants(other.life, copy)) return false;
     if (connection < p.connection) return true;  // it has ended
@@ -301,12 +318,12 @@ class Simulation {
     answer_held(process);
     send_records(process);
     if (p.replication.join()) {
-      change(process, [self = p.self, other](ServerMap& map) { return add(map, 0, self, other); },
-             [this, process, other](Outcome outcome) {
-               if (outcome == Outcome::Refused) return lose_backup(process, other);
-               if (process->replication.phase() == Replication::Phase::Joining) process->replication.joined();
-               look_at_backup(process, other);
-             });
+      change(
+          process, [self = p.self, other](ServerMap& map) { return add(map, 0, self, other); },
+          [this, process, other](Outcome outcome) {
+            if (outcome == Outcome::Refused) return lose_backup(process, other);
+            if (process->replication.joined(other)) look_at_backup(process, other);
+          });
     }
     return true;
   }
@@ -333,13 +350,13 @@ class Simulation {
     if (!p.serves || p.replication.other() != other) return;
     if (!p.replication.lose()) return answer_held(process);
     dropping_ = process;
-    change(process, [self = p.self, other](ServerMap& map) { return drop(map, 0, self, other); },
-           [this, process](Outcome outcome) {
-             if (dropping_ == process) dropping_.reset();
-             if (outcome == Outcome::Refused || !process->serves) return;
-             process->replication.dropped();
-             answer_held(process);
-           });
+    change(
+        process, [self = p.self, other](ServerMap& map) { return drop(map, 0, self, other); },
+        [this, process, other](Outcome outcome) {
+          if (dropping_ == process) dropping_.reset();
+          if (outcome == Outcome::Refused || !process->serves) return;
+          if (process->replication.dropped(other)) answer_held(process);
+        });
   }
 
   // ---- as who has a copy ----
@@ -424,16 +441,17 @@ class Simulation {
       return;
     }
     p.asks_for_place = true;
-    change(process, [self = p.self](ServerMap& map) { return promote(map, 0, self); },
-           [this, process](Outcome outcome) {
-             process->asks_for_place = false;
-             process->copies = false;
-             if (outcome == Outcome::Refused) return;
-             ++promotions_;
-             process->state = std::move(process->copy);
-             process->copy = State();
-             serve(process, map_.rows[0].epoch);
-           });
+    change(
+        process, [self = p.self](ServerMap& map) { return promote(map, 0, self); },
+        [this, process](Outcome outcome) {
+          process->asks_for_place = false;
+          process->copies = false;
+          if (outcome == Outcome::Refused) return;
+          ++promotions_;
+          process->state = std::move(process->copy);
+          process->copy = State();
+          serve(process, map_.rows[0].epoch);
+        });
   }
 
   // ---- workers: each pushes, and asks again until it has been acknowledged ----
@@ -505,7 +523,8 @@ class Simulation {
     const Serving& serving = map_.rows[0];
     const auto there = [&](const Holder& holder) {
       return holder.life != 0 && holder != process->self && processes_[holder.server]->self == holder &&
-             processes_[holder.server]->alive;
+             processes_[holder.server]->alive &&
+             (processes_[holder.server]->serves || processes_[holder.server]->copies);
     };
     if ((serving.primary == process->self || serving.backup == process->self) &&
         !there(serving.primary == process->self ? serving.backup : serving.primary))
