@@ -103,9 +103,9 @@ Result<void> Primary::fetch(const ClientPtr& client, const Call& call, const Fet
     tell_map([rows = *options_.rows, self = options_.membership->self(),
               other](ServerMap& map) { return add(map, rows, self, other); },
              [this, other](Outcome outcome) {
+               if (replication_.other() != other) return;
                if (outcome == Outcome::Refused) return backup_is_lost("the map does not take it");
-               if (replication_.phase() != Replication::Phase::Joining) return;
-               replication_.joined();
+               if (!replication_.joined(other)) return;
                log::info("ps", "the rows of parameter server {} have a backup: {}", *options_.rows,
                          options_.membership->map().endpoint_of(other));
                look_at_backup();
@@ -139,7 +139,7 @@ void Primary::lose_backup() {
   fetching_.reset();
   sent_.reset();
   if (replication_.phase() == Replication::Phase::Copying) {
-    replication_.dropped();
+    (void)replication_.lose();
     backup_room_ = ~std::size_t{0};
     answer_held();
     return;
@@ -183,9 +183,9 @@ void Primary::backup_is_lost(const std::string& why) {
             *options_.rows, why);
   tell_map([rows = *options_.rows, self = options_.membership->self(),
             other](ServerMap& map) { return drop(map, rows, self, other); },
-           [this](Outcome outcome) {
+           [this, other](Outcome outcome) {
              if (outcome == Outcome::Refused) return;  // somebody else serves the rows: the map's news end this
-             replication_.dropped();
+             if (!replication_.dropped(other)) return;
              backup_room_ = ~std::size_t{0};
              const ClientPtr before = std::exchange(backup_, nullptr);
              if (before) rpc_.close(before);

@@ -68,16 +68,28 @@ bool Replication::join() {
   return true;
 }
 
+bool Replication::joined(const Holder& other) noexcept {
+  if (phase_ != Phase::Joining || other_ != other) return false;
+  phase_ = Phase::Following;
+  return true;
+}
+
 bool Replication::lose() {
-  if (phase_ == Phase::Joining || phase_ == Phase::Following || phase_ == Phase::Dropping) {
+  if (phase_ == Phase::Joining || phase_ == Phase::Following) {
     phase_ = Phase::Dropping;
     return true;
   }
-  dropped();
+  if (phase_ != Phase::Dropping) forget();
   return false;
 }
 
-void Replication::dropped() {
+bool Replication::dropped(const Holder& other) {
+  if (phase_ != Phase::Dropping || other_ != other) return false;
+  forget();
+  return true;
+}
+
+void Replication::forget() {
   phase_ = Phase::Alone;
   other_ = {};
   records_.clear();

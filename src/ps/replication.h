@@ -57,12 +57,12 @@ class Replication {
   bool has_records() const noexcept { return !records_.empty(); }
   /// True, once: it has every command that an answer has gone out for, and should become the backup.
   bool join();
-  /// What the map has been told, or was: it is the backup.
-  void joined() noexcept { phase_ = Phase::Following; }
-  /// It is lost. True: the map has to be told (phase Dropping).
+  /// The map has been told: it is the backup. False: that is not what is waited for.
+  bool joined(const Holder& other) noexcept;
+  /// It is lost. True, once: the map has to be told (phase Dropping).
   bool lose();
-  /// The map says that there is no backup.
-  void dropped();
+  /// The map has been told. False: that is not what is waited for.
+  bool dropped(const Holder& other);
 
   /// Whether an answer may go out that was made at this position.
   bool may_answer(std::uint64_t position, Time now) const noexcept;
@@ -71,6 +71,8 @@ class Replication {
  private:
   static constexpr std::size_t kNear = std::size_t{1} << 20;       // bytes
   static constexpr std::size_t kMostKept = std::size_t{64} << 20;  // beyond it, workers wait for the copy
+
+  void forget();
 
   Phase phase_ = Phase::Alone;
   Holder other_;  // nobody if alone

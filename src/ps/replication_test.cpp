@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -97,6 +98,7 @@ class Simulation {
     Holder primary;
     int connections = 0;
     bool asks_for_place = false;
+    std::deque<std::pair<std::function<Outcome(ServerMap&)>, std::function<void(Outcome)>>> changes;
   };
   using ProcessPtr = std::shared_ptr<Process>;
   struct Pusher {
@@ -137,15 +139,26 @@ class Simulation {
 
   // ---- the store ----
 
-  void change(const ProcessPtr& by, std::function<Outcome(ServerMap&)> edit, std::function<void(Outcome)> done) {
-    const auto again = [this, by, edit, done] {
-      on(by, milliseconds(50), [this, by, edit, done] { change(by, edit, done); });
-    };
+  using Edit = std::function<Outcome(ServerMap&)>;
+  using Done = std::function<void(Outcome)>;
+  /// One after the other, as a process's Membership makes them.
+  void change(const ProcessPtr& by, const Edit& edit, const Done& done) {
+    by->changes.emplace_back(edit, done);
+    if (by->changes.size() == 1) make_change(by);
+  }
+  void make_change(const ProcessPtr& by) {
+    const auto again = [this, by] { on(by, milliseconds(50), [this, by] { make_change(by); }); };
     if (lost() || cut(by->number, 100)) return again();
-    after(delay(), [this, by, edit, done, again] {
-      const Outcome outcome = edit(map_);
+    after(delay(), [this, by, again] {
+      if (!by->alive && below(2) == 0) return;  // it died before it was heard, or after
+      const Outcome outcome = by->changes.front().first(map_);
       if (lost() || cut(by->number, 100)) return again();
-      on(by, delay(), [done, outcome] { done(outcome); });
+      on(by, delay(), [this, by, outcome] {
+        const Done done = std::move(by->changes.front().second);
+        by->changes.pop_front();
+        if (!by->changes.empty()) make_change(by);
+        done(outcome);
+      });
     });
   }
 
@@ -183,6 +196,9 @@ class Simulation {
       p.state = State();
       introduce(p.state);
       serve(process, serving.epoch);
+    } else if (serving.backup == p.self && !p.copies) {
+      change(
+          process, [self = p.self](ServerMap& map) { return resign(map, 0, self); }, [](Outcome) {});
     } else if (serving.primary != p.self && serving.backup.life == 0 && !p.copies) {
       const auto turn = turn_of(map_, 0, p.self.server);
       if (turn == 0U || below(4) == 0) follow(process, serving.primary);
@@ -306,8 +322,7 @@ class Simulation {
           process, [self = p.self, other](ServerMap& map) { return add(map, 0, self, other); },
           [this, process, other](Outcome outcome) {
             if (outcome == Outcome::Refused) return lose_backup(process, other);
-            if (process->replication.phase() == Replication::Phase::Joining) process->replication.joined();
-            look_at_backup(process, other);
+            if (process->replication.joined(other)) look_at_backup(process, other);
           });
     }
     return true;
@@ -337,11 +352,10 @@ class Simulation {
     dropping_ = process;
     change(
         process, [self = p.self, other](ServerMap& map) { return drop(map, 0, self, other); },
-        [this, process](Outcome outcome) {
+        [this, process, other](Outcome outcome) {
           if (dropping_ == process) dropping_.reset();
           if (outcome == Outcome::Refused || !process->serves) return;
-          process->replication.dropped();
-          answer_held(process);
+          if (process->replication.dropped(other)) answer_held(process);
         });
   }
 
@@ -509,7 +523,8 @@ class Simulation {
     const Serving& serving = map_.rows[0];
     const auto there = [&](const Holder& holder) {
       return holder.life != 0 && holder != process->self && processes_[holder.server]->self == holder &&
-             processes_[holder.server]->alive;
+             processes_[holder.server]->alive &&
+             (processes_[holder.server]->serves || processes_[holder.server]->copies);
     };
     if ((serving.primary == process->self || serving.backup == process->self) &&
         !there(serving.primary == process->self ? serving.backup : serving.primary))

@@ -242,6 +242,12 @@ class Server::Impl final : RpcServer::Service {
         log::error("ps", "the rows of parameter server {} are lost: who had them is gone; they begin anew", rows);
       serve(rows, {}, serving.epoch, std::nullopt);
     }
+    if (serving.backup == self && followers_.count(rows) == 0) {
+      membership_->later([this, rows, self] {
+        (void)membership_->change([&](ServerMap& now) { return resign(now, rows, self); },
+                                  net::deadline_in(std::chrono::seconds(5)));
+      });
+    }
     const bool wanted = map.replicas > 0 && serving.backup.life == 0 && primaries_.count(rows) == 0 &&
                         followers_.count(rows) == 0 && damaged_.count(rows) == 0;
     if (!wanted) {

@@ -57,6 +57,14 @@ Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Hol
   return Outcome::Made;
 }
 
+Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup) {
+  Serving& serving = map.rows[rows];
+  if (serving.backup != backup) return Outcome::Already;
+  const std::uint32_t server = serving.primary.server;
+  serving = {serving.epoch + 1, {server, map.members[server].life}, {}};
+  return Outcome::Made;
+}
+
 std::optional<std::uint32_t> turn_of(const ServerMap& map, std::uint32_t rows, std::uint32_t server) {
   const Holder& primary = map.rows[rows].primary;
   if (server == primary.server) return std::nullopt;
