@@ -37,14 +37,17 @@ from cohort._servers import announce_server, server_addresses
 from cohort.errors import InvalidArgument
 
 __all__ = [
+    "UNBOUNDED",
     "Adagrad",
     "Adam",
     "AdamW",
     "Async",
     "Bounded",
     "Client",
+    "ClusterCoordinator",
     "Ftrl",
     "Pulled",
+    "RemoteValue",
     "RowAdagrad",
     "Server",
     "Sgd",
@@ -54,8 +57,10 @@ __all__ = [
     "Work",
     "connect",
     "constant",
+    "current_client",
     "normal",
     "serve",
+    "serve_functions",
     "uniform",
 ]
 
@@ -394,3 +399,13 @@ def connect(
     if workers is None:
         workers = _core.num_workers()
     return Client(_core.PsClient(list(servers), worker, workers, secret_file, connect_timeout, timeout))
+
+
+# At the end, as it stands on the names above.
+from cohort.ps.coordinator import (  # noqa: E402
+    UNBOUNDED,
+    ClusterCoordinator,
+    RemoteValue,
+    current_client,
+    serve_functions,
+)
