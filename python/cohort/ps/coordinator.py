@@ -98,6 +98,10 @@ class _PerWorker:
 _iterators = itertools.count()
 
 
+def _same(dataset: Any) -> Any:
+    return dataset
+
+
 class _Call:
     def __init__(self, number: int, data: bytes, name: str) -> None:
         self.number, self.data, self.name = number, data, name
@@ -180,14 +184,15 @@ class ClusterCoordinator:
         """A dataset of each worker's own: `dataset` is called there, or iterated over if it is no function. What is returned,
         or `iter` of it, is an argument of functions, which get that worker's own. Of a worker that comes again it begins anew."""
         number = next(self._numbers)
-        made: Callable[[], Any] = dataset if callable(dataset) else (lambda: dataset)
-        self._store.put(_place("dataset", number), _pickling.dump_call(made, (), {}))
+        made = _pickling.dump_call(dataset, (), {}) if callable(dataset) else _pickling.dump_call(_same, (dataset,), {})
+        self._store.put(_place("dataset", number), made)
         return _PerWorker(number)
 
     def close(self) -> None:
-        """Waits for what runs, and lets the workers end."""
+        """Waits for what runs, cancels what does not yet (`join` first), and lets the workers end."""
         with self._changed:
             self._closing = True
+            self._cancel("the coordinator has closed")
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
@@ -207,22 +212,22 @@ class ClusterCoordinator:
         """With the lock. Raises a function's failure once nothing runs."""
         while not over() or self._failure is not None:
             if self._failure is not None:
-                self._cancel()
+                self._cancel("one before it had failed")
                 if not self._running:
                     failure, self._failure = self._failure, None
                     raise failure
             elif self._queue and not self._present and time.monotonic() - self._somebody > self._worker_timeout:
-                self._cancel()
+                self._cancel("there is no worker")
                 raise Unavailable(
                     f"no worker has been there for {self._worker_timeout:g} s, of {len(self._workers)}, and functions wait "
                     "for one -- do workers call cohort.ps.serve_functions?"
                 )
             self._changed.wait(_SLICE)
 
-    def _cancel(self) -> None:
+    def _cancel(self, why: str) -> None:
         while self._queue:
             call = self._queue.popleft()
-            call.value._set(error=Aborted(f"function {call.name} was cancelled: one before it had failed"))
+            call.value._set(error=Aborted(f"function {call.name} was cancelled: {why}"))
 
     def _drive(self, worker: int) -> None:
         store = _core.JobStore(_STORE)
@@ -232,7 +237,8 @@ class ClusterCoordinator:
                     store.wait(_place("here", worker, life), _SLICE)
                     break
                 with self._changed:
-                    if self._closing and not self._queue:
+                    if self._closing:
+                        self._cancel("the coordinator has closed")
                         return
             with self._changed:
                 self._present.add(worker)
