@@ -35,7 +35,7 @@ if cohort.role() == "server":
 WORKERS = HEAD + """
 if cohort.role_number() > 0:
     if "worker" not in sys.argv:
-        while (status := subprocess.call([sys.executable, __file__, "worker"])) == -signal.SIGKILL:
+        while (status := subprocess.call([sys.executable, __file__, "worker"], close_fds=False)) == -signal.SIGKILL:
             print("started again", flush=True)
         sys.exit(status)
     ps.serve_functions()

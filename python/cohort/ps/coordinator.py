@@ -94,6 +94,9 @@ class _PerWorker:
     def __iter__(self) -> _PerWorker:
         return _PerWorker(self._number, next(_iterators))
 
+    def __next__(self) -> Any:
+        raise TypeError("this stands for each worker's own iterator: an argument of scheduled functions, nothing to read here")
+
 
 _iterators = itertools.count()
 
