@@ -136,6 +136,9 @@ class Arrays(Case):
                     table.pull([5])
                     table.push([5], numpy.full((1, 1), -1, numpy.float32))
                     client.clock()
+                staleness = table.stats()["staleness"]
+                self.assertEqual(sum(staleness.values()), 20)
+                self.assertTrue(set(staleness) <= {0, 1, 2}, staleness)
                 client.barrier()
                 results[worker] = float(table.pull([5])[0, 0])
                 client.barrier()
@@ -302,6 +305,19 @@ else:
         lines = sorted(done.stdout.splitlines())
         self.assertRegex(lines[0], r"^0 2 \{30\.0\} \[\d+, \d+\]$")
         self.assertRegex(lines[1], r"^1 2 \{30\.0\} \[\d+, \d+\]$")
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_servers_without_a_program(self):
+        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "60", "-np", "2", "--servers", "2"]
+        served = f"{sys.executable} -m cohort.ps --memory 64M"
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "program.py")
+            program.write_text(self.PROGRAM)
+            done = subprocess.run(
+                [*command, "--server-program", served, sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=90
+            )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(done.stdout.splitlines()), 2)
 
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_a_job_without_servers_is_told_of(self):

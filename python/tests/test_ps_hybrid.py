@@ -294,6 +294,68 @@ if rank == 0:
 client.leave()
 """
 
+# The same model twice: its embedding on servers, and on every rank under DistributedDataParallel.
+SAME = """
+import sys
+import numpy, torch
+import cohort
+from cohort import ps
+
+if cohort.role() == "server":
+    ps.serve()
+    sys.exit()
+
+torch.set_num_threads(1)
+cohort.init()
+from cohort.nn import DistributedDataParallel
+from cohort.torch import ps as modules
+
+class Model(torch.nn.Module):
+    def __init__(self, rows):
+        super().__init__()
+        torch.manual_seed(1)
+        self.rows, self.dense = rows, torch.nn.Linear(4, 1)
+
+    def forward(self, ids):
+        return self.dense(torch.nn.functional.relu(self.rows(ids)))
+
+client = ps.connect()
+table = client.table("e", 4, optimizer=ps.Sgd(lr=0.5), initializer=ps.normal(0, 1))
+rows = torch.from_numpy(table.pull(numpy.arange(200)))
+here, there = Model(torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False)), Model(modules.Embedding(table))
+local, served = DistributedDataParallel(here), DistributedDataParallel(there)
+whole = torch.optim.SGD(here.parameters(), lr=0.5)
+hybrid = modules.HybridOptimizer(torch.optim.SGD(there.parameters(), lr=0.5), [there.rows])
+for step in range(50):
+    ids = torch.randint(0, 200, (32,), generator=torch.Generator().manual_seed(2 * step + cohort.rank()))
+    for model, optimizer in ((local, whole), (served, hybrid)):
+        optimizer.zero_grad()
+        (model(ids) - 1).square().mean().backward()
+        optimizer.step()
+found = torch.from_numpy(table.pull(numpy.arange(200)))
+with torch.no_grad():
+    print("rows differ by", float((found - here.rows.weight).abs().max()), "dense by",
+          float((here.dense.weight - there.dense.weight).abs().max()), "trained by", float((rows - found).abs().max()))
+client.leave()
+"""
+
+
+class Alike(unittest.TestCase):
+    def test_embeddings_on_servers_train_as_those_on_every_rank(self):
+        if torch is None or numpy is None:
+            self.skipTest("no torch, or no NumPy")
+        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "100", "-np", "2", "--servers", "3"]
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "program.py").write_text(SAME)
+            done = subprocess.run([*command, sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = re.findall(r"rows differ by (\S+) dense by (\S+) trained by (\S+)", done.stdout)
+        self.assertEqual(len(found), 2, done.stdout)
+        for rows, dense, trained in found:
+            self.assertLess(float(rows), 1e-5)
+            self.assertLess(float(dense), 1e-5)
+            self.assertGreater(float(trained), 0.01)
+
 
 @unittest.skipIf(torch is None or numpy is None, "no torch, or no NumPy")
 class Killed(unittest.TestCase):

@@ -48,4 +48,11 @@ std::optional<std::string> try_get_large(Store& store, std::string_view key, Sto
   return pieces_of(store, key, *number, deadline);
 }
 
+void delete_large(Store& store, std::string_view key) {
+  const auto text = store.try_get(key);
+  const auto number = text ? parse_integer<std::int64_t>(*text) : std::nullopt;
+  store.delete_key(key);
+  for (std::int64_t i = 0; number && i < *number; ++i) store.delete_key(piece_key(key, i));
+}
+
 }  // namespace cohort::store

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, Union
 
@@ -37,14 +38,17 @@ from cohort._servers import announce_server, server_addresses
 from cohort.errors import InvalidArgument
 
 __all__ = [
+    "UNBOUNDED",
     "Adagrad",
     "Adam",
     "AdamW",
     "Async",
     "Bounded",
     "Client",
+    "ClusterCoordinator",
     "Ftrl",
     "Pulled",
+    "RemoteValue",
     "RowAdagrad",
     "Server",
     "Sgd",
@@ -54,8 +58,10 @@ __all__ = [
     "Work",
     "connect",
     "constant",
+    "current_client",
     "normal",
     "serve",
+    "serve_functions",
     "uniform",
 ]
 
@@ -92,14 +98,18 @@ class Pulled(NamedTuple):
 class Work:
     """A request under way, as `async_op=True` returns it. What it reads or writes has to stay until it is waited for."""
 
-    def __init__(self, work: _core.PsWork, result: Any) -> None:
+    def __init__(self, work: _core.PsWork, result: Any, ages: Optional[Counter[int]] = None) -> None:
         self._work = work
         self._result = result
+        self._ages = ages
         self.pulled: Optional[Pulled] = None  #: of a pull, once it has been waited for
 
     def wait(self) -> Any:
         """Blocks until it is done; returns the rows of a pull, else None. May be called again."""
         self.pulled = Pulled(*self._work.wait())
+        if self._ages is not None:
+            self._ages[self.pulled.behind] += 1
+            self._ages = None
         return self._result
 
 
@@ -125,8 +135,8 @@ def _count(keys: Any) -> int:
     return int(size) if size is not None else len(keys)
 
 
-def _done(work: _core.PsWork, result: Any, async_op: bool) -> Any:
-    pending = Work(work, result)
+def _done(work: _core.PsWork, result: Any, async_op: bool, ages: Optional[Counter[int]] = None) -> Any:
+    pending = Work(work, result, ages)
     return pending if async_op else pending.wait()
 
 
@@ -138,6 +148,7 @@ class Table:
         self.client = client
         self.name = name
         self.lr = lr  #: its optimizer's own
+        self._ages: Counter[int] = Counter()
         #: Whether the gradients of all workers make one step (Sync), or each push is a step of its own.
         self.adds_workers = adds_workers
 
@@ -151,7 +162,7 @@ class Table:
         keys = _keys(keys)
         if out is None:
             out = _empty(_count(keys), self.dim)
-        return _done(self._table.pull(keys, out), out, async_op)
+        return _done(self._table.pull(keys, out), out, async_op, self._ages)
 
     def push(self, keys: Any, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
         """A step of the table's optimizer by these gradients; those of a key that stands several times are added first.
@@ -165,7 +176,7 @@ class Table:
         keys = _keys(keys)
         if out is None:
             out = _empty(_count(keys), self.dim)
-        return _done(self._table.push_pull(keys, gradients, out, lr), out, async_op)
+        return _done(self._table.push_pull(keys, gradients, out, lr), out, async_op, self._ages)
 
     def assign(self, keys: Any, rows: Any, *, async_op: bool = False) -> Any:
         """Rows as given, at once whatever the consistency; their optimizer begins anew."""
@@ -176,8 +187,9 @@ class Table:
         return _done(self._table.erase(_keys(keys)), None, async_op)
 
     def stats(self) -> dict[str, Any]:
-        """rows, bytes, created, evicted, dropped (gradients of keys not admitted), steps, rows_of_servers."""
-        return self._table.stats()
+        """rows, bytes, created, evicted, dropped (gradients of keys not admitted), steps, rows_of_servers; and of this
+        object's pulls alone `staleness`: how many were how many clocks behind."""
+        return {**self._table.stats(), "staleness": dict(sorted(self._ages.items()))}
 
 
 class Variable:
@@ -394,3 +406,13 @@ def connect(
     if workers is None:
         workers = _core.num_workers()
     return Client(_core.PsClient(list(servers), worker, workers, secret_file, connect_timeout, timeout))
+
+
+# At the end, as it stands on the names above.
+from cohort.ps.coordinator import (  # noqa: E402
+    UNBOUNDED,
+    ClusterCoordinator,
+    RemoteValue,
+    current_client,
+    serve_functions,
+)

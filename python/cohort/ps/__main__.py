@@ -1,0 +1,27 @@
+"""A server without a program: cohort run -np 2 --servers 2 --server-program "python3 -m cohort.ps" train.py"""
+
+from __future__ import annotations
+
+import argparse
+
+from cohort import ps
+
+
+def _bytes(text: str) -> int:
+    """Of "6G" or "500M": powers of 1024; without a letter bytes."""
+    scale = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:].upper(), 0)
+    return int(float(text[:-1] if scale else text) * 2**scale)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python3 -m cohort.ps", description="A parameter server of `cohort run --servers N`.")
+    parser.add_argument("--endpoint", default="127.0.0.1:0", help="HOST:PORT (port 0: any), or @NAME on this host [%(default)s]")
+    parser.add_argument("--memory", type=_bytes, default=0, help="bytes that it may take, as 6G or 500M [nine tenths of what is free]")
+    parser.add_argument("--patience", type=float, default=3.0, help="seconds until a worker without connection is lost [%(default)s]")
+    parser.add_argument("--journal", default="", help="a file of all changes, with which it can be started again [none]")
+    options = parser.parse_args()
+    ps.serve(options.endpoint, memory=options.memory, patience=options.patience, journal=options.journal)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Functions that a coordinator schedules on workers, some of which are killed in their midst; ps-lite's and MXNet's names."""
+
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+from support import numpy
+
+from cohort import ps
+from cohort.errors import InvalidArgument
+from cohort.ps import compat
+
+NAMES = (f"@cohort-coordinator-{os.getpid()}-{number}" for number in itertools.count())
+
+HEAD = """
+import os, signal, subprocess, sys, time
+import numpy
+import cohort
+from cohort import ps
+
+def counts(client):
+    return client.table("counts", 1, optimizer=ps.Sgd(lr=1.0), consistency=ps.Bounded(ps.UNBOUNDED))
+
+if cohort.role() == "server":
+    ps.serve()
+    sys.exit()
+"""
+
+# As a supervisor of workers does: what was killed is started again.
+WORKERS = HEAD + """
+if cohort.role_number() > 0:
+    if "worker" not in sys.argv:
+        while (status := subprocess.call([sys.executable, __file__, "worker"], close_fds=False)) == -signal.SIGKILL:
+            print("started again", flush=True)
+        sys.exit(status)
+    ps.serve_functions()
+    sys.exit()
+"""
+
+ALL = WORKERS + """
+def square(x, plus=0):
+    return x * x + plus
+
+def rows():
+    number = 0
+    while True:
+        yield cohort.role_number(), number
+        number += 1
+
+def take(batches):
+    return next(batches)
+
+def fail():
+    counts(ps.current_client()).push([1], numpy.full((1, 1), -1, numpy.float32))
+    raise KeyError("of the function")
+
+with ps.ClusterCoordinator() as coordinator:
+    values = [coordinator.schedule(square, args=(x,), kwargs={"plus": 1}) for x in range(20)]
+    assert coordinator.fetch({"all": values})["all"] == [x * x + 1 for x in range(20)]
+    coordinator.join()
+    assert coordinator.done()
+    batches = coordinator.create_per_worker_dataset(rows)
+    own = iter(batches)
+    taken = coordinator.fetch([coordinator.schedule(take, args=(own,)) for _ in range(20)])
+    for worker in {worker for worker, _ in taken}:
+        numbers = [number for one, number in taken if one == worker]
+        assert sorted(numbers) == list(range(len(numbers))), taken
+    failed = coordinator.schedule(fail)
+    behind = [coordinator.schedule(time.sleep, args=(0.01,)) for _ in range(200)]
+    try:
+        coordinator.join()
+        raise SystemExit("no error")
+    except KeyError as error:
+        assert "of the function" in str(error)
+    assert coordinator.done()
+    try:
+        failed.fetch()
+    except KeyError:
+        print("failed as it should")
+    assert coordinator.schedule(square, args=(3,)).fetch() == 9
+    assert coordinator.schedule(lambda: float(counts(ps.current_client()).pull([1])[0, 0])).fetch() == 0, "what it pushed counts"
+print("done")
+"""
+
+# Each function adds 1; now and then its worker is killed before or after that counts, or before it has told so.
+ONCE = WORKERS + """
+import random
+
+def add(number, strike):
+    client = ps.current_client()
+    counts(client).push([0], numpy.full((1, 1), -1, numpy.float32))
+    fresh = not os.path.exists(f"struck-{number}")
+    if strike and fresh:
+        open(f"struck-{number}", "w").close()
+    if strike == "before" and fresh:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if strike == "after" and fresh:  # its clock ends, and then nothing more is heard of it
+        clock = client.clock
+        def ending():
+            clock()
+            os.kill(os.getpid(), signal.SIGKILL)
+        client.clock = ending
+    return number
+
+with ps.ClusterCoordinator(patience=2.0) as coordinator:
+    strikes = {3: "before", 10: "after", 17: "before", 24: "after"}
+    values = [coordinator.schedule(add, args=(number, strikes.get(number))) for number in range(30)]
+    coordinator.join()
+    lost = 0
+    for number, value in enumerate(values):
+        try:
+            assert value.fetch() == number
+        except cohort.Error as error:
+            assert strikes[number] == "after" and "was lost before it told" in str(error), error
+            lost += 1
+    total = coordinator.schedule(lambda: float(counts(ps.current_client()).pull([0])[0, 0])).fetch()
+    print("total", total, "lost", lost)
+"""
+
+
+@unittest.skipIf(numpy is None, "no NumPy")
+class Scheduled(unittest.TestCase):
+    def output(self, text, ranks=3):
+        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "100", "-np", str(ranks)]
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "program.py")
+            program.write_text(text)
+            done = subprocess.run(
+                [*command, "--servers", "2", sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=120
+            )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def test_what_tensorflows_does(self):
+        self.assertEqual(self.output(ALL).splitlines(), ["failed as it should", "done"])
+
+    def test_functions_of_killed_workers_count_once(self):
+        text = self.output(ONCE)
+        self.assertIn("total 30.0 lost 2", text)
+        self.assertEqual(text.count("started again"), 4)
+
+    def test_only_worker_0_is_one(self):
+        with self.assertRaisesRegex(InvalidArgument, "there are no workers beside"):
+            ps.ClusterCoordinator()
+        with self.assertRaisesRegex(InvalidArgument, "worker 0 is the coordinator"):
+            ps.serve_functions()
+        with self.assertRaisesRegex(InvalidArgument, "no function that a ClusterCoordinator"):
+            ps.current_client()
+
+
+@unittest.skipIf(numpy is None, "no NumPy")
+class Names(unittest.TestCase):
+    def setUp(self):
+        self.servers = [ps.Server(next(NAMES)) for _ in range(2)]
+
+    def tearDown(self):
+        for server in self.servers:
+            server.close()
+
+    def connect(self, worker=0, workers=1):
+        return ps.connect([server.endpoint for server in self.servers], worker, workers)
+
+    def test_kv_worker(self):
+        with self.connect() as client:
+            worker = compat.KVWorker(0, client=client)
+            keys, ones, out = [1, 3, 2**63], numpy.ones(6), numpy.empty(6, numpy.float32)
+            for _ in range(3):
+                worker.Push(keys, ones)
+            worker.Wait(worker.Pull(keys, out))
+            self.assertEqual(out.tolist(), [3.0] * 6)
+            worker.Wait(worker.PushPull(keys, ones, out))
+            self.assertEqual(out.tolist(), [4.0] * 6)
+            worker.Finalize()
+            for wrong in ([3, 1], [1, 1]):
+                with self.assertRaisesRegex(InvalidArgument, "unique and ascending"):
+                    worker.Push(wrong, [1, 1])
+            with self.assertRaisesRegex(InvalidArgument, "as many for each key"):
+                worker.Push([1, 2], [1, 2, 3])
+            with self.assertRaisesRegex(InvalidArgument, "float32"):
+                worker.Pull([1, 2], [1, 2])
+            del worker
+
+    def test_kv_of_mxnet(self):
+        for kind, expected in (("dist_sync", 1 - 0.1 * 3 * 5), ("dist_async", 1 - 0.1 * 3 * 5)):
+            with self.subTest(kind):
+                results = {}
+
+                def work(rank, kind=kind, results=results):
+                    with self.connect(rank, 2) as client:
+                        kv = compat.create(kind, client)
+                        kv.set_optimizer(ps.Sgd(lr=0.1))
+                        kv.init([f"{kind} a", f"{kind} b"], [numpy.full((2, 3), 1.0 - rank), numpy.ones(5)])
+                        out = numpy.empty((2, 3), numpy.float32)
+                        for _ in range(5):
+                            kv.push(f"{kind} a", [numpy.full((2, 3), 0.5 * (rank + 1))] * 2)
+                            kv.pull(f"{kind} a", out=out)
+                        kv.barrier()
+                        kv.pull(f"{kind} a", out=out)
+                        results[rank] = out.copy()
+                        self.assertEqual((kv.rank, kv.num_workers), (rank, 2))
+
+                threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                for rank in range(2):
+                    numpy.testing.assert_allclose(results[rank], numpy.full((2, 3), expected), rtol=1e-5)
+                for server in self.servers:  # workers of the next kind come anew
+                    server.close()
+                self.servers = [ps.Server(next(NAMES)) for _ in range(2)]
+
+    def test_what_kv_has_not(self):
+        with self.connect() as client:
+            with self.assertRaisesRegex(InvalidArgument, "'nccl' -- there are"):
+                compat.create("nccl", client)
+            kv = compat.create("dist_sync", client)
+            with self.assertRaisesRegex(InvalidArgument, "set_optimizer first"):
+                kv.init(0, numpy.ones(2))
+            with self.assertRaisesRegex(InvalidArgument, "key 0 has not been made"):
+                kv.push(0, numpy.ones(2))
+
+
+if __name__ == "__main__":
+    unittest.main()
