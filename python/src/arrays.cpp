@@ -84,11 +84,11 @@ std::string text(py::handle object) { return std::string(py::str(object)); }
 
 }  // namespace
 
-Array::Array(py::handle object, Access access, const Role& role) {
+Array::Array(py::handle object, Access access, const Role& role, Where where) {
   switch (protocol_of(object)) {
-    case Protocol::Tensor: take_tensor(object, role); break;
+    case Protocol::Tensor: take_tensor(object, role, where); break;
     case Protocol::Buffer: take_buffer(object, access, role); break;
-    case Protocol::DLPack: take_dlpack(object, access, role); break;
+    case Protocol::DLPack: take_dlpack(object, access, role, where); break;
     case Protocol::None:
       refuse(role, "is a " + type_name(object) +
                        ", which is no array -- pass a torch tensor, a NumPy array, or anything with the buffer "
@@ -98,15 +98,23 @@ Array::Array(py::handle object, Access access, const Role& role) {
   if (count_ == 0) data_ = nullptr;
 }
 
-void Array::take_tensor(py::handle object, const Role& role) {
+void Array::take_tensor(py::handle object, const Role& role, Where where) {
   const py::object dtype = get(object, COHORT_NAME("dtype"));
   const std::optional<DType> known = tensor_dtype(dtype);
   const py::object device = get(object, COHORT_NAME("device"));
   const py::object device_type = get(device, COHORT_NAME("type"));
-  if (!PyUnicode_Check(device_type.ptr()) || PyUnicode_CompareWithASCIIString(device_type.ptr(), "cpu") != 0) {
-    refuse(role, "lies on " + text(device) +
-                     ", and Cohort moves the host's memory -- pass tensor.cpu(), and copy the result back; or leave "
-                     "tensors of that device to its own backend (torch.distributed: \"cpu:cohort,cuda:nccl\")");
+  const auto lies_on = [&](const char* name) {
+    return PyUnicode_Check(device_type.ptr()) && PyUnicode_CompareWithASCIIString(device_type.ptr(), name) == 0;
+  };
+  if (where == Where::HostOrGpu && lies_on("cuda")) {
+    const py::object stream = py::module_::import("torch").attr("cuda").attr("current_stream")(device);
+    device_ = {DeviceType::CUDA, py::cast<int>(get(device, COHORT_NAME("index"))),
+               reinterpret_cast<void*>(py::cast<std::uintptr_t>(stream.attr("cuda_stream")))};
+  } else if (!lies_on("cpu")) {
+    refuse(role, "lies on " + text(device) + ", and Cohort moves " +
+                     (where == Where::HostOrGpu ? "the host's memory and CUDA's" : "the host's memory here") +
+                     " -- pass tensor.cpu(), and copy the result back; or leave tensors of that device to its own "
+                     "backend (torch.distributed: \"cpu:cohort,cuda:nccl\")");
   }
   // The object torch.strided: seen once, its text need not be made again.
   static PyObject* strided = nullptr;
@@ -180,18 +188,26 @@ bool Array::take_numpy_bfloat16(py::handle object, Access access, const Role& ro
   return true;
 }
 
-void Array::take_dlpack(py::handle object, Access access, const Role& role) {
+void Array::take_dlpack(py::handle object, Access access, const Role& role, Where where) {
   const auto [type, id] = py::cast<std::pair<int, int>>(object.attr("__dlpack_device__")());
-  if (type != dlpack::kCpu && type != dlpack::kCudaHost && type != dlpack::kRocmHost) {
+  const bool on_gpu = where == Where::HostOrGpu && type == dlpack::kCuda;
+  if (!on_gpu && type != dlpack::kCpu && type != dlpack::kCudaHost && type != dlpack::kRocmHost) {
     refuse(role, "(" + type_name(object) + ") lies on DLPack's device (" + std::to_string(type) + ", " +
-                     std::to_string(id) + "), and Cohort moves the host's memory -- pass a copy in it");
+                     std::to_string(id) + "), and Cohort moves " +
+                     (where == Where::HostOrGpu ? "the host's memory and CUDA's" : "the host's memory here") +
+                     " -- pass a copy in it");
+  }
+  py::dict asked;
+  if (on_gpu) {
+    device_ = {DeviceType::CUDA, id, nullptr};
+    asked["stream"] = 1;  // CUDA's default stream: it is to come after what makes the array
   }
   py::object capsule;
   try {
-    capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+    capsule = object.attr("__dlpack__")(**asked, py::arg("max_version") = py::make_tuple(1, 0));
   } catch (py::error_already_set& failed) {
     if (!failed.matches(PyExc_TypeError)) throw;
-    capsule = object.attr("__dlpack__")();
+    capsule = object.attr("__dlpack__")(**asked);
   }
   // The capsule is not consumed: it frees what it holds when it goes.
   const dlpack::Tensor* tensor = nullptr;
@@ -250,14 +266,14 @@ std::vector<std::int64_t> Array::shape() const {
   return lengths;
 }
 
-std::vector<Array> arrays_of(py::handle group, Access access, const Role& role) {
+std::vector<Array> arrays_of(py::handle group, Access access, const Role& role, Where where) {
   if (!is_group(group)) {
     refuse(role, "is a " + type_name(group) + "; a grouped operation takes lists (or tuples) of arrays");
   }
   const py::object items = py::reinterpret_borrow<py::object>(group);
   std::vector<Array> arrays;
   arrays.reserve(py::len(items));
-  for (const py::handle item : items) arrays.emplace_back(item, access, role);
+  for (const py::handle item : items) arrays.emplace_back(item, access, role, where);
   return arrays;
 }
 

@@ -16,6 +16,9 @@ namespace cohort::python {
 /// How the elements are to be used.
 enum class Access { Read, Write };
 
+/// Where they may be: most of what is called reads and writes them itself.
+enum class Where { Host, HostOrGpu };
+
 /// For error messages: "all_reduce: the input ...".
 struct Role {
   const char* operation;
@@ -31,23 +34,25 @@ struct ReleaseBuffer {
 
 class Array {
  public:
-  /// Throws InvalidArgument, naming the role, for what is no dense array in the host's memory of a known type, and for
-  /// read-only memory that is to be written.
-  Array(pybind11::handle object, Access access, const Role& role);
-  Buffer buffer() const noexcept { return {data_, count_, dtype_}; }
-  ConstBuffer const_buffer() const noexcept { return {data_, count_, dtype_}; }
+  /// Throws InvalidArgument, naming the role, for what is no dense array of a known type in memory of this kind, and
+  /// for read-only memory that is to be written. A GPU's comes after what is in torch's current stream, or after what
+  /// has made the array of another library.
+  Array(pybind11::handle object, Access access, const Role& role, Where where = Where::Host);
+  Buffer buffer() const noexcept { return {data_, count_, dtype_, device_}; }
+  ConstBuffer const_buffer() const noexcept { return {data_, count_, dtype_, device_}; }
   /// Lengths of its dimensions; none of a scalar.
   std::vector<std::int64_t> shape() const;
 
  private:
-  void take_tensor(pybind11::handle object, const Role& role);
+  void take_tensor(pybind11::handle object, const Role& role, Where where);
   void take_buffer(pybind11::handle object, Access access, const Role& role);
   bool take_numpy_bfloat16(pybind11::handle object, Access access, const Role& role);
-  void take_dlpack(pybind11::handle object, Access access, const Role& role);
+  void take_dlpack(pybind11::handle object, Access access, const Role& role, Where where);
 
   void* data_ = nullptr;
   std::int64_t count_ = 0;
   DType dtype_ = DType::Float32;
+  Device device_ = {};
   pybind11::object kept_;
   std::unique_ptr<Py_buffer, ReleaseBuffer> view_;  // a Py_buffer may point into itself, so it is never moved
 };
@@ -57,7 +62,7 @@ inline bool is_group(pybind11::handle object) noexcept {
   return PyList_Check(object.ptr()) != 0 || PyTuple_Check(object.ptr()) != 0;
 }
 
-std::vector<Array> arrays_of(pybind11::handle group, Access access, const Role& role);
+std::vector<Array> arrays_of(pybind11::handle group, Access access, const Role& role, Where where = Where::Host);
 std::vector<Buffer> buffers_of(const std::vector<Array>& arrays);
 std::vector<ConstBuffer> const_buffers_of(const std::vector<Array>& arrays);
 

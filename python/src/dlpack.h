@@ -1,4 +1,4 @@
-// The part of DLPack's C structures that reading a CPU tensor needs, as https://dmlc.github.io/dlpack lays them down
+// The part of DLPack's C structures that reading a tensor needs, as https://dmlc.github.io/dlpack lays them down
 // (ABI versions 0 and 1). Plain data.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace cohort::python::dlpack {
 
-enum DeviceType : std::int32_t { kCpu = 1, kCudaHost = 3, kRocmHost = 11 };
+enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kRocmHost = 11 };
 enum TypeCode : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBFloat = 4, kComplex = 5, kBool = 6 };
 inline constexpr std::uint64_t kReadOnly = 1;
 

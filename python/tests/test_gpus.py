@@ -1,0 +1,148 @@
+"""Arrays of a GPU in cohort's own operations, over a driver that pretends (comm/cuda/pretended): torch's tensors, known by
+what they can do, and DLPack's. 2 ranks."""
+
+import ctypes
+import sys
+import types
+import unittest
+import unittest.mock
+
+import cohort
+
+CUDA = ctypes.CDLL("libcuda.so.1")
+CUDA.pretended_cuda_memory.restype = ctypes.c_void_p
+CUDA.pretended_cuda_memory.argtypes = [ctypes.c_void_p]
+
+
+class Memory:
+    """Floats of a GPU, which this process cannot read where they lie."""
+
+    def __init__(self, values):
+        address = ctypes.c_ulonglong()
+        assert CUDA.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4 * len(values))) == 0
+        self.address, self.count = address.value, len(values)
+        self.seen = (ctypes.c_float * self.count).from_address(CUDA.pretended_cuda_memory(address.value))
+        self.seen[:] = values
+
+
+class Tensor(Memory):
+    """What of a torch.Tensor is looked at."""
+
+    dtype, layout = "torch.float32", "torch.strided"
+
+    def __init__(self, values):
+        super().__init__(values)
+        self.device = types.SimpleNamespace(type="cuda", index=0)
+        self.shape = (self.count,)
+
+    def data_ptr(self):
+        return self.address
+
+    def numel(self):
+        return self.count
+
+    def is_contiguous(self):
+        return True
+
+    def is_neg(self):
+        return False
+
+
+class DLDevice(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("id", ctypes.c_int32)]
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device", DLDevice), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64)]  # fmt: skip
+
+
+class Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64), ("tensor", DLTensor)]  # fmt: skip
+
+
+class Exported(Memory):
+    """As CuPy and JAX give their arrays away."""
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, stream=None, max_version=None):
+        self.stream = stream
+        self.shape = (ctypes.c_int64 * 1)(self.count)
+        self.managed = Versioned(1, 0, None, None, 0, DLTensor(self.address, DLDevice(2, 0), 1, 2, 32, 1, self.shape, None, 0))
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.managed), b"dltensor_versioned", None)
+
+
+def setUpModule():
+    cohort.init()
+
+
+def tearDownModule():
+    cohort.shutdown()
+
+
+class Gpus(unittest.TestCase):
+    def setUp(self):
+        self.world = cohort.world()
+        self.streams = []
+        self.stream = ctypes.c_void_p()
+        assert CUDA.cuStreamCreate(ctypes.byref(self.stream), 0) == 0
+
+        def current_stream(device):
+            self.streams.append(device.index)
+            return types.SimpleNamespace(cuda_stream=self.stream.value)
+
+        # A torch without CUDA has no streams.
+        torch = types.SimpleNamespace(cuda=types.SimpleNamespace(current_stream=current_stream))
+        patched = unittest.mock.patch.dict(sys.modules, torch=torch)
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def test_tensors_come_after_the_current_stream(self):
+        tensor = Tensor([1.0, 2.0])
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+        @function
+        def kernel(_):
+            tensor.seen[0] = 5.0
+
+        assert CUDA.cuLaunchHostFunc(self.stream, kernel, None) == 0
+        self.world.all_reduce(tensor)
+        self.assertEqual(list(tensor.seen), [10.0, 4.0])
+        self.assertEqual(self.streams, [0])
+
+    def test_all_operations_take_them(self):
+        rank = cohort.rank()
+        whole, part = Tensor([0.0] * 4), Tensor([rank + 1.0] * 2)
+        self.world.all_gather(part, whole)
+        self.assertEqual(list(whole.seen), [1.0, 1.0, 2.0, 2.0])
+        self.world.reduce_scatter(whole, part)
+        self.assertEqual(list(part.seen), [2.0 * (rank + 1)] * 2)
+        self.world.broadcast(part, root=1)
+        self.assertEqual(list(part.seen), [4.0, 4.0])
+        group = [Tensor([float(i)] * i) for i in range(1, 5)]
+        self.world.all_reduce(group, op="average")
+        self.assertEqual([list(one.seen) for one in group], [[float(i)] * i for i in range(1, 5)])
+        if rank == 0:
+            self.world.send(part, 1)
+        else:
+            part.seen[:] = [0.0, 0.0]
+            self.world.recv(part, 0)
+        self.assertEqual(list(part.seen), [4.0, 4.0])
+
+    def test_arrays_of_other_libraries(self):
+        array = Exported([1.0, 2.0, 3.0])
+        self.world.all_reduce(array)
+        self.assertEqual(list(array.seen), [2.0, 4.0, 6.0])
+        self.assertEqual(array.stream, 1)
+
+    def test_what_reads_them_itself_refuses(self):
+        with self.assertRaisesRegex(cohort.InvalidArgument, "lies on .*the host's memory here -- pass tensor.cpu"):
+            cohort._core.permute(Tensor([1.0]), 1, 0)
