@@ -123,6 +123,8 @@ constexpr Variable kVariables[] = {
     {"COHORT_SPARK_BATCHES", "path", "", "on Spark's workers: the rows of the rank's partition", SetForRanks},
     {"COHORT_SPARK_PARTITION", kCount, "", "likewise: its number", SetForRanks},
     {kOmpNumThreads, "number", "cores / local ranks", "compute threads of each worker; set unless it is", SetForRanks},
+    {kTfIntraOpThreads, "number", "cores / local ranks", "likewise of TensorFlow, for one operation", SetForRanks},
+    {kTfInterOpThreads, "number", "cores / local ranks", "likewise, for operations beside each other", SetForRanks},
     {"GROUP_RANK", kCount, "", "as torchrun's: number of the host", SetForRanks},
     {"GROUP_WORLD_SIZE", kCount, "", "as torchrun's: number of hosts", SetForRanks},
     {"ROLE_RANK", kCount, "", "as torchrun's: RANK", SetForRanks},

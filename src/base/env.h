@@ -71,6 +71,12 @@ inline constexpr std::string_view kMasterAddr = "MASTER_ADDR";
 inline constexpr std::string_view kMasterPort = "MASTER_PORT";
 inline constexpr std::string_view kTfConfig = "TF_CONFIG";
 inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
+inline constexpr std::string_view kTfIntraOpThreads = "TF_NUM_INTRAOP_THREADS";
+inline constexpr std::string_view kTfInterOpThreads = "TF_NUM_INTEROP_THREADS";
+
+/// What `cohort run` divides a host's cores by: each, unless it is set, is a rank's share. TensorFlow does not read
+/// OpenMP's.
+inline constexpr std::string_view kThreadCounts[] = {kOmpNumThreads, kTfIntraOpThreads, kTfInterOpThreads};
 
 /// Variables that stand for options of `cohort run`. kRunDir begins so, too, and is none.
 inline constexpr std::string_view kRunOptionPrefix = "COHORT_RUN_";

@@ -164,7 +164,7 @@ struct StartJob {
   bool elsewhere = false;        ///< the environment is another host's: the agent's own has HOME and the like
   std::string run_folder;        ///< made there if it is not
   bool trace = false;            ///< TracePieces are wanted
-  bool divides_cores = true;     ///< OMP_NUM_THREADS, where nobody has set it, is each rank's share of the cores
+  bool divides_cores = true;     ///< env::kThreadCounts, where nobody has set them, are each rank's share of the cores
   std::vector<RoleProgram> programs = {};
 };
 

@@ -34,7 +34,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& more, 
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string assignment = *entry;
     const std::string name = assignment.substr(0, assignment.find('=') + 1);
-    if (name == "OMP_NUM_THREADS=" || name.starts_with("COHORT_")) continue;
+    if (name == "OMP_NUM_THREADS=" || name.starts_with("TF_NUM_") || name.starts_with("COHORT_")) continue;
     bool replaced = false;
     for (const std::string& other : all) replaced = replaced || other.starts_with(name);
     if (!replaced) all.push_back(assignment);

@@ -63,9 +63,11 @@ TEST(Launch, WorkersFindWhatTorchrunAndCohortPromise) {
 }
 
 TEST(Launch, ThreadsAreSetUnlessTheUserHasSetThem) {
-  const auto finished =
-      run({{"run", "-np", "2", "--prefix", "none", "sh", "-c", "echo $OMP_NUM_THREADS"}, {"OMP_NUM_THREADS=7"}});
-  EXPECT_EQ(finished.out, "7\n7\n");
+  const auto finished = run({{"run", "-np", "2", "--prefix", "none", "sh", "-c",
+                              "echo $OMP_NUM_THREADS $TF_NUM_INTEROP_THREADS; test $TF_NUM_INTRAOP_THREADS -ge 1"},
+                             {"OMP_NUM_THREADS=7", "TF_NUM_INTEROP_THREADS=3"}});
+  EXPECT_EQ(finished.status, 0) << finished.err;
+  EXPECT_EQ(finished.out, "7 3\n7 3\n");
   EXPECT_NE(finished.err.find("7 threads each"), std::string::npos) << finished.err;
 }
 

@@ -387,8 +387,9 @@ Result<void> Agent::start_workers(const StartJob& job) {
     shares = *std::move(shared);
   }
   shares.resize(job.workers.size());  // other roles run where there is room
-  if (job.divides_cores && !environment.find(env::kOmpNumThreads))
-    environment.set(env::kOmpNumThreads, std::to_string(threads));
+  for (const std::string_view count : env::kThreadCounts) {
+    if (job.divides_cores && !environment.find(count)) environment.set(count, std::to_string(threads));
+  }
   environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
 
   Worker::Events events;

@@ -114,9 +114,11 @@ std::string describe_job(const RunOptions& options) {
       common.push_back(shown(assignment, known));
     }
   }
-  if (!setup.environment.find(env::kOmpNumThreads))
-    common.push_back(known.elsewhere ? fmt::format("{}=(cores / ranks of its host)", env::kOmpNumThreads)
-                                     : fmt::format("{}={}", env::kOmpNumThreads, threads));
+  for (const std::string_view count : env::kThreadCounts) {
+    if (setup.environment.find(count)) continue;
+    common.push_back(known.elsewhere ? fmt::format("{}=(cores / ranks of its host)", count)
+                                     : fmt::format("{}={}", count, threads));
+  }
   common.push_back(fmt::format("{}={}", env::kSecretFd, kWorkerSecretFd));
   common.push_back(fmt::format("{}={}", env::kStatusFd, kWorkerStatusFd));
   if (setup.trace) common.push_back(fmt::format("{}={}", env::kTimelineFd, kWorkerTimelineFd));
