@@ -126,12 +126,12 @@ with ps.ClusterCoordinator(patience=2.0) as coordinator:
 @unittest.skipIf(numpy is None, "no NumPy")
 class Scheduled(unittest.TestCase):
     def output(self, text, ranks=3):
-        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "100", "-np", str(ranks)]
+        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "200", "-np", str(ranks)]
         with tempfile.TemporaryDirectory() as folder:
             program = pathlib.Path(folder, "program.py")
             program.write_text(text)
             done = subprocess.run(
-                [*command, "--servers", "2", sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=120
+                [*command, "--servers", "2", sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=230
             )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout

@@ -344,10 +344,10 @@ class Alike(unittest.TestCase):
     def test_embeddings_on_servers_train_as_those_on_every_rank(self):
         if torch is None or numpy is None:
             self.skipTest("no torch, or no NumPy")
-        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "100", "-np", "2", "--servers", "3"]
+        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "200", "-np", "2", "--servers", "3"]
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "program.py").write_text(SAME)
-            done = subprocess.run([*command, sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=120)
+            done = subprocess.run([*command, sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=230)
         self.assertEqual(done.returncode, 0, done.stderr)
         found = re.findall(r"rows differ by (\S+) dense by (\S+) trained by (\S+)", done.stdout)
         self.assertEqual(len(found), 2, done.stdout)
@@ -370,9 +370,9 @@ class Killed(unittest.TestCase):
         cls.bits = {}
 
     def train(self, out, kind, strike="none", servers=2):
-        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "100", "-np", "2"]
+        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "200", "-np", "2"]
         command += ["--servers", str(servers), "--", sys.executable, "program.py", out, kind, strike]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=230)
         found = re.search(r"from (\d+) to (\w+)", done.stdout)
         return done, (int(found[1]), found[2]) if found else None
 
