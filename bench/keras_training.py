@@ -4,6 +4,7 @@
     overhead  in a world of one: a step of a model with 60 small variables, with the optimizer as it is and distributed
     exposed   on two ranks: a step of 25 M parameters, with the optimizer as it is and distributed; what the second takes
               longer is the communication that is not hidden. `nn` instead of a Keras: cohort.nn.DistributedDataParallel
+    fit       the same within `fit`, between the beginning and the end of each batch
 
 The two kinds of steps take turns, in rounds; medians.
 """
@@ -45,6 +46,31 @@ def keras_steps(wrap, layers, width, batch):
     return step
 
 
+def fit_steps(wrap, batch, steps):
+    """A function that trains for so many steps, and gives the milliseconds of each."""
+    import keras
+
+    model = keras.Sequential([keras.layers.Input((WIDTH,)), *(keras.layers.Dense(WIDTH) for _ in range(LAYERS))])
+    model.compile(optimizer=wrap(keras.optimizers.SGD(1e-4)), loss="mse")
+    x = np.random.default_rng(1).normal(size=(batch * steps, WIDTH)).astype("float32")
+    taken = []
+
+    class Clock(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.began = time.perf_counter()
+
+        def on_train_batch_end(self, batch, logs=None):
+            taken.append((time.perf_counter() - self.began) * 1e3)
+
+    def train():
+        taken.clear()
+        model.fit(x, x, batch_size=batch, shuffle=False, verbose=0, callbacks=[Clock()])
+        return list(taken)
+
+    train()
+    return train
+
+
 def nn_steps(wrap, batch):
     import torch
 
@@ -64,7 +90,7 @@ def nn_steps(wrap, batch):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead", "exposed"])
+    parser.add_argument("what", choices=["overhead", "exposed", "fit"])
     parser.add_argument("--nn", action="store_true", help="cohort.nn in the place of Keras")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--batch", type=int, default=64)
@@ -88,11 +114,16 @@ def main():
         keras.utils.set_random_seed(1)
         rank, name = hvd.rank(), keras.backend.backend()
         layers, width, batch, steps = (30, 32, 8, 20) if options.what == "overhead" else (LAYERS, WIDTH, options.batch, 3)
-        kinds = {
-            "plain": keras_steps(lambda one: one, layers, width, batch),
-            "distributed": keras_steps(hvd.DistributedOptimizer, layers, width, batch),
-        }
-    found = interleaved(kinds, options.rounds, steps)
+        wraps = {"plain": lambda one: one, "distributed": hvd.DistributedOptimizer}
+        if options.what == "fit":
+            kinds = {name: fit_steps(wrap, options.batch, 5) for name, wrap in wraps.items()}
+        else:
+            kinds = {name: keras_steps(wrap, layers, width, batch) for name, wrap in wraps.items()}
+    if options.what == "fit":
+        rounds = [{name: train() for name, train in kinds.items()} for _ in range(options.rounds)]
+        found = {name: statistics.median([ms for one in rounds for ms in one[name][1:]]) for name in kinds}
+    else:
+        found = interleaved(kinds, options.rounds, steps)
     longer = found["distributed"] - found["plain"]
     if rank == 0:
         print(

@@ -350,6 +350,24 @@ class Training(Case):
         self.assertEqual(extra, "seen")
         self.same(jax.tree_util.tree_leaves(gradients)[0], jax.tree_util.tree_leaves(plain)[0])
 
+    def test_compression(self):
+        """What is sent has the type's precision: 1 + 2^-9 is 1 in bfloat16. Integers stay as they are."""
+        values = [jnp.full(3, 1 + 2.0**-9), jnp.full(3, 257, jnp.int32)]
+        expected = {"none": 1 + 2.0**-9, "bf16": 1.0, "fp16": 1 + 2.0**-9}
+        for run in (lambda f: f, jax.jit):
+            for name, value in expected.items():
+                reduce = run(functools.partial(hvd.reduce_gradients, names=["half", "whole"], op=hvd.Sum,
+                                               compression=getattr(hvd.Compression, name)))  # fmt: skip
+                half, whole = reduce(values)
+                self.assertEqual((half.dtype, whole.dtype), (jnp.float32, jnp.int32))
+                self.same(half, np.full(3, self.size * value, np.float32))
+                self.same(whole, np.full(3, self.size * 257, np.int32))
+        x, y = self.batches[self.rank]
+        _, plain = hvd.value_and_grad(self.loss, name="plain")(self.parameters, x, y)
+        _, sent = jax.jit(hvd.value_and_grad(self.loss, name="sent", compression=hvd.Compression.fp16))(self.parameters, x, y)
+        for a, b in zip(jax.tree_util.tree_leaves(plain), jax.tree_util.tree_leaves(sent)):
+            np.testing.assert_allclose(a, b, rtol=5e-3, atol=1e-3)
+
     def test_names_come_from_paths(self):
         """Ranks whose trees have another order of insertion still meet leaf by leaf."""
         tree = {"b": jnp.ones(3) * self.rank, "a": jnp.full(3, 10.0)}

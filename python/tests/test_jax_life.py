@@ -103,6 +103,9 @@ try:
     step(jnp.ones(10)).block_until_ready()
     sys.exit("nothing failed")
 except Exception as error:
+    known = hvd.as_internal_error(error)
+    assert known is not None and known.__cause__.peer == 1, (known, error)
+    assert hvd.as_internal_error(ValueError("the program's own")) is None
     print(type(error).__name__, error, f"took {{time.monotonic() - begun:.1f}} s")
 """
                 )

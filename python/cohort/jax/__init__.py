@@ -48,11 +48,14 @@ from cohort.jax._collectives import (
     join,
     reducescatter,
 )
+from cohort.jax._errors import as_internal_error
 from cohort.jax._gradients import grad, reduce_gradients, reduce_tree, value_and_grad
+from cohort.jax.compression import Compression
 from cohort.jax.functions import broadcast_parameters
 
 __all__ = [
     "Average",
+    "Compression",
     "HorovodInternalError",
     "Max",
     "Min",
@@ -64,6 +67,7 @@ __all__ = [
     "allgather_object",
     "allreduce",
     "alltoall",
+    "as_internal_error",
     "barrier",
     "broadcast",
     "broadcast_object",

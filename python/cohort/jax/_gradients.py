@@ -11,15 +11,18 @@ from cohort._horovod.reduce_ops import Average
 from cohort.jax._arrays import checked_list
 from cohort.jax._collectives import _reduced
 from cohort.jax._operations import Call
+from cohort.jax.compression import Compression, compressed
 
 
 def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int = Average, prescale: float = 1.0,
-                     postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> List[jax.Array]:  # fmt: skip
+                     postscale: float = 1.0, process_set: ProcessSet = global_process_set,
+                     compression: Any = Compression.none) -> List[jax.Array]:  # fmt: skip
     """Reduces arrays under the names given, together: one operation for all. At once, and under `jit`.
 
-    gradients  arrays, the same shapes and types on all ranks
-    names      one for each, different ones; ranks meet by them
-    op         hvd.Average (default) or another of `allreduce`
+    gradients    arrays, the same shapes and types on all ranks
+    names        one for each, different ones; ranks meet by them
+    op           hvd.Average (default) or another of `allreduce`
+    compression  hvd.Compression.fp16 or bf16: floating-point numbers are sent, and added, as that; the same on all ranks
 
     Returns the results, in that order. Raises ValueError for what has no meaning, else as `allreduce`.
     """
@@ -27,7 +30,9 @@ def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int 
     if len(arrays) != len(names):
         raise ValueError(f"reduce_gradients: {len(arrays)} gradients and {len(names)} names -- give each a name")
     full = tuple(f"gradient.{name}" for name in names)
-    return _reduced(Call("allreduce", full, process_set, op, prescale, postscale), arrays)
+    sent = [compressed(array, compression) for array in arrays]
+    results = _reduced(Call("allreduce", full, process_set, op, prescale, postscale), sent)
+    return [result.astype(array.dtype) for result, array in zip(results, arrays)]
 
 
 def named_leaves(tree: Any) -> Tuple[List[str], List[Any], Any]:
@@ -50,7 +55,8 @@ def path_of(keys: Sequence[Any]) -> str:
 
 
 def reduce_tree(gradients: Any, name: str = "", *, op: int = Average, prescale_factor: float = 1.0,
-                postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
+                postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+                compression: Any = Compression.none) -> Any:  # fmt: skip
     """Reduces all leaves of a tree of gradients together, each under its path behind `name`, and returns such a tree.
 
     For programs that have the gradients already; between them and an optimizer of optax, say:
@@ -61,18 +67,19 @@ def reduce_tree(gradients: Any, name: str = "", *, op: int = Average, prescale_f
     paths, leaves, structure = named_leaves(gradients)
     names = [f"{name}/{path}" for path in paths]
     reduced = reduce_gradients(leaves, names, op=op, prescale=prescale_factor, postscale=postscale_factor,
-                               process_set=process_set)  # fmt: skip
+                               process_set=process_set, compression=compression)  # fmt: skip
     return jax.tree_util.tree_unflatten(structure, reduced)
 
 
 def value_and_grad(fun: Callable[..., Any], argnums: Union[int, Sequence[int]] = 0, has_aux: bool = False, *,
                    name: Optional[str] = None, op: int = Average, prescale_factor: float = 1.0,
                    postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
-                   **kwargs: Any) -> Callable[..., Any]:  # fmt: skip
+                   compression: Any = Compression.none, **kwargs: Any) -> Callable[..., Any]:  # fmt: skip
     """As `jax.value_and_grad`, with gradients that are reduced over the set's ranks. The value is this rank's.
 
     name    in front of the gradients' names, so that two such functions can be under way at a time; default: that of
             `fun`. The same on all ranks
+    compression  as that of `reduce_gradients`
     kwargs  others of `jax.value_and_grad`
     """
     local = jax.value_and_grad(fun, argnums, has_aux, **kwargs)
@@ -82,7 +89,8 @@ def value_and_grad(fun: Callable[..., Any], argnums: Union[int, Sequence[int]] =
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         value, gradients = local(*args, **kwargs)
         return value, reduce_tree(gradients, prefix, op=op, prescale_factor=prescale_factor,
-                                  postscale_factor=postscale_factor, process_set=process_set)  # fmt: skip
+                                  postscale_factor=postscale_factor, process_set=process_set,
+                                  compression=compression)  # fmt: skip
 
     return wrapper
 

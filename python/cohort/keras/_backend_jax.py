@@ -10,27 +10,15 @@ from cohort._horovod.process_sets import ProcessSet
 from cohort._horovod.reduce_ops import Min, Sum
 
 from cohort.jax import _gradients
-
-
-class Compression:
-    """The types that gradients travel as."""
-
-    none = None
-    fp16 = jnp.float16
-    bf16 = jnp.bfloat16
+from cohort.jax.compression import Compression
 
 
 def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int, prescale: float, postscale: float,
                      process_set: ProcessSet, compression: Any = Compression.none,
                      sparse_as_dense: bool = False) -> List[Any]:  # fmt: skip
     """The gradients of all ranks. There are no sparse ones."""
-    sent = [
-        one if compression is None or not jnp.issubdtype(one.dtype, jnp.floating) else one.astype(compression)
-        for one in gradients
-    ]
-    reduced = _gradients.reduce_gradients(sent, names, op=op, prescale=prescale, postscale=postscale,
-                                          process_set=process_set)  # fmt: skip
-    return [result.astype(one.dtype) for result, one in zip(reduced, gradients)]
+    return _gradients.reduce_gradients(gradients, names, op=op, prescale=prescale, postscale=postscale,
+                                       process_set=process_set, compression=compression)  # fmt: skip
 
 
 def _reduced(value: Any, name: str, op: int, process_set: ProcessSet) -> Any:

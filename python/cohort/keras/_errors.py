@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import sys
 from typing import Iterator, Optional
 
 from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt, retold
@@ -42,8 +42,8 @@ def _of_framework(error: Exception) -> Optional[BaseException]:
 
         told = as_internal_error(error)
         return None if told is None else retold(str(told))
-    # JAX raises its own error, or a ValueError, with the code in front.
-    found = re.match(r"(?:UNAVAILABLE|ABORTED|INTERNAL|INVALID_ARGUMENT|DEADLINE_EXCEEDED|FAILED_PRECONDITION|UNKNOWN): (.*)", str(error), re.DOTALL)
-    if found and ("-- rank " in found[1] or "on all ranks" in found[1]):
-        return retold(found[1])
-    return None
+    if "jax" not in sys.modules:
+        return None
+    from cohort.jax._errors import as_internal_error as of_jax
+
+    return of_jax(error)
