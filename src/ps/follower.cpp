@@ -96,8 +96,8 @@ void Follower::fetch(net::RpcClient& primary) {
   };
   std::uint64_t call = ask();
   while (!stopping_) {
-    const std::string answer = primary.finish(call, std::max(heard_, Clock::now() - kSilence / 2) + kSilence);
-    const auto opened = value_or_throw(unpack<Answer>(answer));
+    const net::RpcAnswer answer = primary.finish(call, std::max(heard_, Clock::now() - kSilence / 2) + kSilence);
+    const auto opened = value_or_throw(unpack<Answer>(answer.body()));
     disowned_ = opened.record.error.has_value();
     if (disowned_) throw *opened.record.error;
     const auto fetched = value_or_throw(unpack<Fetched>(opened.payload));
