@@ -1,6 +1,6 @@
 // Values of any length in a store, whose own values have a limit: in pieces, which are there before their number is.
-// Whoever reads a key finds all of it or nothing. Values are written once (those of one piece may be written again); any
-// thread.
+// Whoever reads a key finds all of it or nothing. Values are written once (those of one piece may be written again);
+// any thread.
 #pragma once
 
 #include "store/store.h"
