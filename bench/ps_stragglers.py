@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a slow worker of a parameter server costs the others, by consistency. Workers are threads, whose work is to sleep.
 
-    python3 bench/ps_stragglers.py [--workers 8] [--seconds 10] [--step 0.02]
+    python3 bench/ps_stragglers.py [--workers 8] [--seconds 10] [--rounds 3] [--step 0.02]
 
 always   one worker takes five times as long for each step
 bursts   every so many steps (--every, 8) another worker takes five times as long, for one step: it falls four behind
@@ -63,18 +63,25 @@ def speed(options, rule, trouble, name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=10, help="of each of the nine runs")
+    parser.add_argument("--seconds", type=float, default=10, help="of each of the nine runs of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="shares are taken within a round; medians (least to most)")
     parser.add_argument("--step", type=float, default=0.02, help="seconds of a step")
     parser.add_argument("--every", type=int, default=8, help="steps from one burst to the next")
     options = parser.parse_args()
+    found = {name: [] for name in RULES}
+    for round_number in range(options.rounds):
+        for number, (name, rule) in enumerate(RULES.items()):
+            place = f"stragglers-{os.getpid()}-{round_number}-{number}"
+            alone, _ = speed(options, rule, "none", f"{place}-none")
+            always, old_always = speed(options, rule, "always", f"{place}-always")
+            bursts, old_bursts = speed(options, rule, "bursts", f"{place}-bursts")
+            found[name].append((alone, always / alone, bursts / alone, old_always, old_bursts))
     print("| | steps/s when nobody is slow | one always slow | bursts in turn | oldest pull: always, bursts |")
     print("|---|---|---|---|---|")
-    for number, (name, rule) in enumerate(RULES.items()):
-        place = f"stragglers-{os.getpid()}-{number}"
-        alone, _ = speed(options, rule, "none", f"{place}-none")
-        always, old_always = speed(options, rule, "always", f"{place}-always")
-        bursts, old_bursts = speed(options, rule, "bursts", f"{place}-bursts")
-        print(f"| `{name}` | {alone:.1f} | {always / alone:.0%} | {bursts / alone:.0%} | {old_always}, {old_bursts} |", flush=True)
+    for name, rounds in found.items():
+        alone, always, bursts, old_always, old_bursts = (list(column) for column in zip(*rounds))
+        shares = (f"{statistics.median(one):.0%} ({min(one):.0%} to {max(one):.0%})" for one in (always, bursts))
+        print(f"| `{name}` | {statistics.median(alone):.1f} | {' | '.join(shares)} | {max(old_always)}, {max(old_bursts)} |")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@
 #include <csignal>
 #include <filesystem>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -194,21 +193,6 @@ TEST(Roles, TheEvaluatorHasTimeForTheLastCheckpoint) {
   EXPECT_TRUE(contains(job.out(), ":evaluator | evaluates\n")) << job.out();
   EXPECT_EQ(job.log("evaluator.out"), "evaluates\nlast\n") << job.err();
   EXPECT_TRUE(contains(job.err(), "1 process and an evaluator on 1 host")) << job.err();
-}
-
-TEST(Roles, OfTfConfigAreAChiefWorkersAndServersWithPortsOfTheirOwn) {
-  Job job({words({"-np", "2", "--servers", "1", "--tf-config"}, "echo $TF_CONFIG")});
-  ASSERT_EQ(job.wait(), 0) << job.err();
-  std::set<std::string> tasks, addresses;
-  for (const char* log : {"rank-0.out", "rank-1.out", "server-0.out"}) {
-    const auto config = nlohmann::json::parse(job.log(log));
-    const auto& task = config["task"];
-    const std::string type = task["type"];
-    tasks.insert(fmt::format("{} {}", type, task["index"].get<int>()));
-    addresses.insert(config["cluster"][type][task["index"].get<std::size_t>()].get<std::string>());
-  }
-  EXPECT_EQ(tasks, (std::set<std::string>{"chief 0", "ps 0", "worker 0"}));
-  EXPECT_EQ(addresses.size(), 3U);
 }
 
 class RolesThatDie : public testing::Test {
