@@ -266,6 +266,8 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.job.on_warning = v; }},
     {"--output-timeout", "SECONDS", "10", "Once the job is over, for a reader that does not read (a pager) to go on",
      [](C& c, Text v) { c.job.output_timeout = milliseconds_of(v); }},
+    {"--lost-servers", "N", "0", "Go on when a server dies, at most so many times: others have its rows",
+     [](C& c, Text v) { c.job.lost_servers = number_of(v, 0, 1024); }},
     {"--max-restarts", "N", "0", "Start all ranks again when one fails, at most so many times",
      [](C& c, Text v) { c.job.max_restarts = number_of(v, 0, 1'000'000); }},
     {"--config", "FILE", "", "Take options from the table [run] of this TOML file", [](C&, Text) {}},

@@ -37,7 +37,7 @@ void Follower::run() {
   try {
     end = follow();
   } catch (const std::exception& error) {
-    log::warn("ps", "the copy of the rows of parameter server {} is given up: {}", options_.rows, error.what());
+    log::info("ps", "the copy of the rows of parameter server {} is given up: {}", options_.rows, error.what());
   }
   if (!stopping_) on_end_(end);
 }
@@ -60,7 +60,15 @@ std::unique_ptr<net::RpcClient> Follower::connect(net::Deadline deadline, bool a
 }
 
 Follower::End Follower::follow() {
-  auto primary = connect(net::deadline_in(kSilence), true);
+  std::unique_ptr<net::RpcClient> primary;
+  for (const auto until = net::deadline_in(kSilence); !primary;) {  // in short turns: this process may end meanwhile
+    if (stopping_) return End::Away;
+    try {
+      primary = connect(net::deadline_in(milliseconds(200)), true);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::Timeout || net::passed(until)) throw;
+    }
+  }
   while (!stopping_) {
     try {
       fetch(*primary);

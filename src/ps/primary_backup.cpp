@@ -177,10 +177,13 @@ void Primary::look_at_backup() {
 void Primary::backup_is_lost(const std::string& why) {
   const Holder other = replication_.other();
   if (!replication_.lose()) return;
-  log::warn("ps",
-            "the backup of the rows of parameter server {} is lost: {}; they go on without one until another "
-            "server has a copy",
-            *options_.rows, why);
+  if (!workers_gone()) {
+    log::warn(
+        "ps",
+        "the backup of the rows of parameter server {} is lost: {}; they go on without one until another server has "
+        "a copy",
+        *options_.rows, why);
+  }
   tell_map([rows = *options_.rows, self = options_.membership->self(),
             other](ServerMap& map) { return drop(map, rows, self, other); },
            [this, other](Outcome outcome) {

@@ -198,7 +198,8 @@ class Simulation {
       serve(process, serving.epoch);
     } else if (serving.backup == p.self && !p.copies) {
       change(
-          process, [self = p.self](ServerMap& map) { return resign(map, 0, self); }, [](Outcome) {});
+          process, [self = p.self, epoch = serving.epoch](ServerMap& map) { return resign(map, 0, self, epoch); },
+          [](Outcome) {});
     } else if (serving.primary != p.self && serving.backup.life == 0 && !p.copies) {
       const auto turn = turn_of(map_, 0, p.self.server);
       if (turn == 0U || below(4) == 0) follow(process, serving.primary);

@@ -15,7 +15,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kTry(150);  // to one process, before the others are asked: at first, then longer
+// To one process, before the others are asked: at first, then longer.
+constexpr milliseconds kFirstTry(2000);  // before it is known whether there are replicas
+constexpr milliseconds kTry(150);
 constexpr milliseconds kLongestTry(10'000);
 constexpr milliseconds kAsk(200);
 constexpr milliseconds kNearer(5000);  // to be reached at its Unix name
@@ -48,7 +50,7 @@ void Route::set(const Place& place) {
 }
 
 Route::Met Route::meet(Hello hello, net::Deadline deadline) {
-  for (milliseconds limit = kTry;; limit = std::min(2 * limit, kLongestTry)) {
+  for (milliseconds limit = place().epoch > 0 ? kTry : kFirstTry;; limit = std::min(2 * limit, kLongestTry)) {
     const Place now = place();
     hello.epoch = now.epoch;
     Met met;

@@ -243,8 +243,8 @@ class Server::Impl final : RpcServer::Service {
       serve(rows, {}, serving.epoch, std::nullopt);
     }
     if (serving.backup == self && followers_.count(rows) == 0) {
-      membership_->later([this, rows, self] {
-        (void)membership_->change([&](ServerMap& now) { return resign(now, rows, self); },
+      membership_->later([this, rows, self, epoch = serving.epoch] {
+        (void)membership_->change([&](ServerMap& now) { return resign(now, rows, self, epoch); },
                                   net::deadline_in(std::chrono::seconds(5)));
       });
     }
@@ -288,7 +288,9 @@ class Server::Impl final : RpcServer::Service {
                   rows);
         serve(rows, follower->take(), follower->epoch(), std::nullopt);
         break;
-      case Follower::End::Away: take_turn(rows, kAgain); break;
+      case Follower::End::Away:
+        if (!follower->workers_gone()) take_turn(rows, kAgain);
+        break;
       case Follower::End::Damaged: damaged_.insert(rows); break;
     }
     count_workers();

@@ -57,9 +57,9 @@ Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Hol
   return Outcome::Made;
 }
 
-Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup) {
+Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup, std::uint64_t epoch) {
   Serving& serving = map.rows[rows];
-  if (serving.backup != backup) return Outcome::Already;
+  if (serving.backup != backup || serving.epoch != epoch) return Outcome::Already;
   const std::uint32_t server = serving.primary.server;
   serving = {serving.epoch + 1, {server, map.members[server].life}, {}};
   return Outcome::Made;

@@ -75,8 +75,8 @@ Outcome promote(ServerMap& map, std::uint32_t rows, const Holder& backup);
 Outcome drop(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup);
 /// A process that has a copy becomes the backup.
 Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup);
-/// Who is the backup has no copy any more. If the primary is gone too, the rows begin anew in its place.
-Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup);
+/// Who was the backup in this epoch has no copy any more. If the primary is gone too, the rows begin anew in its place.
+Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup, std::uint64_t epoch);
 
 /// How many others come before this server when rows need a backup: those on other hosts than the primary first, then
 /// by number from it on. nullopt: it is the primary.

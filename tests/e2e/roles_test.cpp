@@ -130,6 +130,21 @@ TEST(Roles, AServerThatFailsEndsTheJobAndIsNamedFirst) {
   EXPECT_EQ(record["failure"]["number"], 1);
 }
 
+TEST(Roles, AJobGoesOnWithoutAServerWhereItMay) {
+  const char* const program =
+      "case $COHORT_ROLE$COHORT_ROLE_NUMBER in server1) echo $$ >dying; kill -9 $$ ;;\n"
+      "server*) exec sleep 1000 ;; esac\n"
+      "while [ ! -s dying ]; do sleep 0.02; done; while kill -0 $(cat dying) 2>/dev/null; do sleep 0.02; done\n"
+      "sleep 0.5; echo trained";
+  Job job({words({"-np", "1", "--servers", "2", "--lost-servers", "1"}, program)});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_TRUE(contains(job.err(), "server 1 on ")) << job.err();
+  EXPECT_TRUE(contains(job.err(), "the job goes on without it (1 of 1 that may be, --lost-servers)")) << job.err();
+  Job last({words({"-np", "1", "--servers", "1", "--lost-servers", "1"},
+                  "[ $COHORT_ROLE = server ] && kill -9 $$; exec sleep 1000")});
+  EXPECT_EQ(last.wait(), 137) << "the last one is not spared: " << last.err();
+}
+
 TEST(Roles, AServerThatCannotSaveWhenItIsAskedToEndIsAFailure) {
   Job job({words({"-np", "1", "--servers", "1"},
                  "if [ $COHORT_ROLE = server ]; then trap 'echo disk full >&2; exit 4' TERM; touch ready;\n"

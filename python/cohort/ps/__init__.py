@@ -336,6 +336,8 @@ class Server:
     memory        bytes for tables and waiting pushes, beyond which pushes are refused; 0: nine tenths of what is free
     patience      seconds until a worker without a connection is taken for lost
     journal       a file of all changes: a server that is started again with it goes on where the killed one had been
+    replicas      of a server of `cohort run`, the same at all: how many others have a copy of its rows and go on in its
+                  place if it dies, 0 or 1; None: 1 if the servers are on several hosts. Not together with a journal
     """
 
     def __init__(
@@ -346,9 +348,10 @@ class Server:
         memory: int = 0,
         patience: float = 3.0,
         journal: Union[str, os.PathLike[str]] = "",
+        replicas: Optional[int] = 0,
     ) -> None:
         self._server: Optional[_core.PsServer] = _core.PsServer(
-            endpoint, secret_file, memory, patience, os.fspath(journal)
+            endpoint, secret_file, memory, patience, os.fspath(journal), replicas
         )
         #: Where it listens, as `connect` wants it.
         self.endpoint: str = self._server.endpoint

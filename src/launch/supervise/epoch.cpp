@@ -173,7 +173,13 @@ void Epoch::on_exited(const Exited& exited) {
   job_.announcer_.rank_ended(ending);
   if (ending.asked && ending.status.signal == SIGKILL && stage_ == Stage::Running)
     say(fmt::format("{} has not ended within its grace, and was killed", ending.name()));
-  const bool well = ending.asked && has_ended_well(ending);
+  if (ending.role == Role::Server && !ending.asked && !ending.status.success() && stage_ == Stage::Running &&
+      lost_servers_ < options_.lost_servers && running(Role::Server) > 1) {
+    ending.spared = true;
+    say(fmt::format("{} on {} is lost ({}); the job goes on without it ({} of {} that may be, --lost-servers)",
+                    ending.name(), ending.host, sys::to_string(ending.status), ++lost_servers_, options_.lost_servers));
+  }
+  const bool well = ending.spared || (ending.asked && has_ended_well(ending));
   ++ended_[static_cast<std::size_t>(ending.role)];
   endings_.push_back(std::move(ending));
   if (!exited.status.success() && !well && doing_then_.empty()) {

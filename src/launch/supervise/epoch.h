@@ -89,6 +89,7 @@ class Epoch {
   std::vector<std::string> hosts_;  ///< by process
   std::vector<Ending> endings_;
   std::array<int, 3> ended_{};  ///< by role
+  int lost_servers_ = 0;        ///< that the job goes on without
   std::optional<HealthWatch> health_;
   std::vector<std::string> doing_then_;  ///< by process: what it was doing when the first failure was seen
   std::string start_failure_;

@@ -41,6 +41,7 @@ struct RunOptions {
   WatchLimits watch = {};  ///< when a job that does not go on is named, and ended
   std::string on_warning;  ///< a command of the shell that is told of warnings; empty: none
   /// How often all ranks are started again after one has failed.
+  int lost_servers = 0;  ///< without which the job goes on
   int max_restarts = 0;
   bool keep_logs = true;                ///< the ranks' output, in files
   std::string output_folder;            ///< for those; empty: logs/ in the run's folder

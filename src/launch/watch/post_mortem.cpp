@@ -52,6 +52,7 @@ bool asks_for_requeue(const Ending& ending) {
 }
 
 bool has_ended_well(const Ending& ending) {
+  if (ending.spared) return true;
   if (ending.status.success() || asks_for_requeue(ending)) return true;
   if (!ending.asked) return false;
   // What follows SIGTERM where the time is over is told when it happens. (A shell gives its command's.)

@@ -24,7 +24,8 @@ struct Ending {
   std::string words = {};  ///< what ended it, as it said itself,
   CauseReport cause = {};  ///< and for programs
   Role role = Role::Worker;
-  bool asked = false;  ///< to end, since the roles before it had ended
+  bool asked = false;   ///< to end, since the roles before it had ended
+  bool spared = false;  ///< a server that the job goes on without
 
   std::string name() const { return process_name(role, rank); }
 };
@@ -42,7 +43,8 @@ std::optional<Ending> first_failure(const std::vector<Ending>& endings);
 /// what other libraries write of a lost peer.
 bool follows_another(const Ending& ending);
 
-/// It has not failed: it has ended with 0, saved, or died of the signal that it was asked to end by.
+/// It has not failed: it has ended with 0, saved, or died of the signal that it was asked to end by; or the job goes on
+/// without it.
 bool has_ended_well(const Ending& ending);
 
 struct PostMortem {
