@@ -16,6 +16,11 @@ constexpr std::chrono::milliseconds kNearer(5000);  // to be reached at its Unix
 constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // of an answer
 constexpr std::chrono::milliseconds kSlack(2000);  // a server says whom it waits for before the client gives up
 
+net::RpcPlace sharing(net::RpcPlace place) {
+  place.secure.descriptors = true;  // of memory
+  return place;
+}
+
 /// The record is copied before it is looked at; what follows it stays where it is.
 Result<Heard> open_answer(net::RpcAnswer whole) {
   const std::string_view body = whole.body();
@@ -45,7 +50,7 @@ struct Link::Request {
 };
 
 Link::Link(net::RpcPlace place, std::string endpoint, Hello hello, std::chrono::milliseconds timeout)
-    : place_(std::move(place)),
+    : place_(sharing(std::move(place))),
       name_(fmt::format("parameter server {} at {}", hello.server, endpoint)),
       hello_(std::move(hello)),
       timeout_(timeout) {}
