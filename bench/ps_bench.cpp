@@ -351,6 +351,7 @@ int main(int argc, char** argv) {
     }
     if (connecting.worker != 0) ::_exit(0);
     for (const pid_t process : others) ::waitpid(process, nullptr, 0);
+    while (!servers.empty()) servers.pop_back();  // the later ones hold the earlier ones' pipes
     ::unlink(secret_file.c_str());
   } catch (const std::exception& error) {
     ::unlink(secret_file.c_str());
