@@ -1,11 +1,13 @@
 // Times a parameter server: rows per second of pull and of push with row-wise Adagrad, and the time of a call of 100
 // keys.
 //   ps_bench [--where table|shared|unix|tcp] [--rows 1000000] [--dim 64] [--batch 4096] [--under-way 4] [--seconds 2]
-//            [--workers 1]
+//            [--workers 1] [--json]
+//   ps_bench --dense 25000000 [--servers 4] [--workers 4] [--where ...] [--seconds 2] [--json]
 // table: the table alone, on this thread. Else a server that is a process, and so many workers that are processes:
 // shared: at a Unix name and through shared memory; unix, tcp: over sockets, those of TCP encrypted. Keys are uniform
 // over rows that are all there before. All kinds are timed by turns, since the machine's speed drifts; the median of
 // the rounds is printed. "Of a server core": by the processor's time of the server.
+// --dense: so many floats that all workers push and pull at once; the time until the last one has done so.
 #include "net/secret.h"
 #include "ps/sparse_table.h"
 
@@ -45,6 +47,9 @@ struct Settings {
   std::size_t under_way = 4;
   double seconds = 2;
   int workers = 1;
+  int servers = 1;
+  std::int64_t dense = 0;
+  bool json = false;
 };
 
 double processor_seconds(pid_t process) {
@@ -148,13 +153,8 @@ class Server {
 
 class Served final : public Subject {
  public:
-  Served(const Settings& settings, const std::string& endpoint, const std::string& secret_file, int worker)
+  Served(const Settings& settings, const ps::ClientOptions& connecting)
       : under_way_(settings.under_way), gradients_(settings.batch * static_cast<std::size_t>(settings.dim), 1e-3F) {
-    ps::ClientOptions connecting;
-    connecting.servers = {endpoint};
-    connecting.secret_file = secret_file;
-    connecting.worker = worker;
-    connecting.workers = settings.workers;
     client_.emplace(ps::Client::connect(connecting));
     table_.emplace(client_->table("t", options_of(settings)));
     outs_.resize(under_way_ + 1, std::vector<float>(gradients_.size()));
@@ -244,6 +244,17 @@ void run(const Settings& settings, Subject& subject, pid_t server, int worker) {
   }
   subject.meet();
   if (worker != 0) return;
+  if (settings.json) {
+    const auto figures = [](const char* what, const Rates& rates, const std::vector<double>& times, const char* end) {
+      std::printf("\"%s\": %.4f, \"%s_of_a_server_core\": %.4f, \"%s_us\": %.2f, \"%s_us_99\": %.2f%s", what,
+                  at(rates.by_clock, 0.5), what, at(rates.of_a_core, 0.5), what, at(times, 0.5), what, at(times, 0.99),
+                  end);
+    };
+    std::printf("{");
+    figures("pull", pulls, pull_times, ", ");
+    figures("push", pushes, push_times, "}\n");
+    return;
+  }
   std::printf("%s, %llu rows of %lld floats, %zu keys a call, %d workers\n", settings.where.c_str(),
               static_cast<unsigned long long>(settings.rows), static_cast<long long>(settings.dim), settings.batch,
               settings.workers);
@@ -253,6 +264,45 @@ void run(const Settings& settings, Subject& subject, pid_t server, int worker) {
   };
   print("pull", pulls, pull_times);
   print("push", pushes, push_times);
+}
+
+void run_dense(const Settings& settings, const ps::ClientOptions& connecting) {
+  ps::Client client = ps::Client::connect(connecting);
+  ps::VariableOptions options;
+  options.elements = settings.dense;
+  options.consistency = ps::Consistency::async();
+  ps::Variable variable = client.variable("dense", options);
+  std::vector<float> gradients(static_cast<std::size_t>(settings.dense), 1e-3F), values(gradients.size());
+  std::vector<double> times;
+  const auto begin = Clock::now();
+  // As often by all of them: the first says whether to go on, by a value that all read.
+  ps::TableOptions of_flag;
+  of_flag.dim = 1;
+  of_flag.optimizer = ps::optim::Sgd{.lr = 1};
+  of_flag.consistency = ps::Consistency::async();
+  ps::Table flag = client.table("stop", of_flag);
+  const std::vector<std::uint64_t> key{0};
+  std::vector<float> stop(1, 0);
+  while (stop[0] == 0) {
+    client.barrier();
+    const auto one = Clock::now();
+    variable.push_pull(gradients, values).wait();
+    client.barrier();
+    times.push_back(seconds_since(one));
+    const std::vector<float> over(1, -1);
+    if (connecting.worker == 0 && seconds_since(begin) > settings.seconds) flag.push(key, over).wait();
+    client.barrier();
+    flag.pull(key, stop).wait();
+  }
+  if (connecting.worker != 0) return;
+  times.erase(times.begin());  // the memory's first touch
+  const double ms = times.empty() ? 0 : at(times, 0.5) * 1e3;
+  if (settings.json) {
+    std::printf("{\"dense_ms\": %.3f}\n", ms);
+  } else {
+    std::printf("%s, %lld floats by each of %d workers to %d servers and back: %.1f ms\n", settings.where.c_str(),
+                static_cast<long long>(settings.dense), settings.workers, settings.servers, ms);
+  }
 }
 
 }  // namespace
@@ -266,6 +316,9 @@ int main(int argc, char** argv) {
   app.add_option("--batch", settings.batch)->check(CLI::Range(1, 1'000'000));
   app.add_option("--under-way", settings.under_way)->check(CLI::Range(1, 64));
   app.add_option("--workers", settings.workers)->check(CLI::Range(1, 64));
+  app.add_option("--servers", settings.servers, "with --dense")->check(CLI::Range(1, 64));
+  app.add_option("--dense", settings.dense)->check(CLI::PositiveNumber);
+  app.add_flag("--json", settings.json);
   app.add_option("--seconds", settings.seconds)->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   const std::string secret_file = "ps_bench-" + std::to_string(::getpid()) + ".secret";
@@ -278,20 +331,27 @@ int main(int argc, char** argv) {
     }
     const std::string secret = settings.where == "tcp" ? secret_file : std::string();
     if (!secret.empty()) value_or_throw(net::write_new_secret_file(secret));
-    const Server server(settings, secret);
+    std::deque<Server> servers;
+    ps::ClientOptions connecting;
+    connecting.secret_file = secret;
+    connecting.workers = settings.workers;
+    for (int i = 0; i < (settings.dense > 0 ? settings.servers : 1); ++i)
+      connecting.servers.push_back(servers.emplace_back(settings, secret).endpoint());
     std::vector<pid_t> others;
-    int worker = 0;
-    for (int i = 1; i < settings.workers && worker == 0; ++i) {
+    for (int i = 1; i < settings.workers && connecting.worker == 0; ++i) {
       const pid_t process = ::fork();
-      if (process == 0) worker = i;
+      if (process == 0) connecting.worker = i;
       if (process > 0) others.push_back(process);
     }
-    {
-      Served served(settings, server.endpoint(), secret, worker);
-      run(settings, served, server.process(), worker);
+    if (settings.dense > 0) {
+      run_dense(settings, connecting);
+    } else {
+      Served served(settings, connecting);
+      run(settings, served, servers.front().process(), connecting.worker);
     }
-    if (worker != 0) ::_exit(0);
+    if (connecting.worker != 0) ::_exit(0);
     for (const pid_t process : others) ::waitpid(process, nullptr, 0);
+    while (!servers.empty()) servers.pop_back();  // the later ones hold the earlier ones' pipes
     ::unlink(secret_file.c_str());
   } catch (const std::exception& error) {
     ::unlink(secret_file.c_str());

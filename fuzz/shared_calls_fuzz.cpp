@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::memcpy(memory + kMagic, data, std::min(size, kSharedBlock - kMagic));
   if (asked && client->state(*asked) != SharedCallsClient::State::UnderWay) {
     if (const auto answer = client->answer(*asked)) {
-      if (answer->data() < static_cast<const char*>(nullptr) || answer->size() > kSharedBytes) std::abort();
+      if (answer->size() > kSharedBytes) std::abort();
       std::size_t sum = 0;
       for (const char byte : *answer) sum += static_cast<unsigned char>(byte);
       if (sum == ~std::size_t{0}) std::abort();
@@ -32,10 +32,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (int i = 0; i < 200; ++i) {
     const auto call = server.next();
     if (!call || !*call) break;
-    if ((*call)->number >= kSharedBlocks || (*call)->body.size() > kSharedBytes) std::abort();
-    if (i % 3 == 0)
-      (void)server.answer((*call)->number, "head", size, [&](char* rows) { std::memcpy(rows, data, size); });
-    if (i % 3 == 1) server.answer_elsewhere((*call)->number);
+    if ((*call)->id.block() >= kSharedBlocks || (*call)->body.size() > kSharedBytes) std::abort();
+    if (i % 3 == 0) (void)server.answer((*call)->id, "head", size, [&](char* rows) { std::memcpy(rows, data, size); });
+    if (i % 3 == 1) server.answer_elsewhere((*call)->id);
   }
   std::memset(memory + kMagic, 0, kSharedBlock - kMagic);
   return 0;

@@ -41,10 +41,10 @@ std::string framed(std::uint8_t method, std::uint64_t id, std::string_view body)
 struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
   /// A call whose answer nobody has taken yet.
   struct Pending {
-    std::optional<std::string> answer = {};    // of the connection, or copied
-    std::optional<std::uint32_t> shared = {};  // its number there
-    bool queued = false;                       // there, when there is room
-    bool watched = false;                      // a thread waits for it there
+    std::optional<std::string> answer = {};   // of the connection, or copied
+    std::optional<SharedCallId> shared = {};  // in shared memory
+    bool queued = false;                      // there, when there is room
+    bool watched = false;                     // a thread waits for it there
     std::uint8_t method = 0;
     std::string body = {};
     std::size_t room = 0;
@@ -136,9 +136,9 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
   bool submit(Pending& call, std::uint8_t method, std::string_view body, std::size_t room) {
     call.shared = shared->begin(method, body, room);
     if (!call.shared) {
-      std::erase_if(abandoned, [this](std::uint32_t number) {
-        if (shared->state(number) == SharedCallsClient::State::UnderWay) return false;
-        shared->free(number);
+      std::erase_if(abandoned, [this](SharedCallId id) {
+        if (shared->state(id) == SharedCallsClient::State::UnderWay) return false;
+        shared->free(id);
         return true;
       });
       call.shared = shared->begin(method, body, room);
@@ -177,18 +177,18 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
     return false;
   }
 
-  void free_shared(std::uint32_t number) {
-    if (shared->state(number) == SharedCallsClient::State::UnderWay) {
-      abandoned.push_back(number);
+  void free_shared(SharedCallId id) {
+    if (shared->state(id) == SharedCallsClient::State::UnderWay) {
+      abandoned.push_back(id);
       return;
     }
-    shared->free(number);
+    shared->free(id);
     submit_queued(false);
   }
 
   std::optional<RpcAnswer> take_shared(Calls::iterator entry) {
-    const std::uint32_t number = *entry->second.shared;
-    const auto answer = shared->answer(number);
+    const SharedCallId id = *entry->second.shared;
+    const auto answer = shared->answer(id);
     if (!answer) {
       entry->second.shared.reset();
       die(answer.error());
@@ -196,13 +196,13 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
     }
     pending.erase(entry);
     if (answer->size() > kCopied) {
-      return RpcAnswer(*answer, std::shared_ptr<void>(this, [self = shared_from_this(), number](void*) {
+      return RpcAnswer(*answer, std::shared_ptr<void>(this, [self = shared_from_this(), id](void*) {
         const std::lock_guard lock(self->mutex);
-        self->free_shared(number);
+        self->free_shared(id);
       }));
     }
     std::string text(*answer);
-    free_shared(number);
+    free_shared(id);
     return RpcAnswer(std::move(text));
   }
 
@@ -231,10 +231,9 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
         break;
       }
       const auto found =
-          is_shared(*id)
-              ? std::find_if(pending.begin(), pending.end(),
-                             [number = shared_number(*id)](const auto& each) { return each.second.shared == number; })
-              : pending.find(*id);
+          !is_shared(*id) ? pending.find(*id) : std::find_if(pending.begin(), pending.end(), [&](const auto& each) {
+            return each.second.shared == SharedCallId(*id);
+          });
       if (found == pending.end()) continue;  // nobody waits for it any more
       found->second.answer.emplace(in.rest());
     }
@@ -272,7 +271,7 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
   std::optional<Error> dead;
   std::unique_ptr<SharedCallsClient> shared;  // from when on it is there it stays
   std::deque<std::uint64_t> queue;            // calls for it that have no room yet
-  std::vector<std::uint32_t> abandoned;       // of calls that nobody waits for any more
+  std::vector<SharedCallId> abandoned;        // of calls that nobody waits for any more
 };
 
 RpcClient::RpcClient(SecureConnection connection, std::string name, std::string place)

@@ -123,7 +123,7 @@ class RpcServer::Impl {
     if (client->closed) return;
     const bool shared = is_shared(id) && client->shared;
     if (shared) {
-      const auto answered = client->shared->answer(shared_number(id), head, bytes, fill);
+      const auto answered = client->shared->answer(SharedCallId(id), head, bytes, fill);
       if (answered != SharedCallsServer::Answered::TooLong) return;
     }
     std::string message = codec::encode(id);
@@ -133,7 +133,7 @@ class RpcServer::Impl {
     message.resize(at + bytes);
     if (bytes > 0) fill(message.data() + at);
     send(client, message);
-    if (shared) client->shared->answer_elsewhere(shared_number(id));
+    if (shared) client->shared->answer_elsewhere(SharedCallId(id));
   }
 
   void send(const ClientPtr& client, std::string_view message, sys::UniqueFd descriptor = {}) {
@@ -307,7 +307,7 @@ class RpcServer::Impl {
       try {
         auto call = client->shared->next();
         if (call && !*call) return i > 0;
-        auto heard = call ? service_.on_call(client, {(*call)->method, shared_id((*call)->number), (*call)->body})
+        auto heard = call ? service_.on_call(client, {(*call)->method, number_of((*call)->id), (*call)->body})
                           : Result<void>(tl::unexpected(call.error()));
         if (!heard) refuse(client, heard.error());
       } catch (const std::exception& error) {  // out of memory: it may come again

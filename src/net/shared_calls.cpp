@@ -70,7 +70,8 @@ Result<std::optional<SharedCallsServer::Call>> SharedCallsServer::next() {
   if (begun == taken_) return std::nullopt;
   if (begun - taken_ > kSharedBlocks)
     return fail(ErrorCode::Corrupt, "{} calls at once in shared memory", begun - taken_);
-  const std::uint32_t number = control().queue[taken_++ % 64].load(kRelaxed);
+  const std::uint32_t order = taken_++;
+  const std::uint32_t number = control().queue[order % 64].load(kRelaxed);
   if (number >= kSharedBlocks) return fail(ErrorCode::Corrupt, "call {} in shared memory", number);
   SharedCall& call = control().calls[number];
   const std::uint32_t blocks = call.blocks.load(kRelaxed), size = call.body.load(kRelaxed);
@@ -83,8 +84,13 @@ Result<std::optional<SharedCallsServer::Call>> SharedCallsServer::next() {
   }
   if (body_.size() < size) body_.resize(size);
   std::memcpy(body_.data(), block(number), size);
-  under_way_[number] = {blocks, size};
-  return Call{number, static_cast<std::uint8_t>(method), {body_.data(), size}};
+  const SharedCallId id(order, number);
+  under_way_[number] = {id.value(), blocks, size};
+  return Call{id, static_cast<std::uint8_t>(method), {body_.data(), size}};
+}
+
+bool SharedCallsServer::under_way(SharedCallId id) const noexcept {
+  return id.block() < kSharedBlocks && under_way_[id.block()].blocks > 0 && under_way_[id.block()].id == id.value();
 }
 
 void SharedCallsServer::tell(std::uint32_t number, std::uint32_t state) noexcept {
@@ -95,10 +101,10 @@ void SharedCallsServer::tell(std::uint32_t number, std::uint32_t state) noexcept
   if (control().sleepers.load() != 0) sys::futex_wake_all(control().answers);
 }
 
-SharedCallsServer::Answered SharedCallsServer::answer(std::uint32_t number, std::string_view head, std::size_t bytes,
+SharedCallsServer::Answered SharedCallsServer::answer(SharedCallId id, std::string_view head, std::size_t bytes,
                                                       const std::function<void(char*)>& fill) {
-  if (number >= kSharedBlocks || under_way_[number].blocks == 0) return Answered::NoSuchCall;
-  const auto [blocks, body] = under_way_[number];
+  if (!under_way(id)) return Answered::NoSuchCall;
+  const std::uint32_t number = id.block(), blocks = under_way_[number].blocks, body = under_way_[number].body;
   // What follows the head begins with a line, so that rows are copied by whole lines.
   const std::size_t payload_at = aligned(aligned(body) + head.size());
   if (payload_at + bytes > blocks * kSharedBlock) return Answered::TooLong;
@@ -111,8 +117,8 @@ SharedCallsServer::Answered SharedCallsServer::answer(std::uint32_t number, std:
   return Answered::Yes;
 }
 
-void SharedCallsServer::answer_elsewhere(std::uint32_t number) {
-  if (number < kSharedBlocks && under_way_[number].blocks > 0) tell(number, kElsewhere);
+void SharedCallsServer::answer_elsewhere(SharedCallId id) {
+  if (under_way(id)) tell(id.block(), kElsewhere);
 }
 
 bool SharedCallsServer::go_to_sleep() noexcept {
@@ -147,7 +153,7 @@ std::uint32_t SharedCallsClient::blocks_for(std::size_t body, std::size_t room) 
   return static_cast<std::uint32_t>((bytes + kSharedBlock - 1) / kSharedBlock);
 }
 
-std::optional<std::uint32_t> SharedCallsClient::begin(std::uint8_t method, std::string_view body, std::size_t room) {
+std::optional<SharedCallId> SharedCallsClient::begin(std::uint8_t method, std::string_view body, std::size_t room) {
   // The lowest blocks that do, so that what was used last, and is in the caches, is used again.
   const std::uint32_t blocks = blocks_for(body.size(), room);
   const std::uint64_t run = (std::uint64_t{1} << blocks) - 1;
@@ -162,24 +168,26 @@ std::optional<std::uint32_t> SharedCallsClient::begin(std::uint8_t method, std::
   call.method.store(method, kRelaxed);
   call.blocks.store(blocks, kRelaxed);
   call.body.store(static_cast<std::uint32_t>(body.size()), kRelaxed);
+  const SharedCallId id(begun_, number);
   control().queue[begun_ % 64].store(number, kRelaxed);
   control().begun.store(++begun_);
-  return number;
+  return id;
 }
 
 bool SharedCallsClient::has_to_ring() noexcept {
   return control().asleep.load() != 0 && control().asleep.exchange(0) != 0;
 }
 
-SharedCallsClient::State SharedCallsClient::state(std::uint32_t number) const noexcept {
-  switch (control().calls[number].state.load(std::memory_order_acquire)) {
+SharedCallsClient::State SharedCallsClient::state(SharedCallId id) const noexcept {
+  switch (control().calls[id.block()].state.load(std::memory_order_acquire)) {
     case kUnderWay: return State::UnderWay;
     case kAnswered: return State::Answered;
     default: return State::Elsewhere;
   }
 }
 
-Result<std::string_view> SharedCallsClient::answer(std::uint32_t number) const {
+Result<std::string_view> SharedCallsClient::answer(SharedCallId id) const {
+  const std::uint32_t number = id.block();
   const std::size_t at = control().calls[number].answer_at.load(kRelaxed);
   const std::size_t size = control().calls[number].answer.load(kRelaxed);
   if (at + size > blocks_[number] * kSharedBlock)
@@ -187,7 +195,8 @@ Result<std::string_view> SharedCallsClient::answer(std::uint32_t number) const {
   return std::string_view(block(number) + at, size);
 }
 
-void SharedCallsClient::free(std::uint32_t number) noexcept {
+void SharedCallsClient::free(SharedCallId id) noexcept {
+  const std::uint32_t number = id.block();
   const std::uint64_t run = (std::uint64_t{1} << std::exchange(blocks_[number], 0)) - 1;
   used_ &= ~(run << number);
 }

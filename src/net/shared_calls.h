@@ -50,6 +50,20 @@ inline constexpr std::size_t kSharedBlock = std::size_t{64} << 10;
 inline constexpr std::uint32_t kSharedBlocks = 63;  ///< and one before them for what both ends say of the calls
 inline constexpr std::size_t kSharedBytes = (kSharedBlocks + 1) * kSharedBlock;
 
+/// A call, for both ends: how many were begun before it, and its first block.
+class SharedCallId {
+ public:
+  SharedCallId(std::uint32_t order, std::uint32_t block) noexcept : value_(std::uint64_t{order} << 8 | block) {}
+  /// Of what anybody may have said.
+  explicit SharedCallId(std::uint64_t value) noexcept : value_(value & 0xFF'FFFF'FFFF) {}
+  std::uint64_t value() const noexcept { return value_; }
+  std::uint32_t block() const noexcept { return static_cast<std::uint32_t>(value_ & 0xFF); }
+  bool operator==(const SharedCallId&) const = default;
+
+ private:
+  std::uint64_t value_;
+};
+
 class SharedCallsServer {
  public:
   /// Unavailable if there is no memory.
@@ -61,7 +75,7 @@ class SharedCallsServer {
   sys::UniqueFd take_descriptor() noexcept { return std::move(segment_.fd); }
 
   struct Call {
-    std::uint32_t number = 0;  ///< its first block
+    SharedCallId id;
     std::uint8_t method = 0;
     std::string_view body;  ///< a copy, until the next call is taken
   };
@@ -71,10 +85,10 @@ class SharedCallsServer {
 
   enum class Answered { Yes, TooLong, NoSuchCall };
   /// `head`, and behind it `bytes` that `fill` writes, at a multiple of 64.
-  Answered answer(std::uint32_t number, std::string_view head, std::size_t bytes = 0,
+  Answered answer(SharedCallId id, std::string_view head, std::size_t bytes = 0,
                   const std::function<void(char*)>& fill = {});
   /// It comes over the socket.
-  void answer_elsewhere(std::uint32_t number);
+  void answer_elsewhere(SharedCallId id);
 
   /// From now on the client rings. False if calls have come meanwhile.
   bool go_to_sleep() noexcept;
@@ -87,11 +101,13 @@ class SharedCallsServer {
   char* block(std::uint32_t number) const noexcept {
     return static_cast<char*>(segment_.mapping.data()) + (number + 1) * kSharedBlock;
   }
+  bool under_way(SharedCallId id) const noexcept;
   void tell(std::uint32_t number, std::uint32_t state) noexcept;
 
   sys::SharedSegment segment_;
   std::uint32_t taken_ = 0;  ///< calls, so far
   struct UnderWay {
+    std::uint64_t id = 0;
     std::uint32_t blocks = 0;  ///< 0: none
     std::uint32_t body = 0;
   };
@@ -106,17 +122,17 @@ class SharedCallsClient {
 
   /// Whether there may be a call of so many bytes, with an answer of so many.
   static bool fits(std::size_t body, std::size_t room) noexcept { return blocks_for(body, room) <= kSharedBlocks; }
-  /// Begins it; its number. Nothing if there is no room now.
-  std::optional<std::uint32_t> begin(std::uint8_t method, std::string_view body, std::size_t room);
+  /// Nothing if there is no room now.
+  std::optional<SharedCallId> begin(std::uint8_t method, std::string_view body, std::size_t room);
   /// After calls were begun: whether the server sleeps and has to be rung. True once.
   bool has_to_ring() noexcept;
 
   enum class State { UnderWay, Answered, Elsewhere };
-  State state(std::uint32_t number) const noexcept;
+  State state(SharedCallId id) const noexcept;
   /// Of one that is answered: in the shared memory, until it is freed. Corrupt if it is not where it can be.
-  Result<std::string_view> answer(std::uint32_t number) const;
+  Result<std::string_view> answer(SharedCallId id) const;
   /// Of one that is not under way.
-  void free(std::uint32_t number) noexcept;
+  void free(SharedCallId id) noexcept;
 
   /// Answers so far. Any thread, as `wait`.
   std::uint32_t answers() const noexcept;
@@ -134,7 +150,7 @@ class SharedCallsClient {
   sys::Mapping mapping_;
   std::uint32_t begun_ = 0;
   std::uint64_t used_ = 0;                             ///< bits of blocks
-  std::array<std::uint32_t, kSharedBlocks> blocks_{};  ///< that a call has, by its number
+  std::array<std::uint32_t, kSharedBlocks> blocks_{};  ///< that a call has, by its first
   SpinTime spin_;
 };
 

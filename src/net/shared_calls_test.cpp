@@ -34,10 +34,10 @@ TEST(SharedCalls, ComeInOrderAndAreAnsweredInAny) {
   const auto one = *value_or_throw(both.server.next());
   EXPECT_EQ(one.method, 7);
   EXPECT_EQ(one.body, "first");
-  const std::uint32_t number = one.number;
+  const SharedCallId number = one.id;
   const auto two = *value_or_throw(both.server.next());
   EXPECT_EQ(two.body, "second");
-  EXPECT_EQ(both.server.answer(two.number, "head", 900, [](char* rows) { std::memset(rows, 'r', 900); }),
+  EXPECT_EQ(both.server.answer(two.id, "head", 900, [](char* rows) { std::memset(rows, 'r', 900); }),
             SharedCallsServer::Answered::Yes);
   EXPECT_EQ(both.client->state(*first), SharedCallsClient::State::UnderWay);
   ASSERT_EQ(both.client->state(*second), SharedCallsClient::State::Answered);
@@ -47,7 +47,7 @@ TEST(SharedCalls, ComeInOrderAndAreAnsweredInAny) {
   EXPECT_EQ(both.server.answer(number, ""), SharedCallsServer::Answered::Yes);
   EXPECT_EQ(value_or_throw(both.client->answer(*first)), "");
   EXPECT_EQ(both.server.answer(number, "again"), SharedCallsServer::Answered::NoSuchCall);
-  EXPECT_EQ(both.server.answer(99, ""), SharedCallsServer::Answered::NoSuchCall);
+  EXPECT_EQ(both.server.answer(SharedCallId(99), ""), SharedCallsServer::Answered::NoSuchCall);
 }
 
 TEST(SharedCalls, RoomIsBoundedAndComesBack) {
@@ -56,12 +56,12 @@ TEST(SharedCalls, RoomIsBoundedAndComesBack) {
   EXPECT_FALSE(SharedCallsClient::fits(kSharedBytes, 0));
   EXPECT_FALSE(SharedCallsClient::fits(0, kSharedBytes));
   for (int round = 0; round < 3; ++round) {
-    std::vector<std::uint32_t> begun;
+    std::vector<SharedCallId> begun;
     while (const auto number = both.client->begin(1, body, 0)) begun.push_back(*number);
     EXPECT_EQ(begun.size(), 15U) << "of 4 blocks each";
-    for (std::uint32_t number : begun) {
+    for (const SharedCallId number : begun) {
       const auto call = *value_or_throw(both.server.next());
-      EXPECT_EQ(call.number, number);
+      EXPECT_TRUE(call.id == number);
       EXPECT_EQ(call.body, body);
       EXPECT_EQ(both.server.answer(number, std::string(100'000, 'a')), SharedCallsServer::Answered::TooLong);
       both.server.answer_elsewhere(number);
@@ -112,7 +112,7 @@ TEST(SharedCalls, WhatMakesNoSenseIsRefused) {
       }
       if (!*call) break;
       EXPECT_LE((*call)->body.size(), kSharedBytes);
-      if (i % 2 == 0) (void)server.answer((*call)->number, "answer", 1000, [](char* to) { std::memset(to, 1, 1000); });
+      if (i % 2 == 0) (void)server.answer((*call)->id, "answer", 1000, [](char* to) { std::memset(to, 1, 1000); });
     }
   }
 }

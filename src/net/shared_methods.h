@@ -25,12 +25,10 @@ void visit_fields(M& m, A& a, const SharedMemory*) {
   a(m.refused, m.host, codec::longest(m.unix_name, 100));
 }
 
-// Calls in shared memory are told from others by their numbers.
+// Calls in shared memory are told from others by the numbers that they have here.
 
 inline constexpr std::uint64_t kShared = std::uint64_t{1} << 63;
 inline bool is_shared(std::uint64_t id) noexcept { return (id & kShared) != 0; }
-inline std::uint64_t shared_id(std::uint32_t number) noexcept { return kShared | number; }
-/// May be of no call.
-inline std::uint32_t shared_number(std::uint64_t id) noexcept { return static_cast<std::uint32_t>(id); }
+inline std::uint64_t number_of(SharedCallId id) noexcept { return kShared | id.value(); }
 
 }  // namespace cohort::net

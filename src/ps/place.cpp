@@ -24,7 +24,6 @@ Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& s
   net::RpcPlace place;
   place.endpoints.push_back(*std::move(parsed));
   place.secure = {.purpose = kPurpose, .longest_message = kLongestMessage};
-  place.secure.descriptors = true;  // of memory to share
   if (place.endpoints.front().is_unix()) return place;
   JoinOptions options;
   options.secret_file = secret_file;

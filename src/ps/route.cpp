@@ -22,13 +22,16 @@ constexpr milliseconds kLongestTry(10'000);
 constexpr milliseconds kAsk(200);
 constexpr milliseconds kNearer(5000);  // to be reached at its Unix name
 
-}  // namespace
-
-namespace {
-
 bool refuses(const std::string& endpoint) {
   const auto socket = net::connect_once(value_or_throw(parse_endpoint(endpoint)), net::deadline_in(kAsk));
   return !socket && socket.error().kind == net::ConnectFailure::Refused;
+}
+
+/// Where a worker goes: it takes memory from there.
+net::RpcPlace sharing_place_of(const std::string& endpoint, const std::string& secret_file) {
+  net::RpcPlace place = value_or_throw(place_of(endpoint, secret_file));
+  place.secure.descriptors = true;
+  return place;
 }
 
 }  // namespace
@@ -59,7 +62,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
     // Where nobody listens any more the others are asked at once.
     if (now.epoch == 0 || !refuses(now.endpoint)) {
       try {
-        met = greet(value_or_throw(place_of(now.endpoint, secret_file_)), hello,
+        met = greet(sharing_place_of(now.endpoint, secret_file_), hello,
                     servers_.size() > 1 ? std::min(deadline, net::deadline_in(limit)) : deadline, elsewhere);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::Timeout || net::passed(deadline)) throw;
@@ -68,8 +71,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
     }
     if (met.rpc) {
       set({now.endpoint, met.welcome.epoch});
-      if (hello.incarnation != 0)
-        share_memory(met, value_or_throw(place_of(now.endpoint, secret_file_)), hello, deadline);
+      if (hello.incarnation != 0) share_memory(met, sharing_place_of(now.endpoint, secret_file_), hello, deadline);
       return met;
     }
     if (elsewhere.epoch == 0) elsewhere = ask_others(kAsk);
