@@ -1,6 +1,7 @@
 // `cohort check-build`: what this build and this machine have, with versions; else why not and what to install.
 #include "cluster/detect.h"
 #include "comm/communicator_impl.h"
+#include "comm/cuda/driver.h"
 #include "ext/mpi/plugin.h"
 #include "launch/environment.h"
 #include "launch/plan/program.h"
@@ -99,6 +100,8 @@ void check_backends() {
   std::string plugins;
   for (const auto& path : mpi::installed_plugins(cluster::current_environment()))
     plugins += fmt::format("{}{}", plugins.empty() ? "between hosts, by " : ", ", path.string());
+  const auto gpus = comm::cuda::Gpu::look();
+  row("cuda", gpus ? *gpus + ", by way of the host's memory" : fmt::format("no: {}", gpus.error().what()));
   row("mpi", plugins.empty() ? "no: there is no plug-in for an MPI; `cohort build-mpi` makes one" : plugins);
 }
 
