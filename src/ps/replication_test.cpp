@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,7 +52,7 @@ class Simulation {
       const auto event = std::move(events_.begin()->second);
       events_.erase(events_.begin());
       event();
-      if (!troubled_ && all_have_ended()) break;
+      if (!troubled_ && all_have_ended() && serving() != nullptr) break;
     }
     if (!wrong_.empty()) return wrong_;
     const Process* const primary = serving();
@@ -350,11 +351,11 @@ class Simulation {
     Process& p = *process;
     if (!p.serves || p.replication.other() != other) return;
     if (!p.replication.lose()) return answer_held(process);
-    dropping_ = process;
+    dropping_.insert(process);
     change(
         process, [self = p.self, other](ServerMap& map) { return drop(map, 0, self, other); },
         [this, process, other](Outcome outcome) {
-          if (dropping_ == process) dropping_.reset();
+          dropping_.erase(process);
           if (outcome == Outcome::Refused || !process->serves) return;
           if (process->replication.dropped(other)) answer_held(process);
         });
@@ -386,7 +387,7 @@ class Simulation {
 
   void fetch(const ProcessPtr& process, int connection) {
     Process& p = *process;
-    if (!p.copies || p.connections * kProcesses + p.number != connection) return;
+    if (!p.copies || p.asks_for_place || p.connections * kProcesses + p.number != connection) return;
     const ProcessPtr to = processes_[p.primary.server];
     on(process, milliseconds(400), [this, process, connection, at = p.heard] {
       if (process->heard == at) contact(process, connection);
@@ -405,7 +406,8 @@ class Simulation {
 
   void fetched(const ProcessPtr& process, int connection, const std::string& records, std::uint64_t count) {
     Process& p = *process;
-    if (!p.copies || p.connections * kProcesses + p.number != connection) return;
+    // Who asks for the primary's place hears nothing more of it: follower.cpp does one after the other.
+    if (!p.copies || p.asks_for_place || p.connections * kProcesses + p.number != connection) return;
     p.heard = clock_of(p);
     p.received += count;
     fetch(process, connection);
@@ -520,12 +522,14 @@ class Simulation {
 
   /// Never both who have the rows, or who is about to be the only one: what is lost then is lost.
   void kill(const ProcessPtr& process) {
-    if (!map_.formed() || !process->alive || process == dropping_ || process->asks_for_place) return;
+    if (!map_.formed() || !process->alive || dropping_.count(process) > 0 || process->asks_for_place) return;
     const Serving& serving = map_.rows[0];
+    // Whom the map names as the backup may have given its copy up, and be about to get another one.
     const auto there = [&](const Holder& holder) {
-      return holder.life != 0 && holder != process->self && processes_[holder.server]->self == holder &&
-             processes_[holder.server]->alive &&
-             (processes_[holder.server]->serves || processes_[holder.server]->copies);
+      if (holder.life == 0 || holder == process->self) return false;
+      const Process& other = *processes_[holder.server];
+      return other.self == holder && other.alive &&
+             (other.serves || (other.copies && other.received > 0 && !other.copy.loading()));
     };
     if ((serving.primary == process->self || serving.backup == process->self) &&
         !there(serving.primary == process->self ? serving.backup : serving.primary))
@@ -545,7 +549,7 @@ class Simulation {
   int cut_ = -1;
   Time cut_until_{};
   ServerMap map_;
-  ProcessPtr dropping_;
+  std::set<ProcessPtr> dropping_;
   std::vector<ProcessPtr> processes_;
   std::vector<Pusher> workers_;
   std::uint64_t lives_ = 0;
@@ -554,11 +558,14 @@ class Simulation {
 };
 
 TEST(Replication, CountsEachPushOnceInAnySchedule) {
-  // More by hand: COHORT_PS_SCHEDULES=100000.
-  const char* const wanted = std::getenv("COHORT_PS_SCHEDULES");
-  const unsigned schedules = wanted != nullptr ? static_cast<unsigned>(std::atoi(wanted)) : 2000;
+  // More by hand: COHORT_PS_SCHEDULES=100000; COHORT_PS_FIRST=N begins with that one.
+  const auto number = [](const char* name, unsigned standard) {
+    const char* const wanted = std::getenv(name);
+    return wanted != nullptr ? static_cast<unsigned>(std::atoi(wanted)) : standard;
+  };
+  const unsigned first = number("COHORT_PS_FIRST", 0), schedules = number("COHORT_PS_SCHEDULES", 2000);
   int promotions = 0;
-  for (unsigned seed = 0; seed < schedules; ++seed) {
+  for (unsigned seed = first; seed < first + schedules; ++seed) {
     Simulation simulation(seed);
     const std::string wrong = simulation.run();
     ASSERT_EQ(wrong, "") << "schedule " << seed;
