@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=500)
     parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--batch-size", type=int, default=1024, help="clicks per step, over all ranks")
-    parser.add_argument("--server-memory", type=int, default=6, help="MiB that a server may take")
+    parser.add_argument("--server-memory", type=int, default=8, help="MiB that a server may take")
     parser.add_argument("--async", dest="asynchronous", action="store_true", help="no rank waits for another's rows")
     parser.add_argument("--bounded", type=int, default=0, help="ranks may be so many steps apart")
     parser.add_argument("--local", action="store_true", help="without servers")

@@ -172,15 +172,15 @@ class Arrays(unittest.TestCase):
         self.refused(unknown, data=torch.empty(0, dtype=getattr(torch, unknown)))
 
     @needs_torch
-    def test_cuda(self):
+    def test_devices(self):
         class Elsewhere:
-            """A tensor as one with a GPU has it: this machine may have none."""
+            """A tensor as one with an Intel GPU has it. (CUDA's: test_gpus.)"""
 
             dtype, layout = torch.float32, torch.strided
-            device = torch.device("cuda:1")
+            device = torch.device("xpu:1")
             data_ptr = is_contiguous = numel = lambda self: self.fail()
 
-        self.refused("lies on cuda:1", "tensor.cpu()", data=Elsewhere())
+        self.refused("lies on xpu:1", "the host's memory and CUDA's", "tensor.cpu()", data=Elsewhere())
 
     @needs_numpy
     def test_dlpack(self):
@@ -207,9 +207,9 @@ class Arrays(unittest.TestCase):
 
         class OnGpu(Wrapped):
             def __dlpack_device__(self):
-                return (2, 0)
+                return (10, 0)
 
-        self.refused("(2, 0)", data=OnGpu(numpy.ones(1)))
+        self.refused("(10, 0)", data=OnGpu(numpy.ones(1)))
 
         class Old(Wrapped):
             def __dlpack__(self):

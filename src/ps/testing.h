@@ -1,4 +1,4 @@
-// For tests: servers in this process, and workers that are threads. How they are connected says COHORT_PS_TEST_LINK, so
+// For tests: servers in this process, and workers that are threads. How they are connected says COHORT_TEST_PS_LINK, so
 // that the same tests run over each kind of link: "shared" (a Unix name and shared memory, the default), "unix" (its
 // socket alone), "tcp" (encrypted), or "near" (TCP, and shared memory since both are on one host).
 #pragma once
@@ -62,7 +62,7 @@ class Servers {
 
  private:
   static std::string link() {
-    const char* const given = std::getenv("COHORT_PS_TEST_LINK");
+    const char* const given = std::getenv("COHORT_TEST_PS_LINK");
     return given == nullptr ? "shared" : given;
   }
   static bool over_tcp() { return link() == "tcp" || link() == "near"; }

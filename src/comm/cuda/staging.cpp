@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::size_t kLeastRoom = 4096;
 constexpr std::size_t kLine = 64;
+constexpr auto kLastWait = std::chrono::milliseconds(100);  // a stream may hang for good
 
 class Copies final : public Staging {
  public:
@@ -46,7 +47,7 @@ class Copies final : public Staging {
     // What is under way still uses the room: an operation that failed is left in the midst of it.
     for (const MarkPtr& mark : {arrived_, departed_}) {
       try {
-        if (mark) gpu_.wait(*mark, Clock::now() + std::chrono::seconds(10));
+        if (mark) gpu_.wait(*mark, Clock::now() + kLastWait);
       } catch (const Error&) {
         static_cast<void>(new std::shared_ptr<std::byte>(room_));  // may still be written: it is never used again
       }

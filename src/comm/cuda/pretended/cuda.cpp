@@ -17,6 +17,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -39,10 +40,23 @@ struct Event {
   std::shared_ptr<Flag> recorded;  // null: never, which counts as passed
 };
 
+class Stream;
+/// All that there are. Never destroyed.
+std::mutex& streams_mutex() {
+  static std::mutex* const mutex = new std::mutex;
+  return *mutex;
+}
+std::vector<Stream*>& streams() {
+  static auto* const all = new std::vector<Stream*>;
+  return *all;
+}
+
 class Stream {
  public:
   Stream() {
     std::thread([this] { run(); }).detach();  // streams live as long as the process
+    const std::lock_guard lock(streams_mutex());
+    streams().push_back(this);
   }
   void put(std::function<void()> work) {
     {
@@ -85,6 +99,24 @@ Driver& driver() {
 Stream& stream_of(void* stream) {
   static Stream* const usual = new Stream;
   return stream == nullptr ? *usual : *static_cast<Stream*>(stream);
+}
+
+void wait_for_streams() {
+  std::vector<Stream*> all;
+  {
+    const std::lock_guard lock(streams_mutex());
+    all = streams();
+  }
+  for (Stream* const stream : all) {
+    Flag passed;
+    stream->put([&passed] {
+      const std::lock_guard lock(passed.mutex);
+      passed.set = true;
+      passed.changed.notify_all();
+    });
+    std::unique_lock lock(passed.mutex);
+    passed.changed.wait(lock, [&] { return passed.set; });
+  }
 }
 
 /// The memory behind an address that a program has; null if it is no GPU's.
@@ -154,6 +186,7 @@ int cuMemAlloc_v2(Address* address, std::size_t bytes) {
   return kSuccess;
 }
 int cuMemFree_v2(Address address) {
+  wait_for_streams();  // as the real one does: what is under way may use the memory
   const std::lock_guard lock(driver().mutex);
   const auto found = driver().memories.find(address);
   if (found == driver().memories.end()) return kInvalidValue;
