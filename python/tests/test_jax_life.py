@@ -73,13 +73,16 @@ print("good")
 step = jax.jit(lambda x: hvd.allreduce(jnp.sin(x) @ jnp.cos(x), name="step", op=hvd.Sum))
 other = jax.jit(lambda x: hvd.allreduce(jnp.sin(x) @ jnp.cos(x), name="other", op=hvd.Sum))
 x = jnp.ones((300, 300))
-step(x).block_until_ready()
 begun = time.monotonic()
-if rank == 0:
-    y = step(x)
-    raise LookupError("no more data")
 try:
+    step(x).block_until_ready()  # rank 0 may be through, and have raised, before rank 1 is
+    begun = time.monotonic()
+    if rank == 0:
+        y = step(x)
+        raise LookupError("no more data")
     other(x).block_until_ready()
+except LookupError:
+    raise
 except Exception as error:
     print(f"told after {time.monotonic() - begun:.1f} s: {error}")
 """
