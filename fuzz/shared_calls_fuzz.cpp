@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto client = value_or_throw(SharedCallsClient::map(descriptor));
   const auto asked = client->begin(1, std::string_view(reinterpret_cast<const char*>(data), size), 1000);
   constexpr std::size_t kMagic = 8;
-  std::memcpy(memory + kMagic, data, std::min(size, kSharedBlock - kMagic));
+  if (size > 0) std::memcpy(memory + kMagic, data, std::min(size, kSharedBlock - kMagic));
   if (asked && client->state(*asked) != SharedCallsClient::State::UnderWay) {
     if (const auto answer = client->answer(*asked)) {
       if (answer->size() > kSharedBytes) std::abort();
@@ -33,7 +33,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto call = server.next();
     if (!call || !*call) break;
     if ((*call)->id.block() >= kSharedBlocks || (*call)->body.size() > kSharedBytes) std::abort();
-    if (i % 3 == 0) (void)server.answer((*call)->id, "head", size, [&](char* rows) { std::memcpy(rows, data, size); });
+    if (i % 3 == 0)
+      (void)server.answer((*call)->id, "head", size, [&](char* rows) {
+        if (size > 0) std::memcpy(rows, data, size);
+      });
     if (i % 3 == 1) server.answer_elsewhere((*call)->id);
   }
   std::memset(memory + kMagic, 0, kSharedBlock - kMagic);

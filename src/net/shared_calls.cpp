@@ -83,7 +83,7 @@ Result<std::optional<SharedCallsServer::Call>> SharedCallsServer::next() {
       return fail(ErrorCode::Corrupt, "calls {} and {} in shared memory overlap", i, number);
   }
   if (body_.size() < size) body_.resize(size);
-  std::memcpy(body_.data(), block(number), size);
+  if (size > 0) std::memcpy(body_.data(), block(number), size);
   const SharedCallId id(order, number);
   under_way_[number] = {id.value(), blocks, size};
   return Call{id, static_cast<std::uint8_t>(method), {body_.data(), size}};
@@ -109,7 +109,7 @@ SharedCallsServer::Answered SharedCallsServer::answer(SharedCallId id, std::stri
   const std::size_t payload_at = aligned(aligned(body) + head.size());
   if (payload_at + bytes > blocks * kSharedBlock) return Answered::TooLong;
   const std::size_t at = payload_at - head.size();
-  std::memcpy(block(number) + at, head.data(), head.size());
+  if (!head.empty()) std::memcpy(block(number) + at, head.data(), head.size());
   if (bytes > 0) fill(block(number) + payload_at);
   control().calls[number].answer_at.store(static_cast<std::uint32_t>(at), kRelaxed);
   control().calls[number].answer.store(static_cast<std::uint32_t>(head.size() + bytes), kRelaxed);
@@ -162,7 +162,7 @@ std::optional<SharedCallId> SharedCallsClient::begin(std::uint8_t method, std::s
   if (number + blocks > kSharedBlocks) return std::nullopt;
   used_ |= run << number;
   blocks_[number] = blocks;
-  std::memcpy(block(number), body.data(), body.size());
+  if (!body.empty()) std::memcpy(block(number), body.data(), body.size());
   SharedCall& call = control().calls[number];
   call.state.store(kUnderWay, kRelaxed);
   call.method.store(method, kRelaxed);
