@@ -20,7 +20,8 @@ import json, os, socket
 config = json.loads(os.environ["TF_CONFIG"])
 own = config["cluster"]["worker"][config["task"]["index"]]
 with socket.create_server(("", int(own.rsplit(":", 1)[1]))):
-    print(json.dumps([int(os.environ["RANK"]), config]), flush=True)
+    # In one write: who is killed between a line and its end leaves the next one's behind it.
+    print(json.dumps([int(os.environ["RANK"]), config]) + "\\n", end="", flush=True)
 """
 
 TRAIN = f"""
