@@ -177,14 +177,14 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
     return job;
   }
   set_nodes(job, choices);
+  const bool only_one = job.node && job.node->count == 1;
+  if (only_one) job.node.reset();
   if (server_hosts && job.node)
     raise(
         ErrorCode::InvalidArgument,
         "--server-hosts: a launcher on each node starts servers on these nodes -- leave it out, or start the job from "
         "one of them by -H{}",
         settings.origin_of("--server-hosts"));
-  const bool only_one = job.node && job.node->count == 1;
-  if (only_one) job.node.reset();
   // One that is to be the only one is that in an allocation of several nodes, too.
   const bool asks_for_hosts =
       names_hosts(choices) || server_hosts || choices.hosts.per_node != 0 || choices.hosts.starter != Starter::Auto;

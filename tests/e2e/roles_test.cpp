@@ -99,6 +99,10 @@ TEST(Roles, ServersHaveHostsOfTheirOwn) {
     EXPECT_TRUE(contains(job.out(), line)) << line << job.out();
   }
   EXPECT_TRUE(contains(job.err(), "on 3 hosts (a: ranks 0-1, b: rank 2, server 2, c: servers 0-1)")) << job.err();
+  // A launcher that is to be the only one may have them as any other.
+  const auto alone = run({words({"--nnodes", "1", "-np", "1", "--server-hosts", "localhost", "--dry-run"}, "true")});
+  EXPECT_EQ(alone.status, 0) << alone.err;
+  EXPECT_TRUE(contains(alone.out, "1 process and 1 server on 1 host")) << alone.out;
   const auto refused = run({words({"--server-hosts", "c", "--servers", "colocated"}, "true")});
   EXPECT_EQ(refused.status, 2);
   EXPECT_TRUE(contains(refused.err, "one of them says where servers run")) << refused.err;

@@ -51,8 +51,8 @@ struct Allocation {
   std::vector<std::vector<HostSlots>> of_components;
 };
 
-/// Adds the nodes that variables with this ending name.
-Result<void> add_nodes(const Environment& environment, const std::string& ending, std::vector<HostSlots>& hosts) {
+/// The nodes that variables with this ending name.
+Result<std::vector<HostSlots>> nodes_of(const Environment& environment, const std::string& ending) {
   const std::string list = "SLURM_JOB_NODELIST" + ending, tasks = "SLURM_TASKS_PER_NODE" + ending;
   const std::string nodes = environment.find(list).value_or("");
   const auto names = cluster::parse_slurm_hosts(nodes);
@@ -64,15 +64,20 @@ Result<void> add_nodes(const Environment& environment, const std::string& ending
     // Within a step it may describe the step's nodes only.
     if (parsed->size() == slots.size()) slots = *std::move(parsed);
   }
-  for (std::size_t i = 0; i < names->size(); ++i) {
-    const auto known =
-        std::find_if(hosts.begin(), hosts.end(), [&](const auto& one) { return one.name == (*names)[i]; });
+  std::vector<HostSlots> hosts;
+  for (std::size_t i = 0; i < names->size(); ++i) hosts.push_back({(*names)[i], slots[i], false});
+  return hosts;
+}
+
+/// A node may be in two components.
+void merge(std::vector<HostSlots>& hosts, const std::vector<HostSlots>& more) {
+  for (const HostSlots& node : more) {
+    const auto known = std::find_if(hosts.begin(), hosts.end(), [&](const auto& one) { return one.name == node.name; });
     if (known == hosts.end())
-      hosts.push_back({(*names)[i], slots[i], false});
+      hosts.push_back(node);
     else
-      known->slots += slots[i];  // a node may be in two components
+      known->slots += node.slots;
   }
-  return {};
 }
 
 /// The nodes of the allocation, with the tasks that it has on each. Empty: this process is in none, or is one of
@@ -86,7 +91,9 @@ Result<Allocation> from_slurm(const Environment& environment) {
   const auto components = parse_integer<int>(environment.find("SLURM_HET_SIZE").value_or("1"));
   if (components.value_or(1) <= 1) {
     if (!environment.find("SLURM_JOB_NODELIST")) return all;
-    if (auto added = add_nodes(environment, "", all.hosts); !added) return tl::unexpected(added.error());
+    auto nodes = nodes_of(environment, "");
+    if (!nodes) return tl::unexpected(nodes.error());
+    all.hosts = *std::move(nodes);
     return all;
   }
   for (int component = 0; component < *components; ++component) {
@@ -100,10 +107,11 @@ Result<Allocation> from_slurm(const Environment& environment) {
           "or shell, with all of its environment",
           *components, component);
     }
-    if (auto added = add_nodes(environment, ending, all.hosts); !added) return tl::unexpected(added.error());
-    if (auto added = add_nodes(environment, ending, all.of_components.emplace_back()); !added)
-      return tl::unexpected(added.error());
-    for (const HostSlots& host : all.hosts) all.components.emplace(host.name, component);
+    auto nodes = nodes_of(environment, ending);
+    if (!nodes) return tl::unexpected(nodes.error());
+    merge(all.hosts, *nodes);
+    for (const HostSlots& node : *nodes) all.components.emplace(node.name, component);
+    all.of_components.push_back(*std::move(nodes));
   }
   return all;
 }

@@ -38,11 +38,10 @@ struct RunOptions {
   std::chrono::milliseconds preempt_grace = std::chrono::seconds(30);
   /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
-  WatchLimits watch = {};  ///< when a job that does not go on is named, and ended
-  std::string on_warning;  ///< a command of the shell that is told of warnings; empty: none
-  /// How often all ranks are started again after one has failed.
-  int lost_servers = 0;  ///< without which the job goes on
-  int max_restarts = 0;
+  WatchLimits watch = {};               ///< when a job that does not go on is named, and ended
+  std::string on_warning;               ///< a command of the shell that is told of warnings; empty: none
+  int lost_servers = 0;                 ///< without which the job goes on
+  int max_restarts = 0;                 ///< how often all ranks are started again after one has failed
   bool keep_logs = true;                ///< the ranks' output, in files
   std::string output_folder;            ///< for those; empty: logs/ in the run's folder
   std::vector<std::string> track = {};  ///< where the run record goes meanwhile, as `cohort export --to` takes it
