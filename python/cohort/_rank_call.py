@@ -76,10 +76,10 @@ class _Elsewhere:
     """The job's store, which is reached from every host."""
 
     def read(self, name: str) -> bytes | None:
-        return _core.job_store_get(f"owner/{TO_RANKS}/{name}", _SECONDS_TO_TRAVEL)
+        return _core.JobStore(_SECONDS_TO_TRAVEL).get(f"owner/{TO_RANKS}/{name}", _SECONDS_TO_TRAVEL)
 
     def answer(self, rank: int, data: bytes) -> None:
-        _core.job_store_put(f"owner/{FROM_RANKS}/{rank}", data, _SECONDS_TO_TRAVEL)
+        _core.JobStore(_SECONDS_TO_TRAVEL).put(f"owner/{FROM_RANKS}/{rank}", data)
 
 
 def main(folder_name: str) -> int:

@@ -40,7 +40,7 @@ def announce_server(address: str) -> None:
     if not address:
         raise InvalidArgument("announce_server: the address is empty -- give HOST:PORT")
     if _listed() is None:
-        _core.job_store_put(_key(_core.role_number()), address.encode(), _STORE_SECONDS)
+        _core.JobStore(_STORE_SECONDS).put(_key(_core.role_number()), address.encode())
 
 
 def server_addresses(timeout: float = 60.0) -> list[str]:
@@ -52,13 +52,15 @@ def server_addresses(timeout: float = 60.0) -> list[str]:
     listed = _listed()
     if listed is not None:
         return listed
-    end = time.monotonic() + timeout
     found: list[str] = []
     missing: list[int] = []
+    if _core.num_servers() == 0:
+        return found
+    end = time.monotonic() + timeout
+    store = _core.JobStore(_STORE_SECONDS)
     for number in range(_core.num_servers()):
         try:
-            left = max(end - time.monotonic(), 0.01)
-            found.append(_core.job_store_wait(_key(number), left).decode())
+            found.append(store.wait(_key(number), max(end - time.monotonic(), 0.01)).decode())
         except Timeout:
             missing.append(number)
     if missing:

@@ -1,5 +1,5 @@
-// Larger things than messages, through the store of the job that started this process: what `cohort.run` sends to ranks
-// that cannot read its folder, and what they return.
+// Values of any length, through the store of the job that started this process: what `cohort.run` sends to ranks that
+// cannot read its folder, and what they return; where servers listen; functions that a coordinator schedules.
 #include "bindings.h"
 
 #include "store/job_store.h"
@@ -22,7 +22,6 @@ store::Store::Deadline deadline_of(double seconds) {
          std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
 }
 
-/// A connection that is kept, for many values. One call at a time.
 class JobStore {
  public:
   explicit JobStore(double timeout) : store_(store::connect_job_store(deadline_of(timeout))) {}
@@ -60,51 +59,19 @@ class JobStore {
 }  // namespace
 
 void bind_job_store(py::module_& module) {
-  py::class_<JobStore>(module, "JobStore", "A connection to the store of this process's job. One call at a time.")
+  py::class_<JobStore>(module, "JobStore",
+                       "A connection to the store of this process's job. One call at a time.\n\n"
+                       "timeout: seconds to connect. Raises Unavailable where there is no job of `cohort run`.")
       .def(py::init([](double timeout) {
              const py::gil_scoped_release release;
              return std::make_unique<JobStore>(timeout);
            }),
            py::arg("timeout"))
-      .def("put", &JobStore::put, py::arg("key"), py::arg("value"))
+      .def("put", &JobStore::put, py::arg("key"), py::arg("value"), "Bytes of any length.")
       .def("get", &JobStore::get, py::arg("key"), py::arg("timeout"), "None if nothing is there.")
-      .def("wait", &JobStore::wait, py::arg("key"), py::arg("timeout"), "Raises Timeout.")
+      .def("wait", &JobStore::wait, py::arg("key"), py::arg("timeout"),
+           "What is put there, once it is. Raises Timeout.")
       .def("remove", &JobStore::remove, py::arg("key"));
-  module.def(
-      "job_store_put",
-      [](const std::string& key, const py::bytes& value, double timeout) {
-        const std::string text = value;
-        const py::gil_scoped_release release;
-        const store::Store::Deadline deadline = deadline_of(timeout);
-        store::set_large(*store::connect_job_store(deadline), key, text);
-      },
-      py::arg("key"), py::arg("value"), py::arg("timeout"),
-      "Puts bytes of any length into the store of this rank's job.");
-  module.def(
-      "job_store_get",
-      [](const std::string& key, double timeout) -> py::object {
-        std::optional<std::string> value;
-        {
-          const py::gil_scoped_release release;
-          const store::Store::Deadline deadline = deadline_of(timeout);
-          value = store::try_get_large(*store::connect_job_store(deadline), key, deadline);
-        }
-        if (!value) return py::none();
-        return py::bytes(*value);
-      },
-      py::arg("key"), py::arg("timeout"), "What was put there; None if nothing was.");
-  module.def(
-      "job_store_wait",
-      [](const std::string& key, double timeout) {
-        std::string value;
-        {
-          const py::gil_scoped_release release;
-          const store::Store::Deadline deadline = deadline_of(timeout);
-          value = store::get_large(*store::connect_job_store(deadline), key, deadline);
-        }
-        return py::bytes(value);
-      },
-      py::arg("key"), py::arg("timeout"), "What is put there, once it is. Raises Timeout.");
 }
 
 }  // namespace cohort::python

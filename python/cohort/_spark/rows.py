@@ -104,10 +104,11 @@ def _cut(batches: list[Any], begin: int, end: int) -> list[Any]:
 def _exchange(rank: int, size: int, mine: Any) -> list[Any]:
     """Through the job's store, before there is a world: rank 0 collects, so that the store has two visits of each rank."""
     place = f"rows/{os.environ.get('COHORT_RESTART', '0')}"
+    store = _core.JobStore(_SECONDS_TO_MEET)
     if rank != 0:
-        _core.job_store_put(f"{place}/{rank}", pickle.dumps(mine), _SECONDS_TO_MEET)
-        everybody: list[Any] = pickle.loads(_core.job_store_wait(f"{place}/all", _SECONDS_TO_MEET))
+        store.put(f"{place}/{rank}", pickle.dumps(mine))
+        everybody: list[Any] = pickle.loads(store.wait(f"{place}/all", _SECONDS_TO_MEET))
         return everybody
-    others = [pickle.loads(_core.job_store_wait(f"{place}/{other}", _SECONDS_TO_MEET)) for other in range(1, size)]
-    _core.job_store_put(f"{place}/all", pickle.dumps([mine, *others]), _SECONDS_TO_MEET)
+    others = [pickle.loads(store.wait(f"{place}/{other}", _SECONDS_TO_MEET)) for other in range(1, size)]
+    store.put(f"{place}/all", pickle.dumps([mine, *others]))
     return [mine, *others]
