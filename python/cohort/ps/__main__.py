@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Optional
 
 from cohort import ps
 
@@ -10,7 +11,16 @@ from cohort import ps
 def _bytes(text: str) -> int:
     """Of "6G" or "500M": powers of 1024; without a letter bytes."""
     scale = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:].upper(), 0)
-    return int(float(text[:-1] if scale else text) * 2**scale)
+    try:
+        return int(float(text[:-1] if scale else text) * 2**scale)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size -- say 500M, or 6G") from None
+
+
+def _replicas(text: str) -> Optional[int]:
+    if text not in ("0", "1", "auto"):
+        raise argparse.ArgumentTypeError(f"{text!r} -- 0, 1 or auto")
+    return None if text == "auto" else int(text)
 
 
 def main() -> None:
@@ -19,8 +29,9 @@ def main() -> None:
     parser.add_argument("--memory", type=_bytes, default=0, help="bytes that it may take, as 6G or 500M [nine tenths of what is free]")
     parser.add_argument("--patience", type=float, default=3.0, help="seconds until a worker without connection is lost [%(default)s]")
     parser.add_argument("--journal", default="", help="a file of all changes, with which it can be started again [none]")
+    parser.add_argument("--replicas", type=_replicas, default=0, metavar="{0,1,auto}", help="other servers that have a copy of its rows; auto: 1 over several hosts [%(default)s]")
     options = parser.parse_args()
-    ps.serve(options.endpoint, memory=options.memory, patience=options.patience, journal=options.journal)
+    ps.serve(options.endpoint, **{name: value for name, value in vars(options).items() if name != "endpoint"})
 
 
 if __name__ == "__main__":

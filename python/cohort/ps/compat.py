@@ -39,7 +39,7 @@ class KVWorker:
         self._name = f"ps-lite {app_id}"
         self._table: Optional[ps.Table] = None
         self._numbers = itertools.count()
-        self._pending: dict[int, list[ps.Work]] = {}
+        self._pending: dict[int, ps.Work] = {}
 
     def Push(self, keys: Any, vals: Any) -> int:
         """Adds `vals` (n * k numbers) to the n keys, which are unique and ascending."""
@@ -59,7 +59,7 @@ class KVWorker:
 
     def Wait(self, timestamp: int) -> None:
         """Blocks until that request is done. May be called again."""
-        for work in self._pending.pop(timestamp, []):
+        if work := self._pending.pop(timestamp, None):
             work.wait()
 
     def Finalize(self) -> None:
@@ -89,7 +89,7 @@ class KVWorker:
 
     def _started(self, work: ps.Work) -> int:
         number = next(self._numbers)
-        self._pending[number] = [work]
+        self._pending[number] = work
         return number
 
 

@@ -133,10 +133,9 @@ class HybridOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         pushes = [(step, gathered) for step in self._steps if (gathered := step.gathered(self.average)) is not None]
-        # What is refused for its gradients goes first: nothing has been sent then.
-        pushes.sort(key=lambda push: bool(push[1][1].isfinite().all()))
-        if pushes and not pushes[0][1][1].isfinite().all():
-            pushes[0][0].push(*pushes[0][1]).wait()
+        for step, (keys, gradients) in pushes:
+            if not gradients.isfinite().all():
+                step.push(keys, gradients)  # raises NonFinite, naming the key, and sends nothing
         self._half = True
         works = [step.push(*gathered) for step, gathered in pushes]
         self.dense.step()
