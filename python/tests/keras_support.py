@@ -19,6 +19,24 @@ BACKENDS = {
 }
 
 
+# A program of tf_keras that `cohort run --tf-config` starts.
+STRATEGY = """
+import json, os
+import numpy, tensorflow, tf_keras
+strategy = tensorflow.distribute.MultiWorkerMirroredStrategy()
+x = numpy.random.default_rng(1).normal(size=(64, 4)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+with strategy.scope():
+    model = tf_keras.Sequential([tf_keras.layers.Dense(8, activation="tanh"), tf_keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+data = tensorflow.data.Dataset.from_tensor_slices((x, y)).batch(16)
+losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+print("TRAINED", os.environ["RANK"], strategy.num_replicas_in_sync, len({one.rsplit(":", 1)[0] for one in workers}),
+      losses[1] < losses[0], float(sum(numpy.abs(w).sum() for w in model.get_weights())), flush=True)
+"""
+
+
 @functools.lru_cache(maxsize=None)
 def place_of(backend):
     """(interpreter, folders for PYTHONPATH) that have Keras with this backend, or None."""

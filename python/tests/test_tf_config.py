@@ -9,10 +9,7 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Where tools/setup --for all puts them.
-TENSORFLOW = os.environ.get("COHORT_TEST_TENSORFLOW", str(ROOT / "build" / "tensorflow" / "2.21"))
-TF_KERAS = os.environ.get("COHORT_TEST_TF_KERAS", str(ROOT / "build" / "tf_keras"))
+from keras_support import MISSING, STRATEGY, environment, place_of
 
 # Each rank says what it was told, and that it can have its port.
 TELL = """
@@ -22,24 +19,6 @@ own = config["cluster"]["worker"][config["task"]["index"]]
 with socket.create_server(("", int(own.rsplit(":", 1)[1]))):
     # In one write: who is killed between a line and its end leaves the next one's behind it.
     print(json.dumps([int(os.environ["RANK"]), config]) + "\\n", end="", flush=True)
-"""
-
-TRAIN = f"""
-import os, sys
-sys.path[:0] = [{TENSORFLOW!r}, {TF_KERAS!r}]
-os.environ.update(TF_USE_LEGACY_KERAS="1", CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2")
-import numpy, tensorflow, tf_keras
-strategy = tensorflow.distribute.MultiWorkerMirroredStrategy()
-rank = int(os.environ["RANK"])
-x = numpy.random.default_rng(1).normal(size=(64, 4)).astype("float32")
-y = x.sum(axis=1, keepdims=True)
-with strategy.scope():
-    model = tf_keras.Sequential([tf_keras.layers.Dense(8, activation="tanh"), tf_keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-data = tensorflow.data.Dataset.from_tensor_slices((x, y)).batch(16)
-losses = model.fit(data, epochs=2, verbose=0).history["loss"]
-print("trained", strategy.num_replicas_in_sync, rank, losses[1] < losses[0],
-      float(sum(numpy.abs(w).sum() for w in model.get_weights())), flush=True)
 """
 
 
@@ -116,13 +95,13 @@ class Ports(Case):
 
 class Strategy(Case):
     def test_multi_worker_mirrored_strategy(self):
-        if not all(os.path.isdir(one) for one in (os.path.join(TENSORFLOW, "tensorflow"), os.path.join(TF_KERAS, "tf_keras"))):
-            self.skipTest("needs tensorflow and tf_keras: tools/setup --for all")
-        done = self.run_job(TRAIN, "-np", "2", "--tf-config", seconds=280)
+        if place_of("tf_keras") is None:
+            self.skipTest(MISSING.format("tf_keras"))
+        done = self.run_job(STRATEGY, "-np", "2", "--tf-config", seconds=280, **environment("tf_keras", with_cohort=False))
         self.assertEqual(done.returncode, 0, done.stderr)
-        lines = sorted(line.split() for line in done.stdout.splitlines() if line.startswith("trained"))
-        self.assertEqual([line[:4] for line in lines], [["trained", "2", str(rank), "True"] for rank in range(2)])
-        self.assertEqual(lines[0][4], lines[1][4])
+        lines = sorted(line.split() for line in done.stdout.splitlines() if line.startswith("TRAINED"))
+        self.assertEqual([line[:5] for line in lines], [["TRAINED", str(rank), "2", "1", "True"] for rank in range(2)])
+        self.assertEqual(lines[0][5], lines[1][5])
 
 
 if __name__ == "__main__":

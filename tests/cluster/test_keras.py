@@ -11,7 +11,7 @@ from python_case import COHORT, PACKAGE, PythonCase
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tests"))
 from articles import edits
-from keras_support import MISSING, place_of
+from keras_support import MISSING, STRATEGY, place_of
 
 BUILD = pathlib.Path(PACKAGE).parent
 
@@ -19,22 +19,6 @@ WEIGHTS = """
 import hashlib, os
 digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in mnist_model.weights)).hexdigest()
 print("WEIGHTS", hvd.rank(), os.uname().nodename, digest, mnist_model.history.history["accuracy"][-1], flush=True)
-"""
-
-STRATEGY = """
-import json, os
-import numpy, tensorflow, tf_keras
-strategy = tensorflow.distribute.MultiWorkerMirroredStrategy()
-x = numpy.random.default_rng(1).normal(size=(64, 4)).astype("float32")
-y = x.sum(axis=1, keepdims=True)
-with strategy.scope():
-    model = tf_keras.Sequential([tf_keras.layers.Dense(8, activation="tanh"), tf_keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-data = tensorflow.data.Dataset.from_tensor_slices((x, y)).batch(16)
-losses = model.fit(data, epochs=2, verbose=0).history["loss"]
-workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
-print("TRAINED", os.environ["RANK"], strategy.num_replicas_in_sync, len({one.rsplit(":", 1)[0] for one in workers}),
-      losses[1] < losses[0], float(sum(numpy.abs(w).sum() for w in model.get_weights())), flush=True)
 """
 
 
