@@ -6,7 +6,7 @@
 Rows of 64 floats, 1,000,000 of them, keys at random, four calls under way. `pull` reads rows, `push` steps them by
 row-wise Adagrad. A round starts each side's server and workers as processes and ends them.
 
-`torch` is torch's RPC with a table on the server (index_select, index_add), one thread there; its `shared` is what
+`rpc` is torch's RPC with a table on the server (index_select, index_add), one thread there; its `shared` is what
 TensorPipe chooses on one host, its `tcp` libuv. `redis` reads by MGET and writes rows by MSET, which is no step of an
 optimizer; a client in C (hiredis). `dense`: all workers push a vector to all servers and pull it, until the last is done.
 """
@@ -22,7 +22,7 @@ import time
 from lib import groups, records
 
 ROUNDS = 5
-PEERS = ["torch", "redis"]
+PEERS = ["rpc", "redis"]
 LIMIT = 180
 
 
@@ -89,7 +89,7 @@ def run_redis(options, way, batch):
 
 
 def run_side(options, side, way, workers, batch):
-    if side == "torch":
+    if side == "rpc":
         if way == "unix":
             return None
         return figures_of([options.python, f"{groups.BENCH}/peers/ps_torch.py", *words_of(options, way, workers, batch)])

@@ -16,7 +16,7 @@ from lib import groups
 
 K, M = 1 << 10, 1 << 20
 TITLES = {"cohort": "Cohort", "against": "against", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo",
-          "torch": "Gloo of torch", "view": "Gloo, bucket view", "plain": "no communication", "bound": "bound of the link"}
+          "torch": "Gloo of torch", "rpc": "RPC of torch", "view": "Gloo, bucket view", "plain": "no communication", "bound": "bound of the link"}
 
 
 def size_of(text):
