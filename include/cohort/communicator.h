@@ -41,7 +41,8 @@ struct OnTensors;
 }  // namespace detail
 
 /// Memory that collectives read and write in place, without staging copies: a segment that peers on the same
-/// host map on first use. A handle; the memory lives until its last copy is gone, after the communicator too.
+/// host map on first use; or a GPU's. A handle; the memory lives until its last copy is gone, after the communicator
+/// too.
 class Memory {
  public:
   Memory() = default;
@@ -174,7 +175,9 @@ class Communicator {
   Communicator group(std::span<const int> ranks, const GroupOptions& options = {});
 
   /// Memory for zero-copy collectives. Local, not collective. Pre-faulted, so that no operation pays for
-  /// first touches. Throws Unavailable when the host cannot give that much, before any of it is used.
+  /// first touches. With a GPU as `device`: memory there, which operations reach by way of the host's. Throws
+  /// Unavailable when the host, or the GPU, cannot give that much, before any of it is used, and where there is no
+  /// driver.
   Memory allocate(std::size_t bytes, Device device = {});
 
   /// This rank has no more input: takes part in all further operations of the others without bringing anything

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <mutex>
 #include <tuple>
+#include <utility>
 
 namespace cohort::python {
 namespace {

@@ -168,8 +168,10 @@ bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>&
     step(one, [&](Staging& staging) { staging.arrive(work.deadline()); });
     finished = run_one(request, work.called_, work.announced_, limit, event);
     if (!finished) return false;
-    step(one, [](Staging& staging) { staging.depart(); });
-    step(one, [&](Staging& staging) { staging.finish(work.deadline()); });
+    step(one, [&](Staging& staging) {
+      staging.depart();
+      staging.finish(work.deadline());
+    });
     return true;
   });
   return finished || error.has_value();
