@@ -88,8 +88,8 @@ TEST(RpcShared, CallsOfAllLengths) {
   const auto client = connect(served.server.endpoint());
   share(*client);
   // In shared memory, and where that has no room for the answer, or for the call, over the socket.
-  for (const std::size_t bytes : {0, 10, 1000, 5000, 300'000, 3'000'000, 5'000'000}) {
-    for (const std::size_t body : {8, 100'000, 2'000'000, 4'300'000}) {
+  for (const std::size_t bytes : {0U, 10U, 1000U, 5000U, 300'000U, 3'000'000U, 5'000'000U}) {
+    for (const std::size_t body : {8U, 100'000U, 2'000'000U, 4'300'000U}) {
       std::string asked = std::to_string(bytes);
       asked.resize(body, ' ');
       const RpcAnswer answer = client->finish(client->begin(Echo::kEcho, asked, bytes + body), deadline_in(20s));

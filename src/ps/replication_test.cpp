@@ -373,7 +373,7 @@ class Simulation {
     const int connection = ++p.connections * kProcesses + p.number;
     p.copy_number = static_cast<std::uint64_t>(connection);
     const ProcessPtr to = processes_[primary.server];
-    const auto gives_up = [this, process, connection] {
+    const auto gives_up = [process, connection] {
       if (process->connections * kProcesses + process->number == connection && process->received == 0)
         process->copies = false;
     };
