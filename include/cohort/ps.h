@@ -21,8 +21,9 @@ namespace cohort::ps {
 
 struct ServerOptions {
   /// "HOST:PORT" (port 0: the system chooses one), or "@NAME": a name in Linux's abstract Unix namespace, for this
-  /// user's processes on this host, without a secret.
-  std::string endpoint = "127.0.0.1:0";
+  /// user's processes on this host, without a secret. Empty: a free port at the address of this host that the other
+  /// processes of its job reach, or of COHORT_NETWORK; 127.0.0.1 where all are on one host, or in no job.
+  std::string endpoint = {};
   /// For TCP: a file as `cohort secret` writes it. Empty: the job's secret.
   std::string secret_file = {};
   /// Bytes that tables and waiting pushes may take; what needs more is refused (Unavailable). 0: nine tenths of what

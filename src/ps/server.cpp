@@ -84,7 +84,8 @@ class Server::Impl final : RpcServer::Service {
   }
 
   static RpcServer::Options served_at(const ServerOptions& options) {
-    const net::RpcPlace place = value_or_throw(place_of(options.endpoint, options.secret_file));
+    const std::string at = options.endpoint.empty() ? value_or_throw(own_endpoint()) : options.endpoint;
+    const net::RpcPlace place = value_or_throw(place_of(at, options.secret_file));
     return {.name = "parameter server",
             .endpoint = place.endpoints.front(),
             .secret = place.secret,

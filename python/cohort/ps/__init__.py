@@ -331,7 +331,8 @@ class Client:
 class Server:
     """Serves on a thread of its own, until `close` or the end of the process.
 
-    endpoint      "HOST:PORT" (port 0: the system chooses), or "@NAME": for this user's processes on this host
+    endpoint      "HOST:PORT" (port 0: the system chooses), or "@NAME": for this user's processes on this host; "": a free
+                  port at the address by which the job's other processes reach this host, 127.0.0.1 if all are on it
     secret_file   for TCP, as `cohort secret` writes it; the job's secret unless said otherwise
     memory        bytes for tables and waiting pushes, beyond which pushes are refused; 0: nine tenths of what is free
     patience      seconds until a worker without a connection is taken for lost
@@ -342,7 +343,7 @@ class Server:
 
     def __init__(
         self,
-        endpoint: str = "127.0.0.1:0",
+        endpoint: str = "",
         *,
         secret_file: str = "",
         memory: int = 0,
@@ -371,10 +372,9 @@ class Server:
         self.close()
 
 
-def serve(endpoint: str = "127.0.0.1:0", **options: Any) -> None:
+def serve(endpoint: str = "", **options: Any) -> None:
     """What a server of `cohort run --servers` does: serves until all workers have left or are lost, and says where, for
-    `connect()`. `options`: as of Server. Over several hosts `endpoint` has to name an address of this one. Raises
-    InvalidArgument in a process that is no server."""
+    `connect()`. `options`: as of Server. Raises InvalidArgument in a process that is no server."""
     server = Server(endpoint, **options)
     announce_server(server.endpoint)
     while not server.workers_gone:

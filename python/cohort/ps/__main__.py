@@ -25,7 +25,7 @@ def _replicas(text: str) -> Optional[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python3 -m cohort.ps", description="A parameter server of `cohort run --servers N`.")
-    parser.add_argument("--endpoint", default="127.0.0.1:0", help="HOST:PORT (port 0: any), or @NAME on this host [%(default)s]")
+    parser.add_argument("--endpoint", default="", help="HOST:PORT (port 0: any), or @NAME on this host [where the job's processes reach this host]")
     parser.add_argument("--memory", type=_bytes, default=0, help="bytes that it may take, as 6G or 500M [nine tenths of what is free]")
     parser.add_argument("--patience", type=float, default=3.0, help="seconds until a worker without connection is lost [%(default)s]")
     parser.add_argument("--journal", default="", help="a file of all changes, with which it can be started again [none]")

@@ -263,7 +263,9 @@ JobFacts Job::facts_for(const CrewMember& agent) const {
   JobFacts facts;
   facts.job_id = id_;
   facts.run_folder = folder_.path;
-  facts.store = net::to_string(net::Address{Crew::own_address(agent).host, store_->endpoint().tcp.port});
+  // Of this host too as others see it, so that what serves here knows where to listen.
+  const std::string here = agent.host.local ? address_of(agent) : Crew::own_address(agent).host;
+  facts.store = net::to_string(net::Address{here, store_->endpoint().tcp.port});
   // Rank 0's host, as seen from the others.
   const CrewMember& first = *crew_->members().front();
   facts.master_port = first.host.local ? port_->port() : first.free_port;
