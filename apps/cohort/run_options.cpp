@@ -179,7 +179,8 @@ const RunOption kOptions[] = {
     {"--as-horovod", "", "", "`import horovod.torch` is Cohort's, and HOROVOD_RANK, HOROVOD_SIZE, ... are set",
      [](C& c, Text v) { c.job.as_horovod = truth(v); }, Kind::Flag},
     {"--tf-config", "", "",
-     "Set TF_CONFIG, for programs of tf.distribute: each rank is a worker, with a free port of its host",
+     "Set TF_CONFIG, for programs of tf.distribute: each rank is a worker, with a free port of its host; with "
+     "--servers rank 0 is the chief, and servers are ps",
      [](C& c, Text v) { c.job.tf_config = truth(v); }, Kind::Flag},
     {"--server-program", "COMMAND", "",
      "What servers run, divided as a shell does it, nothing in it is expanded; `cohort` is this command [PROGRAM]",

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -212,6 +213,33 @@ TEST(Roles, TheEvaluatorHasTimeForTheLastCheckpoint) {
   EXPECT_TRUE(contains(job.out(), ":evaluator | evaluates\n")) << job.out();
   EXPECT_EQ(job.log("evaluator.out"), "evaluates\nlast\n") << job.err();
   EXPECT_TRUE(contains(job.err(), "1 process and an evaluator on 1 host")) << job.err();
+}
+
+TEST(Roles, OfTfConfigAreAChiefWorkersAndServersWithPortsOfTheirOwn) {
+  Job job({words({"-np", "2", "--servers", "1", "--tf-config"}, "echo $TF_CONFIG")});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  std::set<std::string> tasks, addresses;
+  for (const char* log : {"rank-0.out", "rank-1.out", "server-0.out"}) {
+    const auto config = nlohmann::json::parse(job.log(log));
+    const auto& task = config["task"];
+    const std::string type = task["type"];
+    tasks.insert(fmt::format("{} {}", type, task["index"].get<int>()));
+    addresses.insert(config["cluster"][type][task["index"].get<std::size_t>()].get<std::string>());
+  }
+  EXPECT_EQ(tasks, (std::set<std::string>{"chief 0", "ps 0", "worker 0"}));
+  EXPECT_EQ(addresses.size(), 3U);
+}
+
+TEST(Roles, WorkersOfAChiefEndWithIt) {
+  const char* const program =
+      "if [ \"$RANK\" = 0 ]; then while [ ! -e up.1 ] || [ ! -e up.2 ]; do sleep 0.02; done; exit $STATUS; fi; "
+      "touch up.${RANK:-2}; exec sleep 1000";
+  Job well({words({"-np", "2", "--servers", "1", "--tf-config", "--env", "STATUS=0"}, program)});
+  EXPECT_EQ(well.wait(), 0) << well.err();
+  EXPECT_FALSE(contains(well.err(), "failed")) << well.err();
+  Job failed({words({"-np", "2", "--servers", "1", "--tf-config", "--env", "STATUS=3"}, program)});
+  EXPECT_EQ(failed.wait(), 3) << failed.err();
+  EXPECT_TRUE(contains(failed.err(), "rank 0 failed: exit code 3")) << failed.err();
 }
 
 class RolesThatDie : public testing::Test {

@@ -159,7 +159,7 @@ void Epoch::on_exited(const Exited& exited) {
   Ending ending;
   ending.role = roles.role_of(exited.rank);
   ending.rank = roles.number_of(exited.rank);
-  ending.asked = ending.role != Role::Worker && asked_ >= ending.role;
+  ending.asked = ending.role == Role::Worker ? workers_asked_ : asked_ >= ending.role;
   ending.host = hosts_[static_cast<std::size_t>(exited.rank)];
   ending.pid = job_.record_.pids[static_cast<std::size_t>(exited.rank)];
   ending.status = exited.status;
@@ -194,7 +194,16 @@ void Epoch::on_exited(const Exited& exited) {
   if (exited.rank == 0) input_.reset();
   look_for_requeue();
   look_for_failure();
+  look_for_chief(exited);
   ask_next_role();
+}
+
+// What ParameterServerStrategy's workers run never ends by itself.
+void Epoch::look_for_chief(const Exited& exited) {
+  const bool chief = options_.tf_config && job_.setup_.plan.servers > 0 && exited.rank == 0;
+  if (!chief || !exited.status.success() || stage_ != Stage::Running || running_ranks() == 0) return;
+  workers_asked_ = true;
+  stopping_.begin({}, SIGTERM, {options_.grace});
 }
 
 void Epoch::ask_next_role() {

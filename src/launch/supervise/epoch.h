@@ -50,6 +50,7 @@ class Epoch {
   void on_exited(const Exited& exited);
   void look_for_failure();
   void look_for_requeue();
+  void look_for_chief(const Exited& exited);
   void wait_for_cause();
   void stop_for_failure();
   void tell_failure();
@@ -103,7 +104,8 @@ class Epoch {
   bool told_by_agent_ = false;  ///< and not yet by a signal to this process
   int told_by_ = 0;             ///< the signal that the exit status is of
   bool stuck_ = false;
-  Role asked_ = Role::Worker;  ///< those of this role have been told to end; of workers it is not known
+  Role asked_ = Role::Worker;   ///< those of this role have been told to end; of workers it is not known
+  bool workers_asked_ = false;  ///< since TensorFlow's chief has ended
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;
   Timer job_limit_;

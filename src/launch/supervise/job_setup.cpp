@@ -105,6 +105,9 @@ JobSetup set_up_job(const RunOptions& options) {
   if (setup.plan.world_size > 1 &&
       std::find(setup.chosen.begin(), setup.chosen.end(), env::kAlone) == setup.chosen.end())
     setup.environment.remove(env::kAlone);
+  // Operations wait for those of other tasks; with a rank's share of the cores none may be left to answer them.
+  if (options.tf_config && setup.plan.servers > 0 && !setup.environment.find(env::kTfInterOpThreads))
+    setup.environment.set(env::kTfInterOpThreads, std::to_string(setup.plan.world_size + 1));
   int ranks = 0;      // here
   int processes = 0;  // likewise, of all roles
   for (const PlannedHost& host : setup.plan.hosts) {

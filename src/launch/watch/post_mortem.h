@@ -24,7 +24,7 @@ struct Ending {
   std::string words = {};  ///< what ended it, as it said itself,
   CauseReport cause = {};  ///< and for programs
   Role role = Role::Worker;
-  bool asked = false;   ///< to end, since the roles before it had ended
+  bool asked = false;   ///< to end, since those before it had ended
   bool spared = false;  ///< a server that the job goes on without
 
   std::string name() const { return process_name(role, rank); }
