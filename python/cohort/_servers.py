@@ -43,6 +43,15 @@ def announce_server(address: str) -> None:
         _core.JobStore(_STORE_SECONDS).put(_key(_core.role_number()), address.encode())
 
 
+def earlier_address() -> str | None:
+    """Where this server has listened before `cohort run --server-restarts` started it again, and where the others look for
+    it. None: it has not been started before, or had not said it."""
+    if not _core.environment_value("COHORT_SERVER_RESTART") or not os.environ.get("COHORT_STORE"):
+        return None
+    found = _core.JobStore(_STORE_SECONDS).get(_key(_core.role_number()), _STORE_SECONDS)
+    return None if found is None else found.decode()
+
+
 def server_addresses(timeout: float = 60.0) -> list[str]:
     """Where the job's servers listen, by number, once all have said so; [] where there are none.
 

@@ -109,6 +109,7 @@ constexpr Variable kVariables[] = {
     {kHost, "name", "", "name of this host in messages", SetForRanks},
     {kRestart, kCount, "", "how often the job has been started again (--max-restarts); 0 in the first attempt",
      SetForRanks},
+    {kServerRestart, kCount, "", "how often this server alone has been started again (--server-restarts)", SetForRanks},
     {kRole, one_of("worker or server or evaluator"), "",
      "what this process is for: `cohort run --servers`, --evaluator", SetForRanks},
     {kRoleNumber, kCount, "", "its number among those of its role; of a worker its rank", SetForRanks},

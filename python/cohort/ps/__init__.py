@@ -34,8 +34,8 @@ from cohort._core import PsAdamW as AdamW
 from cohort._core import PsFtrl as Ftrl
 from cohort._core import PsRowAdagrad as RowAdagrad
 from cohort._core import PsSgd as Sgd
-from cohort._servers import announce_server, server_addresses
-from cohort.errors import InvalidArgument
+from cohort._servers import announce_server, earlier_address, server_addresses
+from cohort.errors import InvalidArgument, Unavailable
 
 __all__ = [
     "UNBOUNDED",
@@ -372,10 +372,28 @@ class Server:
         self.close()
 
 
+def _again(endpoint: str, options: dict[str, Any]) -> Server:
+    # What the process before has left (a child with its files) may be on its way out.
+    end = time.monotonic() + 10
+    while True:
+        try:
+            return Server(endpoint, **options)
+        except Unavailable:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
 def serve(endpoint: str = "", **options: Any) -> None:
     """What a server of `cohort run --servers` does: serves until all workers have left or are lost, and says where, for
-    `connect()`. `options`: as of Server. Raises InvalidArgument in a process that is no server."""
-    server = Server(endpoint, **options)
+    `connect()`. `options`: as of Server; a `journal` that is a folder gets a file of each server. A server that `cohort run
+    --server-restarts` has started again listens where the one before it did. Raises
+    InvalidArgument in a process that is no server."""
+    journal = options.get("journal")
+    if journal and os.path.isdir(journal):
+        options["journal"] = os.path.join(journal, f"server-{_core.role_number()}.journal")
+    earlier = earlier_address()
+    server = Server(endpoint, **options) if earlier is None else _again(earlier, options)
     announce_server(server.endpoint)
     while not server.workers_gone:
         time.sleep(0.05)

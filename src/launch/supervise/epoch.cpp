@@ -85,6 +85,8 @@ void Epoch::on_message(CrewMember& agent, Message message) {
                                                   where, failed->reason));
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
+  } else if (const auto* again = std::get_if<StartedAgain>(&message)) {
+    on_started_again(*again);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     job_.live_->take(*reports);
     health_->take(std::move(*reports), processes_of(job_.setup_.plan, agent.host));
@@ -173,12 +175,7 @@ void Epoch::on_exited(const Exited& exited) {
   job_.announcer_.rank_ended(ending);
   if (ending.asked && ending.status.signal == SIGKILL && stage_ == Stage::Running)
     say(fmt::format("{} has not ended within its grace, and was killed", ending.name()));
-  if (ending.role == Role::Server && !ending.asked && !ending.status.success() && stage_ == Stage::Running &&
-      lost_servers_ < options_.lost_servers && running(Role::Server) > 1) {
-    ending.spared = true;
-    say(fmt::format("{} on {} is lost ({}); the job goes on without it ({} of {} that may be, --lost-servers)",
-                    ending.name(), ending.host, sys::to_string(ending.status), ++lost_servers_, options_.lost_servers));
-  }
+  if (settle_fate(ending, exited.rank) == Fate::Again) return;
   const bool well = ending.spared || (ending.asked && has_ended_well(ending));
   ++ended_[static_cast<std::size_t>(ending.role)];
   endings_.push_back(std::move(ending));

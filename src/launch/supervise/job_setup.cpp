@@ -118,6 +118,7 @@ JobSetup set_up_job(const RunOptions& options) {
 
   setup.bind = options.bind;
   setup.trace = options.trace;
+  setup.servers_again = options.server_restarts > 0;
   // A host that has too few says so before anything is started.
   if (setup.bind == Binding::Core && ranks > 0) value_or_throw(share_cores(sys::cores_of_process(), ranks));
 
@@ -177,6 +178,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   job.bind_to_cores = setup.bind == Binding::Core;
   job.trace = setup.trace;
   job.programs = setup.programs;
+  job.servers_again = setup.servers_again;
   const Roles roles = setup.plan.roles();
   for (const int process : processes_of(setup.plan, host)) {
     const bool is_rank = roles.is_rank(process);
