@@ -51,6 +51,8 @@ class Server {
  public:
   /// Throws Unavailable if the place or the journal is taken, InvalidArgument, Io, Corrupt.
   explicit Server(const ServerOptions& options);
+  /// One of `serve`, for a program that does something of its own until `workers_gone`.
+  static std::unique_ptr<Server> of_job(ServerOptions options);
   /// Closes all connections.
   ~Server();
   Server(const Server&) = delete;
@@ -66,9 +68,16 @@ class Server {
   std::unique_ptr<Impl> impl_;
 };
 
+/// What a server of `cohort run --servers` does: says where it listens, and serves until all workers have left or are
+/// lost. A `journal` that is a folder gets a file of each server. One that `cohort run --server-restarts` has started
+/// again listens where the one before it did; under TF_CONFIG alone it is at its address there. Throws as Server, and
+/// InvalidArgument in a process that is no server.
+void serve(const ServerOptions& options = {});
+
 struct ClientOptions {
-  /// Endpoints of all servers, in the same order at all workers.
-  std::vector<std::string> servers;
+  /// Endpoints of all servers, in the same order at all workers. Empty: those of this job, once all `serve`, and this
+  /// process's number (`role_number`, `num_workers`) in place of the two below.
+  std::vector<std::string> servers = {};
   std::string secret_file = {};  ///< as the servers'
   int worker = 0;
   int workers = 1;
@@ -175,7 +184,7 @@ class Client {
   struct Impl;
   /// Throws Timeout if a server is not there by then (names it), InvalidArgument, Mismatch (the servers know another
   /// number of workers, or another process that says it is this worker).
-  static Client connect(const ClientOptions& options);
+  static Client connect(ClientOptions options = {});
   Client(Client&&) noexcept;
   Client& operator=(Client&&) = delete;
   /// As `leave`, without waiting long; errors are logged.

@@ -34,8 +34,8 @@ from cohort._core import PsAdamW as AdamW
 from cohort._core import PsFtrl as Ftrl
 from cohort._core import PsRowAdagrad as RowAdagrad
 from cohort._core import PsSgd as Sgd
-from cohort._servers import announce_server, earlier_address, server_addresses
-from cohort.errors import InvalidArgument, Unavailable
+from cohort._core import server_addresses
+from cohort.errors import InvalidArgument
 
 __all__ = [
     "UNBOUNDED",
@@ -350,9 +350,10 @@ class Server:
         patience: float = 3.0,
         journal: Union[str, os.PathLike[str]] = "",
         replicas: Optional[int] = 0,
+        _of_job: bool = False,
     ) -> None:
         self._server: Optional[_core.PsServer] = _core.PsServer(
-            endpoint, secret_file, memory, patience, os.fspath(journal), replicas
+            endpoint, secret_file, memory, patience, os.fspath(journal), replicas, _of_job
         )
         #: Where it listens, as `connect` wants it.
         self.endpoint: str = self._server.endpoint
@@ -372,32 +373,14 @@ class Server:
         self.close()
 
 
-def _again(endpoint: str, options: dict[str, Any]) -> Server:
-    # What the process before has left (a child with its files) may be on its way out.
-    end = time.monotonic() + 10
-    while True:
-        try:
-            return Server(endpoint, **options)
-        except Unavailable:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)
-
-
 def serve(endpoint: str = "", **options: Any) -> None:
-    """What a server of `cohort run --servers` does: serves until all workers have left or are lost, and says where, for
-    `connect()`. `options`: as of Server; a `journal` that is a folder gets a file of each server. A server that `cohort run
-    --server-restarts` has started again listens where the one before it did. Raises
-    InvalidArgument in a process that is no server."""
-    journal = options.get("journal")
-    if journal and os.path.isdir(journal):
-        options["journal"] = os.path.join(journal, f"server-{_core.role_number()}.journal")
-    earlier = earlier_address()
-    server = Server(endpoint, **options) if earlier is None else _again(earlier, options)
-    announce_server(server.endpoint)
-    while not server.workers_gone:
-        time.sleep(0.05)
-    server.close()
+    """What a server of `cohort run --servers` does: says where it listens, for `connect()`, and serves until all workers have
+    left or are lost. `options`: as of Server; a `journal` that is a folder gets a file of each server. A server that
+    `cohort run --server-restarts` has started again listens where the one before it did; under TF_CONFIG alone it is at its
+    address there. Raises InvalidArgument in a process that is no server."""
+    with Server(endpoint, **options, _of_job=True) as server:
+        while not server.workers_gone:
+            time.sleep(0.05)
 
 
 def connect(
