@@ -32,8 +32,11 @@ struct ServerOptions {
   /// its pushes those of ended clocks count.
   std::chrono::milliseconds patience = std::chrono::seconds(3);
   /// A file in which every change is noted before it is made. A server that is started again with it goes on where the
-  /// one that was killed had been. It grows without bound. Empty: none.
+  /// one that was killed had been. Empty: none.
   std::string journal = {};
+  /// Once there are so many bytes of changes in it, and as many as its rows take there, it is written anew, as the rows
+  /// and what comes after. The server serves nobody while it writes them.
+  std::size_t journal_tail = std::size_t{64} << 20;
   /// Whether workers on this host are talked to through shared memory, 4 MiB with each. Where there is none, and with
   /// false, calls go over the socket.
   bool shared_memory = true;

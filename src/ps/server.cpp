@@ -42,7 +42,7 @@ class Server::Impl final : RpcServer::Service {
         limit_(options.memory != 0 ? options.memory : sys::available_memory() / 10 * 9),
         room_(limit_),
         number_(replicated_ ? static_cast<std::uint32_t>(options.number ? *options.number : role_number()) : 0),
-        journal_(remember(options.journal)),
+        journal_(remember(options)),
         server_(served_at(options), *this),
         endpoint_(net::to_string(server_.endpoint())) {
     if (!replicated_) return;
@@ -93,9 +93,9 @@ class Server::Impl final : RpcServer::Service {
             .host = cluster::host_identity().id};
   }
 
-  std::optional<Journal> remember(const std::string& path) {
-    if (path.empty()) return std::nullopt;
-    return value_or_throw(Journal::open(path, [this](const Command& command) { return state_.replay(command); }));
+  std::optional<Journal> remember(const ServerOptions& options) {
+    if (options.journal.empty()) return std::nullopt;
+    return value_or_throw(Journal::open(options.journal, state_, options.journal_tail));
   }
 
   // ---- calls ----
