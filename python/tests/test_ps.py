@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import unittest
+from unittest import mock
 
 from cohort import ps
 from cohort.errors import InvalidArgument, Mismatch, NonFinite, Timeout, Unavailable
@@ -375,9 +376,21 @@ else:
         self.assertEqual([failure["number"] for failure in record["server_restarts"]], [0, 1, 1, 0])
         self.assertIn("(4 of 4 times, --server-restarts)", done.stderr)
 
+    def test_servers_have_replicas_where_the_job_goes_on_when_one_dies(self):
+        for variables, given, replicas in (
+            ({"COHORT_SERVERS_MAY_DIE": "1"}, {}, 1),
+            ({"COHORT_SERVERS_MAY_DIE": "1"}, {"replicas": None}, None),
+            ({"COHORT_SERVERS_MAY_DIE": "1"}, {"journal": "j"}, 0),
+            ({}, {}, 0),
+        ):
+            with mock.patch.object(ps, "Server") as server, mock.patch.object(ps, "announce_server"):
+                with mock.patch.dict(os.environ, variables):
+                    ps.serve("@here", **given)
+            self.assertEqual(server.call_args.kwargs.get("replicas", 0), replicas, (variables, given))
+
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_what_a_server_without_memory_has_lost_ends_the_job(self):
-        done, _ = self.run_killed("{}", "1", "--servers", "2", "--server-restarts", "3")
+        done, _ = self.run_killed("{'replicas': 0}", "1", "--servers", "2", "--server-restarts", "3")
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"been started again without what it knew: \d+ of this worker's \d+ changes are lost")
 

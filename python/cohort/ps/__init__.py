@@ -385,12 +385,15 @@ def _again(endpoint: str, options: dict[str, Any]) -> Server:
 
 def serve(endpoint: str = "127.0.0.1:0", **options: Any) -> None:
     """What a server of `cohort run --servers` does: serves until all workers have left or are lost, and says where, for
-    `connect()`. `options`: as of Server; a `journal` that is a folder gets a file of each server. A server that `cohort run
-    --server-restarts` has started again listens where the one before it did. Over several hosts `endpoint` has to name an address of this one. Raises
-    InvalidArgument in a process that is no server."""
+    `connect()`. `options`: as of Server; but a `journal` that is a folder gets a file of each server, and where the job goes
+    on when a server dies (`cohort run --server-restarts` or `--lost-servers`) and there is no journal, `replicas` is 1 unless
+    said otherwise. A server that was started again listens where the one before it did. Over several hosts `endpoint` has
+    to name an address of this one. Raises InvalidArgument in a process that is no server."""
     journal = options.get("journal")
     if journal and os.path.isdir(journal):
         options["journal"] = os.path.join(journal, f"server-{_core.role_number()}.journal")
+    if not journal and _core.environment_value("COHORT_SERVERS_MAY_DIE"):
+        options.setdefault("replicas", 1)
     earlier = earlier_address()
     server = Server(endpoint, **options) if earlier is None else _again(earlier, options)
     announce_server(server.endpoint)

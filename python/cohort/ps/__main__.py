@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--memory", type=_bytes, default=0, help="bytes that it may take, as 6G or 500M [nine tenths of what is free]")
     parser.add_argument("--patience", type=float, default=3.0, help="seconds until a worker without connection is lost [%(default)s]")
     parser.add_argument("--journal", default="", help="a file of all changes, with which it can be started again, or a folder for those of all servers [none]")
-    parser.add_argument("--replicas", type=_replicas, default=0, metavar="{0,1,auto}", help="other servers that have a copy of its rows; auto: 1 over several hosts [%(default)s]")
+    parser.add_argument("--replicas", type=_replicas, default=argparse.SUPPRESS, metavar="{0,1,auto}", help="other servers that have a copy of its rows; auto: 1 over several hosts [1 where the job goes on when a server dies and there is no journal, else 0]")
     options = parser.parse_args()
     ps.serve(options.endpoint, **{name: value for name, value in vars(options).items() if name != "endpoint"})
 
