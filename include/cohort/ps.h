@@ -33,15 +33,18 @@ struct ServerOptions {
   /// its pushes those of ended clocks count.
   std::chrono::milliseconds patience = std::chrono::seconds(3);
   /// A file in which every change is noted before it is made. A server that is started again with it goes on where the
-  /// one that was killed had been. It grows without bound. Empty: none.
+  /// one that was killed had been. Empty: none.
   std::string journal = {};
+  /// Once there are so many bytes of changes in it, and as many as its rows take there, it is written anew, as the rows
+  /// and what comes after. The server serves nobody while it writes them.
+  std::size_t journal_tail = std::size_t{64} << 20;
   /// Whether workers on this host are talked to through shared memory, 4 MiB with each. Where there is none, and with
   /// false, calls go over the socket.
   bool shared_memory = true;
   /// How many other servers of the job have a copy of what this one has, command by command, and go on in its place if
   /// it dies: 0 or 1, the same at all servers. It needs the store of `cohort run`, and for now no journal. nullopt: 1
-  /// if the job's servers are on several hosts, else 0, since what ends one host ends both copies.
-  std::optional<int> replicas = 0;
+  /// where the job goes on when a server dies (--server-restarts, --lost-servers) and there is no journal, else 0.
+  std::optional<int> replicas = {};
   /// With replicas: this server's number and how many there are. Nothing: as its role says.
   std::optional<int> number = {};
   std::optional<int> servers = {};

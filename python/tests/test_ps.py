@@ -376,8 +376,14 @@ else:
         self.assertIn("(4 of 4 times, --server-restarts)", done.stderr)
 
     @unittest.skipIf(numpy is None, "no NumPy")
+    def test_servers_have_replicas_where_the_job_goes_on_when_one_dies(self):
+        done, _ = self.run_killed("{}", "12", "--servers", "3", "--server-restarts", "2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()), ["0 True", "1 True"], done.stderr)
+
+    @unittest.skipIf(numpy is None, "no NumPy")
     def test_what_a_server_without_memory_has_lost_ends_the_job(self):
-        done, _ = self.run_killed("{}", "1", "--servers", "2", "--server-restarts", "3")
+        done, _ = self.run_killed("{'replicas': 0}", "1", "--servers", "2", "--server-restarts", "3")
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"been started again without what it knew: \d+ of this worker's \d+ changes are lost")
 

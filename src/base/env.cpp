@@ -109,6 +109,8 @@ constexpr Variable kVariables[] = {
     {kHost, "name", "", "name of this host in messages", SetForRanks},
     {kRestart, kCount, "", "how often the job has been started again (--max-restarts); 0 in the first attempt",
      SetForRanks},
+    {kServersMayDie, kFlag, "0", "of a server: the job goes on when one dies (--server-restarts, --lost-servers)",
+     SetForRanks},
     {kServerRestart, kCount, "", "how often this server alone has been started again (--server-restarts)", SetForRanks},
     {kRole, one_of("worker or server or evaluator"), "",
      "what this process is for: `cohort run --servers`, --evaluator", SetForRanks},

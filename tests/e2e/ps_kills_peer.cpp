@@ -24,6 +24,7 @@
 #include <cstdlib>
 #include <deque>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -50,6 +51,7 @@ std::string name_of(int server) {
     options.replicas = 1;
   } else {
     options.journal = "journal-" + std::to_string(role_number());
+    options.journal_tail = std::size_t{64} << 10;  // written anew again and again, so that kills meet that, too
   }
   options.shared_memory = role_number() == 0;  // one by either way
   const ps::Server server(options);
@@ -68,19 +70,22 @@ pid_t pid_of(std::size_t server) {
   return nlohmann::json::parse(file)["server_pids"][server];
 }
 
-/// By the map in the job's store; this connection may be broken, too.
-bool all_have_backups() {
+/// Who serves what, by the job's store; this connection may be broken, too. nullopt: not to be had now.
+std::optional<ps::ServerMap> look_at_map() {
   try {
     const auto text = store::connect_job_store(net::deadline_in(30s))->try_get("ps/0/map");
-    if (!text) return false;
-    const auto map = value_or_throw(codec::decode<ps::ServerMap>(*text, {.longest_text = 1024}));
-    return map.formed() && std::all_of(map.rows.begin(), map.rows.end(), [&](const ps::Serving& one) {
-             return map.lives(one.primary) && map.lives(one.backup);
-           });
+    if (!text) return std::nullopt;
+    return value_or_throw(codec::decode<ps::ServerMap>(*text, {.longest_text = 1024}));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::PeerLost) throw;
-    return false;
+    return std::nullopt;
   }
+}
+
+bool all_have_backups(const ps::ServerMap& map) {
+  return map.formed() && std::all_of(map.rows.begin(), map.rows.end(), [&](const ps::Serving& one) {
+           return map.lives(one.primary) && map.lives(one.backup);
+         });
 }
 
 void kill_servers(bool replicated, long kills, long pushes, const std::atomic<long>& pushed) {
@@ -89,12 +94,24 @@ void kill_servers(bool replicated, long kills, long pushes, const std::atomic<lo
              [] { return ::access((std::string(std::getenv("COHORT_RUN_DIR")) + "/job.json").c_str(), R_OK) == 0; });
   for (long kill = 0; kill < kills; ++kill) {
     while (pushed < (2 * kill + 1) * pushes / (2 * kills)) std::this_thread::sleep_for(1ms);
-    if (replicated) wait_until("a backup of all rows", all_have_backups);
+    ps::ServerMap before;
+    const auto is_safe = [&] {
+      const auto map = look_at_map();
+      if (map) before = *map;
+      return map && all_have_backups(*map);
+    };
+    if (replicated) wait_until("a backup of all rows", is_safe);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));  // a kill may meet anything
     const std::size_t server = random() % static_cast<std::size_t>(num_servers());
     const pid_t pid = pid_of(server);
     if (::kill(pid, SIGKILL) != 0) throw std::runtime_error("server " + std::to_string(server) + " is not there");
     wait_until("a server is started again", [&] { return pid_of(server) != pid; });
+    // Until it has entered the map that takes the killed one for alive.
+    const auto is_known = [&] {
+      const auto map = look_at_map();
+      return map && map->members[server].life != before.members[server].life;
+    };
+    if (replicated) wait_until("a server is in the map again", is_known);
   }
 }
 
@@ -134,7 +151,7 @@ int work(bool replicated, long pushes, long kills) {
   const std::vector<float> one = {-1};
   long broken = 0;
   const auto began = std::chrono::steady_clock::now();
-  for (long i = 0; i < pushes; ++i) {
+  const auto push = [&](long i) {
     under_way.push_back(table.push(std::vector<std::uint64_t>{static_cast<std::uint64_t>(i) % kCounters}, one));
     if (random() % 100 == 0 && break_a_connection(random)) ++broken;
     if (under_way.size() == kUnderWay) {
@@ -142,8 +159,14 @@ int work(bool replicated, long pushes, long kills) {
       under_way.pop_front();
     }
     pushed = i + 1;
+  };
+  try {
+    for (long i = 0; i < pushes; ++i) push(i);
+    for (ps::Work& one_push : under_way) one_push.wait();
+  } catch (...) {
+    if (killer.joinable()) killer.detach();
+    throw;
   }
-  for (ps::Work& push : under_way) push.wait();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   if (killer.joinable()) killer.join();
   client.barrier();

@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
 namespace cohort::test {
@@ -40,6 +42,10 @@ TEST_P(ServersAreKilled, AndTheSumIsExact) {
   EXPECT_EQ(said, kWorkers) << job.out();
   const auto record = nlohmann::json::parse(job.file("runs/latest/job.json"));
   EXPECT_EQ(record["server_restarts"].size(), static_cast<std::size_t>(kills));
+  for (int server = 0; server < 3 && std::string(GetParam()) == "journal"; ++server) {
+    const auto size = std::filesystem::file_size(job.folder() + "/journal-" + std::to_string(server));
+    EXPECT_LT(size, static_cast<std::uintmax_t>(1) << 20) << "it does not grow with the pushes";
+  }
   RecordProperty("said", job.out());
   std::printf("%s", job.out().c_str());
 }

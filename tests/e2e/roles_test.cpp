@@ -388,12 +388,54 @@ TEST_F(RolesThatDie, AServerThatWasStartedAgain) {
       << job_->err();
 }
 
-TEST_F(RolesThatDie, AKilledSupervisorOfAServerThatIsStartedAgainAndAgain) {
-  job_ = std::make_unique<Job>(JobOptions{words({"-np", "1", "--servers", "2", "--server-restarts", "1000000"},
-                                                "[ $COHORT_ROLE = server ] || exec sleep 1000; exit 3")});
-  ASSERT_TRUE(eventually([this] { return contains(job_->err(), "(50 of"); })) << job_->err();
+/// While servers, one of them alone on its host, are killed and started again without a pause.
+class RolesStartedAgainAndAgain : public RolesThatDie {
+ protected:
+  void start(const std::vector<std::string>& more, const std::string& ranks) {
+    std::vector<std::string> options = {"-np",
+                                        "1",
+                                        "-H",
+                                        "a:1",
+                                        "--starter",
+                                        "local",
+                                        "--server-hosts",
+                                        "a:1,c:1",
+                                        "--grace",
+                                        "0.5",
+                                        "--server-restarts",
+                                        "1000000"};
+    options.insert(options.end(), more.begin(), more.end());
+    job_ = std::make_unique<Job>(
+        JobOptions{words(options, ("[ $COHORT_ROLE = server ] && kill -9 $$; " + ranks).c_str())});
+    ASSERT_TRUE(eventually([this] { return contains(job_->err(), "(50 of"); })) << job_->err();
+  }
+};
+
+TEST_F(RolesStartedAgainAndAgain, AKilledSupervisor) {
+  start({}, "exec sleep 1000");
   job_->signal(SIGKILL);
   expect_nothing_left();
+}
+
+TEST_F(RolesStartedAgainAndAgain, AKilledAgent) {
+  start({}, "exec sleep 1000");
+  ::kill(job_->agent(), SIGKILL);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 1);
+}
+
+TEST_F(RolesStartedAgainAndAgain, WhoIsToldToEnd) {
+  start({}, "exec sleep 1000");
+  job_->signal(SIGTERM);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 143) << job_->err();
+}
+
+TEST_F(RolesStartedAgainAndAgain, TheEndOfTheRanksIsThatOfTheServersAndThenOfTheEvaluator) {
+  start({"--evaluator", "sh -c 'trap \"echo last; exit 0\" TERM; while :; do sleep 0.02; done'"}, "sleep 1; exit 0");
+  EXPECT_EQ(job_->wait(), 0) << job_->err();
+  EXPECT_EQ(job_->log("evaluator.out"), "last\n");
+  EXPECT_TRUE(job_->processes().empty());
 }
 
 TEST_F(RolesThatDie, AKilledRank) {

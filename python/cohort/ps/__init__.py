@@ -338,7 +338,8 @@ class Server:
     patience      seconds until a worker without a connection is taken for lost
     journal       a file of all changes: a server that is started again with it goes on where the killed one had been
     replicas      of a server of `cohort run`, the same at all: how many others have a copy of its rows and go on in its
-                  place if it dies, 0 or 1; None: 1 if the servers are on several hosts. Not together with a journal
+                  place if it dies, 0 or 1, not together with a journal; None: 1 where the job goes on when a server dies
+                  (--server-restarts, --lost-servers) and there is no journal, else 0
     """
 
     def __init__(
@@ -349,7 +350,7 @@ class Server:
         memory: int = 0,
         patience: float = 3.0,
         journal: Union[str, os.PathLike[str]] = "",
-        replicas: Optional[int] = 0,
+        replicas: Optional[int] = None,
         _of_job: bool = False,
     ) -> None:
         self._server: Optional[_core.PsServer] = _core.PsServer(

@@ -63,6 +63,7 @@ std::string describe_job(const RunOptions& options) {
   JobFacts facts;
   facts.run_folder = options.run_folder.empty() ? std::string() : absolute_path(options.run_folder);
   facts.master_address = "127.0.0.1";
+  facts.servers_may_die = options.server_restarts > 0 || options.lost_servers > 0;
   if (options.tf_config)
     facts.tf_addresses.assign(static_cast<std::size_t>(setup.plan.world_size + setup.plan.servers), "127.0.0.1:1");
 

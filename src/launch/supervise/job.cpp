@@ -287,6 +287,7 @@ JobFacts Job::facts_for(const CrewMember& agent) const {
   facts.log_folder = record_.log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
+  facts.servers_may_die = options_.server_restarts > 0 || options_.lost_servers > 0;
   if (options_.host_timeout != RunOptions().host_timeout) {
     facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(options_.host_timeout);
   }
