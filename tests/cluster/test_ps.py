@@ -1,14 +1,16 @@
-"""Parameter servers on two hosts of a box: they listen where the others reach them, without being told."""
+"""Parameter servers on hosts of a box: they listen where the others reach them, without being told, and a host is lost."""
 
 import ast
 import re
 import unittest
 
-from python_case import COHORT, PythonCase
+from launch_case import Launch
+from python_case import COHORT, PACKAGE, PythonCase
 
 
 class TestParameterServers(PythonCase):
     by_user = False
+    hosts = 3
     files = {
         "tables.py": """
 import numpy
@@ -21,7 +23,27 @@ with ps.connect() as client:
     users.push(keys, numpy.ones((100, 4), numpy.float32))
     client.clock()
     print(cohort.server_addresses(), float(users.pull(keys).sum()), flush=True)
-"""
+""",
+        "counts.py": """
+import pathlib, time
+import numpy
+from cohort import ps
+
+with ps.connect() as client:
+    counts = client.table("counts", 1, optimizer=ps.Sgd(lr=1.0), consistency=ps.Async())
+    keys, ones = numpy.arange(60), -numpy.ones((60, 1), numpy.float32)
+    pushed, longest, ends = 0, 0.0, None
+    while ends is None or time.monotonic() < ends:
+        begin = time.monotonic()
+        counts.push(keys, ones)
+        pushed += 1
+        longest = max(longest, time.monotonic() - begin)
+        if pushed == 20:
+            print("ready", flush=True)
+        if ends is None and pathlib.Path("cut").exists():
+            ends = time.monotonic() + 9
+    print(set(counts.pull(keys).ravel().tolist()) == {float(pushed)}, longest, flush=True)
+""",
     }
 
     def addresses(self, device):
@@ -41,6 +63,24 @@ with ps.connect() as client:
 
     def test_each_is_at_its_hosts_address(self):
         self.assertEqual(self.tables("--servers", "2"), self.addresses("eth0"))
+
+    def test_a_host_that_is_cut_off_is_gone_on_without(self):
+        job = self.box.start("h1", "env", f"PYTHONPATH={PACKAGE}", COHORT, "run", "-q", "--prefix", "none", "-H", "h1:1",
+                             "--server-hosts", "h2,h3", "--lost-servers", "1", "--server-program",
+                             f"{self.python} -m cohort.ps", "--", self.python, "counts.py", cwd=self.folder)  # fmt: skip
+        self.addCleanup(Launch.end, job)
+        self.assertEqual(job.stdout.readline(), "ready\n")
+        self.addCleanup(self.box.run, "h3", "ip", "link", "set", "dev", "eth0", "up")
+        self.box.run("h3", "ip", "link", "set", "dev", "eth0", "down")
+        (self.folder / "cut").touch()
+        out, err = job.communicate(timeout=60)
+        self.box.run("h3", "ip", "link", "set", "dev", "eth0", "up")  # where nothing may be left by then but sshd
+        self.assertEqual(job.returncode, 0, err)
+        self.assertRegex(err, "server 1 on h3 is lost with its host")
+        exact, longest = out.split()
+        self.assertEqual(exact, "True")
+        print(f"rows of a host that was cut off: away for {float(longest):.2f} s")
+        self.assertLess(float(longest), 6)  # 3.1 s and the time to connect, on a busy machine
 
     def test_the_networks_that_are_named(self):
         self.assertEqual(self.tables("--servers", "2", "--network", "eth0"), self.addresses("eth0"))

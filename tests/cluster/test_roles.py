@@ -97,6 +97,20 @@ class TestRoles(Launch):
         os.kill(self.guard_and_agent("h3")[1], signal.SIGKILL)
         self.ended(job, 1, "the agent of h3")
 
+    def test_a_host_of_servers_that_is_lost_may_be(self):
+        waits = "echo up; if [ $COHORT_ROLE = worker ]; then while [ ! -e go ]; do sleep 0.05; done; else exec sleep 1000; fi"
+        for lost, status in (("2", 0), ("1", 1)):
+            job = self.start_job("--grace", "1", "-H", "h1:1", "--server-hosts", "h2,h3:2", "--lost-servers", lost, "sh",
+                                 "-c", waits)
+            for _ in range(4):
+                self.assertIn("up", job.stdout.readline())
+            os.kill(self.guard_and_agent("h3")[1], signal.SIGKILL)
+            wanted = "servers 1-2 on h3 are lost with their host" if status == 0 else "the agent of h3"
+            self.assertTrue(any(wanted in line for line in iter(job.stderr.readline, "")))
+            (pathlib.Path(self.folder) / "go").touch()
+            self.ended(job, status)
+            (pathlib.Path(self.folder) / "go").unlink()
+
     def test_servers_are_a_component_of_a_heterogeneous_job(self):
         ours = (COHORT, "run", "--server-hosts", "component 1", "sh", "-c", self.SERVES + self.WAITS)
         done = self.box.run("h1", "salloc", "-Q", "-N1", "-n1", ":", "-N1", "-n2", *ours, cwd=self.folder, timeout=90)

@@ -310,7 +310,9 @@ TEST(Roles, TheEvaluatorHasTimeForTheLastCheckpoint) {
 }
 
 TEST(Roles, OfTfConfigAreAChiefWorkersAndServersWithPortsOfTheirOwn) {
-  Job job({words({"-np", "2", "--servers", "1", "--tf-config"}, "echo $TF_CONFIG")});
+  Job job({words({"-np", "2", "--servers", "1", "--tf-config"},
+                 "echo $TF_CONFIG; touch said.${RANK:-2}; "
+                 "while [ ! -e said.0 ] || [ ! -e said.1 ] || [ ! -e said.2 ]; do sleep 0.02; done")});
   ASSERT_EQ(job.wait(), 0) << job.err();
   std::set<std::string> tasks, addresses;
   for (const char* log : {"rank-0.out", "rank-1.out", "server-0.out"}) {

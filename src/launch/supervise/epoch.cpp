@@ -99,7 +99,7 @@ void Epoch::on_message(CrewMember& agent, Message message) {
   } else if (const auto* told = std::get_if<Told>(&message)) {
     on_agent_told(agent, *told);
   } else if (const auto* ends = std::get_if<Ends>(&message)) {
-    on_agent_ends(*ends);
+    on_agent_ends(agent, *ends);
   } else if (const auto* trouble = std::get_if<Trouble>(&message)) {
     say(fmt::format("{}: {}", agent.host.name, trouble->text));
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {

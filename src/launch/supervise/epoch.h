@@ -46,12 +46,13 @@ class Epoch {
   using Milliseconds = std::chrono::milliseconds;
   enum class Stage { Starting, Running, Stopping, Ended };
 
-  void on_agent_ends(const Ends& ends);
+  void on_agent_ends(CrewMember& agent, const Ends& ends);
   void on_started(CrewMember& agent, const Started& started);
   void on_exited(const Exited& exited);
   /// A server that has failed, where the job may go on: it is started again, or gone on without.
   enum class Fate { Failed, Again, Without };
   Fate settle_fate(Ending& ending, int process);
+  bool goes_on_without(CrewMember& agent, const std::string& why);
   void on_started_again(const StartedAgain& started);
   CrewMember& agent_of(int process) const;
   void look_for_failure();

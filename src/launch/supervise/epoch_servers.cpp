@@ -2,7 +2,9 @@
 #include "launch/supervise/epoch.h"
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
+#include <vector>
 
 namespace cohort::launch {
 
@@ -50,6 +52,47 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
     return Fate::Without;
   }
   return Fate::Failed;
+}
+
+// Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
+bool Epoch::goes_on_without(CrewMember& agent, const std::string& why) {
+  if (stage_ != Stage::Running || agent.host.ranks > 0 || agent.all_gone) return false;
+  const Roles roles = job_.setup_.plan.roles();
+  std::vector<int> lost;
+  for (const int process : processes_of(job_.setup_.plan, agent.host)) {
+    if (roles.role_of(process) != Role::Server) return false;
+    const bool ended = std::any_of(endings_.begin(), endings_.end(), [&](const Ending& ending) {
+      return roles.process_of(ending.role, ending.rank) == process;
+    });
+    if (!ended) lost.push_back(process);
+  }
+  const int count = static_cast<int>(lost.size());
+  if (lost_servers_ + count > options_.lost_servers || running(Role::Server) <= count) return false;
+  lost_servers_ += count;
+  agent.all_gone = true;
+  Crew::give_up(agent);  // its guard, if it lives, ends what is left
+  say(fmt::format("{} on {} {} lost with {} host ({}); the job goes on without ({} of {} that may be, --lost-servers)",
+                  roles.names_of(lost), agent.host.name, count == 1 ? "is" : "are", count == 1 ? "its" : "their", why,
+                  lost_servers_, options_.lost_servers));
+  for (const int process : lost) {
+    awaited_.erase(process);
+    Ending ending;
+    ending.role = Role::Server;
+    ending.rank = roles.number_of(process);
+    ending.host = agent.host.name;
+    ending.pid = job_.record_.pids[static_cast<std::size_t>(process)];
+    ending.status.signal = SIGKILL;
+    ending.spared = true;
+    ++ended_[static_cast<std::size_t>(Role::Server)];
+    RankReport last = {};
+    last.rank = process;
+    health_->rank_ended(last);
+    job_.live_->process_ended(process, ending.spared, ending.status);
+    endings_.push_back(std::move(ending));
+  }
+  health_->host_ended(processes_of(job_.setup_.plan, agent.host));
+  ask_next_role();
+  return true;
 }
 
 void Epoch::on_started_again(const StartedAgain& started) {
