@@ -23,7 +23,6 @@ struct Functions {
   int (*cuGetErrorString)(int, const char**) = nullptr;
   int (*cuDeviceGetCount)(int*) = nullptr;
   int (*cuDeviceGet)(int*, int) = nullptr;
-  int (*cuDeviceGetName)(char*, int, int) = nullptr;
   int (*cuDeviceGetUuid)(void*, int) = nullptr;
   int (*cuDevicePrimaryCtxRetain)(void**, int) = nullptr;
   int (*cuCtxPushCurrent_v2)(void*) = nullptr;
@@ -82,7 +81,6 @@ Library load() {
   FIND(cuGetErrorString);
   FIND(cuDeviceGetCount);
   FIND(cuDeviceGet);
-  FIND(cuDeviceGetName);
   FIND(cuDeviceGetUuid);
   FIND(cuDevicePrimaryCtxRetain);
   FIND(cuCtxPushCurrent_v2);
@@ -161,8 +159,6 @@ Result<std::string> Gpu::look() {
                      driver.gpus == 1 ? "" : "s");
 }
 
-int Gpu::count() { return library().trouble.empty() ? library().gpus : 0; }
-
 Gpu::Gpu(int index) : index_(index) {
   const Functions& call = library().call;
   check(call.cuDeviceGet(&device_, index), "cuDeviceGet");
@@ -176,12 +172,6 @@ std::array<unsigned char, 16> Gpu::uuid() const {
   std::array<unsigned char, 16> found{};
   check(library().call.cuDeviceGetUuid(found.data(), device_), "cuDeviceGetUuid");
   return found;
-}
-
-std::string Gpu::name() const {
-  std::array<char, 128> found{};
-  check(library().call.cuDeviceGetName(found.data(), static_cast<int>(found.size()) - 1, device_), "cuDeviceGetName");
-  return found.data();
 }
 
 void* Gpu::allocate(std::size_t bytes) {

@@ -37,14 +37,10 @@ class Gpu {
   static Gpu& at(int index);
   /// "CUDA 12.4, 2 GPUs", or why there are none.
   static Result<std::string> look();
-  /// How many this process sees; 0 where there is no driver.
-  static int count();
 
   int index() const noexcept { return index_; }
   /// Tells it from all others, whoever sees it by which number. Of a part of a GPU (MIG), the part's. Throws Internal.
   std::array<unsigned char, 16> uuid() const;
-  /// "NVIDIA H100". Throws Internal.
-  std::string name() const;
 
   /// Zeroed. Throws Unavailable.
   void* allocate(std::size_t bytes);

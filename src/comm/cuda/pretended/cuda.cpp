@@ -187,10 +187,6 @@ int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = &contexts[device];
   return kSuccess;
 }
-int cuDeviceGetName(char* name, int length, int) {
-  std::strncpy(name, "Pretended GPU", static_cast<std::size_t>(length));
-  return kSuccess;
-}
 int cuDeviceGetUuid(void* uuid, int device) {
   std::memset(uuid, 0, 16);
   *static_cast<unsigned char*>(uuid) = static_cast<unsigned char>(device + 1);
