@@ -22,6 +22,8 @@ class Direct {
     /// Looks after them, and drives their messages: to be called again and again while something is waited for. Throws
     /// what has ended the world; a rank that is lost ends it.
     virtual void attend() = 0;
+    /// Of the operation; it may come nearer, since those behind it have deadlines as well.
+    virtual Clock::time_point deadline() const = 0;
     /// Gives every rank's `bytes` bytes, by rank. All call it.
     virtual void exchange(const void* own, void* all, std::size_t bytes) = 0;
     /// Returns once all have called it.
@@ -35,7 +37,9 @@ class Direct {
   virtual bool open() const noexcept = 0;
   /// Carries out `together`, a group or one request, of which this is the first: all ranks have agreed on them. False:
   /// they go by staging, on all ranks. Throws what ends the world.
-  virtual bool run(std::span<const Request> together, Ranks& ranks, Clock::time_point deadline) = 0;
+  virtual bool run(std::span<const Request> together, Ranks& ranks) = 0;
+  /// The world has ended: what the library does is given up.
+  virtual void give_up() noexcept = 0;
   /// The same request by staging; the copy of its input begins. Throws Unavailable, Internal.
   virtual Request staged(const Request& request) = 0;
 };

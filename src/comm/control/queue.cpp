@@ -191,6 +191,7 @@ class Queue::Others final : public Direct::Ranks {
  public:
   Others(Queue& queue, const QueuedWork& work) : queue_(queue), work_(work) {}
   void attend() override { queue_.attend(); }
+  Clock::time_point deadline() const override { return queue_.waiters_.deadline.when(); }
   void exchange(const void* own, void* all, std::size_t bytes) override {
     Request request;
     request.kind = Kind::AllGather;
@@ -215,10 +216,10 @@ class Queue::Others final : public Direct::Ranks {
 
 std::optional<Error> Queue::run_direct(QueuedWork& work) noexcept {
   const std::span<const Request> requests = work.requests_;
+  Direct& direct = *requests.front().direct;
   bool carried_out = false;
   std::vector<Request> staged;
   auto failed = guarded(requests.front(), work.called_, [&](CollectiveEvent* event) {
-    Direct& direct = *requests.front().direct;
     Round round;
     if (direct.open()) {
       Request agreed = requests.front();
@@ -227,7 +228,7 @@ std::optional<Error> Queue::run_direct(QueuedWork& work) noexcept {
     }
     try {
       Others others(*this, work);
-      carried_out = round.everyone && direct.run(requests, others, work.deadline());
+      carried_out = round.everyone && direct.run(requests, others);
       if (carried_out) return true;
       for (const Request& request : requests) staged.push_back(request.direct->staged(request));
     } catch (const Error& error) {
@@ -236,6 +237,7 @@ std::optional<Error> Queue::run_direct(QueuedWork& work) noexcept {
     }
     return false;
   });
+  if (failed && failed->code() != ErrorCode::Mismatch) direct.give_up();
   if (failed || carried_out) return failed;
   if (staged.size() > 1) return run_group(staged, work);
   bool finished = true;

@@ -1,5 +1,7 @@
 #include "comm/cuda/cards.h"
 
+#include "base/env.h"
+
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -33,6 +35,7 @@ Card card_of(const Gpu& gpu, std::string_view host, bool first) {
   }
   card.version = nccl->version;
   card.shares = shares_gpus() ? 1 : 0;
+  card.encrypts = env::flag(env::kEncrypt).value_or(false) ? 1 : 0;
   try {
     card.uuid = gpu.uuid();
     const InGpu here(gpu);
@@ -51,6 +54,8 @@ Card card_of(const Gpu& gpu, std::string_view host, bool first) {
   return card;
 }
 
+bool same_host(const Card& a, const Card& b) noexcept { return std::memcmp(a.host, b.host, sizeof a.host) == 0; }
+
 std::optional<std::string> obstacle(std::span<const Card> cards) {
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
     if (cards[rank].usable == 0) return fmt::format("{}: {}", named(rank, cards[rank]), text_in(cards[rank].why));
@@ -59,6 +64,11 @@ std::optional<std::string> obstacle(std::span<const Card> cards) {
     if (cards[rank].version == cards[0].version) continue;
     return fmt::format("{} has NCCL {} and {} has {} -- install the same on all hosts", named(0, cards[0]),
                        Nccl::text_of(cards[0].version), named(rank, cards[rank]), Nccl::text_of(cards[rank].version));
+  }
+  for (std::size_t rank = 1; rank < cards.size(); ++rank) {
+    if (same_host(cards[rank], cards[0]) || (cards[0].encrypts == 0 && cards[rank].encrypts == 0)) continue;
+    return fmt::format("{} and {} are to encrypt what they send each other (COHORT_ENCRYPT=1), which NCCL does not",
+                       named(0, cards[0]), named(rank, cards[rank]));
   }
   std::map<std::array<unsigned char, 16>, std::size_t> known;
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {

@@ -18,7 +18,8 @@ struct Card {
   std::int32_t usable = 0;  ///< it has NCCL and a GPU
   std::int32_t version = 0;
   std::int32_t gpu = -1;
-  std::int32_t shares = 0;  ///< NCCL_MULTI_RANK_GPU_ENABLE
+  std::int32_t shares = 0;    ///< NCCL_MULTI_RANK_GPU_ENABLE
+  std::int32_t encrypts = 0;  ///< COHORT_ENCRYPT
   std::array<unsigned char, 16> uuid{};
   NcclId id{};         ///< rank 0's
   char host[64] = {};  ///< its name, cut
@@ -27,6 +28,7 @@ struct Card {
 
 /// This rank's. `first`: it makes the id.
 Card card_of(const Gpu& gpu, std::string_view host, bool first);
+bool same_host(const Card& a, const Card& b) noexcept;
 /// Why NCCL does not serve these ranks; nullopt if it does.
 std::optional<std::string> obstacle(std::span<const Card> cards);
 

@@ -1,5 +1,5 @@
 // A communicator's collectives of GPU memory over NCCL, where all its ranks have it: one communicator of NCCL's, made
-// with the first operation that NCCL may carry out, and a stream of its own. `takes` and `call` in the thread that
+// with the first operation that NCCL may carry out, and a stream of its own. `may_take` and `call` in the thread that
 // calls the communicator, the rest one thread at a time. Where NCCL does not serve, all ranks go by staging.
 #pragma once
 
@@ -9,12 +9,12 @@
 #include "comm/cuda/staging.h"
 #include "comm/direct.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <memory>
 #include <span>
 #include <string>
-
-#include <sys/types.h>
 
 namespace cohort::comm::cuda {
 
@@ -34,17 +34,17 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   /// A request that it may take. It comes after what its streams have now. Throws Unavailable, InvalidArgument.
   std::shared_ptr<Direct> call(const Request& request);
 
-  /// As Direct::run.
-  bool run(std::span<const Request> together, Direct::Ranks& ranks, Clock::time_point deadline);
+  /// As of Direct.
+  void give_up() noexcept;
+  bool run(std::span<const Request> together, Direct::Ranks& ranks);
 
  private:
   enum class State { Unknown, Nccl, Staging, Broken };
   class Call;
-  class Patience;
 
-  void form(Gpu& gpu, Direct::Ranks& ranks, Clock::time_point deadline);
-  Start start(const NcclId& id, Direct::Ranks& ranks, Clock::time_point deadline);
-  void carry_out(std::span<const Request> together, Direct::Ranks& ranks, Clock::time_point deadline);
+  void form(Gpu& gpu, Direct::Ranks& ranks);
+  Start start(const NcclId& id, Direct::Ranks& ranks);
+  void carry_out(std::span<const Request> together, Direct::Ranks& ranks);
   void check(NcclResult result, std::string_view what) const;
   void look_at_results(std::span<const Request> together, Clock::time_point deadline);
   NcclResult state_of_comm() const;
@@ -60,6 +60,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   Gpu* gpu_ = nullptr;  // that NCCL uses
   NcclComm comm_ = nullptr;
   Stream stream_ = nullptr;
+  bool several_hosts_ = false;
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
 };
 

@@ -209,6 +209,17 @@ TEST_F(OnNccl, BuffersOfAnotherGpuAreRefused) {
   EXPECT_EQ(carried_out(), 4);
 }
 
+TEST_F(OnNccl, WhatMayBeCodeDoesNotGoBetweenHostsByIt) {
+  const char* const world = std::getenv("COHORT_TEST_WORLD");
+  const bool several = world != nullptr && std::string_view(world).starts_with("hosts");
+  run_world(2, [](Communicator comm) {
+    const Floats data = floats(comm, {1, 2});
+    comm.broadcast(Buffer(data.data(), 8, DType::UInt8, {DeviceType::CUDA, comm.rank()})).wait();
+    EXPECT_EQ(data.values(), (std::vector<float>{1, 2}));
+  });
+  EXPECT_EQ(carried_out(), several ? 0 : 2);
+}
+
 TEST_F(OnNccl, EndsItsCommunicatorsWithTheWorld) {
   const int before = count_of("pretended_nccl_ends");
   run_world(2, [](Communicator comm) {
@@ -291,6 +302,7 @@ TEST_F(OnNccl, AMissingRankIsNamed) {
         refused([&] { comm.all_reduce(data.buffer(), {.timeout = 200ms}).wait(); }, ErrorCode::Timeout);
     EXPECT_TRUE(has(why, "rank 1") && has(why, "did not come to operation")) << why;
   });
+  EXPECT_TRUE(come_to_abort(1)) << aborted();  // the other has noticed nothing
 }
 
 TEST_F(OnNccl, ErrorsEndTheWorldAndAreTold) {
@@ -372,6 +384,13 @@ TEST_F(Cards, OfOneGpu) {
   EXPECT_EQ(why(), "nothing");
   cards[1].shares = 0;
   EXPECT_TRUE(has(why(), "set NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks")) << why();
+}
+
+TEST_F(Cards, OfHostsThatEncrypt) {
+  for (cuda::Card& card : cards) card.encrypts = 1;
+  EXPECT_TRUE(has(why(), "rank 0 (a) and rank 2 (b) are to encrypt what they send each other")) << why();
+  cuda::put_text(cards[2].host, "a");
+  EXPECT_EQ(why(), "nothing");
 }
 
 TEST_F(Cards, OfRanksWhereItDidNotStart) {
