@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <bit>
 #include <condition_variable>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 namespace cohort::comm::cuda {
 namespace {
@@ -16,6 +18,14 @@ namespace {
 constexpr std::size_t kLeastRoom = 4096;
 constexpr std::size_t kLine = 64;
 constexpr auto kLastWait = std::chrono::milliseconds(100);  // a stream may hang for good
+
+/// What a copy may still write is never used again.
+void keep_for_good(std::shared_ptr<std::byte> room) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<std::byte>>();
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(room));
+}
 
 class Copies final : public Staging {
  public:
@@ -47,7 +57,7 @@ class Copies final : public Staging {
       try {
         if (mark) gpu_.wait(*mark, Clock::now() + kLastWait);
       } catch (const Error&) {
-        static_cast<void>(new std::shared_ptr<std::byte>(room_));  // may still be written: it is never used again
+        keep_for_good(room_);
       }
     }
   }
