@@ -66,7 +66,6 @@ class Agent {
     sys::SpawnOptions program;
     Environment environment;
     std::vector<std::vector<int>> shares;  ///< of cores, by local rank
-    int threads = 0;
   };
   Result<void> prepare_launch(StartJob order);
   Result<void> start_workers();

@@ -110,7 +110,7 @@ Result<void> Agent::start_workers() {
   }
   started_at_ = Clock::now();
   Started report;
-  report.threads = launch_->threads;
+  report.threads = parse_integer<std::int32_t>(launch_->environment.find(env::kOmpNumThreads).value_or("")).value_or(0);
   for (auto& worker : workers_) {
     if (auto running = worker->confirm(); !running) return fail_for(worker->rank(), running.error());
     report.pids.push_back(static_cast<std::int32_t>(worker->pid()));
@@ -157,14 +157,14 @@ Result<void> Agent::prepare_launch(StartJob order) {
   }
   const auto ranks = static_cast<int>(std::count_if(job.workers.begin(), job.workers.end(),
                                                     [](const WorkerPlan& plan) { return plan.role == Role::Worker; }));
-  launch.threads = threads_of(sys::usable_cores(), ranks);
+  const int threads = threads_of(sys::usable_cores(), ranks);
   if (job.bind_to_cores) {
     auto shared = share_cores(sys::cores_of_process(), ranks);
     if (!shared) return tl::unexpected(shared.error());
     launch.shares = *std::move(shared);
   }
   for (const std::string_view count : env::kThreadCounts) {
-    if (job.divides_cores && !environment.find(count)) environment.set(count, std::to_string(launch.threads));
+    if (job.divides_cores && !environment.find(count)) environment.set(count, std::to_string(threads));
   }
   environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
   launch_ = std::move(launch);
