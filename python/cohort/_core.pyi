@@ -69,6 +69,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         wire_dtype: Any = None,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> None: ...
@@ -83,6 +84,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         wire_dtype: Any = None,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...
@@ -98,6 +100,7 @@ class Communicator:
         postscale: float = 1.0,
         wire_dtype: Any = None,
         check_finite: bool = False,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[True],
     ) -> Work: ...
@@ -112,6 +115,7 @@ class Communicator:
         weight: Optional[float] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> None: ...
@@ -126,6 +130,7 @@ class Communicator:
         weight: Optional[float] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...
@@ -140,6 +145,7 @@ class Communicator:
         weight: Optional[float] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[True],
     ) -> Work: ...
@@ -152,6 +158,7 @@ class Communicator:
         op: Op = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...
@@ -164,6 +171,7 @@ class Communicator:
         op: Op = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[True],
     ) -> Work: ...
@@ -177,6 +185,7 @@ class Communicator:
         op: Op = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...
@@ -190,6 +199,7 @@ class Communicator:
         op: Op = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[True],
     ) -> Work: ...
