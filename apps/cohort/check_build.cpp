@@ -2,6 +2,7 @@
 #include "cluster/detect.h"
 #include "comm/communicator_impl.h"
 #include "comm/cuda/driver.h"
+#include "comm/cuda/nccl.h"
 #include "ext/mpi/plugin.h"
 #include "launch/environment.h"
 #include "launch/plan/program.h"
@@ -101,7 +102,11 @@ void check_backends() {
   for (const auto& path : mpi::installed_plugins(cluster::current_environment()))
     plugins += fmt::format("{}{}", plugins.empty() ? "between hosts, by " : ", ", path.string());
   const auto gpus = comm::cuda::Gpu::look();
-  row("cuda", gpus ? *gpus + ", by way of the host's memory" : fmt::format("no: {}", gpus.error().what()));
+  row("cuda",
+      gpus ? *gpus + "; the rank with LOCAL_RANK r is to use cuda:r" : fmt::format("no: {}", gpus.error().what()));
+  const auto& nccl = comm::cuda::Nccl::find();
+  row("nccl", nccl ? fmt::format("{} ({})", comm::cuda::Nccl::text_of(nccl->version), nccl->path)
+                   : fmt::format("no, memory of GPUs goes by way of the host's: {}", nccl.error().what()));
   row("mpi", plugins.empty() ? "no: there is no plug-in for an MPI; `cohort build-mpi` makes one" : plugins);
 }
 

@@ -5,10 +5,16 @@
 #include <cohort/dtype.h>
 
 #include <chrono>
+#include <cstdint>
 #include <limits>
 #include <optional>
 
 namespace cohort {
+
+/// How reductions of a GPU's memory are made where NCCL is used. Fast: by NCCL, which folds elements in an order of its
+/// own, so that bits depend on the size and on where ranks are. Exact: by way of the host's memory, with the CPU's
+/// bits. What NCCL cannot do is exact in any case. The same on all ranks.
+enum class GpuSums : std::uint8_t { Fast, Exact };
 
 struct BarrierOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
@@ -33,6 +39,7 @@ struct AllReduceOptions {
   /// nothing: who makes a part of the result looks at it meanwhile. Where several ranks differ in this, those that ask
   /// are told.
   bool check_finite = false;
+  std::optional<GpuSums> gpu_sums = {};
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
@@ -43,6 +50,7 @@ struct ReduceOptions {
   std::optional<double> weight = {};
   double prescale = 1;
   double postscale = 1;
+  std::optional<GpuSums> gpu_sums = {};
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
@@ -50,6 +58,7 @@ struct ReduceScatterOptions {
   ReduceOp op = ReduceOp::Sum;
   double prescale = 1;
   double postscale = 1;
+  std::optional<GpuSums> gpu_sums = {};
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 

@@ -21,8 +21,9 @@ namespace cohort::ps {
 
 struct ServerOptions {
   /// "HOST:PORT" (port 0: the system chooses one), or "@NAME": a name in Linux's abstract Unix namespace, for this
-  /// user's processes on this host, without a secret.
-  std::string endpoint = "127.0.0.1:0";
+  /// user's processes on this host, without a secret. Empty: a free port at the address of this host that the other
+  /// processes of its job reach, or of COHORT_NETWORK; 127.0.0.1 where all are on one host, or in no job.
+  std::string endpoint = {};
   /// For TCP: a file as `cohort secret` writes it. Empty: the job's secret.
   std::string secret_file = {};
   /// Bytes that tables and waiting pushes may take; what needs more is refused (Unavailable). 0: nine tenths of what
@@ -32,15 +33,18 @@ struct ServerOptions {
   /// its pushes those of ended clocks count.
   std::chrono::milliseconds patience = std::chrono::seconds(3);
   /// A file in which every change is noted before it is made. A server that is started again with it goes on where the
-  /// one that was killed had been. It grows without bound. Empty: none.
+  /// one that was killed had been. Empty: none.
   std::string journal = {};
+  /// Once there are so many bytes of changes in it, and as many as its rows take there, it is written anew, as the rows
+  /// and what comes after. The server serves nobody while it writes them.
+  std::size_t journal_tail = std::size_t{64} << 20;
   /// Whether workers on this host are talked to through shared memory, 4 MiB with each. Where there is none, and with
   /// false, calls go over the socket.
   bool shared_memory = true;
   /// How many other servers of the job have a copy of what this one has, command by command, and go on in its place if
   /// it dies: 0 or 1, the same at all servers. It needs the store of `cohort run`, and for now no journal. nullopt: 1
-  /// if the job's servers are on several hosts, else 0, since what ends one host ends both copies.
-  std::optional<int> replicas = 0;
+  /// where the job goes on when a server dies (--server-restarts, --lost-servers) and there is no journal, else 0.
+  std::optional<int> replicas = {};
   /// With replicas: this server's number and how many there are. Nothing: as its role says.
   std::optional<int> number = {};
   std::optional<int> servers = {};
@@ -50,6 +54,8 @@ class Server {
  public:
   /// Throws Unavailable if the place or the journal is taken, InvalidArgument, Io, Corrupt.
   explicit Server(const ServerOptions& options);
+  /// One of `serve`, for a program that does something of its own until `workers_gone`.
+  static std::unique_ptr<Server> of_job(ServerOptions options);
   /// Closes all connections.
   ~Server();
   Server(const Server&) = delete;
@@ -65,9 +71,16 @@ class Server {
   std::unique_ptr<Impl> impl_;
 };
 
+/// What a server of `cohort run --servers` does: says where it listens, and serves until all workers have left or are
+/// lost. A `journal` that is a folder gets a file of each server. One that `cohort run --server-restarts` has started
+/// again listens where the one before it did; under TF_CONFIG alone it is at its address there. Throws as Server, and
+/// InvalidArgument in a process that is no server.
+void serve(const ServerOptions& options = {});
+
 struct ClientOptions {
-  /// Endpoints of all servers, in the same order at all workers.
-  std::vector<std::string> servers;
+  /// Endpoints of all servers, in the same order at all workers. Empty: those of this job, once all `serve`, and this
+  /// process's number (`role_number`, `num_workers`) in place of the two below.
+  std::vector<std::string> servers = {};
   std::string secret_file = {};  ///< as the servers'
   int worker = 0;
   int workers = 1;
@@ -174,7 +187,7 @@ class Client {
   struct Impl;
   /// Throws Timeout if a server is not there by then (names it), InvalidArgument, Mismatch (the servers know another
   /// number of workers, or another process that says it is this worker).
-  static Client connect(const ClientOptions& options);
+  static Client connect(ClientOptions options = {});
   Client(Client&&) noexcept;
   Client& operator=(Client&&) = delete;
   /// As `leave`, without waiting long; errors are logged.

@@ -34,10 +34,12 @@ try:
         ReduceOp,
         Work,
         __version__,
+        announce_server,
         num_servers,
         num_workers,
         role,
         role_number,
+        server_addresses,
         supports,
     )
 except ModuleNotFoundError as missing:
@@ -52,7 +54,6 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from cohort._preemption import REQUEUE_STATUS, Preemption
-from cohort._servers import announce_server, server_addresses
 from cohort._torch_backend import monitored_barrier, wait_for_torch as _wait_for_torch
 from cohort._world import (
     cross_rank,

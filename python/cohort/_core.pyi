@@ -69,6 +69,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         wire_dtype: Any = None,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> None: ...
@@ -83,6 +84,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         wire_dtype: Any = None,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...
@@ -98,6 +100,7 @@ class Communicator:
         postscale: float = 1.0,
         wire_dtype: Any = None,
         check_finite: bool = False,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[True],
     ) -> Work: ...
@@ -112,6 +115,7 @@ class Communicator:
         weight: Optional[float] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> None: ...
@@ -126,6 +130,7 @@ class Communicator:
         weight: Optional[float] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...
@@ -140,6 +145,7 @@ class Communicator:
         weight: Optional[float] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[True],
     ) -> Work: ...
@@ -152,6 +158,7 @@ class Communicator:
         op: Op = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...
@@ -164,6 +171,7 @@ class Communicator:
         op: Op = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[True],
     ) -> Work: ...
@@ -177,6 +185,7 @@ class Communicator:
         op: Op = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[False] = False,
     ) -> _T: ...
@@ -190,6 +199,7 @@ class Communicator:
         op: Op = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        gpu_sums: Optional[Literal["fast", "exact"]] = None,
         timeout: Optional[Seconds] = None,
         async_op: Literal[True],
     ) -> Work: ...
@@ -707,7 +717,14 @@ class PsClient:
 
 class PsServer:
     def __init__(
-        self, endpoint: str, secret_file: str, memory: int, patience: float, journal: str, replicas: Optional[int]
+        self,
+        endpoint: str,
+        secret_file: str,
+        memory: int,
+        patience: float,
+        journal: str,
+        replicas: Optional[int],
+        of_job: bool,
     ) -> None: ...
     @property
     def endpoint(self) -> str: ...
@@ -857,6 +874,8 @@ def role() -> str: ...
 def role_number() -> int: ...
 def num_workers() -> int: ...
 def num_servers() -> int: ...
+def announce_server(address: str) -> None: ...
+def server_addresses(timeout: float = 60.0) -> list[str]: ...
 
 class ClusterSpec:
     def __init__(self, cluster: Union[dict[str, Union[Sequence[str], dict[int, str]]], ClusterSpec]) -> None: ...

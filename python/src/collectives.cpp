@@ -49,8 +49,13 @@ Array write(const char* operation, const py::object& array, const char* name = "
 
 template <class Options>
 Options reduction_of(const char* name, const py::object& op, double prescale, double postscale,
-                     const py::object& timeout) {
+                     const py::object& gpu_sums, const py::object& timeout) {
   Options options;
+  if (!gpu_sums.is_none()) {
+    const std::string sums = py::str(gpu_sums);
+    if (sums != "fast" && sums != "exact") refuse(name, "gpu_sums is 'fast' or 'exact', and not '" + sums + "'");
+    options.gpu_sums = sums == "fast" ? GpuSums::Fast : GpuSums::Exact;
+  }
   options.op = reduce_op_of(op, name);
   options.prescale = prescale;
   options.postscale = postscale;
@@ -60,9 +65,10 @@ Options reduction_of(const char* name, const py::object& op, double prescale, do
 
 py::object all_reduce(const PyCommunicator& self, const py::object& data, const py::object& output,
                       const py::object& op, std::optional<double> weight, double prescale, double postscale,
-                      const py::object& wire_dtype, bool check_finite, const py::object& timeout, bool async_op) {
+                      const py::object& wire_dtype, bool check_finite, const py::object& gpu_sums,
+                      const py::object& timeout, bool async_op) {
   constexpr auto* kName = "all_reduce";
-  auto options = reduction_of<AllReduceOptions>(kName, op, prescale, postscale, timeout);
+  auto options = reduction_of<AllReduceOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
   options.weight = weight;
   if (check_finite && !async_op) refuse(kName, "check_finite: the Work tells what was found -- give async_op=True too");
   options.check_finite = check_finite;
@@ -92,9 +98,9 @@ py::object all_reduce(const PyCommunicator& self, const py::object& data, const 
 
 py::object reduce(const PyCommunicator& self, const py::object& data, const py::object& output, int root,
                   const py::object& op, std::optional<double> weight, double prescale, double postscale,
-                  const py::object& timeout, bool async_op) {
+                  const py::object& gpu_sums, const py::object& timeout, bool async_op) {
   constexpr auto* kName = "reduce";
-  auto options = reduction_of<ReduceOptions>(kName, op, prescale, postscale, timeout);
+  auto options = reduction_of<ReduceOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
   options.weight = weight;
   options.root = root;
   const Call call{self, kName, async_op, output};
@@ -113,10 +119,10 @@ py::object reduce(const PyCommunicator& self, const py::object& data, const py::
 }
 
 py::object reduce_scatter(const PyCommunicator& self, const py::object& input, const py::object& output,
-                          const py::object& op, double prescale, double postscale, const py::object& timeout,
-                          bool async_op) {
+                          const py::object& op, double prescale, double postscale, const py::object& gpu_sums,
+                          const py::object& timeout, bool async_op) {
   constexpr auto* kName = "reduce_scatter";
-  const auto options = reduction_of<ReduceScatterOptions>(kName, op, prescale, postscale, timeout);
+  const auto options = reduction_of<ReduceScatterOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
   const Call call{self, kName, async_op, output};
   if (is_group(input)) {
     std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "an input of the group"}, Where::HostOrGpu);
@@ -137,9 +143,9 @@ py::object reduce_scatter(const PyCommunicator& self, const py::object& input, c
 
 py::object reduce_scatter_v(const PyCommunicator& self, const py::object& input, const py::object& output,
                             const Counts& counts, const py::object& op, double prescale, double postscale,
-                            const py::object& timeout, bool async_op) {
+                            const py::object& gpu_sums, const py::object& timeout, bool async_op) {
   constexpr auto* kName = "reduce_scatter_v";
-  const auto options = reduction_of<ReduceScatterOptions>(kName, op, prescale, postscale, timeout);
+  const auto options = reduction_of<ReduceScatterOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
   Array from = read(kName, input);
   Array to = write(kName, output);
   const ConstBuffer parts = from.const_buffer();
@@ -339,6 +345,7 @@ void bind_collectives(py::class_<PyCommunicator>& communicator) {
   const py::arg_v kPostscale(py::arg("postscale") = 1.0);
   const py::arg_v kRoot(py::arg("root") = 0);
   const py::arg_v kTag(py::arg("tag") = 0);
+  const py::arg_v kSums(py::arg("gpu_sums") = py::none());
   const py::arg_v kTimeout(py::arg("timeout") = py::none());
   const py::arg_v kAsync(py::arg("async_op") = false);
   const py::kw_only kOnly;
@@ -346,20 +353,23 @@ void bind_collectives(py::class_<PyCommunicator>& communicator) {
   communicator
       .def(
           "all_reduce", &all_reduce, py::arg("data"), kNoOutput, kOnly, kOp, kNoWeight, kPrescale, kPostscale,
-          py::arg("wire_dtype") = py::none(), py::arg("check_finite") = false, kTimeout, kAsync,
+          py::arg("wire_dtype") = py::none(), py::arg("check_finite") = false, kSums, kTimeout, kAsync,
           "Reduces `data` over all ranks: in place, or into `output`. A list of arrays is reduced in place, as one "
           "operation. With op='average', `weight` is this rank's (its number of samples): sum(weight * x) / "
           "sum(weight). wire_dtype='bfloat16': float32 travels between hosts as bfloat16 (sums and averages; each "
           "host's sum is rounded, beyond two hosts the result as well). check_finite=True: `finite()` of the Work says "
-          "whether the result is free of NaN and infinities, on one host for next to nothing.")
-      .def("reduce", &reduce, py::arg("data"), kNoOutput, kOnly, kRoot, kOp, kNoWeight, kPrescale, kPostscale, kTimeout,
-           kAsync, "As all_reduce, but only the root receives the result; all other arrays stay as they are.")
+          "whether the result is free of NaN and infinities, on one host for next to nothing. gpu_sums='exact': memory "
+          "of "
+          "GPUs is reduced with the CPU's bits, by way of the host's; 'fast': by NCCL, where it is used.")
+      .def("reduce", &reduce, py::arg("data"), kNoOutput, kOnly, kRoot, kOp, kNoWeight, kPrescale, kPostscale, kSums,
+           kTimeout, kAsync, "As all_reduce, but only the root receives the result; all other arrays stay as they are.")
       .def("reduce_scatter", &reduce_scatter, py::arg("input"), py::arg("output"), kOnly, kOp, kPrescale, kPostscale,
-           kTimeout, kAsync,
+           kSums, kTimeout, kAsync,
            "`input` holds size() parts of as many elements as `output`; rank r receives the reduction of part r. Lists "
            "of inputs and outputs are one operation.")
       .def("reduce_scatter_v", &reduce_scatter_v, py::arg("input"), py::arg("output"), py::arg("counts"), kOnly, kOp,
-           kPrescale, kPostscale, kTimeout, kAsync, "Part r has counts[r] elements; `counts` is the same on all ranks.")
+           kPrescale, kPostscale, kSums, kTimeout, kAsync,
+           "Part r has counts[r] elements; `counts` is the same on all ranks.")
       .def("broadcast", &broadcast, py::arg("data"), kOnly, kRoot, kTimeout, kAsync,
            "Copies `data`, or a list of arrays, from the root to all other ranks.")
       .def("all_gather", &all_gather, py::arg("input"), py::arg("output"), kOnly, kTimeout, kAsync,

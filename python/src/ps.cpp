@@ -381,7 +381,7 @@ void bind_ps(py::module_& module) {
       });
   py::class_<ps::Server>(module, "PsServer")
       .def(py::init([](const std::string& endpoint, const std::string& secret_file, std::size_t memory, double patience,
-                       const std::string& journal, std::optional<int> replicas) {
+                       const std::string& journal, std::optional<int> replicas, bool of_job) {
              ps::ServerOptions options;
              options.endpoint = endpoint;
              options.secret_file = secret_file;
@@ -390,10 +390,10 @@ void bind_ps(py::module_& module) {
              options.journal = journal;
              options.replicas = replicas;
              const py::gil_scoped_release release;
-             return std::make_unique<ps::Server>(options);
+             return of_job ? ps::Server::of_job(options) : std::make_unique<ps::Server>(options);
            }),
            py::arg("endpoint"), py::arg("secret_file"), py::arg("memory"), py::arg("patience"), py::arg("journal"),
-           py::arg("replicas"))
+           py::arg("replicas"), py::arg("of_job"))
       .def_property_readonly("endpoint", &ps::Server::endpoint)
       .def_property_readonly("workers_gone", &ps::Server::workers_gone);
 }

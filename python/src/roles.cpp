@@ -3,9 +3,12 @@
 
 #include <cohort/cluster_spec.h>
 #include <cohort/role.h>
+#include <cohort/servers.h>
 
 #include <pybind11/stl.h>
 
+#include <chrono>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -69,6 +72,19 @@ void bind_roles(py::module_& module) {
              "This process's number among those of its role, from 0: of a worker its rank in the world.");
   module.def("num_workers", &num_workers, "How many ranks the job's world has, whatever this process is.");
   module.def("num_servers", &num_servers, "How many servers the job has.");
+  module.def(
+      "announce_server", &announce_server, py::arg("address"), py::call_guard<py::gil_scoped_release>(),
+      "Says where this server listens, for `server_addresses` of the job's other processes; once it does.\n\n"
+      "address: what others reach it by, e.g. \"10.0.0.7:4711\". Raises InvalidArgument in a process that is no\n"
+      "server, Unavailable without `cohort run`. Under TF_CONFIG alone the cluster says it, and nothing is to be\n"
+      "done.");
+  module.def(
+      "server_addresses",
+      [](double timeout) { return server_addresses(std::chrono::milliseconds(std::llround(timeout * 1000))); },
+      py::arg("timeout") = 60.0, py::call_guard<py::gil_scoped_release>(),
+      "Where the job's servers listen, by number, once all have said so; [] where there are none.\n\n"
+      "Under TF_CONFIG, without `cohort run`, the addresses of its ps tasks. Raises Timeout after `timeout` seconds,\n"
+      "naming the servers that have not said it.");
 
   py::class_<ClusterSpec>(module, "ClusterSpec",
                           "A cluster as TensorFlow describes it: jobs, their tasks, and where each of them listens.\n\n"

@@ -1,5 +1,5 @@
-"""Arrays of a GPU in cohort's own operations, over a driver that pretends (comm/cuda/pretended): torch's tensors, known by
-what they can do, and DLPack's. 2 ranks."""
+"""Arrays of a GPU in cohort's own operations, over a driver and an NCCL that pretend (comm/cuda/pretended): torch's tensors,
+known by what they can do, and DLPack's. 2 ranks, which share a GPU."""
 
 import ctypes
 import sys
@@ -136,6 +136,18 @@ class Gpus(unittest.TestCase):
             part.seen[:] = [0.0, 0.0]
             self.world.recv(part, 0)
         self.assertEqual(list(part.seen), [4.0, 4.0])
+
+    def test_sums_go_by_nccl_unless_they_are_to_be_exact(self):
+        nccl = ctypes.CDLL("libnccl.so.2")
+        before = nccl.pretended_nccl_operations()
+        tensor = Tensor([1.0, 2.0])
+        self.world.all_reduce(tensor)
+        self.assertEqual(nccl.pretended_nccl_operations() - before, 1)
+        self.world.all_reduce(tensor, gpu_sums="exact")
+        self.assertEqual(nccl.pretended_nccl_operations() - before, 1)
+        self.assertEqual(list(tensor.seen), [4.0, 8.0])
+        with self.assertRaisesRegex(cohort.InvalidArgument, "gpu_sums is 'fast' or 'exact', and not 'quick'"):
+            self.world.all_reduce(tensor, gpu_sums="quick")
 
     def test_arrays_of_other_libraries(self):
         array = Exported([1.0, 2.0, 3.0])

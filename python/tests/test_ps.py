@@ -1,6 +1,7 @@
 """cohort.ps: arrays, errors, optimizers against torch's own, ranks under `cohort run`; cohort.torch.ps against torch.nn."""
 
 import gc
+import json
 import os
 import pathlib
 import subprocess
@@ -318,6 +319,73 @@ else:
             )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(len(done.stdout.splitlines()), 2)
+
+    #: Worker 0 kills servers meanwhile, one after another.
+    KILLED = """
+import json, os, signal, sys, time
+import numpy
+import cohort
+from cohort import ps
+
+def server_pids():
+    with open(os.environ["COHORT_RUN_DIR"] + "/job.json") as record:
+        return json.load(record)["server_pids"]
+
+if cohort.role() == "server":
+    ps.serve(**eval(sys.argv[1]))
+else:
+    with ps.connect() as client:
+        table = client.table("t", 1, optimizer=ps.Sgd(lr=1.0), consistency=ps.Async())
+        keys, ones = numpy.arange(40), numpy.full((40, 1), -1.0, numpy.float32)
+        pushed = 0
+        for victim in sys.argv[2]:
+            if client.worker == 0:
+                before = server_pids()[int(victim)]
+                os.kill(before, signal.SIGKILL)
+            while pushed % 50 or (client.worker == 0 and server_pids()[int(victim)] == before):
+                table.push(keys, ones)
+                pushed += 1
+            for _ in range(50):
+                table.push(keys, ones)
+                pushed += 1
+        everywhere = client.variable("pushed", 1, optimizer=ps.Sgd(lr=1.0), consistency=ps.Async())
+        everywhere.push(numpy.full(1, -float(pushed), numpy.float32))
+        client.barrier()
+        print(client.worker, set(table.pull(keys).ravel().tolist()) == set(everywhere.pull().tolist()))
+        client.barrier()
+"""
+
+    def run_killed(self, options, victims, *words):
+        command = [os.environ["COHORT_COMMAND"], "run", "--prefix", "none", "--timeout", "80", "-np", "2", *words]
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "program.py")
+            program.write_text(self.KILLED)
+            pathlib.Path(folder, "journals").mkdir()
+            done = subprocess.run(
+                [*command, sys.executable, program, options, victims], cwd=folder, capture_output=True, text=True, timeout=90
+            )
+            record = json.loads(pathlib.Path(folder, "runs/latest/job.json").read_text())
+        return done, record
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_a_killed_server_comes_again_with_its_journal(self):
+        done, record = self.run_killed("{'journal': 'journals'}", "0110", "--servers", "2", "--server-restarts", "4")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()), ["0 True", "1 True"], done.stderr)
+        self.assertEqual([failure["number"] for failure in record["server_restarts"]], [0, 1, 1, 0])
+        self.assertIn("(4 of 4 times, --server-restarts)", done.stderr)
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_servers_have_replicas_where_the_job_goes_on_when_one_dies(self):
+        done, _ = self.run_killed("{}", "12", "--servers", "3", "--server-restarts", "2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()), ["0 True", "1 True"], done.stderr)
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_what_a_server_without_memory_has_lost_ends_the_job(self):
+        done, _ = self.run_killed("{'replicas': 0}", "1", "--servers", "2", "--server-restarts", "3")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"been started again without what it knew: \d+ of this worker's \d+ changes are lost")
 
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_a_job_without_servers_is_told_of(self):

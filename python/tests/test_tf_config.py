@@ -93,6 +93,34 @@ class Ports(Case):
         self.assertNotIn("TF_CONFIG", self.run_job("", "-np", "2", "--dry-run").stdout)
 
 
+# The chief's functions run on two workers; the variables are on two servers.
+SERVED = """
+import os, sys
+import tensorflow as tf
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+if resolver.task_type in ("worker", "ps"):
+    tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id).join()
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    slope, offset = tf.Variable(0.0), tf.Variable(0.0)
+    clock = [tf.Variable(0), tf.Variable(0)]
+@tf.function
+def step():
+    x = tf.random.stateless_uniform([32], [1, clock[0].assign_add(1, read_value=True)])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((slope * x + offset - (3 * x + 1)) ** 2)
+    for variable, gradient in zip((slope, offset), tape.gradient(loss, (slope, offset))):
+        variable.assign_sub(0.3 * gradient)
+    return loss
+losses = [coordinator.schedule(step) for _ in range(60)]
+coordinator.join()
+first, last = losses[0].fetch(), losses[-1].fetch()
+places = sorted({one.device.split("/task:")[1].split("/")[0] for one in (slope, offset)})
+print("TRAINED", bool(last < 0.1 * first), len(places), "variables on", places, flush=True)
+"""
+
+
 class Strategy(Case):
     def test_multi_worker_mirrored_strategy(self):
         if place_of("tf_keras") is None:
@@ -102,6 +130,14 @@ class Strategy(Case):
         lines = sorted(line.split() for line in done.stdout.splitlines() if line.startswith("TRAINED"))
         self.assertEqual([line[:5] for line in lines], [["TRAINED", str(rank), "2", "1", "True"] for rank in range(2)])
         self.assertEqual(lines[0][5], lines[1][5])
+
+    def test_parameter_server_strategy(self):
+        if place_of("tf_keras") is None:
+            self.skipTest(MISSING.format("tf_keras"))
+        done = self.run_job(SERVED, "-np", "3", "--servers", "2", "--tf-config", "--timeout", "250", seconds=280,
+                            **environment("tf_keras", with_cohort=False))  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"TRAINED True 2 variables on \['0', '1'\]")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,13 @@ constexpr Variable kVariables[] = {
     {kTransport, one_of("tcp or mpi"), "tcp",
      "what carries bytes between hosts; mpi: through the site's MPI, for ranks that mpirun or srun has started"},
     {kMpiPlugin, "path", "found by the launcher's MPI", "the plug-in for MPI, which `cohort build-mpi` compiles"},
+    {kNccl, "path, or off", "found",
+     "the NCCL that carries out what ranks do with a GPU's memory, unless the process has loaded one before; off: it "
+     "goes by way of the host's memory"},
+    {kGpuSums, one_of("fast or exact"), "fast",
+     "reductions of a GPU's memory: fast by NCCL, where it is used, or with the CPU's bits, by way of the host's "
+     "memory; "
+     "the same on all ranks"},
     {kTimes, kFlag, "0",
      "measure how long collectives take and what they wait for; `cohort run --json` tells it of each rank at its end"},
     {kMetricsTokenFile, "path", "", "--token-file of `cohort export`, also where `cohort run --track` starts it"},
@@ -109,6 +116,9 @@ constexpr Variable kVariables[] = {
     {kHost, "name", "", "name of this host in messages", SetForRanks},
     {kRestart, kCount, "", "how often the job has been started again (--max-restarts); 0 in the first attempt",
      SetForRanks},
+    {kServersMayDie, kFlag, "0", "of a server: the job goes on when one dies (--server-restarts, --lost-servers)",
+     SetForRanks},
+    {kServerRestart, kCount, "", "how often this server alone has been started again (--server-restarts)", SetForRanks},
     {kRole, one_of("worker or server or evaluator"), "",
      "what this process is for: `cohort run --servers`, --evaluator", SetForRanks},
     {kRoleNumber, kCount, "", "its number among those of its role; of a worker its rank", SetForRanks},
@@ -124,7 +134,8 @@ constexpr Variable kVariables[] = {
     {"COHORT_SPARK_PARTITION", kCount, "", "likewise: its number", SetForRanks},
     {kOmpNumThreads, "number", "cores / local ranks", "compute threads of each worker; set unless it is", SetForRanks},
     {kTfIntraOpThreads, "number", "cores / local ranks", "likewise of TensorFlow, for one operation", SetForRanks},
-    {kTfInterOpThreads, "number", "cores / local ranks", "likewise, for operations beside each other", SetForRanks},
+    {kTfInterOpThreads, "number", "cores / local ranks",
+     "likewise, for operations beside each other; ranks + 1 with --tf-config and --servers", SetForRanks},
     {"GROUP_RANK", kCount, "", "as torchrun's: number of the host", SetForRanks},
     {"GROUP_WORLD_SIZE", kCount, "", "as torchrun's: number of hosts", SetForRanks},
     {"ROLE_RANK", kCount, "", "as torchrun's: RANK", SetForRanks},

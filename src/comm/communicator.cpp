@@ -53,6 +53,7 @@ void set_reduction(const Caller& caller, Request& request, const Options& option
   request.op = options.op;
   request.prescale = options.prescale;
   request.postscale = options.postscale;
+  request.gpu_sums = options.gpu_sums;
 }
 
 template <class Options>

@@ -17,7 +17,7 @@ class FiniteCheck {
  public:
   explicit FiniteCheck(ConstBuffer result) noexcept : result_(result) {}
 
-  /// The result is here, too, as long as `keep` lives. Before the operation begins.
+  /// The result is here, too, as long as `keep` lives. Before the operation is done.
   void read_instead(ConstBuffer result, std::shared_ptr<void> keep) noexcept {
     result_ = result;
     keep_ = std::move(keep);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cohort/buffer.h>
+#include <cohort/collective_options.h>
 #include <cohort/dtype.h>
 
 #include <chrono>
@@ -14,6 +15,7 @@
 
 namespace cohort::comm {
 
+class Direct;
 class FiniteCheck;
 class Staging;
 
@@ -54,12 +56,18 @@ struct Counts {
   std::vector<std::int64_t> output;  ///< all_to_all_v: from each rank
 };
 
+/// What came of a round that is all that ranks do: they agree on an operation, which is then carried out elsewhere.
+struct Round {
+  bool everyone = false;  ///< no rank has joined
+};
+
 struct Request {
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::Sum;
   DType dtype = DType::Float32;
   bool weighted = false;
   bool bf16_wire = false;  ///< float32 goes as bfloat16 between hosts
+  bool fast = false;       ///< a reduction of a GPU's memory whose bits may be those of NCCL
   std::int32_t root = 0;   ///< of rooted operations; of send and recv the peer, or kAnySource
   std::int32_t tag = 0;
   const void* input = nullptr;
@@ -77,6 +85,9 @@ struct Request {
   void* input_stream = nullptr;
   /// Where `input` and `output` are host memory in place of the device's.
   std::shared_ptr<Staging> staging = {};
+  std::shared_ptr<Direct> direct = {};   ///< where they are the device's, and NCCL may carry it out
+  std::optional<GpuSums> gpu_sums = {};  ///< not set: COHORT_GPU_SUMS
+  Round* round = nullptr;                ///< not null: ranks agree on it, and no more
 
   std::size_t input_bytes() const noexcept { return static_cast<std::size_t>(input_count) * size_of(dtype); }
   std::size_t output_bytes() const noexcept { return static_cast<std::size_t>(output_count) * size_of(dtype); }

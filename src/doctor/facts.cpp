@@ -16,7 +16,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(NameFacts, name, addresses, erro
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(LimitFacts, open_files, open_files_most, processes, locked_memory, core)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(MachineFacts, processor, processors, affinity, quota, cores, numa_nodes,
                                                 threads, load, memory, memory_available, memory_limit, shared,
-                                                shared_free, shared_error, gpus, gpu_driver, gpu_error, infiniband)
+                                                shared_free, shared_error, gpus, gpu_driver, gpu_error, nccl, nccl_path,
+                                                nccl_error, infiniband)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(SoftwareFacts, version, build, commit, path, python, python_path,
                                                 python_error, torch, package, mpi)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FolderFacts, path, error, writable, free, file_system)

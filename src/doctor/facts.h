@@ -55,6 +55,9 @@ struct MachineFacts {
   std::vector<std::string> gpus;
   std::string gpu_driver;
   std::string gpu_error;  ///< the driver is there, and nvidia-smi fails
+  std::string nccl;       ///< where there are GPUs: its version
+  std::string nccl_path;
+  std::string nccl_error;  ///< why there is none
   bool infiniband = false;
 };
 

@@ -80,6 +80,15 @@ void judge_memory(const HostState& host, std::vector<Finding>& out) {
               : ""});
 }
 
+/// That a rank would see: CUDA_VISIBLE_DEVICES leaves some.
+int visible_gpus(const HostFacts& facts) {
+  const auto all = static_cast<int>(facts.machine.gpus.size());
+  const auto chosen = facts.environment.find("CUDA_VISIBLE_DEVICES");
+  if (chosen == facts.environment.end()) return all;
+  if (chosen->second.empty()) return 0;
+  return static_cast<int>(std::count(chosen->second.begin(), chosen->second.end(), ',')) + 1;
+}
+
 void judge_gpus(const HostState& host, std::vector<Finding>& out) {
   const MachineFacts& machine = host.facts->machine;
   if (!machine.gpu_error.empty()) {
@@ -97,9 +106,28 @@ void judge_gpus(const HostState& host, std::vector<Finding>& out) {
                  Level::Ok,
                  {host.name},
                  {},
-                 fmt::format("{} x {}, driver {}", machine.gpus.size(), machine.gpus.front(), machine.gpu_driver),
+                 fmt::format("{} x {}, driver {}; the rank with LOCAL_RANK r is to use cuda:r", machine.gpus.size(),
+                             machine.gpus.front(), machine.gpu_driver),
                  {},
                  {}});
+  if (const int seen = visible_gpus(*host.facts); seen > 0 && host.slots > seen) {
+    out.push_back({"gpu-shared",
+                   Level::Warning,
+                   {host.name},
+                   {},
+                   fmt::format("{} ranks for {} GPU{}", host.slots, seen, seen == 1 ? "" : "s"),
+                   {},
+                   fmt::format("-H {}:{}", host.name, seen)});
+  }
+  if (machine.nccl.empty() && machine.nccl_error.empty()) return;
+  const bool found = machine.nccl_error.empty();
+  out.push_back({"nccl",
+                 found ? Level::Ok : Level::Warning,
+                 {host.name},
+                 {},
+                 found ? fmt::format("{} ({})", machine.nccl, machine.nccl_path) : machine.nccl_error,
+                 {},
+                 found ? "" : "pip install nvidia-nccl-cu12 (or -cu13, as the driver is)"});
 }
 
 /// "8 (a, b), 4 (c)": fewest first.
@@ -154,6 +182,8 @@ void judge_machines(const Checkup& checkup, std::vector<Finding>& out) {
       out);
   compare(
       checkup, "GPU driver", [](const MachineFacts& m) { return m.gpu_driver.empty() ? "none" : m.gpu_driver; }, out);
+  compare(
+      checkup, "NCCL", [](const MachineFacts& m) { return m.nccl.empty() ? "none" : m.nccl; }, out);
 }
 
 }  // namespace cohort::doctor

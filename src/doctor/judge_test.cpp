@@ -208,7 +208,7 @@ TEST_F(Doctor, AProxyDoesNoHarm) {
 
 TEST_F(Doctor, HiddenGpus) {
   for (HostState& host : checkup.hosts) {
-    host.facts->machine.gpus = {"A100"};
+    host.facts->machine.gpus = {"A100", "A100"};
     host.facts->machine.gpu_driver = "535.1";
   }
   b().environment["CUDA_VISIBLE_DEVICES"] = "";
@@ -404,6 +404,43 @@ TEST_F(Doctor, GpusThatFailOrDiffer) {
   EXPECT_EQ(found.front().level, Level::Failed);
   EXPECT_TRUE(has(found.front().found, "mismatch"));
   EXPECT_EQ(found.back().row, "alike");
+}
+
+TEST_F(Doctor, NcclThatIsMissing) {
+  for (HostState& host : checkup.hosts) {
+    host.facts->machine.gpus = {"A100", "A100"};
+    host.facts->machine.nccl = "2.30.7";
+  }
+  EXPECT_TRUE(bad().empty());
+  for (HostState& host : checkup.hosts) {
+    host.facts->machine.nccl.clear();
+    host.facts->machine.nccl_error = "there is no NCCL";
+  }
+  const auto found = bad();
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found.front().row, "nccl");
+  EXPECT_EQ(found.front().level, Level::Warning);
+  EXPECT_EQ(found.front().found, "there is no NCCL");
+}
+
+TEST_F(Doctor, NcclThatDiffers) {
+  for (HostState& host : checkup.hosts) {
+    host.facts->machine.gpus = {"A100", "A100"};
+    host.facts->machine.nccl = "2.30.7";
+  }
+  b().machine.nccl = "2.28.9";
+  EXPECT_TRUE(has(only("alike", Level::Warning).found, "NCCL: 2.30.7 (a), 2.28.9 (b)"));
+}
+
+TEST_F(Doctor, MoreRanksThanGpus) {
+  for (HostState& host : checkup.hosts) {
+    host.facts->machine.gpus = {"A100", "A100"};
+    host.facts->machine.nccl = "2.30.7";
+    host.slots = 2;
+  }
+  EXPECT_TRUE(bad().empty());
+  b().environment["CUDA_VISIBLE_DEVICES"] = "1";
+  EXPECT_EQ(only("gpu-shared", Level::Warning).found, "2 ranks for 1 GPU");
 }
 
 TEST_F(Doctor, HostsThatAreNotAlike) {

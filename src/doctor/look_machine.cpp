@@ -1,4 +1,5 @@
 #include "base/parse.h"
+#include "comm/cuda/nccl.h"
 #include "doctor/look.h"
 #include "launch/start/capture.h"
 #include "sys/cpus.h"
@@ -203,6 +204,16 @@ void look_at_gpus(MachineFacts& facts, const std::string& root, std::chrono::mil
     facts.gpu_driver = trimmed(line.substr(comma + 1));
   }
   if (!names.empty()) facts.gpus = names;
+}
+
+void look_at_nccl(MachineFacts& facts) {
+  if (facts.gpus.empty()) return;
+  if (const auto& found = comm::cuda::Nccl::find()) {
+    facts.nccl = comm::cuda::Nccl::text_of(found->version);
+    facts.nccl_path = found->path;
+  } else {
+    facts.nccl_error = found.error().what();
+  }
 }
 
 }  // namespace cohort::doctor

@@ -96,7 +96,19 @@ void visit_fields(M& m, A& a, const RoleProgram*) {
 template <class M, class A>
 void visit_fields(M& m, A& a, const StartJob*) {
   a(m.path, m.arguments, m.environment, m.folder, m.log_folder, m.workers, m.input, m.tail_lines, m.open_files,
-    m.bind_to_cores, m.elsewhere, m.run_folder, m.divides_cores, m.trace, m.programs);
+    m.bind_to_cores, m.elsewhere, m.run_folder, m.divides_cores, m.trace, m.programs, m.servers_again);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const StartedAgain*) {
+  a(m.rank, m.pid, m.why);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const StartAgain*) {
+  a(m.rank, m.environment);
+}
+template <class M, class A>
+void visit_fields(M& m, A& a, const GoOnWithout*) {
+  a(m.rank);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Input*) {

@@ -19,7 +19,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 15;
+inline constexpr std::uint32_t kProtocol = 16;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -133,6 +133,13 @@ struct LeasedPorts {
   std::string why;                  ///< there are fewer than were wanted
 };
 
+/// The answer to StartAgain.
+struct StartedAgain {
+  std::int32_t rank = 0;
+  std::int32_t pid = 0;  ///< 0: it was not started,
+  std::string why;       ///< and why not; empty: the host was told to end what it runs meanwhile
+};
+
 // From the supervisor.
 
 struct WorkerPlan {
@@ -166,6 +173,20 @@ struct StartJob {
   bool trace = false;            ///< TracePieces are wanted
   bool divides_cores = true;     ///< env::kThreadCounts, where nobody has set them, are each rank's share of the cores
   std::vector<RoleProgram> programs = {};
+  /// Of a server that fails, what becomes of it is said by StartAgain or GoOnWithout; until then, or until all are told
+  /// to end, its host is not done.
+  bool servers_again = false;
+};
+
+/// A server that has failed, as it was started before, but with these variables over those.
+struct StartAgain {
+  std::int32_t rank = 0;
+  std::vector<std::string> environment;  ///< "NAME=value"
+};
+
+/// A server that has failed is not started again.
+struct GoOnWithout {
+  std::int32_t rank = 0;
 };
 
 struct Input {
@@ -217,7 +238,8 @@ struct LeasePorts {
 
 using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
                              OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused,
-                             Told, TracePiece, ClockAnswer, ClockQuestion, LeasedPorts, LeasePorts>;
+                             Told, TracePiece, ClockAnswer, ClockQuestion, LeasedPorts, LeasePorts, StartedAgain,
+                             StartAgain, GoOnWithout>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.

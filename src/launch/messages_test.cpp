@@ -60,7 +60,10 @@ std::vector<Message> samples() {
           ClockAnswer{~std::uint64_t{0}, -1},
           ClockQuestion{7},
           LeasedPorts{{10000, 65535, 10001, 10002, 10003}, ""},
-          LeasePorts{2}};
+          LeasePorts{2},
+          StartedAgain{5, 4711, "no such file"},
+          StartAgain{5, {"A=1"}},
+          GoOnWithout{5}};
 }
 
 TEST(Messages, ComeBackAsTheyWere) {

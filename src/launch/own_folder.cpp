@@ -84,4 +84,10 @@ Result<sys::UniqueFd> make_file(int folder, const std::string& name, mode_t mode
   return fd;
 }
 
+Result<sys::UniqueFd> continue_file(int folder, const std::string& name, mode_t mode) {
+  sys::UniqueFd fd(::openat(folder, name.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, mode));
+  if (!fd) return failed(name, errno_text(errno));
+  return fd;
+}
+
 }  // namespace cohort::launch

@@ -29,5 +29,7 @@ Result<OwnFolder> make_own_folder(const std::string& path, Existing existing);
 
 /// A new file in the place of whatever has this name.
 Result<sys::UniqueFd> make_file(int folder, const std::string& name, mode_t mode);
+/// The file of this name, to be written at its end; made where there is none. A link is refused.
+Result<sys::UniqueFd> continue_file(int folder, const std::string& name, mode_t mode);
 
 }  // namespace cohort::launch

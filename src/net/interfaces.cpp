@@ -2,14 +2,19 @@
 
 #include "base/env.h"
 #include "base/parse.h"
+#include "net/socket.h"
+#include "sys/unique_fd.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 
@@ -155,6 +160,27 @@ Result<std::vector<std::string>> offered_addresses() {
   std::vector<std::string> texts;
   for (const InterfaceAddress& address : *chosen) texts.push_back(address.text);
   return texts;
+}
+
+Result<std::string> address_towards(const Address& peer) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  const int trouble = ::getaddrinfo(peer.host.c_str(), std::to_string(peer.port).c_str(), &hints, &found);
+  if (trouble != 0) return fail(ErrorCode::Unavailable, "{}: {}", peer.host, ::gai_strerror(trouble));
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
+  int error_number = EADDRNOTAVAIL;
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    const sys::UniqueFd socket(::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (socket && ::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0) {
+      const auto own = local_endpoint(socket.get());
+      if (!own) return tl::unexpected(own.error());
+      return own->tcp.host;
+    }
+    error_number = errno;
+  }
+  return fail_system(error_number, ErrorCode::Unavailable, "no way leads from this host to {}: {}", to_string(peer),
+                     errno_text(error_number));
 }
 
 }  // namespace cohort::net

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/result.h"
+#include "net/address.h"
 
 #include <array>
 #include <cstddef>
@@ -46,5 +47,9 @@ Result<std::vector<InterfaceAddress>> choose(std::vector<InterfaceAddress> all,
 /// What this host tells others to try, numeric: of `interface_addresses` those that COHORT_NETWORK allows, in the order
 /// of `choose`, without loopback. May be empty.
 Result<std::vector<std::string>> offered_addresses();
+
+/// The address of this host, numeric, from which packets to `peer` go: one that the peer can answer. Sends nothing.
+/// Unavailable: no way leads there.
+Result<std::string> address_towards(const Address& peer);
 
 }  // namespace cohort::net

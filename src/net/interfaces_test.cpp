@@ -5,7 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace cohort::net {
@@ -78,6 +81,17 @@ TEST(Networks, ThatAreOfferedAreNeitherLoopbackNorLinkLocal) {
     EXPECT_FALSE(address.starts_with("fe80:")) << address;
     EXPECT_TRUE(listen_on({{address, 0}, {}})) << address;  // it is this host's
   }
+}
+
+TEST(Networks, TheAddressTowardsAPeerIsOneOfThisHost) {
+  EXPECT_EQ(address_towards({"127.0.0.1", 7}), "127.0.0.1");
+  EXPECT_EQ(address_towards({"::1", 7}), "::1");
+  const auto offered = offered_addresses();
+  ASSERT_TRUE(offered);
+  for (const std::string& address : *offered) EXPECT_EQ(address_towards({address, 7}), address);
+  const auto nowhere = address_towards({"no.such.host.invalid", 7});
+  ASSERT_FALSE(nowhere);
+  EXPECT_NE(std::string_view(nowhere.error().what()).find("no.such.host.invalid"), std::string_view::npos);
 }
 
 }  // namespace

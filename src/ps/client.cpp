@@ -11,6 +11,8 @@
 #include "sys/thread.h"
 
 #include <cohort/ps.h>
+#include <cohort/role.h>
+#include <cohort/servers.h>
 
 #include <unistd.h>
 
@@ -460,8 +462,17 @@ Work Variable::assign(std::span<const float> values) {
 Client::Client(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::Client(Client&&) noexcept = default;
 
-Client Client::connect(const ClientOptions& options) {
+Client Client::connect(ClientOptions options) {
   const auto deadline = net::deadline_in(options.connect_timeout);
+  if (options.servers.empty()) {
+    options.servers = server_addresses(options.connect_timeout);
+    if (options.servers.empty()) {
+      raise(ErrorCode::InvalidArgument,
+            "connect: this job has no servers -- start it by `cohort run --servers N`, or name them");
+    }
+    options.worker = role_number();
+    options.workers = num_workers();
+  }
   if (options.workers < 1 || options.worker < 0 || options.worker >= options.workers ||
       static_cast<std::uint32_t>(options.workers) > kMostWorkers)
     raise(ErrorCode::InvalidArgument, "worker {} of {} has no meaning", options.worker, options.workers);

@@ -25,7 +25,7 @@ class Membership {
   struct Options {
     std::uint32_t number = 0;
     std::uint32_t servers = 1;
-    std::optional<std::uint32_t> replicas = {};
+    std::uint32_t replicas = 0;
     std::string endpoint;
   };
   using OnMap = std::function<void(const ServerMap&)>;

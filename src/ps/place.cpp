@@ -1,10 +1,28 @@
 #include "ps/place.h"
 
+#include "base/env.h"
 #include "cluster/detect.h"
 #include "meet/plan.h"
+#include "net/interfaces.h"
 #include "ps/protocol.h"
 
 namespace cohort::ps {
+
+Result<std::string> own_endpoint() {
+  const auto store = env::get(env::kStore);
+  if (!store) return net::to_string(net::any_loopback_port());
+  const auto place = net::parse_address(*store);
+  if (!place) return tl::unexpected(place.error());
+  auto own = net::address_towards(*place);
+  if (!own) return tl::unexpected(own.error());
+  // (Where the job is on this host alone, nobody comes over a network.)
+  if (!net::is_loopback_name(*own) && env::get(env::kNetwork)) {
+    const auto offered = net::offered_addresses();
+    if (!offered) return tl::unexpected(offered.error());
+    if (!offered->empty()) own = offered->front();
+  }
+  return net::to_string(net::Address{*own, 0});
+}
 
 Result<net::Endpoint> parse_endpoint(const std::string& text) {
   net::Endpoint endpoint;

@@ -11,6 +11,9 @@ namespace cohort::ps {
 
 inline constexpr const char* kPurpose = "parameter server";
 
+/// Where a server listens that was not told: where the other processes of its job reach this host, of COHORT_NETWORK's
+/// addresses if that is set; in no job on this host alone. With a port of the system's choice.
+Result<std::string> own_endpoint();
 /// "HOST:PORT" or "@NAME".
 Result<net::Endpoint> parse_endpoint(const std::string& text);
 /// How the server is reached: with the secret of the file, or the job's, but for Unix names.

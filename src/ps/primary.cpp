@@ -311,6 +311,7 @@ Result<void> Primary::note(Command command, const std::string& body) {
   replication_.append(command);
   send_records();
   state_.run(command);
+  if (journal_) journal_->compact_if_long(state_);
   verify_now_and_then();
   if (command.method != Method::Push) wake();
   return {};

@@ -41,6 +41,17 @@ class Simulation {
     }
     trouble();
   }
+  ~Simulation() {
+    // What a process waits for holds the process.
+    for (const std::weak_ptr<Process>& made : all_) {
+      if (const ProcessPtr process = made.lock()) {
+        process->fetching.reset();
+        process->changes.clear();
+      }
+    }
+  }
+  Simulation(const Simulation&) = delete;
+  Simulation& operator=(const Simulation&) = delete;
 
   /// Empty: all was well.
   std::string run() {
@@ -167,6 +178,7 @@ class Simulation {
 
   void begin_process(int number) {
     auto process = std::make_shared<Process>();
+    all_.push_back(process);
     process->number = number;
     process->self = {static_cast<std::uint32_t>(number), ++lives_};
     process->speed = 0.96 + 0.001 * below(80);
@@ -551,6 +563,7 @@ class Simulation {
   ServerMap map_;
   std::set<ProcessPtr> dropping_;
   std::vector<ProcessPtr> processes_;
+  std::vector<std::weak_ptr<Process>> all_;  // those that have ended, too
   std::vector<Pusher> workers_;
   std::uint64_t lives_ = 0;
   int terms_ = 0, latest_term_ = 0, promotions_ = 0;

@@ -1,3 +1,4 @@
+#include "base/env.h"
 #include "base/log.h"
 #include "cluster/host_identity.h"
 #include "net/rpc.h"
@@ -38,18 +39,18 @@ class Server::Impl final : RpcServer::Service {
  public:
   explicit Impl(const ServerOptions& options)
       : options_(checked(options)),
-        replicated_(options.replicas != 0),
+        replicated_(replicas_of(options) > 0),
         limit_(options.memory != 0 ? options.memory : sys::available_memory() / 10 * 9),
         room_(limit_),
         number_(replicated_ ? static_cast<std::uint32_t>(options.number ? *options.number : role_number()) : 0),
-        journal_(remember(options.journal)),
+        journal_(remember(options)),
         server_(served_at(options), *this),
         endpoint_(net::to_string(server_.endpoint())) {
     if (!replicated_) return;
     Membership::Options as;
     as.number = number_;
     as.servers = static_cast<std::uint32_t>(options.servers ? *options.servers : num_servers());
-    if (options.replicas) as.replicas = static_cast<std::uint32_t>(*options.replicas);
+    as.replicas = replicas_of(options);
     as.endpoint = endpoint_;
     membership_ = std::make_unique<Membership>(as);
     membership_->start([this](const ServerMap& map) { server_.post([this, map] { on_map(map); }); });
@@ -75,16 +76,22 @@ class Server::Impl final : RpcServer::Service {
  private:
   using ClientPtr = RpcServer::ClientPtr;
 
+  static std::uint32_t replicas_of(const ServerOptions& options) {
+    if (options.replicas) return static_cast<std::uint32_t>(*options.replicas);
+    return options.journal.empty() && env::flag(env::kServersMayDie).value_or(false) ? 1 : 0;
+  }
+
   static const ServerOptions& checked(const ServerOptions& options) {
     if (options.replicas && (*options.replicas < 0 || *options.replicas > 1))
       raise(ErrorCode::InvalidArgument, "{} replicas -- 0 or 1", *options.replicas);
-    if (options.replicas != 0 && !options.journal.empty())
+    if (replicas_of(options) > 0 && !options.journal.empty())
       raise(ErrorCode::InvalidArgument, "a journal and replicas at once are not there yet -- leave one of them out");
     return options;
   }
 
   static RpcServer::Options served_at(const ServerOptions& options) {
-    const net::RpcPlace place = value_or_throw(place_of(options.endpoint, options.secret_file));
+    const std::string at = options.endpoint.empty() ? value_or_throw(own_endpoint()) : options.endpoint;
+    const net::RpcPlace place = value_or_throw(place_of(at, options.secret_file));
     return {.name = "parameter server",
             .endpoint = place.endpoints.front(),
             .secret = place.secret,
@@ -93,9 +100,9 @@ class Server::Impl final : RpcServer::Service {
             .host = cluster::host_identity().id};
   }
 
-  std::optional<Journal> remember(const std::string& path) {
-    if (path.empty()) return std::nullopt;
-    return value_or_throw(Journal::open(path, [this](const Command& command) { return state_.replay(command); }));
+  std::optional<Journal> remember(const ServerOptions& options) {
+    if (options.journal.empty()) return std::nullopt;
+    return value_or_throw(Journal::open(options.journal, state_, options.journal_tail));
   }
 
   // ---- calls ----

@@ -9,7 +9,7 @@ bool ServerMap::lives(const Holder& holder) const noexcept {
 }
 
 Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member,
-              std::optional<std::uint32_t> replicas) {
+              std::uint32_t replicas) {
   if (map.members.empty()) map.members.resize(servers);
   if (map.members.size() != servers || number >= servers) return Outcome::Refused;
   if (map.members[number].life == member.life) return Outcome::Already;
@@ -18,9 +18,7 @@ Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const
     const auto all =
         std::all_of(map.members.begin(), map.members.end(), [](const Member& one) { return one.life != 0; });
     if (!all) return Outcome::Made;
-    const bool several = std::any_of(map.members.begin(), map.members.end(),
-                                     [&](const Member& one) { return one.host != map.members[0].host; });
-    map.replicas = servers < 2 ? 0 : replicas.value_or(several ? 1 : 0);
+    map.replicas = servers < 2 ? 0 : replicas;
     for (std::uint32_t i = 0; i < servers; ++i) map.rows.push_back({1, {i, map.members[i].life}, {}});
     return Outcome::Made;
   }

@@ -66,9 +66,9 @@ void visit_fields(M& m, A& a, const ServerMap*) {
 enum class Outcome : std::uint8_t { Made, Already, Refused };
 
 /// A process comes. When the last one does, the map is formed. Rows of which neither holder is there any more become
-/// its own, empty: it comes in the place of one of them. `replicas`: nullopt, one if the servers are on several hosts.
+/// its own, empty: it comes in the place of one of them.
 Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member,
-              std::optional<std::uint32_t> replicas);
+              std::uint32_t replicas);
 /// The backup takes the place of the primary.
 Outcome promote(ServerMap& map, std::uint32_t rows, const Holder& backup);
 /// The primary goes on without a backup.

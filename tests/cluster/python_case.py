@@ -1,4 +1,4 @@
-"""A box of two hosts with Slurm and MPI, on which a user without any rights there runs Python with torch."""
+"""A box of two hosts or more with Slurm and MPI, on which a user without any rights there runs Python with torch."""
 
 import atexit
 import os
@@ -19,6 +19,7 @@ class PythonCase(unittest.TestCase):
     """`folder` is on all hosts; after each test nothing is left running on any."""
 
     files: dict = {}  # name: text, put into `folder`
+    hosts = 2
     by_user = True  # False: as root, who can run the Python of this test, which other users may not reach
 
     @classmethod
@@ -33,7 +34,7 @@ class PythonCase(unittest.TestCase):
         atexit.register(cls.unmount)
         cls.addClassCleanup(cls.unmount)
         subprocess.run(["mount", "--make-shared", cls.folder], check=True)
-        cls.box = boxes.Box("py", "--slurm", "--hosts", "2", *(["--user", "trainee"] if cls.by_user else []))
+        cls.box = boxes.Box("py", "--slurm", "--hosts", str(cls.hosts), *(["--user", "trainee"] if cls.by_user else []))
         cls.addClassCleanup(cls.box.down)
         cls.python = next((p for p in (shutil.which("python3"), "/usr/bin/python3") if cls.can_train(p)), None)
         if cls.python is None:

@@ -56,6 +56,17 @@ class TestRoles(Launch):
         os.kill(self.record()["server_pids"][1], signal.SIGKILL)
         self.ended(job, 137, "server 1 failed: killed by SIGKILL (host h2")
 
+    def test_a_killed_server_is_started_again_on_its_host(self):
+        program = ("if [ $COHORT_ROLE = server ]; then trap 'exit 0' TERM; echo $(hostname) start $COHORT_SERVER_RESTART; "
+                   "if [ $COHORT_ROLE_NUMBER$COHORT_SERVER_RESTART = 10 ]; then kill -9 $$; fi; "
+                   "touch ready.$COHORT_ROLE_NUMBER; while :; do sleep 0.05; done; fi; ")
+        done = self.run_job("-H", "h1:1,h2:1", "--servers", "2", "--server-restarts", "1", "sh", "-c", program + self.WAITS)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("server 1 on h2 is lost (killed by SIGKILL); it is started again (1 of 1 times", done.stderr)
+        logs = pathlib.Path(self.folder) / "runs/latest/logs"
+        self.assertEqual((logs / "server-1.out").read_text(), "h2 start 0\nh2 start 1\n")
+        self.assertEqual(self.record()["server_restarts"][0]["host"], "h2")
+
     def test_a_killed_rank_takes_the_servers_along(self):
         job = self.start_up()
         os.kill(self.record()["pids"][1], signal.SIGKILL)
@@ -85,6 +96,20 @@ class TestRoles(Launch):
             self.assertIn("up", job.stdout.readline())
         os.kill(self.guard_and_agent("h3")[1], signal.SIGKILL)
         self.ended(job, 1, "the agent of h3")
+
+    def test_a_host_of_servers_that_is_lost_may_be(self):
+        waits = "echo up; if [ $COHORT_ROLE = worker ]; then while [ ! -e go ]; do sleep 0.05; done; else exec sleep 1000; fi"
+        for lost, status in (("2", 0), ("1", 1)):
+            job = self.start_job("--grace", "1", "-H", "h1:1", "--server-hosts", "h2,h3:2", "--lost-servers", lost, "sh",
+                                 "-c", waits)
+            for _ in range(4):
+                self.assertIn("up", job.stdout.readline())
+            os.kill(self.guard_and_agent("h3")[1], signal.SIGKILL)
+            wanted = "servers 1-2 on h3 are lost with their host" if status == 0 else "the agent of h3"
+            self.assertTrue(any(wanted in line for line in iter(job.stderr.readline, "")))
+            (pathlib.Path(self.folder) / "go").touch()
+            self.ended(job, status)
+            (pathlib.Path(self.folder) / "go").unlink()
 
     def test_servers_are_a_component_of_a_heterogeneous_job(self):
         ours = (COHORT, "run", "--server-hosts", "component 1", "sh", "-c", self.SERVES + self.WAITS)

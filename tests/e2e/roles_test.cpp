@@ -10,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -149,6 +150,99 @@ TEST(Roles, AJobGoesOnWithoutAServerWhereItMay) {
   EXPECT_EQ(last.wait(), 137) << "the last one is not spared: " << last.err();
 }
 
+/// Server 1 dies as often as there are letters in the file `dies`, which workers wait for; each start leaves a line.
+constexpr const char* kDies =
+    "if [ $COHORT_ROLE = server ]; then trap 'exit 0' TERM\n"
+    "  echo server $COHORT_ROLE_NUMBER start $COHORT_SERVER_RESTART\n"
+    "  [ $COHORT_ROLE_NUMBER = 1 ] && [ $COHORT_SERVER_RESTART -lt $DIES ] && kill -9 $$\n"
+    "  [ $COHORT_ROLE_NUMBER = 1 ] && touch lives; while :; do sleep 0.02; done; fi\n"
+    "while [ ! -e lives ]; do sleep 0.02; done; echo trained";
+
+TEST(Roles, AServerThatDiesIsStartedAgainWhereItWas) {
+  // Its host has one more that runs, or nothing else.
+  for (const char* const hosts : {"c:2", "c:1,d:1"}) {
+    Job job(
+        {words({"-np", "2", "-H", "a:1,b:1", "--starter", "local", "--server-hosts", hosts, "--server-restarts", "3"},
+               kDies),
+         {"DIES=2"}});
+    ASSERT_EQ(job.wait(), 0) << job.err();
+    EXPECT_EQ(job.log("server-1.out"), "server 1 start 0\nserver 1 start 1\nserver 1 start 2\n");
+    EXPECT_EQ(job.log("server-0.out"), "server 0 start 0\n");
+    EXPECT_TRUE(
+        contains(job.err(), "is lost (killed by SIGKILL); it is started again (2 of 3 times, --server-restarts)"))
+        << job.err();
+    const auto record = nlohmann::json::parse(job.file("runs/latest/job.json"));
+    ASSERT_EQ(record["server_restarts"].size(), 2U);
+    EXPECT_EQ(record["server_restarts"][1]["number"], 1);
+    EXPECT_NE(record["server_restarts"][1]["pid"], record["server_pids"][1]);
+    EXPECT_FALSE(record.contains("failure"));
+    const auto live = nlohmann::json::parse(job.file("runs/latest/live.json"));
+    EXPECT_EQ(live["others"][1]["restarts"], 2);
+    EXPECT_EQ(live["others"][0]["restarts"], 0);
+    EXPECT_TRUE(job.processes().empty());
+  }
+}
+
+TEST(Roles, TheLogOfAServerOfThisHostGoesOn) {
+  Job job({words({"-np", "1", "--servers", "2", "--server-restarts", "1", "--json"}, kDies), {"DIES=1"}});
+  ASSERT_EQ(job.wait(), 0) << job.out();
+  EXPECT_EQ(job.log("server-1.out"), "server 1 start 0\nserver 1 start 1\n");
+  std::vector<std::string> of_servers;
+  int pid = 0;
+  for (const std::string& line : lines_of(job.out())) {
+    const auto event = nlohmann::json::parse(line);
+    if (event["event"] != "process_ended" && event["event"] != "process_started") continue;
+    if (event["number"] == 1) of_servers.push_back(event["event"]);
+    if (event["event"] == "process_started") {
+      EXPECT_EQ(event["restarts"], 1);
+      pid = event["pid"];
+    } else if (pid != 0 && event["number"] == 1) {
+      EXPECT_EQ(event["pid"], pid);
+    }
+  }
+  EXPECT_EQ(of_servers, (std::vector<std::string>{"process_ended", "process_started", "process_ended"}));
+}
+
+TEST(Roles, AServerThatDiesAgainAndAgainEndsTheJob) {
+  for (const std::vector<std::string>& where :
+       {std::vector<std::string>{"--servers", "1"}, {"-H", "a:1", "--starter", "local", "--server-hosts", "c"}}) {
+    std::vector<std::string> options = {"-np", "1", "--server-restarts", "3"};
+    options.insert(options.end(), where.begin(), where.end());
+    Job job({words(options,
+                   "[ $COHORT_ROLE = server ] || exec sleep 1000\n"
+                   "[ $COHORT_SERVER_RESTART = 0 ] && exit 4; echo no room >&2; exit 5")});
+    EXPECT_EQ(job.wait(), 5) << job.err();
+    EXPECT_TRUE(contains(job.err(), "server 0 failed: exit code 5")) << job.err();
+    EXPECT_TRUE(contains(job.err(), "it had been started again 3 times; the first time it had failed by: exit code 4"))
+        << job.err();
+    EXPECT_TRUE(contains(job.err(), "> no room")) << job.err();
+    EXPECT_TRUE(job.processes().empty());
+  }
+}
+
+TEST(Roles, AServerIsStartedAgainFirstAndGoneOnWithoutThen) {
+  Job job({words({"-np", "1", "-H", "a:1", "--starter", "local", "--server-hosts", "c:1,d:1", "--server-restarts", "1",
+                  "--lost-servers", "1"},
+                 "case $COHORT_ROLE$COHORT_ROLE_NUMBER in server1) echo $COHORT_SERVER_RESTART >>dead; kill -9 $$ ;;\n"
+                 "server*) exec sleep 1000 ;; esac\n"
+                 "while ! grep -q 1 dead; do sleep 0.02; done; sleep 0.3; echo trained")});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_TRUE(contains(job.err(), "it is started again (1 of 1 times")) << job.err();
+  EXPECT_TRUE(contains(job.err(), "the job goes on without it (1 of 1 that may be")) << job.err();
+  EXPECT_EQ(job.file("dead"), "0\n1\n");
+}
+
+TEST(Roles, WhatAServerHasForkedIsGoneBeforeItIsStartedAgain) {
+  Job job(
+      {words({"-np", "1", "--servers", "1", "--server-restarts", "1"},
+             "if [ $COHORT_ROLE = server ]; then\n"
+             "  [ $COHORT_SERVER_RESTART = 1 ] && { pgrep -f '^sleep 1017$' >left; touch again; exec sleep 1000; }\n"
+             "  sleep 1017 & while ! pgrep -f '^sleep 1017$'; do sleep 0.02; done; kill -9 $$; fi\n"
+             "while [ ! -e again ]; do sleep 0.02; done")});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.file("left"), "");
+}
+
 TEST(Roles, AServerThatCannotSaveWhenItIsAskedToEndIsAFailure) {
   Job job({words({"-np", "1", "--servers", "1"},
                  "if [ $COHORT_ROLE = server ]; then trap 'echo disk full >&2; exit 4' TERM; touch ready;\n"
@@ -165,7 +259,8 @@ TEST(Roles, WhoIsToldToEndHasItsServersUntilItsRanksHaveSaved) {
                  "while :; do sleep 0.02; done")});
   ASSERT_TRUE(eventually([&job] {
     return std::filesystem::exists(job.folder() + "/ready.server") &&
-           std::filesystem::exists(job.folder() + "/ready.0") && std::filesystem::exists(job.folder() + "/ready.1");
+           std::filesystem::exists(job.folder() + "/ready.0") && std::filesystem::exists(job.folder() + "/ready.1") &&
+           contains(job.err(), "2 processes and 1 server");  // who is told before that has not started yet
   })) << job.err();
   job.signal(SIGTERM);
   EXPECT_EQ(job.wait(), 143) << job.err();
@@ -214,10 +309,40 @@ TEST(Roles, TheEvaluatorHasTimeForTheLastCheckpoint) {
   EXPECT_TRUE(contains(job.err(), "1 process and an evaluator on 1 host")) << job.err();
 }
 
+TEST(Roles, OfTfConfigAreAChiefWorkersAndServersWithPortsOfTheirOwn) {
+  Job job({words({"-np", "2", "--servers", "1", "--tf-config"},
+                 "echo $TF_CONFIG; touch said.${RANK:-2}; "
+                 "while [ ! -e said.0 ] || [ ! -e said.1 ] || [ ! -e said.2 ]; do sleep 0.02; done")});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  std::set<std::string> tasks, addresses;
+  for (const char* log : {"rank-0.out", "rank-1.out", "server-0.out"}) {
+    const auto config = nlohmann::json::parse(job.log(log));
+    const auto& task = config["task"];
+    const std::string type = task["type"];
+    tasks.insert(fmt::format("{} {}", type, task["index"].get<int>()));
+    addresses.insert(config["cluster"][type][task["index"].get<std::size_t>()].get<std::string>());
+  }
+  EXPECT_EQ(tasks, (std::set<std::string>{"chief 0", "ps 0", "worker 0"}));
+  EXPECT_EQ(addresses.size(), 3U);
+}
+
+TEST(Roles, WorkersOfAChiefEndWithIt) {
+  const char* const program =
+      "if [ \"$RANK\" = 0 ]; then while [ ! -e up.1 ] || [ ! -e up.2 ]; do sleep 0.02; done; exit $STATUS; fi; "
+      "touch up.${RANK:-2}; exec sleep 1000";
+  Job well({words({"-np", "2", "--servers", "1", "--tf-config", "--env", "STATUS=0"}, program)});
+  EXPECT_EQ(well.wait(), 0) << well.err();
+  EXPECT_FALSE(contains(well.err(), "failed")) << well.err();
+  Job failed({words({"-np", "2", "--servers", "1", "--tf-config", "--env", "STATUS=3"}, program)});
+  EXPECT_EQ(failed.wait(), 3) << failed.err();
+  EXPECT_TRUE(contains(failed.err(), "rank 0 failed: exit code 3")) << failed.err();
+}
+
 class RolesThatDie : public testing::Test {
  protected:
-  void start() {
-    job_ = std::make_unique<Job>(JobOptions{words({"-np", "2", "--servers", "2", "--grace", "0.5"}, kLasting)});
+  void start(std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"-np", "2", "--servers", "2", "--grace", "0.5"});
+    job_ = std::make_unique<Job>(JobOptions{words(std::move(more), kLasting)});
     ASSERT_TRUE(eventually([this] { return job_->processes("sleep 100").size() == 8; })) << job_->err();
   }
   /// The promise is 2 s; a loaded machine gets some more.
@@ -244,6 +369,75 @@ TEST_F(RolesThatDie, AKilledServer) {
   EXPECT_EQ(job_->wait(), 137);
   EXPECT_TRUE(contains(job_->err(), "cohort: server ")) << job_->err();
   EXPECT_TRUE(contains(job_->err(), " failed: killed by SIGKILL")) << job_->err();
+}
+
+TEST_F(RolesThatDie, AServerThatWasStartedAgain) {
+  start({"--server-restarts", "1"});
+  for (int kill = 0; kill < 2; ++kill) {
+    const auto before = job_->processes("sleep 1002");
+    ASSERT_EQ(before.size(), 2U);
+    ::kill(before.front(), SIGKILL);
+    if (kill == 1) break;
+    ASSERT_TRUE(eventually([&] {
+      const auto now = job_->processes("sleep 1002");
+      return now.size() == 2 && now != before;
+    })) << job_->err();
+  }
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 137);
+  EXPECT_TRUE(contains(job_->err(), "started again 1 time; the first time") ||
+              contains(job_->err(), " failed: killed by SIGKILL"))
+      << job_->err();
+}
+
+/// While servers, one of them alone on its host, are killed and started again without a pause.
+class RolesStartedAgainAndAgain : public RolesThatDie {
+ protected:
+  void start(const std::vector<std::string>& more, const std::string& ranks) {
+    std::vector<std::string> options = {"-np",
+                                        "1",
+                                        "-H",
+                                        "a:1",
+                                        "--starter",
+                                        "local",
+                                        "--server-hosts",
+                                        "a:1,c:1",
+                                        "--grace",
+                                        "0.5",
+                                        "--server-restarts",
+                                        "1000000"};
+    options.insert(options.end(), more.begin(), more.end());
+    job_ = std::make_unique<Job>(
+        JobOptions{words(options, ("[ $COHORT_ROLE = server ] && kill -9 $$; " + ranks).c_str())});
+    ASSERT_TRUE(eventually([this] { return contains(job_->err(), "(50 of"); })) << job_->err();
+  }
+};
+
+TEST_F(RolesStartedAgainAndAgain, AKilledSupervisor) {
+  start({}, "exec sleep 1000");
+  job_->signal(SIGKILL);
+  expect_nothing_left();
+}
+
+TEST_F(RolesStartedAgainAndAgain, AKilledAgent) {
+  start({}, "exec sleep 1000");
+  ::kill(job_->agent(), SIGKILL);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 1);
+}
+
+TEST_F(RolesStartedAgainAndAgain, WhoIsToldToEnd) {
+  start({}, "exec sleep 1000");
+  job_->signal(SIGTERM);
+  expect_nothing_left();
+  EXPECT_EQ(job_->wait(), 143) << job_->err();
+}
+
+TEST_F(RolesStartedAgainAndAgain, TheEndOfTheRanksIsThatOfTheServersAndThenOfTheEvaluator) {
+  start({"--evaluator", "sh -c 'trap \"echo last; exit 0\" TERM; while :; do sleep 0.02; done'"}, "sleep 1; exit 0");
+  EXPECT_EQ(job_->wait(), 0) << job_->err();
+  EXPECT_EQ(job_->log("evaluator.out"), "last\n");
+  EXPECT_TRUE(job_->processes().empty());
 }
 
 TEST_F(RolesThatDie, AKilledRank) {

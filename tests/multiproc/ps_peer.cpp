@@ -27,7 +27,7 @@ namespace {
 
 using namespace cohort;
 
-[[noreturn]] void serve(ps::ServerOptions options) {
+[[noreturn]] void run_server(ps::ServerOptions options) {
   options.patience = std::chrono::milliseconds(1500);
   const ps::Server server(options);
   std::printf("serves\n");
@@ -158,13 +158,13 @@ int main(int argc, char** argv) {
     if (argc > 2) server.endpoint = argv[2];
     if (argc == 4 && std::string(argv[1]) == "server") {
       server.journal = argv[3];
-      serve(server);
+      run_server(server);
     }
     if (argc == 5 && std::string(argv[1]) == "replicated") {
       server.replicas = 1;
       server.number = std::atoi(argv[3]);
       server.servers = std::atoi(argv[4]);
-      serve(server);
+      run_server(server);
     }
     if (argc >= 4 && std::string(argv[1]) == "watch") return watch(argc, argv);
     if (argc >= 8 && std::string(argv[1]) == "worker") return work(argc, argv);

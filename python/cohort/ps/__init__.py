@@ -34,7 +34,7 @@ from cohort._core import PsAdamW as AdamW
 from cohort._core import PsFtrl as Ftrl
 from cohort._core import PsRowAdagrad as RowAdagrad
 from cohort._core import PsSgd as Sgd
-from cohort._servers import announce_server, server_addresses
+from cohort._core import server_addresses
 from cohort.errors import InvalidArgument
 
 __all__ = [
@@ -331,27 +331,30 @@ class Client:
 class Server:
     """Serves on a thread of its own, until `close` or the end of the process.
 
-    endpoint      "HOST:PORT" (port 0: the system chooses), or "@NAME": for this user's processes on this host
+    endpoint      "HOST:PORT" (port 0: the system chooses), or "@NAME": for this user's processes on this host; "": a free
+                  port at the address by which the job's other processes reach this host, 127.0.0.1 if all are on it
     secret_file   for TCP, as `cohort secret` writes it; the job's secret unless said otherwise
     memory        bytes for tables and waiting pushes, beyond which pushes are refused; 0: nine tenths of what is free
     patience      seconds until a worker without a connection is taken for lost
     journal       a file of all changes: a server that is started again with it goes on where the killed one had been
     replicas      of a server of `cohort run`, the same at all: how many others have a copy of its rows and go on in its
-                  place if it dies, 0 or 1; None: 1 if the servers are on several hosts. Not together with a journal
+                  place if it dies, 0 or 1, not together with a journal; None: 1 where the job goes on when a server dies
+                  (--server-restarts, --lost-servers) and there is no journal, else 0
     """
 
     def __init__(
         self,
-        endpoint: str = "127.0.0.1:0",
+        endpoint: str = "",
         *,
         secret_file: str = "",
         memory: int = 0,
         patience: float = 3.0,
         journal: Union[str, os.PathLike[str]] = "",
-        replicas: Optional[int] = 0,
+        replicas: Optional[int] = None,
+        _of_job: bool = False,
     ) -> None:
         self._server: Optional[_core.PsServer] = _core.PsServer(
-            endpoint, secret_file, memory, patience, os.fspath(journal), replicas
+            endpoint, secret_file, memory, patience, os.fspath(journal), replicas, _of_job
         )
         #: Where it listens, as `connect` wants it.
         self.endpoint: str = self._server.endpoint
@@ -371,15 +374,14 @@ class Server:
         self.close()
 
 
-def serve(endpoint: str = "127.0.0.1:0", **options: Any) -> None:
-    """What a server of `cohort run --servers` does: serves until all workers have left or are lost, and says where, for
-    `connect()`. `options`: as of Server. Over several hosts `endpoint` has to name an address of this one. Raises
-    InvalidArgument in a process that is no server."""
-    server = Server(endpoint, **options)
-    announce_server(server.endpoint)
-    while not server.workers_gone:
-        time.sleep(0.05)
-    server.close()
+def serve(endpoint: str = "", **options: Any) -> None:
+    """What a server of `cohort run --servers` does: says where it listens, for `connect()`, and serves until all workers have
+    left or are lost. `options`: as of Server; a `journal` that is a folder gets a file of each server. A server that
+    `cohort run --server-restarts` has started again listens where the one before it did; under TF_CONFIG alone it is at its
+    address there. Raises InvalidArgument in a process that is no server."""
+    with Server(endpoint, **options, _of_job=True) as server:
+        while not server.workers_gone:
+            time.sleep(0.05)
 
 
 def connect(

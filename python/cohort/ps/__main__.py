@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Optional
-
 from cohort import ps
 
 
@@ -17,19 +15,13 @@ def _bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no size -- say 500M, or 6G") from None
 
 
-def _replicas(text: str) -> Optional[int]:
-    if text not in ("0", "1", "auto"):
-        raise argparse.ArgumentTypeError(f"{text!r} -- 0, 1 or auto")
-    return None if text == "auto" else int(text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python3 -m cohort.ps", description="A parameter server of `cohort run --servers N`.")
-    parser.add_argument("--endpoint", default="127.0.0.1:0", help="HOST:PORT (port 0: any), or @NAME on this host [%(default)s]")
+    parser.add_argument("--endpoint", default="", help="HOST:PORT (port 0: any), or @NAME on this host [where the job's processes reach this host]")
     parser.add_argument("--memory", type=_bytes, default=0, help="bytes that it may take, as 6G or 500M [nine tenths of what is free]")
     parser.add_argument("--patience", type=float, default=3.0, help="seconds until a worker without connection is lost [%(default)s]")
-    parser.add_argument("--journal", default="", help="a file of all changes, with which it can be started again [none]")
-    parser.add_argument("--replicas", type=_replicas, default=0, metavar="{0,1,auto}", help="other servers that have a copy of its rows; auto: 1 over several hosts [%(default)s]")
+    parser.add_argument("--journal", default="", help="a file of all changes, with which it can be started again, or a folder for those of all servers [none]")
+    parser.add_argument("--replicas", type=int, choices=(0, 1), help="other servers that have a copy of its rows [1 where the job goes on when a server dies and there is no journal, else 0]")
     options = parser.parse_args()
     ps.serve(options.endpoint, **{name: value for name, value in vars(options).items() if name != "endpoint"})
 

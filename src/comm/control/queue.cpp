@@ -11,6 +11,9 @@ namespace {
 // Who waits for less does not run operations meanwhile.
 constexpr auto kWorthRunning = std::chrono::milliseconds(1);
 
+/// Whether it is of the host's memory.
+bool is_at_home(const Request& request) noexcept { return !request.staging && !request.direct; }
+
 }  // namespace
 
 QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called,
@@ -19,7 +22,7 @@ QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> reques
 
 Work Queue::submit_group(std::vector<Request> requests) {
   if (requests.empty()) return {};
-  if (requests.size() == 1 && !requests.front().staging) return submit(requests.front());
+  if (requests.size() == 1 && is_at_home(requests.front())) return submit(requests.front());
   return enqueue(std::move(requests), Clock::now(), false);
 }
 
@@ -82,7 +85,7 @@ bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
     } else if (patient) {
       work_done_.wait(lock);
     } else if (idle && queue_.front()->requests_.size() == 1 && is_quick(queue_.front()->requests_.front()) &&
-               !queue_.front()->requests_.front().staging && limit - Clock::now() >= kWorthRunning) {
+               is_at_home(queue_.front()->requests_.front()) && limit - Clock::now() >= kWorthRunning) {
       run_front(lock, limit);
     } else {
       if (idle) leave_to_thread();
@@ -157,14 +160,21 @@ void Queue::step(std::span<const Request> requests, const Way& way) {
 
 // False: ranks have not come by `limit`.
 bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept {
-  if (work.requests_.size() > 1) {
-    error = run_group(work);
-    return true;
-  }
-  const Request& request = work.requests_.front();
-  const std::span<const Request> one(&request, 1);
   bool finished = true;
-  error = guarded(request, work.called_, [&](CollectiveEvent* event) {
+  if (work.requests_.front().direct) {
+    error = run_direct(work);
+  } else if (work.requests_.size() > 1) {
+    error = run_group(work.requests_, work);
+  } else {
+    error = run_single(work.requests_.front(), work, limit, finished);
+  }
+  return finished || error.has_value();
+}
+
+std::optional<Error> Queue::run_single(const Request& request, QueuedWork& work, Clock::time_point limit,
+                                       bool& finished) noexcept {
+  const std::span<const Request> one(&request, 1);
+  return guarded(request, work.called_, [&](CollectiveEvent* event) {
     step(one, [&](Staging& staging) { staging.arrive(work.deadline()); });
     finished = run_one(request, work.called_, work.announced_, limit, event);
     if (!finished) return false;
@@ -174,14 +184,71 @@ bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>&
     });
     return true;
   });
-  return finished || error.has_value();
+}
+
+/// What an operation that is carried out elsewhere needs of the plane.
+class Queue::Others final : public Direct::Ranks {
+ public:
+  Others(Queue& queue, const QueuedWork& work) : queue_(queue), work_(work) {}
+  void attend() override { queue_.attend(); }
+  Clock::time_point deadline() const override { return queue_.waiters_.deadline.when(); }
+  void exchange(const void* own, void* all, std::size_t bytes) override {
+    Request request;
+    request.kind = Kind::AllGather;
+    request.dtype = DType::Int8;
+    request.input = own;
+    request.input_count = static_cast<std::int64_t>(bytes);
+    request.output = all;
+    request.output_count = request.input_count * queue_.ranks();
+    run(std::move(request));
+  }
+  void meet() override { run({}); }
+
+ private:
+  void run(Request request) {
+    request.timeout = work_.requests_.front().timeout;
+    bool announced = false;
+    queue_.run_one(request, work_.called_, announced, Clock::time_point::max(), nullptr);
+  }
+  Queue& queue_;
+  const QueuedWork& work_;
+};
+
+std::optional<Error> Queue::run_direct(QueuedWork& work) noexcept {
+  const std::span<const Request> requests = work.requests_;
+  Direct& direct = *requests.front().direct;
+  bool carried_out = false;
+  std::vector<Request> staged;
+  auto failed = guarded(requests.front(), work.called_, [&](CollectiveEvent* event) {
+    Round round;
+    if (direct.open()) {
+      Request agreed = requests.front();
+      agreed.round = &round;
+      run_one(agreed, work.called_, work.announced_, Clock::time_point::max(), event);
+    }
+    try {
+      Others others(*this, work);
+      carried_out = round.everyone && direct.run(requests, others);
+      if (carried_out) return true;
+      for (const Request& request : requests) staged.push_back(request.direct->staged(request));
+    } catch (const Error& error) {
+      abort(error.what());
+      throw;
+    }
+    return false;
+  });
+  if (failed && failed->code() != ErrorCode::Mismatch) direct.give_up();
+  if (failed || carried_out) return failed;
+  if (staged.size() > 1) return run_group(staged, work);
+  bool finished = true;
+  work.announced_ = false;
+  return run_single(staged.front(), work, Clock::time_point::max(), finished);
 }
 
 // One operation after the other, where neighbours that are small and alike travel in one buffer. Ranks whose groups
 // differ anywhere differ in the first operation and are refused there. They leave the rest, so that a group counts as
 // one call and what follows it still meets, also where one group is longer than the other.
-std::optional<Error> Queue::run_group(QueuedWork& work) noexcept {
-  const std::span<const Request> requests = work.requests_;
+std::optional<Error> Queue::run_group(std::span<const Request> requests, const QueuedWork& work) noexcept {
   for (std::size_t begin = 0; begin < requests.size();) {
     const std::size_t count = fusible_run(requests.subspan(begin));
     Request request = requests[begin];

@@ -5,6 +5,7 @@
 
 #include "comm/control/pending_work.h"
 #include "comm/control/waiters.h"
+#include "comm/direct.h"
 #include "comm/request.h"
 #include "comm/staging.h"
 #include "comm/times.h"
@@ -75,12 +76,16 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual std::byte* fusing() = 0;
   /// Worth running for whoever has little time.
   virtual bool is_quick(const Request&) const noexcept { return false; }
+  /// In the world.
+  virtual int ranks() const noexcept = 0;
   /// Under the mutex, before an operation is queued: whether the thread has to be roused for it.
   virtual bool wants_rousing() = 0;
   /// The thread may sleep, and there is something to do.
   virtual void rouse() noexcept = 0;
   /// Under the mutex: an operation is left to the thread, whose waiter has little time.
   virtual void leave_to_thread() noexcept = 0;
+  /// As Direct::Ranks::attend.
+  virtual void attend() = 0;
 
   // What it may use:
   Work enqueue(std::vector<Request> requests, Clock::time_point called, bool announced);
@@ -107,11 +112,15 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   std::thread thread_;
 
  private:
+  class Others;
   bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept;
   /// Takes staged requests a step further. What goes wrong there ends the world: the others wait for this rank.
   template <class Way>
   void step(std::span<const Request> requests, const Way& way);
-  std::optional<Error> run_group(QueuedWork& work) noexcept;
+  std::optional<Error> run_single(const Request& request, QueuedWork& work, Clock::time_point limit,
+                                  bool& finished) noexcept;
+  std::optional<Error> run_group(std::span<const Request> requests, const QueuedWork& work) noexcept;
+  std::optional<Error> run_direct(QueuedWork& work) noexcept;
   void set_limit() noexcept;
 
   std::condition_variable work_done_;

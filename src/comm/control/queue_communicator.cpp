@@ -1,5 +1,6 @@
 #include "comm/control/queue_communicator.h"
 
+#include "base/env.h"
 #include "base/result.h"
 #include "comm/control/operation.h"
 
@@ -9,6 +10,15 @@
 #include <utility>
 
 namespace cohort::comm {
+
+QueueCommunicator::QueueCommunicator(cluster::Placement placement, std::chrono::milliseconds timeout,
+                                     std::shared_ptr<Queue> queue)
+    : placement_(std::move(placement)),
+      timeout_(timeout),
+      queue_(std::move(queue)),
+      gpu_sums_(std::get<std::string>(value_or_throw(env::value(env::kGpuSums))) == "exact" ? GpuSums::Exact
+                                                                                            : GpuSums::Fast),
+      nccl_(std::make_shared<cuda::NcclPlane>(placement_.rank, placement_.size, placement_.host)) {}
 
 QueueCommunicator::~QueueCommunicator() {
   if (queue_->in_child()) {
@@ -28,17 +38,35 @@ void QueueCommunicator::check_home() const {
       placement_.rank, ::getpid());
 }
 
-Request QueueCommunicator::prepared(Request request) {
+Request QueueCommunicator::timed(Request request) const {
   if (request.timeout.count() == 0) request.timeout = timeout_;
-  if (request.device.type == DeviceType::CPU) return request;
-  return cuda::stage(request, *rooms_, [this](std::size_t bytes) { return allocate(bytes); });
+  return request;
+}
+
+void QueueCommunicator::prepare_for_gpus(std::span<Request> requests) {
+  const auto on_gpu = [](const Request& request) { return request.device.type == DeviceType::CUDA; };
+  for (Request& request : requests) {
+    if (!on_gpu(request)) continue;
+    request.fast = request.gpu_sums.value_or(gpu_sums_) == GpuSums::Fast && cuda::has_sum(request);
+  }
+  const bool direct = nccl_->open() && std::all_of(requests.begin(), requests.end(), [&](const Request& request) {
+                        return on_gpu(request) && nccl_->may_take(request);
+                      });
+  for (Request& request : requests) {
+    if (direct) {
+      request.direct = nccl_->call(request);
+    } else if (on_gpu(request)) {
+      request = cuda::stage(request, *rooms_, [this](std::size_t bytes) { return allocate(bytes); });
+    }
+  }
 }
 
 Work QueueCommunicator::start(const Request& request) {
   check_home();
   if (request.timeout.count() != 0 && request.device.type == DeviceType::CPU) return queue_->submit(request);
-  Request own = prepared(request);
-  if (!own.staging) return queue_->submit(own);
+  Request own = timed(request);
+  prepare_for_gpus({&own, 1});
+  if (!own.staging && !own.direct) return queue_->submit(own);
   const auto deadline = Staging::Clock::now() + own.timeout;
   if (own.kind == Kind::Send) {
     own.staging->arrive(deadline);
@@ -52,7 +80,8 @@ Work QueueCommunicator::start(const Request& request) {
 
 Work QueueCommunicator::start_group(std::vector<Request> requests) {
   check_home();
-  for (Request& request : requests) request = prepared(std::move(request));
+  for (Request& request : requests) request = timed(std::move(request));
+  prepare_for_gpus(requests);
   if (requests.size() > 1) {
     const std::uint64_t group = group_digest(requests);
     for (Request& request : requests) request.group = group;

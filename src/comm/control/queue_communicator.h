@@ -4,6 +4,7 @@
 
 #include "comm/communicator_impl.h"
 #include "comm/control/queue.h"
+#include "comm/cuda/nccl_plane.h"
 #include "comm/cuda/staging.h"
 
 #include <memory>
@@ -28,12 +29,13 @@ class QueueCommunicator : public CommunicatorImpl {
   void set_observer(Observer* observer) noexcept override { queue_->set_observer(observer); }
 
  protected:
-  QueueCommunicator(cluster::Placement placement, std::chrono::milliseconds timeout, std::shared_ptr<Queue> queue)
-      : placement_(std::move(placement)), timeout_(timeout), queue_(std::move(queue)) {}
+  QueueCommunicator(cluster::Placement placement, std::chrono::milliseconds timeout, std::shared_ptr<Queue> queue);
 
   void check_home() const;
-  /// With its timeout, and host memory in place of a GPU's.
-  Request prepared(Request request);
+  /// With its timeout.
+  Request timed(Request request) const;
+  /// A GPU's: for NCCL, if all may go that way, else with host memory in place of the GPU's.
+  void prepare_for_gpus(std::span<Request> requests);
   /// Forms the group of those who bring this color; null where it is kNoColor. `listed`: its ranks, where they were
   /// given as a list.
   virtual std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
@@ -44,6 +46,8 @@ class QueueCommunicator : public CommunicatorImpl {
   std::shared_ptr<Queue> queue_;
 
  private:
+  const GpuSums gpu_sums_;
+  const std::shared_ptr<cuda::NcclPlane> nccl_;
   const std::shared_ptr<cuda::Rooms> rooms_ = std::make_shared<cuda::Rooms>();
 };
 

@@ -23,6 +23,7 @@ struct Functions {
   int (*cuGetErrorString)(int, const char**) = nullptr;
   int (*cuDeviceGetCount)(int*) = nullptr;
   int (*cuDeviceGet)(int*, int) = nullptr;
+  int (*cuDeviceGetUuid)(void*, int) = nullptr;
   int (*cuDevicePrimaryCtxRetain)(void**, int) = nullptr;
   int (*cuCtxPushCurrent_v2)(void*) = nullptr;
   int (*cuCtxPopCurrent_v2)(void**) = nullptr;
@@ -34,6 +35,7 @@ struct Functions {
   int (*cuMemcpyDtoHAsync_v2)(void*, Address, std::size_t, void*) = nullptr;
   int (*cuMemcpyHtoDAsync_v2)(Address, const void*, std::size_t, void*) = nullptr;
   int (*cuStreamCreate)(void**, unsigned) = nullptr;
+  int (*cuStreamDestroy_v2)(void*) = nullptr;
   int (*cuStreamWaitEvent)(void*, void*, unsigned) = nullptr;
   int (*cuEventCreate)(void**, unsigned) = nullptr;
   int (*cuEventDestroy_v2)(void*) = nullptr;
@@ -79,6 +81,7 @@ Library load() {
   FIND(cuGetErrorString);
   FIND(cuDeviceGetCount);
   FIND(cuDeviceGet);
+  FIND(cuDeviceGetUuid);
   FIND(cuDevicePrimaryCtxRetain);
   FIND(cuCtxPushCurrent_v2);
   FIND(cuCtxPopCurrent_v2);
@@ -90,6 +93,7 @@ Library load() {
   FIND(cuMemcpyDtoHAsync_v2);
   FIND(cuMemcpyHtoDAsync_v2);
   FIND(cuStreamCreate);
+  FIND(cuStreamDestroy_v2);
   FIND(cuStreamWaitEvent);
   FIND(cuEventCreate);
   FIND(cuEventDestroy_v2);
@@ -97,6 +101,9 @@ Library load() {
   FIND(cuEventQuery);
 #undef FIND
   if (!library.trouble.empty()) return library;
+  // Since CUDA 11.4; it tells parts of a GPU from each other.
+  if (void* const newer = ::dlsym(handle, "cuDeviceGetUuid_v2"); newer != nullptr)
+    call.cuDeviceGetUuid = reinterpret_cast<decltype(call.cuDeviceGetUuid)>(newer);
   int status = call.cuInit(0);
   if (status == 0) status = call.cuDriverGetVersion(&library.version);
   if (status == 0) status = call.cuDeviceGetCount(&library.gpus);
@@ -113,21 +120,15 @@ void check(int status, std::string_view what) {
   if (status != 0) raise(ErrorCode::Internal, "{}: {}", what, said(library().call, status));
 }
 
-/// The GPU's context is this thread's while it lives.
-class Current {
- public:
-  explicit Current(void* context) { check(library().call.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent"); }
-  ~Current() {
-    void* before = nullptr;
-    library().call.cuCtxPopCurrent_v2(&before);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-};
-
 Address address(const void* memory) noexcept { return reinterpret_cast<Address>(memory); }
 
 }  // namespace
+
+InGpu::InGpu(const Gpu& gpu) { check(library().call.cuCtxPushCurrent_v2(gpu.context_), "cuCtxPushCurrent"); }
+InGpu::~InGpu() {
+  void* before = nullptr;
+  library().call.cuCtxPopCurrent_v2(&before);
+}
 
 Mark::~Mark() {
   if (library().call.cuCtxPushCurrent_v2(context_) != 0) return;
@@ -160,17 +161,22 @@ Result<std::string> Gpu::look() {
 
 Gpu::Gpu(int index) : index_(index) {
   const Functions& call = library().call;
-  int device = 0;
-  check(call.cuDeviceGet(&device, index), "cuDeviceGet");
-  check(call.cuDevicePrimaryCtxRetain(&context_, device), "cuDevicePrimaryCtxRetain");
-  const Current current(context_);
+  check(call.cuDeviceGet(&device_, index), "cuDeviceGet");
+  check(call.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  const InGpu here(*this);
   check(call.cuStreamCreate(&to_host_, kNonBlocking), "cuStreamCreate");
   check(call.cuStreamCreate(&to_device_, kNonBlocking), "cuStreamCreate");
 }
 
+std::array<unsigned char, 16> Gpu::uuid() const {
+  std::array<unsigned char, 16> found{};
+  check(library().call.cuDeviceGetUuid(found.data(), device_), "cuDeviceGetUuid");
+  return found;
+}
+
 void* Gpu::allocate(std::size_t bytes) {
   const Functions& call = library().call;
-  const Current current(context_);
+  const InGpu here(*this);
   Address memory = 0;
   const std::size_t asked = std::max<std::size_t>(bytes, 1);
   if (const int status = call.cuMemAlloc_v2(&memory, asked); status != 0)
@@ -211,7 +217,7 @@ MarkPtr Gpu::new_mark() {
 }
 
 MarkPtr Gpu::mark(Stream stream) {
-  const Current current(context_);
+  const InGpu here(*this);
   MarkPtr made = new_mark();
   check(library().call.cuEventRecord(made->event(), stream), "cuEventRecord");
   return made;
@@ -219,7 +225,7 @@ MarkPtr Gpu::mark(Stream stream) {
 
 MarkPtr Gpu::copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after) {
   const Functions& call = library().call;
-  const Current current(context_);
+  const InGpu here(*this);
   check(call.cuStreamWaitEvent(to_host_, after.event(), 0), "cuStreamWaitEvent");
   check(call.cuMemcpyDtoHAsync_v2(host, address(device), bytes, to_host_), "cuMemcpyDtoHAsync");
   MarkPtr made = new_mark();
@@ -229,7 +235,7 @@ MarkPtr Gpu::copy_to_host(void* host, const void* device, std::size_t bytes, con
 
 MarkPtr Gpu::copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after) {
   const Functions& call = library().call;
-  const Current current(context_);
+  const InGpu here(*this);
   check(call.cuStreamWaitEvent(to_device_, after.event(), 0), "cuStreamWaitEvent");
   check(call.cuMemcpyHtoDAsync_v2(address(device), host, bytes, to_device_), "cuMemcpyHtoDAsync");
   MarkPtr made = new_mark();
@@ -237,19 +243,39 @@ MarkPtr Gpu::copy_to_device(void* device, const void* host, std::size_t bytes, c
   return made;
 }
 
-void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline) {
+Stream Gpu::make_stream() {
+  const InGpu here(*this);
+  Stream stream = nullptr;
+  check(library().call.cuStreamCreate(&stream, kNonBlocking), "cuStreamCreate");
+  return stream;
+}
+
+void Gpu::end_stream(Stream stream) noexcept {
   const Functions& call = library().call;
+  if (call.cuCtxPushCurrent_v2(context_) != 0) return;
+  call.cuStreamDestroy_v2(stream);
+  void* before = nullptr;
+  call.cuCtxPopCurrent_v2(&before);
+}
+
+void Gpu::put_after(Stream stream, const Mark& mark) {
+  const InGpu here(*this);
+  check(library().call.cuStreamWaitEvent(stream, mark.event(), 0), "cuStreamWaitEvent");
+}
+
+bool Gpu::passed(const Mark& mark) const {
+  const InGpu here(*this);
+  const int status = library().call.cuEventQuery(mark.event());
+  if (status != 0 && status != kNotReady)
+    raise(ErrorCode::Internal, "cuda:{}: {}", index_, said(library().call, status));
+  return status == 0;
+}
+
+void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline) {
   // A copy of a small buffer takes some microseconds, of a large one milliseconds.
   auto pause = std::chrono::microseconds(0);
   constexpr auto kLongestPause = std::chrono::microseconds(100);
-  for (;;) {
-    int status = 0;
-    {
-      const Current current(context_);
-      status = call.cuEventQuery(mark.event());
-    }
-    if (status == 0) return;
-    if (status != kNotReady) raise(ErrorCode::Internal, "cuda:{}: {}", index_, said(call, status));
+  while (!passed(mark)) {
     if (Staging::Clock::now() >= deadline) {
       raise(ErrorCode::Timeout,
             "cuda:{}: its stream has not come to the operation by the deadline -- a kernel before it hangs, or takes "

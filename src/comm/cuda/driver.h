@@ -5,6 +5,7 @@
 #include "base/result.h"
 #include "comm/staging.h"
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -37,6 +38,10 @@ class Gpu {
   /// "CUDA 12.4, 2 GPUs", or why there are none.
   static Result<std::string> look();
 
+  int index() const noexcept { return index_; }
+  /// Tells it from all others, whoever sees it by which number. Of a part of a GPU (MIG), the part's. Throws Internal.
+  std::array<unsigned char, 16> uuid() const;
+
   /// Zeroed. Throws Unavailable.
   void* allocate(std::size_t bytes);
   void free(void* memory) noexcept;
@@ -48,17 +53,36 @@ class Gpu {
   /// On streams of the GPU's own, so that both ways go on at once; after `after`.
   MarkPtr copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after);
   MarkPtr copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after);
-  /// Throws Timeout, or Internal: what the driver says of work before the mark.
+  /// One that does not wait for the default stream.
+  Stream make_stream();
+  void end_stream(Stream stream) noexcept;
+  /// What the stream is given from now on comes after the mark.
+  void put_after(Stream stream, const Mark& mark);
+  /// Throws Internal: what the driver says of work before the mark.
+  bool passed(const Mark& mark) const;
+  /// Throws Timeout, Internal.
   void wait(const Mark& mark, Staging::Clock::time_point deadline);
 
  private:
+  friend class InGpu;
   explicit Gpu(int index);
   MarkPtr new_mark();
 
   const int index_;
+  int device_ = 0;
   void* context_ = nullptr;
   Stream to_host_ = nullptr;
   Stream to_device_ = nullptr;
+};
+
+/// The GPU's context is this thread's while it lives: what libraries over CUDA then do is done there.
+class InGpu {
+ public:
+  /// Throws Internal.
+  explicit InGpu(const Gpu& gpu);
+  ~InGpu();
+  InGpu(const InGpu&) = delete;
+  InGpu& operator=(const InGpu&) = delete;
 };
 
 }  // namespace cohort::comm::cuda

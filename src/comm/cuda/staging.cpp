@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <bit>
 #include <condition_variable>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 namespace cohort::comm::cuda {
 namespace {
@@ -17,10 +19,19 @@ constexpr std::size_t kLeastRoom = 4096;
 constexpr std::size_t kLine = 64;
 constexpr auto kLastWait = std::chrono::milliseconds(100);  // a stream may hang for good
 
+/// What a copy may still write is never used again.
+void keep_for_good(std::shared_ptr<std::byte> room) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<std::byte>>();
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(room));
+}
+
 class Copies final : public Staging {
  public:
-  Copies(Gpu& gpu, const Request& device, Request& host, Rooms& rooms, const Rooms::Allocate& allocate)
-      : gpu_(gpu), output_(device.output), bytes_(device.output_bytes()), ready_(gpu.mark(device.device.stream)) {
+  Copies(Gpu& gpu, const Request& device, const StreamMarks& marks, Request& host, Rooms& rooms,
+         const Rooms::Allocate& allocate)
+      : gpu_(gpu), output_(device.output), bytes_(device.output_bytes()), ready_(marks.output) {
     const auto* const input = static_cast<const std::byte*>(device.input);
     auto* const output = static_cast<std::byte*>(device.output);
     const std::size_t in = device.input_bytes();
@@ -38,10 +49,7 @@ class Copies final : public Staging {
     room_ = rooms.take(gpu, all, allocate);
     host.input = in > 0 ? room_.get() + input_at : nullptr;
     host.output = host_output_ = out > 0 ? room_.get() + output_at : nullptr;
-    if (in > 0) {
-      const MarkPtr made = device.input_stream == device.device.stream ? ready_ : gpu.mark(device.input_stream);
-      arrived_ = gpu.copy_to_host(room_.get() + input_at, input, in, *made);
-    }
+    if (in > 0) arrived_ = gpu.copy_to_host(room_.get() + input_at, input, in, *marks.input);
   }
   ~Copies() override {
     // What is under way still uses the room: an operation that failed is left in the midst of it.
@@ -49,7 +57,7 @@ class Copies final : public Staging {
       try {
         if (mark) gpu_.wait(*mark, Clock::now() + kLastWait);
       } catch (const Error&) {
-        static_cast<void>(new std::shared_ptr<std::byte>(room_));  // may still be written: it is never used again
+        keep_for_good(room_);
       }
     }
   }
@@ -192,9 +200,18 @@ std::shared_ptr<std::byte> Rooms::take(Gpu& gpu, std::size_t bytes, const Alloca
           }};
 }
 
+StreamMarks marks_of(Gpu& gpu, const Request& request) {
+  const MarkPtr output = gpu.mark(request.device.stream);
+  return {request.input_stream == request.device.stream ? output : gpu.mark(request.input_stream), output};
+}
+
 Request stage(const Request& request, Rooms& rooms, const Rooms::Allocate& allocate) {
+  return stage(request, marks_of(Gpu::at(request.device.index), request), rooms, allocate);
+}
+
+Request stage(const Request& request, const StreamMarks& marks, Rooms& rooms, const Rooms::Allocate& allocate) {
   Request host = request;
-  auto copies = std::make_shared<Copies>(Gpu::at(request.device.index), request, host, rooms, allocate);
+  auto copies = std::make_shared<Copies>(Gpu::at(request.device.index), request, marks, host, rooms, allocate);
   if (request.finite_check)
     request.finite_check->read_instead({host.output, host.output_count, host.dtype}, copies->room());
   host.staging = std::move(copies);

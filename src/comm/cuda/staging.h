@@ -32,8 +32,18 @@ class Rooms : public std::enable_shared_from_this<Rooms> {
   std::multimap<std::pair<Gpu*, std::size_t>, std::shared_ptr<Room>> free_;
 };
 
-/// The request with host memory in place of the GPU's; the copy of its input has begun, after what the request's stream
-/// has now. Throws Unavailable, InvalidArgument.
+/// What the streams of a request had when it was asked for.
+struct StreamMarks {
+  MarkPtr input;
+  MarkPtr output;
+};
+/// Throws Internal.
+StreamMarks marks_of(Gpu& gpu, const Request& request);
+
+/// The request with host memory in place of the GPU's; the copy of its input has begun, after `marks`. Throws
+/// Unavailable, InvalidArgument.
+Request stage(const Request& request, const StreamMarks& marks, Rooms& rooms, const Rooms::Allocate& allocate);
+/// After what the request's streams have now.
 Request stage(const Request& request, Rooms& rooms, const Rooms::Allocate& allocate);
 
 /// A receive into host memory, under way as `work`, that ends once it is in the GPU's.

@@ -1,13 +1,13 @@
 // Collectives and messages of a GPU's memory: that they come after what is in the stream, what ranks are told when a
-// GPU fails or hangs, and who is refused. Over the pretended driver; all operations' bits: comm_tests.gpus.
+// GPU fails or hangs, and who is refused. Over the pretended driver, and without NCCL, since all ranks have one GPU;
+// all operations' bits: comm_tests.trials_on_gpus.
 #include "comm/cuda/driver.h"
-#include "comm/testing/guarded_memory.h"
+#include "comm/testing/gpus.h"
 #include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -23,59 +23,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Device kGpu{DeviceType::CUDA, 0};
-
-template <class Function>
-Function* of_driver(const char* name) {
-  static void* const handle = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  return reinterpret_cast<Function*>(::dlsym(handle, name));
-}
-void launch(void* stream, void (*kernel)(void*), void* data) {
-  of_driver<int(void*, void (*)(void*), void*)>("cuLaunchHostFunc")(stream, kernel, data);
-}
-float* seen_by_kernels(void* memory) {
-  return static_cast<float*>(of_driver<void*(void*)>("pretended_cuda_memory")(memory));
-}
-void* new_stream() {
-  void* stream = nullptr;
-  of_driver<int(void**, unsigned)>("cuStreamCreate")(&stream, 0);
-  return stream;
-}
-
-/// Floats of a GPU.
-class Floats {
- public:
-  Floats(Communicator& comm, std::vector<float> values)
-      : count_(static_cast<std::int64_t>(values.size())), memory_(comm.allocate(values.size() * sizeof(float), kGpu)) {
-    std::copy(values.begin(), values.end(), seen_by_kernels(memory_.data()));
-  }
-  Buffer buffer(void* stream = nullptr) const {
-    return {memory_.data(), count_, DType::Float32, {DeviceType::CUDA, 0, stream}};
-  }
-  std::vector<float> values() const {
-    const float* const begin = seen_by_kernels(memory_.data());
-    return {begin, begin + count_};
-  }
-  void* data() const { return memory_.data(); }
-
- private:
-  std::int64_t count_;
-  Memory memory_;
-};
-
-/// What an operation throws.
-template <class Body>
-std::string refused(const Body& body, ErrorCode code) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
-
 class OnGpus : public ::testing::Test {
  protected:
   void TearDown() override { of_driver<void(int)>("pretended_cuda_fail")(0); }
@@ -84,7 +31,7 @@ class OnGpus : public ::testing::Test {
 TEST_F(OnGpus, TheHostCannotTouchTheirMemory) {
   run_world(1, [](Communicator comm) {
     const Floats floats(comm, {1});
-    EXPECT_EXIT(*static_cast<volatile float*>(floats.data()) = 2, ::testing::KilledBySignal(SIGSEGV), "");
+    EXPECT_DEATH(*static_cast<volatile float*>(floats.data()) = 2, "");  // by SIGSEGV, or AddressSanitizer
   });
 }
 
@@ -209,6 +156,7 @@ TEST_F(OnGpus, MixedWorldsAreRefusedAndBothSidesNamed) {
 TEST_F(OnGpus, AFailingGpuEndsTheWorldAndIsNamed) {
   run_world(2, [](Communicator comm) {
     const Floats floats(comm, {1, 2});
+    comm.all_reduce(floats.buffer()).wait();  // from then on all know that it goes by staging
     comm.barrier().wait();
     if (comm.rank() == 0) {
       of_driver<void(int)>("pretended_cuda_fail")(700);
@@ -248,9 +196,9 @@ TEST_F(OnGpus, AHangingStreamIsATimeoutThatSaysSo) {
 
 TEST_F(OnGpus, GpusThatAreNotThereAreRefused) {
   run_world(1, [](Communicator comm) {
-    const std::string why = refused([&] { (void)comm.allocate(4, {DeviceType::CUDA, 2}); }, ErrorCode::InvalidArgument);
-    EXPECT_TRUE(has(why, "cuda:2: this process sees 2 GPUs")) << why;
-    EXPECT_EQ(*cuda::Gpu::look(), "CUDA 12.4, 2 GPUs");
+    const std::string why = refused([&] { (void)comm.allocate(4, {DeviceType::CUDA, 4}); }, ErrorCode::InvalidArgument);
+    EXPECT_TRUE(has(why, "cuda:4: this process sees 4 GPUs")) << why;
+    EXPECT_EQ(*cuda::Gpu::look(), "CUDA 12.4, 4 GPUs");
   });
 }
 

@@ -106,6 +106,20 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
                       timeout_text(running, waiters_.deadline, omission(missing)));
 }
 
+void Context::attend() {
+  transport.progress();
+  meanwhile_();
+  const auto now = Clock::now();
+  if (now - looked_ < kLook && !world.ended()) return;
+  looked_ = now;
+  world.tell_if_ended();
+  world.throw_if_ended();
+  for (int rank = 0; rank < layout.size; ++rank) {
+    if (rank == layout.rank) continue;
+    if (const auto how = world.lost(rank)) world.end_lost(rank, *how);
+  }
+}
+
 /// What ranks that are waited for did not do. A rank may be late because another one of its host is.
 std::string Context::omission(const std::vector<int>& missing) const {
   const auto described = [&](int rank) {

@@ -81,6 +81,8 @@ class Context {
   /// Drives the transport until `ready()`. `missing()` gives the ranks that are waited for.
   template <class Ready, class Missing>
   void wait(Ready ready, Missing missing);
+  /// Looks after the others once, and drives the transport, for an operation that is carried out elsewhere.
+  void attend();
   void wait_for(transport::Incoming& frame);
   void wait_for(transport::Outgoing& frame);
   void send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);

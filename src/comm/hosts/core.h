@@ -37,6 +37,8 @@ class Core final : public Queue {
   bool wants_rousing() override { return asleep_; }
   void rouse() noexcept override { world_.transport().wake(); }
   void leave_to_thread() noexcept override;
+  int ranks() const noexcept override { return world_.layout().size; }
+  void attend() override { engine_.attend(); }
   void serve();
 
   World world_;

@@ -24,7 +24,11 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
     context_.blocked = 0ns;
     refuse_if(context_, disagreement(context_));
     if (request.kind == Kind::AllToAllV) refuse_if(context_, compare_counts(context_, request));
-    if (!round_.delivered) execute(context_, request, false);
+    if (request.round != nullptr) {
+      request.round->everyone = static_cast<int>(context_.agreement.active.size()) == context_.layout.size;
+    } else if (!round_.delivered) {
+      execute(context_, request, false);
+    }
     if (event != nullptr) {
       event->wire = context_.blocked;
       event->wire_bytes = context_.wire_bytes;
@@ -57,6 +61,7 @@ int Engine::join(std::chrono::milliseconds patience) {
     meet_all(context_, round_, nullptr, own);
     if (context_.agreement.active.empty()) break;
     if (disagreement(context_)) continue;  // the active ranks are told; this one brought nothing that could be wrong
+    if (context_.agreement.agreed.round != 0) continue;
     Request served = request_to_serve(context_.agreement.agreed);
     served.timeout = patience;
     execute(context_, served, true);

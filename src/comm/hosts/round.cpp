@@ -34,7 +34,7 @@ struct Decision {
 /// Whether the result can come with the round. Of a reduce_scatter all comes to every host, which needs only a part.
 bool goes_inline(const Context& context, const Request& request) noexcept {
   const Layout& layout = context.layout;
-  if (!is_reduction(request.kind) || request.weighted) return false;
+  if (!is_reduction(request.kind) || request.weighted || request.round != nullptr) return false;
   if (may_be_object(request.dtype) && !context.transport.authenticates_all()) return false;
   const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
   const std::size_t share = whole ? 1 : layout.size == layout.hosts ? 8 : 4;  // measured

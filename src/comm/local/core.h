@@ -46,6 +46,8 @@ class Core final : public Queue {
   void leave_to_thread() noexcept override {
     if (dozing_) work_to_do_.notify_one();
   }
+  int ranks() const noexcept override { return world_.size(); }
+  void attend() override { context_.attend(); }
   void progress();
 
   const std::shared_ptr<ForkGuard> guard_ = std::make_shared<ForkGuard>();

@@ -167,6 +167,10 @@ void complete(Context& context, const Request& request, CollectiveEvent* event) 
       throw refusal(own, context.rank, context.world.host(), context.sequence, *std::move(found));
     }
   }
+  if (request.round != nullptr) {
+    request.round->everyone = static_cast<int>(context.agreement.active.size()) == context.size;
+    return context.lane().end(context.sequence);
+  }
   execute(context, request, event);
   // A rank that comes late can complete what others have given up, with what their memory holds by then.
   if (!context.is_inline) context.check_reads();
@@ -184,6 +188,7 @@ int join(Context& context, std::chrono::milliseconds patience) {
     gather(context);
     if (context.agreement.active.empty()) break;
     if (disagreement(context)) continue;  // the active ranks are told; this one brought nothing that could be wrong
+    if (context.agreement.agreed.round != 0) continue;
     const Request served = request_to_serve(context.agreement.agreed);
     choose_inline(context, served);
     execute(context, served, nullptr);

@@ -48,7 +48,8 @@ void announce(Context& context, const Request& request) {
   Descriptor& own = context.slot(context.rank).descriptor;
   own = describe(request);
   say_begun(context, own);
-  if (!context.is_inline) note_memory(context, request, own);  // else nobody will look at the memory itself
+  // Else nobody will look at the memory itself.
+  if (!context.is_inline && request.round == nullptr) note_memory(context, request, own);
   if (request.kind == Kind::AllToAllV) note_counts(context, *request.counts);
   publish_descriptor(context, brings_inline(context, request) ? &request : nullptr);
 }
@@ -70,7 +71,7 @@ void choose_inline(Context& context, const Request& request) noexcept {
   const std::uint64_t most = !is_reduction(request.kind)    ? context.plan.inline_copy_bytes
                              : request.kind == Kind::Reduce ? context.plan.inline_root_bytes
                                                             : context.plan.inline_bytes;
-  context.is_inline = bytes <= most && request.kind != Kind::AllToAllV;
+  context.is_inline = bytes <= most && request.kind != Kind::AllToAllV && request.round == nullptr;
   context.is_tiny = bytes <= Slot::kTiny;
 }
 

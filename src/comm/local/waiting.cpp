@@ -12,6 +12,7 @@ namespace {
 
 constexpr auto kKept = std::chrono::seconds(3);
 constexpr auto kSliceOfServer = std::chrono::milliseconds(2);
+constexpr auto kLook = std::chrono::milliseconds(10);
 
 }  // namespace
 
@@ -55,6 +56,17 @@ void Waiter::end_lost(int rank, const std::string& how) {
 }
 
 // --- looking after peers ---
+
+void Waiter::attend() {
+  if (world.ended()) throw_if_ended();
+  meanwhile();
+  const auto now = Clock::now();
+  if (now - attended_ < kLook) return;
+  attended_ = now;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (const auto how = world.lost(rank)) end_lost(rank, *how);
+  }
+}
 
 // Ends the world if a rank that is waited for has died, or if the deadline has passed.
 void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {

@@ -135,6 +135,8 @@ class Waiter {
   void throw_if_ended() const {
     if (world.ended()) throw world.recorded(doing(), number());
   }
+  /// Looks after the others once, for an operation that is carried out elsewhere.
+  void attend();
   Deadline& deadline() const noexcept { return waiters_->deadline; }
   [[noreturn]] void end_lost(int rank, const std::string& how);
   [[noreturn]] void end_world(ErrorCode code, int peer, const std::string& text);
@@ -169,6 +171,7 @@ class Waiter {
   std::function<void()> meanwhile_;
   std::chrono::milliseconds slice_ = Pacer::kSlice;  // the longest sleep between two calls of `meanwhile`
   std::chrono::nanoseconds waited_{0};
+  Clock::time_point attended_{};
   int spins_ = Pacer::kMostSpins;  // how long to spin before yielding; adapts
 };
 

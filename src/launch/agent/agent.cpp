@@ -5,35 +5,25 @@
 #include "base/parse.h"
 #include "launch/agent/agent_impl.h"
 #include "launch/agent/guard.h"
-#include "launch/agent/host_check.h"
 #include "launch/environment.h"
-#include "launch/plan/binding.h"
-#include "launch/plan/host_environment.h"
-#include "launch/plan/rank_environment.h"
 #include "launch/start/invitation.h"
-#include "launch/sweep.h"
 #include "launch/version.h"
 #include "net/reach.h"
 #include "sys/cpus.h"
 
 #include <fmt/core.h>
 #include <poll.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
 #include <initializer_list>
-#include <system_error>
 
 namespace cohort::launch {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kReportEvery = std::chrono::milliseconds(400);
 /// For a rank to write its stacks.
 constexpr auto kStacksTime = std::chrono::milliseconds(500);
 /// By hand, an agent may be there before its supervisor; and a crowd at the listener may have cost this one its place.
@@ -45,19 +35,6 @@ constexpr auto kSilentWait = std::chrono::seconds(3);
 /// A Ctrl-C reaches guard and agent, and the guard passes it on.
 constexpr auto kOnePress = std::chrono::milliseconds(500);
 constexpr std::initializer_list<int> kSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
-
-/// "ranks 4-7, server 1".
-std::string names_of(const std::vector<WorkerPlan>& workers) {
-  Roles roles{0, 0, false};
-  std::vector<int> processes;
-  for (const WorkerPlan& worker : workers) {
-    processes.push_back(worker.rank);
-    if (worker.role == Role::Worker) roles.workers = std::max(roles.workers, worker.rank + 1);
-    if (worker.role == Role::Server) roles.workers = worker.rank - worker.number, roles.servers = worker.number + 1;
-    if (worker.role == Role::Evaluator) roles.evaluator = true;
-  }
-  return roles.names_of(processes);
-}
 
 }  // namespace
 
@@ -202,6 +179,10 @@ void Agent::on_message(Message message) {
     ask_stacks();
   } else if (const auto* question = std::get_if<ClockQuestion>(&message)) {
     channel_->send(ClockAnswer{question->number, Clock::now().time_since_epoch() / std::chrono::nanoseconds(1)});
+  } else if (auto* again = std::get_if<StartAgain>(&message)) {
+    start_again(std::move(*again));
+  } else if (const auto* without = std::get_if<GoOnWithout>(&message)) {
+    go_on_without(without->rank);
   } else if (const auto* finish = std::get_if<Finish>(&message)) {
     if (options_.own) {
       exit_status_ = finish->status;
@@ -296,166 +277,6 @@ bool Agent::runs(Role role) const {
 bool Agent::makes_room() const {
   return std::any_of(workers_.begin(), workers_.end(),
                      [](const auto& worker) { return worker->saves_when_asked() || worker->makes_room(); });
-}
-
-void Agent::start_job(StartJob job) {
-  if (brings_environment()) {
-    std::error_code error;  // where it is gone, the check of the host says so
-    job.folder = std::filesystem::current_path(error).string();
-    if (!std::filesystem::is_directory(job.run_folder, error)) job.run_folder.clear();
-  }
-  if (options_.own) {
-    job.path = options_.own->path;
-    job.arguments = options_.own->arguments;
-    job.environment = options_.own->environment;
-    job.folder = options_.own->folder;
-    job.open_files = options_.own->open_files;
-    job.bind_to_cores = options_.own->bind_to_cores;
-    host_index_ = parse_integer<int>(Environment(job.workers.front().environment).find("GROUP_RANK").value_or(""))
-                      .value_or(host_index_);
-    if (!options_.quiet) {
-      say(fmt::format("{} of {}: {} here; output and logs are at node 0 ({})", own_name(), options_.nodes,
-                      names_of(job.workers), options_.place));
-    }
-  }
-  forget_epoch();
-  stage_ = Stage::Running;
-  out_of_memory_before_ = sys::out_of_memory_kills();
-  if (auto started = start_workers(job); !started) {
-    // Whatever runs already is not a job: end it before anything is said.
-    swept_ = 0;
-    const auto stuck = sweep({}, std::chrono::seconds(2), {});
-    workers_.clear();
-    channel_->send(StartFailed{started.error().context().rank, started.error().what()});
-    stage_ = Stage::Finished;
-    channel_->send(AllGone{0, describe_stuck(stuck)});
-  }
-}
-
-void Agent::forget_epoch() {
-  stacks_ = Timer();
-  traces_.reset();
-  workers_.clear();
-  alive_ = 0;
-  swept_ = 0;
-  run_folder_.clear();
-  // (What of their output is on its way still counts.)
-  paused_ = stopping_ = passed_on_ = false;
-  grace_end_.reset();
-  told_times_ = 0;
-}
-
-Result<void> Agent::start_workers(const StartJob& job) {
-  const auto fail_for = [](int rank, const Error& error) {
-    ErrorContext context;
-    context.rank = rank;
-    return tl::unexpected(Error(error.code(), error.what(), context));
-  };
-  if (job.elsewhere) {
-    auto made = check_host(job);
-    if (!made) return tl::unexpected(made.error());
-    if (*made) run_folder_ = job.run_folder;
-  }
-  if (!job.log_folder.empty() && ::mkdir(job.log_folder.c_str(), 0755) != 0 && errno != EEXIST) {
-    return fail(ErrorCode::Io, "folder {}: {}", job.log_folder, errno_text(errno));
-  }
-  auto secret_file = secret_.to_sealed_memfd();
-  if (!secret_file) return tl::unexpected(secret_file.error());
-
-  sys::SpawnOptions program;
-  program.folder = job.folder;
-  // Its own group, to be signalled as one, but the agent's session: where the kernel groups what it schedules by
-  // session (autogroup), ranks that share cores could otherwise not yield to each other.
-  program.group = sys::Group::Own;
-  program.parent_death_signal = SIGKILL;
-  program.open_files = job.open_files;
-
-  Environment environment(job.environment);
-  if (job.elsewhere && !options_.own) {
-    environment =
-        brings_environment() ? Environment::current() : environment_there(environment, Environment::current());
-    for (const std::string& assignment : job.environment) environment.set(assignment);
-    environment.set("PWD", job.folder);
-  }
-  const auto ranks = static_cast<int>(std::count_if(job.workers.begin(), job.workers.end(),
-                                                    [](const WorkerPlan& plan) { return plan.role == Role::Worker; }));
-  const int threads = threads_of(sys::usable_cores(), ranks);
-  std::vector<std::vector<int>> shares;
-  if (job.bind_to_cores) {
-    auto shared = share_cores(sys::cores_of_process(), ranks);
-    if (!shared) return tl::unexpected(shared.error());
-    shares = *std::move(shared);
-  }
-  shares.resize(job.workers.size());  // other roles run where there is room
-  for (const std::string_view count : env::kThreadCounts) {
-    if (job.divides_cores && !environment.find(count)) environment.set(count, std::to_string(threads));
-  }
-  environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
-
-  Worker::Events events;
-  events.output = [this](Output output) { forward(std::move(output)); };
-  events.trouble = [this](std::string text) { channel_->send(Trouble{std::move(text)}); };
-  events.input_taken = [this](std::size_t bytes) { channel_->send(InputTaken{bytes}); };
-  if (job.trace) collect_traces(job);
-  for (const WorkerPlan& plan : job.workers) {
-    auto& worker = *workers_.emplace_back(std::make_unique<Worker>(loop_, plan, job.tail_lines, events));
-    if (auto ready = worker.prepare(job.log_folder, job.input && plan.rank == 0); !ready) {
-      return fail_for(plan.rank, ready.error());
-    }
-    Environment own = environment;
-    if (plan.role != Role::Worker) remove_rank_variables(own);
-    for (const std::string& assignment : plan.environment) own.set(assignment);
-    program.path = job.path;
-    program.arguments = job.arguments;
-    for (const RoleProgram& theirs : job.programs) {
-      if (theirs.role != plan.role) continue;
-      program.path = theirs.path;
-      program.arguments = theirs.arguments;
-    }
-    program.inherited = {{secret_file->get(), kWorkerSecretFd}};
-    if (worker.status_fd() >= 0) {
-      own.set(env::kStatusFd, std::to_string(kWorkerStatusFd));
-      program.inherited.emplace_back(worker.status_fd(), kWorkerStatusFd);
-    }
-    if (traces_ && plan.role == Role::Worker) {
-      auto ring = traces_->add(plan.rank);
-      if (!ring) return fail_for(plan.rank, ring.error());
-      own.set(env::kTimelineFd, std::to_string(kWorkerTimelineFd));
-      program.inherited.emplace_back(*ring, kWorkerTimelineFd);
-    }
-    program.environment = own.assignments();
-    program.processors = shares[workers_.size() - 1];
-    if (auto started = worker.start(program); !started) return fail_for(plan.rank, started.error());
-  }
-  started_at_ = Clock::now();
-  Started report;
-  report.threads = parse_integer<std::int32_t>(environment.find(env::kOmpNumThreads).value_or("")).value_or(0);
-  for (auto& worker : workers_) {
-    if (auto running = worker->confirm(); !running) return fail_for(worker->rank(), running.error());
-    report.pids.push_back(static_cast<std::int32_t>(worker->pid()));
-  }
-  alive_ = workers_.size();
-  channel_->send(report);
-  if (traces_) traces_->begin();
-  watch_for_dying();
-  reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
-  reap();  // some may have ended before anyone looked
-  return {};
-}
-
-void Agent::collect_traces(const StartJob& job) {
-  constexpr std::size_t kMostUnsent = std::size_t{4} << 20;
-  const Environment first(job.workers.front().environment);
-  const auto number = [&first](std::string_view name) {
-    return parse_integer<int>(first.find(name).value_or("")).value_or(0);
-  };
-  TraceCollector::Options options;
-  options.host = {number("GROUP_RANK"), std::string(first.find(env::kHost).value_or(""))};
-  options.epoch = static_cast<std::uint16_t>(number(env::kRestart));
-  options.base_ns = made_at_.time_since_epoch() / std::chrono::nanoseconds(1);
-  options.send = [this](const TracePiece& piece) { channel_->send(piece); };
-  options.has_room = [this] { return channel_->unsent_bytes() < kMostUnsent; };
-  traces_.emplace(loop_, std::move(options));
 }
 
 void Agent::forward(Output output) {

@@ -27,7 +27,8 @@ void Agent::reap() {
       return;
     }
   });
-  if (stage_ == Stage::Running && !workers_.empty() && alive_ == 0) {
+  if (stage_ == Stage::Running) start_those_again();
+  if (stage_ == Stage::Running && !workers_.empty() && alive_ == 0 && awaited_.empty()) {
     stage_ = Stage::Sweeping;
     dying_ = Timer();
     sweep_since_ = Clock::now();
@@ -73,6 +74,8 @@ void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
     const auto now = sys::out_of_memory_kills();
     report.out_of_memory = now && out_of_memory_before_ && *now > *out_of_memory_before_;
   }
+  if (launch_->job.servers_again && worker.role() == Role::Server && !status.success() && !stopping_)
+    awaited_.try_emplace(worker.rank());
   channel_->send(report);
 }
 
@@ -85,6 +88,8 @@ void Agent::stop(const StopWorkers& order) {
     return;
   }
   if (stage_ != Stage::Running) return;
+  start_no_more();
+  if (alive_ == 0) return reap();
   if (!stopping_) {
     stopping_ = true;
     for (auto& worker : workers_) {
@@ -128,6 +133,7 @@ void Agent::end_of_grace(Role role) {
 }
 
 void Agent::kill_all() {
+  start_no_more();
   if (!stopping_) {
     stopping_ = true;
     for (auto& worker : workers_) worker->ended_before_stop = !worker->alive();

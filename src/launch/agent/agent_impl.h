@@ -1,5 +1,5 @@
-// What one host's agent consists of, behind `run_agent`: agent.cpp has how it begins and what it is told, agent_end.cpp
-// how its workers end and how it ends them. One thread.
+// What one host's agent consists of, behind `run_agent`: agent.cpp has how it begins and what it is told,
+// agent_start.cpp how it starts its workers, agent_end.cpp how they end and how it ends them. One thread.
 #pragma once
 
 #include "launch/agent/agent.h"
@@ -7,18 +7,22 @@
 #include "launch/agent/trace_collector.h"
 #include "launch/agent/worker.h"
 #include "launch/channel.h"
+#include "launch/environment.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/plan/port_lease.h"
 #include "net/deadline.h"
 #include "net/secret.h"
 #include "net/secure_connection.h"
+#include "sys/process.h"
 #include "sys/signals.h"
+#include "sys/unique_fd.h"
 
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -36,6 +40,7 @@ class Agent {
  private:
   using Clock = std::chrono::steady_clock;
   enum class Stage { Waiting, Running, Sweeping, Finished };
+  static constexpr std::chrono::milliseconds kReportEvery{400};
 
   /// To the supervisor; throws where that cannot be. False: there is nothing more to do.
   bool come();
@@ -54,7 +59,26 @@ class Agent {
   void start_job(StartJob job);
   /// What an order before has left behind in this process.
   void forget_epoch();
-  Result<void> start_workers(const StartJob& job);
+  /// What this host's workers are started with, once more too.
+  struct Launch {
+    StartJob job;
+    sys::UniqueFd secret_file;
+    sys::SpawnOptions program;
+    Environment environment;
+    std::vector<std::vector<int>> shares;  ///< of cores, by local rank
+  };
+  Result<void> prepare_launch(StartJob order);
+  Result<void> start_workers();
+  std::unique_ptr<Worker> new_worker(const WorkerPlan& plan);
+  Result<void> start_worker(Worker& worker, const WorkerPlan& plan, Worker::Log log);
+  void start_again(StartAgain order);
+  void go_on_without(int rank);
+  /// The server of this number, if it has failed and what becomes of it is not settled; nullptr.
+  Worker* awaiting(int rank);
+  void start_those_again();
+  /// By a process in its place.
+  Result<void> replace(std::unique_ptr<Worker>& worker, const StartAgain& order);
+  void start_no_more();
   void collect_traces(const StartJob& job);
   void stop(const StopWorkers& order);
   /// Those of this role have had their time; where others run on, only they are killed.
@@ -89,7 +113,10 @@ class Agent {
   std::vector<PortLease> leases_;  ///< what ranks are told to listen at
   std::string run_folder_;         ///< made here, so removed if nothing was put into it
   Stage stage_ = Stage::Waiting;
+  std::optional<Launch> launch_;
   std::vector<std::unique_ptr<Worker>> workers_;
+  /// Servers that have failed: what becomes of them, once the supervisor has said that they are started again.
+  std::map<int, std::optional<StartAgain>> awaited_;
   std::optional<TraceCollector> traces_;
   const Clock::time_point made_at_ = Clock::now();
   std::size_t alive_ = 0;

@@ -36,7 +36,7 @@ Worker::Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Event
       events_(std::move(events)),
       tail_(tail_lines) {}
 
-Result<void> Worker::prepare(const std::string& log_folder, bool with_input) {
+Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_input) {
   sys::UniqueFd logs;
   if (!log_folder.empty()) {
     auto folder = open_folder(log_folder);
@@ -52,9 +52,9 @@ Result<void> Worker::prepare(const std::string& log_folder, bool with_input) {
     if (!logs) continue;
     const std::string name = log_name(role_, number_, static_cast<Stream>(i));
     pipes_[i].log_path = log_folder + "/" + name;
-    auto log = make_file(logs.get(), name, 0666);
-    if (!log) return fail(ErrorCode::Io, "log {}/{}", log_folder, log.error().what());
-    pipes_[i].log = *std::move(log);
+    auto file = log == Log::New ? make_file(logs.get(), name, 0666) : continue_file(logs.get(), name, 0666);
+    if (!file) return fail(ErrorCode::Io, "log {}/{}", log_folder, file.error().what());
+    pipes_[i].log = *std::move(file);
   }
   auto page = status::create_status_page();
   if (page) {

@@ -40,8 +40,10 @@ class Worker {
 
   Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Events events);
 
+  enum class Log { New, Continued };  ///< Continued: of the process that was here before
+
   /// Makes pipes and log files. Fails with Io or Unavailable, naming the file.
-  Result<void> prepare(const std::string& log_folder, bool with_input);
+  Result<void> prepare(const std::string& log_folder, Log log, bool with_input);
   /// Forks; the program is confirmed by `confirm`.
   Result<void> start(const sys::SpawnOptions& program);
   /// Waits until the program runs.

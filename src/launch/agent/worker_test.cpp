@@ -84,7 +84,7 @@ class WorkerTest : public testing::Test {
     events.output = [this](const Output& output) { said_ += output.bytes; };
     events.trouble = [](const std::string& text) { FAIL() << text; };
     worker_.emplace(loop_, WorkerPlan{}, 10, events);
-    ASSERT_TRUE(worker_->prepare({}, true));
+    ASSERT_TRUE(worker_->prepare({}, Worker::Log::New, true));
     auto mapped = sys::map_shared_segment(worker_->status_fd(), status::kStatusBytes);
     ASSERT_TRUE(mapped);
     page_ = *std::move(mapped);

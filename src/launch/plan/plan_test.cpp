@@ -1,5 +1,7 @@
 #include "launch/plan/plan.h"
 
+#include <cohort/cluster_spec.h>
+
 #include "base/env.h"
 #include "cluster/tf_config.h"
 #include "launch/plan/port_lease.h"
@@ -8,8 +10,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace cohort::launch {
 namespace {
@@ -133,7 +138,7 @@ TEST(PlanTest, AServerIsToldItsRoleAndNothingOfARank) {
 TEST(RankEnvironmentTest, EveryVariableIsInTheTable) {
   const Plan plan = *make_plan({{"a", 1}}, 1);
   JobFacts facts;
-  facts.tf_workers = {"a:1"};
+  facts.tf_addresses = {"a:1"};
   auto all = rank_environment(plan, plan.hosts[0], 0, facts);
   for (std::string& word : horovod_environment(plan, plan.hosts[0], 0)) all.push_back(std::move(word));
   for (std::string& word : other_environment(plan, plan.hosts[0], 1, {})) all.push_back(std::move(word));
@@ -156,7 +161,7 @@ TEST(RankEnvironmentTest, TensorFlowsClusterHasEveryRankAsAWorker) {
     return std::string();
   };
   EXPECT_EQ(value_of(plan.hosts[0], 0), "");
-  facts.tf_workers = {"10.0.0.1:10001", "10.0.0.1:10002", "[fd00::2]:10001"};
+  facts.tf_addresses = {"10.0.0.1:10001", "10.0.0.1:10002", "[fd00::2]:10001"};
   const auto last = cluster::parse_tf_config(value_of(plan.hosts[1], 2));
   ASSERT_TRUE(last) << last.error().what();
   const auto place = cluster::tf_place(*last);
@@ -166,6 +171,28 @@ TEST(RankEnvironmentTest, TensorFlowsClusterHasEveryRankAsAWorker) {
   EXPECT_EQ(net::to_string(place->ranks[1]), "10.0.0.1:10002");
   EXPECT_EQ(net::to_string(place->ranks[2]), "[fd00::2]:10001");
   EXPECT_EQ(cluster::parse_tf_config(value_of(plan.hosts[0], 1))->task_index, 1);
+}
+
+TEST(RankEnvironmentTest, TensorFlowsClusterWithServersHasAChief) {
+  const Roles roles{3, 2, true};
+  const std::vector<std::string> addresses = {"a:1", "a:2", "b:1", "a:3", "b:2"};
+  const ClusterSpec spec(std::map<std::string, std::vector<std::string>>{
+      {"chief", {"a:1"}}, {"worker", {"a:2", "b:1"}}, {"ps", {"a:3", "b:2"}}});
+  const std::pair<const char*, int> tasks[] = {{"chief", 0}, {"worker", 0}, {"worker", 1},
+                                               {"ps", 0},    {"ps", 1},     {"evaluator", 0}};
+  for (int process = 0; process < roles.all(); ++process) {
+    const std::string text = tf_config(roles, addresses, process);
+    EXPECT_EQ(ClusterSpec::from_tf_config(text), spec) << text;
+    const auto config = cluster::parse_tf_config(text);
+    ASSERT_TRUE(config);
+    EXPECT_EQ(config->task_type, tasks[process].first);
+    EXPECT_EQ(config->task_index, tasks[process].second);
+    // Who reads it has the same number as in the job.
+    const auto place = cluster::tf_place(*config);
+    ASSERT_TRUE(place);
+    EXPECT_EQ(place->rank, roles.is_rank(process) ? process : 0);
+    EXPECT_EQ(place->servers, 2);
+  }
 }
 
 TEST(RankEnvironmentTest, HorovodsNumbersOfHostsThatDiffer) {

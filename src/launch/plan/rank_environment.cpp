@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string_view>
+#include <utility>
 
 namespace cohort::launch {
 namespace {
@@ -29,6 +30,7 @@ class Assignments {
     set(env::kHost, host.name);
     set(env::kRestart, facts.restart);
     if (facts.host_timeout.count() > 0) set(env::kHostTimeout, static_cast<int>(facts.host_timeout.count()));
+    if (!facts.tf_addresses.empty()) set(env::kTfConfig, tf_config(roles, facts.tf_addresses, process));
   }
 
  private:
@@ -60,10 +62,6 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   out.set("KERAS_DISTRIBUTION_JOB_ADDRESSES", fmt::format("{}:{}", facts.master_address, facts.master_port));
   out.set("KERAS_DISTRIBUTION_NUM_PROCESSES", plan.world_size);
   out.set("KERAS_DISTRIBUTION_PROCESS_ID", rank);
-  if (!facts.tf_workers.empty()) {
-    const ClusterSpec cluster(std::map<std::string, std::vector<std::string>>{{"worker", facts.tf_workers}});
-    out.set(env::kTfConfig, cluster.to_tf_config("worker", rank));
-  }
   // All of them for each rank, so that LOCAL_RANK numbers them and GPUs of one host reach each other.
   if (!host.devices.empty()) out.set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(host.devices, ",")));
   return out.take();
@@ -73,6 +71,10 @@ std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& 
                                            const JobFacts& facts) {
   Assignments out;
   out.set_job(plan, host, process, facts);
+  if (plan.roles().role_of(process) == Role::Server) {
+    out.set(env::kServerRestart, 0);
+    out.set(env::kServersMayDie, facts.servers_may_die ? 1 : 0);
+  }
   return out.take();
 }
 
@@ -84,6 +86,20 @@ void remove_rank_variables(Environment& environment) {
   for (const auto& [name, value] : ranks.variables()) environment.remove(name);
   for (const std::string& of_horovod : horovod_environment({1, 0, false, 1, {}}, {}, 0))
     environment.remove(of_horovod.substr(0, of_horovod.find('=')));
+}
+
+std::string tf_config(const Roles& roles, const std::vector<std::string>& addresses, int process) {
+  const bool chief = roles.servers > 0;
+  const auto task_of = [&](int one) -> std::pair<const char*, int> {
+    if (roles.role_of(one) == Role::Evaluator) return {"evaluator", 0};
+    if (roles.role_of(one) == Role::Server) return {"ps", roles.number_of(one)};
+    if (!chief) return {"worker", one};
+    return one == 0 ? std::pair("chief", 0) : std::pair("worker", one - 1);
+  };
+  std::map<std::string, std::vector<std::string>> jobs;
+  for (std::size_t i = 0; i < addresses.size(); ++i) jobs[task_of(static_cast<int>(i)).first].push_back(addresses[i]);
+  const auto [type, index] = task_of(process);
+  return ClusterSpec(jobs).to_tf_config(type, index);
 }
 
 std::vector<std::string> horovod_environment(const Plan& plan, const PlannedHost& host, int rank) {

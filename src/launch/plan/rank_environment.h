@@ -17,10 +17,12 @@ struct JobFacts {
   std::string store;  ///< host:port
   std::string master_address;
   std::uint16_t master_port = 0;
-  std::vector<std::string> tf_workers = {};  ///< host:port of each rank, for TF_CONFIG; empty: none is set
-  std::string log_folder;                    ///< empty: no logs
-  int restart = 0;                           ///< how often the job has been started again
+  /// HOST:PORT of each rank and server, for TF_CONFIG; empty: none is set.
+  std::vector<std::string> tf_addresses = {};
+  std::string log_folder;  ///< empty: no logs
+  int restart = 0;         ///< how often the job has been started again
   int max_restarts = 0;
+  bool servers_may_die = false;                                 ///< the job goes on then
   std::chrono::seconds host_timeout = std::chrono::seconds(0);  ///< 0: what the ranks' environment says
 };
 
@@ -35,6 +37,10 @@ std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& 
                                            const JobFacts& facts);
 /// What such a process must not inherit from whoever started the job: it would take itself for a rank.
 void remove_rank_variables(Environment& environment);
+
+/// The value of TensorFlow's TF_CONFIG for one process, by its number in `roles`: ranks are workers; where there are
+/// servers, rank 0 is the chief, as ParameterServerStrategy has it, and servers are ps.
+std::string tf_config(const Roles& roles, const std::vector<std::string>& addresses, int process);
 
 /// What horovodrun sets for programs that read it: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK, ... (names
 /// and meanings are Horovod's, runner/gloo_run.py; not its rendezvous, which is not there).

@@ -128,6 +128,10 @@ nlohmann::ordered_json to_json(const JobRecord& record) {
   if (!record.reason.empty()) out["reason"] = record.reason;
   if (!record.output_lost.empty()) out["output_lost"] = record.output_lost;
   if (record.failure) out["failure"] = to_json(*record.failure);
+  if (!record.server_failures.empty()) {
+    out["server_restarts"] = nlohmann::ordered_json::array();
+    for (const Ending& failure : record.server_failures) out["server_restarts"].push_back(to_json(failure));
+  }
   if (record.max_restarts > 0) {
     out["max_restarts"] = record.max_restarts;
     out["attempts"] = nlohmann::ordered_json::array();

@@ -44,7 +44,8 @@ struct JobRecord {
   std::string reason;       ///< why it ended, if not by itself
   std::string output_lost;  ///< what of the output could not be shown, and why; empty if all could
   std::optional<Ending> failure;
-  std::string log_folder;  ///< empty: none
+  std::string log_folder;               ///< empty: none
+  std::vector<Ending> server_failures;  ///< of servers that were started again
   int max_restarts = 0;
   std::vector<AttemptRecord> attempts;  ///< those that have ended
 };

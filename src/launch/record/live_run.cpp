@@ -133,7 +133,8 @@ std::string to_json(const LiveRun& run) {
                               {"host", other.host},
                               {"state", other.state},
                               {"memory", other.memory},
-                              {"line", other.line}});
+                              {"line", other.line},
+                              {"restarts", other.restarts}});
   }
   head["columns"] = kColumns;
   std::string out = head.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -184,6 +185,7 @@ Result<LiveRun> parse_live_run(std::string_view text) {
     read(other, "state", one.state);
     read(other, "memory", one.memory);
     read(other, "line", one.line);
+    read(other, "restarts", one.restarts);
   }
   const auto places = places_of(list(json, "columns"));
   for (const Json& row : list(json, "ranks")) {

@@ -34,6 +34,7 @@ struct LiveOther {
   std::string state;  ///< as a rank's
   std::uint64_t memory = 0;
   std::string line;
+  int restarts = 0;  ///< how often it has been started again, alone
 };
 
 /// Something that the launcher has said.

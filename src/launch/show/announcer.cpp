@@ -25,6 +25,10 @@ void Announcer::rank_ended(const Ending& ending) {
   if (form_ == Form::Json) display_.write(1, exit_event(ending));
 }
 
+void Announcer::started_again(const Ending& before, int pid) {
+  if (form_ == Form::Json) display_.write(1, started_again_event(before, pid));
+}
+
 void Announcer::failed(const PostMortem& post_mortem) {
   told_ = post_mortem.first.name();
   if (form_ == Form::Json) return display_.write(1, failure_event(post_mortem));

@@ -23,6 +23,7 @@ class Announcer {
   void warn(const Warning& warning);
   void started(const StartNotice& notice, const JobRecord& record, const std::string& run_folder);
   void rank_ended(const Ending& ending);
+  void started_again(const Ending& before, int pid);
   /// A rank has failed and others take their time to end: the post-mortem before the end.
   void failed(const PostMortem& post_mortem);
   /// The last word on an attempt: a post-mortem, or why it ended; or that another one follows.

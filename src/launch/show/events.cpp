@@ -113,6 +113,15 @@ std::string exit_event(const Ending& ending) {
   return line_of(out);
 }
 
+std::string started_again_event(const Ending& before, int pid) {
+  Json out = begin("process_started");
+  add(out, before.role, before.rank);
+  out["host"] = before.host;
+  out["pid"] = pid;
+  out["restarts"] = before.restarts + 1;
+  return line_of(out);
+}
+
 std::string failure_event(const PostMortem& post_mortem) {
   const Ending& first = post_mortem.first;
   Json out = begin("failure");

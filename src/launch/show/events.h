@@ -29,6 +29,8 @@ std::string output_event(const OutputLine& line);
 std::string notice_event(std::string_view text);
 std::string warning_event(const Warning& warning);
 std::string exit_event(const Ending& ending);
+/// In the place of a process that has ended so.
+std::string started_again_event(const Ending& before, int pid);
 /// The post-mortem.
 std::string failure_event(const PostMortem& post_mortem);
 std::string restart_event(std::string_view text, int number);

@@ -67,10 +67,12 @@ std::string state_text(const LiveRun& run, double now) {
 std::string others_text(const LiveRun& run) {
   std::map<std::string, int> states;  // of servers
   std::uint64_t memory = 0;
+  std::int64_t restarts = 0;
   std::string evaluator;
   for (const LiveOther& other : run.others) {
     if (other.name.starts_with("server")) {
       ++states[other.state];
+      restarts += std::max(other.restarts, 0);
       memory += std::min<std::uint64_t>(other.memory, std::uint64_t{1} << 48);
     } else {
       evaluator = fmt::format("{}: {}", other.name, other.state);
@@ -79,6 +81,7 @@ std::string others_text(const LiveRun& run) {
   std::string text;
   for (const auto& [state, count] : states)
     text += fmt::format("{} {} {}", text.empty() ? "servers:" : ",", count, state);
+  if (restarts > 0) text += fmt::format(", {} started again", restarts);
   if (memory > 0) text += ", " + bytes_text(static_cast<double>(memory));
   if (!evaluator.empty()) text += (text.empty() ? "" : "; ") + evaluator;
   return text;

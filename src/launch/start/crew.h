@@ -31,7 +31,7 @@ struct CrewMember {
   AgentProcess process;
   std::unique_ptr<RemoteStart> remote;  ///< where a command is in between
   std::uint16_t free_port = 0;          ///< that the agent holds for the job, on its host
-  std::vector<std::int32_t> ports;      ///< likewise, one for each of its ranks, if they were asked for
+  std::vector<std::int32_t> ports;      ///< likewise, one for each of its ranks and servers, if asked for
   Watch ended;                          ///< its process has
   Timer parting;                        ///< until which the command in between has to end
   std::unique_ptr<Channel> channel;

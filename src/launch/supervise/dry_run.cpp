@@ -63,7 +63,9 @@ std::string describe_job(const RunOptions& options) {
   JobFacts facts;
   facts.run_folder = options.run_folder.empty() ? std::string() : absolute_path(options.run_folder);
   facts.master_address = "127.0.0.1";
-  if (options.tf_config) facts.tf_workers.assign(static_cast<std::size_t>(setup.plan.world_size), "127.0.0.1:1");
+  facts.servers_may_die = options.server_restarts > 0 || options.lost_servers > 0;
+  if (options.tf_config)
+    facts.tf_addresses.assign(static_cast<std::size_t>(setup.plan.world_size + setup.plan.servers), "127.0.0.1:1");
 
   const Known known{!facts.run_folder.empty(), goes_elsewhere(setup.plan)};
   const Roles roles = setup.plan.roles();

@@ -85,6 +85,8 @@ void Epoch::on_message(CrewMember& agent, Message message) {
                                                   where, failed->reason));
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
+  } else if (const auto* again = std::get_if<StartedAgain>(&message)) {
+    on_started_again(*again);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     job_.live_->take(*reports);
     health_->take(std::move(*reports), processes_of(job_.setup_.plan, agent.host));
@@ -97,7 +99,7 @@ void Epoch::on_message(CrewMember& agent, Message message) {
   } else if (const auto* told = std::get_if<Told>(&message)) {
     on_agent_told(agent, *told);
   } else if (const auto* ends = std::get_if<Ends>(&message)) {
-    on_agent_ends(*ends);
+    on_agent_ends(agent, *ends);
   } else if (const auto* trouble = std::get_if<Trouble>(&message)) {
     say(fmt::format("{}: {}", agent.host.name, trouble->text));
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {
@@ -159,7 +161,7 @@ void Epoch::on_exited(const Exited& exited) {
   Ending ending;
   ending.role = roles.role_of(exited.rank);
   ending.rank = roles.number_of(exited.rank);
-  ending.asked = ending.role != Role::Worker && asked_ >= ending.role;
+  ending.asked = ending.role == Role::Worker ? workers_asked_ : asked_ >= ending.role;
   ending.host = hosts_[static_cast<std::size_t>(exited.rank)];
   ending.pid = job_.record_.pids[static_cast<std::size_t>(exited.rank)];
   ending.status = exited.status;
@@ -173,12 +175,7 @@ void Epoch::on_exited(const Exited& exited) {
   job_.announcer_.rank_ended(ending);
   if (ending.asked && ending.status.signal == SIGKILL && stage_ == Stage::Running)
     say(fmt::format("{} has not ended within its grace, and was killed", ending.name()));
-  if (ending.role == Role::Server && !ending.asked && !ending.status.success() && stage_ == Stage::Running &&
-      lost_servers_ < options_.lost_servers && running(Role::Server) > 1) {
-    ending.spared = true;
-    say(fmt::format("{} on {} is lost ({}); the job goes on without it ({} of {} that may be, --lost-servers)",
-                    ending.name(), ending.host, sys::to_string(ending.status), ++lost_servers_, options_.lost_servers));
-  }
+  if (settle_fate(ending, exited.rank) == Fate::Again) return;
   const bool well = ending.spared || (ending.asked && has_ended_well(ending));
   ++ended_[static_cast<std::size_t>(ending.role)];
   endings_.push_back(std::move(ending));
@@ -194,7 +191,16 @@ void Epoch::on_exited(const Exited& exited) {
   if (exited.rank == 0) input_.reset();
   look_for_requeue();
   look_for_failure();
+  look_for_chief(exited);
   ask_next_role();
+}
+
+// What ParameterServerStrategy's workers run never ends by itself.
+void Epoch::look_for_chief(const Exited& exited) {
+  const bool chief = options_.tf_config && job_.setup_.plan.servers > 0 && exited.rank == 0;
+  if (!chief || !exited.status.success() || stage_ != Stage::Running || running_ranks() == 0) return;
+  workers_asked_ = true;
+  stopping_.begin({}, SIGTERM, {options_.grace});
 }
 
 void Epoch::ask_next_role() {

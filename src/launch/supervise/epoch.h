@@ -1,6 +1,6 @@
 // One start of a job's ranks: who takes part, how far they are, why they are stopped, and what is said of their end.
-// epoch.cpp has its course, epoch_end.cpp how it ends. Belongs to its Job and uses what lives as long as that. One
-// thread.
+// epoch.cpp has its course, epoch_servers.cpp what becomes of servers that fail, epoch_end.cpp how it ends. Belongs to
+// its Job and uses what lives as long as that. One thread.
 #pragma once
 
 #include "launch/record/remote_logs.h"
@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,11 +46,18 @@ class Epoch {
   using Milliseconds = std::chrono::milliseconds;
   enum class Stage { Starting, Running, Stopping, Ended };
 
-  void on_agent_ends(const Ends& ends);
+  void on_agent_ends(CrewMember& agent, const Ends& ends);
   void on_started(CrewMember& agent, const Started& started);
   void on_exited(const Exited& exited);
+  /// A server that has failed, where the job may go on: it is started again, or gone on without.
+  enum class Fate { Failed, Again, Without };
+  Fate settle_fate(Ending& ending, int process);
+  bool goes_on_without(CrewMember& agent, const std::string& why);
+  void on_started_again(const StartedAgain& started);
+  CrewMember& agent_of(int process) const;
   void look_for_failure();
   void look_for_requeue();
+  void look_for_chief(const Exited& exited);
   void wait_for_cause();
   void stop_for_failure();
   void tell_failure();
@@ -88,8 +96,10 @@ class Epoch {
   std::optional<RemoteLogs> remote_logs_;
   std::vector<std::string> hosts_;  ///< by process
   std::vector<Ending> endings_;
-  std::array<int, 3> ended_{};  ///< by role
-  int lost_servers_ = 0;        ///< that the job goes on without
+  std::array<int, 3> ended_{};   ///< by role
+  int lost_servers_ = 0;         ///< that the job goes on without
+  std::map<int, Ending> again_;  ///< by process: the latest failure of a server that was to be started again,
+  std::set<int> awaited_;        ///< and those of which it is not known yet whether they have been
   std::optional<HealthWatch> health_;
   std::vector<std::string> doing_then_;  ///< by process: what it was doing when the first failure was seen
   std::string start_failure_;
@@ -103,7 +113,8 @@ class Epoch {
   bool told_by_agent_ = false;  ///< and not yet by a signal to this process
   int told_by_ = 0;             ///< the signal that the exit status is of
   bool stuck_ = false;
-  Role asked_ = Role::Worker;  ///< those of this role have been told to end; of workers it is not known
+  Role asked_ = Role::Worker;   ///< those of this role have been told to end; of workers it is not known
+  bool workers_asked_ = false;  ///< since TensorFlow's chief has ended
   Clock::time_point started_at_ = Clock::now();
   Timer start_limit_;
   Timer job_limit_;

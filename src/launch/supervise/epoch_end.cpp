@@ -140,6 +140,7 @@ void Epoch::fail_start_of_hosts() {
 
 void Epoch::on_channel_closed(CrewMember& agent, const std::optional<Error>& error) {
   if (agent.all_gone || stage_ == Stage::Ended) return;
+  if (goes_on_without(agent, error ? error->what() : "its agent is lost")) return;
   agent_lost_ = true;
   Crew::give_up(agent);  // its guard, if it lives, ends what is left
   if (stopping_.reason().empty()) {
@@ -155,6 +156,9 @@ void Epoch::on_agent_process_ended(CrewMember& agent) {
     // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
     if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
       on_host_failed(agent, crew_.why_not(agent));
+    } else if (agent.remote &&
+               goes_on_without(agent, fmt::format("the way to it has ended, {}", crew_.how_ended(agent)))) {
+      return check_end();
     } else if (agent.channel == nullptr || agent.channel->closed()) {
       agent_lost_ = true;
       if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;
@@ -173,8 +177,8 @@ void Epoch::on_agent_process_ended(CrewMember& agent) {
   check_end();
 }
 
-void Epoch::on_agent_ends(const Ends& ends) {
-  if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
+void Epoch::on_agent_ends(CrewMember& agent, const Ends& ends) {
+  if (stage_ == Stage::Stopping || stage_ == Stage::Ended || goes_on_without(agent, ends.why)) return;
   agent_lost_ = true;
   if (!stop_status_) stop_status_ = 1;
   say(ends.why + "; ending the job");

@@ -23,6 +23,9 @@ constexpr auto kStoreTime = std::chrono::seconds(10);
 /// After the job's end, for its record to get where --track says.
 constexpr auto kTrackersTime = std::chrono::seconds(30);
 
+/// Of TF_CONFIG's cluster, that are on a host.
+int tasks_of(const PlannedHost& host) { return host.ranks + host.servers; }
+
 }  // namespace
 
 Job::Job(const RunOptions& options)
@@ -244,17 +247,18 @@ void Job::on_joined(CrewMember& agent) {
 
 bool Job::have_ports() {
   if (!options_.tf_config) return true;
-  for (const auto& member : crew_->members()) member->channel->send(LeasePorts{member->host.ranks});
+  for (const auto& member : crew_->members()) member->channel->send(LeasePorts{tasks_of(member->host)});
   return false;
 }
 
 void Job::take_ports(CrewMember& agent, LeasedPorts leased) {
-  if (!epoch_->starting() || leased.ports.size() > static_cast<std::size_t>(agent.host.ranks)) return;
+  const auto wanted = static_cast<std::size_t>(tasks_of(agent.host));
+  if (!epoch_->starting() || leased.ports.size() > wanted) return;
   agent.ports = std::move(leased.ports);
-  if (agent.ports.size() < static_cast<std::size_t>(agent.host.ranks))
+  if (agent.ports.size() < wanted)
     return epoch_->fail_start(fmt::format("--tf-config: {}: {}", agent.host.name, leased.why));
   const bool all = std::all_of(crew_->members().begin(), crew_->members().end(), [](const auto& member) {
-    return member->ports.size() == static_cast<std::size_t>(member->host.ranks);
+    return member->ports.size() == static_cast<std::size_t>(tasks_of(member->host));
   });
   if (all) epoch_->give_orders();
 }
@@ -263,18 +267,27 @@ JobFacts Job::facts_for(const CrewMember& agent) const {
   JobFacts facts;
   facts.job_id = id_;
   facts.run_folder = folder_.path;
-  facts.store = net::to_string(net::Address{Crew::own_address(agent).host, store_->endpoint().tcp.port});
+  // Of this host too as others see it, so that what serves here knows where to listen.
+  const std::string here = agent.host.local ? address_of(agent) : Crew::own_address(agent).host;
+  facts.store = net::to_string(net::Address{here, store_->endpoint().tcp.port});
   // Rank 0's host, as seen from the others.
   const CrewMember& first = *crew_->members().front();
   facts.master_port = first.host.local ? port_->port() : first.free_port;
   facts.master_address = address_of(first);
+  // In the order of the plan's Roles: all ranks, then all servers.
+  std::vector<std::string> servers;
   for (const auto& member : crew_->members()) {
-    for (const std::int32_t port : member->ports)
-      facts.tf_workers.push_back(net::to_string(net::Address{address_of(*member), static_cast<std::uint16_t>(port)}));
+    for (std::size_t i = 0; i < member->ports.size(); ++i) {
+      const bool is_rank = i < static_cast<std::size_t>(member->host.ranks);
+      (is_rank ? facts.tf_addresses : servers)
+          .push_back(net::to_string(net::Address{address_of(*member), static_cast<std::uint16_t>(member->ports[i])}));
+    }
   }
+  facts.tf_addresses.insert(facts.tf_addresses.end(), servers.begin(), servers.end());
   facts.log_folder = record_.log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
+  facts.servers_may_die = options_.server_restarts > 0 || options_.lost_servers > 0;
   if (options_.host_timeout != RunOptions().host_timeout) {
     facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(options_.host_timeout);
   }

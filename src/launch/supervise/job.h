@@ -95,6 +95,7 @@ class Job {
   LogFolder logs_;  ///< where they have a folder of their own
   JobRecord record_;
   Restarts restarts_;
+  int server_restarts_ = 0;                 ///< that there have been
   std::optional<Clock::time_point> limit_;  ///< of all epochs together
 
   Loop loop_;

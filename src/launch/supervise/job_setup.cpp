@@ -105,6 +105,9 @@ JobSetup set_up_job(const RunOptions& options) {
   if (setup.plan.world_size > 1 &&
       std::find(setup.chosen.begin(), setup.chosen.end(), env::kAlone) == setup.chosen.end())
     setup.environment.remove(env::kAlone);
+  // Operations wait for those of other tasks; with a rank's share of the cores none may be left to answer them.
+  if (options.tf_config && setup.plan.servers > 0 && !setup.environment.find(env::kTfInterOpThreads))
+    setup.environment.set(env::kTfInterOpThreads, std::to_string(setup.plan.world_size + 1));
   int ranks = 0;      // here
   int processes = 0;  // likewise, of all roles
   for (const PlannedHost& host : setup.plan.hosts) {
@@ -115,6 +118,7 @@ JobSetup set_up_job(const RunOptions& options) {
 
   setup.bind = options.bind;
   setup.trace = options.trace;
+  setup.servers_again = options.server_restarts > 0;
   // A host that has too few says so before anything is started.
   if (setup.bind == Binding::Core && ranks > 0) value_or_throw(share_cores(sys::cores_of_process(), ranks));
 
@@ -174,6 +178,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   job.bind_to_cores = setup.bind == Binding::Core;
   job.trace = setup.trace;
   job.programs = setup.programs;
+  job.servers_again = setup.servers_again;
   const Roles roles = setup.plan.roles();
   for (const int process : processes_of(setup.plan, host)) {
     const bool is_rank = roles.is_rank(process);

@@ -24,6 +24,7 @@ struct JobSetup {
   Binding bind = Binding::None;
   bool as_horovod = false;
   bool trace = false;
+  bool servers_again = false;            ///< one that fails may be started again
   std::vector<std::string> chosen = {};  ///< names of variables that go along to every host, whatever they are
   std::uint64_t open_files = 0;          ///< the limit that workers get: what it was before it was raised for ourselves
 };

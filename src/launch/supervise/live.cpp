@@ -36,7 +36,7 @@ void Live::begin_epoch(const Plan& plan, int restarts, const std::string& logs) 
   run_.others.clear();
   const std::vector<std::string> hosts = hosts_of_processes(plan);
   for (int process = roles_.workers; process < roles_.all(); ++process)
-    run_.others.push_back({roles_.name_of(process), hosts[static_cast<std::size_t>(process)], {}, 0, {}});
+    run_.others.push_back({roles_.name_of(process), hosts[static_cast<std::size_t>(process)], {}, 0, {}, 0});
   lines_.assign(static_cast<std::size_t>(roles_.all()), {});
   changed();
 }
@@ -83,6 +83,13 @@ void Live::process_ended(int process, bool well, const sys::ExitStatus& status) 
     figures_.ended(process, well, sys::to_string(status));
   else
     others_.ended(process - roles_.workers, well, sys::to_string(status));
+  changed();
+}
+
+void Live::starts_again(int process) {
+  const int other = process - roles_.workers;
+  others_.begins_anew(other);
+  ++run_.others[static_cast<std::size_t>(other)].restarts;
   changed();
 }
 

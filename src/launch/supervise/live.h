@@ -40,6 +40,8 @@ class Live {
   void take(const Output& output);
   /// By its number in the plan's Roles; `well`: it has not failed.
   void process_ended(int process, bool well, const sys::ExitStatus& status);
+  /// A server that has failed.
+  void starts_again(int process);
   void note(const std::string& text);
 
   /// As of now.

@@ -40,6 +40,7 @@ struct RunOptions {
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
   WatchLimits watch = {};               ///< when a job that does not go on is named, and ended
   std::string on_warning;               ///< a command of the shell that is told of warnings; empty: none
+  int server_restarts = 0;              ///< how often a server that has failed is started again, in the whole job
   int lost_servers = 0;                 ///< without which the job goes on
   int max_restarts = 0;                 ///< how often all ranks are started again after one has failed
   bool keep_logs = true;                ///< the ranks' output, in files

@@ -87,6 +87,10 @@ void Figures::report(const RankReport& report, Clock::time_point now) {
   add_steps(rank, report, now);
 }
 
+void Figures::begins_anew(int number) {
+  if (number >= 0 && static_cast<std::size_t>(number) < ranks_.size()) ranks_[static_cast<std::size_t>(number)] = {};
+}
+
 void Figures::ended(int number, bool well, std::string how) {
   if (number < 0 || static_cast<std::size_t>(number) >= ranks_.size()) return;
   Rank& rank = ranks_[static_cast<std::size_t>(number)];

@@ -39,6 +39,8 @@ class Figures {
   explicit Figures(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
 
   void report(const RankReport& report, Clock::time_point now);
+  /// Another process is started in its place.
+  void begins_anew(int rank);
   /// `how`: its status, as text.
   void ended(int rank, bool well, std::string how);
   /// By rank.

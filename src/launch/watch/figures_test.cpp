@@ -17,7 +17,7 @@ RankReport at(int rank, std::int64_t step, std::uint64_t waited_ms, std::uint64_
   report.joined = true;
   report.state = 'R';
   report.step = step;
-  report.samples = step * 32;
+  report.samples = static_cast<std::int64_t>(static_cast<std::uint64_t>(step) * 32);
   report.exposed_ns = exposed_ms * 1'000'000;
   report.memory = 1 << 20;
   GroupReport group;

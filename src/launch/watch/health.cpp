@@ -105,6 +105,13 @@ void Health::ended(int rank, Clock::time_point now) {
   one.silence_told = false;
 }
 
+void Health::began_anew(int rank, Clock::time_point now) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_.size()) return;
+  Rank& one = ranks_[static_cast<std::size_t>(rank)];
+  one = {};
+  one.heard_at = one.moved_at = one.waiting_at = now;
+}
+
 // Of a rank that runs there is a report of its own. One that has ended may take long to free its memory, and what it
 // has started to be ended.
 void Health::heard_of_host(const std::vector<int>& processes, Clock::time_point now) {

@@ -38,6 +38,8 @@ class Health {
 
   void report(RankReport report, Clock::time_point now);
   void ended(int rank, Clock::time_point now);
+  /// Another process has been started in its place.
+  void began_anew(int rank, Clock::time_point now);
   /// Their agent is at work, whether or not it has something to report of them.
   void heard_of_host(const std::vector<int>& processes, Clock::time_point now);
   /// Nothing is left of these processes, and nothing more comes from their agent.

@@ -87,6 +87,10 @@ std::string to_string(const PostMortem& post_mortem) {
   text += fmt::format("cohort: {}{} failed{}: {} (host {}, pid {}) after {:.1f} s\n", strong, first.name(), plain,
                       sys::to_string(first.status), first.host, first.pid, first.after_seconds);
   if (first.asked) text += "cohort:   it had been asked to end, since the workers were done\n";
+  if (first.restarts > 0) {
+    text += fmt::format("cohort:   it had been started again {} time{}; the first time it had failed by: {}\n",
+                        first.restarts, first.restarts == 1 ? "" : "s", first.first_cause);
+  }
   if (first.last.joined) text += fmt::format("cohort:   it was {}{}\n", doing(first.last), at_step(first.last));
   if (first.last_stderr.empty()) {
     text += "cohort:   it wrote nothing to stderr\n";

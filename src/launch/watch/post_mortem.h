@@ -24,8 +24,10 @@ struct Ending {
   std::string words = {};  ///< what ended it, as it said itself,
   CauseReport cause = {};  ///< and for programs
   Role role = Role::Worker;
-  bool asked = false;   ///< to end, since the roles before it had ended
-  bool spared = false;  ///< a server that the job goes on without
+  bool asked = false;            ///< to end, since those before it had ended
+  bool spared = false;           ///< a server that the job goes on without
+  int restarts = 0;              ///< of a server: how often it had been started again,
+  std::string first_cause = {};  ///< and how it had ended the first time
 
   std::string name() const { return process_name(role, rank); }
 };

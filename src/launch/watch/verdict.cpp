@@ -82,7 +82,7 @@ Verdict judge(const JobEnd& end) {
                                               failure->after_seconds, cause),
                                   cause, failure->after_seconds};
     verdict.post_mortem = std::move(post_mortem);
-  } else if (!end.stop_status && good != ranks) {
+  } else if (!end.stop_status && of_ranks(has_ended_well) != ranks) {
     verdict.status = 1;
     verdict.reason = "the job ended without word from all ranks";
     verdict.text = "cohort: " + verdict.reason + "\n";

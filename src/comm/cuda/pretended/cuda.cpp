@@ -21,6 +21,7 @@
 
 namespace {
 
+constexpr int kGpus = 4;
 constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotReady = 600;
 using Address = unsigned long long;
 
@@ -46,28 +47,43 @@ std::mutex& streams_mutex() {
   static std::mutex* const mutex = new std::mutex;
   return *mutex;
 }
-std::vector<Stream*>& streams() {
-  static auto* const all = new std::vector<Stream*>;
+std::vector<std::shared_ptr<Stream>>& streams() {
+  static auto* const all = new std::vector<std::shared_ptr<Stream>>;
   return *all;
 }
 
-class Stream {
+class Stream : public std::enable_shared_from_this<Stream> {
  public:
-  Stream() {
-    std::thread([this] { run(); }).detach();  // streams live as long as the process
+  static Stream* make() {
+    auto made = std::make_shared<Stream>();
+    std::thread([made] { made->run(); }).detach();
     const std::lock_guard lock(streams_mutex());
-    streams().push_back(this);
+    streams().push_back(made);
+    return made.get();
   }
-  void put(std::function<void()> work) {
+  /// False: it has been ended.
+  bool put(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return false;
+    works_.push_back(std::move(work));
+    come_.notify_one();
+    return true;
+  }
+  /// Its thread ends once it has done what it has.
+  void end() {
+    const auto self = shared_from_this();
     {
-      const std::lock_guard lock(mutex_);
-      works_.push_back(std::move(work));
+      const std::lock_guard lock(streams_mutex());
+      std::erase(streams(), self);
     }
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    works_.push_back(nullptr);
     come_.notify_one();
   }
 
  private:
-  [[noreturn]] void run() {
+  void run() {
     for (;;) {
       std::function<void()> work;
       {
@@ -76,12 +92,14 @@ class Stream {
         work = std::move(works_.front());
         works_.pop_front();
       }
+      if (!work) return;
       work();
     }
   }
   std::mutex mutex_;
   std::condition_variable come_;
   std::deque<std::function<void()>> works_;
+  bool ended_ = false;
 };
 
 struct Driver {
@@ -97,25 +115,25 @@ Driver& driver() {
 }
 
 Stream& stream_of(void* stream) {
-  static Stream* const usual = new Stream;
+  static Stream* const usual = Stream::make();
   return stream == nullptr ? *usual : *static_cast<Stream*>(stream);
 }
 
 void wait_for_streams() {
-  std::vector<Stream*> all;
+  std::vector<std::shared_ptr<Stream>> all;
   {
     const std::lock_guard lock(streams_mutex());
     all = streams();
   }
-  for (Stream* const stream : all) {
-    Flag passed;
-    stream->put([&passed] {
-      const std::lock_guard lock(passed.mutex);
-      passed.set = true;
-      passed.changed.notify_all();
+  for (const auto& stream : all) {
+    auto passed = std::make_shared<Flag>();
+    const bool goes_on = stream->put([passed] {
+      const std::lock_guard lock(passed->mutex);
+      passed->set = true;
+      passed->changed.notify_all();
     });
-    std::unique_lock lock(passed.mutex);
-    passed.changed.wait(lock, [&] { return passed.set; });
+    std::unique_lock lock(passed->mutex);
+    passed->changed.wait(lock, [&] { return !goes_on || passed->set; });
   }
 }
 
@@ -157,7 +175,7 @@ int cuGetErrorString(int status, const char** text) {
   return kSuccess;
 }
 int cuDeviceGetCount(int* count) {
-  *count = 2;
+  *count = kGpus;
   return kSuccess;
 }
 int cuDeviceGet(int* device, int ordinal) {
@@ -165,8 +183,13 @@ int cuDeviceGet(int* device, int ordinal) {
   return kSuccess;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
-  static int contexts[2];
+  static int contexts[kGpus];
   *context = &contexts[device];
+  return kSuccess;
+}
+int cuDeviceGetUuid(void* uuid, int device) {
+  std::memset(uuid, 0, 16);
+  *static_cast<unsigned char*>(uuid) = static_cast<unsigned char>(device + 1);
   return kSuccess;
 }
 int cuCtxPushCurrent_v2(void*) { return kSuccess; }
@@ -212,7 +235,11 @@ int cuMemcpyHtoDAsync_v2(Address device, const void* host, std::size_t bytes, vo
 }
 
 int cuStreamCreate(void** stream, unsigned) {
-  *stream = new Stream;
+  *stream = Stream::make();
+  return kSuccess;
+}
+int cuStreamDestroy_v2(void* stream) {
+  static_cast<Stream*>(stream)->end();
   return kSuccess;
 }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
@@ -273,6 +300,10 @@ int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
 
 /// Where a kernel finds what programs know by this address.
 void* pretended_cuda_memory(void* address) { return behind(reinterpret_cast<Address>(address), 1); }
+/// Likewise, of so many bytes; null where they are not all of one GPU's memory.
+void* pretended_cuda_bytes(const void* address, std::size_t bytes) {
+  return behind(reinterpret_cast<Address>(address), bytes);
+}
 /// The next copy fails with this status, and everything after it. 0: nothing does any more.
 void pretended_cuda_fail(int status) {
   const std::lock_guard lock(driver().mutex);

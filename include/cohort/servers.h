@@ -1,0 +1,19 @@
+// Where a job's servers listen: each says it, and whoever needs them waits until all have (docs/roles.md). It goes
+// through the store of `cohort run`; under TF_CONFIG alone the cluster says it. Any thread; each call connects anew.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace cohort {
+
+/// Says where this server listens ("10.0.0.7:4711", or what else others reach it by), for `server_addresses` of the
+/// job's other processes; once it does. Throws InvalidArgument in a process that is no server, Unavailable without
+/// `cohort run`. Under TF_CONFIG alone nothing is to be done.
+void announce_server(const std::string& address);
+
+/// By number, once all have said so; none where the job has none. Throws Timeout, naming the servers that have not.
+std::vector<std::string> server_addresses(std::chrono::milliseconds timeout = std::chrono::seconds(60));
+
+}  // namespace cohort

@@ -1,0 +1,93 @@
+// NCCL, loaded at run time: nothing of it is needed to build, and a machine may lack it. Its functions, as its manual
+// has them, of 2.18 and newer. One library for the process, which stays loaded. Any thread.
+#pragma once
+
+#include "base/result.h"
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace cohort::comm::cuda {
+
+/// What NCCL's functions return.
+enum class NcclResult : int { Success = 0, InProgress = 7 };
+/// By which the ranks of a communicator meet.
+struct NcclId {
+  char bytes[128];
+};
+/// A communicator of NCCL's.
+using NcclComm = void*;
+
+enum class NcclType : int {
+  Int8 = 0,
+  UInt8 = 1,
+  Int32 = 2,
+  UInt32 = 3,
+  Int64 = 4,
+  UInt64 = 5,
+  Float16 = 6,
+  Float32 = 7,
+  Float64 = 8,
+  BFloat16 = 9,
+};
+enum class NcclOp : int { Sum = 0, Product = 1, Max = 2, Min = 3, Average = 4 };
+
+/// How a communicator is made; the fields that 2.18 knows. What is not set is NCCL's own choice.
+struct NcclConfig {
+  std::size_t size = sizeof(NcclConfig);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21800;
+  int blocking = 0;
+  int cluster_size = kUnset;
+  int least_blocks = kUnset;
+  int most_blocks = kUnset;
+  const char* network = nullptr;
+  int share_when_split = kUnset;
+
+ private:
+  static constexpr int kUnset = -2147483647 - 1;
+};
+
+struct NcclFunctions {
+  NcclResult (*ncclGetVersion)(int*) = nullptr;
+  NcclResult (*ncclGetUniqueId)(NcclId*) = nullptr;
+  NcclResult (*ncclCommInitRankConfig)(NcclComm*, int, NcclId, int, NcclConfig*) = nullptr;
+  NcclResult (*ncclCommDestroy)(NcclComm) = nullptr;
+  NcclResult (*ncclCommAbort)(NcclComm) = nullptr;
+  NcclResult (*ncclCommGetAsyncError)(NcclComm, NcclResult*) = nullptr;
+  const char* (*ncclGetErrorString)(NcclResult) = nullptr;
+  const char* (*ncclGetLastError)(NcclComm) = nullptr;
+  NcclResult (*ncclGroupStart)() = nullptr;
+  NcclResult (*ncclGroupEnd)() = nullptr;
+  NcclResult (*ncclAllReduce)(const void*, void*, std::size_t, NcclType, NcclOp, NcclComm, void*) = nullptr;
+  NcclResult (*ncclReduce)(const void*, void*, std::size_t, NcclType, NcclOp, int, NcclComm, void*) = nullptr;
+  NcclResult (*ncclReduceScatter)(const void*, void*, std::size_t, NcclType, NcclOp, NcclComm, void*) = nullptr;
+  NcclResult (*ncclBroadcast)(const void*, void*, std::size_t, NcclType, int, NcclComm, void*) = nullptr;
+  NcclResult (*ncclAllGather)(const void*, void*, std::size_t, NcclType, NcclComm, void*) = nullptr;
+  NcclResult (*ncclSend)(const void*, std::size_t, NcclType, int, NcclComm, void*) = nullptr;
+  NcclResult (*ncclRecv)(void*, std::size_t, NcclType, int, NcclComm, void*) = nullptr;
+};
+
+struct Nccl {
+  /// Versions are numbered as NCCL does: 2.30.7 is 23007.
+  static constexpr int kOldest = 21800;
+  /// From here on ranks may share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE says so.
+  static constexpr int kSharesGpus = 23000;
+
+  NcclFunctions call;
+  int version = 0;
+  std::string path;
+
+  /// The library, loaded once: one that is in the process already (torch's), COHORT_NCCL, the wheel nvidia-nccl beside
+  /// Python packages that are in use, what the system finds. Unavailable: why there is none, and how to get one.
+  static const Result<Nccl>& find();
+  /// The same each time anew, with COHORT_NCCL as given here.
+  static Result<Nccl> load(const std::string& chosen);
+  /// "2.30.7".
+  static std::string text_of(int version);
+  /// What a result means, with what NCCL says besides. `comm` may be null.
+  std::string said(NcclResult result, NcclComm comm) const;
+};
+
+}  // namespace cohort::comm::cuda

@@ -1,0 +1,67 @@
+// A communicator's collectives of GPU memory over NCCL, where all its ranks have it: one communicator of NCCL's, made
+// with the first operation that NCCL may carry out, and a stream of its own. `may_take` and `call` in the thread that
+// calls the communicator, the rest one thread at a time. Where NCCL does not serve, all ranks go by staging.
+#pragma once
+
+#include "comm/communicator_impl.h"
+#include "comm/cuda/cards.h"
+#include "comm/cuda/nccl_operations.h"
+#include "comm/cuda/staging.h"
+#include "comm/direct.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace cohort::comm::cuda {
+
+class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
+ public:
+  using Clock = Direct::Clock;
+
+  NcclPlane(int rank, int size, std::string host) : rank_(rank), size_(size), host_(std::move(host)) {}
+  ~NcclPlane();
+  NcclPlane(const NcclPlane&) = delete;
+  NcclPlane& operator=(const NcclPlane&) = delete;
+
+  /// Whether NCCL may be what carries it out. The same on all ranks that ask for the same.
+  bool may_take(const Request& request) const noexcept;
+  /// Whether NCCL is, or is still to be, what carries operations out.
+  bool open() const noexcept { return state_.load(std::memory_order_acquire) != State::Staging; }
+  /// A request that it may take. It comes after what its streams have now. Throws Unavailable, InvalidArgument.
+  std::shared_ptr<Direct> call(const Request& request);
+
+  /// As of Direct.
+  void give_up() noexcept;
+  bool run(std::span<const Request> together, Direct::Ranks& ranks);
+
+ private:
+  enum class State { Unknown, Nccl, Staging, Broken };
+  class Call;
+
+  void form(Gpu& gpu, Direct::Ranks& ranks);
+  Start start(const NcclId& id, Direct::Ranks& ranks);
+  void carry_out(std::span<const Request> together, Direct::Ranks& ranks);
+  void check(NcclResult result, std::string_view what) const;
+  void look_at_results(std::span<const Request> together, Clock::time_point deadline);
+  NcclResult state_of_comm() const;
+  void end_comm(bool healthy) noexcept;
+  std::string where() const;
+
+  const int rank_;
+  const int size_;
+  const std::string host_;
+  const pid_t home_ = ::getpid();
+  std::atomic<State> state_{State::Unknown};
+  const Nccl* nccl_ = nullptr;
+  Gpu* gpu_ = nullptr;  // that NCCL uses
+  NcclComm comm_ = nullptr;
+  Stream stream_ = nullptr;
+  bool several_hosts_ = false;
+  const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
+};
+
+}  // namespace cohort::comm::cuda

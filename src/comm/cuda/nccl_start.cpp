@@ -1,0 +1,130 @@
+// How a communicator of NCCL's is made, and how it is ended.
+#include "base/env.h"
+#include "base/log.h"
+#include "comm/cuda/nccl_plane.h"
+#include "comm/cuda/patience.h"
+#include "sys/thread.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace cohort::comm::cuda {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kMostToStart = 60s;     // for NCCL to connect the ranks; without it they go by staging
+constexpr auto kEnding = 2s;           // for NCCL to give back what it has
+constexpr auto kEndingBroken = 200ms;  // likewise in a world that has ended: the error is waited for
+
+/// Runs what may hang on a thread of its own, and leaves it there if it does.
+template <class Body>
+bool within(std::chrono::milliseconds limit, Body body) noexcept {
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+  };
+  try {
+    const auto shared = std::make_shared<Shared>();
+    sys::start_without_signals([shared, body] {
+      body();
+      const std::lock_guard lock(shared->mutex);
+      shared->done = true;
+      shared->changed.notify_all();
+    }).detach();
+    std::unique_lock lock(shared->mutex);
+    return shared->changed.wait_for(lock, limit, [&] { return shared->done; });
+  } catch (const std::exception&) {  // no thread can be had
+    return false;
+  }
+}
+
+}  // namespace
+
+NcclPlane::~NcclPlane() {
+  if (::getpid() != home_) return;  // a forked child: it is the parent's
+  end_comm(state_.load(std::memory_order_relaxed) == State::Nccl);
+  if (stream_ != nullptr) gpu_->end_stream(stream_);
+}
+
+void NcclPlane::form(Gpu& gpu, Direct::Ranks& ranks) {
+  std::vector<Card> cards(static_cast<std::size_t>(size_));
+  const Card own = card_of(gpu, host_, rank_ == 0);
+  ranks.exchange(&own, cards.data(), sizeof own);
+  auto why = obstacle(cards);
+  if (!why) {
+    gpu_ = &gpu;
+    nccl_ = &*Nccl::find();
+    const Start made = start(cards.front().id, ranks);
+    std::vector<Start> starts(static_cast<std::size_t>(size_));
+    ranks.exchange(&made, starts.data(), sizeof made);
+    why = obstacle(starts, cards);
+  }
+  if (why) {
+    const auto text = fmt::format("memory of GPUs goes by way of the host's, without NCCL -- {}", *why);
+    if (rank_ == 0 && env::text(env::kNccl) == "off") {
+      log::info("comm", "{}", text);
+    } else if (rank_ == 0) {
+      log::warn("comm", "{}", text);
+    }
+    end_comm(false);
+    state_.store(State::Staging, std::memory_order_release);
+    return;
+  }
+  several_hosts_ = std::any_of(cards.begin(), cards.end(), [&](const Card& card) { return !same_host(card, own); });
+  stream_ = gpu.make_stream();
+  if (rank_ == 0) {
+    log::info("comm", "NCCL {} carries out what {} ranks do with memory of GPUs ({})", Nccl::text_of(nccl_->version),
+              size_, nccl_->path);
+  }
+  state_.store(State::Nccl, std::memory_order_release);
+}
+
+Start NcclPlane::start(const NcclId& id, Direct::Ranks& ranks) {
+  Start made;
+  NcclConfig config;
+  NcclResult state = NcclResult::Success;
+  {
+    const InGpu here(*gpu_);
+    state = nccl_->call.ncclCommInitRankConfig(&comm_, size_, id, rank_, &config);
+  }
+  // Ranks that fail meet the others in the exchange that follows: these must come to it within the operation's time.
+  const auto now = Clock::now();
+  const auto limit = now + std::min<Clock::duration>(kMostToStart, (ranks.deadline() - now) / 2);
+  Patience patience(ranks);
+  while (state == NcclResult::InProgress || (state == NcclResult::Success && comm_ != nullptr)) {
+    if (const NcclResult next = state_of_comm(); next != NcclResult::InProgress) {
+      state = next;
+      break;
+    }
+    if (Clock::now() >= limit) break;
+    patience.step();
+  }
+  made.made = state == NcclResult::Success ? 1 : 0;
+  if (state == NcclResult::InProgress) {
+    put_text(made.why, "the ranks did not connect in time; NCCL_DEBUG=INFO tells which networks it tries");
+  } else if (made.made == 0) {
+    put_text(made.why, nccl_->said(state, comm_));
+  }
+  return made;
+}
+
+void NcclPlane::end_comm(bool healthy) noexcept {
+  const NcclComm comm = std::exchange(comm_, nullptr);
+  if (comm == nullptr) return;
+  const auto end = healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
+  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, gpu = gpu_] {
+    try {
+      const InGpu here(*gpu);
+      end(comm);
+    } catch (const Error&) {  // the GPU has failed: there is nothing to give back
+    }
+  });
+  if (!ended) log::info("comm", "NCCL still ends its communicator on cuda:{}", gpu_->index());
+}
+
+}  // namespace cohort::comm::cuda

@@ -1,0 +1,407 @@
+// For tests: an NCCL that is none (libnccl.so.2), over the pretended driver. Ranks are threads or processes of this
+// machine; their bytes go through a memory file, which has no name. It folds by ascending rank, of hosts of
+// PRETENDED_NCCL_PER_HOST ranks the hosts' sums. PRETENDED_NCCL_VERSION is its version.
+// PRETENDED_NCCL_TROUBLE=WHAT:RANK is what goes wrong at one rank: init (fails), init-hang, call (fails), hang, async
+// (an error that comes later), and abort-hang (as hang, and the abort takes long). Any thread.
+#include "comm/cuda/nccl.h"
+#include "comm/kernels/reference_fold.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using cohort::DType;
+using cohort::ReduceOp;
+using cohort::comm::cuda::NcclConfig;
+using cohort::comm::cuda::NcclId;
+using cohort::comm::cuda::NcclOp;
+using cohort::comm::cuda::NcclResult;
+using cohort::comm::cuda::NcclType;
+using cohort::comm::testing::Bytes;
+using namespace std::chrono_literals;
+
+constexpr auto kSystemError = static_cast<NcclResult>(2);
+constexpr auto kInvalidArgument = static_cast<NcclResult>(4);
+constexpr auto kInvalidUsage = static_cast<NcclResult>(5);
+constexpr auto kRemoteError = static_cast<NcclResult>(6);
+constexpr std::size_t kMost = 8;                       // ranks
+constexpr std::size_t kRoom = std::size_t{32} << 20;   // bytes of an operation, per rank
+constexpr std::size_t kLetter = std::size_t{8} << 20;  // bytes of a message
+
+struct Pair {
+  std::atomic<std::uint64_t> sent, taken;
+};
+struct Shared {
+  std::atomic<int> came;
+  std::atomic<std::uint64_t> step[kMost];
+  Pair pairs[kMost][kMost];
+};
+constexpr std::size_t kHead = (sizeof(Shared) + 4095) / 4096 * 4096;
+constexpr std::size_t kAll = kHead + (kMost + 1) * kRoom + kMost * kMost * kLetter;
+
+std::atomic<int> operations{0}, aborts{0}, ends{0};
+
+int number_of(const char* name, int otherwise) {
+  const char* const text = std::getenv(name);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
+bool troubled(std::string_view what, int rank) {
+  const char* const text = std::getenv("PRETENDED_NCCL_TROUBLE");
+  return text != nullptr && text == std::string(what) + ":" + std::to_string(rank);
+}
+
+template <class Function>
+Function* of_driver(const char* name) {
+  static void* const handle = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  return reinterpret_cast<Function*>(::dlsym(handle, name));
+}
+std::byte* behind(const void* memory, std::size_t bytes) {
+  return static_cast<std::byte*>(of_driver<void*(const void*, std::size_t)>("pretended_cuda_bytes")(memory, bytes));
+}
+
+struct Element {
+  DType dtype;
+  std::size_t bytes;
+};
+Element element_of(NcclType type) {
+  constexpr DType kTypes[] = {DType::Int8,   DType::UInt8,   DType::Int32,   DType::UInt32,  DType::Int64,
+                              DType::UInt64, DType::Float16, DType::Float32, DType::Float64, DType::BFloat16};
+  const DType dtype = kTypes[static_cast<int>(type)];
+  return {dtype, cohort::size_of(dtype)};
+}
+ReduceOp op_of(NcclOp op) {
+  constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min, ReduceOp::Average};
+  return kOps[static_cast<int>(op)];
+}
+
+struct Comm;
+using Step = std::function<bool(Comm&)>;  // false: it was aborted
+
+struct Comm {
+  Comm(int of, int number, int file) : size(of), rank(number), fd(file) {
+    memory = static_cast<std::byte*>(::mmap(nullptr, kAll, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  }
+  ~Comm() {
+    ::munmap(memory, kAll);
+    ::close(fd);
+  }
+  Shared& shared() const { return *reinterpret_cast<Shared*>(memory); }
+  std::byte* input(std::size_t of) const { return memory + kHead + of * kRoom; }
+  std::byte* result() const { return input(kMost); }
+  std::byte* letter(std::size_t from, std::size_t to) const {
+    return memory + kHead + (kMost + 1) * kRoom + (from * kMost + to) * kLetter;
+  }
+  template <class Ready>
+  bool wait(const Ready& ready) const {
+    while (!ready()) {
+      if (aborted) return false;
+      std::this_thread::sleep_for(20us);
+    }
+    return true;
+  }
+  bool meet() {
+    shared().step[own()].store(++steps);
+    for (int other = 0; other < size; ++other) {
+      if (!wait([&] { return shared().step[static_cast<std::size_t>(other)].load() >= steps; })) return false;
+    }
+    return true;
+  }
+  std::size_t own() const { return static_cast<std::size_t>(rank); }
+  std::size_t ranks() const { return static_cast<std::size_t>(size); }
+
+  const int size;
+  const int rank;
+  const int fd;
+  std::byte* memory;
+  std::uint64_t steps = 0;
+  std::atomic<bool> aborted{false};
+  std::atomic<NcclResult> state{NcclResult::Success};
+  std::atomic<int> running{0};
+  // What the last group gave it, and after how many questions it is in the stream.
+  std::mutex mutex;
+  std::vector<Step> sends, others;
+  void* stream = nullptr;
+  int questions = 0;
+};
+
+/// All ranks' elements [begin, end), as one.
+void fold(const Comm& comm, NcclType type, NcclOp op, std::size_t begin, std::size_t end, std::byte* to) {
+  const Element element = element_of(type);
+  const auto count = static_cast<std::int64_t>(end - begin);
+  const auto per_host = static_cast<std::size_t>(number_of("PRETENDED_NCCL_PER_HOST", static_cast<int>(kMost)));
+  std::vector<Bytes> partials;
+  std::vector<Bytes> here;
+  for (std::size_t rank = 0; rank < comm.ranks(); ++rank) {
+    here.emplace_back(comm.input(rank) + begin * element.bytes, comm.input(rank) + end * element.bytes);
+    if ((rank + 1) % per_host != 0 && rank + 1 < comm.ranks()) continue;
+    const ReduceOp within = op == NcclOp::Average ? ReduceOp::Sum : op_of(op);
+    partials.push_back(
+        comm.ranks() <= per_host ? Bytes() : cohort::comm::testing::reference_fold(element.dtype, within, here, count));
+    if (comm.ranks() > per_host) here.clear();
+  }
+  cohort::comm::testing::Factors factors;
+  factors.divisor = static_cast<std::int64_t>(comm.ranks());
+  const Bytes all = cohort::comm::testing::reference_fold(element.dtype, op_of(op),
+                                                          comm.ranks() <= per_host ? here : partials, count, factors);
+  if (!all.empty()) std::memcpy(to, all.data(), all.size());
+}
+
+struct Group {
+  int depth = 0;
+  std::map<Comm*, std::vector<std::pair<bool, Step>>> steps;
+  std::map<Comm*, void*> streams;
+};
+thread_local Group group;
+
+/// A GPU's memory as host memory; null and no bytes go together.
+bool reachable(const void* memory, std::size_t bytes, std::byte*& to) {
+  to = bytes == 0 ? nullptr : behind(memory, bytes);
+  return bytes == 0 || to != nullptr;
+}
+
+NcclResult add(void* comm, void* stream, bool sends, Step step) {
+  if (group.depth == 0) return kInvalidUsage;  // Cohort always groups
+  group.steps[static_cast<Comm*>(comm)].emplace_back(sends, std::move(step));
+  group.streams[static_cast<Comm*>(comm)] = stream;
+  return NcclResult::Success;
+}
+
+/// What the stream does.
+void carry_out(Comm& comm, const std::vector<Step>& sends, const std::vector<Step>& others) {
+  ++operations;
+  if (troubled("hang", comm.rank) || troubled("abort-hang", comm.rank)) {
+    comm.wait([] { return false; });
+  } else if (troubled("async", comm.rank)) {
+    std::this_thread::sleep_for(20ms);
+    comm.state = kRemoteError;
+    comm.wait([] { return false; });
+  } else {
+    bool going = true;
+    for (const Step& step : sends) going = going && step(comm);
+    for (const Step& step : others) going = going && step(comm);
+  }
+  --comm.running;
+}
+
+struct Launched {
+  Comm& comm;
+  std::vector<Step> sends, others;
+};
+
+/// Once it has been asked often enough, what it was given is in the stream.
+void go_on(Comm& comm) {
+  const std::lock_guard lock(comm.mutex);
+  if (comm.state != NcclResult::InProgress || comm.stream == nullptr || --comm.questions > 0) return;
+  auto* const work = new Launched{comm, std::move(comm.sends), std::move(comm.others)};
+  comm.sends.clear();
+  comm.others.clear();
+  ++comm.running;
+  of_driver<int(void*, void (*)(void*), void*)>("cuLaunchHostFunc")(
+      comm.stream,
+      [](void* data) {
+        auto* const own = static_cast<Launched*>(data);
+        carry_out(own->comm, own->sends, own->others);
+        delete own;
+      },
+      work);
+  comm.stream = nullptr;
+  comm.state = NcclResult::Success;
+}
+
+void end(Comm* comm) {
+  comm->aborted = true;
+  for (int i = 0; i < 100000 && comm->running > 0; ++i) std::this_thread::sleep_for(50us);
+  delete comm;
+}
+
+NcclResult reduce(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, int root, void* comm,
+                  void* stream) {
+  const std::size_t bytes = count * element_of(type).bytes;
+  const bool gets = root < 0 || root == static_cast<Comm*>(comm)->rank;
+  std::byte *in = nullptr, *out = nullptr;
+  if (bytes > kRoom || !reachable(from, bytes, in) || (gets && !reachable(to, bytes, out))) return kInvalidArgument;
+  return add(comm, stream, false, [=](Comm& own) {
+    if (bytes > 0) std::memcpy(own.input(own.own()), in, bytes);
+    if (!own.meet()) return false;
+    const std::size_t begin = count * own.own() / own.ranks();
+    fold(own, type, op, begin, count * (own.own() + 1) / own.ranks(), own.result() + begin * element_of(type).bytes);
+    if (!own.meet()) return false;
+    if (gets && bytes > 0) std::memcpy(out, own.result(), bytes);
+    return own.meet();
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+NcclResult ncclGetVersion(int* version) {
+  *version = number_of("PRETENDED_NCCL_VERSION", 23007);
+  return NcclResult::Success;
+}
+NcclResult ncclGetUniqueId(NcclId* id) {
+  const int fd = ::memfd_create("pretended-nccl", MFD_CLOEXEC);
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(kAll)) != 0) return kSystemError;
+  std::snprintf(id->bytes, sizeof id->bytes, "/proc/%d/fd/%d", static_cast<int>(::getpid()), fd);
+  return NcclResult::Success;
+}
+const char* ncclGetErrorString(NcclResult result) {
+  return result == kRemoteError ? "remote process exited or there was a network error" : "pretended failure";
+}
+const char* ncclGetLastError(void*) { return "as it was told to"; }
+
+NcclResult ncclCommInitRankConfig(void** made, int size, NcclId id, int rank, NcclConfig* config) {
+  *made = nullptr;
+  if (config->magic != 0xcafebeef || config->size != sizeof(NcclConfig) || config->blocking != 0 ||
+      size > static_cast<int>(kMost)) {
+    return kInvalidArgument;
+  }
+  if (troubled("init", rank)) return kSystemError;
+  const int fd = ::open(id.bytes, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return kSystemError;
+  auto* const comm = new Comm(size, rank, fd);
+  *made = comm;
+  comm->state = NcclResult::InProgress;
+  ++comm->running;
+  std::thread([comm, hangs = troubled("init-hang", rank)] {
+    if (!hangs) ++comm->shared().came;
+    if (comm->wait([&] { return comm->shared().came == comm->size; })) comm->state = NcclResult::Success;
+    --comm->running;
+  }).detach();
+  return NcclResult::InProgress;
+}
+NcclResult ncclCommDestroy(void* comm) {
+  ++ends;
+  end(static_cast<Comm*>(comm));
+  return NcclResult::Success;
+}
+NcclResult ncclCommAbort(void* comm) {
+  ++aborts;
+  if (troubled("abort-hang", static_cast<Comm*>(comm)->rank)) std::this_thread::sleep_for(4s);
+  end(static_cast<Comm*>(comm));
+  return NcclResult::Success;
+}
+NcclResult ncclCommGetAsyncError(void* comm, NcclResult* state) {
+  if (comm == nullptr) return kInvalidArgument;
+  go_on(*static_cast<Comm*>(comm));
+  *state = static_cast<Comm*>(comm)->state;
+  return NcclResult::Success;
+}
+
+NcclResult ncclGroupStart() {
+  ++group.depth;
+  return NcclResult::Success;
+}
+NcclResult ncclGroupEnd() {
+  if (--group.depth > 0) return NcclResult::Success;
+  const auto steps = std::exchange(group.steps, {});
+  const auto streams = std::exchange(group.streams, {});
+  bool failed = false;
+  for (const auto& [comm, list] : steps) {
+    failed = failed || troubled("call", comm->rank);
+    if (failed) continue;
+    const std::lock_guard lock(comm->mutex);
+    for (const auto& [sends, step] : list) (sends ? comm->sends : comm->others).push_back(step);
+    comm->stream = streams.at(comm);
+    comm->questions = 3;
+    comm->state = NcclResult::InProgress;
+  }
+  return failed ? kSystemError : steps.empty() ? NcclResult::Success : NcclResult::InProgress;
+}
+
+NcclResult ncclAllReduce(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, void* comm,
+                         void* stream) {
+  return reduce(from, to, count, type, op, -1, comm, stream);
+}
+NcclResult ncclReduce(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, int root, void* comm,
+                      void* stream) {
+  return reduce(from, to, count, type, op, root, comm, stream);
+}
+NcclResult ncclReduceScatter(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, void* comm,
+                             void* stream) {
+  const std::size_t bytes = count * element_of(type).bytes;
+  const std::size_t all = bytes * static_cast<Comm*>(comm)->ranks();
+  std::byte *in = nullptr, *out = nullptr;
+  if (all > kRoom || !reachable(from, all, in) || !reachable(to, bytes, out)) return kInvalidArgument;
+  return add(comm, stream, false, [=](Comm& own) {
+    if (all > 0) std::memcpy(own.input(own.own()), in, all);
+    if (!own.meet()) return false;
+    fold(own, type, op, count * own.own(), count * (own.own() + 1), out);
+    return own.meet();
+  });
+}
+NcclResult ncclBroadcast(const void* from, void* to, std::size_t count, NcclType type, int root, void* comm,
+                         void* stream) {
+  const std::size_t bytes = count * element_of(type).bytes;
+  const bool gives = root == static_cast<Comm*>(comm)->rank;
+  std::byte *in = nullptr, *out = nullptr;
+  if (bytes > kRoom || (gives && !reachable(from, bytes, in)) || !reachable(to, bytes, out)) return kInvalidArgument;
+  return add(comm, stream, false, [=](Comm& own) {
+    if (gives && bytes > 0) std::memcpy(own.input(own.own()), in, bytes);
+    if (!own.meet()) return false;
+    if (bytes > 0) std::memmove(out, own.input(static_cast<std::size_t>(root)), bytes);
+    return own.meet();
+  });
+}
+NcclResult ncclAllGather(const void* from, void* to, std::size_t count, NcclType type, void* comm, void* stream) {
+  const std::size_t bytes = count * element_of(type).bytes;
+  std::byte *in = nullptr, *out = nullptr;
+  if (bytes > kRoom || !reachable(from, bytes, in) || !reachable(to, bytes * static_cast<Comm*>(comm)->ranks(), out)) {
+    return kInvalidArgument;
+  }
+  return add(comm, stream, false, [=](Comm& own) {
+    if (bytes > 0) std::memcpy(own.input(own.own()), in, bytes);
+    if (!own.meet()) return false;
+    for (std::size_t rank = 0; rank < own.ranks() && bytes > 0; ++rank)
+      std::memcpy(out + rank * bytes, own.input(rank), bytes);
+    return own.meet();
+  });
+}
+NcclResult ncclSend(const void* from, std::size_t count, NcclType type, int peer, void* comm, void* stream) {
+  const std::size_t bytes = count * element_of(type).bytes;
+  std::byte* in = nullptr;
+  if (bytes > kLetter || !reachable(from, bytes, in)) return kInvalidArgument;
+  return add(comm, stream, true, [=](Comm& own) {
+    const auto to = static_cast<std::size_t>(peer);
+    Pair& pair = own.shared().pairs[own.own()][to];
+    if (!own.wait([&] { return pair.taken.load() == pair.sent.load(); })) return false;
+    std::memcpy(own.letter(own.own(), to), in, bytes);
+    ++pair.sent;
+    return true;
+  });
+}
+NcclResult ncclRecv(void* into, std::size_t count, NcclType type, int peer, void* comm, void* stream) {
+  const std::size_t bytes = count * element_of(type).bytes;
+  std::byte* out = nullptr;
+  if (bytes > kLetter || !reachable(into, bytes, out)) return kInvalidArgument;
+  return add(comm, stream, false, [=](Comm& own) {
+    const auto from = static_cast<std::size_t>(peer);
+    Pair& pair = own.shared().pairs[from][own.own()];
+    if (!own.wait([&] { return pair.taken.load() < pair.sent.load(); })) return false;
+    std::memcpy(out, own.letter(from, own.own()), bytes);
+    ++pair.taken;
+    return true;
+  });
+}
+
+/// How many groups it has carried out or begun, and how many communicators were aborted and ended, in this process.
+int pretended_nccl_operations() { return operations; }
+int pretended_nccl_aborts() { return aborts; }
+int pretended_nccl_ends() { return ends; }
+}

@@ -1,0 +1,47 @@
+// Collectives of memory that no plane reaches, which a library carries out between the devices themselves: NCCL. The
+// ranks first agree on each of them in a round of their plane (Request::round); what the library has not, or a rank
+// lacks, goes by staging. One for each request, which the queue takes through its steps; one thread at a time.
+#pragma once
+
+#include "comm/request.h"
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+
+namespace cohort::comm {
+
+class Direct {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// The other ranks, by way of the plane.
+  class Ranks {
+   public:
+    virtual ~Ranks() = default;
+    /// Looks after them, and drives their messages: to be called again and again while something is waited for. Throws
+    /// what has ended the world; a rank that is lost ends it.
+    virtual void attend() = 0;
+    /// Of the operation; it may come nearer, since those behind it have deadlines as well.
+    virtual Clock::time_point deadline() const = 0;
+    /// Gives every rank's `bytes` bytes, by rank. All call it.
+    virtual void exchange(const void* own, void* all, std::size_t bytes) = 0;
+    /// Returns once all have called it.
+    virtual void meet() = 0;
+  };
+
+  virtual ~Direct() = default;
+
+  /// False: the ranks have agreed to do without the library. The same on all of them, once what was asked for before
+  /// is over.
+  virtual bool open() const noexcept = 0;
+  /// Carries out `together`, a group or one request, of which this is the first: all ranks have agreed on them. False:
+  /// they go by staging, on all ranks. Throws what ends the world.
+  virtual bool run(std::span<const Request> together, Ranks& ranks) = 0;
+  /// The world has ended: what the library does is given up.
+  virtual void give_up() noexcept = 0;
+  /// The same request by staging; the copy of its input begins. Throws Unavailable, Internal.
+  virtual Request staged(const Request& request) = 0;
+};
+
+}  // namespace cohort::comm

@@ -1,0 +1,78 @@
+// For tests: memory and streams of the pretended GPUs (comm/cuda/pretended), and what operations on them throw. One
+// thread per communicator.
+#pragma once
+
+#include <cohort/communicator.h>
+#include <cohort/error.h>
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::comm::testing {
+
+/// A function of a library that is loaded.
+template <class Function>
+Function* function_of(const char* library, const char* name) {
+  void* const handle = ::dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+  return handle != nullptr ? reinterpret_cast<Function*>(::dlsym(handle, name)) : nullptr;
+}
+template <class Function>
+Function* of_driver(const char* name) {
+  return function_of<Function>("libcuda.so.1", name);
+}
+inline void launch(void* stream, void (*kernel)(void*), void* data) {
+  of_driver<int(void*, void (*)(void*), void*)>("cuLaunchHostFunc")(stream, kernel, data);
+}
+inline float* seen_by_kernels(void* memory) {
+  return static_cast<float*>(of_driver<void*(void*)>("pretended_cuda_memory")(memory));
+}
+inline void* new_stream() {
+  void* stream = nullptr;
+  of_driver<int(void**, unsigned)>("cuStreamCreate")(&stream, 0);
+  return stream;
+}
+
+/// Floats of a GPU.
+class Floats {
+ public:
+  Floats(Communicator& comm, std::vector<float> values, int gpu = 0)
+      : gpu_(gpu),
+        count_(static_cast<std::int64_t>(values.size())),
+        memory_(comm.allocate(values.size() * sizeof(float), {DeviceType::CUDA, gpu})) {
+    std::copy(values.begin(), values.end(), seen_by_kernels(memory_.data()));
+  }
+  Buffer buffer(void* stream = nullptr) const {
+    return {memory_.data(), count_, DType::Float32, {DeviceType::CUDA, gpu_, stream}};
+  }
+  std::vector<float> values() const {
+    const float* const begin = seen_by_kernels(memory_.data());
+    return {begin, begin + count_};
+  }
+  void* data() const { return memory_.data(); }
+
+ private:
+  int gpu_;
+  std::int64_t count_;
+  Memory memory_;
+};
+
+/// What an operation throws.
+template <class Body>
+std::string refused(const Body& body, ErrorCode code) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+inline bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+}  // namespace cohort::comm::testing

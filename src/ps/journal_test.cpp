@@ -1,0 +1,235 @@
+// A journal that is written anew again and again: whatever it is cut at, and whenever its writer is killed, it has what
+// was appended.
+#include "ps/journal.h"
+
+#include "ps/command_record.h"
+#include "sys/files.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace cohort::ps {
+namespace {
+
+constexpr std::size_t kTail = 2048;
+constexpr std::uint64_t kIncarnation = 1;
+
+class Folder {
+ public:
+  Folder() {
+    path_ = std::filesystem::temp_directory_path() / "cohort-journal-XXXXXX";
+    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp");
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+std::string image_of(const State& state) {
+  std::string all;
+  state.image([&](const std::string& piece) { all += piece; });
+  return all;
+}
+
+/// A server's state and its journal, as primary.cpp has them. One worker pushes to a table that steps at once and to
+/// one whose pushes wait for the end of its clock.
+class Kept {
+ public:
+  explicit Kept(const std::string& path) : journal_(value_or_throw(Journal::open(path, state_, kTail))) {
+    if (state_.workers().count() > 0) return;
+    Hello hello;
+    hello.incarnation = kIncarnation;
+    hello.servers = {"@somewhere"};
+    note(Method::Joined, pack(hello));
+    note(Method::Start, pack(Start{order(), 0}));
+    for (const auto& [name, mode] : {std::pair("now", Mode::Async), std::pair("later", Mode::Sync)}) {
+      TableOptions options;
+      options.dim = 1;
+      options.optimizer = optim::Sgd{.lr = 1};
+      options.consistency.mode = mode;
+      note(Method::Open, pack(Open{order(), name, options, 0}));
+    }
+  }
+  /// Now and then the end of the worker's clock instead.
+  void push() {
+    if (mark() % 16 == 15) return note(Method::Commit, pack(Commit{order(), state_.workers().at(0).committed}));
+    std::string body = pack(Change{order(), static_cast<std::uint32_t>(mark() % 2), 1, {}});
+    const std::uint64_t key = mark() % 20;
+    const float gradient = -1;
+    body.append(reinterpret_cast<const char*>(&key), sizeof key);
+    note(Method::Push, body.append(reinterpret_cast<const char*>(&gradient), sizeof gradient));
+  }
+  /// The number of the latest change.
+  std::uint64_t mark() const { return state_.workers().at(0).mark; }
+  const State& state() const { return state_; }
+  const Journal& journal() const { return journal_; }
+  std::vector<std::string> images;  ///< after each command
+  std::uint64_t appended = 0;       ///< bytes of all commands
+
+ private:
+  Order order() const { return {mark() + 1, mark()}; }
+  void note(Method method, const std::string& body) {
+    const Command command{1, method, 0, kIncarnation, body};
+    value_or_throw(journal_.append(command));
+    state_.run(command);
+    journal_.compact_if_long(state_);
+    images.push_back(image_of(state_));
+    appended += kRecordHead + body.size();
+  }
+  State state_;
+  Journal journal_;
+};
+
+/// Until it has been written anew so often.
+void push_until_compacted(Kept& kept, int times) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  for (std::uint64_t before = kept.journal().size(); times > 0; before = kept.journal().size()) {
+    kept.push();
+    if (kept.journal().size() < before) --times;
+    // While the disk is waited for, little should come behind the image.
+    if (kept.journal().size() > 2 * kTail) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (std::chrono::steady_clock::now() > end) throw std::runtime_error("it is not written anew");
+  }
+}
+
+TEST(CompactJournal, HasWhatItsCommandsHaveMade) {
+  const Folder folder;
+  std::string whole;
+  {
+    Kept kept(folder.file("journal"));
+    push_until_compacted(kept, 3);
+    for (int i = 0; i < 10; ++i) kept.push();
+    whole = image_of(kept.state());
+    EXPECT_LT(kept.journal().size(), kept.appended);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.file("journal.new")));
+  Kept again(folder.file("journal"));
+  EXPECT_EQ(image_of(again.state()), whole);
+  push_until_compacted(again, 1);
+}
+
+TEST(CompactJournal, CutAtAnyByteHasTheWholeRecordsBeforeOrIsRefused) {
+  const Folder folder;
+  std::vector<std::string> images;
+  {
+    Kept kept(folder.file("journal"));
+    push_until_compacted(kept, 2);
+    for (int i = 0; i < 10; ++i) kept.push();
+    images = kept.images;
+  }
+  const auto bytes = value_or_throw(sys::read_file(folder.file("journal")));
+  const std::size_t magic = bytes.text().find('\n') + 1;
+  std::vector<std::size_t> ends;  // of the records after the image
+  std::size_t image = 0;
+  for (std::string_view rest = bytes.text().substr(magic); const auto command = next_record(rest);) {
+    if (command->method == Method::Piece)
+      image = bytes.size() - rest.size();
+    else
+      ends.push_back(bytes.size() - rest.size());
+  }
+  ASSERT_GT(image, magic);
+  ASSERT_GE(ends.size(), 10U);
+  ASSERT_EQ(ends.back(), bytes.size());
+  const std::string cut = folder.file("cut");
+  for (std::size_t size = magic + 1; size <= bytes.size(); ++size) {
+    std::filesystem::remove(cut);  // some file systems wait for the disk where a file is written over
+    std::ofstream(cut, std::ios::binary) << bytes.text().substr(0, size);
+    State state;
+    const auto journal = Journal::open(cut, state, kTail);
+    if (size < image) {
+      // Within its first record there is nothing that says that there was an image.
+      if (!journal) {
+        EXPECT_EQ(journal.error().code(), ErrorCode::Corrupt);
+        EXPECT_EQ(std::filesystem::file_size(cut), size) << "it is as it was";
+      } else {
+        EXPECT_EQ(state.workers().count(), 0U) << size;
+      }
+      continue;
+    }
+    ASSERT_TRUE(journal) << size << ": " << journal.error().what();
+    const auto whole = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), size) - ends.begin());
+    ASSERT_EQ(image_of(state), images[images.size() - 1 - (ends.size() - whole)]) << size;
+  }
+}
+
+TEST(CompactJournal, AKilledWriterHasLostNothingThatItHadAppended) {
+  const Folder folder;
+  std::mt19937 random(3);
+  std::uint64_t reached = 0, smallest = ~std::uint64_t{0};
+  for (int kill = 0; kill < 40; ++kill) {
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      try {
+        Kept kept(folder.file("journal"));
+        while (true) {
+          kept.images.clear();
+          kept.push();
+          const std::uint64_t mark = kept.mark();
+          if (::write(ends[1], &mark, sizeof mark) != sizeof mark) ::_exit(1);
+        }
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+      }
+      ::_exit(2);
+    }
+    ::close(ends[1]);
+    std::uint64_t acknowledged = 0;
+    for (auto left = 1 + random() % 3000; left > 0; --left)
+      ASSERT_EQ(::read(ends[0], &acknowledged, sizeof acknowledged), static_cast<ssize_t>(sizeof acknowledged));
+    ::kill(pid, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+    while (::read(ends[0], &acknowledged, sizeof acknowledged) == static_cast<ssize_t>(sizeof acknowledged)) {
+    }
+    ::close(ends[0]);
+    const Kept kept(folder.file("journal"));
+    EXPECT_GE(kept.mark(), acknowledged);
+    EXPECT_LE(kept.mark(), acknowledged + 1);
+    EXPECT_GT(acknowledged, reached);
+    reached = kept.mark();
+    smallest = std::min(smallest, kept.journal().size() / reached);
+    float sum = 0;
+    for (std::uint64_t key = 0; key < 20; ++key) {
+      float value = 0;
+      kept.state().table(0)->read(reinterpret_cast<const char*>(&key), 1, reinterpret_cast<char*>(&value), 1);
+      sum += value;
+    }
+    // Changes 1 to 3 are the beginning and the tables; each second one after is a push that counts at once.
+    EXPECT_EQ(static_cast<std::uint64_t>(sum), (kept.mark() - 3) / 2);
+  }
+  RecordProperty("pushes", std::to_string(reached));
+  EXPECT_LT(smallest, kRecordHead) << "bytes of each change: it has not been written anew";
+}
+
+TEST(CompactJournal, IsFollowedWhereALinkLeadsAndRemovesWhatADeadWriterLeft) {
+  const Folder folder;
+  std::filesystem::create_symlink("real", folder.file("link"));
+  std::ofstream(folder.file("real.new")) << "half of an image";
+  Kept kept(folder.file("link"));
+  EXPECT_FALSE(std::filesystem::exists(folder.file("real.new")));
+  push_until_compacted(kept, 1);
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.file("link")));
+  EXPECT_EQ(std::filesystem::file_size(folder.file("real")), kept.journal().size());
+  State state;
+  const auto second = Journal::open(folder.file("link"), state, kTail);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code(), ErrorCode::Unavailable);
+}
+
+}  // namespace
+}  // namespace cohort::ps

@@ -1,0 +1,113 @@
+// Collectives of GPU memory between processes, over the pretended NCCL: a rank that is killed in the midst of one is
+// named within a second, and ranks whose NCCL is not the others' go by staging together.
+#include "comm/testing/gpus.h"
+#include "comm_processes.h"
+
+#include <gtest/gtest.h>
+
+namespace cohort::testing {
+namespace {
+
+using comm::testing::Floats;
+using comm::testing::function_of;
+using comm::testing::has;
+
+int count_of(const char* what) {
+  auto* const function = function_of<int()>("libnccl.so.2", what);
+  return function != nullptr ? function() : 0;
+}
+
+TEST(GpuProcesses, SumAndExchangeByNccl) {
+  constexpr int kRanks = 4;
+  Processes world(kRanks);
+  world.start([](Communicator comm) -> std::string {
+    const Floats sum(comm, {1, 2}, comm.rank());
+    comm.all_reduce(sum.buffer()).wait();
+    const Floats out(comm, std::vector<float>(kRanks), comm.rank());
+    const Floats in(comm, std::vector<float>(kRanks, static_cast<float>(comm.rank())), comm.rank());
+    comm.all_to_all(in.buffer(), out.buffer()).wait();
+    const bool right =
+        sum.values() == std::vector<float>{kRanks, 2 * kRanks} && out.values() == std::vector<float>{0, 1, 2, 3};
+    return fmt::format("{}, {} operations", right ? "right" : "wrong", count_of("pretended_nccl_operations"));
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const Ending ending = world.collect(rank);
+    EXPECT_TRUE(ending.exited_well());
+    EXPECT_EQ(ending.said, "right, 2 operations");
+  }
+}
+
+TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
+  Processes world(3);
+  ::setenv("PRETENDED_NCCL_TROUBLE", "hang:1", 1);  // the others wait for it, in NCCL
+  world.start([&](Communicator comm) -> std::string {
+    const Floats sum(comm, {1, 2}, comm.rank());
+    Work work = comm.all_reduce(sum.buffer(), {.timeout = 60s});
+    if (comm.rank() == 1) {
+      std::thread([&] {
+        while (count_of("pretended_nccl_operations") == 0) std::this_thread::sleep_for(1ms);
+        world.raise_flag("hangs");
+      }).detach();
+    }
+    try {
+      work.wait();
+    } catch (const Error& error) {
+      const auto when = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+      for (int i = 0; i < 1000 && count_of("pretended_nccl_aborts") == 0; ++i) std::this_thread::sleep_for(1ms);
+      return fmt::format("{} {}: {}; {} aborts", when, to_string(error.code()), error.what(),
+                         count_of("pretended_nccl_aborts"));
+    }
+    return "it was not lost";
+  });
+  ::unsetenv("PRETENDED_NCCL_TROUBLE");
+  ASSERT_TRUE(world.await_flag("hangs"));
+  std::this_thread::sleep_for(100ms);
+  world.kill(1, SIGKILL);
+  const auto killed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+  for (const int rank : {0, 2}) {
+    const Ending ending = world.collect(rank);
+    EXPECT_TRUE(has(ending.said, " PeerLost: ") && has(ending.said, fmt::format("pid {}", world.pid(1))))
+        << ending.said;
+    EXPECT_TRUE(has(ending.said, "lost rank 1") && has(ending.said, "; 1 aborts")) << ending.said;
+    EXPECT_LT(std::strtoll(ending.said.c_str(), nullptr, 10) - killed, 1000) << ending.said;
+  }
+}
+
+/// What rank 0 logs where rank 1 has something else, and all go by staging.
+std::string said_where(const char* variable, const char* value) {
+  Processes world(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    world.start_rank(rank, [&, rank]() -> std::string {
+      if (rank == 1) ::setenv(variable, value, 1);
+      ::testing::internal::CaptureStderr();
+      Communicator comm = Processes::form(world.form_options(rank));
+      const Floats sum(comm, {1, 2}, rank);
+      for (int i = 0; i < 2; ++i) comm.all_reduce(sum.buffer()).wait();
+      EXPECT_EQ(sum.values(), (std::vector<float>{4, 8}));
+      EXPECT_EQ(count_of("pretended_nccl_operations"), 0);
+      return ::testing::Test::HasFailure() ? "failed" : ::testing::internal::GetCapturedStderr();
+    });
+  }
+  const Ending ending = world.collect(0);
+  EXPECT_TRUE(ending.exited_well());
+  EXPECT_EQ(world.collect(1).said, "");  // it is said once
+  return ending.said;
+}
+
+TEST(GpuProcesses, WithoutNcclOnOneRankAllGoByStaging) {
+  const std::string said = said_where("COHORT_NCCL", "off");
+  EXPECT_TRUE(has(said, "without NCCL -- rank 1 (") && has(said, "COHORT_NCCL=off")) << said;
+}
+
+TEST(GpuProcesses, WithAnOldNcclOnOneRankAllGoByStaging) {
+  const std::string said = said_where("PRETENDED_NCCL_VERSION", "21705");
+  EXPECT_TRUE(has(said, "without NCCL -- rank 1 (") && has(said, "NCCL 2.17.5 is too old")) << said;
+}
+
+TEST(GpuProcesses, WithDifferentVersionsAllGoByStaging) {
+  const std::string said = said_where("PRETENDED_NCCL_VERSION", "22809");
+  EXPECT_TRUE(has(said, "has NCCL 2.30.7 and rank 1") && has(said, "has 2.28.9")) << said;
+}
+
+}  // namespace
+}  // namespace cohort::testing
