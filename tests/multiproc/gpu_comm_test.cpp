@@ -82,6 +82,7 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
     const Ending ending = world.collect(rank);
     EXPECT_TRUE(has(ending.said, " PeerLost: ") && has(ending.said, fmt::format("pid {}", world.pid(1))))
         << ending.said;
+    EXPECT_TRUE(has(ending.said, "all_reduce(float32[2], sum) of a GPU's memory, summed fast failed")) << ending.said;
     EXPECT_TRUE(has(ending.said, "lost rank 1") && has(ending.said, "; 1 aborts")) << ending.said;
     EXPECT_LT(std::strtoll(ending.said.c_str(), nullptr, 10) - killed, 1000) << ending.said;
   }
