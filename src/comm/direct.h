@@ -35,6 +35,9 @@ class Direct {
   /// False: the ranks have agreed to do without the library. The same on all of them, once what was asked for before
   /// is over.
   virtual bool open() const noexcept = 0;
+  /// What the library needs before its first operation, once all ranks have agreed on that. False: it has it, or the
+  /// ranks do without it from now on. Throws what ends the world.
+  virtual bool form(Ranks& ranks) = 0;
   /// Carries out `together`, a group or one request, of which this is the first: all ranks have agreed on them. False:
   /// they go by staging, on all ranks. Throws what ends the world.
   virtual bool run(std::span<const Request> together, Ranks& ranks) = 0;

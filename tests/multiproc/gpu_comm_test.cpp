@@ -37,6 +37,20 @@ TEST(GpuProcesses, SumAndExchangeByNccl) {
   }
 }
 
+TEST(GpuProcesses, WhoIsDoneFirstDoesNotLeaveBeforeTheOthersAre) {
+  Processes world(2);
+  world.start([](Communicator comm) -> std::string {
+    const Floats in(comm, {1, 2}, comm.rank()), out(comm, {0}, comm.rank());
+    void* const stream = comm::testing::new_stream();
+    if (comm.rank() == 1)
+      comm::testing::launch(
+          stream, [](void*) { std::this_thread::sleep_for(300ms); }, nullptr);
+    comm.scatter(in.buffer(), out.buffer(stream)).wait();
+    return out.values() == std::vector<float>{static_cast<float>(comm.rank() + 1)} ? "" : "wrong";
+  });
+  for (const int rank : {0, 1}) EXPECT_EQ(world.collect(rank).said, "");
+}
+
 TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
   Processes world(3);
   ::setenv("PRETENDED_NCCL_TROUBLE", "hang:1", 1);  // the others wait for it, in NCCL
@@ -68,6 +82,7 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
     const Ending ending = world.collect(rank);
     EXPECT_TRUE(has(ending.said, " PeerLost: ") && has(ending.said, fmt::format("pid {}", world.pid(1))))
         << ending.said;
+    EXPECT_TRUE(has(ending.said, "all_reduce(float32[2], sum) of a GPU's memory, summed fast failed")) << ending.said;
     EXPECT_TRUE(has(ending.said, "lost rank 1") && has(ending.said, "; 1 aborts")) << ending.said;
     EXPECT_LT(std::strtoll(ending.said.c_str(), nullptr, 10) - killed, 1000) << ending.said;
   }

@@ -221,13 +221,16 @@ std::optional<Error> Queue::run_direct(QueuedWork& work) noexcept {
   std::vector<Request> staged;
   auto failed = guarded(requests.front(), work.called_, [&](CollectiveEvent* event) {
     Round round;
-    if (direct.open()) {
+    Others others(*this, work);
+    const auto agree = [&] {
       Request agreed = requests.front();
       agreed.round = &round;
+      work.announced_ = false;
       run_one(agreed, work.called_, work.announced_, Clock::time_point::max(), event);
-    }
+    };
+    if (direct.open()) agree();
     try {
-      Others others(*this, work);
+      if (round.everyone && direct.form(others)) agree();  // what the plane tells is of its last round
       carried_out = round.everyone && direct.run(requests, others);
       if (carried_out) return true;
       for (const Request& request : requests) staged.push_back(request.direct->staged(request));

@@ -40,6 +40,7 @@ class NcclPlane::Call final : public Direct {
   Call(std::shared_ptr<NcclPlane> plane, Gpu& gpu, const Request& request)
       : plane_(std::move(plane)), gpu_(gpu), marks_(marks_of(gpu, request)) {}
   bool open() const noexcept override { return plane_->open(); }
+  bool form(Ranks& ranks) override { return plane_->form(gpu_, ranks); }
   bool run(std::span<const Request> together, Ranks& ranks) override { return plane_->run(together, ranks); }
   void give_up() noexcept override { plane_->give_up(); }
   Request staged(const Request& request) override {
@@ -95,8 +96,6 @@ NcclResult NcclPlane::state_of_comm() const {
 }
 
 bool NcclPlane::run(std::span<const Request> together, Direct::Ranks& ranks) {
-  if (state_.load(std::memory_order_relaxed) == State::Unknown)
-    form(static_cast<const Call&>(*together.front().direct).gpu(), ranks);
   if (state_.load(std::memory_order_relaxed) == State::Staging) return false;
   // NCCL does not authenticate what it sends between hosts.
   const auto may_be_code = [](const Request& request) { return may_be_object(request.dtype); };

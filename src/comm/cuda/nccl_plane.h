@@ -36,13 +36,13 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
 
   /// As of Direct.
   void give_up() noexcept;
+  bool form(Gpu& gpu, Direct::Ranks& ranks);
   bool run(std::span<const Request> together, Direct::Ranks& ranks);
 
  private:
   enum class State { Unknown, Nccl, Staging, Broken };
   class Call;
 
-  void form(Gpu& gpu, Direct::Ranks& ranks);
   Start start(const NcclId& id, Direct::Ranks& ranks);
   void carry_out(std::span<const Request> together, Direct::Ranks& ranks);
   void check(NcclResult result, std::string_view what) const;

@@ -51,7 +51,8 @@ NcclPlane::~NcclPlane() {
   if (stream_ != nullptr) gpu_->end_stream(stream_);
 }
 
-void NcclPlane::form(Gpu& gpu, Direct::Ranks& ranks) {
+bool NcclPlane::form(Gpu& gpu, Direct::Ranks& ranks) {
+  if (state_.load(std::memory_order_relaxed) != State::Unknown) return false;
   std::vector<Card> cards(static_cast<std::size_t>(size_));
   const Card own = card_of(gpu, host_, rank_ == 0);
   ranks.exchange(&own, cards.data(), sizeof own);
@@ -73,7 +74,7 @@ void NcclPlane::form(Gpu& gpu, Direct::Ranks& ranks) {
     }
     end_comm(false);
     state_.store(State::Staging, std::memory_order_release);
-    return;
+    return false;
   }
   several_hosts_ = std::any_of(cards.begin(), cards.end(), [&](const Card& card) { return !same_host(card, own); });
   stream_ = gpu.make_stream();
@@ -82,6 +83,7 @@ void NcclPlane::form(Gpu& gpu, Direct::Ranks& ranks) {
               size_, nccl_->path);
   }
   state_.store(State::Nccl, std::memory_order_release);
+  return true;
 }
 
 Start NcclPlane::start(const NcclId& id, Direct::Ranks& ranks) {
