@@ -27,9 +27,11 @@ namespace {
 
 using net::RpcServer;
 using std::chrono::milliseconds;
+using std::chrono::steady_clock;
 
-constexpr milliseconds kAgain(300);  // after a copy that was given up
-constexpr milliseconds kTurn(1000);  // that a server waits for each that comes before it where rows need a backup
+constexpr milliseconds kAgain(300);       // after a copy that was given up
+constexpr milliseconds kFirstCopy(3000);  // that workers wait for at the start
+constexpr milliseconds kTurn(1000);       // that a server waits for each that comes before it where rows need a backup
 
 }  // namespace
 
@@ -139,11 +141,20 @@ class Server::Impl final : RpcServer::Service {
     if (!opened) return tl::unexpected(opened.error());
     const Hello& greeting = opened->record;
     Primary* primary = primary_of(greeting.server);
-    if (primary != nullptr && greeting.epoch <= primary->epoch()) return primary->hello(client, call, greeting);
+    if (primary != nullptr && greeting.epoch <= primary->epoch() && !awaits_first_copy(greeting.server))
+      return primary->hello(client, call, greeting);
     const Error error(ErrorCode::Unavailable,
                       fmt::format("the rows of parameter server {} are not served here", greeting.server));
     server_.answer(client, call.id, pack(Answer{.error = error}).append(codec::encode(located(greeting.server))));
     return {};
+  }
+
+  /// What nobody has a copy of would be lost with this process. So workers begin when the first one is there, or does
+  /// not come.
+  bool awaits_first_copy(std::uint32_t rows) const {
+    if (!membership_ || steady_clock::now() > served_since_ + kFirstCopy) return false;
+    const ServerMap map = membership_->map();
+    return map.replicas > 0 && map.rows[rows].epoch == 1 && map.rows[rows].backup.life == 0;
   }
 
   Result<void> locate(const ClientPtr& client, const RpcServer::Call& call) {
@@ -247,6 +258,7 @@ class Server::Impl final : RpcServer::Service {
     } else if (serving.primary == self && followers_.count(rows) == 0) {
       if (serving.epoch > 1)
         log::error("ps", "the rows of parameter server {} are lost: who had them is gone; they begin anew", rows);
+      served_since_ = steady_clock::now();
       serve(rows, {}, serving.epoch, std::nullopt);
     }
     if (serving.backup == self && followers_.count(rows) == 0) {
@@ -315,6 +327,7 @@ class Server::Impl final : RpcServer::Service {
   std::map<std::uint32_t, std::shared_ptr<void>> turns_;
   std::set<std::uint32_t> damaged_;
   bool stopping_ = false;
+  steady_clock::time_point served_since_{};
   std::atomic<bool> workers_gone_{false};
   RpcServer server_;  // after all that its thread uses
   const std::string endpoint_;
