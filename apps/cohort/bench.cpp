@@ -1,4 +1,5 @@
 // `cohort bench`: how fast the collectives are on this machine, and how fast they could be.
+#include "bench/gpus.h"
 #include "bench/machine.h"
 #include "bench/measure.h"
 #include "bench/options.h"
@@ -38,6 +39,7 @@ Examples:
   cohort bench all -np 2,4 --sizes 64K,16M        every collective, two sizes, two worlds
   cohort bench -np 2 --memory both --state touched --plot times.svg
   cohort run -np 4 cohort bench --sizes 1M        in a world that is there already
+  cohort bench --device cuda -np 2 -e 1G          memory of GPUs
 Times are microseconds, bandwidths 10^9 bytes per second; algbw and busbw are what nccl-tests call so. #wrong counts elements
 of one call that differ from what they have to be; the exit status is 1 if there are any. `of bound` compares with what this
 machine could do at best, measured in the same run. docs/reference/bench.md explains every column. `cohort bench training --help`: a training over processes and hosts.)";
@@ -148,6 +150,7 @@ void run(const Options& options, int& exit_status) {
     });
   } else {
     for (const int ranks : worlds) bench::check_root(plan, ranks);
+    if (plan.memories.front() == bench::MemoryKind::Cuda) bench::check_gpus();  // said once, not by each rank
     start_report();
     for (const int ranks : worlds) {
       const std::string kind = options.threads ? "threads" : ranks == 1 ? "process" : "processes";
@@ -200,6 +203,11 @@ void add_bench(CLI::App& app, int& exit_status) {
   command->add_option("--memory", words.memory, "arena (the communicator's), heap or both")
       ->type_name("KIND")
       ->capture_default_str();
+  command->add_option("--device", words.device, "cpu, or cuda: memory of GPUs, for each rank cuda:LOCAL_RANK")
+      ->type_name("DEVICE")
+      ->capture_default_str();
+  command->add_option("--gpu-sums", words.gpu_sums, "With --device cuda: fast or exact [COHORT_GPU_SUMS]")
+      ->type_name("HOW");
   command->add_option("--state", words.state, "Buffers before a call: hot, touched (rewritten by their owner), cold")
       ->type_name("STATE")
       ->capture_default_str();

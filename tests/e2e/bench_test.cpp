@@ -191,6 +191,71 @@ TEST(BenchTraining, VariablesOfTheCommandSayWhereAndNothingElse) {
   EXPECT_EQ(hosts, (std::vector<int>{1, 2}));
 }
 
+// Over the driver and the NCCL that pretend: 4 GPUs, and ranks that have one each or share one.
+const std::vector<std::string> kOnGpus = {"LD_LIBRARY_PATH=" COHORT_PRETENDED};
+
+TEST(BenchOnGpus, MeasuresAndChecksBothWaysOfSumming) {
+  for (const std::string sums : {"fast", "exact"}) {
+    Job job({.arguments = {"bench", "all", "-np", "1,2,4", "--device", "cuda", "--gpu-sums", sums, "--sizes",
+                           "1000,64K", "-n", "3", "-w", "1", "--json", "rows.json"},
+             .environment = kOnGpus});
+    ASSERT_EQ(job.wait(), 0) << job.err();
+    for (const std::string& text : {std::string("busbw"), std::string("CUDA 12.4, 4 GPUs; NCCL 2."),
+                                    std::string("cuda memory, hot"), "sums: " + sums})
+      EXPECT_NE(job.out().find(text), std::string::npos) << text << job.out();
+    EXPECT_EQ(job.out().find("share"), std::string::npos) << job.out();
+    int rows = 0, ranks = 0;
+    for (const std::string& line : lines_of(job.file("rows.json"))) {
+      const auto event = nlohmann::json::parse(line);
+      if (event.at("event") == "world") {
+        ranks = event.at("ranks");
+        EXPECT_EQ(event.at("gpus"), ranks) << line;
+        EXPECT_EQ(event.at("gpu_sums"), sums) << line;
+      }
+      if (event.at("event") != "row" || event.at("collective") == "barrier") continue;
+      ++rows;
+      EXPECT_EQ(event.at("memory"), "cuda") << line;
+      for (const char* side : {"out_of_place", "in_place"}) {
+        if (!event.contains(side)) continue;
+        EXPECT_EQ(event[side].at("wrong"), 0) << line;
+        if (event.at("collective") == "all_reduce") {
+          EXPECT_NEAR(event[side].at("busbw_GBps").get<double>(),
+                      event[side].at("algbw_GBps").get<double>() * 2 * (ranks - 1) / ranks, 1e-9)
+              << line;
+        }
+      }
+    }
+    EXPECT_EQ(rows, (11 + 13 + 13) * 2);  // a pair is wanted for two of them
+  }
+}
+
+TEST(BenchOnGpus, RanksThatShareAGpuAreTold) {
+  Job job({.arguments = {"bench", "-np", "5", "--threads", "--device", "cuda", "--sizes", "1000", "-n", "3"},
+           .environment = kOnGpus});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_NE(job.out().find("5 ranks share 1 GPU"), std::string::npos) << job.out();
+}
+
+TEST(BenchOnGpus, SaysWhatIsMissingAndWhatDoesNotGoTogether) {
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{"--device", "tpu"}, "--device 'tpu': choose from cpu, cuda"},
+      {{"--gpu-sums", "fast"}, "add --device cuda"},
+      {{"--device", "cuda", "--gpu-sums", "quick"}, "--gpu-sums 'quick': choose from fast, exact"},
+      {{"--device", "cuda", "--memory", "heap"}, "--memory heap"},
+      {{"--device", "cuda", "--state", "cold"}, "--state cold"},
+      {{"--device", "cuda", "--sizes", "8"}, "but this process sees no GPU"},
+  };
+  for (const auto& [words, text] : cases) {
+    std::vector<std::string> arguments = {"bench"};
+    arguments.insert(arguments.end(), words.begin(), words.end());
+    std::vector<std::string> environment = kOnGpus;
+    environment.emplace_back("PRETENDED_CUDA_GPUS=0");
+    const Finished finished = run({.arguments = arguments, .environment = environment});
+    EXPECT_NE(finished.status, 0) << text;
+    EXPECT_NE(finished.err.find(text), std::string::npos) << finished.err;
+  }
+}
+
 TEST(Bench, RanksEndWithTheCommand) {
   Job job({{"bench", "-np", "3", "--sizes", "64K", "-n", "10000000"}});
   ASSERT_TRUE(eventually([&] { return job.out().find("3 processes") != std::string::npos; })) << job.err();

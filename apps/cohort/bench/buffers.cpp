@@ -21,14 +21,15 @@ constexpr std::size_t kPage = 4096;
 
 void Region::Free::operator()(void* data) const noexcept { std::free(data); }
 
-std::byte* Region::get(Communicator& comm, MemoryKind kind, std::size_t bytes) {
+std::byte* Region::get(Communicator& comm, MemoryKind kind, std::size_t bytes, int gpu) {
   bytes = std::max((bytes + kPage - 1) / kPage * kPage, kPage);
-  if (kind == MemoryKind::Arena) {
-    if (arena_.bytes() < bytes) {
-      arena_ = Memory();
-      arena_ = comm.allocate(bytes);
+  if (kind != MemoryKind::Heap) {
+    Memory& memory = kind == MemoryKind::Cuda ? gpu_ : arena_;
+    if (!memory || memory.bytes() < bytes) {
+      memory = Memory();
+      memory = comm.allocate(bytes, kind == MemoryKind::Cuda ? Device{DeviceType::CUDA, gpu} : Device{});
     }
-    return static_cast<std::byte*>(arena_.data());
+    return static_cast<std::byte*>(memory.data());
   }
   if (heap_bytes_ < bytes) {
     heap_.reset();
@@ -41,18 +42,19 @@ std::byte* Region::get(Communicator& comm, MemoryKind kind, std::size_t bytes) {
   return static_cast<std::byte*>(heap_.get());
 }
 
-Buffers place_buffers(Communicator& comm, Region (&regions)[2], MemoryKind kind, Collective collective,
-                      const Shape& shape, DType dtype, bool in_place) {
+Buffers place_buffers(Communicator& comm, Regions& regions, MemoryKind kind, Collective collective, const Shape& shape,
+                      DType dtype, bool in_place) {
   const std::size_t element = size_of(dtype);
   const auto bytes = [element](std::int64_t count) { return static_cast<std::size_t>(count) * element; };
   const std::size_t own_part = bytes(shape.own_part);
   Buffers buffers;
   if (!in_place) {
-    buffers.input = regions[0].get(comm, kind, bytes(shape.input));
-    buffers.output = regions[1].get(comm, kind, bytes(shape.output));
+    buffers.input = regions.first.get(comm, kind, bytes(shape.input), regions.gpu);
+    buffers.output = regions.second.get(comm, kind, bytes(shape.output), regions.gpu);
     return buffers;
   }
-  buffers.input = buffers.output = regions[0].get(comm, kind, bytes(std::max(shape.input, shape.output)));
+  buffers.input = buffers.output =
+      regions.first.get(comm, kind, bytes(std::max(shape.input, shape.output)), regions.gpu);
   switch (collective) {
     case Collective::AllGather:
     case Collective::AllGatherV:

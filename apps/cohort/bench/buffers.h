@@ -12,17 +12,17 @@
 
 namespace cohort::app::bench {
 
-/// Memory of one kind, zeroed and touched; grown when more is wanted, never moved by asking for less.
+/// Memory of each kind, zeroed and touched; grown when more is wanted, never moved by asking for less.
 class Region {
  public:
-  /// At least `bytes`, aligned to pages. Throws Unavailable when there is not so much.
-  std::byte* get(Communicator& comm, MemoryKind kind, std::size_t bytes);
+  /// At least `bytes`, aligned to pages; Cuda: of the GPU `gpu`. Throws Unavailable when there is not so much.
+  std::byte* get(Communicator& comm, MemoryKind kind, std::size_t bytes, int gpu);
 
  private:
   struct Free {
     void operator()(void* data) const noexcept;
   };
-  Memory arena_;
+  Memory arena_, gpu_;
   std::unique_ptr<void, Free> heap_;
   std::size_t heap_bytes_ = 0;
 };
@@ -33,9 +33,15 @@ struct Buffers {
   std::byte* output = nullptr;  ///< in place: inside `input`, or `input` inside it
 };
 
+/// What a rank's buffers are taken from: of an input, or of both in place; and of an output.
+struct Regions {
+  Region first, second;
+  int gpu = -1;  ///< of MemoryKind::Cuda
+};
+
 /// Where this rank's buffers lie. In place, the smaller one is its part of the larger.
-Buffers place_buffers(Communicator& comm, Region (&regions)[2], MemoryKind kind, Collective collective,
-                      const Shape& shape, DType dtype, bool in_place);
+Buffers place_buffers(Communicator& comm, Regions& regions, MemoryKind kind, Collective collective, const Shape& shape,
+                      DType dtype, bool in_place);
 
 /// Takes the lines out of all caches of all cores, or as much as can be done about it on this processor.
 void drop_from_caches(const void* data, std::size_t bytes);

@@ -1,7 +1,9 @@
 #include "bench/measure.h"
 
+#include "base/env.h"
 #include "base/result.h"
 #include "bench/bound.h"
+#include "bench/gpus.h"
 #include "bench/operation.h"
 #include "sys/cpus.h"
 
@@ -54,10 +56,18 @@ class Measurement {
 
  private:
   void describe_world() {
+    nlohmann::json event = {{"event", "world"}, {"ranks", comm_.size()}, {"local_ranks", comm_.local_size()}};
+    if (plan_.memories.front() == MemoryKind::Cuda) {
+      const RankGpu own = gpu_of(comm_);
+      regions_.gpu = own.index;
+      event["gpus"] = different_gpus(comm_, own);
+      event["cuda"] = own.software;
+      event["gpu_sums"] = plan_.gpu_sums ? std::string(*plan_.gpu_sums == GpuSums::Exact ? "exact" : "fast")
+                                         : std::get<std::string>(value_or_throw(env::value(env::kGpuSums)));
+    }
     trips_ = flag_round_trips(comm_);
     if (comm_.rank() != 0) return;
     const auto [near, far] = std::minmax_element(trips_.begin(), trips_.end());
-    nlohmann::json event = {{"event", "world"}, {"ranks", comm_.size()}, {"local_ranks", comm_.local_size()}};
     if (!trips_.empty()) {
       event["flag_round_trip_near_ns"] = *near;
       event["flag_round_trip_far_ns"] = *far;
@@ -83,22 +93,34 @@ class Measurement {
     row.op = traits.reduces ? std::string(to_string(op)) : "none";
     row.root = traits.rooted ? plan_.root : -1;
 
-    const double rate = roof_.rate(comm_, regions_[0].get(comm_, memory, row.bytes), row.bytes, memory, plan_.state);
+    // How fast a GPU could be is not measured.
+    const bool on_gpu = memory == MemoryKind::Cuda;
+    double rate = 0;
+    if (on_gpu) {
+      operation.device = {DeviceType::CUDA, regions_.gpu};
+      operation.gpu_sums = plan_.gpu_sums;
+    } else {
+      std::byte* const data = regions_.first.get(comm_, memory, row.bytes, regions_.gpu);
+      rate = roof_.rate(comm_, data, row.bytes, memory, plan_.state);
+    }
     row.memory_rate = rate / 1e9;
     const bool only_way = !traits.in_place || !traits.out_of_place;
     for (const bool in_place : {false, true}) {
       if (!(in_place ? traits.in_place : traits.out_of_place)) continue;
       if (!only_way && !(in_place ? plan_.in_place : plan_.out_of_place)) continue;
       operation.in_place = in_place;
-      operation.buffers =
-          place_buffers(comm_, regions_, memory, operation.collective, operation.shape, dtype, in_place);
+      const auto place = [&](MemoryKind kind) {
+        return place_buffers(comm_, regions_, kind, operation.collective, operation.shape, dtype, in_place);
+      };
+      operation.buffers = place(memory);
+      operation.mirror = on_gpu ? place(MemoryKind::Heap) : operation.buffers;
       Side side = measure_side(operation);
       const double bytes = static_cast<double>(row.bytes);
       if (side.time > 0) side.algbw = bytes / side.time / 1e3;
       side.busbw = side.algbw * bus_factor(operation.collective, comm_.size());
       const double touched = touched_bytes(operation.collective, row.bytes, comm_.size(), in_place);
       const double nearest = trips_.empty() ? 0 : *std::min_element(trips_.begin(), trips_.end());
-      side.bound = std::max(rate > 0 ? touched / rate * 1e6 : 0, nearest / 2e3);
+      if (!on_gpu) side.bound = std::max(rate > 0 ? touched / rate * 1e6 : 0, nearest / 2e3);
       (in_place ? row.in_place : row.out_of_place) = side;
     }
     if (comm_.rank() == 0) emit_(to_json(row));
@@ -114,6 +136,7 @@ class Measurement {
       comm_.all_reduce(std::span<std::int64_t>(wrong)).wait();
       side.wrong = wrong[0];
     }
+    comm_.barrier().wait();  // somebody may still be comparing
     clear(operation);
     for (int i = 0; i < plan_.warm_up; ++i) timed_call(operation);
     const double estimate = std::max(0.05, median_of(slowest(timed_calls(operation, 3))));
@@ -132,17 +155,6 @@ class Measurement {
         plan_.state == State::Hot && operation.shape.bytes < kInARowBytes && traits_of(operation.collective).symmetric;
     if (side.in_a_row) side.time = time_in_a_row(operation, estimate);
     return side;
-  }
-
-  /// Zeros: they stay zeros however often they are summed.
-  void clear(const Operation& operation) {
-    const std::size_t element = size_of(operation.dtype);
-    const auto zero = [element](std::byte* data, std::int64_t count) {
-      if (count > 0) std::memset(data, 0, static_cast<std::size_t>(count) * element);
-    };
-    comm_.barrier().wait();  // somebody may still be comparing
-    zero(operation.buffers.input, operation.shape.input);
-    zero(operation.buffers.output, operation.shape.output);
   }
 
   double timed_call(const Operation& operation) {
@@ -194,7 +206,7 @@ class Measurement {
   Communicator& comm_;
   const Plan& plan_;
   const Emit& emit_;
-  Region regions_[2];
+  Regions regions_;
   MemoryRoof roof_;
   std::vector<double> trips_;
 };

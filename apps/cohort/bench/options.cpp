@@ -83,6 +83,34 @@ Result<std::vector<Collective>> parse_collectives(const std::vector<std::string>
                                  names);
 }
 
+/// What `--device cuda` puts in place of the host's memory.
+Result<void> put_on_gpus(const Words& words, Plan& plan) {
+  if (words.device != "cpu" && words.device != "cuda")
+    return fail(ErrorCode::InvalidArgument, "--device '{}': choose from cpu, cuda", words.device);
+  if (words.device == "cpu") {
+    if (words.gpu_sums.empty()) return {};
+    return fail(ErrorCode::InvalidArgument, "--gpu-sums {}: it is of GPUs' memory -- add --device cuda",
+                words.gpu_sums);
+  }
+  if (words.memory != "arena") {
+    return fail(ErrorCode::InvalidArgument, "--memory {}: with --device cuda the memory is the GPU's -- leave it out",
+                words.memory);
+  }
+  if (plan.state == State::Cold) {
+    return fail(ErrorCode::InvalidArgument,
+                "--state cold: the caches of a GPU cannot be emptied from here -- hot and touched are to be had");
+  }
+  if (words.gpu_sums == "fast") {
+    plan.gpu_sums = GpuSums::Fast;
+  } else if (words.gpu_sums == "exact") {
+    plan.gpu_sums = GpuSums::Exact;
+  } else if (!words.gpu_sums.empty()) {
+    return fail(ErrorCode::InvalidArgument, "--gpu-sums '{}': choose from fast, exact", words.gpu_sums);
+  }
+  plan.memories = {MemoryKind::Cuda};
+  return {};
+}
+
 }  // namespace
 
 Result<std::size_t> parse_size(const std::string& text) {
@@ -128,6 +156,7 @@ Result<Plan> plan_of(const Words& words) {
   plan.ops = *std::move(ops);
   plan.memories = *std::move(memories);
   plan.state = state->front();
+  if (auto put = put_on_gpus(words, plan); !put) return tl::unexpected(put.error());
 
   const bool reduces = std::any_of(plan.collectives.begin(), plan.collectives.end(),
                                    [](Collective collective) { return traits_of(collective).reduces; });
@@ -148,7 +177,14 @@ Result<std::vector<int>> parse_ranks(const std::string& text) {
               kMostRanks);
 }
 
-std::string_view to_string(MemoryKind kind) { return kind == MemoryKind::Arena ? "arena" : "heap"; }
+std::string_view to_string(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::Arena: return "arena";
+    case MemoryKind::Heap: return "heap";
+    case MemoryKind::Cuda: return "cuda";
+  }
+  return "arena";
+}
 
 std::string_view to_string(State state) {
   switch (state) {

@@ -17,6 +17,7 @@ struct Words {
   std::string least = "8", most = "64M", factor = "2";
   std::string sizes;  ///< instead of the three
   std::string dtypes = "float32", ops = "sum", memory = "arena", state = "hot";
+  std::string device = "cpu", gpu_sums;  ///< no gpu_sums: what COHORT_GPU_SUMS says
 };
 
 /// "8", "4K", "64M", "1G" (powers of 1024); InvalidArgument names the text.

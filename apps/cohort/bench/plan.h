@@ -3,15 +3,18 @@
 
 #include "bench/collective.h"
 
+#include <cohort/collective_options.h>
+
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace cohort::app::bench {
 
-enum class MemoryKind { Arena, Heap };
+enum class MemoryKind { Arena, Heap, Cuda };
 /// Hot: the same buffers again. Touched: their owner has just rewritten its input. Cold: they are in no cache.
 enum class State { Hot, Touched, Cold };
 
@@ -24,6 +27,7 @@ struct Plan {
   std::vector<DType> dtypes = {DType::Float32};
   std::vector<ReduceOp> ops = {ReduceOp::Sum};
   std::vector<MemoryKind> memories = {MemoryKind::Arena};
+  std::optional<GpuSums> gpu_sums;  ///< of a GPU's memory; none: what COHORT_GPU_SUMS says
   State state = State::Hot;
   bool in_place = true;
   bool out_of_place = true;

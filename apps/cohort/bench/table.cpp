@@ -1,5 +1,7 @@
 #include "bench/table.h"
 
+#include "bench/plan.h"
+
 #include <fmt/format.h>
 
 namespace cohort::app::bench {
@@ -46,6 +48,14 @@ void Table::world(const nlohmann::json& world, const std::string& kind, int core
     fmt::print(stream_, "# more ranks than cores ({}): they take turns, and times are those of the scheduler too\n",
                cores);
   }
+  if (world.contains("gpus")) {
+    const int gpus = world.at("gpus");
+    fmt::print(stream_, "# {}; sums: {}\n", world.at("cuda").get<std::string>(),
+               world.at("gpu_sums").get<std::string>());
+    if (gpus < ranks)
+      fmt::print(stream_, "# {} ranks share {} GPU{}: times are not those of a GPU for each\n", ranks, gpus,
+                 gpus == 1 ? "" : "s");
+  }
   heading_.clear();
   std::fflush(stream_);
 }
@@ -70,10 +80,13 @@ void Table::row(const Row& row) {
     heading_ = heading_now;
   }
   const Side& main = main_side(row);
-  fmt::print(stream_, " {:>11} {:>11} {:>10} {:>8} {:>4} | {} | {} | {:>8} {:>8} {:>8} {:>8} {:>8} | {:>5.0f}%\n",
+  // No bound is measured of a GPU.
+  const std::string of_bound = row.memory == to_string(MemoryKind::Cuda)
+                                   ? "-"
+                                   : fmt::format("{:.0f}%", main.time > 0 ? 100 * main.bound / main.time : 0);
+  fmt::print(stream_, " {:>11} {:>11} {:>10} {:>8} {:>4} | {} | {} | {:>8} {:>8} {:>8} {:>8} {:>8} | {:>6}\n",
              row.bytes, row.count, row.type, row.op, row.root, side_text(row.out_of_place), side_text(row.in_place),
-             number(main.p50), number(main.p90), number(main.p99), number(main.p99_9), number(main.max),
-             main.time > 0 ? 100 * main.bound / main.time : 0);
+             number(main.p50), number(main.p90), number(main.p99), number(main.p99_9), number(main.max), of_bound);
   for (const auto* side : {&row.out_of_place, &row.in_place}) {
     if (*side && (*side)->wrong > 0) wrong_ += (*side)->wrong;
   }

@@ -152,6 +152,12 @@ Gpu& Gpu::at(int index) {
   return *known->emplace(index, new Gpu(index)).first->second;
 }
 
+Result<int> Gpu::count() {
+  const Library& driver = library();
+  if (!driver.trouble.empty()) return fail(ErrorCode::Unavailable, "{}", driver.trouble);
+  return driver.gpus;
+}
+
 Result<std::string> Gpu::look() {
   const Library& driver = library();
   if (!driver.trouble.empty()) return fail(ErrorCode::Unavailable, "{}", driver.trouble);

@@ -35,6 +35,8 @@ class Gpu {
   /// By CUDA's number among those that this process sees. The same object for the same number, until the process ends.
   /// Throws Unavailable (there is no driver: how to get it), InvalidArgument (there is no such GPU).
   static Gpu& at(int index);
+  /// How many this process sees; Unavailable where there is no driver.
+  static Result<int> count();
   /// "CUDA 12.4, 2 GPUs", or why there are none.
   static Result<std::string> look();
 

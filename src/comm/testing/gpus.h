@@ -1,6 +1,8 @@
-// For tests: memory and streams of the pretended GPUs (comm/cuda/pretended), and what operations on them throw. One
-// thread per communicator.
+// For tests: memory and streams of GPUs, and what operations on them throw. `seen_by_kernels` is of the pretended ones
+// alone (comm/cuda/pretended). One thread per communicator.
 #pragma once
+
+#include "comm/cuda/driver.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -45,18 +47,24 @@ class Floats {
       : gpu_(gpu),
         count_(static_cast<std::int64_t>(values.size())),
         memory_(comm.allocate(values.size() * sizeof(float), {DeviceType::CUDA, gpu})) {
-    std::copy(values.begin(), values.end(), seen_by_kernels(memory_.data()));
+    if (count_ == 0) return;
+    cuda::Gpu& on = cuda::Gpu::at(gpu_);
+    on.wait(*on.copy_to_device(data(), values.data(), values.size() * sizeof(float), *on.mark(nullptr)), kNever);
   }
   Buffer buffer(void* stream = nullptr) const {
     return {memory_.data(), count_, DType::Float32, {DeviceType::CUDA, gpu_, stream}};
   }
   std::vector<float> values() const {
-    const float* const begin = seen_by_kernels(memory_.data());
-    return {begin, begin + count_};
+    std::vector<float> values(static_cast<std::size_t>(count_));
+    if (count_ == 0) return values;
+    cuda::Gpu& on = cuda::Gpu::at(gpu_);
+    on.wait(*on.copy_to_host(values.data(), data(), values.size() * sizeof(float), *on.mark(nullptr)), kNever);
+    return values;
   }
   void* data() const { return memory_.data(); }
 
  private:
+  static constexpr auto kNever = Staging::Clock::time_point::max();
   int gpu_;
   std::int64_t count_;
   Memory memory_;

@@ -1,9 +1,10 @@
 // For tests: a CUDA driver that is none (libcuda.so.1). A GPU's memory is memory of this process that nobody can read
 // or write at the address that programs are given: a copy goes another way. Streams are threads. It delays, fails and
-// hangs on demand. Any thread.
+// hangs on demand. PRETENDED_CUDA_GPUS: fewer GPUs than the four that there are. Any thread.
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -175,7 +176,8 @@ int cuGetErrorString(int status, const char** text) {
   return kSuccess;
 }
 int cuDeviceGetCount(int* count) {
-  *count = kGpus;
+  const char* const asked = std::getenv("PRETENDED_CUDA_GPUS");
+  *count = asked != nullptr ? std::min(std::atoi(asked), kGpus) : kGpus;
   return kSuccess;
 }
 int cuDeviceGet(int* device, int ordinal) {

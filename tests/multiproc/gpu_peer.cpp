@@ -1,0 +1,218 @@
+// A rank of tools/gpu-day, which does with a GPU's memory what the other programs do not. Its first argument says what:
+//   bits BYTES      sums of floats of all kinds, exact and fast, against the host's
+//   staging BYTES   a sum by way of the host's memory, against copies of pinned memory
+//   abort           rank 0's stream hangs in the midst of a sum; a second later the last rank gives up
+//   kill            likewise, and rank 0 is killed
+// Lines of the last two are JSON, with times of the machine's steady clock in seconds.
+#include "bench/gpus.h"
+#include "comm/cuda/driver.h"
+#include "comm/kernels/reference_fold.h"
+
+#include <cohort/join.h>
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using namespace cohort;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using comm::cuda::Gpu;
+using comm::testing::Bytes;
+
+constexpr auto kNever = Clock::time_point::max();
+constexpr auto kUntilHarm = 1s;  // for the operation to be under way on all ranks
+constexpr std::size_t kMuch = std::size_t{1} << 20;
+
+double seconds(Clock::time_point at) { return std::chrono::duration<double>(at.time_since_epoch()).count(); }
+
+void say(const std::string& text) {
+  std::printf("%s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+/// Memory of this rank's GPU.
+class OnGpu {
+ public:
+  OnGpu(Communicator& comm, std::size_t bytes)
+      : gpu_(Gpu::at(app::bench::gpu_of(comm).index)),
+        memory_(comm.allocate(bytes, {DeviceType::CUDA, gpu_.index()})) {}
+  Gpu& gpu() const { return gpu_; }
+  Buffer buffer(std::int64_t count, DType dtype, void* stream = nullptr) const {
+    return {memory_.data(), count, dtype, {DeviceType::CUDA, gpu_.index(), stream}};
+  }
+  void put(const void* from, std::size_t bytes) const {
+    gpu_.wait(*gpu_.copy_to_device(memory_.data(), from, bytes, *gpu_.mark(nullptr)), kNever);
+  }
+  void get(void* to, std::size_t bytes) const {
+    gpu_.wait(*gpu_.copy_to_host(to, memory_.data(), bytes, *gpu_.mark(nullptr)), kNever);
+  }
+
+ private:
+  Gpu& gpu_;
+  Memory memory_;
+};
+
+// --- bits ---
+
+std::int64_t different(Communicator& comm, const Bytes& a, const Bytes& b, std::size_t element) {
+  std::int64_t count = 0;
+  for (std::size_t at = 0; at < a.size(); at += element)
+    count += std::memcmp(a.data() + at, b.data() + at, element) != 0 ? 1 : 0;
+  comm.all_reduce(std::span(&count, 1)).wait();
+  return count;
+}
+
+int compare_bits(Communicator& comm, std::size_t most) {
+  std::int64_t bad = 0;
+  const OnGpu memory(comm, most);
+  for (const DType dtype : {DType::Float16, DType::BFloat16, DType::Float32, DType::Float64, DType::Complex64}) {
+    for (const std::size_t bytes : {std::size_t{16}, std::size_t{4096}, most}) {
+      const auto count = static_cast<std::int64_t>(bytes / size_of(dtype));
+      const Bytes input = comm::testing::interesting(dtype, count, 7 + static_cast<std::uint64_t>(comm.rank()));
+      Bytes host = input;
+      comm.all_reduce(Buffer(host.data(), count, dtype)).wait();
+      const auto by = [&](GpuSums sums) {
+        Bytes result = input;
+        memory.put(input.data(), input.size());
+        comm.all_reduce(memory.buffer(count, dtype), {.gpu_sums = sums}).wait();
+        memory.get(result.data(), result.size());
+        return different(comm, result, host, size_of(dtype));
+      };
+      const std::int64_t exact = by(GpuSums::Exact), fast = by(GpuSums::Fast);
+      bad += exact;
+      if (comm.rank() == 0) {
+        say(fmt::format("{} ranks, {}[{}]: other bits than the host's: exact {}, fast {} of {} elements", comm.size(),
+                        to_string(dtype), count, exact, fast, count * comm.size()));
+      }
+    }
+  }
+  return bad == 0 ? 0 : 1;
+}
+
+// --- staging ---
+
+double best_time(Communicator& comm, const std::function<void()>& body) {
+  double best = 1e9;
+  for (int turn = 0; turn < 5; ++turn) {
+    comm.barrier().wait();
+    const auto begin = Clock::now();
+    body();
+    double time = std::chrono::duration<double>(Clock::now() - begin).count();
+    comm.all_reduce(std::span(&time, 1), {.op = ReduceOp::Max}).wait();
+    best = std::min(best, time);
+  }
+  return best;
+}
+
+void measure_staging(Communicator& comm, std::size_t bytes) {
+  const OnGpu memory(comm, bytes);
+  const Memory shared = comm.allocate(bytes);
+  Bytes heap(bytes);
+  const auto count = static_cast<std::int64_t>(bytes / sizeof(float));
+  const double loose_to_host = best_time(comm, [&] { memory.get(heap.data(), bytes); });
+  const double loose_to_gpu = best_time(comm, [&] { memory.put(heap.data(), bytes); });
+  const bool pinned = memory.gpu().pin(shared.data(), bytes);
+  const double to_host = best_time(comm, [&] { memory.get(shared.data(), bytes); });
+  const double to_gpu = best_time(comm, [&] { memory.put(shared.data(), bytes); });
+  const double host = best_time(comm, [&] { comm.all_reduce(Buffer(shared.data(), count, DType::Float32)).wait(); });
+  const double staged = best_time(
+      comm, [&] { comm.all_reduce(memory.buffer(count, DType::Float32), {.gpu_sums = GpuSums::Exact}).wait(); });
+  if (pinned) memory.gpu().unpin(shared.data());
+  if (comm.rank() != 0) return;
+  const auto rate = [bytes](double time) { return static_cast<double>(bytes) / time / 1e9; };
+  say(fmt::format("{} ranks, {} bytes each, all at once; a segment that ranks share is {}pinned", comm.size(), bytes,
+                  pinned ? "" : "NOT "));
+  say(fmt::format("copies of it: to the host {:.2f} GB/s, to the GPU {:.2f} GB/s; of other memory {:.2f} and {:.2f}",
+                  rate(to_host), rate(to_gpu), rate(loose_to_host), rate(loose_to_gpu)));
+  const double parts = to_host + host + to_gpu;
+  say(fmt::format("all_reduce by way of it: {:.2f} GB/s, {:.0f} % of both copies and the host's sum ({:.2f} GB/s)",
+                  rate(staged), 100 * parts / staged, rate(host)));
+}
+
+// --- what hangs ---
+
+/// Nothing comes through the stream until `go`.
+void hold(const Gpu& gpu, void* stream, std::atomic<bool>& go) {
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW);
+  const auto launch = reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(::dlsym(driver, "cuLaunchHostFunc"));
+  const comm::cuda::InGpu here(gpu);
+  const int status = launch(
+      stream,
+      [](void* flag) {
+        while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::sleep_for(1ms);
+      },
+      &go);
+  if (status != 0) throw std::runtime_error(fmt::format("cuLaunchHostFunc: error {}", status));
+}
+
+int come_to_harm(Communicator& comm, bool killed) {
+  static std::atomic<bool> go{false};
+  ::signal(SIGTERM, SIG_IGN);  // the launcher ends a job one of whose ranks was killed; its grace is enough to tell
+  const OnGpu memory(comm, kMuch);
+  const auto count = static_cast<std::int64_t>(kMuch / sizeof(float));
+  comm.all_reduce(memory.buffer(count, DType::Float32), {.timeout = 120s}).wait();  // NCCL has started
+  comm.barrier().wait();
+  void* const stream = memory.gpu().make_stream();
+  if (comm.rank() == 0) hold(memory.gpu(), stream, go);
+  Work work = comm.all_reduce(memory.buffer(count, DType::Float32, stream), {.timeout = 60s});
+  const bool does_harm = comm.rank() == (killed ? 0 : comm.size() - 1);
+  std::thread harm([&comm, does_harm, killed] {
+    if (!does_harm) return;
+    std::this_thread::sleep_for(kUntilHarm);
+    say(fmt::format("{{\"harm\": {}}}", seconds(Clock::now())));
+    if (killed) ::raise(SIGKILL);
+    comm.abort("it was to be given up");
+  });
+  nlohmann::json told = {{"rank", comm.rank()}, {"error", "none"}};
+  try {
+    work.wait();
+  } catch (const Error& error) {
+    told["error"] = to_string(error.code());
+    told["text"] = error.what();
+  }
+  told["at"] = seconds(Clock::now());
+  say(told.dump());
+  go = true;
+  harm.join();
+  return told["error"] == (killed ? "PeerLost" : "Aborted") ? 0 : 1;
+}
+
+int run(const std::string_view what, std::size_t bytes) {
+  Communicator comm = join();
+  if (what == "bits") return compare_bits(comm, bytes);
+  if (what == "abort" || what == "kill") return come_to_harm(comm, what == "kill");
+  measure_staging(comm, bytes);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string_view what = argc > 1 ? argv[1] : "";
+  if (what != "bits" && what != "staging" && what != "abort" && what != "kill") {
+    std::fprintf(stderr, "usage: gpu_peer bits BYTES | staging BYTES | abort | kill -- under cohort run\n");
+    return 2;
+  }
+  try {
+    return run(what, argc > 2 ? std::strtoull(argv[2], nullptr, 10) : kMuch);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gpu_peer: %s\n", error.what());
+    return 1;
+  }
+}
