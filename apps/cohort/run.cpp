@@ -168,6 +168,12 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
     raise(ErrorCode::InvalidArgument,
           "--server-program: how many servers? --servers N or colocated, or --server-hosts, says it{}",
           settings.origin_of("--server-program"));
+  if ((job.server_restarts > 0 || job.lost_servers > 0) && !servers) {
+    const char* const option = job.server_restarts > 0 ? "--server-restarts" : "--lost-servers";
+    raise(ErrorCode::InvalidArgument,
+          "{}: there are no servers -- --servers N or colocated, or --server-hosts, says how many{}", option,
+          settings.origin_of(option));
+  }
   if (choices.agents > 0 && (servers || job.others.evaluator))
     raise(ErrorCode::InvalidArgument,
           "--agents: --servers and --evaluator are not for jobs whose agents the owner starts");

@@ -113,8 +113,16 @@ class Arrays(Case):
                 table.push([1], numpy.zeros(3, numpy.float32))
             with self.assertRaisesRegex(NonFinite, "gradient of key 7 is nan"):
                 table.push([7], numpy.full((1, 2), numpy.nan, numpy.float32))
-            with self.assertRaisesRegex(Mismatch, "dim 2.*dim 3"):
-                client.table("t", 3)
+            with self.assertRaisesRegex(Mismatch, "dim 2 and 3; the optimizer: Sgd .lr 0.001. and Sgd .lr 0.001.; the initializer"):
+                client.table("t", 3, optimizer=ps.Sgd(momentum=0.5), initializer=1.0)
+            with self.assertRaisesRegex(InvalidArgument, r"keys: \[1.5\] -- integers"):
+                table.pull([1.5])
+            with self.assertRaisesRegex(InvalidArgument, "all of int64 or all of uint64"):
+                table.pull([-1, 2**63])
+            with self.assertRaisesRegex(InvalidArgument, r"push: gradients: an array of shape \[1, 4\] -- \[2, 2\]"):
+                table.push([1, 2], numpy.zeros((1, 4), numpy.float32))
+            with self.assertRaisesRegex(InvalidArgument, r"shape \[3, 2\] -- \[2, 3\] is wanted"):
+                client.variable("v", (2, 3)).push(numpy.zeros((3, 2), numpy.float32))
             with self.assertRaisesRegex(InvalidArgument, "least_recent"):
                 client.table("u", 3, victim="any")
             with self.assertRaisesRegex(InvalidArgument, "beta1"):
@@ -307,6 +315,40 @@ else:
         self.assertRegex(lines[0], r"^0 2 \{30\.0\} \[\d+, \d+\]$")
         self.assertRegex(lines[1], r"^1 2 \{30\.0\} \[\d+, \d+\]$")
 
+    AGAIN = """
+import os, sys
+import numpy
+import cohort
+from cohort import ps
+
+if cohort.role() == "server":
+    ps.serve(journal="journals")
+else:
+    with ps.connect() as client:
+        table = client.table("t", 1, optimizer=ps.Sgd(lr=1.0), consistency=ps.Async())
+        table.push(range(40), -numpy.ones((40, 1), numpy.float32))
+        client.barrier()
+        print(set(table.pull(range(40)).ravel().tolist()), flush=True)
+        client.barrier()
+        if sys.argv[1] == "dies":
+            os._exit(3)
+"""
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_a_journal_of_the_job_before_is_set_aside(self):
+        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "60", "-np", "2", "--servers", "2"]
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "journals").mkdir()
+            program = pathlib.Path(folder, "program.py")
+            program.write_text(self.AGAIN)
+            for how, status, value in (("dies", 3, "{2.0}"), ("ends", 0, "{2.0}"), ("ends", 0, "{2.0}")):
+                done = subprocess.run(
+                    [*command, sys.executable, program, how], cwd=folder, capture_output=True, text=True, timeout=90
+                )
+                self.assertEqual((done.returncode, done.stdout.split()), (status, [value] * 2), done.stderr)
+            self.assertIn("server-1.journal is of an earlier job: it is", done.stderr)
+            self.assertTrue(pathlib.Path(folder, "journals/server-1.journal.earlier").exists())
+
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_servers_without_a_program(self):
         command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "60", "-np", "2", "--servers", "2"]
@@ -377,7 +419,7 @@ else:
 
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_servers_have_replicas_where_the_job_goes_on_when_one_dies(self):
-        done, _ = self.run_killed("{}", "12", "--servers", "3", "--server-restarts", "2")
+        done, _ = self.run_killed("{}", "1", "--servers", "3", "--server-restarts", "1")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(sorted(done.stdout.splitlines()), ["0 True", "1 True"], done.stderr)
 

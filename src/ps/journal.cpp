@@ -74,8 +74,10 @@ Result<Journal::File> Journal::lock(const std::string& path) {
     File file{sys::UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)), path};
     if (!file.fd) return fail_system(errno, ErrorCode::Io, "journal {}: {}", path, errno_text(errno));
     if (::flock(file.fd.get(), LOCK_EX | LOCK_NB) != 0) {
-      return fail_system(errno, ErrorCode::Unavailable, "journal {}: another process has it: {}", path,
-                         errno_text(errno));
+      return fail_system(
+          errno, ErrorCode::Unavailable,
+          "journal {}: another process has it ({}) -- several servers need a file each: name a folder that exists",
+          path, errno_text(errno));
     }
     // Another one may have taken its place meanwhile.
     if (is_at(file.fd.get(), path)) {

@@ -57,8 +57,10 @@ class Primary {
   bool has(const ClientPtr& client) const { return sessions_.count(client) > 0; }
   std::uint64_t epoch() const noexcept { return epoch_; }
   std::size_t bytes() const noexcept { return state_.bytes(); }
-  /// Whether there have been workers and all of them have left or are lost.
-  bool workers_gone() const noexcept { return state_.workers().count() > 0 && !state_.workers().least(); }
+  /// Whether there have been workers and all of them have left or are lost, and who has left has been told so.
+  bool workers_gone() const noexcept {
+    return held_.empty() && state_.workers().count() > 0 && !state_.workers().least();
+  }
 
  private:
   struct Session {

@@ -51,6 +51,7 @@ void Primary::answer_held() {
   while (!held_.empty() && replication_.may_answer(held_.front().position, now)) {
     rpc_.answer(held_.front().client, held_.front().id, held_.front().body);
     held_.pop_front();
+    if (held_.empty() && options_.changed) options_.changed();
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include "ps/optimizer.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -17,14 +19,36 @@ Packed<T> opened(const Command& command) {
 
 constexpr std::size_t kMostEarlier = 16;  // incarnations; a server asks of one within seconds
 
-std::string text_of(const TableOptions& options) {
-  constexpr const char* kModes[] = {"sync", "bounded", "async"};
+/// What two workers say of one table in different ways: "dim 8 and 16; the initializer".
+std::string differences(const TableOptions& one, const TableOptions& other) {
+  constexpr const char* kModes[] = {"Sync", "Bounded", "Async"};
   constexpr const char* kRules[] = {"Sgd", "Adagrad", "RowAdagrad", "Adam", "AdamW", "Ftrl"};
-  return fmt::format("dim {}, {} (lr {}), {} with staleness {}, admission {}, at most {} rows, age {} s, seed {}",
-                     options.dim, kRules[options.optimizer.index()],
-                     std::visit([](const auto& rule) { return rule.lr; }, options.optimizer),
-                     kModes[static_cast<int>(options.consistency.mode)], options.consistency.staleness,
-                     options.admission, options.eviction.rows, options.eviction.age.count(), options.seed);
+  std::vector<std::string> found;
+  const auto differ = [&](auto member) {
+    TableOptions mixed = one;
+    mixed.*member = other.*member;
+    return codec::encode(mixed) != codec::encode(one);
+  };
+  if (one.dim != other.dim) found.push_back(fmt::format("dim {} and {}", one.dim, other.dim));
+  if (differ(&TableOptions::optimizer)) {
+    const auto lr = [](const TableOptions& of) {
+      return std::visit([](const auto& rule) { return rule.lr; }, of.optimizer);
+    };
+    found.push_back(fmt::format("the optimizer: {} (lr {}) and {} (lr {})", kRules[one.optimizer.index()], lr(one),
+                                kRules[other.optimizer.index()], lr(other)));
+  }
+  if (differ(&TableOptions::initializer)) found.emplace_back("the initializer");
+  if (differ(&TableOptions::consistency)) {
+    const auto text = [&](const Consistency& of) {
+      return fmt::format("{}({})", kModes[static_cast<int>(of.mode)], of.staleness);
+    };
+    found.push_back(fmt::format("the consistency: {} and {}", text(one.consistency), text(other.consistency)));
+  }
+  if (one.admission != other.admission)
+    found.push_back(fmt::format("admission {} and {}", one.admission, other.admission));
+  if (differ(&TableOptions::eviction)) found.emplace_back("max_age, max_rows or victim");
+  if (one.seed != other.seed) found.push_back(fmt::format("seed {} and {}", one.seed, other.seed));
+  return fmt::format("{}", fmt::join(found, "; "));
 }
 
 }  // namespace
@@ -86,13 +110,20 @@ Result<void> State::check_open(const Open& open, std::size_t limit) const {
     const Served& served = tables_[*known];
     if (codec::encode(served.table.options()) == codec::encode(open.options) && served.elements == open.elements)
       return {};
-    return fail(ErrorCode::Mismatch, "table \"{}\" exists with other options -- {} elements, {}; asked for: {}, {}",
-                open.name, served.elements, text_of(served.table.options()), open.elements, text_of(open.options));
+    const std::string differ = served.elements != open.elements
+                                   ? fmt::format("{} and {} elements (0: a table)", served.elements, open.elements)
+                                   : differences(served.table.options(), open.options);
+    return fail(ErrorCode::Mismatch,
+                "\"{}\" is there already, and described in another way -- {}, there and here -- say the same at all "
+                "workers, or take another name",
+                open.name, differ);
   }
   if (tables_.size() >= 4096) return fail(ErrorCode::Unavailable, "more than 4096 tables");
   if (bytes() + SparseTable(open.name, open.options).bytes_with(1) > limit)
-    return fail(ErrorCode::Unavailable, "no memory for table \"{}\": {} of {} bytes are taken", open.name, bytes(),
-                limit);
+    return fail(ErrorCode::Unavailable,
+                "no memory for table \"{}\": it needs {} bytes, and {} of {} are taken -- more "
+                "memory for the server (`memory`)",
+                open.name, SparseTable(open.name, open.options).bytes_with(1), bytes(), limit);
   return {};
 }
 

@@ -20,6 +20,7 @@ NonFinite names the key; Mismatch means that two workers describe a table in two
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 import weakref
@@ -117,9 +118,19 @@ def _keys(keys: Any) -> Any:
     if isinstance(keys, (list, tuple, range)):
         import numpy
 
-        given = list(keys)
-        return numpy.asarray(given, numpy.int64 if any(key < 0 for key in given) else numpy.uint64)
+        try:
+            given = [operator.index(key) for key in keys]
+            return numpy.asarray(given, numpy.int64 if any(key < 0 for key in given) else numpy.uint64)
+        except (TypeError, OverflowError):
+            raise InvalidArgument(f"keys: {keys!r:.80} -- integers are wanted, all of int64 or all of uint64") from None
     return keys
+
+
+def _fits(array: Any, shape: tuple[int, ...], what: str) -> None:
+    # The number of elements is looked at below; flat arrays are as good.
+    given = tuple(getattr(array, "shape", ()))
+    if len(given) > 1 and given != shape and not (len(shape) == 2 and given[-1] == shape[-1]):
+        raise InvalidArgument(f"{what}: an array of shape {list(given)} -- {list(shape)} is wanted")
 
 
 def _empty(*shape: int) -> Any:
@@ -167,7 +178,9 @@ class Table:
     def push(self, keys: Any, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
         """A step of the table's optimizer by these gradients; those of a key that stands several times are added first.
         `lr` in place of the optimizer's own. Raises NonFinite, naming the key; nothing is sent then."""
-        return _done(self._table.push(_keys(keys), gradients, lr), None, async_op)
+        keys = _keys(keys)
+        _fits(gradients, (_count(keys), self.dim), "push: gradients")
+        return _done(self._table.push(keys, gradients, lr), None, async_op)
 
     def push_pull(
         self, keys: Any, gradients: Any, out: Any = None, *, lr: Optional[float] = None, async_op: bool = False
@@ -176,11 +189,14 @@ class Table:
         keys = _keys(keys)
         if out is None:
             out = _empty(_count(keys), self.dim)
+        _fits(gradients, (_count(keys), self.dim), "push_pull: gradients")
         return _done(self._table.push_pull(keys, gradients, out, lr), out, async_op, self._ages)
 
     def assign(self, keys: Any, rows: Any, *, async_op: bool = False) -> Any:
         """Rows as given, at once whatever the consistency; their optimizer begins anew."""
-        return _done(self._table.assign(_keys(keys), rows), None, async_op)
+        keys = _keys(keys)
+        _fits(rows, (_count(keys), self.dim), "assign: rows")
+        return _done(self._table.assign(keys, rows), None, async_op)
 
     def erase(self, keys: Any, *, async_op: bool = False) -> Any:
         """Rows that are as if they had never been, at once whatever the consistency."""
@@ -206,14 +222,17 @@ class Variable:
         return _done(self._variable.pull(out), out, async_op)
 
     def push(self, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
+        _fits(gradients, self.shape, "push: gradients")
         return _done(self._variable.push(gradients, lr), None, async_op)
 
     def push_pull(self, gradients: Any, out: Any = None, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
         if out is None:
             out = _empty(*self.shape)
+        _fits(gradients, self.shape, "push_pull: gradients")
         return _done(self._variable.push_pull(gradients, out, lr), out, async_op)
 
     def assign(self, values: Any, *, async_op: bool = False) -> Any:
+        _fits(values, self.shape, "assign: values")
         return _done(self._variable.assign(values), None, async_op)
 
 
