@@ -212,9 +212,9 @@ class Client {
   /// pushes to tables of Mode::Async, meanwhile: between two barriers. One worker calls it; servers serve nobody while
   /// they write. Throws Io, Unavailable (another process is saving there), Timeout.
   std::string snapshot(const std::string& folder);
-  /// Takes all rows of the newest whole snapshot in the folder, whatever number of servers wrote it, and makes the
-  /// tables that are not there. One worker calls it, before any pushes. Clocks stay as they are; returns the
-  /// snapshot's. Throws Unavailable if there is none or memory does not do, Corrupt, Mismatch (a table exists with
+  /// Takes all rows of the newest snapshot in the folder whose files are sound, whatever number of servers wrote it,
+  /// and makes the tables that are not there. One worker calls it, before any pushes. Clocks stay as they are; returns
+  /// the snapshot's. Throws Unavailable if there is none or memory does not do, Corrupt, Mismatch (a table exists with
   /// other options).
   std::int64_t restore(const std::string& folder);
   /// The others do not wait for this worker any more. Pushes after the last `clock` are dropped, but in Mode::Async.

@@ -614,13 +614,32 @@ std::string Client::snapshot(const std::string& folder) {
   return value_or_throw(writer.publish()).folder;
 }
 
+namespace {
+
+/// All of it is read before any server takes a row: half of a snapshot is none. What is damaged is passed over.
+const formats::StoredCheckpoint& newest_undamaged(const std::vector<formats::StoredCheckpoint>& sound) {
+  std::optional<Error> damaged;
+  for (auto at = sound.rbegin(); at != sound.rend(); ++at) {
+    std::optional<Error> wrong;
+    for (const auto& [name, digest] : at->manifest.files) {
+      if (const auto bytes = formats::read_checkpoint_file(*at, name); !bytes && !wrong) wrong = bytes.error();
+    }
+    if (!wrong) return *at;
+    log::warn("ps", "snapshot {} is damaged ({}): the one before is taken, if there is one", at->folder, wrong->what());
+    if (!damaged) damaged = wrong;
+  }
+  throw *damaged;
+}
+
+}  // namespace
+
 std::int64_t Client::restore(const std::string& folder) {
   const auto list = value_or_throw(formats::list_checkpoints(std::filesystem::absolute(folder).string()));
   if (list.sound.empty()) {
     raise(ErrorCode::Unavailable, "restore from {}: there is no whole snapshot{}", folder,
           list.damaged.empty() ? std::string() : std::string(": ") + list.damaged.back().what());
   }
-  const formats::StoredCheckpoint& newest = list.sound.back();
+  const formats::StoredCheckpoint& newest = newest_undamaged(list.sound);
   std::vector<Link::RequestPtr> asked;
   for (Link& link : impl_->links) {
     asked.push_back(link.send_change(Method::Restore, [&](const Order& order) {

@@ -500,6 +500,33 @@ TEST(Snapshot, WhatIsWrongIsSaid) {
   EXPECT_TRUE(contains(error_of([&] { (void)client.snapshot("/proc/nowhere"); }), "/proc/nowhere"));
 }
 
+TEST(Snapshot, ADamagedOneIsPassedOverAsAWhole) {
+  const Folder folder;
+  const Keys keys{1, 2, 3, 4, 5, 6, 7, 8};
+  Floats first;
+  std::string newest;
+  {
+    const Servers servers(2);
+    Client client = servers.client();
+    Table table = client.table("t", counters(Consistency::async(), 1));
+    table.push(keys, Floats(keys.size(), -1)).wait();
+    (void)client.snapshot(folder.path());
+    first = pull(table, keys);
+    table.push(keys, Floats(keys.size(), -1)).wait();
+    newest = client.snapshot(folder.path());
+  }
+  {
+    std::fstream file(newest + "/ps-1-of-2.rows", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('x');
+  }
+  const Servers servers(2);
+  Client client = servers.client();
+  (void)client.restore(folder.path());
+  Table table = client.table("t", counters(Consistency::async(), 1));
+  EXPECT_EQ(pull(table, keys), first);
+}
+
 // ---- a journal ----
 
 TEST(Journal, AServerThatIsStartedAgainHasWhatItHad) {
