@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <string>
 #include <thread>
@@ -21,20 +22,20 @@ using namespace std::chrono_literals;
 class Echo final : public RpcServer::Service {
  public:
   enum Method : std::uint8_t { kEcho = 1, kPark, kRelease, kNever, kNonsense };
-  RpcServer* server = nullptr;
+  std::atomic<RpcServer*> server{nullptr};  // it listens before it is known here
 
   Result<void> on_call(const RpcServer::ClientPtr& client, const RpcServer::Call& call) override {
     switch (call.method) {
       case kEcho: {
         const std::size_t bytes = std::stoul("0" + std::string(call.body.substr(0, 8)));
-        server->answer(client, call.id, call.body, bytes, [&](char* to) { std::fill_n(to, bytes, 'e'); });
+        server.load()->answer(client, call.id, call.body, bytes, [&](char* to) { std::fill_n(to, bytes, 'e'); });
         break;
       }
       case kPark: parked_.emplace_back(client, call.id); break;
       case kRelease:
-        for (const auto& [of, id] : parked_) server->answer(of, id, "released");
+        for (const auto& [of, id] : parked_) server.load()->answer(of, id, "released");
         parked_.clear();
-        server->answer(client, call.id, "");
+        server.load()->answer(client, call.id, "");
         break;
       case kNever: break;
       default: return fail(ErrorCode::Corrupt, "nonsense");
