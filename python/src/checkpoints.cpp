@@ -181,7 +181,7 @@ void bind_stored(py::module_& module) {
   // Reads every file of it.
   const auto require_whole = [](const Stored& stored) {
     const py::gil_scoped_release release;
-    for (const auto& [name, digest] : stored.manifest.files) value_or_throw(ft::read_checkpoint_file(stored, name));
+    value_or_throw(ft::check_checkpoint_files(stored));
   };
   py::class_<Stored>(module, "StoredCheckpoint", "A checkpoint with a sound manifest.")
       .def("require_whole", require_whole, "Raises Corrupt if a file is not as it was written.")

@@ -235,6 +235,13 @@ Result<CheckpointList> list_checkpoints(const std::string& folder) {
   return list;
 }
 
+Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint) {
+  for (const auto& [name, digest] : checkpoint.manifest.files) {
+    if (const auto bytes = read_checkpoint_file(checkpoint, name); !bytes) return tl::unexpected(bytes.error());
+  }
+  return {};
+}
+
 Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name) {
   const std::string path = fmt::format("{}/{}", checkpoint.folder, name);
   const auto expected = checkpoint.manifest.files.find(name);

@@ -620,13 +620,10 @@ namespace {
 const formats::StoredCheckpoint& newest_undamaged(const std::vector<formats::StoredCheckpoint>& sound) {
   std::optional<Error> damaged;
   for (auto at = sound.rbegin(); at != sound.rend(); ++at) {
-    std::optional<Error> wrong;
-    for (const auto& [name, digest] : at->manifest.files) {
-      if (const auto bytes = formats::read_checkpoint_file(*at, name); !bytes && !wrong) wrong = bytes.error();
-    }
-    if (!wrong) return *at;
-    log::warn("ps", "snapshot {} is damaged ({}): the one before is taken, if there is one", at->folder, wrong->what());
-    if (!damaged) damaged = wrong;
+    const auto whole = formats::check_checkpoint_files(*at);
+    if (whole) return *at;
+    log::warn("ps", "{}: the snapshot before is taken, if there is one", whole.error().what());
+    if (!damaged) damaged = whole.error();
   }
   throw *damaged;
 }

@@ -272,12 +272,7 @@ TEST_F(OnNccl, AHangingStreamIsATimeoutThatSaysSo) {
     comm.all_reduce(data.buffer()).wait();
     void* const stream = new_stream();
     if (comm.rank() == 0) {
-      launch(
-          stream,
-          [](void* flag) {
-            while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::sleep_for(1ms);
-          },
-          &go);
+      launch(stream, wait_for_flag, &go);
       const std::string why =
           refused([&] { comm.all_reduce(data.buffer(stream), {.timeout = 300ms}).wait(); }, ErrorCode::Timeout);
       EXPECT_TRUE(has(why, "its stream has not come to the operation by the deadline")) << why;

@@ -185,12 +185,7 @@ TEST_F(OnGpus, AHangingStreamIsATimeoutThatSaysSo) {
     const Floats floats(comm, {1, 2});
     void* const stream = new_stream();
     if (comm.rank() == 0) {
-      launch(
-          stream,
-          [](void* data) {
-            while (!static_cast<std::atomic<bool>*>(data)->load()) std::this_thread::sleep_for(1ms);
-          },
-          &go);
+      launch(stream, wait_for_flag, &go);
       const std::string why =
           refused([&] { comm.all_reduce(floats.buffer(stream), {.timeout = 200ms}).wait(); }, ErrorCode::Timeout);
       EXPECT_TRUE(has(why, "its stream has not come to the operation by the deadline")) << why;

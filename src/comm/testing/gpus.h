@@ -11,9 +11,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 namespace cohort::comm::testing {
@@ -30,6 +33,10 @@ Function* of_driver(const char* name) {
 }
 inline void launch(void* stream, void (*kernel)(void*), void* data) {
   of_driver<int(void*, void (*)(void*), void*)>("cuLaunchHostFunc")(stream, kernel, data);
+}
+/// What a stream hangs in until the flag, a std::atomic<bool>, is true.
+inline void wait_for_flag(void* flag) {
+  while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 inline float* seen_by_kernels(void* memory) {
   return static_cast<float*>(of_driver<void*(void*)>("pretended_cuda_memory")(memory));

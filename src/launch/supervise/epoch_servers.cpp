@@ -71,9 +71,14 @@ bool Epoch::goes_on_without(CrewMember& agent, const std::string& why) {
   lost_servers_ += count;
   agent.all_gone = true;
   Crew::give_up(agent);  // its guard, if it lives, ends what is left
-  say(fmt::format("{} on {} {} lost with {} host ({}); the job goes on without ({} of {} that may be, --lost-servers)",
-                  roles.names_of(lost), agent.host.name, count == 1 ? "is" : "are", count == 1 ? "its" : "their", why,
-                  lost_servers_, options_.lost_servers));
+  if (count == 0) {
+    say(fmt::format("{} is lost ({}), where nothing ran any more", agent.host.name, why));
+  } else {
+    say(fmt::format(
+        "{} on {} {} lost with {} host ({}); the job goes on without ({} of {} that may be, --lost-servers)",
+        roles.names_of(lost), agent.host.name, count == 1 ? "is" : "are", count == 1 ? "its" : "their", why,
+        lost_servers_, options_.lost_servers));
+  }
   for (const int process : lost) {
     awaited_.erase(process);
     Ending ending;
