@@ -18,7 +18,7 @@ QueueCommunicator::QueueCommunicator(cluster::Placement placement, std::chrono::
       queue_(std::move(queue)),
       gpu_sums_(std::get<std::string>(value_or_throw(env::value(env::kGpuSums))) == "exact" ? GpuSums::Exact
                                                                                             : GpuSums::Fast),
-      nccl_(std::make_shared<cuda::NcclPlane>(placement_.rank, placement_.size, placement_.host)) {}
+      nccl_(std::make_shared<cuda::NcclPlane>(placement_)) {}
 
 QueueCommunicator::~QueueCommunicator() {
   if (queue_->in_child()) {

@@ -24,10 +24,10 @@ std::string named(std::size_t rank, const Card& card) { return fmt::format("rank
 
 }  // namespace
 
-Card card_of(const Gpu& gpu, std::string_view host, bool first) {
+Card card_of(const Gpu& gpu, const cluster::Placement& placement) {
   Card card;
   card.gpu = gpu.index();
-  put_text(card.host, host);
+  put_text(card.host, placement.host);
   const Result<Nccl>& nccl = Nccl::find();
   if (!nccl) {
     put_text(card.why, nccl.error().what());
@@ -35,11 +35,12 @@ Card card_of(const Gpu& gpu, std::string_view host, bool first) {
   }
   card.version = nccl->version;
   card.shares = shares_gpus() ? 1 : 0;
-  card.encrypts = env::flag(env::kEncrypt).value_or(false) ? 1 : 0;
+  const bool several_hosts = placement.local_size < placement.size;
+  card.encrypts = several_hosts && env::flag(env::kEncrypt).value_or(false) ? 1 : 0;
   try {
     card.uuid = gpu.uuid();
     const InGpu here(gpu);
-    if (first) {
+    if (placement.rank == 0) {
       const NcclResult result = nccl->call.ncclGetUniqueId(&card.id);
       if (result != NcclResult::Success) {
         put_text(card.why, "ncclGetUniqueId: " + nccl->said(result, nullptr));
@@ -54,8 +55,6 @@ Card card_of(const Gpu& gpu, std::string_view host, bool first) {
   return card;
 }
 
-bool same_host(const Card& a, const Card& b) noexcept { return std::memcmp(a.host, b.host, sizeof a.host) == 0; }
-
 std::optional<std::string> obstacle(std::span<const Card> cards) {
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
     if (cards[rank].usable == 0) return fmt::format("{}: {}", named(rank, cards[rank]), text_in(cards[rank].why));
@@ -65,10 +64,10 @@ std::optional<std::string> obstacle(std::span<const Card> cards) {
     return fmt::format("{} has NCCL {} and {} has {} -- install the same on all hosts", named(0, cards[0]),
                        Nccl::text_of(cards[0].version), named(rank, cards[rank]), Nccl::text_of(cards[rank].version));
   }
-  for (std::size_t rank = 1; rank < cards.size(); ++rank) {
-    if (same_host(cards[rank], cards[0]) || (cards[0].encrypts == 0 && cards[rank].encrypts == 0)) continue;
-    return fmt::format("{} and {} are to encrypt what they send each other (COHORT_ENCRYPT=1), which NCCL does not",
-                       named(0, cards[0]), named(rank, cards[rank]));
+  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+    if (cards[rank].encrypts == 0) continue;
+    return fmt::format("{} is to encrypt what it sends to other hosts (COHORT_ENCRYPT=1), which NCCL does not",
+                       named(rank, cards[rank]));
   }
   std::map<std::array<unsigned char, 16>, std::size_t> known;
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {

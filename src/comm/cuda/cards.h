@@ -2,6 +2,7 @@
 // on all of them. Plain values of one layout, which travel between the ranks of one build; pure, any thread.
 #pragma once
 
+#include "cluster/placement.h"
 #include "comm/cuda/driver.h"
 #include "comm/cuda/nccl.h"
 
@@ -19,16 +20,15 @@ struct Card {
   std::int32_t version = 0;
   std::int32_t gpu = -1;
   std::int32_t shares = 0;    ///< NCCL_MULTI_RANK_GPU_ENABLE
-  std::int32_t encrypts = 0;  ///< COHORT_ENCRYPT
+  std::int32_t encrypts = 0;  ///< what it sends to other hosts, and there are any
   std::array<unsigned char, 16> uuid{};
   NcclId id{};         ///< rank 0's
-  char host[64] = {};  ///< its name, cut
+  char host[64] = {};  ///< its name for messages, cut; two hosts may have one
   char why[256] = {};  ///< where it is not usable
 };
 
-/// This rank's. `first`: it makes the id.
-Card card_of(const Gpu& gpu, std::string_view host, bool first);
-bool same_host(const Card& a, const Card& b) noexcept;
+/// This rank's. Rank 0 makes the id.
+Card card_of(const Gpu& gpu, const cluster::Placement& placement);
 /// Why NCCL does not serve these ranks; nullopt if it does.
 std::optional<std::string> obstacle(std::span<const Card> cards);
 

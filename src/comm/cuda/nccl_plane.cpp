@@ -63,7 +63,7 @@ class NcclPlane::Call final : public Direct {
 };
 
 bool NcclPlane::may_take(const Request& request) const noexcept {
-  return size_ > 1 && (is_reduction(request.kind) ? request.fast : has_move(request.kind));
+  return placement_.size > 1 && (is_reduction(request.kind) ? request.fast : has_move(request.kind));
 }
 
 std::shared_ptr<Direct> NcclPlane::call(const Request& request) {
@@ -79,7 +79,8 @@ std::shared_ptr<Direct> NcclPlane::call(const Request& request) {
 }
 
 std::string NcclPlane::where() const {
-  return fmt::format("rank {} ({}{})", rank_, host_, gpu_ != nullptr ? fmt::format(", cuda:{}", gpu_->index()) : "");
+  return fmt::format("rank {} ({}{})", placement_.rank, placement_.host,
+                     gpu_ != nullptr ? fmt::format(", cuda:{}", gpu_->index()) : "");
 }
 
 void NcclPlane::check(NcclResult result, std::string_view what) const {
@@ -99,7 +100,8 @@ bool NcclPlane::run(std::span<const Request> together, Direct::Ranks& ranks) {
   if (state_.load(std::memory_order_relaxed) == State::Staging) return false;
   // NCCL does not authenticate what it sends between hosts.
   const auto may_be_code = [](const Request& request) { return may_be_object(request.dtype); };
-  if (several_hosts_ && std::any_of(together.begin(), together.end(), may_be_code)) return false;
+  const bool several_hosts = placement_.local_size < placement_.size;
+  if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return false;
   carry_out(together, ranks);
   return true;
 }
@@ -125,7 +127,7 @@ void NcclPlane::carry_out(std::span<const Request> together, Direct::Ranks& rank
     const InGpu here(*gpu_);
     check(call.ncclGroupStart(), what);
     NcclResult given = NcclResult::Success;
-    const NcclWorld world{*nccl_, comm_, stream_, rank_, size_};
+    const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size};
     for (const Request& request : together) {
       given = launch(world, request);
       if (given != NcclResult::Success && given != NcclResult::InProgress) break;

@@ -22,7 +22,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
  public:
   using Clock = Direct::Clock;
 
-  NcclPlane(int rank, int size, std::string host) : rank_(rank), size_(size), host_(std::move(host)) {}
+  explicit NcclPlane(cluster::Placement placement) : placement_(std::move(placement)) {}
   ~NcclPlane();
   NcclPlane(const NcclPlane&) = delete;
   NcclPlane& operator=(const NcclPlane&) = delete;
@@ -51,16 +51,13 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   void end_comm(bool healthy) noexcept;
   std::string where() const;
 
-  const int rank_;
-  const int size_;
-  const std::string host_;
+  const cluster::Placement placement_;
   const pid_t home_ = ::getpid();
   std::atomic<State> state_{State::Unknown};
   const Nccl* nccl_ = nullptr;
   Gpu* gpu_ = nullptr;  // that NCCL uses
   NcclComm comm_ = nullptr;
   Stream stream_ = nullptr;
-  bool several_hosts_ = false;
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
 };
 

@@ -53,34 +53,33 @@ NcclPlane::~NcclPlane() {
 
 bool NcclPlane::form(Gpu& gpu, Direct::Ranks& ranks) {
   if (state_.load(std::memory_order_relaxed) != State::Unknown) return false;
-  std::vector<Card> cards(static_cast<std::size_t>(size_));
-  const Card own = card_of(gpu, host_, rank_ == 0);
+  std::vector<Card> cards(static_cast<std::size_t>(placement_.size));
+  const Card own = card_of(gpu, placement_);
   ranks.exchange(&own, cards.data(), sizeof own);
   auto why = obstacle(cards);
   if (!why) {
     gpu_ = &gpu;
     nccl_ = &*Nccl::find();
     const Start made = start(cards.front().id, ranks);
-    std::vector<Start> starts(static_cast<std::size_t>(size_));
+    std::vector<Start> starts(cards.size());
     ranks.exchange(&made, starts.data(), sizeof made);
     why = obstacle(starts, cards);
   }
   if (why) {
     const auto text = fmt::format("memory of GPUs goes by way of the host's, without NCCL -- {}", *why);
-    if (rank_ == 0 && env::text(env::kNccl) == "off") {
+    if (placement_.rank == 0 && env::text(env::kNccl) == "off") {
       log::info("comm", "{}", text);
-    } else if (rank_ == 0) {
+    } else if (placement_.rank == 0) {
       log::warn("comm", "{}", text);
     }
     end_comm(false);
     state_.store(State::Staging, std::memory_order_release);
     return false;
   }
-  several_hosts_ = std::any_of(cards.begin(), cards.end(), [&](const Card& card) { return !same_host(card, own); });
   stream_ = gpu.make_stream();
-  if (rank_ == 0) {
+  if (placement_.rank == 0) {
     log::info("comm", "NCCL {} carries out what {} ranks do with memory of GPUs ({})", Nccl::text_of(nccl_->version),
-              size_, nccl_->path);
+              placement_.size, nccl_->path);
   }
   state_.store(State::Nccl, std::memory_order_release);
   return true;
@@ -92,7 +91,7 @@ Start NcclPlane::start(const NcclId& id, Direct::Ranks& ranks) {
   NcclResult state = NcclResult::Success;
   {
     const InGpu here(*gpu_);
-    state = nccl_->call.ncclCommInitRankConfig(&comm_, size_, id, rank_, &config);
+    state = nccl_->call.ncclCommInitRankConfig(&comm_, placement_.size, id, placement_.rank, &config);
   }
   // Ranks that fail meet the others in the exchange that follows: these must come to it within the operation's time.
   const auto now = Clock::now();
