@@ -1,0 +1,63 @@
+// What a client and its tables share: the ways to the servers, the clock, a table's numbers there. Private to the
+// client's own files (client*.cpp, requests.*). It lives as long as the client, any table or any request of it; its
+// thread keeps connections alive meanwhile. Any thread; a table's sum under its mutex.
+#pragma once
+
+#include "ps/keyed_sum.h"
+#include "ps/link.h"
+#include "ps/placement.h"
+
+#include <cohort/ps.h>
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace cohort::ps {
+
+struct Client::Impl {
+  ClientOptions options;
+  Placement placement;
+  std::deque<Link> links;
+  std::atomic<std::int64_t> clock{0};
+  std::uint64_t barrier = 0;
+  bool left = false;
+
+  // Connections that break while nobody asks anything are made again, since servers take who is not connected for lost.
+  std::mutex mutex;
+  std::condition_variable stopping;
+  bool stopped = false;
+  std::thread keeper;
+  pid_t process = ::getpid();
+
+  ~Impl();
+  void keep();
+  /// Servers end when all workers have left: connections that they close then are not to be made again.
+  void stop_keeping();
+};
+
+struct Table::Impl {
+  std::shared_ptr<Client::Impl> client;
+  std::string name;
+  TableOptions options;
+  std::int64_t elements = 0;
+  std::vector<std::uint32_t> numbers;  // the table's, on each server
+  std::mutex mutex;
+  KeyedSum sum;  // under the mutex
+
+  std::size_t dim() const noexcept { return static_cast<std::size_t>(options.dim); }
+  std::uint32_t server_of(std::uint64_t key) const noexcept {
+    return client->placement.server_of_row(key, elements, options.dim);
+  }
+};
+
+}  // namespace cohort::ps
