@@ -2,6 +2,7 @@
 #include "net/secret.h"
 #include "ps/sparse_table.h"
 #include "ps/testing.h"
+#include "ps/testing_counters.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,14 +18,6 @@ namespace {
 using namespace testing;
 using Keys = std::vector<std::uint64_t>;
 using Floats = std::vector<float>;
-
-TableOptions counters(Consistency consistency, std::int64_t dim = 1) {
-  TableOptions options;
-  options.dim = dim;
-  options.optimizer = optim::Sgd{.lr = 1};
-  options.consistency = consistency;
-  return options;
-}
 
 Floats pull(Table& table, const Keys& keys) {
   Floats rows(keys.size() * static_cast<std::size_t>(table.options().dim));

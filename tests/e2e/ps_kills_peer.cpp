@@ -5,14 +5,13 @@
 // started the one before again; with replicas once all rows have a backup again. At the end each says what is counted.
 #include "net/deadline.h"
 #include "ps/server_map.h"
+#include "ps/testing_counters.h"
 #include "store/job_store.h"
 
 #include <cohort/error.h>
 #include <cohort/ps.h>
 #include <cohort/role.h>
 
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
@@ -115,26 +114,13 @@ void kill_servers(bool replicated, long kills, long pushes, const std::atomic<lo
   }
 }
 
-bool break_a_connection(std::mt19937& random) {
-  std::vector<int> sockets;
-  for (int fd = 3; fd < 256; ++fd) {
-    struct stat what {};
-    if (::fstat(fd, &what) == 0 && S_ISSOCK(what.st_mode)) sockets.push_back(fd);
-  }
-  return !sockets.empty() && ::shutdown(sockets[random() % sockets.size()], SHUT_RDWR) == 0;
-}
-
 int work(bool replicated, long pushes, long kills) {
   ps::ClientOptions options;
   options.worker = role_number();
   options.workers = num_workers();
   for (int i = 0; i < num_servers(); ++i) options.servers.push_back(name_of(i));
   ps::Client client = ps::Client::connect(options);
-  ps::TableOptions of_counters;
-  of_counters.dim = 1;
-  of_counters.optimizer = ps::optim::Sgd{.lr = 1};
-  of_counters.consistency = ps::Consistency::async();
-  ps::Table table = client.table("counters", of_counters);
+  ps::Table table = client.table("counters", ps::testing::counters(ps::Consistency::async()));
   std::atomic<long> pushed{0};
   std::thread killer;
   if (options.worker == 0)
@@ -153,7 +139,7 @@ int work(bool replicated, long pushes, long kills) {
   const auto began = std::chrono::steady_clock::now();
   const auto push = [&](long i) {
     under_way.push_back(table.push(std::vector<std::uint64_t>{static_cast<std::uint64_t>(i) % kCounters}, one));
-    if (random() % 100 == 0 && break_a_connection(random)) ++broken;
+    if (random() % 100 == 0 && ps::testing::break_a_connection(random)) ++broken;
     if (under_way.size() == kUnderWay) {
       under_way.front().wait();
       under_way.pop_front();

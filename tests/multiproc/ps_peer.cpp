@@ -6,11 +6,11 @@
 // A worker pushes 1 to each of 60 counters in every clock, in three pushes; with RESETS, a thread breaks its
 // connections again and again. At the end it waits for the others and prints the counters' least and most.
 // One that watches pushes to a counter of each server, from a thread each, and prints how long the longest push took.
+#include "ps/testing_counters.h"
+
 #include <cohort/error.h>
 #include <cohort/ps.h>
 
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,12 +40,7 @@ void break_connections(const std::atomic<bool>& ended) {
   std::mt19937 random(std::random_device{}());
   while (!ended) {
     ::usleep(20'000);
-    std::vector<int> sockets;
-    for (int fd = 3; fd < 256; ++fd) {
-      struct stat what {};
-      if (::fstat(fd, &what) == 0 && S_ISSOCK(what.st_mode)) sockets.push_back(fd);
-    }
-    if (!sockets.empty()) ::shutdown(sockets[random() % sockets.size()], SHUT_RDWR);
+    ps::testing::break_a_connection(random);
   }
 }
 
@@ -58,11 +53,8 @@ int work(int argc, char** argv) {
   const bool resets = std::atoi(argv[6]) != 0;
   options.servers.assign(argv + 7, argv + argc);
   ps::Client client = ps::Client::connect(options);
-  ps::TableOptions of_counters;
-  of_counters.dim = 1;
-  of_counters.optimizer = ps::optim::Sgd{.lr = 1};
-  of_counters.consistency = sync ? ps::Consistency::sync() : ps::Consistency::async();
-  ps::Table table = client.table("counters", of_counters);
+  const auto consistency = sync ? ps::Consistency::sync() : ps::Consistency::async();
+  ps::Table table = client.table("counters", ps::testing::counters(consistency));
   std::vector<std::uint64_t> keys(60);
   for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
   const std::vector<float> ones(20, -1);
@@ -97,11 +89,7 @@ int watch(int argc, char** argv) {
   ps::ClientOptions options;
   options.servers.assign(argv + 3, argv + argc);
   ps::Client client = ps::Client::connect(options);
-  ps::TableOptions of_counters;
-  of_counters.dim = 1;
-  of_counters.optimizer = ps::optim::Sgd{.lr = 1};
-  of_counters.consistency = ps::Consistency::async();
-  ps::Table table = client.table("counters", of_counters);
+  ps::Table table = client.table("counters", ps::testing::counters(ps::Consistency::async()));
   const std::size_t servers = options.servers.size();
   // A key of each: the one that adds a row there.
   std::vector<std::uint64_t> keys(servers, 0);
