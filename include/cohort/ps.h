@@ -30,7 +30,7 @@ struct ServerOptions {
   /// the host, or the control group, has left when the server starts.
   std::size_t memory = 0;
   /// So long after its connection has ended a worker is taken for lost: the others do not wait for it any more, and of
-  /// its pushes those of ended clocks count.
+  /// its pushes those of ended clocks count. Above 0.
   std::chrono::milliseconds patience = std::chrono::seconds(3);
   /// A file in which every change is noted before it is made. A server that is started again with it goes on where the
   /// one that was killed had been. Empty: none.
@@ -145,7 +145,8 @@ class Table {
   /// Both. What is read has the push in it in Mode::Async only; in the others pushes take effect with `Client::clock`.
   Work push_pull(std::span<const std::uint64_t> keys, std::span<const float> gradients, std::span<float> rows,
                  const PushOptions& options = {});
-  /// Rows as given, at once whatever the consistency. Of a key that stands several times the last one counts.
+  /// Rows as given, at once whatever the consistency. Of a key that stands several times the last one counts. Throws
+  /// NonFinite as `push`.
   Work assign(std::span<const std::uint64_t> keys, std::span<const float> rows);
   /// Rows that are as if they had never been, at once whatever the consistency.
   Work erase(std::span<const std::uint64_t> keys);
@@ -218,6 +219,7 @@ class Client {
   /// other options).
   std::int64_t restore(const std::string& folder);
   /// The others do not wait for this worker any more. Pushes after the last `clock` are dropped, but in Mode::Async.
+  /// All later calls but this one, of its tables and variables too, throw InvalidArgument.
   void leave();
 
  private:

@@ -580,11 +580,11 @@ def named_records_take() -> list[tuple[str, str, float, float, float, str]]: ...
 class PsSgd:
     def __init__(
         self,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        weight_decay: float,
+        nesterov: bool,
     ) -> None: ...
     @property
     def lr(self) -> float: ...
@@ -592,27 +592,27 @@ class PsSgd:
 class PsAdagrad:
     def __init__(
         self,
-        lr: float = 1e-2,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
+        lr: float,
+        lr_decay: float,
+        weight_decay: float,
+        initial_accumulator_value: float,
+        eps: float,
     ) -> None: ...
     @property
     def lr(self) -> float: ...
 
 class PsRowAdagrad:
-    def __init__(self, lr: float = 1e-2, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> None: ...
+    def __init__(self, lr: float, initial_accumulator_value: float, eps: float) -> None: ...
     @property
     def lr(self) -> float: ...
 
 class PsAdam:
     def __init__(
         self,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
     ) -> None: ...
     @property
     def lr(self) -> float: ...
@@ -620,16 +620,16 @@ class PsAdam:
 class PsAdamW:
     def __init__(
         self,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
     ) -> None: ...
     @property
     def lr(self) -> float: ...
 
 class PsFtrl:
-    def __init__(self, lr: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> None: ...
+    def __init__(self, lr: float, beta: float, l1: float, l2: float) -> None: ...
     @property
     def lr(self) -> float: ...
 

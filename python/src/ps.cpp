@@ -34,10 +34,12 @@ std::span<const std::uint64_t> keys_of(const Array& array, const char* operation
   return {static_cast<const std::uint64_t*>(buffer.data), static_cast<std::size_t>(buffer.count)};
 }
 
-std::span<float> floats_of(const Array& array, const char* operation) {
+std::span<float> floats_of(const Array& array, const Role& role) {
   const Buffer buffer = array.buffer();
-  if (buffer.dtype != DType::Float32)
-    refuse(operation, "rows have to be float32, and these are " + std::string(to_string(buffer.dtype)));
+  if (buffer.dtype != DType::Float32) {
+    refuse(role.operation,
+           std::string(role.name) + ": an array of " + std::string(to_string(buffer.dtype)) + " -- float32 is wanted");
+  }
   return {static_cast<float*>(buffer.data), static_cast<std::size_t>(buffer.count)};
 }
 
@@ -82,7 +84,7 @@ PyPsWork table_pull(ps::Table& table, const py::object& keys, const py::object& 
   const Array wanted(keys, Access::Read, {"pull", "keys"});
   auto rows = std::make_shared<Array>(out, Access::Write, Role{"pull", "out"});
   const auto from = keys_of(wanted, "pull");
-  const auto to = floats_of(*rows, "pull");
+  const auto to = floats_of(*rows, {"pull", "out"});
   std::optional<ps::Work> work;
   {
     const py::gil_scoped_release release;
@@ -94,7 +96,7 @@ PyPsWork table_pull(ps::Table& table, const py::object& keys, const py::object& 
 PyPsWork table_push(ps::Table& table, const py::object& keys, const py::object& gradients, std::optional<double> lr) {
   const Array wanted(keys, Access::Read, {"push", "keys"}), rows(gradients, Access::Read, {"push", "gradients"});
   const auto to = keys_of(wanted, "push");
-  const auto from = floats_of(rows, "push");
+  const auto from = floats_of(rows, {"push", "gradients"});
   std::optional<ps::Work> work;
   {
     const py::gil_scoped_release release;
@@ -109,8 +111,8 @@ PyPsWork table_push_pull(ps::Table& table, const py::object& keys, const py::obj
       rows(gradients, Access::Read, {"push_pull", "gradients"});
   auto read = std::make_shared<Array>(out, Access::Write, Role{"push_pull", "out"});
   const auto named = keys_of(wanted, "push_pull");
-  const auto from = floats_of(rows, "push_pull");
-  const auto to = floats_of(*read, "push_pull");
+  const auto from = floats_of(rows, {"push_pull", "gradients"});
+  const auto to = floats_of(*read, {"push_pull", "out"});
   std::optional<ps::Work> work;
   {
     const py::gil_scoped_release release;
@@ -122,7 +124,7 @@ PyPsWork table_push_pull(ps::Table& table, const py::object& keys, const py::obj
 PyPsWork table_assign(ps::Table& table, const py::object& keys, const py::object& values) {
   const Array wanted(keys, Access::Read, {"assign", "keys"}), rows(values, Access::Read, {"assign", "rows"});
   const auto to = keys_of(wanted, "assign");
-  const auto from = floats_of(rows, "assign");
+  const auto from = floats_of(rows, {"assign", "rows"});
   std::optional<ps::Work> work;
   {
     const py::gil_scoped_release release;
@@ -161,7 +163,7 @@ py::dict table_stats(ps::Table& table) {
 
 PyPsWork variable_pull(ps::Variable& variable, const py::object& out) {
   auto values = std::make_shared<Array>(out, Access::Write, Role{"pull", "out"});
-  const auto to = floats_of(*values, "pull");
+  const auto to = floats_of(*values, {"pull", "out"});
   std::optional<ps::Work> work;
   {
     const py::gil_scoped_release release;
@@ -172,7 +174,7 @@ PyPsWork variable_pull(ps::Variable& variable, const py::object& out) {
 
 PyPsWork variable_push(ps::Variable& variable, const py::object& gradients, std::optional<double> lr) {
   const Array rows(gradients, Access::Read, {"push", "gradients"});
-  const auto from = floats_of(rows, "push");
+  const auto from = floats_of(rows, {"push", "gradients"});
   std::optional<ps::Work> work;
   {
     const py::gil_scoped_release release;
@@ -185,8 +187,8 @@ PyPsWork variable_push_pull(ps::Variable& variable, const py::object& gradients,
                             std::optional<double> lr) {
   const Array rows(gradients, Access::Read, {"push_pull", "gradients"});
   auto values = std::make_shared<Array>(out, Access::Write, Role{"push_pull", "out"});
-  const auto from = floats_of(rows, "push_pull");
-  const auto to = floats_of(*values, "push_pull");
+  const auto from = floats_of(rows, {"push_pull", "gradients"});
+  const auto to = floats_of(*values, {"push_pull", "out"});
   std::optional<ps::Work> work;
   {
     const py::gil_scoped_release release;
@@ -197,7 +199,7 @@ PyPsWork variable_push_pull(ps::Variable& variable, const py::object& gradients,
 
 PyPsWork variable_assign(ps::Variable& variable, const py::object& values) {
   const Array rows(values, Access::Read, {"assign", "values"});
-  const auto from = floats_of(rows, "assign");
+  const auto from = floats_of(rows, {"assign", "values"});
   std::optional<ps::Work> work;
   {
     const py::gil_scoped_release release;
@@ -253,41 +255,38 @@ void bind_options(py::module_& module) {
       .def(py::init([](double lr, double momentum, double dampening, double weight_decay, bool nesterov) {
              return optim::Sgd{lr, momentum, dampening, weight_decay, nesterov};
            }),
-           py::arg("lr") = 1e-3, py::arg("momentum") = 0.0, py::arg("dampening") = 0.0, py::arg("weight_decay") = 0.0,
-           py::arg("nesterov") = false)
+           py::arg("lr"), py::arg("momentum"), py::arg("dampening"), py::arg("weight_decay"), py::arg("nesterov"))
       .def_readonly("lr", &optim::Sgd::lr);
   py::class_<optim::Adagrad>(module, "PsAdagrad")
       .def(py::init([](double lr, double lr_decay, double weight_decay, double initial, double eps) {
              return optim::Adagrad{lr, lr_decay, weight_decay, initial, eps};
            }),
-           py::arg("lr") = 1e-2, py::arg("lr_decay") = 0.0, py::arg("weight_decay") = 0.0,
-           py::arg("initial_accumulator_value") = 0.0, py::arg("eps") = 1e-10)
+           py::arg("lr"), py::arg("lr_decay"), py::arg("weight_decay"), py::arg("initial_accumulator_value"),
+           py::arg("eps"))
       .def_readonly("lr", &optim::Adagrad::lr);
   py::class_<optim::RowAdagrad>(module, "PsRowAdagrad")
       .def(py::init([](double lr, double initial, double eps) {
              return optim::RowAdagrad{lr, initial, eps};
            }),
-           py::arg("lr") = 1e-2, py::arg("initial_accumulator_value") = 0.0, py::arg("eps") = 1e-10)
+           py::arg("lr"), py::arg("initial_accumulator_value"), py::arg("eps"))
       .def_readonly("lr", &optim::RowAdagrad::lr);
   py::class_<optim::Adam>(module, "PsAdam")
       .def(py::init([](double lr, std::pair<double, double> betas, double eps, double weight_decay) {
              return optim::Adam{lr, betas.first, betas.second, eps, weight_decay};
            }),
-           py::arg("lr") = 1e-3, py::arg("betas") = std::pair(0.9, 0.999), py::arg("eps") = 1e-8,
-           py::arg("weight_decay") = 0.0)
+           py::arg("lr"), py::arg("betas"), py::arg("eps"), py::arg("weight_decay"))
       .def_readonly("lr", &optim::Adam::lr);
   py::class_<optim::AdamW>(module, "PsAdamW")
       .def(py::init([](double lr, std::pair<double, double> betas, double eps, double weight_decay) {
              return optim::AdamW{lr, betas.first, betas.second, eps, weight_decay};
            }),
-           py::arg("lr") = 1e-3, py::arg("betas") = std::pair(0.9, 0.999), py::arg("eps") = 1e-8,
-           py::arg("weight_decay") = 1e-2)
+           py::arg("lr"), py::arg("betas"), py::arg("eps"), py::arg("weight_decay"))
       .def_readonly("lr", &optim::AdamW::lr);
   py::class_<optim::Ftrl>(module, "PsFtrl")
       .def(py::init([](double lr, double beta, double l1, double l2) {
              return optim::Ftrl{lr, beta, l1, l2};
            }),
-           py::arg("lr") = 0.1, py::arg("beta") = 1.0, py::arg("l1") = 0.0, py::arg("l2") = 0.0)
+           py::arg("lr"), py::arg("beta"), py::arg("l1"), py::arg("l2"))
       .def_readonly("lr", &optim::Ftrl::lr);
   py::class_<ps::Initializer>(module, "PsInitializer")
       .def_static("constant", &ps::Initializer::constant, py::arg("value"))

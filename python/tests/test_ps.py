@@ -107,8 +107,10 @@ class Arrays(Case):
             table = client.table("t", 2)
             with self.assertRaisesRegex(InvalidArgument, "keys have to be int64 or uint64"):
                 table.pull(numpy.zeros(3, numpy.int32))
-            with self.assertRaisesRegex(InvalidArgument, "rows have to be float32"):
+            with self.assertRaisesRegex(InvalidArgument, "push: gradients: an array of float64 -- float32 is wanted"):
                 table.push([1], numpy.zeros((1, 2)))
+            with self.assertRaisesRegex(NonFinite, "the row of key 7 is nan"):
+                table.assign([7], numpy.full((1, 2), numpy.nan, numpy.float32))
             with self.assertRaisesRegex(InvalidArgument, "1 keys need 2 floats"):
                 table.push([1], numpy.zeros(3, numpy.float32))
             with self.assertRaisesRegex(NonFinite, "gradient of key 7 is nan"):
@@ -127,6 +129,60 @@ class Arrays(Case):
                 client.table("u", 3, victim="any")
             with self.assertRaisesRegex(InvalidArgument, "beta1"):
                 client.table("u", 3, optimizer=ps.Adam(betas=(1.0, 0.9)))
+
+    def test_options_of_a_wrong_type_are_named(self):
+        with self.connect() as client:
+            table = client.table("t", 2)
+
+            def make(**options):
+                return lambda: client.table("u", 2, **options)
+
+            for call, said in [
+                (make(optimizer=ps.Sgd), "table 'u': optimizer is the class Sgd -- pass an instance of it: Sgd"),
+                (make(optimizer="sgd"), "optimizer is 'sgd' -- servers step by those of cohort.ps: pass Sgd"),
+                (make(consistency=ps.Async), "consistency is the function Async -- call it: Async()"),
+                (make(consistency="bounded"), "consistency is 'bounded' -- pass Sync(), Bounded(2) or Async()"),
+                (make(initializer="normal"), "initializer is 'normal' -- pass a number, constant"),
+                (make(initializer=ps.normal), "initializer is the function normal"),
+                (make(admission="3"), "admission is '3' -- pass an integer from 1 on"),
+                (make(max_age=1.5), "max_age is 1.5 -- pass an integer"),
+                (make(seed=-1), "seed is -1 -- pass an integer from 0 to"),
+                (lambda: client.table("u", "2"), "dim is '2' -- pass an integer from 1 on"),
+                (lambda: client.table(3, 2), "table: name is 3 -- pass a text"),
+                (lambda: client.variable("v", None), "variable 'v': shape is None -- pass the array's lengths"),
+                (lambda: client.variable("v", (-2, -3)), "shape.0. is -2 -- pass an integer from 0 on"),
+                (lambda: client.variable("v", 3, initial="x"), "initial is 'x' -- pass a number"),
+                (lambda: table.pull(7), "pull: keys is 7 -- pass a list of integers, .*: .7."),
+                (lambda: table.erase(None), "erase: keys is None -- pass a list"),
+                (lambda: table.push([7], numpy.zeros((1, 2), numpy.float32), lr="1"), "push: lr is '1' -- pass a number"),
+                (lambda: ps.Sgd("0.1"), "Sgd: lr is '0.1' -- pass a number"),
+                (lambda: ps.Adam(betas=0.9), "Adam: betas is 0.9 -- pass two numbers"),
+                (lambda: ps.Bounded(-1), "Bounded: staleness is -1 -- pass an integer from 0 on"),
+                (lambda: ps.uniform("a", 1), "uniform: low is 'a' -- pass a number"),
+                (lambda: ps.Server(4711), "Server: endpoint is 4711 -- pass"),
+                (lambda: ps.Server(next(NAMES), memory="6GB"), "memory is '6GB' -- pass bytes, or a text such as"),
+                (lambda: ps.Server(next(NAMES), memory=-1), "memory is -1 -- pass bytes"),
+                (lambda: ps.Server(next(NAMES), patience=-1), "patience is -1 -- pass seconds"),
+                (lambda: ps.Server(next(NAMES), replicas=2), "replicas is 2 -- pass an integer from 0 to 1"),
+                (lambda: ps.Server(next(NAMES), replicas=1), "leave replicas out, or start servers by `cohort run"),
+                (lambda: ps.connect(self.servers, 0, 1), "servers.0. is a cohort.ps.Server -- pass an endpoint.*endpoint"),
+                (lambda: ps.connect([]), "servers is .. -- pass the servers' endpoints"),
+                (lambda: ps.connect(["@a"], "0", 1), "connect: worker is '0' -- pass an integer"),
+                (lambda: ps.connect(["@a"], 0, 1, timeout=None), "timeout is None -- pass a number"),
+                (lambda: ps.connect(["@a"], 0, 1, connect_timeout=float("nan")), "connect_timeout is nan -- pass seconds"),
+                (lambda: client.snapshot(3), "snapshot: folder is 3 -- pass a path"),
+                (lambda: ps.ClusterCoordinator(3), "ClusterCoordinator: client is 3 -- pass worker 0's"),
+            ]:
+                with self.subTest(said), self.assertRaisesRegex(InvalidArgument, said.replace("()", r"\(\)").replace("(2)", r"\(2\)")):
+                    call()
+
+    def test_texts_stand_for_options_where_they_say_all(self):
+        with ps.Server(next(NAMES), memory="500M") as server, ps.connect(server.endpoint, 0, 1) as client:
+            self.assertFalse(client.table("t", 2, consistency="async").adds_workers)
+            self.assertTrue(client.table("u", numpy.int64(2), consistency="sync").adds_workers)
+            self.assertEqual(client.variable("v", numpy.int64(3)).shape, (3,))
+        with self.assertRaisesRegex(InvalidArgument, "worker 0 has left the servers -- connect anew"):
+            client.clock()
 
     def test_who_holds_the_others_up_is_named(self):
         with self.connect(0, 2), self.connect(1, 2, timeout=0.6) as client:

@@ -147,6 +147,21 @@ class Steps(Case):
             make(self.dense, [])
         with self.assertRaisesRegex(InvalidArgument, "Linear is no Embedding"):
             make(self.dense, [self.linear])
+        with self.assertRaisesRegex(InvalidArgument, "tables is a .*Embedding -- pass a list of modules"):
+            make(self.dense, self.embedding)
+        with self.assertRaisesRegex(InvalidArgument, "dense is a .*Linear -- pass the dense part's optimizer"):
+            make(self.linear, [self.embedding])
+        with self.assertRaisesRegex(InvalidArgument, "CheckpointFolder: client is 'folder' -- pass this rank's"):
+            self.modules.CheckpointFolder(self.client, "folder")
+        for module in (self.modules.Embedding, self.modules.EmbeddingBag):
+            with self.assertRaisesRegex(InvalidArgument, f"{module.__name__}: table is 10 -- pass a table.*client.table"):
+                module(10, "mean")
+        with self.assertRaisesRegex(InvalidArgument, "padding_idx is 'a' -- pass an integer"):
+            self.modules.Embedding(self.table, "a")
+        with self.assertRaisesRegex(InvalidArgument, "mode is 'median' -- pass \"sum\", \"mean\" or \"max\""):
+            self.modules.EmbeddingBag(self.table, "median")
+        with self.assertRaisesRegex(TypeError, "Embedding: ids are .1, 2. -- pass a tensor of int32 or int64"):
+            self.embedding([1, 2])
         with self.assertRaisesRegex(InvalidArgument, "LBFGS"):
             make(torch.optim.LBFGS(self.linear.parameters()), [self.embedding])
         optimizer = make(self.dense, [self.embedding])
@@ -224,6 +239,19 @@ class Dense(Case):
                 optimizer.step()
         torch.testing.assert_close(self.linear.weight, self.local_linear.weight)
         torch.testing.assert_close(self.linear.bias, self.local_linear.bias)
+
+    def test_what_it_is_made_without_is_named(self):
+        make, named = self.modules.DistributedOptimizer, self.linear.named_parameters
+        for call, said in [
+            (lambda: make(self.linear.parameters()), "client is a generator -- pass this worker's first"),
+            (lambda: make(self.client), "named_parameters is None -- pass module.named_parameters"),
+            (lambda: make(self.client, self.linear), "named_parameters is a .*Linear -- pass module.named_parameters"),
+            (lambda: make(self.client, self.linear.parameters()), "has a .*Parameter, and not pairs of a name and a parameter"),
+            (lambda: make(self.client, named(), optimizer=torch.optim.SGD), "optimizer is the class SGD -- servers step by"),
+            (lambda: make(self.client, named(), consistency=3), "consistency is 3 -- pass Sync"),
+        ]:
+            with self.subTest(said), self.assertRaisesRegex(InvalidArgument, said):
+                call()
 
 
 PROGRAM = """

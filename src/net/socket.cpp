@@ -108,8 +108,9 @@ Result<sys::UniqueFd> listen_on(const Endpoint& endpoint) {
   if (error_number == EADDRINUSE) {
     const std::string holder = describe_holder(endpoint);
     return fail_system(error_number, ErrorCode::Unavailable,
-                       "cannot listen at {}: {}{}{} -- choose another port, or end that process", to_string(endpoint),
-                       errno_text(error_number), holder.empty() ? "" : "; held by ", holder);
+                       "cannot listen at {}: {}{}{} -- choose another {}, or end that process", to_string(endpoint),
+                       errno_text(error_number), holder.empty() ? "" : "; held by ", holder,
+                       endpoint.is_unix() ? "name" : "port");
   }
   if (error_number == EADDRNOTAVAIL) {
     return fail_system(error_number, ErrorCode::Unavailable,

@@ -44,6 +44,11 @@ Client::Impl::~Impl() {
   stop_keeping();
 }
 
+void Client::Impl::demand_here(const char* what) const {
+  if (left)
+    raise(ErrorCode::InvalidArgument, "{}: worker {} has left the servers -- connect anew", what, options.worker);
+}
+
 void Client::Impl::stop_keeping() {
   if (!keeper.joinable()) return;
   {
@@ -121,6 +126,7 @@ namespace {
 
 std::shared_ptr<Table::Impl> open(const std::shared_ptr<Client::Impl>& client, std::string_view name,
                                   const TableOptions& options, std::int64_t elements) {
+  client->demand_here(elements == 0 ? "table" : "variable");
   if (auto ok = check(options); !ok) raise(ErrorCode::InvalidArgument, "table \"{}\": {}", name, ok.error().what());
   auto table = std::make_shared<Table::Impl>();
   table->client = client;
@@ -165,6 +171,7 @@ Variable Client::variable(std::string_view name, const VariableOptions& options)
 }
 
 std::int64_t Client::clock() {
+  impl_->demand_here("clock");
   for (Link& link : impl_->links) link.drain();
   std::vector<Link::RequestPtr> told;
   for (Link& link : impl_->links) {
@@ -177,11 +184,13 @@ std::int64_t Client::clock() {
 }
 
 void Client::barrier() {
+  impl_->demand_here("barrier");
   Link& link = impl_->links.front();
   link.finish(link.send(Method::Barrier, pack(Barrier{++impl_->barrier, link.patience_ms()})));
 }
 
 std::string Client::snapshot(const std::string& folder) {
+  impl_->demand_here("snapshot");
   auto writer = value_or_throw(formats::CheckpointWriter::open(std::filesystem::absolute(folder).string()));
   formats::Manifest manifest;
   manifest.generation = writer.newest() + 1;
@@ -226,6 +235,7 @@ const formats::StoredCheckpoint& newest_undamaged(const std::vector<formats::Sto
 }  // namespace
 
 std::int64_t Client::restore(const std::string& folder) {
+  impl_->demand_here("restore");
   const auto list = value_or_throw(formats::list_checkpoints(std::filesystem::absolute(folder).string()));
   if (list.sound.empty()) {
     raise(ErrorCode::Unavailable, "restore from {}: there is no whole snapshot{}", folder,
@@ -251,7 +261,7 @@ std::int64_t Client::restore(const std::string& folder) {
 }
 
 void Client::leave() {
-  if (std::exchange(impl_->left, true)) return;
+  if (impl_->left.exchange(true)) return;
   for (Link& link : impl_->links) link.drain();
   impl_->stop_keeping();
   std::optional<Error> failed;

@@ -30,7 +30,7 @@ struct Client::Impl {
   std::deque<Link> links;
   std::atomic<std::int64_t> clock{0};
   std::uint64_t barrier = 0;
-  bool left = false;
+  std::atomic<bool> left{false};
 
   // Connections that break while nobody asks anything are made again, since servers take who is not connected for lost.
   std::mutex mutex;
@@ -41,6 +41,8 @@ struct Client::Impl {
 
   ~Impl();
   void keep();
+  /// Throws InvalidArgument once it has left: servers take it for gone, and what they answered would be of that.
+  void demand_here(const char* what) const;
   /// Servers end when all workers have left: connections that they close then are not to be made again.
   void stop_keeping();
 };

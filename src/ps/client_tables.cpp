@@ -46,6 +46,7 @@ Work Table::erase(std::span<const std::uint64_t> keys) {
 }
 
 TableStats Table::stats() {
+  impl_->client->demand_here("stats");
   std::vector<Link::RequestPtr> asked;
   for (std::size_t i = 0; i < impl_->numbers.size(); ++i)
     asked.push_back(impl_->client->links[i].send(Method::Stats, pack(Stats{impl_->numbers[i]})));

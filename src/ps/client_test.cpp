@@ -138,8 +138,57 @@ TEST(Client, WhatIsNotFiniteIsNamedAndNothingIsSent) {
     const Error error = error_of([&] { (void)table.push(Keys{4, 77}, Floats{1, 1, 1, bad}); });
     EXPECT_EQ(error.code(), ErrorCode::NonFinite);
     EXPECT_TRUE(contains(error, "the gradient of key 77"));
+    const Error assigned = error_of([&] { (void)table.assign(Keys{4, 77}, Floats{1, 1, 1, bad}); });
+    EXPECT_EQ(assigned.code(), ErrorCode::NonFinite);
+    EXPECT_TRUE(contains(assigned, "assign to table \"t\": the row of key 77"));
   }
   EXPECT_EQ(pull(table, {4, 77}), Floats(4));
+  VariableOptions options;
+  options.elements = 20000;  // of two rows
+  Variable variable = client.variable("v", options);
+  Floats values(20000);
+  values[17000] = INFINITY;
+  EXPECT_TRUE(contains(error_of([&] { (void)variable.push(values); }), "variable \"v\": element 17000 is inf"));
+  EXPECT_TRUE(contains(error_of([&] { (void)variable.assign(values); }), "variable \"v\": element 17000 is inf"));
+}
+
+TEST(Client, WhoHasLeftAsksNothingAnyMore) {
+  const Servers servers(2);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::async()));
+  Variable variable = client.variable("v", {4, 0, optim::Sgd{}, Consistency::async()});
+  client.leave();
+  client.leave();
+  Floats row(1), values(4);
+  const auto refused = [](const std::function<void()>& call) {
+    const Error error = error_of(call);
+    EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+    EXPECT_TRUE(contains(error, "worker 0 has left the servers"));
+  };
+  refused([&] { (void)table.pull(Keys{1}, row); });
+  refused([&] { (void)table.push(Keys{1}, row); });
+  refused([&] { (void)table.assign(Keys{1}, row); });
+  refused([&] { (void)table.erase(Keys{1}); });
+  refused([&] { (void)table.stats(); });
+  refused([&] { (void)variable.pull(values); });
+  refused([&] { (void)client.table("u", counters(Consistency::async())); });
+  refused([&] { (void)client.clock(); });
+  refused([&] { client.barrier(); });
+  refused([&] { (void)client.snapshot("nowhere"); });
+  refused([&] { (void)client.restore("nowhere"); });
+}
+
+TEST(Client, AServerRefusesOptionsThatMeanNothing) {
+  ServerOptions options;
+  options.endpoint = unused_name();
+  options.patience = std::chrono::milliseconds(-1);
+  EXPECT_TRUE(contains(error_of([&] { const Server server(options); }), "a patience of -1 ms"));
+  options.patience = std::chrono::seconds(3);
+  options.replicas = 1;
+  EXPECT_TRUE(contains(error_of([&] { const Server server(options); }), "leave replicas out"));
+  options.replicas = {};
+  const Server server(options);
+  EXPECT_TRUE(contains(error_of([&] { const Server second(options); }), "choose another name"));
 }
 
 TEST(Client, OptionsThatDifferAreRefusedNamingBoth) {

@@ -30,6 +30,10 @@ Result<net::Endpoint> parse_endpoint(const std::string& text) {
     endpoint.unix_name = text.substr(1);
     return endpoint;
   }
+  if (!text.empty() && text.front() == '@') {
+    return fail(ErrorCode::InvalidArgument, "'{}' is no endpoint: a name on this host has 1 to 100 letters after the @",
+                text);
+  }
   auto address = net::parse_address(text);
   if (!address) return tl::unexpected(address.error());
   endpoint.tcp = *std::move(address);

@@ -112,6 +112,7 @@ Requests::Requests(Table::Impl& table) : table_(table), state_(std::make_unique<
 }
 
 void Requests::pull(std::span<const std::uint64_t> keys, std::span<float> rows) {
+  table_.client->demand_here("pull");
   demand_rows("pull", keys.size(), rows.size());
   std::vector<std::uint64_t> unique;
   state_->unique_of.resize(keys.size());
@@ -138,23 +139,19 @@ void Requests::pull(std::span<const std::uint64_t> keys, std::span<float> rows) 
 }
 
 void Requests::push(std::span<const std::uint64_t> keys, std::span<const float> gradients, std::optional<double> lr) {
+  table_.client->demand_here("push");
   demand_rows("push", keys.size(), gradients.size());
   if (lr && !(*lr >= 0 && std::isfinite(*lr))) raise(ErrorCode::InvalidArgument, "push: a learning rate of {}", *lr);
   const std::lock_guard lock(table_.mutex);
   table_.sum.begin(table_.dim());
   for (std::size_t i = 0; i < keys.size(); ++i) table_.sum.add(keys[i], gradients.data() + i * table_.dim());
   const float* sums = table_.sum.sums();
-  for (std::size_t at = 0; at < table_.sum.size() * table_.dim(); ++at) {
-    if (std::isfinite(sums[at])) continue;
-    raise(ErrorCode::NonFinite,
-          "push to table \"{}\": the gradient of key {} is {} at element {} -- worker {} at clock {}; nothing was sent",
-          table_.name, table_.sum.keys()[at / table_.dim()], sums[at], at % table_.dim(), table_.client->options.worker,
-          state_->clock);
-  }
+  demand_finite("push", "gradient", sums);
   change(Method::Push, table_.sum.keys(), sums, lr);
 }
 
 void Requests::assign(std::span<const std::uint64_t> keys, std::span<const float> rows) {
+  table_.client->demand_here("assign");
   demand_rows("assign", keys.size(), rows.size());
   const std::lock_guard lock(table_.mutex);
   table_.sum.begin(0);
@@ -164,10 +161,12 @@ void Requests::assign(std::span<const std::uint64_t> keys, std::span<const float
     last.resize(std::max(last.size(), at + table_.dim()));
     std::copy_n(rows.data() + i * table_.dim(), table_.dim(), last.data() + at);
   }
+  demand_finite("assign", "row", last.data());
   change(Method::Assign, table_.sum.keys(), last.data(), std::nullopt);
 }
 
 void Requests::erase(std::span<const std::uint64_t> keys) {
+  table_.client->demand_here("erase");
   const std::lock_guard lock(table_.mutex);
   table_.sum.begin(0);
   for (const std::uint64_t key : keys) table_.sum.place_of(key);
@@ -178,6 +177,21 @@ void Requests::demand_rows(const char* what, std::size_t keys, std::size_t float
   if (floats == keys * table_.dim()) return;
   raise(ErrorCode::InvalidArgument, "{} of table \"{}\": {} keys need {} floats, rows of {}, and these are {}", what,
         table_.name, keys, keys * table_.dim(), table_.dim(), floats);
+}
+
+void Requests::demand_finite(const char* what, const char* noun, const float* rows) const {
+  const std::size_t floats = table_.sum.size() * table_.dim();
+  const float* const found = std::find_if_not(rows, rows + floats, [](float value) { return std::isfinite(value); });
+  if (found == rows + floats) return;
+  const auto at = static_cast<std::size_t>(found - rows);
+  const std::uint64_t key = table_.sum.keys()[at / table_.dim()];
+  const std::size_t element = at % table_.dim();
+  const std::string which =
+      table_.elements == 0
+          ? fmt::format("table \"{}\": the {} of key {} is {} at element {}", table_.name, noun, key, *found, element)
+          : fmt::format("variable \"{}\": element {} is {}", table_.name, key * table_.dim() + element, *found);
+  raise(ErrorCode::NonFinite, "{} to {} -- worker {} at clock {}; nothing was sent", what, which,
+        table_.client->options.worker, state_->clock);
 }
 
 std::vector<Part> Requests::parts(const std::vector<std::uint64_t>& unique, std::size_t bytes) const {

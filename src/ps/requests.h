@@ -64,6 +64,8 @@ class Requests {
 
  private:
   void demand_rows(const char* what, std::size_t keys, std::size_t floats) const;
+  /// `rows` of the unique keys of the table's sum. "push", "gradient".
+  void demand_finite(const char* what, const char* noun, const float* rows) const;
   std::vector<Part> parts(const std::vector<std::uint64_t>& unique, std::size_t bytes) const;
   void change(Method method, const std::vector<std::uint64_t>& unique, const float* rows, std::optional<double> lr);
 

@@ -86,6 +86,19 @@ class Server::Impl final : RpcServer::Service {
   static const ServerOptions& checked(const ServerOptions& options) {
     if (options.replicas && (*options.replicas < 0 || *options.replicas > 1))
       raise(ErrorCode::InvalidArgument, "{} replicas -- 0 or 1", *options.replicas);
+    if (options.patience <= milliseconds(0))
+      raise(ErrorCode::InvalidArgument, "a patience of {} ms -- above 0", options.patience.count());
+    if (options.replicas.value_or(0) > 0 && !env::get(env::kStore)) {
+      raise(ErrorCode::InvalidArgument,
+            "replicas: servers find their copies through the store of `cohort run`, which has not started this process "
+            "-- leave replicas out, or start servers by `cohort run --servers N`");
+    }
+    if (options.replicas.value_or(0) > 0 && (options.servers ? *options.servers : num_servers()) < 2) {
+      raise(
+          ErrorCode::InvalidArgument,
+          "replicas: there is one server, and no other that could have its copy -- start two or more (--servers 2), or "
+          "give it a journal");
+    }
     if (replicas_of(options) > 0 && !options.journal.empty())
       raise(ErrorCode::InvalidArgument, "a journal and replicas at once are not there yet -- leave one of them out");
     return options;

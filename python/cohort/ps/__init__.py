@@ -20,6 +20,7 @@ NonFinite names the key; Mismatch means that two workers describe a table in two
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import time
@@ -29,14 +30,28 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from cohort import _core
-from cohort._core import PsAdagrad as Adagrad
-from cohort._core import PsAdam as Adam
-from cohort._core import PsAdamW as AdamW
-from cohort._core import PsFtrl as Ftrl
-from cohort._core import PsRowAdagrad as RowAdagrad
-from cohort._core import PsSgd as Sgd
 from cohort._core import server_addresses
 from cohort.errors import InvalidArgument
+from cohort.ps._checks import integer, number, path, rate, refuse, seconds, size, text
+from cohort.ps._options import (
+    Adagrad,
+    Adam,
+    AdamW,
+    Async,
+    Bounded,
+    Consistency,
+    Ftrl,
+    Optimizer,
+    RowAdagrad,
+    Sgd,
+    Sync,
+    consistency_of,
+    constant,
+    initializer_of,
+    normal,
+    optimizer_of,
+    uniform,
+)
 
 __all__ = [
     "UNBOUNDED",
@@ -66,28 +81,6 @@ __all__ = [
     "uniform",
 ]
 
-Optimizer = Union[Sgd, Adagrad, RowAdagrad, Adam, AdamW, Ftrl]
-
-constant = _core.PsInitializer.constant
-uniform = _core.PsInitializer.uniform
-normal = _core.PsInitializer.normal
-
-
-def Sync() -> _core.PsConsistency:
-    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, for any number of servers."""
-    return _core.PsConsistency.sync()
-
-
-def Bounded(staleness: int) -> _core.PsConsistency:
-    """A worker's pushes count when its clock ends; a pull waits while a worker is more than so many clocks behind."""
-    return _core.PsConsistency.bounded(staleness)
-
-
-def Async() -> _core.PsConsistency:
-    """Pushes count when they arrive, and pulls wait for nobody."""
-    return _core.PsConsistency.asynchronous()
-
-
 class Pulled(NamedTuple):
     """How old what was read is."""
 
@@ -114,7 +107,7 @@ class Work:
         return self._result
 
 
-def _keys(keys: Any) -> Any:
+def _keys(what: str, keys: Any) -> Any:
     if isinstance(keys, (list, tuple, range)):
         import numpy
 
@@ -122,7 +115,10 @@ def _keys(keys: Any) -> Any:
             given = [operator.index(key) for key in keys]
             return numpy.asarray(given, numpy.int64 if any(key < 0 for key in given) else numpy.uint64)
         except (TypeError, OverflowError):
-            raise InvalidArgument(f"keys: {keys!r:.80} -- integers are wanted, all of int64 or all of uint64") from None
+            raise InvalidArgument(f"{what}: keys: {keys!r:.80} -- integers are wanted, all of int64 or all of uint64") from None
+    if keys is None or isinstance(keys, (int, float, str, bytes, dict, set, frozenset)):
+        example = f": [{keys}]" if type(keys) is int else ""
+        refuse(what, "keys", keys, f"pass a list of integers, or an array of int64 or uint64{example}")
     return keys
 
 
@@ -131,6 +127,14 @@ def _fits(array: Any, shape: tuple[int, ...], what: str) -> None:
     given = tuple(getattr(array, "shape", ()))
     if len(given) > 1 and given != shape and not (len(shape) == 2 and given[-1] == shape[-1]):
         raise InvalidArgument(f"{what}: an array of shape {list(given)} -- {list(shape)} is wanted")
+
+
+def _lengths(what: str, shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, str) and isinstance(shape, Sequence):
+        return tuple(integer(what, f"shape[{i}]", length) for i, length in enumerate(shape))
+    if hasattr(shape, "__index__"):
+        return (integer(what, "shape", shape),)
+    refuse(what, "shape", shape, "pass the array's lengths: 8, or (2, 4)")
 
 
 def _empty(*shape: int) -> Any:
@@ -170,7 +174,7 @@ class Table:
     def pull(self, keys: Any, out: Any = None, *, async_op: bool = False) -> Any:
         """The keys' rows, in `out` or a new NumPy array [number of keys, dim]. A key without a row gives what it would
         begin as, and gets none. Waits as the table's consistency says."""
-        keys = _keys(keys)
+        keys = _keys("pull", keys)
         if out is None:
             out = _empty(_count(keys), self.dim)
         return _done(self._table.pull(keys, out), out, async_op, self._ages)
@@ -178,29 +182,29 @@ class Table:
     def push(self, keys: Any, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
         """A step of the table's optimizer by these gradients; those of a key that stands several times are added first.
         `lr` in place of the optimizer's own. Raises NonFinite, naming the key; nothing is sent then."""
-        keys = _keys(keys)
+        keys = _keys("push", keys)
         _fits(gradients, (_count(keys), self.dim), "push: gradients")
-        return _done(self._table.push(keys, gradients, lr), None, async_op)
+        return _done(self._table.push(keys, gradients, rate("push", lr)), None, async_op)
 
     def push_pull(
         self, keys: Any, gradients: Any, out: Any = None, *, lr: Optional[float] = None, async_op: bool = False
     ) -> Any:
         """Both at once. Only with Async is the push in what is read; else pushes count with `Client.clock`."""
-        keys = _keys(keys)
+        keys = _keys("push_pull", keys)
         if out is None:
             out = _empty(_count(keys), self.dim)
         _fits(gradients, (_count(keys), self.dim), "push_pull: gradients")
-        return _done(self._table.push_pull(keys, gradients, out, lr), out, async_op, self._ages)
+        return _done(self._table.push_pull(keys, gradients, out, rate("push_pull", lr)), out, async_op, self._ages)
 
     def assign(self, keys: Any, rows: Any, *, async_op: bool = False) -> Any:
-        """Rows as given, at once whatever the consistency; their optimizer begins anew."""
-        keys = _keys(keys)
+        """Rows as given, at once whatever the consistency; their optimizer begins anew. Raises NonFinite as `push`."""
+        keys = _keys("assign", keys)
         _fits(rows, (_count(keys), self.dim), "assign: rows")
         return _done(self._table.assign(keys, rows), None, async_op)
 
     def erase(self, keys: Any, *, async_op: bool = False) -> Any:
         """Rows that are as if they had never been, at once whatever the consistency."""
-        return _done(self._table.erase(_keys(keys)), None, async_op)
+        return _done(self._table.erase(_keys("erase", keys)), None, async_op)
 
     def stats(self) -> dict[str, Any]:
         """rows, bytes, created, evicted, dropped (gradients of keys not admitted), steps, rows_of_servers; and of this
@@ -223,13 +227,13 @@ class Variable:
 
     def push(self, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
         _fits(gradients, self.shape, "push: gradients")
-        return _done(self._variable.push(gradients, lr), None, async_op)
+        return _done(self._variable.push(gradients, rate("push", lr)), None, async_op)
 
     def push_pull(self, gradients: Any, out: Any = None, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
         if out is None:
             out = _empty(*self.shape)
         _fits(gradients, self.shape, "push_pull: gradients")
-        return _done(self._variable.push_pull(gradients, out, lr), out, async_op)
+        return _done(self._variable.push_pull(gradients, out, rate("push_pull", lr)), out, async_op)
 
     def assign(self, values: Any, *, async_op: bool = False) -> Any:
         _fits(values, self.shape, "assign: values")
@@ -268,7 +272,7 @@ class Client:
         *,
         optimizer: Optional[Optimizer] = None,
         initializer: Union[float, _core.PsInitializer] = 0.0,
-        consistency: Optional[_core.PsConsistency] = None,
+        consistency: Consistency = None,
         admission: int = 1,
         max_age: int = 0,
         max_rows: int = 0,
@@ -279,17 +283,26 @@ class Client:
 
         optimizer     Sgd() unless said otherwise
         initializer   of rows: a number, constant(v), uniform(low, high), normal(mean, deviation); by seed and key alone
-        consistency   Sync() unless said otherwise, Bounded(staleness), Async()
+        consistency   Sync() unless said otherwise, Bounded(staleness), Async(); "sync" and "async" do as well
         admission     a key gets its row with its so-manieth step; earlier gradients are dropped
         max_age       seconds after its last push a row is gone; 0: never
         max_rows      on each server; then the "least_recent" or "least_frequent" (victim) of 64 rows goes; 0: no bound
         """
-        if not isinstance(initializer, _core.PsInitializer):
-            initializer = constant(float(initializer))
-        optimizer = Sgd() if optimizer is None else optimizer
-        consistency = Sync() if consistency is None else consistency
+        text("table", "name", name)
+        what = f"table {name!r}"
+        optimizer = optimizer_of(what, optimizer)
+        consistency = consistency_of(what, consistency)
         made = self._client.table(
-            name, dim, initializer, optimizer, consistency, admission, max_age, max_rows, victim, seed
+            name,
+            integer(what, "dim", dim, 1),
+            initializer_of(what, initializer),
+            optimizer,
+            consistency,
+            integer(what, "admission", admission, 1),
+            integer(what, "max_age", max_age),
+            integer(what, "max_rows", max_rows),
+            text(what, "victim", victim, 'pass "least_recent" or "least_frequent"'),
+            integer(what, "seed", seed, 0, 2**64 - 1),
         )
         table = Table(made, self, name, optimizer.lr, consistency.adds_workers)
         self._tables.add(table)
@@ -302,19 +315,19 @@ class Client:
         *,
         initial: float = 0.0,
         optimizer: Optional[Optimizer] = None,
-        consistency: Optional[_core.PsConsistency] = None,
+        consistency: Consistency = None,
     ) -> Variable:
-        """The variable of this name, made by whoever comes first. RowAdagrad is refused: it is for rows."""
-        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-        elements = 1
-        for length in lengths:
-            elements *= length
+        """The variable of this name, made by whoever comes first; options as a table's. RowAdagrad is refused: it is for
+        rows."""
+        text("variable", "name", name)
+        what = f"variable {name!r}"
+        lengths = _lengths(what, shape)
         made = self._client.variable(
             name,
-            elements,
-            initial,
-            Sgd() if optimizer is None else optimizer,
-            Sync() if consistency is None else consistency,
+            math.prod(lengths),
+            number(what, "initial", initial),
+            optimizer_of(what, optimizer),
+            consistency_of(what, consistency),
         )
         return Variable(made, lengths)
 
@@ -329,15 +342,16 @@ class Client:
     def snapshot(self, folder: Union[str, os.PathLike[str]]) -> str:
         """All tables and variables as a new checkpoint in a folder that all servers see; returns the checkpoint's own.
         One worker calls it; with Sync it has exactly the clocks before this one, else call it between two barriers."""
-        return self._client.snapshot(os.fspath(folder))
+        return self._client.snapshot(path("snapshot", "folder", folder))
 
     def restore(self, folder: Union[str, os.PathLike[str]]) -> int:
         """Takes the newest whole snapshot of the folder, whatever number of servers wrote it; returns its clock. One
         worker calls it, before any pushes. Raises Unavailable where there is none, Corrupt, Mismatch."""
-        return self._client.restore(os.fspath(folder))
+        return self._client.restore(path("restore", "folder", folder))
 
     def leave(self) -> None:
-        """The others do not wait for this worker any more. Pushes after the last clock are dropped, but with Async."""
+        """The others do not wait for this worker any more. Pushes after the last clock are dropped, but with Async. All
+        later calls but this one, of its tables and variables too, raise InvalidArgument."""
         self._client.leave()
 
     def __enter__(self) -> Client:
@@ -353,8 +367,9 @@ class Server:
     endpoint      "HOST:PORT" (port 0: the system chooses), or "@NAME": for this user's processes on this host; "": a free
                   port at the address by which the job's other processes reach this host, 127.0.0.1 if all are on it
     secret_file   for TCP, as `cohort secret` writes it; the job's secret unless said otherwise
-    memory        bytes for tables and waiting pushes, beyond which pushes are refused; 0: nine tenths of what is free
-    patience      seconds until a worker without a connection is taken for lost
+    memory        bytes for tables and waiting pushes, or as text "500M" or "6G" (powers of 1024), beyond which pushes are
+                  refused; 0: nine tenths of what is free
+    patience      seconds, above 0, until a worker without a connection is taken for lost
     journal       a file of all changes: a server that is started again with it goes on where the killed one had been
     replicas      of a server of `cohort run`, the same at all: how many others have a copy of its rows and go on in its
                   place if it dies, 0 or 1, not together with a journal; None: 1 where the job goes on when a server dies
@@ -365,15 +380,21 @@ class Server:
         self,
         endpoint: str = "",
         *,
-        secret_file: str = "",
-        memory: int = 0,
+        secret_file: Union[str, os.PathLike[str]] = "",
+        memory: Union[int, str] = 0,
         patience: float = 3.0,
         journal: Union[str, os.PathLike[str]] = "",
         replicas: Optional[int] = None,
         _of_job: bool = False,
     ) -> None:
         self._server: Optional[_core.PsServer] = _core.PsServer(
-            endpoint, secret_file, memory, patience, os.fspath(journal), replicas, _of_job
+            text("Server", "endpoint", endpoint, 'pass "HOST:PORT" or "@NAME", or nothing'),
+            path("Server", "secret_file", secret_file),
+            size("Server", "memory", memory),
+            seconds("Server", "patience", patience),
+            path("Server", "journal", journal),
+            None if replicas is None else integer("Server", "replicas", replicas, 0, 1),
+            _of_job,
         )
         #: Where it listens, as `connect` wants it.
         self.endpoint: str = self._server.endpoint
@@ -404,32 +425,49 @@ def serve(endpoint: str = "", **options: Any) -> None:
 
 
 def connect(
-    servers: Optional[Sequence[str]] = None,
+    servers: Union[Sequence[str], str, None] = None,
     worker: Optional[int] = None,
     workers: Optional[int] = None,
     *,
-    secret_file: str = "",
+    secret_file: Union[str, os.PathLike[str]] = "",
     connect_timeout: float = 60.0,
     timeout: float = 60.0,
 ) -> Client:
     """Connects a worker to all servers.
 
-    servers           their endpoints, in the same order at all workers; default: those of this job, once all `serve`
+    servers           their endpoints, in the same order at all workers, or that of the only one; default: those of this
+                      job, once all `serve`
     worker, workers   this one's number and how many there are; default: `cohort.role_number`, `cohort.num_workers`
     connect_timeout   seconds for all servers to be there
     timeout           seconds of a request, connecting again included
 
     Raises Timeout, naming the server that is not there, Mismatch, InvalidArgument.
     """
+    connect_timeout = seconds("connect", "connect_timeout", connect_timeout)
     if servers is None:
         servers = server_addresses(connect_timeout)
         if not servers:
             raise InvalidArgument("connect: this job has no servers -- start it by `cohort run --servers N`, or name them")
-    if worker is None:
-        worker = _core.role_number()
-    if workers is None:
-        workers = _core.num_workers()
-    return Client(_core.PsClient(list(servers), worker, workers, secret_file, connect_timeout, timeout))
+    return Client(
+        _core.PsClient(
+            _endpoints(servers),
+            _core.role_number() if worker is None else integer("connect", "worker", worker),
+            _core.num_workers() if workers is None else integer("connect", "workers", workers, 1),
+            path("connect", "secret_file", secret_file),
+            connect_timeout,
+            seconds("connect", "timeout", timeout),
+        )
+    )
+
+
+def _endpoints(servers: Any) -> list[str]:
+    if isinstance(servers, str):
+        servers = [servers]
+    if not isinstance(servers, Sequence) or not servers:
+        refuse("connect", "servers", servers, 'pass the servers\' endpoints: ["HOST:PORT", ...], or nothing for those of this job')
+    for i, server in enumerate(servers):
+        text("connect", f"servers[{i}]", server, 'pass an endpoint, "HOST:PORT" or "@NAME": Server(...).endpoint')
+    return list(servers)
 
 
 # At the end, as it stands on the names above.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+
 from cohort import ps
+from cohort.errors import InvalidArgument
+from cohort.ps._checks import size
 
 
 def _bytes(text: str) -> int:
-    """Of "6G" or "500M": powers of 1024; without a letter bytes."""
-    scale = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:].upper(), 0)
     try:
-        return int(float(text[:-1] if scale else text) * 2**scale)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size -- say 500M, or 6G") from None
+        return size("serve", "memory", text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ from typing import Any, Optional
 import cohort.ps as ps
 from cohort import _core, _pickling
 from cohort.errors import Aborted, Error, Internal, InvalidArgument, Timeout, Unavailable
+from cohort.ps._checks import refuse
 
 UNBOUNDED = 2**40  # clocks apart: for Bounded, a table whose pushes count with the clock and that waits for nobody
 _STORE = 30.0  # seconds for the job's store, which answers at once
@@ -123,6 +124,8 @@ class ClusterCoordinator:
     def __init__(
         self, client: Optional[ps.Client] = None, *, patience: float = 10.0, worker_timeout: float = 300.0
     ) -> None:
+        if client is not None and not isinstance(client, ps.Client):
+            refuse("ClusterCoordinator", "client", client, "pass worker 0's, as ps.connect() returns it, or nothing")
         if _core.role() != "worker" or _core.role_number() != 0:
             raise InvalidArgument(f"ClusterCoordinator: worker 0 is the coordinator, and this is {_core.role()} {_core.role_number()}")
         self._workers = range(1, _core.num_workers())

@@ -17,6 +17,7 @@ from cohort._collective import agree, attempt, rank_of, share, size_of
 from cohort.checkpoint import CheckpointInfo, CheckpointSave, TrainingProgress
 from cohort.errors import Corrupt, Error, InvalidArgument
 from cohort.ps import Client
+from cohort.ps._checks import refuse
 from cohort.torch.ps._hybrid import HybridOptimizer
 
 # Of the values of a checkpoint: the folder of its tables, and their learning rates.
@@ -46,6 +47,8 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         *,
         place: str = "rank0",
     ) -> None:
+        if not isinstance(client, Client):
+            refuse("CheckpointFolder", "client", client, "pass this rank's, as ps.connect() returns it, after the folder")
         if place == "local":
             raise InvalidArgument("a CheckpointFolder with tables cannot be \"local\": all servers have to see it")
         super().__init__(folder, keep, comm, place=place)

@@ -8,7 +8,12 @@ from typing import Any, Optional
 import torch
 
 from cohort.errors import InvalidArgument
-from cohort.ps import Client, Optimizer, Variable, Work
+from cohort.ps import Client, Consistency, Optimizer, Variable, Work
+from cohort.ps._checks import refuse, shown, text
+from cohort.ps._options import consistency_of, optimizer_of
+
+
+_NAME = "DistributedOptimizer"
 
 
 class DistributedOptimizer:
@@ -17,7 +22,7 @@ class DistributedOptimizer:
     client            this worker's
     named_parameters  `module.named_parameters()`: float32, contiguous, the same names and shapes at all workers
     optimizer         of cohort.ps; Sgd() unless said otherwise
-    consistency       Sync() unless said otherwise, Bounded(staleness), Async()
+    consistency       Sync() unless said otherwise, Bounded(staleness), Async(); "sync" and "async" do as well
     prefix            of the variables' names on the servers
 
     Made by all workers. The parameters become worker 0's, or, of a training that is under way, those of the servers. With
@@ -28,23 +33,25 @@ class DistributedOptimizer:
     def __init__(
         self,
         client: Client,
-        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        named_parameters: Optional[Iterable[tuple[str, torch.nn.Parameter]]] = None,
         *,
         optimizer: Optional[Optimizer] = None,
-        consistency: Any = None,
+        consistency: Consistency = None,
         prefix: str = "",
     ) -> None:
+        if not isinstance(client, Client):
+            refuse(_NAME, "client", client, "pass this worker's first, as ps.connect() returns it, then module.named_parameters()")
+        named = _named(named_parameters)
+        optimizer = optimizer_of(_NAME, optimizer)
+        consistency = consistency_of(_NAME, consistency)
+        text(_NAME, "prefix", prefix)
         self._client = client
-        self._scale = 1 / client.workers if consistency is None or consistency.adds_workers else 1.0
+        self._scale = 1 / client.workers if consistency.adds_workers else 1.0
         self._parameters: list[tuple[torch.nn.Parameter, Variable]] = []
-        for name, parameter in named_parameters:
-            if parameter.dtype != torch.float32 or not parameter.is_contiguous():
-                raise InvalidArgument(f"DistributedOptimizer: {name} is not float32 and contiguous")
+        for name, parameter in named:
             shape = tuple(parameter.shape) or (1,)
             variable = client.variable(prefix + name, shape, optimizer=optimizer, consistency=consistency)
             self._parameters.append((parameter, variable))
-        if not self._parameters:
-            raise InvalidArgument("DistributedOptimizer: there are no parameters")
         if client.now == 0:  # else others are under way, and have what they began with
             if client.worker == 0:
                 _wait(variable.assign(parameter.data, async_op=True) for parameter, variable in self._parameters)
@@ -76,6 +83,25 @@ class DistributedOptimizer:
         _wait(works)
         self._client.clock()
         self.pull()
+
+
+def _named(given: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    wanted = "pass module.named_parameters()"
+    if given is None or isinstance(given, (torch.nn.Module, torch.Tensor, dict, str)):
+        refuse(_NAME, "named_parameters", given, wanted)
+    try:
+        named = list(given)
+    except TypeError:
+        refuse(_NAME, "named_parameters", given, wanted)
+    if not named:
+        raise InvalidArgument("DistributedOptimizer: there are no parameters")
+    for one in named:
+        if not isinstance(one, tuple) or len(one) != 2 or not isinstance(one[0], str) or not isinstance(one[1], torch.Tensor):
+            raise InvalidArgument(f"{_NAME}: named_parameters has {shown(one)}, and not pairs of a name and a parameter -- {wanted}")
+        name, parameter = one
+        if parameter.dtype != torch.float32 or not parameter.is_contiguous():
+            raise InvalidArgument(f"{_NAME}: {name} is not float32 and contiguous")
+    return named
 
 
 def _wait(works: Iterable[Work]) -> None:

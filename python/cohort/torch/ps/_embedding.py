@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional
 
 from cohort.ps import Table
+from cohort.ps._checks import integer, refuse, shown
 
 Gradients = list[tuple[torch.Tensor, torch.Tensor]]  # keys [n] without duplicates, and rows [n, dim]
 
@@ -21,8 +22,12 @@ Gradients = list[tuple[torch.Tensor, torch.Tensor]]  # keys [n] without duplicat
 class Rows(torch.nn.Module):
     """The rows of ids: fetched once each, and pushed once each when their gradient is there."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, padding_idx: Optional[int] = None) -> None:
+        what = type(self).__name__
+        if not isinstance(table, Table):
+            refuse(what, "table", table, "pass a table, which has the rows and their length: client.table(\"users\", 64)")
         super().__init__()
+        self.padding_idx = None if padding_idx is None else integer(what, "padding_idx", padding_idx, -(2**63))
         self.table = table
         self.embedding_dim = table.dim
         #: Of backward passes since the last step, for whoever steps; None: backward pushes them.
@@ -33,8 +38,9 @@ class Rows(torch.nn.Module):
 
     def fetch(self, ids: torch.Tensor, padding_idx: Optional[int]) -> tuple[torch.Tensor, torch.Tensor, Optional[int]]:
         """Rows of the unique ids, the ids' places among them, and that of `padding_idx`."""
-        if ids.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"ids have to be int32 or int64, and these are {ids.dtype}")
+        if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int32, torch.int64):
+            given = f"a tensor of {ids.dtype}" if isinstance(ids, torch.Tensor) else shown(ids)
+            raise TypeError(f"{type(self).__name__}: ids are {given} -- pass a tensor of int32 or int64")
         keys, places = torch.unique(ids.to(torch.int64), return_inverse=True)
         rows = torch.empty(keys.numel(), self.embedding_dim)
         self.table.pull(keys, rows)
@@ -64,8 +70,7 @@ class Embedding(Rows):
     begins it with, and is never trained. Raises what `Table.pull` and, in backward, `Table.push` raise."""
 
     def __init__(self, table: Table, padding_idx: Optional[int] = None) -> None:
-        super().__init__(table)
-        self.padding_idx = padding_idx
+        super().__init__(table, padding_idx)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows, places, padding = self.fetch(input, self.padding_idx)
@@ -82,10 +87,11 @@ class EmbeddingBag(Rows):
         include_last_offset: bool = False,
         padding_idx: Optional[int] = None,
     ) -> None:
-        super().__init__(table)
+        super().__init__(table, padding_idx)
+        if mode not in ("sum", "mean", "max"):
+            refuse("EmbeddingBag", "mode", mode, 'pass "sum", "mean" or "max"')
         self.mode = mode
         self.include_last_offset = include_last_offset
-        self.padding_idx = padding_idx
 
     def forward(
         self,

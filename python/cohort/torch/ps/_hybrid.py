@@ -10,7 +10,10 @@ import torch
 
 from cohort.errors import InvalidArgument
 from cohort.ps import Client, Table, Work
+from cohort.ps._checks import refuse
 from cohort.torch.ps._embedding import Rows
+
+_NAME = "HybridOptimizer"
 
 
 class _TableStep:
@@ -58,6 +61,10 @@ class HybridOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, dense: torch.optim.Optimizer, tables: Iterable[torch.nn.Module], *, average: bool = True) -> None:
+        if not hasattr(dense, "param_groups") or not hasattr(dense, "defaults"):
+            refuse(_NAME, "dense", dense, "pass the dense part's optimizer: torch.optim.Adam(module.parameters())")
+        if isinstance(tables, Rows) or not isinstance(tables, Iterable):
+            refuse(_NAME, "tables", tables, "pass a list of modules: tables=[embedding]")
         if isinstance(dense, torch.optim.LBFGS):
             raise InvalidArgument("HybridOptimizer: LBFGS takes several passes for one step, which tables cannot undo")
         self.dense = dense

@@ -1,0 +1,171 @@
+"""What a table is made with: optimizers, consistencies, and what rows begin as."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+from cohort import _core
+from cohort.ps._checks import integer, number, refuse
+
+
+def _numbers(what: str, **given: Any) -> list[float]:
+    return [number(what, name, value) for name, value in given.items()]
+
+
+def _betas(what: str, betas: Any) -> tuple[float, float]:
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        refuse(what, "betas", betas, "pass two numbers: (0.9, 0.999)")
+    return number(what, "betas[0]", betas[0]), number(what, "betas[1]", betas[1])
+
+
+class Sgd(_core.PsSgd):
+    """torch.optim.SGD. Without momentum it needs no memory per row."""
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        lr, momentum, dampening, weight_decay = _numbers(
+            "Sgd", lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay
+        )
+        if not isinstance(nesterov, bool):
+            refuse("Sgd", "nesterov", nesterov, "pass True or False")
+        super().__init__(lr, momentum, dampening, weight_decay, nesterov)
+
+
+class Adagrad(_core.PsAdagrad):
+    """torch.optim.Adagrad; its `lr_decay` goes by the row's own steps."""
+
+    def __init__(
+        self,
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+    ) -> None:
+        super().__init__(
+            *_numbers(
+                "Adagrad",
+                lr=lr,
+                lr_decay=lr_decay,
+                weight_decay=weight_decay,
+                initial_accumulator_value=initial_accumulator_value,
+                eps=eps,
+            )
+        )
+
+
+class RowAdagrad(_core.PsRowAdagrad):
+    """Adagrad with one accumulator per row: the sum over steps of the mean of the gradient's squares."""
+
+    def __init__(self, lr: float = 1e-2, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> None:
+        super().__init__(*_numbers("RowAdagrad", lr=lr, initial_accumulator_value=initial_accumulator_value, eps=eps))
+
+
+class Adam(_core.PsAdam):
+    """torch.optim.SparseAdam, and torch.optim.Adam with `weight_decay`; by the row's own steps."""
+
+    def __init__(
+        self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+    ) -> None:
+        rate, eps, weight_decay = _numbers("Adam", lr=lr, eps=eps, weight_decay=weight_decay)
+        super().__init__(rate, _betas("Adam", betas), eps, weight_decay)
+
+
+class AdamW(_core.PsAdamW):
+    """torch.optim.AdamW, by the row's own steps."""
+
+    def __init__(
+        self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
+    ) -> None:
+        rate, eps, weight_decay = _numbers("AdamW", lr=lr, eps=eps, weight_decay=weight_decay)
+        super().__init__(rate, _betas("AdamW", betas), eps, weight_decay)
+
+
+class Ftrl(_core.PsFtrl):
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1): `alpha` is `lr`."""
+
+    def __init__(self, lr: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> None:
+        super().__init__(*_numbers("Ftrl", lr=lr, beta=beta, l1=l1, l2=l2))
+
+
+Optimizer = Union[Sgd, Adagrad, RowAdagrad, Adam, AdamW, Ftrl]
+_OPTIMIZERS = (Sgd, Adagrad, RowAdagrad, Adam, AdamW, Ftrl)
+
+
+def constant(value: float) -> _core.PsInitializer:
+    """Rows of this number."""
+    return _core.PsInitializer.constant(number("constant", "value", value))
+
+
+def uniform(low: float, high: float) -> _core.PsInitializer:
+    """Numbers from `low` up to `high`."""
+    return _core.PsInitializer.uniform(number("uniform", "low", low), number("uniform", "high", high))
+
+
+def normal(mean: float, deviation: float) -> _core.PsInitializer:
+    """Normally distributed numbers."""
+    return _core.PsInitializer.normal(number("normal", "mean", mean), number("normal", "deviation", deviation))
+
+
+def Sync() -> _core.PsConsistency:
+    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, for any number of servers."""
+    return _core.PsConsistency.sync()
+
+
+def Bounded(staleness: int) -> _core.PsConsistency:
+    """A worker's pushes count when its clock ends; a pull waits while a worker is more than so many clocks behind."""
+    return _core.PsConsistency.bounded(integer("Bounded", "staleness", staleness))
+
+
+def Async() -> _core.PsConsistency:
+    """Pushes count when they arrive, and pulls wait for nobody."""
+    return _core.PsConsistency.asynchronous()
+
+
+Consistency = Union[_core.PsConsistency, str, None]
+
+
+def optimizer_of(what: str, value: Any) -> Optimizer:
+    """Sgd() of None."""
+    if value is None:
+        return Sgd()
+    if isinstance(value, _OPTIMIZERS):
+        return value
+    if isinstance(value, type) and issubclass(value, _OPTIMIZERS):
+        refuse(what, "optimizer", value, f"pass an instance of it: {value.__name__}(lr=0.1)")
+    refuse(
+        what,
+        "optimizer",
+        value,
+        "servers step by those of cohort.ps: pass Sgd(lr=0.1), or one of Adagrad, RowAdagrad, Adam, AdamW and Ftrl",
+    )
+
+
+def consistency_of(what: str, value: Any) -> _core.PsConsistency:
+    """Sync() of None; "sync" and "async" do as well."""
+    if value is None:
+        return Sync()
+    if isinstance(value, _core.PsConsistency):
+        return value
+    if isinstance(value, str) and value in ("sync", "async"):
+        return Sync() if value == "sync" else Async()
+    if any(value is one for one in (Sync, Bounded, Async)):
+        refuse(what, "consistency", value, f"call it: {value.__name__}({'2' if value is Bounded else ''})")
+    refuse(what, "consistency", value, 'pass Sync(), Bounded(2) or Async(), or the text "sync" or "async"')
+
+
+def initializer_of(what: str, value: Any) -> _core.PsInitializer:
+    if isinstance(value, _core.PsInitializer):
+        return value
+    try:
+        if not isinstance(value, (str, bytes)):
+            return constant(float(value))
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    refuse(what, "initializer", value, "pass a number, constant(0.5), uniform(-0.1, 0.1) or normal(0, 0.1)")
