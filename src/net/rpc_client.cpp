@@ -361,7 +361,7 @@ void rpc_connect(const RpcPlace& place, Deadline deadline,
   std::minstd_rand random(std::random_device{}());
   milliseconds pause{2};
   std::optional<Error> reason;
-  while (true) {
+  for (int attempt = 1;; ++attempt) {
     // One lost packet must not use up all the time there is.
     const auto failed = try_once(place, std::min(deadline, deadline_in(std::chrono::seconds(15))), greet);
     if (!failed) return;
@@ -372,12 +372,14 @@ void rpc_connect(const RpcPlace& place, Deadline deadline,
     // Those that were started together should not knock together.
     const milliseconds jittered(pause.count() / 2 + static_cast<int>(random() % static_cast<unsigned>(pause.count())));
     if (std::chrono::steady_clock::now() + jittered >= deadline) {
-      const auto waited = std::chrono::steady_clock::now() - begun;
-      raise(ErrorCode::Timeout,
-            "nobody met us at {} within {:.1f} s: {} -- is the process that listens there (rank 0, or `cohort run`) "
-            "running, and the address right?",
-            place.endpoints.size() == 1 ? to_string(place.endpoints[0]) : "any of its addresses",
-            std::chrono::duration<double>(waited).count(), reason->what());
+      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begun;
+      const std::string time = waited > milliseconds(100) ? fmt::format("within {:.1f} s", waited.count())
+                               : attempt == 1             ? "in the one attempt that there was time for"
+                                              : fmt::format("in the {} attempts that there was time for", attempt);
+      const std::string& purpose = place.secure.purpose;
+      raise(ErrorCode::Timeout, "nobody met us at {} {}: {} -- is the {} running, and the address right?",
+            place.endpoints.size() == 1 ? to_string(place.endpoints[0]) : "any of its addresses", time, reason->what(),
+            purpose == "store" ? "process that listens there (rank 0, or `cohort run`)" : purpose);
     }
     std::this_thread::sleep_for(jittered);
     pause = std::min(pause * 2, milliseconds(400));

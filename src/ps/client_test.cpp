@@ -178,6 +178,22 @@ TEST(Client, WhoHasLeftAsksNothingAnyMore) {
   refused([&] { (void)client.restore("nowhere"); });
 }
 
+TEST(Client, NobodyAtAnEndpointIsToldOfAsItWas) {
+  ClientOptions options;
+  options.servers = {unused_name(), unused_name()};
+  options.connect_timeout = std::chrono::milliseconds(0);
+  const Error at_once = error_of([&] { (void)Client::connect(options); });
+  EXPECT_EQ(at_once.code(), ErrorCode::Timeout);
+  EXPECT_TRUE(contains(at_once, "in the one attempt that there was time for"));
+  EXPECT_TRUE(contains(at_once, "is the parameter server running"));
+  options.connect_timeout = std::chrono::milliseconds(2500);  // more than the first attempt
+  EXPECT_TRUE(contains(error_of([&] { (void)Client::connect(options); }), "nobody has served its rows for 2.5 s"));
+  for (const char* wrong : {"@", "here"}) {
+    options.servers = {wrong};
+    EXPECT_EQ(error_of([&] { (void)Client::connect(options); }).code(), ErrorCode::InvalidArgument);
+  }
+}
+
 TEST(Client, AServerRefusesOptionsThatMeanNothing) {
   ServerOptions options;
   options.endpoint = unused_name();

@@ -202,8 +202,15 @@ void Link::recover(Lock& lock, std::uint64_t connection, net::Deadline deadline)
                       name_, had - std::min(had, welcome.incarnation == hello_.incarnation ? welcome.mark : 0), had));
     }
   } catch (const Error& error) {
-    dead_ = Error(error.code() == ErrorCode::Timeout ? ErrorCode::PeerLost : error.code(),
-                  fmt::format("{}: {}", name_, error.what()));
+    if (error.code() == ErrorCode::Timeout) {
+      const std::chrono::duration<double> time = timeout_.load();
+      dead_ = Error(
+          ErrorCode::PeerLost,
+          fmt::format("{}: its connection was lost, and not made again in what was left of a request's {:g} s: {}",
+                      name_, time.count(), error.what()));
+    } else {
+      dead_ = Error(error.code(), fmt::format("{}: {}", name_, error.what()));
+    }
   }
   ++connection_;
   log::info("ps", "{}: {}", name_, dead_ ? dead_->what() : "connected again");

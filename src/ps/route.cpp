@@ -53,7 +53,16 @@ void Route::set(const Place& place) {
 }
 
 Route::Met Route::meet(Hello hello, net::Deadline deadline) {
-  for (milliseconds limit = place().epoch > 0 ? kTry : kFirstTry;; limit = std::min(2 * limit, kLongestTry)) {
+  const auto begun = std::chrono::steady_clock::now();
+  bool again = false;
+  // The last attempt tells of its own time alone.
+  const auto give_up = [&](const Error& last) {
+    if (!again) throw last;
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begun;
+    raise(ErrorCode::Timeout, "nobody has served its rows for {:.1f} s; at last {}", waited.count(), last.what());
+  };
+  for (milliseconds limit = place().epoch > 0 ? kTry : kFirstTry;;
+       limit = std::min(2 * limit, kLongestTry), again = true) {
     const Place now = place();
     hello.epoch = now.epoch;
     Met met;
@@ -65,7 +74,8 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
         met = greet(sharing_place_of(now.endpoint, secret_file_), hello,
                     servers_.size() > 1 ? std::min(deadline, net::deadline_in(limit)) : deadline, elsewhere);
       } catch (const Error& error) {
-        if (error.code() != ErrorCode::Timeout || net::passed(deadline)) throw;
+        if (error.code() != ErrorCode::Timeout) throw;
+        if (net::passed(deadline)) give_up(error);
         late = error;
       }
     }
@@ -80,7 +90,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
       continue;
     }
     if (net::passed(deadline)) {
-      if (late) throw *late;
+      if (late) give_up(*late);
       raise(ErrorCode::Timeout,
             "nobody serves the rows of parameter server {}: the process at {} does not any more, and no other one says "
             "that it does -- is a server still running?",
