@@ -154,8 +154,9 @@ std::string last_words(const status::StatusLayout& page) {
 }
 
 std::string doing(const RankReport& report) {
-  if (!report.joined) return "before it has joined the job (cohort::join, init_process_group)";
-  if (report.groups.empty()) return "alone: it has left its worlds, or they are of one rank";
+  // (One that works with parameter servers alone joins none.)
+  if (!report.joined) return "in no world: it has joined none yet (cohort::join, init_process_group)";
+  if (report.groups.empty()) return "in no world of several ranks: it has left its worlds, or joined none";
   if (report.named.waiting) {
     return fmt::format("waiting for '{}', by name, after {} others", report.named.name, report.named.ended);
   }

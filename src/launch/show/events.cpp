@@ -128,7 +128,7 @@ std::string failure_event(const PostMortem& post_mortem) {
   add(out, first);
   out["out_of_memory"] = first.out_of_memory;
   if (first.last.joined) {
-    out["doing"] = doing(first.last);
+    out["doing"] = doing(first);
     out["step"] = first.last.step;
     Json groups = Json::array();
     for (const GroupReport& group : first.last.groups) {

@@ -73,6 +73,11 @@ std::optional<Ending> first_failure(const std::vector<Ending>& endings) {
   return first;
 }
 
+std::string doing(const Ending& ending) {
+  if (ending.role == Role::Worker || !ending.last.groups.empty()) return doing(ending.last);
+  return fmt::format("running, in no world, as {}s are", to_string(ending.role));
+}
+
 std::string to_string(const PostMortem& post_mortem) {
   const Ending& first = post_mortem.first;
   const char* const strong = post_mortem.colour ? "\033[1;31m" : "";
@@ -91,7 +96,7 @@ std::string to_string(const PostMortem& post_mortem) {
     text += fmt::format("cohort:   it had been started again {} time{}; the first time it had failed by: {}\n",
                         first.restarts, first.restarts == 1 ? "" : "s", first.first_cause);
   }
-  if (first.last.joined) text += fmt::format("cohort:   it was {}{}\n", doing(first.last), at_step(first.last));
+  if (first.last.joined) text += fmt::format("cohort:   it was {}{}\n", doing(first), at_step(first.last));
   if (first.last_stderr.empty()) {
     text += "cohort:   it wrote nothing to stderr\n";
   } else {

@@ -49,6 +49,9 @@ bool follows_another(const Ending& ending);
 /// without it.
 bool has_ended_well(const Ending& ending);
 
+/// As `doing` of its last report; of who is no rank "running, in no world, as servers are".
+std::string doing(const Ending& ending);
+
 struct PostMortem {
   Ending first;
   int world_size = 1;

@@ -175,6 +175,9 @@ TEST(Verdict, AServerThatFailsIsAFailureLikeARanks) {
   EXPECT_NE(verdict.text.find("2 ranks ended with it"), std::string::npos) << verdict.text;
   EXPECT_NE(verdict.text.find("runs/x/logs/server-1.err"), std::string::npos) << verdict.text;
   EXPECT_EQ(verdict.post_mortem->others.back(), "server 0: running");
+  EXPECT_EQ(verdict.text.find("it was "), std::string::npos) << "it has not reported: " << verdict.text;
+  end.endings[2].last.joined = true;  // and has no world
+  EXPECT_NE(judge(end).text.find("it was running, in no world, as servers are"), std::string::npos) << judge(end).text;
 }
 
 TEST(Verdict, AServerMayDieOfWhatItWasAskedToEndBy) {
