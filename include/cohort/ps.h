@@ -186,8 +186,8 @@ class Variable {
 class Client {
  public:
   struct Impl;
-  /// Throws Timeout if a server is not there by then (names it), InvalidArgument, Mismatch (the servers know another
-  /// number of workers, or another process that says it is this worker).
+  /// Throws Timeout if a server is not there by then (names it), PeerLost if it has ended, InvalidArgument, Mismatch
+  /// (the servers know another number of workers, or another process that says it is this worker).
   static Client connect(ClientOptions options = {});
   Client(Client&&) noexcept;
   Client& operator=(Client&&) = delete;

@@ -13,7 +13,8 @@ namespace cohort {
 /// `cohort run`. Under TF_CONFIG alone nothing is to be done.
 void announce_server(const std::string& address);
 
-/// By number, once all have said so; none where the job has none. Throws Timeout, naming the servers that have not.
+/// By number, once all have said so; none where the job has none. Throws Timeout, naming the servers that have not, and
+/// Unavailable, naming one that has ended before it did.
 std::vector<std::string> server_addresses(std::chrono::milliseconds timeout = std::chrono::seconds(60));
 
 }  // namespace cohort

@@ -84,7 +84,7 @@ void bind_roles(py::module_& module) {
       py::arg("timeout") = 60.0, py::call_guard<py::gil_scoped_release>(),
       "Where the job's servers listen, by number, once all have said so; [] where there are none.\n\n"
       "Under TF_CONFIG, without `cohort run`, the addresses of its ps tasks. Raises Timeout after `timeout` seconds,\n"
-      "naming the servers that have not said it.");
+      "naming the servers that have not said it, Unavailable naming one that has ended before it did.");
 
   py::class_<ClusterSpec>(module, "ClusterSpec",
                           "A cluster as TensorFlow describes it: jobs, their tasks, and where each of them listens.\n\n"

@@ -405,6 +405,35 @@ else:
             self.assertIn("server-1.journal is of an earlier job: it is", done.stderr)
             self.assertTrue(pathlib.Path(folder, "journals/server-1.journal.earlier").exists())
 
+    #: Server 1 ends by itself while a worker needs it.
+    ENDS = """
+import os, time
+import numpy
+import cohort
+from cohort import ps
+
+if cohort.role() == "server":
+    server = ps.Server()
+    cohort.announce_server(server.endpoint)
+    while not server.workers_gone and not os.path.exists(f"end-{cohort.role_number()}"):
+        time.sleep(0.01)
+else:
+    table = ps.connect().table("t", 1, consistency="async")
+    open("end-1", "w").close()
+    while True:
+        table.push(numpy.arange(40), numpy.full((40, 1), -1.0, numpy.float32))
+"""
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_a_server_that_ends_by_itself_is_not_waited_for(self):
+        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "50", "-np", "1", "--servers", "2"]
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "program.py")
+            program.write_text(self.ENDS)
+            done = subprocess.run([*command, sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=90)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, r"PeerLost: parameter server 1 at .*: it has ended \(exit code 0 after .* s\)")
+
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_servers_without_a_program(self):
         command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "60", "-np", "2", "--servers", "2"]

@@ -160,6 +160,20 @@ class Started(unittest.TestCase):
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("servers 0, 2 of 3 have not said within 2 s where they listen", done.stderr)
 
+    def test_a_server_that_ends_before_it_has_said_where_it_listens_is_named(self):
+        program = self.program("early.py", """
+            import signal, cohort
+            if cohort.role() == "server":
+                if cohort.role_number() == 1:
+                    raise SystemExit(0)
+                cohort.announce_server("here:1")
+                signal.pause()
+            cohort.server_addresses(60)
+        """)
+        done = self.run_job("-np", "1", "--servers", "2", program)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, r"Unavailable: .*server 1 of 2 has ended \(exit code 0 after .* s\), and had not said where")
+
     @needs_torch
     def test_an_evaluator_sees_the_last_checkpoint(self):
         evaluator = self.program("evaluate.py", """

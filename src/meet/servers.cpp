@@ -20,16 +20,28 @@ using std::chrono::steady_clock;
 
 // For the job's store, which answers at once.
 constexpr auto kStore = std::chrono::seconds(30);
+constexpr auto kSoon = std::chrono::seconds(2);
 constexpr const char* kPs = "ps";
 
 // Servers of a job that is started again listen somewhere else.
-std::string key_of(int number) { return fmt::format("servers/{}/{}", env::number(env::kRestart).value_or(0), number); }
+std::int64_t restart() { return env::number(env::kRestart).value_or(0); }
+std::string key_of(int number) { return meet::server_key(restart(), number); }
 
 std::shared_ptr<store::Store> job_store() { return store::connect_job_store(steady_clock::now() + kStore); }
 
 }  // namespace
 
 namespace meet {
+
+std::string server_key(std::int64_t restart, int number) { return fmt::format("servers/{}/{}", restart, number); }
+std::string ended_key(std::int64_t restart, int number) { return server_key(restart, number) + "/ended"; }
+
+std::optional<std::string> how_server_ended(int number, const std::string& address) {
+  if (!env::get(env::kStore)) return std::nullopt;
+  const auto store = store::connect_job_store(steady_clock::now() + kSoon);
+  if (store->try_get(key_of(number)) != address) return std::nullopt;
+  return store->try_get(ended_key(restart(), number));
+}
 
 std::optional<std::vector<std::string>> listed_servers() {
   const std::string text = env::text(env::kTfConfig);
@@ -69,6 +81,13 @@ std::vector<std::string> server_addresses(milliseconds timeout) {
   for (int number = 0; number < all; ++number) {
     try {
       found.push_back(store->get(key_of(number), std::max(deadline, steady_clock::now() + milliseconds(10))));
+      if (found.back() == meet::kEndedBefore) {
+        raise(
+            ErrorCode::Unavailable,
+            "server_addresses: server {} of {} has ended ({}), and had not said where it listens -- is the program of "
+            "servers one that calls announce_server?",
+            number, all, store->try_get(meet::ended_key(restart(), number)).value_or("exit code 0"));
+      }
     } catch (const Error& error) {
       if (error.code() != ErrorCode::Timeout) throw;
       missing.push_back(number);

@@ -1,7 +1,9 @@
 #include "ps/route.h"
 
+#include "base/env.h"
 #include "base/log.h"
 #include "cluster/host_identity.h"
+#include "meet/servers.h"
 #include "net/socket.h"
 #include "ps/place.h"
 
@@ -53,6 +55,7 @@ void Route::set(const Place& place) {
 }
 
 Route::Met Route::meet(Hello hello, net::Deadline deadline) {
+  const bool in_job = env::get(env::kStore).has_value();
   const auto begun = std::chrono::steady_clock::now();
   bool again = false;
   // The last attempt tells of its own time alone.
@@ -72,7 +75,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
     if (now.epoch == 0 || !refuses(now.endpoint)) {
       try {
         met = greet(sharing_place_of(now.endpoint, secret_file_), hello,
-                    servers_.size() > 1 ? std::min(deadline, net::deadline_in(limit)) : deadline, elsewhere);
+                    servers_.size() > 1 || in_job ? std::min(deadline, net::deadline_in(limit)) : deadline, elsewhere);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::Timeout) throw;
         if (net::passed(deadline)) give_up(error);
@@ -89,6 +92,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
       set(elsewhere);
       continue;
     }
+    if (now.epoch == 0 && in_job) demand_that_it_runs(now.endpoint);
     if (net::passed(deadline)) {
       if (late) give_up(*late);
       raise(ErrorCode::Timeout,
@@ -98,6 +102,20 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
     }
     std::this_thread::sleep_for(milliseconds(10));
   }
+}
+
+/// Whose rows nobody else has: one that has ended is not waited for.
+void Route::demand_that_it_runs(const std::string& endpoint) const {
+  std::optional<std::string> how;
+  try {
+    how = meet::how_server_ended(static_cast<int>(rows_), endpoint);
+  } catch (const Error& error) {
+    log::debug("ps", "the job's store: {}", error.what());
+  }
+  if (!how) return;
+  raise(ErrorCode::PeerLost,
+        "it has ended ({}), though workers need it -- its program has to go on until all have left, as ps.serve does",
+        *how);
 }
 
 Route::Met Route::greet(const net::RpcPlace& at, const Hello& hello, net::Deadline deadline, Place& elsewhere) const {

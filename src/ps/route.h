@@ -41,6 +41,7 @@ class Route {
   void set(const Place& place);
   /// The newest that the others know.
   Place ask_others(std::chrono::milliseconds each) const;
+  void demand_that_it_runs(const std::string& endpoint) const;
 
   const std::vector<std::string> servers_;
   const std::uint32_t rows_;

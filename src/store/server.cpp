@@ -50,6 +50,12 @@ class StoreServer::Impl final : net::RpcServer::Service {
 
   net::RpcServer& server() noexcept { return server_; }
 
+  void set_if_absent(std::string key, std::string value) {
+    server_.post([this, key = std::move(key), value = std::move(value)] {
+      if (table_.find(key) == nullptr && table_.set(key, value)) wake(key);
+    });
+  }
+
  private:
   Result<void> on_call(const net::RpcServer::ClientPtr& client, const net::RpcServer::Call& call) override {
     auto request = decode_request(call.method, call.body);
@@ -227,6 +233,9 @@ class StoreServer::Impl final : net::RpcServer::Service {
 StoreServer::StoreServer(const StoreServerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 StoreServer::~StoreServer() = default;
 const net::Endpoint& StoreServer::endpoint() const noexcept { return impl_->server().endpoint(); }
+void StoreServer::set_if_absent(std::string key, std::string value) {
+  impl_->set_if_absent(std::move(key), std::move(value));
+}
 void StoreServer::close_listener() { impl_->server().close_listener(); }
 
 }  // namespace cohort::store

@@ -38,6 +38,8 @@ class StoreServer {
 
   /// Where it listens, with the port that the system chose.
   const net::Endpoint& endpoint() const noexcept;
+  /// Soon after; for the process that owns the store, which waits for nothing.
+  void set_if_absent(std::string key, std::string value);
   /// Lets nobody in any more; connections that exist go on.
   void close_listener();
 

@@ -206,6 +206,20 @@ TEST(StoreServer, ClosingTheListenerKeepsThoseWhoAreIn) {
   EXPECT_TRUE(contains(error, "ECONNREFUSED")) << error.what();
 }
 
+TEST(StoreServer, ItsOwnerSetsWhatIsNotThere) {
+  Served served;
+  const auto store = served.connect();
+  store->set("a", "first");
+  served.server->set_if_absent("a", "second");
+  std::thread owner([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    served.server->set_if_absent("b", "third");
+  });
+  EXPECT_EQ(store->get("b", deadline_in(seconds(20))), "third");  // who waits for it is woken
+  owner.join();
+  EXPECT_EQ(store->get("a", deadline_in(seconds(20))), "first");
+}
+
 TEST(StoreServer, ItsEndIsPeerLostForItsClients) {
   Served served;
   const auto store = served.connect();

@@ -441,7 +441,7 @@ def connect(
     connect_timeout   seconds for all servers to be there
     timeout           seconds of a request, connecting again included
 
-    Raises Timeout, naming the server that is not there, Mismatch, InvalidArgument.
+    Raises Timeout, naming the server that is not there, PeerLost if it has ended, Mismatch, InvalidArgument.
     """
     connect_timeout = seconds("connect", "connect_timeout", connect_timeout)
     if servers is None:

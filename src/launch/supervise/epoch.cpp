@@ -176,6 +176,10 @@ void Epoch::on_exited(const Exited& exited) {
   if (ending.asked && ending.status.signal == SIGKILL && stage_ == Stage::Running)
     say(fmt::format("{} has not ended within its grace, and was killed", ending.name()));
   if (settle_fate(ending, exited.rank) == Fate::Again) return;
+  if (ending.role == Role::Server && !ending.asked && running_ranks() > 0) {
+    job_.tell_how_server_ended(ending.rank,
+                               fmt::format("{} after {:.1f} s", sys::to_string(ending.status), ending.after_seconds));
+  }
   const bool well = ending.spared || (ending.asked && has_ended_well(ending));
   ++ended_[static_cast<std::size_t>(ending.role)];
   endings_.push_back(std::move(ending));

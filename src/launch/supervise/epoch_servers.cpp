@@ -89,6 +89,7 @@ bool Epoch::goes_on_without(CrewMember& agent, const std::string& why) {
     ending.status.signal = SIGKILL;
     ending.spared = true;
     ++ended_[static_cast<std::size_t>(Role::Server)];
+    job_.tell_how_server_ended(ending.rank, "lost with its host");
     RankReport last = {};
     last.rank = process;
     health_->rank_ended(last);

@@ -3,6 +3,7 @@
 #include "launch/supervise/epoch.h"
 #include "launch/supervise/supervisor.h"
 #include "launch/sweep.h"
+#include "meet/servers.h"
 #include "store/client.h"
 #include "store/job_store.h"
 
@@ -346,6 +347,11 @@ void Job::announce_epoch() {
   } catch (const Error& error) {
     epoch_->fail_start(fmt::format("the job's store does not take the ranks' next start: {}", error.what()));
   }
+}
+
+void Job::tell_how_server_ended(int number, const std::string& how) {
+  store_->set_if_absent(meet::ended_key(restarts_.done(), number), how);
+  store_->set_if_absent(meet::server_key(restarts_.done(), number), std::string(meet::kEndedBefore));
 }
 
 void Job::start_page() {

@@ -73,6 +73,8 @@ class Job {
   void begin_next();
   /// Ranks of this epoch find each other apart from those before.
   void announce_epoch();
+  /// Of this epoch, while ranks run: who waits for that server is told. "exit code 0 after 3.1 s".
+  void tell_how_server_ended(int number, const std::string& how);
   /// For those who watch the run in a browser.
   void start_page();
   /// The last epoch has ended, and so has everything else: the rest of the output is shown.
