@@ -4,8 +4,6 @@
 
 #include <cohort/ps.h>
 
-#include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace cohort::ps {
@@ -69,23 +67,10 @@ TableStats Table::stats() {
 
 namespace {
 
-std::vector<std::uint64_t> pieces(std::int64_t elements, std::int64_t dim) {
-  std::vector<std::uint64_t> keys(static_cast<std::size_t>((elements + dim - 1) / dim));
-  std::iota(keys.begin(), keys.end(), std::uint64_t{0});
-  return keys;
-}
-
 void demand_elements(const char* what, const std::string& name, std::size_t given, std::int64_t elements) {
   if (given == static_cast<std::size_t>(elements)) return;
   raise(ErrorCode::InvalidArgument, "{} of variable \"{}\": it has {} elements, and these are {}", what, name, elements,
         given);
-}
-
-/// Filled up with zeros to whole pieces.
-std::vector<float> whole(std::span<const float> values, std::size_t floats) {
-  std::vector<float> padded(floats);
-  std::copy(values.begin(), values.end(), padded.begin());
-  return padded;
 }
 
 }  // namespace
@@ -95,38 +80,32 @@ std::int64_t Variable::elements() const noexcept { return elements_; }
 
 Work Variable::pull(std::span<float> values) {
   demand_elements("pull", table_.impl_->name, values.size(), elements_);
-  const auto keys = pieces(elements_, table_.impl_->options.dim);
   Requests requests(*table_.impl_);
-  Work::State& state = requests.state();
-  state.padded.resize(keys.size() * table_.impl_->dim());
-  state.values = values;
-  requests.pull(keys, state.padded);
+  requests.pull_pieces(values);
   return requests.take();
 }
 
 Work Variable::push(std::span<const float> gradients, const PushOptions& options) {
   demand_elements("push", table_.impl_->name, gradients.size(), elements_);
-  const auto keys = pieces(elements_, table_.impl_->options.dim);
-  return table_.push(keys, whole(gradients, keys.size() * table_.impl_->dim()), options);
+  Requests requests(*table_.impl_);
+  requests.push_pieces(gradients, options.lr);
+  return requests.take();
 }
 
 Work Variable::push_pull(std::span<const float> gradients, std::span<float> values, const PushOptions& options) {
   demand_elements("push_pull", table_.impl_->name, gradients.size(), elements_);
   demand_elements("push_pull", table_.impl_->name, values.size(), elements_);
-  const auto keys = pieces(elements_, table_.impl_->options.dim);
   Requests requests(*table_.impl_);
-  Work::State& state = requests.state();
-  state.padded.resize(keys.size() * table_.impl_->dim());
-  state.values = values;
-  requests.push(keys, whole(gradients, state.padded.size()), options.lr);
-  requests.pull(keys, state.padded);
+  requests.push_pieces(gradients, options.lr);
+  requests.pull_pieces(values);
   return requests.take();
 }
 
 Work Variable::assign(std::span<const float> values) {
   demand_elements("assign", table_.impl_->name, values.size(), elements_);
-  const auto keys = pieces(elements_, table_.impl_->options.dim);
-  return table_.assign(keys, whole(values, keys.size() * table_.impl_->dim()));
+  Requests requests(*table_.impl_);
+  requests.assign_pieces(values);
+  return requests.take();
 }
 
 }  // namespace cohort::ps

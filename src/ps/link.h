@@ -17,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace cohort::ps {
 
@@ -48,6 +49,9 @@ class Link {
   /// bytes are under way. `room`: bytes of the answer, about, if it has more than few.
   RequestPtr send(Method method, std::string body, std::size_t room = 0);
   RequestPtr send_change(Method method, const std::function<std::string(const Order&)>& build);
+  /// For `build`, within it: the memory of an earlier request, which the system need not make anew page by page. Or
+  /// none.
+  std::string spare_body();
   /// Waits for the answers of all changes that are under way; what they were is for those who `finish` them.
   void drain();
   /// Says a word, so that a connection that has broken is made again, though nobody asks anything.
@@ -71,6 +75,7 @@ class Link {
   /// The connection that has this number is lost: makes another one and sends again what has not been answered.
   void recover(Lock& lock, std::uint64_t connection, net::Deadline deadline);
   void make_room(Lock& lock, std::size_t bytes);
+  void keep_spare(std::string body);
   /// Until its answer is there or a deadline has passed. With the lock; lets it go meanwhile.
   void receive(Lock& lock, const RequestPtr& request);
 
@@ -85,6 +90,7 @@ class Link {
   std::uint64_t connection_ = 0;     // counts them
   std::list<RequestPtr> under_way_;  // in the order in which they were sent
   std::size_t bytes_under_way_ = 0;
+  std::vector<std::string> spare_;  // bodies of requests that have been answered
   std::uint64_t sequence_ = 0;
   std::chrono::steady_clock::time_point owed_since_{};  // when it answered last, or was asked after it had answered all
   std::chrono::steady_clock::time_point look_{};        // not before, at whether its rows have moved

@@ -399,10 +399,11 @@ struct Packed {
   T record;
   std::string_view payload;
 };
+/// `packed`: a string whose memory may be used again.
 template <class T>
-std::string pack(const T& record, std::size_t room = 0) {
+std::string pack(const T& record, std::size_t room = 0, std::string packed = {}) {
   const std::string bytes = codec::encode(record);
-  std::string packed;
+  packed.clear();
   packed.reserve(sizeof(std::uint32_t) + bytes.size() + room);
   const auto size = static_cast<std::uint32_t>(bytes.size());
   packed.append(reinterpret_cast<const char*>(&size), sizeof size).append(bytes);

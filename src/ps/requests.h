@@ -33,12 +33,10 @@ struct Work::State {
   std::shared_ptr<Client::Impl> client;
   std::int64_t clock = 0;
   std::vector<Sent> sent = {};
-  std::vector<std::uint32_t> unique_of = {};  // of each input
+  std::vector<std::uint32_t> unique_of = {};  // of each input; of a variable's pieces none: each is its own
   std::vector<std::uint32_t> first_of = {};   // input of each unique key
-  std::span<float> rows = {};
+  std::span<float> rows = {};                 // of a variable: the last may not be whole
   std::size_t dim = 0;
-  std::vector<float> padded = {};  // of a variable whose last piece is not full: `rows` is here
-  std::span<float> values = {};
   bool finished = false;
   Pulled pulled = {};
   std::optional<Error> failed = {};
@@ -59,15 +57,24 @@ class Requests {
   void assign(std::span<const std::uint64_t> keys, std::span<const float> rows);
   void erase(std::span<const std::uint64_t> keys);
 
+  // Of a variable, whose keys are its pieces: values go from the caller's memory, and there, without a copy between.
+  void pull_pieces(std::span<float> values);
+  void push_pieces(std::span<const float> gradients, std::optional<double> lr);
+  void assign_pieces(std::span<const float> values);
+
   Work take() { return Work(std::move(state_)); }
-  Work::State& state() noexcept { return *state_; }
 
  private:
   void demand_rows(const char* what, std::size_t keys, std::size_t floats) const;
-  /// `rows` of the unique keys of the table's sum. "push", "gradient".
-  void demand_finite(const char* what, const char* noun, const float* rows) const;
+  /// What `rows` of the unique keys are: "push", "gradient".
+  void demand_finite(const char* what, const char* noun, const std::vector<std::uint64_t>& unique,
+                     std::span<const float> rows) const;
+  std::vector<std::uint64_t> pieces(std::size_t floats) const;
+  void ask(const std::vector<std::uint64_t>& unique);
   std::vector<Part> parts(const std::vector<std::uint64_t>& unique, std::size_t bytes) const;
-  void change(Method method, const std::vector<std::uint64_t>& unique, const float* rows, std::optional<double> lr);
+  /// Rows that are not whole end in zeros.
+  void change(Method method, const std::vector<std::uint64_t>& unique, std::span<const float> rows,
+              std::optional<double> lr);
 
   Table::Impl& table_;
   std::unique_ptr<Work::State> state_;
