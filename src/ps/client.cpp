@@ -26,6 +26,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <shared_mutex>
 #include <thread>
 #include <utility>
 
@@ -49,6 +50,18 @@ struct Client::Impl {
   std::atomic<std::int64_t> clock{0};
   std::uint64_t barrier = 0;
   bool left = false;
+
+  // With backup workers. A clock ends first at the first server, then at the others: pushes wait for that, so that all
+  // servers take them for the same clock's.
+  std::shared_mutex ending;
+  std::atomic<bool> has_backup_workers{false};
+  bool proposed = false;  // under the mutex: the first server knows that the clock has ended, and the others do not
+  std::atomic<std::int64_t> late{0};
+
+  void begin_with_backup_workers();
+  std::int64_t end_clock_with_backup_workers();
+  Concluded await(std::int64_t clock_ended);
+  void conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum);
 
   // Connections that break while nobody asks anything are made again, since servers take who is not connected for lost.
   std::mutex mutex;
@@ -83,6 +96,50 @@ struct Client::Impl {
     keeper.join();
   }
 };
+
+Concluded Client::Impl::await(std::int64_t clock_ended) {
+  Link& decides = links.front();
+  const Heard heard = decides.finish(decides.send(Method::Await, pack(Await{clock_ended, decides.patience_ms()})));
+  return value_or_throw(codec::decode<Concluded>(heard.payload()));
+}
+
+void Client::Impl::conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum) {
+  std::vector<Link::RequestPtr> told;
+  for (std::size_t i = first_link; i < links.size(); ++i) {
+    told.push_back(links[i].send_change(Method::Conclude, [&](const Order& order) {
+      return pack(Conclude{order, next, quorum});
+    }));
+  }
+  for (std::size_t i = 0; i < told.size(); ++i) links[first_link + i].finish(told[i]);
+  clock = next;
+}
+
+/// After the first table has been opened: the others may be at work, and clocks have ended since it has come.
+void Client::Impl::begin_with_backup_workers() {
+  const std::unique_lock lock(ending);
+  if (has_backup_workers) return;
+  const Quorum quorum = await(-1).quorum;
+  conclude(0, quorum.clocks, quorum);
+  has_backup_workers = true;
+}
+
+std::int64_t Client::Impl::end_clock_with_backup_workers() {
+  const std::unique_lock lock(ending);
+  for (Link& link : links) link.drain();
+  if (!proposed) {
+    Link& decides = links.front();
+    const auto told = decides.send_change(Method::Propose, [&](const Order& order) {
+      return pack(Commit{order, clock});
+    });
+    proposed = true;
+    decides.finish(told);
+  }
+  const Concluded ended = await(clock);
+  conclude(1, ended.clock, ended.quorum);
+  proposed = false;
+  if (ended.late) ++late;
+  return clock;
+}
 
 struct Table::Impl {
   std::shared_ptr<Client::Impl> client;
@@ -312,6 +369,16 @@ class Requests {
 
   void change(Method method, const std::vector<std::uint64_t>& unique, const float* rows, std::optional<double> lr) {
     const std::size_t bytes = rows == nullptr ? 0 : table_.dim() * sizeof(float);
+    std::shared_lock ending(table_.client->ending, std::defer_lock);
+    if (method == Method::Push && table_.client->has_backup_workers) {
+      ending.lock();
+      if (table_.client->proposed) {
+        raise(
+            ErrorCode::InvalidArgument,
+            "push to table \"{}\": worker {} has not heard yet whether clock {} has ended -- call `clock` again first",
+            table_.name, table_.client->options.worker, state_->clock);
+      }
+    }
     for (const Part& part : parts(unique, kChange)) {
       Link& link = table_.client->links[part.server];
       const std::size_t count = part.places.size();
@@ -521,6 +588,7 @@ Client::~Client() {
 int Client::worker() const noexcept { return impl_->options.worker; }
 int Client::workers() const noexcept { return impl_->options.workers; }
 std::int64_t Client::now() const noexcept { return impl_->clock; }
+std::int64_t Client::late_clocks() const noexcept { return impl_->late; }
 
 namespace {
 
@@ -548,6 +616,7 @@ std::shared_ptr<Table::Impl> open(const std::shared_ptr<Client::Impl>& client, s
     }
   }
   if (failed) throw *failed;
+  if (options.consistency.backup_workers > 0) client->begin_with_backup_workers();
   return table;
 }
 
@@ -570,6 +639,7 @@ Variable Client::variable(std::string_view name, const VariableOptions& options)
 }
 
 std::int64_t Client::clock() {
+  if (impl_->has_backup_workers) return impl_->end_clock_with_backup_workers();
   for (Link& link : impl_->links) link.drain();
   std::vector<Link::RequestPtr> told;
   for (Link& link : impl_->links) {
@@ -590,7 +660,8 @@ std::string Client::snapshot(const std::string& folder) {
   auto writer = value_or_throw(formats::CheckpointWriter::open(std::filesystem::absolute(folder).string()));
   formats::Manifest manifest;
   manifest.generation = writer.newest() + 1;
-  manifest.step = impl_->clock;
+  // With backup workers others may have gone on meanwhile.
+  manifest.step = impl_->has_backup_workers ? impl_->await(-1).quorum.clocks : impl_->clock.load();
   manifest.created = formats::utc_now();
   manifest.program = "cohort parameter servers";
   manifest.world_size = impl_->options.workers;
@@ -600,7 +671,7 @@ std::string Client::snapshot(const std::string& folder) {
   std::vector<Link::RequestPtr> asked;
   for (std::uint32_t i = 0; i < servers; ++i) {
     Link& link = impl_->links[i];
-    asked.push_back(link.send(Method::Snapshot, pack(Snapshot{writer.hidden(), snapshot_file(i, servers), impl_->clock,
+    asked.push_back(link.send(Method::Snapshot, pack(Snapshot{writer.hidden(), snapshot_file(i, servers), manifest.step,
                                                               link.patience_ms()})));
   }
   for (std::uint32_t i = 0; i < servers; ++i) {

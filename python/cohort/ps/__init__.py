@@ -73,9 +73,14 @@ uniform = _core.PsInitializer.uniform
 normal = _core.PsInitializer.normal
 
 
-def Sync() -> _core.PsConsistency:
-    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, for any number of servers."""
-    return _core.PsConsistency.sync()
+def Sync(backup_workers: int = 0) -> _core.PsConsistency:
+    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, for any number of servers.
+
+    backup_workers   a clock ends as soon as all workers but so many have ended it. The pushes of those that come later
+                     are dropped as a whole, on all servers (`Client.late_clocks` counts them), and they go on at the
+                     clock of the others. The same for all tables of a job, which then all are Sync
+    """
+    return _core.PsConsistency.sync(backup_workers)
 
 
 def Bounded(staleness: int) -> _core.PsConsistency:
@@ -154,14 +159,18 @@ def _done(work: _core.PsWork, result: Any, async_op: bool, ages: Optional[Counte
 class Table:
     """Rows of `dim` floats by key. Made by `Client.table`."""
 
-    def __init__(self, table: _core.PsTable, client: Client, name: str, lr: float, adds_workers: bool) -> None:
+    def __init__(
+        self, table: _core.PsTable, client: Client, name: str, lr: float, consistency: _core.PsConsistency
+    ) -> None:
         self._table = table
         self.client = client
         self.name = name
         self.lr = lr  #: its optimizer's own
         self._ages: Counter[int] = Counter()
         #: Whether the gradients of all workers make one step (Sync), or each push is a step of its own.
-        self.adds_workers = adds_workers
+        self.adds_workers = consistency.adds_workers
+        #: For how many workers no clock waits.
+        self.backup_workers = consistency.backup_workers
 
     @property
     def dim(self) -> int:
@@ -261,6 +270,11 @@ class Client:
         """This worker's clock."""
         return self._client.now
 
+    @property
+    def late_clocks(self) -> int:
+        """How many of its clocks had ended without this worker (backup workers): what it had pushed for them was dropped."""
+        return self._client.late_clocks
+
     def table(
         self,
         name: str,
@@ -279,7 +293,7 @@ class Client:
 
         optimizer     Sgd() unless said otherwise
         initializer   of rows: a number, constant(v), uniform(low, high), normal(mean, deviation); by seed and key alone
-        consistency   Sync() unless said otherwise, Bounded(staleness), Async()
+        consistency   Sync() unless said otherwise, Sync(backup_workers=b), Bounded(staleness), Async()
         admission     a key gets its row with its so-manieth step; earlier gradients are dropped
         max_age       seconds after its last push a row is gone; 0: never
         max_rows      on each server; then the "least_recent" or "least_frequent" (victim) of 64 rows goes; 0: no bound
@@ -291,7 +305,7 @@ class Client:
         made = self._client.table(
             name, dim, initializer, optimizer, consistency, admission, max_age, max_rows, victim, seed
         )
-        table = Table(made, self, name, optimizer.lr, consistency.adds_workers)
+        table = Table(made, self, name, optimizer.lr, consistency)
         self._tables.add(table)
         return table
 
@@ -319,7 +333,8 @@ class Client:
         return Variable(made, lengths)
 
     def clock(self) -> int:
-        """Ends this worker's clock, on all servers or on none; its pushes count. Returns the new clock."""
+        """Ends this worker's clock, on all servers or on none; its pushes count. Returns the new clock. With backup workers
+        it waits until the clock has ended; whether its pushes came too late says `late_clocks`."""
         return self._client.clock()
 
     def barrier(self) -> None:
@@ -328,7 +343,8 @@ class Client:
 
     def snapshot(self, folder: Union[str, os.PathLike[str]]) -> str:
         """All tables and variables as a new checkpoint in a folder that all servers see; returns the checkpoint's own.
-        One worker calls it; with Sync it has exactly the clocks before this one, else call it between two barriers."""
+        One worker calls it; with Sync it has exactly the clocks before this one; else, and with backup workers, call it
+        between two barriers."""
         return self._client.snapshot(os.fspath(folder))
 
     def restore(self, folder: Union[str, os.PathLike[str]]) -> int:

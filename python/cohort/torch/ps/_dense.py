@@ -21,7 +21,8 @@ class DistributedOptimizer:
     prefix            of the variables' names on the servers
 
     Made by all workers. The parameters become worker 0's, or, of a training that is under way, those of the servers. With
-    Sync the gradients of all workers are averaged into one step; with the others each worker's are a step of its own.
+    Sync the gradients of all workers are averaged into one step, of all but the backup workers where there are such; with
+    the others each worker's are a step of its own.
     Buffers (running means of a batch normalization) stay each worker's own.
     """
 
@@ -35,7 +36,8 @@ class DistributedOptimizer:
         prefix: str = "",
     ) -> None:
         self._client = client
-        self._scale = 1 / client.workers if consistency is None or consistency.adds_workers else 1.0
+        counted = client.workers - (0 if consistency is None else consistency.backup_workers)
+        self._scale = 1 / max(1, counted) if consistency is None or consistency.adds_workers else 1.0
         self._parameters: list[tuple[torch.nn.Parameter, Variable]] = []
         for name, parameter in named_parameters:
             if parameter.dtype != torch.float32 or not parameter.is_contiguous():
