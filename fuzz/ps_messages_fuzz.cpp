@@ -60,7 +60,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   reader.adopt = [&](const std::string& body) -> Result<void> {
     const Command command{1, Method::Adopt, 0, 0, body};
     if (auto ok = restored.check_adopt(command); !ok) {
-      if (restored.tables() == 0) std::abort();
+      // The job may have too few workers for so many backup workers.
+      if (restored.tables() == 0 && unpack<Adopt>(body)->record.options.consistency.backup_workers == 0) std::abort();
       return ok;
     }
     restored.run(command);

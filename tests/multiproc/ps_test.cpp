@@ -285,6 +285,35 @@ TEST(ParameterServer, ABackupTakesThePlaceOfAKilledPrimaryAndNothingIsLost) {
   }
 }
 
+// The first server, which decides whose pushes count, and the others: who has been told that its pushes count, and of
+// nobody else, is in the sums.
+TEST(ParameterServer, WhoCountsIsTheSameAfterServersAreKilled) {
+  constexpr int kWorkers = 3, kClocks = 1200, kKills = 3;
+  Job job(Replicated{});
+  std::vector<Child> workers;
+  for (int i = 0; i < kWorkers; ++i) workers.push_back(job.worker(i, kWorkers, "backup", kClocks, false));
+  for (Child& worker : workers) ASSERT_TRUE(worker.wait_for_output("works from")) << worker.output();
+  std::mt19937 random(13);
+  for (int kills = 0; kills < kKills; ++kills) {
+    const int server = kills == 1 ? 1 : 0;
+    job.wait_until_all_have_backups();
+    pause(random, 100);
+    job.kill(server);
+    job.start(server);
+    job.wait_until_served(server);
+    ASSERT_FALSE(workers[0].wait_for_output("ps_peer:", std::chrono::seconds(0))) << workers[0].output();
+  }
+  const int all = (kWorkers - 1) * kClocks;
+  int counted = 0;
+  for (Child& worker : workers) {
+    EXPECT_TRUE(worker.wait_for_output(fmt::format("counts from {} to {}.", all, all)))
+        << worker.output().substr(worker.output().size() > 900 ? worker.output().size() - 900 : 0) << job.said();
+    EXPECT_EQ(worker.wait(), 0);
+    counted += last_told(worker).second;
+  }
+  EXPECT_EQ(counted, all);
+}
+
 // It says nothing, and nobody can know whether it is dead. When it goes on it is not the primary any more.
 TEST(ParameterServer, AStoppedPrimaryHasNoSayWhenItGoesOn) {
   constexpr int kWorkers = 2, kClocks = 1200;
