@@ -203,15 +203,19 @@ class Client {
 
   /// Ends this worker's clock, on all servers or on none: waits until all servers have its pushes, then tells them that
   /// they count. Returns the new clock. If this process dies meanwhile, servers settle among them whether it has ended.
+  /// With backup workers it waits until the clock has ended, by those that count or without this worker, and returns
+  /// the clock at which this one goes on; pushes of other threads wait meanwhile. After Timeout it may be called again.
   std::int64_t clock();
   std::int64_t now() const noexcept;
+  /// How many of its clocks had ended without this worker (SyncOptions): what it had pushed for them was dropped.
+  std::int64_t late_clocks() const noexcept;
   /// Waits until all workers have come here as often.
   void barrier();
   /// What all tables and variables are, in a new checkpoint in the folder, which all servers have to see at the same
   /// path; returns the checkpoint's own folder. It is there as a whole or not at all. With Mode::Sync it has exactly
-  /// the pushes of clocks before this worker's present one; else it is one cut only if no worker ends a clock, or
-  /// pushes to tables of Mode::Async, meanwhile: between two barriers. One worker calls it; servers serve nobody while
-  /// they write. Throws Io, Unavailable (another process is saving there), Timeout.
+  /// the pushes of clocks before this worker's present one; else, and with backup workers, it is one cut only if no
+  /// worker ends a clock, or pushes to tables of Mode::Async, meanwhile: between two barriers. One worker calls it;
+  /// servers serve nobody while they write. Throws Io, Unavailable (another process is saving there), Timeout.
   std::string snapshot(const std::string& folder);
   /// Takes all rows of the newest snapshot in the folder whose files are sound, whatever number of servers wrote it,
   /// and makes the tables that are not there. One worker calls it, before any pushes. Clocks stay as they are; returns

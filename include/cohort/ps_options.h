@@ -83,13 +83,21 @@ enum class Mode : std::uint8_t {
             ///< `staleness` clocks behind
   Async,    ///< each push takes effect when it arrives; a pull waits for nobody
 };
+struct SyncOptions {
+  /// A clock ends as soon as all workers but so many have ended it. The pushes of those that come later are dropped as
+  /// a whole, on all servers (`Client::late_clocks` counts them), and they go on at the clock of the others. What a
+  /// worker has read before pushes that count is exactly the pushes that count of earlier clocks. The same for all
+  /// tables of a job, which then all are Mode::Sync; less than the number of workers.
+  std::int64_t backup_workers = 0;
+};
 struct Consistency {
   Mode mode = Mode::Sync;
-  std::int64_t staleness = 0;  ///< Bounded
+  std::int64_t staleness = 0;       ///< Bounded
+  std::int64_t backup_workers = 0;  ///< Sync: SyncOptions
 
-  static Consistency sync() { return {Mode::Sync, 0}; }
-  static Consistency bounded(std::int64_t staleness) { return {Mode::Bounded, staleness}; }
-  static Consistency async() { return {Mode::Async, 0}; }
+  static Consistency sync(const SyncOptions& options = {}) { return {Mode::Sync, 0, options.backup_workers}; }
+  static Consistency bounded(std::int64_t staleness) { return {Mode::Bounded, staleness, 0}; }
+  static Consistency async() { return {Mode::Async, 0, 0}; }
 };
 
 /// Which rows have to go. Rows that go come back, when they are pushed again, as they first were.

@@ -59,6 +59,50 @@ void Client::Impl::stop_keeping() {
   keeper.join();
 }
 
+Concluded Client::Impl::await(std::int64_t clock_ended) {
+  Link& decides = links.front();
+  const Heard heard = decides.finish(decides.send(Method::Await, pack(Await{clock_ended, decides.patience_ms()})));
+  return value_or_throw(codec::decode<Concluded>(heard.payload()));
+}
+
+void Client::Impl::conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum) {
+  std::vector<Link::RequestPtr> told;
+  for (std::size_t i = first_link; i < links.size(); ++i) {
+    told.push_back(links[i].send_change(Method::Conclude, [&](const Order& order) {
+      return pack(Conclude{order, next, quorum});
+    }));
+  }
+  for (std::size_t i = 0; i < told.size(); ++i) links[first_link + i].finish(told[i]);
+  clock = next;
+}
+
+/// After the first table has been opened: the others may be at work, and clocks have ended since it has come.
+void Client::Impl::begin_with_backup_workers() {
+  const std::unique_lock lock(ending);
+  if (has_backup_workers) return;
+  const Quorum quorum = await(-1).quorum;
+  conclude(0, quorum.clocks, quorum);
+  has_backup_workers = true;
+}
+
+std::int64_t Client::Impl::end_clock_with_backup_workers() {
+  const std::unique_lock lock(ending);
+  for (Link& link : links) link.drain();
+  if (!proposed) {
+    Link& decides = links.front();
+    const auto told = decides.send_change(Method::Propose, [&](const Order& order) {
+      return pack(Commit{order, clock});
+    });
+    proposed = true;
+    decides.finish(told);
+  }
+  const Concluded ended = await(clock);
+  conclude(1, ended.clock, ended.quorum);
+  proposed = false;
+  if (ended.late) ++late;
+  return clock;
+}
+
 Client::Client(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::Client(Client&&) noexcept = default;
 
@@ -121,6 +165,7 @@ Client::~Client() {
 int Client::worker() const noexcept { return impl_->options.worker; }
 int Client::workers() const noexcept { return impl_->options.workers; }
 std::int64_t Client::now() const noexcept { return impl_->clock; }
+std::int64_t Client::late_clocks() const noexcept { return impl_->late; }
 
 namespace {
 
@@ -149,6 +194,7 @@ std::shared_ptr<Table::Impl> open(const std::shared_ptr<Client::Impl>& client, s
     }
   }
   if (failed) throw *failed;
+  if (options.consistency.backup_workers > 0) client->begin_with_backup_workers();
   return table;
 }
 
@@ -172,6 +218,7 @@ Variable Client::variable(std::string_view name, const VariableOptions& options)
 
 std::int64_t Client::clock() {
   impl_->demand_here("clock");
+  if (impl_->has_backup_workers) return impl_->end_clock_with_backup_workers();
   for (Link& link : impl_->links) link.drain();
   std::vector<Link::RequestPtr> told;
   for (Link& link : impl_->links) {
@@ -194,7 +241,8 @@ std::string Client::snapshot(const std::string& folder) {
   auto writer = value_or_throw(formats::CheckpointWriter::open(std::filesystem::absolute(folder).string()));
   formats::Manifest manifest;
   manifest.generation = writer.newest() + 1;
-  manifest.step = impl_->clock;
+  // With backup workers others may have gone on meanwhile.
+  manifest.step = impl_->has_backup_workers ? impl_->await(-1).quorum.clocks : impl_->clock.load();
   manifest.created = formats::utc_now();
   manifest.program = "cohort parameter servers";
   manifest.world_size = impl_->options.workers;
@@ -204,7 +252,7 @@ std::string Client::snapshot(const std::string& folder) {
   std::vector<Link::RequestPtr> asked;
   for (std::uint32_t i = 0; i < servers; ++i) {
     Link& link = impl_->links[i];
-    asked.push_back(link.send(Method::Snapshot, pack(Snapshot{writer.hidden(), snapshot_file(i, servers), impl_->clock,
+    asked.push_back(link.send(Method::Snapshot, pack(Snapshot{writer.hidden(), snapshot_file(i, servers), manifest.step,
                                                               link.patience_ms()})));
   }
   for (std::uint32_t i = 0; i < servers; ++i) {

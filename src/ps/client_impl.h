@@ -18,6 +18,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,6 +32,18 @@ struct Client::Impl {
   std::atomic<std::int64_t> clock{0};
   std::uint64_t barrier = 0;
   std::atomic<bool> left{false};
+
+  // With backup workers. A clock ends first at the first server, then at the others: pushes wait for that, so that all
+  // servers take them for the same clock's.
+  std::shared_mutex ending;
+  std::atomic<bool> has_backup_workers{false};
+  bool proposed = false;  // under the mutex: the first server knows that the clock has ended, and the others do not
+  std::atomic<std::int64_t> late{0};
+
+  void begin_with_backup_workers();
+  std::int64_t end_clock_with_backup_workers();
+  Concluded await(std::int64_t clock_ended);
+  void conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum);
 
   // Connections that break while nobody asks anything are made again, since servers take who is not connected for lost.
   std::mutex mutex;

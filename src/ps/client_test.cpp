@@ -16,14 +16,6 @@ namespace cohort::ps {
 namespace {
 
 using namespace testing;
-using Keys = std::vector<std::uint64_t>;
-using Floats = std::vector<float>;
-
-Floats pull(Table& table, const Keys& keys) {
-  Floats rows(keys.size() * static_cast<std::size_t>(table.options().dim));
-  table.pull(keys, rows).wait();
-  return rows;
-}
 
 TEST(Client, PushesAndPullsOverSeveralServers) {
   for (const std::size_t count : {1U, 2U, 3U, 5U}) {
@@ -290,36 +282,6 @@ TEST(Client, MemoryThatIsNotThereIsRefusedBeforeItIsTaken) {
 
 // ---- consistency ----
 
-/// One process: gradients of a clock added by ascending worker, then one step.
-struct OneProcess {
-  explicit OneProcess(const TableOptions& options) : table("t", options) {}
-  SparseTable table;
-  KeyedSum sum;
-
-  void clock(const std::vector<std::pair<Keys, Floats>>& of_workers) {
-    const std::size_t dim = table.dim();
-    sum.begin(dim);
-    for (const auto& [keys, gradients] : of_workers) {
-      KeyedSum own;
-      own.begin(dim);
-      for (std::size_t i = 0; i < keys.size(); ++i) own.add(keys[i], gradients.data() + i * dim);
-      for (std::size_t i = 0; i < own.size(); ++i) sum.add(own.keys()[i], own.sum(i));
-    }
-    table.step({sum.keys().data(), sum.sums(), sum.size()}, 1);
-  }
-};
-
-/// Made-up gradients of a worker's clock: keys of all workers, several times.
-std::pair<Keys, Floats> batch(int worker, std::int64_t clock, std::int64_t dim) {
-  std::mt19937 random(static_cast<unsigned>(worker * 1000 + clock));
-  std::normal_distribution<float> normal;
-  Keys keys(60);
-  for (std::uint64_t& key : keys) key = random() % 40;
-  Floats gradients(keys.size() * static_cast<std::size_t>(dim));
-  for (float& one : gradients) one = normal(random);
-  return {keys, gradients};
-}
-
 TEST(Sync, HasTheBitsOfOneProcessForAnyNumberOfServers) {
   constexpr int kWorkers = 3;
   constexpr std::int64_t kClocks = 20, kDim = 5;
@@ -486,20 +448,6 @@ TEST(Workers, OneThatIsLostIsTakenOutAndCanComeAgain) {
 }
 
 // ---- snapshots ----
-
-class Folder {
- public:
-  Folder() {
-    std::string name = std::filesystem::temp_directory_path() / "cohort-ps-XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  const std::string& path() const noexcept { return path_; }
-
- private:
-  std::string path_;
-};
 
 /// Trains so many clocks with two workers; snapshots after the first half if `folder` is not empty; or restores there
 /// first and does the second half. Returns the rows and the dense values at the end.

@@ -129,7 +129,8 @@ void Link::transmit(Request& request) {
 void Link::make_room(Lock& lock, std::size_t bytes) {
   while (bytes_under_way_ > bytes) {
     const auto oldest = std::find_if(under_way_.begin(), under_way_.end(), [](const RequestPtr& one) {
-      return !one->receiving && one->method != Method::Pull && one->method != Method::Barrier;
+      return !one->receiving && one->method != Method::Pull && one->method != Method::Barrier &&
+             one->method != Method::Await;
     });
     if (oldest == under_way_.end()) return;
     const RequestPtr request = *oldest;

@@ -44,6 +44,7 @@ Result<void> Primary::on_call(const ClientPtr& client, const Call& call) {
   switch (static_cast<Method>(call.method)) {
     case Method::Pull: return pull(client, call);
     case Method::Barrier: return barrier(client, session, call);
+    case Method::Await: return await(client, session, call);
     case Method::Snapshot: return snapshot(client, call);
     case Method::Stats: return stats(client, call);
     case Method::Ping: rpc_.answer(client, call.id, pack(Answer{})); return {};
@@ -132,7 +133,7 @@ void Primary::welcome(const ClientPtr& client, std::uint64_t id, const Hello& gr
     const Worker& worker = state_.workers().at(greeting.worker);
     welcome.incarnation = std::max(worker.incarnation, worker.banned);
     welcome.mark = worker.mark;
-    welcome.clock = worker.phase == Worker::Phase::Expected ? 0 : state_.workers().most();
+    welcome.clock = worker.phase == Worker::Phase::Expected ? 0 : state_.next_clock();
     welcome.barrier = worker.phase == Worker::Phase::Expected ? 0 : state_.workers().latest_barrier();
   }
   welcome.epoch = epoch_;
@@ -190,6 +191,17 @@ Result<void> Primary::barrier(const ClientPtr& client, const Session& session, c
   }
   if (state_.workers().past_barrier(opened->record.number)) {
     answer(client, call.id, pack(Answer{}));
+  } else {
+    park(client, call, opened->record.wait_ms);
+  }
+  return {};
+}
+
+Result<void> Primary::await(const ClientPtr& client, const Session& session, const Call& call) {
+  const auto opened = unpack<Await>(call.body);
+  if (!opened) return tl::unexpected(opened.error());
+  if (state_.settled() > opened->record.clock) {
+    answer(client, call.id, answer_of(state_.concluded(session.worker)));
   } else {
     park(client, call, opened->record.wait_ms);
   }
@@ -325,8 +337,8 @@ std::size_t Primary::limit() const {
 }
 
 void Primary::park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms) {
-  const auto at = parked_.insert(parked_.end(),
-                                 {client, call.id, static_cast<Method>(call.method), std::string(call.body), nullptr});
+  const auto at = parked_.insert(parked_.end(), {client, call.id, sessions_.at(client).worker,
+                                                 static_cast<Method>(call.method), std::string(call.body), nullptr});
   at->limit = rpc_.after(milliseconds(wait_ms), [this, at] {
     const Parked late = std::move(*at);
     parked_.erase(at);
@@ -339,6 +351,10 @@ std::string Primary::why_late(const Parked& late) const {
   if (late.method == Method::Barrier) {
     const auto number = unpack<Barrier>(late.body)->record.number;
     why = fmt::format("barrier {} waits for {}", number, state_.workers().not_at_barrier(number));
+  } else if (late.method == Method::Await) {
+    const std::int64_t clock = unpack<Await>(late.body)->record.clock;
+    why = fmt::format("clock {}, with {} backup workers, waits for {}", clock, state_.backup_workers(),
+                      state_.workers().behind(clock + 1));
   } else if (late.method == Method::Snapshot) {
     const std::int64_t clock = unpack<Snapshot>(late.body)->record.clock;
     why = fmt::format("a snapshot at clock {} waits for {}", clock, state_.workers().behind(clock));
@@ -363,6 +379,9 @@ void Primary::wake() {
     if (here->method == Method::Barrier) {
       if (!state_.workers().past_barrier(unpack<Barrier>(here->body)->record.number)) continue;
       answer(here->client, here->id, pack(Answer{}));
+    } else if (here->method == Method::Await) {
+      if (state_.settled() <= unpack<Await>(here->body)->record.clock) continue;
+      answer(here->client, here->id, answer_of(state_.concluded(here->worker)));
     } else if (here->method == Method::Snapshot) {
       const auto asked = unpack<Snapshot>(here->body);
       if (state_.settled() < asked->record.clock) continue;

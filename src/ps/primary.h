@@ -71,6 +71,7 @@ class Primary {
   struct Parked {
     ClientPtr client;
     std::uint64_t id = 0;
+    std::uint32_t worker = 0;
     Method method = Method::Pull;
     std::string body;
     std::shared_ptr<void> limit;
@@ -98,6 +99,7 @@ class Primary {
   Result<void> pull(const ClientPtr& client, const Call& call);
   void answer_pull(const ClientPtr& client, std::uint64_t id, const Packed<Pull>& asked);
   Result<void> barrier(const ClientPtr& client, const Session& session, const Call& call);
+  Result<void> await(const ClientPtr& client, const Session& session, const Call& call);
   Result<void> snapshot(const ClientPtr& client, const Call& call);
   void answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked);
   Result<void> restore(const std::string& folder);

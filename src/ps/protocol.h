@@ -6,8 +6,10 @@
 
 #include <cohort/ps_options.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -48,7 +50,10 @@ void visit_fields(M& m, A& a, const Initializer*) {
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Consistency*) {
-  a(codec::below(m.mode, 3, "an unknown consistency"), m.staleness);
+  // One number, of what it is depends on the mode: so do messages and snapshots of before backup workers.
+  std::int64_t number = m.mode == Mode::Sync ? m.backup_workers : m.staleness;
+  a(codec::below(m.mode, 3, "an unknown consistency"), number);
+  if constexpr (!std::is_const_v<M>) (m.mode == Mode::Sync ? m.backup_workers : m.staleness) = number;
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Eviction*) {
@@ -94,7 +99,21 @@ enum class Method : std::uint8_t {
   Adopt,    ///< likewise: rows of a snapshot
   Piece,    ///< likewise: of the image of a state, from which a new one begins
   Verify,   ///< likewise: what some rows have to be by then
+  // With backup workers, in place of Commit.
+  Await,     ///< of the first server
+  Propose,   ///< a change, likewise
+  Conclude,  ///< a change
 };
+/// Of workers and servers; the others stand in journals alone.
+constexpr bool is_call(Method method) noexcept {
+  return (method >= Method::Hello && method <= Method::Leave) ||
+         (method >= Method::Await && method <= Method::Conclude);
+}
+/// Has the number of its order.
+constexpr bool is_change(Method method) noexcept {
+  return (method >= Method::Start && method <= Method::Leave) || method == Method::Propose ||
+         method == Method::Conclude;
+}
 
 /// The first call of a connection. Without an incarnation: only what is known is asked.
 struct Hello {
@@ -176,7 +195,7 @@ void visit_fields(M& m, A& a, const Change*) {
   a.demand(!m.lr || (*m.lr >= 0 && std::isfinite(*m.lr)), "a learning rate that is none");
 }
 
-/// The end of the worker's clock: `clock` is the one that ends.
+/// The end of the worker's clock: `clock` is the one that ends. With Method::Propose: unless it comes too late.
 struct Commit {
   Order order;
   std::int64_t clock = 0;
@@ -184,6 +203,52 @@ struct Commit {
 template <class M, class A>
 void visit_fields(M& m, A& a, const Commit*) {
   a(m.order, m.clock);
+}
+
+/// With backup workers: whose pushes count, as the first server has decided once enough had ended the clock.
+struct Quorum {
+  std::int64_t clocks = 0;                  ///< that have ended
+  std::vector<std::uint32_t> workers = {};  ///< whose pushes of the last of these count, ascending
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Quorum*) {
+  a(m.clocks, codec::most(m.workers, kMostWorkers));
+  a.demand(m.clocks >= 0 && m.clocks < (std::int64_t{1} << 62) && m.workers.empty() == (m.clocks == 0),
+           "a clock that has not ended");
+  a.demand(std::adjacent_find(m.workers.begin(), m.workers.end(), std::greater_equal<>()) == m.workers.end(),
+           "workers that do not ascend");
+}
+
+/// Is answered when the clock has ended.
+struct Await {
+  std::int64_t clock = 0;  ///< below 0: at once
+  std::uint32_t wait_ms = 0;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Await*) {
+  a(m.clock, m.wait_ms);
+}
+/// Its answer.
+struct Concluded {
+  Quorum quorum;
+  std::int64_t clock = 0;  ///< at which the worker goes on
+  bool late = false;       ///< whether its latest pushes have been dropped
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Concluded*) {
+  a(m.quorum, m.clock, m.late);
+}
+
+/// What a worker tells a server of the first one's decision, before anything of the clock at which it goes on.
+struct Conclude {
+  Order order;
+  std::int64_t clock = 0;  ///< at which it goes on
+  Quorum quorum;
+};
+template <class M, class A>
+void visit_fields(M& m, A& a, const Conclude*) {
+  a(m.order, m.clock, m.quorum);
+  a.demand(m.clock >= 0 && m.clock <= m.quorum.clocks, "a clock beyond those that have ended");
 }
 
 /// Rows of a snapshot that are the server's; the worker's clock does not change.

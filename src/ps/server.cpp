@@ -123,7 +123,7 @@ class Server::Impl final : RpcServer::Service {
   // ---- calls ----
 
   Result<void> on_call(const ClientPtr& client, const RpcServer::Call& call) override {
-    if (call.method < static_cast<int>(Method::Hello) || call.method > static_cast<int>(Method::Leave))
+    if (!is_call(static_cast<Method>(call.method)))
       return fail(ErrorCode::Corrupt, "a call of unknown kind {}", call.method);
     switch (static_cast<Method>(call.method)) {
       case Method::Hello: return hello(client, call);

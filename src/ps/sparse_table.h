@@ -19,6 +19,8 @@ namespace cohort::ps {
 
 /// InvalidArgument, saying which option and why.
 Result<void> check(const TableOptions& options);
+/// As Python has it: "Bounded(4)".
+std::string described(const Consistency& consistency);
 
 /// Keys, and the floats of so many rows behind each other.
 struct KeyedRows {

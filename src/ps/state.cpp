@@ -21,7 +21,6 @@ constexpr std::size_t kMostEarlier = 16;  // incarnations; a server asks of one 
 
 /// What two workers say of one table in different ways: "dim 8 and 16; the initializer".
 std::string differences(const TableOptions& one, const TableOptions& other) {
-  constexpr const char* kModes[] = {"Sync", "Bounded", "Async"};
   constexpr const char* kRules[] = {"Sgd", "Adagrad", "RowAdagrad", "Adam", "AdamW", "Ftrl"};
   std::vector<std::string> found;
   const auto differ = [&](auto member) {
@@ -39,10 +38,8 @@ std::string differences(const TableOptions& one, const TableOptions& other) {
   }
   if (differ(&TableOptions::initializer)) found.emplace_back("the initializer");
   if (differ(&TableOptions::consistency)) {
-    const auto text = [&](const Consistency& of) {
-      return fmt::format("{}({})", kModes[static_cast<int>(of.mode)], of.staleness);
-    };
-    found.push_back(fmt::format("the consistency: {} and {}", text(one.consistency), text(other.consistency)));
+    found.push_back(
+        fmt::format("the consistency: {} and {}", described(one.consistency), described(other.consistency)));
   }
   if (one.admission != other.admission)
     found.push_back(fmt::format("admission {} and {}", one.admission, other.admission));
@@ -85,12 +82,20 @@ Result<void> State::check(const Command& command, std::size_t limit) const {
     case Method::Commit: {
       const auto commit = unpack<Commit>(command.body);
       if (auto ok = whole(commit); !ok) return ok;
+      if (backup_workers() > 0) {
+        return fail(ErrorCode::InvalidArgument,
+                    "the tables have backup workers, and worker {} ends a clock without having opened any -- all "
+                    "workers have to open them before they end a clock",
+                    command.worker);
+      }
       const std::int64_t ended = workers_.at(command.worker).committed;
       if (commit->record.clock != ended)
         return fail(ErrorCode::Corrupt, "worker {} ends clock {} after it has ended {}", command.worker,
                     commit->record.clock, ended);
       return {};
     }
+    case Method::Propose: return check_propose(command);
+    case Method::Conclude: return check_conclude(command);
     case Method::Open: {
       const auto open = unpack<Open>(command.body);
       if (auto ok = whole(open); !ok) return ok;
@@ -118,6 +123,7 @@ Result<void> State::check_open(const Open& open, std::size_t limit) const {
                 "workers, or take another name",
                 open.name, differ);
   }
+  if (auto ok = check_backup_workers(open); !ok) return ok;
   if (tables_.size() >= 4096) return fail(ErrorCode::Unavailable, "more than 4096 tables");
   if (bytes() + SparseTable(open.name, open.options).bytes_with(1) > limit)
     return fail(ErrorCode::Unavailable,
@@ -166,7 +172,7 @@ void State::run(const Command& command) {
       introduced_ = hello;
       if (workers_.count() == 0) workers_.expect(hello.workers);
       Worker& worker = workers_.at(command.worker);
-      drop_staged(command.worker);
+      withdraw(command.worker);
       const bool first = worker.phase == Worker::Phase::Expected;
       worker.earlier[worker.incarnation] = worker.committed;
       while (worker.earlier.size() > kMostEarlier) worker.earlier.erase(worker.earlier.begin());
@@ -219,19 +225,31 @@ void State::run(const Command& command) {
       this->commit(command.worker, commit.clock + 1, command.now);
       break;
     }
+    case Method::Propose: {
+      const auto ended = opened<Commit>(command).record;
+      advance(ended.order);
+      propose(command.worker, ended.clock, command.now);
+      break;
+    }
+    case Method::Conclude: {
+      const auto told = opened<Conclude>(command).record;
+      advance(told.order);
+      conclude(command.worker, told, command.now);
+      break;
+    }
     case Method::Restore: advance(opened<Restore>(command).record.order); break;
     case Method::Adopt: adopt(command); break;
     case Method::Leave: {
       advance(opened<Leave>(command).record.order);
-      drop_staged(command.worker);
+      withdraw(command.worker);
       workers_.at(command.worker).phase = Worker::Phase::Gone;
       settle(command.now);
       break;
     }
     case Method::Lost: {
       const auto decided = opened<Settled>(command).record;
-      commit(command.worker, decided.committed, command.now);
-      drop_staged(command.worker);
+      if (backup_workers() == 0) commit(command.worker, decided.committed, command.now);
+      withdraw(command.worker);
       Worker& worker = workers_.at(command.worker);
       worker.phase = Worker::Phase::Gone;
       settle(command.now);
@@ -267,7 +285,7 @@ Result<void> State::replay(const Command& command) {
       return may_join(hello->record);
     }
     if (command.worker >= workers_.count()) return fail(ErrorCode::Corrupt, "there is no worker {}", command.worker);
-    if (command.method >= Method::Start && command.method <= Method::Leave) {
+    if (is_change(command.method)) {
       const auto order = order_of(command.body);
       if (!order) return tl::unexpected(order.error());
       const auto verdict = workers_.judge({command.worker, command.incarnation, *order});
@@ -343,24 +361,15 @@ void State::push(const Command& command, const Change& change, std::string_view 
     table.step(rows_of(payload, change.count), command.now, change.lr);
     return;
   }
-  stage({command.worker, workers_.at(command.worker).committed, change.table, change.lr, change.count,
-         std::string(payload)});
+  const std::int64_t clock = workers_.at(command.worker).committed;
+  if (clock < settled_ && backup_workers() > 0) return;  // it comes too late
+  stage({command.worker, clock, change.table, change.lr, change.count, std::string(payload)});
 }
 
 void State::stage(Staged staged) {
   staged_bytes_ += staged.payload.size() + sizeof(Staged);
   tables_[staged.table].waiting += staged.count;
   staged_.push_back(std::move(staged));
-}
-
-template <class Taken>
-void State::unstage(Taken&& taken) {
-  std::erase_if(staged_, [&](const Staged& one) {
-    if (!taken(one)) return false;
-    staged_bytes_ -= one.payload.size() + sizeof(Staged);
-    tables_[one.table].waiting -= one.count;
-    return true;
-  });
 }
 
 void State::commit(std::uint32_t number, std::int64_t clocks, std::uint32_t now) {
@@ -384,6 +393,7 @@ void State::make_committed(std::uint32_t worker, std::uint32_t now) {
 }
 
 void State::settle(std::uint32_t now) {
+  if (backup_workers() > 0) return seek_quorum(now);
   const std::int64_t until = workers_.least().value_or(workers_.most());
   for (; settled_ < until; ++settled_) {
     std::int64_t next = until;  // clocks without a push go by at once
@@ -392,27 +402,31 @@ void State::settle(std::uint32_t now) {
     }
     settled_ = std::max(settled_, next);
     if (settled_ >= until) return;
-    for (std::uint32_t number = 0; number < tables_.size(); ++number) {
-      SparseTable& table = tables_[number].table;
-      if (table.options().consistency.mode != Mode::Sync) continue;
-      std::vector<const Staged*> due;
-      for (const Staged& one : staged_) {
-        if (one.table == number && one.clock <= settled_) due.push_back(&one);
-      }
-      if (due.empty()) continue;
-      std::stable_sort(due.begin(), due.end(), [](const Staged* a, const Staged* b) { return a->worker < b->worker; });
-      sum_.begin(table.dim());
-      for (const Staged* one : due) {
-        const KeyedRows rows = rows_of(one->payload, one->count);
-        for (std::size_t i = 0; i < rows.count; ++i) {
-          std::uint64_t key;
-          std::memcpy(&key, static_cast<const char*>(rows.keys) + i * sizeof key, sizeof key);
-          sum_.add(key, static_cast<const char*>(rows.rows) + i * table.dim() * sizeof(float));
-        }
-      }
-      table.step({sum_.keys().data(), sum_.sums(), sum_.size()}, now, due.front()->lr);
-      unstage([&](const Staged& one) { return one.table == number && one.clock <= settled_; });
+    step_staged(now);
+  }
+}
+
+void State::step_staged(std::uint32_t now) {
+  for (std::uint32_t number = 0; number < tables_.size(); ++number) {
+    SparseTable& table = tables_[number].table;
+    if (table.options().consistency.mode != Mode::Sync) continue;
+    std::vector<const Staged*> due;
+    for (const Staged& one : staged_) {
+      if (one.table == number && one.clock <= settled_) due.push_back(&one);
     }
+    if (due.empty()) continue;
+    std::stable_sort(due.begin(), due.end(), [](const Staged* a, const Staged* b) { return a->worker < b->worker; });
+    sum_.begin(table.dim());
+    for (const Staged* one : due) {
+      const KeyedRows rows = rows_of(one->payload, one->count);
+      for (std::size_t i = 0; i < rows.count; ++i) {
+        std::uint64_t key;
+        std::memcpy(&key, static_cast<const char*>(rows.keys) + i * sizeof key, sizeof key);
+        sum_.add(key, static_cast<const char*>(rows.rows) + i * table.dim() * sizeof(float));
+      }
+    }
+    table.step({sum_.keys().data(), sum_.sums(), sum_.size()}, now, due.front()->lr);
+    unstage([&](const Staged& one) { return one.table == number && one.clock <= settled_; });
   }
 }
 

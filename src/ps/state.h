@@ -35,6 +35,12 @@ class State {
   const std::optional<Hello>& introduced() const noexcept { return introduced_; }
   /// Clocks whose pushes have been made in tables of Mode::Sync.
   std::int64_t settled() const noexcept { return settled_; }
+  /// For how many workers no clock waits: the same for all tables.
+  std::int64_t backup_workers() const noexcept;
+  /// At which a worker that comes again begins.
+  std::int64_t next_clock() const noexcept { return backup_workers() > 0 ? settled_ : workers_.most(); }
+  /// With backup workers: whose pushes of the last settled clock counted.
+  Concluded concluded(std::uint32_t worker) const;
 
   /// Whether a worker may come so: InvalidArgument, Mismatch, Aborted.
   Result<void> may_join(const Hello& hello) const;
@@ -104,12 +110,27 @@ class State {
   void fence(const Settle& asked);
   void stage(Staged staged);
   void drop_staged(std::uint32_t worker);
+  /// A worker that is lost, has left, or comes again: what it has pushed, but not ended, is dropped.
+  void withdraw(std::uint32_t worker);
   /// Takes out those for which `taken` says true.
   template <class Taken>
   void unstage(Taken&& taken);
   /// Makes those staged pushes of a worker that its ended clocks allow, in tables that wait for nobody.
   void make_committed(std::uint32_t worker, std::uint32_t now);
   void settle(std::uint32_t now);
+  /// What is staged of clocks up to `settled_`, as one step of each row.
+  void step_staged(std::uint32_t now);
+
+  // state_quorum.cpp: with backup workers
+  bool decides() const noexcept { return introduced_ && introduced_->server == 0; }
+  Result<void> check_backup_workers(const Open& open) const;
+  Result<void> check_propose(const Command& command) const;
+  Result<void> check_conclude(const Command& command) const;
+  void propose(std::uint32_t worker, std::int64_t clock, std::uint32_t now);
+  void conclude(std::uint32_t worker, const Conclude& told, std::uint32_t now);
+  void seek_quorum(std::uint32_t now);
+  void end_clock(std::uint32_t now);
+
   static KeyedRows rows_of(std::string_view payload, std::size_t count) noexcept;
 
   Workers workers_;
@@ -119,7 +140,18 @@ class State {
   std::deque<Staged> staged_;  // in the order in which they came
   std::size_t staged_bytes_ = 0;
   std::int64_t settled_ = 0;
+  std::vector<std::uint32_t> quorum_;  // with backup workers: of the last settled clock
   KeyedSum sum_;
 };
+
+template <class Taken>
+void State::unstage(Taken&& taken) {
+  std::erase_if(staged_, [&](const Staged& one) {
+    if (!taken(one)) return false;
+    staged_bytes_ -= one.payload.size() + sizeof(Staged);
+    tables_[one.table].waiting -= one.count;
+    return true;
+  });
+}
 
 }  // namespace cohort::ps

@@ -19,10 +19,11 @@ struct Beginning {
   std::optional<Hello> introduced = {};
   std::uint32_t workers = 0;
   std::int64_t settled = 0;
+  std::vector<std::uint32_t> quorum = {};
 };
 template <class M, class A>
 void visit_fields(M& m, A& a, const Beginning*) {
-  a(m.introduced, m.workers, m.settled);
+  a(m.introduced, m.workers, m.settled, codec::most(m.quorum, kMostWorkers));
   a.demand(m.workers <= kMostWorkers, "more workers than there may be");
 }
 
@@ -42,6 +43,7 @@ struct OfWorker {
   std::uint64_t nonce = 0;
   std::uint64_t mark = 0;
   std::int64_t committed = 0;
+  bool late = false;
   std::uint64_t barrier = 0;
   std::uint64_t banned = 0;
   std::vector<Earlier> earlier = {};
@@ -50,7 +52,7 @@ struct OfWorker {
 template <class M, class A>
 void visit_fields(M& m, A& a, const OfWorker*) {
   a(m.number, codec::below(m.phase, 4, "a worker in an unknown phase"), m.fenced, m.incarnation, m.nonce, m.mark,
-    m.committed, m.barrier, m.banned, m.earlier, codec::longest(m.host, 300));
+    m.committed, m.late, m.barrier, m.banned, m.earlier, codec::longest(m.host, 300));
 }
 
 /// A change that was refused.
@@ -112,16 +114,15 @@ std::string piece_of(Kind kind, const T& record) {
 void append(std::string& to, const void* bytes, std::size_t size) { to.append(static_cast<const char*>(bytes), size); }
 
 OfWorker saved(std::uint32_t number, const Worker& worker) {
-  OfWorker of{number,        worker.phase, worker.fenced,    worker.incarnation,
-              worker.nonce,  worker.mark,  worker.committed, worker.barrier,
-              worker.banned, {},           worker.host};
+  OfWorker of{number,           worker.phase, worker.fenced,  worker.incarnation, worker.nonce, worker.mark,
+              worker.committed, worker.late,  worker.barrier, worker.banned,      {},           worker.host};
   for (const auto& [incarnation, ended] : worker.earlier) of.earlier.push_back({incarnation, ended});
   return of;
 }
 
 Worker loaded(OfWorker&& of) {
-  Worker worker{of.phase, of.fenced, of.incarnation,    of.nonce, of.mark, of.committed, of.barrier, of.banned,
-                {},       {},        std::move(of.host)};
+  Worker worker{of.phase, of.fenced,  of.incarnation, of.nonce, of.mark, of.committed,
+                of.late,  of.barrier, of.banned,      {},       {},      std::move(of.host)};
   for (const Earlier& one : of.earlier) worker.earlier.emplace(one.incarnation, one.ended);
   return worker;
 }
@@ -134,7 +135,7 @@ void visit_fields(M& m, A& a, const TableShape*) {
 }
 
 void State::image(const std::function<void(std::string piece)>& take) const {
-  take(piece_of(Kind::Begin, Beginning{introduced_, workers_.count(), settled_}));
+  take(piece_of(Kind::Begin, Beginning{introduced_, workers_.count(), settled_, quorum_}));
   for (std::uint32_t number = 0; number < workers_.count(); ++number) {
     const Worker& worker = workers_.at(number);
     take(piece_of(Kind::Worker, saved(number, worker)));
@@ -188,6 +189,7 @@ Result<void> State::load(std::string_view piece) {
     introduced_ = opened->record.introduced;
     workers_.expect(opened->record.workers);
     settled_ = opened->record.settled;
+    quorum_ = opened->record.quorum;
     loading_ = true;
     return {};
   }

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "net/secret.h"
+#include "ps/keyed_sum.h"
+#include "ps/sparse_table.h"
 
 #include <cohort/error.h>
 #include <cohort/ps.h>
@@ -18,8 +20,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace cohort::ps::testing {
@@ -117,5 +122,66 @@ inline bool contains(const Error& error, const std::string& text) {
   if (!found) ADD_FAILURE() << "\"" << text << "\" is not in: " << error.what();
   return found;
 }
+
+using Keys = std::vector<std::uint64_t>;
+using Floats = std::vector<float>;
+
+inline TableOptions counters(Consistency consistency, std::int64_t dim = 1) {
+  TableOptions options;
+  options.dim = dim;
+  options.optimizer = optim::Sgd{.lr = 1};
+  options.consistency = consistency;
+  return options;
+}
+
+inline Floats pull(Table& table, const Keys& keys) {
+  Floats rows(keys.size() * static_cast<std::size_t>(table.options().dim));
+  table.pull(keys, rows).wait();
+  return rows;
+}
+
+/// One process: gradients of a clock added by ascending worker, then one step.
+struct OneProcess {
+  explicit OneProcess(const TableOptions& options) : table("t", options) {}
+  SparseTable table;
+  KeyedSum sum;
+
+  void clock(const std::vector<std::pair<Keys, Floats>>& of_workers) {
+    const std::size_t dim = table.dim();
+    sum.begin(dim);
+    for (const auto& [keys, gradients] : of_workers) {
+      KeyedSum own;
+      own.begin(dim);
+      for (std::size_t i = 0; i < keys.size(); ++i) own.add(keys[i], gradients.data() + i * dim);
+      for (std::size_t i = 0; i < own.size(); ++i) sum.add(own.keys()[i], own.sum(i));
+    }
+    table.step({sum.keys().data(), sum.sums(), sum.size()}, 1);
+  }
+};
+
+/// Made-up gradients of a worker's clock: keys of all workers, several times.
+inline std::pair<Keys, Floats> batch(int worker, std::int64_t clock, std::int64_t dim) {
+  std::mt19937 random(static_cast<unsigned>(worker * 1000 + clock));
+  std::normal_distribution<float> normal;
+  Keys keys(60);
+  for (std::uint64_t& key : keys) key = random() % 40;
+  Floats gradients(keys.size() * static_cast<std::size_t>(dim));
+  for (float& one : gradients) one = normal(random);
+  return {keys, gradients};
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = std::filesystem::temp_directory_path() / "cohort-ps-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
 
 }  // namespace cohort::ps::testing

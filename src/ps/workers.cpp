@@ -5,7 +5,7 @@
 namespace cohort::ps {
 namespace {
 
-bool holds_others(const Worker& worker) noexcept {
+bool holds(const Worker& worker) noexcept {
   return worker.phase == Worker::Phase::Expected || worker.phase == Worker::Phase::Live;
 }
 
@@ -18,10 +18,12 @@ constexpr std::size_t kMostNamed = 4;
 
 }  // namespace
 
+bool Workers::holds_others(std::uint32_t worker) const noexcept { return holds(all_[worker]); }
+
 std::optional<std::int64_t> Workers::least() const noexcept {
   std::optional<std::int64_t> least;
   for (const Worker& worker : all_) {
-    if (holds_others(worker) && (!least || worker.committed < *least)) least = worker.committed;
+    if (holds(worker) && (!least || worker.committed < *least)) least = worker.committed;
   }
   return least;
 }
@@ -40,14 +42,14 @@ std::uint64_t Workers::latest_barrier() const noexcept {
 
 bool Workers::past_barrier(std::uint64_t number) const noexcept {
   return std::all_of(all_.begin(), all_.end(),
-                     [&](const Worker& worker) { return !holds_others(worker) || worker.barrier >= number; });
+                     [&](const Worker& worker) { return !holds(worker) || worker.barrier >= number; });
 }
 
 std::string Workers::behind(std::int64_t clocks) const {
   std::string names;
   std::size_t named = 0, found = 0;
   for (std::uint32_t i = 0; i < count(); ++i) {
-    if (!holds_others(all_[i]) || all_[i].committed >= clocks) continue;
+    if (!holds(all_[i]) || all_[i].committed >= clocks) continue;
     if (++found > kMostNamed) continue;
     names += fmt::format("{}{} at clock {}{}", named++ == 0 ? "" : ", ", name(i, all_[i]), all_[i].committed,
                          all_[i].fenced ? " (its connection is lost)" : "");
@@ -59,7 +61,7 @@ std::string Workers::behind(std::int64_t clocks) const {
 std::string Workers::not_at_barrier(std::uint64_t number) const {
   std::string names;
   for (std::uint32_t i = 0; i < count(); ++i) {
-    if (holds_others(all_[i]) && all_[i].barrier < number) names += (names.empty() ? "" : ", ") + name(i, all_[i]);
+    if (holds(all_[i]) && all_[i].barrier < number) names += (names.empty() ? "" : ", ") + name(i, all_[i]);
   }
   return names;
 }

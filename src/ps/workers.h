@@ -33,6 +33,7 @@ struct Worker {
   std::uint64_t nonce = 0;
   std::uint64_t mark = 0;
   std::int64_t committed = 0;  ///< clocks that have ended
+  bool late = false;           ///< with backup workers: the last of them had ended without it
   std::uint64_t barrier = 0;
   std::uint64_t banned = 0;                            ///< incarnations up to this one are not let in any more
   std::map<std::uint64_t, std::int64_t> earlier = {};  ///< clocks that earlier incarnations had ended, by incarnation
@@ -48,6 +49,8 @@ class Workers {
   Worker& at(std::uint32_t worker) { return all_[worker]; }
   const Worker& at(std::uint32_t worker) const { return all_[worker]; }
 
+  /// Whether others wait for it.
+  bool holds_others(std::uint32_t worker) const noexcept;
   /// The least number of ended clocks of those that hold others; nullopt: nobody does.
   std::optional<std::int64_t> least() const noexcept;
   std::int64_t most() const noexcept;

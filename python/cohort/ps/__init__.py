@@ -158,14 +158,18 @@ def _done(work: _core.PsWork, result: Any, async_op: bool, ages: Optional[Counte
 class Table:
     """Rows of `dim` floats by key. Made by `Client.table`."""
 
-    def __init__(self, table: _core.PsTable, client: Client, name: str, lr: float, adds_workers: bool) -> None:
+    def __init__(
+        self, table: _core.PsTable, client: Client, name: str, lr: float, consistency: _core.PsConsistency
+    ) -> None:
         self._table = table
         self.client = client
         self.name = name
         self.lr = lr  #: its optimizer's own
         self._ages: Counter[int] = Counter()
         #: Whether the gradients of all workers make one step (Sync), or each push is a step of its own.
-        self.adds_workers = adds_workers
+        self.adds_workers = consistency.adds_workers
+        #: For how many workers no clock waits.
+        self.backup_workers = consistency.backup_workers
 
     @property
     def dim(self) -> int:
@@ -265,6 +269,11 @@ class Client:
         """This worker's clock."""
         return self._client.now
 
+    @property
+    def late_clocks(self) -> int:
+        """How many of its clocks had ended without this worker (backup workers): what it had pushed for them was dropped."""
+        return self._client.late_clocks
+
     def table(
         self,
         name: str,
@@ -283,7 +292,8 @@ class Client:
 
         optimizer     Sgd() unless said otherwise
         initializer   of rows: a number, constant(v), uniform(low, high), normal(mean, deviation); by seed and key alone
-        consistency   Sync() unless said otherwise, Bounded(staleness), Async(); "sync" and "async" do as well
+        consistency   Sync() unless said otherwise, Sync(backup_workers=b), Bounded(staleness), Async(); "sync" and "async"
+                      do as well
         admission     a key gets its row with its so-manieth step; earlier gradients are dropped
         max_age       seconds after its last push a row is gone; 0: never
         max_rows      on each server; then the "least_recent" or "least_frequent" (victim) of 64 rows goes; 0: no bound
@@ -304,7 +314,7 @@ class Client:
             text(what, "victim", victim, 'pass "least_recent" or "least_frequent"'),
             integer(what, "seed", seed, 0, 2**64 - 1),
         )
-        table = Table(made, self, name, optimizer.lr, consistency.adds_workers)
+        table = Table(made, self, name, optimizer.lr, consistency)
         self._tables.add(table)
         return table
 
@@ -332,7 +342,8 @@ class Client:
         return Variable(made, lengths)
 
     def clock(self) -> int:
-        """Ends this worker's clock, on all servers or on none; its pushes count. Returns the new clock."""
+        """Ends this worker's clock, on all servers or on none; its pushes count. Returns the new clock. With backup workers
+        it waits until the clock has ended; whether its pushes came too late says `late_clocks`."""
         return self._client.clock()
 
     def barrier(self) -> None:
@@ -341,7 +352,8 @@ class Client:
 
     def snapshot(self, folder: Union[str, os.PathLike[str]]) -> str:
         """All tables and variables as a new checkpoint in a folder that all servers see; returns the checkpoint's own.
-        One worker calls it; with Sync it has exactly the clocks before this one, else call it between two barriers."""
+        One worker calls it; with Sync it has exactly the clocks before this one; else, and with backup workers, call it
+        between two barriers."""
         return self._client.snapshot(path("snapshot", "folder", folder))
 
     def restore(self, folder: Union[str, os.PathLike[str]]) -> int:

@@ -113,9 +113,14 @@ def normal(mean: float, deviation: float) -> _core.PsInitializer:
     return _core.PsInitializer.normal(number("normal", "mean", mean), number("normal", "deviation", deviation))
 
 
-def Sync() -> _core.PsConsistency:
-    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, for any number of servers."""
-    return _core.PsConsistency.sync()
+def Sync(backup_workers: int = 0) -> _core.PsConsistency:
+    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, for any number of servers.
+
+    backup_workers   a clock ends as soon as all workers but so many have ended it. The pushes of those that come later
+                     are dropped as a whole, on all servers (`Client.late_clocks` counts them), and they go on at the
+                     clock of the others. The same for all tables of a job, which then all are Sync
+    """
+    return _core.PsConsistency.sync(integer("Sync", "backup_workers", backup_workers))
 
 
 def Bounded(staleness: int) -> _core.PsConsistency:

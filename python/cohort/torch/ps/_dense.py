@@ -26,7 +26,8 @@ class DistributedOptimizer:
     prefix            of the variables' names on the servers
 
     Made by all workers. The parameters become worker 0's, or, of a training that is under way, those of the servers. With
-    Sync the gradients of all workers are averaged into one step; with the others each worker's are a step of its own.
+    Sync the gradients of all workers are averaged into one step, of all but the backup workers where there are such; with
+    the others each worker's are a step of its own.
     Buffers (running means of a batch normalization) stay each worker's own.
     """
 
@@ -46,7 +47,8 @@ class DistributedOptimizer:
         consistency = consistency_of(_NAME, consistency)
         text(_NAME, "prefix", prefix)
         self._client = client
-        self._scale = 1 / client.workers if consistency.adds_workers else 1.0
+        counted = max(1, client.workers - consistency.backup_workers)
+        self._scale = 1 / counted if consistency.adds_workers else 1.0
         self._parameters: list[tuple[torch.nn.Parameter, Variable]] = []
         for name, parameter in named:
             shape = tuple(parameter.shape) or (1,)

@@ -1,0 +1,124 @@
+// Of a State: clocks that end without some of the workers (SyncOptions::backup_workers). The first server decides whose
+// pushes of a clock count: of those that have ended it once only the backup workers have not. Workers tell the others.
+//   A worker ends its clock there alone, when all servers have its pushes; so all have those of the quorum.
+//   Before it does anything at a clock it has told all servers who counted in the clocks before. So no server is more
+//   than one clock behind the first one, and the last decision is all that has to be known.
+#include "ps/state.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::ps {
+
+std::int64_t State::backup_workers() const noexcept {
+  return tables_.empty() ? 0 : tables_.front().table.options().consistency.backup_workers;
+}
+
+Result<void> State::check_backup_workers(const Open& open) const {
+  const std::int64_t wanted = open.options.consistency.backup_workers;
+  if (wanted == 0 && backup_workers() == 0) return {};
+  if (wanted >= workers_.count()) {
+    return fail(ErrorCode::InvalidArgument,
+                "table \"{}\" has {} backup workers, and there are {} workers -- one at least has to count", open.name,
+                wanted, workers_.count());
+  }
+  if (!tables_.empty()) {
+    const SparseTable& first = tables_.front().table;
+    const Consistency& one = first.options().consistency;
+    if (one.mode == open.options.consistency.mode && one.backup_workers == wanted) return {};
+    return fail(
+        ErrorCode::InvalidArgument,
+        "table \"{}\" is {}, and \"{}\" is {} -- with backup workers all tables have to be Sync with as many: a "
+        "late worker's pushes are dropped from all or from none",
+        open.name, described(open.options.consistency), first.name(), described(one));
+  }
+  if (workers_.most() > 0) {
+    return fail(ErrorCode::InvalidArgument,
+                "table \"{}\" has backup workers, and a worker has ended a clock already -- open it before any does",
+                open.name);
+  }
+  return {};
+}
+
+Concluded State::concluded(std::uint32_t number) const {
+  const Worker& worker = workers_.at(number);
+  return {{settled_, quorum_}, worker.committed, worker.late};
+}
+
+Result<void> State::check_propose(const Command& command) const {
+  const auto ended = unpack<Commit>(command.body);
+  if (!ended) return tl::unexpected(ended.error());
+  const Worker& worker = workers_.at(command.worker);
+  if (!ended->payload.empty() || !decides() || backup_workers() == 0 || ended->record.clock != worker.committed ||
+      worker.committed > settled_) {
+    return fail(ErrorCode::Corrupt, "worker {} ends clock {} after it has ended {}", command.worker,
+                ended->record.clock, worker.committed);
+  }
+  return {};
+}
+
+Result<void> State::check_conclude(const Command& command) const {
+  const auto told = unpack<Conclude>(command.body);
+  if (!told) return tl::unexpected(told.error());
+  const Quorum& quorum = told->record.quorum;
+  if (!told->payload.empty() || backup_workers() == 0 || quorum.clocks > settled_ + (decides() ? 0 : 1) ||
+      (!quorum.workers.empty() && quorum.workers.back() >= workers_.count()) ||
+      told->record.clock < workers_.at(command.worker).committed) {
+    return fail(ErrorCode::Corrupt, "worker {} goes on at clock {} of {}, after {} of {}", command.worker,
+                told->record.clock, quorum.clocks, workers_.at(command.worker).committed, settled_);
+  }
+  return {};
+}
+
+void State::propose(std::uint32_t number, std::int64_t clock, std::uint32_t now) {
+  Worker& worker = workers_.at(number);
+  worker.late = clock < settled_;
+  worker.committed = worker.late ? settled_ : clock + 1;
+  seek_quorum(now);
+}
+
+void State::conclude(std::uint32_t number, const Conclude& told, std::uint32_t now) {
+  if (told.quorum.clocks > settled_) {
+    quorum_ = told.quorum.workers;
+    end_clock(now);
+  }
+  workers_.at(number).committed = told.clock;
+  // Of an earlier process of this worker, which can be in no quorum any more.
+  unstage([&](const Staged& one) { return one.worker == number; });
+}
+
+void State::seek_quorum(std::uint32_t now) {
+  if (!decides()) return;
+  std::vector<std::uint32_t> ended;
+  bool awaited = false;
+  for (std::uint32_t number = 0; number < workers_.count(); ++number) {
+    if (workers_.at(number).committed > settled_) {
+      ended.push_back(number);
+    } else {
+      awaited = awaited || workers_.holds_others(number);
+    }
+  }
+  const std::int64_t enough = static_cast<std::int64_t>(workers_.count()) - backup_workers();
+  if (ended.empty() || (awaited && static_cast<std::int64_t>(ended.size()) < enough)) return;
+  quorum_ = std::move(ended);
+  end_clock(now);
+}
+
+void State::end_clock(std::uint32_t now) {
+  unstage([&](const Staged& one) {
+    return one.clock <= settled_ && !std::binary_search(quorum_.begin(), quorum_.end(), one.worker);
+  });
+  step_staged(now);
+  ++settled_;
+}
+
+void State::withdraw(std::uint32_t number) {
+  if (backup_workers() == 0) return drop_staged(number);
+  // It may be in a quorum of which this server has not heard; else its pushes go with the next one.
+  if (!decides()) return;
+  Worker& worker = workers_.at(number);
+  worker.committed = std::min(worker.committed, settled_);
+  unstage([&](const Staged& one) { return one.worker == number; });
+}
+
+}  // namespace cohort::ps
