@@ -13,6 +13,7 @@ torch.cuda._lazy_init = lambda: None
 torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0)
 torch.cuda.is_available = lambda: True
 NCCL = ctypes.CDLL("libnccl.so.2")
+WITH_NCCL = os.environ.get("COHORT_NCCL") != "off"
 
 
 def operations_of_nccl():

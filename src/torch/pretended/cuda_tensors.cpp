@@ -198,6 +198,22 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
   return copy(written, self, false);
 }
 
+// Its schema does not say that it writes the running statistics.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(const at::Tensor& input,
+                                                          const c10::optional<at::Tensor>& weight,
+                                                          const c10::optional<at::Tensor>& bias,
+                                                          const c10::optional<at::Tensor>& mean,
+                                                          const c10::optional<at::Tensor>& variance, bool training,
+                                                          double momentum, double epsilon) {
+  wait_for_default_stream();
+  const auto seen_if = [](const c10::optional<at::Tensor>& tensor) {
+    return tensor && tensor->defined() ? c10::optional<at::Tensor>(seen(*tensor)) : c10::nullopt;
+  };
+  auto [output, saved_mean, saved_variance] = at::native_batch_norm(
+      seen(input), seen_if(weight), seen_if(bias), seen_if(mean), seen_if(variance), training, momentum, epsilon);
+  return {output.to(input.device()), saved_mean.to(input.device()), saved_variance.to(input.device())};
+}
+
 void on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_the_cpu>()); }
@@ -208,6 +224,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("copy_", TORCH_FN(copy));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("resize_", TORCH_FN(resize));
+  m.impl("native_batch_norm", TORCH_FN(batch_norm));
   m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   m.impl("view", TORCH_FN(static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view)));
   m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
