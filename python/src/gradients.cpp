@@ -2,6 +2,7 @@
 // GIL is held but for starting operations, waiting for them and reading parameters.
 #include "array_types.h"
 #include "bindings.h"
+#include "comm/communicator_impl.h"
 #include "errors.h"
 #include "gradients/reducer.h"
 #include "gradients/same_model.h"
@@ -62,6 +63,10 @@ std::shared_ptr<const void> kept(py::object object) {
           }};
 }
 
+struct TensorBlock final : comm::MemoryBlock {
+  std::shared_ptr<const void> tensor;
+};
+
 /// cohort.nn's Reducer, which owns this: so the reference to it is weak.
 class Hooks final : public core::Autograd, public Observer {
  public:
@@ -79,6 +84,29 @@ class Hooks final : public core::Autograd, public Observer {
     static_cast<void>(held.release());
     call("call_at_end", capsule);
   }
+  void clear(std::size_t parameter) override { call("clear", parameter); }
+  void keep(std::size_t parameter) override { call("keep", parameter); }
+  void put_back(std::size_t parameter) override { call("put_back", parameter); }
+  void drop_kept() override { call("drop_kept"); }
+  Memory allocate(const Device& gpu, std::size_t bytes) override {
+    py::object tensor = call("allocate", gpu.index, bytes);
+    auto block = std::make_shared<TensorBlock>();
+    block->data = reinterpret_cast<void*>(py::cast<std::uintptr_t>(tensor.attr("data_ptr")()));
+    block->bytes = bytes;
+    block->tensor = kept(std::move(tensor));
+    return Memory(std::move(block));
+  }
+  void* stream_of(const Device& gpu) override {
+    return reinterpret_cast<void*>(py::cast<std::uintptr_t>(call("stream_of", gpu.index)));
+  }
+  bool are_finite(std::span<const int> parameters) override {
+    return py::cast<bool>(call("are_finite", std::vector<int>(parameters.begin(), parameters.end())));
+  }
+  std::vector<std::byte> copy_to_host(std::size_t parameter) override {
+    const auto bytes = py::cast<std::string>(call("copy_to_host", parameter));
+    const auto* const begin = reinterpret_cast<const std::byte*>(bytes.data());
+    return {begin, begin + bytes.size()};
+  }
   void on_bucket_ready(const BucketEvent& event) override { call("on_bucket_ready", event.index, event.bytes); }
 
  private:
@@ -89,12 +117,16 @@ class Hooks final : public core::Autograd, public Observer {
   py::weakref reducer_;
 };
 
-using Described = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::vector<std::int64_t>>;
+using Described = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::vector<std::int64_t>, int>;
 
 std::vector<core::Parameter> parameters_of(const std::vector<Described>& described) {
   std::vector<core::Parameter> parameters;
-  for (const auto& [name, dtype, sizes, strides] : described) {
-    parameters.push_back({.name = name, .dtype = named_dtype(dtype).value(), .sizes = sizes, .strides = strides});
+  for (const auto& [name, dtype, sizes, strides, gpu] : described) {
+    parameters.push_back({.name = name,
+                          .dtype = named_dtype(dtype).value(),
+                          .sizes = sizes,
+                          .strides = strides,
+                          .device = gpu < 0 ? Device{} : Device{DeviceType::CUDA, gpu}});
   }
   return parameters;
 }

@@ -38,9 +38,9 @@ class Direct {
   /// What the library needs before its first operation, once all ranks have agreed on that. False: it has it, or the
   /// ranks do without it from now on. Throws what ends the world.
   virtual bool form(Ranks& ranks) = 0;
-  /// Carries out `together`, a group or one request, of which this is the first: all ranks have agreed on them. False:
-  /// they go by staging, on all ranks. Throws what ends the world.
-  virtual bool run(std::span<const Request> together, Ranks& ranks) = 0;
+  /// Carries out `together`, a group or one request, of which this is the first: all ranks have agreed on them in
+  /// `round`. False: they go by staging, on all ranks. Throws what ends the world.
+  virtual bool run(std::span<const Request> together, const Round& round, Ranks& ranks) = 0;
   /// The world has ended: what the library does is given up.
   virtual void give_up() noexcept = 0;
   /// The same request by staging; the copy of its input begins. Throws Unavailable, Internal.

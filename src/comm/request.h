@@ -59,6 +59,8 @@ struct Counts {
 /// What came of a round that is all that ranks do: they agree on an operation, which is then carried out elsewhere.
 struct Round {
   bool everyone = false;  ///< no rank has joined
+  /// Of a weighted average, by rank: its weight over the sum of all. Empty: all weights are equal, or there are none.
+  std::vector<double> shares = {};
 };
 
 struct Request {

@@ -18,6 +18,7 @@ constexpr std::size_t kLargeBytes = std::size_t{8} << 20;
 
 Bucket::Bucket(std::span<const Parameter> parameters, std::vector<int> members)
     : dtype_(parameters[static_cast<std::size_t>(members.front())].dtype),
+      device_(parameters[static_cast<std::size_t>(members.front())].device),
       members_(std::move(members)),
       offsets_(members_.size()) {
   for (const int member : members_) counts_.push_back(parameters[static_cast<std::size_t>(member)].count());
@@ -36,12 +37,12 @@ Bucket::Bucket(std::span<const Parameter> parameters, std::vector<int> members)
 }
 
 Buffer Bucket::place(std::size_t position) const {
-  return {static_cast<std::byte*>(memory_.data()) + offsets_[position], counts_[position], dtype_};
+  return {static_cast<std::byte*>(memory_.data()) + offsets_[position], counts_[position], dtype_, device_};
 }
 
 Buffer Bucket::small() const {
   return {static_cast<std::byte*>(memory_.data()) + small_begin_,
-          static_cast<std::int64_t>((bytes_ - small_begin_) / size_of(dtype_)), dtype_};
+          static_cast<std::int64_t>((bytes_ - small_begin_) / size_of(dtype_)), dtype_, device_};
 }
 
 std::size_t Bucket::position_of(std::int64_t element) const {

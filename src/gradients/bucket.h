@@ -1,8 +1,8 @@
-// Where gradients lie: buckets of several gradients each, in communicator memory. A bucket is [large gradients | small
-// ones], all of one type, each gradient aligned. A large gradient is a reduction of its own, which reads it where
-// autograd made it and writes the average to its place here, so that most of it is never copied. The small ones are
-// written to their places first, and are reduced together. A bucket shares its memory with whoever keeps tensors over
-// it. One thread at a time.
+// Where gradients lie: buckets of several gradients each, in communicator memory, or in a GPU's. A bucket is [large
+// gradients | small ones], all of one type and device, each gradient aligned. A large gradient is a reduction of its
+// own, which reads it where autograd made it and writes the average to its place here, so that most of it is never
+// copied. The small ones are written to their places first, and are reduced together. A bucket shares its memory with
+// whoever keeps tensors over it. One thread at a time.
 #pragma once
 
 #include "gradients/plan.h"
@@ -25,6 +25,8 @@ class Bucket {
   const std::vector<int>& members() const noexcept { return members_; }
   const Memory& memory() const noexcept { return memory_; }
   DType dtype() const noexcept { return dtype_; }
+  const Device& device() const noexcept { return device_; }
+  bool on_gpu() const noexcept { return device_.type != DeviceType::CPU; }
   std::size_t bytes() const noexcept { return bytes_; }
 
   /// In bytes, of the gradient at a position.
@@ -41,6 +43,7 @@ class Bucket {
  private:
   Memory memory_;
   DType dtype_;
+  Device device_;
   std::vector<int> members_;
   std::vector<std::size_t> large_;
   std::vector<std::int64_t> counts_;

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 namespace cohort::gradients {
@@ -18,11 +19,11 @@ BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const i
     std::size_t bytes = 0;
     bool first = true;
   };
-  std::map<DType, Open> open;
+  std::map<std::tuple<DType, DeviceType, int>, Open> open;
   BucketPlan plan;
   for (const int index : order) {
     const Parameter& parameter = parameters[static_cast<std::size_t>(index)];
-    Open& bucket = open[parameter.dtype];
+    Open& bucket = open[{parameter.dtype, parameter.device.type, parameter.device.index}];
     bucket.members.push_back(index);
     bucket.bytes += parameter.bytes();
     if (bucket.bytes >= (bucket.first ? options.first_bucket_bytes : options.bucket_bytes)) {
@@ -33,7 +34,7 @@ BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const i
   // What is left open is complete when its last parameter is.
   std::vector<std::size_t> rank_in_order(parameters.size());
   for (std::size_t at = 0; at < order.size(); ++at) rank_in_order[static_cast<std::size_t>(order[at])] = at;
-  for (auto& [dtype, bucket] : open) {
+  for (auto& [kind, bucket] : open) {
     if (!bucket.members.empty()) plan.push_back(std::move(bucket.members));
   }
   std::stable_sort(plan.begin(), plan.end(), [&](const std::vector<int>& a, const std::vector<int>& b) {

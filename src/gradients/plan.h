@@ -1,6 +1,7 @@
 // Which gradients are reduced together, and where each lies in its bucket. Pure.
 #pragma once
 
+#include <cohort/buffer.h>
 #include <cohort/dtype.h>
 
 #include <cstddef>
@@ -18,6 +19,7 @@ struct Parameter {
   DType dtype = DType::Float32;
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
+  Device device = {};  ///< without its stream
 
   std::int64_t count() const noexcept;
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count()) * size_of(dtype); }
@@ -32,8 +34,8 @@ struct PlanOptions {
 };
 
 /// Fills buckets with the parameters in the order in which their gradients are expected; a bucket is closed by the
-/// parameter that brings it to its size. The first bucket of each type is the small one. Buckets are ordered by when
-/// they are complete.
+/// parameter that brings it to its size. The first bucket of each type and device is the small one. Buckets are ordered
+/// by when they are complete.
 BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const int> order, const PlanOptions& options);
 
 }  // namespace cohort::gradients

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -50,7 +49,8 @@ void Reducer::use_plan(BucketPlan plan, Ranks& ranks) {
   std::vector<Bucket> fresh;
   for (const std::vector<int>& members : plan) {
     Bucket& bucket = fresh.emplace_back(parameters_, members);
-    bucket.use(ranks.allocate(std::max<std::size_t>(bucket.bytes(), 1)));
+    const std::size_t bytes = std::max<std::size_t>(bucket.bytes(), 1);
+    bucket.use(bucket.on_gpu() ? autograd_.allocate(bucket.device(), bytes) : ranks.allocate(bytes));
   }
   plan_ = std::move(plan);
   buckets_ = std::move(fresh);
@@ -175,8 +175,9 @@ void Reducer::start_pass() {
 
 // What was accumulated stays used: to be kept as it is, a gradient has to be the same on all ranks.
 void Reducer::forget_pass() {
+  autograd_.drop_kept();
   for (State& state : states_) {
-    state.kept.clear();
+    state.kept = false;
     state.unread = nullptr;
     state.keep.reset();
     state.ready = state.received = false;
@@ -201,7 +202,10 @@ bool Reducer::receive(std::size_t parameter) {
 
 bool Reducer::can_read(std::size_t parameter) const {
   const State& state = states_[parameter];
-  return forwards_.sync() && buckets_[state.bucket].is_large(state.position);
+  const Bucket& bucket = buckets_[state.bucket];
+  // A GPU's memory is looked at in its place.
+  const bool looked_at = bucket.on_gpu() && options_.non_finite == nn::NonFinite::Raise;
+  return forwards_.sync() && bucket.is_large(state.position) && !looked_at;
 }
 
 void Reducer::read_from(std::size_t parameter, const void* gradient, std::shared_ptr<const void> keep) {
@@ -246,17 +250,22 @@ void Reducer::launch_next() {
                   .values = {},
                   .result = {},
                   .weight = static_cast<double>(forwards_.samples()),
-                  .check_finite = looks_at_averages()};  // also where this rank has nothing unread: all learn the same
+                  .check_finite = looks_at_averages() &&
+                                  !bucket.on_gpu()};  // also where this rank has nothing unread: all learn the same
   if (bucket.dtype() == DType::Float32) view.wire_dtype = options_.wire_dtype;
+  void* const stream = bucket.on_gpu() ? autograd_.stream_of(bucket.device()) : nullptr;
   for (const std::size_t position : bucket.large()) {
     const State& state = states_[static_cast<std::size_t>(bucket.members()[position])];
     view.result = bucket.place(position);
+    view.result.device.stream = stream;
     view.values = view.result;
     if (state.unread != nullptr) view.values.data = state.unread;
     launch(view, state.keep);
   }
   view.check_finite = false;
-  view.values = view.result = bucket.small();
+  view.result = bucket.small();
+  view.result.device.stream = stream;
+  view.values = view.result;
   if (view.result.count > 0) launch(view, nullptr);
 }
 
@@ -290,15 +299,15 @@ void Reducer::tell_when_reduced(Work& work, const BucketView& view) const {
 void Reducer::complete_unused(std::size_t parameter) {
   State& state = states_[parameter];
   const bool has_gradient = autograd_.put_in_place(parameter);
-  const Buffer place = place_of(parameter);
   if (!has_gradient) {
     state.used = false;
-    if (forwards_.samples() > 0) std::memset(place.data, 0, place.bytes());
+    if (forwards_.samples() > 0) autograd_.clear(parameter);
     return;
   }
   // The average of equal values may differ from them in the last bit: if nobody uses the parameter it gets these back.
-  const auto* const bytes = static_cast<const std::byte*>(place.data);
-  if (!state.used) state.kept.assign(bytes, bytes + place.bytes());
+  if (state.used) return;
+  autograd_.keep(parameter);
+  state.kept = true;
 }
 
 void Reducer::launch_rest() {
@@ -348,14 +357,13 @@ void Reducer::settle_unused() {
     if (!(state.used && mine)) {
       if (flag(i)) {
         autograd_.give(i);
-      } else if (!state.kept.empty()) {
-        std::memcpy(place_of(i).data, state.kept.data(), state.kept.size());
+      } else if (state.kept) {
+        autograd_.put_back(i);
       }
     }
-    state.kept.clear();
-    state.kept.shrink_to_fit();
-    state.used = state.ready = state.received = false;
+    state.kept = state.used = state.ready = state.received = false;
   }
+  autograd_.drop_kept();
   any_samples_ = flag(samples_flag());
 }
 

@@ -33,10 +33,27 @@ class Autograd {
   virtual void give(std::size_t parameter) = 0;
   /// No parameter has a gradient any more.
   virtual void drop_all() = 0;
+  /// What lies in its place is zero.
+  virtual void clear(std::size_t parameter) = 0;
+  /// Remembers what lies in its place, for `put_back`, until `drop_kept`.
+  virtual void keep(std::size_t parameter) = 0;
+  virtual void put_back(std::size_t parameter) = 0;
+  virtual void drop_kept() = 0;
   /// See Forwards::TakesPart.
   virtual std::optional<bool> takes_part(const Forward& forward) = 0;
   /// Calls Reducer::finish at the end of the backward under way. `pass` is let go then, or where the backward fails.
   virtual void call_at_end(std::shared_ptr<void> pass) = 0;
+
+  // Of a GPU's memory.
+
+  /// Zeroed.
+  virtual Memory allocate(const Device& gpu, std::size_t bytes) = 0;
+  /// What is called from here has its work in this stream.
+  virtual void* stream_of(const Device& gpu) = 0;
+  /// Whether what lies in these places is.
+  virtual bool are_finite(std::span<const int> parameters) = 0;
+  /// What lies in its place, as it lies.
+  virtual std::vector<std::byte> copy_to_host(std::size_t parameter) = 0;
 };
 
 /// What is reduced as one: the small gradients of a bucket, or one large gradient of it.
@@ -117,7 +134,7 @@ class Reducer {
     bool used = false;                 // since the last reduction
     const void* unread = nullptr;      // the gradient, if the reduction reads it instead of what lies at its place
     std::shared_ptr<const void> keep;  // it
-    std::vector<std::byte> kept;       // the gradient that it had, if nobody uses it
+    bool kept = false;                 // the gradient that it had is, for if nobody uses it
   };
 
   void build_buckets(std::vector<int> order);
@@ -144,8 +161,10 @@ class Reducer {
   FiniteOptions finite_options() const;
   const void* gradient_of(std::size_t parameter) const;
   void look_for_non_finite(std::size_t bucket);
+  void look_on_gpu(std::size_t bucket);
   void look_for_non_finite_again();
   void note_non_finite(std::size_t bucket, std::size_t parameter);
+  void note_non_finite(std::size_t bucket, std::size_t parameter, NonFiniteElement element);
   void raise_non_finite();
 
   std::shared_ptr<Ranks> ranks_;

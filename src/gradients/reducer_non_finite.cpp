@@ -1,6 +1,8 @@
 // How the reducer finds gradients that are not finite, and tells of them.
 #include "gradients/reducer.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace cohort::gradients {
@@ -27,6 +29,7 @@ const void* Reducer::gradient_of(std::size_t parameter) const {
 void Reducer::look_for_non_finite(std::size_t number) {
   if (options_.non_finite == nn::NonFinite::Ignore || forwards_.samples() == 0 || non_finite_) return;
   const Bucket& bucket = buckets_[number];
+  if (bucket.on_gpu()) return look_on_gpu(number);
   const FiniteOptions options = finite_options();
   for (const std::size_t position : bucket.large()) {
     const auto parameter = static_cast<std::size_t>(bucket.members()[position]);
@@ -37,6 +40,22 @@ void Reducer::look_for_non_finite(std::size_t number) {
   }
   const auto found = first_non_finite(bucket.small(), options);
   if (found) note_non_finite(number, static_cast<std::size_t>(bucket.members()[bucket.position_of(*found)]));
+}
+
+// The host waits for what the GPU finds. What would be infinite on the way alone is not looked for.
+void Reducer::look_on_gpu(std::size_t number) {
+  const Bucket& bucket = buckets_[number];
+  if (autograd_.are_finite(bucket.members())) return;
+  std::vector<std::size_t> positions(bucket.members().size());
+  std::iota(positions.begin(), positions.end(), 0U);
+  std::sort(positions.begin(), positions.end(),
+            [&](std::size_t a, std::size_t b) { return bucket.offset(a) < bucket.offset(b); });
+  for (const std::size_t position : positions) {
+    const auto parameter = static_cast<std::size_t>(bucket.members()[position]);
+    const std::vector<std::byte> values = autograd_.copy_to_host(parameter);
+    if (auto found = first_in(values.data(), parameters_[parameter], {}))
+      return note_non_finite(number, parameter, *std::move(found));
+  }
 }
 
 // Some average is not finite, so this rank looks at what it has not looked at.
@@ -57,10 +76,13 @@ void Reducer::look_for_non_finite_again() {
 }
 
 void Reducer::note_non_finite(std::size_t bucket, std::size_t parameter) {
+  note_non_finite(bucket, parameter,
+                  first_in(gradient_of(parameter), parameters_[parameter], finite_options()).value());
+}
+
+void Reducer::note_non_finite(std::size_t bucket, std::size_t parameter, NonFiniteElement element) {
   non_finite_ =
-      LocalNonFinite{.bucket = bucket,
-                     .parameter = static_cast<int>(parameter),
-                     .element = first_in(gradient_of(parameter), parameters_[parameter], finite_options()).value()};
+      LocalNonFinite{.bucket = bucket, .parameter = static_cast<int>(parameter), .element = std::move(element)};
 }
 
 // The reductions are over, so all ranks have come here: each knows from the flags, or from the averages, that there may

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
 
 namespace cohort::gradients {
@@ -31,6 +32,17 @@ class Pretended final : public Autograd {
   bool put_in_place(std::size_t parameter) override { return defined.at(parameter); }
   void give(std::size_t parameter) override { defined.at(parameter) = true; }
   void drop_all() override { defined.assign(defined.size(), false); }
+  void clear(std::size_t parameter) override { std::ranges::fill(gradient(parameter), 0.0F); }
+  void keep(std::size_t parameter) override {
+    kept_[parameter].assign(gradient(parameter).begin(), gradient(parameter).end());
+  }
+  void put_back(std::size_t parameter) override { std::ranges::copy(kept_.at(parameter), gradient(parameter).begin()); }
+  void drop_kept() override { kept_.clear(); }
+  // All is in the host's memory here.
+  Memory allocate(const Device& /*gpu*/, std::size_t /*bytes*/) override { return {}; }
+  void* stream_of(const Device& /*gpu*/) override { return nullptr; }
+  bool are_finite(std::span<const int> /*parameters*/) override { return true; }
+  std::vector<std::byte> copy_to_host(std::size_t /*parameter*/) override { return {}; }
   std::optional<bool> takes_part(const Forward& /*forward*/) override { return true; }
   void call_at_end(std::shared_ptr<void> pass) override { pass_ = std::move(pass); }
 
@@ -65,6 +77,7 @@ class Pretended final : public Autograd {
  private:
   std::shared_ptr<void> pass_;
   std::shared_ptr<Forward> forward_;
+  std::map<std::size_t, std::vector<float>> kept_;
 };
 
 const nn::DistributedDataParallelOptions kSmall = {.bucket_bytes = 1, .first_bucket_bytes = 1};  // one gradient each

@@ -1,5 +1,6 @@
 #include "base/result.h"
 #include "gradients/same_model.h"
+#include "torch/gpu.h"
 #include "torch/reducer.h"
 
 #include <cohort/torch/nn.h>
@@ -19,8 +20,9 @@ namespace {
 std::string describe(const char* kind, const std::string& name, const at::Tensor& tensor) {
   std::string strides;
   if (!tensor.is_contiguous()) strides = fmt::format(" with strides [{}]", fmt::join(tensor.strides().vec(), ", "));
-  return fmt::format("{} '{}' of {} [{}]{}{}", kind, name, at::toString(tensor.scalar_type()),
-                     fmt::join(tensor.sizes().vec(), ", "), strides, tensor.requires_grad() ? "" : ", frozen");
+  return fmt::format("{} '{}' of {} [{}]{}{}{}", kind, name, at::toString(tensor.scalar_type()),
+                     fmt::join(tensor.sizes().vec(), ", "), strides, device_text(tensor),
+                     tensor.requires_grad() ? "" : ", frozen");
 }
 
 struct Contents {
@@ -46,8 +48,9 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
     contents.parameters.push_back(tensor);
     contents.named.push_back({"parameter '" + item.key() + "'", tensor});
     contents.description.push_back(describe("parameter", item.key(), tensor));
-    if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
-      raise(ErrorCode::InvalidArgument, "DistributedDataParallel: parameter '{}' is not a dense CPU tensor",
+    if (!(tensor.is_cpu() || tensor.is_cuda()) || tensor.layout() != at::kStrided) {
+      raise(ErrorCode::InvalidArgument,
+            "DistributedDataParallel: parameter '{}' is not dense, or neither in the host's memory nor in CUDA's",
             item.key());
     }
     if (!tensor.requires_grad()) continue;
@@ -89,9 +92,10 @@ struct DataParallelCore::State {
   std::shared_ptr<torch::nn::Module> module;
   Communicator comm;
   DistributedDataParallelOptions options;
-  std::vector<at::Tensor> everything;  // parameters and buffers
-  std::vector<NamedTensor> named;      // the same, with their names
-  std::vector<at::Tensor> buffers;
+  std::vector<at::Tensor> everything;   // parameters and buffers
+  std::vector<NamedTensor> named;       // the same, with their names
+  std::vector<at::Tensor> buffers;      // in the host's memory
+  std::vector<at::Tensor> gpu_buffers;  // in that of GPUs
   std::size_t buffer_bytes = 0;
   Memory staged_buffers;
   std::optional<std::int64_t> next_samples;
@@ -112,7 +116,8 @@ void DataParallelCore::State::begin_synchronising_pass() {
   if (every == 0 || step == 0 || step == compared_at || step % every != 0) return;
   compared_at = step;
   // Each rank's batches change its own buffers, unless they have just been made equal.
-  require_same_parameters(options.broadcast_buffers ? named.size() : named.size() - buffers.size());
+  require_same_parameters(options.broadcast_buffers ? named.size()
+                                                    : named.size() - buffers.size() - gpu_buffers.size());
   ++reducer->core().stats().parameter_comparisons;
 }
 
@@ -122,9 +127,11 @@ void DataParallelCore::State::require_same_parameters(std::size_t tensors) {
 }
 
 // All buffers in one broadcast, as bytes. Every rank packs its own: if rank 0 has joined, the lowest active one's are
-// sent.
+// sent. A GPU's go where they lie.
 void DataParallelCore::State::broadcast_buffers() {
-  if (buffer_bytes == 0 || comm.size() == 1) return;
+  if (comm.size() == 1) return;
+  if (!gpu_buffers.empty()) broadcast_parameters(comm, gpu_buffers);
+  if (buffer_bytes == 0) return;
   auto* stage = static_cast<char*>(staged_buffers.data());
   for (const at::Tensor& buffer : buffers) {
     const at::Tensor flat = buffer.detach().contiguous();
@@ -170,7 +177,9 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
   state_->module = std::move(module);
   state_->comm = comm;
   state_->options = options;
-  state_->buffers = contents.buffers;
+  for (const at::Tensor& buffer : contents.buffers) {
+    (buffer.is_cuda() ? state_->gpu_buffers : state_->buffers).push_back(buffer);
+  }
   state_->everything = contents.parameters;
   state_->everything.insert(state_->everything.end(), contents.buffers.begin(), contents.buffers.end());
   state_->named = contents.named;

@@ -10,11 +10,10 @@
 namespace cohort {
 
 std::optional<NonFiniteElement> first_non_finite(const at::Tensor& tensor, const FiniteOptions& options) {
-  if (!tensor.defined() || !tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
-    raise(ErrorCode::InvalidArgument,
-          "first_non_finite: the tensor is undefined, not dense, or not on the CPU -- use .cpu() and .to_dense()");
+  if (!tensor.defined() || tensor.layout() != at::kStrided) {
+    raise(ErrorCode::InvalidArgument, "first_non_finite: the tensor is undefined or not dense -- use .to_dense()");
   }
-  const at::Tensor values = tensor.detach().contiguous();
+  const at::Tensor values = tensor.detach().cpu().contiguous();
   const DType dtype = dtype_of(values);
   const auto index = first_non_finite({values.data_ptr(), values.numel(), dtype}, options);
   if (!index) return std::nullopt;

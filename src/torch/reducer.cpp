@@ -1,6 +1,8 @@
 #include "torch/reducer.h"
 
 #include "base/result.h"
+#include "comm/communicator_impl.h"
+#include "torch/gpu.h"
 
 #include <cohort/torch/tensor.h>
 
@@ -81,7 +83,8 @@ gradients::Parameter described(const NamedParameter& named) {
   return {.name = named.name,
           .dtype = to_dtype(tensor.scalar_type()),
           .sizes = layout.sizes().vec(),
-          .strides = layout.strides().vec()};
+          .strides = layout.strides().vec(),
+          .device = tensor.is_cuda() ? Device{DeviceType::CUDA, tensor.device().index()} : Device{}};
 }
 
 std::vector<gradients::Parameter> described(const std::vector<NamedParameter>& parameters) {
@@ -133,7 +136,8 @@ void Reducer::take_places() {
     const at::TensorOptions type = parameters_[static_cast<std::size_t>(bucket.members().front())].tensor.options();
     const auto elements = static_cast<std::int64_t>(bucket.bytes() / size_of(bucket.dtype()));
     const at::Tensor whole = at::from_blob(
-        bucket.memory().data(), {elements}, [memory = bucket.memory()](void*) {}, type.requires_grad(false));
+        bucket.memory().data(), {elements}, [memory = bucket.memory()](void*) {}, type.requires_grad(false),
+        type.device());
     for (std::size_t position = 0; position < bucket.members().size(); ++position) {
       const auto index = static_cast<std::size_t>(bucket.members()[position]);
       Parameter& parameter = parameters_[index];
@@ -163,6 +167,57 @@ void Reducer::give(std::size_t index) { parameters_[index].tensor.mutable_grad()
 
 void Reducer::drop_all() {
   for (Parameter& parameter : parameters_) parameter.tensor.mutable_grad().reset();
+}
+
+void Reducer::clear(std::size_t index) {
+  const at::NoGradGuard no_grad;
+  parameters_[index].place.zero_();
+}
+void Reducer::keep(std::size_t index) { kept_[index] = parameters_[index].place.detach().clone(); }
+void Reducer::put_back(std::size_t index) {
+  const at::NoGradGuard no_grad;
+  parameters_[index].place.copy_(kept_.at(index));
+}
+
+// ---------------------------------------------------------------------------------------------------- of a GPU
+
+namespace {
+
+struct TensorBlock final : comm::MemoryBlock {
+  explicit TensorBlock(at::Tensor of) : tensor(std::move(of)) {
+    data = tensor.data_ptr();
+    bytes = tensor.nbytes();
+  }
+  const at::Tensor tensor;
+};
+
+}  // namespace
+
+// From libtorch's own allocator, which has most of the GPU's memory.
+Memory Reducer::allocate(const Device& gpu, std::size_t bytes) {
+  const auto type = at::TensorOptions(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu.index))).dtype(at::kByte);
+  return Memory(std::make_shared<TensorBlock>(at::zeros({static_cast<std::int64_t>(bytes)}, type)));
+}
+
+void* Reducer::stream_of(const Device& gpu) {
+  return current_stream(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu.index)));
+}
+
+bool Reducer::are_finite(std::span<const int> parameters) {
+  const at::NoGradGuard no_grad;
+  at::Tensor all;
+  for (const int index : parameters) {
+    const at::Tensor one = at::isfinite(parameters_[static_cast<std::size_t>(index)].place).all();
+    all = all.defined() ? all.logical_and(one) : one;
+  }
+  return all.item<bool>();
+}
+
+std::vector<std::byte> Reducer::copy_to_host(std::size_t index) {
+  const at::Tensor& place = parameters_[index].place;
+  const at::Tensor copy = place.detach().as_strided({place.numel()}, {1}).cpu();
+  const auto* const bytes = static_cast<const std::byte*>(copy.data_ptr());
+  return {bytes, bytes + copy.nbytes()};
 }
 
 // ---------------------------------------------------------------------------------------------------- forward
@@ -234,8 +289,9 @@ VariableList Reducer::before_accumulate(std::size_t index, const VariableList& g
   const at::NoGradGuard no_grad;
   const at::Tensor& made = incoming[0];
   const at::Tensor& place = parameter.place;
-  const bool alike = made.layout() == at::kStrided && made.scalar_type() == place.scalar_type() &&
-                     made.sizes() == place.sizes() && made.strides() == place.strides();
+  const bool alike = made.layout() == at::kStrided && made.device() == place.device() &&
+                     made.scalar_type() == place.scalar_type() && made.sizes() == place.sizes() &&
+                     made.strides() == place.strides();
   if (alike && core_.can_read(index) && !has_hooks_after(*parameter.accumulator)) {
     core_.read_from(index, made.data_ptr(), std::make_shared<const at::Tensor>(made));
   } else {

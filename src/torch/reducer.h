@@ -1,12 +1,13 @@
 // Autograd's side of a gradient's way (gradients/reducer.h): hooks of libtorch that tell the core when a backward
-// begins, brings a gradient and ends, and gradients as tensors over their places in the buckets. One thread per rank
-// calls it; autograd calls its hooks on that thread too (CPU).
+// begins, brings a gradient and ends, and gradients as tensors over their places in the buckets. One thread at a time
+// per rank calls it; autograd calls its hooks on that one, or, for a GPU's gradients, on one that that one waits for.
 #pragma once
 
 #include <cohort/torch/nn.h>
 
 #include "gradients/reducer.h"
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,8 +41,16 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   bool put_in_place(std::size_t parameter) override;
   void give(std::size_t parameter) override;
   void drop_all() override;
+  void clear(std::size_t parameter) override;
+  void keep(std::size_t parameter) override;
+  void put_back(std::size_t parameter) override;
+  void drop_kept() override { kept_.clear(); }
   std::optional<bool> takes_part(const gradients::Forward& forward) override;
   void call_at_end(std::shared_ptr<void> pass) override;
+  Memory allocate(const Device& gpu, std::size_t bytes) override;
+  void* stream_of(const Device& gpu) override;
+  bool are_finite(std::span<const int> parameters) override;
+  std::vector<std::byte> copy_to_host(std::size_t parameter) override;
 
  private:
   friend class BeforeAccumulate;
@@ -61,6 +70,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   bool accumulates() const;
 
   std::vector<Parameter> parameters_;
+  std::map<std::size_t, at::Tensor> kept_;
   gradients::Reducer core_;
 };
 

@@ -23,11 +23,10 @@ void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>&
   std::vector<gradients::NamedValues> values;
   std::vector<at::Tensor> kept;  // copies of those that are not contiguous
   for (const NamedTensor& named : tensors) {
-    if (!named.tensor.defined() || !named.tensor.device().is_cpu() || named.tensor.layout() != at::kStrided) {
-      raise(ErrorCode::InvalidArgument, "require_same_parameters: {} is undefined, not dense, or not on the CPU",
-            named.name);
+    if (!named.tensor.defined() || named.tensor.layout() != at::kStrided) {
+      raise(ErrorCode::InvalidArgument, "require_same_parameters: {} is undefined or not dense", named.name);
     }
-    const at::Tensor flat = kept.emplace_back(named.tensor.detach().contiguous().view({-1}));
+    const at::Tensor flat = kept.emplace_back(named.tensor.detach().cpu().contiguous().view({-1}));
     values.push_back({.name = named.name,
                       .sizes = named.tensor.sizes().vec(),
                       .element_size = static_cast<std::size_t>(flat.element_size()),

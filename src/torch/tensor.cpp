@@ -1,9 +1,12 @@
 #include <cohort/torch/tensor.h>
 
 #include "base/result.h"
+#include "torch/gpu.h"
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <utility>
 
 namespace cohort {
 
@@ -23,11 +26,6 @@ std::string shape_text(const at::Tensor& tensor) {
 
 void require_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) raise(ErrorCode::InvalidArgument, "collective on an undefined tensor");
-  if (!tensor.device().is_cpu()) {
-    raise(ErrorCode::InvalidArgument,
-          "collective on a tensor on {} -- only CPU tensors are supported -- move it with .cpu()",
-          tensor.device().str());
-  }
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) {
     raise(ErrorCode::InvalidArgument,
           "collective on a tensor of shape {} that is not dense and contiguous -- use .contiguous() (and copy the "
@@ -36,8 +34,84 @@ void require_plain(const at::Tensor& tensor) {
   }
 }
 
-ConstBuffer as_bytes(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), static_cast<std::int64_t>(tensor.nbytes()), DType::UInt8};
+// NCCL is not given uint8 between hosts, since a program may load that as code; a tensor's bytes are none.
+Buffer as_bytes(const at::Tensor& tensor) {
+  const Device device = buffer_device(tensor);
+  return {tensor.data_ptr(), static_cast<std::int64_t>(tensor.nbytes()),
+          device.type == DeviceType::CPU ? DType::UInt8 : DType::Int8, device};
+}
+
+// Of one GPU: each where it lies, all as one operation.
+void broadcast_on_gpu(Communicator& comm, const std::vector<at::Tensor>& tensors, int root) {
+  std::vector<at::Tensor> flat;
+  std::vector<Buffer> buffers;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.nbytes() == 0) continue;
+    flat.push_back(tensor.detach().contiguous());
+    buffers.push_back(as_bytes(flat.back()));
+  }
+  comm.broadcast(buffers, {.root = root}).wait();
+  std::size_t at = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.nbytes() == 0) continue;
+    const at::Tensor& sent = flat[at++];
+    if (sent.data_ptr() != tensor.data_ptr()) tensor.variable_data().copy_(sent);
+  }
+}
+
+// One staging buffer through which the bytes of all tensors pass as one stream, so that neither their number nor their
+// types matter.
+void broadcast_on_host(Communicator& comm, const std::vector<at::Tensor>& tensors, std::size_t total,
+                       const BroadcastParametersOptions& options) {
+  const std::size_t chunk = std::min(options.chunk_bytes, total);
+  const Memory staging = comm.allocate(chunk);
+  auto* const stage = static_cast<char*>(staging.data());
+  const bool is_root = comm.rank() == options.root;
+
+  struct Piece {
+    char* data;
+    std::size_t bytes;
+  };
+  std::vector<Piece> pieces;
+  std::size_t filled = 0;
+  const auto send = [&] {
+    if (filled == 0) return;
+    if (is_root) {
+      std::size_t at = 0;
+      for (const Piece& piece : pieces)
+        std::memcpy(stage + std::exchange(at, at + piece.bytes), piece.data, piece.bytes);
+    }
+    comm.broadcast(Buffer(stage, static_cast<std::int64_t>(filled), DType::UInt8), {.root = options.root}).wait();
+    if (!is_root) {
+      std::size_t at = 0;
+      for (const Piece& piece : pieces)
+        std::memcpy(piece.data, stage + std::exchange(at, at + piece.bytes), piece.bytes);
+    }
+    pieces.clear();
+    filled = 0;
+  };
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> write_back;  // (tensor, its contiguous copy)
+  for (const at::Tensor& tensor : tensors) {
+    at::Tensor flat = tensor.detach();
+    if (!flat.is_contiguous()) {
+      flat = flat.contiguous();
+      if (!is_root) write_back.emplace_back(tensor, flat);
+    }
+    auto* data = static_cast<char*>(flat.data_ptr());
+    for (std::size_t left = flat.nbytes(); left > 0;) {
+      const std::size_t bytes = std::min(left, chunk - filled);
+      pieces.push_back({data, bytes});
+      data += bytes;
+      left -= bytes;
+      filled += bytes;
+      if (filled == chunk) send();
+    }
+    if (flat.data_ptr() != tensor.data_ptr() && is_root) write_back.emplace_back(tensor, flat);  // alive until sent
+  }
+  send();
+  if (is_root) return;
+  for (auto& [tensor, flat] : write_back) tensor.detach().copy_(flat);
 }
 
 }  // namespace
@@ -88,7 +162,7 @@ at::ScalarType to_scalar_type(DType dtype) {
 
 Buffer to_buffer(const at::Tensor& tensor) {
   require_plain(tensor);
-  return {tensor.data_ptr(), tensor.numel(), dtype_of(tensor)};
+  return {tensor.data_ptr(), tensor.numel(), dtype_of(tensor), buffer_device(tensor)};
 }
 
 at::Tensor empty_in(Communicator& comm, at::IntArrayRef sizes, at::ScalarType type) {
@@ -106,8 +180,7 @@ Work all_reduce(Communicator& comm, const at::Tensor& tensor, const AllReduceOpt
 
 Work broadcast(Communicator& comm, const at::Tensor& tensor, const BroadcastOptions& options) {
   require_plain(tensor);
-  const Buffer bytes(tensor.data_ptr(), static_cast<std::int64_t>(tensor.nbytes()), DType::UInt8);
-  return keep_until_done(comm.broadcast(bytes, options), {tensor});
+  return keep_until_done(comm.broadcast(as_bytes(tensor), options), {tensor});
 }
 
 at::Tensor all_gather(Communicator& comm, const at::Tensor& tensor, const AllGatherOptions& options) {
@@ -115,8 +188,7 @@ at::Tensor all_gather(Communicator& comm, const at::Tensor& tensor, const AllGat
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
   sizes.insert(sizes.begin(), comm.size());
   at::Tensor output = at::empty(sizes, tensor.options().requires_grad(false));
-  const Buffer bytes(output.data_ptr(), static_cast<std::int64_t>(output.nbytes()), DType::UInt8);
-  comm.all_gather(as_bytes(tensor), bytes, options).wait();
+  comm.all_gather(as_bytes(tensor), as_bytes(output), options).wait();
   return output;
 }
 
@@ -127,70 +199,27 @@ Work reduce_scatter(Communicator& comm, const at::Tensor& input, const at::Tenso
   return keep_until_done(comm.reduce_scatter(in, out, options), {input, output});
 }
 
-void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& tensors,
+void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& all,
                           const BroadcastParametersOptions& options) {
   if (options.chunk_bytes == 0) raise(ErrorCode::InvalidArgument, "broadcast_parameters: chunk_bytes is 0");
+  std::vector<at::Tensor> here;
+  std::map<int, std::vector<at::Tensor>> on_gpus;
   std::size_t total = 0;
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined() || !tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
-      raise(ErrorCode::InvalidArgument, "broadcast_parameters: a tensor is undefined, not dense, or not on the CPU");
+  for (const at::Tensor& tensor : all) {
+    if (!tensor.defined() || tensor.layout() != at::kStrided) {
+      raise(ErrorCode::InvalidArgument, "broadcast_parameters: a tensor is undefined or not dense");
     }
-    total += tensor.nbytes();
+    if (const Device device = buffer_device(tensor); device.type != DeviceType::CPU) {
+      on_gpus[device.index].push_back(tensor);
+    } else {
+      here.push_back(tensor);
+      total += tensor.nbytes();
+    }
   }
-  if (total == 0 || comm.size() == 1) return;
-
-  // One staging buffer through which the bytes of all tensors pass as one stream, so that neither their number nor
-  // their types matter.
+  if (comm.size() == 1) return;
   const at::NoGradGuard no_grad;
-  const std::size_t chunk = std::min(options.chunk_bytes, total);
-  const Memory staging = comm.allocate(chunk);
-  auto* const stage = static_cast<char*>(staging.data());
-  const bool is_root = comm.rank() == options.root;
-
-  struct Piece {
-    char* data;
-    std::size_t bytes;
-  };
-  std::vector<Piece> pieces;
-  std::size_t filled = 0;
-  const auto send = [&] {
-    if (filled == 0) return;
-    if (is_root) {
-      std::size_t at = 0;
-      for (const Piece& piece : pieces)
-        std::memcpy(stage + std::exchange(at, at + piece.bytes), piece.data, piece.bytes);
-    }
-    comm.broadcast(Buffer(stage, static_cast<std::int64_t>(filled), DType::UInt8), {.root = options.root}).wait();
-    if (!is_root) {
-      std::size_t at = 0;
-      for (const Piece& piece : pieces)
-        std::memcpy(piece.data, stage + std::exchange(at, at + piece.bytes), piece.bytes);
-    }
-    pieces.clear();
-    filled = 0;
-  };
-
-  std::vector<std::pair<at::Tensor, at::Tensor>> write_back;  // (tensor, its contiguous copy)
-  for (const at::Tensor& tensor : tensors) {
-    at::Tensor flat = tensor.detach();
-    if (!flat.is_contiguous()) {
-      flat = flat.contiguous();
-      if (!is_root) write_back.emplace_back(tensor, flat);
-    }
-    auto* data = static_cast<char*>(flat.data_ptr());
-    for (std::size_t left = flat.nbytes(); left > 0;) {
-      const std::size_t bytes = std::min(left, chunk - filled);
-      pieces.push_back({data, bytes});
-      data += bytes;
-      left -= bytes;
-      filled += bytes;
-      if (filled == chunk) send();
-    }
-    if (flat.data_ptr() != tensor.data_ptr() && is_root) write_back.emplace_back(tensor, flat);  // alive until sent
-  }
-  send();
-  if (is_root) return;
-  for (auto& [tensor, flat] : write_back) tensor.detach().copy_(flat);
+  for (const auto& [gpu, tensors] : on_gpus) broadcast_on_gpu(comm, tensors, options.root);
+  if (total > 0) broadcast_on_host(comm, here, total, options);
 }
 
 }  // namespace cohort

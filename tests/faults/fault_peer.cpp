@@ -3,8 +3,11 @@
 //
 //   fault_peer FOLDER STEPS [RANK KIND PLACE STEP ARGUMENT]
 //
+// With COHORT_TEST_DEVICE=cuda what is reduced lies in a GPU's memory.
+//
 // It leaves in FOLDER pid.RANK ("pid store steps", written when it has joined) and struck.RANK (the monotonic clock's
 // nanoseconds when the fault came).
+#include "comm/cuda/driver.h"
 #include "sys/files.h"
 
 #include <cohort/cohort.h>
@@ -128,10 +131,31 @@ void save(const Place& place, const std::string& folder, int number, const Fault
   check(file->commit());
 }
 
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+void sum_over_ranks(cohort::Communicator& world, std::vector<float>& values) {
+  if (variable("COHORT_TEST_DEVICE") != "cuda") {
+    world.all_reduce(std::span(values)).wait();
+    return;
+  }
+  using cohort::comm::cuda::Gpu;
+  Gpu& gpu = Gpu::at(0);
+  const auto never = std::chrono::steady_clock::time_point::max();
+  const std::size_t bytes = values.size() * sizeof(float);
+  const cohort::Device device{cohort::DeviceType::CUDA, 0};
+  const cohort::Memory memory = world.allocate(bytes, device);
+  gpu.wait(*gpu.copy_to_device(memory.data(), values.data(), bytes, *gpu.mark(nullptr)), never);
+  world.all_reduce({memory.data(), static_cast<std::int64_t>(values.size()), cohort::DType::Float32, device}).wait();
+  gpu.wait(*gpu.copy_to_host(values.data(), memory.data(), bytes, *gpu.mark(nullptr)), never);
+}
+
 void train_step(cohort::Communicator& world, int step) {
   constexpr int kCounts[] = {1, 700, 40'000};
   std::vector<float> values(static_cast<std::size_t>(kCounts[step % 3]), static_cast<float>(world.rank() + step));
-  world.all_reduce(std::span(values)).wait();
+  sum_over_ranks(world, values);
   const int ranks = world.size();
   const int of_ranks = ranks * (ranks - 1) / 2;
   const auto sum = static_cast<float>(of_ranks + ranks * step);
@@ -158,11 +182,6 @@ void start_grandchild() {
   char* const environment[] = {nullptr};
   ::execve("/bin/sleep", arguments, environment);
   ::_exit(1);
-}
-
-std::string variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
 }
 
 /// Until all other ranks have come as far as the meeting.

@@ -15,7 +15,7 @@
 
 namespace cohort {
 
-/// Any dense CPU tensor, also one that is not contiguous; integers are finite. Reads it once. Throws InvalidArgument
+/// Any dense tensor, also one that is not contiguous; integers are finite. Reads it once. Throws InvalidArgument
 /// for a tensor that is undefined, sparse, not on the CPU, or of a type that collectives do not know.
 std::optional<NonFiniteElement> first_non_finite(const at::Tensor& tensor, const FiniteOptions& options = {});
 

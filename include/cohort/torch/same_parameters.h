@@ -23,7 +23,7 @@ struct SameParametersOptions {
   std::int64_t step = -1;
 };
 
-/// Collective; waits. Compares the bytes of dense CPU tensors of any type over all ranks by 128-bit digests (see
+/// Collective; waits. Compares the bytes of dense tensors of any type over all ranks by 128-bit digests (see
 /// <cohort/digest.h>: a difference of one bit goes unnoticed with a probability below 2^-66), which reads each tensor
 /// once and sends 64 bytes. Ranks that have joined (Communicator::join) are left out. All ranks give tensors of the
 /// same shapes and types in the same order.

@@ -17,7 +17,7 @@ DType to_dtype(at::ScalarType type);
 at::ScalarType to_scalar_type(DType dtype);
 
 /// The tensor's elements as a Buffer; no copy, the tensor keeps owning them. Throws InvalidArgument unless the tensor
-/// is defined, dense, contiguous and on the CPU.
+/// is defined, dense, contiguous, and in the host's memory or CUDA's: then with libtorch's current stream.
 Buffer to_buffer(const at::Tensor& tensor);
 
 /// A tensor in memory that the communicator's collectives read in place (Communicator::allocate), zero-filled,

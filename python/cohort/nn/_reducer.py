@@ -3,7 +3,8 @@ brings a gradient and ends, and gradients as tensors over their places in the bu
 
 A hook before AccumulateGrad, where `.grad` is None, copies a small gradient to its place in the bucket and keeps a large
 one for the reduction to read, and hands AccumulateGrad nothing; where there is a gradient already, AccumulateGrad adds
-to it in place. One thread per rank calls it; autograd calls its hooks on that thread too (CPU).
+to it in place. One thread at a time per rank calls it; autograd calls its hooks on that one, or, for a GPU's gradients,
+on one that that one waits for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cohort import Communicator
 from cohort._core import Forward, GradientReducer
 from cohort.errors import InvalidArgument
 from cohort.nn._forwards import accumulates, takes_part
-from cohort.nn._tensors import tensors_in
+from cohort.nn._tensors import gpu_of, tensors_in
 from cohort.nn.options import DistributedDataParallelOptions
 
 # 1.13 runs the user's hooks on a parameter inside AccumulateGrad, which is skipped where a gradient is written.
@@ -78,9 +79,12 @@ class Reducer:
         self._parameters = [_Parameter(tensor) for _, tensor in parameters]
         self._nodes = [parameter.node for parameter in self._parameters]
         described = [
-            (name, str(tensor.dtype), list(tensor.shape), list(parameter.stride))
+            (name, str(tensor.dtype), list(tensor.shape), list(parameter.stride), gpu_of(tensor))
             for (name, tensor), parameter in zip(parameters, self._parameters)
         ]
+        self._kept: dict[int, torch.Tensor] = {}
+        # Of buckets in a GPU's memory, which the core holds: by address.
+        self._memories: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.core = GradientReducer(comm, described, options, self)
         self.core.lay_out()
         self._attach()
@@ -151,6 +155,7 @@ class Reducer:
         alike = (
             incoming.layout == torch.strided
             and incoming.dtype == place.dtype
+            and incoming.device == place.device
             and incoming.shape == place.shape
             and incoming.stride() == place.stride()
         )
@@ -177,13 +182,15 @@ class Reducer:
     def take_places(self) -> None:
         """There are new buckets: gradients that exist are put into their places."""
         for memory, members, offsets in self.core.buckets():
-            dtype = self._parameters[members[0]].tensor.dtype
+            first = self._parameters[members[0]].tensor
+            dtype, device = first.dtype, first.device
             # Tensors over the memory keep it alive, so a gradient may outlive bucket and communicator.
-            flat = memory.as_torch(dtype)
+            on_gpu = self._memories.get(memory.data_ptr())
+            flat = memory.as_torch(dtype) if on_gpu is None else on_gpu.view(dtype)
             for index, offset in zip(members, offsets):
                 parameter = self._parameters[index]
                 # `set_` on an empty tensor instead of a view of the whole: views refuse detach_().
-                parameter.place = torch.empty(0, dtype=dtype).set_(
+                parameter.place = torch.empty(0, dtype=dtype, device=device).set_(
                     flat, offset, parameter.tensor.shape, parameter.stride
                 )
                 self.put_in_place(index)
@@ -206,6 +213,39 @@ class Reducer:
             self.core.count_moved()
         parameter.tensor.grad = place
         return True
+
+    def clear(self, index: int) -> None:
+        """What lies in its place is zero."""
+        self._parameters[index].place.zero_()
+
+    def keep(self, index: int) -> None:
+        """Remembers what lies in its place, for `put_back`, until `drop_kept`."""
+        self._kept[index] = self._parameters[index].place.clone()
+
+    def put_back(self, index: int) -> None:
+        self._parameters[index].place.copy_(self._kept[index])
+
+    def drop_kept(self) -> None:
+        self._kept.clear()
+
+    def allocate(self, gpu: int, nbytes: int) -> torch.Tensor:
+        """Zeroed memory of a GPU, from torch's own allocator, which has most of it."""
+        memory = torch.zeros(nbytes, dtype=torch.uint8, device=f"cuda:{gpu}")
+        self._memories[memory.data_ptr()] = memory
+        return memory
+
+    def stream_of(self, gpu: int) -> int:
+        """The stream in which torch works on it now."""
+        return torch.cuda.current_stream(gpu).cuda_stream
+
+    def are_finite(self, indices: Sequence[int]) -> bool:
+        """Whether what lies in these places, of a GPU, is."""
+        return bool(torch.stack([torch.isfinite(self._parameters[index].place).all() for index in indices]).all())
+
+    def copy_to_host(self, index: int) -> bytes:
+        """What lies in its place, as it lies."""
+        place = self._parameters[index].place
+        return place.as_strided((place.numel(),), (1,)).cpu().view(torch.uint8).numpy().tobytes()
 
     def give(self, index: int) -> None:
         """The parameter's gradient is what lies in its place."""

@@ -16,7 +16,7 @@ from cohort.nn._groups import default_world
 def require_same_parameters(
     tensors: Iterable[tuple[str, torch.Tensor]], comm: Optional[Communicator] = None, *, step: Optional[int] = None
 ) -> None:
-    """Compares dense CPU tensors of any type over all ranks by 128-bit digests. Collective; waits.
+    """Compares dense tensors of any type over all ranks by 128-bit digests. Collective; waits.
 
     tensors  pairs of a name and a tensor, as model.named_parameters(): the same shapes and types in the same order on all
              ranks. Each is read once, and 64 bytes are sent
@@ -32,13 +32,11 @@ def require_same_parameters(
     comm = comm if comm is not None else default_world()
     named = list(tensors)
     for name, tensor in named:
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            raise InvalidArgument(
-                f"require_same_parameters: {name} is not a dense CPU tensor ({tensor.device}, {tensor.layout})"
-            )
+        if tensor.layout != torch.strided:
+            raise InvalidArgument(f"require_same_parameters: {name} is not dense ({tensor.layout})")
     described = []
     for name, tensor in named:
-        flat = tensor.detach().contiguous().reshape(-1)
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
 
         def text(index: int, flat: torch.Tensor = flat) -> str:
             return "" if flat.is_complex() else str(flat[index].item())

@@ -28,11 +28,16 @@ def tensors_in(value: object) -> Iterable[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name, None))
 
 
+def gpu_of(tensor: torch.Tensor) -> int:
+    """CUDA's number of the GPU that it lies on; -1: in the host's memory."""
+    return -1 if tensor.device.type == "cpu" else tensor.device.index
+
+
 class Pack:
-    """Tensors that travel together through one piece of communicator memory, as bytes, whatever their types."""
+    """Tensors of one device that travel together through one piece of memory, as bytes, whatever their types."""
 
     def __init__(self, comm: Communicator, tensors: Sequence[torch.Tensor]) -> None:
-        """tensors: dense, on the CPU; those that lie elsewhere later (by `module.to`) are copied all the same."""
+        """tensors: dense; those that lie elsewhere later (by `module.to`) are copied all the same."""
         self._comm = comm
         self._tensors = list(tensors)
         offsets, size = [], 0
@@ -40,14 +45,13 @@ class Pack:
             offsets.append(size)
             size += tensor.numel() * tensor.element_size()
             size = (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-        self._stage = comm.allocate(size).as_torch("uint8") if size else None
+        self._stage = _memory(comm, size, self._tensors[0].device) if size else None
         self._places = []
         for tensor, offset in zip(self._tensors, offsets):
             nbytes = tensor.numel() * tensor.element_size()
-            if nbytes == 0:
+            if nbytes == 0 or self._stage is None:
                 self._places.append(torch.empty(tensor.shape, dtype=tensor.dtype))
                 continue
-            assert self._stage is not None  # size is not 0
             self._places.append(self._stage[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
 
     def __len__(self) -> int:
@@ -75,16 +79,29 @@ class Pack:
 def broadcast_tensors(comm: Communicator, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
     """Overwrites the tensors of all ranks with those of the root, many per broadcast. Collective; waits.
 
-    All ranks give dense CPU tensors of the same shapes and types in the same order.
+    All ranks give dense tensors of the same shapes, types and kinds of devices in the same order.
     """
     if comm.size() == 1:
         return
+    for device in sorted({tensor.device for tensor in tensors}, key=str):
+        _broadcast_of_one_device(comm, [tensor for tensor in tensors if tensor.device == device], root)
+
+
+def _memory(comm: Communicator, nbytes: int, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return comm.allocate(nbytes).as_torch("uint8")
+    # NCCL is not given uint8 between hosts, since a program may load that as code; a tensor's bytes are none.
+    return torch.empty(nbytes, dtype=torch.int8, device=device)
+
+
+def _broadcast_of_one_device(comm: Communicator, tensors: Sequence[torch.Tensor], root: int) -> None:
     group: list[torch.Tensor] = []
     filled = 0
     for tensor in tensors:
         nbytes = tensor.numel() * tensor.element_size()
         if nbytes >= _CHUNK_BYTES and tensor.is_contiguous():
-            comm.broadcast(tensor.data.view(-1).view(torch.uint8), root=root)
+            as_bytes = torch.uint8 if tensor.device.type == "cpu" else torch.int8
+            comm.broadcast(tensor.data.view(-1).view(as_bytes), root=root)
             continue
         if group and filled + nbytes > _CHUNK_BYTES:
             Pack(comm, group).broadcast(root)

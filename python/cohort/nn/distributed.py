@@ -25,7 +25,8 @@ _PREFIX = "module."
 def _describe(kind: str, name: str, tensor: torch.Tensor) -> str:
     strides = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
     frozen = "" if tensor.requires_grad else ", frozen"
-    return f"{kind} '{name}' of {str(tensor.dtype)[len('torch.') :]} {list(tensor.shape)}{strides}{frozen}"
+    device = "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"
+    return f"{kind} '{name}' of {str(tensor.dtype)[len('torch.') :]} {list(tensor.shape)}{strides}{device}{frozen}"
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
@@ -34,9 +35,10 @@ def _check(name: str, tensor: torch.Tensor) -> None:
             f"DistributedDataParallel: '{name}' has no shape yet -- run one forward of the module, with the same shapes "
             "on all ranks, before wrapping it"
         )
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
         raise InvalidArgument(
-            f"DistributedDataParallel: '{name}' is not a dense CPU tensor ({tensor.device}, {tensor.layout})"
+            f"DistributedDataParallel: '{name}' is not dense, or neither in the host's memory nor in CUDA's "
+            f"({tensor.device}, {tensor.layout})"
         )
 
 
@@ -152,7 +154,8 @@ class DistributedDataParallel(torch.nn.Module):
         if comm is not None and not isinstance(comm, Communicator):
             raise InvalidArgument(
                 f"DistributedDataParallel: comm is a {type(comm).__name__} -- the second argument is a "
-                "cohort.Communicator, or nothing; there are no device_ids, since it works on the CPU"
+                "cohort.Communicator, or nothing; there are no device_ids, since it works where the module lies "
+                "(module.to(f'cuda:{local_rank}'))"
             )
         if comm is not None and process_group is not None:
             raise InvalidArgument("DistributedDataParallel: comm and process_group both say who trains -- give one")
@@ -176,7 +179,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._reducer: Optional[Reducer] = None
         self._everything: list[torch.Tensor] = []
         self._named: list[tuple[str, torch.Tensor]] = []
-        self._buffer_pack: Any = None  # a Pack, once there is a communicator
+        self._buffer_packs: list[Pack] = []  # one for each device
         self._compared_at = 0  # the step of the last comparison
         self._next_samples: Optional[int] = None
 
@@ -188,7 +191,10 @@ class DistributedDataParallel(torch.nn.Module):
         self._everything = contents.parameters + contents.buffers
         self._named = contents.named
         broadcast_tensors(comm, self._everything)
-        self._buffer_pack = Pack(comm, contents.buffers)
+        self._buffer_packs = [
+            Pack(comm, [buffer for buffer in contents.buffers if buffer.device == device])
+            for device in sorted({buffer.device for buffer in contents.buffers}, key=str)
+        ]
         self._reducer = Reducer(comm, contents.trained, self.options)
         return self._reducer
 
@@ -237,13 +243,14 @@ class DistributedDataParallel(torch.nn.Module):
         # What every pass that ends in a reduction begins with, on all ranks.
         reducer.core.prepare_synchronising_pass()
         if self.options.broadcast_buffers:
-            self._buffer_pack.broadcast()
+            self._broadcast_buffers()
         every, step = self.options.compare_parameters_every, reducer.core.progress
         if every == 0 or step in (0, self._compared_at) or step % every:
             return
         self._compared_at = step
         # Each rank's batches change its own buffers, unless they have just been made equal.
-        parameters = len(self._named) - (0 if self.options.broadcast_buffers else len(self._buffer_pack))
+        buffers = 0 if self.options.broadcast_buffers else sum(len(pack) for pack in self._buffer_packs)
+        parameters = len(self._named) - buffers
         require_same_parameters(self._named[:parameters], self.communicator, step=step)
         reducer.core.count_parameter_comparison()
 
@@ -308,7 +315,11 @@ class DistributedDataParallel(torch.nn.Module):
         Worth doing before an evaluation spread over the ranks: forwards without gradients do not communicate.
         """
         _ = self._attached
-        self._buffer_pack.broadcast()
+        self._broadcast_buffers()
+
+    def _broadcast_buffers(self) -> None:
+        for pack in self._buffer_packs:
+            pack.broadcast()
 
     def require_same_parameters(self) -> None:
         """Compares parameters and buffers of all ranks to the bit, now; collective. Raises Mismatch on every rank if they
@@ -370,7 +381,7 @@ class DistributedDataParallel(torch.nn.Module):
         A pickle does not hold the communicator: what is made from it takes the default world.
         """
         state = self.__dict__.copy()
-        for name in ("_comm", "_reducer", "_everything", "_named", "_buffer_pack", "_compared_at", "_next_samples"):
+        for name in ("_comm", "_reducer", "_everything", "_named", "_buffer_packs", "_compared_at", "_next_samples"):
             del state[name]
         return state
 

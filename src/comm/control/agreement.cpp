@@ -1,6 +1,7 @@
 #include "comm/control/agreement.h"
 
 #include "comm/control/operation.h"
+#include "comm/kernels/fold.h"
 
 #include <fmt/format.h>
 
@@ -78,6 +79,23 @@ int Agreement::last_joined() const noexcept {
 Disagreement unequal_counts(int from, std::int64_t sent, int to, std::int64_t expected, int rank) {
   return {fmt::format("rank {} sends {} elements to rank {}, which expects {}", from, sent, to, expected),
           rank == from ? to : from};
+}
+
+Round round_of(const Agreement& agreement) {
+  Round round;
+  round.everyone = agreement.active.size() == agreement.everyone.size();
+  if (agreement.uniform || agreement.agreed.weighted == 0) return round;
+  std::vector<double> weights;
+  for (const int rank : agreement.active) weights.push_back(agreement.of(rank).weight);
+  const Weighting weighting = weigh(weights);
+  if (weighting.fractions.empty() && weighting.members.size() == agreement.everyone.size()) return round;
+  round.shares.assign(agreement.everyone.size(), 0);
+  for (std::size_t i = 0; i < weighting.members.size(); ++i) {
+    const int rank = agreement.active[static_cast<std::size_t>(weighting.members[i])];
+    round.shares[static_cast<std::size_t>(rank)] =
+        weighting.fractions.empty() ? 1.0 / static_cast<double>(weighting.members.size()) : weighting.fractions[i];
+  }
+  return round;
 }
 
 Error refusal(const std::string& operation, int rank, const std::string& host, std::uint64_t number,

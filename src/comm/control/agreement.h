@@ -3,6 +3,7 @@
 #pragma once
 
 #include "comm/control/descriptor.h"
+#include "comm/request.h"
 
 #include <cohort/error.h>
 
@@ -41,6 +42,9 @@ struct Agreement {
   bool uniform = false;             // see settle_on
   const std::vector<int> everyone;
 };
+
+/// What a round has told of an operation that is carried out elsewhere.
+Round round_of(const Agreement& agreement);
 
 /// The error of an operation that is refused: Mismatch.
 Error refusal(const std::string& operation, int rank, const std::string& host, std::uint64_t number,

@@ -231,7 +231,7 @@ std::optional<Error> Queue::run_direct(QueuedWork& work) noexcept {
     if (direct.open()) agree();
     try {
       if (round.everyone && direct.form(others)) agree();  // what the plane tells is of its last round
-      carried_out = round.everyone && direct.run(requests, others);
+      carried_out = round.everyone && direct.run(requests, round, others);
       if (carried_out) return true;
       for (const Request& request : requests) staged.push_back(request.direct->staged(request));
     } catch (const Error& error) {

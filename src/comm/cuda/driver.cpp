@@ -30,6 +30,7 @@ struct Functions {
   int (*cuMemAlloc_v2)(Address*, std::size_t) = nullptr;
   int (*cuMemFree_v2)(Address) = nullptr;
   int (*cuMemsetD8_v2)(Address, unsigned char, std::size_t) = nullptr;
+  int (*cuMemsetD8Async)(Address, unsigned char, std::size_t, void*) = nullptr;
   int (*cuMemHostRegister_v2)(void*, std::size_t, unsigned) = nullptr;
   int (*cuMemHostUnregister)(void*) = nullptr;
   int (*cuMemcpyDtoHAsync_v2)(void*, Address, std::size_t, void*) = nullptr;
@@ -88,6 +89,7 @@ Library load() {
   FIND(cuMemAlloc_v2);
   FIND(cuMemFree_v2);
   FIND(cuMemsetD8_v2);
+  FIND(cuMemsetD8Async);
   FIND(cuMemHostRegister_v2);
   FIND(cuMemHostUnregister);
   FIND(cuMemcpyDtoHAsync_v2);
@@ -262,6 +264,11 @@ void Gpu::end_stream(Stream stream) noexcept {
   call.cuStreamDestroy_v2(stream);
   void* before = nullptr;
   call.cuCtxPopCurrent_v2(&before);
+}
+
+void Gpu::zero(void* memory, std::size_t bytes, Stream stream) {
+  const InGpu here(*this);
+  check(library().call.cuMemsetD8Async(reinterpret_cast<Address>(memory), 0, bytes, stream), "cuMemsetD8Async");
 }
 
 void Gpu::put_after(Stream stream, const Mark& mark) {

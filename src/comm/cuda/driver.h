@@ -58,6 +58,8 @@ class Gpu {
   /// One that does not wait for the default stream.
   Stream make_stream();
   void end_stream(Stream stream) noexcept;
+  /// Makes the memory zero, in the stream.
+  void zero(void* memory, std::size_t bytes, Stream stream);
   /// What the stream is given from now on comes after the mark.
   void put_after(Stream stream, const Mark& mark);
   /// Throws Internal: what the driver says of work before the mark.

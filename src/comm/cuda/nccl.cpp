@@ -104,6 +104,8 @@ Result<Nccl> Nccl::load(const std::string& chosen) {
   FIND(ncclGroupStart);
   FIND(ncclGroupEnd);
   FIND(ncclAllReduce);
+  FIND(ncclRedOpCreatePreMulSum);
+  FIND(ncclRedOpDestroy);
   FIND(ncclReduce);
   FIND(ncclReduceScatter);
   FIND(ncclBroadcast);

@@ -31,6 +31,7 @@ enum class NcclType : int {
   Float64 = 8,
   BFloat16 = 9,
 };
+/// Others are made of a communicator.
 enum class NcclOp : int { Sum = 0, Product = 1, Max = 2, Min = 3, Average = 4 };
 
 /// How a communicator is made; the fields that 2.18 knows. What is not set is NCCL's own choice.
@@ -61,6 +62,8 @@ struct NcclFunctions {
   NcclResult (*ncclGroupStart)() = nullptr;
   NcclResult (*ncclGroupEnd)() = nullptr;
   NcclResult (*ncclAllReduce)(const void*, void*, std::size_t, NcclType, NcclOp, NcclComm, void*) = nullptr;
+  NcclResult (*ncclRedOpCreatePreMulSum)(NcclOp*, void*, NcclType, int, NcclComm) = nullptr;
+  NcclResult (*ncclRedOpDestroy)(NcclOp, NcclComm) = nullptr;
   NcclResult (*ncclReduce)(const void*, void*, std::size_t, NcclType, NcclOp, int, NcclComm, void*) = nullptr;
   NcclResult (*ncclReduceScatter)(const void*, void*, std::size_t, NcclType, NcclOp, NcclComm, void*) = nullptr;
   NcclResult (*ncclBroadcast)(const void*, void*, std::size_t, NcclType, int, NcclComm, void*) = nullptr;

@@ -6,6 +6,8 @@
 namespace cohort::comm::cuda {
 namespace {
 
+constexpr int kScalarOfHost = 1;  // ncclScalarHostImmediate
+
 /// A complex number is two of them.
 struct Element {
   NcclType type;
@@ -50,7 +52,7 @@ class Launch {
       : world_(world),
         call_(world.nccl.call),
         request_(request),
-        in_(static_cast<const std::byte*>(request.input)),
+        in_(static_cast<const std::byte*>(world.share == 0.0 ? request.output : request.input)),
         out_(static_cast<std::byte*>(request.output)) {}
 
   NcclResult run() {
@@ -107,7 +109,17 @@ class Launch {
 
   void reduce() {
     const Element element = element_of(request_.dtype).value_or(Element{NcclType::UInt8, 1});
-    const NcclOp op = op_of(request_.op);
+    if (!world_.share) return reduce(element, op_of(request_.op));
+    NcclOp op = NcclOp::Sum;
+    float single = static_cast<float>(*world_.share);
+    double share = *world_.share;
+    void* const scalar = element.type == NcclType::Float32 ? static_cast<void*>(&single) : &share;
+    note(call_.ncclRedOpCreatePreMulSum(&op, scalar, element.type, kScalarOfHost, world_.comm));
+    if (result_ != NcclResult::Success) return;
+    reduce(element, op);
+    note(call_.ncclRedOpDestroy(op, world_.comm));
+  }
+  void reduce(Element element, NcclOp op) {
     const auto count =
         static_cast<std::size_t>(request_.kind == Kind::ReduceScatter ? request_.output_count : request_.input_count) *
         element.count;
@@ -171,8 +183,8 @@ class Launch {
 }  // namespace
 
 bool has_sum(const Request& request) noexcept {
-  if (!is_reduction(request.kind) || !element_of(request.dtype) || request.weighted || request.bf16_wire ||
-      request.prescale != 1 || request.postscale != 1) {
+  if (!is_reduction(request.kind) || !element_of(request.dtype) || request.bf16_wire || request.prescale != 1 ||
+      request.postscale != 1 || (request.weighted && request.kind != Kind::AllReduce)) {
     return false;
   }
   switch (request.op) {
@@ -183,6 +195,11 @@ bool has_sum(const Request& request) noexcept {
     case ReduceOp::Max: return !is_scalable(request.dtype);
     default: return false;
   }
+}
+
+bool has_shares(DType dtype) noexcept {
+  const std::optional<Element> element = element_of(dtype);
+  return element && (element->type == NcclType::Float32 || element->type == NcclType::Float64);
 }
 
 bool has_move(Kind kind) noexcept { return kind >= Kind::Broadcast && kind <= Kind::AllToAllV; }

@@ -41,7 +41,9 @@ class NcclPlane::Call final : public Direct {
       : plane_(std::move(plane)), gpu_(gpu), marks_(marks_of(gpu, request)) {}
   bool open() const noexcept override { return plane_->open(); }
   bool form(Ranks& ranks) override { return plane_->form(gpu_, ranks); }
-  bool run(std::span<const Request> together, Ranks& ranks) override { return plane_->run(together, ranks); }
+  bool run(std::span<const Request> together, const Round& round, Ranks& ranks) override {
+    return plane_->run(together, round, ranks);
+  }
   void give_up() noexcept override { plane_->give_up(); }
   Request staged(const Request& request) override {
     Request host = request;
@@ -96,13 +98,19 @@ NcclResult NcclPlane::state_of_comm() const {
   return asked == NcclResult::Success ? state : asked;
 }
 
-bool NcclPlane::run(std::span<const Request> together, Direct::Ranks& ranks) {
+bool NcclPlane::run(std::span<const Request> together, const Round& round, Direct::Ranks& ranks) {
   if (state_.load(std::memory_order_relaxed) == State::Staging) return false;
   // NCCL does not authenticate what it sends between hosts.
   const auto may_be_code = [](const Request& request) { return may_be_object(request.dtype); };
   const bool several_hosts = placement_.local_size < placement_.size;
   if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return false;
-  carry_out(together, ranks);
+  std::optional<double> share;
+  if (!round.shares.empty()) {
+    const auto has = [](const Request& request) { return has_shares(request.dtype); };
+    if (!std::all_of(together.begin(), together.end(), has)) return false;
+    share = round.shares[static_cast<std::size_t>(placement_.rank)];
+  }
+  carry_out(together, share, ranks);
   return true;
 }
 
@@ -111,7 +119,7 @@ void NcclPlane::give_up() noexcept {
   end_comm(false);
 }
 
-void NcclPlane::carry_out(std::span<const Request> together, Direct::Ranks& ranks) {
+void NcclPlane::carry_out(std::span<const Request> together, std::optional<double> share, Direct::Ranks& ranks) {
   const NcclFunctions& call = nccl_->call;
   const std::string what = text_of(together.front());
   if (comm_ == nullptr) raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
@@ -122,12 +130,14 @@ void NcclPlane::carry_out(std::span<const Request> together, Direct::Ranks& rank
       raise(ErrorCode::InvalidArgument, "{} failed -- {} -- its buffers are on cuda:{}", what, where(),
             own.gpu().index());
     own.put_before(stream_);
+    // A rank of no weight: what it brings is not read.
+    if (share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
   }
   {
     const InGpu here(*gpu_);
     check(call.ncclGroupStart(), what);
     NcclResult given = NcclResult::Success;
-    const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size};
+    const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, share};
     for (const Request& request : together) {
       given = launch(world, request);
       if (given != NcclResult::Success && given != NcclResult::InProgress) break;

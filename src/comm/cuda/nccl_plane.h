@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -37,14 +38,14 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   /// As of Direct.
   void give_up() noexcept;
   bool form(Gpu& gpu, Direct::Ranks& ranks);
-  bool run(std::span<const Request> together, Direct::Ranks& ranks);
+  bool run(std::span<const Request> together, const Round& round, Direct::Ranks& ranks);
 
  private:
   enum class State { Unknown, Nccl, Staging, Broken };
   class Call;
 
   Start start(const NcclId& id, Direct::Ranks& ranks);
-  void carry_out(std::span<const Request> together, Direct::Ranks& ranks);
+  void carry_out(std::span<const Request> together, std::optional<double> share, Direct::Ranks& ranks);
   void check(NcclResult result, std::string_view what) const;
   void look_at_results(std::span<const Request> together, Clock::time_point deadline);
   NcclResult state_of_comm() const;

@@ -74,6 +74,35 @@ TEST_F(OnNccl, CarriesOutSumsAndMoves) {
   }
 }
 
+TEST_F(OnNccl, WeightedAveragesAreNcclsUnlessSharesWouldBeRounded) {
+  const auto averaged = [&](double weight_of_1, float expected) {
+    run_world(2, [&](Communicator comm) {
+      const bool first = comm.rank() == 0;
+      // What a rank of weight 0 brings is not read.
+      const float own = first ? 1 : weight_of_1 == 0 ? std::numeric_limits<float>::quiet_NaN() : 4;
+      const Floats in = floats(comm, {own, own}), out = floats(comm, {7, 7});
+      const AllReduceOptions options{.op = ReduceOp::Average, .weight = first ? 1 : weight_of_1};
+      comm.all_reduce(in.buffer(), out.buffer(), options).wait();
+      EXPECT_EQ(out.values(), (std::vector<float>{expected, expected}));
+      const Buffer group[] = {in.buffer(), out.buffer()};
+      comm.all_reduce(group, options).wait();
+      EXPECT_EQ(in.values(), (std::vector<float>{expected, expected}));
+      EXPECT_EQ(out.values(), (std::vector<float>{expected, expected}));
+    });
+  };
+  averaged(3, 3.25F);
+  averaged(1, 2.5F);
+  averaged(0, 1);
+  EXPECT_EQ(carried_out(), 3 * 2 * 2);
+  run_world(2, [&](Communicator comm) {
+    const Floats memory = floats(comm, {1, 2});
+    const Buffer halves(memory.data(), 4, DType::Float16, memory.buffer().device);
+    comm.all_reduce(halves, {.op = ReduceOp::Average, .weight = comm.rank() + 1.0}).wait();
+    comm.all_reduce(halves, {.op = ReduceOp::Average, .weight = 2.0}).wait();
+  });
+  EXPECT_EQ(carried_out(), 3 * 2 * 2 + 2);
+}
+
 TEST_F(OnNccl, GroupsAreOneOperationOfNccl) {
   run_world(2, [&](Communicator comm) {
     const float nan = std::numeric_limits<float>::quiet_NaN();

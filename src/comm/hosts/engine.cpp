@@ -25,7 +25,7 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
     refuse_if(context_, disagreement(context_));
     if (request.kind == Kind::AllToAllV) refuse_if(context_, compare_counts(context_, request));
     if (request.round != nullptr) {
-      request.round->everyone = static_cast<int>(context_.agreement.active.size()) == context_.layout.size;
+      *request.round = round_of(context_.agreement);
     } else if (!round_.delivered) {
       execute(context_, request, false);
     }

@@ -168,7 +168,7 @@ void complete(Context& context, const Request& request, CollectiveEvent* event) 
     }
   }
   if (request.round != nullptr) {
-    request.round->everyone = static_cast<int>(context.agreement.active.size()) == context.size;
+    *request.round = round_of(context.agreement);
     return context.lane().end(context.sequence);
   }
   execute(context, request, event);

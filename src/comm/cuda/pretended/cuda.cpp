@@ -226,6 +226,12 @@ int cuMemsetD8_v2(Address address, unsigned char value, std::size_t bytes) {
   std::memset(memory, value, bytes);
   return kSuccess;
 }
+int cuMemsetD8Async(Address address, unsigned char value, std::size_t bytes, void* stream) {
+  std::byte* const memory = behind(address, bytes);
+  if (memory == nullptr) return kInvalidValue;
+  stream_of(stream).put([memory, value, bytes] { std::memset(memory, value, bytes); });
+  return kSuccess;
+}
 int cuMemHostRegister_v2(void*, std::size_t, unsigned) { return kSuccess; }
 int cuMemHostUnregister(void*) { return kSuccess; }
 

@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -40,6 +41,7 @@ constexpr auto kSystemError = static_cast<NcclResult>(2);
 constexpr auto kInvalidArgument = static_cast<NcclResult>(4);
 constexpr auto kInvalidUsage = static_cast<NcclResult>(5);
 constexpr auto kRemoteError = static_cast<NcclResult>(6);
+constexpr int kFirstMade = 5;                          // of the operations that a communicator has made
 constexpr std::size_t kMost = 8;                       // ranks
 constexpr std::size_t kRoom = std::size_t{32} << 20;   // bytes of an operation, per rank
 constexpr std::size_t kLetter = std::size_t{8} << 20;  // bytes of a message
@@ -138,6 +140,7 @@ struct Comm {
   std::vector<Step> sends, others;
   void* stream = nullptr;
   int questions = 0;
+  std::map<int, double> factors;  // of the operations that were made
 };
 
 /// All ranks' elements [begin, end), as one.
@@ -230,14 +233,36 @@ void end(Comm* comm) {
   delete comm;
 }
 
+/// What a rank brings to a sum: its elements, or their products with the operation's factor.
+void bring(const Comm& comm, const std::byte* from, std::size_t count, NcclType type, std::optional<double> factor) {
+  const Element element = element_of(type);
+  std::byte* const to = comm.input(comm.own());
+  if (count > 0) std::memcpy(to, from, count * element.bytes);
+  if (!factor || count == 0) return;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (type == NcclType::Float32) {
+      reinterpret_cast<float*>(to)[i] *= static_cast<float>(*factor);
+    } else {
+      reinterpret_cast<double*>(to)[i] *= *factor;
+    }
+  }
+}
+
 NcclResult reduce(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, int root, void* comm,
                   void* stream) {
+  std::optional<double> factor;
+  if (static_cast<int>(op) >= kFirstMade) {
+    const auto found = static_cast<Comm*>(comm)->factors.find(static_cast<int>(op));
+    if (found == static_cast<Comm*>(comm)->factors.end()) return kInvalidArgument;
+    factor = found->second;
+    op = NcclOp::Sum;
+  }
   const std::size_t bytes = count * element_of(type).bytes;
   const bool gets = root < 0 || root == static_cast<Comm*>(comm)->rank;
   std::byte *in = nullptr, *out = nullptr;
   if (bytes > kRoom || !reachable(from, bytes, in) || (gets && !reachable(to, bytes, out))) return kInvalidArgument;
   return add(comm, stream, false, [=](Comm& own) {
-    if (bytes > 0) std::memcpy(own.input(own.own()), in, bytes);
+    bring(own, in, count, type, factor);
     if (!own.meet()) return false;
     const std::size_t begin = count * own.own() / own.ranks();
     fold(own, type, op, begin, count * (own.own() + 1) / own.ranks(), own.result() + begin * element_of(type).bytes);
@@ -332,6 +357,17 @@ NcclResult ncclAllReduce(const void* from, void* to, std::size_t count, NcclType
 NcclResult ncclReduce(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, int root, void* comm,
                       void* stream) {
   return reduce(from, to, count, type, op, root, comm, stream);
+}
+NcclResult ncclRedOpCreatePreMulSum(NcclOp* op, void* scalar, NcclType type, int residence, void* comm) {
+  if (residence != 1 || (type != NcclType::Float32 && type != NcclType::Float64)) return kInvalidArgument;
+  auto& factors = static_cast<Comm*>(comm)->factors;
+  const int number = factors.empty() ? kFirstMade : factors.rbegin()->first + 1;
+  factors[number] = type == NcclType::Float32 ? *static_cast<float*>(scalar) : *static_cast<double*>(scalar);
+  *op = static_cast<NcclOp>(number);
+  return NcclResult::Success;
+}
+NcclResult ncclRedOpDestroy(NcclOp op, void* comm) {
+  return static_cast<Comm*>(comm)->factors.erase(static_cast<int>(op)) == 1 ? NcclResult::Success : kInvalidArgument;
 }
 NcclResult ncclReduceScatter(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, void* comm,
                              void* stream) {

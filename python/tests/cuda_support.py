@@ -1,0 +1,21 @@
+"""Tensors of "cuda" in a torch without CUDA (src/torch/pretended): to be imported before torch. Their memory cannot be
+read where it lies; their operations are those of the CPU, done when they are called."""
+
+import ctypes
+import os
+import types
+
+ctypes.CDLL(os.environ["COHORT_PRETENDED_CUDA_TENSORS"], ctypes.RTLD_GLOBAL)
+
+import torch  # noqa: E402
+
+torch.cuda._lazy_init = lambda: None
+torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0)
+torch.cuda.is_available = lambda: True
+NCCL = ctypes.CDLL("libnccl.so.2")
+WITH_NCCL = os.environ.get("COHORT_NCCL") != "off"
+
+
+def operations_of_nccl():
+    """How many operations this process has given to the pretended NCCL so far."""
+    return NCCL.pretended_nccl_operations()

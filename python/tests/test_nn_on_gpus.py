@@ -1,0 +1,133 @@
+"""cohort.nn with a model on cuda: the same gradients and models as on the CPU. 2 ranks, which share a GPU."""
+
+import cuda_support  # isort: skip
+import unittest
+
+import torch
+
+import cohort
+import cohort.nn
+
+
+def setUpModule():
+    cohort.init()
+
+
+def tearDownModule():
+    cohort.shutdown()
+
+
+def model_of(device, wide=False):
+    torch.manual_seed(cohort.rank())  # rank 0's is everybody's, then
+    layers = [torch.nn.Linear(6, 2100 if wide else 16), torch.nn.Tanh(), torch.nn.Linear(2100 if wide else 16, 1000 if wide else 3)]
+    return torch.nn.Sequential(*layers[:1], torch.nn.BatchNorm1d(layers[0].out_features), *layers[1:]).to(device)
+
+
+def train(device, steps=4, samples=None, wide=False, **options):
+    model = model_of(device, wide)
+    parallel = cohort.nn.DistributedDataParallel(model, bucket_bytes=600, first_bucket_bytes=100, **options)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(10 + cohort.rank())
+    count = 8 if samples is None else samples[cohort.rank()]
+    for _ in range(steps):
+        x = torch.randn(count, 6, generator=generator).to(device)
+        optimizer.zero_grad()
+        parallel(x).pow(2).mean().backward()
+        optimizer.step()
+    return model, parallel
+
+
+class OnGpus(unittest.TestCase):
+    def assert_alike(self, one, other):
+        for name, value in one.state_dict().items():
+            torch.testing.assert_close(value.cpu(), other.state_dict()[name].cpu(), rtol=1e-5, atol=1e-6, msg=name)
+
+    def test_training_is_that_of_the_cpu(self):
+        before = cuda_support.operations_of_nccl()
+        model, parallel = train("cuda")
+        if cuda_support.WITH_NCCL:
+            self.assertGreater(cuda_support.operations_of_nccl() - before, 4)
+        self.assertTrue(all(parameter.grad.is_cuda for parameter in model.parameters()))
+        self.assert_alike(model, train("cpu")[0])
+        parallel.sync_buffers()
+        parallel.require_same_parameters()
+
+    def test_weights_are_samples(self):
+        before = cuda_support.operations_of_nccl()
+        model, _ = train("cuda", samples=(3, 9))
+        if cuda_support.WITH_NCCL:
+            self.assertGreater(cuda_support.operations_of_nccl() - before, 4)
+        self.assert_alike(model, train("cpu", samples=(3, 9))[0])
+
+    def test_large_gradients_are_read_where_they_are(self):
+        # 8 MiB and more are a reduction of their own.
+        model, _ = train("cuda", steps=2, wide=True)
+        self.assert_alike(model, train("cpu", steps=2, wide=True)[0])
+
+    def test_a_rank_without_samples(self):
+        model = model_of("cuda")
+        parallel = cohort.nn.DistributedDataParallel(model)
+        if cohort.rank() == 0:
+            parallel(torch.ones(2, 6, device="cuda")).sum().backward()
+        else:
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, float("nan"))
+            self.assertTrue(parallel.step_without_samples())
+        for parameter in model.parameters():
+            self.assertTrue(bool(torch.isfinite(parameter.grad).all()))
+
+    def test_parameters_that_nobody_uses_keep_their_gradients(self):
+        model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 2), "unused": torch.nn.Linear(2, 2)}).to("cuda")
+        parallel = cohort.nn.DistributedDataParallel(_First(model))
+        kept = torch.tensor([0.1, 0.7], device="cuda")
+        model["unused"].bias.grad = kept.clone()
+        parallel(torch.ones(1, 2, device="cuda")).sum().backward()
+        self.assertTrue(torch.equal(model["unused"].bias.grad.cpu(), kept.cpu()))
+        self.assertIsNone(model["unused"].weight.grad)
+
+    def test_accumulation(self):
+        gradients = []
+        for device in ("cuda", "cpu"):
+            model = model_of(device)
+            parallel = cohort.nn.DistributedDataParallel(model)
+            x = torch.arange(12.0).reshape(2, 6).to(device) * (cohort.rank() + 1) / 10
+            with parallel.no_sync():
+                parallel(x).sum().backward()
+            parallel(x + 1).sum().backward()
+            gradients.append([parameter.grad.cpu() for parameter in model.parameters()])
+        for one, other in zip(*gradients):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+    def test_what_is_not_finite_is_named(self):
+        model = model_of("cuda")
+        parallel = cohort.nn.DistributedDataParallel(model, non_finite="raise")
+        parallel(torch.ones(2, 6, device="cuda")).sum().backward()
+        x = torch.ones(2, 6, device="cuda")
+        if cohort.rank() == 1:
+            x[1, 2] = float("nan")
+        with self.assertRaises(cohort.nn.NonFiniteError) as raised:
+            parallel(x).sum().backward()
+        self.assertEqual(raised.exception.gradient.rank, 1)
+        self.assertEqual(raised.exception.gradient.step, 1)
+        self.assertTrue(all(parameter.grad is None for parameter in model.parameters()))
+
+    def test_models_on_other_devices_are_refused(self):
+        with self.assertRaisesRegex(cohort.Mismatch, "on cuda"):
+            cohort.nn.DistributedDataParallel(torch.nn.Linear(2, 2).to("cuda" if cohort.rank() == 1 else "cpu"))
+
+    def test_models_that_differ_are_found(self):
+        model, parallel = train("cuda", steps=1)
+        with torch.no_grad():
+            if cohort.rank() == 1:
+                model[0].bias[3] += 1
+        with self.assertRaisesRegex(cohort.Mismatch, "0.bias"):
+            parallel.require_same_parameters()
+
+
+class _First(torch.nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return self.layers["used"](x)

@@ -1,0 +1,150 @@
+// DistributedDataParallel and the collectives of tensors on GPUs, each rank on its own: as on the CPU. Over the
+// pretended driver and the pretended NCCL, with libtorch's tensors of "cuda" that pretend as well.
+#include <cohort/error.h>
+#include <cohort/torch/nn.h>
+#include <cohort/torch/same_parameters.h>
+#include <cohort/torch/tensor.h>
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include "torch/test_models.h"
+
+#include <cmath>
+
+namespace cohort {
+namespace {
+
+using nn::DistributedDataParallel;
+using namespace cohort::testing;  // NOLINT: the tests' own vocabulary
+
+enum class On { Cpu, Gpus };
+
+at::Device place_of(On on, const Communicator& comm) {
+  return on == On::Cpu ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(comm.rank()));
+}
+
+int operations_of_nccl() {
+  void* const nccl = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
+  return nccl == nullptr ? 0 : reinterpret_cast<int (*)()>(::dlsym(nccl, "pretended_nccl_operations"))();
+}
+
+/// The parameters of each rank after some steps.
+std::vector<std::vector<at::Tensor>> train(On on, const std::vector<std::int64_t>& samples) {
+  std::vector<std::vector<at::Tensor>> results(samples.size());
+  run_on_threads(static_cast<int>(samples.size()), [&](Communicator comm) {
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    const at::Device device = place_of(on, comm);
+    Mlp net = with_values(Mlp(at::kFloat), comm.rank() * 100.0);  // rank 0's values are to win
+    net->to(device);
+    DistributedDataParallel model(net, comm, small_buckets());
+    torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
+    for (int step = 0; step < 4; ++step) {
+      const Batch batch = batch_of(step * 10 + comm.rank(), samples[rank], at::kFloat);
+      model.zero_grad();
+      loss_of(model(batch.x.to(device)), batch.y.to(device)).backward();
+      optimizer.step();
+    }
+    model.require_same_parameters();
+    for (const at::Tensor& parameter : net->parameters()) {
+      EXPECT_EQ(parameter.device(), device);
+      EXPECT_EQ(parameter.grad().device(), device);
+      results[rank].push_back(parameter.detach().cpu());
+    }
+  });
+  return results;
+}
+
+TEST(DdpOnGpus, TrainsAsOnTheCpuByNccl) {
+  const int before = operations_of_nccl();
+  const auto on_gpus = train(On::Gpus, {4, 4});
+  EXPECT_GT(operations_of_nccl() - before, 2 * 4);
+  expect_close(on_gpus[0], train(On::Cpu, {4, 4})[0], 1e-5);
+  expect_equal(on_gpus[0], on_gpus[1]);
+}
+
+TEST(DdpOnGpus, WeightsAreSamples) {
+  const int before = operations_of_nccl();
+  const auto on_gpus = train(On::Gpus, {1, 4, 2});
+  EXPECT_GT(operations_of_nccl() - before, 3 * 4);
+  expect_close(on_gpus[2], train(On::Cpu, {1, 4, 2})[2], 1e-5);
+}
+
+TEST(DdpOnGpus, ARankWithoutSamplesDoesNoHarm) {
+  run_on_threads(2, [](Communicator comm) {
+    const at::Device device = place_of(On::Gpus, comm);
+    Mlp net = with_values(Mlp(at::kFloat), 0);
+    net->to(device);
+    DistributedDataParallel model(net, comm, small_buckets());
+    if (comm.rank() == 0) {
+      const Batch batch = batch_of(1, 4, at::kFloat);
+      loss_of(model(batch.x.to(device)), batch.y.to(device)).backward();
+    } else {
+      for (const at::Tensor& parameter : net->parameters())
+        parameter.mutable_grad() = at::full_like(parameter.detach(), std::nan(""));
+      EXPECT_TRUE(model.step_without_samples());
+    }
+    for (const at::Tensor& parameter : net->parameters())
+      EXPECT_TRUE(at::isfinite(parameter.grad()).all().item<bool>());
+  });
+}
+
+TEST(DdpOnGpus, WhatIsNotFiniteIsNamed) {
+  run_on_threads(2, [](Communicator comm) {
+    const at::Device device = place_of(On::Gpus, comm);
+    Mlp net = with_values(Mlp(at::kFloat), 0);
+    net->to(device);
+    nn::DistributedDataParallelOptions options = small_buckets();
+    options.non_finite = nn::NonFinite::Raise;
+    DistributedDataParallel model(net, comm, options);
+    Batch batch = batch_of(1, 4, at::kFloat);
+    if (comm.rank() == 1) batch.y[2][1] = std::nanf("");
+    try {
+      loss_of(model(batch.x.to(device)), batch.y.to(device)).backward();
+      ADD_FAILURE() << "no NonFiniteError";
+    } catch (const NonFiniteError& error) {
+      EXPECT_EQ(error.gradient().rank, 1);
+      EXPECT_TRUE(std::isnan(error.gradient().element.value));
+    }
+    for (const at::Tensor& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
+  });
+}
+
+TEST(TensorsOnGpus, CollectivesTakeThem) {
+  run_on_threads(2, [](Communicator comm) {
+    const at::Device device = place_of(On::Gpus, comm);
+    const at::Tensor tensor = at::full({2, 3}, comm.rank() + 1.0, at::TensorOptions(device).dtype(at::kFloat));
+    all_reduce(comm, tensor).wait();
+    EXPECT_TRUE(at::equal(tensor.cpu(), at::full({2, 3}, 3.0F)));
+    const at::Tensor all = all_gather(comm, tensor * (comm.rank() + 1));
+    EXPECT_EQ(all.device(), device);
+    EXPECT_TRUE(at::equal(all.cpu()[1], at::full({2, 3}, 6.0F)));
+    const at::Tensor part = at::zeros({1, 3}, tensor.options());
+    reduce_scatter(comm, tensor, part).wait();
+    EXPECT_TRUE(at::equal(part.cpu(), at::full({1, 3}, 6.0F)));
+    // Of several devices and types, one of them not contiguous.
+    std::vector<at::Tensor> mixed = {at::full({3}, comm.rank(), at::kInt), at::full({2, 2}, comm.rank(), at::kDouble),
+                                     at::zeros({4, 2}, tensor.options()).t()};
+    mixed[1] = mixed[1].to(device);
+    mixed[2].fill_(comm.rank());
+    broadcast_parameters(comm, mixed, {.root = 1});
+    for (const at::Tensor& one : mixed) EXPECT_TRUE(one.cpu().eq(1).all().item<bool>());
+  });
+}
+
+TEST(TensorsOnGpus, ModelsOnOtherDevicesAreRefused) {
+  run_on_threads(2, [](Communicator comm) {
+    Mlp net = with_values(Mlp(at::kFloat), 0);
+    if (comm.rank() == 1) net->to(at::Device(at::kCUDA, 1));
+    try {
+      const DistributedDataParallel model(net, comm);
+      ADD_FAILURE() << "not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::Mismatch);
+      EXPECT_NE(std::string(error.what()).find("on cuda"), std::string::npos) << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace cohort
