@@ -139,6 +139,7 @@ struct CUDAHooks final : at::CUDAHooksInterface {
 #if TORCH_VERSION_MAJOR < 2
   void initCUDA() const override {}
   bool isPinnedPtr(void*) const override { return true; }
+  bool hasPrimaryContext(std::int64_t) const override { return true; }
   const at::Generator& getDefaultCUDAGenerator(c10::DeviceIndex index) const override { return generator_of(index); }
 #else
   void init() const override {}
