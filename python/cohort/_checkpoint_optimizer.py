@@ -191,6 +191,27 @@ def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple
     return out.tensors, out.metadata
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a parameter's state comes to be."""
+
+    device: torch.device = torch.device("cpu")
+    like: torch.Tensor | None = None  # the parameter, whose shape tensors share; None: they have shapes of their own
+    count: torch.Tensor | None = None  # a count; None: it is Python's int
+
+
+def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind) -> _Place:
+    count = None
+    if not kind.plain_counts:
+        # As torch makes it: where kernels read it, if they do.
+        double = torch.get_default_dtype() == torch.float64 and not group.get("fused")
+        on_device = group.get("fused") or group.get("capturable")
+        count = torch.zeros(
+            (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
+        )
+    return _Place(parameter.device, None if kind.own_shapes else parameter, count)
+
+
 class _Loader:
     def __init__(self, entries: Iterable[Entry], metadata: Mapping[str, str], source: str) -> None:
         self.entries = {entry[0]: entry for entry in entries}
@@ -213,8 +234,7 @@ class _Loader:
             raise self.corrupt(f"'{name}' is of another type")
         return tensor.item()
 
-    def load(self, name: str, kind: str, parameter: torch.Tensor | None, plain_counts: bool = False) -> Any:
-        """parameter: the one whose shape a tensor shares; None if it has one of its own."""
+    def load(self, name: str, kind: str, place: _Place = _Place()) -> Any:
         if kind.endswith("?") and not self.has(name, kind):
             return None
         kind = kind.rstrip("?")
@@ -222,23 +242,20 @@ class _Loader:
             size = self.number(f"{name}/size", torch.int64)
             if not 0 <= size <= 1_000_000:
                 raise self.corrupt(f"'{name}' has {size} elements")
-            return [self.load(f"{name}/{index}", "tensor?", parameter) for index in range(size)]
+            return [self.load(f"{name}/{index}", "tensor?", place) for index in range(size)]
         if kind == "text":
             return self.metadata[name]
         if kind == "tensor":
-            tensor = to_tensor(self.entries.pop(name))
-            if parameter is not None and tensor.shape != parameter.shape:
-                raise self.corrupt(
-                    f"'{name}' has shape {list(tensor.shape)} where its parameter has {list(parameter.shape)}"
-                )
+            tensor, like = to_tensor(self.entries.pop(name)), place.like
+            if like is None:
+                return tensor.to(place.device)
+            if tensor.shape != like.shape:
+                raise self.corrupt(f"'{name}' has shape {list(tensor.shape)} where its parameter has {list(like.shape)}")
             # With the parameter's strides, as torch makes it: what is computed with it does not depend on the file.
-            return tensor if parameter is None else torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
+            return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
         if kind == "count":
             count = self.number(name, torch.int64)
-            if plain_counts:
-                return count
-            double = torch.get_default_dtype() == torch.float64
-            return torch.tensor(float(count), dtype=torch.float64 if double else torch.float32)
+            return count if place.count is None else torch.full_like(place.count, count)
         return self.number(name, _NUMBERS[kind])
 
 
@@ -271,7 +288,7 @@ def restore(
     states: list[tuple[torch.Tensor, dict[str, Any]]] = []
     with torch.no_grad():
         for index, group in enumerate(optimizer.param_groups):
-            loaded = {name: loader.load(f"group/{index}/{name}", field, None) for name, field in kind.options.items()}
+            loaded = {name: loader.load(f"group/{index}/{name}", field) for name, field in kind.options.items()}
             if "beta1" in loaded:
                 loaded["betas"] = (loaded.pop("beta1"), loaded.pop("beta2"))
             options.append(loaded)
@@ -279,11 +296,8 @@ def restore(
                 prefix = f"state/{names[id(parameter)]}/"
                 if not any(name.startswith(prefix) for name in loader.entries):
                     continue
-                shape = None if kind.own_shapes else parameter
-                state = {
-                    name: loader.load(prefix + name, field, shape, kind.plain_counts)
-                    for name, field in kind.state.items()
-                }
+                place = _place_of(parameter, group, kind)
+                state = {name: loader.load(prefix + name, field, place) for name, field in kind.state.items()}
                 states.append((parameter, {name: value for name, value in state.items() if value is not None}))
     if loader.entries:
         raise loader.corrupt(f"'{next(iter(loader.entries))}' belongs to nothing")

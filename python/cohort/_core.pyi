@@ -536,7 +536,7 @@ class CheckpointBundle:
         sampler: Optional[tuple[int, int, int, int]],
         values: dict[str, Union[bool, int, float, str]],
         files: list[tuple[str, _TensorsToWrite, dict[str, str]]],
-        random: bytes,
+        random: _TensorsToWrite,
         state: _TensorsToWrite,
     ) -> None: ...
 

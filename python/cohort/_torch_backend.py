@@ -38,7 +38,7 @@ def register(registry: ModuleType | None = None) -> bool:
     arguments: dict[str, Any] = {"extended_api": True}
     # torch 1.13 knows neither devices nor several backends in one group.
     if "devices" in inspect.signature(backend.register_backend).parameters:
-        arguments["devices"] = ["cpu"]
+        arguments["devices"] = ["cpu", "cuda"]
     backend.register_backend("cohort", _create, **arguments)
     return True
 

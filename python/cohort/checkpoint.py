@@ -28,6 +28,7 @@ import torch
 
 from cohort import Communicator, _core, _world
 from cohort._checkpoint_optimizer import restore, snapshot
+from cohort._checkpoint_random import random_states, restored_random_states
 from cohort._checkpoint_tensors import Assignment, named_tensors, to_entry, to_tensor
 from cohort._checkpoint_weights import LoadedWeights, Path, load_weights, save_weights
 from cohort._collective import agree, attempt, rank_of
@@ -58,7 +59,7 @@ _RANDOM = "random.safetensors"
 _PART = "rank-{:05}.safetensors"
 # Of names within a part.
 _STATE_PREFIX = "state/"
-_RANDOM_NAME = "random/cpu"
+_RANDOM_PREFIX = "random/"
 
 
 @dataclass(frozen=True)
@@ -193,11 +194,12 @@ class CheckpointFolder:
         """Saves; collective, and returns on every rank once the checkpoint is on the disk.
 
         Model, optimizer and progress (or step, epoch, sampler and values) are rank 0's; the random state, of torch's CPU
-        generator, and `state` (tensors of this rank alone, by any name) are every rank's. Written aside, synced, its
-        digests in a manifest that comes last, then renamed: killed at any moment, it leaves the folder as it was but for
-        a hidden remainder, which the next save removes. A save in the background ends first; its error, unless its
-        handle has raised it, is raised here, and nothing is saved. Raises InvalidArgument for place "shared" where some
-        hosts see another folder: they are named.
+        generator and those of the GPUs that the module is on, and `state` (tensors of this rank alone, by any name) are
+        every rank's. A GPU's tensors are copied to the host, after what torch's current stream has. Written aside,
+        synced, its digests in a manifest that comes last, then renamed: killed at any moment, it leaves the folder as it
+        was but for a hidden remainder, which the next save removes. A save in the background ends first; its error,
+        unless its handle has raised it, is raised here, and nothing is saved. Raises InvalidArgument for place "shared"
+        where some hosts see another folder: they are named.
         """
         comm = self._comm
         self._checkpoints.settle(comm)
@@ -216,8 +218,8 @@ class CheckpointFolder:
         values: Optional[Mapping[str, Any]] = None,
         state: Optional[Mapping[str, torch.Tensor]] = None,
     ) -> CheckpointSave:
-        """As save, but returns once everything has been copied (into memory that the next save uses again: twice the
-        state's size is needed in all).
+        """As save, but returns once everything has been copied (into the host's memory that the next save uses again: twice
+        the state's size is needed in all, of what is on a GPU that much of the host's).
 
         The rest is done by a thread of low priority, without the GIL, over a communicator that the first call splits
         off. One save at a time: a second call waits for the first. An error is logged at once (subsystem "checkpoint"),
@@ -263,7 +265,7 @@ class CheckpointFolder:
                     sampler=(sampler.seed, sampler.epoch, sampler.cursor, sampler.size) if sampler is not None else None,
                     values=values,
                     files=files,
-                    random=bytes(torch.get_rng_state().tolist()),
+                    random=[to_entry(name, state) for name, state in random_states(module).items()],
                     state=[to_entry(name, tensor) for name, tensor in sorted((state or {}).items())],
                 )
             )
@@ -281,9 +283,10 @@ class CheckpointFolder:
         is taken. None if there is none at all; raises Corrupt if there are some and all are damaged, InvalidArgument if a
         newer Cohort saved the newest, or if it does not fit the model (missing, unexpected and misshapen tensors are
         listed) or the optimizer. After these errors module, optimizer and random state are as before, on every rank.
-        With `optimizer` None its state in the checkpoint is left alone. Hyperparameters become the saved ones. Rank r
-        gets rank r's random state and state; ranks that the saved world did not have keep their random state. The place
-        need not be the one it was saved with.
+        With `optimizer` None its state in the checkpoint is left alone. Hyperparameters become the saved ones. Tensors
+        come to be on the device where the module has them, whichever they were saved from; an optimizer's on that of
+        their parameter. Rank r gets rank r's random state and state; ranks that the saved world did not have keep their
+        random state, and so do GPUs without one in the checkpoint. The place need not be the one it was saved with.
         """
         return self._load(module, optimizer, None)
 
@@ -335,23 +338,26 @@ class CheckpointFolder:
             entries, metadata = parse(_OPTIMIZER)
             steps.append(restore(optimizer, module, entries, metadata, source=f"{stored.folder}/{_OPTIMIZER}"))
         rank = rank_of(self._comm)
-        random = None
+        random: dict[str, torch.Tensor] = {}
         if part is not None:
-            own, random = _state_of(part, f"{stored.folder}/{_PART.format(rank)}")
-            state.update(own)
+            path = f"{stored.folder}/{_PART.format(rank)}"
+            state.update(_tensors_of(part, path, _STATE_PREFIX))
+            random = _tensors_of(part, path, _RANDOM_PREFIX)
         elif _RANDOM in files:
-            saved = [entry for entry in parse(_RANDOM)[0] if entry[0] == f"rank/{rank}"]
-            random = to_tensor(saved[0]) if saved else None
-        if random is not None:
-            # The one step that may yet fail (a generator's state of another torch) comes first.
-            steps.insert(0, lambda: torch.set_rng_state(random))
-        else:
+            # "rank/3" is the CPU generator's, "rank/3/cuda/0" that of a GPU.
+            for entry in parse(_RANDOM)[0]:
+                _, of, generator = (entry[0] + "//").split("/", 2)
+                if of == str(rank):
+                    random[generator.rstrip("/") or "cpu"] = to_tensor(entry)
+        # The one step that may yet fail (the CPU generator's state of another torch) comes first.
+        steps.insert(0, restored_random_states(module, random, stored.folder))
+        if not random:
             _log.info("%s: saved by %d ranks; rank %d keeps its own random state", stored.folder, stored.world_size, rank)
         return steps
 
     def rank_state(self) -> dict[str, torch.Tensor]:
         """What the saved rank of this rank's number gave as `state`, in the checkpoint that load_latest has loaded; empty if
-        that world had no such rank. Not collective. Raises InvalidArgument if none has been loaded."""
+        that world had no such rank. On the CPU. Not collective. Raises InvalidArgument if none has been loaded."""
         if self._loaded is None:
             raise InvalidArgument("rank_state: no checkpoint has been loaded -- load_latest first")
         return self._rank_state
@@ -372,7 +378,7 @@ class CheckpointFolder:
 
         def parse() -> None:
             for rank, data in sorted(found.items()):
-                parts[rank] = _state_of(data, f"{self._loaded.folder}/{_PART.format(rank)}")[0]
+                parts[rank] = _tensors_of(data, f"{self._loaded.folder}/{_PART.format(rank)}", _STATE_PREFIX)
 
         agree(comm, attempt(parse))
         return parts
@@ -415,16 +421,10 @@ def _check(progress: TrainingProgress) -> None:
         raise InvalidArgument("cannot save the checkpoint -- the sampler's position must not be negative")
 
 
-def _state_of(part: Any, path: str) -> tuple[dict[str, torch.Tensor], Optional[torch.Tensor]]:
-    """The program's tensors in a part, and its random state."""
-    state: dict[str, torch.Tensor] = {}
-    random = None
-    for entry in _core.parse_safetensors(part, path)[0]:
-        if entry[0].startswith(_STATE_PREFIX):
-            state[entry[0][len(_STATE_PREFIX) :]] = to_tensor(entry)
-        elif entry[0] == _RANDOM_NAME:
-            random = to_tensor(entry)
-    return state, random
+def _tensors_of(part: Any, path: str, prefix: str) -> dict[str, torch.Tensor]:
+    """Those in a part whose names begin so, by the rest of their names."""
+    entries = _core.parse_safetensors(part, path)[0]
+    return {entry[0][len(prefix) :]: to_tensor(entry) for entry in entries if entry[0].startswith(prefix)}
 
 
 def save(

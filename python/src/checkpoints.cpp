@@ -32,9 +32,9 @@ using File = std::tuple<std::string, py::list, Metadata>;
 class PyBundle {
  public:
   PyBundle(std::int64_t step, std::int64_t epoch, const std::string& program, const Sampler& sampler,
-           const std::map<std::string, ft::ManifestValue>& values, const std::vector<File>& files, py::bytes random,
-           const py::list& state)
-      : random_(std::move(random)), state_(state) {
+           const std::map<std::string, ft::ManifestValue>& values, const std::vector<File>& files,
+           const py::list& random, const py::list& state)
+      : random_(random), state_(state) {
     bundle.manifest.step = step;
     bundle.manifest.epoch = epoch;
     bundle.manifest.program = program;
@@ -48,14 +48,13 @@ class PyBundle {
       bundle.files.push_back({name, files_.back().all(), metadata});
     }
     bundle.state = state_.all();
-    bundle.random = ft::as_bytes(std::string_view(random_));
+    bundle.random = random_.all();
   }
 
   ck::Bundle bundle;
 
  private:
-  const py::bytes random_;
-  const Tensors state_;
+  const Tensors random_, state_;
   std::vector<Tensors> files_;
 };
 
@@ -240,7 +239,7 @@ void bind_checkpoints(py::module_& module) {
   bind_follower(module);
   py::class_<PyBundle>(module, "CheckpointBundle", "What one rank brings to a save.")
       .def(py::init<std::int64_t, std::int64_t, const std::string&, const Sampler&,
-                    const std::map<std::string, ft::ManifestValue>&, const std::vector<File>&, py::bytes,
+                    const std::map<std::string, ft::ManifestValue>&, const std::vector<File>&, const py::list&,
                     const py::list&>(),
            py::kw_only(), py::arg("step"), py::arg("epoch"), py::arg("program"), py::arg("sampler"), py::arg("values"),
            py::arg("files"), py::arg("random"), py::arg("state"));

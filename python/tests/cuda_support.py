@@ -10,8 +10,11 @@ ctypes.CDLL(os.environ["COHORT_PRETENDED_CUDA_TENSORS"], ctypes.RTLD_GLOBAL)
 import torch  # noqa: E402
 
 torch.cuda._lazy_init = lambda: None
-torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0)
+torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
 torch.cuda.is_available = lambda: True
+torch.cuda.get_device_capability = lambda device=None: (9, 0)
+torch.cuda._initialized = True
+torch.cuda.default_generators = (torch.Generator(),)
 NCCL = ctypes.CDLL("libnccl.so.2")
 WITH_NCCL = os.environ.get("COHORT_NCCL") != "off"
 

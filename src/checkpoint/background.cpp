@@ -24,7 +24,7 @@ void each_span(Bundle& bundle, const Visit& visit) {
     for (formats::NamedTensor& one : file.tensors) visit(one.tensor.bytes);
   }
   for (formats::NamedTensor& one : bundle.state) visit(one.tensor.bytes);
-  visit(bundle.random);
+  for (formats::NamedTensor& one : bundle.random) visit(one.tensor.bytes);
 }
 
 }  // namespace

@@ -7,9 +7,7 @@
 
 #include <cohort/checkpoint_place.h>
 
-#include <cstddef>
 #include <map>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -21,8 +19,10 @@ inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 inline constexpr const char* kRandomFile = "random.safetensors";
 /// "rank-00003.safetensors".
 std::string part_file(int rank);
+/// In kRandomFile, of a rank's generator: "rank/3" of "cpu", "rank/3/cuda/0".
+std::string random_name(int rank, const std::string& generator);
 /// Of names within a part.
-inline constexpr const char* kRandomName = "random/cpu";
+inline constexpr const char* kRandomPrefix = "random/";
 inline constexpr const char* kStatePrefix = "state/";
 
 /// A safetensors file to be.
@@ -33,9 +33,10 @@ struct TensorFile {
 };
 
 struct Bundle {
-  formats::Manifest manifest;               ///< step, epoch, program, sampler, values; rank 0's counts
-  std::vector<TensorFile> files;            ///< what all ranks have in common; rank 0's count
-  std::span<const std::byte> random;        ///< the state of this rank's CPU generator
+  formats::Manifest manifest;     ///< step, epoch, program, sampler, values; rank 0's counts
+  std::vector<TensorFile> files;  ///< what all ranks have in common; rank 0's count
+  /// The states of this rank's generators: "cpu"; of the GPUs that its model is on, "cuda/0", ..., by ascending index.
+  std::vector<formats::NamedTensor> random;
   std::vector<formats::NamedTensor> state;  ///< the program's tensors of this rank alone
 };
 

@@ -26,6 +26,8 @@ using formats::NamedTensor;
 
 /// Network file systems may show a new folder late.
 constexpr auto kSeenWithin = 5s;
+/// Texts of other ranks.
+constexpr std::size_t kLongest = std::size_t{1} << 31;
 
 Result<void> put(const TensorFile& file, const formats::Sink& sink) {
   return formats::write_safetensors(sink, file.tensors, file.metadata);
@@ -45,8 +47,11 @@ formats::TensorView bytes_tensor(std::span<const std::byte> bytes) {
   return {formats::ElementType::UInt8, {static_cast<std::int64_t>(bytes.size())}, bytes};
 }
 
-std::string text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+std::string encode(const std::vector<NamedTensor>& random) {
+  codec::Writer out;
+  for (const auto& [name, tensor] : random)
+    out.text(name).text({reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()});
+  return out.take();
 }
 
 std::string encode(const Digests& digests) {
@@ -56,7 +61,6 @@ std::string encode(const Digests& digests) {
 }
 
 void decode(std::string_view text, Digests& digests) {
-  constexpr std::size_t kLongest = std::size_t{1} << 31;
   for (codec::Reader in(text); !in.at_end();) {
     const std::string name(value_or_throw(in.text(kLongest)));
     formats::FileDigest& digest = digests[name];
@@ -92,7 +96,7 @@ class Save {
     if (in_parts_) {
       part_.name = part_file(rank_);
       part_.metadata = {{"rank", std::to_string(rank_)}, {"world_size", std::to_string(ranks_)}};
-      part_.tensors.push_back({kRandomName, bytes_tensor(bundle_.random)});
+      for (const NamedTensor& one : bundle_.random) part_.tensors.push_back({kRandomPrefix + one.name, one.tensor});
       for (const NamedTensor& one : bundle_.state) part_.tensors.push_back({kStatePrefix + one.name, one.tensor});
     }
     std::string text;
@@ -181,7 +185,7 @@ class Save {
 
   void write() {
     std::vector<std::string> random_states;
-    if (!in_parts_) random_states = gather(comm_, text_of(bundle_.random));
+    if (!in_parts_) random_states = gather(comm_, encode(bundle_.random));
     agree(comm_, attempt([&] {
             if (rank_ == 0) {
               for (const TensorFile& file : bundle_.files) add(file);
@@ -194,8 +198,13 @@ class Save {
   /// Without parts, the random states of all ranks are one small file.
   void add_random(const std::vector<std::string>& states) {
     TensorFile file{kRandomFile, {}, {}};
-    for (std::size_t rank = 0; rank < states.size(); ++rank)
-      file.tensors.push_back({fmt::format("rank/{}", rank), bytes_tensor(formats::as_bytes(states[rank]))});
+    for (std::size_t rank = 0; rank < states.size(); ++rank) {
+      for (codec::Reader in(states[rank]); !in.at_end();) {
+        const std::string generator(value_or_throw(in.text(kLongest)));
+        const auto state = formats::as_bytes(value_or_throw(in.text(kLongest)));
+        file.tensors.push_back({random_name(static_cast<int>(rank), generator), bytes_tensor(state)});
+      }
+    }
     add(file);
   }
 

@@ -33,7 +33,7 @@ struct Brought {
     bundle.manifest.program = "test";
     bundle.files = {{kModelFile, {{"w", view(model)}}, {{"format", "pt"}}}};
     if (!own.empty()) bundle.state = {{"own", view(own)}};
-    bundle.random = formats::as_bytes(random);
+    bundle.random = {{"cpu", view(formats::as_bytes(random))}};
   }
   static formats::TensorView view(std::span<const std::byte> bytes) {
     return {formats::ElementType::UInt8, {static_cast<std::int64_t>(bytes.size())}, bytes};

@@ -16,6 +16,7 @@
 
 // clang-format off
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 // clang-format on
 
 namespace cohort {
@@ -23,17 +24,41 @@ namespace {
 
 namespace ck = checkpoint;
 
-std::string random_state() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  const at::Tensor state = generator.get_state().contiguous();
-  return {static_cast<const char*>(state.data_ptr()), state.nbytes()};
+/// What a rank draws from: "cpu"; of the GPUs that the module is on, by ascending index, "cuda/0", ...
+std::vector<std::pair<std::string, at::Generator>> generators_of(const torch::nn::Module& module) {
+  std::set<c10::DeviceIndex> gpus;
+  for (const auto& [name, tensor] : ck::named_tensors(module)) {
+    if (tensor.is_cuda()) gpus.insert(tensor.device().index());
+  }
+  std::vector<std::pair<std::string, at::Generator>> all = {{"cpu", at::detail::getDefaultCPUGenerator()}};
+  for (const c10::DeviceIndex index : gpus) {
+    all.emplace_back(fmt::format("cuda/{}", all.size() - 1),
+                     at::globalContext().defaultGenerator(at::Device(at::kCUDA, index)));
+  }
+  return all;
 }
 
-void set_random_state(const at::Tensor& state) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+at::Tensor state_of(at::Generator& generator) {
   const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
+  return generator.get_state();
+}
+
+/// Generators whose states are known, each with its own, the CPU's first.
+std::vector<std::pair<at::Generator, at::Tensor>> known(const torch::nn::Module& module, const RankState& random,
+                                                        const std::string& folder) {
+  std::vector<std::pair<at::Generator, at::Tensor>> all;
+  for (auto& [name, generator] : generators_of(module)) {
+    const auto saved = random.find(name);
+    if (saved == random.end()) continue;
+    if (name != "cpu" && state_of(generator).nbytes() != saved->second.nbytes()) {
+      raise(ErrorCode::InvalidArgument,
+            "{}: the random state '{}' has {} bytes, which is not how this libtorch's generator has it -- load it "
+            "with the version that saved it",
+            folder, name, saved->second.nbytes());
+    }
+    all.emplace_back(generator, saved->second);
+  }
+  return all;
 }
 
 CheckpointInfo info_of(const formats::StoredCheckpoint& stored) {
@@ -72,9 +97,8 @@ formats::Manifest manifest_of(const TrainingProgress& progress) {
 
 /// What a rank brings to a save, and what its bundle's views are of.
 struct Brought {
-  ck::Snapshot model, state;
+  ck::Snapshot model, state, random;
   std::optional<ck::OptimizerSnapshot> optimizer;
-  std::string random;
   ck::Bundle bundle;
 };
 
@@ -96,24 +120,19 @@ std::unique_ptr<Brought> bring(Communicator& comm, const torch::nn::Module& modu
               }
               for (const auto& [name, tensor] : state) all->state.add(name, tensor);
               all->bundle.state = all->state.tensors();
-              all->random = random_state();
-              all->bundle.random = formats::as_bytes(all->random);
+              for (auto& [name, generator] : generators_of(module)) all->random.add(name, state_of(generator));
+              all->bundle.random = all->random.tensors();
             }));
   return all;
 }
 
-/// The program's tensors in a part; its random state goes to `random`.
-RankState state_of(std::span<const std::byte> part, const std::string& name, std::optional<at::Tensor>* random) {
-  RankState state;
-  const std::string prefix = ck::kStatePrefix;
+/// The tensors of a part whose names begin with `prefix`, without it.
+RankState tensors_of(std::span<const std::byte> part, const std::string& name, const std::string& prefix) {
+  RankState found;
   for (const auto& [key, tensor] : value_or_throw(formats::parse_safetensors(part, name)).tensors) {
-    if (key.starts_with(prefix)) {
-      state.emplace(key.substr(prefix.size()), ck::to_tensor(tensor, key));
-    } else if (key == ck::kRandomName && random != nullptr) {
-      *random = ck::to_tensor(tensor, key);
-    }
+    if (key.starts_with(prefix)) found.emplace(key.substr(prefix.size()), ck::to_tensor(tensor, key));
   }
-  return state;
+  return found;
 }
 
 }  // namespace
@@ -176,7 +195,7 @@ std::optional<CheckpointInfo> CheckpointFolder::load_latest(torch::nn::Module& m
   // Everything is looked at before anything is changed, and nothing is changed before all ranks have looked.
   ck::Assignment weights;
   std::function<void()> restore_optimizer = [] {};
-  std::optional<at::Tensor> random;
+  std::vector<std::pair<at::Generator, at::Tensor>> generators;
   RankState state;
   ck::agree(comm, ck::attempt([&] {
               const auto parse = [&](const char* name) {
@@ -203,21 +222,30 @@ std::optional<CheckpointInfo> CheckpointFolder::load_latest(torch::nn::Module& m
                                                 fmt::format("{}/{}", folder, ck::kOptimizerFile));
               }
               const int rank = ck::rank_of(comm);
+              RankState random;
               if (found.part) {
-                state = state_of(found.part->bytes(), fmt::format("{}/{}", folder, ck::part_file(rank)), &random);
+                const std::string name = fmt::format("{}/{}", folder, ck::part_file(rank));
+                state = tensors_of(found.part->bytes(), name, ck::kStatePrefix);
+                random = tensors_of(found.part->bytes(), name, ck::kRandomPrefix);
               } else if (found.files.contains(ck::kRandomFile)) {
                 const formats::Safetensors states = parse(ck::kRandomFile);
-                const std::string name = fmt::format("rank/{}", rank);
-                if (const auto* saved = states.find(name)) random = ck::to_tensor(*saved, name);
+                for (const auto& [generator, own] : generators_of(module)) {
+                  const std::string name = ck::random_name(rank, generator);
+                  if (const auto* saved = states.find(name)) random.emplace(generator, ck::to_tensor(*saved, name));
+                }
               }
-              if (!random) {
+              generators = known(module, random, folder);
+              if (random.empty()) {
                 log::info("checkpoint", "{}: saved by {} ranks; rank {} keeps its own random state", folder,
                           found.stored->manifest.world_size, rank);
               }
             }));
   ck::agree(comm, ck::attempt([&] {
-              // The one step that may yet fail (a generator's state of another libtorch) comes first.
-              if (random) set_random_state(*random);
+              // The one step that may yet fail (the CPU generator's state of another libtorch) comes first.
+              for (auto& [generator, saved] : generators) {
+                const std::lock_guard<std::mutex> lock(generator.mutex());
+                generator.set_state(saved);
+              }
               weights.apply();
               restore_optimizer();
             }));
@@ -240,8 +268,8 @@ std::map<int, RankState> CheckpointFolder::parts(const std::set<int>& saved_rank
   ck::agree(comm, ck::attempt([&] {
               for (const auto& [rank, part] : bytes) {
                 parts.emplace(
-                    rank,
-                    state_of(part.bytes(), fmt::format("{}/{}", state_->loaded->folder, ck::part_file(rank)), nullptr));
+                    rank, tensors_of(part.bytes(), fmt::format("{}/{}", state_->loaded->folder, ck::part_file(rank)),
+                                     ck::kStatePrefix));
               }
             }));
   return parts;

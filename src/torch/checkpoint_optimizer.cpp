@@ -192,9 +192,10 @@ struct Source {
 /// Named tensors -> field. A field that the file does not have becomes undefined or empty, if it can be.
 class Loader {
  public:
-  /// `shape`: of the parameter, whose shape the state's tensors share; nullptr if they have shapes of their own.
-  Loader(Source& source, std::string prefix, const at::Tensor* parameter)
-      : source_(source), prefix_(std::move(prefix)), parameter_(parameter) {}
+  /// `parameter`: on its device the state's tensors come to be; nullptr: there are none. `own_shapes`: they do not have
+  /// its shape.
+  Loader(Source& source, std::string prefix, const at::Tensor* parameter, bool own_shapes)
+      : source_(source), prefix_(std::move(prefix)), parameter_(parameter), own_shapes_(own_shapes) {}
 
   template <class T>
   void operator()(std::string_view name, T& field) {
@@ -216,11 +217,12 @@ class Loader {
       field = at::Tensor();
       if (!view) return;
       field = to_tensor(*view, name);
-      if (parameter_ != nullptr && field.sizes() != parameter_->sizes()) {
+      if (parameter_ == nullptr) return;
+      if (!own_shapes_ && field.sizes() != parameter_->sizes()) {
         source_.corrupt(fmt::format("'{}' has shape {} where its parameter has {}", name,
                                     formats::shape_text(view->shape), formats::shape_text(parameter_->sizes().vec())));
       }
-      if (parameter_ != nullptr) field = field.to(parameter_->device());
+      field = field.to(parameter_->device());
     } else if constexpr (std::is_same_v<T, std::string>) {
       field = source_.metadata.at(name);
     } else if constexpr (IsList<T>::value) {
@@ -251,6 +253,7 @@ class Loader {
   Source& source_;
   std::string prefix_;
   const at::Tensor* parameter_;
+  bool own_shapes_;
 };
 
 /// A key of Optimizer::state(): the parameter's address, in 1.13 as text.
@@ -321,7 +324,7 @@ struct Kind {
     for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
       const auto& group = optimizer.param_groups()[i];
       options->push_back(static_cast<const Options&>(group.options()));
-      Loader load_option(source, fmt::format("group/{}/", i), nullptr);
+      Loader load_option(source, fmt::format("group/{}/", i), nullptr, false);
       visit(load_option, options->back());
       for (const at::Tensor& parameter : group.params()) {
         const std::string prefix = fmt::format("state/{}/", names.at(parameter.unsafeGetTensorImpl()));
@@ -330,7 +333,7 @@ struct Kind {
         // SGD's state of a parameter can be without any tensor only if there is none to keep.
         if (!has_state) continue;
         auto state = std::make_unique<State>();
-        Loader load_state(source, prefix, own_shapes ? nullptr : &parameter);
+        Loader load_state(source, prefix, &parameter, own_shapes);
         visit(load_state, *state);
         states->emplace_back(key_of<Key>(parameter), std::move(state));
       }

@@ -95,19 +95,21 @@ class CheckpointFolder {
   CheckpointFolder(Communicator communicator, CheckpointOptions options);
 
   /// Saves; collective, and returns on every rank once the checkpoint is on the disk. Model, optimizer and
-  /// progress are rank 0's; the random state (libtorch's default CPU generator; ranks that are threads share one) and
-  /// `state` are every rank's. Written aside, synced, its digests in a manifest that comes last, then renamed: killed
-  /// at any moment, it leaves the folder as it was but for a hidden remainder, which the next save removes. A save in
-  /// the background ends first; its error, unless its handle has thrown it, is thrown here, and nothing is saved.
-  /// Throws InvalidArgument for CheckpointPlace::Shared where some hosts see another folder: they are named. Not while
-  /// ranks are in `Communicator::join`.
+  /// progress are rank 0's; the random state (libtorch's default generators: the CPU's, which ranks that are threads
+  /// share, and those of the GPUs that the module is on) and `state` are every rank's. A GPU's tensors are copied to
+  /// the host, after what their current stream has. Written aside, synced, its digests in a manifest that comes last,
+  /// then renamed: killed at any moment, it leaves the folder as it was but for a hidden remainder, which the next save
+  /// removes. A save in the background ends first; its error, unless its handle has thrown it, is thrown here, and
+  /// nothing is saved. Throws InvalidArgument for CheckpointPlace::Shared where some hosts see another folder: they are
+  /// named. Not while ranks are in `Communicator::join`.
   CheckpointInfo save(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                       const TrainingProgress& progress, const RankState& state = {});
 
-  /// As save, but returns once everything has been copied (into memory that the next save uses again: twice the state's
-  /// size is needed in all). The rest is done by a thread of low priority, over a communicator that the first call
-  /// splits off. One save at a time: a second call waits for the first. An error is logged at once (subsystem
-  /// "checkpoint"), and thrown by the handle's wait, or else by the next save, save_async, load_latest or close.
+  /// As save, but returns once everything has been copied (into the host's memory that the next save uses again: twice
+  /// the state's size is needed in all, of what is on a GPU as much of the host's). The rest is done by a thread of low
+  /// priority, over a communicator that the first call splits off. One save at a time: a second call waits for the
+  /// first. An error is logged at once (subsystem "checkpoint"), and thrown by the handle's wait, or else by the next
+  /// save, save_async, load_latest or close.
   CheckpointSave save_async(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                             const TrainingProgress& progress, const RankState& state = {});
 
@@ -117,13 +119,14 @@ class CheckpointFolder {
   /// Corrupt if there are some and all are damaged, InvalidArgument if a newer Cohort saved the newest, or if it does
   /// not fit the model (missing, unexpected and misshapen tensors are listed) or the optimizer. After these errors
   /// module, optimizer and random state are as before, on every rank. With `optimizer` nullptr its state in the
-  /// checkpoint is left alone. Hyperparameters (learning rate, ...) become the saved ones. Rank r gets rank r's random
-  /// state and state; ranks that the saved world did not have keep their random state. The place need not be the one it
-  /// was saved with.
+  /// checkpoint is left alone. Hyperparameters (learning rate, ...) become the saved ones. Tensors come to be on the
+  /// device where the module has them, whichever they were saved from; an optimizer's on that of their parameter. Rank
+  /// r gets rank r's random state and state; ranks that the saved world did not have keep their random state, and so do
+  /// GPUs without one in the checkpoint. The place need not be the one it was saved with.
   std::optional<CheckpointInfo> load_latest(torch::nn::Module& module, torch::optim::Optimizer* optimizer);
 
   /// What the saved rank of this rank's number gave as `state`, in the checkpoint that load_latest has loaded; empty if
-  /// that world had no such rank. Not collective. Throws InvalidArgument if none has been loaded.
+  /// that world had no such rank. On the CPU. Not collective. Throws InvalidArgument if none has been loaded.
   const RankState& rank_state() const;
   /// The same of other saved ranks, for worlds of another size: those that exist of the numbers given, by saved rank.
   /// Collective; each rank may ask for others. Throws Corrupt if a part is damaged or gone.

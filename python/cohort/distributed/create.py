@@ -40,7 +40,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     else:
         meeting = _Meeting(options.store, name, rank, size, min(timeout, _LONGEST_MEETING))
         communicator = meeting.hold(timeout)
-    group = ProcessGroup(options.store, communicator, list(options.global_ranks_in_group))
+    group = ProcessGroup(options.store, communicator, list(options.global_ranks_in_group), others)
     beside.attach(group, others, options, backend_options)
     return group
 

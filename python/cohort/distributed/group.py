@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from typing import Any, Optional, Sequence
+from typing import Any, Collection, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from cohort.distributed import arrivals, completion, environment, inner, profile
 from cohort.distributed.group_moves import Moves
 from cohort.distributed.group_reductions import Reductions
 from cohort.distributed.messages import Messages
+from cohort.distributed.tensors import DEVICES, check_device
 from cohort.distributed.work import Failed, Work, for_caller
 
 _numbers = itertools.count()
@@ -30,8 +31,17 @@ _GRACE_SECONDS = 30.0
 class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
     """One rank's handle of a group. Use it through torch.distributed."""
 
-    def __init__(self, store: Any, communicator: cohort.Communicator, ranks: Sequence[int] = ()) -> None:
-        """ranks   of the world's that are the group's, in its order; none: it is the world itself"""
+    def __init__(
+        self,
+        store: Any,
+        communicator: cohort.Communicator,
+        ranks: Sequence[int] = (),
+        others: Collection[str] = (),
+    ) -> None:
+        """
+        ranks   of the world's that are the group's, in its order; none: it is the world itself
+        others  devices whose tensors are for other backends
+        """
         dist.ProcessGroup.__init__(self, communicator.rank(), communicator.size())
         self.communicator = communicator
         self._store = store
@@ -44,9 +54,10 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         self._coalesced: Optional[list[Work]] = None
         self._beside: Any = None
         self._beside_devices: list[str] = []
+        self._devices = [kind for kind in DEVICES if kind not in others]
         self._filled = environment.fill(communicator) if not ranks else []
         self._ranks = list(ranks) or list(range(self._size))
-        inner.attach(self)
+        inner.attach(self, self._devices)
 
     # --- who it is ---
 
@@ -89,7 +100,9 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), *map(torch.device, self._beside_devices)]
+        # torch asks which device objects go by, and warns where it has a choice.
+        own = [kind for kind in self._devices if kind == "cpu" or torch.cuda.is_available()]
+        return [torch.device(kind) for kind in (*own, *self._beside_devices)]
 
     def _get_backend(self, device: Any) -> Any:
         kind = torch.device(device).type
@@ -140,12 +153,13 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         early it is known; wrong arguments are told at once.
 
         name     of the operation, for messages and torch's profiler
-        inputs   what it reads, for the profiler
+        inputs   what it reads
         outputs  the value of the Work's future and result
         written  what brings results to where the caller wants them
         line     operations of one line end in their order; default: the collectives'
         source   the rank that a message comes from; None: the core tells in the end
         """
+        check_device([*inputs, *outputs], name)
         event = profiler.begin(name, inputs) if profiler.flag._is_profiler_enabled else None
         try:
             core = call(*arguments, async_op=True, **how)
@@ -194,6 +208,9 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
     # --- waiting for each other, and ends ---
 
     def barrier(self, opts: Any = None) -> Any:
+        for index in getattr(opts, "device_ids", None) or ():
+            # As NCCL's: it comes after what the GPU has been given.
+            torch.cuda.current_stream(index).synchronize()
         how = {"timeout": self._limit(opts)}
         return for_caller(self._start("barrier", [], [], [], self.communicator.barrier, [], how))
 

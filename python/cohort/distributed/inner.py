@@ -8,7 +8,7 @@ this one, which hands them back. The group stays what Python calls: of the Works
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,12 +25,14 @@ _OPERATIONS = (
 ).split()
 
 
-def attach(group: Any) -> None:
-    """Gives a group its backend of the CPU, with a torch that can have one."""
+def attach(group: Any, devices: Sequence[str]) -> None:
+    """Gives a group its backend of these devices, with a torch that can have one."""
     if TORCH < (2, 14):
         return
     kind = dist.ProcessGroup.BackendType.CUSTOM
-    dist.ProcessGroup._register_backend(group, torch.device("cpu"), kind, _backend_class()(group))
+    backend = _backend_class()(group)
+    for device in devices:
+        dist.ProcessGroup._register_backend(group, torch.device(device), kind, backend)
     dist.ProcessGroup._set_default_backend(group, kind)
 
 

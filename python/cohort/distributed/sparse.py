@@ -10,16 +10,16 @@ import torch
 import cohort
 from cohort.distributed import profiler
 from cohort.distributed.reductions import reduction_of
-from cohort.distributed.tensors import as_moved
+from cohort.distributed.tensors import DEVICES, arrive, as_moved
 from cohort.distributed.work import Work
 
 
 def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     """Blocks: the operation is over when it returns."""
     name = "all_reduce of a sparse tensor"
-    if tensor.layout != torch.sparse_coo or tensor.device.type != "cpu":
+    if tensor.layout != torch.sparse_coo or tensor.device.type not in DEVICES:
         raise cohort.InvalidArgument(
-            f"{name}: it is of the layout {tensor.layout} on {tensor.device} -- pass a COO tensor on the CPU"
+            f"{name}: it is of the layout {tensor.layout} on {tensor.device} -- pass a COO tensor of the CPU or of CUDA"
         )
     op, prescale = reduction_of(options.reduceOp, tensor.dtype, name)
     if op not in ("sum", "average"):
@@ -37,8 +37,8 @@ def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     numbers, values = counts.tolist(), own.values().contiguous()
     # One element after the other, so that a rank's are one piece.
     places = own.indices().t().contiguous()
-    all_places = torch.empty(sum(numbers), places.size(1), dtype=torch.int64)
-    all_values = torch.empty(sum(numbers), *values.shape[1:], dtype=values.dtype)
+    all_places = torch.empty(sum(numbers), places.size(1), dtype=torch.int64, device=tensor.device)
+    all_values = torch.empty(sum(numbers), *values.shape[1:], dtype=values.dtype, device=tensor.device)
     for source, result in ((places, all_places), (values, all_values)):
         row = result[:1].numel() if sum(numbers) else 0
         world.all_gather_v(as_moved(source), as_moved(result), [number * row for number in numbers], timeout=limit)
@@ -49,6 +49,7 @@ def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
         total = total * prescale
     with torch.no_grad():
         tensor.copy_(total)
+    arrive(tensor)
     core = _OVER if event is None else profiler.Seen(_OVER, event, group._line)
     return group._work(name, core, [tensor])
 

@@ -1,4 +1,4 @@
-"""Tensors as the core wants them: dense, contiguous, in the host's memory, of a type that it knows.
+"""Tensors as the core wants them: dense, contiguous, in the memory of the host or of a GPU, of a type that it knows.
 
 A `Staged` tensor is used where it lies if it can be. Otherwise a contiguous copy is, and `deliver` writes it back.
 """
@@ -10,6 +10,9 @@ from typing import Any, Optional, Sequence
 import torch
 
 import cohort
+
+# Of the tensors that the backend takes.
+DEVICES = ("cpu", "cuda")
 
 _KNOWN: dict[torch.dtype, bool] = {}
 
@@ -31,11 +34,12 @@ def check(tensor: Any, operation: str) -> None:
     """Raises InvalidArgument for what cannot be used: other devices, sparse layouts."""
     if not isinstance(tensor, torch.Tensor):
         raise cohort.InvalidArgument(f"{operation}: {type(tensor).__name__} is no tensor -- pass torch tensors")
-    if tensor.device.type != "cpu":
+    kind = tensor.device.type
+    if kind not in DEVICES:
         raise cohort.InvalidArgument(
-            f'{operation}: the tensor lies on {tensor.device}, and the backend "cohort" moves the host\'s memory -- pass '
-            f'tensor.cpu() and copy the result back, or init_process_group("cpu:cohort,cuda:nccl"), which leaves tensors '
-            "of that device to its own backend (torch 2.x)"
+            f'{operation}: the tensor lies on {tensor.device}, and the backend "cohort" moves memory of the host and of CUDA '
+            f'-- pass tensor.cpu() and copy the result back, or init_process_group("cpu:cohort,{kind}:BACKEND"), which '
+            "leaves tensors of that device to a backend of its own (torch 2.x)"
         )
     if tensor.layout != torch.strided:
         raise cohort.InvalidArgument(
@@ -44,9 +48,25 @@ def check(tensor: Any, operation: str) -> None:
         )
 
 
+def check_device(tensors: Sequence[torch.Tensor], operation: str) -> None:
+    """Raises InvalidArgument unless one operation's tensors lie all on the same device."""
+    for tensor in tensors:
+        if tensor.device != tensors[0].device:
+            raise cohort.InvalidArgument(
+                f"{operation}: its tensors lie on {tensors[0].device} and on {tensor.device} -- pass tensors of one device"
+            )
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether its memory holds what it stands for, element after element."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def arrive(tensor: torch.Tensor) -> None:
+    """To be called once a result has been copied to the tensor: the copy is over when this returns. A GPU's is made on a
+    stream, and whoever waits for the operation, on another thread perhaps, uses another."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def changed(tensor: torch.Tensor) -> None:
@@ -80,12 +100,13 @@ class Written:
         elif reads:
             self.memory = tensor.detach().resolve_conj().resolve_neg().contiguous()
         else:
-            self.memory = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self.memory = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
     def deliver(self) -> None:
         if self.memory is not self.tensor:
             with torch.no_grad():
                 self.tensor.copy_(self.memory)
+            arrive(self.tensor)
         else:
             changed(self.tensor)
 
@@ -105,12 +126,13 @@ class Pieces:
                     f"{operation}: the tensors of one list are of the types {tensors[0].dtype} and {tensor.dtype} -- pass "
                     "tensors of one type"
                 )
+        check_device(tensors, operation)
         self.tensors = tensors
         self.counts = [tensor.numel() for tensor in tensors]
         row = _row(tensors, self.counts)
         self._own = row is None
         if row is None:
-            row = torch.empty(sum(self.counts), dtype=tensors[0].dtype)
+            row = torch.empty(sum(self.counts), dtype=tensors[0].dtype, device=tensors[0].device)
             if reads:
                 with torch.no_grad():
                     for part, tensor in zip(self._parts(row), tensors):
@@ -129,6 +151,7 @@ class Pieces:
             with torch.no_grad():
                 for part, tensor in zip(self._parts(self.memory), self.tensors):
                     tensor.copy_(part)
+            arrive(self.memory)
         else:
             for tensor in self.tensors:
                 changed(tensor)

@@ -26,8 +26,8 @@ _let_go_under_way: collections.deque[Work] = collections.deque()
 
 
 class Work(_distributed_c10d.Work):
-    """An operation under way. It goes on unattended. Its results are in place once `wait` has returned, or once
-    `is_completed` has said so, or the future has its value."""
+    """An operation under way. It goes on unattended. Its results are in place, in a GPU's memory too, once `wait` has
+    returned, or once `is_completed` has said so, or the future has its value."""
 
     def __init__(
         self,
@@ -154,7 +154,9 @@ class Work(_distributed_c10d.Work):
             if self.value_for_cpp:
                 self._future = torch._C.fork(self._value)  # called at once, on this thread
                 return self._future
-            ended = torch.futures.Future()
+            # So that what is called then has streams which torch orders before those of whoever waits for it.
+            gpus = {tensor.device for tensor in self._outputs if tensor.is_cuda}
+            ended = torch.futures.Future(devices=list(gpus)) if gpus else torch.futures.Future()
             if self.is_completed() and self._failure is None:
                 ended.set_result(self._outputs)
                 self._future = ended

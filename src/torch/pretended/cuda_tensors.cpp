@@ -1,7 +1,7 @@
 // For tests: tensors of "cuda" in a libtorch without CUDA, in memory of the driver that pretends (comm/cuda/pretended).
 // Their operations are those of the CPU, on copies of what they read and write. Loaded into a process once; any thread.
 #include <ATen/ATen.h>
-#include <ATen/DeviceAccelerator.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>  // first, for clang 14
@@ -10,12 +10,18 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 #include <torch/version.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+#if TORCH_VERSION_MAJOR >= 2
+#include <ATen/DeviceAccelerator.h>
+#endif
 
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -88,10 +94,17 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return {c10::kCUDA, current}; }
   void setDevice(c10::Device device) const override { current = device.index(); }
   void uncheckedSetDevice(c10::Device device) const noexcept override { current = device.index(); }
-  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream getStream(c10::Device device) const noexcept override {
+    return c10::Stream(c10::Stream::DEFAULT, device);
+  }
   c10::Stream getDefaultStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
   void* getStreamNativeHandle(const c10::Stream) const { return nullptr; }
+  // Operations are over when they have been called, so no event is ever waited for.
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getDefaultStream(device); }
+  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
   c10::DeviceIndex deviceCount() const noexcept override {
     int count = 0;
     of_driver<int(int*)>("cuDeviceGetCount")(&count);
@@ -100,11 +113,38 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
+/// Torch's DistributedDataParallel wants one of the device.
+class Timer final : public c10d::Timer {
+ public:
+  explicit Timer(c10::Device) {}
+  c10::optional<std::int64_t> measureDifference(Event, Event) override { return {}; }
+};
+using c10d::RegistererTimerRegistry;
+using c10d::TimerRegistry;
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, Timer);
+
+/// In place of a GPU's: the state is larger.
+const at::Generator& generator_of(c10::DeviceIndex index) {
+  static auto* const all = new std::map<c10::DeviceIndex, at::Generator>;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  return all->try_emplace(index, at::detail::createCPUGenerator()).first->second;
+}
+
 // libtorch asks whether there is CUDA before it looks for its streams.
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
   bool hasCUDA() const override { return true; }
-#if TORCH_VERSION_MAJOR >= 2
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
+#if TORCH_VERSION_MAJOR < 2
+  void initCUDA() const override {}
+  bool isPinnedPtr(void*) const override { return true; }
+  bool hasPrimaryContext(std::int64_t) const override { return true; }
+  const at::Generator& getDefaultCUDAGenerator(c10::DeviceIndex index) const override { return generator_of(index); }
+#else
+  void init() const override {}
+  bool isPinnedPtr(const void*) const override { return true; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return generator_of(index); }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
@@ -228,6 +268,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   m.impl("view", TORCH_FN(static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view)));
   m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
+  m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
+  m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
   m.impl("unfold", TORCH_FN(at::native::unfold));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
   m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
