@@ -88,8 +88,9 @@ Memory NamedWorld::allocate(std::size_t bytes) const {
   return communicator.allocate(bytes);
 }
 
-std::shared_ptr<NamedOperation> NamedWorld::keep(named::Handle handle, std::vector<Array> arrays) {
-  auto operation = std::make_shared<NamedOperation>(std::move(handle), std::move(arrays));
+std::shared_ptr<NamedOperation> NamedWorld::keep(named::Handle handle, std::vector<Array> arrays,
+                                                 std::shared_ptr<GpuResult> result) {
+  auto operation = std::make_shared<NamedOperation>(std::move(handle), std::move(arrays), std::move(result));
   running_.keep(operation);
   return operation;
 }
