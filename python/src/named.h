@@ -34,11 +34,18 @@ class GpuResult {
   py::object tensor_;
 };
 
+class NamedWorld;
+
 /// cohort._core.NamedWork: an operation under way and its arrays.
 class NamedOperation {
  public:
-  NamedOperation(named::Handle handle, std::vector<Array> arrays, std::shared_ptr<GpuResult> result)
-      : handle_(std::move(handle)), arrays_(std::move(arrays)), result_(std::move(result)) {}
+  /// `keeper` keeps it until it is done.
+  NamedOperation(named::Handle handle, std::vector<Array> arrays, std::shared_ptr<GpuResult> result,
+                 std::weak_ptr<NamedWorld> keeper)
+      : handle_(std::move(handle)),
+        arrays_(std::move(arrays)),
+        result_(std::move(result)),
+        keeper_(std::move(keeper)) {}
 
   /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting only.
   bool wait(std::optional<std::chrono::nanoseconds> limit);
@@ -57,6 +64,7 @@ class NamedOperation {
   named::Handle handle_;
   std::vector<Array> arrays_;
   std::shared_ptr<GpuResult> result_;
+  std::weak_ptr<NamedWorld> keeper_;
 };
 
 /// What Python is told at once, on a thread of its own, when operations are done.
@@ -69,7 +77,7 @@ class Callbacks {
 };
 
 /// One rank's engine and the world that it ends with.
-class NamedWorld final : public Tenant {
+class NamedWorld final : public Tenant, public std::enable_shared_from_this<NamedWorld> {
  public:
   /// Takes over the communicator of `member`, once its unfinished operations have ended.
   static std::shared_ptr<NamedWorld> make(std::shared_ptr<Member> member, named::EngineOptions options);
@@ -90,6 +98,8 @@ class NamedWorld final : public Tenant {
                                        std::shared_ptr<GpuResult> result = {});
   /// Before many are kept: lets go of what is done, now and then.
   void tidy() { running_.tidy(); }
+  /// At once.
+  void let_go_of_done() { running_.reap(); }
 
   /// Ends the engine on all ranks, without waiting for what is outstanding.
   void shutdown();

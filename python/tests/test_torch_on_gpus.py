@@ -10,6 +10,7 @@ import sys
 import threading
 import unittest
 import unittest.mock
+import weakref
 
 import cuda_support  # before torch
 
@@ -87,6 +88,11 @@ class Operations(Gpus):
             pass
         self.same(hvd.synchronize(handle).cpu(), [3.0, 5.0, 7.0, 9.0, 11.0])
         self.same(tensor.cpu() - self.rank, [1.0, 2.0, 3.0, 4.0, 5.0])
+
+    def test_results_are_not_kept(self):
+        for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.allreduce):
+            result = weakref.ref(call(self.values("cuda", 4)))
+            self.assertIsNone(result())
 
     def test_scales(self):
         for dtype in (torch.float32, torch.int32):  # NCCL has neither
