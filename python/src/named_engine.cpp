@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <stdexcept>
 #include <utility>
 
 namespace cohort::python {
@@ -108,7 +109,9 @@ void gives(Call& call, py::handle input) {
   call.result = std::make_shared<GpuResult>(operation_of(call.request.kind), call.request.input);
   // Not owned: the last owner needs the GIL. The operation, which has it, is kept until it is done.
   call.request.allocate = [made = std::weak_ptr(call.result)](std::span<const std::int64_t> shape) {
-    return made.lock()->allocate(shape);
+    const std::shared_ptr<GpuResult> result = made.lock();
+    if (!result) throw std::runtime_error("the world has been given up");
+    return result->allocate(shape);
   };
 }
 

@@ -1,5 +1,5 @@
 // Engines on memory of GPUs, of the pretended driver, over the pretended NCCL: what Python's do not do. What they do:
-// python.torch_on_gpus.
+// python.torch_on_gpus, python.torch_training_on_gpus.
 #include "comm/testing/gpus.h"
 #include "named/engine.h"
 #include "named/testing.h"
