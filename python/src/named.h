@@ -1,6 +1,6 @@
 // Operations by name for Python: an engine of src/named, its operations with their arrays, and how it ends with the
-// world whose communicator it was given. The engine's thread never touches Python: what it has finished is let go of by
-// the next call from Python. Needs the GIL; waits without it.
+// world whose communicator it was given. The engine's thread touches Python for nothing but to make a GPU's tensor:
+// what it has finished is let go of by the next call from Python. Needs the GIL; waits without it.
 #pragma once
 
 #include "arrays.h"
@@ -13,16 +13,39 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace cohort::python {
 
+/// What an operation makes in a GPU's memory: a tensor of torch's, since only its allocator knows what is free there.
+class GpuResult {
+ public:
+  /// Of the type, and on the device and stream, of the input. Throws InvalidArgument where there is no torch.
+  GpuResult(const char* operation, const ConstBuffer& input);
+  /// named::OutputAllocator: the engine's thread, without the GIL. Throws std::runtime_error.
+  void* allocate(std::span<const std::int64_t> shape);
+  const py::object& tensor() const noexcept { return tensor_; }
+
+ private:
+  const DType dtype_;
+  const Device device_;
+  py::object tensor_;
+};
+
+class NamedWorld;
+
 /// cohort._core.NamedWork: an operation under way and its arrays.
 class NamedOperation {
  public:
-  NamedOperation(named::Handle handle, std::vector<Array> arrays)
-      : handle_(std::move(handle)), arrays_(std::move(arrays)) {}
+  /// `keeper` keeps it until it is done.
+  NamedOperation(named::Handle handle, std::vector<Array> arrays, std::shared_ptr<GpuResult> result,
+                 std::weak_ptr<NamedWorld> keeper)
+      : handle_(std::move(handle)),
+        arrays_(std::move(arrays)),
+        result_(std::move(result)),
+        keeper_(std::move(keeper)) {}
 
   /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting only.
   bool wait(std::optional<std::chrono::nanoseconds> limit);
@@ -31,6 +54,8 @@ class NamedOperation {
   /// Of a finished operation: throws InvalidArgument before, and its error.
   const named::Outcome& outcome(const char* what);
   named::Handle& handle() noexcept { return handle_; }
+  /// Null: what it makes is the host's, or nothing.
+  const GpuResult* gpu_result() const noexcept { return result_.get(); }
 
  private:
   void check_home() const;
@@ -38,6 +63,8 @@ class NamedOperation {
   const std::uint64_t home_ = fork_generation();
   named::Handle handle_;
   std::vector<Array> arrays_;
+  std::shared_ptr<GpuResult> result_;
+  std::weak_ptr<NamedWorld> keeper_;
 };
 
 /// What Python is told at once, on a thread of its own, when operations are done.
@@ -50,7 +77,7 @@ class Callbacks {
 };
 
 /// One rank's engine and the world that it ends with.
-class NamedWorld final : public Tenant {
+class NamedWorld final : public Tenant, public std::enable_shared_from_this<NamedWorld> {
  public:
   /// Takes over the communicator of `member`, once its unfinished operations have ended.
   static std::shared_ptr<NamedWorld> make(std::shared_ptr<Member> member, named::EngineOptions options);
@@ -67,9 +94,12 @@ class NamedWorld final : public Tenant {
   void publish(std::uint64_t number) const;
 
   /// Keeps operations, and so their arrays, until they are done.
-  std::shared_ptr<NamedOperation> keep(named::Handle handle, std::vector<Array> arrays);
+  std::shared_ptr<NamedOperation> keep(named::Handle handle, std::vector<Array> arrays,
+                                       std::shared_ptr<GpuResult> result = {});
   /// Before many are kept: lets go of what is done, now and then.
   void tidy() { running_.tidy(); }
+  /// At once.
+  void let_go_of_done() { running_.reap(); }
 
   /// Ends the engine on all ranks, without waiting for what is outstanding.
   void shutdown();
@@ -93,7 +123,7 @@ class NamedWorld final : public Tenant {
   Unfinished<NamedOperation> running_{64};
 };
 
-/// cohort._core.NamedResult: what all_gather, reduce_scatter and all_to_all have made.
+/// cohort._core.NamedResult: what all_gather, reduce_scatter and all_to_all have made in the host's memory.
 struct NamedResult {
   std::shared_ptr<void> owner;
   void* data = nullptr;
@@ -113,5 +143,6 @@ void bind_named_calls(pybind11::module_& module);
 void bind_named_records(pybind11::module_& module);
 void bind_named_work(pybind11::module_& module);
 void bind_named_result(pybind11::module_& module);
+void bind_named_gpus(pybind11::module_& module);
 
 }  // namespace cohort::python

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <stdexcept>
 #include <utility>
 
 namespace cohort::python {
@@ -37,6 +38,7 @@ using Works = std::vector<std::shared_ptr<NamedOperation>>;
 struct Call {
   Request request;
   std::vector<Array> arrays;
+  std::shared_ptr<GpuResult> result;  // where it makes one
 };
 
 Call make(Kind kind, const py::str& name) {
@@ -52,7 +54,7 @@ Call make(Kind kind, const py::str& name) {
 const char* operation_of(Kind kind) noexcept { return named::name_of(kind).data(); }
 
 Array& add(Call& call, py::handle object, Access access, const char* role) {
-  return call.arrays.emplace_back(object, access, Role{operation_of(call.request.kind), role});
+  return call.arrays.emplace_back(object, access, Role{operation_of(call.request.kind), role}, Where::HostOrGpu);
 }
 
 void reads(Call& call, py::handle input) {
@@ -100,9 +102,22 @@ Call broadcast_call(const NamedWorld& world, const py::str& name, py::handle dat
   return call;
 }
 
+/// Of an operation that makes its output.
+void gives(Call& call, py::handle input) {
+  reads(call, input);
+  if (call.request.input.device.type == DeviceType::CPU) return;
+  call.result = std::make_shared<GpuResult>(operation_of(call.request.kind), call.request.input);
+  // Not owned: the last owner needs the GIL. The operation, which has it, is kept until it is done.
+  call.request.allocate = [made = std::weak_ptr(call.result)](std::span<const std::int64_t> shape) {
+    const std::shared_ptr<GpuResult> result = made.lock();
+    if (!result) throw std::runtime_error("the world has been given up");
+    return result->allocate(shape);
+  };
+}
+
 Call input_call(Kind kind, const py::str& name, py::handle input) {
   Call call = make(kind, name);
-  reads(call, input);
+  gives(call, input);
   return call;
 }
 
@@ -110,7 +125,7 @@ std::shared_ptr<NamedOperation> submit(const PyNamedEngine& self, Call call) {
   NamedWorld& world = self.world();
   world.tidy();
   named::Handle handle = world.engine(operation_of(call.request.kind)).submit(std::move(call.request));
-  return world.keep(std::move(handle), std::move(call.arrays));
+  return world.keep(std::move(handle), std::move(call.arrays), std::move(call.result));
 }
 
 Works submit(const PyNamedEngine& self, Kind kind, std::vector<Call> calls) {
@@ -122,7 +137,9 @@ Works submit(const PyNamedEngine& self, Kind kind, std::vector<Call> calls) {
   const std::vector<named::Handle> handles = world.engine(operation_of(kind)).submit(std::move(requests));
   Works works;
   works.reserve(calls.size());
-  for (std::size_t i = 0; i < calls.size(); ++i) works.push_back(world.keep(handles[i], std::move(calls[i].arrays)));
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    works.push_back(world.keep(handles[i], std::move(calls[i].arrays), std::move(calls[i].result)));
+  }
   return works;
 }
 
@@ -285,7 +302,7 @@ Works broadcast_group(const PyNamedEngine& self, const py::sequence& names, cons
 
 Call reduce_scatter_call(const py::str& name, py::handle input, const Scaling& scaling) {
   Call call = reduction(Kind::ReduceScatter, name, scaling);
-  reads(call, input);
+  gives(call, input);
   return call;
 }
 
@@ -368,6 +385,7 @@ std::string describe(const PyNamedEngine& self) {
 
 void bind_named(py::module_& module) {
   bind_named_result(module);
+  bind_named_gpus(module);
   bind_named_work(module);
   const py::arg_v kAverage(py::arg("op") = "average");
   const py::arg_v kSum(py::arg("op") = "sum");
@@ -378,7 +396,8 @@ void bind_named(py::module_& module) {
       module, "NamedEngine",
       "Collectives by name: ranks ask for them in any order and from any thread, and each is carried out once all "
       "ranks "
-      "have asked for it. Calls return at once; arrays are left alone until the operation is done. A name may be used "
+      "have asked for it. Calls return at once; arrays, of the host's memory or a GPU's, are left alone until the "
+      "operation is done. A name may be used "
       "again once its operation is done; a name that comes again with the same array shape is negotiated by one bit. "
       "What ranks disagree about fails that name alone, with Mismatch on all of them. The engine takes the "
       "communicator "

@@ -16,6 +16,7 @@ py::object error(const NamedOperation& work) {
 
 py::object result(NamedOperation& work) {
   const named::Outcome& outcome = work.outcome("result");
+  if (const GpuResult* const made = work.gpu_result()) return made->tensor();
   if (!outcome.owner) return py::none();
   return py::cast(NamedResult{outcome.owner, outcome.data, outcome.dtype, outcome.shape});
 }
@@ -54,7 +55,8 @@ void bind_named_work(py::module_& module) {
           "order. "
           "What it raises is reported as unraisable.")
       .def_property_readonly("result", &result,
-                             "What all_gather, reduce_scatter and all_to_all have made; None of other operations.")
+                             "What all_gather, reduce_scatter and all_to_all have made: a NamedResult, of a GPU's "
+                             "memory a torch tensor; None of other operations.")
       .def_property_readonly(
           "received_splits", [](NamedOperation& work) { return work.outcome("received_splits").received_splits; },
           "Rows from each rank, of all_to_all and all_gather; else [].")

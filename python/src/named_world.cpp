@@ -37,6 +37,9 @@ bool NamedOperation::wait(std::optional<std::chrono::nanoseconds> limit) {
   }
   // Freeing an array may run any Python code.
   const std::vector<Array> finished = std::exchange(arrays_, {});
+  // A GPU has no memory to spare for results that the program has dropped.
+  const std::shared_ptr<NamedWorld> keeper = std::exchange(keeper_, {}).lock();
+  if (result_ && keeper) keeper->let_go_of_done();
   if (const Error* const failed = handle_.failure()) throw *failed;
   return true;
 }
@@ -88,8 +91,10 @@ Memory NamedWorld::allocate(std::size_t bytes) const {
   return communicator.allocate(bytes);
 }
 
-std::shared_ptr<NamedOperation> NamedWorld::keep(named::Handle handle, std::vector<Array> arrays) {
-  auto operation = std::make_shared<NamedOperation>(std::move(handle), std::move(arrays));
+std::shared_ptr<NamedOperation> NamedWorld::keep(named::Handle handle, std::vector<Array> arrays,
+                                                 std::shared_ptr<GpuResult> result) {
+  auto operation =
+      std::make_shared<NamedOperation>(std::move(handle), std::move(arrays), std::move(result), weak_from_this());
   running_.keep(operation);
   return operation;
 }

@@ -22,3 +22,14 @@ WITH_NCCL = os.environ.get("COHORT_NCCL") != "off"
 def operations_of_nccl():
     """How many operations this process has given to the pretended NCCL so far."""
     return NCCL.pretended_nccl_operations()
+
+
+def _clone(storage):
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),))
+    copy = flat.clone()
+    return copy.untyped_storage() if hasattr(copy, "untyped_storage") else copy._storage()
+
+
+# A torch without CUDA has no devices to choose from, and makes no storage of CUDA's without a tensor.
+torch.cuda.set_device = lambda device: None
+torch.UntypedStorage.clone = _clone

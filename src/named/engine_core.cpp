@@ -1,5 +1,6 @@
 #include "named/engine_core.h"
 
+#include "base/env.h"
 #include "comm/times.h"
 #include "sys/thread.h"
 
@@ -55,12 +56,25 @@ void EngineCore::check_open() const {
   }
 }
 
+// NCCL uses one GPU for a communicator; found out later, this rank would fail the others.
+void EngineCore::check_gpu(const Pending& asked) {
+  if (asked.device.type == DeviceType::CPU) return;
+  if (gpu_ < 0) gpu_ = asked.device.index;
+  if (gpu_ == asked.device.index || env::text(env::kNccl) == "off") return;
+  raise(ErrorCode::InvalidArgument,
+        "{} '{}': its memory is on cuda:{}, and that of operations before it was on cuda:{} -- rank {} -- keep to one "
+        "GPU in each process, or set COHORT_NCCL=off on all ranks",
+        name_of(asked.request.kind), asked.request.name, asked.device.index, gpu_, rank_);
+}
+
 EngineCore::PendingPtr EngineCore::pending_of(Request request, Clock::time_point now) const {
   auto signature = signature_of(request, size_);
   if (!signature) throw signature.error();
   auto pending = std::make_shared<Pending>();
   pending->signature = *std::move(signature);
   pending->request = std::move(request);
+  pending->device = device_of(pending->request);
+  if (!in_child()) pending->marks = marks_of(pending->request);
   pending->state = std::make_shared<State>(wakeup_, pending->request.name);
   pending->since = now;
   pending->report_at = now + std::min(options_.stall_after, timeout_);
@@ -77,6 +91,7 @@ void EngineCore::enqueue(std::span<const PendingPtr> made) {
   {
     const std::lock_guard lock(mutex_);
     check_open();
+    for (const PendingPtr& pending : made) check_gpu(*pending);
     std::size_t accepted = 0;
     while (accepted < made.size() && pending_.emplace(made[accepted]->request.name, made[accepted]).second) ++accepted;
     if (accepted < made.size()) {

@@ -7,6 +7,7 @@
 #include "named/doorbell.h"
 #include "named/engine.h"
 #include "named/fusion.h"
+#include "named/gpu.h"
 #include "named/table.h"
 
 #include <atomic>
@@ -63,6 +64,8 @@ class EngineCore {
     Clock::time_point since;
     Clock::time_point report_at;
     Stage stage = Stage::New;
+    Device device = {};  // as the caller gave it
+    Marks marks = {};    // of a GPU's memory: what it comes after
   };
   using PendingPtr = std::shared_ptr<Pending>;
 
@@ -84,6 +87,7 @@ class EngineCore {
   PendingPtr pending_of(Request request, Clock::time_point now) const;
   void enqueue(std::span<const PendingPtr> made);
   void check_open() const;
+  void check_gpu(const Pending& asked);
   void run() noexcept;
   void agree_on_options();
   void serve();
@@ -114,6 +118,7 @@ class EngineCore {
   // execution.cpp: what all have asked for
   void execute(std::vector<Ready> ready);
   void run_batch(std::span<const Ready> batch);
+  void carry_out(std::span<const Ready> batch);
   void run_reductions(std::span<const Ready> batch);
   void run_broadcasts(std::span<const Ready> batch);
   void run_all_gather(const Ready& one);
@@ -121,7 +126,14 @@ class EngineCore {
   void run_all_to_all(const Ready& one);
   void run_group(const Ready& one);
   Buffer place(const Ready& one, std::vector<std::int64_t> shape);
+  void copy_over(const ConstBuffer& from, const Buffer& to);
   std::byte* scratch(std::size_t bytes);
+
+  // gpu_execution.cpp: of a GPU's memory
+  void run_on_gpu(std::span<const Ready> batch);
+  void run_on_host(std::span<const Ready> batch);
+  void run_alone(const Ready& one);
+  void follow_caller(const Pending& own);
 
   Communicator comm_;
   const EngineOptions options_;
@@ -140,6 +152,7 @@ class EngineCore {
   std::shared_ptr<State> join_;  // this rank has called join
   bool join_announced_ = false;
   Clock::time_point look_at_ = Clock::time_point::max();  // for stalls
+  int gpu_ = -1;                                          // that the first operation of a GPU's memory was on
   std::optional<Error> ended_;
   std::atomic<bool> stirred_{false};  // something to be brought has come since the last contribution
   std::atomic<bool> stopping_{false};
@@ -151,7 +164,8 @@ class EngineCore {
   std::vector<bool> joined_;
   int last_joined_ = -1;
   std::uint64_t round_ = 1;
-  std::vector<Stalled> stalled_;                 // to be brought
+  std::vector<Stalled> stalled_;  // to be brought
+  GpuStreams streams_;
   std::vector<std::vector<std::byte>> scratch_;  // of the running batch
   std::atomic<std::uint64_t> rounds_{0}, exchanges_{0}, batches_{0}, rings_{0};
 

@@ -31,12 +31,6 @@ std::vector<std::int64_t> times(std::span<const std::int64_t> rows, std::int64_t
 
 bool any(const std::vector<bool>& ranks) { return std::find(ranks.begin(), ranks.end(), true) != ranks.end(); }
 
-/// Integers that are to be scaled, or averaged over some of the ranks, are added up here and finished by hand.
-bool by_hand(const Signature& common, bool skips_ranks) noexcept {
-  if (is_scalable(common.dtype)) return false;
-  return common.prescale != 1 || common.postscale != 1 || (common.op == ReduceOp::Average && skips_ranks);
-}
-
 template <class Options>
 Options reduction_of(const Signature& common, bool manual) {
   Options options;
@@ -44,10 +38,6 @@ Options reduction_of(const Signature& common, bool manual) {
   options.prescale = manual ? 1 : common.prescale;
   options.postscale = manual ? 1 : common.postscale;
   return options;
-}
-
-void copy_over(const ConstBuffer& from, const Buffer& to) {
-  if (from.data != nullptr && from.data != to.data && to.count > 0) std::memmove(to.data, from.data, to.bytes());
 }
 
 }  // namespace
@@ -85,15 +75,10 @@ void EngineCore::execute(std::vector<Ready> ready) {
 void EngineCore::run_batch(std::span<const Ready> batch) {
   std::optional<Error> failed;
   try {
-    switch (batch.front().agreed->common.kind) {
-      case Kind::AllReduce: run_reductions(batch); break;
-      case Kind::Broadcast: run_broadcasts(batch); break;
-      case Kind::AllGather: run_all_gather(batch.front()); break;
-      case Kind::ReduceScatter: run_reduce_scatter(batch.front()); break;
-      case Kind::AllToAll: run_all_to_all(batch.front()); break;
-      case Kind::Group: run_group(batch.front()); break;
-      case Kind::Barrier:
-      case Kind::Join: break;  // that all ranks have come is all there is to it
+    if (batch.front().agreed->common.device == DeviceType::CPU) {
+      carry_out(batch);
+    } else {
+      run_on_gpu(batch);
     }
   } catch (const Error& error) {
     // These are refused on all ranks alike. Anything else ends the engine, since the others count on this rank.
@@ -110,7 +95,20 @@ void EngineCore::run_batch(std::span<const Ready> batch) {
   finish(done, failed);
 }
 
-/// Memory until the end of the batch, for ranks that have nowhere to put a result.
+void EngineCore::carry_out(std::span<const Ready> batch) {
+  switch (batch.front().agreed->common.kind) {
+    case Kind::AllReduce: return run_reductions(batch);
+    case Kind::Broadcast: return run_broadcasts(batch);
+    case Kind::AllGather: return run_all_gather(batch.front());
+    case Kind::ReduceScatter: return run_reduce_scatter(batch.front());
+    case Kind::AllToAll: return run_all_to_all(batch.front());
+    case Kind::Group: return run_group(batch.front());
+    case Kind::Barrier:
+    case Kind::Join: return;  // that all ranks have come is all there is to it
+  }
+}
+
+/// Memory of the host until the end of the batch, for ranks that have nowhere to put a result.
 std::byte* EngineCore::scratch(std::size_t bytes) {
   return scratch_.emplace_back(std::max<std::size_t>(bytes, 1)).data();
 }
@@ -126,10 +124,16 @@ Buffer EngineCore::place(const Ready& one, std::vector<std::int64_t> shape) {
   if (!one.own) return {scratch(bytes), count, result.dtype};
   Outcome& outcome = one.own->state->result;
   outcome.dtype = result.dtype;
+  const Device device = one.own->request.input.device;
   try {
     if (one.own->request.allocate) {
       outcome.data = one.own->request.allocate(result.shape);
       if (outcome.data == nullptr && count > 0) throw std::bad_alloc();
+      if (device.type != DeviceType::CPU) follow_caller(*one.own);
+    } else if (device.type != DeviceType::CPU) {
+      const auto memory = std::make_shared<Memory>(comm_.allocate(bytes, device));
+      outcome.data = memory->data();
+      outcome.owner = memory;
     } else {
       // On cache lines, as libraries of arrays like it.
       constexpr std::align_val_t kAlignment{64};
@@ -145,7 +149,7 @@ Buffer EngineCore::place(const Ready& one, std::vector<std::int64_t> shape) {
           name_of(one.agreed->common.kind), one.agreed->name, rank_, bytes);
   }
   outcome.shape = std::move(result.shape);
-  return {outcome.data, count, result.dtype};
+  return {outcome.data, count, result.dtype, device};
 }
 
 void EngineCore::run_reductions(std::span<const Ready> batch) {

@@ -10,12 +10,13 @@ std::size_t bytes_of(const Agreed& one) noexcept {
 }
 
 bool fusible(const Agreed& one) noexcept {
-  return (one.common.kind == Kind::AllReduce || one.common.kind == Kind::Broadcast) && bytes_of(one) <= kFusedTensor;
+  if (one.common.kind != Kind::AllReduce && one.common.kind != Kind::Broadcast) return false;
+  return one.common.device != DeviceType::CPU || bytes_of(one) <= kFusedTensor;
 }
 
 bool alike(const Signature& a, const Signature& b) noexcept {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.prescale == b.prescale &&
-         a.postscale == b.postscale;
+         a.postscale == b.postscale && a.device == b.device;
 }
 
 }  // namespace

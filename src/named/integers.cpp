@@ -33,6 +33,11 @@ T to_integer(double value) noexcept {
 
 }  // namespace
 
+bool by_hand(const Signature& common, bool skips_ranks) noexcept {
+  if (is_scalable(common.dtype)) return false;
+  return common.prescale != 1 || common.postscale != 1 || (common.op == ReduceOp::Average && skips_ranks);
+}
+
 void divide(Buffer data, std::int64_t divisor) {
   as_integers(data, [&](auto kind) {
     using T = decltype(kind);

@@ -12,7 +12,7 @@ bool first_dimension_is_free(Kind kind) noexcept { return kind == Kind::AllGathe
 
 bool agree(const Signature& a, const Signature& b) {
   if (a.kind != b.kind || a.dtype != b.dtype || a.op != b.op || a.root != b.root || a.prescale != b.prescale ||
-      a.postscale != b.postscale || a.needs_all_ranks != b.needs_all_ranks) {
+      a.postscale != b.postscale || a.needs_all_ranks != b.needs_all_ranks || a.device != b.device) {
     return false;
   }
   if (!first_dimension_is_free(a.kind)) return a.shape == b.shape && a.splits == b.splits;
@@ -51,15 +51,18 @@ Result<AgreedPtr> match(const std::string& name, const Brought& brought) {
   }
   if (camps.empty()) return fail(ErrorCode::Internal, "'{}': nobody has brought it", name);
   if (camps.size() > 1) {
+    const bool mixed = std::any_of(camps.begin(), camps.end(),
+                                   [&](const auto& camp) { return camp.first->device != camps.front().first->device; });
     std::string who;
     for (const auto& [signature, ranks] : camps) {
       who += fmt::format("{}rank{} {} brought {}", who.empty() ? "" : ", ", ranks.size() > 1 ? "s" : "",
                          list_ranks(ranks), to_string(*signature));
+      if (mixed) who += signature->device == DeviceType::CPU ? " on the CPU" : " on a GPU";
     }
     return fail(
         ErrorCode::Mismatch,
         "'{}' refused on all ranks -- {} -- an operation of one name must be the same on all ranks: kind, type, "
-        "shape, reduction, root and scales; other operations are not affected",
+        "shape, reduction, root, scales and device; other operations are not affected",
         name, who);
   }
   auto made = std::make_shared<Agreed>();

@@ -54,6 +54,7 @@ TEST(NamedRequest, SurvivesTheWire) {
   one.splits = {3, 1};
   one.postscale = -2.25;
   one.op = ReduceOp::BitXor;
+  one.device = DeviceType::CUDA;
   const std::string bytes = codec::encode(one);
   EXPECT_EQ(value_or_throw(codec::decode<Signature>(bytes)), one);
   for (std::size_t length = 0; length < bytes.size(); ++length) {  // cut anywhere, it is refused
@@ -119,6 +120,17 @@ TEST(NamedMatch, SaysWhoBroughtWhat) {
   EXPECT_TRUE(contains(text, "'w'")) << text;
   EXPECT_TRUE(contains(text, "ranks 0 and 2 brought all_reduce(float32[4], sum)")) << text;
   EXPECT_TRUE(contains(text, "rank 1 brought all_reduce(float64[4], sum)")) << text;
+}
+
+TEST(NamedMatch, SaysWhoIsOnWhichDevice) {
+  Signature gpu = signature(Kind::AllReduce, {4});
+  gpu.device = DeviceType::CUDA;
+  const auto got = match("w", {gpu, signature(Kind::AllReduce, {4}), gpu});
+  ASSERT_FALSE(got);
+  EXPECT_EQ(got.error().code(), ErrorCode::Mismatch);
+  const std::string text = got.error().what();
+  EXPECT_TRUE(contains(text, "ranks 0 and 2 brought all_reduce(float32[4], sum) on a GPU")) << text;
+  EXPECT_TRUE(contains(text, "rank 1 brought all_reduce(float32[4], sum) on the CPU")) << text;
 }
 
 TEST(NamedMatch, ComparesEverything) {
@@ -251,6 +263,17 @@ TEST(NamedFusion, JoinsWhatIsAlikePastWhatIsNot) {
   maximum->common.op = ReduceOp::Max;
   const std::vector<AgreedPtr> ready{agreed("a"), maximum, agreed("b"), agreed("large", {1 << 20}), agreed("c")};
   EXPECT_EQ(plan_fusion(ready, 1 << 20), (std::vector<Batch>{{0, 2, 4}, {1}, {3}}));
+}
+
+TEST(NamedFusion, OfGpusJoinsAnySizesAndNotTheHosts) {
+  const auto on_gpu = [](const AgreedPtr& one) {
+    auto made = std::make_shared<Agreed>(*one);
+    made->common.device = DeviceType::CUDA;
+    return made;
+  };
+  const std::vector<AgreedPtr> ready{on_gpu(agreed("a")), agreed("b"), on_gpu(agreed("large", {1 << 20})), agreed("c")};
+  EXPECT_EQ(plan_fusion(ready, std::size_t{64} << 20), (std::vector<Batch>{{0, 2}, {1, 3}}));
+  EXPECT_EQ(plan_fusion(ready, 1 << 20), (std::vector<Batch>{{0}, {1, 3}, {2}}));
 }
 
 TEST(NamedFusion, KeepsTheThreshold) {

@@ -30,13 +30,19 @@ std::int64_t product(std::span<const std::int64_t> shape) noexcept {
 std::string fault_of(const ConstBuffer& buffer) {
   const std::size_t size = size_of(buffer.dtype);
   const std::size_t alignment = is_complex(buffer.dtype) ? size / 2 : size;
-  if (buffer.device.type != DeviceType::CPU) return "is on a device that is not supported";
+  if (buffer.device.type != DeviceType::CPU && buffer.device.type != DeviceType::CUDA) {
+    return "is on a device that is not supported";
+  }
   if (buffer.count > std::numeric_limits<std::int64_t>::max() / 16) return "has more elements than any memory";
   if (buffer.count > 0 && buffer.data == nullptr) return "is a null pointer";
   if (reinterpret_cast<std::uintptr_t>(buffer.data) % alignment != 0) {
     return fmt::format("is not aligned to {} bytes, as {} has to be", alignment, cohort::to_string(buffer.dtype));
   }
   return "";
+}
+
+bool on_one_device(const Device& a, const Device& b) noexcept {
+  return a.type == b.type && (a.type == DeviceType::CPU || a.index == b.index);
 }
 
 bool overlap_in_part(const ConstBuffer& a, const ConstBuffer& b) noexcept {
@@ -67,6 +73,9 @@ Result<void> check_buffers(const Request& request, const Signature& signature) {
                     request.output.count, cohort::to_string(signature.dtype), fmt::join(request.shape, ", "));
     }
     if (const auto fault = fault_of(request.output); !fault.empty()) return refuse(request, "the output {}", fault);
+    if (has_input && !on_one_device(request.input.device, request.output.device)) {
+      return refuse(request, "input and output are on different devices");
+    }
     if (has_input && overlap_in_part(request.input, request.output)) {
       return refuse(request, "input and output overlap in part");
     }
@@ -104,6 +113,16 @@ std::string to_string(const Signature& s) {
   return text + ")";
 }
 
+Device device_of(const Request& request) noexcept {
+  switch (request.kind) {
+    case Kind::Barrier:
+    case Kind::Join:
+    case Kind::Group: return {};
+    case Kind::Broadcast: return request.output.device;
+    default: return request.input.device;
+  }
+}
+
 Result<Signature> signature_of(const Request& request, int size) {
   if (request.name.empty() || request.name.size() > kLongestName) {
     return fail(ErrorCode::InvalidArgument, "{}: a name of {} bytes (from 1 to {})", name_of(request.kind),
@@ -122,6 +141,7 @@ Result<Signature> signature_of(const Request& request, int size) {
   }
   own.dtype = request.kind == Kind::Broadcast ? request.output.dtype : request.input.dtype;
   own.shape = request.shape;
+  own.device = device_of(request).type;
   if (auto checked = check_buffers(request, own); !checked) return tl::unexpected(checked.error());
   if (reduces(request.kind)) {
     own.op = request.op;

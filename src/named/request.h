@@ -33,10 +33,12 @@ inline constexpr int kKindCount = 8;
 /// "all_reduce", ..., "form_group".
 std::string_view name_of(Kind kind) noexcept;
 
-/// Gives memory for an output of this shape, whose size is known only once all ranks have come. Called on the engine's
-/// thread: it must not call the engine. What it throws ends the communicator, since the other ranks count on this one.
+/// Gives memory for an output of this shape, on the input's device; its size is known only once all ranks have come.
+/// What the input's stream has by then may still use that memory. Called on the engine's thread: it must not call the
+/// engine. What it throws ends the communicator, since the other ranks count on this one.
 using OutputAllocator = std::function<void*(std::span<const std::int64_t> shape)>;
 
+/// A GPU's memory comes after what its stream has when the operation is asked for.
 struct Request {
   std::string name;  ///< 1 to 4096 bytes; one operation of a name at a time
   Kind kind = Kind::AllReduce;
@@ -70,13 +72,17 @@ struct Signature {
   std::vector<std::int64_t> shape = {};
   std::vector<std::int64_t> splits = {};  ///< of form_group: the ranks
   bool needs_all_ranks = false;
+  DeviceType device = DeviceType::CPU;  ///< which GPU of its own is each rank's matter
 
   bool operator==(const Signature&) const = default;
   std::int64_t count() const noexcept;  ///< elements
 };
 
-/// "all_reduce(float32[2, 3], sum)": everything that is compared.
+/// "all_reduce(float32[2, 3], sum)": everything that is compared but for the device.
 std::string to_string(const Signature& signature);
+
+/// Where a request has its memory: the host's, if it has none.
+Device device_of(const Request& request) noexcept;
 
 /// Checks a request against `size` ranks. InvalidArgument with what has no meaning; nothing was done.
 Result<Signature> signature_of(const Request& request, int size);
@@ -90,8 +96,8 @@ template <class M, class A>
 void visit_fields(M& m, A& a, const Signature*) {
   constexpr std::string_view kNone = "a description of an operation that does not exist";
   a(codec::below(m.kind, kKindCount, kNone), codec::below(m.dtype, kDTypeCount, kNone),
-    codec::below(m.op, kReduceOpCount, kNone), m.needs_all_ranks, m.root, m.prescale, m.postscale,
-    codec::most(m.shape, kMostDimensions), codec::most(m.splits, kMostSplits));
+    codec::below(m.op, kReduceOpCount, kNone), m.needs_all_ranks, codec::below(m.device, 2, kNone), m.root, m.prescale,
+    m.postscale, codec::most(m.shape, kMostDimensions), codec::most(m.splits, kMostSplits));
   a.demand(m.count() >= 0, "a shape that no array has");
 }
 

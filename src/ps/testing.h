@@ -3,6 +3,8 @@
 // socket alone), "tcp" (encrypted), or "near" (TCP, and shared memory since both are on one host).
 #pragma once
 
+#include "ps/testing_counters.h"
+
 #include "net/secret.h"
 #include "ps/keyed_sum.h"
 #include "ps/sparse_table.h"
@@ -125,14 +127,6 @@ inline bool contains(const Error& error, const std::string& text) {
 
 using Keys = std::vector<std::uint64_t>;
 using Floats = std::vector<float>;
-
-inline TableOptions counters(Consistency consistency, std::int64_t dim = 1) {
-  TableOptions options;
-  options.dim = dim;
-  options.optimizer = optim::Sgd{.lr = 1};
-  options.consistency = consistency;
-  return options;
-}
 
 inline Floats pull(Table& table, const Keys& keys) {
   Floats rows(keys.size() * static_cast<std::size_t>(table.options().dim));

@@ -81,7 +81,7 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
     if failure is not None:
         raise failure
     work = pending.works[0]
-    everything = memoryview(work.result)  # type: ignore[arg-type]  # it has one: all have brought theirs
+    everything = memoryview(work.result)  # it has one: all have brought theirs
     parts: List[Tuple[Optional[str], Any]] = []
     at = 0
     for size in work.received_splits:

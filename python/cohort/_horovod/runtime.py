@@ -232,7 +232,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """0: this API works in the host's memory."""
+    """0: operations on tensors of TensorFlow and Keras work in the host's memory."""
     return 0
 
 
@@ -247,7 +247,7 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """False: this API works in the host's memory."""
+    """False: operations on tensors of TensorFlow and Keras work in the host's memory."""
     return False
 
 

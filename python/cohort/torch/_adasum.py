@@ -2,7 +2,8 @@
 
 Of two vectors: (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b. Ranks are combined as neighbours, then neighbours of those, and
 so on; who has no neighbour goes up alone, so any number of ranks will do. Every rank gathers all vectors and combines
-them itself, so all have the same bits. That takes memory for as many tensors as there are ranks.
+them itself, on the tensors' device, so all have the same bits where their devices are alike. That takes memory for as many
+tensors as there are ranks.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int
                            process_set: ProcessSet = global_process_set) -> Callable[[], Tensor]:  # fmt: skip
     """Starts adding up sparse COO tensors, of any number of entries on each rank. Returns a function that waits and
     gives the sum (or the average, if op is hvd.Average) as a sparse tensor that is not coalesced."""
-    if tensor.layout is not torch.sparse_coo or tensor.device.type != "cpu":
-        raise ValueError("sparse_allreduce: a sparse COO tensor in the host's memory is needed")
+    if tensor.layout is not torch.sparse_coo:
+        raise ValueError(f"sparse_allreduce: a sparse COO tensor is needed, not {tensor.layout}")
     base = named("sparse_allreduce", name, process_set)
     names = [f"{base}.indices", f"{base}.values"]
     engine = engine_of(process_set)
@@ -348,8 +348,8 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
 
     Until then this rank takes part in the others' reductions without changing them: it adds nothing to sums (averages
     are still divided by all ranks), nothing to minima, maxima and products. Allgather, broadcast, reducescatter and
-    alltoall fail on the others meanwhile. `device` means nothing here. Returns the rank of the world that joined last,
-    the same on all ranks.
+    alltoall fail on the others meanwhile. `device` means nothing here: a rank that has joined needs no GPU. Returns the
+    rank of the world that joined last, the same on all ranks.
     """
     works = started("JOIN", ["join"], engine_of(process_set).join)
     synchronize(_handles.add(works, lambda: None))

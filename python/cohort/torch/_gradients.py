@@ -208,7 +208,13 @@ class Reducer:
 
     def _look(self, parameter: Tensor, sent: Tensor, gradient: Tensor) -> None:
         """Looks for the first value that is not finite in what is sent."""
-        if not self.raises_non_finite or self._found is not None or first_non_finite(sent) is None:
+        if not self.raises_non_finite or self._found is not None:
+            return
+        if sent.is_cuda:  # the host is given those alone that it is to look into
+            if bool(torch.isfinite(sent).all()):
+                return
+            sent, gradient = sent.cpu(), gradient.cpu()
+        if first_non_finite(sent) is None:
             return
         # Where compression has made it infinite, it is named as it was.
         plain = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
@@ -254,7 +260,7 @@ class Reducer:
         gradient = parameter.grad
         if gradient is None:
             if parameter in self._sparse_dims and not densify and not self._sparse_as_dense:
-                return torch.sparse_coo_tensor(parameter.shape, dtype=parameter.dtype)
+                return torch.sparse_coo_tensor(parameter.shape, dtype=parameter.dtype, device=parameter.device)
             gradient = parameter.grad = torch.zeros_like(parameter, requires_grad=False)
         elif gradient.layout is torch.sparse_coo:
             self._sparse_dims[parameter] = gradient.sparse_dim()

@@ -4,6 +4,8 @@ A gradient that autograd makes anew for each step is reduced in place, wherever 
 takes longer than the copies that this saves (10 to 20 percent of the reduction, at 2 ranks). One that comes again,
 since it was zeroed or added to, is reduced into its parameter's place once, and from then on there: without copies.
 
+Gradients of a GPU stay where they are: NCCL reduces them there.
+
 A place that somebody else still looks at (the gradient of an earlier step, an operation that was given up) is not
 written to. One thread at a time. Tensors over the memory keep it alive, so gradients may outlive all else.
 """

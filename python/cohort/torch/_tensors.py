@@ -1,4 +1,4 @@
-"""What the engine asks of tensors: in the host's memory, contiguous, values as they lie. Others are copied, and back."""
+"""What the engine asks of tensors: on the CPU or a GPU, contiguous, values as they lie. Others are copied, and back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, List, Sequence
 import torch
 from torch import Tensor
 
+DEVICES = ("cpu", "cuda")
+
 
 def dense(tensor: Any, what: str) -> Tensor:
     """The tensor itself if the engine can use it where it lies, else a contiguous copy. ValueError where it cannot."""
@@ -14,10 +16,10 @@ def dense(tensor: Any, what: str) -> Tensor:
         raise ValueError(f"{what}: a torch.Tensor is needed, not {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
         raise ValueError(f"{what}: a dense tensor is needed, not {tensor.layout} -- for sparse ones: sparse_allreduce_async")
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in DEVICES:
         raise ValueError(
-            f"{what}: the tensor is on {tensor.device} -- these operations work in the host's memory -- pass tensor.cpu(), "
-            "and copy the result back"
+            f"{what}: the tensor is on {tensor.device} -- these operations take tensors on the CPU and on CUDA -- pass "
+            "tensor.cpu(), and copy the result back"
         )
     if tensor.is_contiguous() and not tensor.is_neg() and not (tensor.is_complex() and tensor.is_conj()):
         return tensor
@@ -34,9 +36,7 @@ def copy_back(tensor: Tensor, used: Tensor) -> Tensor:
 def result_of(work: Any) -> Tensor:
     """The tensor that an operation made."""
     result = work.result
-    if result.nbytes == 0:
-        return torch.empty(result.shape, dtype=getattr(torch, result.dtype))
-    tensor: Tensor = result.as_torch()
+    tensor: Tensor = result if isinstance(result, Tensor) else result.as_torch()
     return tensor
 
 

@@ -9,6 +9,7 @@ from cohort._horovod.objects import broadcast_object
 from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.torch import _collectives as start
 from cohort.torch._handles import synchronize
+from cohort.torch._tensors import DEVICES
 from torch import Tensor
 
 Parameters = Union[Mapping[str, Tensor], Iterable[Union[Tensor, Tuple[str, Tensor]]]]
@@ -56,7 +57,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     outline = broadcast_object(outline, root_rank, "optimizer_state", process_set)
     if not is_root:
         tensors = []
-        own = _filled(outline, tensors)
+        own = _filled(outline, tensors, _gpu_of(optimizer))
     synchronize(
         start.broadcast_group_async_(
             tensors, root_rank, [f"optimizer_state.{i}" for i in range(len(tensors))], process_set
@@ -75,23 +76,29 @@ def _zero_gradients(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.M
             if not parameter.requires_grad:
                 continue
             if isinstance(optimizer, torch.optim.SparseAdam) or id(parameter) in sparse:
-                parameter.grad = torch.sparse_coo_tensor(
-                    torch.empty(1, 0, dtype=torch.int64), parameter.new_empty(0, *parameter.shape[1:]), parameter.shape
-                )
+                indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
+                values = parameter.new_empty(0, *parameter.shape[1:])
+                parameter.grad = torch.sparse_coo_tensor(indices, values, parameter.shape)
             else:
                 parameter.grad = torch.zeros_like(parameter, requires_grad=False)
 
 
+def _gpu_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    """Where this rank's parameters are, of those that are not on the CPU; the CPU if all are there."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return next((one.device for one in parameters if one.is_cuda), torch.device("cpu"))
+
+
 class _Place:
-    """Stands for a tensor that is sent by itself."""
+    """Stands for a tensor that is sent by itself. Which GPU it is on is each rank's matter."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+        self.shape, self.dtype, self.on_gpu = tuple(tensor.shape), tensor.dtype, tensor.is_cuda
 
 
 def _outline(value: Any, tensors: List[Tensor]) -> Any:
     """The value with a place for each tensor; those come into the list, in order."""
-    if isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu":
+    if isinstance(value, Tensor) and value.layout is torch.strided and value.device.type in DEVICES:
         tensors.append(value)
         return _Place(value)
     if type(value) is dict:
@@ -101,13 +108,13 @@ def _outline(value: Any, tensors: List[Tensor]) -> Any:
     return value
 
 
-def _filled(outline: Any, tensors: List[Tensor]) -> Any:
-    """The opposite, with new tensors, which come into the list."""
+def _filled(outline: Any, tensors: List[Tensor], gpu: torch.device) -> Any:
+    """The opposite, with new tensors, on the CPU or `gpu`, which come into the list."""
     if isinstance(outline, _Place):
-        tensors.append(torch.empty(outline.shape, dtype=outline.dtype))
+        tensors.append(torch.empty(outline.shape, dtype=outline.dtype, device=gpu if outline.on_gpu else None))
         return tensors[-1]
     if type(outline) is dict:
-        return {key: _filled(item, tensors) for key, item in outline.items()}
+        return {key: _filled(item, tensors, gpu) for key, item in outline.items()}
     if type(outline) in (list, tuple):
-        return type(outline)(_filled(item, tensors) for item in outline)
+        return type(outline)(_filled(item, tensors, gpu) for item in outline)
     return outline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cohort import _core
 from cohort._horovod.exceptions import HorovodInternalError
 from cohort._horovod.process_sets import (
     ProcessSet,
@@ -18,7 +19,6 @@ from cohort._horovod.runtime import (
     ccl_built,
     cross_rank,
     cross_size,
-    cuda_built,
     ddl_built,
     gloo_built,
     gloo_enabled,
@@ -30,7 +30,6 @@ from cohort._horovod.runtime import (
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
-    nccl_built,
     rank,
     rocm_built,
     shutdown,
@@ -134,6 +133,17 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+
+def cuda_built() -> bool:
+    """Whether this process sees a GPU whose tensors these operations take. It asks CUDA's driver: not before a fork."""
+    return _core.gpu_count() > 0
+
+
+def nccl_built() -> int:
+    """The version of the NCCL that carries out operations on a GPU's tensors, 23007 for 2.30.7; 0 where there is none
+    (`cohort check-build` says why): then they go by way of the CPU's memory."""
+    return _core.nccl_version()
 
 
 def __getattr__(name: str) -> Any:

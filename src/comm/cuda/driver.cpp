@@ -1,5 +1,7 @@
 #include "comm/cuda/driver.h"
 
+#include "comm/cuda/copy.h"
+
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -35,6 +37,7 @@ struct Functions {
   int (*cuMemHostUnregister)(void*) = nullptr;
   int (*cuMemcpyDtoHAsync_v2)(void*, Address, std::size_t, void*) = nullptr;
   int (*cuMemcpyHtoDAsync_v2)(Address, const void*, std::size_t, void*) = nullptr;
+  int (*cuMemcpyDtoDAsync_v2)(Address, Address, std::size_t, void*) = nullptr;
   int (*cuStreamCreate)(void**, unsigned) = nullptr;
   int (*cuStreamDestroy_v2)(void*) = nullptr;
   int (*cuStreamWaitEvent)(void*, void*, unsigned) = nullptr;
@@ -94,6 +97,7 @@ Library load() {
   FIND(cuMemHostUnregister);
   FIND(cuMemcpyDtoHAsync_v2);
   FIND(cuMemcpyHtoDAsync_v2);
+  FIND(cuMemcpyDtoDAsync_v2);
   FIND(cuStreamCreate);
   FIND(cuStreamDestroy_v2);
   FIND(cuStreamWaitEvent);
@@ -301,6 +305,11 @@ void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline) {
       std::this_thread::sleep_for(pause);
     pause = std::min(pause + std::chrono::microseconds(1), kLongestPause);
   }
+}
+
+void copy_within(const Gpu& gpu, void* to, const void* from, std::size_t bytes, Stream stream) {
+  const InGpu here(gpu);
+  check(library().call.cuMemcpyDtoDAsync_v2(address(to), address(from), bytes, stream), "cuMemcpyDtoDAsync");
 }
 
 }  // namespace cohort::comm::cuda

@@ -275,6 +275,20 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
 }
 
+#if TORCH_VERSION_MAJOR >= 2
+// Of sparse tensors what makes them of their parts, and gives the parts back.
+TORCH_LIBRARY_IMPL(aten, SparseCUDA, m) {
+  m.impl("_sparse_coo_tensor_with_dims_and_tensors", TORCH_FN(at::native::new_with_dims_and_tensor_sparse_symint));
+  m.impl("_indices", TORCH_FN(at::native::_indices_sparse));
+  m.impl("_values", TORCH_FN(at::native::_values_sparse));
+  m.impl("_nnz", TORCH_FN(at::native::_nnz_sparse));
+  m.impl("sparse_dim", TORCH_FN(at::native::sparse_dim_sparse));
+  m.impl("dense_dim", TORCH_FN(at::native::dense_dim_sparse));
+  m.impl("is_coalesced", TORCH_FN(at::native::is_coalesced_sparse));
+  m.impl("_coalesced_", TORCH_FN(at::native::_coalesced_sparse_));
+}
+#endif
+
 const bool kRegistered = [] {
   c10::SetAllocator(c10::kCUDA, &allocator());
   return true;

@@ -241,6 +241,9 @@ int cuMemcpyDtoHAsync_v2(void* host, Address device, std::size_t bytes, void* st
 int cuMemcpyHtoDAsync_v2(Address device, const void* host, std::size_t bytes, void* stream) {
   return copy(behind(device, bytes), host, bytes, stream);
 }
+int cuMemcpyDtoDAsync_v2(Address to, Address from, std::size_t bytes, void* stream) {
+  return copy(behind(to, bytes), behind(from, bytes), bytes, stream);
+}
 
 int cuStreamCreate(void** stream, unsigned) {
   *stream = Stream::make();
