@@ -746,7 +746,7 @@ class GradientReducer:
     def __init__(
         self,
         comm: Communicator,
-        parameters: list[tuple[str, str, list[int], list[int]]],
+        parameters: list[tuple[str, str, list[int], list[int], int]],
         options: Any,
         hooks: Any,
     ) -> None: ...

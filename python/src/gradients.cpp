@@ -2,7 +2,6 @@
 // GIL is held but for starting operations, waiting for them and reading parameters.
 #include "array_types.h"
 #include "bindings.h"
-#include "comm/communicator_impl.h"
 #include "errors.h"
 #include "gradients/reducer.h"
 #include "gradients/same_model.h"
@@ -63,10 +62,6 @@ std::shared_ptr<const void> kept(py::object object) {
           }};
 }
 
-struct TensorBlock final : comm::MemoryBlock {
-  std::shared_ptr<const void> tensor;
-};
-
 /// cohort.nn's Reducer, which owns this: so the reference to it is weak.
 class Hooks final : public core::Autograd, public Observer {
  public:
@@ -90,11 +85,8 @@ class Hooks final : public core::Autograd, public Observer {
   void drop_kept() override { call("drop_kept"); }
   Memory allocate(const Device& gpu, std::size_t bytes) override {
     py::object tensor = call("allocate", gpu.index, bytes);
-    auto block = std::make_shared<TensorBlock>();
-    block->data = reinterpret_cast<void*>(py::cast<std::uintptr_t>(tensor.attr("data_ptr")()));
-    block->bytes = bytes;
-    block->tensor = kept(std::move(tensor));
-    return Memory(std::move(block));
+    void* const data = reinterpret_cast<void*>(py::cast<std::uintptr_t>(tensor.attr("data_ptr")()));
+    return core::memory_of(data, bytes, kept(std::move(tensor)));
   }
   void* stream_of(const Device& gpu) override {
     return reinterpret_cast<void*>(py::cast<std::uintptr_t>(call("stream_of", gpu.index)));

@@ -1,5 +1,7 @@
 #include "gradients/bucket.h"
 
+#include "comm/communicator_impl.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -14,7 +16,19 @@ constexpr std::size_t kAlignment = 64;
 // MiB already where gradients are few, but not in convolutional networks).
 constexpr std::size_t kLargeBytes = std::size_t{8} << 20;
 
+struct OwnedBlock final : comm::MemoryBlock {
+  std::shared_ptr<const void> owner;
+};
+
 }  // namespace
+
+Memory memory_of(void* data, std::size_t bytes, std::shared_ptr<const void> owner) {
+  auto block = std::make_shared<OwnedBlock>();
+  block->data = data;
+  block->bytes = bytes;
+  block->owner = std::move(owner);
+  return Memory(std::move(block));
+}
 
 Bucket::Bucket(std::span<const Parameter> parameters, std::vector<int> members)
     : dtype_(parameters[static_cast<std::size_t>(members.front())].dtype),

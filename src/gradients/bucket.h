@@ -10,10 +10,14 @@
 #include <cohort/communicator.h>
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
 namespace cohort::gradients {
+
+/// Memory that a framework has, for as long as `owner` lives.
+Memory memory_of(void* data, std::size_t bytes, std::shared_ptr<const void> owner);
 
 class Bucket {
  public:

@@ -1,7 +1,6 @@
 #include "torch/reducer.h"
 
 #include "base/result.h"
-#include "comm/communicator_impl.h"
 #include "torch/gpu.h"
 
 #include <cohort/torch/tensor.h>
@@ -181,22 +180,11 @@ void Reducer::put_back(std::size_t index) {
 
 // ---------------------------------------------------------------------------------------------------- of a GPU
 
-namespace {
-
-struct TensorBlock final : comm::MemoryBlock {
-  explicit TensorBlock(at::Tensor of) : tensor(std::move(of)) {
-    data = tensor.data_ptr();
-    bytes = tensor.nbytes();
-  }
-  const at::Tensor tensor;
-};
-
-}  // namespace
-
 // From libtorch's own allocator, which has most of the GPU's memory.
 Memory Reducer::allocate(const Device& gpu, std::size_t bytes) {
   const auto type = at::TensorOptions(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu.index))).dtype(at::kByte);
-  return Memory(std::make_shared<TensorBlock>(at::zeros({static_cast<std::int64_t>(bytes)}, type)));
+  const auto tensor = std::make_shared<const at::Tensor>(at::zeros({static_cast<std::int64_t>(bytes)}, type));
+  return gradients::memory_of(tensor->data_ptr(), bytes, tensor);
 }
 
 void* Reducer::stream_of(const Device& gpu) {
