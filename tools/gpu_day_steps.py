@@ -47,6 +47,7 @@ class Day:
         paths.append(str(self.build / "lib"))
         self.environment = dict(
             os.environ,
+            COHORT_PRETENDED_CUDA_TENSORS=str(self.build / "pretended" / "libpretended_cuda_tensors.so"),
             LD_LIBRARY_PATH=":".join(paths),
             PYTHONPATH=str(self.build / "python"),
             PYTHONDONTWRITEBYTECODE="1",
@@ -204,11 +205,14 @@ def harm(day, ranks, environment, what):
     return "\n".join(lines)
 
 
-def training(day):
+def training_words(day, way):
+    return [sys.executable, TOOLS / "gpu_day_training.py", way, *(["--pretended"] if day.pretended else [])]
+
+
+def training(day, way):
     losses, lines = [], []
-    words = [sys.executable, TOOLS / "gpu_day_training.py", *(["--without-torch"] if day.pretended else [])]
     for name, ranks, environment in layouts(day, (1, 2)):
-        text = day.run(day.job(ranks, *words), 120, environment)
+        text = day.run(day.job(ranks, *training_words(day, way)), 120, environment)
         told = json.loads(re.search(r'\{"first".*\}', text)[0])
         losses.append(told["last"])
         lines.append(f"{name}: loss {told['first']:.6f} to {told['last']:.6f}, {told['how']}")
@@ -216,6 +220,16 @@ def training(day):
             raise Failed("the loss does not fall\n" + "\n".join(lines))
     if max(losses) - min(losses) > 1e-3 * told["first"]:
         raise Failed("the last losses differ\n" + "\n".join(lines))
+    return "\n".join(lines)
+
+
+def training_times(day, ranks, environment):
+    text = day.run(day.job(ranks, *training_words(day, "times")), 200, environment)
+    told = json.loads(re.search(r'\{"ranks".*\}', text)[0])
+    lines = []
+    for model in ("convolutions", "attention"):
+        for way, milliseconds in told[model].items():
+            lines.append(f"{model}, {way}: {milliseconds if isinstance(milliseconds, str) else f'{milliseconds:.2f} ms a step'}")
     return "\n".join(lines)
 
 
@@ -284,7 +298,10 @@ def try_all(day):
         day.step(f"abort while hanging: {name}", harm, day, ranks, environment, "abort")
     for name, ranks, environment in layouts(day, (2, 4)):
         day.step(f"from kill to named error: {name}", harm, day, ranks, environment, "kill")
-    day.step("training", training, day)
+    for way in ("world", "nn", "horovod", "distributed"):
+        day.step(f"training: {way}", training, day, way)
+    for name, ranks, environment in layouts(day, (2,)):
+        day.step(f"training, times: {name}", training_times, day, ranks, environment)
     bytes_staged = str((4 if day.pretended else 256) << 20)
     for name, ranks, environment in layouts(day, (1, 2)):
         day.step(f"staging: {name}", peer, day, ranks, environment, "staging", bytes_staged)
