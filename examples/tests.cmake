@@ -17,6 +17,7 @@ set_tests_properties(examples.05-hosts PROPERTIES RESOURCE_LOCK cluster_box)
 example_test(02-digits-python e2e torch)
 example_test(03-horovod e2e torch)
 example_test(06-checkpoints e2e torch)
+cohort_torch_tests(clicks)
 example_test(10-parameter-server e2e torch)
 # With this Python's torch, and the Keras that tools/setup --for all puts below build/; else it is left out.
 example_test(09-keras e2e torch)
