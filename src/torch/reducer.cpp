@@ -134,9 +134,11 @@ void Reducer::take_places() {
   for (const gradients::Bucket& bucket : core_.buckets()) {
     const at::TensorOptions type = parameters_[static_cast<std::size_t>(bucket.members().front())].tensor.options();
     const auto elements = static_cast<std::int64_t>(bucket.bytes() / size_of(bucket.dtype()));
-    const at::Tensor whole = at::from_blob(
-        bucket.memory().data(), {elements}, [memory = bucket.memory()](void*) {}, type.requires_grad(false),
-        type.device());
+    const at::Tensor whole = at::for_blob(bucket.memory().data(), {elements})
+                                 .deleter([memory = bucket.memory()](void*) {})
+                                 .options(type.requires_grad(false))
+                                 .target_device(type.device())
+                                 .make_tensor();
     for (std::size_t position = 0; position < bucket.members().size(); ++position) {
       const auto index = static_cast<std::size_t>(bucket.members()[position]);
       Parameter& parameter = parameters_[index];
