@@ -43,7 +43,10 @@ inline AllReduceOptions all_reduce_options(const Call& call, int rank) {
   options.op = call.op;
   options.prescale = call.prescale;
   options.postscale = call.postscale;
-  if (!call.weights.empty()) options.weight = call.weights[static_cast<std::size_t>(rank)];
+  if (!call.weights.empty()) {
+    options.weight = call.weights[static_cast<std::size_t>(rank)];
+    options.gpu_sums = GpuSums::Exact;  // NCCL sums shares, also those of equal weights beside one of 0: other bits
+  }
   return options;
 }
 
