@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <ostream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -33,14 +34,22 @@ class UnderMpi : public ::testing::TestWithParam<Mpi> {
     if (!std::filesystem::exists(GetParam().mpirun)) GTEST_SKIP() << GetParam().mpirun << " is not installed";
   }
 
+  void TearDown() override {
+    for (const std::string& folder : folders_) std::filesystem::remove_all(folder);
+  }
+
   /// mpirun -np `ranks` `program`
-  static Child start(int ranks, const Words& program) {
+  Child start(int ranks, const Words& program) {
     const Mpi& mpi = GetParam();
     Words command = {mpi.mpirun};
     command.insert(command.end(), mpi.options.begin(), mpi.options.end());
     command.insert(command.end(), {"-np", std::to_string(ranks)});
     command.insert(command.end(), program.begin(), program.end());
-    return Child({std::move(command), {{"OMPI_MCA_btl", "self,vader"}}, {}});
+    // Jobs of Open MPI that begin at the same time fail to make one folder, of all jobs of the user on the host.
+    std::string folder = std::filesystem::temp_directory_path() / "cohort-mpi-XXXXXX";
+    if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    folders_.push_back(folder);
+    return Child({std::move(command), {{"OMPI_MCA_btl", "self,vader"}, {"OMPI_MCA_orte_tmpdir_base", folder}}, {}});
   }
 
   static Words with_env(const Words& variables, const Words& program) {
@@ -78,6 +87,9 @@ class UnderMpi : public ::testing::TestWithParam<Mpi> {
       EXPECT_EQ(count(job.output(), line), times) << line << " in " << job.output();
     }
   }
+
+ private:
+  std::vector<std::string> folders_;
 };
 
 TEST_P(UnderMpi, RanksMeetByThemselves) {
