@@ -24,18 +24,29 @@ void* GpuResult::allocate(std::span<const std::int64_t> shape) {
   try {
     const py::module_ torch = py::module_::import("torch");
     const py::object device = torch.attr("device")("cuda", device_.index);
-    py::object in_stream = py::none();
+    const auto make = [&] {
+      tensor_ = torch.attr("empty")(py::tuple(py::cast(std::vector<std::int64_t>(shape.begin(), shape.end()))),
+                                    py::arg("dtype") = torch.attr(std::string(to_string(dtype_)).c_str()),
+                                    py::arg("device") = device);
+    };
     // torch gives memory out for one stream: that in which the program goes on.
-    if (device_.stream != nullptr) {
+    if (device_.stream == nullptr) {
+      make();
+    } else {
       const py::object cuda = torch.attr("cuda");
       const auto address = reinterpret_cast<std::uintptr_t>(device_.stream);
-      in_stream = cuda.attr("stream")(cuda.attr("ExternalStream")(address, py::arg("device") = device));
+      const py::object in_stream =
+          cuda.attr("stream")(cuda.attr("ExternalStream")(address, py::arg("device") = device));
       in_stream.attr("__enter__")();
+      const auto leave = [&] { in_stream.attr("__exit__")(py::none(), py::none(), py::none()); };
+      try {
+        make();
+      } catch (...) {  // there may be no memory, and this thread makes more tensors
+        leave();
+        throw;
+      }
+      leave();
     }
-    tensor_ = torch.attr("empty")(py::tuple(py::cast(std::vector<std::int64_t>(shape.begin(), shape.end()))),
-                                  py::arg("dtype") = torch.attr(std::string(to_string(dtype_)).c_str()),
-                                  py::arg("device") = device);
-    if (!in_stream.is_none()) in_stream.attr("__exit__")(py::none(), py::none(), py::none());
     return reinterpret_cast<void*>(py::cast<std::uintptr_t>(tensor_.attr("data_ptr")()));
   } catch (const py::error_already_set& failed) {
     throw std::runtime_error(failed.what());

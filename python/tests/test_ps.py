@@ -386,13 +386,18 @@ else:
         print(client.worker, client.workers, set(table.pull(keys).ravel().tolist()), table.stats()["rows_of_servers"])
 """
 
+    def run_job(self, folder, text, *words, ranks=2, options=()):
+        """Of two servers, with this program."""
+        program = pathlib.Path(folder, "program.py")
+        program.write_text(text)
+        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "60", "-np", str(ranks)]
+        command += ["--servers", "2", *options, sys.executable, program, *words]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90)
+
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_servers_of_the_job_are_found(self):
-        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "60", "-np", "2", "--servers", "2"]
         with tempfile.TemporaryDirectory() as folder:
-            program = pathlib.Path(folder, "program.py")
-            program.write_text(self.PROGRAM)
-            done = subprocess.run([*command, sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=90)
+            done = self.run_job(folder, self.PROGRAM)
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = sorted(done.stdout.splitlines())
         self.assertRegex(lines[0], r"^0 2 \{30\.0\} \[\d+, \d+\]$")
@@ -419,15 +424,10 @@ else:
 
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_a_journal_of_the_job_before_is_set_aside(self):
-        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "60", "-np", "2", "--servers", "2"]
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "journals").mkdir()
-            program = pathlib.Path(folder, "program.py")
-            program.write_text(self.AGAIN)
             for how, status, value in (("dies", 3, "{2.0}"), ("ends", 0, "{2.0}"), ("ends", 0, "{2.0}")):
-                done = subprocess.run(
-                    [*command, sys.executable, program, how], cwd=folder, capture_output=True, text=True, timeout=90
-                )
+                done = self.run_job(folder, self.AGAIN, how)
                 self.assertEqual((done.returncode, done.stdout.split()), (status, [value] * 2), done.stderr)
             self.assertIn("server-1.journal is of an earlier job: it is", done.stderr)
             self.assertTrue(pathlib.Path(folder, "journals/server-1.journal.earlier").exists())
@@ -453,24 +453,16 @@ else:
 
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_a_server_that_ends_by_itself_is_not_waited_for(self):
-        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "50", "-np", "1", "--servers", "2"]
         with tempfile.TemporaryDirectory() as folder:
-            program = pathlib.Path(folder, "program.py")
-            program.write_text(self.ENDS)
-            done = subprocess.run([*command, sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=90)
+            done = self.run_job(folder, self.ENDS, ranks=1)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertRegex(done.stderr, r"PeerLost: parameter server 1 at .*: it has ended \(exit code 0 after .* s\)")
 
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_servers_without_a_program(self):
-        command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "60", "-np", "2", "--servers", "2"]
         served = f"{sys.executable} -m cohort.ps --memory 64M"
         with tempfile.TemporaryDirectory() as folder:
-            program = pathlib.Path(folder, "program.py")
-            program.write_text(self.PROGRAM)
-            done = subprocess.run(
-                [*command, "--server-program", served, sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=90
-            )
+            done = self.run_job(folder, self.PROGRAM, options=("--server-program", served))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(len(done.stdout.splitlines()), 2)
 

@@ -1,6 +1,6 @@
 // Carrying out operations of a GPU's memory: by the communicator where each rank has its part there. Ranks that have
 // joined have none, and integers are scaled on the host: there a batch goes by way of host memory, on all ranks.
-#include "comm/cuda/copy.h"
+#include "comm/cuda/driver.h"
 #include "named/engine_core.h"
 #include "named/integers.h"
 
@@ -28,7 +28,7 @@ void EngineCore::copy_over(const ConstBuffer& from, const Buffer& to) {
   if (to.device.type == DeviceType::CPU) {
     std::memmove(to.data, from.data, to.bytes());
   } else {
-    comm::cuda::copy_within(Gpu::at(to.device.index), to.data, from.data, to.bytes(), to.device.stream);
+    Gpu::at(to.device.index).copy_within(to.data, from.data, to.bytes(), to.device.stream);
   }
 }
 

@@ -49,9 +49,10 @@ class Pack:
         self._places = []
         for tensor, offset in zip(self._tensors, offsets):
             nbytes = tensor.numel() * tensor.element_size()
-            if nbytes == 0 or self._stage is None:
+            if nbytes == 0:
                 self._places.append(torch.empty(tensor.shape, dtype=tensor.dtype))
                 continue
+            assert self._stage is not None  # size is not 0
             self._places.append(self._stage[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
 
     def __len__(self) -> int:

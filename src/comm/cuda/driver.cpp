@@ -1,7 +1,5 @@
 #include "comm/cuda/driver.h"
 
-#include "comm/cuda/copy.h"
-
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -270,9 +268,14 @@ void Gpu::end_stream(Stream stream) noexcept {
   call.cuCtxPopCurrent_v2(&before);
 }
 
+void Gpu::copy_within(void* to, const void* from, std::size_t bytes, Stream stream) {
+  const InGpu here(*this);
+  check(library().call.cuMemcpyDtoDAsync_v2(address(to), address(from), bytes, stream), "cuMemcpyDtoDAsync");
+}
+
 void Gpu::zero(void* memory, std::size_t bytes, Stream stream) {
   const InGpu here(*this);
-  check(library().call.cuMemsetD8Async(reinterpret_cast<Address>(memory), 0, bytes, stream), "cuMemsetD8Async");
+  check(library().call.cuMemsetD8Async(address(memory), 0, bytes, stream), "cuMemsetD8Async");
 }
 
 void Gpu::put_after(Stream stream, const Mark& mark) {
@@ -305,11 +308,6 @@ void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline) {
       std::this_thread::sleep_for(pause);
     pause = std::min(pause + std::chrono::microseconds(1), kLongestPause);
   }
-}
-
-void copy_within(const Gpu& gpu, void* to, const void* from, std::size_t bytes, Stream stream) {
-  const InGpu here(gpu);
-  check(library().call.cuMemcpyDtoDAsync_v2(address(to), address(from), bytes, stream), "cuMemcpyDtoDAsync");
 }
 
 }  // namespace cohort::comm::cuda

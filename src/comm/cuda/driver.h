@@ -58,6 +58,8 @@ class Gpu {
   /// One that does not wait for the default stream.
   Stream make_stream();
   void end_stream(Stream stream) noexcept;
+  /// From this GPU's memory into this GPU's, in the stream.
+  void copy_within(void* to, const void* from, std::size_t bytes, Stream stream);
   /// Makes the memory zero, in the stream.
   void zero(void* memory, std::size_t bytes, Stream stream);
   /// What the stream is given from now on comes after the mark.

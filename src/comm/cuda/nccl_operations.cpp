@@ -52,7 +52,8 @@ class Launch {
       : world_(world),
         call_(world.nccl.call),
         request_(request),
-        in_(static_cast<const std::byte*>(world.share == 0.0 ? request.output : request.input)),
+        in_(static_cast<const std::byte*>(world.shares != nullptr && world.shares->share() == 0 ? request.output
+                                                                                                : request.input)),
         out_(static_cast<std::byte*>(request.output)) {}
 
   NcclResult run() {
@@ -109,17 +110,7 @@ class Launch {
 
   void reduce() {
     const Element element = element_of(request_.dtype).value_or(Element{NcclType::UInt8, 1});
-    if (!world_.share) return reduce(element, op_of(request_.op));
-    NcclOp op = NcclOp::Sum;
-    float single = static_cast<float>(*world_.share);
-    double share = *world_.share;
-    void* const scalar = element.type == NcclType::Float32 ? static_cast<void*>(&single) : &share;
-    note(call_.ncclRedOpCreatePreMulSum(&op, scalar, element.type, kScalarOfHost, world_.comm));
-    if (result_ != NcclResult::Success) return;
-    reduce(element, op);
-    note(call_.ncclRedOpDestroy(op, world_.comm));
-  }
-  void reduce(Element element, NcclOp op) {
+    const NcclOp op = world_.shares != nullptr ? world_.shares->of(element.type) : op_of(request_.op);
     const auto count =
         static_cast<std::size_t>(request_.kind == Kind::ReduceScatter ? request_.output_count : request_.input_count) *
         element.count;
@@ -181,6 +172,21 @@ class Launch {
 };
 
 }  // namespace
+
+ShareSums::ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept : nccl_(nccl), comm_(comm), share_(share) {
+  const auto make = [this](NcclOp& op, void* factor, NcclType type) {
+    return nccl_.call.ncclRedOpCreatePreMulSum(&op, factor, type, kScalarOfHost, comm_);
+  };
+  auto single = static_cast<float>(share);
+  result_ = make(single_, &single, NcclType::Float32);
+  if (result_ == NcclResult::Success) result_ = make(double_, &share, NcclType::Float64);
+}
+
+ShareSums::~ShareSums() {
+  for (const NcclOp op : {single_, double_}) {
+    if (op != NcclOp::Sum) nccl_.call.ncclRedOpDestroy(op, comm_);
+  }
+}
 
 bool has_sum(const Request& request) noexcept {
   if (!is_reduction(request.kind) || !element_of(request.dtype) || request.bf16_wire || request.prescale != 1 ||

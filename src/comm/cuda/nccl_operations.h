@@ -5,8 +5,6 @@
 #include "comm/cuda/nccl.h"
 #include "comm/request.h"
 
-#include <optional>
-
 namespace cohort::comm::cuda {
 
 /// A reduction that NCCL has, but for the order in which elements are folded: not those of types it lacks, nor bit
@@ -16,15 +14,37 @@ bool has_sum(const Request& request) noexcept;
 /// An operation that moves data, of whatever type.
 bool has_move(Kind kind) noexcept;
 
+/// Sums of what each rank brings times its share of a weighted average, on a communicator: made before a group of
+/// NCCL's operations, and there until the group has been carried out.
+class ShareSums {
+ public:
+  ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept;
+  ~ShareSums();
+  ShareSums(const ShareSums&) = delete;
+  ShareSums& operator=(const ShareSums&) = delete;
+
+  /// Of making them.
+  NcclResult result() const noexcept { return result_; }
+  double share() const noexcept { return share_; }
+  /// Of a type that has_shares.
+  NcclOp of(NcclType type) const noexcept { return type == NcclType::Float32 ? single_ : double_; }
+
+ private:
+  const Nccl& nccl_;
+  const NcclComm comm_;
+  const double share_;
+  NcclOp single_ = NcclOp::Sum, double_ = NcclOp::Sum;
+  NcclResult result_;
+};
+
 struct NcclWorld {
   const Nccl& nccl;
   NcclComm comm = nullptr;
   Stream stream = nullptr;
   int rank = 0;
   int size = 1;
-  /// This rank's share of a weighted average, whose inputs are multiplied by it. 0: its output is zero already, and
-  /// what it brings.
-  std::optional<double> share = {};
+  /// Of a weighted average. Where this rank's share is 0, its output is zero already, and what it brings.
+  const ShareSums* shares = nullptr;
 };
 /// Gives it to NCCL; between ncclGroupStart and ncclGroupEnd.
 NcclResult launch(const NcclWorld& world, const Request& request);

@@ -133,11 +133,13 @@ void NcclPlane::carry_out(std::span<const Request> together, std::optional<doubl
     // A rank of no weight: what it brings is not read.
     if (share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
   }
+  std::optional<ShareSums> shares;
   {
     const InGpu here(*gpu_);
+    if (share) check(shares.emplace(*nccl_, comm_, *share).result(), what);
     check(call.ncclGroupStart(), what);
     NcclResult given = NcclResult::Success;
-    const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, share};
+    const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, shares ? &*shares : nullptr};
     for (const Request& request : together) {
       given = launch(world, request);
       if (given != NcclResult::Success && given != NcclResult::InProgress) break;

@@ -23,6 +23,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -140,7 +141,7 @@ struct Comm {
   std::vector<Step> sends, others;
   void* stream = nullptr;
   int questions = 0;
-  std::map<int, double> factors;  // of the operations that were made
+  std::map<int, double> factors;  // of the operations that were made; under the mutex
 };
 
 /// All ranks' elements [begin, end), as one.
@@ -233,12 +234,23 @@ void end(Comm* comm) {
   delete comm;
 }
 
-/// What a rank brings to a sum: its elements, or their products with the operation's factor.
-void bring(const Comm& comm, const std::byte* from, std::size_t count, NcclType type, std::optional<double> factor) {
+/// What a rank brings to a sum: its elements, or their products with the operation's factor. False: there is no such
+/// operation any more.
+bool bring(Comm& comm, const std::byte* from, std::size_t count, NcclType type, std::optional<int> made) {
+  std::optional<double> factor;
+  if (made) {
+    const std::lock_guard lock(comm.mutex);
+    const auto found = comm.factors.find(*made);
+    if (found == comm.factors.end()) {
+      comm.state = kRemoteError;
+      return false;
+    }
+    factor = found->second;
+  }
   const Element element = element_of(type);
   std::byte* const to = comm.input(comm.own());
   if (count > 0) std::memcpy(to, from, count * element.bytes);
-  if (!factor || count == 0) return;
+  if (!factor) return true;
   for (std::size_t i = 0; i < count; ++i) {
     if (type == NcclType::Float32) {
       reinterpret_cast<float*>(to)[i] *= static_cast<float>(*factor);
@@ -246,24 +258,19 @@ void bring(const Comm& comm, const std::byte* from, std::size_t count, NcclType 
       reinterpret_cast<double*>(to)[i] *= *factor;
     }
   }
+  return true;
 }
 
 NcclResult reduce(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, int root, void* comm,
                   void* stream) {
-  std::optional<double> factor;
-  if (static_cast<int>(op) >= kFirstMade) {
-    const auto found = static_cast<Comm*>(comm)->factors.find(static_cast<int>(op));
-    if (found == static_cast<Comm*>(comm)->factors.end()) return kInvalidArgument;
-    factor = found->second;
-    op = NcclOp::Sum;
-  }
+  std::optional<int> made;
+  if (static_cast<int>(op) >= kFirstMade) made = static_cast<int>(std::exchange(op, NcclOp::Sum));
   const std::size_t bytes = count * element_of(type).bytes;
   const bool gets = root < 0 || root == static_cast<Comm*>(comm)->rank;
   std::byte *in = nullptr, *out = nullptr;
   if (bytes > kRoom || !reachable(from, bytes, in) || (gets && !reachable(to, bytes, out))) return kInvalidArgument;
   return add(comm, stream, false, [=](Comm& own) {
-    bring(own, in, count, type, factor);
-    if (!own.meet()) return false;
+    if (!bring(own, in, count, type, made) || !own.meet()) return false;
     const std::size_t begin = count * own.own() / own.ranks();
     fold(own, type, op, begin, count * (own.own() + 1) / own.ranks(), own.result() + begin * element_of(type).bytes);
     if (!own.meet()) return false;
@@ -359,7 +366,9 @@ NcclResult ncclReduce(const void* from, void* to, std::size_t count, NcclType ty
   return reduce(from, to, count, type, op, root, comm, stream);
 }
 NcclResult ncclRedOpCreatePreMulSum(NcclOp* op, void* scalar, NcclType type, int residence, void* comm) {
+  if (group.depth > 0) return kInvalidUsage;
   if (residence != 1 || (type != NcclType::Float32 && type != NcclType::Float64)) return kInvalidArgument;
+  const std::lock_guard lock(static_cast<Comm*>(comm)->mutex);
   auto& factors = static_cast<Comm*>(comm)->factors;
   const int number = factors.empty() ? kFirstMade : factors.rbegin()->first + 1;
   factors[number] = type == NcclType::Float32 ? *static_cast<float*>(scalar) : *static_cast<double*>(scalar);
@@ -367,6 +376,8 @@ NcclResult ncclRedOpCreatePreMulSum(NcclOp* op, void* scalar, NcclType type, int
   return NcclResult::Success;
 }
 NcclResult ncclRedOpDestroy(NcclOp op, void* comm) {
+  if (group.depth > 0) return kInvalidUsage;
+  const std::lock_guard lock(static_cast<Comm*>(comm)->mutex);
   return static_cast<Comm*>(comm)->factors.erase(static_cast<int>(op)) == 1 ? NcclResult::Success : kInvalidArgument;
 }
 NcclResult ncclReduceScatter(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, void* comm,
