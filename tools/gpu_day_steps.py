@@ -38,6 +38,7 @@ class Day:
         self.pretended = arguments.pretended
         self.only = arguments.only
         self.end = time.monotonic() + 60 * arguments.minutes
+        self.longest = arguments.step_seconds
         self.rows = []
         self.gpus = 0
         self.folder = tempfile.TemporaryDirectory(prefix="gpu-day-")  # jobs leave their logs where they run
@@ -56,7 +57,7 @@ class Day:
 
     def run(self, words, limit, environment=None):
         """The output of a program that ends well, within so many seconds; else Failed, which has it as well."""
-        limit = min(limit, self.end - time.monotonic())
+        limit = min(limit, self.longest, self.end - time.monotonic())
         process = subprocess.Popen(
             [str(word) for word in words],
             env=dict(self.environment, **(environment or {})),
@@ -157,6 +158,29 @@ SHARING = {
 }
 
 
+@contextlib.contextmanager
+def at_the_same_time(day):
+    """Kernels of ranks that share a GPU run at the same time while it lives, where the driver has its service for that
+    (MPS); else they take turns, which NCCL's, that wait for each other, do slowly."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if day.pretended or not control:
+        yield
+        return
+    folder = pathlib.Path(day.folder.name) / "mps"
+    folder.mkdir()
+    own = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
+    quiet = {"env": dict(os.environ, **own), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 20}
+    started = subprocess.run([control, "-d"], stdin=subprocess.DEVNULL, **quiet, check=False).returncode
+    print(f"\nRanks that share a GPU: {control} -d ended with {started}.", flush=True)
+    SHARING.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            del SHARING[name]
+        subprocess.run([control], input=b"quit\n", **quiet, check=False)
+
+
 def layouts(day, all_ranks):
     """(words, ranks, environment) of each number of ranks, with a GPU each and on one."""
     for ranks in all_ranks:
@@ -170,7 +194,8 @@ def trials(day, environment):
     own = dict(environment, COHORT_TEST_WORLD="local", COHORT_TEST_DEVICE="cuda")
     if not day.pretended:
         own["COHORT_GPU_SUMS"] = "exact"  # the real NCCL has bits of its own
-    filters = "*OnThreads*/1:*OnThreads*/3" if day.pretended else "*OnThreads*"
+    # Each of more ranks makes NCCL take memory of the GPU for all the others.
+    filters = "*OnThreads*/1:*OnThreads*/3" if day.pretended else "Ranks/OnThreads*"
     return day.run([day.build / "bin" / "comm_tests", f"--gtest_filter={filters}"], 150, own)
 
 
@@ -289,15 +314,20 @@ def try_all(day):
     day.step("tests over GPUs", gpu_tests, day)
     day.step("all trials, by way of the host's memory", trials, day, {"COHORT_NCCL": "off"})
     day.step("all trials on one GPU, by NCCL where it can", trials, day, SHARING)
+    with at_the_same_time(day):
+        try_sums_and_training(day)
+    for name, ranks, environment in layouts(day, (2,)):
+        day.step(f"abort while hanging: {name}", harm, day, ranks, environment, "abort")
+    for name, ranks, environment in layouts(day, (2, 4)):
+        day.step(f"from kill to named error: {name}", harm, day, ranks, environment, "kill")
+
+
+def try_sums_and_training(day):
     bytes_of_sums = str((1 if day.pretended else 64) << 20)
     for name, ranks, environment in layouts(day, (2, 4)):
         day.step(f"bits of sums: {name}", peer, day, ranks, environment, "bits", bytes_of_sums)
     for name, ranks, environment in layouts(day, (2, 4)):
         day.step(f"fast sums of all types: {name}", all_types, day, ranks, environment)
-    for name, ranks, environment in layouts(day, (2,)):
-        day.step(f"abort while hanging: {name}", harm, day, ranks, environment, "abort")
-    for name, ranks, environment in layouts(day, (2, 4)):
-        day.step(f"from kill to named error: {name}", harm, day, ranks, environment, "kill")
     for way in ("world", "nn", "horovod", "distributed"):
         day.step(f"training: {way}", training, day, way)
     for name, ranks, environment in layouts(day, (2,)):

@@ -11,6 +11,7 @@ Rank 0 prints JSON.
 """
 
 import json
+import os
 import pathlib
 import statistics
 import sys
@@ -29,7 +30,7 @@ STEPS = 40
 
 
 def own_device():
-    device = torch.device("cuda", 0 if PRETENDED else cohort.local_rank() % torch.cuda.device_count())
+    device = torch.device("cuda", 0 if PRETENDED else int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     if not PRETENDED:
         torch.cuda.set_device(device)
     return device
