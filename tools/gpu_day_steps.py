@@ -248,6 +248,13 @@ def training(day, way):
     return "\n".join(lines)
 
 
+def arrays(day, ranks, environment):
+    """JAX takes most of the GPU's memory for itself unless it is told not to."""
+    own = dict(environment, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    text = day.run(day.job(ranks, *training_words(day, "arrays")), 120, own)
+    return json.loads(re.search(r'\{"how".*\}', text)[0])["how"]
+
+
 def training_times(day, ranks, environment):
     text = day.run(day.job(ranks, *training_words(day, "times")), 200, environment)
     told = json.loads(re.search(r'\{"ranks".*\}', text)[0])
@@ -331,6 +338,8 @@ def try_sums_and_training(day):
     for way in ("world", "nn", "horovod", "distributed"):
         day.step(f"training: {way}", training, day, way)
     for name, ranks, environment in layouts(day, (2,)):
+        if not day.pretended:
+            day.step(f"arrays of CuPy and JAX: {name}", arrays, day, ranks, environment)
         day.step(f"training, times: {name}", training_times, day, ranks, environment)
     bytes_staged = str((4 if day.pretended else 256) << 20)
     for name, ranks, environment in layouts(day, (1, 2)):
