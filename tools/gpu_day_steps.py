@@ -17,6 +17,8 @@ TOOLS = pathlib.Path(__file__).resolve().parent
 # Those of comm_gpu_tests that ask nothing of the pretended libraries.
 TESTS = ("GroupsAndSingles*", "MessagesAreDone*", "ResultsAreLookedAt*", "MixedWorlds*", "AHangingStream*")
 KEPT_LINES = 60  # of a step's output, from its end
+# Of Python's tests, those of 2 ranks with tensors of "cuda".
+PYTHON_TESTS = ("nn", "torch", "torch_training", "distributed", "checkpoint")
 PATIENCE = 5.0  # seconds, with what was asked to end
 NAMED_WITHIN = 1.0  # seconds from a rank's end to the error that names it (docs/reference/gpu.md)
 
@@ -48,12 +50,14 @@ class Day:
         paths.append(str(self.build / "lib"))
         self.environment = dict(
             os.environ,
-            COHORT_PRETENDED_CUDA_TENSORS=str(self.build / "pretended" / "libpretended_cuda_tensors.so"),
             LD_LIBRARY_PATH=":".join(paths),
             PYTHONPATH=str(self.build / "python"),
             PYTHONDONTWRITEBYTECODE="1",
             COHORT_LOG="warn,comm=info",  # whether NCCL is used, and why not
         )
+        if self.pretended:
+            tensors = self.build / "pretended" / "libpretended_cuda_tensors.so"
+            self.environment["COHORT_PRETENDED_CUDA_TENSORS"] = str(tensors)
 
     def run(self, words, limit, environment=None):
         """The output of a program that ends well, within so many seconds; else Failed, which has it as well."""
@@ -163,8 +167,8 @@ def at_the_same_time(day):
     """Kernels of ranks that share a GPU run at the same time while it lives, where the driver has its service for that
     (MPS); else they take turns, which NCCL's, that wait for each other, do slowly."""
     control = shutil.which("nvidia-cuda-mps-control")
-    if day.pretended or not control:
-        yield
+    if day.pretended or not control or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield  # there is no need for it, or no way, or somebody has begun it
         return
     folder = pathlib.Path(day.folder.name) / "mps"
     folder.mkdir()
@@ -202,6 +206,24 @@ def trials(day, environment):
 def gpu_tests(day):
     filters = ":".join(f"OnGpus.{name}" for name in TESTS)
     return day.run([day.build / "bin" / "comm_gpu_tests", f"--gtest_filter={filters}"], 90, {"COHORT_NCCL": "off"})
+
+
+def python_tests(day, environment):
+    """The suite runs them over what pretends."""
+    own = dict(environment, PYTHONPATH=f"{day.environment['PYTHONPATH']}:{TOOLS.parent / 'python' / 'tests'}")
+    own["OMP_NUM_THREADS"] = "1"
+    names = [f"test_{name}_on_gpus" for name in PYTHON_TESTS]
+    failed, told = [], []
+    for name in names:
+        try:
+            text = day.run(day.job(2, sys.executable, "-m", "unittest", name), 120, own)
+            told += [f"{name}: {line}" for line in re.findall(r"(?:Ran|OK).*", text)]
+        except Failed as error:
+            failed.append(name)
+            told.append(f"{name}: {error}")
+    if failed:
+        raise Failed(", ".join(failed) + "\n" + "\n".join(told))
+    return "\n".join(told)
 
 
 def peer(day, ranks, environment, *words):
@@ -337,6 +359,9 @@ def try_sums_and_training(day):
         day.step(f"fast sums of all types: {name}", all_types, day, ranks, environment)
     for way in ("world", "nn", "horovod", "distributed"):
         day.step(f"training: {way}", training, day, way)
+    if not day.pretended:
+        day.step("Python's tests on one GPU, by NCCL where it can", python_tests, day, SHARING)
+        day.step("Python's tests, by way of the host's memory", python_tests, day, {"COHORT_NCCL": "off"})
     for name, ranks, environment in layouts(day, (2,)):
         if not day.pretended:
             day.step(f"arrays of CuPy and JAX: {name}", arrays, day, ranks, environment)
