@@ -16,7 +16,7 @@ import time
 TOOLS = pathlib.Path(__file__).resolve().parent
 # Those of comm_gpu_tests that ask nothing of the pretended libraries.
 TESTS = ("GroupsAndSingles*", "MessagesAreDone*", "ResultsAreLookedAt*", "MixedWorlds*", "AHangingStream*")
-KEPT_LINES = 60  # of a step's output, from its end
+KEPT_LINES = 80  # of a step's output, from its end
 # Of Python's tests, those of 2 ranks with tensors of "cuda".
 PYTHON_TESTS = ("nn", "torch", "torch_training", "distributed", "checkpoint")
 PATIENCE = 5.0  # seconds, with what was asked to end
@@ -220,7 +220,8 @@ def python_tests(day, environment):
             told += [f"{name}: {line}" for line in re.findall(r"(?:Ran|OK).*", text)]
         except Failed as error:
             failed.append(name)
-            told.append(f"{name}: {error}")
+            lines = re.findall(r"^it took .*|.*(?:(?:FAIL|ERROR): |Error\b|tests/test_|Ran \d).*", str(error), re.MULTILINE)
+            told += [f"{name}: {line[:300]}" for line in lines[:40]]
     if failed:
         raise Failed(", ".join(failed) + "\n" + "\n".join(told))
     return "\n".join(told)
@@ -279,11 +280,11 @@ def arrays(day, ranks, environment):
 
 def training_times(day, ranks, environment):
     text = day.run(day.job(ranks, *training_words(day, "times")), 200, environment)
-    told = json.loads(re.search(r'\{"ranks".*\}', text)[0])
     lines = []
-    for model in ("convolutions", "attention"):
-        for way, milliseconds in told[model].items():
-            lines.append(f"{model}, {way}: {milliseconds if isinstance(milliseconds, str) else f'{milliseconds:.2f} ms a step'}")
+    for told in map(json.loads, re.findall(r'\{"ranks".*\}', text)):
+        for way, milliseconds in told["ways"].items():
+            took = milliseconds if isinstance(milliseconds, str) else f"{milliseconds:.2f} ms a step"
+            lines.append(f"{told['model']}, {way}: {took}")
     return "\n".join(lines)
 
 

@@ -28,10 +28,11 @@ class Case(unittest.TestCase):
         """What a rank brings; sums of it are exact in each type."""
         return (torch.arange(count) % 5 + rank + 1).to(dtype)
 
-    def alike(self, call, by_nccl=True):
+    def alike(self, call, by_nccl=True, within=0.0):
         """`call` is given the device, and returns tensors.
 
         by_nccl   whether NCCL carries out what it calls; None: some of it
+        within    of values that a real GPU sums in another order than the CPU
         """
         expected = call(torch.device("cpu"))
         before = cuda_support.operations_of_nccl()
@@ -42,7 +43,8 @@ class Case(unittest.TestCase):
         self.assertEqual(len(found), len(expected))
         for one, other in zip(found, expected):
             self.assertEqual((one.device, one.dtype, one.shape), (GPU, other.dtype, other.shape))
-            self.assertTrue(torch.equal(one.cpu(), other), f"{one.cpu()} is not {other}")
+            within = 0.0 if cuda_support.PRETENDED else within
+            torch.testing.assert_close(one.cpu(), other, rtol=within, atol=within)
 
 
 class Reductions(Case):
@@ -382,7 +384,7 @@ class Training(Case):
                 model._register_builtin_comm_hook(hook)
             elif hook is not None:
                 model.register_comm_hook(None, hook)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
             for _ in range(3):
                 optimizer.zero_grad()
                 model(inputs.to(device)).square().sum().backward()
@@ -401,7 +403,8 @@ class Training(Case):
             *([{"static_graph": True}, {"find_unused_parameters": True}] if TORCH >= (2, 0) else []),
         ):
             with self.subTest(**options):
-                self.alike(lambda device, options=options: train(device, **options))
+                # Halves may be rounded the other way.
+                self.alike(lambda device, options=options: train(device, **options), within=5e-3)
 
 
 if __name__ == "__main__":
