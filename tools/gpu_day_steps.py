@@ -344,6 +344,8 @@ def try_all(day):
     day.step("tests over GPUs", gpu_tests, day)
     day.step("all trials, by way of the host's memory", trials, day, {"COHORT_NCCL": "off"})
     day.step("all trials on one GPU, by NCCL where it can", trials, day, SHARING)
+    bytes_folded = str((1 if day.pretended else 256) << 20)
+    day.step("kernels that fold: bits and GB/s", peer, day, 1, {}, "folds", bytes_folded)
     with at_the_same_time(day):
         try_sums_and_training(day)
     for name, ranks, environment in layouts(day, (2,)):

@@ -89,7 +89,7 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
 }
 
 /// What rank 0 logs where rank 1 has something else, and all go by staging.
-std::string said_where(const char* variable, const char* value) {
+std::string said_where(const char* variable, const char* value, const AllReduceOptions& options = {}) {
   Processes world(2);
   for (int rank = 0; rank < 2; ++rank) {
     world.start_rank(rank, [&, rank]() -> std::string {
@@ -97,7 +97,7 @@ std::string said_where(const char* variable, const char* value) {
       ::testing::internal::CaptureStderr();
       Communicator comm = Processes::form(world.form_options(rank));
       const Floats sum(comm, {1, 2}, rank);
-      for (int i = 0; i < 2; ++i) comm.all_reduce(sum.buffer()).wait();
+      for (int i = 0; i < 2; ++i) comm.all_reduce(sum.buffer(), options).wait();
       EXPECT_EQ(sum.values(), (std::vector<float>{4, 8}));
       EXPECT_EQ(count_of("pretended_nccl_operations"), 0);
       return ::testing::Test::HasFailure() ? "failed" : ::testing::internal::GetCapturedStderr();
@@ -122,6 +122,12 @@ TEST(GpuProcesses, WithAnOldNcclOnOneRankAllGoByStaging) {
 TEST(GpuProcesses, WithDifferentVersionsAllGoByStaging) {
   const std::string said = said_where("PRETENDED_NCCL_VERSION", "22809");
   EXPECT_TRUE(has(said, "has NCCL 2.30.7 and rank 1") && has(said, "has 2.28.9")) << said;
+}
+
+TEST(GpuProcesses, WithoutKernelsOnOneRankAllSumsThatAreNotNcclsGoByStaging) {
+  const std::string said = said_where("PRETENDED_CUDA_KERNELS", "0", {.gpu_sums = GpuSums::Exact});
+  EXPECT_TRUE(has(said, "rank 1 cannot fold on its GPU: kernels for cuda:1: pretended failure (error 218)")) << said;
+  EXPECT_EQ(said.find("cannot fold"), said.rfind("cannot fold")) << said;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "comm/finite_check.h"
 
 #include <algorithm>
+#include <functional>
 #include <new>
 #include <utility>
 #include <vector>
@@ -19,6 +20,11 @@ constexpr auto kLooking = 500ms;  // after NCCL's error, for the ranks to find o
 std::string text_of(const Request& request) {
   const std::int64_t count = std::max(request.input_count, request.output_count);
   return fmt::format("{}({}[{}]) of a GPU's memory", name_of(request.kind), to_string(request.dtype), count);
+}
+
+/// A reduction whose elements are exchanged and folded by us: NCCL lacks it, or does it otherwise than the CPU.
+bool is_folded(const Request& request, const Round& round) noexcept {
+  return is_reduction(request.kind) && (!request.fast || (!round.shares.empty() && !has_shares(request.dtype)));
 }
 
 struct HeapBlock final : MemoryBlock {
@@ -64,8 +70,11 @@ class NcclPlane::Call final : public Direct {
   const StreamMarks marks_;
 };
 
+const NcclPlane::Call& NcclPlane::call_of(const Request& request) { return static_cast<const Call&>(*request.direct); }
+
 bool NcclPlane::may_take(const Request& request) const noexcept {
-  return placement_.size > 1 && (is_reduction(request.kind) ? request.fast : has_move(request.kind));
+  if (placement_.size == 1) return false;
+  return is_reduction(request.kind) ? request.fast || ExactSums::has(request) : has_move(request.kind);
 }
 
 std::shared_ptr<Direct> NcclPlane::call(const Request& request) {
@@ -104,13 +113,12 @@ bool NcclPlane::run(std::span<const Request> together, const Round& round, Direc
   const auto may_be_code = [](const Request& request) { return may_be_object(request.dtype); };
   const bool several_hosts = placement_.local_size < placement_.size;
   if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return false;
-  std::optional<double> share;
-  if (!round.shares.empty()) {
-    const auto has = [](const Request& request) { return has_shares(request.dtype); };
-    if (!std::all_of(together.begin(), together.end(), has)) return false;
-    share = round.shares[static_cast<std::size_t>(placement_.rank)];
+  std::vector<Request> sums;
+  for (const Request& request : together) {
+    if (is_folded(request, round)) sums.push_back(request);
   }
-  carry_out(together, share, ranks);
+  if (!sums.empty() && !can_fold(sums, ranks)) return false;
+  carry_out(together, round, ranks);
   return true;
 }
 
@@ -119,43 +127,85 @@ void NcclPlane::give_up() noexcept {
   end_comm(false);
 }
 
-void NcclPlane::carry_out(std::span<const Request> together, std::optional<double> share, Direct::Ranks& ranks) {
-  const NcclFunctions& call = nccl_->call;
+struct NcclPlane::Waiting {
+  std::span<const Request> together;
+  Direct::Ranks& ranks;
+  /// Given what NCCL says of itself.
+  std::function<bool(NcclResult)> over;
+};
+
+void NcclPlane::carry_out(std::span<const Request> together, const Round& round, Direct::Ranks& ranks) {
   const std::string what = text_of(together.front());
   if (comm_ == nullptr) raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
-  const auto call_of = [](const Request& request) -> const Call& { return static_cast<const Call&>(*request.direct); };
+  std::optional<double> share;
+  std::vector<const Request*> operations;
+  std::vector<Request> sums;
   for (const Request& request : together) {
     const Call& own = call_of(request);
     if (&own.gpu() != gpu_)
       raise(ErrorCode::InvalidArgument, "{} failed -- {} -- its buffers are on cuda:{}", what, where(),
             own.gpu().index());
     own.put_before(stream_);
+    if (is_folded(request, round)) {
+      sums.push_back(request);
+      continue;
+    }
+    operations.push_back(&request);
+    if (round.shares.empty()) continue;
+    share = round.shares[static_cast<std::size_t>(placement_.rank)];
     // A rank of no weight: what it brings is not read.
     if (share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
   }
   std::optional<ShareSums> shares;
-  {
+  if (share) {
     const InGpu here(*gpu_);
-    if (share) check(shares.emplace(*nccl_, comm_, *share).result(), what);
-    check(call.ncclGroupStart(), what);
-    NcclResult given = NcclResult::Success;
-    const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, shares ? &*shares : nullptr};
-    for (const Request& request : together) {
-      given = launch(world, request);
-      if (given != NcclResult::Success && given != NcclResult::InProgress) break;
-    }
-    const NcclResult ended = call.ncclGroupEnd();
-    check(given, what);
-    check(ended, what);
+    check(shares.emplace(*nccl_, comm_, *share).result(), what);
   }
+  std::vector<ExactStep> steps;
+  if (!sums.empty()) {
+    void* const scratch = scratch_.back().memory;
+    steps = ExactSums(world_, round).plan(sums, static_cast<std::byte*>(scratch));
+  }
+  for (std::size_t number = 0; number < std::max<std::size_t>(steps.size(), 1); ++number) {
+    const ExactStep* const step = number < steps.size() ? &steps[number] : nullptr;
+    give(number == 0 ? operations : std::span<const Request* const>(), shares ? &*shares : nullptr, step, what);
+    // What NCCL is given is in the stream once it is no longer in progress.
+    wait_for({together, ranks, [](NcclResult state) { return state == NcclResult::Success; }});
+    if (step == nullptr) continue;
+    for (const ExactFold& fold : step->folds) folds_->fold(fold.bound(), stream_);
+  }
+  const MarkPtr done = gpu_->mark(stream_);
+  wait_for({together, ranks, [&](NcclResult) { return gpu_->passed(*done); }});
+  look_at_results(together, ranks.deadline() + kGrace);
+  // A rank that is done may leave; so nobody is before all are.
+  ranks.meet();
+}
+
+void NcclPlane::give(std::span<const Request* const> operations, const ShareSums* shares, const ExactStep* step,
+                     std::string_view what) {
+  const NcclFunctions& call = nccl_->call;
+  const InGpu here(*gpu_);
+  check(call.ncclGroupStart(), what);
+  NcclResult given = NcclResult::Success;
+  const auto is_going = [&] { return given == NcclResult::Success || given == NcclResult::InProgress; };
+  const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, shares};
+  for (const Request* const request : operations) {
+    if (is_going()) given = launch(world, *request);
+  }
+  if (step != nullptr && is_going()) given = launch(world, *step);
+  const NcclResult ended = call.ncclGroupEnd();
+  check(given, what);
+  check(ended, what);
+}
+
+void NcclPlane::wait_for(const Waiting& waiting) {
+  Direct::Ranks& ranks = waiting.ranks;
+  const std::string what = text_of(waiting.together.front());
   Patience patience(ranks);
-  MarkPtr done;
   std::optional<Clock::time_point> failing;
   for (;;) {
     const NcclResult state = state_of_comm();
-    // What NCCL is given is in the stream once it is no longer in progress.
-    if (!done && state == NcclResult::Success) done = gpu_->mark(stream_);
-    if (done && gpu_->passed(*done)) break;
+    if (waiting.over(state)) return;
     const auto now = Clock::now();
     if (state != NcclResult::Success && state != NcclResult::InProgress) {
       // NCCL sees that a connection is broken before it is known that a rank has died: then that rank is named.
@@ -163,7 +213,7 @@ void NcclPlane::carry_out(std::span<const Request> together, std::optional<doubl
       if (now - *failing >= kLooking) check(state, what);
     }
     if (const auto deadline = ranks.deadline(); now >= deadline) {
-      for (const Request& request : together) {
+      for (const Request& request : waiting.together) {
         if (call_of(request).reached()) continue;
         raise(ErrorCode::Timeout,
               "{} timed out -- {} -- its stream has not come to the operation by the deadline -- a kernel before it "
@@ -180,9 +230,6 @@ void NcclPlane::carry_out(std::span<const Request> together, std::optional<doubl
     }
     patience.step();
   }
-  look_at_results(together, ranks.deadline() + kGrace);
-  // A rank that is done may leave; so nobody is before all are.
-  ranks.meet();
 }
 
 /// Where somebody asks whether results are finite, they are read on the host.

@@ -1,10 +1,13 @@
 // A communicator's collectives of GPU memory over NCCL, where all its ranks have it: one communicator of NCCL's, made
-// with the first operation that NCCL may carry out, and a stream of its own. `may_take` and `call` in the thread that
-// calls the communicator, the rest one thread at a time. Where NCCL does not serve, all ranks go by staging.
+// with the first operation that NCCL may carry out, and a stream of its own. What NCCL does not sum as the CPU does is
+// exchanged by it and folded by kernels of ours. `may_take` and `call` in the thread that calls the communicator, the
+// rest one thread at a time. Where NCCL does not serve, all ranks go by staging.
 #pragma once
 
 #include "comm/communicator_impl.h"
 #include "comm/cuda/cards.h"
+#include "comm/cuda/exact_sums.h"
+#include "comm/cuda/fold_launcher.h"
 #include "comm/cuda/nccl_operations.h"
 #include "comm/cuda/staging.h"
 #include "comm/direct.h"
@@ -16,6 +19,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace cohort::comm::cuda {
 
@@ -23,7 +27,9 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
  public:
   using Clock = Direct::Clock;
 
-  explicit NcclPlane(cluster::Placement placement) : placement_(std::move(placement)) {}
+  /// `hosts`: by rank; empty: all are on one.
+  NcclPlane(cluster::Placement placement, std::vector<int> hosts)
+      : placement_(std::move(placement)), world_{placement_.rank, placement_.size, std::move(hosts)} {}
   ~NcclPlane();
   NcclPlane(const NcclPlane&) = delete;
   NcclPlane& operator=(const NcclPlane&) = delete;
@@ -42,10 +48,24 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
 
  private:
   enum class State { Unknown, Nccl, Staging, Broken };
+  enum class Folding { Unknown, Known, None };
+  struct Scratch {
+    void* memory;
+    std::size_t bytes;
+  };
   class Call;
 
+  struct Waiting;
+
   Start start(const NcclId& id, Direct::Ranks& ranks);
-  void carry_out(std::span<const Request> together, std::optional<double> share, Direct::Ranks& ranks);
+  /// Kernels, and scratch memory for these sums. False: some rank lacks them.
+  bool can_fold(std::span<const Request> sums, Direct::Ranks& ranks);
+  void carry_out(std::span<const Request> together, const Round& round, Direct::Ranks& ranks);
+  /// Gives a step to NCCL, with the operations that are NCCL's own.
+  void give(std::span<const Request* const> operations, const ShareSums* shares, const ExactStep* step,
+            std::string_view what);
+  void wait_for(const Waiting& waiting);
+  static const Call& call_of(const Request& request);
   void check(NcclResult result, std::string_view what) const;
   void look_at_results(std::span<const Request> together, Clock::time_point deadline);
   NcclResult state_of_comm() const;
@@ -53,12 +73,17 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   std::string where() const;
 
   const cluster::Placement placement_;
+  const ExactWorld world_;
   const pid_t home_ = ::getpid();
   std::atomic<State> state_{State::Unknown};
   const Nccl* nccl_ = nullptr;
   Gpu* gpu_ = nullptr;  // that NCCL uses
   NcclComm comm_ = nullptr;
   Stream stream_ = nullptr;
+  Folding folding_ = Folding::Unknown;  // whether all have kernels
+  const FoldLauncher* folds_ = nullptr;
+  std::vector<Scratch> scratch_;    // the last one is used; none is given back before NCCL is
+  std::size_t agreed_scratch_ = 0;  // bytes that all have
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
 };
 

@@ -1,7 +1,7 @@
 #include "comm/local/moves.h"
 
-#include "comm/control/slices.h"
 #include "comm/local/round.h"
+#include "comm/slices.h"
 
 #include <algorithm>
 #include <cstring>
