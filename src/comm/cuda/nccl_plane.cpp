@@ -41,7 +41,7 @@ class NcclPlane::Call final : public Direct {
       : plane_(std::move(plane)), gpu_(gpu), marks_(marks_of(gpu, request)) {}
   bool open() const noexcept override { return plane_->open(); }
   bool form(Ranks& ranks) override { return plane_->form(gpu_, ranks); }
-  bool run(std::span<const Request> together, const Round& round, Ranks& ranks) override {
+  std::shared_ptr<InFlight> run(std::span<const Request> together, const Round& round, Ranks& ranks) override {
     return plane_->run(together, round, ranks);
   }
   void give_up() noexcept override { plane_->give_up(); }
@@ -92,26 +92,70 @@ void NcclPlane::check(NcclResult result, std::string_view what) const {
         where(), nccl_->said(result, comm_));
 }
 
-NcclResult NcclPlane::state_of_comm() const {
+std::optional<NcclResult> NcclPlane::state_of_comm() {
+  const std::lock_guard lock(calls_);
+  if (comm_ == nullptr) return std::nullopt;
   NcclResult state = NcclResult::Success;
   const NcclResult asked = nccl_->call.ncclCommGetAsyncError(comm_, &state);
   return asked == NcclResult::Success ? state : asked;
 }
 
-bool NcclPlane::run(std::span<const Request> together, const Round& round, Direct::Ranks& ranks) {
-  if (state_.load(std::memory_order_relaxed) == State::Staging) return false;
+/// What NCCL has been given, in its stream.
+class NcclPlane::Flight final : public Direct::InFlight {
+ public:
+  Flight(std::shared_ptr<NcclPlane> plane, std::span<const Request> together, std::string what, MarkPtr made,
+         std::vector<MarkPtr> read)
+      : plane_(std::move(plane)),
+        together_(together),
+        what_(std::move(what)),
+        made_(std::move(made)),
+        read_(std::move(read)) {}
+
+  bool over(Clock::time_point deadline) override {
+    const Gpu& gpu = *plane_->gpu_;
+    const bool there = gpu.passed(*made_) &&
+                       std::all_of(read_.begin(), read_.end(), [&](const MarkPtr& mark) { return gpu.passed(*mark); });
+    // An abort lets the stream go on, without a result: so this is asked after that.
+    const auto state = plane_->state_of_comm();
+    if (!state) return false;
+    const bool well = *state == NcclResult::Success || *state == NcclResult::InProgress;
+    if (there && well) return true;
+    if (!well) {
+      // NCCL sees that a connection is broken before it is known that a rank has died: then that rank is named.
+      const auto now = Clock::now();
+      if (!failing_) failing_ = now;
+      if (now - *failing_ < kLooking) return false;
+      const std::lock_guard lock(plane_->calls_);
+      plane_->check(*state, what_);
+    }
+    plane_->require_in_time(together_, what_, deadline);
+    return false;
+  }
+  void put_before(const Device& device) const override { Gpu::at(device.index).put_after(device.stream, *made_); }
+
+ private:
+  const std::shared_ptr<NcclPlane> plane_;
+  const std::span<const Request> together_;
+  const std::string what_;
+  const MarkPtr made_;
+  const std::vector<MarkPtr> read_;  // copies of results, where somebody looks at them
+  std::optional<Clock::time_point> failing_;
+};
+
+std::shared_ptr<Direct::InFlight> NcclPlane::run(std::span<const Request> together, const Round& round,
+                                                 Direct::Ranks& ranks) {
+  if (state_.load(std::memory_order_relaxed) == State::Staging) return nullptr;
   // NCCL does not authenticate what it sends between hosts.
   const auto may_be_code = [](const Request& request) { return may_be_object(request.dtype); };
   const bool several_hosts = placement_.local_size < placement_.size;
-  if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return false;
+  if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return nullptr;
   std::optional<double> share;
   if (!round.shares.empty()) {
     const auto has = [](const Request& request) { return has_shares(request.dtype); };
-    if (!std::all_of(together.begin(), together.end(), has)) return false;
+    if (!std::all_of(together.begin(), together.end(), has)) return nullptr;
     share = round.shares[static_cast<std::size_t>(placement_.rank)];
   }
-  carry_out(together, share, ranks);
-  return true;
+  return give(together, share, ranks);
 }
 
 void NcclPlane::give_up() noexcept {
@@ -119,13 +163,12 @@ void NcclPlane::give_up() noexcept {
   end_comm(false);
 }
 
-void NcclPlane::carry_out(std::span<const Request> together, std::optional<double> share, Direct::Ranks& ranks) {
+std::shared_ptr<Direct::InFlight> NcclPlane::give(std::span<const Request> together, std::optional<double> share,
+                                                  Direct::Ranks& ranks) {
   const NcclFunctions& call = nccl_->call;
   const std::string what = text_of(together.front());
-  if (comm_ == nullptr) raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
-  const auto call_of = [](const Request& request) -> const Call& { return static_cast<const Call&>(*request.direct); };
   for (const Request& request : together) {
-    const Call& own = call_of(request);
+    const auto& own = static_cast<const Call&>(*request.direct);
     if (&own.gpu() != gpu_)
       raise(ErrorCode::InvalidArgument, "{} failed -- {} -- its buffers are on cuda:{}", what, where(),
             own.gpu().index());
@@ -133,70 +176,79 @@ void NcclPlane::carry_out(std::span<const Request> together, std::optional<doubl
     // A rank of no weight: what it brings is not read.
     if (share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
   }
-  std::optional<ShareSums> shares;
+  const auto ended = [&] {
+    ranks.attend();  // says why
+    raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
+  };
   {
-    const InGpu here(*gpu_);
-    if (share) check(shares.emplace(*nccl_, comm_, *share).result(), what);
-    check(call.ncclGroupStart(), what);
-    NcclResult given = NcclResult::Success;
-    const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, shares ? &*shares : nullptr};
-    for (const Request& request : together) {
-      given = launch(world, request);
-      if (given != NcclResult::Success && given != NcclResult::InProgress) break;
+    const std::lock_guard lock(calls_);
+    if (comm_ != nullptr) {
+      const InGpu here(*gpu_);
+      if (share && !(shares_ && shares_->share() == *share)) {
+        check(shares_.emplace(*nccl_, comm_, *share).result(), what);
+      }
+      check(call.ncclGroupStart(), what);
+      NcclResult given = NcclResult::Success;
+      const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, share ? &*shares_ : nullptr};
+      for (const Request& request : together) {
+        given = launch(world, request);
+        if (given != NcclResult::Success && given != NcclResult::InProgress) break;
+      }
+      const NcclResult done = call.ncclGroupEnd();
+      check(given, what);
+      check(done, what);
     }
-    const NcclResult ended = call.ncclGroupEnd();
-    check(given, what);
-    check(ended, what);
   }
+  // What NCCL is given is in the stream once it is no longer in progress.
   Patience patience(ranks);
-  MarkPtr done;
   std::optional<Clock::time_point> failing;
   for (;;) {
-    const NcclResult state = state_of_comm();
-    // What NCCL is given is in the stream once it is no longer in progress.
-    if (!done && state == NcclResult::Success) done = gpu_->mark(stream_);
-    if (done && gpu_->passed(*done)) break;
-    const auto now = Clock::now();
-    if (state != NcclResult::Success && state != NcclResult::InProgress) {
-      // NCCL sees that a connection is broken before it is known that a rank has died: then that rank is named.
+    const auto state = state_of_comm();
+    if (!state) ended();
+    if (*state == NcclResult::Success) break;
+    if (*state != NcclResult::InProgress) {
+      const auto now = Clock::now();
       if (!failing) failing = now;
-      if (now - *failing >= kLooking) check(state, what);
+      const std::lock_guard lock(calls_);
+      if (now - *failing >= kLooking) check(*state, what);
     }
-    if (const auto deadline = ranks.deadline(); now >= deadline) {
-      for (const Request& request : together) {
-        if (call_of(request).reached()) continue;
-        raise(ErrorCode::Timeout,
-              "{} timed out -- {} -- its stream has not come to the operation by the deadline -- a kernel before it "
-              "hangs, or takes longer than the operation's timeout",
-              what, where());
-      }
-      if (now >= deadline + kGrace) {
-        raise(
-            ErrorCode::Timeout,
-            "{} timed out -- {} -- NCCL has not carried it out by the deadline, although all ranks have come to it -- "
-            "a stream of another rank hangs, or NCCL does (NCCL_DEBUG=INFO, COHORT_NCCL=off)",
-            what, where());
-      }
-    }
+    require_in_time(together, what, ranks.deadline());
     patience.step();
   }
-  look_at_results(together, ranks.deadline() + kGrace);
-  // A rank that is done may leave; so nobody is before all are.
-  ranks.meet();
+  MarkPtr made = gpu_->mark(stream_);
+  std::vector<MarkPtr> read = read_results(together, *made);
+  return std::make_shared<Flight>(shared_from_this(), together, what, std::move(made), std::move(read));
+}
+
+void NcclPlane::require_in_time(std::span<const Request> together, std::string_view what,
+                                Clock::time_point deadline) const {
+  const auto now = Clock::now();
+  if (now < deadline) return;
+  for (const Request& request : together) {
+    if (static_cast<const Call&>(*request.direct).reached()) continue;
+    raise(ErrorCode::Timeout,
+          "{} timed out -- {} -- its stream has not come to the operation by the deadline -- a kernel before it "
+          "hangs, or takes longer than the operation's timeout",
+          what, where());
+  }
+  if (now < deadline + kGrace) return;
+  raise(ErrorCode::Timeout,
+        "{} timed out -- {} -- NCCL has not carried it out by the deadline, although all ranks have come to it -- "
+        "a stream of another rank hangs, or NCCL does (NCCL_DEBUG=INFO, COHORT_NCCL=off)",
+        what, where());
 }
 
 /// Where somebody asks whether results are finite, they are read on the host.
-void NcclPlane::look_at_results(std::span<const Request> together, Clock::time_point deadline) {
+std::vector<MarkPtr> NcclPlane::read_results(std::span<const Request> together, const Mark& made) {
   std::vector<MarkPtr> copied;
   for (const Request& request : together) {
     if (!request.finite_check || request.output_count == 0) continue;
     const auto room = rooms_->take(*gpu_, request.output_bytes(),
                                    [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
-    const MarkPtr made = gpu_->mark(stream_);
-    copied.push_back(gpu_->copy_to_host(room.get(), request.output, request.output_bytes(), *made));
+    copied.push_back(gpu_->copy_to_host(room.get(), request.output, request.output_bytes(), made));
     request.finite_check->read_instead({room.get(), request.output_count, request.dtype}, room);
   }
-  for (const MarkPtr& mark : copied) gpu_->wait(*mark, deadline);
+  return copied;
 }
 
 }  // namespace cohort::comm::cuda

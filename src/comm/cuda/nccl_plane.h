@@ -1,6 +1,7 @@
 // A communicator's collectives of GPU memory over NCCL, where all its ranks have it: one communicator of NCCL's, made
 // with the first operation that NCCL may carry out, and a stream of its own. `may_take` and `call` in the thread that
-// calls the communicator, the rest one thread at a time. Where NCCL does not serve, all ranks go by staging.
+// calls the communicator, `form` and `run` in the one that runs operations; another may look at what is in flight, and
+// any may give up. Where NCCL does not serve, all ranks go by staging.
 #pragma once
 
 #include "comm/communicator_impl.h"
@@ -13,9 +14,11 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace cohort::comm::cuda {
 
@@ -38,17 +41,23 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   /// As of Direct.
   void give_up() noexcept;
   bool form(Gpu& gpu, Direct::Ranks& ranks);
-  bool run(std::span<const Request> together, const Round& round, Direct::Ranks& ranks);
+  std::shared_ptr<Direct::InFlight> run(std::span<const Request> together, const Round& round, Direct::Ranks& ranks);
 
  private:
   enum class State { Unknown, Nccl, Staging, Broken };
   class Call;
+  class Flight;
 
   Start start(const NcclId& id, Direct::Ranks& ranks);
-  void carry_out(std::span<const Request> together, std::optional<double> share, Direct::Ranks& ranks);
+  std::shared_ptr<Direct::InFlight> give(std::span<const Request> together, std::optional<double> share,
+                                         Direct::Ranks& ranks);
+  /// Of NCCL's functions, and of its communicator while `calls_` is held.
   void check(NcclResult result, std::string_view what) const;
-  void look_at_results(std::span<const Request> together, Clock::time_point deadline);
-  NcclResult state_of_comm() const;
+  /// Throws Timeout if they should be over.
+  void require_in_time(std::span<const Request> together, std::string_view what, Clock::time_point deadline) const;
+  std::vector<MarkPtr> read_results(std::span<const Request> together, const Mark& made);
+  /// Nullopt: it has been ended.
+  std::optional<NcclResult> state_of_comm();
   void end_comm(bool healthy) noexcept;
   std::string where() const;
 
@@ -57,7 +66,9 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   std::atomic<State> state_{State::Unknown};
   const Nccl* nccl_ = nullptr;
   Gpu* gpu_ = nullptr;  // that NCCL uses
+  std::mutex calls_;           // of NCCL's functions of the communicator: one thread at a time
   NcclComm comm_ = nullptr;
+  std::optional<ShareSums> shares_;  // that were last needed
   Stream stream_ = nullptr;
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
 };
