@@ -45,9 +45,9 @@ class [[nodiscard]] Work {
   /// May be called again, for other streams; the destructor does not wait any more. The buffers have to live until the
   /// operation is done, or until what is in that stream now is. Of all other operations it is `wait()`.
   /// Throws what `wait()` does if the operation has failed by then. If it fails later (a rank is lost, within a second;
-  /// NCCL or the stream hangs until the deadline) the world ends, the stream goes on, and what the operation has left in
-  /// its output is undefined: `wait()`, `error()`, `done()`, and the next operation of this communicator, say so. Who
-  /// uses a result for good asks one of them first.
+  /// NCCL or the stream hangs until the deadline) the world ends, the stream goes on, and what the operation has left
+  /// in its output is undefined: `wait()`, `error()`, `done()`, and the next operation of this communicator, say so.
+  /// Who uses a result for good asks one of them first.
   void synchronize(const Device& stream);
   /// As `synchronize()`, but gives up waiting (not the operation) after `limit`; returns false then.
   bool synchronize_for(const Device& stream, std::chrono::nanoseconds limit);

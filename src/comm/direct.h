@@ -46,6 +46,8 @@ class Direct {
   /// False: the ranks have agreed to do without the library. The same on all of them, once what was asked for before
   /// is over.
   virtual bool open() const noexcept = 0;
+  /// It carries out what it is given, and need not be formed any more.
+  virtual bool ready() const noexcept = 0;
   /// What the library needs before its first operation, once all ranks have agreed on that. False: it has it, or the
   /// ranks do without it from now on. Throws what ends the world.
   virtual bool form(Ranks& ranks) = 0;

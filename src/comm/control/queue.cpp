@@ -82,11 +82,13 @@ int Queue::join(std::chrono::milliseconds patience) {
 }
 
 bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
-  return await(static_cast<QueuedWork&>(work), [] { return false; }, limit);
+  return await(
+      static_cast<QueuedWork&>(work), [] { return false; }, limit);
 }
 
 bool Queue::wait_until_given(QueuedWork& work, Clock::time_point limit) {
-  return await(work, [&] { return work.in_flight_ != nullptr; }, limit);
+  return await(
+      work, [&] { return work.in_flight_ != nullptr; }, limit);
 }
 
 /// Until it is done, or `ready` under the mutex.
@@ -114,8 +116,7 @@ bool Queue::await(const QueuedWork& work, const Ready& ready, Clock::time_point 
       run_front(lock);
     } else if (patient) {
       work_done_.wait(lock);
-    } else if (idle && queue_.front()->requests_.size() == 1 && is_quick(queue_.front()->requests_.front()) &&
-               is_at_home(queue_.front()->requests_.front()) && limit - Clock::now() >= kWorthRunning) {
+    } else if (idle && may_be_quick(*queue_.front()) && limit - Clock::now() >= kWorthRunning) {
       run_front(lock, limit);
     } else {
       if (idle) leave_to_thread();
@@ -123,6 +124,13 @@ bool Queue::await(const QueuedWork& work, const Ready& ready, Clock::time_point 
     }
   }
   return true;
+}
+
+/// Of the first, under the mutex.
+bool Queue::may_be_quick(const QueuedWork& work) const noexcept {
+  const Request& first = work.requests_.front();
+  if (first.direct) return first.direct->ready() && in_flight_.size() < kMostInFlight && is_quick({});
+  return work.requests_.size() == 1 && is_quick(first) && is_at_home(first);
 }
 
 void Queue::stop() {
@@ -201,8 +209,7 @@ void Queue::step(std::span<const Request> requests, const Way& way) {
 bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error, InFlight& given) noexcept {
   bool finished = true;
   if (work.requests_.front().direct) {
-    error = run_direct(work, given);
-    finished = given == nullptr;
+    error = run_direct(work, limit, finished, given);
   } else if (work.requests_.size() > 1) {
     error = run_group(work.requests_, work);
   } else {
@@ -251,22 +258,29 @@ class Queue::Others final : public Direct::Ranks {
   const QueuedWork& work_;
 };
 
-std::optional<Error> Queue::run_direct(QueuedWork& work, InFlight& given) noexcept {
+// Not finished: ranks have not come by `limit`, or it is in flight.
+std::optional<Error> Queue::run_direct(QueuedWork& work, Clock::time_point limit, bool& finished,
+                                       InFlight& given) noexcept {
   const std::span<const Request> requests = work.requests_;
   Direct& direct = *requests.front().direct;
   std::vector<Request> staged;
   auto failed = guarded(requests.front(), work.called_, [&](CollectiveEvent* event) {
     Round round;
     Others others(*this, work);
-    const auto agree = [&] {
+    const auto agree = [&](Clock::time_point until) {
       Request agreed = requests.front();
       agreed.round = &round;
-      work.announced_ = false;
-      run_one(agreed, work.called_, work.announced_, Clock::time_point::max(), event);
+      const bool come = run_one(agreed, work.called_, work.announced_, until, event);
+      if (come) work.announced_ = false;
+      return come;
     };
-    if (direct.open()) agree();
+    if (direct.open() && !agree(limit)) {
+      finished = false;
+      return false;
+    }
     try {
-      if (round.everyone && direct.form(others)) agree();  // what the plane tells is of its last round
+      // What the plane tells is of its last round.
+      if (round.everyone && direct.form(others)) agree(Clock::time_point::max());
       if (round.everyone) {
         await_room(kMostInFlight, work);
         watch_from_now_on();
@@ -274,6 +288,7 @@ std::optional<Error> Queue::run_direct(QueuedWork& work, InFlight& given) noexce
       }
       if (given) {
         if (event != nullptr) work.event_ = *event;
+        finished = false;
         return false;
       }
       await_room(1, work);
@@ -285,10 +300,8 @@ std::optional<Error> Queue::run_direct(QueuedWork& work, InFlight& given) noexce
     return false;
   });
   if (failed && failed->code() != ErrorCode::Mismatch) direct.give_up();
-  if (failed || given) return failed;
+  if (failed || !finished) return failed;
   if (staged.size() > 1) return run_group(staged, work);
-  bool finished = true;
-  work.announced_ = false;
   return run_single(staged.front(), work, Clock::time_point::max(), finished);
 }
 

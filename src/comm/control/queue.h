@@ -135,7 +135,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   std::optional<Error> run_single(const Request& request, QueuedWork& work, Clock::time_point limit,
                                   bool& finished) noexcept;
   std::optional<Error> run_group(std::span<const Request> requests, const QueuedWork& work) noexcept;
-  std::optional<Error> run_direct(QueuedWork& work, InFlight& given) noexcept;
+  std::optional<Error> run_direct(QueuedWork& work, Clock::time_point limit, bool& finished, InFlight& given) noexcept;
+  bool may_be_quick(const QueuedWork& work) const noexcept;
   void set_limit() noexcept;
   void tell(CollectiveEvent& event, const Request& request, Clock::time_point called, bool failed) noexcept;
   template <class Ready>

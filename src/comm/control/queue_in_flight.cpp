@@ -17,8 +17,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLook = 5ms;    // between looks at the other ranks
-constexpr auto kGrace = 1s;    // for what is in flight to say itself that it is late
+constexpr auto kLook = 5ms;  // between looks at the other ranks
+constexpr auto kGrace = 1s;  // for what is in flight to say itself that it is late
 constexpr auto kLeaving = 1ms;
 
 }  // namespace

@@ -40,6 +40,7 @@ class NcclPlane::Call final : public Direct {
   Call(std::shared_ptr<NcclPlane> plane, Gpu& gpu, const Request& request)
       : plane_(std::move(plane)), gpu_(gpu), marks_(marks_of(gpu, request)) {}
   bool open() const noexcept override { return plane_->open(); }
+  bool ready() const noexcept override { return plane_->ready(); }
   bool form(Ranks& ranks) override { return plane_->form(gpu_, ranks); }
   std::shared_ptr<InFlight> run(std::span<const Request> together, const Round& round, Ranks& ranks) override {
     return plane_->run(together, round, ranks);

@@ -35,6 +35,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   bool may_take(const Request& request) const noexcept;
   /// Whether NCCL is, or is still to be, what carries operations out.
   bool open() const noexcept { return state_.load(std::memory_order_acquire) != State::Staging; }
+  bool ready() const noexcept { return state_.load(std::memory_order_acquire) == State::Nccl; }
   /// A request that it may take. It comes after what its streams have now. Throws Unavailable, InvalidArgument.
   std::shared_ptr<Direct> call(const Request& request);
 
@@ -66,7 +67,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   std::atomic<State> state_{State::Unknown};
   const Nccl* nccl_ = nullptr;
   Gpu* gpu_ = nullptr;  // that NCCL uses
-  std::mutex calls_;           // of NCCL's functions of the communicator: one thread at a time
+  std::mutex calls_;    // of NCCL's functions of the communicator: one thread at a time
   NcclComm comm_ = nullptr;
   std::optional<ShareSums> shares_;  // that were last needed
   Stream stream_ = nullptr;

@@ -197,7 +197,8 @@ void carry_out(Comm& comm, const std::vector<Step>& sends, const std::vector<Ste
     comm.state = kRemoteError;
     comm.wait([] { return false; });
   } else {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(number_of("PRETENDED_NCCL_DELAY", 0));
+    const auto until =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(number_of("PRETENDED_NCCL_DELAY", 0));
     bool going = comm.wait([&] { return std::chrono::steady_clock::now() >= until; });
     for (const Step& step : sends) going = going && step(comm);
     for (const Step& step : others) going = going && step(comm);
