@@ -16,7 +16,7 @@ bool has_sum(const Request& request) noexcept;
 bool has_move(Kind kind) noexcept;
 
 /// Sums of what each rank brings times its share of a weighted average, on a communicator: made before a group of
-/// NCCL's operations, and there until the group has been carried out.
+/// NCCL's operations, and there until NCCL has the group in its stream.
 class ShareSums {
  public:
   ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept;
@@ -26,6 +26,8 @@ class ShareSums {
 
   /// Of making them.
   NcclResult result() const noexcept { return result_; }
+  /// The communicator has gone, and they with it.
+  void forget() noexcept { single_ = double_ = NcclOp::Sum; }
   double share() const noexcept { return share_; }
   /// Of a type that has_shares.
   NcclOp of(NcclType type) const noexcept { return type == NcclType::Float32 ? single_ : double_; }

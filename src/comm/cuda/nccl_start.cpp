@@ -101,8 +101,8 @@ Start NcclPlane::start(const NcclId& id, Direct::Ranks& ranks) {
   const auto limit = now + std::min<Clock::duration>(kMostToStart, (ranks.deadline() - now) / 2);
   Patience patience(ranks);
   while (state == NcclResult::InProgress || (state == NcclResult::Success && comm_ != nullptr)) {
-    if (const NcclResult next = state_of_comm(); next != NcclResult::InProgress) {
-      state = next;
+    if (const auto next = state_of_comm(); next != NcclResult::InProgress) {
+      state = next.value_or(state);
       break;
     }
     if (Clock::now() >= limit) break;
@@ -149,7 +149,13 @@ bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
 }
 
 void NcclPlane::end_comm(bool healthy) noexcept {
-  const NcclComm comm = std::exchange(comm_, nullptr);
+  NcclComm comm = nullptr;
+  {
+    const std::lock_guard lock(calls_);
+    comm = std::exchange(comm_, nullptr);
+    if (shares_ && !healthy) shares_->forget();
+    shares_.reset();
+  }
   if (comm == nullptr) return;
   const auto end = healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
   // Where NCCL may hang, something may still use the scratch memory.

@@ -2,7 +2,8 @@
 // machine; their bytes go through a memory file, which has no name. It folds by ascending rank, of hosts of
 // PRETENDED_NCCL_PER_HOST ranks the hosts' sums. PRETENDED_NCCL_VERSION is its version.
 // PRETENDED_NCCL_TROUBLE=WHAT:RANK is what goes wrong at one rank: init (fails), init-hang, call (fails), hang, async
-// (an error that comes later), and abort-hang (as hang, and the abort takes long). Any thread.
+// (an error that comes later), and abort-hang (as hang, and the abort takes long). PRETENDED_NCCL_DELAY: milliseconds
+// that every operation takes longer. Any thread.
 #include "comm/cuda/nccl.h"
 #include "comm/kernels/reference_fold.h"
 
@@ -202,7 +203,9 @@ void carry_out(Comm& comm, const std::vector<Step>& given) {
     comm.state = kRemoteError;
     comm.wait([] { return false; });
   } else {
-    bool going = true;
+    const auto until =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(number_of("PRETENDED_NCCL_DELAY", 0));
+    bool going = comm.wait([&] { return std::chrono::steady_clock::now() >= until; });
     std::list<const Step*> messages;
     for (const Step& step : given) {
       if (step.way >= 0) messages.push_back(&step);
@@ -253,23 +256,12 @@ void end(Comm* comm) {
   delete comm;
 }
 
-/// What a rank brings to a sum: its elements, or their products with the operation's factor. False: there is no such
-/// operation any more.
-bool bring(Comm& comm, const std::byte* from, std::size_t count, NcclType type, std::optional<int> made) {
-  std::optional<double> factor;
-  if (made) {
-    const std::lock_guard lock(comm.mutex);
-    const auto found = comm.factors.find(*made);
-    if (found == comm.factors.end()) {
-      comm.state = kRemoteError;
-      return false;
-    }
-    factor = found->second;
-  }
+/// What a rank brings to a sum: its elements, or their products with the operation's factor.
+void bring(Comm& comm, const std::byte* from, std::size_t count, NcclType type, std::optional<double> factor) {
   const Element element = element_of(type);
   std::byte* const to = comm.input(comm.own());
   if (count > 0) std::memcpy(to, from, count * element.bytes);
-  if (!factor) return true;
+  if (!factor) return;
   for (std::size_t i = 0; i < count; ++i) {
     if (type == NcclType::Float32) {
       reinterpret_cast<float*>(to)[i] *= static_cast<float>(*factor);
@@ -277,19 +269,25 @@ bool bring(Comm& comm, const std::byte* from, std::size_t count, NcclType type, 
       reinterpret_cast<double*>(to)[i] *= *factor;
     }
   }
-  return true;
 }
 
 NcclResult reduce(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, int root, void* comm,
                   void* stream) {
-  std::optional<int> made;
-  if (static_cast<int>(op) >= kFirstMade) made = static_cast<int>(std::exchange(op, NcclOp::Sum));
+  std::optional<double> factor;
+  if (static_cast<int>(op) >= kFirstMade) {
+    auto& own = *static_cast<Comm*>(comm);
+    const std::lock_guard lock(own.mutex);
+    const auto found = own.factors.find(static_cast<int>(std::exchange(op, NcclOp::Sum)));
+    if (found == own.factors.end()) return kInvalidArgument;
+    factor = found->second;
+  }
   const std::size_t bytes = count * element_of(type).bytes;
   const bool gets = root < 0 || root == static_cast<Comm*>(comm)->rank;
   std::byte *in = nullptr, *out = nullptr;
   if (bytes > kRoom || !reachable(from, bytes, in) || (gets && !reachable(to, bytes, out))) return kInvalidArgument;
   return add(comm, stream, [=](Comm& own) {
-    if (!bring(own, in, count, type, made) || !own.meet()) return false;
+    bring(own, in, count, type, factor);
+    if (!own.meet()) return false;
     const std::size_t begin = count * own.own() / own.ranks();
     fold(own, type, op, begin, count * (own.own() + 1) / own.ranks(), own.result() + begin * element_of(type).bytes);
     if (!own.meet()) return false;
