@@ -194,12 +194,15 @@ def layouts(day, all_ranks):
             yield f"{ranks} ranks on one GPU", ranks, SHARING
 
 
-def trials(day, environment):
+PAIRS = "*OnThreads*/1:*OnThreads*/3"  # of trials: those on 2 and on 4 ranks
+
+
+def trials(day, environment, filters=None):
     own = dict(environment, COHORT_TEST_WORLD="local", COHORT_TEST_DEVICE="cuda")
     if not day.pretended:
         own["COHORT_GPU_SUMS"] = "exact"  # the real NCCL has bits of its own
     # Each of more ranks makes NCCL take memory of the GPU for all the others.
-    filters = "*OnThreads*/1:*OnThreads*/3" if day.pretended else "Ranks/OnThreads*"
+    filters = filters or (PAIRS if day.pretended else "Ranks/OnThreads*")
     return day.run([day.build / "bin" / "comm_tests", f"--gtest_filter={filters}"], 150, own)
 
 
@@ -343,6 +346,8 @@ def try_all(day):
         day.gpus = 1
     day.step("tests over GPUs", gpu_tests, day)
     day.step("all trials, by way of the host's memory", trials, day, {"COHORT_NCCL": "off"})
+    in_pieces = {"COHORT_NCCL": "off", "COHORT_TEST_PIECE_BYTES": "16384"}
+    day.step("trials by way of the host's memory in pieces", trials, day, in_pieces, PAIRS)
     day.step("all trials on one GPU, by NCCL where it can", trials, day, SHARING)
     bytes_folded = str((1 if day.pretended else 256) << 20)
     day.step("kernels that fold: bits and GB/s", peer, day, 1, {}, "folds", bytes_folded)

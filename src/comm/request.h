@@ -17,6 +17,7 @@ namespace cohort::comm {
 
 class Direct;
 class FiniteCheck;
+class Pieces;
 class Staging;
 
 /// The numbers travel between ranks of one build only.
@@ -91,6 +92,7 @@ struct Request {
   void* input_stream = nullptr;
   /// Where `input` and `output` are host memory in place of the device's.
   std::shared_ptr<Staging> staging = {};
+  std::shared_ptr<Pieces> pieces = {};   ///< where they are the device's, and it goes by host memory in pieces
   std::shared_ptr<Direct> direct = {};   ///< where they are the device's, and NCCL may carry it out
   std::optional<GpuSums> gpu_sums = {};  ///< not set: COHORT_GPU_SUMS
   Round* round = nullptr;                ///< not null: ranks agree on it, and no more

@@ -1,5 +1,6 @@
 // Collectives of GPU memory between processes, over the pretended NCCL: a rank that is killed in the midst of one is
-// named within a second, and ranks whose NCCL is not the others' go by staging together.
+// named within a second, likewise without NCCL, and ranks whose NCCL is not the others' go by staging together.
+#include "comm/cuda/cut.h"
 #include "comm/testing/gpus.h"
 #include "comm_processes.h"
 
@@ -140,6 +141,41 @@ TEST(GpuProcesses, WhoDoesNotWaitDoesNotLeaveBeforeTheOthersAreDone) {
     return out.values() == std::vector<float>{2} ? "" : "wrong";
   });
   for (const int rank : {0, 1}) EXPECT_EQ(world.collect(rank).said, "");
+}
+
+Processes* world_of_pieces = nullptr;
+
+TEST(GpuProcesses, ARankThatIsKilledBetweenPiecesIsNamed) {
+  Processes world(3);
+  world_of_pieces = &world;
+  world.start([&](Communicator comm) -> std::string {
+    ::setenv("COHORT_NCCL", "off", 1);
+    comm::cuda::set_piece_bytes(4096);
+    const Floats sum(comm, std::vector<float>(100000), comm.rank());
+    comm.barrier().wait();
+    if (comm.rank() == 1) {
+      comm::testing::of_driver<void(void (*)(int, unsigned long long, std::size_t))>("pretended_cuda_watch")(
+          [](int, unsigned long long, std::size_t) {
+            static std::atomic<int> copies{0};
+            if (++copies < 20) return;
+            world_of_pieces->raise_flag("in the midst");
+            std::this_thread::sleep_for(60s);
+          });
+    }
+    try {
+      comm.all_reduce(sum.buffer(), {.timeout = 60s}).wait();
+    } catch (const Error& error) {
+      return fmt::format("{}: {}", to_string(error.code()), error.what());
+    }
+    return "it was not lost";
+  });
+  ASSERT_TRUE(world.await_flag("in the midst"));
+  world.kill(1, SIGKILL);
+  for (const int rank : {0, 2}) {
+    const std::string said = world.collect(rank).said;
+    EXPECT_TRUE(has(said, "PeerLost: ") && has(said, "lost rank 1")) << said;
+    EXPECT_TRUE(has(said, " of all_reduce(float32[100000]) of a GPU's memory")) << said;
+  }
 }
 
 /// What rank 0 logs where rank 1 has something else, and all go by staging.

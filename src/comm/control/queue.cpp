@@ -15,10 +15,12 @@ constexpr std::size_t kMostInFlight = 64;
 constexpr auto kWorthRunning = std::chrono::milliseconds(1);
 
 /// Whether it is of the host's memory.
-bool is_at_home(const Request& request) noexcept { return !request.staging && !request.direct; }
+bool is_at_home(const Request& request) noexcept { return !request.staging && !request.pieces && !request.direct; }
 
 /// Whether it begins once what is in flight is over.
-bool comes_after_gpu(const Request& request) noexcept { return request.staging || request.kind == Kind::Barrier; }
+bool comes_after_gpu(const Request& request) noexcept {
+  return request.staging || request.pieces || request.kind == Kind::Barrier;
+}
 
 }  // namespace
 
@@ -223,6 +225,10 @@ std::optional<Error> Queue::run_single(const Request& request, QueuedWork& work,
   const std::span<const Request> one(&request, 1);
   return guarded(request, work.called_, [&](CollectiveEvent* event) {
     if (comes_after_gpu(request)) await_room(1, work);
+    if (request.pieces) {
+      run_pieces(request, work, event);
+      return true;
+    }
     step(one, [&](Staging& staging) { staging.arrive(work.deadline()); });
     finished = run_one(request, work.called_, work.announced_, limit, event);
     if (!finished) return false;
@@ -313,6 +319,10 @@ std::optional<Error> Queue::run_group(std::span<const Request> requests, const Q
     const std::size_t count = fusible_run(requests.subspan(begin));
     Request request = requests[begin];
     std::optional<Error> failed = guarded(request, work.called_, [&](CollectiveEvent* event) {
+      if (request.pieces) {
+        run_pieces(request, work, event);
+        return true;
+      }
       bool announced = false;
       std::byte* const buffer = count > 1 ? fusing() : nullptr;
       const std::span<const Request> together = requests.subspan(begin, count);

@@ -56,7 +56,8 @@ void QueueCommunicator::prepare_for_gpus(std::span<Request> requests) {
     if (direct) {
       request.direct = nccl_->call(request);
     } else if (on_gpu(request)) {
-      request = cuda::stage(request, *rooms_, [this](std::size_t bytes) { return allocate(bytes); });
+      request = cuda::stage(request, {placement_.rank, placement_.size}, *rooms_,
+                            [this](std::size_t bytes) { return allocate(bytes); });
     }
   }
 }
@@ -66,7 +67,7 @@ Work QueueCommunicator::start(const Request& request) {
   if (request.timeout.count() != 0 && request.device.type == DeviceType::CPU) return queue_->submit(request);
   Request own = timed(request);
   prepare_for_gpus({&own, 1});
-  if (!own.staging && !own.direct) return queue_->submit(own);
+  if (!own.staging && !own.pieces && !own.direct) return queue_->submit(own);
   const auto deadline = Staging::Clock::now() + own.timeout;
   if (own.kind == Kind::Send) {
     own.staging->arrive(deadline);

@@ -248,24 +248,49 @@ MarkPtr Gpu::mark(Stream stream) {
   return made;
 }
 
-MarkPtr Gpu::copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after) {
+template <class Copy>
+MarkPtr Gpu::give(Stream stream, std::span<const Transfer> copies, std::span<const MarkPtr> after, const Copy& copy) {
   const Functions& call = library().call;
   const InGpu here(*this);
-  check(call.cuStreamWaitEvent(to_host_, after.event(), 0), "cuStreamWaitEvent");
-  check(call.cuMemcpyDtoHAsync_v2(host, address(device), bytes, to_host_), "cuMemcpyDtoHAsync");
+  for (const MarkPtr& mark : after) {
+    if (mark) check(call.cuStreamWaitEvent(stream, mark->event(), 0), "cuStreamWaitEvent");
+  }
+  for (const Transfer& one : copies) copy(call, one);
   MarkPtr made = new_mark();
-  check(call.cuEventRecord(made->event(), to_host_), "cuEventRecord");
+  check(call.cuEventRecord(made->event(), stream), "cuEventRecord");
   return made;
 }
 
-MarkPtr Gpu::copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after) {
-  const Functions& call = library().call;
+MarkPtr Gpu::copy_to_host(std::span<const Transfer> copies, std::span<const MarkPtr> after) {
+  return give(to_host_, copies, after, [this](const Functions& call, const Transfer& one) {
+    check(call.cuMemcpyDtoHAsync_v2(one.to, address(one.from), one.bytes, to_host_), "cuMemcpyDtoHAsync");
+  });
+}
+
+MarkPtr Gpu::copy_to_device(std::span<const Transfer> copies, std::span<const MarkPtr> after) {
+  return give(to_device_, copies, after, [this](const Functions& call, const Transfer& one) {
+    check(call.cuMemcpyHtoDAsync_v2(address(one.to), one.from, one.bytes, to_device_), "cuMemcpyHtoDAsync");
+  });
+}
+
+MarkPtr Gpu::copy_on_gpu(const Transfer& copy, std::span<const MarkPtr> after) {
+  return give(to_device_, {&copy, 1}, after, [this](const Functions& call, const Transfer& one) {
+    check(call.cuMemcpyDtoDAsync_v2(address(one.to), address(one.from), one.bytes, to_device_), "cuMemcpyDtoDAsync");
+  });
+}
+
+MarkPtr Gpu::copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after) {
+  const Transfer copy{host, device, bytes};
   const InGpu here(*this);
-  check(call.cuStreamWaitEvent(to_device_, after.event(), 0), "cuStreamWaitEvent");
-  check(call.cuMemcpyHtoDAsync_v2(address(device), host, bytes, to_device_), "cuMemcpyHtoDAsync");
-  MarkPtr made = new_mark();
-  check(call.cuEventRecord(made->event(), to_device_), "cuEventRecord");
-  return made;
+  check(library().call.cuStreamWaitEvent(to_host_, after.event(), 0), "cuStreamWaitEvent");
+  return copy_to_host({&copy, 1}, {});
+}
+
+MarkPtr Gpu::copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after) {
+  const Transfer copy{device, host, bytes};
+  const InGpu here(*this);
+  check(library().call.cuStreamWaitEvent(to_device_, after.event(), 0), "cuStreamWaitEvent");
+  return copy_to_device({&copy, 1}, {});
 }
 
 Stream Gpu::make_stream() {
@@ -341,22 +366,27 @@ bool Gpu::passed(const Mark& mark) const {
   return status == 0;
 }
 
-void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline) {
-  // A copy of a small buffer takes some microseconds, of a large one milliseconds.
-  auto pause = std::chrono::microseconds(0);
+void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline, const std::function<void()>& meanwhile) {
+  // A copy of a small buffer takes some microseconds, of a piece of a large one a hundred: a sleep would be longer.
+  constexpr auto kAwake = std::chrono::microseconds(200);
   constexpr auto kLongestPause = std::chrono::microseconds(100);
+  auto pause = std::chrono::microseconds(0);
+  const auto begun = Staging::Clock::now();
   while (!passed(mark)) {
-    if (Staging::Clock::now() >= deadline) {
+    const auto now = Staging::Clock::now();
+    if (now >= deadline) {
       raise(ErrorCode::Timeout,
             "cuda:{}: its stream has not come to the operation by the deadline -- a kernel before it hangs, or takes "
             "longer than the operation's timeout",
             index_);
     }
-    if (pause.count() == 0)
+    if (meanwhile) meanwhile();
+    if (now - begun < kAwake) {
       std::this_thread::yield();
-    else
+    } else {
       std::this_thread::sleep_for(pause);
-    pause = std::min(pause + std::chrono::microseconds(1), kLongestPause);
+      pause = std::min(pause + std::chrono::microseconds(1), kLongestPause);
+    }
   }
 }
 

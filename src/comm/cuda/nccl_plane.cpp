@@ -55,7 +55,9 @@ class NcclPlane::Call final : public Direct {
   Request staged(const Request& request) override {
     Request host = request;
     host.direct = nullptr;
-    return stage(host, marks_, *plane_->rooms_, [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
+    const Place place{plane_->placement_.rank, plane_->placement_.size};
+    return stage(host, place, marks_, *plane_->rooms_,
+                 [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
   }
 
   Gpu& gpu() const noexcept { return gpu_; }

@@ -114,6 +114,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
 struct Driver {
   std::mutex mutex;
   std::map<Address, Memory> memories;
+  std::map<const void*, std::size_t> pinned;
+  void (*watch)(int way, Address device, std::size_t bytes) = nullptr;
   int fail_status = 0;  // of the next copy; then also what events say
   int broken = 0;
 };
@@ -161,14 +163,24 @@ std::size_t pages(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 std::atomic<int> folds{0};
 
-int copy(void* to, const void* from, std::size_t bytes, void* stream) {
+enum Way { kToHost, kToDevice, kWithin };
+
+int copy(void* to, const void* from, std::size_t bytes, void* stream, Way way, Address device) {
   {
     const std::lock_guard lock(driver().mutex);
     if (driver().fail_status != 0) driver().broken = std::exchange(driver().fail_status, 0);
     if (driver().broken != 0) return driver().broken;
   }
   if (to == nullptr || from == nullptr) return kInvalidValue;
-  stream_of(stream).put([to, from, bytes] { std::memcpy(to, from, bytes); });
+  stream_of(stream).put([=] {
+    void (*watch)(int, Address, std::size_t) = nullptr;
+    {
+      const std::lock_guard lock(driver().mutex);
+      watch = driver().watch;
+    }
+    if (watch != nullptr) watch(way, device, bytes);
+    std::memcpy(to, from, bytes);
+  });
   return kSuccess;
 }
 
@@ -242,17 +254,24 @@ int cuMemsetD8Async(Address address, unsigned char value, std::size_t bytes, voi
   stream_of(stream).put([memory, value, bytes] { std::memset(memory, value, bytes); });
   return kSuccess;
 }
-int cuMemHostRegister_v2(void*, std::size_t, unsigned) { return kSuccess; }
-int cuMemHostUnregister(void*) { return kSuccess; }
+int cuMemHostRegister_v2(void* host, std::size_t bytes, unsigned) {
+  const std::lock_guard lock(driver().mutex);
+  driver().pinned[host] = bytes;
+  return kSuccess;
+}
+int cuMemHostUnregister(void* host) {
+  const std::lock_guard lock(driver().mutex);
+  return driver().pinned.erase(host) == 1 ? kSuccess : kInvalidValue;
+}
 
 int cuMemcpyDtoHAsync_v2(void* host, Address device, std::size_t bytes, void* stream) {
-  return copy(host, behind(device, bytes), bytes, stream);
+  return copy(host, behind(device, bytes), bytes, stream, kToHost, device);
 }
 int cuMemcpyHtoDAsync_v2(Address device, const void* host, std::size_t bytes, void* stream) {
-  return copy(behind(device, bytes), host, bytes, stream);
+  return copy(behind(device, bytes), host, bytes, stream, kToDevice, device);
 }
 int cuMemcpyDtoDAsync_v2(Address to, Address from, std::size_t bytes, void* stream) {
-  return copy(behind(to, bytes), behind(from, bytes), bytes, stream);
+  return copy(behind(to, bytes), behind(from, bytes), bytes, stream, kWithin, to);
 }
 
 int cuStreamCreate(void** stream, unsigned) {
@@ -366,6 +385,19 @@ void* pretended_cuda_bytes(const void* address, std::size_t bytes) {
 }
 /// How often kernels have folded something, in this process.
 int pretended_cuda_folds() { return folds; }
+/// Bytes of the host's memory that are pinned.
+std::size_t pretended_cuda_pinned() {
+  const std::lock_guard lock(driver().mutex);
+  std::size_t all = 0;
+  for (const auto& [host, bytes] : driver().pinned) all += bytes;
+  return all;
+}
+/// Called on its stream's thread before each copy: 0 to the host, 1 to the device, 2 within it; and by which address of
+/// the device.
+void pretended_cuda_watch(void (*watch)(int way, Address device, std::size_t bytes)) {
+  const std::lock_guard lock(driver().mutex);
+  driver().watch = watch;
+}
 /// The next copy fails with this status, and everything after it. 0: nothing does any more.
 void pretended_cuda_fail(int status) {
   const std::lock_guard lock(driver().mutex);
