@@ -1,6 +1,7 @@
 """Tensors of "cuda" in a torch without CUDA (src/torch/pretended): to be imported before torch. Their memory cannot be
 read where it lies; their operations are those of the CPU, done when they are called."""
 
+import contextlib
 import ctypes
 import os
 import types
@@ -11,6 +12,7 @@ import torch  # noqa: E402
 
 torch.cuda._lazy_init = lambda: None
 torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+torch.cuda.Stream = lambda device=None: types.SimpleNamespace(cuda_stream=_new_stream())
 torch.cuda.is_available = lambda: True
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
 torch.cuda._initialized = True
@@ -22,6 +24,22 @@ WITH_NCCL = os.environ.get("COHORT_NCCL") != "off"
 def operations_of_nccl():
     """How many operations this process has given to the pretended NCCL so far."""
     return NCCL.pretended_nccl_operations()
+
+
+def _new_stream():
+    made = ctypes.c_void_p()
+    ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(made), 0)
+    return made.value
+
+
+@contextlib.contextmanager
+def delay_of_nccl(milliseconds):
+    """Every operation that begins meanwhile takes so much longer."""
+    os.environ["PRETENDED_NCCL_DELAY"] = str(milliseconds)
+    try:
+        yield
+    finally:
+        del os.environ["PRETENDED_NCCL_DELAY"]
 
 
 def _clone(storage):
