@@ -3,6 +3,7 @@ COHORT_PRETENDED_CUDA_TENSORS names them, else those of a real GPU. To be import
 
 Of what pretends memory cannot be read where it lies; operations are those of the CPU, done when they are called."""
 
+import contextlib
 import ctypes
 import os
 import types
@@ -23,6 +24,22 @@ def operations_of_nccl():
     return NCCL.pretended_nccl_operations() if PRETENDED else 0
 
 
+def _new_stream():
+    made = ctypes.c_void_p()
+    ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(made), 0)
+    return made.value
+
+
+@contextlib.contextmanager
+def delay_of_nccl(milliseconds):
+    """Every operation that begins meanwhile takes so much longer."""
+    os.environ["PRETENDED_NCCL_DELAY"] = str(milliseconds)
+    try:
+        yield
+    finally:
+        del os.environ["PRETENDED_NCCL_DELAY"]
+
+
 def _clone(storage):
     flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),))
     copy = flat.clone()
@@ -32,6 +49,7 @@ def _clone(storage):
 if PRETENDED:
     torch.cuda._lazy_init = lambda: None
     torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    torch.cuda.Stream = lambda device=None: types.SimpleNamespace(cuda_stream=_new_stream())
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.cuda._initialized = True

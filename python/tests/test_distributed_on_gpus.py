@@ -3,6 +3,7 @@ ranks, which share a GPU."""
 
 import copy
 import os
+import time
 import unittest
 import unittest.mock
 
@@ -37,14 +38,15 @@ class Case(unittest.TestCase):
         expected = call(torch.device("cpu"))
         before = cuda_support.operations_of_nccl()
         found = call(GPU)
+        values = [one.cpu() for one in found]  # for which the host waits
         count = cuda_support.operations_of_nccl() - before
         if by_nccl is not None and cuda_support.PRETENDED:
             self.assertEqual(count > 0, by_nccl and BY_NCCL, f"{count} operations of NCCL")
         self.assertEqual(len(found), len(expected))
-        for one, other in zip(found, expected):
+        for one, value, other in zip(found, values, expected):
             self.assertEqual((one.device, one.dtype, one.shape), (GPU, other.dtype, other.shape))
             within = 0.0 if cuda_support.PRETENDED else within
-            torch.testing.assert_close(one.cpu(), other, rtol=within, atol=within)
+            torch.testing.assert_close(value, other, rtol=within, atol=within)
 
 
 class Reductions(Case):
@@ -140,11 +142,33 @@ class Reductions(Case):
             works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
             for work, tensor in zip(reversed(works), reversed(tensors)):
                 self.assertTrue(work.wait())
-                self.assertTrue(work.is_success())
                 self.assertIs(work.result()[0], tensor)
+                while not work.is_completed():
+                    time.sleep(0.001)
+                self.assertTrue(work.is_success())
             return tensors
 
         self.alike(call)
+
+    @unittest.skipUnless(cuda_support.WITH_NCCL, "the host waits for what goes by its memory")
+    def test_the_host_does_not_wait(self):
+        tensors = [self.of(self.rank, 1000).to(GPU) for _ in range(2)]
+        dist.all_reduce(tensors[0])
+        dist.barrier()
+        with cuda_support.delay_of_nccl(600):
+            begun = time.monotonic()
+            dist.all_reduce(tensors[0])
+            work = dist.all_reduce(tensors[1], async_op=True)
+            self.assertTrue(work.wait())
+            self.assertIs(work.get_future().wait()[0], tensors[1])
+            self.assertFalse(work.is_completed())
+            self.assertLess(time.monotonic() - begun, 0.5)
+            expected = sum(self.of(rank, 1000) for rank in range(self.size))
+            self.assertTrue(torch.equal(tensors[1].cpu(), expected))  # in the stream that waits
+            self.assertTrue(torch.equal(tensors[0].cpu(), sum(expected for _ in range(self.size))))
+            while not work.is_completed():
+                self.assertLess(time.monotonic() - begun, 10)
+            self.assertTrue(work.is_success())
 
     def test_futures(self):
         def call(device):
