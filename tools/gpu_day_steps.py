@@ -286,7 +286,7 @@ def training_times(day, ranks, environment):
     lines = []
     for told in map(json.loads, re.findall(r'\{"ranks".*\}', text)):
         for way, milliseconds in told["ways"].items():
-            took = milliseconds if isinstance(milliseconds, str) else f"{milliseconds:.2f} ms a step"
+            took = milliseconds if isinstance(milliseconds, str) else f"{milliseconds:.3f} ms"
             lines.append(f"{told['model']}, {way}: {took}")
     return "\n".join(lines)
 

@@ -5,7 +5,7 @@ gpu_day_training.py WAY       WAY: world (cohort's operations), nn (cohort.nn), 
                               whatever their number, so the last loss is the same but for rounding
 gpu_day_training.py arrays    sums of arrays of CuPy and of JAX, those that are there, by DLPack
 gpu_day_training.py times     of a step of two models, one of convolutions and one of attention, by turns: cohort.nn, torch's
-                              over "cohort", torch's over torch's own NCCL
+                              over "cohort", torch's over torch's own NCCL; and of torch.distributed's sums over both
 
 --pretended: over the pretended driver, with tensors of "cuda" that pretend (python/tests/cuda_support.py), and smaller.
 Rank 0 prints JSON.
@@ -158,6 +158,35 @@ def times():
         milliseconds.update({name: statistics.median(each) for name, each in taken.items()})
         if rank == 0:
             print(json.dumps({"ranks": ranks, "model": make.__name__, "ways": milliseconds}), flush=True)
+    sums(rank, ranks, device)
+
+
+def sums(rank, ranks, device):
+    """Of float32, ten in a row before the host waits."""
+    ways = {"cohort": torch.distributed.group.WORLD}
+    try:
+        ways["nccl"] = torch.distributed.new_group(backend="nccl")
+    except (RuntimeError, ValueError):
+        pass  # as with the models
+    for count in (8, 256) if PRETENDED else (2**14, 2**18, 2**22, 2**26):
+        milliseconds = {}
+        data = torch.ones(count, device=device)
+        taken = {name: [] for name in ways}
+        for number in range(6):
+            for name, group in ways.items():
+                torch.distributed.barrier()
+                if not PRETENDED:
+                    torch.cuda.synchronize()
+                began = time.perf_counter()
+                for _ in range(10):
+                    torch.distributed.all_reduce(data, group=group)
+                if not PRETENDED:
+                    torch.cuda.synchronize()
+                if number > 0:
+                    taken[name].append((time.perf_counter() - began) / 10 * 1e3)
+        milliseconds.update({f"torch over {name}": statistics.median(each) for name, each in taken.items()})
+        if rank == 0:
+            print(json.dumps({"ranks": ranks, "model": f"all_reduce of {4 * count} bytes", "ways": milliseconds}), flush=True)
 
 
 # A tenth of a second passes before it adds.

@@ -6,7 +6,7 @@ import unittest
 import unittest.mock
 
 import cuda_support  # first: before torch
-from support_torch_on_gpus import BY_NCCL, Gpus
+from support_torch_on_gpus import Gpus
 
 import cohort
 import cohort.torch as hvd
@@ -88,7 +88,7 @@ class Training(Gpus):
             torch.nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
             given = cuda_support.operations_of_nccl() - before
-            self.assertIn(given, range(1, 7) if BY_NCCL else [0])
+            self.assertIn(given, range(1, 7) if cuda_support.WITH_NCCL else [0])
 
     def test_a_gradient_that_is_not_finite(self):
         model = torch.nn.Linear(3, 2, bias=False).cuda()
