@@ -289,7 +289,7 @@ def try_all(day):
     day.step("tests over GPUs", gpu_tests, day)
     day.step("all trials, by way of the host's memory", trials, day, {"COHORT_NCCL": "off"})
     day.step("all trials on one GPU, by NCCL where it can", trials, day, SHARING)
-    bytes_folded = str((1 if day.pretended else 256) << 20)
+    bytes_folded = str((1 if day.pretended else 4096) << 16)
     day.step("kernels that fold: bits and GB/s", peer, day, 1, {}, "folds", bytes_folded)
     bytes_of_sums = str((1 if day.pretended else 64) << 20)
     for name, ranks, environment in layouts(day, (2, 4)):

@@ -4,6 +4,8 @@
 #include "comm/finite_check.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <functional>
 #include <new>
 #include <utility>
@@ -163,7 +165,7 @@ void NcclPlane::carry_out(std::span<const Request> together, const Round& round,
   }
   std::vector<ExactStep> steps;
   if (!sums.empty()) {
-    void* const scratch = scratch_.back().memory;
+    void* const scratch = scratch_.memory;
     steps = ExactSums(world_, round).plan(sums, static_cast<std::byte*>(scratch));
   }
   for (std::size_t number = 0; number < std::max<std::size_t>(steps.size(), 1); ++number) {
@@ -232,16 +234,39 @@ void NcclPlane::wait_for(const Waiting& waiting) {
   }
 }
 
-/// Where somebody asks whether results are finite, they are read on the host.
+/// Where somebody asks whether results are finite, a kernel looks, or the host where there are no kernels.
 void NcclPlane::look_at_results(std::span<const Request> together, Clock::time_point deadline) {
-  std::vector<MarkPtr> copied;
+  std::vector<const Request*> asked;
   for (const Request& request : together) {
-    if (!request.finite_check || request.output_count == 0) continue;
-    const auto room = rooms_->take(*gpu_, request.output_bytes(),
+    if (request.finite_check && request.output_count > 0) asked.push_back(&request);
+  }
+  if (asked.empty()) return;
+  const std::size_t bytes = asked.size() * sizeof(std::uint32_t);
+  const FoldLauncher* folds = nullptr;
+  try {
+    folds = &FoldLauncher::on(*gpu_);
+    if (flags_.bytes < bytes) flags_ = reserve(std::bit_ceil(bytes));
+  } catch (const Error&) {
+    return read_results(asked, deadline);
+  }
+  auto* const flags = static_cast<std::uint32_t*>(flags_.memory);
+  gpu_->zero(flags, bytes, stream_);
+  for (std::size_t i = 0; i < asked.size(); ++i)
+    folds->look({asked[i]->output, asked[i]->output_count, asked[i]->dtype}, flags + i, stream_);
+  const auto room = rooms_->take(*gpu_, bytes, [](std::size_t most) { return std::make_shared<HeapBlock>(most); });
+  gpu_->wait(*gpu_->copy_to_host(room.get(), flags, bytes, *gpu_->mark(stream_)), deadline);
+  const auto* const found = reinterpret_cast<const std::uint32_t*>(room.get());
+  for (std::size_t i = 0; i < asked.size(); ++i) asked[i]->finite_check->note(found[i] == 0);
+}
+
+void NcclPlane::read_results(std::span<const Request* const> asked, Clock::time_point deadline) {
+  std::vector<MarkPtr> copied;
+  for (const Request* const request : asked) {
+    const auto room = rooms_->take(*gpu_, request->output_bytes(),
                                    [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
     const MarkPtr made = gpu_->mark(stream_);
-    copied.push_back(gpu_->copy_to_host(room.get(), request.output, request.output_bytes(), *made));
-    request.finite_check->read_instead({room.get(), request.output_count, request.dtype}, room);
+    copied.push_back(gpu_->copy_to_host(room.get(), request->output, request->output_bytes(), *made));
+    request->finite_check->read_instead({room.get(), request->output_count, request->dtype}, room);
   }
   for (const MarkPtr& mark : copied) gpu_->wait(*mark, deadline);
 }

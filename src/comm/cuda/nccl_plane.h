@@ -50,8 +50,8 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   enum class State { Unknown, Nccl, Staging, Broken };
   enum class Folding { Unknown, Known, None };
   struct Scratch {
-    void* memory;
-    std::size_t bytes;
+    void* memory = nullptr;
+    std::size_t bytes = 0;
   };
   class Call;
 
@@ -68,6 +68,8 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   static const Call& call_of(const Request& request);
   void check(NcclResult result, std::string_view what) const;
   void look_at_results(std::span<const Request> together, Clock::time_point deadline);
+  void read_results(std::span<const Request* const> asked, Clock::time_point deadline);
+  Scratch reserve(std::size_t bytes);
   NcclResult state_of_comm() const;
   void end_comm(bool healthy) noexcept;
   std::string where() const;
@@ -82,8 +84,10 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   Stream stream_ = nullptr;
   Folding folding_ = Folding::Unknown;  // whether all have kernels
   const FoldLauncher* folds_ = nullptr;
-  std::vector<Scratch> scratch_;    // the last one is used; none is given back before NCCL is
-  std::size_t agreed_scratch_ = 0;  // bytes that all have
+  std::vector<void*> reserved_;  // memory of the GPU; given back after NCCL is
+  Scratch scratch_;
+  std::size_t agreed_scratch_ = 0;                                  // bytes that all have
+  Scratch flags_;                                                   // of results that are not finite
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
 };
 

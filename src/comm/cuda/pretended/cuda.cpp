@@ -159,7 +159,7 @@ std::byte* behind(Address address, std::size_t bytes) {
 
 std::size_t pages(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-std::atomic<int> folds{0};
+std::atomic<int> folds{0}, looks{0};
 
 int copy(void* to, const void* from, std::size_t bytes, void* stream) {
   {
@@ -351,7 +351,7 @@ int cuLaunchKernel(void* kernel, unsigned blocks, unsigned, unsigned, unsigned p
       if (!reach(job.inputs[k], bytes)) return kInvalidValue;
     }
   }
-  if (one.folds && job.count > 0) ++folds;
+  if (job.count > 0) ++(one.folds ? folds : looks);
   stream_of(stream).put([&one, job] {
     for (unsigned own = 0; own < kLikeThreads; ++own) one.run(job, own, kLikeThreads);
   });
@@ -366,6 +366,8 @@ void* pretended_cuda_bytes(const void* address, std::size_t bytes) {
 }
 /// How often kernels have folded something, in this process.
 int pretended_cuda_folds() { return folds; }
+/// Likewise, looked for what is not finite.
+int pretended_cuda_looks() { return looks; }
 /// The next copy fails with this status, and everything after it. 0: nothing does any more.
 void pretended_cuda_fail(int status) {
   const std::lock_guard lock(driver().mutex);
