@@ -393,7 +393,7 @@ COHORT_DEVICE void fold_vectors(const FoldArguments& job, Index at, Index step) 
   const auto load = [&](int k, Words(&raw)[kAtOnce]) {
     const auto* const from = static_cast<const Words*>(job.inputs[k]) + at;
     COHORT_UNROLL
-    for (int u = 0; u < kAtOnce; ++u) raw[u] = from[u * step];
+    for (int u = 0; u < kAtOnce; ++u) raw[u] = from[static_cast<Index>(u) * step];
   };
   Words raw[kAtOnce];
   load(0, raw);
@@ -420,7 +420,7 @@ COHORT_DEVICE void fold_vectors(const FoldArguments& job, Index at, Index step) 
     Words result = {};
     COHORT_UNROLL
     for (int i = 0; i < kValues; ++i) Codec::set(result, i, Codec::finish(totals[u][i], job));
-    to[u * step] = result;
+    to[static_cast<Index>(u) * step] = result;
   }
 }
 
@@ -468,7 +468,7 @@ COHORT_DEVICE void look(const FoldArguments& job, Index own, Index threads) {
   for (; at + (kAtOnce - 1) * threads < vectors; at += kAtOnce * threads) {
     Words raw[kAtOnce];
     COHORT_UNROLL
-    for (int u = 0; u < kAtOnce; ++u) raw[u] = from[at + u * threads];
+    for (int u = 0; u < kAtOnce; ++u) raw[u] = from[at + static_cast<Index>(u) * threads];
     COHORT_UNROLL
     for (int u = 0; u < kAtOnce; ++u) look_at(raw[u]);
   }

@@ -87,6 +87,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   std::vector<void*> reserved_;  // memory of the GPU; given back after NCCL is
   Scratch scratch_;
   std::size_t agreed_scratch_ = 0;                                  // bytes that all have
+  bool told_of_memory_ = false;                                     // that it is not there
   Scratch flags_;                                                   // of results that are not finite
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
 };

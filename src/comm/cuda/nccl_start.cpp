@@ -141,7 +141,8 @@ bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
     return true;
   }
   if (std::any_of(all.begin(), all.end(), [](const Start& one) { return one.made == 0; })) folding_ = Folding::None;
-  if (placement_.rank == 0) {
+  if (placement_.rank == 0 && (folding_ == Folding::None || !told_of_memory_)) {
+    told_of_memory_ = true;
     log::warn("comm", "{} go by way of the host's memory -- rank {} cannot fold on its GPU: {}",
               folding_ == Folding::None ? "sums that are not NCCL's" : "some sums", failed - all.begin(), failed->why);
   }
