@@ -328,7 +328,8 @@ def all_types(day, ranks, environment):
 def times(day, ranks, environment, sums, *words):
     """The columns of nccl-tests: in place where that was measured."""
     sizes, calls = ("8K", "2") if day.pretended else ("64K,16M,256M", "10")
-    rows, lines = bench(day, ranks, environment, sums, "all", "--sizes", sizes, "-n", calls, "-w", "2", *words)
+    which = ["all"] if sums == "fast" else ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v"]
+    rows, lines = bench(day, ranks, environment, sums, *which, "--sizes", sizes, "-n", calls, "-w", "2", *words)
     columns = "{:17} {:>10} {:>9} {:>8} {:>6} {:>10} {:>8} {:>8} {:>6}"
     lines.append(columns.format("", "size", "count", "type", "redop", "time (us)", "algbw", "busbw", "#wrong"))
     for row in rows:
@@ -349,7 +350,7 @@ def try_all(day):
     in_pieces = {"COHORT_NCCL": "off", "COHORT_TEST_PIECE_BYTES": "16384"}
     day.step("trials by way of the host's memory in pieces", trials, day, in_pieces, PAIRS)
     day.step("all trials on one GPU, by NCCL where it can", trials, day, SHARING)
-    bytes_folded = str((1 if day.pretended else 256) << 20)
+    bytes_folded = str((1 if day.pretended else 4096) << 16)
     day.step("kernels that fold: bits and GB/s", peer, day, 1, {}, "folds", bytes_folded)
     with at_the_same_time(day):
         try_sums_and_training(day)
@@ -376,9 +377,10 @@ def try_sums_and_training(day):
         day.step(f"training, times: {name}", training_times, day, ranks, environment)
     bytes_staged = str((4 if day.pretended else 256) << 20)
     for name, ranks, environment in layouts(day, (1, 2)):
-        day.step(f"staging: {name}", peer, day, ranks, environment, "staging", bytes_staged)
+        day.step(f"staging: {name}", peer, day, ranks, dict(environment, COHORT_NCCL="off"), "staging", bytes_staged)
     for name, ranks, environment in layouts(day, (1, 2, 4)):
         for sums in ("fast", "exact"):
             day.step(f"cohort bench, {sums} sums: {name}", times, day, ranks, environment, sums)
         if "one GPU" in name:  # of one process: their kernels run at the same time
-            day.step(f"cohort bench, fast sums: {name}, threads", times, day, ranks, environment, "fast", "--threads")
+            for sums in ("fast", "exact"):
+                day.step(f"cohort bench, {sums} sums: {name}, threads", times, day, ranks, environment, sums, "--threads")

@@ -17,9 +17,17 @@ namespace cohort::comm::cuda {
 
 /// Where the ranks are, and this one among them.
 struct ExactWorld {
-  int rank = 0;
-  int size = 1;
-  std::vector<int> hosts = {};  ///< by rank, numbered from 0 without gaps; empty: all on one
+  /// `hosts`: by rank, numbered from 0 without gaps; empty: all on one.
+  ExactWorld(int own, int ranks, std::vector<int> hosts);
+
+  int rank;
+  int size;
+  std::vector<int> hosts;
+  std::vector<std::vector<int>> on;  ///< ranks by host, where there are several
+  int local = 0;                     ///< own number on the own host
+  /// Of each host, if all have as many, and more than one: ranks with one number on all hosts are a column, and less
+  /// goes between hosts. Else 0.
+  int columns = 0;
 };
 
 /// A FoldJob that has its own lists.
@@ -60,7 +68,8 @@ class ExactSums {
   /// Whether it has this reduction. The same on all ranks.
   static bool has(const Request& request) noexcept;
   /// Bytes of scratch memory for these requests, the same on all ranks.
-  static std::size_t scratch_of(std::span<const Request> requests, int ranks, std::size_t most_at_once = kMostAtOnce);
+  static std::size_t scratch_of(std::span<const Request> requests, const ExactWorld& world,
+                                std::size_t most_at_once = kMostAtOnce);
 
   ExactSums(const ExactWorld& world, const Round& round, std::size_t most_at_once = kMostAtOnce)
       : world_(world), round_(round), most_at_once_(most_at_once) {}
@@ -68,17 +77,30 @@ class ExactSums {
   std::vector<ExactStep> plan(std::span<const Request> requests, std::byte* scratch);
 
  private:
-  void add(const Request& request);
+  using Inputs = std::vector<const std::byte*>;
+  using Rooms = std::vector<std::byte*>;
+
   void add_small(const Request& request);
   void add_slices(const Request& request);
   void add_parts(const Request& request);
-  /// Room in the scratch memory of a step, in which pieces are exchanged.
+  /// The same by columns: over the ranks of each host first, then between hosts.
+  void add_columns(const Request& request);
+  void add_parts_of_columns(const Request& request);
+  bool goes_by_columns(const Request& request) const noexcept;
+  /// Room in the scratch memory of a step, in which pieces are exchanged; it is used until the next one is over.
   std::byte* take(std::size_t bytes);
   ExactStep& step(std::size_t number);
+  void send(ExactStep& in, const std::byte* from, std::size_t bytes, int peer) const;
+  void receive(ExactStep& in, std::byte* to, std::size_t bytes, int peer) const;
   bool counts(int rank) const noexcept;
   /// Of what the ranks bring, by rank; where it was received, there is room for hosts' sums.
-  void fold(const Request& request, const std::vector<const std::byte*>& inputs, const std::vector<std::byte*>& rooms,
-            std::byte* output, std::int64_t count);
+  void fold(const Request& request, const Inputs& inputs, const Rooms& rooms, std::byte* output, std::int64_t count);
+  /// The sum of these ranks, of one host among several.
+  ExactFold sum_of(const Request& request, const std::vector<int>& ranks, const Inputs& inputs, std::byte* output,
+                   std::int64_t count) const;
+  /// Of hosts' sums to the result.
+  ExactFold sum_of_hosts(const Request& request, std::byte* output, std::int64_t count) const;
+  bool is_scaled(const Request& request) const noexcept { return !round_.fractions.empty() || request.prescale != 1; }
 
   const ExactWorld& world_;
   const Round& round_;

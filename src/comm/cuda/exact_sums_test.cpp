@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -90,7 +91,7 @@ Bytes folded(const Trial& trial, const std::vector<int>& hosts, const Round& rou
   last.divisor = round.fractions.empty() ? static_cast<std::int64_t>(round.contributors.size()) : 1;
   last.postscale = trial.postscale;
   std::vector<Bytes> partials;
-  for (int host = 0; host <= (hosts.empty() ? 0 : hosts.back()); ++host) {
+  for (int host = 0; host <= (hosts.empty() ? 0 : *std::max_element(hosts.begin(), hosts.end())); ++host) {
     Factors own;
     std::vector<Bytes> here;
     for (std::size_t i = 0; i < round.contributors.size(); ++i) {
@@ -154,8 +155,8 @@ void run(const std::vector<Trial>& trials, int size, const std::vector<int>& hos
   }
   for (std::size_t r = 0; r < all; ++r) {
     Rank& rank = ranks[r];
-    worlds.push_back(std::make_unique<ExactWorld>(ExactWorld{static_cast<int>(r), size, hosts}));
-    const std::size_t bytes = ExactSums::scratch_of(rank.requests, size, most);
+    worlds.push_back(std::make_unique<ExactWorld>(static_cast<int>(r), size, hosts));
+    const std::size_t bytes = ExactSums::scratch_of(rank.requests, *worlds.back(), most);
     EXPECT_LE(bytes, 2 * most);
     rank.scratch.assign(bytes + kGuard, std::byte{0x5A});
     rank.steps = ExactSums(*worlds.back(), round, most).plan(rank.requests, rank.scratch.data());
@@ -220,12 +221,16 @@ std::vector<Trial> some_trials(int size, std::int64_t count, std::uint64_t seed)
 }
 
 TEST(ExactSums, HaveTheReferencesBitsInAnyNumberOfSteps) {
-  const std::vector<std::vector<int>> layouts[] = {{{}, {0, 0}}, {{}, {0, 1, 1}}, {{}, {0, 0, 1, 1}, {0, 1, 2, 2}}};
-  for (int size = 2; size <= 4; ++size) {
+  const std::vector<std::vector<int>> layouts[] = {{{}, {0, 1}},
+                                                   {{}, {0, 1, 1}},
+                                                   {{}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 2, 2}},
+                                                   {},
+                                                   {{0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1, 1}}};
+  for (int size = 2; size <= 6; ++size) {
     for (const std::vector<int>& hosts : layouts[size - 2]) {
       for (const std::size_t most : {std::size_t{4096}, std::size_t{1} << 16, ExactSums::kMostAtOnce}) {
         // What is larger than 64 KiB is cut into slices: many steps, some, or one.
-        const std::int64_t count = most == 4096 ? 30000 : 60000;
+        const std::int64_t count = 24000;
         if (most == 4096) {
           std::vector<Trial> trials;
           for (Trial& trial : some_trials(size, count, 77))

@@ -42,7 +42,7 @@ TEST(GpuFolds, FindWhatIsNotFinite) {
   GpuFolds gpu(cuda::Gpu::at(0));
   constexpr std::size_t kCount = 101;
   for (std::size_t at = 0; at < kCount; ++at) {
-    for (const std::size_t skew : {0, 1}) {
+    for (const std::size_t skew : {0u, 1u}) {
       const auto found = [&](DType dtype, const Bytes& values) { return gpu.has_non_finite(dtype, values, skew); };
       EXPECT_TRUE(found(DType::Float32, with(std::numeric_limits<float>::quiet_NaN(), at, kCount)));
       EXPECT_FALSE(found(DType::Float32, with(std::numeric_limits<float>::max(), at, kCount)));

@@ -4,6 +4,8 @@
 #include "comm/finite_check.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <functional>
 #include <new>
 #include <utility>
@@ -115,23 +117,26 @@ std::optional<NcclResult> NcclPlane::state_of_comm() {
 /// What NCCL has been given, in its stream.
 class NcclPlane::Flight final : public Direct::InFlight {
  public:
-  Flight(std::shared_ptr<NcclPlane> plane, std::span<const Request> together, std::string what, MarkPtr made,
-         std::vector<MarkPtr> read)
+  Flight(std::shared_ptr<NcclPlane> plane, std::span<const Request> together, std::string what, MarkPtr made, Look look)
       : plane_(std::move(plane)),
         together_(together),
         what_(std::move(what)),
         made_(std::move(made)),
-        read_(std::move(read)) {}
+        look_(std::move(look)) {}
 
   bool over(Clock::time_point deadline) override {
     const Gpu& gpu = *plane_->gpu_;
-    const bool there = gpu.passed(*made_) &&
-                       std::all_of(read_.begin(), read_.end(), [&](const MarkPtr& mark) { return gpu.passed(*mark); });
+    const bool there = gpu.passed(*made_) && std::all_of(look_.there.begin(), look_.there.end(),
+                                                         [&](const auto& mark) { return gpu.passed(*mark); });
     // An abort lets the stream go on, without a result: so this is asked after that.
     const auto state = plane_->state_of_comm();
     if (!state) return false;
     const bool well = *state == NcclResult::Success || *state == NcclResult::InProgress;
-    if (there && well) return true;
+    if (there && well) {
+      const auto* const flags = reinterpret_cast<const std::uint32_t*>(look_.flags.get());
+      for (std::size_t i = 0; i < look_.asked.size(); ++i) look_.asked[i]->note(flags[i] == 0);
+      return true;
+    }
     if (!well) {
       // NCCL sees that a connection is broken before it is known that a rank has died: then that rank is named.
       const auto now = Clock::now();
@@ -150,7 +155,7 @@ class NcclPlane::Flight final : public Direct::InFlight {
   const std::span<const Request> together_;
   const std::string what_;
   const MarkPtr made_;
-  const std::vector<MarkPtr> read_;  // copies of results, where somebody looks at them
+  const Look look_;
   std::optional<Clock::time_point> failing_;
 };
 
@@ -205,7 +210,7 @@ std::shared_ptr<Direct::InFlight> NcclPlane::give(std::span<const Request> toget
   }
   std::vector<ExactStep> exchanges;
   if (!sums.empty()) {
-    void* const scratch = scratch_.back().memory;
+    void* const scratch = scratch_.memory;
     exchanges = ExactSums(world_, round).plan(sums, static_cast<std::byte*>(scratch));
   }
   for (std::size_t number = 0; number < std::max<std::size_t>(exchanges.size(), 1); ++number) {
@@ -218,8 +223,7 @@ std::shared_ptr<Direct::InFlight> NcclPlane::give(std::span<const Request> toget
     for (const ExactFold& fold : step.exchange->folds) folds_->fold(fold.bound(), stream_);
   }
   MarkPtr made = gpu_->mark(stream_);
-  std::vector<MarkPtr> read = read_results(together, *made);
-  return std::make_shared<Flight>(shared_from_this(), together, what, std::move(made), std::move(read));
+  return std::make_shared<Flight>(shared_from_this(), together, what, std::move(made), look_at_results(together));
 }
 
 void NcclPlane::give_step(const Step& step, std::string_view what) {
@@ -283,17 +287,44 @@ void NcclPlane::require_in_time(std::span<const Request> together, std::string_v
         what, where());
 }
 
-/// Where somebody asks whether results are finite, they are read on the host.
-std::vector<MarkPtr> NcclPlane::read_results(std::span<const Request> together, const Mark& made) {
-  std::vector<MarkPtr> copied;
+/// Where somebody asks whether results are finite, a kernel looks, or the host where there are no kernels.
+NcclPlane::Look NcclPlane::look_at_results(std::span<const Request> together) {
+  std::vector<const Request*> asked;
   for (const Request& request : together) {
-    if (!request.finite_check || request.output_count == 0) continue;
-    const auto room = rooms_->take(*gpu_, request.output_bytes(),
-                                   [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
-    copied.push_back(gpu_->copy_to_host(room.get(), request.output, request.output_bytes(), made));
-    request.finite_check->read_instead({room.get(), request.output_count, request.dtype}, room);
+    if (request.finite_check && request.output_count > 0) asked.push_back(&request);
   }
-  return copied;
+  if (asked.empty()) return {};
+  const std::size_t bytes = asked.size() * sizeof(std::uint32_t);
+  const FoldLauncher* folds = nullptr;
+  try {
+    folds = &FoldLauncher::on(*gpu_);
+    if (flags_.bytes < bytes) flags_ = reserve(std::bit_ceil(bytes));
+  } catch (const Error&) {
+    return read_results(asked);
+  }
+  auto* const flags = static_cast<std::uint32_t*>(flags_.memory);
+  gpu_->zero(flags, bytes, stream_);
+  Look look;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    folds->look({asked[i]->output, asked[i]->output_count, asked[i]->dtype}, flags + i, stream_);
+    look.asked.push_back(asked[i]->finite_check);
+  }
+  look.flags = rooms_->take(*gpu_, bytes, [](std::size_t most) { return std::make_shared<HeapBlock>(most); });
+  look.there.push_back(gpu_->copy_to_host(look.flags.get(), flags, bytes, *gpu_->mark(stream_)));
+  gpu_->put_after(stream_, *look.there.back());  // the next operation's flags lie there, too
+  return look;
+}
+
+NcclPlane::Look NcclPlane::read_results(std::span<const Request* const> asked) {
+  Look look;
+  for (const Request* const request : asked) {
+    const auto room = rooms_->take(*gpu_, request->output_bytes(),
+                                   [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
+    const MarkPtr made = gpu_->mark(stream_);
+    look.there.push_back(gpu_->copy_to_host(room.get(), request->output, request->output_bytes(), *made));
+    request->finite_check->read_instead({room.get(), request->output_count, request->dtype}, room);
+  }
+  return look;
 }
 
 }  // namespace cohort::comm::cuda

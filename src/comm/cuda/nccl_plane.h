@@ -53,8 +53,8 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   enum class State { Unknown, Nccl, Staging, Broken };
   enum class Folding { Unknown, Known, None };
   struct Scratch {
-    void* memory;
-    std::size_t bytes;
+    void* memory = nullptr;
+    std::size_t bytes = 0;
   };
   class Call;
   class Flight;
@@ -73,7 +73,15 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   void check(NcclResult result, std::string_view what) const;
   /// Throws Timeout if they should be over.
   void require_in_time(std::span<const Request> together, std::string_view what, Clock::time_point deadline) const;
-  std::vector<MarkPtr> read_results(std::span<const Request> together, const Mark& made);
+  /// What becomes known of results once these marks are passed.
+  struct Look {
+    std::vector<MarkPtr> there;
+    std::vector<std::shared_ptr<FiniteCheck>> asked = {};
+    std::shared_ptr<std::byte> flags = {};  // by what is asked: not 0 if something is not finite
+  };
+  Look look_at_results(std::span<const Request> together);
+  Look read_results(std::span<const Request* const> asked);
+  Scratch reserve(std::size_t bytes);
   /// Nullopt: it has been ended.
   std::optional<NcclResult> state_of_comm();
   void end_comm(bool healthy) noexcept;
@@ -91,8 +99,11 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   Stream stream_ = nullptr;
   Folding folding_ = Folding::Unknown;  // whether all have kernels
   const FoldLauncher* folds_ = nullptr;
-  std::vector<Scratch> scratch_;    // the last one is used; none is given back before NCCL is
-  std::size_t agreed_scratch_ = 0;  // bytes that all have
+  std::vector<void*> reserved_;  // memory of the GPU; given back after NCCL is
+  Scratch scratch_;
+  std::size_t agreed_scratch_ = 0;                                  // bytes that all have
+  bool told_of_memory_ = false;                                     // that it is not there
+  Scratch flags_;                                                   // of results that are not finite
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
 };
 

@@ -119,7 +119,7 @@ Start NcclPlane::start(const NcclId& id, Direct::Ranks& ranks) {
 
 bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
   if (folding_ == Folding::None || placement_.size > static_cast<int>(FoldLauncher::kMostInputs)) return false;
-  const std::size_t wanted = ExactSums::scratch_of(sums, placement_.size);
+  const std::size_t wanted = ExactSums::scratch_of(sums, world_);
   if (wanted <= agreed_scratch_ && folding_ == Folding::Known) return true;
   // Now nothing of NCCL's is under way: a driver that compiles or finds memory may wait for all that is.
   const std::size_t bytes = std::bit_ceil(std::max(wanted, kLeastScratch));
@@ -127,7 +127,7 @@ bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
   try {
     folds_ = &FoldLauncher::on(*gpu_);
     folding_ = Folding::Known;
-    if (scratch_.empty() || scratch_.back().bytes < bytes) scratch_.push_back({gpu_->reserve(bytes), bytes});
+    if (scratch_.bytes < bytes) scratch_ = reserve(bytes);
     own.made = 1;
   } catch (const Error& error) {
     put_text(own.why, error.what());
@@ -141,11 +141,17 @@ bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
     return true;
   }
   if (std::any_of(all.begin(), all.end(), [](const Start& one) { return one.made == 0; })) folding_ = Folding::None;
-  if (placement_.rank == 0) {
+  if (placement_.rank == 0 && (folding_ == Folding::None || !told_of_memory_)) {
+    told_of_memory_ = true;
     log::warn("comm", "{} go by way of the host's memory -- rank {} cannot fold on its GPU: {}",
               folding_ == Folding::None ? "sums that are not NCCL's" : "some sums", failed - all.begin(), failed->why);
   }
   return false;
+}
+
+NcclPlane::Scratch NcclPlane::reserve(std::size_t bytes) {
+  reserved_.push_back(gpu_->reserve(bytes));
+  return {reserved_.back(), bytes};
 }
 
 void NcclPlane::end_comm(bool healthy) noexcept {
@@ -158,13 +164,13 @@ void NcclPlane::end_comm(bool healthy) noexcept {
   }
   if (comm == nullptr) return;
   const auto end = healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
-  // Where NCCL may hang, something may still use the scratch memory.
-  const auto scratch = healthy ? std::exchange(scratch_, {}) : std::vector<Scratch>();
-  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, gpu = gpu_, scratch] {
+  // Where NCCL may hang, something may still use the memory.
+  const auto reserved = healthy ? std::exchange(reserved_, {}) : std::vector<void*>();
+  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, gpu = gpu_, reserved] {
     try {
       const InGpu here(*gpu);
       end(comm);
-      for (const Scratch& one : scratch) gpu->free(one.memory);
+      for (void* const memory : reserved) gpu->free(memory);
     } catch (const Error&) {  // the GPU has failed: there is nothing to give back
     }
   });

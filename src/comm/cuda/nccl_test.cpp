@@ -30,6 +30,7 @@ int count_of(const char* what) {
 }
 int operations() { return count_of("pretended_nccl_operations"); }
 int aborts() { return count_of("pretended_nccl_aborts"); }
+int looks() { return of_driver<int()>("pretended_cuda_looks")(); }
 int folds() { return of_driver<int()>("pretended_cuda_folds")(); }
 
 class OnNccl : public ::testing::Test {
@@ -39,6 +40,7 @@ class OnNccl : public ::testing::Test {
     aborts_ = aborts();
     cuda::Gpu::count();  // loads the driver
     folds_ = folds();
+    looks_ = looks();
   }
   void TearDown() override {
     for (const char* name : {"PRETENDED_NCCL_TROUBLE", "NCCL_MULTI_RANK_GPU_ENABLE", "COHORT_GPU_SUMS"})
@@ -50,6 +52,7 @@ class OnNccl : public ::testing::Test {
   int aborted() const { return aborts() - aborts_; }
   /// By kernels, each rank's counted.
   int folded() const { return folds() - folds_; }
+  int looked() const { return looks() - looks_; }
   /// It is left to a thread, and takes a moment.
   bool come_to_abort(int number) const {
     for (int i = 0; i < 2000 && aborted() < number; ++i) std::this_thread::sleep_for(1ms);
@@ -59,7 +62,13 @@ class OnNccl : public ::testing::Test {
   int operations_ = 0;
   int aborts_ = 0;
   int folds_ = 0;
+  int looks_ = 0;
 };
+
+bool on_several_hosts() {
+  const char* const world = std::getenv("COHORT_TEST_WORLD");
+  return world != nullptr && std::string_view(world).starts_with("hosts");
+}
 
 /// Each rank on a GPU of its own.
 Floats floats(Communicator& comm, std::vector<float> values) { return {comm, std::move(values), comm.rank()}; }
@@ -163,6 +172,24 @@ TEST_F(OnNccl, FoldsExactSumsAndWhatItCannotDo) {
   EXPECT_EQ(carried_out(), 6 * 2);  // by staging
 }
 
+TEST_F(OnNccl, KernelsFindWhatIsNotFinite) {
+  run_world(2, [&](Communicator comm) {
+    const float infinite = std::numeric_limits<float>::infinity();
+    for (const GpuSums sums : {GpuSums::Fast, GpuSums::Exact}) {
+      const Floats good = floats(comm, {1, 2}), bad = floats(comm, {1, 2, comm.rank() == 1 ? infinite : 3});
+      const Buffer group[] = {good.buffer(), bad.buffer()};
+      Work work = comm.all_reduce(group, {.check_finite = true, .gpu_sums = sums});
+      work.wait();
+      EXPECT_EQ(work.finite(), false);
+      Work fine = comm.all_reduce(good.buffer(), {.check_finite = true, .gpu_sums = sums});
+      fine.wait();
+      EXPECT_EQ(fine.finite(), true);
+    }
+  });
+  EXPECT_EQ(carried_out(), 2 * 4);
+  EXPECT_EQ(looked(), 2 * 6);
+}
+
 // Large enough that slices are exchanged, in a group of all that there is.
 TEST_F(OnNccl, FoldsGroupsInFewSteps) {
   constexpr std::size_t kCount = 100001;
@@ -176,7 +203,8 @@ TEST_F(OnNccl, FoldsGroupsInFewSteps) {
       EXPECT_EQ(large.values(), std::vector<float>(kCount, static_cast<float>(3 * ranks)));
       EXPECT_EQ(small.values(), std::vector<float>{static_cast<float>(3 * (ranks - 1))});
     });
-    EXPECT_EQ(carried_out() - before, 2 * ranks);
+    // Over the ranks of each host first, where there are several.
+    EXPECT_EQ(carried_out() - before, (on_several_hosts() && ranks == 4 ? 4 : 2) * ranks);
   }
 }
 
@@ -272,8 +300,7 @@ TEST_F(OnNccl, BuffersOfAnotherGpuAreRefused) {
 }
 
 TEST_F(OnNccl, WhatMayBeCodeDoesNotGoBetweenHostsByIt) {
-  const char* const world = std::getenv("COHORT_TEST_WORLD");
-  const bool several = world != nullptr && std::string_view(world).starts_with("hosts");
+  const bool several = on_several_hosts();
   run_world(2, [](Communicator comm) {
     const Floats data = floats(comm, {1, 2});
     comm.broadcast(Buffer(data.data(), 8, DType::UInt8, {DeviceType::CUDA, comm.rank()})).wait();
@@ -283,8 +310,7 @@ TEST_F(OnNccl, WhatMayBeCodeDoesNotGoBetweenHostsByIt) {
 }
 
 TEST_F(OnNccl, HostsThatEncryptDoNotUseIt) {
-  const char* const world = std::getenv("COHORT_TEST_WORLD");
-  const bool several = world != nullptr && std::string_view(world).starts_with("hosts");
+  const bool several = on_several_hosts();
   ::setenv("COHORT_ENCRYPT", "1", 1);
   run_world(2, [](Communicator comm) {
     const Floats data = floats(comm, {1, 2});

@@ -102,7 +102,7 @@ inline int try_folds(GpuFolds& gpu, const std::function<void(const std::string&)
       const auto dtype = static_cast<DType>(d);
       const auto op = static_cast<ReduceOp>(o);
       if (!supports(dtype, op)) continue;
-      for (const std::size_t ranks : {0, 1, 2, 3, 7}) {
+      for (const std::size_t ranks : {0u, 1u, 2u, 3u, 7u}) {
         for (const std::int64_t count : {1, 5, 64, 1003, 5000}) {
           std::vector<Bytes> inputs;
           for (std::size_t k = 0; k < ranks; ++k) inputs.push_back(interesting(dtype, count, 100 * ranks + k));
@@ -115,7 +115,7 @@ inline int try_folds(GpuFolds& gpu, const std::function<void(const std::string&)
           }
           for (const Factors& one : factors) {
             if (count == 5000 && (ranks < 2 || &one == &factors[1])) continue;
-            for (const std::size_t skew : {0, 1}) {
+            for (const std::size_t skew : {0u, 1u}) {
               ++folds;
               const Bytes right = reference_fold(dtype, op, inputs, count, one);
               const Bytes result = gpu.fold(dtype, op, inputs, count, one, skew);

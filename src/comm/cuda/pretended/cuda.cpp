@@ -161,7 +161,7 @@ std::byte* behind(Address address, std::size_t bytes) {
 
 std::size_t pages(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-std::atomic<int> folds{0};
+std::atomic<int> folds{0}, looks{0};
 
 enum Way { kToHost, kToDevice, kWithin };
 
@@ -370,7 +370,7 @@ int cuLaunchKernel(void* kernel, unsigned blocks, unsigned, unsigned, unsigned p
       if (!reach(job.inputs[k], bytes)) return kInvalidValue;
     }
   }
-  if (one.folds && job.count > 0) ++folds;
+  if (job.count > 0) ++(one.folds ? folds : looks);
   stream_of(stream).put([&one, job] {
     for (unsigned own = 0; own < kLikeThreads; ++own) one.run(job, own, kLikeThreads);
   });
@@ -385,6 +385,8 @@ void* pretended_cuda_bytes(const void* address, std::size_t bytes) {
 }
 /// How often kernels have folded something, in this process.
 int pretended_cuda_folds() { return folds; }
+/// Likewise, looked for what is not finite.
+int pretended_cuda_looks() { return looks; }
 /// Bytes of the host's memory that are pinned.
 std::size_t pretended_cuda_pinned() {
   const std::lock_guard lock(driver().mutex);
