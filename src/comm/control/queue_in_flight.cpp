@@ -17,8 +17,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLook = 5ms;  // between looks at the other ranks
-constexpr auto kGrace = 1s;  // for what is in flight to say itself that it is late
+constexpr auto kLook = 5ms;          // between looks at the other ranks
+constexpr auto kGrace = 1s;          // for what is in flight to say itself that it is late
+constexpr auto kUnattended = 500us;  // between looks at what nobody waits for
 constexpr auto kLeaving = 1ms;
 
 }  // namespace
@@ -148,7 +149,7 @@ void Queue::watch_from_now_on() {
 void Queue::watch() noexcept {
   ::pthread_setname_np(::pthread_self(), "cohort-gpu");
   times::leave_out_this_thread();
-  cuda::Pauses pauses;
+  cuda::Pauses pauses(kUnattended);
   auto looked = Clock::time_point{};
   std::unique_lock lock(mutex_);
   while (true) {
@@ -172,7 +173,7 @@ void Queue::watch() noexcept {
     } else if (stopping_ && queue_.empty() && !running_) {
       break;
     } else {
-      pauses = {};
+      pauses.begin_again();
       if (stopping_) {
         to_watch_.wait_for(lock, kLeaving);
       } else {
