@@ -65,7 +65,8 @@ bool Queue::look_in_flight() noexcept {
     try {
       const bool over = first->in_flight_->over(first->deadline());
       if (!over && late && late != first) late->in_flight_->over(late->deadline());
-      if (!over) return any;
+      // NCCL's kernels may go on past a rank that has given up, with what is no data: whoever gives up says so before.
+      if (!over || ended()) return any;
     } catch (const Error& error) {
       fail_in_flight(error);
       return true;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@ using namespace std::chrono_literals;
 constexpr auto kMostToStart = 60s;     // for NCCL to connect the ranks; without it they go by staging
 constexpr auto kEnding = 2s;           // for NCCL to give back what it has
 constexpr auto kEndingBroken = 200ms;  // likewise in a world that has ended: the error is waited for
+constexpr auto kTelling = 100ms;  // for other hosts to hear that it has, before kernels go on without this rank's data
 
 /// Runs what may hang on a thread of its own, and leaves it there if it does.
 template <class Body>
@@ -124,8 +126,11 @@ void NcclPlane::end_comm(bool healthy) noexcept {
   }
   if (comm == nullptr) return;
   const auto end = healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
-  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, gpu = gpu_] {
+  const bool several_hosts = placement_.local_size < placement_.size;
+  const auto before = healthy || !several_hosts ? 0ms : kTelling;
+  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_] {
     try {
+      std::this_thread::sleep_for(before);
       const InGpu here(*gpu);
       end(comm);
     } catch (const Error&) {  // the GPU has failed: there is nothing to give back
