@@ -240,15 +240,16 @@ def harm(day, ranks, environment, what):
         text = peer(day, ranks, environment, what)
     except Failed as failed:
         text = str(failed)  # a job of which a rank was killed fails
+    aborted = what.startswith("abort")
     told = [json.loads(line[line.index("{") :]) for line in text.splitlines() if re.search(r'\{"(harm|at)":', line)]
     at = [one["harm"] for one in told if "harm" in one]
     errors = [one for one in told if "error" in one]
-    if len(at) != 1 or len(errors) != (ranks if what == "abort" else ranks - 1):
+    if len(at) != 1 or len(errors) != (ranks if aborted else ranks - 1):
         raise Failed("not all ranks have told how they ended\n" + text)
     lines = [line for line in text.splitlines() if "cohort info: " in line and " > " not in line]
     for one in sorted(errors, key=lambda one: one["rank"]):
         lines.append(f"rank {one['rank']}: {one['error']} after {one['at'] - at[0]:.3f} s: {one.get('text', '')}")
-    wanted = "Aborted" if what == "abort" else "PeerLost"
+    wanted = "Aborted" if aborted else "PeerLost"
     late = max(one["at"] for one in errors) - at[0]
     limit = NAMED_WITHIN * (5 if day.pretended else 1)  # tests run on busy machines
     if late > limit or any(one["error"] != wanted for one in errors):
@@ -358,6 +359,9 @@ def try_all(day):
         day.step(f"abort while hanging: {name}", harm, day, ranks, environment, "abort")
     for name, ranks, environment in layouts(day, (2, 4)):
         day.step(f"from kill to named error: {name}", harm, day, ranks, environment, "kill")
+    for name, ranks, environment in layouts(day, (2,)):
+        for what in ("abort", "kill"):
+            day.step(f"{what} while nobody waits: {name}", harm, day, ranks, environment, f"{what}-unawaited")
 
 
 def try_sums_and_training(day):
@@ -366,6 +370,8 @@ def try_sums_and_training(day):
         day.step(f"bits of sums: {name}", peer, day, ranks, environment, "bits", bytes_of_sums)
     for name, ranks, environment in layouts(day, (2, 4)):
         day.step(f"fast sums of all types: {name}", all_types, day, ranks, environment)
+    for name, ranks, environment in layouts(day, (2,)):
+        day.step(f"the host's time of a sum: {name}", peer, day, ranks, environment, "calls")
     for way in ("world", "nn", "horovod", "distributed"):
         day.step(f"training: {way}", training, day, way)
     if not day.pretended:

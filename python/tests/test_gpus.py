@@ -1,8 +1,11 @@
 """Arrays of a GPU in cohort's own operations, over a driver and an NCCL that pretend (comm/cuda/pretended): torch's tensors,
 known by what they can do, and DLPack's. 2 ranks, which share a GPU."""
 
+import array
 import ctypes
+import os
 import sys
+import threading
 import types
 import unittest
 import unittest.mock
@@ -103,7 +106,7 @@ class Gpus(unittest.TestCase):
         assert CUDA.cuStreamCreate(ctypes.byref(self.stream), 0) == 0
 
         def current_stream(device):
-            self.streams.append(device.index)
+            self.streams.append(getattr(device, "index", device))
             return types.SimpleNamespace(cuda_stream=self.stream.value)
 
         # A torch without CUDA has no streams.
@@ -124,6 +127,42 @@ class Gpus(unittest.TestCase):
         self.world.all_reduce(tensor)
         self.assertEqual(list(tensor.seen), [10.0, 4.0])
         self.assertEqual(self.streams, [0])
+
+    def test_streams_come_after_results(self):
+        tensor = Tensor([1.0, 2.0])
+        self.world.all_reduce(tensor)
+        self.world.barrier()
+        seen, ended = [], threading.Event()
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+        @function
+        def kernel(_):
+            seen.append(list(tensor.seen))
+            if len(seen) == 3:
+                ended.set()
+
+        others = [ctypes.c_void_p(), ctypes.c_void_p()]
+        for stream in others:
+            assert CUDA.cuStreamCreate(ctypes.byref(stream), 0) == 0
+        with unittest.mock.patch.dict(os.environ, PRETENDED_NCCL_DELAY="300"):
+            work = self.world.all_reduce(tensor, async_op=True)
+            work.synchronize()
+            work.synchronize(others[0].value)
+            work.synchronize(types.SimpleNamespace(ptr=others[1].value))
+            self.assertFalse(work.done())
+            for stream in (self.stream, *others):
+                assert CUDA.cuLaunchHostFunc(stream, kernel, None) == 0
+            self.assertTrue(ended.wait(30))
+        self.assertEqual(seen, [[4.0, 8.0]] * 3)
+        work.wait()
+        work.synchronize()
+        work = self.world.all_reduce(tensor, async_op=True)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "stream is a CUDA stream"):
+            work.synchronize("default")
+        work.wait()
+        host = self.world.all_reduce(array.array("f", [1.0]), async_op=True)
+        host.synchronize()
+        self.assertTrue(host.done())
 
     def test_all_operations_take_them(self):
         rank = cohort.rank()

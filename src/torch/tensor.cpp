@@ -41,7 +41,7 @@ Buffer as_bytes(const at::Tensor& tensor) {
           device.type == DeviceType::CPU ? DType::UInt8 : DType::Int8, device};
 }
 
-// Of one GPU: each where it lies, all as one operation.
+// Of one GPU: each where it lies, all as one operation, for which the current stream waits.
 void broadcast_on_gpu(Communicator& comm, const std::vector<at::Tensor>& tensors, int root) {
   std::vector<at::Tensor> flat;
   std::vector<Buffer> buffers;
@@ -50,7 +50,8 @@ void broadcast_on_gpu(Communicator& comm, const std::vector<at::Tensor>& tensors
     flat.push_back(tensor.detach().contiguous());
     buffers.push_back(as_bytes(flat.back()));
   }
-  comm.broadcast(buffers, {.root = root}).wait();
+  if (buffers.empty()) return;
+  keep_until_done(comm.broadcast(buffers, {.root = root}), flat).synchronize(buffers.front().device);
   std::size_t at = 0;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.nbytes() == 0) continue;

@@ -4,7 +4,9 @@
 //   staging BYTES   operations by way of the host's memory, whole and in pieces, against copies of pinned memory
 //   abort           rank 0's stream hangs in the midst of a sum; a second later the last rank gives up
 //   kill            likewise, and rank 0 is killed
-// Lines of the last two are JSON, with times of the machine's steady clock in seconds.
+//   abort-unawaited, kill-unawaited   the same where a stream waits for the sum, and no rank does
+//   calls           what a small sum takes of the host's time, where the host waits and where a stream does
+// Lines of abort and kill are JSON, with times of the machine's steady clock in seconds.
 #include "bench/gpus.h"
 #include "comm/cuda/cut.h"
 #include "comm/cuda/driver.h"
@@ -25,7 +27,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -267,7 +271,7 @@ void hold(const Gpu& gpu, void* stream, std::atomic<bool>& go) {
   if (status != 0) throw std::runtime_error(fmt::format("cuLaunchHostFunc: error {}", status));
 }
 
-int come_to_harm(Communicator& comm, bool killed) {
+int come_to_harm(Communicator& comm, bool killed, bool awaited) {
   static std::atomic<bool> go{false};
   ::signal(SIGTERM, SIG_IGN);  // the launcher ends a job one of whose ranks was killed; its grace is enough to tell
   const OnGpu memory(comm, kMuch);
@@ -286,11 +290,21 @@ int come_to_harm(Communicator& comm, bool killed) {
     comm.abort("it was to be given up");
   });
   nlohmann::json told = {{"rank", comm.rank()}, {"error", "none"}};
+  std::optional<Error> failed;
   try {
-    work.wait();
+    if (awaited) {
+      work.wait();
+    } else {
+      work.synchronize({DeviceType::CUDA, memory.gpu().index(), memory.gpu().make_stream()});
+      while (!work.done()) std::this_thread::sleep_for(1ms);
+      failed = work.error();
+    }
   } catch (const Error& error) {
-    told["error"] = to_string(error.code());
-    told["text"] = error.what();
+    failed = error;
+  }
+  if (failed) {
+    told["error"] = to_string(failed->code());
+    told["text"] = failed->what();
   }
   told["at"] = seconds(Clock::now());
   say(told.dump());
@@ -299,12 +313,51 @@ int come_to_harm(Communicator& comm, bool killed) {
   return told["error"] == (killed ? "PeerLost" : "Aborted") ? 0 : 1;
 }
 
+// --- who waits ---
+
+int measure_calls(Communicator& comm) {
+  constexpr int kCalls = 200;
+  bool right = true;
+  for (const std::size_t bytes : {std::size_t{4} << 10, kMuch}) {
+    const OnGpu memory(comm, bytes);
+    const auto count = static_cast<std::int64_t>(bytes / sizeof(float));
+    void* const stream = memory.gpu().make_stream();
+    const Buffer buffer = memory.buffer(count, DType::Float32, stream);
+    const std::vector<float> ones(static_cast<std::size_t>(count), 1);
+    memory.put(ones.data(), bytes);
+    const auto call = [&] { return comm.all_reduce(buffer, {.op = ReduceOp::Average}); };
+    const auto per_call = [](double seconds) { return seconds / kCalls * 1e6; };
+    const double waiting = best_time(comm, [&] {
+      for (int i = 0; i < kCalls; ++i) call().wait();
+    });
+    double of_host = 1e9;
+    const double ordering = best_time(comm, [&] {
+      const auto begun = Clock::now();
+      for (int i = 0; i < kCalls - 1; ++i) call().synchronize(buffer.device);
+      of_host = std::min(of_host, std::chrono::duration<double>(Clock::now() - begun).count());
+      call().wait();
+    });
+    std::vector<float> values(ones.size());
+    memory.get(values.data(), bytes);
+    right = right && values == ones;
+    memory.gpu().end_stream(stream);
+    if (comm.rank() != 0) continue;
+    say(
+        fmt::format("{} ranks, all_reduce(float32[{}]), us a call: {:.1f} where the host waits, {:.1f} where a stream "
+                    "does, of which the host has {:.1f}",
+                    comm.size(), count, per_call(waiting), per_call(ordering), per_call(of_host)));
+  }
+  if (!right) say("averages of ones are not ones");
+  return right ? 0 : 1;
+}
+
 int run(const std::string_view what, std::size_t bytes) {
   if (what == "staging") ::setenv("COHORT_NCCL", "off", 1);
   Communicator comm = join();
   if (what == "bits") return compare_bits(comm, bytes);
   if (what == "folds") return try_kernels(comm, bytes);
-  if (what == "abort" || what == "kill") return come_to_harm(comm, what == "kill");
+  if (what == "calls") return measure_calls(comm);
+  if (what != "staging") return come_to_harm(comm, what.starts_with("kill"), !what.ends_with("unawaited"));
   measure_staging(comm, bytes);
   return 0;
 }
@@ -313,9 +366,13 @@ int run(const std::string_view what, std::size_t bytes) {
 
 int main(int argc, char** argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
-  if (what != "bits" && what != "folds" && what != "staging" && what != "abort" && what != "kill") {
+  constexpr std::string_view kAll[] = {"bits",           "staging", "abort", "kill", "abort-unawaited",
+                                       "kill-unawaited", "calls"};
+  if (std::find(std::begin(kAll), std::end(kAll), what) == std::end(kAll)) {
     std::fprintf(stderr,
-                 "usage: gpu_peer bits BYTES | folds BYTES | staging BYTES | abort | kill -- under cohort run\n");
+                 "usage: gpu_peer bits BYTES | folds BYTES | staging BYTES | abort[-unawaited] | kill[-unawaited] | "
+                 "calls -- under "
+                 "cohort run\n");
     return 2;
   }
   try {

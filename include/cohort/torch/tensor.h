@@ -66,9 +66,10 @@ struct BroadcastParametersOptions {
   std::size_t chunk_bytes = std::size_t{64} << 20;
 };
 
-/// Waits. Overwrites the tensors of all ranks with those of the root, many tensors per broadcast, mixed types
-/// as bytes. All ranks give tensors of the same shapes and types in the same order (what differs in bytes is refused:
-/// Mismatch). For a module: `broadcast_parameters(comm, net->parameters())`, and the same with its buffers().
+/// Waits; for a GPU's tensors, libtorch's current stream does. Overwrites the tensors of all ranks with those of the
+/// root, many tensors per broadcast, mixed types as bytes. All ranks give tensors of the same shapes and types in the
+/// same order (what differs in bytes is refused: Mismatch). For a module: `broadcast_parameters(comm,
+/// net->parameters())`, and the same with its buffers().
 void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& tensors,
                           const BroadcastParametersOptions& options = {});
 

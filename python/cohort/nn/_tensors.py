@@ -59,7 +59,8 @@ class Pack:
         return len(self._tensors)
 
     def broadcast(self, root: int = 0) -> None:
-        """Overwrites the tensors of all ranks with those of the root. Collective; waits.
+        """Overwrites the tensors of all ranks with those of the root. Collective; waits, for a GPU's tensors in torch's
+        current stream.
 
         Every rank packs its own: where the root has joined, those of the lowest active rank are sent.
         """
@@ -68,7 +69,7 @@ class Pack:
         with torch.no_grad():
             for place, tensor in zip(self._places, self._tensors):
                 place.copy_(tensor)
-            self._comm.broadcast(self._stage, root=root)
+            self._comm.broadcast(self._stage, root=root, async_op=True).synchronize()
             if self._comm.rank() == root:
                 return
             for place, tensor in zip(self._places, self._tensors):

@@ -22,6 +22,14 @@ bool comes_after_gpu(const Request& request) noexcept {
   return request.staging || request.pieces || request.kind == Kind::Barrier;
 }
 
+/// What takes the GPU longer than it takes to wake a thread that gives it to the GPU.
+bool is_large_of_gpu(std::span<const Request> requests) noexcept {
+  constexpr std::size_t kLarge = std::size_t{1} << 20;
+  std::size_t bytes = 0;
+  for (const Request& request : requests) bytes += request.direct ? request.payload() : 0;
+  return bytes >= kLarge;
+}
+
 }  // namespace
 
 QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called,
@@ -44,6 +52,7 @@ Work Queue::enqueue(std::vector<Request> requests, Clock::time_point called, boo
   {
     const std::lock_guard lock(mutex_);
     roused = wants_rousing();
+    if (is_large_of_gpu(work->requests_)) leave_to_thread();
     pending_.fetch_add(1, std::memory_order_relaxed);
     queue_.push_back(work);
     set_limit();

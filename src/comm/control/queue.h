@@ -94,6 +94,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual void leave_to_thread() noexcept = 0;
   /// As Direct::Ranks::attend.
   virtual void attend() = 0;
+  /// The world has, as far as this rank can know by now. Any thread.
+  virtual bool ended() noexcept = 0;
   /// Tells the ranks of this host that so many of the operations that a GPU was given are over.
   virtual void tell_over(std::uint64_t number) noexcept = 0;
   /// Whether they are over on the other ranks of this host, or these have gone, or the world has ended.

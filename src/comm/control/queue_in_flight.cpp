@@ -17,8 +17,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLook = 5ms;  // between looks at the other ranks
-constexpr auto kGrace = 1s;  // for what is in flight to say itself that it is late
+constexpr auto kLook = 5ms;          // between looks at the other ranks
+constexpr auto kGrace = 1s;          // for what is in flight to say itself that it is late
+constexpr auto kUnattended = 500us;  // between looks at what nobody waits for
 constexpr auto kLeaving = 1ms;
 
 }  // namespace
@@ -64,7 +65,8 @@ bool Queue::look_in_flight() noexcept {
     try {
       const bool over = first->in_flight_->over(first->deadline());
       if (!over && late && late != first) late->in_flight_->over(late->deadline());
-      if (!over) return any;
+      // NCCL's kernels may go on past a rank that has given up, with what is no data: whoever gives up says so before.
+      if (!over || ended()) return any;
     } catch (const Error& error) {
       fail_in_flight(error);
       return true;
@@ -148,7 +150,7 @@ void Queue::watch_from_now_on() {
 void Queue::watch() noexcept {
   ::pthread_setname_np(::pthread_self(), "cohort-gpu");
   times::leave_out_this_thread();
-  cuda::Pauses pauses;
+  cuda::Pauses pauses(kUnattended);
   auto looked = Clock::time_point{};
   std::unique_lock lock(mutex_);
   while (true) {
@@ -172,7 +174,7 @@ void Queue::watch() noexcept {
     } else if (stopping_ && queue_.empty() && !running_) {
       break;
     } else {
-      pauses = {};
+      pauses.begin_again();
       if (stopping_) {
         to_watch_.wait_for(lock, kLeaving);
       } else {

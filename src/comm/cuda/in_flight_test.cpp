@@ -262,6 +262,23 @@ TEST_F(InFlight, AStreamThatHangsIsATimeoutThoughNobodyWaits) {
   });
 }
 
+TEST_F(InFlight, WhatARankThatGaveUpHasLeftOutIsNoResult) {
+  for (const bool awaited : {true, false}) {
+    ::unsetenv("PRETENDED_NCCL_TROUBLE");
+    run_world(2, [awaited](Communicator comm) {
+      const Floats data = floats(comm, {1, 2});
+      comm.all_reduce(data.buffer()).wait();
+      comm.barrier().wait();
+      cause("careless:1");
+      const auto timeout = comm.rank() == 1 ? 300ms : 60s;
+      Work work = comm.all_reduce(data.buffer(), {.timeout = timeout});
+      if (!awaited) work.synchronize(data.buffer().device);
+      const std::string why = refused([&] { work.wait(); }, comm.rank() == 1 ? ErrorCode::Timeout : ErrorCode::Aborted);
+      EXPECT_TRUE(has(why, "NCCL has not carried it out by the deadline")) << why;
+    });
+  }
+}
+
 TEST_F(InFlight, AnAbortEndsWhatIsInFlight) {
   std::atomic<int> come{0};
   run_world(2, [&](Communicator comm) {

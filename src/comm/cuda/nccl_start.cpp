@@ -9,6 +9,7 @@
 #include <bit>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@ constexpr auto kEnding = 2s;           // for NCCL to give back what it has
 constexpr auto kEndingBroken = 200ms;  // likewise in a world that has ended: the error is waited for
 constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
 constexpr std::int32_t kNoMemory = -1;  // on a rank that has kernels
+constexpr auto kTelling = 100ms;  // for other hosts to hear that it has, before kernels go on without this rank's data
 
 /// Runs what may hang on a thread of its own, and leaves it there if it does.
 template <class Body>
@@ -166,8 +168,11 @@ void NcclPlane::end_comm(bool healthy) noexcept {
   const auto end = healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
   // Where NCCL may hang, something may still use the memory.
   const auto reserved = healthy ? std::exchange(reserved_, {}) : std::vector<void*>();
-  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, gpu = gpu_, reserved] {
+  const bool several_hosts = placement_.local_size < placement_.size;
+  const auto before = healthy || !several_hosts ? 0ms : kTelling;
+  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_, reserved] {
     try {
+      std::this_thread::sleep_for(before);
       const InGpu here(*gpu);
       end(comm);
       for (void* const memory : reserved) gpu->free(memory);

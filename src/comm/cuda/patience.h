@@ -13,16 +13,19 @@ namespace cohort::comm::cuda {
 /// Longer and longer ones.
 class Pauses {
  public:
+  explicit Pauses(std::chrono::microseconds longest = std::chrono::microseconds(100)) noexcept : longest_(longest) {}
   void take() {
     if (pause_.count() == 0) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(pause_);
     }
-    pause_ = std::min(pause_ + std::chrono::microseconds(1), std::chrono::microseconds(100));
+    pause_ = std::min(pause_ + std::chrono::microseconds(1), longest_);
   }
+  void begin_again() noexcept { pause_ = {}; }
 
  private:
+  const std::chrono::microseconds longest_;
   std::chrono::microseconds pause_{0};
 };
 

@@ -76,6 +76,15 @@ void Core::stop() {
   matcher_.stop(!here);  // in a callback, that thread has to go on for them
 }
 
+bool Core::ended() noexcept {
+  try {
+    world_.transport().progress();   // others may have said so
+  } catch (const std::exception&) {  // whoever drives it tells
+    return true;
+  }
+  return world_.ended();
+}
+
 void Core::tell_over(std::uint64_t number) noexcept {
   local::World& here = world_.local_world();
   here.state(here.rank()).over.store(number);

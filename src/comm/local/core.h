@@ -48,6 +48,7 @@ class Core final : public Queue {
   }
   int ranks() const noexcept override { return world_.size(); }
   void attend() override { context_.attend(); }
+  bool ended() noexcept override { return world_.ended(); }
   void tell_over(std::uint64_t number) noexcept override;
   bool are_over(std::uint64_t number) const noexcept override;
   void progress();

@@ -2,8 +2,9 @@
 // machine; their bytes go through a memory file, which has no name. It folds by ascending rank, of hosts of
 // PRETENDED_NCCL_PER_HOST ranks the hosts' sums. PRETENDED_NCCL_VERSION is its version.
 // PRETENDED_NCCL_TROUBLE=WHAT:RANK is what goes wrong at one rank: init (fails), init-hang, call (fails), hang, async
-// (an error that comes later), and abort-hang (as hang, and the abort takes long). PRETENDED_NCCL_DELAY: milliseconds
-// that every operation takes longer. Any thread.
+// (an error that comes later), abort-hang (as hang, and the abort takes long), and careless (as hang, and the others go
+// on without its data once it is aborted). PRETENDED_NCCL_DELAY: milliseconds that every operation takes longer. Any
+// thread.
 #include "comm/cuda/nccl.h"
 #include "comm/kernels/reference_fold.h"
 
@@ -198,6 +199,9 @@ void carry_out(Comm& comm, const std::vector<Step>& given) {
   ++operations;
   if (troubled("hang", comm.rank) || troubled("abort-hang", comm.rank)) {
     comm.wait([] { return false; });
+  } else if (troubled("careless", comm.rank)) {
+    comm.wait([] { return false; });
+    comm.shared().step[comm.own()].store(~std::uint64_t{0});
   } else if (troubled("async", comm.rank)) {
     std::this_thread::sleep_for(20ms);
     comm.state = kRemoteError;
