@@ -1,6 +1,9 @@
-// A collective under way. It progresses without being attended; `wait` delivers its result or its error.
+// A collective under way. It progresses without being attended; `wait` delivers its result or its error, and
+// `synchronize` lets a GPU's stream wait for it.
 // A Work may be waited for from any thread, by one thread at a time; callbacks run on the thread that finishes it.
 #pragma once
+
+#include <cohort/buffer.h>
 
 #include <chrono>
 #include <functional>
@@ -37,6 +40,17 @@ class [[nodiscard]] Work {
   void wait();
   /// As `wait()`, but gives up waiting (not the operation) after `limit`; returns false then.
   bool wait_for(std::chrono::nanoseconds limit);
+  /// Of a GPU's memory that NCCL carries out: blocks until all ranks have agreed on the operation and the GPU has been
+  /// given it, and puts what `stream.stream` is given from now on after its result, which the host does not wait for.
+  /// May be called again, for other streams; the destructor does not wait any more. The buffers have to live until the
+  /// operation is done, or until what is in that stream now is. Of all other operations it is `wait()`.
+  /// Throws what `wait()` does if the operation has failed by then. If it fails later (a rank is lost, within a second;
+  /// NCCL or the stream hangs until the deadline) the world ends, the stream goes on, and what the operation has left
+  /// in its output is undefined: `wait()`, `error()`, `done()`, and the next operation of this communicator, say so.
+  /// Who uses a result for good asks one of them first.
+  void synchronize(const Device& stream);
+  /// As `synchronize()`, but gives up waiting (not the operation) after `limit`; returns false then.
+  bool synchronize_for(const Device& stream, std::chrono::nanoseconds limit);
   /// True once the operation has finished, with or without an error. Never blocks.
   bool done() const noexcept;
   /// The error of a finished operation; empty while it runs and when it succeeded.
@@ -56,7 +70,10 @@ class [[nodiscard]] Work {
  private:
   friend class Communicator;
 
+  bool synchronize_until(const Device& stream, std::chrono::steady_clock::time_point limit);
+
   std::shared_ptr<comm::WorkState> state_;
+  bool synchronized_ = false;
   std::vector<std::shared_ptr<const comm::FiniteCheck>> finite_checks_;
 };
 

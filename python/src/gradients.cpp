@@ -26,6 +26,10 @@ class PendingOperation final : public core::Pending {
     const py::gil_scoped_acquire gil;
     if (operation_) operation_->wait(std::nullopt);
   }
+  void synchronize(const Device& stream) override {
+    const py::gil_scoped_acquire gil;
+    if (operation_) operation_->synchronize(stream);
+  }
   std::optional<bool> finite() const override {
     if (!operation_) return std::nullopt;
     const py::gil_scoped_release release;

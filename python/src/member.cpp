@@ -62,6 +62,33 @@ bool Operation::wait(std::optional<std::chrono::nanoseconds> limit) {
   return true;
 }
 
+void Operation::synchronize(const Device& stream) {
+  if (home_ != fork_generation()) work_.wait();  // refuses
+  if (!work_.done()) {
+    std::unique_lock turn(waiting_, std::try_to_lock);
+    if (!turn) {
+      wait_in_slices([&](std::chrono::nanoseconds slice) { return turn.try_lock_for(slice); }, std::nullopt);
+    }
+    std::optional<Error> failed;
+    const auto is_given = [&](std::chrono::nanoseconds slice) {
+      try {
+        return work_.synchronize_for(stream, slice);
+      } catch (const Error& error) {
+        failed = error;
+        return true;
+      }
+    };
+    if (on_main_thread()) {
+      wait_in_slices(is_given, std::nullopt);
+    } else {
+      const py::gil_scoped_release release;
+      static_cast<void>(is_given(std::chrono::hours(24 * 365)));
+    }
+    if (failed) throw *failed;
+  }
+  if (work_.done()) wait(std::nullopt);
+}
+
 void Operation::wait_for_end() {
   const py::gil_scoped_release release;
   const std::lock_guard turn(waiting_);

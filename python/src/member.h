@@ -24,17 +24,25 @@ namespace cohort::python {
 class Operation {
  public:
   Operation(Work work, std::vector<Array> arrays, std::shared_ptr<const void> keep)
-      : keep_(std::move(keep)), work_(std::move(work)), arrays_(std::move(arrays)) {}
+      : keep_(std::move(keep)), work_(std::move(work)), arrays_(std::move(arrays)) {
+    for (const Array& array : arrays_) {
+      if (array.const_buffer().device.type != DeviceType::CPU) gpu_ = array.const_buffer().device.index;
+    }
+  }
 
   /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting, not the
   /// operation.
   bool wait(std::optional<std::chrono::nanoseconds> limit);
+  /// As Work::synchronize. An interrupt ends the waiting for the other ranks, not the operation.
+  void synchronize(const Device& stream);
   /// Until it has finished, with or without an error, whatever signals come.
   void wait_for_end();
   bool done() const noexcept { return work_.done(); }
   std::optional<Error> error() const { return work_.error(); }
   std::optional<bool> finite() const { return work_.finite(); }
   std::optional<int> source() const { return work_.source(); }
+  /// Of its arrays.
+  std::optional<int> gpu() const noexcept { return gpu_; }
 
  private:
   bool is_over(std::optional<std::chrono::nanoseconds> limit);
@@ -43,6 +51,7 @@ class Operation {
   std::shared_ptr<const void> keep_;
   Work work_;
   std::vector<Array> arrays_;
+  std::optional<int> gpu_;
   std::timed_mutex waiting_;  // one thread at a time may wait for a Work
 };
 

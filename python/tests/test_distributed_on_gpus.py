@@ -1,8 +1,9 @@
 """torch.distributed over the backend "cohort" with tensors of "cuda": each operation gives what it gives on the CPU. 2
-ranks, which share a GPU that pretends."""
+ranks, which share a GPU."""
 
 import copy
 import os
+import time
 import unittest
 import unittest.mock
 
@@ -28,21 +29,24 @@ class Case(unittest.TestCase):
         """What a rank brings; sums of it are exact in each type."""
         return (torch.arange(count) % 5 + rank + 1).to(dtype)
 
-    def alike(self, call, by_nccl=True):
+    def alike(self, call, by_nccl=True, within=0.0):
         """`call` is given the device, and returns tensors.
 
         by_nccl   whether NCCL carries out what it calls; None: some of it
+        within    of values that a real GPU sums in another order than the CPU
         """
         expected = call(torch.device("cpu"))
         before = cuda_support.operations_of_nccl()
         found = call(GPU)
+        values = [one.cpu() for one in found]  # for which the host waits
         count = cuda_support.operations_of_nccl() - before
-        if by_nccl is not None:
+        if by_nccl is not None and cuda_support.PRETENDED:
             self.assertEqual(count > 0, by_nccl and BY_NCCL, f"{count} operations of NCCL")
         self.assertEqual(len(found), len(expected))
-        for one, other in zip(found, expected):
+        for one, value, other in zip(found, values, expected):
             self.assertEqual((one.device, one.dtype, one.shape), (GPU, other.dtype, other.shape))
-            self.assertTrue(torch.equal(one.cpu(), other), f"{one.cpu()} is not {other}")
+            within = 0.0 if cuda_support.PRETENDED else within
+            torch.testing.assert_close(value, other, rtol=within, atol=within)
 
 
 class Reductions(Case):
@@ -138,11 +142,33 @@ class Reductions(Case):
             works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
             for work, tensor in zip(reversed(works), reversed(tensors)):
                 self.assertTrue(work.wait())
-                self.assertTrue(work.is_success())
                 self.assertIs(work.result()[0], tensor)
+                while not work.is_completed():
+                    time.sleep(0.001)
+                self.assertTrue(work.is_success())
             return tensors
 
         self.alike(call)
+
+    @unittest.skipUnless(cuda_support.WITH_NCCL, "the host waits for what goes by its memory")
+    def test_the_host_does_not_wait(self):
+        tensors = [self.of(self.rank, 1000).to(GPU) for _ in range(2)]
+        dist.all_reduce(tensors[0])
+        dist.barrier()
+        with cuda_support.delay_of_nccl(600):
+            begun = time.monotonic()
+            dist.all_reduce(tensors[0])
+            work = dist.all_reduce(tensors[1], async_op=True)
+            self.assertTrue(work.wait())
+            self.assertIs(work.get_future().wait()[0], tensors[1])
+            self.assertFalse(work.is_completed())
+            self.assertLess(time.monotonic() - begun, 0.5)
+            expected = sum(self.of(rank, 1000) for rank in range(self.size))
+            self.assertTrue(torch.equal(tensors[1].cpu(), expected))  # in the stream that waits
+            self.assertTrue(torch.equal(tensors[0].cpu(), sum(expected for _ in range(self.size))))
+            while not work.is_completed():
+                self.assertLess(time.monotonic() - begun, 10)
+            self.assertTrue(work.is_success())
 
     def test_futures(self):
         def call(device):
@@ -382,7 +408,7 @@ class Training(Case):
                 model._register_builtin_comm_hook(hook)
             elif hook is not None:
                 model.register_comm_hook(None, hook)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
             for _ in range(3):
                 optimizer.zero_grad()
                 model(inputs.to(device)).square().sum().backward()
@@ -401,7 +427,8 @@ class Training(Case):
             *([{"static_graph": True}, {"find_unused_parameters": True}] if TORCH >= (2, 0) else []),
         ):
             with self.subTest(**options):
-                self.alike(lambda device, options=options: train(device, **options))
+                # Halves may be rounded the other way.
+                self.alike(lambda device, options=options: train(device, **options), within=5e-3)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,13 @@ class Exported(Memory):
         return new(ctypes.addressof(self.managed), b"dltensor_versioned", None)
 
 
+class WithBuffer(Exported, bytearray):
+    """As CuPy's do, its type has a buffer, too: not that of the GPU."""
+
+    def __new__(cls, values):
+        return bytearray.__new__(cls, 4 * len(values))
+
+
 def setUpModule():
     cohort.init()
 
@@ -150,10 +157,12 @@ class Gpus(unittest.TestCase):
             self.world.all_reduce(tensor, gpu_sums="quick")
 
     def test_arrays_of_other_libraries(self):
-        array = Exported([1.0, 2.0, 3.0])
-        self.world.all_reduce(array)
-        self.assertEqual(list(array.seen), [2.0, 4.0, 6.0])
-        self.assertEqual(array.stream, 1)
+        for kind in (Exported, WithBuffer):
+            with self.subTest(kind.__name__):
+                array = kind([1.0, 2.0, 3.0])
+                self.world.all_reduce(array)
+                self.assertEqual(list(array.seen), [2.0, 4.0, 6.0])
+                self.assertEqual(array.stream, 1)
 
     def test_what_reads_them_itself_refuses(self):
         with self.assertRaisesRegex(cohort.InvalidArgument, "lies on .*the host's memory here -- pass tensor.cpu"):

@@ -1,6 +1,7 @@
 """cohort.nn with a model on cuda: the same gradients and models as on the CPU. 2 ranks, which share a GPU."""
 
 import cuda_support  # isort: skip
+import time
 import unittest
 
 import torch
@@ -40,7 +41,8 @@ def train(device, steps=4, samples=None, wide=False, **options):
 class OnGpus(unittest.TestCase):
     def assert_alike(self, one, other):
         for name, value in one.state_dict().items():
-            torch.testing.assert_close(value.cpu(), other.state_dict()[name].cpu(), rtol=1e-5, atol=1e-6, msg=name)
+            within = 1e-6 if cuda_support.PRETENDED else 1e-5  # kernels of a real GPU sum in other orders
+            torch.testing.assert_close(value.cpu(), other.state_dict()[name].cpu(), rtol=10 * within, atol=within, msg=name)
 
     def test_training_is_that_of_the_cpu(self):
         before = cuda_support.operations_of_nccl()
@@ -63,6 +65,24 @@ class OnGpus(unittest.TestCase):
         # 8 MiB and more are a reduction of their own.
         model, _ = train("cuda", steps=2, wide=True)
         self.assert_alike(model, train("cpu", steps=2, wide=True)[0])
+
+    @unittest.skipUnless(cuda_support.WITH_NCCL, "the host waits for what goes by its memory")
+    def test_backward_does_not_wait_for_the_gpu(self):
+        gradients = []
+        for device in ("cpu", "cuda"):
+            model = model_of(device)
+            parallel = cohort.nn.DistributedDataParallel(model)
+            parallel(torch.ones(2, 6, device=device)).sum().backward()
+            model.zero_grad(set_to_none=True)
+            loss = parallel(torch.arange(12.0).reshape(2, 6).to(device) * (cohort.rank() + 1)).sum()
+            cohort.world().barrier()
+            with cuda_support.delay_of_nccl(1000):
+                begun = time.monotonic()
+                loss.backward()
+                self.assertLess(time.monotonic() - begun, 0.8)
+                gradients.append([parameter.grad.cpu() for parameter in model.parameters()])
+        for one, other in zip(*gradients):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
     def test_a_rank_without_samples(self):
         model = model_of("cuda")

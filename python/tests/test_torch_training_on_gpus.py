@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import unittest
 import unittest.mock
 
 import cuda_support  # first: before torch
@@ -203,6 +204,7 @@ weights = [parameter.detach() for parameter in model.parameters()]
 
 
 class Horovod(Gpus):
+    @unittest.skipIf(torch.cuda.device_count() < 2, "it takes a GPU of its own for each rank")
     def test_a_program_keeps_its_cuda_lines(self):
         folder = str(pathlib.Path(_command.find()).parent.parent / "share" / "cohort" / "as-horovod")
         sys.path.insert(0, folder)

@@ -63,6 +63,10 @@ struct Round {
   bool everyone = false;  ///< no rank has joined
   /// Of a weighted average, by rank: its weight over the sum of all. Empty: all weights are equal, or there are none.
   std::vector<double> shares = {};
+  /// The ranks whose input counts, ascending (all, but for those of weight 0), and by what each is multiplied, where
+  /// weights differ.
+  std::vector<int> contributors = {};
+  std::vector<double> fractions = {};
 };
 
 struct Request {

@@ -12,7 +12,8 @@
 namespace cohort {
 namespace {
 
-void give_up(std::shared_ptr<comm::WorkState>& state) noexcept {
+/// `by_stream`: a stream waits for it.
+void give_up(std::shared_ptr<comm::WorkState>& state, bool by_stream) noexcept {
   if (!state) return;
   try {
     if (!state->at_home()) {
@@ -20,6 +21,7 @@ void give_up(std::shared_ptr<comm::WorkState>& state) noexcept {
       static_cast<void>(new std::shared_ptr<comm::WorkState>(std::move(state)));
       return;
     }
+    if (by_stream && !state->done()) return state.reset();
     state->wait();
     if (const auto& error = state->outcome(); error && !state->reported.exchange(true)) {
       log::warn("comm", "an operation failed and nobody waited for it: {}", error->what());
@@ -44,14 +46,15 @@ Work::Work(Work&&) noexcept = default;
 
 Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
-    give_up(state_);
+    give_up(state_, synchronized_);
     state_ = std::move(other.state_);
+    synchronized_ = other.synchronized_;
     finite_checks_ = std::move(other.finite_checks_);
   }
   return *this;
 }
 
-Work::~Work() { give_up(state_); }
+Work::~Work() { give_up(state_, synchronized_); }
 
 void Work::wait() {
   if (!state_) return;
@@ -75,6 +78,29 @@ bool Work::wait_for(std::chrono::nanoseconds limit) {
   }
   wait();
   return true;
+}
+
+bool Work::synchronize_until(const Device& stream, std::chrono::steady_clock::time_point limit) {
+  if (!state_) return true;
+  check_home(*state_);
+  if (stream.type != DeviceType::CPU && !state_->done()) {
+    const comm::times::Exposed exposed;
+    const comm::Ordering ordering = state_->order(stream, limit);
+    if (ordering == comm::Ordering::Done) synchronized_ = true;
+    if (ordering != comm::Ordering::Never) return ordering == comm::Ordering::Done;
+  }
+  if (limit != std::chrono::steady_clock::time_point::max()) return wait_for(limit - std::chrono::steady_clock::now());
+  wait();
+  return true;
+}
+
+void Work::synchronize(const Device& stream) {
+  synchronize_until(stream, std::chrono::steady_clock::time_point::max());
+}
+
+bool Work::synchronize_for(const Device& stream, std::chrono::nanoseconds limit) {
+  constexpr std::chrono::nanoseconds kLongest = std::chrono::hours(24 * 365);
+  return synchronize_until(stream, std::chrono::steady_clock::now() + std::min(limit, kLongest));
 }
 
 bool Work::done() const noexcept { return !state_ || (state_->at_home() && state_->done()); }

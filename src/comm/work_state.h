@@ -2,6 +2,7 @@
 // Any thread may call; one at a time waits.
 #pragma once
 
+#include <cohort/buffer.h>
 #include <cohort/error.h>
 
 #include <atomic>
@@ -11,6 +12,13 @@
 
 namespace cohort::comm {
 
+/// Whether a stream has been put after a result.
+enum class Ordering {
+  Done,
+  NotYet,  ///< nobody has been given the operation so far
+  Never,   ///< there is nothing to wait for but the result itself, or it is there
+};
+
 class WorkState {
  public:
   virtual ~WorkState() = default;
@@ -19,6 +27,11 @@ class WorkState {
   virtual void wait() = 0;
   /// The same, but for at most `limit`; true if it has finished.
   virtual bool wait_for(std::chrono::nanoseconds limit) = 0;
+  /// Puts what this stream of a GPU is given from now on after the result, as soon as the GPU has been given the
+  /// operation, for which it waits until `limit`. May carry out operations meanwhile. Throws Internal.
+  virtual Ordering order(const Device& /*stream*/, std::chrono::steady_clock::time_point /*limit*/) {
+    return Ordering::Never;
+  }
   virtual bool done() const noexcept = 0;
   /// Of a finished operation. It does not change any more.
   virtual const std::optional<Error>& outcome() const noexcept = 0;

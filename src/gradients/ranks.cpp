@@ -6,11 +6,15 @@ namespace cohort::gradients {
 
 namespace {
 
-// The Work's destructor waits, so what it works on may go after it.
+// The Work's destructor waits, so what it works on may go after it; unless a stream waits for it.
 class PendingWork final : public Pending {
  public:
   PendingWork(Work work, std::shared_ptr<const void> keep) : keep_(std::move(keep)), work_(std::move(work)) {}
   void wait() override { work_.wait(); }
+  void synchronize(const Device& stream) override {
+    work_.synchronize(stream);
+    if (!work_.done()) work_.on_done([keep = std::move(keep_)] {});
+  }
   std::optional<bool> finite() const override { return work_.finite(); }
 
  private:

@@ -21,6 +21,8 @@ class Pending {
   virtual ~Pending() = default;
   /// Throws the operation's error.
   virtual void wait() = 0;
+  /// As Work::synchronize.
+  virtual void synchronize(const Device& stream) = 0;
   /// As Work::finite.
   virtual std::optional<bool> finite() const = 0;
 };

@@ -271,14 +271,15 @@ void Reducer::launch_next() {
 
 void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
   using Kept = std::pair<Memory, std::shared_ptr<const void>>;
-  works_.push_back(ranks_->start(
+  auto work = ranks_->start(
       "all_reduce",
       [&](Communicator& comm) {
-        Work work = reduce_(comm, view);
-        if (view.bucket < ready_at_.size()) tell_when_reduced(work, view);
-        return work;
+        Work started = reduce_(comm, view);
+        if (view.bucket < ready_at_.size()) tell_when_reduced(started, view);
+        return started;
       },
-      std::make_shared<const Kept>(buckets_[view.bucket].memory(), std::move(keep))));
+      std::make_shared<const Kept>(buckets_[view.bucket].memory(), std::move(keep)));
+  works_.push_back({std::move(work), view.result.device});
 }
 
 void Reducer::tell_when_reduced(Work& work, const BucketView& view) const {
@@ -324,14 +325,21 @@ void Reducer::launch_rest() {
 // Whether all averages are finite, as far as they were looked at.
 bool Reducer::wait_for_all() {
   try {
-    for (const auto& work : works_) work->wait();
+    for (const auto& [work, device] : works_) {
+      // What looks for values that are not finite has the host wait for them in any case.
+      if (device.type == DeviceType::CPU || options_.non_finite == nn::NonFinite::Raise) {
+        work->wait();
+      } else {
+        work->synchronize({device.type, device.index, autograd_.stream_of(device)});
+      }
+    }
     exchange_flags();  // not before: after an error nothing more is started
   } catch (const Error&) {
     in_backward_ = false;  // of a collective: the others have it, too
     throw;
   }
-  const bool finite =
-      std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->finite().value_or(true); });
+  const bool finite = std::all_of(works_.begin(), works_.end(),
+                                  [](const auto& launched) { return launched.work->finite().value_or(true); });
   works_.clear();
   return finite;
 }

@@ -104,7 +104,8 @@ class Reducer {
   bool received(std::size_t parameter) const { return in_backward_ && states_[parameter].received; }
   /// It has been accumulated, and is in its place or where `read_from` said.
   void arrive(std::size_t parameter);
-  /// Its end: reduces what is left and waits. Throws NonFiniteError on all ranks if that was asked for.
+  /// Its end: reduces what is left and waits, for a GPU's averages in the stream that autograd's work is in then.
+  /// Throws NonFiniteError on all ranks if that was asked for.
   void finish();
 
   /// Instead of a backward: takes part with weight 0, or with what was accumulated. False if no rank had samples.
@@ -188,7 +189,11 @@ class Reducer {
   // one for such a rank, one for one that has found a value that is not finite.
   std::vector<std::uint64_t> flags_;
   std::vector<std::chrono::steady_clock::time_point> ready_at_;  // by bucket; empty without a timeline
-  std::vector<std::unique_ptr<Pending>> works_;
+  struct Launched {
+    std::unique_ptr<Pending> work;
+    Device device;  // of the result
+  };
+  std::vector<Launched> works_;
   bool any_samples_ = false;
   std::optional<LocalNonFinite> non_finite_;  // the first of this rank, in this step
   nn::ReducerStats stats_;

@@ -10,7 +10,9 @@
 
 #include "torch/test_models.h"
 
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 
 namespace cohort {
 namespace {
@@ -87,6 +89,38 @@ TEST(DdpOnGpus, ARankWithoutSamplesDoesNoHarm) {
     for (const at::Tensor& parameter : net->parameters())
       EXPECT_TRUE(at::isfinite(parameter.grad()).all().item<bool>());
   });
+}
+
+TEST(DdpOnGpus, BackwardDoesNotWaitForTheGpu) {
+  std::vector<at::Tensor> gradients[2];
+  for (const On on : {On::Cpu, On::Gpus}) {
+    run_on_threads(2, [&](Communicator comm) {
+      const at::Device device = place_of(on, comm);
+      Mlp net = with_values(Mlp(at::kFloat), 0);
+      net->to(device);
+      DistributedDataParallel model(net, comm);
+      for (int step = 0; step < 3; ++step) {
+        const Batch batch = batch_of(step * 10 + comm.rank(), 4, at::kFloat);
+        const at::Tensor loss = loss_of(model(batch.x.to(device)), batch.y.to(device));
+        comm.barrier().wait();
+        if (step == 2) ::setenv("PRETENDED_NCCL_DELAY", "1000", 1);
+        const auto begun = std::chrono::steady_clock::now();
+        loss.backward();
+        if (step == 2) {
+          EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(800));
+        }
+        // torch's work comes after the averages, as it does in the stream of a GPU.
+        if (step == 2 && comm.rank() == 0) {
+          for (const at::Tensor& parameter : net->parameters())
+            gradients[static_cast<int>(on)].push_back(parameter.grad().cpu());
+        }
+        comm.barrier().wait();
+        ::unsetenv("PRETENDED_NCCL_DELAY");
+        model.zero_grad();
+      }
+    });
+  }
+  expect_close(gradients[1], gradients[0], 1e-5);
 }
 
 TEST(DdpOnGpus, WhatIsNotFiniteIsNamed) {

@@ -89,6 +89,60 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
   }
 }
 
+TEST(GpuProcesses, AKilledRankIsNamedWithinASecondThoughNobodyWaits) {
+  Processes world(3);
+  ::setenv("PRETENDED_NCCL_TROUBLE", "hang:1", 1);
+  world.start([&](Communicator comm) -> std::string {
+    const Floats sum(comm, {1, 2}, comm.rank());
+    Work work = comm.all_reduce(sum.buffer(), {.timeout = 60s});
+    work.synchronize(sum.buffer().device);
+    if (comm.rank() == 1) {
+      while (count_of("pretended_nccl_operations") == 0) std::this_thread::sleep_for(1ms);
+      world.raise_flag("hangs");
+    }
+    while (!work.done()) std::this_thread::sleep_for(1ms);
+    const auto when = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+    const auto error = work.error();
+    std::string next = "nothing";
+    try {
+      comm.all_reduce(sum.buffer()).synchronize(sum.buffer().device);
+    } catch (const Error& of_next) {
+      next = to_string(of_next.code());
+    }
+    return fmt::format("{} {}: {}; then {}", when, error ? to_string(error->code()) : "nothing",
+                       error ? error->what() : "", next);
+  });
+  ::unsetenv("PRETENDED_NCCL_TROUBLE");
+  ASSERT_TRUE(world.await_flag("hangs"));
+  std::this_thread::sleep_for(100ms);
+  world.kill(1, SIGKILL);
+  const auto killed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+  for (const int rank : {0, 2}) {
+    const Ending ending = world.collect(rank);
+    EXPECT_TRUE(has(ending.said, " PeerLost: ") && has(ending.said, fmt::format("pid {}", world.pid(1))))
+        << ending.said;
+    EXPECT_TRUE(has(ending.said, "lost rank 1") && has(ending.said, "; then PeerLost")) << ending.said;
+    EXPECT_LT(std::strtoll(ending.said.c_str(), nullptr, 10) - killed, 1000) << ending.said;
+  }
+}
+
+TEST(GpuProcesses, WhoDoesNotWaitDoesNotLeaveBeforeTheOthersAreDone) {
+  Processes world(2);
+  world.start([](Communicator comm) -> std::string {
+    const Floats in(comm, {1, 2}, comm.rank()), out(comm, {0}, comm.rank());
+    void* const stream = comm::testing::new_stream();
+    if (comm.rank() == 1)
+      comm::testing::launch(
+          stream, [](void*) { std::this_thread::sleep_for(300ms); }, nullptr);
+    Work work = comm.scatter(in.buffer(), out.buffer(stream));
+    work.synchronize(out.buffer(stream).device);
+    if (comm.rank() == 0) return "";
+    work.wait();
+    return out.values() == std::vector<float>{2} ? "" : "wrong";
+  });
+  for (const int rank : {0, 1}) EXPECT_EQ(world.collect(rank).said, "");
+}
+
 Processes* world_of_pieces = nullptr;
 
 TEST(GpuProcesses, ARankThatIsKilledBetweenPiecesIsNamed) {
@@ -125,7 +179,7 @@ TEST(GpuProcesses, ARankThatIsKilledBetweenPiecesIsNamed) {
 }
 
 /// What rank 0 logs where rank 1 has something else, and all go by staging.
-std::string said_where(const char* variable, const char* value) {
+std::string said_where(const char* variable, const char* value, const AllReduceOptions& options = {}) {
   Processes world(2);
   for (int rank = 0; rank < 2; ++rank) {
     world.start_rank(rank, [&, rank]() -> std::string {
@@ -133,7 +187,7 @@ std::string said_where(const char* variable, const char* value) {
       ::testing::internal::CaptureStderr();
       Communicator comm = Processes::form(world.form_options(rank));
       const Floats sum(comm, {1, 2}, rank);
-      for (int i = 0; i < 2; ++i) comm.all_reduce(sum.buffer()).wait();
+      for (int i = 0; i < 2; ++i) comm.all_reduce(sum.buffer(), options).wait();
       EXPECT_EQ(sum.values(), (std::vector<float>{4, 8}));
       EXPECT_EQ(count_of("pretended_nccl_operations"), 0);
       return ::testing::Test::HasFailure() ? "failed" : ::testing::internal::GetCapturedStderr();
@@ -158,6 +212,12 @@ TEST(GpuProcesses, WithAnOldNcclOnOneRankAllGoByStaging) {
 TEST(GpuProcesses, WithDifferentVersionsAllGoByStaging) {
   const std::string said = said_where("PRETENDED_NCCL_VERSION", "22809");
   EXPECT_TRUE(has(said, "has NCCL 2.30.7 and rank 1") && has(said, "has 2.28.9")) << said;
+}
+
+TEST(GpuProcesses, WithoutKernelsOnOneRankAllSumsThatAreNotNcclsGoByStaging) {
+  const std::string said = said_where("PRETENDED_CUDA_KERNELS", "0", {.gpu_sums = GpuSums::Exact});
+  EXPECT_TRUE(has(said, "rank 1 cannot fold on its GPU: kernels for cuda:1: pretended failure (error 218)")) << said;
+  EXPECT_EQ(said.find("cannot fold"), said.rfind("cannot fold")) << said;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // A rank of tools/gpu-day, which does with a GPU's memory what the other programs do not. Its first argument says what:
 //   bits BYTES      sums of floats of all kinds, exact and fast, against the host's
+//   folds BYTES     the kernels that fold, one rank: their bits, and how fast they are with inputs of so many bytes
 //   staging BYTES   operations by way of the host's memory, whole and in pieces, against copies of pinned memory
 //   abort           rank 0's stream hangs in the midst of a sum; a second later the last rank gives up
 //   kill            likewise, and rank 0 is killed
@@ -7,7 +8,9 @@
 #include "bench/gpus.h"
 #include "comm/cuda/cut.h"
 #include "comm/cuda/driver.h"
+#include "comm/cuda/fold_launcher.h"
 #include "comm/kernels/reference_fold.h"
+#include "comm/testing/gpu_folds.h"
 
 #include <cohort/join.h>
 
@@ -104,6 +107,70 @@ int compare_bits(Communicator& comm, std::size_t most) {
     }
   }
   return bad == 0 ? 0 : 1;
+}
+
+// --- folds ---
+
+/// Bytes read and written in a second, against a copy.
+void measure_folds(Gpu& gpu, std::size_t bytes) {
+  constexpr std::size_t kMostInputs = 8;
+  constexpr int kTurns = 20;
+  const comm::cuda::FoldLauncher& folds = comm::cuda::FoldLauncher::on(gpu);
+  std::vector<const void*> inputs;
+  for (std::size_t k = 0; k < kMostInputs; ++k) inputs.push_back(gpu.allocate(bytes));
+  void* const output = gpu.allocate(bytes);
+  void* const stream = gpu.make_stream();
+  const auto rate = [&](std::size_t moved, const std::function<void()>& body) {
+    double best = 1e9;
+    for (int turn = 0; turn < 3; ++turn) {
+      gpu.wait(*gpu.mark(nullptr), kNever);
+      gpu.wait(*gpu.mark(stream), kNever);
+      const auto begin = Clock::now();
+      for (int i = 0; i < kTurns; ++i) body();
+      gpu.wait(*gpu.mark(stream), kNever);
+      best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count() / kTurns);
+    }
+    return static_cast<double>(moved) / best / 1e9;
+  };
+  const double copy = rate(2 * bytes, [&] { gpu.copy_within(output, inputs[0], bytes, stream); });
+  say(fmt::format("a copy of {} bytes: {:.0f} GB/s read and written", bytes, copy));
+  for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16, DType::Float64, DType::Int8}) {
+    for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max}) {
+      std::string line = fmt::format("{} {}:", to_string(dtype), to_string(op));
+      for (const std::size_t count : {std::size_t{2}, std::size_t{3}, std::size_t{4}, kMostInputs}) {
+        comm::FoldJob job;
+        job.dtype = dtype;
+        job.op = op;
+        job.inputs = std::span(inputs).first(count);
+        job.outputs = {&output, 1};
+        job.count = static_cast<std::int64_t>(bytes / size_of(dtype));
+        const double reached = rate((count + 1) * bytes, [&] { folds.fold(job, stream); });
+        line += fmt::format(" {} inputs {:.0f} GB/s ({:.0f} %)", count, reached, 100 * reached / copy);
+      }
+      say(line);
+    }
+  }
+  std::uint32_t* const flag = static_cast<std::uint32_t*>(output);
+  const ConstBuffer values(inputs[0], static_cast<std::int64_t>(bytes / 4), DType::Float32);
+  say(fmt::format("whether float32 is finite: {:.0f} GB/s read",
+                  rate(bytes, [&] { folds.look(values, flag, stream); })));
+}
+
+int try_kernels(Communicator& comm, std::size_t bytes) {
+  Gpu& gpu = Gpu::at(app::bench::gpu_of(comm).index);
+  const auto begin = Clock::now();
+  comm::testing::GpuFolds folds(gpu);
+  const auto loaded = Clock::now();
+  int wrong = 0;
+  const auto tell = [&](const std::string& text) {
+    if (++wrong <= 20) say(text);
+  };
+  const int tried = try_folds(folds, tell) + try_halves(folds, tell);
+  say(fmt::format(
+      "the kernels were there in {:.2f} s; {} folds of all types and reductions, and of all halves: {} wrong",
+      std::chrono::duration<double>(loaded - begin).count(), tried, wrong));
+  measure_folds(gpu, bytes);
+  return wrong == 0 ? 0 : 1;
 }
 
 // --- staging ---
@@ -236,6 +303,7 @@ int run(const std::string_view what, std::size_t bytes) {
   if (what == "staging") ::setenv("COHORT_NCCL", "off", 1);
   Communicator comm = join();
   if (what == "bits") return compare_bits(comm, bytes);
+  if (what == "folds") return try_kernels(comm, bytes);
   if (what == "abort" || what == "kill") return come_to_harm(comm, what == "kill");
   measure_staging(comm, bytes);
   return 0;
@@ -245,8 +313,9 @@ int run(const std::string_view what, std::size_t bytes) {
 
 int main(int argc, char** argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
-  if (what != "bits" && what != "staging" && what != "abort" && what != "kill") {
-    std::fprintf(stderr, "usage: gpu_peer bits BYTES | staging BYTES | abort | kill -- under cohort run\n");
+  if (what != "bits" && what != "folds" && what != "staging" && what != "abort" && what != "kill") {
+    std::fprintf(stderr,
+                 "usage: gpu_peer bits BYTES | folds BYTES | staging BYTES | abort | kill -- under cohort run\n");
     return 2;
   }
   try {

@@ -170,7 +170,9 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         line = line or self._line
         if event is not None:
             core = profiler.Seen(core, event, line)
-        return self._work(name, core, outputs, written, line, source)
+        on_gpu = bool(outputs) and outputs[0].is_cuda and source is not None
+        by_stream = on_gpu and not any(one.copies for one in written)
+        return self._work(name, core, outputs, written, line, source, by_stream)
 
     def _work(
         self,
@@ -180,6 +182,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         written: Sequence[Any] = (),
         line: Any = None,
         source: Optional[int] = -1,
+        by_stream: bool = False,
     ) -> Work:
         self._started += 1
 
@@ -187,7 +190,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
             for one in written:
                 one.deliver()
 
-        work = Work(name, line or self._line, (core,), outputs, deliver, source)
+        work = Work(name, line or self._line, (core,), outputs, deliver, source, by_stream)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -203,7 +206,9 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
                 work.wait()
 
         core = [one for work in works for one in work._core]
-        return Work("coalesced", (self._number, "coalesced"), core, [t for work in works for t in work._outputs or ()], deliver)
+        outputs = [tensor for work in works for tensor in work._outputs or ()]
+        by_stream = all(work._by_stream for work in works)
+        return Work("coalesced", (self._number, "coalesced"), core, outputs, deliver, by_stream=by_stream)
 
     # --- waiting for each other, and ends ---
 

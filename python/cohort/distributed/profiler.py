@@ -65,6 +65,9 @@ class Seen:
             self._ended.wait()
         return bool(over)
 
+    def synchronize(self, stream: Any = None) -> None:
+        self._core.synchronize(stream)
+
     def done(self) -> bool:
         return self._ended.is_set()
 

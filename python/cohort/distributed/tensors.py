@@ -102,8 +102,13 @@ class Written:
         else:
             self.memory = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
+    @property
+    def copies(self) -> bool:
+        """Whether `deliver` does."""
+        return self.memory is not self.tensor
+
     def deliver(self) -> None:
-        if self.memory is not self.tensor:
+        if self.copies:
             with torch.no_grad():
                 self.tensor.copy_(self.memory)
             arrive(self.tensor)
@@ -145,6 +150,11 @@ class Pieces:
     @property
     def are_equal(self) -> bool:
         return all(count == self.counts[0] for count in self.counts)
+
+    @property
+    def copies(self) -> bool:
+        """Whether `deliver` does."""
+        return self._own
 
     def deliver(self) -> None:
         if self._own:

@@ -6,7 +6,7 @@ import collections
 import datetime
 import sys
 import threading
-from typing import Any, Callable, Hashable, List, Optional, Sequence
+from typing import Any, Callable, ClassVar, Collection, Hashable, List, Optional, Sequence
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -26,8 +26,9 @@ _let_go_under_way: collections.deque[Work] = collections.deque()
 
 
 class Work(_distributed_c10d.Work):
-    """An operation under way. It goes on unattended. Its results are in place, in a GPU's memory too, once `wait` has
-    returned, or once `is_completed` has said so, or the future has its value."""
+    """An operation under way. It goes on unattended. Its results are in place once `wait` has returned, or once
+    `is_completed` has said so, or the future has its value. Of a GPU's memory, `wait` and the future say, as torch's NCCL
+    does, that what the current stream is given from then on comes after the result; `is_completed`, that it is there."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Work(_distributed_c10d.Work):
         outputs: Sequence[torch.Tensor],
         deliver: Optional[Callable[[], None]] = None,
         source: Optional[int] = -1,
+        by_stream: bool = False,
     ) -> None:
         """
         name     of the operation, for messages
@@ -45,11 +47,13 @@ class Work(_distributed_c10d.Work):
         outputs  the value of the future and of result()
         deliver  called once, when all have ended well: brings results to where the caller wants them
         source   the rank that a message came from; None: what the core tells in the end
+        by_stream  streams wait for the outputs, and the host does not; `deliver` does not look at them
         """
         super().__init__()
         self._name, self._line, self._core = name, line, core
         self._outputs: Optional[List[torch.Tensor]] = list(outputs)
         self._deliver, self._source = deliver, source
+        self._by_stream = by_stream
         self._settling = threading.RLock()
         self._is_settling = False
         self._settled = False
@@ -96,7 +100,9 @@ class Work(_distributed_c10d.Work):
     def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
         """Blocks until the operation has ended; raises its error, a cohort.Error. After `timeout` (0: the operation's own
         deadline) raises cohort.Timeout and gives up waiting, not the operation."""
-        if not self._settled:
+        if self._by_stream and timeout <= _NO_TIMEOUT and not self.is_completed():
+            self._order()
+        elif not self._settled:
             seconds = timeout.total_seconds()
             for one in self._core:
                 try:
@@ -115,6 +121,22 @@ class Work(_distributed_c10d.Work):
             raise self._failure
         return True
 
+    def _order(self) -> None:
+        """The current stream waits."""
+        core = self._core
+        try:
+            for one in core:
+                one.synchronize()
+        except cohort.Error:
+            if not all(one.done() for one in core):
+                raise
+            self._settle()
+            return
+        with self._settling:
+            deliver, self._deliver = self._deliver, None
+        if deliver is not None:
+            deliver()
+
     def synchronize(self) -> None:
         self.wait()
 
@@ -131,8 +153,8 @@ class Work(_distributed_c10d.Work):
         return self._failure if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
-        """What the operation wrote, once it has ended."""
-        if not self.is_completed():
+        """What the operation wrote, once it has ended or has been waited for."""
+        if not self._waited and not self.is_completed():
             raise cohort.InvalidArgument(f"{self._name}: there is no result yet -- call wait() first")
         return self._value()
 
@@ -166,7 +188,8 @@ class Work(_distributed_c10d.Work):
                 if self._settled:
                     ended.set_result(None)
                 else:
-                    call_after(self._line, _All(self._core), lambda: ended.set_result(None))
+                    core = _Given(self._core, gpus) if self._by_stream else _All(self._core)
+                    call_after(self._line, core, lambda: ended.set_result(None))
         return self._future
 
     def _value(self) -> list[torch.Tensor]:
@@ -183,8 +206,27 @@ class Failed:
     def wait(self, timeout: Any = None) -> bool:
         raise self._error
 
+    synchronize = wait
+
     def done(self) -> bool:
         return True
+
+
+class _Given:
+    """Several of the core's works, which GPUs have been given when it has been waited for: in streams that nothing else
+    is in."""
+
+    _streams: ClassVar[dict[torch.device, Any]] = {}
+
+    def __init__(self, works: Sequence[Any], gpus: Collection[torch.device]) -> None:
+        self._works, self._gpus = works, gpus
+
+    def wait(self) -> None:
+        for gpu in self._gpus:
+            if gpu not in self._streams:
+                self._streams[gpu] = torch.cuda.Stream(gpu)
+            for work in self._works:
+                work.synchronize(self._streams[gpu])
 
 
 class _All:

@@ -1,6 +1,7 @@
 #include "comm/control/queue.h"
 
 #include "comm/control/fusion.h"
+#include "comm/cuda/patience.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,17 +9,28 @@
 namespace cohort::comm {
 namespace {
 
+// Of a GPU, which has the next when one is over: the host runs no further ahead.
+constexpr std::size_t kMostInFlight = 64;
 // Who waits for less does not run operations meanwhile.
 constexpr auto kWorthRunning = std::chrono::milliseconds(1);
 
 /// Whether it is of the host's memory.
 bool is_at_home(const Request& request) noexcept { return !request.staging && !request.pieces && !request.direct; }
 
+/// Whether it begins once what is in flight is over.
+bool comes_after_gpu(const Request& request) noexcept {
+  return request.staging || request.pieces || request.kind == Kind::Barrier;
+}
+
 }  // namespace
 
 QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called,
                        bool announced)
-    : PendingWork(*queue, queue), requests_(std::move(requests)), called_(called), announced_(announced) {}
+    : PendingWork(*queue, queue),
+      queue_(*queue),
+      requests_(std::move(requests)),
+      called_(called),
+      announced_(announced) {}
 
 Work Queue::submit_group(std::vector<Request> requests) {
   if (requests.empty()) return {};
@@ -44,11 +56,11 @@ Work Queue::enqueue(std::vector<Request> requests, Clock::time_point called, boo
 int Queue::join(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   const WaiterCount counted(waiters_);
-  while (running_ || !queue_.empty()) {
-    if (running_) {
-      work_done_.wait(lock);
-    } else {
+  while (running_ || !queue_.empty() || !in_flight_.empty()) {
+    if (!running_ && !queue_.empty()) {
       run_front(lock);
+    } else {
+      work_done_.wait(lock);
     }
   }
   running_ = true;
@@ -72,11 +84,33 @@ int Queue::join(std::chrono::milliseconds patience) {
 }
 
 bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
+  return await(
+      static_cast<QueuedWork&>(work), [] { return false; }, limit);
+}
+
+bool Queue::wait_until_given(QueuedWork& work, Clock::time_point limit) {
+  return await(
+      work, [&] { return work.in_flight_ != nullptr; }, limit);
+}
+
+/// Until it is done, or `ready` under the mutex.
+template <class Ready>
+bool Queue::await(const QueuedWork& work, const Ready& ready, Clock::time_point limit) {
   if (work.done()) return true;
   const bool patient = limit == Clock::time_point::max();
+  cuda::Pauses pauses;
   std::unique_lock lock(mutex_);
   const WaiterCount counted(waiters_);
-  while (!work.done()) {
+  while (!work.done() && !ready()) {
+    if (work.in_flight_) {
+      lock.unlock();
+      if (!look_in_flight() && !work.done()) {
+        if (!patient && Clock::now() >= limit) return false;
+        pauses.take();
+      }
+      lock.lock();
+      continue;
+    }
     // What does not take long once all have come is run here while there is time for them to come. The rest is left to
     // the thread: who has little time cannot take on what may take longer.
     const bool idle = !running_ && !queue_.empty();
@@ -84,15 +118,21 @@ bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
       run_front(lock);
     } else if (patient) {
       work_done_.wait(lock);
-    } else if (idle && queue_.front()->requests_.size() == 1 && is_quick(queue_.front()->requests_.front()) &&
-               is_at_home(queue_.front()->requests_.front()) && limit - Clock::now() >= kWorthRunning) {
+    } else if (idle && may_be_quick(*queue_.front()) && limit - Clock::now() >= kWorthRunning) {
       run_front(lock, limit);
     } else {
       if (idle) leave_to_thread();
-      if (work_done_.wait_until(lock, limit) == std::cv_status::timeout) return work.done();
+      if (work_done_.wait_until(lock, limit) == std::cv_status::timeout) return work.done() || ready();
     }
   }
   return true;
+}
+
+/// Of the first, under the mutex.
+bool Queue::may_be_quick(const QueuedWork& work) const noexcept {
+  const Request& first = work.requests_.front();
+  if (first.direct) return first.direct->ready() && in_flight_.size() < kMostInFlight && is_quick({});
+  return work.requests_.size() == 1 && is_quick(first) && is_at_home(first);
 }
 
 void Queue::stop() {
@@ -100,15 +140,19 @@ void Queue::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
-    in_callback = runner_ == std::this_thread::get_id();
+    const auto here = std::this_thread::get_id();
+    in_callback = runner_ == here || looker_ == here || thread_.get_id() == here;
   }
   work_to_do_.notify_all();
+  to_watch_.notify_all();
   rouse();
-  if (!thread_.joinable()) return;
-  if (in_callback || thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();  // the last handle went in a callback; the thread keeps the queue and ends by itself
-  } else {
-    thread_.join();
+  for (std::thread* const thread : {&thread_, &watcher_}) {
+    if (!thread->joinable()) continue;
+    if (in_callback) {
+      thread->detach();  // the last handle went in a callback; the threads keep the queue and end by themselves
+    } else {
+      thread->join();
+    }
   }
 }
 
@@ -119,8 +163,13 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limi
   set_limit();
   lock.unlock();
   std::optional<Error> error;
-  const bool finished = run(*work, limit, error);
+  InFlight given;
+  const bool finished = run(*work, limit, error, given);
   lock.lock();
+  if (given) {
+    queue_.pop_front();
+    put_in_flight(work, std::move(given));
+  }
   if (!finished) {
     running_ = false;
     runner_ = std::thread::id();
@@ -158,11 +207,11 @@ void Queue::step(std::span<const Request> requests, const Way& way) {
   }
 }
 
-// False: ranks have not come by `limit`.
-bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept {
+// False: ranks have not come by `limit`, or it is in flight.
+bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error, InFlight& given) noexcept {
   bool finished = true;
   if (work.requests_.front().direct) {
-    error = run_direct(work);
+    error = run_direct(work, limit, finished, given);
   } else if (work.requests_.size() > 1) {
     error = run_group(work.requests_, work);
   } else {
@@ -175,6 +224,7 @@ std::optional<Error> Queue::run_single(const Request& request, QueuedWork& work,
                                        bool& finished) noexcept {
   const std::span<const Request> one(&request, 1);
   return guarded(request, work.called_, [&](CollectiveEvent* event) {
+    if (comes_after_gpu(request)) await_room(1, work);
     if (request.pieces) {
       run_pieces(request, work, event);
       return true;
@@ -204,39 +254,50 @@ class Queue::Others final : public Direct::Ranks {
     request.input_count = static_cast<std::int64_t>(bytes);
     request.output = all;
     request.output_count = request.input_count * queue_.ranks();
-    run(std::move(request));
-  }
-  void meet() override { run({}); }
-
- private:
-  void run(Request request) {
     request.timeout = work_.requests_.front().timeout;
     bool announced = false;
     queue_.run_one(request, work_.called_, announced, Clock::time_point::max(), nullptr);
   }
+
+ private:
   Queue& queue_;
   const QueuedWork& work_;
 };
 
-std::optional<Error> Queue::run_direct(QueuedWork& work) noexcept {
+// Not finished: ranks have not come by `limit`, or it is in flight.
+std::optional<Error> Queue::run_direct(QueuedWork& work, Clock::time_point limit, bool& finished,
+                                       InFlight& given) noexcept {
   const std::span<const Request> requests = work.requests_;
   Direct& direct = *requests.front().direct;
-  bool carried_out = false;
   std::vector<Request> staged;
   auto failed = guarded(requests.front(), work.called_, [&](CollectiveEvent* event) {
     Round round;
     Others others(*this, work);
-    const auto agree = [&] {
+    const auto agree = [&](Clock::time_point until) {
       Request agreed = requests.front();
       agreed.round = &round;
-      work.announced_ = false;
-      run_one(agreed, work.called_, work.announced_, Clock::time_point::max(), event);
+      const bool come = run_one(agreed, work.called_, work.announced_, until, event);
+      if (come) work.announced_ = false;
+      return come;
     };
-    if (direct.open()) agree();
+    if (direct.open() && !agree(limit)) {
+      finished = false;
+      return false;
+    }
     try {
-      if (round.everyone && direct.form(others)) agree();  // what the plane tells is of its last round
-      carried_out = round.everyone && direct.run(requests, round, others);
-      if (carried_out) return true;
+      // What the plane tells is of its last round.
+      if (round.everyone && direct.form(others)) agree(Clock::time_point::max());
+      if (round.everyone) {
+        await_room(kMostInFlight, work);
+        watch_from_now_on();
+        given = direct.run(requests, round, others);
+      }
+      if (given) {
+        if (event != nullptr) work.event_ = *event;
+        finished = false;
+        return false;
+      }
+      await_room(1, work);
       for (const Request& request : requests) staged.push_back(request.direct->staged(request));
     } catch (const Error& error) {
       abort(error.what());
@@ -245,10 +306,8 @@ std::optional<Error> Queue::run_direct(QueuedWork& work) noexcept {
     return false;
   });
   if (failed && failed->code() != ErrorCode::Mismatch) direct.give_up();
-  if (failed || carried_out) return failed;
+  if (failed || !finished) return failed;
   if (staged.size() > 1) return run_group(staged, work);
-  bool finished = true;
-  work.announced_ = false;
   return run_single(staged.front(), work, Clock::time_point::max(), finished);
 }
 
@@ -260,13 +319,14 @@ std::optional<Error> Queue::run_group(std::span<const Request> requests, const Q
     const std::size_t count = fusible_run(requests.subspan(begin));
     Request request = requests[begin];
     std::optional<Error> failed = guarded(request, work.called_, [&](CollectiveEvent* event) {
+      bool announced = false;
+      std::byte* const buffer = count > 1 ? fusing() : nullptr;
+      const std::span<const Request> together = requests.subspan(begin, count);
+      if (std::any_of(together.begin(), together.end(), comes_after_gpu)) await_room(1, work);
       if (request.pieces) {
         run_pieces(request, work, event);
         return true;
       }
-      bool announced = false;
-      std::byte* const buffer = count > 1 ? fusing() : nullptr;
-      const std::span<const Request> together = requests.subspan(begin, count);
       step(together, [&](Staging& staging) { staging.arrive(work.deadline()); });
       if (count > 1) request = fuse(together, buffer);
       run_one(request, work.called_, announced, Clock::time_point::max(), event);
@@ -284,6 +344,16 @@ std::optional<Error> Queue::run_group(std::span<const Request> requests, const Q
     return error;
   }
   return std::nullopt;
+}
+
+void Queue::tell(CollectiveEvent& event, const Request& request, Clock::time_point called, bool failed) noexcept {
+  event.operation = name_of(request.kind);
+  event.bytes = request.payload();
+  event.called = called == Clock::time_point{} ? event.begun : called;
+  event.ended = Clock::now();
+  event.failed = failed;
+  if (timed_) times::add(event);
+  if (Observer* const observer = observer_.load(std::memory_order_acquire)) observer->on_collective(event);
 }
 
 // Operations behind the running one have deadlines as well.

@@ -1,6 +1,7 @@
 // The operations of a communicator, in order: whoever waits for one runs what is in front of it, else a thread of the
 // communicator does. A plane derives from it, and says how one operation is carried out and where its thread sleeps.
-// Operations run without the mutex; `running_` makes it one at a time.
+// Operations run without the mutex; `running_` makes it one at a time. What a GPU has been given is in flight, and ends
+// beside those that come after it: queue_in_flight.cpp.
 #pragma once
 
 #include "comm/control/pending_work.h"
@@ -37,14 +38,18 @@ class Queue;
 class QueuedWork final : public PendingWork {
  public:
   QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called, bool announced);
+  Ordering order(const Device& stream, Clock::time_point limit) override;
 
  private:
   friend class Queue;
   Clock::time_point deadline() const noexcept { return called_ + requests_.front().timeout; }
 
+  Queue& queue_;
   const std::vector<Request> requests_;
   const Clock::time_point called_;
-  bool announced_;  // the first request has been announced already
+  bool announced_;                                    // the first request has been announced already
+  std::shared_ptr<Direct::InFlight> in_flight_ = {};  // under the queue's mutex; null: it is not
+  std::optional<CollectiveEvent> event_ = {};         // what is to be told when it ends
 };
 
 class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
@@ -60,6 +65,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   void set_observer(Observer* observer) noexcept { observer_.store(observer, std::memory_order_release); }
 
   bool wait_until(PendingWork& work, Clock::time_point limit) override;
+  /// The same until it is in flight or done.
+  bool wait_until_given(QueuedWork& work, Clock::time_point limit);
   void add_callback(PendingWork& work, std::function<void()> callback) override {
     work.add_callback(mutex_, std::move(callback));
   }
@@ -89,6 +96,10 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual bool lends() const noexcept { return false; }
   /// As Direct::Ranks::attend.
   virtual void attend() = 0;
+  /// Tells the ranks of this host that so many of the operations that a GPU was given are over.
+  virtual void tell_over(std::uint64_t number) noexcept = 0;
+  /// Whether they are over on the other ranks of this host, or these have gone, or the world has ended.
+  virtual bool are_over(std::uint64_t number) const noexcept = 0;
 
   // What it may use:
   Work enqueue(std::vector<Request> requests, Clock::time_point called, bool announced);
@@ -97,6 +108,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   void run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limit = Clock::time_point::max());
   /// When the first operation in the queue was asked for.
   Clock::time_point front_called() const noexcept { return queue_.front()->called_; }
+  /// Under the mutex: nothing is left to do, and nothing comes.
+  bool is_finished() const noexcept { return stopping_ && queue_.empty() && !watching_; }
   /// Runs `body(event)` and tells the observer. What goes wrong is returned.
   template <class Body>
   std::optional<Error> guarded(const Request& request, Clock::time_point called, Body body) noexcept;
@@ -115,9 +128,11 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   std::thread thread_;
 
  private:
+  friend class QueuedWork;
   class Others;
   class PlaneOfPieces;
-  bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept;
+  using InFlight = std::shared_ptr<Direct::InFlight>;
+  bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error, InFlight& given) noexcept;
   /// Takes staged requests a step further. What goes wrong there ends the world: the others wait for this rank.
   template <class Way>
   void step(std::span<const Request> requests, const Way& way);
@@ -126,11 +141,35 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   /// One that goes in pieces. Throws what `run_one` throws; what goes wrong once the ranks have agreed ends the world.
   void run_pieces(const Request& request, const QueuedWork& work, CollectiveEvent* event);
   std::optional<Error> run_group(std::span<const Request> requests, const QueuedWork& work) noexcept;
-  std::optional<Error> run_direct(QueuedWork& work) noexcept;
+  std::optional<Error> run_direct(QueuedWork& work, Clock::time_point limit, bool& finished, InFlight& given) noexcept;
+  bool may_be_quick(const QueuedWork& work) const noexcept;
   void set_limit() noexcept;
+  void tell(CollectiveEvent& event, const Request& request, Clock::time_point called, bool failed) noexcept;
+  template <class Ready>
+  bool await(const QueuedWork& work, const Ready& ready, Clock::time_point limit);
+
+  // In flight:
+  void put_in_flight(const std::shared_ptr<QueuedWork>& work, InFlight given) noexcept;
+  /// Ends what is over, in order. False: nothing was, or another thread looks.
+  bool look_in_flight() noexcept;
+  void end_in_flight(const std::shared_ptr<QueuedWork>& work, std::optional<Error> failed) noexcept;
+  void fail_in_flight(const Error& error) noexcept;
+  /// By whoever runs `work`: until less than `most` operations are in flight. Throws what ends the world, Timeout.
+  void await_room(std::size_t most, const QueuedWork& work);
+  void watch_from_now_on();
+  void watch() noexcept;
+  bool look_after_others() noexcept;
 
   std::condition_variable work_done_;
   std::thread::id runner_;  // of an operation of the queue
+  std::mutex looking_;      // at what is in flight; before mutex_
+  std::thread::id looker_;
+  std::deque<std::shared_ptr<QueuedWork>> in_flight_;
+  std::uint64_t over_ = 0;  // that were in flight
+  Clock::time_point last_deadline_{};
+  std::condition_variable to_watch_;
+  bool watching_ = false;
+  std::thread watcher_;
 };
 
 template <class Body>
@@ -149,15 +188,7 @@ std::optional<Error> Queue::guarded(const Request& request, Clock::time_point ca
     failed = Error(ErrorCode::Internal, std::string("unexpected in a collective -- ") + error.what());
     abort(error.what());
   }
-  if (measured && finished) {
-    event.operation = name_of(request.kind);
-    event.bytes = request.payload();
-    event.called = called == Clock::time_point{} ? event.begun : called;
-    event.ended = Clock::now();
-    event.failed = failed.has_value();
-    if (timed_) times::add(event);
-    if (observer != nullptr) observer->on_collective(event);
-  }
+  if (measured && finished) tell(event, request, called, failed.has_value());
   return failed;
 }
 

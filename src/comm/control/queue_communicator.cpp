@@ -12,13 +12,13 @@
 namespace cohort::comm {
 
 QueueCommunicator::QueueCommunicator(cluster::Placement placement, std::chrono::milliseconds timeout,
-                                     std::shared_ptr<Queue> queue)
+                                     std::shared_ptr<Queue> queue, std::vector<int> hosts)
     : placement_(std::move(placement)),
       timeout_(timeout),
       queue_(std::move(queue)),
       gpu_sums_(std::get<std::string>(value_or_throw(env::value(env::kGpuSums))) == "exact" ? GpuSums::Exact
                                                                                             : GpuSums::Fast),
-      nccl_(std::make_shared<cuda::NcclPlane>(placement_)) {}
+      nccl_(std::make_shared<cuda::NcclPlane>(placement_, std::move(hosts))) {}
 
 QueueCommunicator::~QueueCommunicator() {
   if (queue_->in_child()) {

@@ -15,6 +15,9 @@ constexpr int kNotReady = 600;        // CUDA_ERROR_NOT_READY
 constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kPortable = 1;     // CU_MEMHOSTREGISTER_PORTABLE
+constexpr int kProcessors = 16;       // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+constexpr int kErrorLog = 5;          // CU_JIT_ERROR_LOG_BUFFER
+constexpr int kErrorLogSize = 6;      // CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
 
 // The driver's functions, as its manual has them (CUDA Driver API, 11 and newer).
 struct Functions {
@@ -43,6 +46,11 @@ struct Functions {
   int (*cuEventDestroy_v2)(void*) = nullptr;
   int (*cuEventRecord)(void*, void*) = nullptr;
   int (*cuEventQuery)(void*) = nullptr;
+  int (*cuDeviceGetAttribute)(int*, int, int) = nullptr;
+  int (*cuModuleLoadDataEx)(void**, const void*, unsigned, int*, void**) = nullptr;
+  int (*cuModuleGetFunction)(void**, void*, const char*) = nullptr;
+  int (*cuLaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                        void**) = nullptr;
 };
 
 struct Library {
@@ -103,6 +111,10 @@ Library load() {
   FIND(cuEventDestroy_v2);
   FIND(cuEventRecord);
   FIND(cuEventQuery);
+  FIND(cuDeviceGetAttribute);
+  FIND(cuModuleLoadDataEx);
+  FIND(cuModuleGetFunction);
+  FIND(cuLaunchKernel);
 #undef FIND
   if (!library.trouble.empty()) return library;
   // Since CUDA 11.4; it tells parts of a GPU from each other.
@@ -172,6 +184,9 @@ Result<std::string> Gpu::look() {
 Gpu::Gpu(int index) : index_(index) {
   const Functions& call = library().call;
   check(call.cuDeviceGet(&device_, index), "cuDeviceGet");
+  int processors = 1;
+  check(call.cuDeviceGetAttribute(&processors, kProcessors, device_), "cuDeviceGetAttribute");
+  processors_ = static_cast<unsigned>(std::max(processors, 1));
   check(call.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
   const InGpu here(*this);
   check(call.cuStreamCreate(&to_host_, kNonBlocking), "cuStreamCreate");
@@ -306,6 +321,41 @@ void Gpu::zero(void* memory, std::size_t bytes, Stream stream) {
 void Gpu::put_after(Stream stream, const Mark& mark) {
   const InGpu here(*this);
   check(library().call.cuStreamWaitEvent(stream, mark.event(), 0), "cuStreamWaitEvent");
+}
+
+void* Gpu::reserve(std::size_t bytes) {
+  const Functions& call = library().call;
+  const InGpu here(*this);
+  Address memory = 0;
+  if (const int status = call.cuMemAlloc_v2(&memory, bytes); status != 0)
+    raise(ErrorCode::Unavailable, "{} bytes of cuda:{}: {}", bytes, index_, said(call, status));
+  return reinterpret_cast<void*>(memory);
+}
+
+void* Gpu::load_kernels(const char* ptx) {
+  const Functions& call = library().call;
+  const InGpu here(*this);
+  char text[1024] = {};
+  int options[] = {kErrorLog, kErrorLogSize};
+  void* values[] = {text, reinterpret_cast<void*>(sizeof text - 1)};
+  void* kernels = nullptr;
+  if (const int status = call.cuModuleLoadDataEx(&kernels, ptx, 2, options, values); status != 0)
+    raise(ErrorCode::Unavailable, "kernels for cuda:{}: {} {}", index_, said(call, status), text);
+  return kernels;
+}
+
+void* Gpu::find_kernel(void* kernels, const char* name) {
+  const InGpu here(*this);
+  void* kernel = nullptr;
+  check(library().call.cuModuleGetFunction(&kernel, kernels, name), name);
+  return kernel;
+}
+
+void Gpu::launch(void* kernel, unsigned blocks, unsigned per_block, const void* argument, Stream stream) {
+  const InGpu here(*this);
+  void* arguments[] = {const_cast<void*>(argument)};
+  check(library().call.cuLaunchKernel(kernel, blocks, 1, 1, per_block, 1, 1, 0, stream, arguments, nullptr),
+        "cuLaunchKernel");
 }
 
 bool Gpu::passed(const Mark& mark) const {

@@ -77,6 +77,16 @@ class Gpu {
   void zero(void* memory, std::size_t bytes, Stream stream);
   /// What the stream is given from now on comes after the mark.
   void put_after(Stream stream, const Mark& mark);
+
+  /// Not zeroed, so that no stream is waited for. Throws Unavailable.
+  void* reserve(std::size_t bytes);
+  /// Kernels, from PTX, which the driver compiles for this GPU. They stay. Throws Unavailable: what it says of them.
+  void* load_kernels(const char* ptx);
+  void* find_kernel(void* kernels, const char* name);
+  /// With one argument by value, of which the driver knows the size; threads in blocks of so many.
+  void launch(void* kernel, unsigned blocks, unsigned per_block, const void* argument, Stream stream);
+  /// Multiprocessors.
+  unsigned processors() const noexcept { return processors_; }
   /// Throws Internal: what the driver says of work before the mark.
   bool passed(const Mark& mark) const;
   /// Throws Timeout, Internal. `meanwhile` is called again and again, and may throw, too.
@@ -92,6 +102,7 @@ class Gpu {
 
   const int index_;
   int device_ = 0;
+  unsigned processors_ = 1;
   void* context_ = nullptr;
   Stream to_host_ = nullptr;
   Stream to_device_ = nullptr;

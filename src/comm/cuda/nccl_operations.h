@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/cuda/driver.h"
+#include "comm/cuda/exact_sums.h"
 #include "comm/cuda/nccl.h"
 #include "comm/request.h"
 
@@ -15,7 +16,7 @@ bool has_sum(const Request& request) noexcept;
 bool has_move(Kind kind) noexcept;
 
 /// Sums of what each rank brings times its share of a weighted average, on a communicator: made before a group of
-/// NCCL's operations, and there until the group has been carried out.
+/// NCCL's operations, and there until NCCL has the group in its stream.
 class ShareSums {
  public:
   ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept;
@@ -25,6 +26,8 @@ class ShareSums {
 
   /// Of making them.
   NcclResult result() const noexcept { return result_; }
+  /// The communicator has gone, and they with it.
+  void forget() noexcept { single_ = double_ = NcclOp::Sum; }
   double share() const noexcept { return share_; }
   /// Of a type that has_shares.
   NcclOp of(NcclType type) const noexcept { return type == NcclType::Float32 ? single_ : double_; }
@@ -48,6 +51,8 @@ struct NcclWorld {
 };
 /// Gives it to NCCL; between ncclGroupStart and ncclGroupEnd.
 NcclResult launch(const NcclWorld& world, const Request& request);
+/// What is exchanged in the step, likewise.
+NcclResult launch(const NcclWorld& world, const ExactStep& step);
 /// Whether NCCL multiplies elements of this type by a share as precisely as is promised: it would be rounded to halves.
 bool has_shares(DType dtype) noexcept;
 

@@ -4,6 +4,7 @@
 #include "comm/finite_check.h"
 
 #include <algorithm>
+#include <functional>
 #include <new>
 #include <utility>
 #include <vector>
@@ -19,6 +20,11 @@ constexpr auto kLooking = 500ms;  // after NCCL's error, for the ranks to find o
 std::string text_of(const Request& request) {
   const std::int64_t count = std::max(request.input_count, request.output_count);
   return fmt::format("{}({}[{}]) of a GPU's memory", name_of(request.kind), to_string(request.dtype), count);
+}
+
+/// A reduction whose elements are exchanged and folded by us: NCCL lacks it, or does it otherwise than the CPU.
+bool is_folded(const Request& request, const Round& round) noexcept {
+  return is_reduction(request.kind) && (!request.fast || (!round.shares.empty() && !has_shares(request.dtype)));
 }
 
 struct HeapBlock final : MemoryBlock {
@@ -40,8 +46,9 @@ class NcclPlane::Call final : public Direct {
   Call(std::shared_ptr<NcclPlane> plane, Gpu& gpu, const Request& request)
       : plane_(std::move(plane)), gpu_(gpu), marks_(marks_of(gpu, request)) {}
   bool open() const noexcept override { return plane_->open(); }
+  bool ready() const noexcept override { return plane_->ready(); }
   bool form(Ranks& ranks) override { return plane_->form(gpu_, ranks); }
-  bool run(std::span<const Request> together, const Round& round, Ranks& ranks) override {
+  std::shared_ptr<InFlight> run(std::span<const Request> together, const Round& round, Ranks& ranks) override {
     return plane_->run(together, round, ranks);
   }
   void give_up() noexcept override { plane_->give_up(); }
@@ -66,8 +73,11 @@ class NcclPlane::Call final : public Direct {
   const StreamMarks marks_;
 };
 
+const NcclPlane::Call& NcclPlane::call_of(const Request& request) { return static_cast<const Call&>(*request.direct); }
+
 bool NcclPlane::may_take(const Request& request) const noexcept {
-  return placement_.size > 1 && (is_reduction(request.kind) ? request.fast : has_move(request.kind));
+  if (placement_.size == 1) return false;
+  return is_reduction(request.kind) ? request.fast || ExactSums::has(request) : has_move(request.kind);
 }
 
 std::shared_ptr<Direct> NcclPlane::call(const Request& request) {
@@ -94,26 +104,69 @@ void NcclPlane::check(NcclResult result, std::string_view what) const {
         where(), nccl_->said(result, comm_));
 }
 
-NcclResult NcclPlane::state_of_comm() const {
+std::optional<NcclResult> NcclPlane::state_of_comm() {
+  const std::lock_guard lock(calls_);
+  if (comm_ == nullptr) return std::nullopt;
   NcclResult state = NcclResult::Success;
   const NcclResult asked = nccl_->call.ncclCommGetAsyncError(comm_, &state);
   return asked == NcclResult::Success ? state : asked;
 }
 
-bool NcclPlane::run(std::span<const Request> together, const Round& round, Direct::Ranks& ranks) {
-  if (state_.load(std::memory_order_relaxed) == State::Staging) return false;
+/// What NCCL has been given, in its stream.
+class NcclPlane::Flight final : public Direct::InFlight {
+ public:
+  Flight(std::shared_ptr<NcclPlane> plane, std::span<const Request> together, std::string what, MarkPtr made,
+         std::vector<MarkPtr> read)
+      : plane_(std::move(plane)),
+        together_(together),
+        what_(std::move(what)),
+        made_(std::move(made)),
+        read_(std::move(read)) {}
+
+  bool over(Clock::time_point deadline) override {
+    const Gpu& gpu = *plane_->gpu_;
+    const bool there = gpu.passed(*made_) &&
+                       std::all_of(read_.begin(), read_.end(), [&](const MarkPtr& mark) { return gpu.passed(*mark); });
+    // An abort lets the stream go on, without a result: so this is asked after that.
+    const auto state = plane_->state_of_comm();
+    if (!state) return false;
+    const bool well = *state == NcclResult::Success || *state == NcclResult::InProgress;
+    if (there && well) return true;
+    if (!well) {
+      // NCCL sees that a connection is broken before it is known that a rank has died: then that rank is named.
+      const auto now = Clock::now();
+      if (!failing_) failing_ = now;
+      if (now - *failing_ < kLooking) return false;
+      const std::lock_guard lock(plane_->calls_);
+      plane_->check(*state, what_);
+    }
+    plane_->require_in_time(together_, what_, deadline);
+    return false;
+  }
+  void put_before(const Device& device) const override { Gpu::at(device.index).put_after(device.stream, *made_); }
+
+ private:
+  const std::shared_ptr<NcclPlane> plane_;
+  const std::span<const Request> together_;
+  const std::string what_;
+  const MarkPtr made_;
+  const std::vector<MarkPtr> read_;  // copies of results, where somebody looks at them
+  std::optional<Clock::time_point> failing_;
+};
+
+std::shared_ptr<Direct::InFlight> NcclPlane::run(std::span<const Request> together, const Round& round,
+                                                 Direct::Ranks& ranks) {
+  if (state_.load(std::memory_order_relaxed) == State::Staging) return nullptr;
   // NCCL does not authenticate what it sends between hosts.
   const auto may_be_code = [](const Request& request) { return may_be_object(request.dtype); };
   const bool several_hosts = placement_.local_size < placement_.size;
-  if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return false;
-  std::optional<double> share;
-  if (!round.shares.empty()) {
-    const auto has = [](const Request& request) { return has_shares(request.dtype); };
-    if (!std::all_of(together.begin(), together.end(), has)) return false;
-    share = round.shares[static_cast<std::size_t>(placement_.rank)];
+  if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return nullptr;
+  std::vector<Request> sums;
+  for (const Request& request : together) {
+    if (is_folded(request, round)) sums.push_back(request);
   }
-  carry_out(together, share, ranks);
-  return true;
+  if (!sums.empty() && !can_fold(sums, ranks)) return nullptr;
+  return give(together, round, ranks);
 }
 
 void NcclPlane::give_up() noexcept {
@@ -121,84 +174,126 @@ void NcclPlane::give_up() noexcept {
   end_comm(false);
 }
 
-void NcclPlane::carry_out(std::span<const Request> together, std::optional<double> share, Direct::Ranks& ranks) {
-  const NcclFunctions& call = nccl_->call;
+/// What is given to NCCL at once.
+struct NcclPlane::Step {
+  std::span<const Request* const> operations;  // that are NCCL's own
+  std::optional<double> share;                 // of a weighted average
+  const ExactStep* exchange = nullptr;
+};
+
+std::shared_ptr<Direct::InFlight> NcclPlane::give(std::span<const Request> together, const Round& round,
+                                                  Direct::Ranks& ranks) {
   const std::string what = text_of(together.front());
-  if (comm_ == nullptr) raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
-  const auto call_of = [](const Request& request) -> const Call& { return static_cast<const Call&>(*request.direct); };
+  std::optional<double> share;
+  std::vector<const Request*> operations;
+  std::vector<Request> sums;
   for (const Request& request : together) {
     const Call& own = call_of(request);
     if (&own.gpu() != gpu_)
       raise(ErrorCode::InvalidArgument, "{} failed -- {} -- its buffers are on cuda:{}", what, where(),
             own.gpu().index());
     own.put_before(stream_);
+    if (is_folded(request, round)) {
+      sums.push_back(request);
+      continue;
+    }
+    operations.push_back(&request);
+    if (round.shares.empty()) continue;
+    share = round.shares[static_cast<std::size_t>(placement_.rank)];
     // A rank of no weight: what it brings is not read.
     if (share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
   }
-  std::optional<ShareSums> shares;
-  {
-    const InGpu here(*gpu_);
-    if (share) check(shares.emplace(*nccl_, comm_, *share).result(), what);
-    check(call.ncclGroupStart(), what);
-    NcclResult given = NcclResult::Success;
-    const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, shares ? &*shares : nullptr};
-    for (const Request& request : together) {
-      given = launch(world, request);
-      if (given != NcclResult::Success && given != NcclResult::InProgress) break;
-    }
-    const NcclResult ended = call.ncclGroupEnd();
-    check(given, what);
-    check(ended, what);
+  std::vector<ExactStep> exchanges;
+  if (!sums.empty()) {
+    void* const scratch = scratch_.back().memory;
+    exchanges = ExactSums(world_, round).plan(sums, static_cast<std::byte*>(scratch));
   }
+  for (std::size_t number = 0; number < std::max<std::size_t>(exchanges.size(), 1); ++number) {
+    Step step;
+    if (number == 0) step = {operations, share};
+    if (number < exchanges.size()) step.exchange = &exchanges[number];
+    give_step(step, what);
+    wait_until_given(together, what, ranks);
+    if (step.exchange == nullptr) continue;
+    for (const ExactFold& fold : step.exchange->folds) folds_->fold(fold.bound(), stream_);
+  }
+  MarkPtr made = gpu_->mark(stream_);
+  std::vector<MarkPtr> read = read_results(together, *made);
+  return std::make_shared<Flight>(shared_from_this(), together, what, std::move(made), std::move(read));
+}
+
+void NcclPlane::give_step(const Step& step, std::string_view what) {
+  const NcclFunctions& call = nccl_->call;
+  const std::lock_guard lock(calls_);
+  if (comm_ == nullptr) return;  // which is found out then
+  const InGpu here(*gpu_);
+  if (step.share && !(shares_ && shares_->share() == *step.share)) {
+    check(shares_.emplace(*nccl_, comm_, *step.share).result(), what);
+  }
+  check(call.ncclGroupStart(), what);
+  NcclResult given = NcclResult::Success;
+  const auto is_going = [&] { return given == NcclResult::Success || given == NcclResult::InProgress; };
+  const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, step.share ? &*shares_ : nullptr};
+  for (const Request* const request : step.operations) {
+    if (is_going()) given = launch(world, *request);
+  }
+  if (step.exchange != nullptr && is_going()) given = launch(world, *step.exchange);
+  const NcclResult ended = call.ncclGroupEnd();
+  check(given, what);
+  check(ended, what);
+}
+
+void NcclPlane::wait_until_given(std::span<const Request> together, std::string_view what, Direct::Ranks& ranks) {
   Patience patience(ranks);
-  MarkPtr done;
   std::optional<Clock::time_point> failing;
   for (;;) {
-    const NcclResult state = state_of_comm();
+    const auto state = state_of_comm();
+    if (!state) {
+      ranks.attend();  // says why
+      raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
+    }
     // What NCCL is given is in the stream once it is no longer in progress.
-    if (!done && state == NcclResult::Success) done = gpu_->mark(stream_);
-    if (done && gpu_->passed(*done)) break;
-    const auto now = Clock::now();
-    if (state != NcclResult::Success && state != NcclResult::InProgress) {
-      // NCCL sees that a connection is broken before it is known that a rank has died: then that rank is named.
+    if (*state == NcclResult::Success) return;
+    if (*state != NcclResult::InProgress) {
+      const auto now = Clock::now();
       if (!failing) failing = now;
-      if (now - *failing >= kLooking) check(state, what);
+      const std::lock_guard lock(calls_);
+      if (now - *failing >= kLooking) check(*state, what);
     }
-    if (const auto deadline = ranks.deadline(); now >= deadline) {
-      for (const Request& request : together) {
-        if (call_of(request).reached()) continue;
-        raise(ErrorCode::Timeout,
-              "{} timed out -- {} -- its stream has not come to the operation by the deadline -- a kernel before it "
-              "hangs, or takes longer than the operation's timeout",
-              what, where());
-      }
-      if (now >= deadline + kGrace) {
-        raise(
-            ErrorCode::Timeout,
-            "{} timed out -- {} -- NCCL has not carried it out by the deadline, although all ranks have come to it -- "
-            "a stream of another rank hangs, or NCCL does (NCCL_DEBUG=INFO, COHORT_NCCL=off)",
-            what, where());
-      }
-    }
+    require_in_time(together, what, ranks.deadline());
     patience.step();
   }
-  look_at_results(together, ranks.deadline() + kGrace);
-  // A rank that is done may leave; so nobody is before all are.
-  ranks.meet();
+}
+
+void NcclPlane::require_in_time(std::span<const Request> together, std::string_view what,
+                                Clock::time_point deadline) const {
+  const auto now = Clock::now();
+  if (now < deadline) return;
+  for (const Request& request : together) {
+    if (static_cast<const Call&>(*request.direct).reached()) continue;
+    raise(ErrorCode::Timeout,
+          "{} timed out -- {} -- its stream has not come to the operation by the deadline -- a kernel before it "
+          "hangs, or takes longer than the operation's timeout",
+          what, where());
+  }
+  if (now < deadline + kGrace) return;
+  raise(ErrorCode::Timeout,
+        "{} timed out -- {} -- NCCL has not carried it out by the deadline, although all ranks have come to it -- "
+        "a stream of another rank hangs, or NCCL does (NCCL_DEBUG=INFO, COHORT_NCCL=off)",
+        what, where());
 }
 
 /// Where somebody asks whether results are finite, they are read on the host.
-void NcclPlane::look_at_results(std::span<const Request> together, Clock::time_point deadline) {
+std::vector<MarkPtr> NcclPlane::read_results(std::span<const Request> together, const Mark& made) {
   std::vector<MarkPtr> copied;
   for (const Request& request : together) {
     if (!request.finite_check || request.output_count == 0) continue;
     const auto room = rooms_->take(*gpu_, request.output_bytes(),
                                    [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
-    const MarkPtr made = gpu_->mark(stream_);
-    copied.push_back(gpu_->copy_to_host(room.get(), request.output, request.output_bytes(), *made));
+    copied.push_back(gpu_->copy_to_host(room.get(), request.output, request.output_bytes(), made));
     request.finite_check->read_instead({room.get(), request.output_count, request.dtype}, room);
   }
-  for (const MarkPtr& mark : copied) gpu_->wait(*mark, deadline);
+  return copied;
 }
 
 }  // namespace cohort::comm::cuda

@@ -6,6 +6,7 @@
 #include "sys/thread.h"
 
 #include <algorithm>
+#include <bit>
 #include <condition_variable>
 #include <mutex>
 #include <utility>
@@ -19,6 +20,8 @@ using namespace std::chrono_literals;
 constexpr auto kMostToStart = 60s;     // for NCCL to connect the ranks; without it they go by staging
 constexpr auto kEnding = 2s;           // for NCCL to give back what it has
 constexpr auto kEndingBroken = 200ms;  // likewise in a world that has ended: the error is waited for
+constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
+constexpr std::int32_t kNoMemory = -1;  // on a rank that has kernels
 
 /// Runs what may hang on a thread of its own, and leaves it there if it does.
 template <class Body>
@@ -98,8 +101,8 @@ Start NcclPlane::start(const NcclId& id, Direct::Ranks& ranks) {
   const auto limit = now + std::min<Clock::duration>(kMostToStart, (ranks.deadline() - now) / 2);
   Patience patience(ranks);
   while (state == NcclResult::InProgress || (state == NcclResult::Success && comm_ != nullptr)) {
-    if (const NcclResult next = state_of_comm(); next != NcclResult::InProgress) {
-      state = next;
+    if (const auto next = state_of_comm(); next != NcclResult::InProgress) {
+      state = next.value_or(state);
       break;
     }
     if (Clock::now() >= limit) break;
@@ -114,14 +117,54 @@ Start NcclPlane::start(const NcclId& id, Direct::Ranks& ranks) {
   return made;
 }
 
+bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
+  if (folding_ == Folding::None || placement_.size > static_cast<int>(FoldLauncher::kMostInputs)) return false;
+  const std::size_t wanted = ExactSums::scratch_of(sums, placement_.size);
+  if (wanted <= agreed_scratch_ && folding_ == Folding::Known) return true;
+  // Now nothing of NCCL's is under way: a driver that compiles or finds memory may wait for all that is.
+  const std::size_t bytes = std::bit_ceil(std::max(wanted, kLeastScratch));
+  Start own;
+  try {
+    folds_ = &FoldLauncher::on(*gpu_);
+    folding_ = Folding::Known;
+    if (scratch_.empty() || scratch_.back().bytes < bytes) scratch_.push_back({gpu_->reserve(bytes), bytes});
+    own.made = 1;
+  } catch (const Error& error) {
+    put_text(own.why, error.what());
+    if (folding_ == Folding::Known) own.made = kNoMemory;
+  }
+  std::vector<Start> all(static_cast<std::size_t>(placement_.size));
+  ranks.exchange(&own, all.data(), sizeof own);
+  const auto failed = std::find_if(all.begin(), all.end(), [](const Start& one) { return one.made != 1; });
+  if (failed == all.end()) {
+    agreed_scratch_ = bytes;
+    return true;
+  }
+  if (std::any_of(all.begin(), all.end(), [](const Start& one) { return one.made == 0; })) folding_ = Folding::None;
+  if (placement_.rank == 0) {
+    log::warn("comm", "{} go by way of the host's memory -- rank {} cannot fold on its GPU: {}",
+              folding_ == Folding::None ? "sums that are not NCCL's" : "some sums", failed - all.begin(), failed->why);
+  }
+  return false;
+}
+
 void NcclPlane::end_comm(bool healthy) noexcept {
-  const NcclComm comm = std::exchange(comm_, nullptr);
+  NcclComm comm = nullptr;
+  {
+    const std::lock_guard lock(calls_);
+    comm = std::exchange(comm_, nullptr);
+    if (shares_ && !healthy) shares_->forget();
+    shares_.reset();
+  }
   if (comm == nullptr) return;
   const auto end = healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
-  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, gpu = gpu_] {
+  // Where NCCL may hang, something may still use the scratch memory.
+  const auto scratch = healthy ? std::exchange(scratch_, {}) : std::vector<Scratch>();
+  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, gpu = gpu_, scratch] {
     try {
       const InGpu here(*gpu);
       end(comm);
+      for (const Scratch& one : scratch) gpu->free(one.memory);
     } catch (const Error&) {  // the GPU has failed: there is nothing to give back
     }
   });

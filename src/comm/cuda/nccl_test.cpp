@@ -30,12 +30,15 @@ int count_of(const char* what) {
 }
 int operations() { return count_of("pretended_nccl_operations"); }
 int aborts() { return count_of("pretended_nccl_aborts"); }
+int folds() { return of_driver<int()>("pretended_cuda_folds")(); }
 
 class OnNccl : public ::testing::Test {
  protected:
   void SetUp() override {
     operations_ = operations();
     aborts_ = aborts();
+    cuda::Gpu::count();  // loads the driver
+    folds_ = folds();
   }
   void TearDown() override {
     for (const char* name : {"PRETENDED_NCCL_TROUBLE", "NCCL_MULTI_RANK_GPU_ENABLE", "COHORT_GPU_SUMS"})
@@ -45,6 +48,8 @@ class OnNccl : public ::testing::Test {
   /// By NCCL, each rank's counted, since the test began.
   int carried_out() const { return operations() - operations_; }
   int aborted() const { return aborts() - aborts_; }
+  /// By kernels, each rank's counted.
+  int folded() const { return folds() - folds_; }
   /// It is left to a thread, and takes a moment.
   bool come_to_abort(int number) const {
     for (int i = 0; i < 2000 && aborted() < number; ++i) std::this_thread::sleep_for(1ms);
@@ -53,6 +58,7 @@ class OnNccl : public ::testing::Test {
 
   int operations_ = 0;
   int aborts_ = 0;
+  int folds_ = 0;
 };
 
 /// Each rank on a GPU of its own.
@@ -94,13 +100,17 @@ TEST_F(OnNccl, WeightedAveragesAreNcclsUnlessSharesWouldBeRounded) {
   averaged(1, 2.5F);
   averaged(0, 1);
   EXPECT_EQ(carried_out(), 3 * 2 * 2);
+  EXPECT_EQ(folded(), 0);
   run_world(2, [&](Communicator comm) {
     const Floats memory = floats(comm, {1, 2});
     const Buffer halves(memory.data(), 4, DType::Float16, memory.buffer().device);
-    comm.all_reduce(halves, {.op = ReduceOp::Average, .weight = comm.rank() + 1.0}).wait();
     comm.all_reduce(halves, {.op = ReduceOp::Average, .weight = 2.0}).wait();
+    EXPECT_EQ(folded(), 0);
+    comm.barrier().wait();
+    comm.all_reduce(halves, {.op = ReduceOp::Average, .weight = comm.rank() + 1.0}).wait();
   });
-  EXPECT_EQ(carried_out(), 3 * 2 * 2 + 2);
+  EXPECT_EQ(carried_out(), 3 * 2 * 2 + 4);
+  EXPECT_GE(folded(), 2);
 }
 
 TEST_F(OnNccl, GroupsAreOneOperationOfNccl) {
@@ -124,7 +134,7 @@ TEST_F(OnNccl, GroupsAreOneOperationOfNccl) {
   EXPECT_EQ(carried_out(), 2 * 3);
 }
 
-TEST_F(OnNccl, ExactSumsAndWhatItCannotDoGoByStaging) {
+TEST_F(OnNccl, FoldsExactSumsAndWhatItCannotDo) {
   run_world(2, [&](Communicator comm) {
     const Floats sum = floats(comm, {1, 2});
     comm.all_reduce(sum.buffer(), {.gpu_sums = GpuSums::Exact}).wait();
@@ -135,16 +145,39 @@ TEST_F(OnNccl, ExactSumsAndWhatItCannotDoGoByStaging) {
     comm.all_reduce(Buffer(sum.data(), 4, DType::Int16, gpu)).wait();
     comm.all_reduce(Buffer(sum.data(), 2, DType::Int32, gpu), {.op = ReduceOp::BitAnd}).wait();
   });
-  EXPECT_EQ(carried_out(), 0);
+  EXPECT_EQ(carried_out(), 5 * 2);
+  EXPECT_GE(folded(), 5 * 2);
+  const int before = folded();
   ::setenv("COHORT_GPU_SUMS", "exact", 1);
   run_world(2, [&](Communicator comm) {
     const Floats sum = floats(comm, {1, 2});
     comm.all_reduce(sum.buffer()).wait();
-    EXPECT_EQ(carried_out(), 0);
-    comm.barrier().wait();
-    comm.broadcast(sum.buffer()).wait();
   });
-  EXPECT_EQ(carried_out(), 2);
+  EXPECT_GE(folded() - before, 2);
+  EXPECT_EQ(carried_out(), 6 * 2);
+  run_world(2, [&](Communicator comm) {
+    const Floats sum = floats(comm, {1, 2});
+    comm.all_reduce(sum.buffer(), {.wire_dtype = DType::BFloat16}).wait();
+    EXPECT_EQ(sum.values(), (std::vector<float>{2, 4}));
+  });
+  EXPECT_EQ(carried_out(), 6 * 2);  // by staging
+}
+
+// Large enough that slices are exchanged, in a group of all that there is.
+TEST_F(OnNccl, FoldsGroupsInFewSteps) {
+  constexpr std::size_t kCount = 100001;
+  for (const int ranks : {2, 4}) {
+    const int before = carried_out();
+    run_world(ranks, [&](Communicator comm) {
+      const Floats large = floats(comm, std::vector<float>(kCount, static_cast<float>(comm.rank() + 1)));
+      const Floats small = floats(comm, {static_cast<float>(comm.rank())}), none = floats(comm, {});
+      const Buffer group[] = {large.buffer(), small.buffer(), none.buffer()};
+      comm.all_reduce(group, {.op = ReduceOp::Max, .postscale = 3}).wait();
+      EXPECT_EQ(large.values(), std::vector<float>(kCount, static_cast<float>(3 * ranks)));
+      EXPECT_EQ(small.values(), std::vector<float>{static_cast<float>(3 * (ranks - 1))});
+    });
+    EXPECT_EQ(carried_out() - before, 2 * ranks);
+  }
 }
 
 TEST_F(OnNccl, RanksThatSumInDifferentWaysAreRefused) {

@@ -1,5 +1,5 @@
-// The steps of a wait for NCCL: short pauses, in which the other ranks are looked after. Belongs to the thread that
-// runs operations.
+// The steps of a wait for a GPU: short pauses, and, for the thread that runs operations, a look after the other ranks
+// before each. Belongs to the thread that waits.
 #pragma once
 
 #include "comm/direct.h"
@@ -10,12 +10,10 @@
 
 namespace cohort::comm::cuda {
 
-class Patience {
+/// Longer and longer ones.
+class Pauses {
  public:
-  explicit Patience(Direct::Ranks& ranks) noexcept : ranks_(ranks) {}
-  /// Throws what ends the world.
-  void step() {
-    ranks_.attend();
+  void take() {
     if (pause_.count() == 0) {
       std::this_thread::yield();
     } else {
@@ -25,8 +23,21 @@ class Patience {
   }
 
  private:
-  Direct::Ranks& ranks_;
   std::chrono::microseconds pause_{0};
+};
+
+class Patience {
+ public:
+  explicit Patience(Direct::Ranks& ranks) noexcept : ranks_(ranks) {}
+  /// Throws what ends the world.
+  void step() {
+    ranks_.attend();
+    pauses_.take();
+  }
+
+ private:
+  Direct::Ranks& ranks_;
+  Pauses pauses_;
 };
 
 }  // namespace cohort::comm::cuda

@@ -116,7 +116,8 @@ void Context::attend() {
   world.throw_if_ended();
   for (int rank = 0; rank < layout.size; ++rank) {
     if (rank == layout.rank) continue;
-    if (const auto how = world.lost(rank)) world.end_lost(rank, *how);
+    // Who leaves in order has done its part.
+    if (const auto how = world.lost(rank); how && *how != transport::kLeft) world.end_lost(rank, *how);
   }
 }
 

@@ -76,6 +76,13 @@ void Core::stop() {
   matcher_.stop(!here);  // in a callback, that thread has to go on for them
 }
 
+void Core::tell_over(std::uint64_t number) noexcept {
+  local::World& here = world_.local_world();
+  here.state(here.rank()).over.store(number);
+}
+
+bool Core::are_over(std::uint64_t number) const noexcept { return world_.local_world().are_over(number); }
+
 void Core::leave_to_thread() noexcept {
   work_to_do_.notify_one();
   if (asleep_) world_.transport().wake();
@@ -93,7 +100,7 @@ void Core::serve() {
       run_front(lock);
       continue;
     }
-    if (stopping_ && !running_ && queue_.empty() && matcher_.idle()) break;
+    if (is_finished() && !running_ && matcher_.idle()) break;
     const bool driven = running_ || wire_.attended.load(std::memory_order_relaxed) > 0;
     const bool awake = driven || !queue_.empty() || now - active_ < kAwake;
     if (awake) {

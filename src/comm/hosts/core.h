@@ -39,6 +39,8 @@ class Core final : public Queue {
   void leave_to_thread() noexcept override;
   int ranks() const noexcept override { return world_.layout().size; }
   void attend() override { engine_.attend(); }
+  void tell_over(std::uint64_t number) noexcept override;
+  bool are_over(std::uint64_t number) const noexcept override;
   void serve();
 
   World world_;

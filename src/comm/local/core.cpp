@@ -90,6 +90,10 @@ std::byte* Core::fusing() {
   return static_cast<std::byte*>(fusing_->data());
 }
 
+void Core::tell_over(std::uint64_t number) noexcept { world_.state(world_.rank()).over.store(number); }
+
+bool Core::are_over(std::uint64_t number) const noexcept { return world_.are_over(number); }
+
 void Core::stop() {
   if (matcher_) matcher_->stop();
   Queue::stop();
@@ -116,7 +120,7 @@ void Core::progress() {
   while (true) {
     if (!queue_.empty() && !running_) {
       run_front(lock);
-    } else if (stopping_ && queue_.empty()) {
+    } else if (is_finished()) {
       return;
     } else if (Clock::now() - active_ < kAwake) {
       dozing_ = true;

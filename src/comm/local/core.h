@@ -49,6 +49,8 @@ class Core final : public Queue {
   int ranks() const noexcept override { return world_.size(); }
   bool lends() const noexcept override { return true; }
   void attend() override { context_.attend(); }
+  void tell_over(std::uint64_t number) noexcept override;
+  bool are_over(std::uint64_t number) const noexcept override;
   void progress();
 
   const std::shared_ptr<ForkGuard> guard_ = std::make_shared<ForkGuard>();

@@ -1,8 +1,8 @@
 #include "comm/local/moves.h"
 
-#include "comm/control/slices.h"
 #include "comm/lent.h"
 #include "comm/local/round.h"
+#include "comm/slices.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,6 +2,7 @@
 
 #include "base/result.h"
 #include "comm/control/operation.h"
+#include "transport/transport.h"
 
 #include <fmt/format.h>
 
@@ -64,7 +65,8 @@ void Waiter::attend() {
   if (now - attended_ < kLook) return;
   attended_ = now;
   for (int rank = 0; rank < world.size(); ++rank) {
-    if (const auto how = world.lost(rank)) end_lost(rank, *how);
+    // Who leaves in order has done its part.
+    if (const auto how = world.lost(rank); how && *how != transport::kLeft) end_lost(rank, *how);
   }
 }
 

@@ -140,6 +140,14 @@ std::optional<std::string> World::lost(int rank) const {
   return "its connection has ended";
 }
 
+bool World::are_over(std::uint64_t number) const noexcept {
+  if (ended()) return true;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_ && state(rank).over.load() < number && !lost(rank)) return false;
+  }
+  return true;
+}
+
 std::string World::pid_text(int rank) const {
   if (rank == rank_ || mesh_->peer(rank).same_process || pid(rank) <= 0) return "";
   return fmt::format("pid {}", pid(rank));

@@ -48,10 +48,40 @@ void wait_for_default_stream() {
 
 // ---------------------------------------------------------------------------------------------------- memory
 
-void free_memory(void* data) {
-  if (data != nullptr) {
-    of_driver<int(unsigned long long)>("cuMemFree_v2")(reinterpret_cast<unsigned long long>(data));
+/// As libtorch's own, what is freed is kept for the next of its size: the driver would wait for all streams.
+struct Blocks {
+  std::mutex mutex;
+  std::map<void*, std::size_t> sizes;
+  std::map<std::size_t, std::vector<void*>> free;
+
+  static Blocks& all() {
+    static auto* const one = new Blocks;
+    return *one;
   }
+  void* take(std::size_t bytes) {
+    const std::lock_guard lock(mutex);
+    std::vector<void*>& fitting = free[bytes];
+    if (!fitting.empty()) {
+      void* const data = fitting.back();
+      fitting.pop_back();
+      return data;
+    }
+    unsigned long long address = 0;
+    if (of_driver<int(unsigned long long*, std::size_t)>("cuMemAlloc_v2")(&address, bytes) != 0) {
+      throw std::runtime_error("out of pretended memory");
+    }
+    void* const data = reinterpret_cast<void*>(address);
+    sizes[data] = bytes;
+    return data;
+  }
+  void give_back(void* data) {
+    const std::lock_guard lock(mutex);
+    free[sizes.at(data)].push_back(data);
+  }
+};
+
+void free_memory(void* data) {
+  if (data != nullptr) Blocks::all().give_back(data);
 }
 
 thread_local c10::DeviceIndex current = 0;
@@ -59,11 +89,7 @@ thread_local c10::DeviceIndex current = 0;
 class Allocator final : public c10::Allocator {
  public:
   c10::DataPtr make(std::size_t bytes) const {
-    unsigned long long address = 0;
-    if (bytes > 0 && of_driver<int(unsigned long long*, std::size_t)>("cuMemAlloc_v2")(&address, bytes) != 0) {
-      throw std::runtime_error("out of pretended memory");
-    }
-    void* const data = reinterpret_cast<void*>(address);
+    void* const data = bytes > 0 ? Blocks::all().take(bytes) : nullptr;
     return {data, data, &free_memory, c10::Device(c10::kCUDA, current)};
   }
 #if TORCH_VERSION_MAJOR < 2

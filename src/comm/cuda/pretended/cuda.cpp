@@ -1,10 +1,14 @@
 // For tests: a CUDA driver that is none (libcuda.so.1). A GPU's memory is memory of this process that nobody can read
 // or write at the address that programs are given: a copy goes another way. Streams are threads. It delays, fails and
-// hangs on demand. PRETENDED_CUDA_GPUS: fewer GPUs than the four that there are. Any thread.
+// hangs on demand. PRETENDED_CUDA_GPUS: fewer GPUs than the four that there are. PRETENDED_CUDA_KERNELS=0: it takes no
+// kernels. Any thread.
+#include "comm/cuda/pretended/kernels.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -16,14 +20,18 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 namespace {
 
+using cohort::comm::cuda::FoldArguments;
+using cohort::comm::cuda::PretendedKernel;
+
 constexpr int kGpus = 4;
-constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotReady = 600;
+constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidPtx = 218, kNotFound = 500, kNotReady = 600;
 using Address = unsigned long long;
 
 struct Memory {
@@ -152,6 +160,8 @@ std::byte* behind(Address address, std::size_t bytes) {
 }
 
 std::size_t pages(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+std::atomic<int> folds{0};
 
 enum Way { kToHost, kToDevice, kWithin };
 
@@ -328,12 +338,53 @@ int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
   return kSuccess;
 }
 
+int cuDeviceGetAttribute(int* value, int, int) {
+  *value = 1;
+  return kSuccess;
+}
+int cuModuleLoadDataEx(void** module, const void* image, unsigned, int*, void**) {
+  const char* const takes = std::getenv("PRETENDED_CUDA_KERNELS");
+  if (takes != nullptr && *takes == '0') return kInvalidPtx;
+  *module = new std::string(static_cast<const char*>(image));
+  return kSuccess;
+}
+int cuModuleGetFunction(void** kernel, void* module, const char* name) {
+  *kernel = const_cast<PretendedKernel*>(cohort::comm::cuda::pretended_kernel(name));
+  const bool there = static_cast<std::string*>(module)->find(std::string(".entry ") + name + "(") != std::string::npos;
+  return *kernel != nullptr && there ? kSuccess : kNotFound;
+}
+int cuLaunchKernel(void* kernel, unsigned blocks, unsigned, unsigned, unsigned per_block, unsigned, unsigned, unsigned,
+                   void* stream, void** arguments, void**) {
+  constexpr unsigned kLikeThreads = 3;  // run one after the other
+  const auto& one = *static_cast<const PretendedKernel*>(kernel);
+  FoldArguments job = *static_cast<const FoldArguments*>(arguments[0]);
+  if (blocks == 0 || per_block == 0 || per_block > 1024) return kInvalidValue;
+  if (job.count > 0) {
+    const std::size_t bytes = job.count * one.part;
+    const auto reach = [](auto& memory, std::size_t most) {
+      memory = behind(reinterpret_cast<Address>(memory), most);
+      return memory != nullptr;
+    };
+    if (!reach(job.output, one.folds ? bytes : 4)) return kInvalidValue;
+    for (int k = 0; k < job.input_count; ++k) {
+      if (!reach(job.inputs[k], bytes)) return kInvalidValue;
+    }
+  }
+  if (one.folds && job.count > 0) ++folds;
+  stream_of(stream).put([&one, job] {
+    for (unsigned own = 0; own < kLikeThreads; ++own) one.run(job, own, kLikeThreads);
+  });
+  return kSuccess;
+}
+
 /// Where a kernel finds what programs know by this address.
 void* pretended_cuda_memory(void* address) { return behind(reinterpret_cast<Address>(address), 1); }
 /// Likewise, of so many bytes; null where they are not all of one GPU's memory.
 void* pretended_cuda_bytes(const void* address, std::size_t bytes) {
   return behind(reinterpret_cast<Address>(address), bytes);
 }
+/// How often kernels have folded something, in this process.
+int pretended_cuda_folds() { return folds; }
 /// Bytes of the host's memory that are pinned.
 std::size_t pretended_cuda_pinned() {
   const std::lock_guard lock(driver().mutex);
