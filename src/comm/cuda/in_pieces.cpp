@@ -69,7 +69,7 @@ class InPieces final : public Pieces {
       }
       carry_out(piece.request, number, plane);
       if (request_.finite_check) finite = finite && piece.request.finite_check->finite();
-      before_last = std::exchange(last, piece.output.empty() ? nullptr : depart(turn));
+      before_last = std::exchange(last, depart(turn, borrows && brings));
       turn.slot->departed = last;
     }
     wait(before_last);
@@ -88,17 +88,23 @@ class InPieces final : public Pieces {
     slot.arrived = gpu_.copy_to_host(copies, after);
     return turn;
   }
-  MarkPtr depart(const Turn& turn) {
+  /// Null: there is nothing to do. `stays`: what this rank has brought is in its place already, where that is the same.
+  MarkPtr depart(const Turn& turn, bool stays) {
     std::vector<Transfer> copies;
     const auto* const result = static_cast<const std::byte*>(turn.piece.request.output);
     for (const Stretch& one : turn.piece.output) {
+      std::byte* const to = static_cast<std::byte*>(request_.output) + one.at;
+      const auto brought = [&](const Stretch& own) {
+        return to == static_cast<const std::byte*>(request_.input) + own.at;
+      };
+      if (stays && std::any_of(turn.piece.input.begin(), turn.piece.input.end(), brought)) continue;
       const std::byte* from = turn.slot->data + one.in_room;
       const auto at = static_cast<std::size_t>(from - result);
       const auto lent = std::find_if(lent_.begin(), lent_.end(), [at](const Lent& block) { return block.at == at; });
       if (lent != lent_.end()) from = taken(*lent, turn.slot->data + one.in_room);
-      copies.push_back({static_cast<std::byte*>(request_.output) + one.at, from, one.bytes});
+      copies.push_back({to, from, one.bytes});
     }
-    return gpu_.copy_to_device(copies, {&marks_.output, 1});
+    return copies.empty() ? nullptr : gpu_.copy_to_device(copies, {&marks_.output, 1});
   }
 
   /// Where the GPU reads it. What it could read only slowly is copied to `room` after all.
