@@ -281,7 +281,9 @@ TEST_F(InPieces, NothingIsCopiedThatIsInItsPlace) {
       comm.barrier().wait();
       body();
       comm.barrier().wait();
-      return std::pair(Copies::all().count(kToHost), Copies::all().count(kToDevice));
+      const std::pair counts(Copies::all().count(kToHost), Copies::all().count(kToDevice));
+      comm.barrier().wait();
+      return counts;
     };
     // From the root's GPU, and to the other's.
     EXPECT_EQ(copied([&] { comm.broadcast(values.buffer(), {.root = 1}).wait(); }), std::pair(5, 5));
@@ -348,6 +350,21 @@ TEST_F(InPieces, WhatOnlyMovesIsReadWhereItIs) {
       EXPECT_EQ(exchanged.values(), expected);
     }
   });
+}
+
+TEST_F(InPieces, WhatCannotBePinnedIsCopied) {
+  const ForcedPlan forced("inline=0");
+  of_driver<void(bool)>("pretended_cuda_pins")(false);
+  run_world(2, [&](Communicator comm) {
+    const std::size_t count = 9 * kFloats;
+    const Floats part = floats(comm, counted(count, static_cast<float>(comm.rank() + 1))),
+                 all = floats(comm, std::vector<float>(2 * count));
+    comm.all_gather(part.buffer(), all.buffer()).wait();
+    std::vector<float> expected = counted(count, 1);
+    for (const float value : counted(count, 2)) expected.push_back(value);
+    EXPECT_EQ(all.values(), expected);
+  });
+  of_driver<void(bool)>("pretended_cuda_pins")(true);
 }
 
 TEST_F(InPieces, AWorldOfOneCopiesOnTheGpu) {
