@@ -19,6 +19,7 @@ class Direct;
 class FiniteCheck;
 class Pieces;
 class Staging;
+struct Lent;
 
 /// The numbers travel between ranks of one build only.
 enum class Kind : std::uint8_t {
@@ -96,6 +97,7 @@ struct Request {
   std::shared_ptr<Direct> direct = {};   ///< where they are the device's, and NCCL may carry it out
   std::optional<GpuSums> gpu_sums = {};  ///< not set: COHORT_GPU_SUMS
   Round* round = nullptr;                ///< not null: ranks agree on it, and no more
+  std::vector<Lent>* lent = nullptr;     ///< not null: what only moves need not be copied, where it is noted here
 
   std::size_t input_bytes() const noexcept { return static_cast<std::size_t>(input_count) * size_of(dtype); }
   std::size_t output_bytes() const noexcept { return static_cast<std::size_t>(output_count) * size_of(dtype); }

@@ -247,9 +247,9 @@ void measure_staging(Communicator& comm, std::size_t bytes) {
     for (const std::size_t piece : {std::size_t{0}, kMuch, 4 * kMuch, 16 * kMuch}) {
       comm::cuda::set_piece_bytes(piece != 0 ? piece : 2 * bytes);
       const double time = best_time(comm, [&] { each.on(memory.buffer(count, DType::Float32)); });
-      say_first(fmt::format("{} of a GPU's, {}: {:.2f} GB/s; {:.2f} of the time of {}", each.name,
-                            piece != 0 ? fmt::format("pieces of {} MiB", piece / kMuch) : "whole", rate(time),
-                            time / std::max(host, copies), host > copies ? "the host's" : "the copies"));
+      say_first(fmt::format("{} of a GPU's, {}: {:.2f} GB/s; {:.2f} of the time of the copies, {:.2f} of the host's",
+                            each.name, piece != 0 ? fmt::format("pieces of {} MiB", piece / kMuch) : "whole",
+                            rate(time), time / copies, time / host));
     }
     comm::cuda::set_piece_bytes(usual);
   }

@@ -328,14 +328,14 @@ std::optional<Error> Queue::run_group(std::span<const Request> requests, const Q
     const std::size_t count = fusible_run(requests.subspan(begin));
     Request request = requests[begin];
     std::optional<Error> failed = guarded(request, work.called_, [&](CollectiveEvent* event) {
-      if (request.pieces) {
-        run_pieces(request, work, event);
-        return true;
-      }
       bool announced = false;
       std::byte* const buffer = count > 1 ? fusing() : nullptr;
       const std::span<const Request> together = requests.subspan(begin, count);
       if (std::any_of(together.begin(), together.end(), comes_after_gpu)) await_room(1, work);
+      if (request.pieces) {
+        run_pieces(request, work, event);
+        return true;
+      }
       step(together, [&](Staging& staging) { staging.arrive(work.deadline()); });
       if (count > 1) request = fuse(together, buffer);
       run_one(request, work.called_, announced, Clock::time_point::max(), event);

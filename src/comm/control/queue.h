@@ -92,6 +92,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual void rouse() noexcept = 0;
   /// Under the mutex: an operation is left to the thread, whose waiter has little time.
   virtual void leave_to_thread() noexcept = 0;
+  /// Whether it leaves what only moves where it is for who asks for that (Request::lent).
+  virtual bool lends() const noexcept { return false; }
   /// As Direct::Ranks::attend.
   virtual void attend() = 0;
   /// The world has, as far as this rank can know by now. Any thread.

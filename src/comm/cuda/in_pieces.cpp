@@ -1,11 +1,14 @@
 #include "comm/cuda/in_pieces.h"
 
 #include "comm/finite_check.h"
+#include "comm/lent.h"
 
 #include <cohort/error.h>
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -46,7 +49,10 @@ class InPieces final : public Pieces {
     };
     const std::size_t pieces = cut_.pieces();
     bool finite = true;
-    MarkPtr last;
+    // What only moves goes to the GPU out of the slot of the rank that brought it. That rank has the fourth piece after
+    // it come there once all have come to the second after it; so nobody comes to that before it has read this one.
+    const bool borrows = !is_reduction(request_.kind) && agreed.everyone;
+    MarkPtr last, before_last;
     Turn coming = begin(0, brings);
     for (std::size_t number = 0; number < pieces; ++number) {
       Turn turn = std::move(coming);
@@ -54,16 +60,20 @@ class InPieces final : public Pieces {
       Piece& piece = turn.piece;
       wait(turn.slot->departed);  // of an earlier piece, where nothing has come after it
       wait(turn.slot->arrived);
+      wait(before_last);  // of the second before this one
+      lent_.clear();
+      if (borrows) piece.request.lent = &lent_;
       if (request_.finite_check) {
         piece.request.finite_check = std::make_shared<FiniteCheck>(
             ConstBuffer(piece.request.output, piece.request.output_count, request_.dtype));
       }
       carry_out(piece.request, number, plane);
       if (request_.finite_check) finite = finite && piece.request.finite_check->finite();
-      if (piece.output.empty()) continue;
-      last = turn.slot->departed = depart(turn);
+      before_last = std::exchange(last, depart(turn, borrows && brings));
+      turn.slot->departed = last;
     }
-    wait(last);  // and all before it, in one stream
+    wait(before_last);
+    wait(last);
     if (request_.finite_check) request_.finite_check->note(finite);
   }
 
@@ -78,11 +88,30 @@ class InPieces final : public Pieces {
     slot.arrived = gpu_.copy_to_host(copies, after);
     return turn;
   }
-  MarkPtr depart(const Turn& turn) {
+  /// Null: there is nothing to do. `stays`: what this rank has brought is in its place already, where that is the same.
+  MarkPtr depart(const Turn& turn, bool stays) {
     std::vector<Transfer> copies;
-    for (const Stretch& one : turn.piece.output)
-      copies.push_back({static_cast<std::byte*>(request_.output) + one.at, turn.slot->data + one.in_room, one.bytes});
-    return gpu_.copy_to_device(copies, {&marks_.output, 1});
+    const auto* const result = static_cast<const std::byte*>(turn.piece.request.output);
+    for (const Stretch& one : turn.piece.output) {
+      std::byte* const to = static_cast<std::byte*>(request_.output) + one.at;
+      const auto brought = [&](const Stretch& own) {
+        return to == static_cast<const std::byte*>(request_.input) + own.at;
+      };
+      if (stays && std::any_of(turn.piece.input.begin(), turn.piece.input.end(), brought)) continue;
+      const std::byte* from = turn.slot->data + one.in_room;
+      const auto at = static_cast<std::size_t>(from - result);
+      const auto lent = std::find_if(lent_.begin(), lent_.end(), [at](const Lent& block) { return block.at == at; });
+      if (lent != lent_.end()) from = taken(*lent, turn.slot->data + one.in_room);
+      copies.push_back({to, from, one.bytes});
+    }
+    return copies.empty() ? nullptr : gpu_.copy_to_device(copies, {&marks_.output, 1});
+  }
+
+  /// Where the GPU reads it. What it could read only slowly is copied to `room` after all.
+  const std::byte* taken(const Lent& block, std::byte* room) {
+    if (!block.memory || ring_->pin(block.memory)) return block.data;
+    std::memcpy(room, block.data, block.bytes);
+    return room;
   }
 
   void carry_out(const Request& piece, std::size_t number, Plane& plane) const {
@@ -103,6 +132,7 @@ class InPieces final : public Pieces {
   const Cut cut_;
   const std::shared_ptr<Ring> ring_;
   const int rank_;
+  std::vector<Lent> lent_;  // of the piece that is carried out
 };
 
 class Alone final : public Pieces {

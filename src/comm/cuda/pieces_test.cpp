@@ -3,6 +3,7 @@
 // in the midst. With COHORT_NCCL=off, over the pretended driver, which tells of each copy as it begins; bits of all
 // operations: comm_tests.trials_in_pieces.
 #include "comm/cuda/cut.h"
+#include "comm/testing/calls.h"
 #include "comm/testing/gpus.h"
 #include "comm/testing/worlds.h"
 
@@ -159,12 +160,12 @@ TEST_F(InPieces, TheHostsMemoryIsThatOfAFewPieces) {
     const std::size_t before = pinned();
     comm.barrier().wait();
     const std::size_t count = 60 * kFloats;
-    const Floats values = floats(comm, counted(count, 1)), out = floats(comm, std::vector<float>(2 * count));
+    const Floats values = floats(comm, counted(count, 1)), half = floats(comm, std::vector<float>(count / 2));
     std::vector<Work> works;
     for (int turn = 0; turn < 3; ++turn) {
       works.push_back(comm.all_reduce(values.buffer(), {.op = ReduceOp::Max}));
-      works.push_back(comm.all_gather(values.buffer(), out.buffer()));
-      works.push_back(comm.broadcast(out.buffer()));
+      works.push_back(comm.reduce_scatter(values.buffer(), half.buffer(), {.op = ReduceOp::Max}));
+      works.push_back(comm.reduce(values.buffer(), {.op = ReduceOp::Max}));
     }
     for (Work& work : works) work.wait();
     comm.barrier().wait();
@@ -176,9 +177,7 @@ TEST_F(InPieces, TheHostsMemoryIsThatOfAFewPieces) {
     comm.barrier().wait();
     EXPECT_EQ(pinned() - before, 2 * (4 + 8) * kPiece);
     comm.barrier().wait();
-    std::vector<float> twice = counted(count, 1);
-    twice.insert(twice.end(), twice.begin(), twice.begin() + static_cast<std::ptrdiff_t>(count));
-    EXPECT_EQ(out.values(), twice);
+    EXPECT_EQ(values.values(), counted(count, 1));
   });
   EXPECT_EQ(pinned(), at_first);
 }
@@ -271,16 +270,101 @@ TEST_F(InPieces, AllOfTheResultIsLookedAt) {
   });
 }
 
-TEST_F(InPieces, OnlyTheRootsDataComesToTheHost) {
+TEST_F(InPieces, NothingIsCopiedThatIsInItsPlace) {
   run_world(2, [](Communicator comm) {
-    const Floats values = floats(comm, counted(4 * kFloats, static_cast<float>(comm.rank() + 1)));
+    const std::size_t count = 4 * kFloats;
+    const Floats values = floats(comm, counted(count, static_cast<float>(comm.rank() + 1)));
+    Floats all = floats(comm, counted(2 * count, static_cast<float>(comm.rank() + 1)));
+    const auto copied = [&](const std::function<void()>& body) {
+      comm.barrier().wait();
+      if (comm.rank() == 0) Copies::all().reset();
+      comm.barrier().wait();
+      body();
+      comm.barrier().wait();
+      const std::pair counts(Copies::all().count(kToHost), Copies::all().count(kToDevice));
+      comm.barrier().wait();
+      return counts;
+    };
+    // From the root's GPU, and to the other's.
+    EXPECT_EQ(copied([&] { comm.broadcast(values.buffer(), {.root = 1}).wait(); }), std::pair(5, 5));
+    EXPECT_EQ(values.values(), counted(count, 2));
+    // What a rank has brought is in its place.
+    const auto own = static_cast<std::size_t>(comm.rank()) * count;
+    const Device device = all.buffer().device;
+    const Buffer part(static_cast<float*>(all.data()) + own, static_cast<std::int64_t>(count), DType::Float32, device);
+    const auto both = copied([&] { comm.all_gather(part, all.buffer()).wait(); });
+    EXPECT_EQ(both.first, both.second);
+    const std::vector<float> gathered = all.values();
+    for (const std::size_t i : {std::size_t{1}, count - 1}) {
+      const std::vector<float> first = counted(2 * count, 1), second = counted(2 * count, 2);
+      EXPECT_EQ(gathered[i], first[i]);
+      EXPECT_EQ(gathered[count + i], second[count + i]);
+    }
     comm.barrier().wait();
-    comm.broadcast(values.buffer(), {.root = 1}).wait();
-    comm.barrier().wait();
-    EXPECT_LE(Copies::all().count(kToHost), 5);
-    comm.barrier().wait();
-    EXPECT_EQ(values.values(), counted(4 * kFloats, 2));
   });
+}
+
+TEST_F(InPieces, WhatOnlyMovesIsReadWhereItIs) {
+  auto* const pinned = of_driver<std::size_t()>("pretended_cuda_pinned");
+  const ForcedPlan forced("inline=0");  // pieces are small here
+  if (Worlds::chosen().backend(2).several_hosts) GTEST_SKIP() << "between hosts it is sent";
+  run_world(3, [&](Communicator comm) {
+    comm.all_reduce(floats(comm, {1}).buffer()).wait();
+    comm.barrier().wait();
+    const std::size_t before = pinned();
+    comm.barrier().wait();
+    const std::size_t count = 30 * kFloats;
+    const auto own = static_cast<float>(comm.rank() + 1);
+    const Floats part = floats(comm, counted(count, own)), all = floats(comm, std::vector<float>(3 * count));
+    // The reader is late: nobody may write over what it has not read.
+    if (comm.rank() != 1) {
+      for (const std::size_t number : {1, 2, 7}) {
+        Copies::all().when(kToDevice, piece_at(part, count, number), [] { std::this_thread::sleep_for(50ms); });
+      }
+    }
+    comm.barrier().wait();
+    comm.broadcast(part.buffer(), {.root = 1}).wait();
+    EXPECT_EQ(part.values(), counted(count, 2));
+    comm.barrier().wait();
+    EXPECT_EQ(pinned() - before, (3 + 2) * 4 * kPiece);  // all have rings, and two have the root's
+    comm.barrier().wait();
+    const Floats again = floats(comm, counted(count, own));
+    comm.all_gather(again.buffer(), all.buffer()).wait();
+    comm.barrier().wait();
+    EXPECT_EQ(pinned() - before, (3 + 6) * 4 * kPiece);
+    comm.barrier().wait();
+    std::vector<float> expected;
+    for (const float factor : {1.F, 2.F, 3.F}) {
+      for (const float value : counted(count, factor)) expected.push_back(value);
+    }
+    EXPECT_EQ(all.values(), expected);
+    // There and back.
+    const Floats exchanged = floats(comm, std::vector<float>(3 * count));
+    comm.all_to_all(all.buffer(), exchanged.buffer()).wait();
+    comm.all_to_all(exchanged.buffer(), all.buffer()).wait();
+    EXPECT_EQ(all.values(), expected);
+    comm.scatter(all.buffer(), again.buffer(), {.root = 2}).wait();
+    EXPECT_EQ(again.values(), counted(count, own));
+    comm.gather(again.buffer(), exchanged.buffer(), {.root = 0}).wait();
+    if (comm.rank() == 0) {
+      EXPECT_EQ(exchanged.values(), expected);
+    }
+  });
+}
+
+TEST_F(InPieces, WhatCannotBePinnedIsCopied) {
+  const ForcedPlan forced("inline=0");
+  of_driver<void(bool)>("pretended_cuda_pins")(false);
+  run_world(2, [&](Communicator comm) {
+    const std::size_t count = 9 * kFloats;
+    const Floats part = floats(comm, counted(count, static_cast<float>(comm.rank() + 1))),
+                 all = floats(comm, std::vector<float>(2 * count));
+    comm.all_gather(part.buffer(), all.buffer()).wait();
+    std::vector<float> expected = counted(count, 1);
+    for (const float value : counted(count, 2)) expected.push_back(value);
+    EXPECT_EQ(all.values(), expected);
+  });
+  of_driver<void(bool)>("pretended_cuda_pins")(true);
 }
 
 TEST_F(InPieces, AWorldOfOneCopiesOnTheGpu) {

@@ -22,11 +22,11 @@ bool settled(Gpu& gpu, const MarkPtr& mark, Staging::Clock::time_point limit) no
   }
 }
 
-void keep_for_good(std::shared_ptr<std::byte> room) {
+void keep_for_good(std::shared_ptr<const void> memory) {
   static std::mutex mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<std::byte>>();
+  static auto* const kept = new std::vector<std::shared_ptr<const void>>();
   const std::lock_guard lock(mutex);
-  kept->push_back(std::move(room));
+  kept->push_back(std::move(memory));
 }
 
 Ring::Ring(Gpu& gpu, std::shared_ptr<std::byte> room, std::size_t slot_bytes)
@@ -35,7 +35,27 @@ Ring::Ring(Gpu& gpu, std::shared_ptr<std::byte> room, std::size_t slot_bytes)
 }
 
 Ring::~Ring() {
-  if (!settle()) keep_for_good(std::move(room_));
+  if (settle()) {
+    for (const auto& [mapping, peer] : peers_) {
+      if (peer.pinned) gpu_.unpin(mapping->data());
+    }
+    return;
+  }
+  keep_for_good(std::move(room_));
+  for (auto& [mapping, peer] : peers_) keep_for_good(std::move(peer.memory));
+}
+
+bool Ring::pin(const std::shared_ptr<const sys::Mapping>& memory) {
+  if (const auto found = peers_.find(memory.get()); found != peers_.end()) return found->second.pinned;
+  // What a peer has freed is kept by nobody else.
+  std::erase_if(peers_, [this](const auto& entry) {
+    const bool freed = entry.second.memory.use_count() == 1;
+    if (freed && entry.second.pinned) gpu_.unpin(entry.first->data());
+    return freed;
+  });
+  const bool pinned = gpu_.pin(memory->data(), memory->bytes());
+  peers_.emplace(memory.get(), Pinned{memory, pinned});
+  return pinned;
 }
 
 bool Ring::settle() noexcept {

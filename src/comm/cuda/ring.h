@@ -3,9 +3,11 @@
 #pragma once
 
 #include "comm/cuda/driver.h"
+#include "sys/shared_memory.h"
 
 #include <array>
 #include <cstddef>
+#include <map>
 #include <memory>
 
 namespace cohort::comm::cuda {
@@ -29,6 +31,9 @@ class Ring {
 
   std::size_t slot_bytes() const noexcept { return slot_bytes_; }
   Slot& next() noexcept { return slots_[turn_++ % kSlots]; }
+  /// Memory of a peer from now on, so that the GPU reads it as fast as the ring's. False if the driver does not take
+  /// it.
+  bool pin(const std::shared_ptr<const sys::Mapping>& memory);
   /// Waits a moment for what is under way. False: it still is.
   bool settle() noexcept;
 
@@ -37,6 +42,11 @@ class Ring {
   std::shared_ptr<std::byte> room_;
   const std::size_t slot_bytes_;
   std::array<Slot, kSlots> slots_;
+  struct Pinned {
+    std::shared_ptr<const sys::Mapping> memory;
+    bool pinned;
+  };
+  std::map<const sys::Mapping*, Pinned> peers_;
   std::size_t turn_ = 0;
 };
 
@@ -45,6 +55,6 @@ bool settled(Gpu& gpu, const MarkPtr& mark, Staging::Clock::time_point limit) no
 /// Until when that is.
 Staging::Clock::time_point end_of_patience() noexcept;
 /// Memory that a copy may still use is kept until the process ends.
-void keep_for_good(std::shared_ptr<std::byte> room);
+void keep_for_good(std::shared_ptr<const void> memory);
 
 }  // namespace cohort::comm::cuda

@@ -199,9 +199,11 @@ std::shared_ptr<Ring> Rooms::ring(Gpu& gpu, std::size_t slot_bytes, const Alloca
     const auto found = rings_.find(&gpu);
     if (found != rings_.end() && found->second->slot_bytes() >= slot_bytes) return found->second;
   }
-  const auto made = std::make_shared<Ring>(gpu, take(gpu, Ring::kSlots * slot_bytes, allocate), slot_bytes);
-  // It lives on in the operations that are to go through it. Its room comes back when the last of them goes.
-  std::shared_ptr<Ring> before;
+  const auto room = std::make_shared<Room>(gpu, allocate(Ring::kSlots * slot_bytes));
+  // Nothing else is ever put there: peers may still read it when an operation is over on this rank.
+  std::shared_ptr<std::byte> memory(room, static_cast<std::byte*>(room->block->data));
+  const auto made = std::make_shared<Ring>(gpu, std::move(memory), slot_bytes);
+  std::shared_ptr<Ring> before;  // lives on in the operations that are to go through it
   const std::lock_guard lock(mutex_);
   before = std::exchange(rings_[&gpu], made);
   return made;

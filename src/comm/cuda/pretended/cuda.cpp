@@ -115,6 +115,7 @@ struct Driver {
   std::mutex mutex;
   std::map<Address, Memory> memories;
   std::map<const void*, std::size_t> pinned;
+  bool pins = true;
   void (*watch)(int way, Address device, std::size_t bytes) = nullptr;
   int fail_status = 0;  // of the next copy; then also what events say
   int broken = 0;
@@ -256,6 +257,7 @@ int cuMemsetD8Async(Address address, unsigned char value, std::size_t bytes, voi
 }
 int cuMemHostRegister_v2(void* host, std::size_t bytes, unsigned) {
   const std::lock_guard lock(driver().mutex);
+  if (!driver().pins) return kOutOfMemory;
   driver().pinned[host] = bytes;
   return kSuccess;
 }
@@ -387,6 +389,11 @@ void* pretended_cuda_bytes(const void* address, std::size_t bytes) {
 int pretended_cuda_folds() { return folds; }
 /// Likewise, looked for what is not finite.
 int pretended_cuda_looks() { return looks; }
+/// Whether memory of the host can be pinned from now on.
+void pretended_cuda_pins(bool pins) {
+  const std::lock_guard lock(driver().mutex);
+  driver().pins = pins;
+}
 /// Bytes of the host's memory that are pinned.
 std::size_t pretended_cuda_pinned() {
   const std::lock_guard lock(driver().mutex);
