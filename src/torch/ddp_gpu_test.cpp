@@ -10,9 +10,11 @@
 
 #include "torch/test_models.h"
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <thread>
 
 namespace cohort {
 namespace {
@@ -163,6 +165,36 @@ TEST(TensorsOnGpus, CollectivesTakeThem) {
     mixed[2].fill_(comm.rank());
     broadcast_parameters(comm, mixed, {.root = 1});
     for (const at::Tensor& one : mixed) EXPECT_TRUE(one.cpu().eq(1).all().item<bool>());
+  });
+}
+
+TEST(TensorsOnGpus, MemoryThatIsStillUsedIsNotTakenForOthers) {
+  run_on_threads(2, [](Communicator comm) {
+    const at::TensorOptions type = at::TensorOptions(place_of(On::Gpus, comm)).dtype(at::kFloat);
+    constexpr int elements = 30'000;  // of a size that nothing else has
+    at::Tensor tensor = at::ones({elements}, type);
+    all_reduce(comm, tensor).wait();
+    comm.barrier().wait();
+    ::setenv("PRETENDED_NCCL_DELAY", "300", 1);
+    const void* const memory = tensor.data_ptr();
+    std::atomic<bool> ended{false};
+    {
+      Work work = all_reduce(comm, tensor);
+      work.on_done([&] { ended = true; });
+      work.synchronize({DeviceType::CUDA, comm.rank()});
+      tensor.reset();
+    }
+    EXPECT_NE(at::empty({elements}, type).data_ptr(), memory);
+    EXPECT_FALSE(ended);
+    bool again = false;
+    for (int i = 0; i < 5000 && !(again && ended); ++i) {
+      std::vector<at::Tensor> all;
+      for (int k = 0; k < 3; ++k) all.push_back(at::empty({elements}, type));
+      for (const at::Tensor& one : all) again = again || one.data_ptr() == memory;
+      if (!again || !ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(again && ended);
+    ::unsetenv("PRETENDED_NCCL_DELAY");
   });
 }
 

@@ -169,6 +169,19 @@ struct BFloat16 {
   }
 };
 struct Float16 {
+#ifdef __CUDA__
+  // A GPU's own conversions are exact, and round to nearest even.
+  static COHORT_DEVICE float widen(Word half) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(static_cast<unsigned short>(half)));
+    return wide;
+  }
+  static COHORT_DEVICE Word narrow(float value) {
+    unsigned short half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return value != value ? 0x7E00u : half;
+  }
+#else
   static COHORT_DEVICE float widen(Word half) {
     const Word sign = (half & 0x8000u) << 16;
     // Exact, also of denormals: a power of two.
@@ -184,6 +197,7 @@ struct Float16 {
     const Word result = magnitude < 113u << 23 ? small : magnitude > 0x477FFFFFu ? 0x7C00u : normal;
     return value != value ? 0x7E00u : result | (bits >> 16 & 0x8000u);
   }
+#endif
 };
 
 template <class Format>

@@ -1,6 +1,6 @@
 // The arithmetic of reductions on a GPU: what comm/kernels/fold.h promises, to the bit. A subset of C++ that clang
 // compiles to PTX (tools/write-fold-kernels), and any compiler for the host, where tests compare the bits. No fused
-// multiply-add, no flushed denormals, IEEE division; halves are converted by integers, alike on both.
+// multiply-add, no flushed denormals, IEEE division; halves are converted to nearest even on both.
 #include "comm/cuda/fold_codecs.h"
 
 namespace cohort::comm::cuda {
