@@ -19,6 +19,8 @@ struct FoldArguments {
   int aligned;      // not 0: inputs and output are aligned to 16 bytes
 };
 
+static_assert(sizeof(FoldArguments) == 3880);  // to whoever compiles it
+
 }  // namespace cohort::comm::cuda
 
 /// Calls KERNEL(name, codec, step) for each kernel that folds.

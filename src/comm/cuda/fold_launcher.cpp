@@ -12,7 +12,6 @@ namespace cohort::comm::cuda {
 namespace {
 
 static_assert(FoldLauncher::kMostInputs == FoldArguments::kMostInputs);
-static_assert(sizeof(FoldArguments) <= 4096);
 constexpr unsigned kThreads = 256;     // of a block, as the kernels are compiled
 constexpr unsigned kBlocks = 8;        // of a multiprocessor
 constexpr std::size_t kVector = 16;    // bytes
