@@ -189,7 +189,7 @@ TEST(TensorsOnGpus, MemoryThatIsStillUsedIsNotTakenForOthers) {
     bool again = false;
     for (int i = 0; i < 5000 && !(again && ended); ++i) {
       std::vector<at::Tensor> all;
-      for (int k = 0; k < 3; ++k) all.push_back(at::empty({elements}, type));
+      for (int k = 0; k < 16; ++k) all.push_back(at::empty({elements}, type));
       for (const at::Tensor& one : all) again = again || one.data_ptr() == memory;
       if (!again || !ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
