@@ -229,8 +229,10 @@ def training_times(day, ranks, environment):
     told = json.loads(re.search(r'\{"ranks".*\}', text)[0])
     lines = []
     for model in ("convolutions", "attention"):
-        for way, milliseconds in told[model].items():
-            lines.append(f"{model}, {way}: {milliseconds if isinstance(milliseconds, str) else f'{milliseconds:.2f} ms a step'}")
+        for way, found in told[model].items():
+            if not isinstance(found, str):
+                found = f"{found[0]:.2f} ms a step, until the host has given it to the GPU {found[1]:.2f} ms"
+            lines.append(f"{model}, {way}: {found}")
     return "\n".join(lines)
 
 
