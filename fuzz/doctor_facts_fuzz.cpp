@@ -1,5 +1,7 @@
 // What another host says to `cohort doctor`: must be refused or taken, and what is taken has to be fit for a judgement.
+// And what nvidia-smi prints of GPUs' ways to each other.
 #include "doctor/facts.h"
+#include "doctor/gpu_ways.h"
 #include "doctor/judge.h"
 #include "doctor/report.h"
 
@@ -13,6 +15,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   (void)parse_probes(text);
   (void)parse_speed(text);
+  const auto pairs = parse_gpu_pairs(text);
+  if (describe_ways(pairs).empty() != pairs.empty()) __builtin_trap();
+  for (const GpuPair& pair : pairs) {
+    if (pair.first < 0 || pair.first >= pair.second || pair.way.empty()) __builtin_trap();
+  }
+  describe_strangers(pairs);
   const auto facts = parse_host_facts(text);
   if (!facts) return 0;  // without facts all judgements are the same
   if (!parse_host_facts(to_json(*facts))) __builtin_trap();

@@ -16,7 +16,9 @@ import time
 TOOLS = pathlib.Path(__file__).resolve().parent
 # Those of comm_gpu_tests that ask nothing of the pretended libraries.
 TESTS = ("GroupsAndSingles*", "MessagesAreDone*", "ResultsAreLookedAt*", "MixedWorlds*", "AHangingStream*")
-KEPT_LINES = 60  # of a step's output, from its end
+KEPT_LINES = 80  # of a step's output, from its end
+# Of Python's tests, those of 2 ranks with tensors of "cuda".
+PYTHON_TESTS = ("nn", "torch", "torch_training", "distributed", "checkpoint")
 PATIENCE = 5.0  # seconds, with what was asked to end
 NAMED_WITHIN = 1.0  # seconds from a rank's end to the error that names it (docs/reference/gpu.md)
 
@@ -38,6 +40,7 @@ class Day:
         self.pretended = arguments.pretended
         self.only = arguments.only
         self.end = time.monotonic() + 60 * arguments.minutes
+        self.longest = arguments.step_seconds
         self.rows = []
         self.gpus = 0
         self.folder = tempfile.TemporaryDirectory(prefix="gpu-day-")  # jobs leave their logs where they run
@@ -47,16 +50,18 @@ class Day:
         paths.append(str(self.build / "lib"))
         self.environment = dict(
             os.environ,
-            COHORT_PRETENDED_CUDA_TENSORS=str(self.build / "pretended" / "libpretended_cuda_tensors.so"),
             LD_LIBRARY_PATH=":".join(paths),
             PYTHONPATH=str(self.build / "python"),
             PYTHONDONTWRITEBYTECODE="1",
             COHORT_LOG="warn,comm=info",  # whether NCCL is used, and why not
         )
+        if self.pretended:
+            tensors = self.build / "pretended" / "libpretended_cuda_tensors.so"
+            self.environment["COHORT_PRETENDED_CUDA_TENSORS"] = str(tensors)
 
     def run(self, words, limit, environment=None):
         """The output of a program that ends well, within so many seconds; else Failed, which has it as well."""
-        limit = min(limit, self.end - time.monotonic())
+        limit = min(limit, self.longest, self.end - time.monotonic())
         process = subprocess.Popen(
             [str(word) for word in words],
             env=dict(self.environment, **(environment or {})),
@@ -157,6 +162,29 @@ SHARING = {
 }
 
 
+@contextlib.contextmanager
+def at_the_same_time(day):
+    """Kernels of ranks that share a GPU run at the same time while it lives, where the driver has its service for that
+    (MPS); else they take turns, which NCCL's, that wait for each other, do slowly."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if day.pretended or not control or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield  # there is no need for it, or no way, or somebody has begun it
+        return
+    folder = pathlib.Path(day.folder.name) / "mps"
+    folder.mkdir()
+    own = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
+    quiet = {"env": dict(os.environ, **own), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 20}
+    started = subprocess.run([control, "-d"], stdin=subprocess.DEVNULL, **quiet, check=False).returncode
+    print(f"\nRanks that share a GPU: {control} -d ended with {started}.", flush=True)
+    SHARING.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            del SHARING[name]
+        subprocess.run([control], input=b"quit\n", **quiet, check=False)
+
+
 def layouts(day, all_ranks):
     """(words, ranks, environment) of each number of ranks, with a GPU each and on one."""
     for ranks in all_ranks:
@@ -166,17 +194,40 @@ def layouts(day, all_ranks):
             yield f"{ranks} ranks on one GPU", ranks, SHARING
 
 
-def trials(day, environment):
+PAIRS = "*OnThreads*/1:*OnThreads*/3"  # of trials: those on 2 and on 4 ranks
+
+
+def trials(day, environment, filters=None):
     own = dict(environment, COHORT_TEST_WORLD="local", COHORT_TEST_DEVICE="cuda")
     if not day.pretended:
         own["COHORT_GPU_SUMS"] = "exact"  # the real NCCL has bits of its own
-    filters = "*OnThreads*/1:*OnThreads*/3" if day.pretended else "*OnThreads*"
+    # Each of more ranks makes NCCL take memory of the GPU for all the others.
+    filters = filters or (PAIRS if day.pretended else "Ranks/OnThreads*")
     return day.run([day.build / "bin" / "comm_tests", f"--gtest_filter={filters}"], 150, own)
 
 
 def gpu_tests(day):
     filters = ":".join(f"OnGpus.{name}" for name in TESTS)
     return day.run([day.build / "bin" / "comm_gpu_tests", f"--gtest_filter={filters}"], 90, {"COHORT_NCCL": "off"})
+
+
+def python_tests(day, environment):
+    """The suite runs them over what pretends."""
+    own = dict(environment, PYTHONPATH=f"{day.environment['PYTHONPATH']}:{TOOLS.parent / 'python' / 'tests'}")
+    own["OMP_NUM_THREADS"] = "1"
+    names = [f"test_{name}_on_gpus" for name in PYTHON_TESTS]
+    failed, told = [], []
+    for name in names:
+        try:
+            text = day.run(day.job(2, sys.executable, "-m", "unittest", name), 120, own)
+            told += [f"{name}: {line}" for line in re.findall(r"(?:Ran|OK).*", text)]
+        except Failed as error:
+            failed.append(name)
+            lines = re.findall(r"^it took .*|.*(?:(?:FAIL|ERROR): |Error\b|tests/test_|Ran \d).*", str(error), re.MULTILINE)
+            told += [f"{name}: {line[:300]}" for line in lines[:40]]
+    if failed:
+        raise Failed(", ".join(failed) + "\n" + "\n".join(told))
+    return "\n".join(told)
 
 
 def peer(day, ranks, environment, *words):
@@ -224,15 +275,23 @@ def training(day, way):
     return "\n".join(lines)
 
 
+def arrays(day, ranks, environment):
+    """JAX takes most of the GPU's memory for itself unless it is told not to."""
+    own = dict(environment, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    text = day.run(day.job(ranks, *training_words(day, "arrays")), 120, own)
+    return json.loads(re.search(r'\{"how".*\}', text)[0])["how"]
+
+
 def training_times(day, ranks, environment):
     text = day.run(day.job(ranks, *training_words(day, "times")), 200, environment)
-    told = json.loads(re.search(r'\{"ranks".*\}', text)[0])
     lines = []
-    for model in ("convolutions", "attention"):
-        for way, found in told[model].items():
-            if not isinstance(found, str):
-                found = f"{found[0]:.2f} ms a step, until the host has given it to the GPU {found[1]:.2f} ms"
-            lines.append(f"{model}, {way}: {found}")
+    for told in map(json.loads, re.findall(r'\{"ranks".*\}', text)):
+        for way, found in told["ways"].items():
+            if isinstance(found, list):
+                found = f"{found[0]:.3f} ms, until the host has given it to the GPU {found[1]:.3f} ms"
+            elif not isinstance(found, str):
+                found = f"{found:.3f} ms"
+            lines.append(f"{told['model']}, {way}: {found}")
     return "\n".join(lines)
 
 
@@ -273,7 +332,8 @@ def all_types(day, ranks, environment):
 def times(day, ranks, environment, sums, *words):
     """The columns of nccl-tests: in place where that was measured."""
     sizes, calls = ("8K", "2") if day.pretended else ("64K,16M,256M", "10")
-    rows, lines = bench(day, ranks, environment, sums, "all", "--sizes", sizes, "-n", calls, "-w", "2", *words)
+    which = ["all"] if sums == "fast" else ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v"]
+    rows, lines = bench(day, ranks, environment, sums, *which, "--sizes", sizes, "-n", calls, "-w", "2", *words)
     columns = "{:17} {:>10} {:>9} {:>8} {:>6} {:>10} {:>8} {:>8} {:>6}"
     lines.append(columns.format("", "size", "count", "type", "redop", "time (us)", "algbw", "busbw", "#wrong"))
     for row in rows:
@@ -291,12 +351,13 @@ def try_all(day):
         day.gpus = 1
     day.step("tests over GPUs", gpu_tests, day)
     day.step("all trials, by way of the host's memory", trials, day, {"COHORT_NCCL": "off"})
+    in_pieces = {"COHORT_NCCL": "off", "COHORT_TEST_PIECE_BYTES": "16384"}
+    day.step("trials by way of the host's memory in pieces", trials, day, in_pieces, PAIRS)
     day.step("all trials on one GPU, by NCCL where it can", trials, day, SHARING)
-    bytes_of_sums = str((1 if day.pretended else 64) << 20)
-    for name, ranks, environment in layouts(day, (2, 4)):
-        day.step(f"bits of sums: {name}", peer, day, ranks, environment, "bits", bytes_of_sums)
-    for name, ranks, environment in layouts(day, (2, 4)):
-        day.step(f"fast sums of all types: {name}", all_types, day, ranks, environment)
+    bytes_folded = str((1 if day.pretended else 4096) << 16)
+    day.step("kernels that fold: bits and GB/s", peer, day, 1, {}, "folds", bytes_folded)
+    with at_the_same_time(day):
+        try_sums_and_training(day)
     for name, ranks, environment in layouts(day, (2,)):
         day.step(f"abort while hanging: {name}", harm, day, ranks, environment, "abort")
     for name, ranks, environment in layouts(day, (2, 4)):
@@ -304,16 +365,31 @@ def try_all(day):
     for name, ranks, environment in layouts(day, (2,)):
         for what in ("abort", "kill"):
             day.step(f"{what} while nobody waits: {name}", harm, day, ranks, environment, f"{what}-unawaited")
+
+
+def try_sums_and_training(day):
+    bytes_of_sums = str((1 if day.pretended else 64) << 20)
+    for name, ranks, environment in layouts(day, (2, 4)):
+        day.step(f"bits of sums: {name}", peer, day, ranks, environment, "bits", bytes_of_sums)
+    for name, ranks, environment in layouts(day, (2, 4)):
+        day.step(f"fast sums of all types: {name}", all_types, day, ranks, environment)
+    for name, ranks, environment in layouts(day, (2,)):
         day.step(f"the host's time of a sum: {name}", peer, day, ranks, environment, "calls")
     for way in ("world", "nn", "horovod", "distributed"):
         day.step(f"training: {way}", training, day, way)
+    if not day.pretended:
+        day.step("Python's tests on one GPU, by NCCL where it can", python_tests, day, SHARING)
+        day.step("Python's tests, by way of the host's memory", python_tests, day, {"COHORT_NCCL": "off"})
     for name, ranks, environment in layouts(day, (2,)):
+        if not day.pretended:
+            day.step(f"arrays of CuPy and JAX: {name}", arrays, day, ranks, environment)
         day.step(f"training, times: {name}", training_times, day, ranks, environment)
     bytes_staged = str((4 if day.pretended else 256) << 20)
     for name, ranks, environment in layouts(day, (1, 2)):
-        day.step(f"staging: {name}", peer, day, ranks, environment, "staging", bytes_staged)
+        day.step(f"staging: {name}", peer, day, ranks, dict(environment, COHORT_NCCL="off"), "staging", bytes_staged)
     for name, ranks, environment in layouts(day, (1, 2, 4)):
         for sums in ("fast", "exact"):
             day.step(f"cohort bench, {sums} sums: {name}", times, day, ranks, environment, sums)
         if "one GPU" in name:  # of one process: their kernels run at the same time
-            day.step(f"cohort bench, fast sums: {name}, threads", times, day, ranks, environment, "fast", "--threads")
+            for sums in ("fast", "exact"):
+                day.step(f"cohort bench, {sums} sums: {name}, threads", times, day, ranks, environment, sums, "--threads")

@@ -3,14 +3,16 @@
 gpu_day_training.py WAY       WAY: world (cohort's operations), nn (cohort.nn), horovod (cohort.torch), distributed (torch's
                               DistributedDataParallel over the backend "cohort"). All ranks together see the same data,
                               whatever their number, so the last loss is the same but for rounding
+gpu_day_training.py arrays    sums of arrays of CuPy and of JAX, those that are there, by DLPack
 gpu_day_training.py times     of a step of two models, one of convolutions and one of attention, by turns: cohort.nn, torch's
-                              over "cohort", torch's over torch's own NCCL
+                              over "cohort", torch's over torch's own NCCL; and of torch.distributed's sums over both
 
 --pretended: over the pretended driver, with tensors of "cuda" that pretend (python/tests/cuda_support.py), and smaller.
 Rank 0 prints JSON.
 """
 
 import json
+import os
 import pathlib
 import statistics
 import sys
@@ -29,7 +31,7 @@ STEPS = 40
 
 
 def own_device():
-    device = torch.device("cuda", 0 if PRETENDED else cohort.local_rank() % torch.cuda.device_count())
+    device = torch.device("cuda", 0 if PRETENDED else int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     if not PRETENDED:
         torch.cuda.set_device(device)
     return device
@@ -123,8 +125,7 @@ def times():
     import cohort.nn
 
     device = own_device()
-    rounds, steps = (1, 1) if PRETENDED else (5, 20)
-    told = {"ranks": ranks}
+    rounds, steps = (1, 1) if PRETENDED else (4, 8)
     for make in (convolutions, attention):
         ways, milliseconds = {}, {}
         for name in ("cohort.nn", "torch over cohort", "torch over nccl"):
@@ -158,14 +159,86 @@ def times():
                     taken[name].append([seconds / steps * 1e3 for seconds in both])
         for name, each in taken.items():
             milliseconds[name] = [statistics.median(column) for column in zip(*each)]
-        told[make.__name__] = milliseconds
-    if rank == 0:
-        print(json.dumps(told))
+        if rank == 0:
+            print(json.dumps({"ranks": ranks, "model": make.__name__, "ways": milliseconds}), flush=True)
+    sums(rank, ranks, device)
+
+
+def sums(rank, ranks, device):
+    """Of float32, ten in a row before the host waits."""
+    ways = {"cohort": torch.distributed.group.WORLD}
+    try:
+        ways["nccl"] = torch.distributed.new_group(backend="nccl")
+    except (RuntimeError, ValueError):
+        pass  # as with the models
+    for count in (8, 256) if PRETENDED else (2**14, 2**18, 2**22, 2**26):
+        milliseconds = {}
+        data = torch.ones(count, device=device)
+        taken = {name: [] for name in ways}
+        for number in range(6):
+            for name, group in ways.items():
+                torch.distributed.barrier()
+                if not PRETENDED:
+                    torch.cuda.synchronize()
+                began = time.perf_counter()
+                for _ in range(10):
+                    torch.distributed.all_reduce(data, group=group)
+                if not PRETENDED:
+                    torch.cuda.synchronize()
+                if number > 0:
+                    taken[name].append((time.perf_counter() - began) / 10 * 1e3)
+        milliseconds.update({f"torch over {name}": statistics.median(each) for name, each in taken.items()})
+        if rank == 0:
+            print(json.dumps({"ranks": ranks, "model": f"all_reduce of {4 * count} bytes", "ways": milliseconds}), flush=True)
+
+
+# A tenth of a second passes before it adds.
+LATE = """extern "C" __global__ void late(float* x) {
+  for (int i = 0; i < 1000000; ++i) __nanosleep(100);
+  x[threadIdx.x] += 1;
+}"""
+
+
+def arrays():
+    """CuPy's in place, JAX's, which nobody may change, into one of CuPy's."""
+    cohort.init()
+    world, device = cohort.world(), own_device()
+    how = []
+    try:
+        import cupy
+    except ImportError:
+        how.append("there is no CuPy")
+    else:
+        with cupy.cuda.Device(device.index):
+            kernel = cupy.RawKernel(LATE, "late")
+            for sums in ("fast", "exact"):
+                with cupy.cuda.Stream(non_blocking=True):
+                    own = cupy.arange(256, dtype=cupy.float32)
+                    kernel((1,), (256,), (own,))
+                    world.all_reduce(own, gpu_sums=sums)
+                wanted = cohort.size() * (cupy.arange(256, dtype=cupy.float32) + 1)
+                assert bool((own == wanted).all()), (sums, own)
+            how.append(f"CuPy {cupy.__version__} in its own stream, fast and exact")
+            try:
+                import jax
+                import jax.numpy as jnp
+            except ImportError:
+                how.append("there is no JAX")
+            else:
+                source = jax.device_put(jnp.arange(1000.0, dtype=jnp.float32), jax.devices()[device.index]) + cohort.rank()
+                output = cupy.empty(1000, dtype=cupy.float32)
+                world.all_reduce(source, output)
+                size = cohort.size()
+                wanted = size * cupy.arange(1000, dtype=cupy.float32) + size * (size - 1) / 2
+                assert bool((output == wanted).all()), output
+                how.append(f"JAX {jax.__version__} on {source.device} into CuPy's")
+    if cohort.rank() == 0:
+        print(json.dumps({"how": "; ".join(how)}))
 
 
 def main():
     (way,) = [word for word in sys.argv[1:] if not word.startswith("--")]
-    times() if way == "times" else train(way)
+    {"times": times, "arrays": arrays}.get(way, lambda: train(way))()
 
 
 if __name__ == "__main__":

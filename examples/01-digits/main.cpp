@@ -9,10 +9,12 @@
 #include <cohort/torch.h>
 #include <cohort/torch/checkpoint.h>
 
+#include <torch/cuda.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <stdexcept>
 
 namespace {
 
@@ -36,6 +38,13 @@ Score evaluate(NetImpl& net, const Digits& test, cohort::Communicator& comm) {
   return {means.at("loss").value, means.at("accuracy").value};
 }
 
+at::Device device_of(const Options& options, const cohort::Communicator& comm) {
+  if (options.device == "cpu") return at::kCPU;
+  const auto gpus = static_cast<int>(torch::cuda::device_count());
+  if (gpus == 0) throw std::runtime_error("--device cuda: libtorch sees no GPU");
+  return {at::kCUDA, static_cast<at::DeviceIndex>(comm.local_rank() % gpus)};
+}
+
 /// Returns the program's exit status.
 int train(int argc, char** argv) {
   cohort::Preemption preemption;  // (6) A signal to any process asks all to save and end. First, to miss none.
@@ -46,9 +55,12 @@ int train(int argc, char** argv) {
   if (options.threads > 0) torch::set_num_threads(options.threads);
   torch::manual_seed(options.seed);
   const DigitSets digits = load_digits(options.data.empty() ? shipped_digits() : options.data);
+  const at::Device device = device_of(options, comm);
+  const Digits test = digits.test.to(device);
 
   // (2) Every process holds the model, beginning with rank 0's weights; backward() averages the gradients of all.
   Net net;
+  net->to(device);
   cohort::nn::DistributedDataParallel model(net, comm);
   // (3) Every process gets its part of each batch, every sample once per epoch.
   cohort::data::DistributedSampler sampler(digits.train.size(), comm,
@@ -67,12 +79,12 @@ int train(int argc, char** argv) {
   };
 
   if (comm.rank() == 0) report.begin(options, comm, digits, sampler, found);
-  Score score = sampler.epoch() >= options.epochs ? evaluate(*net, digits.test, comm) : Score();
+  Score score = sampler.epoch() >= options.epochs ? evaluate(*net, test, comm) : Score();
   while (sampler.epoch() < options.epochs) {
     report.begin_epoch();
     cohort::metrics::Averages losses({"train_loss"});
     while (const auto indices = sampler.next_batch()) {
-      const Digits batch = digits.train.shifted(*indices, options.seed, sampler.epoch(), options.shift);
+      const Digits batch = digits.train.shifted(*indices, options.seed, sampler.epoch(), options.shift).to(device);
       const at::Tensor loss = torch::nll_loss(model(batch.images), batch.labels);
       model.zero_grad();
       loss.backward();
@@ -96,7 +108,7 @@ int train(int argc, char** argv) {
       }
     }
     sampler.next_epoch();
-    score = evaluate(*net, digits.test, comm);
+    score = evaluate(*net, test, comm);
     save();
     report.end_epoch(score);
   }

@@ -13,6 +13,7 @@ struct Digits {
   float background = 0;  ///< the value of empty paper
 
   int64_t size() const { return labels.size(0); }
+  Digits to(const at::Device& device) const { return {images.to(device), labels.to(device), background}; }
   /// The samples of these numbers.
   Digits select(const std::vector<int64_t>& indices) const;
   /// The same, each image moved by up to `farthest` pixels in both directions. How far depends on the image's number,

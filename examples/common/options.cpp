@@ -50,6 +50,9 @@ Options parse_options(int argc, char** argv, int rank, int world_size) {
       ->check(CLI::Range(0, 14));
   app.add_option("--threads", options.threads, "threads of each process (default: OMP_NUM_THREADS, else all cores)")
       ->check(CLI::PositiveNumber);
+  app.add_option("--device", options.device, "cpu, or cuda: of the host's GPUs the one with the process's local rank")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option(
          "--save-every", options.save_every,
          "steps from one checkpoint to the next; at the end of an epoch, and when told to make room, there is one "

@@ -13,8 +13,9 @@ struct Options {
   bool batch_grows = false;  ///< the global batch, and with it the learning rate, grows with the processes
   double lr = 0.03;
   uint64_t seed = 1;
-  int64_t shift = 2;  ///< training images are moved by up to this many pixels, anew in each epoch
-  int threads = 0;    ///< 0: as OMP_NUM_THREADS says
+  int64_t shift = 2;           ///< training images are moved by up to this many pixels, anew in each epoch
+  int threads = 0;             ///< 0: as OMP_NUM_THREADS says
+  std::string device = "cpu";  ///< "cuda": the GPU of the process's local rank
   bool resume = false;
   int64_t save_every = 0;  ///< steps from one checkpoint to the next within an epoch; 0: at its end only
 };

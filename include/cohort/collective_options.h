@@ -12,8 +12,8 @@
 namespace cohort {
 
 /// How reductions of a GPU's memory are made where NCCL is used. Fast: by NCCL, which folds elements in an order of its
-/// own, so that bits depend on the size and on where ranks are. Exact: by way of the host's memory, with the CPU's
-/// bits. What NCCL cannot do is exact in any case. The same on all ranks.
+/// own, so that bits depend on the size and on where ranks are. Exact: with the CPU's bits; NCCL moves what ranks
+/// bring, and the GPUs fold it in order. What NCCL cannot do is exact in any case. The same on all ranks.
 enum class GpuSums : std::uint8_t { Fast, Exact };
 
 struct BarrierOptions {

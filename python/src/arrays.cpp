@@ -15,7 +15,8 @@ namespace py = pybind11;
 namespace {
 
 /// How arrays of one Python type are read. Found once for each type.
-enum class Protocol : long { Tensor, Buffer, DLPack, None };
+/// Either: arrays of CuPy and JAX have a buffer that only those of the host give.
+enum class Protocol : long { Tensor, Buffer, DLPack, Either, None };
 
 Protocol find_protocol(PyTypeObject* type) {
   PyObject* const as_object = reinterpret_cast<PyObject*>(type);
@@ -23,7 +24,11 @@ Protocol find_protocol(PyTypeObject* type) {
       PyObject_HasAttrString(as_object, "numel")) {
     return Protocol::Tensor;
   }
-  if (type->tp_as_buffer != nullptr && type->tp_as_buffer->bf_getbuffer != nullptr) return Protocol::Buffer;
+  if (type->tp_as_buffer != nullptr && type->tp_as_buffer->bf_getbuffer != nullptr) {
+    const bool anywhere = PyObject_HasAttrString(as_object, "__dlpack_device__") != 0 &&
+                          PyObject_HasAttrString(as_object, "__array_interface__") == 0;
+    return anywhere ? Protocol::Either : Protocol::Buffer;
+  }
   return PyObject_HasAttrString(as_object, "__dlpack__") ? Protocol::DLPack : Protocol::None;
 }
 
@@ -78,6 +83,11 @@ const dlpack::Tensor* tensor_of(const py::object& capsule) {
   return &static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
 }
 
+/// Type and number.
+std::pair<int, int> dlpack_device(py::handle object) {
+  return py::cast<std::pair<int, int>>(object.attr("__dlpack_device__")());
+}
+
 std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
 std::string text(py::handle object) { return std::string(py::str(object)); }
@@ -89,6 +99,13 @@ Array::Array(py::handle object, Access access, const Role& role, Where where) {
     case Protocol::Tensor: take_tensor(object, role, where); break;
     case Protocol::Buffer: take_buffer(object, access, role); break;
     case Protocol::DLPack: take_dlpack(object, access, role, where); break;
+    case Protocol::Either:
+      if (dlpack_device(object).first == dlpack::kCpu) {
+        take_buffer(object, access, role);
+      } else {
+        take_dlpack(object, access, role, where);
+      }
+      break;
     case Protocol::None:
       refuse(role, "is a " + type_name(object) +
                        ", which is no array -- pass a torch tensor, a NumPy array, or anything with the buffer "
@@ -189,7 +206,7 @@ bool Array::take_numpy_bfloat16(py::handle object, Access access, const Role& ro
 }
 
 void Array::take_dlpack(py::handle object, Access access, const Role& role, Where where) {
-  const auto [type, id] = py::cast<std::pair<int, int>>(object.attr("__dlpack_device__")());
+  const auto [type, id] = dlpack_device(object);
   const bool on_gpu = where == Where::HostOrGpu && type == dlpack::kCuda;
   if (!on_gpu && type != dlpack::kCpu && type != dlpack::kCudaHost && type != dlpack::kRocmHost) {
     refuse(role, "(" + type_name(object) + ") lies on DLPack's device (" + std::to_string(type) + ", " +

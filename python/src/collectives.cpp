@@ -359,8 +359,7 @@ void bind_collectives(py::class_<PyCommunicator>& communicator) {
           "sum(weight). wire_dtype='bfloat16': float32 travels between hosts as bfloat16 (sums and averages; each "
           "host's sum is rounded, beyond two hosts the result as well). check_finite=True: `finite()` of the Work says "
           "whether the result is free of NaN and infinities, on one host for next to nothing. gpu_sums='exact': memory "
-          "of "
-          "GPUs is reduced with the CPU's bits, by way of the host's; 'fast': by NCCL, where it is used.")
+          "of GPUs is reduced with the CPU's bits; 'fast': by NCCL, where it is used.")
       .def("reduce", &reduce, py::arg("data"), kNoOutput, kOnly, kRoot, kOp, kNoWeight, kPrescale, kPostscale, kSums,
            kTimeout, kAsync, "As all_reduce, but only the root receives the result; all other arrays stay as they are.")
       .def("reduce_scatter", &reduce_scatter, py::arg("input"), py::arg("output"), kOnly, kOp, kPrescale, kPostscale,

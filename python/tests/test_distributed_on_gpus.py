@@ -1,5 +1,5 @@
 """torch.distributed over the backend "cohort" with tensors of "cuda": each operation gives what it gives on the CPU. 2
-ranks, which share a GPU that pretends."""
+ranks, which share a GPU."""
 
 import copy
 import os
@@ -29,22 +29,24 @@ class Case(unittest.TestCase):
         """What a rank brings; sums of it are exact in each type."""
         return (torch.arange(count) % 5 + rank + 1).to(dtype)
 
-    def alike(self, call, by_nccl=True):
+    def alike(self, call, by_nccl=True, within=0.0):
         """`call` is given the device, and returns tensors.
 
         by_nccl   whether NCCL carries out what it calls; None: some of it
+        within    of values that a real GPU sums in another order than the CPU
         """
         expected = call(torch.device("cpu"))
         before = cuda_support.operations_of_nccl()
         found = call(GPU)
         values = [one.cpu() for one in found]  # for which the host waits
         count = cuda_support.operations_of_nccl() - before
-        if by_nccl is not None:
+        if by_nccl is not None and cuda_support.PRETENDED:
             self.assertEqual(count > 0, by_nccl and BY_NCCL, f"{count} operations of NCCL")
         self.assertEqual(len(found), len(expected))
         for one, value, other in zip(found, values, expected):
             self.assertEqual((one.device, one.dtype, one.shape), (GPU, other.dtype, other.shape))
-            self.assertTrue(torch.equal(value, other), f"{value} is not {other}")
+            within = 0.0 if cuda_support.PRETENDED else within
+            torch.testing.assert_close(value, other, rtol=within, atol=within)
 
 
 class Reductions(Case):
@@ -58,10 +60,9 @@ class Reductions(Case):
                     return [tensor]
 
                 with self.subTest(dtype=dtype, op=op):
-                    # NCCL's maxima of floats pass over NaN.
-                    self.alike(call, not (op == "MAX" and dtype.is_floating_point))
+                    self.alike(call)
 
-    def test_what_nccl_cannot_do(self):
+    def test_what_nccl_cannot_do_is_folded(self):
         def call(device):
             tensors = [self.of(self.rank, 5, dtype).to(device) for dtype in (torch.int16, torch.int32, torch.bool)]
             for tensor, op in zip(tensors, ("SUM", "AVG", "MAX")):
@@ -70,7 +71,7 @@ class Reductions(Case):
             dist.all_reduce(bits, dist.ReduceOp.BXOR)
             return [*tensors, bits]
 
-        self.alike(call, by_nccl=False)
+        self.alike(call)
 
     def test_tensors_that_are_not_contiguous(self):
         def call(device):
@@ -148,7 +149,7 @@ class Reductions(Case):
 
         self.alike(call)
 
-    @unittest.skipUnless(BY_NCCL, "the host waits for what goes by its memory")
+    @unittest.skipUnless(cuda_support.WITH_NCCL, "the host waits for what goes by its memory")
     def test_the_host_does_not_wait(self):
         tensors = [self.of(self.rank, 1000).to(GPU) for _ in range(2)]
         dist.all_reduce(tensors[0])
@@ -406,7 +407,7 @@ class Training(Case):
                 model._register_builtin_comm_hook(hook)
             elif hook is not None:
                 model.register_comm_hook(None, hook)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
             for _ in range(3):
                 optimizer.zero_grad()
                 model(inputs.to(device)).square().sum().backward()
@@ -425,7 +426,8 @@ class Training(Case):
             *([{"static_graph": True}, {"find_unused_parameters": True}] if TORCH >= (2, 0) else []),
         ):
             with self.subTest(**options):
-                self.alike(lambda device, options=options: train(device, **options))
+                # Halves may be rounded the other way.
+                self.alike(lambda device, options=options: train(device, **options), within=5e-3)
 
 
 if __name__ == "__main__":

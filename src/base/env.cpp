@@ -64,9 +64,7 @@ constexpr Variable kVariables[] = {
      "the NCCL that carries out what ranks do with a GPU's memory, unless the process has loaded one before; off: it "
      "goes by way of the host's memory"},
     {kGpuSums, one_of("fast or exact"), "fast",
-     "reductions of a GPU's memory: fast by NCCL, where it is used, or with the CPU's bits, by way of the host's "
-     "memory; "
-     "the same on all ranks"},
+     "reductions of a GPU's memory: fast by NCCL, where it is used, or with the CPU's bits; the same on all ranks"},
     {kTimes, kFlag, "0",
      "measure how long collectives take and what they wait for; `cohort run --json` tells it of each rank at its end"},
     {kMetricsTokenFile, "path", "", "--token-file of `cohort export`, also where `cohort run --track` starts it"},

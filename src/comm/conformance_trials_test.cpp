@@ -1,5 +1,7 @@
 // Every collective against the plain reference, over worlds of threads, through a covering choice of types, operations,
-// sizes, ranks, memory and forced plans. COHORT_TRIAL=NUMBER runs one trial alone.
+// sizes, ranks, memory and forced plans. COHORT_TRIAL=NUMBER runs one trial alone; COHORT_TEST_PIECE_BYTES=BYTES has a
+// GPU's memory go through the host's in pieces of so many.
+#include "comm/cuda/cut.h"
 #include "comm/testing/trials.h"
 #include "comm/testing/worlds.h"
 
@@ -46,6 +48,8 @@ class OnThreads : public ::testing::TestWithParam<int> {};
 TEST_P(OnThreads, EveryTrialGivesTheReferencesBits) {
   const int size = GetParam();
   const char* const only = std::getenv("COHORT_TRIAL");
+  if (const char* const bytes = std::getenv("COHORT_TEST_PIECE_BYTES"))
+    cuda::set_piece_bytes(std::strtoull(bytes, nullptr, 10));
   std::vector<std::vector<Trial>> by_plan(kPlans.size());
   std::vector<std::vector<std::vector<Prepared>>> prepared(kPlans.size());
   for (Trial& trial : make_trials()) {

@@ -16,8 +16,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(NameFacts, name, addresses, erro
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(LimitFacts, open_files, open_files_most, processes, locked_memory, core)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(MachineFacts, processor, processors, affinity, quota, cores, numa_nodes,
                                                 threads, load, memory, memory_available, memory_limit, shared,
-                                                shared_free, shared_error, gpus, gpu_driver, gpu_error, nccl, nccl_path,
-                                                nccl_error, infiniband)
+                                                shared_free, shared_error, gpus, gpu_driver, gpu_error, gpu_nodes,
+                                                card_nodes, gpu_ways, gpu_strangers, nccl, nccl_path, nccl_error,
+                                                infiniband)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(SoftwareFacts, version, build, commit, path, python, python_path,
                                                 python_error, torch, package, mpi)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FolderFacts, path, error, writable, free, file_system)
@@ -101,7 +102,8 @@ Result<HostFacts> parse_host_facts(std::string_view text) {
   auto facts = parsed<HostFacts>(text, "what a host says of itself");
   if (!facts) return facts;
   if (!is_port(facts->port) || facts->networks.size() > kMost || facts->names.size() > kMost ||
-      facts->machine.gpus.size() > kMost) {
+      facts->machine.gpus.size() > kMost || facts->machine.gpu_nodes.size() > kMost ||
+      facts->machine.card_nodes.size() > kMost) {
     return fail(ErrorCode::Corrupt, "what a host says of itself: its ports or lists are none");
   }
   for (const std::int64_t bytes : {facts->machine.memory, facts->machine.memory_available, facts->machine.memory_limit,

@@ -62,6 +62,8 @@ constexpr Row kRows[] = {
     {"gpus", "GPUs", "programs that use them fail, or train on cores"},
     {"gpu-choice", "GPUs hidden", "programs see no GPU, and train on cores"},
     {"gpu-shared", "GPUs shared", "ranks that use GPUs share them, and collectives of their memory go without NCCL"},
+    {"gpu-pairs", "GPU pairs", "what two GPUs send each other goes by way of the host's memory, which is slow"},
+    {"gpu-cards", "GPUs and cards", "what such a GPU sends between hosts crosses from one processor to another"},
     {"nccl", "NCCL", "collectives of GPU memory go by way of the host's memory, which is slow"},
     {"alike", "hosts alike", "all ranks are as slow as those of the slowest host"},
     {"open-files", "open files", "programs with many files, data loaders or ranks end with 'too many open files'"},

@@ -86,6 +86,7 @@ HostFacts look_around(const json& order, const ProbeServer& server) {
   facts.machine = look_at_machine("");
   facts.folder = look_at_folder(folder);
   look_at_gpus(facts.machine, "", kProgramLimit);
+  look_at_gpu_ways(facts.machine, "", kProgramLimit);
   look_at_nccl(facts.machine);
   facts.environment = variables_that_matter(environment);
   for (std::jthread* const thread : {&lookups, &programs}) {

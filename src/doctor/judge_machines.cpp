@@ -2,6 +2,7 @@
 #include "doctor/judge.h"
 
 #include <algorithm>
+#include <set>
 
 namespace cohort::doctor {
 namespace {
@@ -89,6 +90,47 @@ int visible_gpus(const HostFacts& facts) {
   return static_cast<int>(std::count(chosen->second.begin(), chosen->second.end(), ',')) + 1;
 }
 
+void judge_gpu_pairs(const HostState& host, std::vector<Finding>& out) {
+  const MachineFacts& machine = host.facts->machine;
+  if (!machine.gpu_strangers.empty()) {
+    out.push_back({"gpu-pairs",
+                   Level::Warning,
+                   {host.name},
+                   {},
+                   fmt::format("GPUs may not read each other's memory: {}{}{}", machine.gpu_strangers,
+                               machine.gpu_ways.empty() ? "" : "; ", machine.gpu_ways),
+                   {},
+                   "nvidia-smi topo -p2p r; IOMMU and ACS off, or GPUs of one switch"});
+  } else if (!machine.gpu_ways.empty()) {
+    out.push_back({"gpu-pairs", Level::Ok, {host.name}, {}, machine.gpu_ways, {}, {}});
+  }
+}
+
+/// GPUs that no network card is near, where another node has one.
+void judge_gpu_cards(const HostState& host, std::vector<Finding>& out) {
+  const MachineFacts& machine = host.facts->machine;
+  std::set<int> with_cards;
+  std::string cards;
+  for (const auto& [name, node] : machine.card_nodes) {
+    if (node < 0) return;  // nobody knows
+    with_cards.insert(node);
+    cards += fmt::format("{}{} (node {})", cards.empty() ? "" : ", ", name, node);
+  }
+  std::string far;
+  for (std::size_t gpu = 0; gpu < machine.gpu_nodes.size(); ++gpu) {
+    if (machine.gpu_nodes[gpu] >= 0 && !with_cards.contains(machine.gpu_nodes[gpu]))
+      far += fmt::format("{}{} (node {})", far.empty() ? "" : ", ", gpu, machine.gpu_nodes[gpu]);
+  }
+  if (with_cards.empty() || far.empty()) return;
+  out.push_back({"gpu-cards",
+                 Level::Warning,
+                 {host.name},
+                 {},
+                 fmt::format("GPUs far from network cards: {}; cards: {}", far, cards),
+                 {},
+                 "a card for each node, or fewer ranks, with CUDA_VISIBLE_DEVICES those near it"});
+}
+
 void judge_gpus(const HostState& host, std::vector<Finding>& out) {
   const MachineFacts& machine = host.facts->machine;
   if (!machine.gpu_error.empty()) {
@@ -165,6 +207,8 @@ void judge_machines(const Checkup& checkup, std::vector<Finding>& out) {
     judge_cores(host, out);
     judge_memory(host, out);
     judge_gpus(host, out);
+    judge_gpu_pairs(host, out);
+    if (checkup.hosts.size() > 1) judge_gpu_cards(host, out);
   }
   compare(
       checkup, "cores", [](const MachineFacts& m) { return std::to_string(m.cores); }, out);

@@ -443,6 +443,33 @@ TEST_F(Doctor, MoreRanksThanGpus) {
   EXPECT_EQ(only("gpu-shared", Level::Warning).found, "2 ranks for 1 GPU");
 }
 
+TEST_F(Doctor, GpusThatDoNotReachEachOther) {
+  for (HostState& host : checkup.hosts) {
+    host.facts->machine.gpus = {"A100", "A100"};
+    host.facts->machine.nccl = "2.30.7";
+    host.facts->machine.gpu_ways = "NV12 between all";
+  }
+  EXPECT_TRUE(bad().empty());
+  EXPECT_TRUE(has(in_order("gpu-pairs"), "NV12 between all"));
+  b().machine.gpu_strangers = "0 and 1 (CNS)";
+  EXPECT_EQ(only("gpu-pairs", Level::Warning).found,
+            "GPUs may not read each other's memory: 0 and 1 (CNS); NV12 between all");
+}
+
+TEST_F(Doctor, GpusThatNoNetworkCardIsNear) {
+  for (HostState& host : checkup.hosts) {
+    host.facts->machine.gpus = {"A100", "A100"};
+    host.facts->machine.nccl = "2.30.7";
+    host.facts->machine.gpu_nodes = {0, 1};
+    host.facts->machine.card_nodes = {{"eth0", 0}, {"mlx5_0", 1}};
+  }
+  EXPECT_TRUE(bad().empty());
+  b().machine.card_nodes = {{"eth0", 0}};
+  EXPECT_EQ(only("gpu-cards", Level::Warning).found, "GPUs far from network cards: 1 (node 1); cards: eth0 (node 0)");
+  b().machine.card_nodes = {{"eth0", -1}};
+  EXPECT_TRUE(bad().empty());
+}
+
 TEST_F(Doctor, HostsThatAreNotAlike) {
   b().machine.cores = b().machine.affinity = b().machine.processors = 4;
   EXPECT_TRUE(has(only("alike", Level::Warning).found, "cores: 8 (a), 4 (b)"));

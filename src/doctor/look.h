@@ -25,6 +25,8 @@ std::map<std::string, std::string> variables_that_matter(const launch::Environme
 
 /// GPUs as the driver lists them, and what nvidia-smi says if it is there.
 void look_at_gpus(MachineFacts& facts, const std::string& root, std::chrono::milliseconds limit);
+/// Where there are GPUs: how they reach each other, and which NUMA nodes they and network cards are near.
+void look_at_gpu_ways(MachineFacts& facts, const std::string& root, std::chrono::milliseconds limit);
 /// The NCCL that a rank would load, where there are GPUs.
 void look_at_nccl(MachineFacts& facts);
 

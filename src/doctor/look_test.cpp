@@ -1,5 +1,6 @@
 // What is found on a host, with a pretended system where the real one cannot be broken.
 #include "doctor/look.h"
+#include "doctor/gpu_ways.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -104,6 +105,48 @@ TEST_F(PretendedHost, GpusAreThoseOfTheDriver) {
   EXPECT_EQ(facts.gpu_driver, "535.1.2");
   EXPECT_EQ(facts.gpu_error, "");
   ::setenv("PATH", before.c_str(), 1);
+}
+
+TEST_F(PretendedHost, WaysBetweenGpusAndNodesOfCards) {
+  put("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: A100\n");
+  put("proc/driver/nvidia/gpus/0000:82:00.0/information", "Model: A100\n");
+  put("sys/bus/pci/devices/0000:01:00.0/numa_node", "0\n");
+  put("sys/bus/pci/devices/0000:82:00.0/numa_node", "1\n");
+  put("sys/class/net/eth0/device/numa_node", "0\n");
+  put("sys/class/net/lo/mtu", "65536\n");
+  put("bin/nvidia-smi", R"(#!/bin/sh
+case "$2" in
+  -m) printf '\t\033[4mGPU0\tGPU1\tmlx5_0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\033[0m\n'
+      printf 'GPU0\t X \tSYS\tPIX\t0-31\t0\t\tN/A\nGPU1\tSYS\t X \tSYS\t32-63\t1\t\tN/A\n'
+      printf 'mlx5_0\tPIX\tSYS\t X \n\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe\n' ;;
+  -p2p) printf ' \tGPU0\tGPU1\t\n GPU0\tX\tCNS\t\n GPU1\tCNS\tX\t\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n' ;;
+esac
+)");
+  fs::permissions(root_ + "/bin/nvidia-smi", fs::perms::owner_all);
+  const std::string before = std::getenv("PATH");
+  ::setenv("PATH", (root_ + "/bin:" + before).c_str(), 1);
+  MachineFacts facts;
+  facts.gpus = {"A100", "A100"};
+  look_at_gpu_ways(facts, root_, std::chrono::seconds(20));
+  ::setenv("PATH", before.c_str(), 1);
+  EXPECT_EQ(facts.gpu_nodes, (std::vector<int>{0, 1}));
+  EXPECT_EQ(facts.card_nodes, (std::map<std::string, int>{{"eth0", 0}}));
+  EXPECT_EQ(facts.gpu_ways, "SYS between all");
+  EXPECT_EQ(facts.gpu_strangers, "0 and 1 (CNS)");
+}
+
+TEST(GpuWays, TheSlowestIsNamed) {
+  const auto pairs = parse_gpu_pairs(
+      "\tGPU0\tGPU1\tGPU2\tNIC0\n"
+      "GPU0\t X \tNV18\tSYS\tPIX\nGPU1\tNV18\t X \tNODE\tSYS\nGPU2\tSYS\tNODE\t X \tSYS\n"
+      "NIC0\tPIX\tSYS\tSYS\t X \n");
+  ASSERT_EQ(pairs.size(), 3U);
+  EXPECT_EQ(describe_ways(pairs), "NV18 at best, SYS between 0 and 2");
+  EXPECT_EQ(describe_ways(parse_gpu_pairs("\tGPU0\nGPU0\t X \n")), "");
+  EXPECT_TRUE(parse_gpu_pairs("No devices were found").empty());
+  EXPECT_TRUE(parse_gpu_pairs("GPU0 GPU1\nGPU0\nGPU1 X").empty());
+  EXPECT_EQ(describe_strangers({{0, 1, "OK"}, {0, 2, "GNS"}, {1, 2, "GNS"}}), "0 and 2 (GNS) and 1 more pairs");
+  EXPECT_EQ(describe_strangers({{0, 1, "OK"}}), "");
 }
 
 TEST(Look, LimitsAreThoseOfTheProcess) {

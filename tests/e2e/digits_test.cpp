@@ -177,6 +177,28 @@ TEST_F(DigitsTest, LearnsTheShippedDigitsOnTwoProcesses) {
   EXPECT_EQ(svg->text().find("no values yet"), std::string_view::npos);
 }
 
+#ifdef PRETENDED_CUDA_TENSORS
+TEST_F(DigitsTest, OnGpusThatPretendItLearnsTheSame) {
+  const std::vector<std::string> options = {"--data", mnist_like(96, 20).string(), "--epochs", "1", "--threads", "1"};
+  const Finished host = run(2, "host", options);
+  ASSERT_EQ(host.status, 0) << host.output;
+  std::vector<std::string> words = {"/usr/bin/env", "LD_PRELOAD=" PRETENDED_CUDA_TENSORS,
+                                    "LD_LIBRARY_PATH=" PRETENDED_FOLDER};
+  for (const std::string& word : command(2, folder_ / "gpus", options)) words.push_back(word);
+  words.insert(words.end(), {"--device", "cuda"});
+  const Finished gpus = Process(words, folder_ / "gpus.txt").wait();
+  ASSERT_EQ(gpus.status, 0) << gpus.output;
+  EXPECT_GT(weights("gpus").size(), 1'000'000U);
+  EXPECT_NEAR(last_line("gpus").number("test_loss").value(), last_line("host").number("test_loss").value(), 1e-4);
+}
+#endif
+
+TEST_F(DigitsTest, GpusThatAreNotThereAreAnError) {
+  const Finished done = run(1, "none", {"--device", "cuda"});
+  EXPECT_EQ(done.status, 1) << done.output;
+  EXPECT_NE(done.output.find("--device cuda: libtorch sees no GPU"), std::string::npos) << done.output;
+}
+
 TEST_F(DigitsTest, OneTwoAndThreeProcessesAgreeAndRunsRepeatToTheBit) {
   const std::string data = mnist_like(290, 50).string();  // 290: the last batch of an epoch is smaller, and uneven
   const std::vector<std::string> options = {"--data", data, "--epochs", "2", "--batch-size", "48", "--threads", "1"};

@@ -3,10 +3,11 @@
 //
 //   fault_peer FOLDER STEPS [RANK KIND PLACE STEP ARGUMENT]
 //
-// With COHORT_TEST_DEVICE=cuda what is reduced lies in a GPU's memory.
+// With COHORT_TEST_DEVICE=cuda what is reduced lies in a GPU's memory, and goes in pieces where it goes by the host's.
 //
 // It leaves in FOLDER pid.RANK ("pid store steps", written when it has joined) and struck.RANK (the monotonic clock's
 // nanoseconds when the fault came).
+#include "comm/cuda/cut.h"
 #include "comm/cuda/driver.h"
 #include "sys/files.h"
 
@@ -142,13 +143,16 @@ void sum_over_ranks(cohort::Communicator& world, std::vector<float>& values) {
     return;
   }
   using cohort::comm::cuda::Gpu;
+  cohort::comm::cuda::set_piece_bytes(std::size_t{16} << 10);
   Gpu& gpu = Gpu::at(0);
   const auto never = std::chrono::steady_clock::time_point::max();
   const std::size_t bytes = values.size() * sizeof(float);
   const cohort::Device device{cohort::DeviceType::CUDA, 0};
   const cohort::Memory memory = world.allocate(bytes, device);
   gpu.wait(*gpu.copy_to_device(memory.data(), values.data(), bytes, *gpu.mark(nullptr)), never);
-  world.all_reduce({memory.data(), static_cast<std::int64_t>(values.size()), cohort::DType::Float32, device}).wait();
+  const cohort::Buffer buffer(memory.data(), static_cast<std::int64_t>(values.size()), cohort::DType::Float32, device);
+  world.all_reduce(buffer).wait();
+  world.broadcast(buffer).wait();
   gpu.wait(*gpu.copy_to_host(values.data(), memory.data(), bytes, *gpu.mark(nullptr)), never);
 }
 

@@ -1,5 +1,6 @@
 // Collectives of GPU memory between processes, over the pretended NCCL: a rank that is killed in the midst of one is
-// named within a second, and ranks whose NCCL is not the others' go by staging together.
+// named within a second, likewise without NCCL, and ranks whose NCCL is not the others' go by staging together.
+#include "comm/cuda/cut.h"
 #include "comm/testing/gpus.h"
 #include "comm_processes.h"
 
@@ -142,8 +143,43 @@ TEST(GpuProcesses, WhoDoesNotWaitDoesNotLeaveBeforeTheOthersAreDone) {
   for (const int rank : {0, 1}) EXPECT_EQ(world.collect(rank).said, "");
 }
 
+Processes* world_of_pieces = nullptr;
+
+TEST(GpuProcesses, ARankThatIsKilledBetweenPiecesIsNamed) {
+  Processes world(3);
+  world_of_pieces = &world;
+  world.start([&](Communicator comm) -> std::string {
+    ::setenv("COHORT_NCCL", "off", 1);
+    comm::cuda::set_piece_bytes(4096);
+    const Floats sum(comm, std::vector<float>(100000), comm.rank());
+    comm.barrier().wait();
+    if (comm.rank() == 1) {
+      comm::testing::of_driver<void(void (*)(int, unsigned long long, std::size_t))>("pretended_cuda_watch")(
+          [](int, unsigned long long, std::size_t) {
+            static std::atomic<int> copies{0};
+            if (++copies < 20) return;
+            world_of_pieces->raise_flag("in the midst");
+            std::this_thread::sleep_for(60s);
+          });
+    }
+    try {
+      comm.all_reduce(sum.buffer(), {.timeout = 60s}).wait();
+    } catch (const Error& error) {
+      return fmt::format("{}: {}", to_string(error.code()), error.what());
+    }
+    return "it was not lost";
+  });
+  ASSERT_TRUE(world.await_flag("in the midst"));
+  world.kill(1, SIGKILL);
+  for (const int rank : {0, 2}) {
+    const std::string said = world.collect(rank).said;
+    EXPECT_TRUE(has(said, "PeerLost: ") && has(said, "lost rank 1")) << said;
+    EXPECT_TRUE(has(said, " of all_reduce(float32[100000]) of a GPU's memory")) << said;
+  }
+}
+
 /// What rank 0 logs where rank 1 has something else, and all go by staging.
-std::string said_where(const char* variable, const char* value) {
+std::string said_where(const char* variable, const char* value, const AllReduceOptions& options = {}) {
   Processes world(2);
   for (int rank = 0; rank < 2; ++rank) {
     world.start_rank(rank, [&, rank]() -> std::string {
@@ -151,7 +187,7 @@ std::string said_where(const char* variable, const char* value) {
       ::testing::internal::CaptureStderr();
       Communicator comm = Processes::form(world.form_options(rank));
       const Floats sum(comm, {1, 2}, rank);
-      for (int i = 0; i < 2; ++i) comm.all_reduce(sum.buffer()).wait();
+      for (int i = 0; i < 2; ++i) comm.all_reduce(sum.buffer(), options).wait();
       EXPECT_EQ(sum.values(), (std::vector<float>{4, 8}));
       EXPECT_EQ(count_of("pretended_nccl_operations"), 0);
       return ::testing::Test::HasFailure() ? "failed" : ::testing::internal::GetCapturedStderr();
@@ -176,6 +212,12 @@ TEST(GpuProcesses, WithAnOldNcclOnOneRankAllGoByStaging) {
 TEST(GpuProcesses, WithDifferentVersionsAllGoByStaging) {
   const std::string said = said_where("PRETENDED_NCCL_VERSION", "22809");
   EXPECT_TRUE(has(said, "has NCCL 2.30.7 and rank 1") && has(said, "has 2.28.9")) << said;
+}
+
+TEST(GpuProcesses, WithoutKernelsOnOneRankAllSumsThatAreNotNcclsGoByStaging) {
+  const std::string said = said_where("PRETENDED_CUDA_KERNELS", "0", {.gpu_sums = GpuSums::Exact});
+  EXPECT_TRUE(has(said, "rank 1 cannot fold on its GPU: kernels for cuda:1: pretended failure (error 218)")) << said;
+  EXPECT_EQ(said.find("cannot fold"), said.rfind("cannot fold")) << said;
 }
 
 }  // namespace

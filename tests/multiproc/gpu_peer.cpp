@@ -1,14 +1,18 @@
 // A rank of tools/gpu-day, which does with a GPU's memory what the other programs do not. Its first argument says what:
 //   bits BYTES      sums of floats of all kinds, exact and fast, against the host's
-//   staging BYTES   a sum by way of the host's memory, against copies of pinned memory
+//   folds BYTES     the kernels that fold, one rank: their bits, and how fast they are with inputs of so many bytes
+//   staging BYTES   operations by way of the host's memory, whole and in pieces, against copies of pinned memory
 //   abort           rank 0's stream hangs in the midst of a sum; a second later the last rank gives up
 //   kill            likewise, and rank 0 is killed
 //   abort-unawaited, kill-unawaited   the same where a stream waits for the sum, and no rank does
 //   calls           what a small sum takes of the host's time, where the host waits and where a stream does
 // Lines of abort and kill are JSON, with times of the machine's steady clock in seconds.
 #include "bench/gpus.h"
+#include "comm/cuda/cut.h"
 #include "comm/cuda/driver.h"
+#include "comm/cuda/fold_launcher.h"
 #include "comm/kernels/reference_fold.h"
+#include "comm/testing/gpu_folds.h"
 
 #include <cohort/join.h>
 
@@ -109,6 +113,70 @@ int compare_bits(Communicator& comm, std::size_t most) {
   return bad == 0 ? 0 : 1;
 }
 
+// --- folds ---
+
+/// Bytes read and written in a second, against a copy.
+void measure_folds(Gpu& gpu, std::size_t bytes) {
+  constexpr std::size_t kMostInputs = 8;
+  constexpr int kTurns = 20;
+  const comm::cuda::FoldLauncher& folds = comm::cuda::FoldLauncher::on(gpu);
+  std::vector<const void*> inputs;
+  for (std::size_t k = 0; k < kMostInputs; ++k) inputs.push_back(gpu.allocate(bytes));
+  void* const output = gpu.allocate(bytes);
+  void* const stream = gpu.make_stream();
+  const auto rate = [&](std::size_t moved, const std::function<void()>& body) {
+    double best = 1e9;
+    for (int turn = 0; turn < 3; ++turn) {
+      gpu.wait(*gpu.mark(nullptr), kNever);
+      gpu.wait(*gpu.mark(stream), kNever);
+      const auto begin = Clock::now();
+      for (int i = 0; i < kTurns; ++i) body();
+      gpu.wait(*gpu.mark(stream), kNever);
+      best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count() / kTurns);
+    }
+    return static_cast<double>(moved) / best / 1e9;
+  };
+  const double copy = rate(2 * bytes, [&] { gpu.copy_within(output, inputs[0], bytes, stream); });
+  say(fmt::format("a copy of {} bytes: {:.0f} GB/s read and written", bytes, copy));
+  for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16, DType::Float64, DType::Int8}) {
+    for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max}) {
+      std::string line = fmt::format("{} {}:", to_string(dtype), to_string(op));
+      for (const std::size_t count : {std::size_t{2}, std::size_t{3}, std::size_t{4}, kMostInputs}) {
+        comm::FoldJob job;
+        job.dtype = dtype;
+        job.op = op;
+        job.inputs = std::span(inputs).first(count);
+        job.outputs = {&output, 1};
+        job.count = static_cast<std::int64_t>(bytes / size_of(dtype));
+        const double reached = rate((count + 1) * bytes, [&] { folds.fold(job, stream); });
+        line += fmt::format(" {} inputs {:.0f} GB/s ({:.0f} %)", count, reached, 100 * reached / copy);
+      }
+      say(line);
+    }
+  }
+  std::uint32_t* const flag = static_cast<std::uint32_t*>(output);
+  const ConstBuffer values(inputs[0], static_cast<std::int64_t>(bytes / 4), DType::Float32);
+  say(fmt::format("whether float32 is finite: {:.0f} GB/s read",
+                  rate(bytes, [&] { folds.look(values, flag, stream); })));
+}
+
+int try_kernels(Communicator& comm, std::size_t bytes) {
+  Gpu& gpu = Gpu::at(app::bench::gpu_of(comm).index);
+  const auto begin = Clock::now();
+  comm::testing::GpuFolds folds(gpu);
+  const auto loaded = Clock::now();
+  int wrong = 0;
+  const auto tell = [&](const std::string& text) {
+    if (++wrong <= 20) say(text);
+  };
+  const int tried = try_folds(folds, tell) + try_halves(folds, tell);
+  say(fmt::format(
+      "the kernels were there in {:.2f} s; {} folds of all types and reductions, and of all halves: {} wrong",
+      std::chrono::duration<double>(loaded - begin).count(), tried, wrong));
+  measure_folds(gpu, bytes);
+  return wrong == 0 ? 0 : 1;
+}
+
 // --- staging ---
 
 double best_time(Communicator& comm, const std::function<void()>& body) {
@@ -124,29 +192,67 @@ double best_time(Communicator& comm, const std::function<void()>& body) {
   return best;
 }
 
+/// Copies of half of the memory each way, at once.
+void copy_both_ways(const OnGpu& memory, std::byte* host, std::size_t half) {
+  auto* const device = static_cast<std::byte*>(memory.buffer(0, DType::Int8).data);
+  const comm::cuda::MarkPtr begin = memory.gpu().mark(nullptr);
+  const comm::cuda::MarkPtr ends[] = {memory.gpu().copy_to_host(host, device, half, *begin),
+                                      memory.gpu().copy_to_device(device + half, host + half, half, *begin)};
+  for (const auto& end : ends) memory.gpu().wait(*end, kNever);
+}
+
 void measure_staging(Communicator& comm, std::size_t bytes) {
-  const OnGpu memory(comm, bytes);
+  const OnGpu memory(comm, bytes), other(comm, bytes);
   const Memory shared = comm.allocate(bytes);
   Bytes heap(bytes);
   const auto count = static_cast<std::int64_t>(bytes / sizeof(float));
+  const auto say_first = [&](const std::string& text) {
+    if (comm.rank() == 0) say(text);
+  };
+  const auto rate = [bytes](double time) { return static_cast<double>(bytes) / time / 1e9; };
   const double loose_to_host = best_time(comm, [&] { memory.get(heap.data(), bytes); });
   const double loose_to_gpu = best_time(comm, [&] { memory.put(heap.data(), bytes); });
   const bool pinned = memory.gpu().pin(shared.data(), bytes);
   const double to_host = best_time(comm, [&] { memory.get(shared.data(), bytes); });
   const double to_gpu = best_time(comm, [&] { memory.put(shared.data(), bytes); });
-  const double host = best_time(comm, [&] { comm.all_reduce(Buffer(shared.data(), count, DType::Float32)).wait(); });
-  const double staged = best_time(
-      comm, [&] { comm.all_reduce(memory.buffer(count, DType::Float32), {.gpu_sums = GpuSums::Exact}).wait(); });
+  const double halves =
+      best_time(comm, [&] { copy_both_ways(memory, static_cast<std::byte*>(shared.data()), bytes / 2); });
   if (pinned) memory.gpu().unpin(shared.data());
-  if (comm.rank() != 0) return;
-  const auto rate = [bytes](double time) { return static_cast<double>(bytes) / time / 1e9; };
-  say(fmt::format("{} ranks, {} bytes each, all at once; a segment that ranks share is {}pinned", comm.size(), bytes,
-                  pinned ? "" : "NOT "));
-  say(fmt::format("copies of it: to the host {:.2f} GB/s, to the GPU {:.2f} GB/s; of other memory {:.2f} and {:.2f}",
-                  rate(to_host), rate(to_gpu), rate(loose_to_host), rate(loose_to_gpu)));
-  const double parts = to_host + host + to_gpu;
-  say(fmt::format("all_reduce by way of it: {:.2f} GB/s, {:.0f} % of both copies and the host's sum ({:.2f} GB/s)",
-                  rate(staged), 100 * parts / staged, rate(host)));
+  say_first(fmt::format("{} ranks, {} bytes each, all at once; a segment that ranks share is {}pinned", comm.size(),
+                        bytes, pinned ? "" : "NOT "));
+  say_first(fmt::format("copies of it: to the host {:.2f} GB/s, to the GPU {:.2f} GB/s; both at once {:.2f} GB/s each",
+                        rate(to_host), rate(to_gpu), rate(2 * halves)));
+  say_first(fmt::format("copies of other memory: to the host {:.2f} GB/s, to the GPU {:.2f} GB/s", rate(loose_to_host),
+                        rate(loose_to_gpu)));
+  const double copies = std::max({to_host, to_gpu, 2 * halves});
+  struct Measured {
+    std::string_view name;
+    std::function<void(Buffer)> on;
+  };
+  const Measured operations[] = {
+      {"all_reduce", [&](Buffer data) { comm.all_reduce(data).wait(); }},
+      {"broadcast", [&](Buffer data) { comm.broadcast(data).wait(); }},
+      {"all_to_all",
+       [&](Buffer data) {
+         const bool on_gpu = data.device.type == DeviceType::CUDA;
+         comm.all_to_all(data,
+                         on_gpu ? other.buffer(count, DType::Float32) : Buffer(heap.data(), count, DType::Float32))
+             .wait();
+       }},
+  };
+  for (const Measured& each : operations) {
+    const double host = best_time(comm, [&] { each.on(Buffer(shared.data(), count, DType::Float32)); });
+    say_first(fmt::format("{}: {:.2f} GB/s of the host's memory", each.name, rate(host)));
+    const std::size_t usual = comm::cuda::piece_bytes();
+    for (const std::size_t piece : {std::size_t{0}, kMuch, 4 * kMuch, 16 * kMuch}) {
+      comm::cuda::set_piece_bytes(piece != 0 ? piece : 2 * bytes);
+      const double time = best_time(comm, [&] { each.on(memory.buffer(count, DType::Float32)); });
+      say_first(fmt::format("{} of a GPU's, {}: {:.2f} GB/s; {:.2f} of the time of the copies, {:.2f} of the host's",
+                            each.name, piece != 0 ? fmt::format("pieces of {} MiB", piece / kMuch) : "whole",
+                            rate(time), time / copies, time / host));
+    }
+    comm::cuda::set_piece_bytes(usual);
+  }
 }
 
 // --- what hangs ---
@@ -246,8 +352,10 @@ int measure_calls(Communicator& comm) {
 }
 
 int run(const std::string_view what, std::size_t bytes) {
+  if (what == "staging") ::setenv("COHORT_NCCL", "off", 1);
   Communicator comm = join();
   if (what == "bits") return compare_bits(comm, bytes);
+  if (what == "folds") return try_kernels(comm, bytes);
   if (what == "calls") return measure_calls(comm);
   if (what != "staging") return come_to_harm(comm, what.starts_with("kill"), !what.ends_with("unawaited"));
   measure_staging(comm, bytes);
@@ -262,7 +370,8 @@ int main(int argc, char** argv) {
                                        "kill-unawaited", "calls"};
   if (std::find(std::begin(kAll), std::end(kAll), what) == std::end(kAll)) {
     std::fprintf(stderr,
-                 "usage: gpu_peer bits BYTES | staging BYTES | abort[-unawaited] | kill[-unawaited] | calls -- under "
+                 "usage: gpu_peer bits BYTES | folds BYTES | staging BYTES | abort[-unawaited] | kill[-unawaited] | "
+                 "calls -- under "
                  "cohort run\n");
     return 2;
   }

@@ -84,11 +84,16 @@ Disagreement unequal_counts(int from, std::int64_t sent, int to, std::int64_t ex
 Round round_of(const Agreement& agreement) {
   Round round;
   round.everyone = agreement.active.size() == agreement.everyone.size();
+  round.contributors = agreement.active;
   if (agreement.uniform || agreement.agreed.weighted == 0) return round;
   std::vector<double> weights;
   for (const int rank : agreement.active) weights.push_back(agreement.of(rank).weight);
   const Weighting weighting = weigh(weights);
   if (weighting.fractions.empty() && weighting.members.size() == agreement.everyone.size()) return round;
+  round.contributors.clear();
+  for (const int member : weighting.members)
+    round.contributors.push_back(agreement.active[static_cast<std::size_t>(member)]);
+  round.fractions = weighting.fractions;
   round.shares.assign(agreement.everyone.size(), 0);
   for (std::size_t i = 0; i < weighting.members.size(); ++i) {
     const int rank = agreement.active[static_cast<std::size_t>(weighting.members[i])];

@@ -12,7 +12,7 @@ constexpr std::size_t kFusedBuffer = std::size_t{64} << 10;
 
 bool fusible(const Request& request) noexcept {
   return (request.kind == Kind::AllReduce || request.kind == Kind::Broadcast) && request.input == request.output &&
-         request.input_bytes() <= kFusedBuffer;
+         request.input_bytes() <= kFusedBuffer && !request.pieces;
 }
 
 bool alike(const Request& a, const Request& b) noexcept {

@@ -15,10 +15,12 @@ constexpr std::size_t kMostInFlight = 64;
 constexpr auto kWorthRunning = std::chrono::milliseconds(1);
 
 /// Whether it is of the host's memory.
-bool is_at_home(const Request& request) noexcept { return !request.staging && !request.direct; }
+bool is_at_home(const Request& request) noexcept { return !request.staging && !request.pieces && !request.direct; }
 
 /// Whether it begins once what is in flight is over.
-bool comes_after_gpu(const Request& request) noexcept { return request.staging || request.kind == Kind::Barrier; }
+bool comes_after_gpu(const Request& request) noexcept {
+  return request.staging || request.pieces || request.kind == Kind::Barrier;
+}
 
 /// What takes the GPU longer than it takes to wake a thread that gives it to the GPU.
 bool is_large_of_gpu(std::span<const Request> requests) noexcept {
@@ -232,6 +234,10 @@ std::optional<Error> Queue::run_single(const Request& request, QueuedWork& work,
   const std::span<const Request> one(&request, 1);
   return guarded(request, work.called_, [&](CollectiveEvent* event) {
     if (comes_after_gpu(request)) await_room(1, work);
+    if (request.pieces) {
+      run_pieces(request, work, event);
+      return true;
+    }
     step(one, [&](Staging& staging) { staging.arrive(work.deadline()); });
     finished = run_one(request, work.called_, work.announced_, limit, event);
     if (!finished) return false;
@@ -326,6 +332,10 @@ std::optional<Error> Queue::run_group(std::span<const Request> requests, const Q
       std::byte* const buffer = count > 1 ? fusing() : nullptr;
       const std::span<const Request> together = requests.subspan(begin, count);
       if (std::any_of(together.begin(), together.end(), comes_after_gpu)) await_room(1, work);
+      if (request.pieces) {
+        run_pieces(request, work, event);
+        return true;
+      }
       step(together, [&](Staging& staging) { staging.arrive(work.deadline()); });
       if (count > 1) request = fuse(together, buffer);
       run_one(request, work.called_, announced, Clock::time_point::max(), event);

@@ -7,6 +7,7 @@
 #include "comm/control/pending_work.h"
 #include "comm/control/waiters.h"
 #include "comm/direct.h"
+#include "comm/pieces.h"
 #include "comm/request.h"
 #include "comm/staging.h"
 #include "comm/times.h"
@@ -91,6 +92,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual void rouse() noexcept = 0;
   /// Under the mutex: an operation is left to the thread, whose waiter has little time.
   virtual void leave_to_thread() noexcept = 0;
+  /// Whether it leaves what only moves where it is for who asks for that (Request::lent).
+  virtual bool lends() const noexcept { return false; }
   /// As Direct::Ranks::attend.
   virtual void attend() = 0;
   /// The world has, as far as this rank can know by now. Any thread.
@@ -129,6 +132,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
  private:
   friend class QueuedWork;
   class Others;
+  class PlaneOfPieces;
   using InFlight = std::shared_ptr<Direct::InFlight>;
   bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error, InFlight& given) noexcept;
   /// Takes staged requests a step further. What goes wrong there ends the world: the others wait for this rank.
@@ -136,6 +140,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   void step(std::span<const Request> requests, const Way& way);
   std::optional<Error> run_single(const Request& request, QueuedWork& work, Clock::time_point limit,
                                   bool& finished) noexcept;
+  /// One that goes in pieces. Throws what `run_one` throws; what goes wrong once the ranks have agreed ends the world.
+  void run_pieces(const Request& request, const QueuedWork& work, CollectiveEvent* event);
   std::optional<Error> run_group(std::span<const Request> requests, const QueuedWork& work) noexcept;
   std::optional<Error> run_direct(QueuedWork& work, Clock::time_point limit, bool& finished, InFlight& given) noexcept;
   bool may_be_quick(const QueuedWork& work) const noexcept;

@@ -12,13 +12,13 @@
 namespace cohort::comm {
 
 QueueCommunicator::QueueCommunicator(cluster::Placement placement, std::chrono::milliseconds timeout,
-                                     std::shared_ptr<Queue> queue)
+                                     std::shared_ptr<Queue> queue, std::vector<int> hosts)
     : placement_(std::move(placement)),
       timeout_(timeout),
       queue_(std::move(queue)),
       gpu_sums_(std::get<std::string>(value_or_throw(env::value(env::kGpuSums))) == "exact" ? GpuSums::Exact
                                                                                             : GpuSums::Fast),
-      nccl_(std::make_shared<cuda::NcclPlane>(placement_)) {}
+      nccl_(std::make_shared<cuda::NcclPlane>(placement_, std::move(hosts))) {}
 
 QueueCommunicator::~QueueCommunicator() {
   if (queue_->in_child()) {
@@ -56,7 +56,8 @@ void QueueCommunicator::prepare_for_gpus(std::span<Request> requests) {
     if (direct) {
       request.direct = nccl_->call(request);
     } else if (on_gpu(request)) {
-      request = cuda::stage(request, *rooms_, [this](std::size_t bytes) { return allocate(bytes); });
+      request = cuda::stage(request, {placement_.rank, placement_.size}, *rooms_,
+                            [this](std::size_t bytes) { return allocate(bytes); });
     }
   }
 }
@@ -66,7 +67,7 @@ Work QueueCommunicator::start(const Request& request) {
   if (request.timeout.count() != 0 && request.device.type == DeviceType::CPU) return queue_->submit(request);
   Request own = timed(request);
   prepare_for_gpus({&own, 1});
-  if (!own.staging && !own.direct) return queue_->submit(own);
+  if (!own.staging && !own.pieces && !own.direct) return queue_->submit(own);
   const auto deadline = Staging::Clock::now() + own.timeout;
   if (own.kind == Kind::Send) {
     own.staging->arrive(deadline);

@@ -29,7 +29,9 @@ class QueueCommunicator : public CommunicatorImpl {
   void set_observer(Observer* observer) noexcept override { queue_->set_observer(observer); }
 
  protected:
-  QueueCommunicator(cluster::Placement placement, std::chrono::milliseconds timeout, std::shared_ptr<Queue> queue);
+  /// `hosts`: by rank; empty: all are on one.
+  QueueCommunicator(cluster::Placement placement, std::chrono::milliseconds timeout, std::shared_ptr<Queue> queue,
+                    std::vector<int> hosts = {});
 
   void check_home() const;
   /// With its timeout.

@@ -15,6 +15,9 @@ constexpr int kNotReady = 600;        // CUDA_ERROR_NOT_READY
 constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kPortable = 1;     // CU_MEMHOSTREGISTER_PORTABLE
+constexpr int kProcessors = 16;       // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+constexpr int kErrorLog = 5;          // CU_JIT_ERROR_LOG_BUFFER
+constexpr int kErrorLogSize = 6;      // CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
 
 // The driver's functions, as its manual has them (CUDA Driver API, 11 and newer).
 struct Functions {
@@ -43,6 +46,11 @@ struct Functions {
   int (*cuEventDestroy_v2)(void*) = nullptr;
   int (*cuEventRecord)(void*, void*) = nullptr;
   int (*cuEventQuery)(void*) = nullptr;
+  int (*cuDeviceGetAttribute)(int*, int, int) = nullptr;
+  int (*cuModuleLoadDataEx)(void**, const void*, unsigned, int*, void**) = nullptr;
+  int (*cuModuleGetFunction)(void**, void*, const char*) = nullptr;
+  int (*cuLaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                        void**) = nullptr;
 };
 
 struct Library {
@@ -103,6 +111,10 @@ Library load() {
   FIND(cuEventDestroy_v2);
   FIND(cuEventRecord);
   FIND(cuEventQuery);
+  FIND(cuDeviceGetAttribute);
+  FIND(cuModuleLoadDataEx);
+  FIND(cuModuleGetFunction);
+  FIND(cuLaunchKernel);
 #undef FIND
   if (!library.trouble.empty()) return library;
   // Since CUDA 11.4; it tells parts of a GPU from each other.
@@ -172,6 +184,9 @@ Result<std::string> Gpu::look() {
 Gpu::Gpu(int index) : index_(index) {
   const Functions& call = library().call;
   check(call.cuDeviceGet(&device_, index), "cuDeviceGet");
+  int processors = 1;
+  check(call.cuDeviceGetAttribute(&processors, kProcessors, device_), "cuDeviceGetAttribute");
+  processors_ = static_cast<unsigned>(std::max(processors, 1));
   check(call.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
   const InGpu here(*this);
   check(call.cuStreamCreate(&to_host_, kNonBlocking), "cuStreamCreate");
@@ -233,24 +248,49 @@ MarkPtr Gpu::mark(Stream stream) {
   return made;
 }
 
-MarkPtr Gpu::copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after) {
+template <class Copy>
+MarkPtr Gpu::give(Stream stream, std::span<const Transfer> copies, std::span<const MarkPtr> after, const Copy& copy) {
   const Functions& call = library().call;
   const InGpu here(*this);
-  check(call.cuStreamWaitEvent(to_host_, after.event(), 0), "cuStreamWaitEvent");
-  check(call.cuMemcpyDtoHAsync_v2(host, address(device), bytes, to_host_), "cuMemcpyDtoHAsync");
+  for (const MarkPtr& mark : after) {
+    if (mark) check(call.cuStreamWaitEvent(stream, mark->event(), 0), "cuStreamWaitEvent");
+  }
+  for (const Transfer& one : copies) copy(call, one);
   MarkPtr made = new_mark();
-  check(call.cuEventRecord(made->event(), to_host_), "cuEventRecord");
+  check(call.cuEventRecord(made->event(), stream), "cuEventRecord");
   return made;
 }
 
-MarkPtr Gpu::copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after) {
-  const Functions& call = library().call;
+MarkPtr Gpu::copy_to_host(std::span<const Transfer> copies, std::span<const MarkPtr> after) {
+  return give(to_host_, copies, after, [this](const Functions& call, const Transfer& one) {
+    check(call.cuMemcpyDtoHAsync_v2(one.to, address(one.from), one.bytes, to_host_), "cuMemcpyDtoHAsync");
+  });
+}
+
+MarkPtr Gpu::copy_to_device(std::span<const Transfer> copies, std::span<const MarkPtr> after) {
+  return give(to_device_, copies, after, [this](const Functions& call, const Transfer& one) {
+    check(call.cuMemcpyHtoDAsync_v2(address(one.to), one.from, one.bytes, to_device_), "cuMemcpyHtoDAsync");
+  });
+}
+
+MarkPtr Gpu::copy_on_gpu(const Transfer& copy, std::span<const MarkPtr> after) {
+  return give(to_device_, {&copy, 1}, after, [this](const Functions& call, const Transfer& one) {
+    check(call.cuMemcpyDtoDAsync_v2(address(one.to), address(one.from), one.bytes, to_device_), "cuMemcpyDtoDAsync");
+  });
+}
+
+MarkPtr Gpu::copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after) {
+  const Transfer copy{host, device, bytes};
   const InGpu here(*this);
-  check(call.cuStreamWaitEvent(to_device_, after.event(), 0), "cuStreamWaitEvent");
-  check(call.cuMemcpyHtoDAsync_v2(address(device), host, bytes, to_device_), "cuMemcpyHtoDAsync");
-  MarkPtr made = new_mark();
-  check(call.cuEventRecord(made->event(), to_device_), "cuEventRecord");
-  return made;
+  check(library().call.cuStreamWaitEvent(to_host_, after.event(), 0), "cuStreamWaitEvent");
+  return copy_to_host({&copy, 1}, {});
+}
+
+MarkPtr Gpu::copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after) {
+  const Transfer copy{device, host, bytes};
+  const InGpu here(*this);
+  check(library().call.cuStreamWaitEvent(to_device_, after.event(), 0), "cuStreamWaitEvent");
+  return copy_to_device({&copy, 1}, {});
 }
 
 Stream Gpu::make_stream() {
@@ -283,6 +323,41 @@ void Gpu::put_after(Stream stream, const Mark& mark) {
   check(library().call.cuStreamWaitEvent(stream, mark.event(), 0), "cuStreamWaitEvent");
 }
 
+void* Gpu::reserve(std::size_t bytes) {
+  const Functions& call = library().call;
+  const InGpu here(*this);
+  Address memory = 0;
+  if (const int status = call.cuMemAlloc_v2(&memory, bytes); status != 0)
+    raise(ErrorCode::Unavailable, "{} bytes of cuda:{}: {}", bytes, index_, said(call, status));
+  return reinterpret_cast<void*>(memory);
+}
+
+void* Gpu::load_kernels(const char* ptx) {
+  const Functions& call = library().call;
+  const InGpu here(*this);
+  char text[1024] = {};
+  int options[] = {kErrorLog, kErrorLogSize};
+  void* values[] = {text, reinterpret_cast<void*>(sizeof text - 1)};
+  void* kernels = nullptr;
+  if (const int status = call.cuModuleLoadDataEx(&kernels, ptx, 2, options, values); status != 0)
+    raise(ErrorCode::Unavailable, "kernels for cuda:{}: {} {}", index_, said(call, status), text);
+  return kernels;
+}
+
+void* Gpu::find_kernel(void* kernels, const char* name) {
+  const InGpu here(*this);
+  void* kernel = nullptr;
+  check(library().call.cuModuleGetFunction(&kernel, kernels, name), name);
+  return kernel;
+}
+
+void Gpu::launch(void* kernel, unsigned blocks, unsigned per_block, const void* argument, Stream stream) {
+  const InGpu here(*this);
+  void* arguments[] = {const_cast<void*>(argument)};
+  check(library().call.cuLaunchKernel(kernel, blocks, 1, 1, per_block, 1, 1, 0, stream, arguments, nullptr),
+        "cuLaunchKernel");
+}
+
 bool Gpu::passed(const Mark& mark) const {
   const InGpu here(*this);
   const int status = library().call.cuEventQuery(mark.event());
@@ -291,22 +366,27 @@ bool Gpu::passed(const Mark& mark) const {
   return status == 0;
 }
 
-void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline) {
-  // A copy of a small buffer takes some microseconds, of a large one milliseconds.
-  auto pause = std::chrono::microseconds(0);
+void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline, const std::function<void()>& meanwhile) {
+  // A copy of a small buffer takes some microseconds, of a piece of a large one a hundred: a sleep would be longer.
+  constexpr auto kAwake = std::chrono::microseconds(200);
   constexpr auto kLongestPause = std::chrono::microseconds(100);
+  auto pause = std::chrono::microseconds(0);
+  const auto begun = Staging::Clock::now();
   while (!passed(mark)) {
-    if (Staging::Clock::now() >= deadline) {
+    const auto now = Staging::Clock::now();
+    if (now >= deadline) {
       raise(ErrorCode::Timeout,
             "cuda:{}: its stream has not come to the operation by the deadline -- a kernel before it hangs, or takes "
             "longer than the operation's timeout",
             index_);
     }
-    if (pause.count() == 0)
+    if (meanwhile) meanwhile();
+    if (now - begun < kAwake) {
       std::this_thread::yield();
-    else
+    } else {
       std::this_thread::sleep_for(pause);
-    pause = std::min(pause + std::chrono::microseconds(1), kLongestPause);
+      pause = std::min(pause + std::chrono::microseconds(1), kLongestPause);
+    }
   }
 }
 

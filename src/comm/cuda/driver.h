@@ -7,7 +7,9 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 namespace cohort::comm::cuda {
@@ -29,6 +31,12 @@ class Mark {
   void* context_;
 };
 using MarkPtr = std::shared_ptr<const Mark>;
+
+struct Transfer {
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::size_t bytes = 0;
+};
 
 class Gpu {
  public:
@@ -55,6 +63,11 @@ class Gpu {
   /// On streams of the GPU's own, so that both ways go on at once; after `after`.
   MarkPtr copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after);
   MarkPtr copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after);
+  /// Several, after all of these marks; null ones do not count.
+  MarkPtr copy_to_host(std::span<const Transfer> copies, std::span<const MarkPtr> after);
+  MarkPtr copy_to_device(std::span<const Transfer> copies, std::span<const MarkPtr> after);
+  /// From this GPU's memory into this GPU's, on one of those streams.
+  MarkPtr copy_on_gpu(const Transfer& copy, std::span<const MarkPtr> after);
   /// One that does not wait for the default stream.
   Stream make_stream();
   void end_stream(Stream stream) noexcept;
@@ -64,18 +77,32 @@ class Gpu {
   void zero(void* memory, std::size_t bytes, Stream stream);
   /// What the stream is given from now on comes after the mark.
   void put_after(Stream stream, const Mark& mark);
+
+  /// Not zeroed, so that no stream is waited for. Throws Unavailable.
+  void* reserve(std::size_t bytes);
+  /// Kernels, from PTX, which the driver compiles for this GPU. They stay. Throws Unavailable: what it says of them.
+  void* load_kernels(const char* ptx);
+  void* find_kernel(void* kernels, const char* name);
+  /// With one argument by value, of which the driver knows the size; threads in blocks of so many.
+  void launch(void* kernel, unsigned blocks, unsigned per_block, const void* argument, Stream stream);
+  /// Multiprocessors.
+  unsigned processors() const noexcept { return processors_; }
   /// Throws Internal: what the driver says of work before the mark.
   bool passed(const Mark& mark) const;
-  /// Throws Timeout, Internal.
-  void wait(const Mark& mark, Staging::Clock::time_point deadline);
+  /// Throws Timeout, Internal. `meanwhile` is called again and again, and may throw, too.
+  void wait(const Mark& mark, Staging::Clock::time_point deadline, const std::function<void()>& meanwhile = {});
 
  private:
   friend class InGpu;
   explicit Gpu(int index);
   MarkPtr new_mark();
+  /// Gives one of the GPU's own streams copies, by `copy(transfer)`, which returns the driver's status.
+  template <class Copy>
+  MarkPtr give(Stream stream, std::span<const Transfer> copies, std::span<const MarkPtr> after, const Copy& copy);
 
   const int index_;
   int device_ = 0;
+  unsigned processors_ = 1;
   void* context_ = nullptr;
   Stream to_host_ = nullptr;
   Stream to_device_ = nullptr;

@@ -212,4 +212,19 @@ bool has_move(Kind kind) noexcept { return kind >= Kind::Broadcast && kind <= Ki
 
 NcclResult launch(const NcclWorld& world, const Request& request) { return Launch(world, request).run(); }
 
+NcclResult launch(const NcclWorld& world, const ExactStep& step) {
+  const NcclFunctions& call = world.nccl.call;
+  NcclResult result = NcclResult::Success;
+  const auto note = [&](NcclResult next) {
+    if (result == NcclResult::Success || result == NcclResult::InProgress) result = next;
+  };
+  for (const ExactStep::Gather& one : step.gathers)
+    note(call.ncclAllGather(one.from, one.to, one.bytes, NcclType::UInt8, world.comm, world.stream));
+  for (const ExactStep::Message& one : step.sends)
+    note(call.ncclSend(one.memory, one.bytes, NcclType::UInt8, one.peer, world.comm, world.stream));
+  for (const ExactStep::Message& one : step.receives)
+    note(call.ncclRecv(one.memory, one.bytes, NcclType::UInt8, one.peer, world.comm, world.stream));
+  return result;
+}
+
 }  // namespace cohort::comm::cuda

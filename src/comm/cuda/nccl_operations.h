@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/cuda/driver.h"
+#include "comm/cuda/exact_sums.h"
 #include "comm/cuda/nccl.h"
 #include "comm/request.h"
 
@@ -50,6 +51,8 @@ struct NcclWorld {
 };
 /// Gives it to NCCL; between ncclGroupStart and ncclGroupEnd.
 NcclResult launch(const NcclWorld& world, const Request& request);
+/// What is exchanged in the step, likewise.
+NcclResult launch(const NcclWorld& world, const ExactStep& step);
 /// Whether NCCL multiplies elements of this type by a share as precisely as is promised: it would be rounded to halves.
 bool has_shares(DType dtype) noexcept;
 

@@ -4,6 +4,9 @@
 #include "comm/finite_check.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <functional>
 #include <new>
 #include <utility>
 #include <vector>
@@ -19,6 +22,11 @@ constexpr auto kLooking = 500ms;  // after NCCL's error, for the ranks to find o
 std::string text_of(const Request& request) {
   const std::int64_t count = std::max(request.input_count, request.output_count);
   return fmt::format("{}({}[{}]) of a GPU's memory", name_of(request.kind), to_string(request.dtype), count);
+}
+
+/// A reduction whose elements are exchanged and folded by us: NCCL lacks it, or does it otherwise than the CPU.
+bool is_folded(const Request& request, const Round& round) noexcept {
+  return is_reduction(request.kind) && (!request.fast || (!round.shares.empty() && !has_shares(request.dtype)));
 }
 
 struct HeapBlock final : MemoryBlock {
@@ -49,7 +57,9 @@ class NcclPlane::Call final : public Direct {
   Request staged(const Request& request) override {
     Request host = request;
     host.direct = nullptr;
-    return stage(host, marks_, *plane_->rooms_, [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
+    const Place place{plane_->placement_.rank, plane_->placement_.size};
+    return stage(host, place, marks_, *plane_->rooms_,
+                 [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
   }
 
   Gpu& gpu() const noexcept { return gpu_; }
@@ -65,8 +75,11 @@ class NcclPlane::Call final : public Direct {
   const StreamMarks marks_;
 };
 
+const NcclPlane::Call& NcclPlane::call_of(const Request& request) { return static_cast<const Call&>(*request.direct); }
+
 bool NcclPlane::may_take(const Request& request) const noexcept {
-  return placement_.size > 1 && (is_reduction(request.kind) ? request.fast : has_move(request.kind));
+  if (placement_.size == 1) return false;
+  return is_reduction(request.kind) ? request.fast || ExactSums::has(request) : has_move(request.kind);
 }
 
 std::shared_ptr<Direct> NcclPlane::call(const Request& request) {
@@ -104,23 +117,26 @@ std::optional<NcclResult> NcclPlane::state_of_comm() {
 /// What NCCL has been given, in its stream.
 class NcclPlane::Flight final : public Direct::InFlight {
  public:
-  Flight(std::shared_ptr<NcclPlane> plane, std::span<const Request> together, std::string what, MarkPtr made,
-         std::vector<MarkPtr> read)
+  Flight(std::shared_ptr<NcclPlane> plane, std::span<const Request> together, std::string what, MarkPtr made, Look look)
       : plane_(std::move(plane)),
         together_(together),
         what_(std::move(what)),
         made_(std::move(made)),
-        read_(std::move(read)) {}
+        look_(std::move(look)) {}
 
   bool over(Clock::time_point deadline) override {
     const Gpu& gpu = *plane_->gpu_;
-    const bool there = gpu.passed(*made_) &&
-                       std::all_of(read_.begin(), read_.end(), [&](const MarkPtr& mark) { return gpu.passed(*mark); });
+    const bool there = gpu.passed(*made_) && std::all_of(look_.there.begin(), look_.there.end(),
+                                                         [&](const auto& mark) { return gpu.passed(*mark); });
     // An abort lets the stream go on, without a result: so this is asked after that.
     const auto state = plane_->state_of_comm();
     if (!state) return false;
     const bool well = *state == NcclResult::Success || *state == NcclResult::InProgress;
-    if (there && well) return true;
+    if (there && well) {
+      const auto* const flags = reinterpret_cast<const std::uint32_t*>(look_.flags.get());
+      for (std::size_t i = 0; i < look_.asked.size(); ++i) look_.asked[i]->note(flags[i] == 0);
+      return true;
+    }
     if (!well) {
       // NCCL sees that a connection is broken before it is known that a rank has died: then that rank is named.
       const auto now = Clock::now();
@@ -139,7 +155,7 @@ class NcclPlane::Flight final : public Direct::InFlight {
   const std::span<const Request> together_;
   const std::string what_;
   const MarkPtr made_;
-  const std::vector<MarkPtr> read_;  // copies of results, where somebody looks at them
+  const Look look_;
   std::optional<Clock::time_point> failing_;
 };
 
@@ -150,13 +166,12 @@ std::shared_ptr<Direct::InFlight> NcclPlane::run(std::span<const Request> togeth
   const auto may_be_code = [](const Request& request) { return may_be_object(request.dtype); };
   const bool several_hosts = placement_.local_size < placement_.size;
   if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return nullptr;
-  std::optional<double> share;
-  if (!round.shares.empty()) {
-    const auto has = [](const Request& request) { return has_shares(request.dtype); };
-    if (!std::all_of(together.begin(), together.end(), has)) return nullptr;
-    share = round.shares[static_cast<std::size_t>(placement_.rank)];
+  std::vector<Request> sums;
+  for (const Request& request : together) {
+    if (is_folded(request, round)) sums.push_back(request);
   }
-  return give(together, share, ranks);
+  if (!sums.empty() && !can_fold(sums, ranks)) return nullptr;
+  return give(together, round, ranks);
 }
 
 void NcclPlane::give_up() noexcept {
@@ -164,49 +179,85 @@ void NcclPlane::give_up() noexcept {
   end_comm(false);
 }
 
-std::shared_ptr<Direct::InFlight> NcclPlane::give(std::span<const Request> together, std::optional<double> share,
+/// What is given to NCCL at once.
+struct NcclPlane::Step {
+  std::span<const Request* const> operations;  // that are NCCL's own
+  std::optional<double> share;                 // of a weighted average
+  const ExactStep* exchange = nullptr;
+};
+
+std::shared_ptr<Direct::InFlight> NcclPlane::give(std::span<const Request> together, const Round& round,
                                                   Direct::Ranks& ranks) {
-  const NcclFunctions& call = nccl_->call;
   const std::string what = text_of(together.front());
+  std::optional<double> share;
+  std::vector<const Request*> operations;
+  std::vector<Request> sums;
   for (const Request& request : together) {
-    const auto& own = static_cast<const Call&>(*request.direct);
+    const Call& own = call_of(request);
     if (&own.gpu() != gpu_)
       raise(ErrorCode::InvalidArgument, "{} failed -- {} -- its buffers are on cuda:{}", what, where(),
             own.gpu().index());
     own.put_before(stream_);
+    if (is_folded(request, round)) {
+      sums.push_back(request);
+      continue;
+    }
+    operations.push_back(&request);
+    if (round.shares.empty()) continue;
+    share = round.shares[static_cast<std::size_t>(placement_.rank)];
     // A rank of no weight: what it brings is not read.
     if (share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
   }
-  const auto ended = [&] {
-    ranks.attend();  // says why
-    raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
-  };
-  {
-    const std::lock_guard lock(calls_);
-    if (comm_ != nullptr) {
-      const InGpu here(*gpu_);
-      if (share && !(shares_ && shares_->share() == *share)) {
-        check(shares_.emplace(*nccl_, comm_, *share).result(), what);
-      }
-      check(call.ncclGroupStart(), what);
-      NcclResult given = NcclResult::Success;
-      const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, share ? &*shares_ : nullptr};
-      for (const Request& request : together) {
-        given = launch(world, request);
-        if (given != NcclResult::Success && given != NcclResult::InProgress) break;
-      }
-      const NcclResult done = call.ncclGroupEnd();
-      check(given, what);
-      check(done, what);
-    }
+  std::vector<ExactStep> exchanges;
+  if (!sums.empty()) {
+    void* const scratch = scratch_.memory;
+    exchanges = ExactSums(world_, round).plan(sums, static_cast<std::byte*>(scratch));
   }
-  // What NCCL is given is in the stream once it is no longer in progress.
+  for (std::size_t number = 0; number < std::max<std::size_t>(exchanges.size(), 1); ++number) {
+    Step step;
+    if (number == 0) step = {operations, share};
+    if (number < exchanges.size()) step.exchange = &exchanges[number];
+    give_step(step, what);
+    wait_until_given(together, what, ranks);
+    if (step.exchange == nullptr) continue;
+    for (const ExactFold& fold : step.exchange->folds) folds_->fold(fold.bound(), stream_);
+  }
+  MarkPtr made = gpu_->mark(stream_);
+  return std::make_shared<Flight>(shared_from_this(), together, what, std::move(made), look_at_results(together));
+}
+
+void NcclPlane::give_step(const Step& step, std::string_view what) {
+  const NcclFunctions& call = nccl_->call;
+  const std::lock_guard lock(calls_);
+  if (comm_ == nullptr) return;  // which is found out then
+  const InGpu here(*gpu_);
+  if (step.share && !(shares_ && shares_->share() == *step.share)) {
+    check(shares_.emplace(*nccl_, comm_, *step.share).result(), what);
+  }
+  check(call.ncclGroupStart(), what);
+  NcclResult given = NcclResult::Success;
+  const auto is_going = [&] { return given == NcclResult::Success || given == NcclResult::InProgress; };
+  const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, step.share ? &*shares_ : nullptr};
+  for (const Request* const request : step.operations) {
+    if (is_going()) given = launch(world, *request);
+  }
+  if (step.exchange != nullptr && is_going()) given = launch(world, *step.exchange);
+  const NcclResult ended = call.ncclGroupEnd();
+  check(given, what);
+  check(ended, what);
+}
+
+void NcclPlane::wait_until_given(std::span<const Request> together, std::string_view what, Direct::Ranks& ranks) {
   Patience patience(ranks);
   std::optional<Clock::time_point> failing;
   for (;;) {
     const auto state = state_of_comm();
-    if (!state) ended();
-    if (*state == NcclResult::Success) break;
+    if (!state) {
+      ranks.attend();  // says why
+      raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
+    }
+    // What NCCL is given is in the stream once it is no longer in progress.
+    if (*state == NcclResult::Success) return;
     if (*state != NcclResult::InProgress) {
       const auto now = Clock::now();
       if (!failing) failing = now;
@@ -216,9 +267,6 @@ std::shared_ptr<Direct::InFlight> NcclPlane::give(std::span<const Request> toget
     require_in_time(together, what, ranks.deadline());
     patience.step();
   }
-  MarkPtr made = gpu_->mark(stream_);
-  std::vector<MarkPtr> read = read_results(together, *made);
-  return std::make_shared<Flight>(shared_from_this(), together, what, std::move(made), std::move(read));
 }
 
 void NcclPlane::require_in_time(std::span<const Request> together, std::string_view what,
@@ -239,17 +287,44 @@ void NcclPlane::require_in_time(std::span<const Request> together, std::string_v
         what, where());
 }
 
-/// Where somebody asks whether results are finite, they are read on the host.
-std::vector<MarkPtr> NcclPlane::read_results(std::span<const Request> together, const Mark& made) {
-  std::vector<MarkPtr> copied;
+/// Where somebody asks whether results are finite, a kernel looks, or the host where there are no kernels.
+NcclPlane::Look NcclPlane::look_at_results(std::span<const Request> together) {
+  std::vector<const Request*> asked;
   for (const Request& request : together) {
-    if (!request.finite_check || request.output_count == 0) continue;
-    const auto room = rooms_->take(*gpu_, request.output_bytes(),
-                                   [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
-    copied.push_back(gpu_->copy_to_host(room.get(), request.output, request.output_bytes(), made));
-    request.finite_check->read_instead({room.get(), request.output_count, request.dtype}, room);
+    if (request.finite_check && request.output_count > 0) asked.push_back(&request);
   }
-  return copied;
+  if (asked.empty()) return {};
+  const std::size_t bytes = asked.size() * sizeof(std::uint32_t);
+  const FoldLauncher* folds = nullptr;
+  try {
+    folds = &FoldLauncher::on(*gpu_);
+    if (flags_.bytes < bytes) flags_ = reserve(std::bit_ceil(bytes));
+  } catch (const Error&) {
+    return read_results(asked);
+  }
+  auto* const flags = static_cast<std::uint32_t*>(flags_.memory);
+  gpu_->zero(flags, bytes, stream_);
+  Look look;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    folds->look({asked[i]->output, asked[i]->output_count, asked[i]->dtype}, flags + i, stream_);
+    look.asked.push_back(asked[i]->finite_check);
+  }
+  look.flags = rooms_->take(*gpu_, bytes, [](std::size_t most) { return std::make_shared<HeapBlock>(most); });
+  look.there.push_back(gpu_->copy_to_host(look.flags.get(), flags, bytes, *gpu_->mark(stream_)));
+  gpu_->put_after(stream_, *look.there.back());  // the next operation's flags lie there, too
+  return look;
+}
+
+NcclPlane::Look NcclPlane::read_results(std::span<const Request* const> asked) {
+  Look look;
+  for (const Request* const request : asked) {
+    const auto room = rooms_->take(*gpu_, request->output_bytes(),
+                                   [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
+    const MarkPtr made = gpu_->mark(stream_);
+    look.there.push_back(gpu_->copy_to_host(room.get(), request->output, request->output_bytes(), *made));
+    request->finite_check->read_instead({room.get(), request->output_count, request->dtype}, room);
+  }
+  return look;
 }
 
 }  // namespace cohort::comm::cuda

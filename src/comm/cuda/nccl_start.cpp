@@ -6,6 +6,7 @@
 #include "sys/thread.h"
 
 #include <algorithm>
+#include <bit>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -20,6 +21,8 @@ using namespace std::chrono_literals;
 constexpr auto kMostToStart = 60s;     // for NCCL to connect the ranks; without it they go by staging
 constexpr auto kEnding = 2s;           // for NCCL to give back what it has
 constexpr auto kEndingBroken = 200ms;  // likewise in a world that has ended: the error is waited for
+constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
+constexpr std::int32_t kNoMemory = -1;  // on a rank that has kernels
 constexpr auto kTelling = 100ms;  // for other hosts to hear that it has, before kernels go on without this rank's data
 
 /// Runs what may hang on a thread of its own, and leaves it there if it does.
@@ -116,6 +119,43 @@ Start NcclPlane::start(const NcclId& id, Direct::Ranks& ranks) {
   return made;
 }
 
+bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
+  if (folding_ == Folding::None || placement_.size > static_cast<int>(FoldLauncher::kMostInputs)) return false;
+  const std::size_t wanted = ExactSums::scratch_of(sums, world_);
+  if (wanted <= agreed_scratch_ && folding_ == Folding::Known) return true;
+  // Now nothing of NCCL's is under way: a driver that compiles or finds memory may wait for all that is.
+  const std::size_t bytes = std::bit_ceil(std::max(wanted, kLeastScratch));
+  Start own;
+  try {
+    folds_ = &FoldLauncher::on(*gpu_);
+    folding_ = Folding::Known;
+    if (scratch_.bytes < bytes) scratch_ = reserve(bytes);
+    own.made = 1;
+  } catch (const Error& error) {
+    put_text(own.why, error.what());
+    if (folding_ == Folding::Known) own.made = kNoMemory;
+  }
+  std::vector<Start> all(static_cast<std::size_t>(placement_.size));
+  ranks.exchange(&own, all.data(), sizeof own);
+  const auto failed = std::find_if(all.begin(), all.end(), [](const Start& one) { return one.made != 1; });
+  if (failed == all.end()) {
+    agreed_scratch_ = bytes;
+    return true;
+  }
+  if (std::any_of(all.begin(), all.end(), [](const Start& one) { return one.made == 0; })) folding_ = Folding::None;
+  if (placement_.rank == 0 && (folding_ == Folding::None || !told_of_memory_)) {
+    told_of_memory_ = true;
+    log::warn("comm", "{} go by way of the host's memory -- rank {} cannot fold on its GPU: {}",
+              folding_ == Folding::None ? "sums that are not NCCL's" : "some sums", failed - all.begin(), failed->why);
+  }
+  return false;
+}
+
+NcclPlane::Scratch NcclPlane::reserve(std::size_t bytes) {
+  reserved_.push_back(gpu_->reserve(bytes));
+  return {reserved_.back(), bytes};
+}
+
 void NcclPlane::end_comm(bool healthy) noexcept {
   NcclComm comm = nullptr;
   {
@@ -126,13 +166,16 @@ void NcclPlane::end_comm(bool healthy) noexcept {
   }
   if (comm == nullptr) return;
   const auto end = healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
+  // Where NCCL may hang, something may still use the memory.
+  const auto reserved = healthy ? std::exchange(reserved_, {}) : std::vector<void*>();
   const bool several_hosts = placement_.local_size < placement_.size;
   const auto before = healthy || !several_hosts ? 0ms : kTelling;
-  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_] {
+  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_, reserved] {
     try {
       std::this_thread::sleep_for(before);
       const InGpu here(*gpu);
       end(comm);
+      for (void* const memory : reserved) gpu->free(memory);
     } catch (const Error&) {  // the GPU has failed: there is nothing to give back
     }
   });

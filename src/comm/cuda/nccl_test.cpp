@@ -30,21 +30,28 @@ int count_of(const char* what) {
 }
 int operations() { return count_of("pretended_nccl_operations"); }
 int aborts() { return count_of("pretended_nccl_aborts"); }
+int looks() { return of_driver<int()>("pretended_cuda_looks")(); }
+int folds() { return of_driver<int()>("pretended_cuda_folds")(); }
 
 class OnNccl : public ::testing::Test {
  protected:
   void SetUp() override {
     operations_ = operations();
     aborts_ = aborts();
+    cuda::Gpu::count();  // loads the driver
+    folds_ = folds();
+    looks_ = looks();
   }
   void TearDown() override {
-    for (const char* name : {"PRETENDED_NCCL_TROUBLE", "NCCL_MULTI_RANK_GPU_ENABLE", "COHORT_GPU_SUMS"})
-      ::unsetenv(name);
+    for (const char* name : {"PRETENDED_NCCL_TROUBLE", "NCCL_MULTI_RANK_GPU_ENABLE"}) ::unsetenv(name);
   }
   static void cause(const char* what) { ::setenv("PRETENDED_NCCL_TROUBLE", what, 1); }
   /// By NCCL, each rank's counted, since the test began.
   int carried_out() const { return operations() - operations_; }
   int aborted() const { return aborts() - aborts_; }
+  /// By kernels, each rank's counted.
+  int folded() const { return folds() - folds_; }
+  int looked() const { return looks() - looks_; }
   /// It is left to a thread, and takes a moment.
   bool come_to_abort(int number) const {
     for (int i = 0; i < 2000 && aborted() < number; ++i) std::this_thread::sleep_for(1ms);
@@ -53,7 +60,14 @@ class OnNccl : public ::testing::Test {
 
   int operations_ = 0;
   int aborts_ = 0;
+  int folds_ = 0;
+  int looks_ = 0;
 };
+
+bool on_several_hosts() {
+  const char* const world = std::getenv("COHORT_TEST_WORLD");
+  return world != nullptr && std::string_view(world).starts_with("hosts");
+}
 
 /// Each rank on a GPU of its own.
 Floats floats(Communicator& comm, std::vector<float> values) { return {comm, std::move(values), comm.rank()}; }
@@ -94,13 +108,17 @@ TEST_F(OnNccl, WeightedAveragesAreNcclsUnlessSharesWouldBeRounded) {
   averaged(1, 2.5F);
   averaged(0, 1);
   EXPECT_EQ(carried_out(), 3 * 2 * 2);
+  EXPECT_EQ(folded(), 0);
   run_world(2, [&](Communicator comm) {
     const Floats memory = floats(comm, {1, 2});
     const Buffer halves(memory.data(), 4, DType::Float16, memory.buffer().device);
-    comm.all_reduce(halves, {.op = ReduceOp::Average, .weight = comm.rank() + 1.0}).wait();
     comm.all_reduce(halves, {.op = ReduceOp::Average, .weight = 2.0}).wait();
+    EXPECT_EQ(folded(), 0);
+    comm.barrier().wait();
+    comm.all_reduce(halves, {.op = ReduceOp::Average, .weight = comm.rank() + 1.0}).wait();
   });
-  EXPECT_EQ(carried_out(), 3 * 2 * 2 + 2);
+  EXPECT_EQ(carried_out(), 3 * 2 * 2 + 4);
+  EXPECT_GE(folded(), 2);
 }
 
 TEST_F(OnNccl, GroupsAreOneOperationOfNccl) {
@@ -124,7 +142,7 @@ TEST_F(OnNccl, GroupsAreOneOperationOfNccl) {
   EXPECT_EQ(carried_out(), 2 * 3);
 }
 
-TEST_F(OnNccl, ExactSumsAndWhatItCannotDoGoByStaging) {
+TEST_F(OnNccl, FoldsExactSumsAndWhatItCannotDo) {
   run_world(2, [&](Communicator comm) {
     const Floats sum = floats(comm, {1, 2});
     comm.all_reduce(sum.buffer(), {.gpu_sums = GpuSums::Exact}).wait();
@@ -135,16 +153,59 @@ TEST_F(OnNccl, ExactSumsAndWhatItCannotDoGoByStaging) {
     comm.all_reduce(Buffer(sum.data(), 4, DType::Int16, gpu)).wait();
     comm.all_reduce(Buffer(sum.data(), 2, DType::Int32, gpu), {.op = ReduceOp::BitAnd}).wait();
   });
-  EXPECT_EQ(carried_out(), 0);
+  EXPECT_EQ(carried_out(), 5 * 2);
+  EXPECT_GE(folded(), 5 * 2);
+  const int before = folded();
   ::setenv("COHORT_GPU_SUMS", "exact", 1);
   run_world(2, [&](Communicator comm) {
     const Floats sum = floats(comm, {1, 2});
     comm.all_reduce(sum.buffer()).wait();
-    EXPECT_EQ(carried_out(), 0);
-    comm.barrier().wait();
-    comm.broadcast(sum.buffer()).wait();
   });
-  EXPECT_EQ(carried_out(), 2);
+  ::unsetenv("COHORT_GPU_SUMS");
+  EXPECT_GE(folded() - before, 2);
+  EXPECT_EQ(carried_out(), 6 * 2);
+  run_world(2, [&](Communicator comm) {
+    const Floats sum = floats(comm, {1, 2});
+    comm.all_reduce(sum.buffer(), {.wire_dtype = DType::BFloat16}).wait();
+    EXPECT_EQ(sum.values(), (std::vector<float>{2, 4}));
+  });
+  EXPECT_EQ(carried_out(), 6 * 2);  // by staging
+}
+
+TEST_F(OnNccl, KernelsFindWhatIsNotFinite) {
+  run_world(2, [&](Communicator comm) {
+    const float infinite = std::numeric_limits<float>::infinity();
+    for (const GpuSums sums : {GpuSums::Fast, GpuSums::Exact}) {
+      const Floats good = floats(comm, {1, 2}), bad = floats(comm, {1, 2, comm.rank() == 1 ? infinite : 3});
+      const Buffer group[] = {good.buffer(), bad.buffer()};
+      Work work = comm.all_reduce(group, {.check_finite = true, .gpu_sums = sums});
+      work.wait();
+      EXPECT_EQ(work.finite(), false);
+      Work fine = comm.all_reduce(good.buffer(), {.check_finite = true, .gpu_sums = sums});
+      fine.wait();
+      EXPECT_EQ(fine.finite(), true);
+    }
+  });
+  EXPECT_EQ(carried_out(), 2 * 4);
+  EXPECT_EQ(looked(), 2 * 6);
+}
+
+// Large enough that slices are exchanged, in a group of all that there is.
+TEST_F(OnNccl, FoldsGroupsInFewSteps) {
+  constexpr std::size_t kCount = 100001;
+  for (const int ranks : {2, 4}) {
+    const int before = carried_out();
+    run_world(ranks, [&](Communicator comm) {
+      const Floats large = floats(comm, std::vector<float>(kCount, static_cast<float>(comm.rank() + 1)));
+      const Floats small = floats(comm, {static_cast<float>(comm.rank())}), none = floats(comm, {});
+      const Buffer group[] = {large.buffer(), small.buffer(), none.buffer()};
+      comm.all_reduce(group, {.op = ReduceOp::Max, .postscale = 3}).wait();
+      EXPECT_EQ(large.values(), std::vector<float>(kCount, static_cast<float>(3 * ranks)));
+      EXPECT_EQ(small.values(), std::vector<float>{static_cast<float>(3 * (ranks - 1))});
+    });
+    // Over the ranks of each host first, where there are several.
+    EXPECT_EQ(carried_out() - before, (on_several_hosts() && ranks == 4 ? 4 : 2) * ranks);
+  }
 }
 
 TEST_F(OnNccl, RanksThatSumInDifferentWaysAreRefused) {
@@ -239,8 +300,7 @@ TEST_F(OnNccl, BuffersOfAnotherGpuAreRefused) {
 }
 
 TEST_F(OnNccl, WhatMayBeCodeDoesNotGoBetweenHostsByIt) {
-  const char* const world = std::getenv("COHORT_TEST_WORLD");
-  const bool several = world != nullptr && std::string_view(world).starts_with("hosts");
+  const bool several = on_several_hosts();
   run_world(2, [](Communicator comm) {
     const Floats data = floats(comm, {1, 2});
     comm.broadcast(Buffer(data.data(), 8, DType::UInt8, {DeviceType::CUDA, comm.rank()})).wait();
@@ -250,8 +310,7 @@ TEST_F(OnNccl, WhatMayBeCodeDoesNotGoBetweenHostsByIt) {
 }
 
 TEST_F(OnNccl, HostsThatEncryptDoNotUseIt) {
-  const char* const world = std::getenv("COHORT_TEST_WORLD");
-  const bool several = world != nullptr && std::string_view(world).starts_with("hosts");
+  const bool several = on_several_hosts();
   ::setenv("COHORT_ENCRYPT", "1", 1);
   run_world(2, [](Communicator comm) {
     const Floats data = floats(comm, {1, 2});

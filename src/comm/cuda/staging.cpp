@@ -1,5 +1,7 @@
 #include "comm/cuda/staging.h"
 
+#include "comm/cuda/in_pieces.h"
+#include "comm/cuda/ring.h"
 #include "comm/finite_check.h"
 #include "comm/work_state.h"
 
@@ -17,15 +19,6 @@ namespace {
 
 constexpr std::size_t kLeastRoom = 4096;
 constexpr std::size_t kLine = 64;
-constexpr auto kLastWait = std::chrono::milliseconds(100);  // a stream may hang for good
-
-/// What a copy may still write is never used again.
-void keep_for_good(std::shared_ptr<std::byte> room) {
-  static std::mutex mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<std::byte>>();
-  const std::lock_guard lock(mutex);
-  kept->push_back(std::move(room));
-}
 
 class Copies final : public Staging {
  public:
@@ -53,13 +46,8 @@ class Copies final : public Staging {
   }
   ~Copies() override {
     // What is under way still uses the room: an operation that failed is left in the midst of it.
-    for (const MarkPtr& mark : {arrived_, departed_}) {
-      try {
-        if (mark) gpu_.wait(*mark, Clock::now() + kLastWait);
-      } catch (const Error&) {
-        keep_for_good(room_);
-      }
-    }
+    const auto limit = end_of_patience();
+    if (!settled(gpu_, arrived_, limit) || !settled(gpu_, departed_, limit)) keep_for_good(room_);
   }
   Copies(const Copies&) = delete;
   Copies& operator=(const Copies&) = delete;
@@ -205,13 +193,41 @@ StreamMarks marks_of(Gpu& gpu, const Request& request) {
   return {request.input_stream == request.device.stream ? output : gpu.mark(request.input_stream), output};
 }
 
-Request stage(const Request& request, Rooms& rooms, const Rooms::Allocate& allocate) {
-  return stage(request, marks_of(Gpu::at(request.device.index), request), rooms, allocate);
+std::shared_ptr<Ring> Rooms::ring(Gpu& gpu, std::size_t slot_bytes, const Allocate& allocate) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = rings_.find(&gpu);
+    if (found != rings_.end() && found->second->slot_bytes() >= slot_bytes) return found->second;
+  }
+  const auto room = std::make_shared<Room>(gpu, allocate(Ring::kSlots * slot_bytes));
+  // Nothing else is ever put there: peers may still read it when an operation is over on this rank.
+  std::shared_ptr<std::byte> memory(room, static_cast<std::byte*>(room->block->data));
+  const auto made = std::make_shared<Ring>(gpu, std::move(memory), slot_bytes);
+  std::shared_ptr<Ring> before;  // lives on in the operations that are to go through it
+  const std::lock_guard lock(mutex_);
+  before = std::exchange(rings_[&gpu], made);
+  return made;
 }
 
-Request stage(const Request& request, const StreamMarks& marks, Rooms& rooms, const Rooms::Allocate& allocate) {
+Request stage(const Request& request, Place place, Rooms& rooms, const Rooms::Allocate& allocate) {
+  return stage(request, place, marks_of(Gpu::at(request.device.index), request), rooms, allocate);
+}
+
+Request stage(const Request& request, Place place, const StreamMarks& marks, Rooms& rooms,
+              const Rooms::Allocate& allocate) {
+  Gpu& gpu = Gpu::at(request.device.index);
   Request host = request;
-  auto copies = std::make_shared<Copies>(Gpu::at(request.device.index), request, marks, host, rooms, allocate);
+  if (place.size == 1 && is_copy(request)) {
+    host.pieces = copy_alone(gpu, request, marks);
+    return host;
+  }
+  const std::size_t most = piece_bytes();
+  if (Cut cut(request, place.rank, place.size, most); cut.pieces() > 1) {
+    auto ring = rooms.ring(gpu, std::max(cut.room(), most), allocate);
+    host.pieces = in_pieces(gpu, request, marks, std::move(cut), std::move(ring), place.rank);
+    return host;
+  }
+  auto copies = std::make_shared<Copies>(gpu, request, marks, host, rooms, allocate);
   if (request.finite_check)
     request.finite_check->read_instead({host.output, host.output_count, host.dtype}, copies->room());
   host.staging = std::move(copies);

@@ -1,5 +1,6 @@
 // Collectives and messages of a GPU's memory by way of host memory: each is one of host memory that the ranks of the
-// host share, with a copy before and after it. So the bits are those of the CPU's planes. One thread at a time.
+// host share, with a copy before and after it, or several, in pieces (in_pieces.h). So the bits are those of the CPU's
+// planes. One thread at a time.
 #pragma once
 
 #include "comm/communicator_impl.h"
@@ -17,6 +18,8 @@
 
 namespace cohort::comm::cuda {
 
+class Ring;
+
 /// Host memory of a communicator, for copies, kept for the next operation of its size. Any thread.
 class Rooms : public std::enable_shared_from_this<Rooms> {
  public:
@@ -25,10 +28,13 @@ class Rooms : public std::enable_shared_from_this<Rooms> {
 
   /// At least so many bytes; given back when the last copy goes.
   std::shared_ptr<std::byte> take(Gpu& gpu, std::size_t bytes, const Allocate& allocate);
+  /// What operations go through in pieces of so many bytes, one after the other: the same one for all of them.
+  std::shared_ptr<Ring> ring(Gpu& gpu, std::size_t slot_bytes, const Allocate& allocate);
 
  private:
   struct Room;
   std::mutex mutex_;
+  std::map<Gpu*, std::shared_ptr<Ring>> rings_;
   std::multimap<std::pair<Gpu*, std::size_t>, std::shared_ptr<Room>> free_;
 };
 
@@ -40,11 +46,18 @@ struct StreamMarks {
 /// Throws Internal.
 StreamMarks marks_of(Gpu& gpu, const Request& request);
 
-/// The request with host memory in place of the GPU's; the copy of its input has begun, after `marks`. Throws
-/// Unavailable, InvalidArgument.
-Request stage(const Request& request, const StreamMarks& marks, Rooms& rooms, const Rooms::Allocate& allocate);
+/// Which rank of how many.
+struct Place {
+  int rank = 0;
+  int size = 1;
+};
+
+/// The request with host memory in place of the GPU's, the copy of its input has begun, after `marks`; or to be carried
+/// out in pieces. Throws Unavailable, InvalidArgument.
+Request stage(const Request& request, Place place, const StreamMarks& marks, Rooms& rooms,
+              const Rooms::Allocate& allocate);
 /// After what the request's streams have now.
-Request stage(const Request& request, Rooms& rooms, const Rooms::Allocate& allocate);
+Request stage(const Request& request, Place place, Rooms& rooms, const Rooms::Allocate& allocate);
 
 /// A receive into host memory, under way as `work`, that ends once it is in the GPU's.
 Work deliver_later(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline);

@@ -184,6 +184,7 @@ TEST_F(OnGpus, AHangingStreamIsATimeoutThatSaysSo) {
   run_world(2, [&](Communicator comm) {
     const Floats floats(comm, {1, 2});
     void* const stream = new_stream();
+    comm.barrier().wait();  // a driver gives no memory while a stream hangs
     if (comm.rank() == 0) {
       launch(stream, wait_for_flag, &go);
       const std::string why =
@@ -193,6 +194,8 @@ TEST_F(OnGpus, AHangingStreamIsATimeoutThatSaysSo) {
     } else {
       EXPECT_TRUE(has(refused([&] { comm.all_reduce(floats.buffer(), {.timeout = 5s}).wait(); }, ErrorCode::Aborted),
                       "its stream has not come to the operation"));
+      while (!go)
+        std::this_thread::sleep_for(1ms);  // nor takes it back, with what it keeps from the other rank's thread
     }
   });
 }

@@ -24,7 +24,8 @@ cluster::Placement as_told(const FormOptions& options) {
 }  // namespace
 
 HostsCommunicator::HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place)
-    : QueueCommunicator(as_told(options), options.timeout, std::make_shared<Core>(options, std::move(place))) {
+    : QueueCommunicator(as_told(options), options.timeout, std::make_shared<Core>(options, std::move(place)),
+                        options.hosts) {
   core().begin();
 }
 

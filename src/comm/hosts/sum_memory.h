@@ -3,8 +3,8 @@
 #pragma once
 
 #include "comm/control/contributors.h"
-#include "comm/control/slices.h"
 #include "comm/request.h"
+#include "comm/slices.h"
 #include "transport/transport.h"
 
 #include <cstddef>

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "comm/control/contributors.h"
-#include "comm/control/slices.h"
 #include "comm/hosts/context.h"
 #include "comm/request.h"
+#include "comm/slices.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -47,6 +47,7 @@ class Core final : public Queue {
     if (dozing_) work_to_do_.notify_one();
   }
   int ranks() const noexcept override { return world_.size(); }
+  bool lends() const noexcept override { return true; }
   void attend() override { context_.attend(); }
   bool ended() noexcept override { return world_.ended(); }
   void tell_over(std::uint64_t number) noexcept override;

@@ -1,9 +1,9 @@
 // How the algorithms fold: what each of a reduction's contributors brings, by ascending rank, wherever it lies.
 #pragma once
 
-#include "comm/control/slices.h"
 #include "comm/kernels/fold.h"
 #include "comm/local/context.h"
+#include "comm/slices.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -114,7 +114,7 @@ Result<void> Mesh::receive(int rank, std::uint64_t announcements) {
       Remote remote;
       remote.bytes = message.bytes;
       if (auto mapping = sys::map_shared_segment(fd.get(), message.bytes)) {
-        remote.mapping = *std::move(mapping);  // and no descriptor is held for it
+        remote.mapping = std::make_shared<sys::Mapping>(*std::move(mapping));  // and no descriptor is held for it
       } else {
         remote.fd = std::move(fd);
       }
@@ -140,14 +140,20 @@ Result<std::optional<void*>> Mesh::address(int rank, const Location& location, s
   if (!remote.mapping) {
     auto mapping = sys::map_shared_segment(remote.fd.get(), remote.bytes);
     if (!mapping) return tl::unexpected(mapping.error());
-    remote.mapping = *std::move(mapping);
+    remote.mapping = std::make_shared<sys::Mapping>(*std::move(mapping));
     remote.fd.reset();
   }
   if (!remote.populated) {
-    sys::populate(remote.mapping);
+    sys::populate(*remote.mapping);
     remote.populated = true;
   }
-  return std::optional<void*>(static_cast<std::byte*>(remote.mapping.data()) + location.offset);
+  return std::optional<void*>(static_cast<std::byte*>(remote.mapping->data()) + location.offset);
+}
+
+std::shared_ptr<const sys::Mapping> Mesh::mapping(int rank, std::uint32_t segment) const {
+  const auto& segments = incoming_[static_cast<std::size_t>(rank)].segments;
+  const auto found = segments.find(segment);
+  return found != segments.end() ? found->second.mapping : nullptr;
 }
 
 }  // namespace cohort::comm::local

@@ -54,6 +54,8 @@ class Mesh {
   Result<void> receive(int rank, std::uint64_t announcements);
   /// The address of a peer's memory, mapped if it is not yet. nullopt: not announced yet, call again.
   Result<std::optional<void*>> address(int rank, const Location& location, std::size_t bytes);
+  /// The whole of a segment that has been mapped. Whoever keeps it keeps it mapped, also when the peer has freed it.
+  std::shared_ptr<const sys::Mapping> mapping(int rank, std::uint32_t segment) const;
   std::uint64_t received(int rank) const noexcept { return incoming_[static_cast<std::size_t>(rank)].received; }
 
   const Peer& peer(int rank) const noexcept { return peers_[static_cast<std::size_t>(rank)]; }
@@ -72,7 +74,7 @@ class Mesh {
   struct Remote {
     sys::UniqueFd fd;  // only if it could not be mapped when it came; tried again when it is needed
     std::uint64_t bytes = 0;
-    sys::Mapping mapping;
+    std::shared_ptr<sys::Mapping> mapping;
     bool populated = false;
   };
   struct Incoming {

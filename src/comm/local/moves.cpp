@@ -1,10 +1,13 @@
 #include "comm/local/moves.h"
 
-#include "comm/control/slices.h"
+#include "comm/lent.h"
 #include "comm/local/round.h"
+#include "comm/slices.h"
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 namespace cohort::comm::local {
 namespace {
@@ -13,6 +16,22 @@ namespace {
 bool shared_blocks(Kind kind) noexcept {
   return kind == Kind::Broadcast || kind == Kind::AllGather || kind == Kind::AllGatherV || kind == Kind::Gather ||
          kind == Kind::GatherV || kind == Kind::Split;
+}
+
+/// Notes where the block lies, where that is as good as a copy to `to`.
+bool lend(Context& context, const Request& request, int source, const MovedBlock& block, const std::byte* to) {
+  const std::byte* from = nullptr;
+  std::shared_ptr<const sys::Mapping> memory;
+  if (source == context.rank) {
+    from = static_cast<const std::byte*>(request.input) + block.from;
+  } else if (context.mapped(source)) {
+    const Location input = context.brought(source).input();
+    from = context.remote(source, {input.segment, input.offset + block.from}, block.bytes);
+    memory = context.world.mesh()->mapping(source, input.segment);
+  }
+  if (from == nullptr || from == to) return false;
+  request.lent->push_back({block.to, from, block.bytes, std::move(memory)});
+  return true;
 }
 
 }  // namespace
@@ -82,6 +101,7 @@ void move_direct(Context& context, const Request& request) {
     const MovedBlock own = block_of(context, request, source, context.rank);
     if (own.bytes == 0) continue;
     std::byte* const to = static_cast<std::byte*>(request.output) + own.to;
+    if (request.lent != nullptr && lend(context, request, source, own, to)) continue;
     if (source == context.rank) {
       context.copy_pieces(to, static_cast<const std::byte*>(request.input) + own.from, own.bytes);
     } else {

@@ -32,7 +32,8 @@ Function* of_driver(const char* name) {
   return function_of<Function>("libcuda.so.1", name);
 }
 inline void launch(void* stream, void (*kernel)(void*), void* data) {
-  of_driver<int(void*, void (*)(void*), void*)>("cuLaunchHostFunc")(stream, kernel, data);
+  const cuda::InGpu here(cuda::Gpu::at(0));
+  EXPECT_EQ((of_driver<int(void*, void (*)(void*), void*)>("cuLaunchHostFunc")(stream, kernel, data)), 0);
 }
 /// What a stream hangs in until the flag, a std::atomic<bool>, is true.
 inline void wait_for_flag(void* flag) {
@@ -42,8 +43,9 @@ inline float* seen_by_kernels(void* memory) {
   return static_cast<float*>(of_driver<void*(void*)>("pretended_cuda_memory")(memory));
 }
 inline void* new_stream() {
+  const cuda::InGpu here(cuda::Gpu::at(0));
   void* stream = nullptr;
-  of_driver<int(void**, unsigned)>("cuStreamCreate")(&stream, 0);
+  EXPECT_EQ((of_driver<int(void**, unsigned)>("cuStreamCreate")(&stream, 0)), 0);
   return stream;
 }
 

@@ -1,10 +1,14 @@
 // For tests: a CUDA driver that is none (libcuda.so.1). A GPU's memory is memory of this process that nobody can read
 // or write at the address that programs are given: a copy goes another way. Streams are threads. It delays, fails and
-// hangs on demand. PRETENDED_CUDA_GPUS: fewer GPUs than the four that there are. Any thread.
+// hangs on demand. PRETENDED_CUDA_GPUS: fewer GPUs than the four that there are. PRETENDED_CUDA_KERNELS=0: it takes no
+// kernels. Any thread.
+#include "comm/cuda/pretended/kernels.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -16,14 +20,18 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 namespace {
 
+using cohort::comm::cuda::FoldArguments;
+using cohort::comm::cuda::PretendedKernel;
+
 constexpr int kGpus = 4;
-constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotReady = 600;
+constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidPtx = 218, kNotFound = 500, kNotReady = 600;
 using Address = unsigned long long;
 
 struct Memory {
@@ -106,6 +114,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
 struct Driver {
   std::mutex mutex;
   std::map<Address, Memory> memories;
+  std::map<const void*, std::size_t> pinned;
+  bool pins = true;
+  void (*watch)(int way, Address device, std::size_t bytes) = nullptr;
   int fail_status = 0;  // of the next copy; then also what events say
   int broken = 0;
 };
@@ -151,14 +162,26 @@ std::byte* behind(Address address, std::size_t bytes) {
 
 std::size_t pages(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-int copy(void* to, const void* from, std::size_t bytes, void* stream) {
+std::atomic<int> folds{0}, looks{0};
+
+enum Way { kToHost, kToDevice, kWithin };
+
+int copy(void* to, const void* from, std::size_t bytes, void* stream, Way way, Address device) {
   {
     const std::lock_guard lock(driver().mutex);
     if (driver().fail_status != 0) driver().broken = std::exchange(driver().fail_status, 0);
     if (driver().broken != 0) return driver().broken;
   }
   if (to == nullptr || from == nullptr) return kInvalidValue;
-  stream_of(stream).put([to, from, bytes] { std::memcpy(to, from, bytes); });
+  stream_of(stream).put([=] {
+    void (*watch)(int, Address, std::size_t) = nullptr;
+    {
+      const std::lock_guard lock(driver().mutex);
+      watch = driver().watch;
+    }
+    if (watch != nullptr) watch(way, device, bytes);
+    std::memcpy(to, from, bytes);
+  });
   return kSuccess;
 }
 
@@ -232,17 +255,25 @@ int cuMemsetD8Async(Address address, unsigned char value, std::size_t bytes, voi
   stream_of(stream).put([memory, value, bytes] { std::memset(memory, value, bytes); });
   return kSuccess;
 }
-int cuMemHostRegister_v2(void*, std::size_t, unsigned) { return kSuccess; }
-int cuMemHostUnregister(void*) { return kSuccess; }
+int cuMemHostRegister_v2(void* host, std::size_t bytes, unsigned) {
+  const std::lock_guard lock(driver().mutex);
+  if (!driver().pins) return kOutOfMemory;
+  driver().pinned[host] = bytes;
+  return kSuccess;
+}
+int cuMemHostUnregister(void* host) {
+  const std::lock_guard lock(driver().mutex);
+  return driver().pinned.erase(host) == 1 ? kSuccess : kInvalidValue;
+}
 
 int cuMemcpyDtoHAsync_v2(void* host, Address device, std::size_t bytes, void* stream) {
-  return copy(host, behind(device, bytes), bytes, stream);
+  return copy(host, behind(device, bytes), bytes, stream, kToHost, device);
 }
 int cuMemcpyHtoDAsync_v2(Address device, const void* host, std::size_t bytes, void* stream) {
-  return copy(behind(device, bytes), host, bytes, stream);
+  return copy(behind(device, bytes), host, bytes, stream, kToDevice, device);
 }
 int cuMemcpyDtoDAsync_v2(Address to, Address from, std::size_t bytes, void* stream) {
-  return copy(behind(to, bytes), behind(from, bytes), bytes, stream);
+  return copy(behind(to, bytes), behind(from, bytes), bytes, stream, kWithin, to);
 }
 
 int cuStreamCreate(void** stream, unsigned) {
@@ -309,11 +340,72 @@ int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
   return kSuccess;
 }
 
+int cuDeviceGetAttribute(int* value, int, int) {
+  *value = 1;
+  return kSuccess;
+}
+int cuModuleLoadDataEx(void** module, const void* image, unsigned, int*, void**) {
+  const char* const takes = std::getenv("PRETENDED_CUDA_KERNELS");
+  if (takes != nullptr && *takes == '0') return kInvalidPtx;
+  *module = new std::string(static_cast<const char*>(image));
+  return kSuccess;
+}
+int cuModuleGetFunction(void** kernel, void* module, const char* name) {
+  *kernel = const_cast<PretendedKernel*>(cohort::comm::cuda::pretended_kernel(name));
+  const bool there = static_cast<std::string*>(module)->find(std::string(".entry ") + name + "(") != std::string::npos;
+  return *kernel != nullptr && there ? kSuccess : kNotFound;
+}
+int cuLaunchKernel(void* kernel, unsigned blocks, unsigned, unsigned, unsigned per_block, unsigned, unsigned, unsigned,
+                   void* stream, void** arguments, void**) {
+  constexpr unsigned kLikeThreads = 3;  // run one after the other
+  const auto& one = *static_cast<const PretendedKernel*>(kernel);
+  FoldArguments job = *static_cast<const FoldArguments*>(arguments[0]);
+  if (blocks == 0 || per_block == 0 || per_block > 1024) return kInvalidValue;
+  if (job.count > 0) {
+    const std::size_t bytes = job.count * one.part;
+    const auto reach = [](auto& memory, std::size_t most) {
+      memory = behind(reinterpret_cast<Address>(memory), most);
+      return memory != nullptr;
+    };
+    if (!reach(job.output, one.folds ? bytes : 4)) return kInvalidValue;
+    for (int k = 0; k < job.input_count; ++k) {
+      if (!reach(job.inputs[k], bytes)) return kInvalidValue;
+    }
+  }
+  if (job.count > 0) ++(one.folds ? folds : looks);
+  stream_of(stream).put([&one, job] {
+    for (unsigned own = 0; own < kLikeThreads; ++own) one.run(job, own, kLikeThreads);
+  });
+  return kSuccess;
+}
+
 /// Where a kernel finds what programs know by this address.
 void* pretended_cuda_memory(void* address) { return behind(reinterpret_cast<Address>(address), 1); }
 /// Likewise, of so many bytes; null where they are not all of one GPU's memory.
 void* pretended_cuda_bytes(const void* address, std::size_t bytes) {
   return behind(reinterpret_cast<Address>(address), bytes);
+}
+/// How often kernels have folded something, in this process.
+int pretended_cuda_folds() { return folds; }
+/// Likewise, looked for what is not finite.
+int pretended_cuda_looks() { return looks; }
+/// Whether memory of the host can be pinned from now on.
+void pretended_cuda_pins(bool pins) {
+  const std::lock_guard lock(driver().mutex);
+  driver().pins = pins;
+}
+/// Bytes of the host's memory that are pinned.
+std::size_t pretended_cuda_pinned() {
+  const std::lock_guard lock(driver().mutex);
+  std::size_t all = 0;
+  for (const auto& [host, bytes] : driver().pinned) all += bytes;
+  return all;
+}
+/// Called on its stream's thread before each copy: 0 to the host, 1 to the device, 2 within it; and by which address of
+/// the device.
+void pretended_cuda_watch(void (*watch)(int way, Address device, std::size_t bytes)) {
+  const std::lock_guard lock(driver().mutex);
+  driver().watch = watch;
 }
 /// The next copy fails with this status, and everything after it. 0: nothing does any more.
 void pretended_cuda_fail(int status) {

@@ -19,9 +19,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <list>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -44,10 +46,10 @@ constexpr auto kSystemError = static_cast<NcclResult>(2);
 constexpr auto kInvalidArgument = static_cast<NcclResult>(4);
 constexpr auto kInvalidUsage = static_cast<NcclResult>(5);
 constexpr auto kRemoteError = static_cast<NcclResult>(6);
-constexpr int kFirstMade = 5;                          // of the operations that a communicator has made
-constexpr std::size_t kMost = 8;                       // ranks
-constexpr std::size_t kRoom = std::size_t{32} << 20;   // bytes of an operation, per rank
-constexpr std::size_t kLetter = std::size_t{8} << 20;  // bytes of a message
+constexpr int kFirstMade = 5;                           // of the operations that a communicator has made
+constexpr std::size_t kMost = 8;                        // ranks
+constexpr std::size_t kRoom = std::size_t{32} << 20;    // bytes of an operation, per rank
+constexpr std::size_t kLetter = std::size_t{32} << 20;  // bytes of a message
 
 struct Pair {
   std::atomic<std::uint64_t> sent, taken;
@@ -96,7 +98,11 @@ ReduceOp op_of(NcclOp op) {
 }
 
 struct Comm;
-using Step = std::function<bool(Comm&)>;  // false: it was aborted
+/// False: a message, which cannot go yet; or it was aborted.
+struct Step {
+  std::function<bool(Comm&)> run;
+  int way = -1;  // of messages: to or from whom; they go in order
+};
 
 struct Comm {
   Comm(int of, int number, int file) : size(of), rank(number), fd(file) {
@@ -140,7 +146,7 @@ struct Comm {
   std::atomic<int> running{0};
   // What the last group gave it, and after how many questions it is in the stream.
   std::mutex mutex;
-  std::vector<Step> sends, others;
+  std::vector<Step> given;
   void* stream = nullptr;
   int questions = 0;
   std::map<int, double> factors;  // of the operations that were made; under the mutex
@@ -170,7 +176,7 @@ void fold(const Comm& comm, NcclType type, NcclOp op, std::size_t begin, std::si
 
 struct Group {
   int depth = 0;
-  std::map<Comm*, std::vector<std::pair<bool, Step>>> steps;
+  std::map<Comm*, std::vector<Step>> steps;
   std::map<Comm*, void*> streams;
 };
 thread_local Group group;
@@ -181,15 +187,15 @@ bool reachable(const void* memory, std::size_t bytes, std::byte*& to) {
   return bytes == 0 || to != nullptr;
 }
 
-NcclResult add(void* comm, void* stream, bool sends, Step step) {
+NcclResult add(void* comm, void* stream, std::function<bool(Comm&)> run, int way = -1) {
   if (group.depth == 0) return kInvalidUsage;  // Cohort always groups
-  group.steps[static_cast<Comm*>(comm)].emplace_back(sends, std::move(step));
+  group.steps[static_cast<Comm*>(comm)].push_back({std::move(run), way});
   group.streams[static_cast<Comm*>(comm)] = stream;
   return NcclResult::Success;
 }
 
 /// What the stream does.
-void carry_out(Comm& comm, const std::vector<Step>& sends, const std::vector<Step>& others) {
+void carry_out(Comm& comm, const std::vector<Step>& given) {
   ++operations;
   if (troubled("hang", comm.rank) || troubled("abort-hang", comm.rank)) {
     comm.wait([] { return false; });
@@ -204,30 +210,43 @@ void carry_out(Comm& comm, const std::vector<Step>& sends, const std::vector<Ste
     const auto until =
         std::chrono::steady_clock::now() + std::chrono::milliseconds(number_of("PRETENDED_NCCL_DELAY", 0));
     bool going = comm.wait([&] { return std::chrono::steady_clock::now() >= until; });
-    for (const Step& step : sends) going = going && step(comm);
-    for (const Step& step : others) going = going && step(comm);
+    std::list<const Step*> messages;
+    for (const Step& step : given) {
+      if (step.way >= 0) messages.push_back(&step);
+      if (step.way < 0) going = going && step.run(comm);
+    }
+    while (going && !messages.empty()) {
+      std::set<int> busy;
+      const std::size_t before = messages.size();
+      messages.remove_if([&](const Step* step) {
+        if (busy.count(step->way) != 0) return false;
+        if (step->run(comm)) return true;
+        busy.insert(step->way);
+        return false;
+      });
+      if (messages.size() == before) std::this_thread::sleep_for(20us);
+      going = !comm.aborted;
+    }
   }
   --comm.running;
 }
 
 struct Launched {
   Comm& comm;
-  std::vector<Step> sends, others;
+  std::vector<Step> given;
 };
 
 /// Once it has been asked often enough, what it was given is in the stream.
 void go_on(Comm& comm) {
   const std::lock_guard lock(comm.mutex);
   if (comm.state != NcclResult::InProgress || comm.stream == nullptr || --comm.questions > 0) return;
-  auto* const work = new Launched{comm, std::move(comm.sends), std::move(comm.others)};
-  comm.sends.clear();
-  comm.others.clear();
+  auto* const work = new Launched{comm, std::exchange(comm.given, {})};
   ++comm.running;
   of_driver<int(void*, void (*)(void*), void*)>("cuLaunchHostFunc")(
       comm.stream,
       [](void* data) {
         auto* const own = static_cast<Launched*>(data);
-        carry_out(own->comm, own->sends, own->others);
+        carry_out(own->comm, own->given);
         delete own;
       },
       work);
@@ -270,7 +289,7 @@ NcclResult reduce(const void* from, void* to, std::size_t count, NcclType type, 
   const bool gets = root < 0 || root == static_cast<Comm*>(comm)->rank;
   std::byte *in = nullptr, *out = nullptr;
   if (bytes > kRoom || !reachable(from, bytes, in) || (gets && !reachable(to, bytes, out))) return kInvalidArgument;
-  return add(comm, stream, false, [=](Comm& own) {
+  return add(comm, stream, [=](Comm& own) {
     bring(own, in, count, type, factor);
     if (!own.meet()) return false;
     const std::size_t begin = count * own.own() / own.ranks();
@@ -351,7 +370,7 @@ NcclResult ncclGroupEnd() {
     failed = failed || troubled("call", comm->rank);
     if (failed) continue;
     const std::lock_guard lock(comm->mutex);
-    for (const auto& [sends, step] : list) (sends ? comm->sends : comm->others).push_back(step);
+    comm->given = list;
     comm->stream = streams.at(comm);
     comm->questions = 3;
     comm->state = NcclResult::InProgress;
@@ -388,7 +407,7 @@ NcclResult ncclReduceScatter(const void* from, void* to, std::size_t count, Nccl
   const std::size_t all = bytes * static_cast<Comm*>(comm)->ranks();
   std::byte *in = nullptr, *out = nullptr;
   if (all > kRoom || !reachable(from, all, in) || !reachable(to, bytes, out)) return kInvalidArgument;
-  return add(comm, stream, false, [=](Comm& own) {
+  return add(comm, stream, [=](Comm& own) {
     if (all > 0) std::memcpy(own.input(own.own()), in, all);
     if (!own.meet()) return false;
     fold(own, type, op, count * own.own(), count * (own.own() + 1), out);
@@ -401,7 +420,7 @@ NcclResult ncclBroadcast(const void* from, void* to, std::size_t count, NcclType
   const bool gives = root == static_cast<Comm*>(comm)->rank;
   std::byte *in = nullptr, *out = nullptr;
   if (bytes > kRoom || (gives && !reachable(from, bytes, in)) || !reachable(to, bytes, out)) return kInvalidArgument;
-  return add(comm, stream, false, [=](Comm& own) {
+  return add(comm, stream, [=](Comm& own) {
     if (gives && bytes > 0) std::memcpy(own.input(own.own()), in, bytes);
     if (!own.meet()) return false;
     if (bytes > 0) std::memmove(out, own.input(static_cast<std::size_t>(root)), bytes);
@@ -414,7 +433,7 @@ NcclResult ncclAllGather(const void* from, void* to, std::size_t count, NcclType
   if (bytes > kRoom || !reachable(from, bytes, in) || !reachable(to, bytes * static_cast<Comm*>(comm)->ranks(), out)) {
     return kInvalidArgument;
   }
-  return add(comm, stream, false, [=](Comm& own) {
+  return add(comm, stream, [=](Comm& own) {
     if (bytes > 0) std::memcpy(own.input(own.own()), in, bytes);
     if (!own.meet()) return false;
     for (std::size_t rank = 0; rank < own.ranks() && bytes > 0; ++rank)
@@ -426,27 +445,33 @@ NcclResult ncclSend(const void* from, std::size_t count, NcclType type, int peer
   const std::size_t bytes = count * element_of(type).bytes;
   std::byte* in = nullptr;
   if (bytes > kLetter || !reachable(from, bytes, in)) return kInvalidArgument;
-  return add(comm, stream, true, [=](Comm& own) {
-    const auto to = static_cast<std::size_t>(peer);
-    Pair& pair = own.shared().pairs[own.own()][to];
-    if (!own.wait([&] { return pair.taken.load() == pair.sent.load(); })) return false;
-    std::memcpy(own.letter(own.own(), to), in, bytes);
-    ++pair.sent;
-    return true;
-  });
+  return add(
+      comm, stream,
+      [=](Comm& own) {
+        const auto to = static_cast<std::size_t>(peer);
+        Pair& pair = own.shared().pairs[own.own()][to];
+        if (pair.taken.load() != pair.sent.load()) return false;
+        std::memcpy(own.letter(own.own(), to), in, bytes);
+        ++pair.sent;
+        return true;
+      },
+      2 * peer);
 }
 NcclResult ncclRecv(void* into, std::size_t count, NcclType type, int peer, void* comm, void* stream) {
   const std::size_t bytes = count * element_of(type).bytes;
   std::byte* out = nullptr;
   if (bytes > kLetter || !reachable(into, bytes, out)) return kInvalidArgument;
-  return add(comm, stream, false, [=](Comm& own) {
-    const auto from = static_cast<std::size_t>(peer);
-    Pair& pair = own.shared().pairs[from][own.own()];
-    if (!own.wait([&] { return pair.taken.load() < pair.sent.load(); })) return false;
-    std::memcpy(out, own.letter(from, own.own()), bytes);
-    ++pair.taken;
-    return true;
-  });
+  return add(
+      comm, stream,
+      [=](Comm& own) {
+        const auto from = static_cast<std::size_t>(peer);
+        Pair& pair = own.shared().pairs[from][own.own()];
+        if (pair.taken.load() == pair.sent.load()) return false;
+        std::memcpy(out, own.letter(from, own.own()), bytes);
+        ++pair.taken;
+        return true;
+      },
+      2 * peer + 1);
 }
 
 /// How many groups it has carried out or begun, and how many communicators were aborted and ended, in this process.
