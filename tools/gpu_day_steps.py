@@ -286,9 +286,12 @@ def training_times(day, ranks, environment):
     text = day.run(day.job(ranks, *training_words(day, "times")), 200, environment)
     lines = []
     for told in map(json.loads, re.findall(r'\{"ranks".*\}', text)):
-        for way, milliseconds in told["ways"].items():
-            took = milliseconds if isinstance(milliseconds, str) else f"{milliseconds:.3f} ms"
-            lines.append(f"{told['model']}, {way}: {took}")
+        for way, found in told["ways"].items():
+            if isinstance(found, list):
+                found = f"{found[0]:.3f} ms, until the host has given it to the GPU {found[1]:.3f} ms"
+            elif not isinstance(found, str):
+                found = f"{found:.3f} ms"
+            lines.append(f"{told['model']}, {way}: {found}")
     return "\n".join(lines)
 
 

@@ -151,11 +151,14 @@ def times():
                     optimizer.zero_grad()
                     parallel(inputs).square().mean().backward()
                     optimizer.step()
+                of_host = time.perf_counter() - began
                 if not PRETENDED:
                     torch.cuda.synchronize()
                 if number > 0:  # the first warms up
-                    taken[name].append((time.perf_counter() - began) / steps * 1e3)
-        milliseconds.update({name: statistics.median(each) for name, each in taken.items()})
+                    both = (time.perf_counter() - began, of_host)
+                    taken[name].append([seconds / steps * 1e3 for seconds in both])
+        for name, each in taken.items():
+            milliseconds[name] = [statistics.median(column) for column in zip(*each)]
         if rank == 0:
             print(json.dumps({"ranks": ranks, "model": make.__name__, "ways": milliseconds}), flush=True)
     sums(rank, ranks, device)

@@ -24,6 +24,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -48,11 +49,14 @@ void wait_for_default_stream() {
 
 // ---------------------------------------------------------------------------------------------------- memory
 
+thread_local c10::DeviceIndex current = 0;
+
 /// As libtorch's own, what is freed is kept for the next of its size: the driver would wait for all streams.
 struct Blocks {
+  using Kind = std::pair<int, std::size_t>;  // the GPU, and bytes
   std::mutex mutex;
-  std::map<void*, std::size_t> sizes;
-  std::map<std::size_t, std::vector<void*>> free;
+  std::map<void*, Kind> kinds;
+  std::map<Kind, std::vector<void*>> free;
 
   static Blocks& all() {
     static auto* const one = new Blocks;
@@ -60,7 +64,8 @@ struct Blocks {
   }
   void* take(std::size_t bytes) {
     const std::lock_guard lock(mutex);
-    std::vector<void*>& fitting = free[bytes];
+    const Kind kind(current, bytes);
+    std::vector<void*>& fitting = free[kind];
     if (!fitting.empty()) {
       void* const data = fitting.back();
       fitting.pop_back();
@@ -71,20 +76,18 @@ struct Blocks {
       throw std::runtime_error("out of pretended memory");
     }
     void* const data = reinterpret_cast<void*>(address);
-    sizes[data] = bytes;
+    kinds[data] = kind;
     return data;
   }
   void give_back(void* data) {
     const std::lock_guard lock(mutex);
-    free[sizes.at(data)].push_back(data);
+    free[kinds.at(data)].push_back(data);
   }
 };
 
 void free_memory(void* data) {
   if (data != nullptr) Blocks::all().give_back(data);
 }
-
-thread_local c10::DeviceIndex current = 0;
 
 class Allocator final : public c10::Allocator {
  public:
