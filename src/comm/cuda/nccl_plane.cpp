@@ -222,8 +222,8 @@ std::shared_ptr<Direct::InFlight> NcclPlane::give(std::span<const Request> toget
     if (step.exchange == nullptr) continue;
     for (const ExactFold& fold : step.exchange->folds) folds_->fold(fold.bound(), stream_);
   }
-  MarkPtr made = gpu_->mark(stream_);
-  return std::make_shared<Flight>(shared_from_this(), together, what, std::move(made), look_at_results(together));
+  Look look = look_at_results(together);  // before anybody may change them
+  return std::make_shared<Flight>(shared_from_this(), together, what, gpu_->mark(stream_), std::move(look));
 }
 
 void NcclPlane::give_step(const Step& step, std::string_view what) {
@@ -322,6 +322,7 @@ NcclPlane::Look NcclPlane::read_results(std::span<const Request* const> asked) {
                                    [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
     const MarkPtr made = gpu_->mark(stream_);
     look.there.push_back(gpu_->copy_to_host(room.get(), request->output, request->output_bytes(), *made));
+    gpu_->put_after(stream_, *look.there.back());
     request->finite_check->read_instead({room.get(), request->output_count, request->dtype}, room);
   }
   return look;

@@ -123,7 +123,8 @@ bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
   if (folding_ == Folding::None || placement_.size > static_cast<int>(FoldLauncher::kMostInputs)) return false;
   const std::size_t wanted = ExactSums::scratch_of(sums, world_);
   if (wanted <= agreed_scratch_ && folding_ == Folding::Known) return true;
-  // Now nothing of NCCL's is under way: a driver that compiles or finds memory may wait for all that is.
+  // A driver that compiles or finds memory may wait for all that is under way: that has been given to all ranks' GPUs,
+  // or is about to be.
   const std::size_t bytes = std::bit_ceil(std::max(wanted, kLeastScratch));
   Start own;
   try {
