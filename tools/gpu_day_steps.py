@@ -153,12 +153,14 @@ def check_build(day):
     return text
 
 
-# Ranks share the first GPU, by NCCL where it can.
+# Ranks share the first GPU, by NCCL where it can. Streams of ranks that are threads are more than the driver's usual 8
+# queues; where two share one, a kernel that waits for another rank's may stand before it.
 SHARING = {
     "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
     "PRETENDED_CUDA_GPUS": "1",
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_MAX_CTAS": "2",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
 
 

@@ -366,8 +366,8 @@ int run(const std::string_view what, std::size_t bytes) {
 
 int main(int argc, char** argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
-  constexpr std::string_view kAll[] = {"bits",           "staging", "abort", "kill", "abort-unawaited",
-                                       "kill-unawaited", "calls"};
+  constexpr std::string_view kAll[] = {"bits", "folds",           "staging",        "abort",
+                                       "kill", "abort-unawaited", "kill-unawaited", "calls"};
   if (std::find(std::begin(kAll), std::end(kAll), what) == std::end(kAll)) {
     std::fprintf(stderr,
                  "usage: gpu_peer bits BYTES | folds BYTES | staging BYTES | abort[-unawaited] | kill[-unawaited] | "
