@@ -155,7 +155,7 @@ TEST_F(InFlight, WaitingForOneDoesNotWaitForTheNext) {
 
 TEST_F(InFlight, OperationsOfTheHostDoNotWaitForItAndBarriersDo) {
   run_world(2, [](Communicator comm) {
-    const Floats data = floats(comm, {1, 2});
+    const Floats data = floats(comm, {1, 2}), other = floats(comm, {1, 2});
     comm.all_reduce(data.buffer()).wait();
     comm.barrier().wait();
     delay("500");
@@ -169,7 +169,7 @@ TEST_F(InFlight, OperationsOfTheHostDoNotWaitForItAndBarriersDo) {
     comm.barrier().wait();
     EXPECT_TRUE(work.done());
     Work last = comm.all_reduce(data.buffer());
-    comm.all_reduce(data.buffer(), {.wire_dtype = DType::BFloat16}).wait();  // by way of the host
+    comm.all_reduce(other.buffer(), {.wire_dtype = DType::BFloat16}).wait();  // by way of the host
     EXPECT_TRUE(last.done());
   });
 }

@@ -131,7 +131,7 @@ const void* piece_at(const Floats& floats, std::size_t count, std::size_t number
 }
 
 TEST_F(InPieces, CopiesAndSumsGoOnAtOnce) {
-  std::array<const void*, 2> second{};
+  std::array<std::atomic<const void*>, 2> second{};
   run_world(2, [&](Communicator comm) {
     const std::size_t count = 7 * kFloats + 3;
     const Floats values = floats(comm, counted(count, 1));
@@ -139,7 +139,7 @@ TEST_F(InPieces, CopiesAndSumsGoOnAtOnce) {
     second[static_cast<std::size_t>(comm.rank())] = at(1);
     comm.barrier().wait();
     // Rank 0's second piece sets out while its first still waits for rank 1's.
-    if (comm.rank() == 1) Copies::all().hold(kToHost, at(0), kToHost, second[0]);
+    if (comm.rank() == 1) Copies::all().hold(kToHost, at(0), kToHost, second[0].load());
     // The third is on its way to the host until the second, which has been summed by then, is on its way back.
     Copies::all().hold(kToHost, at(2), kToDevice, at(1));
     // The fourth is on its way back until the sixth has set out.
