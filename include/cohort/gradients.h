@@ -50,7 +50,7 @@ struct ReducerStats {
   std::int64_t parameter_comparisons = 0;  ///< done because of compare_parameters_every
   int buckets = 0;
   std::size_t bucket_bytes = 0;              ///< of all buckets together
-  double exposed_communication_seconds = 0;  ///< of the last step: waiting after its backward had ended
+  double exposed_communication_seconds = 0;  ///< of the last step: the host's waiting after its backward had ended
   double exposed_communication_seconds_total = 0;
   std::int64_t gradients_written = 0;  ///< gradients written into a bucket by assignment, in all steps
   std::int64_t gradients_moved =

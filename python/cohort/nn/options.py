@@ -56,7 +56,7 @@ class ReducerStats:
     parameter_comparisons: int = 0  # done because of compare_parameters_every
     buckets: int = 0
     bucket_bytes: int = 0  # of all buckets together
-    exposed_communication_seconds: float = 0.0  # of the last step: waiting after its backward had ended
+    exposed_communication_seconds: float = 0.0  # of the last step: the host's waiting after its backward
     exposed_communication_seconds_total: float = 0.0
     gradients_written: int = 0  # written into a bucket by assignment, in all steps
     gradients_moved: int = 0  # found outside their bucket and copied in (order rebuilt, .grad replaced)

@@ -151,6 +151,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   bool await(const QueuedWork& work, const Ready& ready, Clock::time_point limit);
 
   // In flight:
+  /// The GPU has the next when one is over: the host runs no further ahead.
+  static constexpr std::size_t kMostInFlight = 64;
   void put_in_flight(const std::shared_ptr<QueuedWork>& work, InFlight given) noexcept;
   /// Ends what is over, in order. False: nothing was, or another thread looks.
   bool look_in_flight() noexcept;
