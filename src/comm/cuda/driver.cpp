@@ -32,7 +32,6 @@ struct Functions {
   int (*cuCtxPopCurrent_v2)(void**) = nullptr;
   int (*cuMemAlloc_v2)(Address*, std::size_t) = nullptr;
   int (*cuMemFree_v2)(Address) = nullptr;
-  int (*cuMemsetD8_v2)(Address, unsigned char, std::size_t) = nullptr;
   int (*cuMemsetD8Async)(Address, unsigned char, std::size_t, void*) = nullptr;
   int (*cuMemHostRegister_v2)(void*, std::size_t, unsigned) = nullptr;
   int (*cuMemHostUnregister)(void*) = nullptr;
@@ -97,7 +96,6 @@ Library load() {
   FIND(cuCtxPopCurrent_v2);
   FIND(cuMemAlloc_v2);
   FIND(cuMemFree_v2);
-  FIND(cuMemsetD8_v2);
   FIND(cuMemsetD8Async);
   FIND(cuMemHostRegister_v2);
   FIND(cuMemHostUnregister);
@@ -200,14 +198,14 @@ std::array<unsigned char, 16> Gpu::uuid() const {
 }
 
 void* Gpu::allocate(std::size_t bytes) {
-  const Functions& call = library().call;
-  const InGpu here(*this);
-  Address memory = 0;
   const std::size_t asked = std::max<std::size_t>(bytes, 1);
-  if (const int status = call.cuMemAlloc_v2(&memory, asked); status != 0)
-    raise(ErrorCode::Unavailable, "{} bytes of cuda:{}: {}", asked, index_, said(call, status));
-  check(call.cuMemsetD8_v2(memory, 0, asked), "cuMemsetD8");
-  return reinterpret_cast<void*>(memory);
+  void* const memory = reserve(asked);
+  // Not on the default stream: some streams would not come after it, and it comes after others.
+  const Stream stream = make_stream();
+  zero(memory, asked, stream);
+  wait(*mark(stream), Staging::Clock::time_point::max());
+  end_stream(stream);
+  return memory;
 }
 
 void Gpu::free(void* memory) noexcept {

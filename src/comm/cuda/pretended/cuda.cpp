@@ -243,12 +243,6 @@ int cuMemFree_v2(Address address) {
   driver().memories.erase(found);
   return kSuccess;
 }
-int cuMemsetD8_v2(Address address, unsigned char value, std::size_t bytes) {
-  std::byte* const memory = behind(address, bytes);
-  if (memory == nullptr) return kInvalidValue;
-  std::memset(memory, value, bytes);
-  return kSuccess;
-}
 int cuMemsetD8Async(Address address, unsigned char value, std::size_t bytes, void* stream) {
   std::byte* const memory = behind(address, bytes);
   if (memory == nullptr) return kInvalidValue;
