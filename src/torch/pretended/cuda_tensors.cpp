@@ -164,6 +164,7 @@ const at::Generator& generator_of(c10::DeviceIndex index) {
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
   bool hasCUDA() const override { return true; }
+  int getNumGPUs() const override { return Guard().deviceCount(); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
 #if TORCH_VERSION_MAJOR < 2
   void initCUDA() const override {}
