@@ -318,7 +318,7 @@ TEST_F(InPieces, WhatOnlyMovesIsReadWhereItIs) {
     const Floats part = floats(comm, counted(count, own)), all = floats(comm, std::vector<float>(3 * count));
     // The reader is late: nobody may write over what it has not read.
     if (comm.rank() != 1) {
-      for (const std::size_t number : {1, 2, 7}) {
+      for (const std::size_t number : {std::size_t{1}, std::size_t{2}, std::size_t{7}}) {
         Copies::all().when(kToDevice, piece_at(part, count, number), [] { std::this_thread::sleep_for(50ms); });
       }
     }
