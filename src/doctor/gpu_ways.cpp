@@ -84,7 +84,7 @@ std::string describe_strangers(const std::vector<GpuPair>& pairs) {
   if (first == pairs.end()) return {};
   const auto all = std::count_if(pairs.begin(), pairs.end(), is_stranger);
   return fmt::format("{} and {} ({}){}", first->first, first->second, first->way,
-                     all > 1 ? fmt::format(" and {} more pairs", all - 1) : std::string());
+                     all > 1 ? fmt::format(", and {} more", all - 1) : std::string());
 }
 
 }  // namespace cohort::doctor

@@ -145,7 +145,7 @@ TEST(GpuWays, TheSlowestIsNamed) {
   EXPECT_EQ(describe_ways(parse_gpu_pairs("\tGPU0\nGPU0\t X \n")), "");
   EXPECT_TRUE(parse_gpu_pairs("No devices were found").empty());
   EXPECT_TRUE(parse_gpu_pairs("GPU0 GPU1\nGPU0\nGPU1 X").empty());
-  EXPECT_EQ(describe_strangers({{0, 1, "OK"}, {0, 2, "GNS"}, {1, 2, "GNS"}}), "0 and 2 (GNS) and 1 more pairs");
+  EXPECT_EQ(describe_strangers({{0, 1, "OK"}, {0, 2, "GNS"}, {1, 2, "GNS"}}), "0 and 2 (GNS), and 1 more");
   EXPECT_EQ(describe_strangers({{0, 1, "OK"}}), "");
 }
 

@@ -52,6 +52,25 @@ TEST(GpuProcesses, WhoIsDoneFirstDoesNotLeaveBeforeTheOthersAre) {
   for (const int rank : {0, 1}) EXPECT_EQ(world.collect(rank).said, "");
 }
 
+std::int64_t milliseconds_now() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+}
+
+/// Kills rank 1, which hangs. Ranks 0 and 2 say when they had their error, which names it, and these parts.
+void expect_named_within_a_second(Processes& world, std::initializer_list<std::string_view> parts) {
+  ASSERT_TRUE(world.await_flag("hangs"));
+  std::this_thread::sleep_for(100ms);
+  world.kill(1, SIGKILL);
+  const std::int64_t killed = milliseconds_now();
+  for (const int rank : {0, 2}) {
+    const std::string said = world.collect(rank).said;
+    EXPECT_TRUE(has(said, " PeerLost: ") && has(said, fmt::format("pid {}", world.pid(1)))) << said;
+    EXPECT_TRUE(has(said, "lost rank 1")) << said;
+    for (const std::string_view part : parts) EXPECT_TRUE(has(said, part)) << part << ": " << said;
+    EXPECT_LT(std::strtoll(said.c_str(), nullptr, 10) - killed, 1000) << said;
+  }
+}
+
 TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
   Processes world(3);
   ::setenv("PRETENDED_NCCL_TROUBLE", "hang:1", 1);  // the others wait for it, in NCCL
@@ -67,7 +86,7 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
     try {
       work.wait();
     } catch (const Error& error) {
-      const auto when = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+      const auto when = milliseconds_now();
       for (int i = 0; i < 1000 && count_of("pretended_nccl_aborts") == 0; ++i) std::this_thread::sleep_for(1ms);
       return fmt::format("{} {}: {}; {} aborts", when, to_string(error.code()), error.what(),
                          count_of("pretended_nccl_aborts"));
@@ -75,18 +94,8 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
     return "it was not lost";
   });
   ::unsetenv("PRETENDED_NCCL_TROUBLE");
-  ASSERT_TRUE(world.await_flag("hangs"));
-  std::this_thread::sleep_for(100ms);
-  world.kill(1, SIGKILL);
-  const auto killed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
-  for (const int rank : {0, 2}) {
-    const Ending ending = world.collect(rank);
-    EXPECT_TRUE(has(ending.said, " PeerLost: ") && has(ending.said, fmt::format("pid {}", world.pid(1))))
-        << ending.said;
-    EXPECT_TRUE(has(ending.said, "all_reduce(float32[2], sum) of a GPU's memory, summed fast failed")) << ending.said;
-    EXPECT_TRUE(has(ending.said, "lost rank 1") && has(ending.said, "; 1 aborts")) << ending.said;
-    EXPECT_LT(std::strtoll(ending.said.c_str(), nullptr, 10) - killed, 1000) << ending.said;
-  }
+  expect_named_within_a_second(world,
+                               {"all_reduce(float32[2], sum) of a GPU's memory, summed fast failed", "; 1 aborts"});
 }
 
 TEST(GpuProcesses, AKilledRankIsNamedWithinASecondThoughNobodyWaits) {
@@ -101,7 +110,7 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecondThoughNobodyWaits) {
       world.raise_flag("hangs");
     }
     while (!work.done()) std::this_thread::sleep_for(1ms);
-    const auto when = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+    const auto when = milliseconds_now();
     const auto error = work.error();
     std::string next = "nothing";
     try {
@@ -113,17 +122,7 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecondThoughNobodyWaits) {
                        error ? error->what() : "", next);
   });
   ::unsetenv("PRETENDED_NCCL_TROUBLE");
-  ASSERT_TRUE(world.await_flag("hangs"));
-  std::this_thread::sleep_for(100ms);
-  world.kill(1, SIGKILL);
-  const auto killed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
-  for (const int rank : {0, 2}) {
-    const Ending ending = world.collect(rank);
-    EXPECT_TRUE(has(ending.said, " PeerLost: ") && has(ending.said, fmt::format("pid {}", world.pid(1))))
-        << ending.said;
-    EXPECT_TRUE(has(ending.said, "lost rank 1") && has(ending.said, "; then PeerLost")) << ending.said;
-    EXPECT_LT(std::strtoll(ending.said.c_str(), nullptr, 10) - killed, 1000) << ending.said;
-  }
+  expect_named_within_a_second(world, {"; then PeerLost"});
 }
 
 TEST(GpuProcesses, WhoDoesNotWaitDoesNotLeaveBeforeTheOthersAreDone) {

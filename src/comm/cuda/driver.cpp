@@ -1,11 +1,12 @@
 #include "comm/cuda/driver.h"
 
+#include "comm/cuda/patience.h"
+
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <thread>
 
 namespace cohort::comm::cuda {
 namespace {
@@ -366,25 +367,16 @@ bool Gpu::passed(const Mark& mark) const {
 
 void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline, const std::function<void()>& meanwhile) {
   // A copy of a small buffer takes some microseconds, of a piece of a large one a hundred: a sleep would be longer.
-  constexpr auto kAwake = std::chrono::microseconds(200);
-  constexpr auto kLongestPause = std::chrono::microseconds(100);
-  auto pause = std::chrono::microseconds(0);
-  const auto begun = Staging::Clock::now();
+  Pauses pauses(std::chrono::microseconds(100), std::chrono::microseconds(200));
   while (!passed(mark)) {
-    const auto now = Staging::Clock::now();
-    if (now >= deadline) {
+    if (Staging::Clock::now() >= deadline) {
       raise(ErrorCode::Timeout,
             "cuda:{}: its stream has not come to the operation by the deadline -- a kernel before it hangs, or takes "
             "longer than the operation's timeout",
             index_);
     }
     if (meanwhile) meanwhile();
-    if (now - begun < kAwake) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(pause);
-      pause = std::min(pause + std::chrono::microseconds(1), kLongestPause);
-    }
+    pauses.take();
   }
 }
 

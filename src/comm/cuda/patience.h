@@ -10,13 +10,16 @@
 
 namespace cohort::comm::cuda {
 
-/// Longer and longer ones.
+/// Longer and longer ones; none before the thread has been awake for a while, where it waits for what takes no longer.
 class Pauses {
  public:
-  explicit Pauses(std::chrono::microseconds longest = std::chrono::microseconds(100)) noexcept : longest_(longest) {}
+  explicit Pauses(std::chrono::microseconds longest = std::chrono::microseconds(100),
+                  std::chrono::microseconds awake = {}) noexcept
+      : longest_(longest), awake_(awake) {}
   void take() {
     if (pause_.count() == 0) {
       std::this_thread::yield();
+      if (awake_.count() > 0 && Clock::now() - begun_ < awake_) return;
     } else {
       std::this_thread::sleep_for(pause_);
     }
@@ -25,7 +28,10 @@ class Pauses {
   void begin_again() noexcept { pause_ = {}; }
 
  private:
+  using Clock = std::chrono::steady_clock;
   const std::chrono::microseconds longest_;
+  const std::chrono::microseconds awake_;
+  const Clock::time_point begun_ = Clock::now();
   std::chrono::microseconds pause_{0};
 };
 
