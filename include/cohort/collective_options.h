@@ -39,6 +39,8 @@ struct AllReduceOptions {
   /// nothing: who makes a part of the result looks at it meanwhile. Where several ranks differ in this, those that ask
   /// are told.
   bool check_finite = false;
+  /// Ranks that give different ones get Mismatch: it tells operations apart that have the same shape and type.
+  std::uint32_t tag = 0;
   std::optional<GpuSums> gpu_sums = {};
   std::optional<std::chrono::milliseconds> timeout = {};
 };

@@ -93,6 +93,7 @@ Request all_reduce_request(const Caller& caller, ConstBuffer input, Buffer outpu
     comm::check_wire_dtype(caller, request.dtype, request.op, *options.wire_dtype);
     request.bf16_wire = *options.wire_dtype == DType::BFloat16;
   }
+  request.tag = static_cast<std::int32_t>(options.tag);
   if (options.check_finite) request.finite_check = std::make_shared<comm::FiniteCheck>(output);
   return request;
 }
@@ -399,7 +400,7 @@ Work Communicator::send(ConstBuffer data, int peer, const SendOptions& options) 
   comm::check_peer(caller, peer, options.tag);
   Request request = make_request(caller, data, Buffer(nullptr, 0, data.dtype), options);
   request.root = peer;
-  request.tag = options.tag;
+  request.tag = static_cast<std::int32_t>(options.tag);
   return impl.start(request);
 }
 
@@ -414,7 +415,7 @@ Work Communicator::recv(Buffer data, int peer, const RecvOptions& options) {
   }
   Request request = make_request(caller, ConstBuffer(nullptr, 0, data.dtype), data, options);
   request.root = peer;
-  request.tag = options.tag;
+  request.tag = static_cast<std::int32_t>(options.tag);
   return impl.start(request);
 }
 

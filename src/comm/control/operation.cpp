@@ -27,7 +27,10 @@ std::uint64_t digest(std::span<const std::int64_t> values) noexcept {
 std::string called(const Descriptor& d) {
   const std::string_view name = name_of(d.kind);
   const std::string_view type = cohort::to_string(d.dtype);
-  const std::string grouped = d.detail != 0 ? fmt::format(", grouped as #{:08x}", d.detail >> 32) : std::string();
+  // A tag alone has 32 bits; digests have 64.
+  const std::string grouped = d.detail == 0         ? std::string()
+                              : d.detail >> 32 == 0 ? fmt::format(", tag {:#x}", d.detail)
+                                                    : fmt::format(", grouped as #{:08x}", d.detail >> 32);
   std::string scales;
   if (d.prescale != 1) scales += fmt::format(", prescale {}", d.prescale);
   if (d.postscale != 1) scales += fmt::format(", postscale {}", d.postscale);
@@ -88,6 +91,7 @@ Descriptor describe(const Request& request) noexcept {
     case Kind::AllReduce:
     case Kind::Broadcast:
       own.count = request.output_count;
+      own.detail = static_cast<std::uint32_t>(request.tag);
       if (request.counts) own.detail = digest(request.counts->input);  // of the buffers that travel together
       break;
     case Kind::ReduceScatterV:
